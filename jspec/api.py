@@ -14,7 +14,7 @@ from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation, shards_of
 from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
-from jspec.engine.adaptive.cost_table import CostTable, Way, every_way
+from jspec.engine.adaptive.cost_table import CostTable, RoundShape, round_shapes
 from jspec.llm import LLM, check_lossless, same_text_for_every_K
 from jspec.loading.memory_budget import with_num_pages
 from jspec.loading.pair import Path, check_pair, default_params, load_modules, open_pair, require_shards
@@ -292,7 +292,7 @@ def _check_costs(costs: CostTable | Path | None):
 
 def _seconds(
     costs: CostTable | Path, method: str | None, speculation: Speculation, batches: Sequence[int]
-) -> dict[int, dict[Way, float]]:
+) -> dict[int, dict[RoundShape, float]]:
     """For each batch size, way of making rounds -> seconds per round. Costs of another drafting method are refused; costs of
     another device cause a warning."""
     chooses = speculation.auto or speculation.verify_budget == "auto"
@@ -311,7 +311,7 @@ def _seconds(
     if table.device != device:
         warnings.warn(f"costs were measured on {table.device!r}, and this is {device!r}", stacklevel=3)
     lengths, budgets = speculation.draft_lengths, speculation.budgets
-    return {batch: table.seconds(batch, every_way(lengths, budgets, batch)) for batch in batches}
+    return {batch: table.seconds(batch, round_shapes(lengths, budgets, batch)) for batch in batches}
 
 
 def _check_reproducible(reproducible: bool | None, speculation: Speculation, width: int | None):

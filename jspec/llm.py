@@ -13,12 +13,12 @@ from tqdm import tqdm
 
 from jspec._validation import require
 from jspec.config import EngineConfig, Speculation
-from jspec.engine.adaptive.cost_table import CostTable, Way
+from jspec.engine.adaptive.cost_table import CostTable, RoundShape
 from jspec.engine.engine import Engine
-from jspec.engine.multihost.follower import Following, ignoring_interrupts
+from jspec.engine.multihost.follower import FollowerRunner, ignoring_interrupts
 from jspec.engine.multihost.leader import Follower
 from jspec.engine.processor import Frontend
-from jspec.engine.runner.programs import every_token_is_read
+from jspec.engine.runner.programs import verify_every_draft
 from jspec.models.causal import causal_logits
 from jspec.models.flatten import flatten
 from jspec.models.protocols import Target
@@ -77,7 +77,7 @@ class LLM:
         tokenizer: Tokenizer | None,
         speculation: Speculation,
         config: EngineConfig,
-        costs: Mapping[int, Mapping[Way, float]] | None = None,
+        costs: Mapping[int, Mapping[RoundShape, float]] | None = None,
         default_sampling_params: SamplingParams | None = None,
     ):
         check_lossless(speculation)
@@ -104,14 +104,14 @@ class LLM:
             draft_lengths=speculation.draft_lengths if auto else None,
             costs=costs if auto or budgeted else None,
             frontend=frontend,
-            budgets=speculation.budgets if budgeted else every_token_is_read,
+            budgets=speculation.budgets if budgeted else verify_every_draft,
         )
         self._leaves, merge = flatten(target)
 
         def forward(leaves, tokens):
             return causal_logits(merge(leaves), tokens)[0].astype(jnp.float32)
 
-        spread = self.engine.runner.spread
+        spread = self.engine.runner.sharding
         self._forward = jax.jit(forward if spread is None else spread.forward(forward))
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
@@ -144,7 +144,7 @@ class LLM:
         if not isinstance(self.engine.runner.group, Follower):
             raise RuntimeError(f"process {jax.process_index()} of {jax.process_count()} has nobody to follow")
         with ignoring_interrupts():
-            Following(self.engine.runner, when_serving).run()
+            FollowerRunner(self.engine.runner, when_serving).run()
 
     def generate(
         self,

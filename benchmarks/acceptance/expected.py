@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig
-from jspec.engine.runner.state import Entries, RequestArrays, admit, init_state, of_rows
+from jspec.engine.runner.state import AdmitInputs, RequestArrays, admit, init_state, of_rows
 from jspec.engine.runner.step import DecodeStep
-from jspec.engine.runner.step_io import Segments
+from jspec.engine.runner.step_io import PrefillInputs
 from jspec.models.flatten import flatten
 from jspec.models.params import DTYPES
 from jspec.sampling.distribution import Warp, make_distribution
@@ -86,11 +86,11 @@ class Recorder:
             padded = np.zeros(self.config.max_len, np.int32)
             padded[: len(prompt)] = prompt
             first, count = np.zeros(1, np.int32), np.array([len(prompt) - 1], np.int32)
-            segment = Segments(
+            segment = PrefillInputs(
                 np.array([row], np.int32), padded[None, : len(prompt)], first, count, request.table[None]
             )
             state = self._prefill(self._leaves, state, segment)
-            entry = Entries(
+            entry = AdmitInputs(
                 np.array([row], np.int32), padded[None], jax.tree.map(lambda x: np.asarray(x)[None], request)
             )
             state = dataclasses.replace(state, **self._admit(of_rows(state), entry))

@@ -22,7 +22,7 @@ TURN, TURN_NEW, ANSWER = 2000, 50, 16  # tokens of a chat: its first turn, what 
 class AnyToken:
     """A constraint that allows every token: what remains is what the engine does for a constrained request."""
 
-    def forced(self, most: int) -> list[int]:
+    def jump_forward(self, most: int) -> list[int]:
         return []
 
     def allow(self, drafts: Sequence[int], flags: np.ndarray):

@@ -99,7 +99,7 @@ def constraint(grammars: Grammars, form: StructuredOutputsParams) -> GrammarCons
 class LlguidanceAlone(GrammarConstraint):
     """Asks llguidance for every mask, and for all tokens that have to come."""
 
-    def forced(self, most: int) -> list[int]:
+    def jump_forward(self, most: int) -> list[int]:
         return self._matcher.compute_ff_tokens()[:most]
 
     def _forced_tokens(self) -> Sequence[int]:
@@ -118,7 +118,7 @@ def milliseconds_of_a_round(constraints: Sequence[GrammarConstraint], text: Sequ
         started = time.perf_counter()
         flags.fill(2**32 - 1)
         for constraint, allowed in zip(constraints, flags, strict=True):
-            drafts = constraint.forced(K) or text[place : place + K]
+            drafts = constraint.jump_forward(K) or text[place : place + K]
             constraint.allow(drafts, allowed)
         new = text[place : place + K]
         for constraint in constraints:

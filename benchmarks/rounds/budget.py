@@ -8,7 +8,7 @@
 Weights are random, so that drafts are accepted by chance: with one probability in half of the requests, and with another in
 the others. Rounds verify every one of K drafts, for several K; or the target reads R tokens of all rows together, and those
 drafts that are likeliest to be accepted by what was accepted in the rounds before
-(``jspec.engine.adaptive.draft_admission``). Such rounds begin with no estimates at all, and their tokens are those of
+(``jspec.engine.adaptive.draft_selection``). Such rounds begin with no estimates at all, and their tokens are those of
 all rounds. The floors are as in ``benchmarks.rounds.round``.
 
 With ``--family``, real drafts of the family are verified, 64 prompts over 16 rows. Tokens a round with a budget of three

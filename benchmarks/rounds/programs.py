@@ -19,7 +19,7 @@ from benchmarks.rounds.profile import kernel_times, report
 from benchmarks.shapes import Pair, head_for, random_module, random_shards
 from jspec.config import EngineConfig, Shards, Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.engine.multihost.shard_map import Spread
+from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.engine.runner.compile import decode_options
 from jspec.engine.runner.state import LIVE, init_state
 from jspec.engine.runner.step import DecodeStep
@@ -173,7 +173,7 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
       config: of the engine.
       what: the rounds.
     """
-    make, spread = drafter_for(draft, target.config, what.speculation), Spread.of(target, module)
+    make, spread = drafter_for(draft, target.config, what.speculation), ProgramSharding.of(target, module)
     rule = rule_of(what.speculation) if what.K else RULES["match"]
     (of, merge_of), (by, merge_by) = flatten(target), flatten(module)
 
@@ -191,7 +191,7 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
     options = decode_options(of, what.budget or what.batch * (what.K + 1))
     if spread is None:
         return Program(rounds, (of, by), fresh, options)
-    return Program(spread.of_models(rounds), (of, by), lambda: spread.made(fresh), options)
+    return Program(spread.model_program(rounds), (of, by), lambda: spread.create(fresh), options)
 
 
 def forward_program(target, dtype: str, what: Forward) -> Program:

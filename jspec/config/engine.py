@@ -45,7 +45,7 @@ class EngineConfig:
       read_ahead: how many prompts may be prefilled while all rows decode, so that a row never waits for the prefill of its
         next request. None is half of ``max_batch``, but at most 16, and 0 below 4 rows.
       expand_latents: whether prefill may compute keys and values of all heads from latents, on GPUs that have a kernel for
-        it (``jspec.pallas.mla.prefill``). The texts of a prefill batch then have at most ``pages_of_pass`` pages.
+        it (``jspec.pallas.mla.prefill``). The texts of a prefill batch then have at most ``pages_of_prefill`` pages.
       logprobs_mode: which distribution log-probabilities are of: ``raw_logprobs``, the target's own, or
         ``processed_logprobs``, the one that tokens are drawn from (at temperature 0: that of temperature 1).
 
@@ -143,7 +143,7 @@ class EngineConfig:
         return min(self.prefill_chunk or CHUNK, self.max_len)
 
     @property
-    def segment_buckets(self) -> tuple[int, ...]:
+    def chunk_buckets(self) -> tuple[int, ...]:
         """The numbers of chunks of the prefill programs, ascending: doubling from 64 tokens on, or only the largest."""
         c = self.chunk
         longest = -(-self.max_len // c) * self.num_rows  # chunks of the longest prompts in all rows
@@ -152,16 +152,16 @@ class EngineConfig:
         smaller = [] if self.reproducible else [2**i for i in range(32) if 2**i * c >= 64 and 2**i < most]
         return *smaller, most
 
-    def pages_of_pass(self, segments: int) -> int | None:
+    def pages_of_prefill(self, segments: int) -> int | None:
         """The most pages of the texts in a prefill batch of ``segments`` chunks, up to its end; None is any number."""
         if not self.expand_latents:
             return None
         return self.pages_per_row + math.ceil(segments * self.chunk / self.page_size)
 
     @property
-    def logprob_segments(self) -> int:
+    def logprob_chunks(self) -> int:
         """Number of chunks of the prefill program with log-probabilities: about 512 tokens, or the only number."""
-        return max((n for n in self.segment_buckets if n * self.chunk <= 512), default=self.segment_buckets[0])
+        return max((n for n in self.chunk_buckets if n * self.chunk <= 512), default=self.chunk_buckets[0])
 
     @property
     def pool_pages(self) -> int:

@@ -42,7 +42,7 @@ class Shards:
       axis: of the mesh.
       by_expert: whether a shard has some of the experts instead of a part of each (expert parallelism). Experts with
         biases or in MXFP4 are sharded so in any case.
-      deal_from: bytes of a round's logits from which on each shard verifies some of the rows
+      batch_sharded_from: bytes of a round's logits from which on each shard verifies some of the rows
         (``jspec.engine.multihost.batch_sharded_verify``). The default is an estimate: with fewer bytes, exchanging the
         results, some 12 us, takes as long as it saves.
     """
@@ -50,7 +50,7 @@ class Shards:
     count: int
     axis: str = AXIS
     by_expert: bool = False
-    deal_from: int = 8 << 20
+    batch_sharded_from: int = 8 << 20
 
     def local(self, config: ModelConfig) -> ModelConfig:
         """The sizes of one shard's layers, as the config of a model. Its ``vocab_size`` is that of the whole model.

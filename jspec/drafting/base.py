@@ -1,4 +1,4 @@
-"""The protocol of a drafter, and the data that it is given.
+"""The protocol of a drafter, and its inputs.
 
 A drafter is built inside the trace of a compiled program, from its modules and settings. ``init`` makes its state, a
 pytree that lives in ``DecodeState.draft``. ``prefill`` and ``propose`` take that state and return it updated.
@@ -22,10 +22,10 @@ from jspec.sampling.verify import Proposal
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Forced:
-    """Drafts that are known before a drafter is asked: a grammar leaves hardly anything else, or they were looked up.
+class FixedDrafts:
+    """Drafts that are known before the drafter runs: jump-forward tokens of a grammar, or looked-up tokens.
 
-    They are point masses. The verification rule judges them as any other draft.
+    They are point masses. The verification rule treats them as any other draft.
 
     Attributes:
       tokens: int32 ``[B, K]``.
@@ -33,7 +33,7 @@ class Forced:
 
     Example::
 
-        forced = Forced(tokens=jnp.array([[5, 7, 0]]), count=jnp.array([2]))  # K = 3, two are known
+        fixed = FixedDrafts(tokens=jnp.array([[5, 7, 0]]), count=jnp.array([2]))  # K = 3, two are known
     """
 
     tokens: Any
@@ -43,10 +43,10 @@ class Forced:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a drafter may read in a round, one entry for each row.
+    """The inputs of a drafter in a round, one entry for each row.
 
     Attributes:
-      tokens: int32 ``[B, S]``, the committed tokens. What stands at ``length`` and later means nothing.
+      tokens: int32 ``[B, S]``, the committed tokens. Entries at ``length`` and later mean nothing.
       length: int32 ``[B]``, the number of committed tokens.
       previous: int32 ``[B]``, the number of committed tokens when the row's last round with drafts began. Before the
         first round it is one less than the length of the prompt.
@@ -56,7 +56,7 @@ class Context:
       room: int32 ``[B]`` in 0..K, the largest number of drafts that the row can use. 0 for a row that is not live.
       table: int32 ``[B, M]``, the pages of each row. Target and drafter use the same pages, each in its own pool.
       warp: the sampling settings of each request, such as its temperature.
-      processing: what each request does to logits before its temperature does, stop tokens that come too early included.
+      processing: changes of each request's logits before the temperature, stop tokens that come too early included.
       noise: the noise of the round, which is the only noise that a drafter may draw with.
       forced: drafts that take the place of the drafter's own; None if no row has any.
 
@@ -76,7 +76,7 @@ class Context:
     warp: Warp
     processing: Processing
     noise: RoundNoise
-    forced: Forced | None = None
+    fixed: FixedDrafts | None = None
 
     def tokens_at(self, positions) -> jax.Array:
         """Committed tokens at int32 positions ``[B, J]``, int32 ``[B, J]``.
@@ -89,22 +89,22 @@ class Context:
         """``room``, but at most the drafter's own ``limit``, int32 ``[B]``. A negative limit counts as 0."""
         return jnp.minimum(self.room, jnp.maximum(limit, 0))
 
-    def with_forced(self, drafts, first=0) -> jax.Array:
-        """Drafts ``first``, ``first + 1``, .. of each row, int32 ``[B, J]``, with the forced ones in place of the drafter's.
+    def with_fixed(self, drafts, first=0) -> jax.Array:
+        """Drafts ``first``, ``first + 1``, .. of each row, int32 ``[B, J]``, with the fixed ones in place of the drafter's.
 
         ``first`` is an integer, of Python's or int32 ``[]``.
         """
-        if self.forced is None:
+        if self.fixed is None:
             return drafts
         index = first + jnp.arange(drafts.shape[1], dtype=jnp.int32)
-        forced = jnp.take(self.forced.tokens, index, axis=1, mode="clip")
-        return jnp.where(index[None] < self.forced.count[:, None], forced, drafts)
+        fixed = jnp.take(self.fixed.tokens, index, axis=1, mode="clip")
+        return jnp.where(index[None] < self.fixed.count[:, None], fixed, drafts)
 
-    def forced_among(self, drafts) -> jax.Array:
-        """Which of all K drafts of each row are forced, bool ``[B, K]``."""
-        if self.forced is None:
+    def fixed_among(self, drafts) -> jax.Array:
+        """Which of all K drafts of each row are fixed, bool ``[B, K]``."""
+        if self.fixed is None:
             return jnp.zeros(drafts.shape, bool)
-        return jnp.arange(drafts.shape[1], dtype=jnp.int32)[None] < self.forced.count[:, None]
+        return jnp.arange(drafts.shape[1], dtype=jnp.int32)[None] < self.fixed.count[:, None]
 
     @property
     def newest_feature(self) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Drafting with a block drafter: DFlash, JetSpec or DSpark. One pass makes the hidden states of all drafts."""
+"""Block drafters: DFlash, JetSpec and DSpark. One pass computes the hidden states of all drafts."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ from jspec.sampling.verify import Proposal
 class Block:
     """A draft head that fills a block of mask tokens behind the newest token (DFlash, JetSpec and DSpark, 2026).
 
-    The pass of a round keeps the context of the tokens that the last round committed, whose features the target has
+    The pass of a round caches the context of the tokens that the last round committed, whose features the target has
     computed by now, and reads the block behind them. The block begins with the newest committed token, which has no feature
     yet. After a prompt of one token there is no context, and the first round drafts nothing.
 
@@ -65,7 +65,7 @@ class Block:
 
     @property
     def slots(self) -> int:
-        """n, how many slots a block has. Those behind the last draft matter only where slots see those behind them."""
+        """n, the slots of a block. Slots behind the last draft matter only where slots attend to later ones."""
         config = self.head.config
         return self.first + self.num_draft_tokens if all(config.causal) else config.block_size
 
@@ -93,11 +93,11 @@ class Block:
             distribution, tokens = drawing.draw(logits, 0)
             proposal = drawing.proposal(distribution, tokens, room)
         else:
-            proposal = self._one_after_another(drawing, hidden, logits, newest, room)
+            proposal = self._sequential(drawing, hidden, logits, newest, room)
         return cache, self._with_confidence(proposal, hidden, newest)
 
     def _with_confidence(self, proposal: Proposal, hidden, anchor) -> Proposal:
-        """The proposal with what the confidence head says of each draft, from its slot and the draft before it."""
+        """The proposal with the confidence head's output for each draft, from its slot and the draft before it."""
         if self.head.confidence is None:
             return proposal
         previous = jnp.concatenate([anchor, proposal.tokens[:, :-1]], axis=1)
@@ -105,7 +105,7 @@ class Block:
         return dataclasses.replace(proposal, confidence=confidence)
 
     def _read(self, state, context: Context):
-        """The pass: ``[B, n, D]``, after the final norm, and the cache."""
+        """The pass: hidden states ``[B, n, D]``, after the final norm, and the cache."""
         config, anchor, n = self.head.config, context.length - 1, self.slots
         window = make_window(context, context.previous - 1, anchor, self.num_draft_tokens, 0, self.max_position)
         places = anchor[:, None] + jnp.arange(n, dtype=jnp.int32)[None]
@@ -115,13 +115,13 @@ class Block:
         block = jnp.where(places == anchor[:, None], context.tokens_at(places), config.mask_token_id)
         return self.head(self.head.fuse(context.features), self.head.embed(block, self.target), positions, state, view)
 
-    def _one_after_another(self, drawing: Drawing, hidden, logits, anchor, room) -> Proposal:
-        """Draws of which each knows the one before it.
+    def _sequential(self, drawing: Drawing, hidden, logits, anchor, room) -> Proposal:
+        """Draws in sequence, each conditioned on the one before it.
 
         Args:
           drawing: how drafts are drawn.
           hidden: ``[B, K, D]``.
-          logits: ``[B, K, Vd]``, without what the Markov head adds.
+          logits: ``[B, K, Vd]``, without the Markov head's term.
           anchor: int32 ``[B, 1]``, the newest committed token.
           room: int32 ``[B]``, the largest number of drafts that the row can use.
         """

@@ -1,4 +1,4 @@
-"""Prompt lookup over a corpus, which is texts that the user gives.
+"""Prompt lookup over a corpus of texts that the user gives.
 
 Where a text's newest tokens do not occur earlier in the text itself, the drafts are the tokens that followed them in the
 corpus. The lookup runs on the device and needs no model.
@@ -28,7 +28,7 @@ Corpus = str | os.PathLike | Sequence[str] | Sequence[Sequence[int]]
 
 @dataclasses.dataclass(frozen=True)
 class NGramCorpus(NGram):
-    """Drafts like ``NGram`` from the request's own text and, if that finds nothing, from a corpus.
+    """``NGram`` over the request's own text and, if that finds nothing, over a corpus.
 
     The longest suffix of ngram_min..ngram_max tokens that occurs in the corpus is continued by the tokens after that
     occurrence, up to the end of that text of the corpus. If it occurs several times, the first occurrence counts. For a
@@ -65,13 +65,13 @@ class NGramCorpus(NGram):
         source = end + 1 + jnp.arange(K, dtype=jnp.int32)[None]  # [B, K]
         drafts = jnp.where(source < C, self.corpus[jnp.minimum(source, C - 1)], END)
         before_end = jnp.sum(jnp.cumprod(drafts != END, axis=1), axis=1, dtype=jnp.int32)  # [B]
-        found = jnp.where(longest[:, 0] >= self.ngram_min, jnp.minimum(before_end, context.room), 0)
+        count = jnp.where(longest[:, 0] >= self.ngram_min, jnp.minimum(before_end, context.room), 0)
         tokens = jnp.where(many[:, None] > 0, repeated, jnp.maximum(drafts, 0))
-        return state, copied(tokens, jnp.where(many > 0, many, found), context)
+        return state, copied(tokens, jnp.where(many > 0, many, count), context)
 
 
 def prepare(corpus: Corpus, tokenizer: Tokenizer | None, target: ModelConfig) -> jax.Array:
-    """Make the array ``NGramCorpus.corpus``, int32 ``[C]``, from what the user gave.
+    """The array ``NGramCorpus.corpus``, int32 ``[C]``, of the user's corpus.
 
     Args:
       corpus: the path of a text file in UTF-8, a list of texts, or a list of lists of token ids.
@@ -82,7 +82,7 @@ def prepare(corpus: Corpus, tokenizer: Tokenizer | None, target: ModelConfig) ->
       ValueError: the file does not exist, texts were given without a tokenizer, a token is outside of the vocabulary, or
         there are no tokens or more than ``MAX_CORPUS_TOKENS``.
     """
-    pieces, size = [], 0
+    arrays, size = [], 0
     for i, text in enumerate(_texts(corpus)):
         tokens = np.asarray(_encode(i, text, tokenizer))
         flat = tokens.ndim == 1 and (not tokens.size or np.issubdtype(tokens.dtype, np.integer))
@@ -92,10 +92,10 @@ def prepare(corpus: Corpus, tokenizer: Tokenizer | None, target: ModelConfig) ->
             require(False, f"ngram_corpus[{i}]", int(token), expected)
         size += tokens.size + 1
         require(size <= MAX_CORPUS_TOKENS, "ngram_corpus", f"over {size:,} tokens", f"at most {MAX_CORPUS_TOKENS:,}")
-        pieces += [tokens.astype(np.int32), np.array([END], np.int32)]
-    if size == len(pieces) // 2:
+        arrays += [tokens.astype(np.int32), np.array([END], np.int32)]
+    if size == len(arrays) // 2:
         raise ValueError("ngram_corpus holds no tokens: expected a text file, or a list of texts or of token ids")
-    return jnp.asarray(np.concatenate(pieces))
+    return jnp.asarray(np.concatenate(arrays))
 
 
 def _texts(corpus: Corpus) -> Iterable[str | Sequence[int]]:

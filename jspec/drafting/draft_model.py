@@ -1,4 +1,4 @@
-"""Drafting with a smaller language model of the same vocabulary, in K passes of one token each."""
+"""A smaller language model as drafter, in K passes of one token each."""
 
 import dataclasses
 
@@ -62,7 +62,7 @@ class DraftModel:
         return None if vocabulary is None else vocabulary.within(self.vocab_size)
 
     def logits(self, hidden):
-        """Those of drafts, ``[..., D] -> [..., Vd]``, over the draft vocabulary. No token past V is drafted."""
+        """Logits of drafts over the draft vocabulary, ``[..., D] -> [..., Vd]``. No token past V is drafted."""
         logits, vocabulary = self.model.logits(hidden), self.vocabulary
         if vocabulary is None:
             return logits[..., : self.vocab_size]

@@ -16,17 +16,17 @@ from jspec.sampling.draft_vocabulary import DraftVocabulary
 from jspec.sampling.params import GREEDY_BELOW
 from jspec.sampling.verify import Proposal
 
-# Up to so many passes are unrolled, so that one CUDA graph holds the whole round. More of them would compile too slowly:
-# they are a loop, of which so many passes are unrolled at a time.
+# Up to so many passes are unrolled, so that one CUDA graph holds the whole round. More would compile too slowly: they are a
+# loop that unrolls so many passes at a time.
 UNROLLED_PASSES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """Draws the drafts of one round.
+    """Draws the drafts of a round.
 
     Attributes:
-      speculation: the settings that say how drafts are drawn.
+      speculation: how drafts are drawn.
       context: the context of the round.
       method: name of the drafting method. It gives the temperature from which ``draft_sampling="auto"`` samples, unless
         the user has set ``argmax_below``.
@@ -72,8 +72,8 @@ class Drawing:
             known, because all are drawn at once; the drafts' distributions then leave them out.
 
         Returns:
-          the distributions that they are drawn from, and the tokens, int32 ``[B, J]``. A forced draft is what it has to be,
-          whatever its distribution.
+          the distributions that they are drawn from, and the tokens, int32 ``[B, J]``. A fixed draft is its fixed token,
+          for any distribution.
         """
         B, J, _ = logits.shape
         context, vocabulary = self.context, self.vocabulary
@@ -85,7 +85,7 @@ class Drawing:
         logits = context.processing.apply(logits, drafts, first, vocabulary)
         keys = context.noise.sample_keys(index) if coupled else context.noise.draft_keys(index)
         distribution, tokens = make_distribution(logits, self.warp, keys, vocabulary)
-        return distribution, context.with_forced(tokens, first)
+        return distribution, context.with_fixed(tokens, first)
 
     def proposal(self, distribution: Distribution, tokens, room) -> Proposal:
         """The proposal of K drafts in each row, int32 ``tokens [B, K]``.
@@ -94,7 +94,7 @@ class Drawing:
         finite, for example because the drafter computed NaN.
         """
         usable = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < room[:, None]
-        point_mass = self.warp.greedy[:, None] | self.context.forced_among(tokens)
+        point_mass = self.warp.greedy[:, None] | self.context.fixed_among(tokens)
         return Proposal(tokens, leading(distribution.finite & usable), distribution, point_mass)
 
     def chain(self, logits, carry, read: Callable, room, unroll_all: bool = False) -> tuple[Any, Proposal]:
@@ -106,7 +106,7 @@ class Drawing:
           read: ``(carry, token int32 [B, 1], i) -> (carry, logits [B, 1, Vd])``, the pass that reads draft i - 1 and
             returns the logits of draft i.
           room: int32 ``[B]``, the largest number of drafts that the row can use.
-          unroll_all: whether all passes are unrolled, however many they are, because each has weights of its own or takes
+          unroll_all: whether all passes are unrolled, for any K, because each has weights of its own or takes
             hardly any time. Then i is a Python integer. Otherwise more than ``UNROLLED_PASSES`` passes are a loop, in which
             i is traced.
 
@@ -132,8 +132,8 @@ class Drawing:
 
             state = carry, token, jnp.zeros((len(token), later), jnp.int32)
             index = jnp.arange(1, later + 1, dtype=jnp.int32)
-            (carry, *_), rest = jax.lax.scan(next_pass, state, index, unroll=UNROLLED_PASSES)
-            drawn.append(jax.tree.map(lambda x: jnp.moveaxis(x[:, :, 0], 0, 1), rest))
+            (carry, *_), others = jax.lax.scan(next_pass, state, index, unroll=UNROLLED_PASSES)
+            drawn.append(jax.tree.map(lambda x: jnp.moveaxis(x[:, :, 0], 0, 1), others))
         warped, tokens = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *drawn)
         distribution = dataclasses.replace(distribution, warped=WarpedLogits(*warped))
         return carry, self.proposal(distribution, tokens, room)

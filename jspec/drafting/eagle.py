@@ -1,4 +1,4 @@
-"""Drafting with an EAGLE, EAGLE-2 or EAGLE-3 draft head.
+"""EAGLE, EAGLE-2 and EAGLE-3 draft heads as drafters.
 
 The first pass of a round reads features of the target. K - 1 passes over the draft head's own outputs follow.
 """
@@ -96,6 +96,6 @@ class Eagle:
         return False
 
     def read(self, i, embedded, features, positions, cache, view):
-        """The pass that reads draft i - 1; arguments and results as of the draft head."""
+        """The pass that reads draft i - 1; arguments and results are those of the draft head."""
         del i
         return self.head(embedded, features, positions, cache, view)

@@ -1,4 +1,4 @@
-"""Prompt lookup beside a drafter: rounds in which a text repeats itself draft from the text, others as the drafter does."""
+"""Prompt lookup beside a drafter: rounds in which a text repeats itself draft from the text, others by the drafter."""
 
 import dataclasses
 from typing import Any
@@ -6,25 +6,24 @@ from typing import Any
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Drafter, Forced, Prompt
+from jspec.drafting.base import Context, Drafter, FixedDrafts, Prompt
 from jspec.drafting.ngram import NGram
 from jspec.sampling.confidence import confidence_of
 
-SURE = 1.0  # the confidence of looked-up drafts, which a verification budget treats like the drafter's surest ones
+LOOKUP_CONFIDENCE = 1.0  # of looked-up drafts: a verification budget treats them like the drafter's most confident ones
 
 
 @dataclasses.dataclass(frozen=True)
 class WithLookup:
     """A drafter whose drafts give way to looked-up ones in each row whose newest tokens occur earlier in its text.
 
-    Which rows these are follows from committed tokens alone, before the drafter is asked. So it is settled before anything
-    is drawn, and looked-up drafts are point masses: the verification rules stay exact. (To look up only where the drafter's
-    own draft seems bad would not be exact, because the draft has been drawn by then.)
+    Committed tokens alone decide in which rows, before the drafter runs. So it is settled before anything is drawn, and
+    looked-up drafts are point masses: the verification rules stay exact. (To look up only where the drafter's own draft
+    seems bad would not be exact, because that draft has been drawn by then.)
 
-    To the drafter, looked-up drafts are like those that a grammar forces: it makes its passes as ever, reads them as its
-    own, and so has its caches in order when it drafts again. All drafts of such a row are looked up, also those for which
-    the drafter has no position. Drafts that a grammar forces stand, and the drafter continues them; that row looks nothing
-    up.
+    The drafter treats looked-up drafts like jump-forward tokens: it makes its passes as usual and reads them as its own, so
+    its caches are complete when it drafts again. All drafts of such a row are looked up, also those for which the drafter
+    has no position. In a row with jump-forward tokens these stand, the drafter continues them, and nothing is looked up.
 
     Attributes:
       drafter: any drafter but one that looks drafts up itself.
@@ -44,7 +43,7 @@ class WithLookup:
 
     @property
     def longest_text(self) -> int | None:
-        """That of the drafter. After longer texts there are drafts only in rounds that look them up."""
+        """That of the drafter. After longer texts only rounds with looked-up drafts draft."""
         return self.drafter.longest_text
 
     @property
@@ -58,18 +57,18 @@ class WithLookup:
         return self.drafter.prefill(state, prompt)
 
     def propose(self, state: Any, context: Context):
-        tokens, found = self.lookup.continuation(context)
-        count = found
-        if context.forced is not None:
-            by_grammar = context.forced.count > 0
-            found = jnp.where(by_grammar, 0, found)
-            tokens = jnp.where(by_grammar[:, None], context.forced.tokens, tokens)
-            count = jnp.where(by_grammar, context.forced.count, found)
-        context = dataclasses.replace(context, forced=Forced(tokens, count))
+        tokens, looked_up = self.lookup.continuation(context)
+        count = looked_up
+        if context.fixed is not None:
+            by_grammar = context.fixed.count > 0
+            looked_up = jnp.where(by_grammar, 0, looked_up)
+            tokens = jnp.where(by_grammar[:, None], context.fixed.tokens, tokens)
+            count = jnp.where(by_grammar, context.fixed.count, looked_up)
+        context = dataclasses.replace(context, fixed=FixedDrafts(tokens, count))
         state, proposal = self.drafter.propose(state, context)
         # The drafter counts no more than it has positions for, and none behind logits of its own that are not finite.
-        count = jnp.where(found > 0, found, proposal.count)
-        confidence = jnp.where((found > 0)[:, None], SURE, confidence_of(proposal))
+        count = jnp.where(looked_up > 0, looked_up, proposal.count)
+        confidence = jnp.where((looked_up > 0)[:, None], LOOKUP_CONFIDENCE, confidence_of(proposal))
         return state, dataclasses.replace(proposal, count=count, confidence=confidence)
 
 

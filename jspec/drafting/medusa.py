@@ -1,4 +1,4 @@
-"""Drafting with Medusa heads (Cai et al., 2024), one draft from each head. There is no tree of candidates."""
+"""Medusa heads (Cai et al., 2024) as drafter: one draft from each head, without a tree of candidates."""
 
 import dataclasses
 

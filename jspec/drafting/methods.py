@@ -1,4 +1,4 @@
-"""Finds the drafter of a method in ``jspec.registry`` and builds it."""
+"""Builds the drafter of a method in ``jspec.registry``."""
 
 import dataclasses
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def drafter_for(
 
 @dataclasses.dataclass(frozen=True)
 class DrafterBuilder:
-    """What ``drafter_for`` returns; its ``repr`` says all that the drafter depends on but for the code and the weights.
+    """The function that ``drafter_for`` returns; its ``repr`` identifies the drafter but for code and weights.
 
     Attributes:
       drafter: the class of the drafter.

@@ -1,4 +1,4 @@
-"""Drafting with an MLP speculator (Wertheimer et al., 2024), in K small stages after the target's newest hidden state."""
+"""An MLP speculator (Wertheimer et al., 2024) as drafter: K small stages after the target's newest hidden state."""
 
 import dataclasses
 

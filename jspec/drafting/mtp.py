@@ -1,4 +1,4 @@
-"""Drafting with the multi-token prediction layers of the target's own checkpoint."""
+"""The multi-token prediction layers of the target's own checkpoint as drafter."""
 
 import dataclasses
 
@@ -21,7 +21,5 @@ class MTP(Eagle):
 
     def read(self, i, embedded, features, positions, cache, view):
         last = len(self.head.layers) - 1
-        k = (
-            min(i, last) if last else 0
-        )  # with one layer, the passes may be a loop, in which i is no integer of Python's
+        k = min(i, last) if last else 0  # with one layer, passes may be a loop, where i is traced
         return self.head.read(k, embedded, features, positions, cache, view)

@@ -34,8 +34,10 @@ class NGram(Stateless):
         return state, copied(*self.continuation(context), context)
 
     def continuation(self, context: Context) -> tuple[jax.Array, jax.Array]:
-        """The tokens that continue each text, int32 ``[B, K]``, and how many of them count, int32 ``[B]``: all that there is
-        room for, or none."""
+        """The tokens that continue each text, int32 ``[B, K]``, and how many of them count, int32 ``[B]``.
+
+        All count that there is room for, or none.
+        """
         B, S = context.tokens.shape
         K = self.num_draft_tokens
         newest = context.length[:, None] - 1  # [B, 1]
@@ -45,9 +47,8 @@ class NGram(Stateless):
         unbroken = jnp.broadcast_to(ends < newest, (B, S))  # all tokens compared so far agree
         for back in range(self.ngram_max):
             suffix = jnp.take_along_axis(context.tokens, jnp.maximum(newest - back, 0), axis=1)
-            shifted = jnp.pad(context.tokens, ((0, 0), (back, 0)), constant_values=-1)[
-                :, :S
-            ]  # the token at ends - back
+            # The token at ends - back.
+            shifted = jnp.pad(context.tokens, ((0, 0), (back, 0)), constant_values=-1)[:, :S]
             unbroken &= shifted == suffix
             matched += unbroken
         longest = jnp.max(matched, axis=1, keepdims=True)
@@ -60,8 +61,7 @@ class NGram(Stateless):
 
 
 def copied(drafts, count, context: Context) -> Proposal:
-    """Drafts copied from some text, int32 ``[B, K]``, of which ``count``, int32 ``[B]``, count; forced ones take their
-    place."""
-    if context.forced is not None:
-        count = jnp.maximum(count, jnp.minimum(context.forced.count, context.room))
-    return Proposal(context.with_forced(drafts), count, distribution=None, point_mass=jnp.ones(drafts.shape, bool))
+    """The proposal of ``count`` copied drafts, int32 ``[B, K]`` and ``[B]``; fixed drafts take their place."""
+    if context.fixed is not None:
+        count = jnp.maximum(count, jnp.minimum(context.fixed.count, context.room))
+    return Proposal(context.with_fixed(drafts), count, distribution=None, point_mass=jnp.ones(drafts.shape, bool))

@@ -1,8 +1,7 @@
 """Parallel drafting: K tokens in one pass.
 
 The pass reads the real slots and K - 1 mask slots after them. Draft 0 is drawn after the last real slot, draft i after
-mask slot i - 1. The drafts of a pass do not see each other: the distribution of draft i does not depend on the drafts
-before it.
+mask slot i - 1. The drafts of a pass are independent: the distribution of draft i does not depend on earlier drafts.
 """
 
 import dataclasses

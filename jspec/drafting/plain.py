@@ -1,4 +1,4 @@
-"""Plain decoding by the same compiled step: a drafter that drafts nothing, with K = 0."""
+"""Plain decoding by the same compiled step: a drafter with K = 0."""
 
 import dataclasses
 

@@ -1,9 +1,9 @@
-"""The window of a round: the cache slots that the first pass of a drafter reads. Their number is the same in every round.
+"""The window of a round: the cache slots that the first pass of a drafter reads, the same number in every round.
 
 After a round, a drafter's cache lags behind the committed text. Some committed tokens have not been read, and some entries
 were made from drafts instead of the target's features. All of these stand at or after the first slot that the last round
 wrote, and there are at most K + 1 of them. So the window begins at that slot, has K + 1 slots, and is padded on the right.
-A slot that is read a second time is rewritten with the same numbers, or with ones made from true features.
+A slot that is read a second time is rewritten with the same numbers, or with those of true features.
 """
 
 import dataclasses

@@ -1,16 +1,16 @@
-"""The engine: requests wait, take a row and its pages, are read, decode on the device, and leave.
+"""The engine: requests wait, are admitted to a row with pages, prefill, decode on the device, and end.
 
 Where to look:
-  engine.py       what callers use, in any thread
-  gateway.py      how the threads of callers reach the engine's; client.py: what they submit, and the queues of outputs
-  thread.py       the engine's own thread; core.py: what it does; jax_settings.py: what it has in common with callers
-  loop.py         one step after the other: scheduler, runner and the choice of K together
-  processor.py    requests of prompts, deltas and results of tokens
-  request.py      a request, and what has become of it
-  metrics.py      what the engine does and has done, in numbers
-  scheduler/      decisions on the host, without JAX: who waits, is read, decodes, is preempted, and with which pages
-  runner/         decisions carried out: compiled programs, and the state of the batch on the device
+  engine.py       the engine's methods, for any thread
+  gateway.py      submits, waits and cancels for the threads of callers; client.py: a caller's requests and output queue
+  thread.py       the engine's own thread; core.py: its turn; jax_settings.py: the settings that it shares with callers
+  loop.py         one step after the other: schedule, execute, read; chooses the round shape
+  processor.py    makes requests of prompts, and deltas and results of tokens
+  request.py      a request, and its progress
+  metrics.py      metrics of an engine
+  scheduler/      decisions on the host, without JAX: who waits, prefills, decodes, is preempted, and with which pages
+  runner/         their execution: compiled programs, and the state of the batch on the device
   adaptive/       how many drafts the next rounds make and verify, and what rounds cost
-  aot_cache/      compiled programs and measured costs on disk, for the next process
+  aot_cache/      compiled programs and measured costs on disk, for later processes
   multihost/      several devices, of one process or of more
 """

@@ -144,7 +144,7 @@ class EngineCore:
         """Make outputs of what has happened to requests."""
         for progress in self.loop.take_progress():
             active, client = progress.active, progress.active.client
-            if client is None or client.number not in self._clients or active.told:
+            if client is None or client.number not in self._clients or active.end_delivered:
                 continue
             if client.streams:
                 self._outputs.setdefault(client, []).append(self._delta(progress))
@@ -178,12 +178,12 @@ class EngineCore:
             raise
         except BaseException as error:  # a panic of the Rust code in tokenizers is no Exception
             self.loop.abort([active])
-            active.outcome, active.error, active.told = FAILED, error, True
+            active.outcome, active.error, active.end_delivered = FAILED, error, True
             try:
                 return self._delta_of(progress, True)
             except Exception as again:
                 return Failure(again)
-        active.told = delta.finished
+        active.end_delivered = delta.finished
         return delta
 
     def _delta_of(self, progress: Progress, finished: bool) -> Delta:

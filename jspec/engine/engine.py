@@ -9,7 +9,7 @@ import jax
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.adaptive.controller import Controller
-from jspec.engine.adaptive.cost_table import Way
+from jspec.engine.adaptive.cost_table import RoundShape
 from jspec.engine.client import Cancel, Client, Failure, deliver
 from jspec.engine.core import EngineCore
 from jspec.engine.gateway import Gateway
@@ -18,8 +18,8 @@ from jspec.engine.metrics import Metrics
 from jspec.engine.multihost.leader import require_leading
 from jspec.engine.processor import Frontend
 from jspec.engine.request import ActiveRequest, Request
-from jspec.engine.runner.model_runner import Runner
-from jspec.engine.runner.programs import Budgets, every_token_is_read
+from jspec.engine.runner.model_runner import ModelRunner
+from jspec.engine.runner.programs import Budgets, verify_every_draft
 from jspec.engine.runner.recompilation_guard import CompilationGuard
 from jspec.engine.scheduler.scheduler import Scheduler
 from jspec.models.protocols import Target
@@ -95,12 +95,12 @@ class Engine:
         config: EngineConfig,
         noise: Callable[..., RoundNoise] = RoundNoise,
         draft_lengths: Sequence[int] | None = None,
-        costs: Mapping[int, Mapping[Way, float]] | None = None,
+        costs: Mapping[int, Mapping[RoundShape, float]] | None = None,
         frontend: Frontend | None = None,
-        budgets: Budgets = every_token_is_read,
+        budgets: Budgets = verify_every_draft,
     ):
         self.config = config
-        runner = Runner(target, draft_model, make_drafter, verify, config, noise, draft_lengths, budgets)
+        runner = ModelRunner(target, draft_model, make_drafter, verify, config, noise, draft_lengths, budgets)
         self._loop = Loop(runner, config, draft_lengths, costs)
         self.frontend = frontend or Frontend(
             None, target.config.vocab_size, target.config.eos_token_ids, max_len=config.max_len
@@ -116,7 +116,7 @@ class Engine:
         return self._loop.scheduler
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> ModelRunner:
         """What has the weights, the programs, and the state on the device."""
         return self._loop.runner
 
@@ -253,7 +253,7 @@ class Engine:
           RuntimeError: this process follows another, which is the one to ask.
         """
         require_leading(self.runner.group)
-        self.scheduler.needs.check(request)
+        self.scheduler.requirements.check(request)
 
     def require_room(self, count: int = 1):
         """Raise ``QueueFull`` unless so many more requests may wait."""

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from jspec.config import EngineConfig
 from jspec.engine.adaptive.controller import Controller
-from jspec.engine.adaptive.cost_table import Way, drafts_of
+from jspec.engine.adaptive.cost_table import RoundShape, drafts_of
 from jspec.engine.metrics import Meter
 from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
-from jspec.engine.runner.model_runner import Runner
+from jspec.engine.runner.model_runner import ModelRunner
 from jspec.engine.runner.step_io import CallLogs
-from jspec.engine.scheduler.schedule import Plan
+from jspec.engine.scheduler.schedule import Schedule
 from jspec.engine.scheduler.scheduler import Scheduler
 
 
@@ -47,10 +47,10 @@ class Loop:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: ModelRunner,
         config: EngineConfig,
         draft_lengths: Sequence[int] | None,
-        costs: Mapping[int, Mapping[Way, float]] | None,
+        costs: Mapping[int, Mapping[RoundShape, float]] | None,
     ):
         self.runner, self.config = runner, config
         self.scheduler = Scheduler(
@@ -58,14 +58,14 @@ class Loop:
             runner.num_draft_tokens,
             runner.looks_ahead,
             runner.swap_pages,
-            rests=draft_lengths is not None and 0 in draft_lengths,
+            plain_rounds=draft_lengths is not None and 0 in draft_lengths,
             slots_beyond=runner.slots_beyond,
         )
         self.controller: Controller | None = None
-        self._chooses = any(len(runner.ways(b)) > 1 for b in config.batch_buckets)
+        self._chooses = any(len(runner.round_shapes(b)) > 1 for b in config.batch_buckets)
         if self._chooses and costs is not None:
             self.controller = Controller(
-                {b: {way: costs[b][way] for way in runner.ways(b)} for b in config.batch_buckets}
+                {b: {way: costs[b][way] for way in runner.round_shapes(b)} for b in config.batch_buckets}
             )
         self.meter = Meter(runner.num_draft_tokens)
         self.progress: list[Progress] = []
@@ -106,7 +106,7 @@ class Loop:
         """Let those of the requests go that have not ended."""
         for active in actives:
             if active.outcome == LIVE:
-                self.scheduler.leave(active)
+                self.scheduler.remove(active)
                 self._end(active, ABORTED)
 
     def take_progress(self) -> list[Progress]:
@@ -165,43 +165,43 @@ class Loop:
             ) from error
 
     def _decide(self) -> "_Planned":
-        plan = self.scheduler.plan()
+        plan = self.scheduler.schedule()
         now = time.perf_counter()
         for active in self.scheduler.under_way:
-            if active.times.entered != active.times.entered:  # NaN
-                active.times.entered = now
-                self.meter.entered(active)
+            if active.times.admitted != active.times.admitted:  # NaN
+                active.times.admitted = now
+                self.meter.admitted(active)
         way, trying = self.runner.num_draft_tokens, False
         if plan.decoding and not plan.needs_processing:
             way, trying = self._way(plan.decoding)
         return _Planned(plan, way, trying)
 
-    def _way(self, decoding: Sequence[ActiveRequest]) -> tuple[Way, bool]:
+    def _way(self, decoding: Sequence[ActiveRequest]) -> tuple[RoundShape, bool]:
         """How to make rounds of these requests, and whether that is a trial whose outcome the next choice waits for."""
         bucket, trying = self.config.bucket(len(decoding)), False
-        way = self.runner.ways(bucket)[-1]  # of the most drafts
+        way = self.runner.round_shapes(bucket)[-1]  # of the most drafts
         if self.controller is not None:
             way = self.controller.choose(bucket, [(active.drafted, active.accepted) for active in decoding])
             trying = self.controller.trying
         wanted = max(active.request.max_drafts for active in decoding)
         enough = min((K for K in self.runner.draft_lengths if wanted <= K), default=self.runner.num_draft_tokens)
         if enough < drafts_of(way):  # as many as each of the requests wants
-            way = next(one for one in self.runner.ways(bucket) if drafts_of(one) == enough)
+            way = next(one for one in self.runner.round_shapes(bucket) if drafts_of(one) == enough)
         return way, trying
 
     def _carry_out(self, planned: "_Planned", when_sent: Callable[[], None]):
         plan = planned.plan
-        sent = self.runner.carry_out(plan, planned.way)
-        self.scheduler.sent(plan)
-        if sent.judged is not None:
-            self.meter.called(len(sent.judged.actives))
-            self._calls.append(_Call(None, sent.judged.actives, 1, sent.judged.logs, sent.judged.places))
+        sent = self.runner.execute(plan, planned.way)
+        self.scheduler.dispatched(plan)
+        if sent.verified is not None:
+            self.meter.called(len(sent.verified.actives))
+            self._calls.append(_Call(None, sent.verified.actives, 1, sent.verified.logs, sent.verified.places))
         if sent.logs is not None:
             self.meter.called(len(plan.decoding))
             self._calls.append(_Call(planned.way, plan.decoding, plan.rounds, sent.logs))
         for active, error in sent.failures:
             if active.outcome == LIVE:
-                self.scheduler.leave(active)
+                self.scheduler.remove(active)
                 self._end(active, FAILED, error)
         when_sent()
         # The choice after a trial waits for it, and constrained requests wait for what came of their drafts. Where no
@@ -216,7 +216,7 @@ class Loop:
         if call.places is not None:
             logs = logs.of_rows(call.places)
         before = [len(active.tokens) if active.outcome == LIVE else -1 for active in call.decoded]
-        judged = self.scheduler.follow(call.decoded, call.rounds, logs)
+        judged = self.scheduler.update(call.decoded, call.rounds, logs)
         if self.controller is not None and call.way is not None and logs.num_rounds:
             verified, accepted = zip(*judged, strict=True) if judged else ((), ())
             self.controller.observe(call.way, logs.num_rounds, accepted, verified)
@@ -224,7 +224,7 @@ class Loop:
             if seen < 0:
                 continue  # it had ended before this call, whose rounds for it do not count
             if active.outcome != LIVE:
-                self.scheduler.leave(active)
+                self.scheduler.remove(active)
             self._note(active, seen)
 
     def _note(self, active: ActiveRequest, seen: int):
@@ -243,8 +243,8 @@ class Loop:
 class _Planned(NamedTuple):
     """A plan, how its rounds are made, and whether the next choice of that waits for it."""
 
-    plan: Plan
-    way: Way
+    plan: Schedule
+    way: RoundShape
     trying: bool
 
 
@@ -252,7 +252,7 @@ class _Call(NamedTuple):
     """Rounds that were sent: how they are made (None for constrained requests), whom they decode, how many were asked for,
     their logs, packed, and which rows of these are theirs (None for all)."""
 
-    way: Way | None
+    way: RoundShape | None
     decoded: list[ActiveRequest]
     rounds: int
     logs: CallLogs

@@ -1,4 +1,4 @@
-"""What an engine is doing and has done, in numbers. Nothing here needs JAX."""
+"""Metrics of an engine. Nothing here needs JAX."""
 
 import bisect
 import dataclasses
@@ -31,7 +31,7 @@ class Histogram:
 
     Attributes:
       bounds: the upper bounds of the buckets in seconds, ascending, each included in its bucket.
-      counts: how often a duration fell into each of them; one entry more, for what is longer than all bounds.
+      counts: how often a duration fell into each of them; one entry more, for durations above all bounds.
       total: the sum of all durations, in seconds.
 
     Example::
@@ -52,18 +52,18 @@ class Histogram:
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """One look at an engine. Numbers of "so far" count since the engine was made, and only grow.
+    """Metrics of an engine at one moment. Numbers of "so far" count since the engine was made, and only grow.
 
     Attributes:
-      num_running: requests that have entered: their prompt is being read, they decode, or they are in host memory.
-      num_waiting: requests that have not.
-      num_finished: requests that have ended so far, in whatever way.
+      num_running: admitted requests: they are prefilled, decode, or are in host memory.
+      num_waiting: requests that are not admitted yet.
+      num_finished: requests that have ended so far, for any reason.
       num_finished_by_reason: the same for each ``Result.finish_reason``.
       num_preemptions: how often a request lost its row and its pages so far.
       num_cached_tokens: tokens of prompts that were found in the prefix cache so far.
       num_prompt_tokens: tokens of the prompts of all requests that had a first token so far.
-      num_prefill_tokens: tokens of prompts that were read so far.
-      num_padding_tokens: tokens of padding in the prefill passes so far.
+      num_prefill_tokens: tokens of prompts that were prefilled so far.
+      num_padding_tokens: tokens of padding in the prefill batches so far.
       num_generation_tokens: new tokens so far.
       num_calls: calls of decode programs so far.
       rows_per_call: rows that decoded in a call, on average so far; 0.0 before the first.
@@ -73,11 +73,11 @@ class Metrics:
       num_accepted_tokens: drafts that were accepted so far.
       num_accepted_tokens_per_position: how many drafts were accepted so far at each place of a round, K entries.
       pages_used: pages that requests hold.
-      pages_cached: pages that nobody holds but the prefix cache.
+      pages_cached: pages of the prefix cache without a holder.
       pages_swapped: pages in host memory.
       pages_total: pages of the pool.
       num_compilations: programs that are compiled.
-      queue_seconds: from a request's arrival until it entered.
+      queue_seconds: from a request's arrival until it was admitted.
       first_token_seconds: from its arrival until the host knew its first token.
       between_tokens_seconds: from one call's tokens of a request to the next call's, divided by the number of these.
       last_token_seconds: from a request's arrival to its end, of those that ended with ``stop`` or ``length``.
@@ -116,12 +116,12 @@ class Metrics:
     last_token_seconds: Histogram
 
     def as_dict(self) -> dict[str, Any]:
-        """The same in dictionaries, lists and numbers, which JSON can hold."""
+        """The metrics in dictionaries, lists and numbers, for JSON."""
         return dataclasses.asdict(self)
 
 
 class Meter:
-    """Counts what ``Metrics`` tells, and what the scheduler does not count itself.
+    """Counts the metrics that the scheduler does not count itself.
 
     Args:
       num_draft_tokens: K, the most drafts of a round.
@@ -134,11 +134,11 @@ class Meter:
         self._prompts = self._drafting = 0
         self._accepted = [0] * num_draft_tokens
         self._reasons = dict.fromkeys(FINISH_REASONS.values(), 0)
-        self._seen: dict[int, int] = {}  # requests under way by order -> how many of their rounds are counted
+        self._counted: dict[int, int] = {}  # order of a request under way -> how many of its rounds are counted
 
-    def entered(self, active: ActiveRequest):
+    def admitted(self, active: ActiveRequest):
         """A request has a row for the first time."""
-        self._queue.add(active.times.entered - active.times.arrived)
+        self._queue.add(active.times.admitted - active.times.arrived)
 
     def called(self, rows: int):
         """A call was sent that decodes so many rows."""
@@ -157,23 +157,23 @@ class Meter:
         if new:
             times.newest_token = now
         self._tokens += new
-        seen = self._seen.get(active.order, 0)
-        for i in range(seen, len(active.accepted)):
+        counted = self._counted.get(active.order, 0)
+        for i in range(counted, len(active.accepted)):
             self._rounds += 1
             self._drafting += active.drafted[i] > 0
             self._drafted += active.drafted[i]
             for place in range(active.accepted[i]):
                 self._accepted[place] += 1
-        self._seen[active.order] = len(active.accepted)
+        self._counted[active.order] = len(active.accepted)
         if finished:
             self._finished += 1
             self._reasons[FINISH_REASONS[active.outcome]] += 1
             if active.outcome in (STOPPED, FULL):
                 self._last.add(now - times.arrived)
-            self._seen.pop(active.order, None)
+            self._counted.pop(active.order, None)
 
     def metrics(self, scheduler: "Scheduler", num_compilations: int) -> Metrics:
-        """Everything at this moment."""
+        """The metrics now."""
         pages = scheduler.pages
         return Metrics(
             num_running=len(scheduler.under_way),
@@ -181,10 +181,10 @@ class Meter:
             num_finished=self._finished,
             num_finished_by_reason=dict(self._reasons),
             num_preemptions=scheduler.num_preemptions,
-            num_cached_tokens=scheduler.reading.num_cached_tokens,
+            num_cached_tokens=scheduler.prefill_queue.num_cached_tokens,
             num_prompt_tokens=self._prompts,
-            num_prefill_tokens=scheduler.reading.num_prefill_tokens,
-            num_padding_tokens=scheduler.reading.num_padding,
+            num_prefill_tokens=scheduler.prefill_queue.num_prefill_tokens,
+            num_padding_tokens=scheduler.prefill_queue.num_padding,
             num_generation_tokens=self._tokens,
             num_calls=self._calls,
             rows_per_call=self._rows / max(self._calls, 1),

@@ -1,4 +1,4 @@
-"""From prompts to requests, and from tokens to deltas and results: what stands between the engine and its users."""
+"""Makes requests of prompts, and deltas and results of tokens."""
 
 import dataclasses
 import functools
@@ -24,19 +24,19 @@ from jspec.text.stop_strings import Completion
 
 
 class Frontend:
-    """Knows the tokenizer and the vocabulary, which the engine does not.
+    """Converts between text and tokens for the engine: it has the tokenizer and the vocabulary.
 
     Args:
       tokenizer: the target's tokenizer; None if its checkpoint has none.
       vocab_size: V of the target.
       eos_token_ids: the target's end-of-sequence tokens.
-      method: how drafts are made, for messages; None for plain decoding.
-      reproducible: what ``Result.reproducible`` says.
-      default_params: what a request without SamplingParams starts from.
+      method: the drafting method, for messages; None for plain decoding.
+      reproducible: the value of ``Result.reproducible``.
+      default_params: the defaults of a request without SamplingParams.
       max_len: the longest prompt plus completion, to which ``truncate_prompt_tokens=-1`` cuts prompts.
 
     Attributes:
-      grammars: compiles those of requests with structured outputs.
+      grammars: compiles the grammars of requests with structured outputs.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Frontend:
         priority: int,
         salt: str,
     ) -> Request:
-        """The request that the arguments of ``Engine.request`` make, ``options`` being those that have other names.
+        """The request of the arguments of ``Engine.request``, where ``options`` are those by other names.
 
         Raises:
           ValueError: the prompt or a value cannot be served, or there is not exactly one prompt.
@@ -93,7 +93,7 @@ class Frontend:
         priority: int = 0,
         salt: str = "",
     ) -> Request:
-        """The request that a prompt makes, whose number for messages is ``index``.
+        """The request of a prompt, whose number for messages is ``index``.
 
         Raises:
           ValueError: the prompt or a parameter cannot be served.
@@ -115,8 +115,8 @@ class Frontend:
             completion = Completion(Detokenizer(decode, tokens), *stopping)
         elif params.stop:
             raise ValueError(f"stop={params.stop!r} is text, but the checkpoint has no tokenizer; use stop_token_ids")
-        asked = params.structured_outputs
-        constraint = None if asked is None else self.grammars.constraint(asked, stop_tokens)
+        form = params.structured_outputs
+        constraint = None if form is None else self.grammars.constraint(form, stop_tokens)
         return Request(index, tokens, params, key_data, stop_tokens, completion, priority, salt, bad_words, constraint)
 
     def delta(
@@ -129,11 +129,11 @@ class Frontend:
         longest_text: int | None,
         K: int,
     ) -> Delta:
-        """What is new of a request, ``start`` being the number of its first new token; ``longest_text`` and ``K`` are the
+        """The new tokens of a request, the first of which has the number ``start``; ``longest_text`` and ``K`` are the
         engine's.
 
         Raises:
-          Exception: what the tokenizer raised, unless the request has failed already.
+          Exception: of the tokenizer, unless the request has failed already.
         """
         completion = active.request.watcher
         result = self.result(active, longest_text, K) if finished else None
@@ -151,7 +151,7 @@ class Frontend:
         text = stop_reason = None
         completion = request.watcher
         if isinstance(completion, Completion):
-            if active.outcome == FAILED:  # perhaps because of the tokenizer, which is not asked again
+            if active.outcome == FAILED:  # perhaps because of the tokenizer, which is not called again
                 text = completion.shown
             else:
                 completion.end()
@@ -165,7 +165,7 @@ class Frontend:
             if active.error is not None:
                 stop_reason = f"{type(active.error).__name__}: {active.error}"
         if request.params.max_drafts == 0:
-            longest_text = None  # it is not for lack of positions that rounds drafted nothing
+            longest_text = None  # its rounds drafted nothing by request, not for lack of positions
         stats = Stats.of(K, active.drafted, active.accepted, len(request.prompt), longest_text)
         self._warn_of_limit(request, stats, longest_text)
         return Result(
@@ -183,16 +183,16 @@ class Frontend:
         )
 
     def _logprobs(self, active: ActiveRequest, start: int, end: int) -> list[dict[int, Logprob]] | None:
-        """Those of the new tokens from the one of number ``start`` to before the one of number ``end``."""
+        """Log-probabilities of the new tokens from number ``start`` to before number ``end``."""
         count = active.request.params.logprobs
         if count is None:
             return None
         return self._described(active.tokens[start:end], active.logprobs[start:end], count)
 
     def _prompt_logprobs(self, active: ActiveRequest) -> list[dict[int, Logprob] | None] | None:
-        """Those of the whole prompt; None if they are not wanted, or if it was not read to its end."""
+        """Log-probabilities of the prompt; None if they are not wanted, or if it was not prefilled to its end."""
         prompt, count = active.request.prompt, active.request.params.prompt_logprobs
-        if count is None or active.outcome == FAILED:  # a device that failed has them no more
+        if count is None or active.outcome == FAILED:  # a device that failed has lost them
             return None
         lines = {}
         for start, (length, packed, place) in active.prompt_logprobs.items():
@@ -205,23 +205,23 @@ class Frontend:
         """For each token its ``Logprob`` and those of the ``count`` likeliest, from lines of ``TokenLogprobs.packed``."""
         described = []
         for token, line in zip(tokens, packed, strict=True):
-            found = TokenLogprobs.unpacked(line)
-            one = {token: Logprob(float(found.chosen), int(found.rank), self._decoded(token))}
-            likeliest = zip(found.tokens[:count].tolist(), found.values[:count].tolist(), strict=True)
+            logprobs = TokenLogprobs.unpacked(line)
+            by_token = {token: Logprob(float(logprobs.chosen), int(logprobs.rank), self._decoded(token))}
+            likeliest = zip(logprobs.tokens[:count].tolist(), logprobs.values[:count].tolist(), strict=True)
             for rank, (other, value) in enumerate(likeliest, 1):
                 if other >= 0 and other != token:
-                    one[other] = Logprob(value, rank, self._decoded(other))
-            described.append(one)
+                    by_token[other] = Logprob(value, rank, self._decoded(other))
+            described.append(by_token)
         return described
 
     def _decoded(self, token: int) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)
 
-    def _truncated(self, tokens: list[int], kept: int | None) -> list[int]:
-        """The last ``kept`` tokens; -1 is as many as leave room for one new token."""
-        if kept == -1:
-            kept = None if self._max_len is None else self._max_len - 1
-        return tokens if kept is None else tokens[-kept:]
+    def _truncated(self, tokens: list[int], count: int | None) -> list[int]:
+        """The last ``count`` tokens; -1 is as many as leave room for one new token."""
+        if count == -1:
+            count = None if self._max_len is None else self._max_len - 1
+        return tokens if count is None else tokens[-count:]
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each bad word, as it stands and with a space in front."""
@@ -231,8 +231,8 @@ class Frontend:
         if tokenizer is None:
             raise ValueError(f"bad_words={words!r} is text, but the checkpoint has no tokenizer; use logit_bias")
         texts = dict.fromkeys(text for word in words for text in (word.lstrip(), f" {word.lstrip()}"))
-        found = [encode(tokenizer, text, "bad_words", add_special_tokens=False) for text in texts]
-        return tuple(dict.fromkeys(tuple(tokens) for tokens in found if tokens))
+        encoded = [encode(tokenizer, text, "bad_words", add_special_tokens=False) for text in texts]
+        return tuple(dict.fromkeys(tuple(tokens) for tokens in encoded if tokens))
 
     def _tokens(self, index: int, prompt: Prompt) -> list[int]:
         prompt = text_or_ids(index, prompt)

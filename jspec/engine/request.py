@@ -1,4 +1,4 @@
-"""A request as the engine sees it, and what has become of one that is under way. Nothing here needs JAX."""
+"""A request as the engine sees it, and its progress. Nothing here needs JAX."""
 
 import dataclasses
 import functools
@@ -15,32 +15,32 @@ from jspec.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from jspec.engine.runner.step_io import RoundLog
 
-# What has become of a request: it still decodes; a stop token or stop string ended it; the length limit; logits that are
-# not finite; its caller; an exception. The device knows the first four.
+# Outcomes: the request still decodes; or it was ended by a stop token or stop string, the length limit, logits that are not
+# finite, its client, or an exception. The device knows the first four.
 LIVE, STOPPED, FULL, BROKEN, ABORTED, FAILED = range(6)
 FINISH_REASONS = {STOPPED: "stop", FULL: "length", BROKEN: "error", ABORTED: "abort", FAILED: "error"}
 
 
 class Watcher(Protocol):
-    """What looks at the tokens of a request as the host learns of them: ``jspec.text.stop_strings.Completion``."""
+    """Reads the tokens of a request as the host learns of them: ``jspec.text.stop_strings.Completion``."""
 
     def add(self, tokens: Sequence[int]) -> int | None:
-        """Look at new tokens. Returns how many tokens of the completion to keep if it ends with them, else None."""
+        """Read new tokens. Returns the length of the completion in tokens if it ends with them, else None."""
         ...
 
 
 class Constraint(Watcher, Protocol):
-    """What restricts the tokens of one request: a grammar, for example, which knows how far the completion has come.
+    """Restricts the tokens of one request, as a grammar does, which has a state for the completion so far.
 
-    ``add`` tells it the tokens of the completion. Whatever it raises ends its request alone.
+    ``add`` receives the tokens of the completion. An exception ends its request alone.
     """
 
-    def forced(self, most: int) -> Sequence[int]:
+    def jump_forward(self, most: int) -> Sequence[int]:
         """At most so many tokens with which the completion will very probably go on; they become drafts."""
         ...
 
     def allow(self, drafts: Sequence[int], flags: np.ndarray):
-        """Say which tokens may come at each position, if all drafts before it stand.
+        """Clear the flags of tokens that may not come at each position, if all drafts before it stand.
 
         Args:
           drafts: of a round, in the order of their positions.
@@ -53,7 +53,7 @@ class Constraint(Watcher, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A prompt to complete, and how.
+    """A prompt to complete, and its settings.
 
     Attributes:
       index: the number by which the caller knows this request.
@@ -63,7 +63,7 @@ class Request:
       stop_tokens: ids of the tokens that end it.
       watcher: looks for stop strings. It is given every new token once, but the stop token that ends the request only if
         the text is to include it.
-      priority: requests with a lower number enter first, and are preempted last.
+      priority: requests with a lower number are admitted first, and are preempted last.
       salt: only requests with the same salt share cached pages of their prompts.
       bad_words: the tokens of each of ``params.bad_words``.
       constraint: restricts the tokens; None if every token may come.
@@ -89,16 +89,16 @@ class Request:
 
     def __post_init__(self):
         # ``SamplingParams`` bounds the rest by what arrays hold.
-        what, largest = f"prompt {self.index}", LARGEST_INT
+        name, largest = f"prompt {self.index}", LARGEST_INT
         for token in self.stop_tokens:
-            require(0 <= token <= largest, f"{what}: stop_tokens", token, f"token ids in 0..{largest}")
+            require(0 <= token <= largest, f"{name}: stop_tokens", token, f"token ids in 0..{largest}")
         key = np.asarray(self.key_data)
         ok = key.dtype == np.uint32 and key.shape == (2,)
-        require(ok, f"{what}: key_data", self.key_data, "a Threefry key, uint32 of shape (2,)")
+        require(ok, f"{name}: key_data", self.key_data, "a Threefry key, uint32 of shape (2,)")
 
     @functools.cached_property
     def needs_processing(self) -> bool:
-        """Whether rounds have to process logits for it, or to find log-probabilities."""
+        """Whether rounds have to process logits for it, or to compute log-probabilities."""
         return self.params.needs_processing
 
     @property
@@ -115,38 +115,36 @@ class Request:
 
 @dataclasses.dataclass(eq=False)
 class ActiveRequest:
-    """A request that the engine has accepted; after its end, what has become of it.
+    """A request that the engine has accepted, and its progress.
 
     Attributes:
-      request: what was asked for.
+      request: the request.
       order: its number among all requests of the engine, in the order in which they came.
       client: who has submitted it; neither the scheduler nor the loop looks into it.
       limit: the length at which it is complete.
-      most_slots: how many cache slots it may ever touch.
-      row: the batch row that it occupies; None while it waits, while it is swapped out, and while its last rounds are
-        under way.
+      most_slots: the most cache slots that it may ever use.
+      row: its batch row; None while it waits, while it is swapped out, and while its last rounds are under way.
       pages: the pages that it holds, in the order of its tokens.
-      num_read: how many tokens of its prompt have been read into its pages, or were found there.
+      num_prefilled: how many tokens of its prompt have been prefilled into its pages, or were found there.
       num_cached_tokens: how many of them were found in the prefix cache.
-      decoding: whether its prompt has been read, so that rounds decode it.
-      proposed: whether drafts of it wait on the device to be judged; only those of a constrained request wait.
+      decoding: whether its prompt has been prefilled, so that rounds decode it.
+      proposed: whether drafts of it wait on the device to be verified; only those of a constrained request wait.
       unread_rounds: how many rounds were sent for it whose logs the host has not read yet.
       largest_K: the most drafts of its last round that was sent, or 0 if the drafter has caught up since.
       saved: its state and pages in host memory while it is swapped out, else None; the runner's.
       num_saved_pages: how many pages are in ``saved``.
       tokens: the new tokens so far.
-      sources: for each of them, where it comes from, as ``Result.sources`` says.
+      sources: the source of each of them, as in ``Result.sources``.
       logprobs: for each of them, a line of ``TokenLogprobs.packed``; empty if the request wants none.
       drafted: for each round that counts, how many drafts were verified.
       accepted: for each round that counts, how many of them the target accepted.
-      prompt_logprobs: for each segment of its prompt that was read, by its start: how many tokens it has, and which line of
+      prompt_logprobs: for each prefilled chunk of its prompt, by its start: how many tokens it has, and which line of
         an array, on its way to the host, has ``TokenLogprobs.packed`` of the tokens behind them. Empty if not wanted.
       outcome: LIVE until it ends, then one of the others.
       error: the exception that ended it, if its outcome is FAILED.
-      told: whether its client has got a delta that says that it has ended.
+      end_delivered: whether its client has received its last delta.
       num_preemptions: how often it was preempted.
-      times: when it arrived, first had a row, had its first and its newest token, as ``time.perf_counter`` says; NaN
-        for what has not happened.
+      times: when it arrived, was admitted, had its first and its newest token, by ``time.perf_counter``; NaN for the future.
     """
 
     request: Request
@@ -156,7 +154,7 @@ class ActiveRequest:
     most_slots: int = 0
     row: int | None = None
     pages: list[int] = dataclasses.field(default_factory=list)
-    num_read: int = 0
+    num_prefilled: int = 0
     num_cached_tokens: int = 0
     decoding: bool = False
     proposed: bool = False
@@ -172,13 +170,13 @@ class ActiveRequest:
     prompt_logprobs: dict[int, tuple[int, Any, int]] = dataclasses.field(default_factory=dict)
     outcome: int = LIVE
     error: BaseException | None = None
-    told: bool = False
+    end_delivered: bool = False
     num_preemptions: int = 0
     times: "Times" = dataclasses.field(default_factory=lambda: Times(time.perf_counter()))
 
     @property
     def seniority(self) -> tuple[int, int]:
-        """What requests are sorted by: the smallest goes first, the largest is preempted first."""
+        """The sort key of requests: the smallest goes first, the largest is preempted first."""
         return self.request.priority, self.order
 
     @property
@@ -187,14 +185,14 @@ class ActiveRequest:
         return len(self.request.prompt) + len(self.tokens)
 
     @property
-    def num_to_read(self) -> int:
-        """How many tokens prefill reads: all of the prompt but the last."""
+    def num_to_prefill(self) -> int:
+        """How many tokens are prefilled: all of the prompt but the last."""
         return len(self.request.prompt) - 1
 
-    def follow(self, log: "RoundLog"):
-        """Add what the row of this request did in one call, up to the request's end.
+    def update(self, log: "RoundLog"):
+        """Add the rounds of a call, up to the request's end.
 
-        The device knows nothing of stop strings and may have gone on behind one. Such rounds, and the tokens behind the
+        The device knows no stop strings and may have gone on behind one. Such rounds, and the tokens behind the
         stop string in its own round, are left out. A watcher that raises ends the request as FAILED.
 
         Args:
@@ -215,29 +213,29 @@ class ActiveRequest:
             self._look_at(new)
 
     def _look_at(self, new: list[int]):
-        """Show new tokens, the newest of the completion, to the constraint and to the watcher, which may end it."""
-        request, stop_token_unseen = self.request, 0
+        """Give new tokens to the constraint and to the watcher, which may end the completion."""
+        request, num_hidden = self.request, 0
         if self.outcome == STOPPED and not request.params.include_stop_str_in_output:
-            stop_token_unseen = 1
+            num_hidden = 1  # the stop token
         if request.constraint is not None:
             before = len(self.tokens)
             self._end_if(lambda constraint=request.constraint: constraint.add(new))
             cut = before - len(self.tokens)
-            new, stop_token_unseen = new[: len(new) - cut], 0 if cut else stop_token_unseen
+            new, num_hidden = new[: len(new) - cut], 0 if cut else num_hidden
         if request.watcher is not None and self.outcome != FAILED:
-            self._end_if(lambda watcher=request.watcher: watcher.add(new[: len(new) - stop_token_unseen]))
+            self._end_if(lambda watcher=request.watcher: watcher.add(new[: len(new) - num_hidden]))
 
     def _end_if(self, add: Callable[[], int | None]):
-        """End with as many tokens as a watcher says, if it says so, or because it raises."""
+        """End the completion at the length that a watcher returns, if any, or with its exception."""
         try:
-            keep = add()
+            length = add()
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
-        except BaseException as error:  # a panic of Rust code is no Exception
+        except BaseException as error:  # Rust panics do not derive from Exception
             self.outcome, self.error = FAILED, error
             return
-        if keep is not None:
-            del self.tokens[keep:], self.sources[keep:], self.logprobs[keep:]
+        if length is not None:
+            del self.tokens[length:], self.sources[length:], self.logprobs[length:]
             self.outcome = STOPPED
 
 
@@ -246,6 +244,6 @@ class Times:
     """When something first happened to a request, in seconds of ``time.perf_counter``; NaN if it has not."""
 
     arrived: float
-    entered: float = float("nan")
+    admitted: float = float("nan")
     first_token: float = float("nan")
     newest_token: float = float("nan")

@@ -59,7 +59,7 @@ def budget(
     row_slots = config.max_batch * config.pages_per_row * config.page_size
     logits = config.max_batch * width * target.vocab_size * len(models)
     gathered = max(decoder.kv_bytes(row_slots, size) // decoder.num_layers for decoder in decoders)
-    tokens = config.segment_buckets[-1] * config.chunk
+    tokens = config.chunk_buckets[-1] * config.chunk
     passes = tokens * max(3 * decoder.intermediate_size + 8 * decoder.hidden_size for decoder in decoders) * size
     passes += max(_expanded_bytes(decoder, config) for decoder in decoders)
     return Budget(
@@ -71,7 +71,7 @@ def budget(
 
 def _expanded_bytes(decoder: ModelConfig, config: EngineConfig) -> int:
     """Bytes of the keys and values that a layer of a prefill batch computes from latents, in bfloat16 alone."""
-    pages = config.pages_of_pass(config.segment_buckets[-1])
+    pages = config.pages_of_prefill(config.chunk_buckets[-1])
     if decoder.latent is None or pages is None or config.dtype != "bfloat16":
         return 0
     numbers = decoder.num_heads * (decoder.head_dim + decoder.latent.value_dim)

@@ -1,4 +1,4 @@
-"""How sure a drafter is of its drafts, for whoever cannot have all of them verified."""
+"""A drafter's confidence in its drafts, for verification budgets."""
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +7,9 @@ from jspec.sampling.verify import Proposal
 
 
 def confidence_of(proposal: Proposal) -> jax.Array:
-    """How confident the drafter is of each draft, float32 ``[B, K]`` in 0..1, known before that draft is drawn.
+    """The drafter's confidence in each draft, float32 ``[B, K]`` in 0..1, known before that draft is drawn.
 
-    Drafts that were looked up have none, and get 1/2.
+    Looked-up drafts of a drafter without a model have 1/2.
     """
     if proposal.confidence is not None:
         return proposal.confidence

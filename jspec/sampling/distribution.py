@@ -75,14 +75,15 @@ class Distribution:
 
     @property
     def log_probs(self) -> jax.Array:
-        """log p of every token, float32 ``[B, J, V]``. Greedy requests get those of temperature 1."""
+        """log p of every token, float32 ``[B, J, V]``; for greedy requests that of temperature 1."""
         width = self.warped.logits.shape[2] if self.draft_ids is None else self.draft_ids.shape[0]
         return self.warped.log_prob(width, self.draft_ids)
 
     def log_prob(self, tokens) -> jax.Array:
         """log p of tokens int32 ``[B, J]`` under the first J distributions of each row, float32 ``[B, J]``.
 
-        Greedy requests get the same as others here: that of temperature 1."""
+        For greedy requests it is that of temperature 1.
+        """
         B, J = tokens.shape
         warped, width = self.warped, self.warped.logits.shape[2]
         index = tokens if self.draft_ids is None else self.draft_ids.at[tokens].get(mode="clip")
@@ -110,7 +111,7 @@ def make_distribution(
         assert token.tolist() == [[15]]
     """
     # The distribution is that of the stored logits. Without the barrier XLA may keep bfloat16 logits in float32 for
-    # some readers, and the cutoff, the draw and the ratio would then speak of different numbers.
+    # some readers, and the cutoff, the draw and the ratio would then use different numbers.
     logits = jax.lax.optimization_barrier(logits)
     token, warped = sample(logits, warp.temperature, warp.top_k, warp.top_p, warp.min_p, key_data)
     if vocabulary is None:
@@ -120,8 +121,8 @@ def make_distribution(
 
 
 def leading(flags) -> jax.Array:
-    """How many flags of each row are true before the first that is false: bool ``[B, J]`` -> int32 ``[B]``."""
+    """How many flags of each row are true before the first false one: bool ``[B, J]`` -> int32 ``[B]``."""
     J = flags.shape[1]
     failures = jnp.where(flags, J, jnp.arange(J, dtype=jnp.int32)[None])
-    # In place of jnp.min, whose initial value is a kernel of its own.
+    # Not jnp.min, whose initial value is a kernel of its own.
     return jax.lax.reduce(failures, np.int32(J), jax.lax.min, (1,))

@@ -1,7 +1,8 @@
-"""Which tokens of the target a drafter's logits are of, where it has logits for Vd of the V tokens only.
+"""The draft vocabulary of a drafter that has logits for Vd of the target's V tokens only.
 
-Drafts are drawn from the logits ``[B, J, Vd]`` as they are, and a distribution of drafts stays over the draft vocabulary: a
-token outside has probability 0 in it. Only what is defined by the target's tokens widens the logits to ``[B, J, V]``."""
+Drafts are drawn from the logits ``[B, J, Vd]``, and a distribution of drafts stays over the draft vocabulary: a
+token outside has probability 0 in it. Only operations defined on the target's tokens widen the logits to ``[B, J, V]``.
+"""
 
 import dataclasses
 from typing import Any
@@ -18,8 +19,8 @@ class DraftVocabulary:
     """A draft vocabulary of Vd tokens. Logit i of a drafter is that of token ``tokens[i]``, in any order of tokens.
 
     Attributes:
-      ids: int32 ``[V]``, the index of each token of the target in the draft vocabulary, -1 for a token that is not in there.
-        It may be shorter: tokens past its end are not in there either.
+      ids: int32 ``[V]``, the index of each token of the target in the draft vocabulary, -1 for a token outside of it.
+        It may be shorter: tokens past its end are outside, too.
       tokens: int32 ``[Vd]``, the token of each index.
     """
 
@@ -28,7 +29,7 @@ class DraftVocabulary:
 
     @staticmethod
     def of(module: Any) -> "DraftVocabulary | None":
-        """That of a draft head or a draft model, once ``prepare`` was called; None if it has logits for all tokens."""
+        """The draft vocabulary of a draft head or a draft model, once ``prepare`` was called; None if it has all tokens."""
         ids = getattr(module, "draft_ids", None)  # some kinds of drafters have no draft vocabulary
         return None if ids is None else DraftVocabulary(ids[...], module.draft_tokens[...])
 
@@ -45,5 +46,5 @@ class DraftVocabulary:
         return jnp.take(logits, self.tokens, axis=-1, mode="clip")
 
     def indices(self, tokens) -> jax.Array:
-        """The index of each token, int32 ``[...] -> [...]``, and -1 for what is no token of the draft vocabulary."""
+        """The index of each token, int32 ``[...] -> [...]``, and -1 outside of the draft vocabulary."""
         return jnp.where(tokens >= 0, self.ids.at[tokens].get(mode="fill", fill_value=-1), -1)

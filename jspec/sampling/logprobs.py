@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, and the likeliest tokens beside them."""
+"""Log-probabilities of tokens, and of the likeliest tokens beside them."""
 
 import dataclasses
 from typing import Any
@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 from jspec.sampling.params import MAX_LOGPROBS
 
-_GROUP = 256  # tokens; the likeliest tokens are looked for in the groups that have the largest logits
+_GROUP = 256  # tokens; the likeliest tokens are in the groups that have the largest logits
 PACKED = 2 + 2 * MAX_LOGPROBS  # numbers for each token
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenLogprobs:
-    """What is known of tokens ``[...]``, one of each distribution.
+    """Log-probabilities of tokens ``[...]``, one of each distribution.
 
     Attributes:
       chosen: float32 ``[...]``, the natural logarithm of the token's probability.
@@ -31,20 +31,25 @@ class TokenLogprobs:
     values: Any
 
     def packed(self) -> jax.Array:
-        """All of it in one array, int32 ``[..., PACKED]``."""
+        """All fields in one array, int32 ``[..., PACKED]``."""
         as_int = lambda x: jax.lax.bitcast_convert_type(x, jnp.int32)  # noqa: E731
         parts = as_int(self.chosen)[..., None], self.rank[..., None], self.tokens, as_int(self.values)
         return jnp.concatenate(parts, axis=-1)
 
     @staticmethod
     def unpacked(packed) -> "TokenLogprobs":
-        """What ``packed`` put into an array on the host."""
+        """The inverse of ``packed``, on the host."""
         tokens, values = packed[..., 2 : 2 + MAX_LOGPROBS], packed[..., 2 + MAX_LOGPROBS :]
         return TokenLogprobs(packed[..., 0].view("f4"), packed[..., 1], tokens, values.view("f4"))
 
 
+def as_float32(logits) -> jax.Array:
+    """The stored logits in float32. Without the barrier XLA may skip the rounding to the stored dtype."""
+    return jax.lax.optimization_barrier(logits).astype(jnp.float32)
+
+
 def token_logprobs(logits, tokens) -> TokenLogprobs:
-    """Of tokens int32 ``[..., J]`` under the distributions that logits ``[..., J, V]`` are, at temperature 1."""
+    """Log-probabilities of tokens int32 ``[..., J]`` under logits ``[..., J, V]`` at temperature 1."""
     logits = logits.astype(jnp.float32)
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1, mode="clip")

@@ -1,4 +1,4 @@
-"""What a request asks for."""
+"""Sampling parameters of a request."""
 
 import copy
 import dataclasses
@@ -27,7 +27,7 @@ class SamplingParams:
     The distribution of a token is made from the target's logits in this order: tokens that are not allowed, and bad words,
     are taken out; ``logit_bias`` is added; the repetition penalty multiplies or divides; the frequency and presence
     penalties are subtracted; then it is the softmax of logits / temperature, cut by min-p, then top-k, then top-p (each
-    over what the one before left, ties at a cutoff kept), renormalised. Drafts are drawn from the drafter's logits in
+    over what the one before left, ties at a cutoff remain), renormalised. Drafts are drawn from the drafter's logits in
     the same way, and a drafted token counts as text for the tokens after it.
 
     Args:
@@ -46,16 +46,16 @@ class SamplingParams:
         negative ones multiplied; above 0, and 1 is off.
       frequency_penalty: subtracted from a token's logit as often as the completion has the token; in -2..2.
       presence_penalty: subtracted once if the completion has the token; in -2..2.
-      logit_bias: token id -> what is added to its logit, in -100..100; None is nothing.
+      logit_bias: token id -> a number that is added to its logit, in -100..100; None is nothing.
       allowed_token_ids: the only tokens that may be sampled; None allows all.
-      bad_words: words that the completion will not have. The last token of each is taken out where the completion ends
+      bad_words: words that the completion must not have. The last token of each is taken out where the completion ends
         with the tokens before it. A word is also meant with a space in front.
       n: how many completions. They share the prompt's pages, and completion i has the seed ``seed + i``.
       logprobs: with each token, give its log-probability and those of so many of the likeliest tokens, 0 to 20; None
         gives none. They are of the target's own distribution, before everything above, unless the model was loaded with
         ``logprobs_mode="processed_logprobs"``.
       prompt_logprobs: the same for the tokens of the prompt, of the target's own distribution in any case. Such a prompt is
-        read as a whole, in passes of up to 512 tokens, and not found in the prefix cache.
+        prefilled completely, in batches of up to 512 tokens, and not found in the prefix cache.
       max_drafts: most drafts of a round that are verified for this request; 0 takes none, and None, as any number
         beyond K, as many as the engine makes. The distribution of the text is the same for each.
       detokenize: whether results have text. Stop strings need it.
@@ -130,7 +130,7 @@ class SamplingParams:
         object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
         ok = self.structured_outputs is None or least == 0
         require(ok, "min_tokens", least, "0 beside structured_outputs, whose form says where the text may end")
-        n, kept = self.n, self.truncate_prompt_tokens
+        n, length = self.n, self.truncate_prompt_tokens
         require(is_int(n) and 1 <= n <= MAX_COPIES, "n", n, f"an integer in 1..{MAX_COPIES}")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
@@ -139,11 +139,11 @@ class SamplingParams:
         drafts = self.max_drafts
         ok = drafts is None or (is_int(drafts) and 0 <= drafts <= LARGEST_INT)
         require(ok, "max_drafts", drafts, "None or an integer of at least 0 and below 2^31; 0 takes no drafts")
-        ok = kept is None or (is_int(kept) and (kept == -1 or 1 <= kept <= LARGEST_INT))
-        require(ok, "truncate_prompt_tokens", kept, "None, an integer of at least 1, or -1")
+        ok = length is None or (is_int(length) and (length == -1 or 1 <= length <= LARGEST_INT))
+        require(ok, "truncate_prompt_tokens", length, "None, an integer of at least 1, or -1")
 
     def _check_logits(self):
-        """Check what changes logits before the temperature does."""
+        """Check the parameters that change logits before the temperature."""
         r = self.repetition_penalty
         ok = is_number(r) and 1 / LARGEST_NUMBER <= r <= LARGEST_NUMBER
         require(ok, "repetition_penalty", r, "a number above 0; 1 is off")
@@ -169,7 +169,7 @@ class SamplingParams:
     def _check_ids(self, name: str):
         ids = getattr(self, name)
         if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= LARGEST_INT:
-            return  # in a moment even where there are as many as the vocabulary has
+            return  # fast even for as many ids as the vocabulary has
         for token in ids:
             ok = is_int(token) and 0 <= token <= LARGEST_INT
             require(ok, name, token, "token ids of at least 0 and below 2^31")
@@ -191,28 +191,28 @@ class SamplingParams:
 
     @property
     def processes_logits(self) -> bool:
-        """Whether anything changes logits before the temperature does, stop tokens that come too early apart."""
+        """Whether logits are changed before the temperature, apart from stop tokens that come too early."""
         penalties = self.repetition_penalty != 1, self.frequency_penalty != 0, self.presence_penalty != 0
         return any(penalties) or self.allowed_token_ids is not None or bool(self.logit_bias or self.bad_words)
 
     @property
     def needs_processing(self) -> bool:
-        """Whether rounds have to process logits for this request, or to find log-probabilities."""
+        """Whether rounds have to process logits for this request, or to compute log-probabilities."""
         return self.processes_logits or self.logprobs is not None
 
     def copies(self) -> list["SamplingParams"]:
-        """The n requests that this one stands for, each with n = 1 and a seed of its own, if there is a seed."""
+        """The n requests of these parameters, each with n = 1 and a seed of its own, if there is a seed."""
         if self.n == 1:
             return [self]
-        # They are not built anew: what has been checked is not checked again for each.
+        # Copies are not built anew, because that would repeat the checks for each.
         copies: list[SamplingParams] = [copy.copy(self) for _ in range(self.n)]
-        for i, one in enumerate(copies):
-            object.__setattr__(one, "n", 1)
-            object.__setattr__(one, "seed", None if self.seed is None else (self.seed + i) % 2**63)
+        for i, params in enumerate(copies):
+            object.__setattr__(params, "n", 1)
+            object.__setattr__(params, "seed", None if self.seed is None else (self.seed + i) % 2**63)
         return copies
 
     def most_tokens(self, room: int) -> int:
-        """Most new tokens, where the context has room for so many."""
+        """Most new tokens, where the context has room for ``room``."""
         return room if self.max_tokens is None else min(self.max_tokens, room)
 
     def stop_tokens(self, eos_token_ids: Sequence[int]) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
-"""What a request does to logits before its temperature does: allowed tokens, bad words, biases, penalties, early stops.
+"""Changes of a request's logits before the temperature: allowed tokens, bad words, biases, penalties, early stops.
 
-All of it is computed from the text alone, committed tokens and drafts, so there is nothing to keep, to save or to take back
-when a draft is rejected. The order, and what each of them does, is vLLM's."""
+All of it is computed from the text alone, committed tokens and drafts, so there is no state to save, or to roll back
+when a draft is rejected. Order and meaning are vLLM's.
+"""
 
 import dataclasses
 import functools
@@ -25,17 +26,17 @@ _WORD = 32  # bits
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Processors:
-    """What each row does to its logits, with an axis of rows in front; on the host, that of one request without it.
+    """Changes of each row's logits, with an axis of rows in front; on the host, those of one request without it.
 
     All numbers have four bytes, so that they can be packed with others.
 
     Attributes:
-      active: int32 ``[B]``, 1 if the row changes its logits, 0 if everything else here is without effect.
+      active: int32 ``[B]``, 1 if the row changes its logits, 0 if all other fields are without effect.
       prompt_length: int32 ``[B]``, how many tokens of the text are the prompt.
       repetition, frequency, presence: float32 ``[B]``, the penalties.
       biased: int32 ``[B, MAX_BIASES]``, the tokens that ``bias`` is for, padded with -1.
-      bias: float32 ``[B, MAX_BIASES]``, what is added to their logits.
-      allowed: uint32 ``[B, ceil(V / 32)]``; bit v % 32 of word v // 32 says whether token v may come.
+      bias: float32 ``[B, MAX_BIASES]``, the numbers that are added to their logits.
+      allowed: uint32 ``[B, ceil(V / 32)]``; bit v % 32 of word v // 32 is set if token v may come.
       bad_words: int32 ``[B, MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS]``, words of two tokens or more, each at the end of its
         line and padded with -1 in front. Words of one token are not in ``allowed``.
     """
@@ -54,10 +55,10 @@ class Processors:
     def of(
         params: SamplingParams, prompt_length: int, vocab_size: int, bad_words: Sequence[Sequence[int]] = ()
     ) -> "Processors":
-        """Those of one request, in arrays on the host. ``check`` has passed its values.
+        """The processors of one request, in arrays on the host. ``check`` has passed its values.
 
         Args:
-          params: what the request asks for.
+          params: the request's parameters.
           prompt_length: how many tokens its prompt has.
           vocab_size: V of the target.
           bad_words: the tokens of each bad word.
@@ -68,9 +69,9 @@ class Processors:
 
     @staticmethod
     def none(rows: int, vocab_size: int) -> "Processors":
-        """Those of rows without any, on the device."""
-        one = Processors.of(SamplingParams(), 0, vocab_size)
-        return jax.tree.map(lambda x: jnp.tile(jnp.asarray(x)[None], (rows, *[1] * np.ndim(x))), one)
+        """Processors of inactive rows, on the device."""
+        inactive = Processors.of(SamplingParams(), 0, vocab_size)
+        return jax.tree.map(lambda x: jnp.tile(jnp.asarray(x)[None], (rows, *[1] * np.ndim(x))), inactive)
 
     def process(self, logits, tokens, length, drafts=None, first=0) -> jax.Array:
         """The logits as the requests want them, ``[B, J, V]`` in their dtype; entry j is of position length + first + j.
@@ -79,7 +80,7 @@ class Processors:
 
         Args:
           logits: ``[B, J, V']``, where a drafter may have fewer tokens than V.
-          tokens: int32 ``[B, S]``, the committed tokens; what stands at ``length`` and later means nothing.
+          tokens: int32 ``[B, S]``, the committed tokens; entries at ``length`` and later mean nothing.
           length: int32 ``[B]``.
           drafts: int32 ``[B, n]``, the tokens behind them; entry j depends on the first ``first + j``. None if they are
             not known.
@@ -87,14 +88,14 @@ class Processors:
         """
         B, J, V = logits.shape
         drafts = jnp.zeros((B, 0), jnp.int32) if drafts is None else drafts
-        seen = jnp.arange(drafts.shape[1])[None] < first + jnp.arange(J)[:, None]  # [J, n], the drafts in the text of j
+        in_text = jnp.arange(drafts.shape[1])[None] < first + jnp.arange(J)[:, None]  # [J, n]: draft i precedes entry j
         x = logits.astype(jnp.float32)
         x = jnp.where(_unpacked(self.allowed, V)[:, None], x, -jnp.inf)
         x = self._without_bad_words(x, tokens, length, drafts, first)
         x = jax.vmap(lambda row, at, add: row.at[:, at].add(add, mode="drop"))(
             x, jnp.where(self.biased >= 0, self.biased, V), self.bias
         )
-        x = self._penalised(x, tokens, length, drafts, seen)
+        x = self._penalised(x, tokens, length, drafts, in_text)
         return jnp.where(self.active[:, None, None] > 0, x.astype(logits.dtype), logits)
 
     def _without_bad_words(self, x, tokens, length, drafts, first) -> jax.Array:
@@ -102,7 +103,7 @@ class Processors:
         B, J, V = x.shape
         most, J_index = self.bad_words.shape[-1] - 1, jnp.arange(J)
         text = _with_drafts(tokens, length, drafts)
-        # What stands before each position, [B, J, most]; -2 is before the completion, and equals no token of a word.
+        # The tokens before each position, [B, J, most]; -2 is before the completion, and equals no token of a word.
         at = length[:, None, None] + first + J_index[None, :, None] - most + jnp.arange(most)[None, None]
         before = jnp.take_along_axis(text, jnp.clip(at, 0, text.shape[1] - 1).reshape(B, -1), axis=1).reshape(at.shape)
         before = jnp.where(at >= self.prompt_length[:, None, None], before, -2)
@@ -111,7 +112,7 @@ class Processors:
         row, column = jnp.arange(B)[:, None, None], J_index[None, :, None]
         return x.at[row, column, jnp.where(ends, last, V)].set(-jnp.inf, mode="drop")
 
-    def _penalised(self, x, tokens, length, drafts, seen) -> jax.Array:
+    def _penalised(self, x, tokens, length, drafts, in_text) -> jax.Array:
         B, J, V = x.shape
         place, rows = jnp.arange(tokens.shape[1])[None], jnp.arange(B)[:, None]
         in_prompt = place < self.prompt_length[:, None]
@@ -121,7 +122,7 @@ class Processors:
         counts = jnp.broadcast_to(counts[:, None], (B, J, V))
         vocabulary = jnp.arange(V, dtype=jnp.int32)[None, None]
         for i in range(drafts.shape[1]):  # fused into the kernel that reads the counts
-            counts += (drafts[:, i, None, None] == vocabulary) & seen[None, :, i, None]
+            counts += (drafts[:, i, None, None] == vocabulary) & in_text[None, :, i, None]
         repetition, frequency, presence = (
             penalty[:, None, None] for penalty in (self.repetition, self.frequency, self.presence)
         )
@@ -133,7 +134,7 @@ class Processors:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Processing:
-    """What a round needs to know to process logits: what its rows want, and their texts.
+    """The processing of logits in a round: processors of its rows, and their texts.
 
     Attributes:
       processors: None if no row has any; then only stop tokens that come too early are taken out.
@@ -155,20 +156,21 @@ class Processing:
     def apply(self, logits, drafts=None, first=0, vocabulary: DraftVocabulary | None = None) -> jax.Array:
         """The logits as the requests want them. Arguments as for ``Processors.process``.
 
-        With a draft vocabulary they are ``[B, J, Vd]``, before and after. What rows want of logits is told by token, so they
-        are over all tokens in between; but early stops are taken out where they are."""
+        With a draft vocabulary they are ``[B, J, Vd]``, before and after. Processors are by token, so the logits are
+        widened to all tokens in between; early stops are taken out of the narrow logits.
+        """
         stop_tokens = self.stop_tokens
         if vocabulary is None:
-            logits = self._wanted(logits, drafts, first)
+            logits = self._processed(logits, drafts, first)
         else:
             stop_tokens = vocabulary.indices(stop_tokens)
             if self.processors is not None or self.grammar is not None:
-                logits = vocabulary.narrowed(self._wanted(vocabulary.widened(logits), drafts, first))
+                logits = vocabulary.narrowed(self._processed(vocabulary.widened(logits), drafts, first))
         positions = self.length[:, None] + first + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
         return forbid_early_stops(logits, positions, stop_tokens, self.min_length)
 
-    def _wanted(self, logits, drafts, first) -> jax.Array:
-        """What ``apply`` returns, stop tokens left as they are."""
+    def _processed(self, logits, drafts, first) -> jax.Array:
+        """The logits that ``apply`` returns, with stop tokens as they are."""
         if self.processors is not None:
             logits = self.processors.process(logits, self.tokens, self.length, drafts, first)
         if self.grammar is not None:
@@ -183,10 +185,10 @@ def num_words(vocab_size: int) -> int:
 
 
 def check(params: SamplingParams, vocab_size: int, bad_words: Sequence[Sequence[int]], what: str):
-    """Raise a ValueError if ``Processors`` has no room for what a request wants, or the vocabulary lacks a token of it.
+    """Raise a ValueError if ``Processors`` has no room for a request's values, or the vocabulary lacks one of its tokens.
 
     Args:
-      params: what the request asks for.
+      params: the request's parameters.
       vocab_size: V of the target.
       bad_words: the tokens of each bad word.
       what: the request, for the message.
@@ -212,12 +214,12 @@ def check(params: SamplingParams, vocab_size: int, bad_words: Sequence[Sequence[
 
 @functools.lru_cache(maxsize=8)
 def _inactive(vocab_size: int) -> Processors:
-    """Those of every request that changes nothing, made once: most do not."""
+    """The processors of every request without any, made once: most have none."""
     return _of(SamplingParams(), 0, vocab_size, ())
 
 
 def _of(params: SamplingParams, prompt_length: int, vocab_size: int, bad_words: Sequence[Sequence[int]]) -> Processors:
-    """What ``Processors.of`` returns."""
+    """``Processors.of`` of a request with processors."""
     biased, bias = np.full(MAX_BIASES, _NO_TOKEN, np.int32), np.zeros(MAX_BIASES, np.float32)
     if params.logit_bias:
         biased[: len(params.logit_bias)] = list(params.logit_bias)
@@ -239,7 +241,7 @@ def _of(params: SamplingParams, prompt_length: int, vocab_size: int, bad_words: 
 
 
 def _bits(allowed: Sequence[int] | None, bad: Sequence[int], vocab_size: int) -> np.ndarray:
-    """Which tokens may come, uint32 ``[ceil(V / 32)]``."""
+    """The allowed tokens as bits, uint32 ``[ceil(V / 32)]``."""
     flags = np.full(num_words(vocab_size) * _WORD, allowed is None)
     if allowed is not None:
         flags[list(allowed)] = True

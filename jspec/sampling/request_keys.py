@@ -1,4 +1,4 @@
-"""The random keys of requests: from a seed, from a JAX key, or drawn afresh."""
+"""The random keys of requests: from a seed, from a JAX key, or fresh."""
 
 import secrets
 from collections.abc import Sequence

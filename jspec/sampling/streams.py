@@ -1,10 +1,11 @@
-"""Where noise comes from: every draw has a key of its own, which follows from the request's key and the place of the draw.
+"""The key of every draw: a function of the request's key and the place of the draw, without state.
 
-No state is kept between draws. ``SAMPLE`` noise belongs to an absolute position: whoever draws the token at that position
-with that request key gets the same noise, whatever was drafted before. The other streams belong to a round, which is
-named by the committed length at its start. At most one round starts at a length, so no word of noise is used twice:
-neither in a later round, nor by the accept test after the draft. To share a stream between draft and residual, or to key
-the accept noise of ``block`` by position, would break losslessness silently."""
+``SAMPLE`` noise belongs to an absolute position: every draw of the token at that position with that request key uses the
+same noise, for any drafts before it. The other streams belong to a round, which is identified by the committed length at its
+start. At most one round starts at a length, so no word of noise is used twice: neither in a later round, nor by the accept
+test after the draft. To share a stream between draft and residual, or to key the accept noise of ``block`` by position,
+would break losslessness silently.
+"""
 
 import dataclasses
 import enum
@@ -77,32 +78,34 @@ class RoundNoise:
     def accept_uniforms(self, K: int) -> jax.Array:
         """Uniforms of the accept tests, float32 ``[B, K]`` in (0, 1)."""
         index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (self.length.shape[0], K))
-        key_0, key_1 = self._of_rows()._round_key(Stream.ACCEPT, index)  # apart, they need no kernel to be put together
+        key_0, key_1 = self._of_rows()._round_key(
+            Stream.ACCEPT, index
+        )  # as two arrays they need no kernel that stacks them
         return uniform_of_bits(threefry_bits(key_0, key_1, jnp.uint32(0)))
 
     def last_key(self, accepted, count) -> tuple:
-        """The two words of the key of a round's last draw: of its correction token or of its bonus token.
+        """The two words of the key of a round's last draw: of its recovered token or of its bonus token.
 
         Args:
           accepted: int32 ``[B]``, how many drafts stand.
           count: int32 ``[B]``, how many were valid; if all of them stand, the last token is the bonus token.
         """
-        refused, sampled = self.residual_key(accepted), self.sample_key(accepted)
-        return tuple(jnp.where(accepted < count, *words) for words in zip(refused, sampled, strict=True))
+        recovered, sampled = self.residual_key(accepted), self.sample_key(accepted)
+        return tuple(jnp.where(accepted < count, *words) for words in zip(recovered, sampled, strict=True))
 
     def of_request(self, b) -> "RoundNoise":
-        """In a kernel, of refs: the noise of one request, numbers in place of arrays."""
+        """In a kernel, of refs: the noise of one request, with scalars in place of arrays."""
         column = jnp.int32(0)  # a literal index does not trace in interpret mode of jax 0.10
         words = self.key_data[b, column], self.key_data[b, column + 1]
         return dataclasses.replace(self, key_data=words, length=self.length[b], in_kernel=True)
 
     def of_requests(self) -> "RoundNoise":
-        """The two words of every key apart, each ``[B]``."""
+        """The noise with the two words of every key as separate arrays, each ``[B]``."""
         return dataclasses.replace(self, key_data=(self.key_data[:, 0], self.key_data[:, 1]))
 
     def _of_rows(self) -> "RoundNoise":
-        one = self.of_requests()
-        return dataclasses.replace(one, key_data=tuple(x[:, None] for x in one.key_data), length=self.length[:, None])
+        words = self.of_requests().key_data
+        return dataclasses.replace(self, key_data=tuple(x[:, None] for x in words), length=self.length[:, None])
 
     # The methods below are for noise whose key words are apart (``of_requests``), of any shapes that broadcast.
 

@@ -1,4 +1,4 @@
-"""What a request may ask for of the form of its completion: a JSON schema, a regular expression, a choice or a grammar."""
+"""The form of a completion: a JSON schema, a regular expression, a choice or a grammar."""
 
 import dataclasses
 import json

@@ -5,7 +5,7 @@ from q_0 .. q_{K-1}, p_0 .. p_K the target's distributions after 0 .. K of them,
 
     match      accept while d_i equals the target's own draw from p_i; emit that draw at the first difference, or at k
     rejection  accept while u_i < p_i(d_i) / q_i(d_i); else emit a draw from max(p_i - q_i, 0), or from p_k after k
-    block      accept the longest prefix that its own coin allows: joint over the block, so it looks past a rejection
+    block      accept the longest prefix whose own uniform allows it: joint over all drafts, so it looks past a rejection
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ from jspec.sampling.streams import RoundNoise
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """What a drafter proposes.
+    """The drafts of a round.
 
     Attributes:
       tokens: int32 ``[B, K]``.
       count: int32 ``[B]``, k <= K valid drafts, known before any of them was drawn (or at a stop of the drafter that
         does not look at the token drawn last).
       distribution: the distributions that the tokens were drawn from, K of each row; None if all are point masses.
-      point_mass: bool ``[B, K]``; q_i is 1 at d_i and 0 elsewhere (argmax and n-gram drafts, and those that a grammar
-        forces).
+      point_mass: bool ``[B, K]``; q_i is 1 at d_i and 0 elsewhere (argmax and n-gram drafts, and jump-forward
+        tokens).
       confidence: float32 ``[B, K]``, the drafter's own estimate that draft i is accepted where those before it are. It
         depends on nothing drawn at i or later. None if the drafter has none.
 
@@ -58,17 +58,17 @@ class Proposal:
         return dataclasses.replace(changed, distribution=distribution)
 
 
-class Verdict(NamedTuple):
-    """What a rule decided about the drafts of each row.
+class VerifyResult(NamedTuple):
+    """A rule's decision about the drafts of each row.
 
     Attributes:
       accepted: int32 ``[B]``, how many drafts stand.
-      token: int32 ``[B]``, the correction token or the bonus token that follows them.
+      token: int32 ``[B]``, the recovered token or the bonus token that follows them.
       ok: bool ``[B]``, false where the logits behind ``token`` make no distribution; ``token`` then means nothing.
 
     Example::
 
-        verdict = Verdict(accepted=jnp.array([2]), token=jnp.array([9]), ok=jnp.array([True]))
+        verdict = VerifyResult(accepted=jnp.array([2]), token=jnp.array([9]), ok=jnp.array([True]))
         emitted = verdict.accepted + 1  # drafts that stand, and the token behind them
     """
 
@@ -78,7 +78,7 @@ class Verdict(NamedTuple):
 
 
 class Decide(Protocol):
-    """Has the last word on how many drafts stand; ``sampling.synthetic`` has one that overrules the rule."""
+    """The final decision on how many drafts stand; ``sampling.synthetic`` overrules the rule."""
 
     def __call__(self, accepted: jax.Array, count: jax.Array, noise: RoundNoise) -> jax.Array:
         """How many drafts stand if the rule accepts ``accepted`` of ``count`` valid ones, all int32 ``[B]``."""
@@ -91,7 +91,7 @@ def by_rule(accepted: jax.Array, count: jax.Array, noise: RoundNoise) -> jax.Arr
     return accepted
 
 
-def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
+def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> VerifyResult:
     """Accept drafts that equal the target's own seeded samples.
 
     With ``coupled`` drafts the acceptance is a(p, q) = sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and
@@ -119,13 +119,13 @@ def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Dec
     valid = _valid(distribution, proposal)
     K = proposal.tokens.shape[1]
     same, accepted = (proposal.tokens == sampled[:, :K]) & valid, jnp.zeros(B, jnp.int32)
-    for i in reversed(range(K)):  # ``leading``, and what follows, in one kernel
+    for i in reversed(range(K)):  # ``leading`` and the rule's end in one kernel
         accepted = jnp.where(same[:, i], accepted + 1, 0)
     accepted = decide(accepted, leading(valid), noise)
-    return Verdict(accepted, _pick(sampled, accepted), _pick(distribution.finite, accepted))
+    return VerifyResult(accepted, _pick(sampled, accepted), _pick(distribution.finite, accepted))
 
 
-def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
+def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> VerifyResult:
     """Token-level speculative sampling (Leviathan et al., 2023; Chen et al., 2023). Arguments as for ``match``.
 
     Example::
@@ -133,8 +133,8 @@ def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide:
         proposal = Proposal(jnp.array([[5, 7]]), jnp.array([2]), None, jnp.ones((1, 2), bool))  # K = 2 point masses
         noise = RoundNoise(jnp.array([[0, 7]], jnp.uint32), jnp.array([10]))
         warp = Warp(jnp.array([0.8]), jnp.array([0]), jnp.array([1.0]), jnp.array([0.0]))
-        verdict = rejection(jnp.zeros((1, 3, 16)), warp, proposal, noise)
-        assert 0 <= int(verdict.accepted[0]) <= 2
+        result = rejection(jnp.zeros((1, 3, 16)), warp, proposal, noise)
+        assert 0 <= int(result.accepted[0]) <= 2
     """
     distribution, best = make_distribution(logits, warp)
     valid = _valid(distribution, proposal)
@@ -142,10 +142,10 @@ def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide:
     accepted = decide(leading((jnp.log(u) < _log_ratio(distribution, best, proposal)) & valid), leading(valid), noise)
     residual = _residual(distribution, proposal)
     token, ok = residual_sample(residual, residual_masses(residual, accepted), accepted, noise, best)
-    return Verdict(accepted, token, ok)
+    return VerifyResult(accepted, token, ok)
 
 
-def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
+def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> VerifyResult:
     """Block verification (Sun et al., 2024): accepts at least as much as ``rejection``. Arguments as for ``match``.
 
     With w_0 = 1, w_{i+1} = min(w_i p_i(d_i) / q_i(d_i), 1) and R_i the mass of max(w_i p_i - q_i, 0), the prefix of i
@@ -169,7 +169,7 @@ def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Dec
 
     residual = _residual(distribution, proposal, log_w)
     masses = residual_masses(residual)
-    # Without the barrier the sum is fused with what follows, and a single lane adds up a row.
+    # Without the barrier the sum is fused with its consumers, and a single lane adds up a row.
     mass = jax.lax.optimization_barrier(jnp.sum(masses, axis=-1))[:, :K]
     w = jnp.exp(log_w[:, :K])
     passes = jnp.where(w >= 1, 1.0, mass / (mass + 1 - w))  # h_0 .. h_{K-1}
@@ -179,10 +179,10 @@ def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Dec
     longest = jax.lax.reduce(jnp.where(stands, prefix, 0), np.int32(0), jax.lax.max, (1,))
     accepted = decide(longest, count, noise)
     token, ok = residual_sample(residual, masses, accepted, noise, best)
-    return Verdict(accepted, token, ok)
+    return VerifyResult(accepted, token, ok)
 
 
-RULES: dict[str, Callable[..., Verdict]] = {
+RULES: dict[str, Callable[..., VerifyResult]] = {
     "match": match,
     "rejection": rejection,
     "block": block,
@@ -192,7 +192,8 @@ RULES: dict[str, Callable[..., Verdict]] = {
 def _valid(distribution: Distribution, proposal: Proposal):
     """Whether each draft may be accepted if those before it are, bool ``[B, K]``.
 
-    It may not if the target's logits there make no distribution, which ends the request."""
+    It may not if the target's logits there make no distribution, which ends the request.
+    """
     K = proposal.tokens.shape[1]
     return distribution.finite[:, :K] & (jnp.arange(K, dtype=jnp.int32)[None] < proposal.count[:, None])
 
@@ -208,15 +209,15 @@ def _log_ratio(distribution: Distribution, best, proposal: Proposal):
 
 
 def _residual(distribution: Distribution, proposal: Proposal, log_weight=None) -> Residual:
-    """What the token after the accepted drafts is drawn from, for every number of them."""
+    """The distribution of the token after the accepted drafts, for every number of them."""
     q = distribution if proposal.distribution is None else proposal.distribution
-    drafted = proposal.tokens, proposal.point_mass, proposal.count
-    return Residual(distribution.warped, q.warped, *drafted, log_weight, q.draft_ids)
+    drafts = proposal.tokens, proposal.point_mass, proposal.count
+    return Residual(distribution.warped, q.warped, *drafts, log_weight, q.draft_ids)
 
 
 def _pick(values, index):
     """One value of each row: ``values[b, index[b]]``, ``[B, J], [B] -> [B]``."""
     picked = values[:, 0]
-    for i in range(1, values.shape[1]):  # fused with what makes the index, as a gather is not
+    for i in range(1, values.shape[1]):  # fused with the index computation, unlike a gather
         picked = jnp.where(index == i, values[:, i], picked)
     return picked

@@ -15,8 +15,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jspec.config import ModelConfig
-from jspec.engine.multihost.batch_sharded_verify import Dealing
-from jspec.engine.multihost.shard_map import Spread
+from jspec.engine.multihost.batch_sharded_verify import BatchSharding
+from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models.decoder import Decoder
 from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView
@@ -47,24 +47,24 @@ class OwnWindows:
 
     def embed(self, tokens) -> jax.Array:
         """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``."""
-        dealing = self._dealing(tokens)
-        return dealing.mine(self.target.embed(dealing.everyone(tokens)))
+        sharding = self._batch_sharding(tokens)
+        return sharding.local_rows(self.target.embed(sharding.all_rows(tokens)))
 
     def with_auxiliary(self, tokens, positions, cache, view: CausalView, aux_layers: tuple[int, ...]):
         """Hidden states ``[B, T, D]``, features ``[B, T, E]`` and the cache of all windows; see ``Decoder``."""
-        dealing = self._dealing(tokens)
-        tokens, positions, view = jax.tree.map(dealing.everyone, (tokens, positions, view))
+        sharding = self._batch_sharding(tokens)
+        tokens, positions, view = jax.tree.map(sharding.all_rows, (tokens, positions, view))
         hidden, features, cache = self.target.with_auxiliary(tokens, positions, cache, view, aux_layers)
-        return dealing.mine(hidden), dealing.mine(features), cache
+        return sharding.local_rows(hidden), sharding.local_rows(features), cache
 
     def logits(self, hidden) -> jax.Array:
         """``[B, T, D] -> [B, T, V]`` in the target's dtype."""
-        dealing = self._dealing(hidden)
-        return dealing.logits(self.target, dealing.everyone(hidden))
+        sharding = self._batch_sharding(hidden)
+        return sharding.logits(self.target, sharding.all_rows(hidden))
 
     def before_head(self, hidden) -> jax.Array:
         """Inputs of the output head for all windows, ``[n B, T, D]``, from hidden states of the own ones, ``[B, T, D]``."""
-        return self.target.before_head(self._dealing(hidden).everyone(hidden))
+        return self.target.before_head(self._batch_sharding(hidden).all_rows(hidden))
 
     def scaled_logits(self, products) -> jax.Array:
         """Logits of the own windows ``[B, T, V]``, from the products of ``before_head`` and ``output_weight``, which are
@@ -81,10 +81,10 @@ class OwnWindows:
         """The scales of this part if it is quantised, float32 ``[V / n]``, or None."""
         return self.target.output_scale
 
-    def _dealing(self, own) -> Dealing:
+    def _batch_sharding(self, own) -> BatchSharding:
         shards = self.target.shards
         assert shards is not None
-        return Dealing(shards, len(own))
+        return BatchSharding(shards, len(own))
 
 
 def sharded_loss(objective: Objective, target: Decoder, dtype: str) -> Loss:
@@ -99,16 +99,16 @@ def sharded_loss(objective: Objective, target: Decoder, dtype: str) -> Loss:
       target: the sharded target.
       dtype: ``bfloat16`` or ``float32``, in which target and head compute.
     """
-    spread, shards, merge = Spread.of(target, None), target.shards, flatten(target).merge
+    spread, shards, merge = ProgramSharding.of(target, None), target.shards, flatten(target).merge
     assert spread is not None
     assert shards is not None
     loss = loss_of(objective, lambda leaves: OwnWindows(merge(leaves)), dtype, shards.axis)
     given = _REPLICATED, (list(spread.leaves[0]), _REPLICATED), PartitionSpec(shards.axis), _REPLICATED
-    each = spread.over(lambda *args: loss(*args)[None], given, PartitionSpec(shards.axis))
+    each = spread.shard_map(lambda *args: loss(*args)[None], given, PartitionSpec(shards.axis))
     return lambda *args: each(*args).mean()
 
 
 def replicate_beside(target: Any, arrays: Any) -> Any:
     """A draft head, or a pytree of arrays, replicated on the devices of a sharded target; unchanged for an unsharded one."""
-    spread = Spread.of(target, None)
+    spread = ProgramSharding.of(target, None)
     return arrays if spread is None else on_every_device(arrays, spread.mesh)

@@ -122,13 +122,13 @@ def test_too_long_turn_is_left_out(monkeypatch, capsys, loaded, prompts):
 
 
 def test_failed_response_is_left_out(monkeypatch, capsys, loaded, prompts, llm):
-    carry_out = llm.engine.runner.carry_out
+    execute = llm.engine.runner.execute
 
     def fail_once(*_):
-        monkeypatch.setattr(llm.engine.runner, "carry_out", carry_out)
+        monkeypatch.setattr(llm.engine.runner, "execute", execute)
         raise OSError("a broken device")
 
-    monkeypatch.setattr(llm.engine.runner, "carry_out", fail_once)
+    monkeypatch.setattr(llm.engine.runner, "execute", fail_once)
     assert chat(monkeypatch, "one\ntwo\n") == 2
     out, err = capsys.readouterr()
     assert err.startswith("jspec chat: the response failed: OSError: a broken device; the last turn is left out\n")

@@ -30,9 +30,9 @@ WHICH = [
     "decode 16 rows",
     "decode 16 rows, processing",
     "draft 16 rows",
-    "judge 16 rows",
-    "prefill of 2 segments",
-    "prefill of 64 segments",
+    "verify 16 rows",
+    "prefill of 2 chunks",
+    "prefill of 64 chunks",
     "catch_up",
     "save",
     "restore",
@@ -57,9 +57,9 @@ def program(which: str):
         "decode 16 rows": programs.decode[16, K, None],
         "decode 16 rows, processing": programs.processing_decode[16],
         "draft 16 rows": programs.draft[16],
-        "judge 16 rows": programs.judge[16],
-        "prefill of 2 segments": programs.prefill[2],
-        "prefill of 64 segments": programs.prefill[64],
+        "verify 16 rows": programs.verify[16],
+        "prefill of 2 chunks": programs.prefill[2],
+        "prefill of 64 chunks": programs.prefill[64],
         "catch_up": programs.catch_up,
         "save": programs.save,
         "restore": programs.restore,
@@ -73,7 +73,7 @@ def compiled(which: str):
     args = (chosen.idle,) if isinstance(chosen, PackedProgram) else (row, pages)
     if which == "restore":
         args = *args, jax.eval_shape(save, state, row, pages)
-    if which == "judge 16 rows":
+    if which == "verify 16 rows":
         drafting = programs.draft[16]
         args = jax.eval_shape(drafting.function, leaves, state, drafting.idle)[1], *args
     before = (leaves, state) if chosen.donate == WEIGHTS_THEN_STATE else (state,)

@@ -16,7 +16,7 @@ from benchmarks.rounds.programs import Decoding, decoding_program
 from benchmarks.shapes import GPT_OSS_20B, LLAMA_8B
 from jspec.config import Shards
 from jspec.config.sharding import AXIS
-from jspec.engine.multihost.shard_map import Spread
+from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models.sharding import abstract_shards
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -35,7 +35,7 @@ def text(model: str, batch: int, layers: int) -> str:
     config = dataclasses.replace(MODELS[model], num_layers=layers, windows=MODELS[model].windows[:layers])
     mesh = gpus(SHARDS.count, AXIS)
     target = abstract_shards(config, SHARDS, mesh)
-    spread = Spread.of(target, None)
+    spread = ProgramSharding.of(target, None)
     assert spread is not None
     what = Decoding(None, 0, batch, start=512, new=256)
     program = decoding_program(target, None, None, what.engine_config("bfloat16"), what)

@@ -275,7 +275,7 @@ def test_model_sizes_follow_from_the_config():
 def test_mixture_has_larger_prefill_batches_unless_a_size_is_given():
     dense, mixture = model(), model(experts=experts())
     fast = EngineConfig(reproducible=False, max_len=8192)
-    sizes = [fast.for_target(target).segment_buckets[-1] * fast.chunk for target in (dense, mixture)]
+    sizes = [fast.for_target(target).chunk_buckets[-1] * fast.chunk for target in (dense, mixture)]
     assert sizes == [4096, 8192]
     for asked in (EngineConfig(), dataclasses.replace(fast, prefill_tokens=1024)):
         assert asked.for_target(mixture) == asked
@@ -287,10 +287,10 @@ def test_latents_have_larger_chunks_unless_a_size_is_given():
         config = asked.for_target(target)
         assert config.expand_latents
         assert config.chunk == 128
-        assert config.segment_buckets[-1] * config.chunk == asked.segment_buckets[-1] * asked.chunk
+        assert config.chunk_buckets[-1] * config.chunk == asked.chunk_buckets[-1] * asked.chunk
         assert asked.chunk == 32
     assert EngineConfig(prefill_chunk=16).for_target(target).chunk == 16
     assert EngineConfig(prefill_tokens=64).for_target(target).chunk == 64
     assert not EngineConfig().for_target(model()).expand_latents
     glm = EngineConfig(reproducible=False, max_len=8192).for_target(GLM_47_FLASH)
-    assert (glm.chunk, glm.segment_buckets[-1]) == (128, 64)
+    assert (glm.chunk, glm.chunk_buckets[-1]) == (128, 64)

@@ -1,4 +1,4 @@
-"""What a confidence head says of a draft is known before that draft is drawn."""
+"""The output of a confidence head for a draft is known before that draft is drawn."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.runner.state import init_state
 from jspec.engine.runner.step import DecodeStep
-from jspec.engine.runner.step_io import Segments
+from jspec.engine.runner.step_io import PrefillInputs
 from jspec.models.flatten import flatten
 
 K, ROWS, SEEDS = 4, CONFIG.max_batch, 12
@@ -43,7 +43,7 @@ def proposals(config):
         entry = request(row, len(PROMPT))
         tokens = padded[None, : CONFIG.prefill_chunk + 1]
         where = np.array([0]), np.array([len(PROMPT) - 1]), entry.table[None]
-        state = entered(prefill(leaves, state, Segments(np.array([row]), tokens, *where)), row, padded, entry)
+        state = entered(prefill(leaves, state, PrefillInputs(np.array([row]), tokens, *where)), row, padded, entry)
     keys = jax.random.bits(jax.random.key(0), (SEEDS, ROWS, 2), jnp.uint32)
     found = [drafted(leaves, state, key) for key in keys]
     return head, [np.concatenate(field) for field in zip(*found, strict=True)]

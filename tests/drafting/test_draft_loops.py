@@ -1,4 +1,4 @@
-"""The passes of a drafter give the same tokens whether they are unrolled, as on a GPU, or a loop, as in most tests."""
+"""Drafters give the same tokens with unrolled passes, as on a GPU, and with a loop, as in most tests."""
 
 import pytest
 from engines import decode, engine, ragged_prompts, tokens_of

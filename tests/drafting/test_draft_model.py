@@ -1,4 +1,4 @@
-"""A draft model that differs from its target: in vocabulary, in positions, in temperature, or by logits that are NaN."""
+"""Draft models that differ from their target: in vocabulary, positions, temperature, or by NaN logits."""
 
 import dataclasses
 import functools
@@ -76,7 +76,7 @@ def proposal_of(draft: Bigram, temperature, stop_token=-1, min_length=0, **specu
 
 
 @pytest.mark.parametrize(("verify", "draft_vocab"), [("rejection", 20), ("block", 20), ("match", 35)])
-def test_a_narrower_or_wider_draft_vocabulary(verify, draft_vocab):
+def test_greedy_text_with_a_narrower_or_wider_draft_vocabulary(verify, draft_vocab):
     """Tokens that the draft model lacks are never drafted, and tokens that the target lacks are never emitted."""
     table = 40.0 * np.eye(draft_vocab)[(np.arange(draft_vocab) + 1) % draft_vocab]
     if draft_vocab > V:
@@ -94,7 +94,7 @@ def test_a_narrower_or_wider_draft_vocabulary(verify, draft_vocab):
     assert max(max(tokens) for tokens in tokens_of(sampled)) >= 20
 
 
-def test_nothing_is_drafted_past_the_drafts_positions():
+def test_no_draft_past_the_draft_models_positions():
     """Draft i is drawn by the pass that reads position length - 1 + i. Here the draft model has positions 0 .. 19."""
     short = table_engine(bigram(successor_table()), bigram(successor_table(), max_position=20))
     prompts = [[3], list(range(10)), list(range(25))]
@@ -108,7 +108,7 @@ def test_nothing_is_drafted_past_the_drafts_positions():
         assert progress.drafted == progress.accepted == expected
 
 
-def test_a_real_draft_with_fewer_positions_than_its_target():
+def test_draft_model_with_fewer_positions_stops_drafting_past_them():
     shorter = build(dataclasses.replace(draft().config, max_position=18), flat_params(draft()))
     prompts = ragged_prompts()
     progresses = decode(engine("draft_model", 2, "rejection", models=(draft(), shorter)), prompts)
@@ -137,7 +137,7 @@ def test_argmax_drafts_are_the_likeliest_and_sampled_ones_vary():
     assert len(set(map(tuple, drawn))) == B
 
 
-def test_the_drafts_temperature_is_its_own():
+def test_draft_temperature_replaces_the_requests():
     model = bigram(successor_table())
     temperatures = [0.0, 0.5, 1.0, 2.0, 4.0]
     hot = proposal_of(model, temperatures, draft_sampling="sample", draft_temperature=4.0)
@@ -149,7 +149,7 @@ def test_the_drafts_temperature_is_its_own():
     np.testing.assert_allclose(own.distribution.warped.scale[:, 0], [1, 2, 1, 0.5, 0.25], rtol=1e-6)
 
 
-def test_coupled_drafts_are_what_the_target_would_draw():
+def test_coupled_drafts_equal_the_targets_own_draws():
     model = bigram(np.zeros((V, V)))
     coupled = proposal_of(model, [1.0] * B, verify="match", draft_sampling="coupled").tokens
     noise = RoundNoise(jnp.stack([jnp.arange(B, dtype=jnp.uint32)] * 2, axis=1), jnp.full(B, 3, jnp.int32))
@@ -161,7 +161,7 @@ def test_coupled_drafts_are_what_the_target_would_draw():
     assert not np.any(np.all(coupled == independent, axis=1))
 
 
-def test_a_draft_row_that_is_no_distribution_ends_the_drafts():
+def test_drafts_end_at_a_row_without_a_distribution():
     table = successor_table()
     table[4] = np.nan  # 3 and 4 are proposed; what follows 4 is unknown
     assert proposal_of(bigram(table), [0.0, 1.0] + [1.0] * 3, draft_sampling="sample").count.tolist() == [2] * B
@@ -177,7 +177,7 @@ def test_stop_tokens_are_not_drafted_before_min_tokens():
     assert jnp.all(drafted.distribution.log_prob(jnp.full((B, K), 9, jnp.int32))[:, :2] == -jnp.inf)
 
 
-def test_an_equal_draft_is_accepted_whole_under_min_tokens():
+def test_all_drafts_of_an_equal_model_are_accepted_under_min_tokens():
     """Stop tokens are forbidden to the draft model too. If not, rounds before min_tokens would lose their drafts."""
     model = bigram(3.0 * np.eye(V)[np.full(V, 9)])
     params = SamplingParams(temperature=1.0, max_tokens=30, min_tokens=20, stop_token_ids=[9])

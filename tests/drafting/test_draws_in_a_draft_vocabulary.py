@@ -1,4 +1,4 @@
-"""Drafts of a drafter that has logits for some tokens only: which tokens are drawn, from which distributions."""
+"""Drafts from logits over a draft vocabulary: their tokens and distributions."""
 
 import dataclasses
 import types
@@ -11,7 +11,7 @@ import pytest
 from lossless.table_model import TableConfig
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Forced
+from jspec.drafting.base import Context, FixedDrafts
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.drawing import Drawing
 from jspec.models.heads.draft_vocabulary import tokens_of
@@ -47,12 +47,12 @@ def processing(params=None, stop=-1, min_length=0) -> Processing:
 
 
 def draw(
-    how: Any = "sample", wants=None, forced=None, vocabulary: DraftVocabulary | None = VOCABULARY, logits=LOGITS, seed=1
+    how: Any = "sample", wants=None, fixed=None, vocabulary: DraftVocabulary | None = VOCABULARY, logits=LOGITS, seed=1
 ):
     """``Drawing.draw`` of all drafts at once, and the drawing."""
     noise = RoundNoise(jax.random.key_data(jax.random.split(jax.random.key(seed), B)), jnp.full(B, 5, jnp.int32))
     parts = dict.fromkeys(("tokens", "length", "previous", "features", "live", "room", "table"))
-    context = Context(**parts, warp=WARP, processing=wants or processing(), noise=noise, forced=forced)  # pyright: ignore[reportArgumentType]
+    context = Context(**parts, warp=WARP, processing=wants or processing(), noise=noise, fixed=fixed)  # pyright: ignore[reportArgumentType]
     drawing = Drawing(Speculation(J, "match", how), context, "eagle", vocabulary)
     return *drawing.draw(logits, 0), drawing
 
@@ -65,7 +65,7 @@ def assert_same(narrow: Distribution, wide: Distribution):
         np.testing.assert_allclose(narrow.log_prob(one), wide.log_prob(one), rtol=1e-5, atol=1e-5)
 
 
-def test_the_token_of_each_index():
+def test_each_index_maps_to_its_token():
     np.testing.assert_array_equal(tokens_of(IDS, len(TOKENS)), TOKENS)
     np.testing.assert_array_equal(VOCABULARY.indices(jnp.array([0, 1, 9, -1, V, V + 5])), [4, -1, 0, -1, -1, -1])
     np.testing.assert_array_equal(VOCABULARY.narrowed(VOCABULARY.widened(LOGITS)), LOGITS)
@@ -74,14 +74,14 @@ def test_the_token_of_each_index():
     np.testing.assert_array_equal(short.indices(jnp.array([7, 9])), [3, -1])
 
 
-def test_the_distributions_are_those_of_logits_over_all_tokens():
+def test_distributions_equal_those_of_logits_over_all_tokens():
     narrow, _, _ = draw()
     wide, _ = make_distribution(over_vocabulary(LOGITS, IDS), WARP)
     assert narrow.warped.logits.shape == LOGITS.shape
     assert_same(narrow, wide)
 
 
-def test_tokens_are_drawn_from_them():
+def test_tokens_follow_their_distributions():
     many = jnp.broadcast_to(LOGITS[:1], (B, J, len(TOKENS)))
     drawn = np.concatenate([np.asarray(draw(seed=seed, logits=many)[1][0]) for seed in range(300)])
     expected = np.exp(np.asarray(draw(logits=many)[0].log_probs)[0]).mean(axis=0)
@@ -97,7 +97,7 @@ def test_an_early_stop_token_is_found_in_the_draft_vocabulary():
         assert_same(found, wide)
 
 
-def test_processors_act_on_tokens():
+def test_processors_apply_to_tokens_not_indices():
     params = SamplingParams(repetition_penalty=1.7, logit_bias={9: 2.0, 3: 5.0}, allowed_token_ids=[9, 2, 3, 4, 0])
     wants = processing(params, stop=2, min_length=6)
     found, tokens, _ = draw(wants=wants)
@@ -107,12 +107,12 @@ def test_processors_act_on_tokens():
     assert set(np.unique(tokens)) <= {9, 2, 4, 0}
 
 
-def test_a_row_without_processors_draws_what_it_draws_without_neighbours():
+def test_a_row_without_processors_ignores_its_neighbours():
     idle = processing(SamplingParams())
     np.testing.assert_array_equal(draw(wants=idle)[1], draw()[1])
 
 
-def test_coupled_drafts_have_the_noise_of_the_targets_tokens():
+def test_coupled_drafts_use_the_noise_of_the_targets_tokens():
     found, tokens, _ = draw("coupled")
     wide, same, _ = draw("coupled", vocabulary=None, logits=over_vocabulary(LOGITS, IDS))
     assert found.draft_ids is None
@@ -120,9 +120,9 @@ def test_coupled_drafts_have_the_noise_of_the_targets_tokens():
     assert_same(found, wide)
 
 
-def test_a_forced_draft_may_be_outside_of_the_draft_vocabulary():
-    forced = Forced(jnp.full((B, J), 5, jnp.int32), jnp.array([0, 1, 2, 3], jnp.int32))
-    distribution, tokens, drawing = draw(forced=forced)
+def test_a_fixed_draft_may_be_outside_of_the_draft_vocabulary():
+    fixed = FixedDrafts(jnp.full((B, J), 5, jnp.int32), jnp.array([0, 1, 2, 3], jnp.int32))
+    distribution, tokens, drawing = draw(fixed=fixed)
     proposal = drawing.proposal(distribution, tokens, jnp.full(B, J, jnp.int32))
     np.testing.assert_array_equal(tokens == 5, np.arange(J) < np.arange(B)[:, None])
     assert proposal.point_mass[tokens == 5].all()
@@ -144,7 +144,7 @@ def test_a_token_that_the_target_lacks_is_not_drafted():
 
 
 @pytest.mark.parametrize("vocabulary", [VOCABULARY, None], ids=["reduced", "whole"])
-def test_rows_of_a_proposal(vocabulary):
+def test_proposal_by_row_indexes_every_array_with_rows(vocabulary):
     distribution, tokens, _ = draw(vocabulary=vocabulary)
     proposal = Proposal(tokens, jnp.full(B, J, jnp.int32), distribution, jnp.zeros((B, J), bool))
     some = proposal.by_row(lambda x: x[1:3])

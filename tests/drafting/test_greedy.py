@@ -1,4 +1,4 @@
-"""Greedy speculative output is, token for token, what the target alone says is likeliest next."""
+"""Greedy speculative output equals the target's own, token for token."""
 
 import dataclasses
 

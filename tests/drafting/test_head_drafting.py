@@ -22,10 +22,10 @@ from jspec.config.heads import BlockConfig, PardConfig
 from jspec.drafting.methods import drafter_for
 from jspec.engine.runner.state import init_state
 from jspec.engine.runner.step import DecodeStep
-from jspec.engine.runner.step_io import Segments
+from jspec.engine.runner.step_io import PrefillInputs
 from jspec.models import build_head, flat_params
 from jspec.models.flatten import flatten
-from jspec.sampling.verify import Verdict
+from jspec.sampling.verify import VerifyResult
 
 PROMPTS = ragged_prompts((1, 6, 24))  # the last is read in three chunks
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -56,22 +56,22 @@ class Bench:
         def step(leaves, verify=never) -> DecodeStep:
             return DecodeStep(target(), make_drafter(target(), merge(leaves)), verify, width=K + 2)
 
-        def forced_round(leaves, state, accepted, token):
-            seen = {}
+        def scripted_round(leaves, state, accepted, token):
+            captured = {}
 
             def verify(logits, warp, proposal, noise):
-                seen.update(logits=logits, proposal=proposal)
-                return Verdict(jnp.minimum(accepted, proposal.count), token, jnp.ones(3, bool))
+                captured.update(logits=logits, proposal=proposal)
+                return VerifyResult(jnp.minimum(accepted, proposal.count), token, jnp.ones(3, bool))
 
             state, log = step(leaves, verify).round(state)
-            return state, log, seen["logits"], seen["proposal"]
+            return state, log, captured["logits"], captured["proposal"]
 
         def causal_pass(leaves, text, length):
             return causal_drafts(self.config, merge_unprepared(leaves), target(), text, length, K)
 
         self.drafter = make_drafter(target(), serving(self.config, self.head))
         self.prefill = compile_fast(lambda leaves, *args: step(leaves).prefill(*args))
-        self.round, self.causal_pass = compile_fast(forced_round), compile_fast(causal_pass)
+        self.round, self.causal_pass = compile_fast(scripted_round), compile_fast(causal_pass)
 
     def admitted(self, leaves):
         """The state with the three prompts, one in each row. Cache slots that the draft head has not written are NaN."""
@@ -85,7 +85,7 @@ class Bench:
                 count = min(C, len(prompt) - 1 - start)
                 where = np.array([start]), np.array([count]), entry.table[None]
                 state = self.prefill(
-                    leaves, state, Segments(np.array([row]), padded[None, start : start + C + 1], *where)
+                    leaves, state, PrefillInputs(np.array([row]), padded[None, start : start + C + 1], *where)
                 )
             state = entered(state, row, padded[:MAX_LEN], entry)
         return state
@@ -102,7 +102,7 @@ class Bench:
         return max(min(self.K, slots), 0) if length > 1 else 0
 
     def looked_up(self, text) -> list[int]:
-        """The drafts that are looked up after a text; none if none are."""
+        """The looked-up drafts after a text, if any."""
         found = lookup(text, 1, 8, self.K) if self.lookup else None
         return (found or [])[: MAX_LEN - 1 - len(text)]
 
@@ -264,7 +264,7 @@ def test_cache_and_proposals_beside_lookup(name, K, pattern):
         ("medusa", 4, "heads.2.head.weight", 0),  # the third draft, always
     ],
 )
-def test_drafts_end_before_the_first_that_has_no_distribution(name, K, parameter, at):
+def test_drafts_end_before_the_first_without_a_distribution(name, K, parameter, at):
     """A NaN in one draft also leaves nothing behind that later rounds read, unless that token is committed."""
     play = bench(name, K)
     params = flat_params(play.head)

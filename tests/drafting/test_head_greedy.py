@@ -63,7 +63,7 @@ def test_speculative_equals_plain(name, verify):
 
 
 @pytest.mark.parametrize(("name", "verify"), EVERY)
-def test_every_round_accepts_what_a_pass_without_cache_drafts(name, verify):
+def test_every_round_accepts_the_drafts_of_a_pass_without_cache(name, verify):
     """The rounds run in the engine, with chunked prompts, pages that change owners, and rows that come and go."""
     progresses = decode(an_engine(name, verify), PROMPTS)
     texts, lengths, drafted, accepted = [], [], [], []
@@ -87,7 +87,7 @@ def test_every_round_accepts_what_a_pass_without_cache_drafts(name, verify):
 
 
 @pytest.mark.parametrize("name", COUPLED)
-def test_match_with_coupled_drafts_is_drafter_invariant(name):
+def test_text_of_match_with_coupled_drafts_does_not_depend_on_the_drafter(name):
     """A key gives one text with any drafter and with none, in any row and batch, if the target's pass has one width."""
     keys = [key_of(seed) for seed in range(len(PROMPTS))]
     params = [
@@ -107,7 +107,7 @@ def test_match_with_coupled_drafts_is_drafter_invariant(name):
 
 
 @pytest.mark.parametrize(("name", "verify"), EVERY)
-def test_a_key_has_one_text(name, verify):
+def test_a_key_gives_one_text_in_any_order(name, verify):
     """A key gives one text also if the requests come in another order, so that it has another row and other pages."""
     sampled, keys = SamplingParams(temperature=0.9, max_tokens=20), [key_of(seed) for seed in range(len(PROMPTS))]
     drafted = decode(an_engine(name, verify), PROMPTS, sampled, keys)
@@ -119,7 +119,7 @@ def test_a_key_has_one_text(name, verify):
 
 
 @pytest.mark.long
-def test_a_batch_of_one_row():
+def test_greedy_text_in_a_batch_of_one_row():
     single = dataclasses.replace(CONFIG, max_batch=1)
     progresses = decode(head_engine("p-eagle", K, "block", single), PROMPTS)
     assert tokens_of(progresses) == plain_greedy(target(), PROMPTS)
@@ -127,7 +127,7 @@ def test_a_batch_of_one_row():
     assert [p.accepted for p in progresses] == [p.accepted for p in everyone]
 
 
-def test_a_head_that_breaks_leaves_the_text_alone():
+def test_a_broken_head_does_not_change_the_text():
     """If a draft head computes NaN, the drafts before it count, and the target goes on by itself.
 
     Here the embeddings of half of the tokens are NaN in one stage of an MLP speculator.

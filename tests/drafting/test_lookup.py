@@ -1,4 +1,4 @@
-"""Prompt lookup beside a drafter: who drafts in which row, and what the drafter knows of it."""
+"""Prompt lookup beside a drafter: which rows are looked up, and what the drafter reads then."""
 
 import dataclasses
 
@@ -10,8 +10,8 @@ from engines import GREEDY, V, bigram, decode, engine, key_of, successor_table
 from test_ngram import lookup_context
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Forced, Stateless
-from jspec.drafting.lookup import SURE, WithLookup, with_lookup
+from jspec.drafting.base import Context, FixedDrafts, Stateless
+from jspec.drafting.lookup import LOOKUP_CONFIDENCE, WithLookup, with_lookup
 from jspec.drafting.ngram import NGram
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.verify import Proposal
@@ -35,19 +35,19 @@ class Counting(Stateless):
         limit = (
             jnp.full_like(context.length, S) if self.longest_text is None else self.longest_text + 1 - context.length
         )
-        tokens, known = context.with_forced(own), context.forced_among(own)
+        tokens, known = context.with_fixed(own), context.fixed_among(own)
         return state + 1, Proposal(tokens, context.room_within(limit), distribution=None, point_mass=known)
 
 
-def drafts(texts, forced=None, room=K, longest_text=None, speculation=Speculation(K, lookup=True)):  # noqa: B008
+def drafts(texts, fixed=None, room=K, longest_text=None, speculation=Speculation(K, lookup=True)):  # noqa: B008
     """The drafts of each row, and which of them are point masses. Tokens past the end of a text must not matter."""
     tokens = np.full((len(texts), S), 4)
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = text
     context = lookup_context(jnp.asarray(tokens), jnp.array([*map(len, texts)]), jnp.broadcast_to(room, len(texts)))
-    if forced is not None:
-        padded = jnp.array([[*one, *[7] * K][:K] for one in forced])
-        context = dataclasses.replace(context, forced=Forced(padded, jnp.array([*map(len, forced)])))
+    if fixed is not None:
+        padded = jnp.array([[*tokens, *[7] * K][:K] for tokens in fixed])
+        context = dataclasses.replace(context, fixed=FixedDrafts(padded, jnp.array([*map(len, fixed)])))
     drafter = with_lookup(Counting(longest_text), speculation)
     state, proposal = jax.jit(drafter.propose)(drafter.init(1, 1, jnp.float32), context)
     assert int(state) == 1, "the drafter was asked once"
@@ -57,7 +57,7 @@ def drafts(texts, forced=None, room=K, longest_text=None, speculation=Speculatio
 
 
 def own(count=K, known=()):
-    """What ``Counting`` drafts behind so many forced ones."""
+    """The drafts of ``Counting`` behind these fixed ones."""
     return [*known, *range(OWN + len(known), OWN + count)], [i < len(known) for i in range(count)]
 
 
@@ -65,12 +65,12 @@ def looked_up(*tokens):
     return list(tokens), [True] * len(tokens)
 
 
-def test_a_row_that_repeats_itself_is_looked_up_and_others_are_drafted():
+def test_repeating_rows_are_looked_up_and_others_drafted():
     texts = [REPEATING, REPEATING[:-1], [1, 2, 3], [8] * 6, REPEATING[1:]]
     assert drafts(texts) == [looked_up(5, 6, 1, 2), own(), own(), looked_up(8, 8, 8, 8), own()]
 
 
-def test_the_lengths_that_are_looked_for():
+def test_lookup_uses_suffixes_of_the_given_lengths():
     one_less = drafts([REPEATING, REPEATING[:-1], [1, 2, 3]], speculation=Speculation(K, lookup=True, ngram_min=3))
     assert one_less == [looked_up(5, 6, 1, 2), looked_up(4, 5, 6, 1), own()]
     text = [
@@ -96,7 +96,7 @@ def test_the_lengths_that_are_looked_for():
     assert drafts([text], speculation=shorter) == [looked_up(8, 1, 2, 3)]
 
 
-def test_without_lookup_the_drafter_is_itself():
+def test_with_lookup_off_returns_the_drafter_itself():
     assert with_lookup(Counting(), Speculation(K)) == Counting()
     beside = with_lookup(Counting(9), Speculation(K, lookup=True, ngram_min=2))
     assert beside == WithLookup(Counting(9), NGram(K, 2, 8))
@@ -104,30 +104,30 @@ def test_without_lookup_the_drafter_is_itself():
 
 
 @pytest.mark.parametrize("room", [0, 1, 3, K])
-def test_no_more_than_there_is_room_for(room):
+def test_no_more_drafts_than_room(room):
     """A row that is not live has room for 0 drafts."""
     assert drafts([REPEATING, [1, 2, 3]], room=room) == [looked_up(*[5, 6, 1, 2][:room]), own(room)]
 
 
 @pytest.mark.parametrize(("limit", "count"), [(9, 0), (10, 1), (12, 3), (20, K)])
-def test_a_drafter_without_positions_does_not_keep_a_row_from_being_looked_up(limit, count):
+def test_rows_past_the_drafters_positions_are_looked_up(limit, count):
     texts = [REPEATING, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
     assert drafts(texts, longest_text=limit) == [looked_up(5, 6, 1, 2), own(count)]
 
 
-def test_what_a_grammar_forces_goes_first():
+def test_jump_forward_tokens_precede_looked_up_drafts():
     """It is never mixed with what is looked up: the row's other drafts are the drafter's."""
-    texts, forced = [REPEATING] * 4 + [[1, 2, 3]], [[], [5], [9, 9], [1, 2, 3, 4], [6]]
+    texts, fixed = [REPEATING] * 4 + [[1, 2, 3]], [[], [5], [9, 9], [1, 2, 3, 4], [6]]
     expected = [looked_up(5, 6, 1, 2), own(known=[5]), own(known=[9, 9]), looked_up(1, 2, 3, 4), own(known=[6])]
-    assert drafts(texts, forced) == expected
-    assert drafts(texts, forced, room=1) == [looked_up(5), looked_up(5), looked_up(9), looked_up(1), looked_up(6)]
+    assert drafts(texts, fixed) == expected
+    assert drafts(texts, fixed, room=1) == [looked_up(5), looked_up(5), looked_up(9), looked_up(1), looked_up(6)]
 
 
 PROMPT = [1, 2, 3, 4, 5, 6, 20, 1, 2, 3, 4]
 WRONG = successor_table(wrong=range(V))  # a draft model that is always wrong
 
 
-def test_rounds_of_an_engine():
+def test_engine_rounds_look_up_repeated_text():
     """The target counts up, which the prompt did before; what follows there is right up to 6, and 20 is not 7. Behind it
     nothing repeats, and the draft model is wrong."""
     models = bigram(successor_table()), bigram(WRONG)
@@ -142,7 +142,7 @@ def test_rounds_of_an_engine():
     assert set(beside.drafted) == {4}
 
 
-def test_texts_past_the_positions_of_the_draft_model():
+def test_texts_past_the_draft_models_positions_are_still_looked_up():
     """It has ten, so that it never drafts; rounds that look their drafts up have four all the same."""
     models = bigram(successor_table()), bigram(WRONG, max_position=10)
     (active,) = decode(engine("draft_model", models=models, lookup=True), [PROMPT], GREEDY)
@@ -152,7 +152,7 @@ def test_texts_past_the_positions_of_the_draft_model():
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection", "block"])
-def test_a_seed_means_one_text_beside_any_neighbours(rule):
+def test_a_seed_gives_one_text_beside_any_neighbours(rule):
     """What is looked up depends on the request's own text alone."""
     serving = engine("draft_model", verify=rule, lookup=True, ngram_min=1)
     params = SamplingParams(temperature=0.7, max_tokens=20)
@@ -167,11 +167,11 @@ def test_a_seed_means_one_text_beside_any_neighbours(rule):
         )
 
 
-def test_looked_up_drafts_are_the_surest():
+def test_looked_up_drafts_have_the_highest_confidence():
     tokens = np.full((2, S), 4)
     for row, text in zip(tokens, (REPEATING, [1, 2, 3]), strict=True):
         row[: len(text)] = text
     lengths = jnp.array([len(REPEATING), 3])
     context = lookup_context(jnp.asarray(tokens), lengths, jnp.broadcast_to(K, 2))
     _, proposal = with_lookup(Counting(None), Speculation(K, lookup=True)).propose(jnp.int32(0), context)
-    np.testing.assert_array_equal(proposal.confidence, [[SURE] * K, [0.5] * K])
+    np.testing.assert_array_equal(proposal.confidence, [[LOOKUP_CONFIDENCE] * K, [0.5] * K])

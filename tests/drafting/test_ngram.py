@@ -75,19 +75,19 @@ def drafts(texts, shortest=1, longest=4, room=K) -> list[list[int]]:
         ([1, 2, 3, 1, 2, 3, 1], [2, 3, 1, 2, 3, 1]),
     ],
 )
-def test_known_continuations(text, expected):
+def test_drafts_continue_known_texts(text, expected):
     assert drafts([text]) == [expected]
     assert (lookup(text, 1, 4) or []) == expected  # the reference implementation is right as well
 
 
-def test_the_shortest_match_that_counts():
+def test_matches_shorter_than_ngram_min_do_not_count():
     texts = [[1, 2, 9, 5, 2], [1, 2, 9, 1, 2], [4, 1, 2, 9, 4, 1, 2]]
     assert drafts(texts, 1, 3) == [[9, 5, 2, 9, 5, 2], [9, 1, 2] * 2, [9, 4, 1, 2, 9, 4]]
     assert drafts(texts, 2, 3) == [[], [9, 1, 2] * 2, [9, 4, 1, 2, 9, 4]]
     assert drafts(texts, 3, 3) == [[], [], [9, 4, 1, 2, 9, 4]]
 
 
-def test_the_longest_match_that_is_looked_for():
+def test_matches_are_no_longer_than_ngram_max():
     """With one token to look at, the most recent occurrence wins although an earlier one agrees for longer."""
     text = [1, 2, 3, 9, 9, 3, 8, 1, 2, 3]
     assert drafts([text], 1, 3) == [[9, 9, 3, 8, 1, 2]]
@@ -95,12 +95,12 @@ def test_the_longest_match_that_is_looked_for():
 
 
 @pytest.mark.parametrize("room", [0, 1, K])
-def test_no_more_than_there_is_room_for(room):
+def test_no_more_drafts_than_room(room):
     assert drafts([[1, 2, 1, 2]], room=room) == [[1, 2, 1, 2, 1, 2][:room]]
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (1, 4), (2, 3), (3, 5), (4, 9)])
-def test_equals_the_reference(shortest, longest):
+def test_drafts_equal_the_reference(shortest, longest):
     rng = np.random.default_rng(shortest * 10 + longest)
     found = missed = 0
     for _ in range(30):

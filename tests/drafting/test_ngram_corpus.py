@@ -59,18 +59,18 @@ CORPUS = [[1, 2, 3], [9, 2, 7, 7, 8, 1, 2, 5, 6, 4, 3, 8, 8], [2, 4], [6]]
         ([3, 0, 3], [0, 3, 0, 3, 0, 3]),  # the text's own continuation goes first, as ``NGram`` makes it
     ],
 )
-def test_known_continuations(text, expected):
+def test_drafts_continue_known_texts(text, expected):
     assert drafts(CORPUS, [text]) == [expected]
     assert (lookup(text, 1, 4) or lookup_in(CORPUS, text, 1, 4)) == expected
 
 
 @pytest.mark.parametrize("room", [0, 1, K])
-def test_no_more_than_there_is_room_for(room):
+def test_no_more_drafts_than_room(room):
     assert drafts(CORPUS, [[8, 1, 2]], room=room) == [[5, 6, 4, 3, 8, 8][:room]]
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (1, 4), (2, 3)])
-def test_equals_the_reference(shortest, longest):
+def test_drafts_equal_the_reference(shortest, longest):
     rng = np.random.default_rng(shortest * 10 + longest)
     corpus = [rng.integers(8, size=n).tolist() for n in (20, 1, 2, 0, 17)]
     from_text = from_corpus = nothing = 0
@@ -93,7 +93,7 @@ class Letters:
         return [ord(letter) - ord("a") for letter in text]
 
 
-def test_a_corpus_is_read_from_a_file_texts_or_tokens(tmp_path):
+def test_corpus_from_a_file_texts_or_tokens(tmp_path):
     file = tmp_path / "corpus.txt"
     file.write_text("abc")
     for corpus, expected in (
@@ -121,7 +121,7 @@ def test_a_corpus_is_read_from_a_file_texts_or_tokens(tmp_path):
         ([np.zeros(MAX_CORPUS_TOKENS, int)], None, "over 4,194,305 tokens': expected at most 4,194,304"),
     ],
 )
-def test_what_is_no_corpus(corpus, tokenizer, message):
+def test_invalid_corpus_is_refused(corpus, tokenizer, message):
     with pytest.raises(ValueError, match=message):
         prepare(corpus, tokenizer, TARGET)
 
@@ -131,7 +131,7 @@ GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
 PROMPTS = [[3, 4, 5], [7]]
 
 
-def test_a_corpus_that_knows_the_text_drafts_it(tmp_path):
+def test_text_of_the_corpus_is_drafted_from_it(tmp_path):
     """The corpus is an argument of the compiled programs: another of the same size replaces it without compiling."""
     folder = tiny_checkpoint(tmp_path / "target")
     plain = [result.token_ids for result in jspec.generate(jspec.load(folder, **SMALL), PROMPTS, **GREEDY)]
@@ -150,6 +150,6 @@ def test_a_corpus_that_knows_the_text_drafts_it(tmp_path):
 
 
 @pytest.mark.parametrize("draft", [None, "draft"])
-def test_a_corpus_without_lookup(tmp_path, draft):
+def test_corpus_without_ngram_drafting_is_refused(tmp_path, draft):
     with pytest.raises(ValueError, match=f"ngram_corpus has no place with draft={draft!r}: expected draft='ngram'"):
         jspec.load(tmp_path, draft, ngram_corpus=[[1]])

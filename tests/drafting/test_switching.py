@@ -1,5 +1,4 @@
-"""Rounds of changing K, rounds without drafts among them: caches and proposals stay those of causal passes over the
-text."""
+"""Rounds of changing K, plain rounds among them: caches and proposals equal those of causal passes over the text."""
 
 import functools
 
@@ -17,7 +16,7 @@ from jspec.drafting.methods import drafter_for
 from jspec.engine.runner.step import DecodeStep
 from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView
-from jspec.sampling.verify import RULES, Verdict
+from jspec.sampling.verify import RULES, VerifyResult
 
 K, ROUNDS = 4, 3  # the largest K, and rounds of a call without drafts
 LENGTHS = (1, 2, 4)
@@ -58,15 +57,15 @@ class Switching(Bench):
         def step(leaves, K=K, verify=never) -> DecodeStep:
             return DecodeStep(target(), make(target(), merge(leaves), K), verify, width=6)
 
-        def forced_round(leaves, state, accepted, token, K):
-            seen = {}
+        def scripted_round(leaves, state, accepted, token, K):
+            captured = {}
 
             def verify(logits, warp, proposal, noise):
-                seen.update(logits=logits, proposal=proposal)
-                return Verdict(jnp.minimum(accepted, proposal.count), token, jnp.ones(3, bool))
+                captured.update(logits=logits, proposal=proposal)
+                return VerifyResult(jnp.minimum(accepted, proposal.count), token, jnp.ones(3, bool))
 
             state, log = step(leaves, K, verify).round(state)
-            return state, log, seen["logits"], seen["proposal"]
+            return state, log, captured["logits"], captured["proposal"]
 
         def model_pass(leaves, text, length):
             """As ``causal_drafts``, for a language model that reads its drafts."""
@@ -80,7 +79,7 @@ class Switching(Bench):
             self.causal_pass = compile_fast(model_pass)
         self.drafter = make(target(), serving(self.config, self.head))
         self.prefill = compile_fast(lambda leaves, *args: step(leaves).prefill(*args))
-        self.rounds = {k: compile_fast(functools.partial(forced_round, K=k)) for k in LENGTHS}
+        self.rounds = {k: compile_fast(functools.partial(scripted_round, K=k)) for k in LENGTHS}
         self.plainly = compile_fast(lambda leaves, state: step(leaves, K, RULES["match"]).decode_plainly(state, ROUNDS))
         self.catch_up = compile_fast(lambda leaves, state: step(leaves).catch_up(state, K + 1))
 
@@ -99,8 +98,8 @@ class Switching(Bench):
             if now < last and catches_up:
                 state = self.catch_up(self.leaves, state)
             live, length, before = (np.asarray(x) for x in (state.live, state.request.length, state.tokens))
-            told = np.array(accepted), rng.integers(V, size=3)
-            state, _, logits, proposal = self.rounds[now](self.leaves, state, *told)
+            script = np.array(accepted), rng.integers(V, size=3)
+            state, _, logits, proposal = self.rounds[now](self.leaves, state, *script)
             text = np.pad(before, ((0, 0), (0, K)))
             for row, n in enumerate(length):
                 text[row, n : n + now] = proposal.tokens[row]
@@ -129,15 +128,15 @@ OTHERS = [name for name in VARIANTS if name not in (*QUICK, "mlp-tied")]  # whic
         pytest.param(RESTS, {(4, 4), (0, 4)}, marks=long),
         pytest.param(SHRINKS, {(4, 1), (1, 4), (4, 2), (2, 1)}, marks=long),
     ],
-    ids=["mixed", "rests", "shrinks"],
+    ids=["mixed", "plain rounds", "shrinks"],
 )
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=long) for name in OTHERS)])
-def test_cache_and_proposals_when_K_changes(name, schedule, switches):
+def test_cache_and_proposals_stay_right_when_K_changes(name, schedule, switches):
     assert switching(name).run(schedule) >= switches
 
 
 @pytest.mark.parametrize("name", ["eagle", pytest.param("pard", marks=long)])
-def test_without_catching_up_a_smaller_K_would_draft_from_what_it_guessed(name):
+def test_missing_catch_up_before_a_smaller_K_is_detected(name):
     """The check above sees it: the program for K drafts reads K + 1 slots, and more of them changed."""
     with pytest.raises(AssertionError):
         switching(name).run(MIXED, catches_up=False)

@@ -1,5 +1,6 @@
-"""What ``reproducible=True`` rests on: a compiled program gives a row, or a segment, the same bits in every place and beside
-any neighbours. On a GPU at a size at which products are tiled as those of real models are; elsewhere with small models."""
+"""``reproducible=True`` rests on this: a compiled program gives a row, or a chunk, the same bits in every place and beside
+any others.
+"""
 
 import dataclasses
 import functools
@@ -14,7 +15,7 @@ from flax import nnx
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.engine.engine import Engine
 from jspec.engine.request import Request
-from jspec.engine.runner.step_io import no_segments
+from jspec.engine.runner.step_io import empty_prefill
 from jspec.models import init
 from jspec.sampling.params import SamplingParams
 
@@ -61,13 +62,13 @@ def texts(engine: Engine, some) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_request_has_one_text_whatever_is_around_it(size):
+def test_a_request_has_one_text_under_any_disturbance(size):
     engine, every = engine_of(size), requests(size)
     alone: dict[int, list[int]] = {}
     for one in every:
         alone |= texts(engine, [one])
         engine.scheduler.pages.forget_prefixes()
-    assert texts(engine, every) == alone  # in other rows, and other segments of a pass
+    assert texts(engine, every) == alone  # in other rows, and other chunks of a batch
     assert engine.metrics().num_cached_tokens == 0
     assert texts(engine, every[::-1]) == alone
     assert engine.metrics().num_cached_tokens > 0
@@ -77,26 +78,26 @@ def test_a_request_has_one_text_whatever_is_around_it(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_segment_has_the_same_bits_in_every_place(size):
+def test_chunk_has_the_same_bits_in_every_place_of_a_batch(size):
     engine = engine_of(size)
     runner, config, rng = engine.runner, engine.config, np.random.default_rng(1)
-    (n,), c, M = config.segment_buckets, config.chunk, config.pages_per_row
+    (n,), c, M = config.chunk_buckets, config.chunk, config.pages_per_row
     tokens, own = rng.integers(size[0].vocab_size, size=c + 1), np.arange(1, M + 1)
 
     def read(place: int, neighbours: bool) -> list[np.ndarray]:
-        """The contents of the page that a first segment fills, in all pools of target and drafter."""
-        told = no_segments(config, n)
-        told.tokens[:] = rng.integers(size[0].vocab_size, size=told.tokens.shape)
-        told.tokens[place] = tokens
+        """The contents of the page that a first chunk fills, in all pools of target and drafter."""
+        inputs = empty_prefill(config, n)
+        inputs.tokens[:] = rng.integers(size[0].vocab_size, size=inputs.tokens.shape)
+        inputs.tokens[place] = tokens
         count = rng.integers(1, c + 1, size=n).astype(np.int32) * neighbours
         count[place] = c
-        # The neighbours are segments of one other text, all on the same pages, somewhere in it.
+        # The neighbours are chunks of one other text, all on the same pages, somewhere in it.
         start = (c * rng.integers(0, config.max_len // c, size=n)).astype(np.int32)
         start[place] = 0
         table = np.broadcast_to(M + own, (n, M)).astype(np.int32)
         table[place] = own
         program = runner.programs.prefill[n]
-        runner._tell(program, dataclasses.replace(told, start=start, count=count, table=table))
+        runner.send_packed(program, dataclasses.replace(inputs, start=start, count=count, table=table))
         pools = jax.tree.leaves((runner.state.cache, runner.state.draft))
         return [np.asarray(pool[:, own[0]].astype(jnp.float32)) for pool in pools]
 

@@ -40,7 +40,7 @@ def decoding(request):
     return decode_these
 
 
-def test_same_key_same_tokens(decoding):
+def test_same_key_gives_the_same_tokens(decoding):
     everyone = list(range(len(PROMPTS)))
     first = decoding(everyone)
     assert decoding(everyone) == first  # twice
@@ -49,12 +49,12 @@ def test_same_key_same_tokens(decoding):
         assert decoding([i]) == {i: first[i]}  # without neighbours
 
 
-def test_another_slot_and_other_neighbours(decoding):
+def test_row_and_neighbours_do_not_change_the_text(decoding):
     alone = decoding([6])
     assert decoding([0, 6, 1])[6] == decoding([3, 4, 6])[6] == alone[6]
 
 
-def test_other_keys_other_tokens(decoding):
+def test_other_keys_give_other_tokens(decoding):
     everyone = list(range(len(PROMPTS)))
     first, other = decoding(everyone), decoding(everyone, [key_of(100 + i) for i in everyone])
     assert other[4] == first[4]  # greedy
@@ -77,7 +77,7 @@ long = pytest.mark.long
         *(pytest.param("ngram", K, marks=() if K == 5 else long) for K in range(1, 9)),
     ],
 )
-def test_match_with_coupled_drafts_is_drafter_invariant(method, K):
+def test_text_of_match_with_coupled_drafts_does_not_depend_on_the_drafter(method, K):
     """One text for a key, whatever drafts and however much, as long as the target reads one width."""
     models = (draft(), rounded(draft()))
     coupled = engine(method, K, "match", models, INVARIANT, draft_sampling="coupled")

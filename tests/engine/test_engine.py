@@ -86,13 +86,13 @@ def order_of(busy: Engine, requests) -> list[str]:
     """When the engine sends a call and when it reads what one did."""
     order, runner = [], busy.runner
     with pytest.MonkeyPatch.context() as patch:
-        carry_out, read = runner.carry_out, runner.read
+        execute, read = runner.execute, runner.read
 
-        def sent(plan, K):
-            order.extend(["send"] * bool(plan.decoding))
-            return carry_out(plan, K)
+        def sent(schedule, K):
+            order.extend(["send"] * bool(schedule.decoding))
+            return execute(schedule, K)
 
-        patch.setattr(runner, "carry_out", sent)
+        patch.setattr(runner, "execute", sent)
         patch.setattr(runner, "read", lambda logs: order.append("read") or read(logs))
         list(busy.run(requests))
     return order
@@ -111,7 +111,7 @@ def test_a_call_is_sent_before_the_last_one_is_read(count, stops):
         assert what == "send" or sent_ahead[i - 1] == 2, "a call was read with nothing for the device to do meanwhile"
 
 
-def test_every_request_is_handed_out_once():
+def test_every_request_is_yielded_once():
     requests = [Request(i, prompt, GREEDY, KEYS[i]) for i, prompt in enumerate(PROMPTS)]
     finished = [active.request.index for active in engine("ngram", 4, "block").run(requests)]
     assert sorted(finished) == list(range(len(PROMPTS)))
@@ -119,7 +119,7 @@ def test_every_request_is_handed_out_once():
 
 
 @pytest.mark.parametrize("swap_space", [0.0, 4.0])
-def test_requests_share_few_pages(swap_space):
+def test_requests_finish_with_few_pages(swap_space):
     """A pool that holds one long request, or a few short ones. Without host memory requests wait until pages for their
     whole text are free; with it they are preempted. What is taken is given back."""
     scarce = dataclasses.replace(CONFIG, num_pages=CONFIG.pages_per_row, swap_space=swap_space)
@@ -148,7 +148,7 @@ def unstarted(method=None, **changes) -> Engine:
         ([1] * 20, GREEDY, (), {"num_pages": 5}, ["prompt 7 needs 6 pages of 7 tokens", "40", "has 5", "num_pages"]),
     ],
 )
-def test_what_can_never_be_served_is_refused(prompt, params, stop_tokens, changes, words):
+def test_requests_that_can_never_be_served_are_refused(prompt, params, stop_tokens, changes, words):
     refusing = unstarted(**changes)
     fine = Request(0, [1], dataclasses.replace(GREEDY, max_tokens=2), KEYS[0])
     with pytest.raises(ValueError, match=".*".join(words)):
@@ -168,7 +168,7 @@ def test_a_width_below_the_drafts_is_refused():
         unstarted("ngram", width=4)
 
 
-def test_a_run_goes_on_beside_another_that_is_left_open():
+def test_a_run_continues_beside_an_open_one():
     busy = engine("ngram", 4, "block")
     run = busy.run(requests_of(PROMPTS, GREEDY, KEYS))
     first = next(run)
@@ -178,7 +178,7 @@ def test_a_run_goes_on_beside_another_that_is_left_open():
     assert tokens_of(rest) == plain_greedy(target(), PROMPTS)
 
 
-def test_an_abandoned_run_gives_up_what_it_has_not_finished():
+def test_a_closed_run_aborts_its_unfinished_requests():
     busy = engine("ngram", 4, "block")
     run = busy.run(requests_of(PROMPTS, GREEDY, KEYS))
     next(run)
@@ -240,7 +240,7 @@ def test_the_target_as_its_own_draft_accepts_everything(verify):
         assert active.accepted == [2] * (room // 3) + [room % 3 - 1] * (room % 3 > 0)
 
 
-def test_a_stop_found_by_the_host_discards_what_ran_past_it():
+def test_a_stop_string_discards_tokens_of_later_rounds():
     """Rounds after it are in no count; of the round it fell in, the tokens past it are not in the completion."""
     stopping, overshoot = engine("draft_model", 4, "block"), 0
     whole = decode(stopping, PROMPTS[:6])

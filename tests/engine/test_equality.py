@@ -31,13 +31,19 @@ QUICK = (
     "dspark",
     "latents/expanded",
     "eagle+lookup",
-    "eagle/2/dealt",
+    "eagle/2/batch-sharded",
 )  # the last in two shards
 NIGHTLY = ("ngram", "p-eagle", "dflash-wide", "latents", "draft_model/2")
 LONG = ("none", "eagle3", "pard", "mlp", "medusa", "mtp")
 LONG += ("draft_model/2/2", "ngram/4", "eagle/4", "eagle3/2", "p-eagle/2", "mlp/2", "medusa/4", "mtp/2", "latents/2")
-LONG += ("draft_model+lookup/2/2", "dspark+lookup", "p-eagle+lookup/2", "eagle+lookup/2/dealt")
-LONG += ("draft_model/2/2/dealt", "ngram/4/dealt", "mtp/2/dealt", "dflash/4", "dspark/2/dealt")
+LONG += ("draft_model+lookup/2/2", "dspark+lookup", "p-eagle+lookup/2", "eagle+lookup/2/batch-sharded")
+LONG += (
+    "draft_model/2/2/batch-sharded",
+    "ngram/4/batch-sharded",
+    "mtp/2/batch-sharded",
+    "dflash/4",
+    "dspark/2/batch-sharded",
+)
 KINDS = [
     *QUICK,
     *(pytest.param(kind, marks=pytest.mark.nightly) for kind in NIGHTLY),
@@ -73,7 +79,7 @@ def subject(request) -> Subject:
     return Subject(engine_of(request.param), expected, latents() if kind == "latents" else target())
 
 
-def test_the_requests_are_worth_comparing(subject):
+def test_compared_requests_draft_and_differ(subject):
     tokens, _, _, drafted, accepted = zip(*subject.expected, strict=True)
     assert tokens[4] == plain_greedy(subject.target, PROMPTS)[4][:18]
     assert len(set(map(tuple, tokens))) == len(tokens)
@@ -84,16 +90,16 @@ def test_the_requests_are_worth_comparing(subject):
 
 
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
-def test_beside_each_other(subject, order):
+def test_texts_beside_each_other_are_those_alone(subject, order):
     subject.check(serve(subject.engine, REQUESTS[order])[order])
 
 
-def test_arriving_between_steps(subject):
+def test_texts_of_requests_arriving_between_steps(subject):
     subject.check(serve(subject.engine, REQUESTS, at_a_time=1))
     subject.check(serve(subject.engine, REQUESTS, at_a_time=2))
 
 
-def test_preempted_at_every_call(subject):
+def test_texts_under_preemption_at_every_call(subject):
     before = subject.engine.metrics().num_preemptions
     with preempting(subject.engine):
         actives = serve(subject.engine, REQUESTS)
@@ -102,7 +108,7 @@ def test_preempted_at_every_call(subject):
     assert sum(active.num_preemptions > 1 for active in actives) >= 4
 
 
-def test_with_few_pages(subject):
+def test_texts_with_few_pages(subject):
     """Also requests whose prompt is still being read lose their rows."""
     before = subject.engine.metrics().num_preemptions
     with few_pages(subject.engine, MAX_LEN // P):
@@ -111,16 +117,16 @@ def test_with_few_pages(subject):
     assert subject.engine.metrics().num_preemptions > before
 
 
-def test_beside_neighbours_that_are_aborted(subject):
+def test_texts_beside_aborted_neighbours(subject):
     subject.check(serve(subject.engine, REQUESTS, at_a_time=2, neighbour=passing))
 
 
-def test_calls_of_any_length(subject):
+def test_texts_with_calls_of_any_length(subject):
     with calls_of_any_length(subject.engine):
         subject.check(serve(subject.engine, REQUESTS))
 
 
-def test_all_of_it_together(subject):
+def test_texts_under_all_disturbances(subject):
     """And once more, when the prompts are in the cache."""
     engine = subject.engine
     engine.scheduler.pages.forget_prefixes()
@@ -155,7 +161,7 @@ def sharing_requests(max_tokens: int = 8) -> list[Request]:
     return requests_of(prompts, [params[i % 3] for i in range(len(prompts))])
 
 
-def test_prompts_that_are_found_in_the_cache(subject):
+def test_texts_of_cached_prompts(subject):
     """One after another, so that it is known what is found; then beside each other, while the pages are in use."""
     requests = sharing_requests()
     expected = alone(subject.engine, requests)
@@ -165,7 +171,7 @@ def test_prompts_that_are_found_in_the_cache(subject):
         check_prefixes(subject.engine, requests, expected, at_a_time=3)
 
 
-def test_a_salt_keeps_prompts_apart(subject):
+def test_salts_do_not_share_prompts(subject):
     request = Request(0, TEXT, PARAMS[0], key_of(0))
     for salt, found in (("a", 0), ("b", 0), ("a", 12), ("", 0)):
         (active,) = serve(subject.engine, [dataclasses.replace(request, salt=salt)])
@@ -175,7 +181,7 @@ def test_a_salt_keeps_prompts_apart(subject):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["draft_model", "eagle", "p-eagle", "pard", "dspark"])
 @pytest.mark.parametrize(("page", "chunk"), [(2, 3), (4, 8), (1, 1)])
-def test_prompts_that_are_found_on_another_grid(kind, page, chunk):
+def test_texts_of_cached_prompts_on_another_grid(kind, page, chunk):
     engine = engine_of(kind, dataclasses.replace(CONFIG, page_size=page, prefill_chunk=chunk))
     requests = sharing_requests()
     check_prefixes(engine, requests, alone(engine, requests))
@@ -241,7 +247,7 @@ def one_slot_more(engine: Engine):
 
 
 @pytest.mark.parametrize("kind", ["draft_model", "eagle", "p-eagle"])
-def test_a_hit_of_one_slot_more_is_seen(kind):
+def test_off_by_one_prefix_hit_is_detected(kind):
     """A head finds no feature to begin with, and its drafts tell. A draft model writes the same token again into a page
     that others read; where that gives the same bits, as on a CPU, it is the number of tokens found that tells."""
     engine, requests = engine_of(kind), sharing_requests()
@@ -256,7 +262,7 @@ def test_a_hit_of_one_slot_more_is_seen(kind):
 
 
 @pytest.mark.parametrize("kind", ["eagle", "p-eagle"])
-def test_a_hit_that_ignores_the_token_behind_it_is_seen(kind):
+def test_prefix_hit_that_ignores_the_next_token_is_detected(kind):
     """Slot i of such a head depends on token i + 1; drafts of a head that normalises its tokens depend much on it."""
     engine, requests = engine_of(kind), sharing_requests()
     expected = alone(engine, requests)
@@ -268,7 +274,7 @@ def test_a_hit_that_ignores_the_token_behind_it_is_seen(kind):
 
 
 @pytest.mark.parametrize("kind", ["draft_model", "eagle"])
-def test_keys_of_pages_alone_are_seen(kind, monkeypatch):
+def test_page_keys_without_the_prefix_are_detected(kind, monkeypatch):
     """Without the text before a page, or the salt, in its key."""
 
     def keys(self, tokens, first, last, previous):
@@ -284,7 +290,7 @@ def test_keys_of_pages_alone_are_seen(kind, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "fault"), [("draft_model", "pages"), ("eagle", "pages"), ("eagle", "features"), ("eagle", "previous")]
 )
-def test_what_is_restored_wrongly_is_seen(kind, fault):
+def test_wrong_restore_is_detected(kind, fault):
     engine = engine_of(kind)
     expected, swap_in = alone(engine, REQUESTS), engine.runner._swap_in
 
@@ -303,7 +309,7 @@ def test_what_is_restored_wrongly_is_seen(kind, fault):
             assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
 
 
-def test_expanded_values_of_another_head_are_seen(monkeypatch):
+def test_expanded_values_of_another_head_are_detected(monkeypatch):
     def wrongly(q, pool, table, positions, valid, maps, scores):
         maps = maps._replace(values=jnp.roll(maps.values, 1, axis=0))
         return up_projected_attention_reference(q, pool, table, positions, valid, maps, scores)
@@ -314,7 +320,7 @@ def test_expanded_values_of_another_head_are_seen(monkeypatch):
     assert alone(engine_of("latents/expanded", config), REQUESTS) != expected
 
 
-def test_a_round_beyond_the_pages_is_seen():
+def test_a_round_beyond_the_pages_is_detected():
     """Writes behind the last page of a row are dropped, and whoever needs them finds nothing."""
     engine = engine_of("draft_model")
     expected, scheduler = alone(engine, REQUESTS), engine.scheduler
@@ -322,19 +328,19 @@ def test_a_round_beyond_the_pages_is_seen():
     def too_few(active, rounds):
         return scheduler.pages.pages(active.length + rounds)
 
-    with attribute(scheduler.needs, "pages_for", too_few):
+    with attribute(scheduler.requirements, "pages_for", too_few):
         assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
 
 
-def test_a_block_beyond_the_pages_is_seen():
+def test_a_block_beyond_the_pages_is_detected():
     """The slots of a block that reach farther than drafts do need pages, too, since all of them are seen."""
     engine = engine_of("dflash-wide")
-    expected, needs = alone(engine, REQUESTS), engine.scheduler.needs
+    expected, needs = alone(engine, REQUESTS), engine.scheduler.requirements
     with attribute(needs, "_ahead", K):
         assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
 
 
-def test_fewer_drafts_for_want_of_pages_are_seen(monkeypatch):
+def test_fewer_drafts_for_lack_of_pages_are_detected(monkeypatch):
     """The text stays lossless, but a seed would depend on who else holds pages."""
     propose = DecodeStep._propose
 
@@ -353,12 +359,12 @@ def test_fewer_drafts_for_want_of_pages_are_seen(monkeypatch):
     engine = engine_of("draft_model", dataclasses.replace(CONFIG, rounds=3))
     expected, scheduler = alone(engine, REQUESTS), engine.scheduler
     assert [outcome_of(active) for active in serve(engine, REQUESTS)] == expected
-    pages_for = scheduler.needs.pages_for
+    pages_for = scheduler.requirements.pages_for
 
     def fewer_when_short(active, rounds):
         return pages_for(active, rounds) - (scheduler.pages.available < 2)
 
-    with attribute(scheduler.needs, "pages_for", fewer_when_short), few_pages(engine, MAX_LEN // P):
+    with attribute(scheduler.requirements, "pages_for", fewer_when_short), few_pages(engine, MAX_LEN // P):
         outcomes = [outcome_of(active) for active in serve(engine, REQUESTS)]
     drafted = [[outcome[3] for outcome in some] for some in (outcomes, expected)]
     assert drafted[0] != drafted[1]

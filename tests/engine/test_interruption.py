@@ -408,7 +408,7 @@ def test_a_device_that_does_not_recover(warm, monkeypatch):
         raise OSError("no device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.runner, "carry_out", fail)
+        patch.setattr(llm.engine.runner, "execute", fail)
         patch.setattr(llm.engine.runner, "restore", fail)
         for _ in range(2):
             with pytest.raises(
@@ -486,7 +486,7 @@ def test_more_tokens_than_any_array_holds_may_be_asked(warm):
 def test_nothing_waits_for_ever(warm, monkeypatch):
     llm, expected = warm
     llm.engine.scheduler.pages.take(llm.engine.scheduler.pages.available)  # as if somebody had lost them
-    with pytest.raises(RuntimeError, match=r"4 requests wait, nobody is under way .* 0 pages are available"):
+    with pytest.raises(RuntimeError, match=r"4 requests wait, none is under way .* 0 pages are available"):
         texts(llm)
     assert texts(llm) == expected
 

@@ -50,7 +50,7 @@ def greedy_by_definition(prompt: list[int], options: dict[str, Any], count: int)
 
 
 @pytest.mark.parametrize(("method", "K"), [("draft_model", 4), ("draft_model", 1), ("ngram", 3), (None, 0)])
-def test_greedy_texts_are_those_of_the_definition(method, K):
+def test_greedy_texts_equal_the_definition(method, K):
     """All options in one batch, with every method."""
     params = [SamplingParams(temperature=0, max_tokens=10, **options) for options in OPTIONS]
     expected = [greedy_by_definition(p, options, 10) for p, options in zip(PROMPTS, OPTIONS, strict=True)]
@@ -59,14 +59,14 @@ def test_greedy_texts_are_those_of_the_definition(method, K):
 
 
 @pytest.mark.parametrize("temperature", [0, 0.9])
-def test_a_request_without_options_has_the_same_text_beside_those_with_them(temperature):
+def test_neighbours_with_options_do_not_change_a_text(temperature):
     serving = engine("draft_model")
     free = [SamplingParams(temperature=temperature, max_tokens=12, seed=3)] * len(PROMPTS)
     mixed = [free[0], *(SamplingParams(max_tokens=12, seed=3, logprobs=2, **options) for options in OPTIONS[1:])]
     assert texts(serving, mixed)[0] == texts(serving, free)[0]
 
 
-def test_a_seed_means_one_text_with_options_too():
+def test_a_seed_gives_one_text_with_options():
     serving = engine("draft_model")
     params = [SamplingParams(max_tokens=10, seed=5, **options) for options in OPTIONS]
     together = texts(serving, params)
@@ -83,7 +83,7 @@ def letters() -> jspec.LLM:
     return table_llm(bigram(table), bigram(table * 0.9), Letters())
 
 
-def test_bad_words():
+def test_bad_words_never_occur():
     ask = functools.partial(jspec.generate, letters(), "a", temperature=0, max_tokens=6)
     assert ask().text == "bcdefg"
     assert ask(bad_words="c").text == "bdefgh"
@@ -92,7 +92,7 @@ def test_bad_words():
     assert ask(bad_words=["ab"]).text == "bcdefg"  # the a is the prompt's
 
 
-def test_stop_strings_may_stay():
+def test_stop_string_is_included_on_request():
     ask = functools.partial(jspec.generate, letters(), "a", temperature=0, max_tokens=12)
     assert ask(stop="ef").text == "bcd"
     kept = ask(stop="ef", include_stop_str_in_output=True)
@@ -104,13 +104,13 @@ def test_stop_strings_may_stay():
     assert "".join(delta.text or "" for delta in streamed) == "bcdef"
 
 
-def test_special_tokens_may_stay():
+def test_special_tokens_are_included_on_request():
     special = {"logit_bias": {26: 100.0}, "max_tokens": 3, "temperature": 0}
     assert jspec.generate(letters(), "a", **special).text == ""
     assert jspec.generate(letters(), "a", skip_special_tokens=False, **special).text == "..."
 
 
-def test_prompts_may_be_cut():
+def test_prompts_are_truncated():
     ask = functools.partial(jspec.generate, letters(), temperature=0, max_tokens=1)
     assert ask("abcxyz", truncate_prompt_tokens=3).prompt_token_ids == Letters().encode("xyz")
     room = letters().engine.config.max_len - 1
@@ -120,31 +120,31 @@ def test_prompts_may_be_cut():
         ask(long)
 
 
-def test_results_without_text():
+def test_detokenize_false_gives_no_text():
     result = jspec.generate(letters(), "a", temperature=0, max_tokens=3, detokenize=False)
     assert (result.text, result.token_ids) == (None, Letters().encode("bcd"))
 
 
 class TestCompletions:
-    def test_each_has_a_seed_of_its_own(self):
+    def test_each_completion_has_its_own_seed(self):
         several = jspec.generate(letters(), "a", n=3, seed=11, max_tokens=8)
         assert [one.token_ids for one in several] == [
             jspec.generate(letters(), "a", seed=11 + i, max_tokens=8).token_ids for i in range(3)
         ]
         assert len({tuple(one.token_ids) for one in several}) == 3
 
-    def test_of_several_prompts_with_numbers_of_their_own(self):
+    def test_completions_of_several_prompts(self):
         params = [SamplingParams(n=2, seed=1, max_tokens=3), SamplingParams(seed=2, max_tokens=3)]
         first, second = jspec.generate(letters(), ["a", "b"], params)
         assert [len(first), second.prompt_token_ids] == [2, Letters().encode("b")]
 
-    def test_a_key_is_folded_for_each(self):
+    def test_a_key_is_folded_for_each_completion(self):
         several = jspec.generate(letters(), "a", n=2, max_tokens=8, key=jax.random.key(3))
         again = jspec.generate(letters(), "a", n=2, max_tokens=8, key=jax.random.key(3))
         assert [one.token_ids for one in several] == [one.token_ids for one in again]
         assert several[0].token_ids != several[1].token_ids
 
-    def test_the_engine_takes_one_at_a_time(self):
+    def test_engine_refuses_n_above_one(self):
         with pytest.raises(ValueError, match=r"n=2: a request has one completion here; .* params.copies\(\)"):
             letters().engine.add("a", n=2)
 
@@ -152,7 +152,7 @@ class TestCompletions:
 class TestLogprobs:
     @pytest.mark.parametrize(("method", "K"), [("draft_model", 4), (None, 0)])
     @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_k": 3, **OPTIONS[0]}])
-    def test_of_the_targets_own_distribution(self, method, K, options):
+    def test_logprobs_are_of_the_targets_own_distribution(self, method, K, options):
         """They are those of a forward pass over the finished text, before options and temperature."""
         serving = engine(method, K or 4)
         serving.add(PROMPTS[1], SamplingParams(max_tokens=11, logprobs=3, seed=1, **options))
@@ -173,21 +173,21 @@ class TestLogprobs:
                 assert one.logprob == pytest.approx(expected[other], abs=1e-4)
                 assert one.rank == 1 + (row > row[other]).sum()
 
-    def test_none_beside_the_chosen_token(self):
+    def test_zero_logprobs_have_the_chosen_token_alone(self):
         result = jspec.generate(letters(), "a", temperature=0, max_tokens=4, logprobs=0)
         assert [list(one) for one in result.logprobs] == [[token] for token in result.token_ids]
         assert [one[t].decoded_token for one, t in zip(result.logprobs, result.token_ids, strict=True)] == list("bcde")
 
-    def test_nobody_else_gets_any(self):
+    def test_requests_without_logprobs_get_none(self):
         params = [SamplingParams(max_tokens=4, logprobs=1), SamplingParams(max_tokens=4)]
         first, second = jspec.generate(letters(), ["a", "b"], params)
         assert (len(first.logprobs), second.logprobs) == (4, None)
 
-    def test_they_end_with_the_stop_string(self):
+    def test_logprobs_end_with_the_stop_string(self):
         result = jspec.generate(letters(), "a", temperature=0, max_tokens=12, stop="d", logprobs=1)
         assert len(result.logprobs) == len(result.token_ids) == 3
 
-    def test_of_the_distribution_that_tokens_are_drawn_from(self):
+    def test_processed_logprobs_are_of_the_sampling_distribution(self):
         table = np.log(np.tile(np.array([8, 4, 2, 1, *[1e-9] * (V - 4)], np.float32), (V, 1)))
         config = dataclasses.replace(CONFIG, logprobs_mode="processed_logprobs")
         serving = Engine(bigram(table), None, lambda *_: NoDrafts(), "match", config)
@@ -200,7 +200,7 @@ class TestLogprobs:
 
 class TestPromptLogprobs:
     @pytest.mark.parametrize("method", ["draft_model", None])
-    def test_of_every_token_but_the_first(self, method):
+    def test_prompt_logprobs_of_every_token_but_the_first(self, method):
         """Beside prompts without any, and twice, where the second time would find pages."""
         serving, wanted = engine(method), SamplingParams(max_tokens=3, prompt_logprobs=2, seed=1)
         for _ in range(2):
@@ -221,7 +221,7 @@ class TestPromptLogprobs:
                     assert all(one[t].logprob == pytest.approx(expected[t], abs=1e-4) for t in one)
                     assert one[token].rank == 1 + (row > row[token]).sum()
 
-    def test_the_text_is_the_same_as_without(self):
+    def test_prompt_logprobs_do_not_change_the_text(self):
         serving = engine("draft_model")
         params = [SamplingParams(max_tokens=8, seed=4, prompt_logprobs=count) for count in (None, 0)]
         first, second = (texts(serving, [one] * len(PROMPTS)) for one in params)
@@ -230,7 +230,7 @@ class TestPromptLogprobs:
     def test_a_prompt_of_one_token_has_none(self):
         assert jspec.generate(letters(), "a", max_tokens=1, prompt_logprobs=3).prompt_logprobs == [None]
 
-    def test_a_request_that_ends_before_it_is_read_has_none(self):
+    def test_a_request_aborted_during_prefill_has_none(self):
         serving = letters().engine
         id = serving.add("abc" * 12, SamplingParams(max_tokens=2, prompt_logprobs=1))
         serving.abort(id)
@@ -270,7 +270,7 @@ class TestFewerDrafts:
         ]
         assert all(one == found[0] for one in found)
 
-    def test_the_text_of_a_neighbour_stays(self):
+    def test_a_cap_does_not_change_a_neighbours_text(self):
         serving, free = engine("draft_model"), SamplingParams(max_tokens=12, seed=3)
         capped = [free, *(SamplingParams(max_tokens=12, seed=3, max_drafts=most) for most in self.CAPS[:3])]
         assert texts(serving, capped)[0] == texts(serving, [free] * len(PROMPTS))[0]
@@ -298,7 +298,7 @@ class TestFewerDrafts:
         assert len(active.accepted) > 1
 
 
-def test_programs_that_process_run_only_when_somebody_wants_it(monkeypatch):
+def test_processing_programs_run_only_on_demand(monkeypatch):
     serving, called, call = engine("draft_model"), [], Program.__call__
     monkeypatch.setattr(Program, "__call__", lambda self, *args: called.append(self.name) or call(self, *args))
     texts(serving, [SamplingParams(max_tokens=3)] * 4)
@@ -308,16 +308,16 @@ def test_programs_that_process_run_only_when_somebody_wants_it(monkeypatch):
 
 
 @pytest.mark.parametrize("reproducible", [True, False])
-def test_calls_mix_both_kinds_of_requests_only_where_no_seed_is_promised(reproducible, monkeypatch):
+def test_calls_mix_processing_requests_only_unless_reproducible(reproducible, monkeypatch):
     config = dataclasses.replace(CONFIG, reproducible=reproducible)
-    serving, kinds, plan_of = engine("ngram", config=config), [], Scheduler.plan
+    serving, kinds, plan_of = engine("ngram", config=config), [], Scheduler.schedule
 
     def noted(self):
-        plan = plan_of(self)
-        kinds.append({active.request.needs_processing for active in plan.decoding})
-        return plan
+        schedule = plan_of(self)
+        kinds.append({active.request.needs_processing for active in schedule.decoding})
+        return schedule
 
-    monkeypatch.setattr(Scheduler, "plan", noted)
+    monkeypatch.setattr(Scheduler, "schedule", noted)
     both = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, logprobs=1)] * 2
     found = texts(serving, both)
     assert [len(text) for text in found] == [9] * 4

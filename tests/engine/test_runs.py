@@ -39,7 +39,7 @@ def engine_of(size, K: int) -> Engine:
 @pytest.mark.parametrize("ask", ASKS)
 @pytest.mark.parametrize("K", [4, 12])
 @pytest.mark.parametrize("size", SIZES)
-def test_every_run_of_a_program_gives_the_same(size, K, ask):
+def test_every_run_of_a_program_gives_the_same_bits(size, K, ask):
     engine, asks = engine_of(size, K), ASKS[ask]
 
     def texts() -> list[list[int]]:

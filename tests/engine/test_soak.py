@@ -273,13 +273,13 @@ def soak_tiny(method: str | None, count: int, compiled: list[str]):
     check_greedy(asked, ended, plain_greedy(target(), [asked[i].prompt for i in which]), which)
 
 
-def test_five_hundred_requests(xla_compilations):
+def test_soak_of_five_hundred_requests(xla_compilations):
     soak_tiny("draft_model", 500, xla_compilations)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["ngram", None])
-def test_twenty_thousand_requests(method, xla_compilations):
+def test_soak_of_twenty_thousand_requests(method, xla_compilations):
     soak_tiny(method, 20_000, xla_compilations)
 
 
@@ -337,5 +337,5 @@ def soak_family(name: str | None, count: int, compiled: list[str]):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["draft", "ngram", None, "eagle", "eagle3", "parallel", "mlp", "medusa"])
-def test_twenty_thousand_requests_of_the_family(name, xla_compilations):
+def test_soak_of_twenty_thousand_family_requests(name, xla_compilations):
     soak_family(name, 20_000, xla_compilations)

@@ -36,7 +36,7 @@ def greedy(llm, prompt="a", **settings) -> jspec.Result:
     return jspec.generate(llm, prompt, SamplingParams(**{"temperature": 0, "max_tokens": 20, **settings}))
 
 
-def test_a_stop_token_at_every_place_of_a_block(llm):
+def test_a_stop_token_ends_at_every_place_of_a_round(llm):
     params = [SamplingParams(temperature=0, max_tokens=30, stop_token_ids=[1 + i]) for i in range(12)]
     for i, result in enumerate(jspec.generate(llm, ["a"] * 12, params)):
         assert result.token_ids == list(range(1, 2 + i))
@@ -64,7 +64,7 @@ def test_a_stop_token_at_every_place_of_a_block(llm):
         ({"stop_token_ids": [23], "max_tokens": 3}, "vw", 3, "stop", 23),
     ],
 )
-def test_how_a_completion_ends(llm, settings, text, tokens, finish_reason, stop_reason):
+def test_finish_and_stop_reason(llm, settings, text, tokens, finish_reason, stop_reason):
     result = greedy(llm, "u", **settings)
     assert (result.text, result.finish_reason, result.stop_reason) == (text, finish_reason, stop_reason)
     assert result.token_ids == [(21 + i) % V for i in range(tokens)]
@@ -77,11 +77,11 @@ def test_several_stop_strings_the_earliest_wins(llm):
     assert greedy(llm, stop=["fg", "fgh", "g"]).text == "bcde"
 
 
-def test_a_stop_string_is_sought_in_new_text_only(llm):
+def test_stop_strings_are_searched_in_new_text_only(llm):
     assert greedy(llm, "abc", stop=["bc", "cd"], max_tokens=4).text == "defg"
 
 
-def test_rounds_past_a_stop_string_count_for_nothing(llm):
+def test_rounds_past_a_stop_string_do_not_count(llm):
     """The device ran up to eight rounds of five tokens before the host saw "gh"."""
     result = greedy(llm, stop="gh")
     assert result.token_ids == [1, 2, 3, 4, 5, 6, 7]
@@ -102,7 +102,7 @@ def test_rounds_past_a_stop_string_count_for_nothing(llm):
         (4, {"stop": ["de", "gh"]}, [1, 2, 3, 4, 5, 6, 7]),  # "de" is complete with the fourth token
     ],
 )
-def test_min_tokens(llm, min_tokens, settings, tokens):
+def test_stop_before_min_tokens_does_not_end(llm, min_tokens, settings, tokens):
     result = greedy(llm, min_tokens=min_tokens, **settings)
     assert (result.token_ids, result.finish_reason) == (tokens, "stop")
 
@@ -117,14 +117,14 @@ def test_no_stop_token_before_min_tokens_however_likely(eager):
         assert (result.finish_reason, result.stop_reason) == ("stop", 9 if result.token_ids[11] == 9 else None)
 
 
-def test_ignored_ends_of_text_may_come_before_min_tokens(eager):
+def test_ignored_eos_may_come_before_min_tokens(eager):
     result = greedy(eager, ignore_eos=True, min_tokens=5, max_tokens=8)
     assert result.token_ids == [EOS] * 8
     assert (result.text, result.finish_reason) == ("", "length")
 
 
 @pytest.mark.parametrize("verify", ["match", "rejection", "block"])
-def test_broken_numbers_end_a_request_with_what_came_before(verify):
+def test_non_finite_logits_end_a_request_with_its_earlier_tokens(verify):
     """The draft goes on past the token after which the target has no distribution, and nothing after it is accepted."""
     table = successor_table()
     table[6] = np.nan
@@ -139,7 +139,7 @@ def test_broken_numbers_end_a_request_with_what_came_before(verify):
         assert (whole.text, whole.finish_reason) == ("ijklmnopq", "length")
 
 
-def test_what_cannot_be_honoured_is_refused(llm):
+def test_stop_conditions_that_cannot_work_are_refused(llm):
     with pytest.raises(ValueError, match=f"stop_token_ids has token id {V}: expected 0..{V - 1}"):
         greedy(llm, stop_token_ids=[V])
     without = table_llm(bigram(successor_table()))
@@ -150,7 +150,7 @@ def test_what_cannot_be_honoured_is_refused(llm):
     assert without.engine.num_compilations == 0
 
 
-def test_forbidden_until_min_length():
+def test_stop_tokens_are_forbidden_until_min_length():
     logits = jnp.zeros((2, 3, 5))
     positions = jnp.array([[4, 5, 6], [4, 5, 6]])
     out = forbid_early_stops(logits, positions, jnp.array([[1, 3, -1], [4, -1, -1]]), jnp.array([6, 5]))
@@ -159,7 +159,7 @@ def test_forbidden_until_min_length():
     np.testing.assert_array_equal(out, expected)
 
 
-def test_first_stop():
+def test_first_stop_finds_the_first_stop_token():
     tokens = jnp.array([[1, 2, 3], [3, 3, 1], [-2, -2, -2], [-1, 0, 0]])
     stops = jnp.array([[3, 2, -1], [3, -1, -1], [1, 2, 3], [7, 8, 9]])
     assert first_stop(tokens, stops).tolist() == [1, 0, 3, 3]

@@ -34,7 +34,7 @@ from jspec.engine.request import ABORTED, BROKEN, FAILED, FULL, STOPPED, ActiveR
 from jspec.sampling.params import SamplingParams
 
 PROMPTS = ragged_prompts((3, 9, 5, 12))
-# Two of three tokens may come, and which ones depends on all tokens before. What is forced in state 2 is a guess.
+# Two of three tokens may come, and which ones depends on all tokens before. The jump-forward token of state 2 is a guess.
 GRAMMAR = Grammar(tuple(tuple((v + s) % 3 if (v + s) % 3 else -1 for v in range(V)) for s in range(3)), (-1, -1, 5))
 
 TABLES = (bigram(successor_table() / 4), bigram(successor_table() / 5))
@@ -69,30 +69,30 @@ def alone(seed: int | None = None) -> list[list[int]]:
 
 class TestTexts:
     @pytest.mark.parametrize(("method", "K"), [("draft_model", 4), ("draft_model", 1), ("ngram", 3), (None, 0)])
-    def test_greedy_texts_are_those_of_the_definition(self, method, K):
-        serving, plans = engine(method, K or 4), []
-        plan = serving.scheduler.plan
+    def test_greedy_texts_equal_the_definition(self, method, K):
+        serving, schedules = engine(method, K or 4), []
+        schedule = serving.scheduler.schedule
 
         def noted():
-            plans.append(plan())
-            return plans[-1]
+            schedules.append(schedule())
+            return schedules[-1]
 
-        with attribute(serving.scheduler, "plan", noted):
+        with attribute(serving.scheduler, "schedule", noted):
             found = serve(serving, mixed(serving, constrained=range(4)))
         assert tokens_of(found) == [greedy_by_definition(prompt, {"grammar": GRAMMAR}, 10) for prompt in PROMPTS]
-        assert any(plan.judging for plan in plans)
-        assert all(plan.judging == plan.drafting and not plan.decoding for plan in plans)
+        assert any(schedule.verifying for schedule in schedules)
+        assert all(schedule.verifying == schedule.drafting and not schedule.decoding for schedule in schedules)
         assert_nothing_is_held(serving)
 
     @pytest.mark.parametrize("seed", [None, 3])
-    def test_neighbours_have_the_texts_that_they_have_alone(self, seed):
+    def test_constrained_neighbours_do_not_change_texts(self, seed):
         serving = engine("draft_model")
         assert tokens_of(serve(serving, mixed(serving, seed=seed))) == alone(seed)
         free = tokens_of(serve(serving, mixed(serving, constrained=(), seed=seed)))
         assert [free[i] for i in (0, 2)] == [alone(seed)[i] for i in (0, 2)]
         assert [free[i] for i in (1, 3)] != [alone(seed)[i] for i in (1, 3)]
 
-    def test_beside_penalties_and_biases(self):
+    def test_constraint_beside_penalties_and_biases(self):
         serving = engine("draft_model")
         options: dict[str, Any] = {"repetition_penalty": 1.5, "frequency_penalty": 1.2, "logit_bias": {3: 2.0}}
         found = serve(serving, mixed(serving, constrained=range(4), **options))
@@ -100,7 +100,7 @@ class TestTexts:
         assert tokens_of(found) == expected
         assert expected != [greedy_by_definition(prompt, {"grammar": GRAMMAR}, 10) for prompt in PROMPTS]
 
-    def test_max_tokens_and_the_end_of_the_cache(self):
+    def test_constraint_with_max_tokens_and_a_full_cache(self):
         serving = engine("draft_model")
         long = ragged_prompts((MAX_LEN - 6,))[0]
         lengths = [asked(serving, 0, long, Automaton(GRAMMAR), max_tokens=n) for n in (1, 2, 5, 6, None)]
@@ -110,8 +110,8 @@ class TestTexts:
             assert active.outcome == FULL
         assert_nothing_is_held(serving)
 
-    def test_where_no_token_is_left_the_request_ends_alone(self):
-        dead_end = Grammar((*GRAMMAR.following[:1], (-1,) * V, *GRAMMAR.following[2:]), GRAMMAR.forced)
+    def test_a_request_without_allowed_tokens_ends_alone(self):
+        dead_end = Grammar((*GRAMMAR.following[:1], (-1,) * V, *GRAMMAR.following[2:]), GRAMMAR.jump_forward)
         serving = engine("draft_model")
         requests = mixed(serving)
         requests[1] = dataclasses.replace(requests[1], constraint=Automaton(dead_end))
@@ -148,7 +148,7 @@ def spelled(word: str, ending: bool) -> Automaton:
 
 
 class TestDrafts:
-    def test_refused_drafts_count_as_drafted_and_not_as_accepted(self):
+    def test_drafts_that_the_grammar_rejects_count_as_drafted(self):
         """The drafter proposes bcde behind a, ghij behind f, and so on; e may not come."""
         serving = letters().engine
         before = serving.metrics()
@@ -160,7 +160,7 @@ class TestDrafts:
         assert after.num_draft_tokens - before.num_draft_tokens == 8
         assert after.num_accepted_tokens - before.num_accepted_tokens == 7
 
-    def test_forced_drafts_take_the_place_of_the_drafters(self):
+    def test_jump_forward_tokens_replace_drafts(self):
         """Which would never have proposed them."""
         serving = letters().engine
         (active,) = serve(serving, [asked(serving, 0, "a", spelled("zqzxqzz", ending=True), max_tokens=20)])
@@ -168,9 +168,9 @@ class TestDrafts:
         assert active.outcome == STOPPED
         assert active.accepted[0] == 4
 
-    def test_a_wrong_guess_changes_no_text(self):
+    def test_wrong_jump_forward_tokens_change_no_text(self):
         class Guessing(Automaton):
-            def forced(self, most):
+            def jump_forward(self, most):
                 return [LETTERS.index("w")] * most
 
         serving = letters().engine
@@ -181,7 +181,7 @@ class TestDrafts:
 
 class TestBesideOtherOptions:
     @pytest.mark.parametrize("neighbour", [False, True])
-    def test_stop_strings(self, neighbour):
+    def test_constraint_with_stop_strings(self, neighbour):
         serving = letters().engine
         requests = [asked(serving, 0, "a", Automaton(without("e")), stop=("fg",))]
         requests += [asked(serving, 1, "a", stop=("fg",))] * neighbour
@@ -197,15 +197,15 @@ class TestBesideOtherOptions:
         assert ranks == [1, 1, 1, 2, 1]
         assert found.logprobs[3][LETTERS.index("e")].rank == 1
 
-    @pytest.mark.parametrize("kept", [False, True])
-    def test_a_stop_token_ends_it(self, kept):
+    @pytest.mark.parametrize("included", [False, True])
+    def test_a_stop_token_ends_a_constrained_request(self, included):
         serving = letters().engine
-        stop = {"stop_token_ids": (LETTERS.index("g"),), "include_stop_str_in_output": kept}
+        stop = {"stop_token_ids": (LETTERS.index("g"),), "include_stop_str_in_output": included}
         (active,) = serve(serving, [asked(serving, 0, "a", Automaton(without("e")), **stop)])
         assert active.outcome == STOPPED
-        assert serving.result(active).text == ("bcdfg" if kept else "bcdf")
+        assert serving.result(active).text == ("bcdfg" if included else "bcdf")
 
-    def test_the_end_of_the_constraint_comes_before_what_the_round_has_behind_it(self):
+    def test_tokens_behind_the_end_of_the_constraint_are_dropped(self):
         serving = letters().engine
         (active,) = serve(serving, [asked(serving, 0, "a", spelled("bc", ending=True), logprobs=0)])
         found = serving.result(active)
@@ -237,7 +237,7 @@ class Panic(BaseException):
 
 class TestFailures:
     @pytest.mark.parametrize("error", [ZeroDivisionError("nothing"), Panic("nothing")], ids=["exception", "panic"])
-    @pytest.mark.parametrize("where", ["forced", "allow", "add"])
+    @pytest.mark.parametrize("where", ["jump_forward", "allow", "add"])
     @pytest.mark.parametrize("beside", [True, False], ids=["beside free ones", "constrained ones alone"])
     def test_a_constraint_that_raises_ends_its_request_alone(self, beside, where, error):
         serving = engine("draft_model")
@@ -252,7 +252,7 @@ class TestFailures:
         assert len(found[1].accepted) == (3 if where == "add" else 2)
         assert_nothing_is_held(serving)
 
-    def test_an_interrupt_in_a_constraint(self):
+    def test_interrupt_in_a_constraint_stops_the_caller_alone(self):
         """Ctrl-C interrupts the caller alone. An exception of that name ends the thread, and the next one begins anew."""
 
         class Interrupting(Automaton):
@@ -270,10 +270,10 @@ class TestFailures:
             assert tokens_of(serve(serving, mixed(serving))) == alone()
 
 
-class TestBetweenDraftAndJudge:
+class TestBetweenDraftAndVerify:
     """While free requests decode, drafts of constrained ones wait on the device for a step."""
 
-    def test_abort(self):
+    def test_abort_between_draft_and_verify(self):
         serving, given_up = engine("draft_model"), []
 
         def give_up_what_waits():
@@ -288,18 +288,18 @@ class TestBetweenDraftAndJudge:
         assert_nothing_is_held(serving)
 
     @pytest.mark.parametrize("others", [(0, 2), (0, 3)], ids=["beside free ones", "beside a constrained one"])
-    def test_preemption(self, others):
-        """The youngest request, which is constrained. Another one drafts meanwhile, and its drafts are judged."""
+    def test_preemption_between_draft_and_verify(self, others):
+        """The youngest request, which is constrained. Another one drafts meanwhile, and its drafts are verified."""
         serving, preempted = engine("draft_model"), []
         scheduler = serving.scheduler
         grow = scheduler._grow
 
-        def preempt_what_waits(rounds, plan):
-            seated = sorted((one for one in scheduler.rows if one), key=lambda one: one.seniority)
-            if seated and seated[-1].proposed and seated[-1].num_preemptions < 2:
-                preempted.append(seated[-1])
-                scheduler._preempt(plan)
-            return grow(rounds, plan)
+        def preempt_what_waits(rounds, schedule):
+            in_rows = sorted((active for active in scheduler.rows if active), key=lambda active: active.seniority)
+            if in_rows and in_rows[-1].proposed and in_rows[-1].num_preemptions < 2:
+                preempted.append(in_rows[-1])
+                scheduler._preempt(schedule)
+            return grow(rounds, schedule)
 
         order = (*others, 1)
         with attribute(scheduler, "_grow", preempt_what_waits):
@@ -310,7 +310,7 @@ class TestBetweenDraftAndJudge:
         assert [active.unread_rounds for active in found] == [0] * 3
         assert_nothing_is_held(serving)
 
-    def test_requests_that_come_meanwhile(self):
+    def test_requests_arriving_between_draft_and_verify(self):
         serving = engine("draft_model")
         found = serve(serving, mixed(serving, seed=3), at_a_time=2)
         assert tokens_of(found) == alone(3)

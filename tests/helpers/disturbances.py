@@ -22,17 +22,17 @@ def preempting(engine: Engine, share: float = 0.0) -> Iterator[None]:
 
     Args:
       engine: whose requests.
-      share: that many of those that decode, and at least one, unless a prompt of a younger one is being read.
+      share: of the decoding requests, at least one, unless a younger request is prefilled.
     """
     scheduler = engine.scheduler
     grow = scheduler._grow
 
-    def preempt_and_grow(rounds, plan):
-        seated = sorted((one for one in scheduler.rows if one), key=lambda one: one.seniority, reverse=True)
-        for one in seated[: max(math.ceil(share * len(seated)), 1)]:
-            if one.decoding:
-                scheduler._preempt(plan)
-        return grow(rounds, plan)
+    def preempt_and_grow(rounds, schedule):
+        in_rows = sorted(filter(None, scheduler.rows), key=lambda active: active.seniority, reverse=True)
+        for active in in_rows[: max(math.ceil(share * len(in_rows)), 1)]:
+            if active.decoding:
+                scheduler._preempt(schedule)
+        return grow(rounds, schedule)
 
     with attribute(scheduler, "_grow", preempt_and_grow):
         yield
@@ -40,16 +40,16 @@ def preempting(engine: Engine, share: float = 0.0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def calls_of_any_length(engine: Engine, seed: int = 0) -> Iterator[None]:
-    """Have every call make another number of rounds, from one to as many as its program can."""
+    """Let every call make another number of rounds, from one to as many as its program can."""
     scheduler, rng = engine.scheduler, np.random.default_rng(seed)
-    plan = scheduler.plan
+    schedule = scheduler.schedule
 
-    def plan_some_rounds():
+    def schedule_some_rounds():
         rounds = int(rng.integers(1, engine.config.rounds + 1))
         with attribute(scheduler, "_config", dataclasses.replace(engine.config, rounds=rounds)):
-            return plan()
+            return schedule()
 
-    with attribute(scheduler, "plan", plan_some_rounds):
+    with attribute(scheduler, "schedule", schedule_some_rounds):
         yield
 
 
@@ -130,5 +130,5 @@ def serve(
 
 
 def outcome_of(active: ActiveRequest) -> tuple:
-    """All that a request's client learns of how it went: tokens, how it ended, and drafts of every round."""
+    """What a client learns of a request: tokens, how it ended, and drafts of every round."""
     return active.tokens, active.outcome, active.sources, active.drafted, active.accepted

@@ -21,7 +21,7 @@ from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest, Request
-from jspec.engine.runner.state import DecodeState, Entries, RequestArrays, admit, of_rows
+from jspec.engine.runner.state import AdmitInputs, DecodeState, RequestArrays, admit, of_rows
 from jspec.llm import LLM
 from jspec.models import Decoder, build, flat_params
 from jspec.models.flatten import flatten
@@ -189,7 +189,7 @@ def engine(method: str | None, K: int = 4, verify: Any = "rejection", models=Non
 def entered(state: DecodeState, row: int, prompt, request: RequestArrays) -> DecodeState:
     """The state after a request has entered a row; ``prompt`` is padded to S tokens."""
     one = jax.tree.map(lambda x: jnp.asarray(x)[None], request)
-    entry = Entries(jnp.array([row]), jnp.asarray(prompt)[None], one)
+    entry = AdmitInputs(jnp.array([row]), jnp.asarray(prompt)[None], one)
     return dataclasses.replace(state, **admit(of_rows(state), entry))
 
 
@@ -231,9 +231,9 @@ class FindStop:
         self._find, self._tokens = find, []
 
     def add(self, tokens: Sequence[int]) -> int | None:
-        seen = len(self._tokens)
+        before = len(self._tokens)
         self._tokens += tokens
-        return self._find(self._tokens, seen)
+        return self._find(self._tokens, before)
 
 
 def requests_of(prompts, params=GREEDY, keys=None, find_stop=None, **fields) -> list[Request]:

@@ -17,19 +17,19 @@ address, count, place, what = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), j
 jax.distributed.initialize(address, num_processes=count, process_id=place)
 
 import jspec  # noqa: E402  # JAX has to know of the others before anything runs
-from jspec.engine.multihost.follower import Following  # noqa: E402
+from jspec.engine.multihost.follower import FollowerRunner  # noqa: E402
 
 
 def die_after(most: int):
     """Let a process that follows end without a word after so many programs."""
-    send, sent = Following.send, itertools.count()
+    send, sent = FollowerRunner.send, itertools.count()
 
     def send_some(self, *told):
         if next(sent) == most:
             os._exit(3)
         send(self, *told)
 
-    Following.send = send_some
+    FollowerRunner.send = send_some
 
 
 def outcome(llm, options) -> list:

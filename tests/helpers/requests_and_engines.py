@@ -50,15 +50,15 @@ def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection
 
     For ``latents``, attention is over latents, that of the target and of what drafts for it; for ``latents/expanded``,
     prefill computes keys and values of all heads. ``eagle/2`` is ``eagle`` with a target in two shards, and
-    ``draft_model/2/2`` has a draft model in as many. In ``eagle/2/dealt`` each device judges two of four rows. Beside the
-    drafter of ``eagle+lookup``, texts are looked up whose newest token occurs earlier."""
+    ``draft_model/2/2`` has a draft model in as many. In ``eagle/2/batch-sharded`` each device verifies two of
+    four rows. Beside the drafter of ``eagle+lookup``, texts are looked up whose newest token occurs earlier."""
     kind, *shards = kind.split("/")
     kind, plus, _ = kind.partition("+lookup")
     if shards == ["expanded"]:
         config, shards = dataclasses.replace(config, expand_latents=True), []
     how: dict[str, int] = {}
-    if "dealt" in shards:
-        config, how, shards = dataclasses.replace(config, max_batch=4), {"deal_from": 0}, shards[:-1]
+    if "batch-sharded" in shards:
+        config, how, shards = dataclasses.replace(config, max_batch=4), {"batch_sharded_from": 0}, shards[:-1]
     beside = {"lookup": True, "ngram_min": 1} if plus else {}
     speculation = {"num_draft_tokens": K, "draft_sampling": "sample"} | beside | speculation
     settings, model = Speculation(verify=verify, **speculation), target()

@@ -1,8 +1,8 @@
-"""A device on paper that carries out the plans of a scheduler, and checks whatever it reads and writes.
+"""A simulated device that executes schedules, and checks every read and write.
 
 Every cache slot holds a mark, which is a digest of the text up to it, and so stands for keys and values that depend on
-that text. Marks are kept apart for target and drafter. A slot that nobody has written for its present holder has
-garbage. The device does everything in the order in which it is sent.
+that text. Marks are separate for target and drafter. A slot that was not written for its present holder has
+garbage. The device executes everything in the order in which it is sent.
 """
 
 import collections
@@ -16,8 +16,8 @@ import numpy as np
 from jspec.config import EngineConfig
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED, ActiveRequest
 from jspec.engine.scheduler.page_pool import PagePool
-from jspec.engine.scheduler.prefill_batching import Segment
-from jspec.engine.scheduler.schedule import Move, Plan
+from jspec.engine.scheduler.prefill_batching import Chunk
+from jspec.engine.scheduler.schedule import Schedule, Swap
 from jspec.engine.scheduler.scheduler import Scheduler
 
 GARBAGE = -1
@@ -80,7 +80,7 @@ class Logs(NamedTuple):
 class WatchedPages(PagePool):
     """Notes what pages were given out for new contents, and how many of the first slots of a page are final.
 
-    A plan registers what its own pass writes, so slots are final only after ``keep_promises``.
+    A schedule registers the writes of its own prefill, so slots are final only after ``keep_promises``.
     """
 
     def clear(self):
@@ -104,13 +104,13 @@ class WatchedPages(PagePool):
             self._promised[page] = max(promised, self.final.get(page, 0), self._promised.get(page, 0))
 
     def keep_promises(self):
-        """From now on nobody may write to the slots that were registered."""
+        """Slots that were registered are final from now on."""
         self.final |= self._promised
         self._promised.clear()
 
 
 class Device:
-    """Carries plans out on marks, and fails an assertion when a program reads or writes what it must not."""
+    """Executes schedules on marks, and fails an assertion at a forbidden read or write."""
 
     def __init__(
         self,
@@ -131,10 +131,10 @@ class Device:
         self.rows: list[Row | None] = [None] * config.num_rows
         self._features: list[ActiveRequest | None] = [None] * config.num_rows  # whose prompt has ended in which row
         self._texts: dict[ActiveRequest, Text] = {}
-        # How many tokens of a prompt were read; each preemption begins a reading anew.
-        self._num_read: collections.Counter[tuple[ActiveRequest, int]] = collections.Counter()
+        # How many tokens of a prompt were read; each preemption begins a prefill anew.
+        self._num_prefilled: collections.Counter[tuple[ActiveRequest, int]] = collections.Counter()
         self.holders: collections.Counter[int] = collections.Counter()
-        self.num_read = self.num_padding = self.num_rounds = 0
+        self.num_prefilled = self.num_padding = self.num_rounds = 0
 
     def text(self, active: ActiveRequest) -> Text:
         """What the request has committed on the device."""
@@ -143,23 +143,23 @@ class Device:
             self._texts[active] = Text(request.prompt, request.salt, self._config.max_len)
         return self._texts[active]
 
-    def carry_out(self, plan: Plan, K: int) -> Logs | None:
-        """Do what ``Runner.carry_out`` sends, in its order, with rounds of up to K drafts."""
-        for move in plan.leaving:
-            self._swap_out(move)
+    def execute(self, schedule: Schedule, K: int) -> Logs | None:
+        """Do what ``ModelRunner.execute`` sends, in its order, with rounds of up to K drafts."""
+        for swap in schedule.swap_out:
+            self._swap_out(swap)
         for page in self._pages.renewed:
             for array in (self._target, self._draft, self._origin):
                 array[page * self._pages.page_size : (page + 1) * self._pages.page_size] = GARBAGE
         self._pages.renewed.clear()
         self.holders = collections.Counter(page for active in self._scheduler.under_way for page in active.pages)
-        if plan.segments:
-            self._read_all(plan.segments)
+        if schedule.chunks:
+            self._prefill_all(schedule.chunks)
         self._pages.keep_promises()
-        for active in plan.entering:
+        for active in schedule.admitted:
             self._admit(active)
-        for move in plan.returning:
-            self._swap_in(move)
-        return self._decode(plan, K) if plan.decoding else None
+        for swap in schedule.swap_in:
+            self._swap_in(swap)
+        return self._decode(schedule, K) if schedule.decoding else None
 
     def _places(self, pages: Sequence[int], start: int, end: int) -> np.ndarray:
         """Where slots ``start .. end - 1`` of a request with these pages are."""
@@ -176,45 +176,45 @@ class Device:
         np.testing.assert_array_equal(self._target[places], text.marks[:target])
         np.testing.assert_array_equal(self._draft[places[:draft]], text.marks[self._ahead : draft + self._ahead])
         if self._config.reproducible:
-            assert (self._origin[places[: active.num_to_read]] == PREFILLED).all()
+            assert (self._origin[places[: active.num_to_prefill]] == PREFILLED).all()
 
     def _may_write(self, active: ActiveRequest, start: int, end: int) -> np.ndarray:
-        """Where slots ``start .. end - 1`` are, which must be nobody else's, and not final."""
+        """Where slots ``start .. end - 1`` are, which must have no other holder, and not be final."""
         P, final = self._config.page_size, self._pages.final
         places = self._places(active.pages, start, end)
         for index in range(start // P, -(-end // P)):
             page = active.pages[index]
             assert page > 0
-            assert self.holders[page] == 1, "a write to a page that somebody else holds"
+            assert self.holders[page] == 1, "a write to a page with another holder"
             assert max(start - index * P, 0) >= final.get(page, 0), "a write to a slot that was promised to be final"
         return places
 
-    def _read_all(self, segments: Sequence[Segment]):
-        bucket = min(n for n in self._config.segment_buckets if n >= len(segments))
-        for segment in segments:
-            self._read(segment)
-            self.num_read += segment.length
-            self.num_padding += self._config.chunk - segment.length
-        self.num_padding += (bucket - len(segments)) * self._config.chunk
+    def _prefill_all(self, chunks: Sequence[Chunk]):
+        bucket = min(n for n in self._config.chunk_buckets if n >= len(chunks))
+        for chunk in chunks:
+            self._prefill(chunk)
+            self.num_prefilled += chunk.length
+            self.num_padding += self._config.chunk - chunk.length
+        self.num_padding += (bucket - len(chunks)) * self._config.chunk
 
-    def _read(self, segment: Segment):
-        active, start, count = segment
+    def _prefill(self, chunk: Chunk):
+        active, start, count = chunk
         c, end, text = self._config.chunk, start + count, self.text(active)
-        reading = active, active.num_preemptions
-        assert start == self._num_read[reading] + active.num_cached_tokens
+        prefill = active, active.num_preemptions
+        assert start == self._num_prefilled[prefill] + active.num_cached_tokens
         assert start % c == 0
-        assert end == min(start + c, active.num_to_read) > start
+        assert end == min(start + c, active.num_to_prefill) > start
         self._check_reads(active, start, start)
         places = self._may_write(active, start, end)
         self._target[places], self._origin[places] = text.marks[start:end], PREFILLED
         self._draft[places] = text.marks[start + self._ahead : end + self._ahead]
-        self._num_read[reading] += count
-        if end == active.num_to_read:
+        self._num_prefilled[prefill] += count
+        if end == active.num_to_prefill:
             assert active.row is not None
             self._features[active.row] = active
 
     def _may_have(self, row: int, active: ActiveRequest):
-        """Check that whoever was in the row before is done with it."""
+        """Check that the row's previous request is done with it."""
         old = self.rows[row]
         assert active.row == row
         given_up = old is None or old.active.outcome != LIVE
@@ -223,13 +223,13 @@ class Device:
     def _admit(self, active: ActiveRequest):
         row, length = active.row, len(active.request.prompt)
         assert row is not None
-        assert self._num_read[active, active.num_preemptions] + active.num_cached_tokens == active.num_to_read
-        assert self._features[row] is active or active.num_to_read == 0
+        assert self._num_prefilled[active, active.num_preemptions] + active.num_cached_tokens == active.num_to_prefill
+        assert self._features[row] is active or active.num_to_prefill == 0
         self._may_have(row, active)
         self.rows[row] = Row(active, length, length - 1)
 
-    def _swap_out(self, move: Move):
-        active, row, pages = move
+    def _swap_out(self, swap: Swap):
+        active, row, pages = swap
         old = self.rows[row]
         assert old is not None
         assert old.active is active
@@ -237,8 +237,8 @@ class Device:
         contents = [array[places] for array in (self._target, self._draft, self._origin)]
         active.saved, self.rows[row] = (old, contents), None
 
-    def _swap_in(self, move: Move):
-        active, row, pages = move
+    def _swap_in(self, swap: Swap):
+        active, row, pages = swap
         assert len(pages) == active.num_saved_pages
         assert active.pages[: len(pages)] == pages
         self._may_have(row, active)
@@ -249,19 +249,19 @@ class Device:
             array[places] = old
         active.saved, active.num_saved_pages = None, 0
 
-    def _decode(self, plan: Plan, K: int) -> Logs:
+    def _decode(self, schedule: Schedule, K: int) -> Logs:
         rows = []
-        for active in plan.decoding:
+        for active in schedule.decoding:
             assert active.row is not None
             row = self.rows[active.row]
             assert row is not None
             assert row.active is active
-            self._check_room(row, plan.rounds)
+            self._check_room(row, schedule.rounds)
             rows.append(row)
         assert len({id(row) for row in rows}) == len(rows)
         nothing = [-1] * (self._K + 1), 0, -1, -1, STOPPED
         logs = [[nothing] * self._config.rounds for _ in rows]
-        for i in range(plan.rounds):
+        for i in range(schedule.rounds):
             for row, log in zip(rows, logs, strict=True):
                 if row.outcome == LIVE:
                     log[i] = self._round(row, K)

@@ -1,6 +1,6 @@
-"""The loop of the engine around a scheduler and a device on paper.
+"""The engine's loop around a scheduler and a simulated device.
 
-The host reads a call only after it has sent the next one, as ``Engine._carry_out`` does.
+The host reads a call only after it has sent the next one, as ``Loop`` does.
 """
 
 import collections
@@ -12,7 +12,7 @@ from simulated_device import STOP, Device, Habits, Logs, WatchedPages
 
 from jspec.config import EngineConfig
 from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
-from jspec.engine.scheduler.schedule import Plan
+from jspec.engine.scheduler.schedule import Schedule
 from jspec.engine.scheduler.scheduler import Scheduler
 from jspec.sampling.params import SamplingParams
 
@@ -45,11 +45,13 @@ class Simulation:
         self.config, self.K, self.rng = config, K, rng or random.Random(0)
         self.swap_pages = swap_pages
         self.pages = WatchedPages(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
-        self.scheduler = scheduler = Scheduler(config, K, looks_ahead, swap_pages, rests=chooses, pages=self.pages)
+        self.scheduler = scheduler = Scheduler(
+            config, K, looks_ahead, swap_pages, plain_rounds=chooses, pages=self.pages
+        )
         self.device = Device(config, K, looks_ahead, scheduler, self.pages, self.rng, habits, checks_contents)
         self.all: list[ActiveRequest] = []
         self._chooses = chooses
-        self._calls: collections.deque[tuple[Plan, Logs]] = collections.deque()
+        self._calls: collections.deque[tuple[Schedule, Logs]] = collections.deque()
 
     def arrive(self, prompt: Sequence[int], max_tokens: int | None, priority: int = 0, salt: str = "") -> ActiveRequest:
         """Let a request wait.
@@ -60,7 +62,7 @@ class Simulation:
         order = len(self.all)
         params, key = SamplingParams(max_tokens=max_tokens), np.array([0, order], np.uint32)
         request = Request(order, list(prompt), params, key, (STOP,), priority=priority, salt=salt)
-        self.scheduler.needs.check(request)
+        self.scheduler.requirements.check(request)
         active = ActiveRequest(request, order)
         self.scheduler.add(active)
         self.all.append(active)
@@ -69,7 +71,7 @@ class Simulation:
     def abort(self, active: ActiveRequest):
         """Give a request up, if it has not ended."""
         if active.outcome == LIVE:
-            self.scheduler.leave(active)
+            self.scheduler.remove(active)
             active.outcome = ABORTED
             self.pages.keep_promises()
 
@@ -80,20 +82,20 @@ class Simulation:
             active.outcome = FAILED
         self.scheduler.clear()
 
-    def step(self) -> Plan:
+    def step(self) -> Schedule:
         """Decide, carry out, and read the call before."""
-        plan = self.scheduler.plan()
-        self.carry_out(plan)
-        return plan
+        schedule = self.scheduler.schedule()
+        self.execute(schedule)
+        return schedule
 
-    def carry_out(self, plan: Plan, K: int | None = None):
-        """Carry a plan out, with rounds of up to K drafts, and read the call before."""
+    def execute(self, schedule: Schedule, K: int | None = None):
+        """Execute a schedule, with rounds of up to K drafts, and read the call before."""
         if K is None:
             K = self.rng.randrange(self.K + 1) if self._chooses else self.K
-        logs = self.device.carry_out(plan, K)
-        self.scheduler.sent(plan)
+        logs = self.device.execute(schedule, K)
+        self.scheduler.dispatched(schedule)
         if logs is not None:
-            self._calls.append((plan, logs))
+            self._calls.append((schedule, logs))
         waits = self._chooses and self.rng.random() < 0.2  # the next choice of K waits for this call
         ahead = 1 if logs is not None and not waits else 0
         while len(self._calls) > ahead:
@@ -105,9 +107,9 @@ class Simulation:
         """How many calls were sent and not read."""
         return len(self._calls)
 
-    def _read(self, plan: Plan, logs: Logs):
-        before: list[int] = [active.outcome for active in plan.decoding]
-        accepted = [number for _, number in self.scheduler.follow(plan.decoding, plan.rounds, logs)]
+    def _read(self, schedule: Schedule, logs: Logs):
+        before: list[int] = [active.outcome for active in schedule.decoding]
+        accepted = [number for _, number in self.scheduler.update(schedule.decoding, schedule.rounds, logs)]
         counted = [
             number
             for row, outcome in zip(logs.rows, before, strict=True)
@@ -115,7 +117,7 @@ class Simulation:
             if number >= 0 and outcome == LIVE
         ]
         assert sorted(accepted) == sorted(counted)
-        for active, outcome in zip(plan.decoding, before, strict=True):
+        for active, outcome in zip(schedule.decoding, before, strict=True):
             if outcome == LIVE != active.outcome:
                 assert [*active.request.prompt, *active.tokens] == self.device.text(active).tokens
-                self.scheduler.leave(active)
+                self.scheduler.remove(active)

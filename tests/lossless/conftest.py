@@ -21,4 +21,4 @@ def logits_as_asked(request):
 @pytest.fixture(scope="class")
 def played(request, run):
     """What a run of a ``Losslessness`` class did: an oracle and a tally for each ask."""
-    return request.cls.judged(run.program, request.cls.play(run))
+    return request.cls.with_oracles(run.program, request.cls.play(run))

@@ -41,11 +41,11 @@ class Grammar:
 
     Attributes:
       following: for each state and each token, the next state; -1 if the token may not come.
-      forced: for each state, the token that is drafted without a drafter, or -1.
+      jump_forward: for each state, its jump-forward token, or -1.
     """
 
     following: tuple[tuple[int, ...], ...]
-    forced: tuple[int, ...]
+    jump_forward: tuple[int, ...]
 
     def state(self, completion: History) -> int:
         """The state after a completion, all of whose tokens may come."""
@@ -54,10 +54,10 @@ class Grammar:
             state = self.following[state][token]
         return state
 
-    def forced_after(self, completion: History, most: int) -> History:
-        """The forced drafts after a completion."""
+    def jump_forward_after(self, completion: History, most: int) -> History:
+        """The jump-forward tokens after a completion."""
         drafts: History = ()
-        while len(drafts) < most and (token := self.forced[self.state(completion + drafts)]) >= 0:
+        while len(drafts) < most and (token := self.jump_forward[self.state(completion + drafts)]) >= 0:
             drafts += (token,)
         return drafts
 

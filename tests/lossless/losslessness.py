@@ -12,7 +12,7 @@ import pytest
 
 from jspec.engine.engine import Engine
 from lossless import served, steps
-from lossless.judge import assert_acceptance, assert_eventful, assert_texts, assert_texts_together
+from lossless.checks import assert_acceptance, assert_eventful, assert_texts, assert_texts_together
 from lossless.oracle import Oracle
 from lossless.steps import Ask, Program
 from lossless.table_model import TABLES, V
@@ -72,7 +72,7 @@ class Losslessness:
         return steps.play(run.program, cls.tables, run.samples, cls.seed, cls.asks)
 
     @classmethod
-    def judged(cls, program, tallies) -> list[tuple[Oracle, Any]]:
+    def with_oracles(cls, program, tallies) -> list[tuple[Oracle, Any]]:
         """The tallies of a program, each behind the oracle that knows what it should be."""
         return [(cls.oracle(program, ask, cls.tables), tally) for ask, tally in zip(cls.asks, tallies, strict=True)]
 
@@ -91,7 +91,7 @@ class Losslessness:
         for oracle, tally in played:
             assert_acceptance(oracle, tally)
 
-    def test_something_was_drafted_accepted_rejected_and_recovered(self, played):
+    def test_every_event_of_a_round_occurs(self, played):
         for oracle, tally in played:
             if oracle.program.method == "none" or oracle.ask.max_drafts == 0:
                 assert tally.rounds[:, 1:].sum() == 0, "drafts that nobody wanted"

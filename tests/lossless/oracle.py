@@ -67,17 +67,17 @@ class Oracle:
         most = K if self.ask.max_drafts is None else self.ask.max_drafts
         room, length = min(K, most, self.program.slots - 1 - len(history)), len(history)
         grammar = self.ask.options.grammar
-        forced = () if grammar is None else grammar.forced_after(history[len(self.ask.prompt) :], K)
-        beside = prompt_lookup(history, K, BESIDE) if self.program.lookup and not forced else ()
+        jump_forward = () if grammar is None else grammar.jump_forward_after(history[len(self.ask.prompt) :], K)
+        beside = prompt_lookup(history, K, BESIDE) if self.program.lookup and not jump_forward else ()
         if beside:
             return room, lambda seen: np.eye(V)[beside[len(seen) - length]]
         count, draft = self._own_drafts(history, room)
         if self.program.method.startswith("ngram"):
-            count = max(count, min(len(forced), room))
+            count = max(count, min(len(jump_forward), room))
 
         def either(seen):
             i = len(seen) - length
-            return np.eye(V)[forced[i]] if i < len(forced) else draft(seen)
+            return np.eye(V)[jump_forward[i]] if i < len(jump_forward) else draft(seen)
 
         return count, either
 

@@ -185,10 +185,10 @@ def _round(tables, settings: _Settings, stream: RoundNoise, history, rule: str):
         drafts, settings.count, Distribution(rows, greedy), jnp.broadcast_to(greedy[:, None], drafts.shape)
     )
     logits = tables[0][jnp.concatenate([path, last[:, None]], axis=1)]
-    verdict = RULES[rule](logits, settings.warp, proposal, stream)
+    result = RULES[rule](logits, settings.warp, proposal, stream)
     emitted = jnp.pad(drafts, ((0, 0), (0, 1)))
     offset = jnp.arange(K + 1, dtype=jnp.int32)[None]
-    return jnp.where(offset == verdict.accepted[:, None], verdict.token[:, None], emitted), verdict.accepted + 1
+    return jnp.where(offset == result.accepted[:, None], result.token[:, None], emitted), result.accepted + 1
 
 
 @functools.partial(jax.jit, static_argnames=("rule", "noise"))

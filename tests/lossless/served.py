@@ -28,8 +28,8 @@ class Automaton:
     def __init__(self, grammar: Grammar):
         self._grammar, self._completion = grammar, ()
 
-    def forced(self, most: int) -> Sequence[int]:
-        return self._grammar.forced_after(self._completion, most)
+    def jump_forward(self, most: int) -> Sequence[int]:
+        return self._grammar.jump_forward_after(self._completion, most)
 
     def allow(self, drafts: Sequence[int], flags: np.ndarray):
         text = self._completion

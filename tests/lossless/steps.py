@@ -19,7 +19,7 @@ from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.runner.state import LIVE, DecodeState, RequestArrays, init_state
 from jspec.engine.runner.step import DecodeStep
-from jspec.engine.runner.step_io import RoundLog, Segments
+from jspec.engine.runner.step_io import PrefillInputs, RoundLog
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.processors import Processors
 from jspec.sampling.streams import RoundNoise
@@ -238,8 +238,8 @@ def _prefill(program: Program, target, draft, tokens, request: RequestArrays) ->
 
         def read(state, request):
             row, prompt, length, table = request
-            segment = Segments(row[None], prompt[None], jnp.zeros(1, jnp.int32), length[None] - 1, table[None])
-            return step.prefill(state, segment), None
+            inputs = PrefillInputs(row[None], prompt[None], jnp.zeros(1, jnp.int32), length[None] - 1, table[None])
+            return step.prefill(state, inputs), None
 
         request, following = state.request, jnp.pad(state.tokens, ((0, 0), (0, 1)))
         rows = jnp.arange(len(state.tokens), dtype=jnp.int32)

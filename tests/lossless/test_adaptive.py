@@ -1,5 +1,6 @@
-"""K chosen by acceptance so far leaves the distribution of the texts, and the acceptance of every round, as they are; K
-chosen by the drafts of its own round does not, and the suite sees it."""
+"""K chosen by past acceptance leaves texts and acceptance unchanged; K chosen by a round's own drafts does not, which the
+suite detects.
+"""
 
 import dataclasses
 from unittest import mock
@@ -10,8 +11,8 @@ import pytest
 
 from jspec.engine.adaptive import controller
 from lossless.adaptive import Adapted, play_adaptively
+from lossless.checks import FIRST, p_values
 from lossless.distributions import round_distribution
-from lossless.judge import FIRST, p_values
 from lossless.losslessness import Losslessness, Run
 from lossless.statistics import LEVEL, assert_follows, assert_not_vacuous
 from lossless.steps import K, Program, decoded, play
@@ -35,11 +36,11 @@ class TestAdaptiveSteps(Losslessness):
 
     @classmethod
     def play(cls, run: Run) -> list[Adapted]:
-        with mock.patch.multiple(controller, GAIN=1.0, FIRST_REST=1, LONGEST_REST=1):  # six rounds are all there is
+        with mock.patch.multiple(controller, GAIN=1.0, FIRST_PAUSE=1, LONGEST_PAUSE=1):  # six rounds are all there is
             return play_adaptively(run.program, cls.tables, run.samples, cls.seed, SECONDS)
 
     def test_acceptance_of_every_round(self, played):
-        """Rounds of K drafts accept what their theory says, whatever K the rounds before had: rests cost no quality."""
+        """Rounds of K drafts have the acceptance of their theory, for any K of earlier rounds."""
         for oracle, tally in played:
             coupled = oracle.program.draft_sampling == "coupled"
             counts, probabilities = [], []
@@ -56,7 +57,7 @@ class TestAdaptiveSteps(Losslessness):
                 probabilities.append(distribution)
             assert_follows(counts, probabilities, f"accepted drafts of {oracle.ask}")
 
-    def test_something_was_drafted_accepted_rejected_and_recovered(self, played):
+    def test_every_event_of_a_round_occurs(self, played):
         """And every K was chosen, and changed."""
         for oracle, tally in played:
             if oracle.ask.warp.temperature and oracle.program.method != "ngram":
@@ -70,8 +71,7 @@ class TestAdaptiveSteps(Losslessness):
 
 @dataclasses.dataclass(frozen=True)
 class Peeking:
-    """A drafter that makes do without drafts where it does not like what it drew: K depends on the round's own
-    drafts."""
+    """A drafter that drops its drafts by what it drew: K depends on the round's own drafts."""
 
     drafter: object
 
@@ -90,9 +90,9 @@ class PeekingProgram(Program):
 
 
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
-def test_a_K_that_looks_at_the_drafts_of_its_own_round_is_seen(rule):
+def test_K_that_depends_on_its_own_drafts_is_detected(rule):
     def fault_p_values(program) -> list[float]:
-        return p_values(TestAdaptiveSteps.judged(program, play(program, TABLES, 20_000, seed=52)), FIRST)
+        return p_values(TestAdaptiveSteps.with_oracles(program, play(program, TABLES, 20_000, seed=52)), FIRST)
 
     *sampled, greedy = fault_p_values(PeekingProgram(rule))
     assert max(sampled) < LEVEL

@@ -1,5 +1,6 @@
-"""A target that reads some of the drafts only leaves the distribution of the texts as it is, if no draft has a say in
-whether it is read itself; and the suite sees it where one has."""
+"""Verification budgets leave the distribution of texts unchanged if a draft does not affect its own selection; the suite
+detects where one does.
+"""
 
 import dataclasses
 from unittest import mock
@@ -9,10 +10,10 @@ import numpy as np
 import pytest
 
 from jspec.drafting.block import Block
-from jspec.engine.adaptive.draft_admission import admitted
+from jspec.engine.adaptive.draft_selection import select_drafts
 from jspec.engine.runner import step
+from lossless.checks import FIRST, p_values
 from lossless.head_program import HeadOracle, HeadProgram
-from lossless.judge import FIRST, p_values
 from lossless.losslessness import Losslessness, Run
 from lossless.statistics import LEVEL
 from lossless.steps import CONFIG, Program, decoded, play
@@ -47,9 +48,9 @@ class TestBudget(Losslessness):
                 most, _ = oracle.drafts(oracle.ask.prompt + decoded(code))
                 assert tally.rounds[code, most + 1 :].sum() == 0
 
-    def test_something_was_drafted_accepted_rejected_and_recovered(self, played):
+    def test_every_event_of_a_round_occurs(self, played):
         """And rounds of every size came after the same text, because others had the rest of the budget."""
-        super().test_something_was_drafted_accepted_rejected_and_recovered(played)
+        super().test_every_event_of_a_round_occurs(played)
         for oracle, tally in played:
             if oracle.ask.warp.temperature and oracle.program.method != "ngram":
                 verified = tally.rounds.sum(axis=(0, 2)) / tally.rounds.sum()
@@ -90,10 +91,10 @@ class OffByOne(HeadProgram):
     """A program that is not taken for the one without the fault."""
 
 
-def test_a_confidence_head_that_knows_the_draft_is_seen():
+def test_confidence_that_depends_on_its_own_draft_is_detected():
     def of(kind) -> list[float]:
         program = kind("rejection", "dspark-sure", budget=BUDGET)
-        return p_values(TestBudgetOfHeads.judged(program, play(program, None, 20_000, seed=56)), FIRST)
+        return p_values(TestBudgetOfHeads.with_oracles(program, play(program, None, 20_000, seed=56)), FIRST)
 
     with mock.patch.object(Block, "_with_confidence", of_the_draft_itself):
         assert min(of(OffByOne)[:-1]) < LEVEL
@@ -109,7 +110,7 @@ def drawn(proposal):
 def whole_rows(acceptance, count, spare):
     """Drafts ranked by what their whole row is worth: draft 0 by the confidence in draft 1, which follows from draft 0."""
     together = jnp.broadcast_to(jnp.min(acceptance, axis=1, keepdims=True), acceptance.shape)
-    return admitted(together, count, spare)
+    return select_drafts(together, count, spare)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,16 +120,16 @@ class Peeking(Program):
     fault: str = "none"
 
 
-FAULTS = {"drawn": {"confidence_of": drawn}, "whole rows": {"admitted": whole_rows}}
+FAULTS = {"drawn": {"confidence_of": drawn}, "whole rows": {"select_drafts": whole_rows}}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
-def test_a_draft_that_has_a_say_in_its_own_verification_is_seen(rule, fault):
+def test_selection_that_depends_on_its_own_draft_is_detected(rule, fault):
     program = Peeking(rule, budget=BUDGET, fault=fault)
     with mock.patch.multiple(step, **FAULTS[fault]):
-        *sampled, greedy = p_values(TestBudget.judged(program, play(program, TABLES, 16_000, seed=54)), FIRST)
+        *sampled, greedy = p_values(TestBudget.with_oracles(program, play(program, TABLES, 16_000, seed=54)), FIRST)
     assert min(sampled) < LEVEL
     assert greedy == 1.0
     sound = Peeking(rule, budget=BUDGET)
-    assert min(p_values(TestBudget.judged(sound, play(sound, TABLES, 16_000, seed=54)), FIRST)) >= LEVEL
+    assert min(p_values(TestBudget.with_oracles(sound, play(sound, TABLES, 16_000, seed=54)), FIRST)) >= LEVEL

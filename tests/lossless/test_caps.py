@@ -11,8 +11,8 @@ from disturbances import attribute
 from jspec.engine.runner.step import DecodeStep
 from jspec.sampling.verify import RULES
 from lossless import served, steps
+from lossless.checks import p_values
 from lossless.distributions import Warp
-from lossless.judge import p_values
 from lossless.losslessness import Losslessness, Run, ServedLosslessness
 from lossless.statistics import LEVEL
 from lossless.steps import Ask, Program, SameNoise
@@ -61,27 +61,27 @@ def test_texts_of_coupled_drafts_do_not_depend_on_the_cap():
 
 def fault_p_values(program: Program) -> list[float]:
     """Of the asks with some drafts, but fewer than there are, and of the one without a cap."""
-    played = TestSteps.judged(program, steps.play(program, TABLES, 15_000, seed=94, asks=ASKS))
+    played = TestSteps.with_oracles(program, steps.play(program, TABLES, 15_000, seed=94, asks=ASKS))
     return p_values([played[i] for i in (0, 2, 3)])
 
 
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
-def test_drafts_behind_the_cap_that_count_as_refused_are_seen(rule):
-    """The token after the last draft that may stand is then drawn as a correction, which shuns the draft in its place."""
+def test_drafts_past_the_cap_that_count_as_rejected_are_detected(rule):
+    """The token after the last counted draft is then drawn as a recovered token, which avoids the draft in its place."""
     propose = DecodeStep._propose
 
     def propose_all(self, state, *rest):
         free = dataclasses.replace(state.request, max_drafts=jnp.full_like(state.request.max_drafts, steps.K))
         return propose(self, dataclasses.replace(state, request=free), *rest)
 
-    def verdict(self, state, processing, logits, proposal):
+    def apply_rule(self, state, processing, logits, proposal):
         def refused(accepted, count, noise):
             return jnp.minimum(accepted, state.request.max_drafts)
 
         rule_of = functools.partial(RULES[rule], decide=refused)
         return rule_of(processing.apply(logits, proposal.tokens), state.request.warp, proposal, self._noise(state))
 
-    with attribute(DecodeStep, "_propose", propose_all), attribute(DecodeStep, "_verdict", verdict):
+    with attribute(DecodeStep, "_propose", propose_all), attribute(DecodeStep, "_apply_rule", apply_rule):
         *capped, free = fault_p_values(Program(rule, noise=SameNoise))
     assert max(capped) < LEVEL
     assert free >= LEVEL

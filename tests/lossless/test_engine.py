@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lossless.judge import VIEWS, assert_texts
+from lossless.checks import VIEWS, assert_texts
 from lossless.losslessness import Losslessness, Run
 from lossless.oracle import Oracle
 from lossless.steps import ASKS, Program, play
@@ -50,7 +50,7 @@ class TestSteps(Losslessness):
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection", "block"])
-def test_drafts_that_break_off_leave_the_texts_distribution(rule):
+def test_drafts_that_break_off_do_not_change_the_distribution(rule):
     """A draft row that is no distribution ends the row's drafts, and whether it is one depends on the drafts before."""
     draft = TABLES[1].copy()
     draft[::3, 0] = np.nan

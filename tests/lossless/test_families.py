@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 from tiny import ARCHITECTURES
 
+from lossless.checks import LAST, p_values
 from lossless.head_program import HEADS, LLAMA, HeadOracle, HeadProgram
-from lossless.judge import LAST, p_values
 from lossless.losslessness import Losslessness, Run
 from lossless.statistics import LEVEL
 
@@ -27,7 +27,7 @@ QUICK = (
 )
 
 
-def test_every_rule_meets_every_head_and_every_family():
+def test_every_rule_is_tested_with_every_head_and_family():
     for name, levels in (("head", HEADS), ("architecture", FAMILIES)):
         assert {(getattr(one, name), one.verify) for one in ALL} == {(a, rule) for a in levels for rule in RULES}
 
@@ -85,7 +85,7 @@ class TestSteps(Losslessness):
             pytest.param("Glm4MoeLiteForCausalLM", with_values_of_one_head, marks=pytest.mark.long),
         ],
     )
-    def test_a_broken_target_is_seen(self, family, broken):
+    def test_a_broken_target_is_detected(self, family, broken):
         run = Run(HeadProgram("rejection", "eagle", architecture=family, broken=broken), 20_000)
-        sampled = [pair for pair in self.judged(run.program, self.play(run)) if pair[0].ask.warp.temperature]
+        sampled = [pair for pair in self.with_oracles(run.program, self.play(run)) if pair[0].ask.warp.temperature]
         assert min(p_values(sampled, LAST)) < LEVEL

@@ -1,4 +1,4 @@
-"""The suite is itself tested: two known ways to break losslessness silently must make it fail."""
+"""Tests of the suite: two known ways to break losslessness silently must make it fail."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ import pytest
 from jspec.pallas.sampling.threefry import random_bits, uniform_of_bits
 from jspec.sampling.streams import RoundNoise, Stream, draw_key
 from lossless import rounds, steps
-from lossless.judge import p_values
+from lossless.checks import p_values
 from lossless.oracle import Oracle
 from lossless.statistics import LEVEL, p_value
 from lossless.table_model import TABLES
@@ -28,8 +28,7 @@ class OneStream(RoundNoise):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PositionKeyed(RoundNoise):
-    """Accept noise belongs to a position: ``block`` looks past its rejection, and the next round meets the same
-    coins."""
+    """Accept noise by position: ``block`` looks past its rejection, and the next round reads the same uniforms."""
 
     def accept_uniforms(self, K):
         position = self.length[:, None] + jnp.arange(K, dtype=jnp.int32)[None]
@@ -56,7 +55,7 @@ class TestRules:
         return np.array([[p_value(counts, distribution) for counts, distribution in pair] for pair in pairs]).T
 
     @pytest.mark.parametrize("rule", ["rejection", "block"])
-    def test_one_stream_for_draft_and_residual_is_seen(self, rule):
+    def test_one_stream_for_draft_and_residual_is_detected(self, rule):
         tables = reversed_draft(rounds.random_tables(1))
         first_round, texts = self.p_values(rule, OneStream, tables, 40_000)
         assert first_round[:2].max() < LEVEL
@@ -64,7 +63,7 @@ class TestRules:
         assert min(first_round[2], texts[2]) >= LEVEL, "argmax drafts use no draft noise"
         assert self.p_values(rule, RoundNoise, tables, 40_000).min() >= LEVEL
 
-    def test_position_keyed_block_is_seen_but_not_by_a_single_round(self):
+    def test_position_keyed_block_is_detected_but_not_in_a_single_round(self):
         tables = rounds.random_tables(1)
         first_round, texts = self.p_values("block", PositionKeyed, tables, 150_000)
         assert first_round.min() >= LEVEL
@@ -79,13 +78,13 @@ class TestSteps:
         return p_values([(Oracle(program, ask, tables), tally) for ask, tally in zip(steps.ASKS, tallies, strict=True)])
 
     @pytest.mark.parametrize("rule", ["rejection", "block"])
-    def test_one_stream_for_draft_and_residual_is_seen(self, rule):
+    def test_one_stream_for_draft_and_residual_is_detected(self, rule):
         program = steps.Program(rule, noise=OneStream)
         *sampled, greedy = self.p_values(program, reversed_draft(TABLES), 100_000)
         assert max(sampled) < LEVEL
         assert greedy == 1.0
 
-    def test_position_keyed_block_is_seen(self):
+    def test_position_keyed_block_is_detected(self):
         program = steps.Program("block", draft_sampling="argmax", noise=PositionKeyed)
         *sampled, greedy = self.p_values(program, TABLES, 30_000)
         assert max(sampled) < LEVEL

@@ -10,8 +10,8 @@ import pytest
 
 from jspec.drafting.block import Block
 from jspec.sampling import verify
+from lossless.checks import FIRST, p_values
 from lossless.head_program import HEADS, HeadOracle, HeadProgram
-from lossless.judge import FIRST, p_values
 from lossless.losslessness import Losslessness, Run
 from lossless.statistics import LEVEL
 
@@ -44,7 +44,7 @@ class TestSteps(HeadLosslessness):
     seed = 71
 
 
-def test_heads_rules_and_ways_of_drawing_are_covered_pairwise():
+def test_heads_rules_and_draft_sampling_are_covered_pairwise():
     for a, b in itertools.combinations(FACTORS, 2):
         covered = {(getattr(program, a), getattr(program, b)) for program in PAIRS}
         levels = ({getattr(program, name) for program in PAIRS} for name in (a, b))
@@ -118,17 +118,17 @@ class TestReducedVocabulary(HeadLosslessness):
                 assert oracle.target((*oracle.ask.prompt, 1))[unknown].sum() > 0.4
 
     @pytest.mark.parametrize("fault", [dropping, pytest.param(projecting, marks=pytest.mark.long)])
-    def test_a_target_cut_to_the_heads_vocabulary_is_seen(self, fault):
+    def test_a_target_cut_to_the_heads_vocabulary_is_detected(self, fault):
         assert max(self.p_values(fault)) < LEVEL
 
     @pytest.mark.parametrize("fault", [unmapped, unmapped_residual])
-    def test_a_token_that_is_taken_for_its_index_is_seen(self, fault):
+    def test_a_token_mistaken_for_its_index_is_detected(self, fault):
         assert min(self.p_values(fault)) < LEVEL
 
     def p_values(self, fault) -> list[float]:
         """Of the asks that sample."""
         run = Run(HeadProgram("rejection", "eagle3", fault=fault), 20_000)
-        sampled = [pair for pair in self.judged(run.program, self.play(run)) if pair[0].ask.warp.temperature]
+        sampled = [pair for pair in self.with_oracles(run.program, self.play(run)) if pair[0].ask.warp.temperature]
         return p_values(sampled, FIRST)
 
 
@@ -155,7 +155,7 @@ class TestDraftsThatDependOnEachOther(HeadLosslessness):
     seed = 73
 
     @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
-    def test_a_distribution_that_forgets_the_draft_before_is_seen(self, rule):
+    def test_a_distribution_that_ignores_the_previous_draft_is_detected(self, rule):
         run = Run(ForgetfulProgram(rule, "dspark-rnn"), 20_000)
-        sampled = [pair for pair in self.judged(run.program, self.play(run)) if pair[0].ask.warp.temperature]
+        sampled = [pair for pair in self.with_oracles(run.program, self.play(run)) if pair[0].ask.warp.temperature]
         assert min(p_values(sampled, FIRST)) < LEVEL

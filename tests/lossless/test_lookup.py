@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.drafting.lookup import WithLookup
+from lossless.checks import p_values
 from lossless.head_program import HeadOracle, HeadProgram
-from lossless.judge import p_values
 from lossless.losslessness import Losslessness, Run
 from lossless.statistics import LEVEL
 from lossless.steps import Program, play
@@ -58,7 +58,7 @@ class AfterthoughtProgram(Program):
 
 
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
-def test_a_lookup_that_waits_for_the_drafters_own_draft_is_seen(rule):
+def test_lookup_that_depends_on_the_drafters_draft_is_detected(rule):
     def fault_p_values(kind) -> list[float]:
         program = kind(rule, lookup=True)
         pairs = zip(Losslessness.asks, play(program, TABLES, 40_000, seed=82), strict=True)

@@ -13,13 +13,13 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jspec.config import Shards
-from jspec.engine.multihost.batch_sharded_verify import Dealing
-from jspec.engine.multihost.shard_map import Spread
+from jspec.engine.multihost.batch_sharded_verify import BatchSharding
+from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models import flat_params, layers
 from jspec.models.sharding import build_shards, mesh_of, on_every_device
 from jspec.sampling.streams import RoundNoise
+from lossless.checks import LAST, p_values
 from lossless.head_program import FOUR_HEADS, HEADS, HeadOracle, HeadProgram, head_of, serving, target
-from lossless.judge import LAST, p_values
 from lossless.losslessness import Losslessness, Run
 from lossless.statistics import LEVEL
 
@@ -30,22 +30,25 @@ RULES = ("rejection", "block", "match")
 class ShardedProgram(HeadProgram):
     """``HeadProgram`` with a target in so many shards, and a head that every device has.
 
-    If rows are ``dealt``, each device judges some of them; otherwise all devices judge all."""
+    If ``batch_sharded``, each device verifies some of the rows; otherwise all devices verify all.
+    """
 
     shards: int = 2
-    dealt: bool = False
+    batch_sharded: bool = False
     noise: Callable[..., RoundNoise] = RoundNoise  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def models(self, tables):
         del tables
-        return _models(self.architecture, self.head, Shards(self.shards, deal_from=0 if self.dealt else 1 << 60))
+        return _models(
+            self.architecture, self.head, Shards(self.shards, batch_sharded_from=0 if self.batch_sharded else 1 << 60)
+        )
 
     def over_devices(self, function, gives_state: bool):
         models = self.models(None)
-        spread = Spread.of(*models)
+        spread = ProgramSharding.of(*models)
         assert spread is not None
         places = [jax.tree.map(lambda leaf: leaf.sharding.spec, model) for model in models]
-        return spread.over(function, (*places, spread.state), spread.state if gives_state else PartitionSpec())
+        return spread.shard_map(function, (*places, spread.state), spread.state if gives_state else PartitionSpec())
 
 
 @functools.cache
@@ -61,7 +64,7 @@ def noise_of_its_own(key_data, length) -> RoundNoise:
 
 
 ALL = [
-    ShardedProgram(RULES[(i + j) % 3], head, architecture=architecture, shards=shards, dealt=(i + j) % 2 == 0)
+    ShardedProgram(RULES[(i + j) % 3], head, architecture=architecture, shards=shards, batch_sharded=(i + j) % 2 == 0)
     for i, head in enumerate(HEADS)
     for j, (architecture, shards) in enumerate(
         (("LlamaForCausalLM", 2), (FOUR_HEADS, 4), ("Qwen3MoeForCausalLM", 2), ("Glm4MoeLiteForCausalLM", 2))
@@ -69,8 +72,8 @@ ALL = [
 ]
 QUICK = (
     ShardedProgram("rejection", "eagle"),
-    ShardedProgram("block", "eagle", dealt=True),
-    ShardedProgram("rejection", "eagle3", dealt=True),
+    ShardedProgram("block", "eagle", batch_sharded=True),
+    ShardedProgram("rejection", "eagle3", batch_sharded=True),
 )
 
 
@@ -79,19 +82,19 @@ class TestSteps(Losslessness):
     runs = (*(Run(program, 20_000) for program in QUICK), *(Run(program, 100_000, long=True) for program in ALL))
     seed = 79
 
-    def test_noise_of_their_own_is_seen(self):
+    def test_different_noise_on_each_device_is_detected(self):
         """Devices that draw other tokens than their neighbours put keys and values of other texts together."""
         assert self._least(ShardedProgram("rejection", "eagle", shards=2, noise=noise_of_its_own)) < LEVEL
 
-    def test_verdicts_of_other_rows_are_seen(self, monkeypatch):
-        verdicts = Dealing.verdicts
+    def test_results_of_other_rows_are_detected(self, monkeypatch):
+        gather_results = BatchSharding.gather_results
 
-        def rolled(dealing, verdict):
-            return jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), verdicts(dealing, verdict))
+        def rolled(sharding, result):
+            return jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), gather_results(sharding, result))
 
-        monkeypatch.setattr(Dealing, "verdicts", rolled)
+        monkeypatch.setattr(BatchSharding, "gather_results", rolled)
         jax.clear_caches()
-        assert self._least(ShardedProgram("rejection", "eagle", dealt=True)) < LEVEL
+        assert self._least(ShardedProgram("rejection", "eagle", batch_sharded=True)) < LEVEL
         jax.clear_caches()
 
     @pytest.mark.long
@@ -103,13 +106,13 @@ class TestSteps(Losslessness):
 
     def _least(self, program) -> float:
         run = Run(program, 20_000)
-        sampled = [pair for pair in self.judged(program, self.play(run)) if pair[0].ask.warp.temperature]
+        sampled = [pair for pair in self.with_oracles(program, self.play(run)) if pair[0].ask.warp.temperature]
         return min(p_values(sampled, LAST))
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_meets_every_number_of_shards(rule):
-    assert {(one.shards, one.dealt) for one in ALL if one.verify == rule} == {
+def test_every_rule_is_tested_with_every_number_of_shards(rule):
+    assert {(one.shards, one.batch_sharded) for one in ALL if one.verify == rule} == {
         (2, False),
         (2, True),
         (4, False),

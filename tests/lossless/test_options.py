@@ -5,8 +5,8 @@ from disturbances import attribute
 
 from jspec.sampling.processors import Processing
 from lossless import served, steps
+from lossless.checks import p_values
 from lossless.distributions import Options, Warp
-from lossless.judge import p_values
 from lossless.losslessness import Losslessness, Run, ServedLosslessness
 from lossless.statistics import LEVEL
 from lossless.steps import Ask, Program, SameNoise
@@ -50,12 +50,12 @@ class TestServed(ServedLosslessness):
 
 def fault_p_values(program: Program) -> list[float]:
     """Of the asks whose penalties or bad words depend on the completion."""
-    played = TestSteps.judged(program, steps.play(program, TABLES, 20_000, seed=83, asks=ASKS))
+    played = TestSteps.with_oracles(program, steps.play(program, TABLES, 20_000, seed=83, asks=ASKS))
     return p_values([played[i] for i in (0, 2, 3)])
 
 
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("match", marks=pytest.mark.long)])
-def test_drafts_that_do_not_count_as_text_are_seen(rule):
+def test_drafts_that_do_not_count_as_text_are_detected(rule):
     """The verify pass leaves the drafts before a token out of its penalties and bad words."""
     apply = Processing.apply
 
@@ -71,7 +71,7 @@ def test_drafts_that_do_not_count_as_text_are_seen(rule):
 @pytest.mark.parametrize(
     "program", [Program("rejection"), Program("rejection", draft_tokens=REDUCED)], ids=["", "reduced"]
 )
-def test_texts_of_rows_that_want_nothing_do_not_depend_on_the_others(program):
+def test_rows_without_options_do_not_depend_on_others(program):
     alone = [Ask(ask.prompt, ask.warp, share=ask.share) for ask in ASKS]
     alone[5] = ASKS[5]
     among, by_itself = (steps.play(program, TABLES, 4_000, seed=84, asks=asks)[5] for asks in (ASKS, alone))

@@ -1,4 +1,4 @@
-"""The judges are judged: the oracle against literal definitions, the statistics against what they promise."""
+"""Tests of the test code: the oracle against literal definitions, the statistics against their promised power."""
 
 import itertools
 
@@ -17,7 +17,7 @@ def random_model(seed: int):
     return lambda history: np.random.default_rng([seed, *history]).dirichlet(np.ones(V))
 
 
-def test_a_distribution_is_cut_in_order_and_keeps_ties():
+def test_oracle_distribution_is_cut_in_order_and_keeps_ties():
     p = np.array([0.4, 0.25, 0.25, 0.07, 0.03])
     logits = np.log(p)
     kept = lambda warp: np.flatnonzero(distribution(logits, warp)).tolist()  # noqa: E731
@@ -44,8 +44,8 @@ def test_a_round_that_goes_on_with_plain_sampling_has_the_targets_distribution(r
     np.testing.assert_allclose(joint, completion_distribution(target, (), K + 1)[(slice(V),) * (K + 1)], atol=1e-12)
 
 
-def test_block_distribution_is_that_of_its_coins():
-    """Sun et al. (2024) word for word: a coin per prefix, the longest prefix that passes, the scaled residual."""
+def test_block_distribution_equals_the_enumeration_of_its_uniforms():
+    """Sun et al. (2024) literally: a uniform per prefix, the longest prefix that passes, the scaled residual."""
     target, draft, K = random_model(1), random_model(2), 3
     emitted: dict = {}
     for path in itertools.product(range(V), repeat=K):
@@ -76,7 +76,7 @@ def test_agreement_of_coupled_noise_by_integration():
         assert agreement("match", True, p, q)[v] == pytest.approx(both, abs=1e-9)
 
 
-def test_prompt_lookup():
+def test_oracle_prompt_lookup():
     assert prompt_lookup((1, 2, 3), 2) == ()
     assert prompt_lookup((1, 2, 3, 1, 2), 2) == (3, 1)
     assert prompt_lookup((1, 2, 0, 2, 3, 2), 2) == (3, 2)  # the most recent
@@ -84,7 +84,7 @@ def test_prompt_lookup():
     assert prompt_lookup((0, 1, 1), 2) == (1, 1)  # goes on into its own drafts
 
 
-def test_p_values():
+def test_p_values_are_uniform_if_true_and_small_if_not():
     rng = np.random.default_rng(0)
     probabilities = np.array([0.5, 0.3, 0.2 - 1e-5, 1e-5, 0.0])
     fair = [p_value(rng.multinomial(10_000, probabilities), probabilities) for _ in range(400)]
@@ -106,7 +106,7 @@ def test_p_values():
         (3_500_000, 64, 1, 0.00306),  # one case of a rule in the long tier
     ],
 )
-def test_power(samples, cells, groups, seen):
+def test_power_of_the_statistics(samples, cells, groups, seen):
     """The sizes that the suite runs at see these total variations, nine times in ten, at its level."""
     assert 0.97 * seen < smallest_tv(samples, cells, groups) < seen
     rng = np.random.default_rng(1)

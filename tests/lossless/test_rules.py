@@ -108,8 +108,8 @@ def test_joint_distribution_of_a_round(play_of):
 
 
 @pytest.mark.parametrize(("rule", "width"), BATCHES)
-def test_all_cases_together(rule, width, samples):
-    """A bias that the cases share is seen here when it is too small for any of them alone: see ``test_power``."""
+def test_p_value_of_all_cases_together(rule, width, samples):
+    """A bias that the cases share is detected here when it is too small for each alone: ``test_power_of_the_statistics``."""
     counted = tallies(rule, width, samples)
     expected = [predicted(rule, case, TABLES[width]) for case in BATCHES[rule, width]]
     for name, view in (("a round", lambda tally: in_cells(tally.first_round)), ("texts", lambda tally: tally.texts)):
@@ -120,7 +120,7 @@ def test_joint_distribution_of_texts_over_rounds(play_of):
     assert_follows(play_of.counts.texts, play_of.distribution.texts, f"the first {L} tokens")
 
 
-def test_acceptance(play_of):
+def test_acceptance_of_each_case(play_of):
     case, counts, distribution = play_of.case, play_of.counts.first_round, play_of.distribution.first_round
     for i in range(1, case.count + 1):  # node nodes(i) is the first with more than i tokens
         accepted = counts[nodes(i) :].sum()
@@ -140,8 +140,8 @@ def groups_of_two(monkeypatch):
 
 @pytest.mark.usefixtures("groups_of_two")
 @pytest.mark.parametrize(("rule", "width"), [("match", V), ("rejection", V), ("block", V), ("block", V - 1)])
-def test_tokens_drawn_by_groups(rule, width):
-    """Coupled drafts meet other coins then, so that only their texts have a known distribution."""
+def test_tokens_drawn_by_groups_follow_the_distribution(rule, width):
+    """Coupled drafts meet other noise then, so that only their texts have a known distribution."""
     cases = (*NARROW, *([Case("coupled")] if rule == "match" else []))
     for case, counts in zip(cases, play(rule, cases, TABLES[width], 60_000, seed=12), strict=True):
         distribution = predicted(rule, case, TABLES[width])

@@ -1,13 +1,13 @@
-"""What users get from the engine has the target's joint distribution, whatever happens around their requests.
+"""Texts of the engine have the target's joint distribution, under any disturbance.
 
-All asks together, the checks of three tokens see a bias of 5% in total variation with 20,000 texts, and of 1.7% with
+All asks together, the checks of three tokens detect a bias of 5% in total variation with 20,000 texts, and of 1.7% with
 200,000 (``statistics.smallest_tv``).
 """
 
 from disturbances import attribute
 
 from lossless import served
-from lossless.judge import p_value_together
+from lossless.checks import p_value_together
 from lossless.losslessness import Run, ServedLosslessness, engine_of
 from lossless.served import ASKS, SLOTS
 from lossless.statistics import LEVEL
@@ -34,18 +34,18 @@ class TestServed(ServedLosslessness):
         *(Run(program, LONG, True, exact) for program in PROGRAMS for exact in (True, False)),
     )
 
-    def test_everything_happened(self, run, played):
+    def test_every_event_of_an_engine_occurs(self, run, played):
         engine = engine_of(run.program, run.reproducible)
         assert engine.metrics().num_cached_tokens > sum(tally.texts.sum() for _, tally in played)
         assert all(program.compiled for program in engine.runner.programs.decode.values())
 
 
-def test_requests_that_come_back_with_their_pages_in_another_order_are_seen():
+def test_swapped_pages_in_another_order_are_detected():
     engine = engine_of(REJECTION)
     swap_in = engine.runner._swap_in
 
     def p_value() -> float:
-        return p_value_together(TestServed.judged(REJECTION, served.play(engine, 2_500, seed=72)))
+        return p_value_together(TestServed.with_oracles(REJECTION, served.play(engine, 2_500, seed=72)))
 
     with attribute(engine.runner, "_swap_in", lambda move: swap_in(move._replace(pages=move.pages[::-1]))):
         assert p_value() < LEVEL

@@ -1,5 +1,4 @@
-"""Two cheap checks that see much: a target that drafts for itself, and the distribution of the draft tokens
-themselves."""
+"""Two cheap and strong checks: a target that drafts for itself, and the distribution of draft tokens."""
 
 import functools
 
@@ -60,7 +59,7 @@ def propose(program: Program, draft, state, key_data):
     ],
     ids=lambda program: program.draft_sampling,
 )
-def test_draft_tokens_follow_the_drafts_own_distribution(program):
+def test_draft_tokens_follow_the_drafters_distribution(program):
     which, _ = deal(ASKS, CONFIG.max_batch)
     state = prefilled(program, [ASKS[i] for i in which], TABLES)
     counts = np.zeros((len(ASKS), V, V), int)

@@ -7,8 +7,8 @@ from disturbances import attribute
 
 from jspec.engine.runner.step import DecodeStep
 from lossless import served
+from lossless.checks import FIRST, p_values
 from lossless.distributions import Grammar, Options, Warp
-from lossless.judge import FIRST, p_values
 from lossless.losslessness import Run, ServedLosslessness, engine_of
 from lossless.statistics import LEVEL
 from lossless.steps import Ask, Program, SameNoise
@@ -16,7 +16,7 @@ from lossless.table_model import V
 
 QUICK, LONG = 4_000, 100_000  # texts of all asks; rounds are looked at that came 100 times
 # State 2 leaves one token. That of state 1 is a guess, which the target may not follow.
-GRAMMAR = Grammar(following=((1, 0, -1, 2), (-1, -1, 0, 1), (0, -1, -1, -1)), forced=(-1, 2, 0))
+GRAMMAR = Grammar(following=((1, 0, -1, 2), (-1, -1, 0, 1), (0, -1, -1, -1)), jump_forward=(-1, 2, 0))
 PENALTIES = {"repetition_penalty": 1.6, "frequency_penalty": 0.5}
 ASKS = (
     Ask((1,), Warp(), options=Options(grammar=GRAMMAR)),
@@ -44,17 +44,17 @@ class TestServed(ServedLosslessness):
     )
 
 
-def test_drafts_that_are_cut_off_where_the_grammar_refuses_one_are_seen():
+def test_drafts_cut_off_where_the_grammar_rejects_one_are_detected():
     """Instead of being rejected. The token there is then drawn from all of p, and not from what the drafter left of it."""
-    judge = DecodeStep.judge
+    verify = DecodeStep.verify
 
     def cut(self, state, proposal, allowed=None):
         flags = allowed[:, : proposal.tokens.shape[1], 0]
         refused = (flags >> proposal.tokens.astype(jnp.uint32)) & 1 == 0
         first = jnp.min(jnp.where(refused, jnp.arange(refused.shape[1])[None], refused.shape[1]), axis=1)
-        return judge(self, state, dataclasses.replace(proposal, count=jnp.minimum(proposal.count, first)), allowed)
+        return verify(self, state, dataclasses.replace(proposal, count=jnp.minimum(proposal.count, first)), allowed)
 
     program = dataclasses.replace(PROGRAMS[0][0], noise=SameNoise)
-    with attribute(DecodeStep, "judge", cut):
+    with attribute(DecodeStep, "verify", cut):
         tallies = served.play(engine_of(program, True), 6_000, seed=92, asks=ASKS)
-    assert min(p_values(TestServed.judged(program, tallies)[:2], FIRST)) < LEVEL
+    assert min(p_values(TestServed.with_oracles(program, tallies)[:2], FIRST)) < LEVEL

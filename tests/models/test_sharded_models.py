@@ -15,7 +15,7 @@ import jspec
 from jspec.checkpoints.checkpoint import load_folder
 from jspec.config import Experts, ModelConfig, Shards, shards_of
 from jspec.config.sharding import AXIS, VOCABULARY_GROUP
-from jspec.engine.multihost.shard_map import Spread
+from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models import Decoder, build, causal_logits, flat_params, layers
 from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, indices_of, mesh_of
@@ -31,7 +31,7 @@ EXPERTS = {"num_local_experts": 4, "num_experts": 4}  # which 2 and 4 divide
 def spread_logits(model, tokens) -> np.ndarray:
     """The logits of a model in shards."""
     leaves, merge = flatten(model)
-    spread = Spread.of(model, None)
+    spread = ProgramSharding.of(model, None)
     assert spread is not None
     return np.asarray(
         jax.jit(spread.forward(lambda leaves, tokens: causal_logits(merge(leaves), tokens)))(leaves, tokens)

@@ -32,7 +32,7 @@ def test_every_reader_sees_the_stored_logits(dtype):
     np.testing.assert_allclose(log_prob, alone.log_prob(tokens), rtol=1e-5, atol=1e-5)
 
 
-def test_survivors_at_the_threshold_are_all_kept():
+def test_ties_at_the_cutoff_all_remain():
     logits = jnp.array([[[2.0, 1.0, 1.0, 0.0]]])
     distribution, _ = make_distribution(logits, Warp(jnp.ones(1), jnp.full(1, 2, jnp.int32), jnp.ones(1), jnp.zeros(1)))
     log_p = np.array([distribution.log_prob(jnp.full((1, 1), v))[0, 0] for v in range(4)])
@@ -41,7 +41,7 @@ def test_survivors_at_the_threshold_are_all_kept():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_row_with_a_number_that_is_no_logit_is_no_distribution(bad):
+def test_a_row_with_non_finite_logits_is_no_distribution(bad):
     logits = jnp.zeros((2, 1, 5)).at[1, 0, 3].set(bad)
     distribution, _ = make_distribution(logits, Warp(jnp.ones(2), jnp.zeros(2, jnp.int32), jnp.ones(2), jnp.zeros(2)))
     np.testing.assert_array_equal(distribution.finite[:, 0], [True, False])

@@ -19,7 +19,7 @@ def expected(logits, token):
 
 @pytest.mark.parametrize("V", [4, 20, 255, 256, 257, 5_000, 12_801])
 @pytest.mark.parametrize("ties", [False, True])
-def test_as_numpy_has_them(V, ties):
+def test_logprobs_equal_numpy(V, ties):
     rng = np.random.default_rng(V)
     logits = rng.normal(size=(2, 3, V)).astype(np.float32) * 4
     if ties:
@@ -38,7 +38,7 @@ def test_as_numpy_has_them(V, ties):
         assert (found.tokens[place][n:] == -1).all()
 
 
-def test_the_likeliest_may_all_be_in_one_group():
+def test_the_likeliest_tokens_of_one_group_are_found():
     logits = np.zeros((1, 1, 4_096), np.float32)
     logits[0, 0, 1_000:1_020] = np.arange(20, 0, -1)
     found = token_logprobs(jnp.asarray(logits), jnp.zeros((1, 1), jnp.int32))
@@ -46,7 +46,7 @@ def test_the_likeliest_may_all_be_in_one_group():
     assert int(found.rank[0, 0]) == 21
 
 
-def test_tokens_that_cannot_come():
+def test_impossible_tokens_have_minus_infinity():
     logits = jnp.array([[[0.0, -jnp.inf, 1.0]]])
     found = token_logprobs(logits, jnp.array([[1]]))
     assert float(found.chosen[0, 0]) == -np.inf

@@ -1,4 +1,4 @@
-"""SamplingParams: what is refused, what means the same, and which tokens end a request."""
+"""SamplingParams: refusals, synonyms, and the tokens that end a request."""
 
 import dataclasses
 import math
@@ -40,7 +40,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
-def test_refused(name, value):
+def test_invalid_values_are_refused(name, value):
     with pytest.raises(ValueError, match=f"^{name}=.*: expected") as error:
         SamplingParams(**{name: value})
     shown = value[-1] if isinstance(value, list) else value[0] if isinstance(value, bytes) else value
@@ -56,12 +56,12 @@ def test_refused(name, value):
         ({3: NAN}, r"logit_bias\[3\]=nan: expected a number"),
     ],
 )
-def test_an_entry_of_the_bias_that_is_refused(bias, words):
+def test_invalid_logit_bias_is_refused(bias, words):
     with pytest.raises(ValueError, match=f"^{words}"):
         SamplingParams(logit_bias=bias)
 
 
-def test_no_allowed_token_at_all_is_refused():
+def test_empty_allowed_token_ids_is_refused():
     with pytest.raises(ValueError, match=r"allowed_token_ids=.*: expected at least one token, or None for all"):
         SamplingParams(allowed_token_ids=[])
 
@@ -71,7 +71,7 @@ def test_stop_strings_need_text():
         SamplingParams(stop="a", detokenize=False)
 
 
-def test_what_changes_logits():
+def test_processes_logits():
     assert not SamplingParams(temperature=2, top_k=3, logit_bias={}, bad_words=[], logprobs=3).processes_logits
     for name, value in {
         "repetition_penalty": 1.1,
@@ -90,7 +90,7 @@ def test_copies_have_seeds_of_their_own():
     assert hash(SamplingParams(logit_bias={1: 2.0})) == hash(SamplingParams(logit_bias={1: 2.0}))
 
 
-def test_what_a_device_cannot_hold_is_refused():
+def test_values_beyond_the_devices_types_are_refused():
     """min_tokens also where max_tokens sets no smaller bound."""
     for most in (None, 2**40):
         assert SamplingParams(max_tokens=most, min_tokens=MAX_POSITIONS).min_tokens == MAX_POSITIONS
@@ -111,11 +111,11 @@ def test_what_a_device_cannot_hold_is_refused():
         ("min_tokens", 16),
     ],
 )
-def test_taken(name, value):
+def test_valid_values_are_taken(name, value):
     assert getattr(SamplingParams(**{name: value}), name) == value
 
 
-def test_names():
+def test_max_new_tokens_is_an_alias():
     assert SamplingParams(max_new_tokens=9) == SamplingParams(max_tokens=9)
     with pytest.raises(TypeError, match="are the same argument; give one"):
         SamplingParams(max_tokens=9, max_new_tokens=9)
@@ -139,7 +139,7 @@ def test_stop_tokens_in_any_list(ids):
     assert all(type(token) is int for token in tokens)
 
 
-def test_room_for_new_tokens():
+def test_most_tokens_is_limited_by_room():
     assert [SamplingParams(max_tokens=n).most_tokens(7) for n in (None, 3, 7, 8, 10**30)] == [7, 3, 7, 7, 7]
 
 
@@ -156,7 +156,7 @@ def test_room_for_new_tokens():
         ("output_scores", "it is logprobs"),
     ],
 )
-def test_what_other_libraries_call_it(name, words):
+def test_foreign_names_are_explained(name, words):
     with pytest.raises(TypeError, match=f"SamplingParams has no argument '{name}': .*{words}"):
         SamplingParams(**{name: 1})
 
@@ -174,18 +174,18 @@ def test_near_zero_is_greedy():
     assert not SamplingParams(temperature=1e-5).greedy
 
 
-def test_tokens_that_end_a_request():
+def test_stop_tokens_include_eos_unless_ignored():
     assert SamplingParams().stop_tokens((2, 5)) == (2, 5)
     assert SamplingParams(stop_token_ids=[7, 2]).stop_tokens((2, 5)) == (2, 5, 7)
     assert SamplingParams(stop_token_ids=[7, 2], ignore_eos=True).stop_tokens((2, 5)) == (7, 2)
 
 
-def test_they_do_not_change():
+def test_params_are_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams().temperature = 0.5  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("field", ["stop", "stop_token_ids"])
-def test_what_is_no_list_is_refused_by_name(field):
+def test_values_that_are_no_lists_are_refused_by_name(field):
     with pytest.raises(ValueError, match=f"{field}=5: expected a"):
         SamplingParams(**{field: 5})

@@ -1,4 +1,4 @@
-"""What requests do to logits before the temperature, against a reference that goes through the text in Python."""
+"""Processors against a reference that goes through the text in Python."""
 
 import dataclasses
 
@@ -72,7 +72,7 @@ def test_bfloat16_stays_bfloat16(case):
     assert settings.process(logits, tokens, length).dtype == jnp.bfloat16
 
 
-def test_a_text_that_fills_its_row(case):
+def test_processors_with_a_text_that_fills_its_row(case):
     """Drafts that have no slot are dropped, and do not overwrite the last token."""
     settings, tokens, prompt, _, drafts = case
     logits = np.zeros((B, 1, V), np.float32)
@@ -102,12 +102,12 @@ def test_stop_tokens_wait_for_min_length(settings, min_length, first_allowed):
         ({}, [tuple(range(17))], "p: bad_words has one of 17 tokens: expected at most 16"),
     ],
 )
-def test_what_there_is_no_room_for(options, words, message):
+def test_values_beyond_the_room_are_refused(options, words, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         processors.check(SamplingParams(**options), 2000 if "1025" in message else V, words, "p")
 
 
-def test_what_there_is_just_room_for():
+def test_values_that_just_fit_are_taken():
     bias, words = {i: float(i % 7) for i in range(1024)}, [(1, i) for i in range(64)]
     params = SamplingParams(logit_bias=bias, bad_words="a")
     processors.check(params, 1024, words, "p")

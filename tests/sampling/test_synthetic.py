@@ -1,4 +1,4 @@
-"""Synthetic acceptance: the rates that were asked for, under every rule and limit, and refused where text is served."""
+"""Synthetic acceptance: the given rates, under every rule and limit, and its refusal for serving."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ def batch(temperature: float = 1.0):
     )
 
 
-def judge(verify: str, rates, logits, warp, proposal, noise):
+def apply_rule(verify: str, rates, logits, warp, proposal, noise):
     return jax.jit(rule_of(Speculation(K, verify, synthetic_acceptance=rates)))(logits, warp, proposal, noise)
 
 
@@ -57,21 +57,21 @@ def distribution_of_accepted(rates) -> np.ndarray:
 @pytest.mark.parametrize("verify", VERIFY_RULES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rates", [RATES, 0.7], ids=str)
-def test_rates_are_those_asked_for(verify, temperature, rates):
-    verdict = judge(verify, rates, *batch(temperature))
-    accepted = np.bincount(verdict.accepted, minlength=K + 1)
+def test_acceptance_has_the_given_rates(verify, temperature, rates):
+    result = apply_rule(verify, rates, *batch(temperature))
+    accepted = np.bincount(result.accepted, minlength=K + 1)
     expected = distribution_of_accepted(rates if isinstance(rates, tuple) else (rates,) * K)
     assert p_value(accepted, expected) > 1e-6, (accepted / B, expected)
     own = np.bincount(RULES[verify](*batch(temperature)).accepted, minlength=K + 1)
     assert p_value(own, expected) < 1e-6  # the rule itself would have decided otherwise
-    assert np.all((verdict.token >= 0) & (verdict.token < V))
-    assert np.all(verdict.ok)
+    assert np.all((result.token >= 0) & (result.token < V))
+    assert np.all(result.ok)
 
 
 @pytest.mark.parametrize("verify", VERIFY_RULES)
-def test_the_end_of_a_short_tuple_accepts_nothing(verify):
-    assert np.all(judge(verify, (1.0,), *batch()).accepted == 1)
-    assert np.all(judge(verify, 0.0, *batch()).accepted == 0)
+def test_places_past_a_short_tuple_accept_nothing(verify):
+    assert np.all(apply_rule(verify, (1.0,), *batch()).accepted == 1)
+    assert np.all(apply_rule(verify, 0.0, *batch()).accepted == 0)
 
 
 @pytest.mark.parametrize("verify", VERIFY_RULES)
@@ -79,24 +79,24 @@ def test_never_past_the_valid_drafts_or_a_row_that_is_no_distribution(verify):
     logits, warp, proposal, noise = batch()
     row, count, broken = np.arange(B), np.arange(B) % (K + 1), np.arange(B) // 4 % (K + 1)
     logits = logits.at[row, broken].set(jnp.nan)
-    verdict = judge(
+    result = apply_rule(
         verify, 1.0, logits, warp, dataclasses.replace(proposal, count=jnp.asarray(count, jnp.int32)), noise
     )
-    np.testing.assert_array_equal(verdict.accepted, np.minimum(count, broken))
-    np.testing.assert_array_equal(verdict.ok, count < broken)
+    np.testing.assert_array_equal(result.accepted, np.minimum(count, broken))
+    np.testing.assert_array_equal(result.ok, count < broken)
 
 
 @pytest.mark.parametrize("verify", VERIFY_RULES)
-def test_requests_of_several_kinds(verify):
+def test_each_kind_has_its_own_rates(verify):
     """The last word of a request's key says of which kind it is."""
     *rest, noise = batch()
     kinds = (1.0,), (0.0, 1.0), (1.0, 1.0, 1.0)
-    accepted = judge(verify, kinds, *rest, noise).accepted
+    accepted = apply_rule(verify, kinds, *rest, noise).accepted
     np.testing.assert_array_equal(accepted, np.array([1, 0, 3])[np.asarray(noise.key_data)[:, 1] % 3])
 
 
 @pytest.mark.parametrize("rates", [(), ((),), ((0.5,), 0.5), ((0.5, 1.5),), ((0.5,) * (K + 1),)], ids=str)
-def test_kinds_that_cannot_be(rates):
+def test_invalid_kinds_are_refused(rates):
     with pytest.raises(ValueError, match=r"synthetic_acceptance=.*expected None, a number in 0\.\.1"):
         Speculation(K, synthetic_acceptance=rates)
 
@@ -105,29 +105,29 @@ def test_the_token_comes_from_the_rule():
     """After a refusal the residual's, which is no token that the draft likes better; after all drafts the bonus
     draw."""
     logits, warp, proposal, noise = batch()
-    verdict = judge("rejection", RATES, logits, warp, proposal, noise)
+    result = apply_rule("rejection", RATES, logits, warp, proposal, noise)
     distribution, sampled = make_distribution(
         logits, warp, noise.sample_keys(jnp.broadcast_to(jnp.arange(K + 1), (B, K + 1)))
     )
-    every = np.asarray(verdict.accepted) == K
+    every = np.asarray(result.accepted) == K
     assert 0 < np.sum(every) < B
-    np.testing.assert_array_equal(np.asarray(verdict.token)[every], np.asarray(sampled)[every, K])
-    tokens = jnp.broadcast_to(verdict.token[:, None], (B, K + 1))
+    np.testing.assert_array_equal(np.asarray(result.token)[every], np.asarray(sampled)[every, K])
+    tokens = jnp.broadcast_to(result.token[:, None], (B, K + 1))
     p, q = distribution.log_prob(tokens), proposal.distribution.log_prob(tokens[:, :K])
-    gap = jnp.take_along_axis(p[:, :K] - q, jnp.minimum(verdict.accepted, K - 1)[:, None], axis=1)[:, 0]
+    gap = jnp.take_along_axis(p[:, :K] - q, jnp.minimum(result.accepted, K - 1)[:, None], axis=1)[:, 0]
     assert np.all(np.asarray(gap)[~every] > 0)
 
 
-def test_the_same_seed_decides_alike():
-    first, again = (judge("rejection", 0.5, *batch()) for _ in range(2))
+def test_the_same_seed_accepts_the_same_drafts():
+    first, again = (apply_rule("rejection", 0.5, *batch()) for _ in range(2))
     np.testing.assert_array_equal(first.accepted, again.accepted)
     *rest, noise = batch()
-    later = judge("rejection", 0.5, *rest, dataclasses.replace(noise, length=noise.length + 1))
+    later = apply_rule("rejection", 0.5, *rest, dataclasses.replace(noise, length=noise.length + 1))
     assert np.any(first.accepted != later.accepted)
 
 
 @pytest.mark.parametrize("verify", VERIFY_RULES)
-def test_the_work_of_the_rule_is_done(verify):
+def test_the_rules_work_is_still_computed(verify):
     """Nothing that the rule computes for its own decision is left out of the compiled program."""
 
     def cost(rule) -> dict:
@@ -138,11 +138,11 @@ def test_the_work_of_the_rule_is_done(verify):
     assert all(synthetic[what] >= 0.99 * own[what] for what in ("flops", "transcendentals"))
 
 
-def test_without_it_the_rule_is_the_rule():
+def test_without_synthetic_acceptance_the_rule_is_unchanged():
     assert all(rule_of(Speculation(K, verify)) is RULES[verify] for verify in VERIFY_RULES)
 
 
-def test_refused_where_text_is_served(tmp_path):
+def test_synthetic_acceptance_is_refused_for_serving(tmp_path):
     speculation = Speculation(synthetic_acceptance=0.7)
     folder = tiny_checkpoint(tmp_path / "target")
     words = "synthetic_acceptance=0.7 accepts drafts by chance.*would not have the target's distribution.*benchmarks/"

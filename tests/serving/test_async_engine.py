@@ -191,7 +191,7 @@ def waits(active) -> bool:
 
 
 def is_read(active) -> bool:
-    return active.num_read > 0 and not active.decoding
+    return active.num_prefilled > 0 and not active.decoding
 
 
 def decodes(active) -> bool:

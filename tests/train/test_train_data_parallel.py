@@ -14,7 +14,7 @@ from train_toys import SIZES, TARGET
 
 from jspec.config import Experts, Shards
 from jspec.config.sharding import AXIS
-from jspec.engine.multihost.shard_map import Spread
+from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models import Decoder, flat_params
 from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, mesh_of
@@ -146,17 +146,17 @@ def same_noise(patch):
 
 def gradients_of_one(patch):
     """The gradients of the first device's windows alone."""
-    over = Spread.over
+    shard_map = ProgramSharding.shard_map
 
-    def alone(self, function, given, returned):
+    def alone(self, function, in_specs, out_specs):
         def of_first(params, *others):
             first = jax.lax.axis_index(AXIS) == 0
             here = jax.tree.map(lambda x: jnp.where(first, x, jax.lax.stop_gradient(x)), params)
             return function(here, *others)
 
-        return over(self, of_first, given, returned)
+        return shard_map(self, of_first, in_specs, out_specs)
 
-    patch.setattr(Spread, "over", alone)
+    patch.setattr(ProgramSharding, "shard_map", alone)
 
 
 @pytest.mark.parametrize(

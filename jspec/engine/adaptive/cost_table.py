@@ -1,4 +1,4 @@
-"""What rounds cost: a table of seconds by batch size, number of drafts, and how many tokens the target reads.
+"""Costs of rounds: a table of seconds by batch size, number of drafts, and tokens that the target reads.
 
 The engine measures it, or ``benchmarks/rounds/efficiency.py`` does.
 """
@@ -12,27 +12,28 @@ import numpy as np
 
 from jspec._validation import is_int, is_number, require
 
-Way = int | tuple[int, int]  # rounds of K drafts each, all of them verified; or (K, R), where the target reads R tokens
+# K: rounds of K drafts, all of them verified. (K, R): the target reads R tokens of all rows together.
+RoundShape = int | tuple[int, int]
 
 
-def drafts_of(way: Way) -> int:
-    """K."""
-    return way[0] if isinstance(way, tuple) else way
+def drafts_of(shape: RoundShape) -> int:
+    """K of a round shape."""
+    return shape[0] if isinstance(shape, tuple) else shape
 
 
-def budget_of(way: Way) -> int | None:
-    """R; None if every draft is verified."""
-    return way[1] if isinstance(way, tuple) else None
+def budget_of(shape: RoundShape) -> int | None:
+    """R of a round shape; None if every draft is verified."""
+    return shape[1] if isinstance(shape, tuple) else None
 
 
-def every_way(
+def round_shapes(
     draft_lengths: Iterable[int], budgets: Callable[[int, int], Iterable[int | None]], rows: int
-) -> list[Way]:
-    """Every way of making rounds of so many rows, in ascending order of K.
+) -> list[RoundShape]:
+    """Every round shape of so many rows, in ascending order of K.
 
     Args:
       draft_lengths: every K.
-      budgets: for so many rows and a K, how many tokens the target may be told to read in a round, None for all.
+      budgets: (rows, K) -> verification budgets, in tokens that the target reads in a round; None among them is all.
       rows: B.
     """
     return [K if R is None else (K, R) for K in sorted(draft_lengths) for R in budgets(rows, K)]
@@ -59,7 +60,7 @@ class CostTable:
 
     device: str
     method: str
-    rounds: Mapping[int, Mapping[Way, float]]
+    rounds: Mapping[int, Mapping[RoundShape, float]]
 
     def __post_init__(self):
         require(isinstance(self.device, str), "device", self.device, "the name of a device")
@@ -74,17 +75,20 @@ class CostTable:
             require(is_int(batch) and batch >= 1, "rounds", batch, "batch sizes of at least 1")
             ok = isinstance(by_drafts, Mapping) and len(by_drafts) > 0
             require(ok, f"rounds[{batch}]", by_drafts, "seconds by K")
-            for way, seconds in by_drafts.items():
-                known = not isinstance(way, tuple) or len(way) == 2
-                require(known, f"rounds[{batch}]", way, "K, or (K, R)")
-                K, R = drafts_of(way), budget_of(way)
-                require(is_int(K) and K >= 0, f"rounds[{batch}]", way, "numbers of drafts, 0 or more")
+            for shape, seconds in by_drafts.items():
+                ok = not isinstance(shape, tuple) or len(shape) == 2
+                require(ok, f"rounds[{batch}]", shape, "K, or (K, R)")
+                K, R = drafts_of(shape), budget_of(shape)
+                require(is_int(K) and K >= 0, f"rounds[{batch}]", shape, "numbers of drafts, 0 or more")
                 ok = R is None or (is_int(R) and K > 0 and batch <= R < batch * (K + 1))
-                require(ok, f"rounds[{batch}]", way, "R of (K, R) between the batch and batch x (K + 1), for K > 0")
+                require(ok, f"rounds[{batch}]", shape, "R of (K, R) between the batch and batch x (K + 1), for K > 0")
                 ok = is_number(seconds) and seconds > 0
-                require(ok, f"rounds[{batch}][{way}]", seconds, "seconds, a positive number")
+                require(ok, f"rounds[{batch}][{shape}]", seconds, "seconds, a positive number")
             require(
-                any(is_int(way) for way in by_drafts), f"rounds[{batch}]", by_drafts, "seconds of some K without an R"
+                any(is_int(shape) for shape in by_drafts),
+                f"rounds[{batch}]",
+                by_drafts,
+                "seconds of some K without an R",
             )
 
     @staticmethod
@@ -97,9 +101,11 @@ class CostTable:
         file = pathlib.Path(path)
         require(file.is_file(), "costs", str(path), "the path of a JSON file of round times, or a CostTable")
         try:
-            found = json.loads(file.read_text())
-            rounds = {int(batch): {_way(key): s for key, s in ways.items()} for batch, ways in found["rounds"].items()}
-            return CostTable(found["device"], found["method"], rounds)
+            table = json.loads(file.read_text())
+            rounds = {
+                int(batch): {_shape(key): s for key, s in shapes.items()} for batch, shapes in table["rounds"].items()
+            }
+            return CostTable(table["device"], table["method"], rounds)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             shape = '{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds}}}'
             raise ValueError(f"costs={str(path)!r}: expected {shape}; {type(error).__name__}: {error}") from error
@@ -109,18 +115,22 @@ class CostTable:
         pathlib.Path(path).write_text(self.as_json())
 
     def as_json(self) -> str:
-        """What ``write`` writes."""
+        """The table as JSON text."""
         rounds = {
-            batch: {"/".join(map(str, way)) if isinstance(way, tuple) else way: s for way, s in ways.items()}
-            for batch, ways in self.rounds.items()
+            batch: {"/".join(map(str, shape)) if isinstance(shape, tuple) else shape: s for shape, s in shapes.items()}
+            for batch, shapes in self.rounds.items()
         }
         return json.dumps({"device": self.device, "method": self.method, "rounds": rounds}, indent=2) + "\n"
 
-    def seconds(self, batch: int, ways: Iterable[Way]) -> dict[Way, float]:
-        """Way -> seconds per round of ``batch`` rows, interpolated linearly between what was measured.
+    def seconds(self, batch: int, ways: Iterable[RoundShape]) -> dict[RoundShape, float]:
+        """Round shape -> seconds per round of ``batch`` rows, interpolated linearly between measurements.
+
+        Args:
+          batch: rows.
+          ways: the round shapes.
 
         Raises:
-          ValueError: ``batch``, a K or an R lies outside of what was measured.
+          ValueError: ``batch``, a K or an R lies outside of the measurements.
         """
         sizes = sorted(self.rounds)
         if not sizes[0] <= batch <= sizes[-1]:
@@ -129,17 +139,17 @@ class CostTable:
                 "leave costs out to let the engine measure"
             )
 
-        def at(size: int, way: Way) -> float:
-            return self._at(size, way) if isinstance(way, int) else self._under(size, way[0], way[1] / batch)
+        def at(size: int, shape: RoundShape) -> float:
+            return self._at(size, shape) if isinstance(shape, int) else self._under(size, shape[0], shape[1] / batch)
 
         near = [size for size in sizes if size == batch] or [
             max(size for size in sizes if size < batch),
             min(size for size in sizes if size > batch),
         ]
-        return {way: float(np.interp(batch, near, [at(size, way) for size in near])) for way in ways}
+        return {shape: float(np.interp(batch, near, [at(size, shape) for size in near])) for shape in ways}
 
     def _at(self, batch: int, K: int) -> float:
-        by_drafts = {way: seconds for way, seconds in self.rounds[batch].items() if isinstance(way, int)}
+        by_drafts = {shape: seconds for shape, seconds in self.rounds[batch].items() if isinstance(shape, int)}
         measured = sorted(by_drafts)
         if not measured[0] <= K <= measured[-1]:
             raise ValueError(
@@ -150,18 +160,20 @@ class CostTable:
 
     def _under(self, batch: int, K: int, tokens: float) -> float:
         """Seconds of rounds of K drafts in which the target reads so many tokens for each row on average."""
-        ways = self.rounds[batch].items()
-        some = {way[1] / batch: seconds for way, seconds in ways if isinstance(way, tuple) and way[0] == K}
-        if not some or min(some) > tokens:
+        shapes = self.rounds[batch].items()
+        by_tokens = {
+            shape[1] / batch: seconds for shape, seconds in shapes if isinstance(shape, tuple) and shape[0] == K
+        }
+        if not by_tokens or min(by_tokens) > tokens:
             raise ValueError(
                 f"costs has no rounds of batch {batch} and {K} drafts of which the target reads {tokens:g} tokens for each "
                 "request or fewer: measure them, leave verify_budget out, or leave costs out to let the engine measure"
             )
-        some[K + 1] = self._at(batch, K)
-        measured = sorted(some)
-        return float(np.interp(tokens, measured, [some[share] for share in measured]))
+        by_tokens[K + 1] = self._at(batch, K)
+        measured = sorted(by_tokens)
+        return float(np.interp(tokens, measured, [by_tokens[count] for count in measured]))
 
 
-def _way(key: str) -> Way:
+def _shape(key: str) -> RoundShape:
     K, _, R = key.partition("/")
     return (int(K), int(R)) if R else int(K)

@@ -1,4 +1,4 @@
-"""Compiled programs and measured costs on disk, shared by successive processes.
+"""AOT cache: executables and measured costs on disk, shared by successive processes.
 
 files.py         files of the cache, in the folder of JAX's compilation cache
 executables.py   compiled programs

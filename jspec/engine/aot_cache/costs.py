@@ -1,37 +1,37 @@
-"""Costs of rounds that an engine has measured, kept for the next start."""
+"""On-disk cache of measured costs of rounds."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from jspec.engine.adaptive.cost_table import CostTable, Way
-from jspec.engine.aot_cache.files import file_of, write_whole
+from jspec.engine.adaptive.cost_table import CostTable, RoundShape
+from jspec.engine.aot_cache.files import file_of, write_atomically
 
-Seconds = Mapping[int, Mapping[Way, float]]  # rows of a decode program -> way of making rounds -> seconds per round
+Seconds = Mapping[int, Mapping[RoundShape, float]]  # rows of a decode program -> round shape -> seconds per round
 
 
-def kept_or_measured(
-    what: object, method: str, ways: Mapping[int, Sequence[Way]], measure: Callable[[], Seconds]
+def cached_or_measured(
+    key: object, method: str, shapes: Mapping[int, Sequence[RoundShape]], measure: Callable[[], Seconds]
 ) -> Seconds:
-    """The seconds that an earlier start has kept, or else those that ``measure`` returns, which are then kept.
+    """Seconds per round from the cache, or else from ``measure()``, which are then cached.
 
-    A file that is damaged, or lacks something, is measured again and replaced.
+    A file that is damaged or incomplete is replaced.
 
     Args:
-      what: what rounds depend on, for ``file_of``.
-      method: how drafts are made, for whoever reads the file.
-      ways: for the rows of each decode program, how rounds may be made.
+      key: everything that the costs of rounds depend on, for ``file_of``.
+      method: the drafting method, for readers of the file.
+      shapes: rows of each decode program -> its round shapes.
       measure: takes as long as some calls of each program.
     """
-    path = file_of("jspec-costs", what, ".json")
+    path = file_of("jspec-costs", key, ".json")
     if path is None:
         return measure()
-    with contextlib.suppress(ValueError, OSError):  # there is none, or none that can be used
+    with contextlib.suppress(ValueError, OSError):  # it is missing or damaged
         rounds = CostTable.read(path).rounds
-        if all(way in rounds.get(bucket, {}) for bucket, some in ways.items() for way in some):
-            return {bucket: {way: rounds[bucket][way] for way in some} for bucket, some in ways.items()}
+        if all(shape in rounds.get(rows, {}) for rows in shapes for shape in shapes[rows]):
+            return {rows: {shape: rounds[rows][shape] for shape in shapes[rows]} for rows in shapes}
     seconds = measure()
-    with contextlib.suppress(OSError):  # a full disk costs the next start some seconds
-        write_whole(path, CostTable(jax.devices()[0].device_kind, method, seconds).as_json().encode())
+    with contextlib.suppress(OSError):  # with a full disk the next process measures again
+        write_atomically(path, CostTable(jax.devices()[0].device_kind, method, seconds).as_json().encode())
     return seconds

@@ -1,7 +1,8 @@
-"""Compiled programs kept on disk with all that is needed to call them, so that the next start neither traces nor compiles.
+"""On-disk cache of executables: a later process neither traces nor compiles them.
 
-JAX's own cache finds what XLA made of a program, but only once Python has traced the program, which takes longer than
-reading the file. Here the name of the file follows from what the program is made of, without tracing it."""
+JAX's own cache finds an executable only once Python has traced the program, which takes longer than reading the file. Here
+the name of the file follows from a fingerprint that is computed without tracing.
+"""
 
 import contextlib
 import pathlib
@@ -15,26 +16,25 @@ import jax
 from jax.experimental import serialize_executable
 
 from jspec.compilation_cache import CompilationCacheWarning
-from jspec.engine.aot_cache.files import file_of, write_whole
+from jspec.engine.aot_cache.files import file_of, write_atomically
 
-_FOUND = "/jax/compilation_cache/cache_hits"  # JAX's event
-DAYS_KEPT = 30  # of a program that no start has needed meanwhile: new code of jspec makes new files
+_HIT = "/jax/compilation_cache/cache_hits"  # JAX's event
+DAYS_KEPT = 30  # of an executable that is not read meanwhile: new code of jspec makes new files
 
 
-class KeptPrograms:
-    """The programs of engines that are made of the same things.
+class ExecutableCache:
+    """Executables of engines with the same fingerprint.
 
     Args:
-      made_of: anything whose ``repr`` says all that tracing the programs depends on, but for the code of jspec and the
-        shapes of arguments. None keeps nothing.
+      fingerprint: an object whose ``repr`` has everything that tracing the programs depends on, but for the code of jspec
+        and the shapes of arguments. None turns the cache off.
     """
 
-    def __init__(self, made_of: object | None):
-        self._made_of = made_of
+    def __init__(self, fingerprint: object | None):
+        self._fingerprint = fingerprint
 
     def read(self, path: pathlib.Path | None, name: str, args: tuple) -> jax.stages.Compiled | None:
-        """The program of this name in such a file, for such arguments; None if it is not kept. Several threads may read at a
-        time.
+        """The executable in a file; None if it is not cached. Several threads may read at the same time.
 
         A file that cannot be used is a ``CompilationCacheWarning``, and is deleted.
         """
@@ -45,7 +45,7 @@ class KeptPrograms:
             return serialize_executable.deserialize_and_load(
                 *pickle.loads(path.read_bytes()), execution_devices=_devices(args)
             )
-        except Exception as error:  # of many types, as the file may hold anything
+        except Exception as error:  # of many types, as the file may hold any bytes
             warnings.warn(
                 f"{path}: {type(error).__name__}: {error}; program {name!r} is compiled again",
                 CompilationCacheWarning,
@@ -56,41 +56,41 @@ class KeptPrograms:
             return None
 
     def write(self, path: pathlib.Path | None, name: str, compiled: jax.stages.Compiled):
-        """Keep a program for the next start; one that cannot be kept is a ``CompilationCacheWarning``."""
+        """Cache an executable; a failure is a ``CompilationCacheWarning``."""
         if path is None:
             return
         try:
-            write_whole(path, pickle.dumps(serialize_executable.serialize(compiled)))
+            write_atomically(path, pickle.dumps(serialize_executable.serialize(compiled)))
             _delete_old(path.parent)
         except Exception as error:  # of serialization, which JAX calls experimental, or of the disk
             warnings.warn(
-                f"{path}: {type(error).__name__}: {error}; the next start compiles program {name!r} again",
+                f"{path}: {type(error).__name__}: {error}; the next process compiles program {name!r} again",
                 CompilationCacheWarning,
                 stacklevel=2,
             )
 
     def file(self, name: str, options: object, args: tuple) -> pathlib.Path | None:
-        """Where such a program is kept, if it is; None if nothing is kept. The settings of JAX are those of this thread."""
-        if self._made_of is None:
+        """The file of a program; None if the cache is off. The settings of JAX are those of this thread."""
+        if self._fingerprint is None:
             return None
         leaves, structure = jax.tree.flatten(args)
         shapes = [(leaf.shape, str(leaf.dtype), str(getattr(leaf, "sharding", None))) for leaf in leaves]
-        return file_of(f"jspec-{name}", (self._made_of, options, structure, shapes), ".program")
+        return file_of(f"jspec-{name}", (self._fingerprint, options, structure, shapes), ".program")
 
 
 def compile_lowered(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bool]:
-    """What XLA makes of a traced program, or JAX's cache holds, and whether it may be kept.
+    """The executable of a lowered program, from XLA or JAX's cache, and whether it may be cached here.
 
-    On the CPU, what comes from JAX's cache may not: when it is serialized, its machine code is left out (as of jax 0.12), so
-    that its first call by a later start would fail.
+    On the CPU, an executable from JAX's cache may not: serialisation leaves its machine code out (as of jax 0.12), so that
+    its first call by a later process would fail.
     """
-    before = _here.num_found
+    before = _here.num_hits
     program = lowered.compile()
-    return program, jax.default_backend() != "cpu" or _here.num_found == before
+    return program, jax.default_backend() != "cpu" or _here.num_hits == before
 
 
 def _delete_old(folder: pathlib.Path):
-    """Delete the programs that no start has needed for long."""
+    """Delete executables that were not read for ``DAYS_KEPT`` days."""
     for file in folder.glob("jspec-*.program"):
         with contextlib.suppress(FileNotFoundError):  # another process does the same
             if file.stat().st_mtime < time.time() - DAYS_KEPT * 24 * 3600:
@@ -106,19 +106,19 @@ def _devices(args: tuple) -> list[Any]:
 
 
 class _Here(threading.local):
-    """How many programs JAX's cache has had for this thread."""
+    """How many hits JAX's cache had for this thread."""
 
-    num_found = 0
+    num_hits = 0
 
 
 _here = _Here()
 
 
 def _note(event: str, **_):
-    """JAX calls this in the thread that compiles."""
-    if event == _FOUND:
-        _here.num_found += 1
+    """JAX's event listener, called in the thread that compiles."""
+    if event == _HIT:
+        _here.num_hits += 1
 
 
-# Here, and not where it is needed, because a module is executed once per process.
+# At import, because a module is executed once per process.
 jax.monitoring.register_event_listener(_note)

@@ -1,6 +1,7 @@
-"""Files that a start leaves to the next one, in the folder of JAX's compilation cache.
+"""On-disk cache shared by successive processes, in the folder of JAX's compilation cache.
 
-The name of a file has a digest of all that its contents depend on, so that what is out of date is never found."""
+The name of a file has a digest of everything that its contents depend on, so outdated files are never found.
+"""
 
 import contextlib
 import functools
@@ -14,30 +15,32 @@ from importlib.metadata import version
 import jax
 
 ROOT = pathlib.Path(__file__).parents[2]
-_OF_THE_CACHE = "cache"  # settings of JAX with this in their names say where things are kept, and nothing of what
+_CACHE_SETTING = "cache"  # settings of JAX with this in their names do not change executables
 
 
-def file_of(kind: str, what: object, suffix: str) -> pathlib.Path | None:
-    """The file for something that depends on ``what``, and on everything that ``_surroundings`` lists.
+def file_of(kind: str, key: object, suffix: str) -> pathlib.Path | None:
+    """The file of a cache key, which also covers everything in ``_environment``.
 
     Args:
-      kind: what the file's name begins with.
-      what: anything whose ``repr`` says all there is to say.
-      suffix: what the file's name ends with.
+      kind: prefix of the file's name.
+      key: an object whose ``repr`` identifies the contents.
+      suffix: of the file's name.
 
     Returns:
-      its path, whether it is there or not. None if JAX's compilation cache is off, or is not on this machine: then
-      nothing is to be kept.
+      its path, whether it exists or not. None if JAX's compilation cache is off, or is not on this machine: then
+      nothing is cached.
     """
-    used, folder = (getattr(jax.config, name) for name in ("jax_enable_compilation_cache", "jax_compilation_cache_dir"))
-    if not used or not folder or "://" in folder:
+    enabled, folder = (
+        getattr(jax.config, name) for name in ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
+    )
+    if not enabled or not folder or "://" in folder:
         return None
-    digest = hashlib.sha256(repr((_surroundings(), what)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((_environment(), key)).encode()).hexdigest()
     return pathlib.Path(folder) / f"{kind}-{digest[:40]}{suffix}"
 
 
-def write_whole(path: pathlib.Path, data: bytes):
-    """Write a file that is there as a whole or not at all, whatever interrupts this.
+def write_atomically(path: pathlib.Path, data: bytes):
+    """Write a file that exists completely or not at all, even if this is interrupted.
 
     Raises:
       OSError: it cannot be written.
@@ -48,12 +51,14 @@ def write_whole(path: pathlib.Path, data: bytes):
         new.replace(path)
 
 
-def _surroundings() -> tuple:
-    """What everything compiled or measured depends on: jspec's own code, the versions of libraries and of the driver, the
-    device, and the settings of JAX and XLA."""
+def _environment() -> tuple:
+    """Everything that all executables and costs depend on.
+
+    That is jspec's own code, the versions of libraries and of the driver, the device, and the settings of JAX and XLA.
+    """
     device = jax.devices()[0]
     values = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
-    settings = sorted((name, str(value)) for name, value in values.items() if _OF_THE_CACHE not in name)
+    settings = sorted((name, str(value)) for name, value in values.items() if _CACHE_SETTING not in name)
     libraries = *map(version, ("jax", "jaxlib", "flax")), device.client.platform_version
     machine = device.device_kind, len(jax.devices()), _instructions() if device.platform == "cpu" else ""
     return _code(), libraries, machine, settings, os.environ.get("XLA_FLAGS", "")
@@ -61,7 +66,7 @@ def _surroundings() -> tuple:
 
 @functools.cache
 def _instructions() -> str:
-    """What the CPU can do: a program that was compiled for one with more instructions would end the process."""
+    """The CPU's instruction sets: an executable with an instruction that the CPU lacks would end the process."""
     with contextlib.suppress(OSError):
         for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):

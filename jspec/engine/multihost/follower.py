@@ -1,5 +1,4 @@
-"""What a process does that follows another (``jspec.engine.multihost.leader``): it sends the programs that it is told
-to send."""
+"""Follower process of a multi-host engine: replays the leader's dispatches (``jspec.engine.multihost.leader``)."""
 
 import contextlib
 import signal
@@ -8,93 +7,93 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jspec.engine.multihost.leader import Follower
-from jspec.engine.runner.model_runner import Runner
+from jspec.engine.runner.model_runner import ModelRunner
 from jspec.engine.runner.programs import PackedProgram, Program
-from jspec.engine.runner.swap import moved
+from jspec.engine.runner.swap import to_memory_kind
 
 
-class Following:
-    """Carries out what process 0 says, which is the name of a method and its arguments.
+class FollowerRunner:
+    """Executes the messages of process 0, each the name of a method here and its arguments.
 
-    What a program gave that another one takes stays here: drafts that are to be judged, and requests in host memory.
+    Results that another program takes stay here: drafts to be verified, and requests in host memory.
 
     Args:
-      runner: with the same programs as that of process 0.
+      runner: has the same programs as that of process 0.
       when_serving: is called when process 0 begins to take requests.
     """
 
-    def __init__(self, runner: Runner, when_serving: Callable[[], None] = lambda: None):
+    def __init__(self, runner: ModelRunner, when_serving: Callable[[], None] = lambda: None):
         assert isinstance(runner.group, Follower), runner.group
         self._when_serving = when_serving
         self._runner, self._group, self._programs = runner, runner.group, list(runner.programs)
-        # The programs that draft, and those that judge what these propose, by how many rows they have.
-        self._drafts, self._judges = (
+        # Draft and verify programs -> their number of rows.
+        self._draft_rows, self._verify_rows = (
             {id(program): rows for rows, program in by_rows.items()}
-            for by_rows in (runner.programs.draft, runner.programs.judge)
+            for by_rows in (runner.programs.draft, runner.programs.verify)
         )
-        self._proposals: dict[int, Any] = {}  # the newest for so many rows
-        self._gave: Any = None  # beside the state, by the last program
-        self._kept: dict[int, Any] = {}
-        self._fetched: Any = None
+        self._proposals: dict[int, Any] = {}  # number of rows -> the newest proposal
+        self._result: Any = None  # of the last program, beside the state
+        self._swapped: dict[int, Any] = {}  # key -> swap block
+        self._restored: Any = None  # block for the next ``restore``
 
     def run(self):
-        """Do as told until process 0 lets this one go.
+        """Execute messages until process 0 ends this.
 
         Raises:
-          ProcessLost: process 0 has ended without a word.
+          ProcessLost: process 0 has ended without a message.
         """
-        for what, *told in self._group:
-            getattr(self, what)(*told)
+        for method, *args in self._group:
+            getattr(self, method)(*args)
 
-    def meet(self):
-        """Let process 0 know that all of this is done."""
+    def acknowledge(self):
+        """Tell process 0 that every message so far is done."""
         self._group.answer()
 
     def serving(self):
-        """Know that process 0 has compiled, and takes requests."""
+        """Process 0 has compiled, and takes requests."""
         self._when_serving()
 
-    def send(self, place: int, on_host: Sequence[Any]):
-        """Send a program with weights, state, what is here for it, and these arguments."""
-        program = self._programs[place]
-        if id(program) in self._judges:
-            on_host = [self._proposals[self._judges[id(program)]], *on_host]
+    def send(self, index: int, on_host: Sequence[Any]):
+        """Send a program with weights, state, results that are here, and these arguments."""
+        program = self._programs[index]
+        if id(program) in self._verify_rows:
+            on_host = [self._proposals[self._verify_rows[id(program)]], *on_host]
         elif program is self._runner.programs.restore:
-            saved = self._arguments(program)[-1] if self._fetched is None else self._fetched
-            on_host, self._fetched = [*on_host, saved], None
-        self._gave = self._runner._send(program, *on_host)
-        if id(program) in self._drafts:
-            self._proposals[self._drafts[id(program)]] = self._gave
+            saved = self._arguments(program)[-1] if self._restored is None else self._restored
+            on_host, self._restored = [*on_host, saved], None
+        self._result = self._runner._send(program, *on_host)
+        if id(program) in self._draft_rows:
+            self._proposals[self._draft_rows[id(program)]] = self._result
 
-    def compile(self, places: Sequence[int], threads: int | None):
+    def compile(self, indices: Sequence[int], threads: int | None):
         """Compile programs."""
-        programs = [self._programs[place] for place in places]
+        programs = [self._programs[index] for index in indices]
         self._runner._compile([(program, self._arguments(program)) for program in programs], threads)
 
-    def keep(self, key: int):
-        """Move to host memory what the last program saved of a request."""
-        self._kept[key] = moved(self._gave, "device", "pinned_host")
+    def swap_out(self, key: int):
+        """Copy the result of the last program, which is ``save``, to host memory."""
+        self._swapped[key] = to_memory_kind(self._result, "device", "pinned_host")
 
-    def fetch(self, key: int):
-        """Move it back, for the next program."""
-        self._fetched = moved(self._kept[key], "pinned_host", "device")
+    def swap_in(self, key: int):
+        """Copy a swap block back, for the next program."""
+        self._restored = to_memory_kind(self._swapped[key], "pinned_host", "device")
 
     def drop(self, keys: Sequence[int]):
-        """Forget what was kept."""
+        """Free swap blocks."""
         for key in keys:
-            self._kept.pop(key, None)
+            self._swapped.pop(key, None)
 
-    def begin_anew(self):
-        """Have the state of an empty batch."""
-        self._gave = self._fetched = None
-        self._runner.begin_anew()
+    def reset_state(self):
+        """Replace the state by that of an empty batch."""
+        self._result = self._restored = None
+        self._runner.reset_state()
 
     def _arguments(self, program: Program) -> tuple:
-        """What a program gets that does nothing to an idle batch."""
+        """Arguments of a program that leave an idle batch as it is."""
         if not isinstance(program, PackedProgram):
-            return next(args for one, args in self._runner.movers() if one is program)
-        if id(program) in self._judges:
-            return self._proposals[self._judges[id(program)]], program.idle
+            return next(args for other, args in self._runner.swap_programs() if other is program)
+        if id(program) in self._verify_rows:
+            return self._proposals[self._verify_rows[id(program)]], program.idle
         return (program.idle,)
 
 

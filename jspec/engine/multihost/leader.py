@@ -1,11 +1,12 @@
 """An engine whose devices belong to several processes: process 0 leads, and the others follow.
 
-A program over the devices of several processes runs once all of them have sent it, in the same order. So the process that
-leads decides what to send, as ever, and tells the others: which program, with which small array of numbers on the host.
-Each of them sends the same program to its own devices. Weights, caches and logits never pass through here.
+A program over the devices of several processes runs once all of them have sent it, in the same order. So the leader decides
+what to send, and broadcasts it to the followers: the program, and its small array of numbers on the host. Each follower
+sends the same program to its own devices. Weights, caches and logits never pass through here.
 
-Processes find each other through JAX (``jax.distributed``). What the leader says goes over a socket of its own, since
-whatever JAX itself offers for that would wait for the devices."""
+Processes find each other through JAX (``jax.distributed``). The leader's messages go over a socket of its own, since
+JAX's own broadcasts would wait for the devices.
+"""
 
 import atexit
 import contextlib
@@ -24,11 +25,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-ADDRESS = "JSPEC_HOST_IP"  # the environment variable with the leader's address, where its host's name does not do
+ADDRESS = "JSPEC_HOST_IP"  # environment variable: the leader's address, where its host's name does not resolve
 PATIENCE = 60.0  # seconds that processes wait for each other when an engine is made
 LAST_WORDS = 5.0  # seconds that a process may take to notice by itself that process 0 is gone
 _TOKEN_BYTES, _ADDRESS_BYTES = 32, 512
-_TICK = 0.5  # seconds between two looks at whether a watch is still needed
+_TICK = 0.5  # seconds between two checks of whether a watch is still needed
 _END = ("end",)
 _when_lost: Callable[[str], None] | None = None
 
@@ -38,20 +39,20 @@ class ProcessLost(RuntimeError):
 
 
 def when_lost(call: Callable[[str], None]):
-    """Have ``call`` called with the reason, in a thread, as soon as another process of the group is lost.
+    """Set a function that is called with the reason, in a thread, as soon as another process of the group is lost.
 
     Without it a loss is noticed when a message is sent or awaited. But a sum over GPUs that waits for a lost process may
-    never come back, so whoever has a supervisor ends this process here. It counts for engines that are made afterwards.
+    never return, so under a supervisor the function ends this process. It applies to engines that are made afterwards.
     """
     global _when_lost
     _when_lost = call
 
 
 class Leader:
-    """Process 0, which tells the others what to do. A thread watches whether they are there.
+    """Process 0, which broadcasts messages to the followers. A thread watches their connections.
 
     Raises:
-      ProcessLost: not all other processes came within ``PATIENCE`` seconds.
+      ProcessLost: not all other processes connected within ``PATIENCE`` seconds.
     """
 
     def __init__(self):
@@ -61,13 +62,13 @@ class Leader:
             host, port = socket.gethostname(), server.getsockname()[1]
             _from_process_0(token + f"{host} {_own_address(host)} {port}".encode())
             self._sockets = [_accepted(server, token) for _ in range(jax.process_count() - 1)]
-        self._files = [one.makefile("wb") for one in self._sockets]
+        self._files = [connection.makefile("wb") for connection in self._sockets]
         self._lost = self._closed = False
-        self._answers, self._news = 0, threading.Condition()  # of the others, one byte each
+        self._answers, self._answered = 0, threading.Condition()  # one byte for each answer of a follower
         threading.Thread(target=self._watch, name="jspec.Leader.watch", daemon=True).start()
 
-    def tell(self, *message: Any):
-        """Tell all others; returns before they have done it.
+    def broadcast(self, *message: Any):
+        """Send a message to all followers; returns before they have executed it.
 
         Raises:
           ProcessLost: one of them has ended.
@@ -84,31 +85,31 @@ class Leader:
                 f"a process that follows this one was lost ({error}): end all processes, and start them again"
             ) from error
 
-    def meet(self):
-        """Wait until all others have done what they were told so far.
+    def wait_for_followers(self):
+        """Wait until all followers have executed every message so far.
 
         Raises:
           ProcessLost: one of them has ended.
         """
-        with self._news:
-            wanted = self._answers + len(self._sockets)
-            self.tell("meet")
-            self._news.wait_for(lambda: self._lost or self._answers >= wanted)
+        with self._answered:
+            expected = self._answers + len(self._sockets)
+            self.broadcast("acknowledge")
+            self._answered.wait_for(lambda: self._lost or self._answers >= expected)
         if self._lost:
             raise ProcessLost("a process that follows this one was lost: end all processes, and start them again")
 
     def close(self):
-        """Let the others go, which return from ``LLM.follow``."""
+        """End the followers' ``LLM.follow``."""
         self._closed = True
         with contextlib.suppress(ProcessLost):
-            self.tell(*_END)
-        for one in (*self._files, *self._sockets):
+            self.broadcast(*_END)
+        for resource in (*self._files, *self._sockets):
             with contextlib.suppress(OSError):
-                one.close()
+                resource.close()
 
     def _watch(self):
-        """Count what the others answer, until one of them ends its connection."""
-        poll, sockets = select.poll(), {one.fileno(): one for one in self._sockets}
+        """Count the followers' answers, until one of them ends its connection."""
+        poll, sockets = select.poll(), {connection.fileno(): connection for connection in self._sockets}
         for descriptor in sockets:
             poll.register(descriptor, select.POLLIN)
         while not self._closed:
@@ -116,10 +117,10 @@ class Leader:
                 data = b""
                 with contextlib.suppress(OSError):
                     data = sockets[descriptor].recv(64)
-                with self._news:
+                with self._answered:
                     self._answers += len(data)
                     self._lost = self._lost or not data
-                    self._news.notify_all()
+                    self._answered.notify_all()
                 if not data:
                     if not self._closed:
                         _notify("a process that follows this one was lost")
@@ -127,15 +128,15 @@ class Leader:
 
 
 class Follower:
-    """A process that is told what to do. After ``when_lost``, a thread watches whether process 0 is there.
+    """A process that executes the leader's messages. After ``when_lost``, a thread watches the connection.
 
     Raises:
       ProcessLost: process 0 cannot be reached.
     """
 
     def __init__(self):
-        said = _from_process_0(b"")
-        token, (name, address, port) = said[:_TOKEN_BYTES], said[_TOKEN_BYTES:].rstrip(b"\0").decode().split(" ")
+        data = _from_process_0(b"")
+        token, (name, address, port) = data[:_TOKEN_BYTES], data[_TOKEN_BYTES:].rstrip(b"\0").decode().split(" ")
         address = "127.0.0.1" if name == socket.gethostname() else address
         try:
             self._socket = socket.create_connection((address, int(port)), PATIENCE)
@@ -151,10 +152,10 @@ class Follower:
             threading.Thread(target=self._watch, name="jspec.Follower.watch", daemon=True).start()
 
     def __iter__(self) -> Iterator[tuple]:
-        """What process 0 says, until it lets this one go.
+        """The messages of process 0, until it ends this.
 
         Raises:
-          ProcessLost: process 0 has ended without a word.
+          ProcessLost: process 0 has ended without a message.
         """
         with self._socket, self._socket.makefile("rb") as file:
             while True:
@@ -168,13 +169,16 @@ class Follower:
                 yield message
 
     def answer(self):
-        """Tell process 0 that everything has been done that it said so far."""
-        with contextlib.suppress(OSError):  # it was lost, as the next look for what it says tells
+        """Tell process 0 that every message so far is done."""
+        with contextlib.suppress(OSError):  # it was lost, which the next read reports
             self._socket.sendall(b".")
 
     def _watch(self):
-        """Wait until process 0 ends the connection. What it said before is still read, by another thread, which may take
-        a moment for it; that thread may also wait forever, for a program that process 0 took part in."""
+        """Wait until process 0 ends the connection.
+
+        Another thread still reads the messages before that, which may take a moment; that thread may also wait forever, for
+        a program that process 0 took part in.
+        """
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         while not self._ended:
@@ -219,40 +223,40 @@ def _notify(why: str):
 
 
 def _from_process_0(data: bytes) -> bytes:
-    """What process 0 gives, in all processes."""
+    """The data of process 0, in all processes."""
     padded = np.zeros(_TOKEN_BYTES + _ADDRESS_BYTES, np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
     return np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8).tobytes()
 
 
 def _own_address(host: str) -> str:
-    """Where other hosts reach this one."""
+    """The address at which other hosts reach this one."""
     with contextlib.suppress(OSError):
         return os.environ.get(ADDRESS) or socket.gethostbyname(host)
     return "127.0.0.1"
 
 
 def _accepted(server: socket.socket, token: bytes) -> socket.socket:
-    """A connection of a process that knows the token; others are turned away."""
+    """A connection of a process that knows the token; others are closed."""
     while True:
         try:
-            one, _ = server.accept()
+            connection, _ = server.accept()
         except TimeoutError as error:
             raise ProcessLost(
                 f"not all of {jax.process_count()} processes came within {PATIENCE:.0f} seconds: each of them has to make "
                 "the same calls of jspec.load()"
             ) from error
-        one.settimeout(PATIENCE)
+        connection.settimeout(PATIENCE)
         with contextlib.suppress(OSError):
-            if secrets.compare_digest(_received(one, len(token)), token):
-                one.settimeout(None)
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return one
-        one.close()
+            if secrets.compare_digest(_received(connection, len(token)), token):
+                connection.settimeout(None)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return connection
+        connection.close()
 
 
-def _received(one: socket.socket, size: int) -> bytes:
+def _received(connection: socket.socket, size: int) -> bytes:
     data = b""
-    while len(data) < size and (more := one.recv(size - len(data))):
+    while len(data) < size and (more := connection.recv(size - len(data))):
         data += more
     return data

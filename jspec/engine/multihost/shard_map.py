@@ -1,7 +1,8 @@
-"""How the programs of an engine run on several devices: each is one program over all of them (``jax.shard_map``).
+"""Programs over several devices: each is one program over all of them (``jax.shard_map``).
 
-Every device holds the same rows, texts and noise, and computes the same drafts, verdicts and logs. Of the weights, and of
-the KV cache's heads, each has its own shard (``jspec.config.sharding``)."""
+Every device holds the same rows, texts and noise, and computes the same drafts, verification results and logs. Each device
+has its own shard of the weights and of the KV cache's heads (``jspec.config.sharding``).
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,19 +16,18 @@ from jspec.engine.runner.state import OF_ROWS, DecodeState, Saved
 from jspec.models.flatten import flatten
 from jspec.models.protocols import Target
 
-_SAME = PartitionSpec()  # of an array that is the same on every device
+_REPLICATED = PartitionSpec()
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
-    """Where the arguments of programs lie on the devices of a mesh.
+class ProgramSharding:
+    """How the arguments of programs are sharded over a mesh.
 
     Attributes:
       mesh: the devices.
-      shards: of the target, and of the draft model; None for what every device has all of.
-      leaves: of each array of the target, and of the draft model, which of its axes is split; lists as the programs get
-        them.
-      cache, draft: the same of every pool of the target, and of the drafter.
+      shards: of the target, and of the draft model; None for a model that is replicated.
+      leaves: the spec of each array of the target, and of the draft model; lists as the programs get them.
+      cache, draft: the spec of every pool of the target, and of the drafter.
     """
 
     mesh: Mesh
@@ -37,72 +37,77 @@ class Spread:
     draft: PartitionSpec
 
     @staticmethod
-    def of(target: Target, draft_model: Any) -> "Spread | None":
-        """That of a target, and of the draft model beside it; None if the target is not in shards."""
+    def of(target: Target, draft_model: Any) -> "ProgramSharding | None":
+        """The sharding of a target, and of the draft model beside it; None if the target is not sharded."""
         shards = getattr(target, "shards", None)
         if shards is None:
             return None
         leaves: list[Any] = flatten(target).leaves
-        specs, drafts = (
+        specs, draft_specs = (
             [leaf.sharding.spec for leaf in arrays] for arrays in (leaves, list[Any](flatten(draft_model).leaves))
         )
-        both = shards, getattr(draft_model, "shards", None)
-        return Spread(leaves[0].sharding.mesh, both, (specs, drafts), _of_pools(target), _of_pools(draft_model))
+        return ProgramSharding(
+            leaves[0].sharding.mesh,
+            (shards, getattr(draft_model, "shards", None)),
+            (specs, draft_specs),
+            _pool_spec(target),
+            _pool_spec(draft_model),
+        )
 
     @property
     def state(self) -> Any:
-        """Of every array of a ``DecodeState``."""
-        same = dict.fromkeys((*OF_ROWS, "seen_of_confidence"), _SAME)
-        return DecodeState(**same, cache=self.cache, draft=self.draft)  # pyright: ignore[reportArgumentType]
+        """The spec of every array of a ``DecodeState``."""
+        replicated = dict.fromkeys((*OF_ROWS, "stats_of_confidence"), _REPLICATED)
+        return DecodeState(**replicated, cache=self.cache, draft=self.draft)  # pyright: ignore[reportArgumentType]
 
     @property
     def saved(self) -> Any:
-        """Of every array of a ``Saved``."""
-        return Saved(_SAME, (self.cache, self.draft))  # pyright: ignore[reportArgumentType]
+        """The spec of every array of a ``Saved``."""
+        return Saved(_REPLICATED, (self.cache, self.draft))  # pyright: ignore[reportArgumentType]
 
-    def over(self, function: Callable, given: Any, returned: Any) -> Callable:
-        """The function as a program over all devices, on each of which it sees that device's parts.
+    def shard_map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+        """The function as a program over all devices, each of which sees its own shards.
 
         Args:
           function: of arrays and trees of them.
-          given: where the arrays of its arguments lie, a prefix of the tree of arguments.
-          returned: the same of what it returns.
+          in_specs: the specs of its arguments, a prefix of the tree of arguments.
+          out_specs: the same of its results.
         """
-        # What is to be the same on every device is computed from what is, by sums over all of them, and not checked.
-        return jax.shard_map(function, mesh=self.mesh, in_specs=given, out_specs=returned, check_vma=False)
+        # Replicated results are computed from replicated arrays and sums over all devices, which is not checked.
+        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
-    def of_models(self, function: Callable) -> Callable:
-        """``(leaves, state, *told) -> (state, other)`` over all devices."""
+    def model_program(self, function: Callable) -> Callable:
+        """``(leaves, state, *inputs) -> (state, other)`` over all devices."""
 
-        def spread(leaves, state, *told):
-            given = self.leaves, self.state, *[_SAME] * len(told)
-            return self.over(function, given, (self.state, _SAME))(leaves, state, *told)
+        def sharded(leaves, state, *inputs):
+            in_specs = self.leaves, self.state, *[_REPLICATED] * len(inputs)
+            return self.shard_map(function, in_specs, (self.state, _REPLICATED))(leaves, state, *inputs)
 
-        return spread
+        return sharded
 
     def forward(self, function: Callable) -> Callable:
         """``(leaves of the target, tokens) -> logits`` over all devices."""
-        return self.over(function, (list(self.leaves[0]), _SAME), _SAME)
+        return self.shard_map(function, (list(self.leaves[0]), _REPLICATED), _REPLICATED)
 
-    def of_rows(self, admit: Callable) -> Callable:
-        """``(rows, entries) -> (rows, None)`` over all devices."""
-        return self.over(admit, _SAME, _SAME)
+    def admit_program(self, admit: Callable) -> Callable:
+        """``(rows, inputs) -> (rows, None)`` over all devices."""
+        return self.shard_map(admit, _REPLICATED, _REPLICATED)
 
-    def saving(self, save: Callable) -> Callable:
+    def save_program(self, save: Callable) -> Callable:
         """``(state, row, pages) -> (state, saved)`` over all devices."""
-        return self.over(save, (self.state, _SAME, _SAME), (self.state, self.saved))
+        return self.shard_map(save, (self.state, _REPLICATED, _REPLICATED), (self.state, self.saved))
 
-    def restoring(self, restore: Callable) -> Callable:
+    def restore_program(self, restore: Callable) -> Callable:
         """``(state, row, pages, saved) -> (state, None)`` over all devices."""
-        return self.over(restore, (self.state, _SAME, _SAME, self.saved), (self.state, _SAME))
+        return self.shard_map(restore, (self.state, _REPLICATED, _REPLICATED, self.saved), (self.state, _REPLICATED))
 
-    def made(self, make: Callable[[], Any], where: Any = None) -> Any:
-        """What ``make()`` returns, each array in its place from the start: that of a ``DecodeState``, or ``where``."""
-        places = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.state if where is None else where)
-        return jax.jit(make, out_shardings=places)()
+    def create(self, make: Callable[[], Any], specs: Any = None) -> Any:
+        """The result of ``make()``, sharded from the start like a ``DecodeState``, or by ``specs``."""
+        shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.state if specs is None else specs)
+        return jax.jit(make, out_shardings=shardings)()
 
 
-def _of_pools(model: Any) -> PartitionSpec:
-    """Of every pool ``[G, pages, P, H]`` of a model: shards have some of the KV heads each, but all of the latents."""
+def _pool_spec(model: Any) -> PartitionSpec:
+    """The spec of every pool ``[G, pages, P, H]`` of a model: KV heads are sharded, latents are replicated."""
     shards = getattr(model, "shards", None)
-    return _SAME if shards is None or model.cache_shape().latents else PartitionSpec(shards.axis)
+    return _REPLICATED if shards is None or model.cache_shape().latents else PartitionSpec(shards.axis)

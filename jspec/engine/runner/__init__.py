@@ -1,13 +1,18 @@
-"""What runs on the device: compiled programs, and the state of the batch that they hand on.
+"""The device side: compiled programs, and the state of the batch.
 
-model_runner.py          carries out what the scheduler decides
+model_runner.py          executes the schedule of a step
+device_batch.py          the state of the batch on the device, and programs sent to it
+program_inputs.py        the programs of a schedule, and their inputs
+round_costs.py           seconds of every round shape, cached or measured
 programs.py              the programs, as functions of flat weights and the state
-compile.py               how they are compiled, before their first call
-step.py                  what they compute: rounds of drafting and verifying, and prefill
-state.py                 the state of the batch, and how requests enter and leave it
-step_io.py               inputs and outputs of a step: prefill chunks, calls, logs
-host_packing.py          several small arrays sent to the device as one
+compile.py               compiles programs before their first call
+step.py                  a round: draft, verify, commit
+commit.py                the end of a round: emitted tokens, stored features
+prefill.py               prefill, and the drafter's catch-up
+state.py                 the arrays of the state; admission, copies of rows
+step_io.py               inputs and outputs of programs: chunks, calls, logs
+host_packing.py          packs small arrays into one
 structured_output.py     rounds of requests that a grammar restricts
 swap.py                  preempted requests in host memory
-recompilation_guard.py   notices what is compiled after warm-up
+recompilation_guard.py   reports compilations after warm-up
 """

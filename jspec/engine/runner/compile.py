@@ -1,4 +1,4 @@
-"""How programs are compiled: before their first call, and with which options."""
+"""Compiles programs before their first call, and chooses compiler options."""
 
 import contextlib
 import os
@@ -10,16 +10,16 @@ from typing import Any
 
 import jax
 
-from jspec.engine.aot_cache.executables import KeptPrograms, compile_lowered
+from jspec.engine.aot_cache.executables import ExecutableCache, compile_lowered
 
 PATIENCE = 0.1  # seconds between two questions whether a compilation is still wanted
 
 MANY_QUERIES = 32  # query tokens of all rows that the target reads in a pass
 
-# XLA computes values again in place of storing them where a program seems to need more memory than there is. Pages of the KV
-# cache fill the memory of a GPU and cannot be computed again, so XLA would search every program in vain and print a warning.
+# XLA rematerialises values where a program seems to need more memory than there is. Pages of the KV cache fill the memory of
+# a GPU and cannot be computed again, so XLA would search every program in vain and print a warning.
 _DISABLED = "xla_disable_hlo_passes"
-_IN_VAIN = {} if _DISABLED in os.environ.get("XLA_FLAGS", "") else {_DISABLED: "rematerialization"}
+_NO_REMATERIALIZATION = {} if _DISABLED in os.environ.get("XLA_FLAGS", "") else {_DISABLED: "rematerialization"}
 
 _GRAPHS = "xla_gpu_enable_command_buffer"
 # XLA's own list, and loops whose end the device decides: otherwise the host launches one round after another and has to
@@ -36,7 +36,7 @@ class Program:
     compiled at a time. Arguments of other shapes are a TypeError: nothing is ever compiled again.
 
     Args:
-      function: what to compile.
+      function: the function to compile.
       donate: the place of the argument whose buffers the results may take over.
       options: XLA's, as ``jax.jit`` takes them, besides those that every program has.
       name: what messages and profiles call it; None is the function's own name.
@@ -45,7 +45,7 @@ class Program:
       name: what messages and profiles call it.
       function, donate: as given.
       options: XLA's.
-      kept: where it may be found compiled, and is kept for the next start.
+      cache: the on-disk cache of its executable.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Program:
         name: str | None = None,
     ):
         self.name = name or getattr(function, "__name__", type(function).__name__)
-        self.function, self.donate, self.options = function, donate, _IN_VAIN | dict(options or {})
-        self.kept = KeptPrograms(None)
+        self.function, self.donate, self.options = function, donate, _NO_REMATERIALIZATION | dict(options or {})
+        self.cache = ExecutableCache(None)
 
         def named(*args):
             return function(*args)
@@ -77,30 +77,33 @@ class Program:
         Args:
           *args: arrays, or ``jax.ShapeDtypeStruct`` in place of any of them.
         """
-        if self.compiled:  # asked before every call, so nothing may be looked at here
+        if self.compiled:  # on the path of every call, so this comes first
             return
         file = self.file(*args)
-        if not self.find(file, args):
+        if not self.load_cached(file, args):
             self._finish(self._lower(*args), file)
 
     def file(self, *args) -> pathlib.Path | None:
-        """Where it is kept, if it is. To be asked in the thread that traces it, whose settings of JAX count."""
-        return self.kept.file(self.name, self.options, args)
+        """The file of its executable in the cache; None if the cache is off.
 
-    def find(self, file: pathlib.Path | None, args: tuple) -> bool:
-        """Have it callable if an earlier start has kept it in this file; whether it is callable now."""
+        To be called in the thread that traces the program, whose settings of JAX count.
+        """
+        return self.cache.file(self.name, self.options, args)
+
+    def load_cached(self, file: pathlib.Path | None, args: tuple) -> bool:
+        """Load the executable from this file, if an earlier process has written it; returns whether it can be called now."""
         if self._compiled is None:
-            self._compiled = self.kept.read(file, self.name, args)
+            self._compiled = self.cache.read(file, self.name, args)
         return self._compiled is not None
 
     def __call__(self, *args) -> Any:
         """Send it to the device; returns at once with arrays that are still being computed.
 
-        This costs as much host time as calling what ``jax.jit`` returns: from the second call on, both are the same
-        loop over the arguments in C++.
+        This costs as much host time as calling the result of ``jax.jit``: from the second call on, both are the same loop
+        over the arguments in C++.
 
         Raises:
-          TypeError: an argument differs in structure, shape or dtype from what was compiled for.
+          TypeError: an argument differs in structure, shape or dtype from those that it was compiled for.
         """
         assert self._compiled is not None, f"compile() of program {self.name!r} comes first"
         try:
@@ -110,20 +113,20 @@ class Program:
             raise
 
     def _lower(self, *args) -> jax.stages.Lowered:
-        """What XLA gets to compile; Python's part of the work."""
+        """The lowered program; Python's part of the work."""
         with self._named("traced"):
             return self._jitted.lower(*args)
 
     def _finish(self, lowered: jax.stages.Lowered, file: pathlib.Path | None):
-        """XLA's part, during which other threads may run. It becomes callable in a single assignment."""
+        """XLA's part, during which other threads may run. A single assignment makes the program callable."""
         with self._named("compiled"):
-            self._compiled, may_be_kept = compile_lowered(lowered)
-        if may_be_kept:
-            self.kept.write(file, self.name, self._compiled)
+            self._compiled, may_be_cached = compile_lowered(lowered)
+        if may_be_cached:
+            self.cache.write(file, self.name, self._compiled)
 
     @contextlib.contextmanager
     def _named(self, stage: str) -> Iterator[None]:
-        """An exception keeps its type, and says which program it is about."""
+        """Adds the program's name to an exception, which keeps its type."""
         try:
             yield
         except Exception as error:
@@ -140,14 +143,15 @@ def compile_all(
 ):
     """Compile every program for its arguments; those that are compiled already are left as they are.
 
-    Those that an earlier start has kept are read, as many at a time as there are CPU cores. The others are traced one after
-    the other in the calling thread, and each is compiled in a thread of a pool while the next is traced. The options of
-    the compiler are those that ``jax.config.update`` has set for all threads; those that a ``with`` sets for the calling
-    thread alone do not apply.
+    Executables of the cache are loaded, as many at a time as there are CPU cores. The others are traced one after the other
+    in the calling thread, and each is compiled in a thread of a pool while the next is traced. The options of the compiler
+    are those that ``jax.config.update`` has set for all threads; options that a ``with`` sets for the calling thread alone
+    do not apply.
 
-    An exception ends the call at once. Every program is then either compiled or not. A compilation that has begun cannot be
-    broken off: it goes on in its thread, the program is compiled when it ends, and Python waits for it before it exits.
-    (Threads that Python does not wait for would be killed inside of XLA, which aborts the process.) No other begins.
+    An exception, Ctrl-C included, ends the call at once. Every program is then either compiled or not. A compilation
+    that has begun cannot be cancelled: it goes on in its thread, the program is compiled when it ends, and Python
+    waits for it before it exits. (Threads that Python does not wait for would be killed inside of XLA, which aborts the
+    process.) No other compilation begins.
 
     Args:
       programs: each with the arguments that ``Program.compile`` takes, in the order in which they are begun.
@@ -166,8 +170,8 @@ def compile_all(
     if not missing:
         return
     files = {program: program.file(*args) for program, args in missing}
-    kept = [(program.find, (files[program], args)) for program, args in missing if files[program] is not None]
-    _in_threads(os.cpu_count() or 1, kept, is_wanted)
+    cached = [(program.load_cached, (files[program], args)) for program, args in missing if files[program] is not None]
+    _in_threads(os.cpu_count() or 1, cached, is_wanted)
     missing = [(program, args) for program, args in missing if not program.compiled]
     # The generator traces a program when the thread pool is given it.
     compilations = ((program._finish, (program._lower(*args), files[program])) for program, args in missing)
@@ -210,14 +214,14 @@ def _in_threads(threads: int, calls: Iterable[tuple[Callable, tuple]], is_wanted
 
 
 def decode_options(target_leaves: Sequence[jax.Array], queries: int) -> dict[str, str | int]:
-    """Compiler options for a program in which the target reads ``queries`` tokens, of all rows, at a time. Platforms
-    other than GPUs ignore them.
+    """Compiler options of a program in which the target reads ``queries`` tokens, of all rows, at a time.
 
-    The whole program becomes one CUDA graph, unless the user's ``XLA_FLAGS`` say what graphs are for.
+    Only GPUs use them. The whole program becomes one CUDA graph, unless the user's ``XLA_FLAGS`` set the use of graphs.
 
-    With few query tokens a matrix product is split along its sums to occupy a GPU. XLA decides that by timing each
-    product on its own, which does not count the kernels that add the parts up: with many query tokens a pass is faster
-    without splitting. This does not hold for quantised weights (``benchmarks/log/rounds.md`` has both)."""
+    With few query tokens XLA splits a matrix product along its sums (split-K) to occupy a GPU. It decides that by timing
+    each product on its own, without the kernels that add up the partial sums: with many query tokens a pass is faster
+    without split-K. This does not hold for quantised weights (``benchmarks/log/rounds.md`` has both).
+    """
     options: dict[str, str | int] = {}
     if _GRAPHS not in os.environ.get("XLA_FLAGS", ""):
         options = {_GRAPHS: _IN_GRAPHS, "xla_gpu_graph_min_graph_size": 1}

@@ -1,4 +1,4 @@
-"""Several small arrays sent to the device as one: every argument of a program costs a transfer of its own."""
+"""Packs several small arrays on the host into one, because every argument of a program costs a transfer of its own."""
 
 import dataclasses
 import math
@@ -10,8 +10,8 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Packing:
-    """How a pytree of arrays of four-byte numbers lies in one array.
+class HostPacking:
+    """The layout of a pytree of arrays of four-byte numbers in one array.
 
     Attributes:
       structure: of the pytree.
@@ -23,12 +23,12 @@ class Packing:
     dtypes: tuple[np.dtype, ...]
 
     @staticmethod
-    def of(example: Any) -> "Packing":
+    def of(example: Any) -> "HostPacking":
         """The packing of pytrees like ``example``."""
         leaves, structure = jax.tree.flatten(example)
         arrays = [np.asarray(leaf) for leaf in leaves]
         assert all(array.dtype.itemsize == 4 for array in arrays), [array.dtype for array in arrays]
-        return Packing(structure, tuple(array.shape for array in arrays), tuple(array.dtype for array in arrays))
+        return HostPacking(structure, tuple(array.shape for array in arrays), tuple(array.dtype for array in arrays))
 
     @property
     def size(self) -> int:
@@ -36,7 +36,7 @@ class Packing:
         return sum(map(math.prod, self.shapes))
 
     def pack(self, tree: Any) -> np.ndarray:
-        """The arrays of a pytree on the host one after another, int32 ``[size]``."""
+        """The arrays of a pytree on the host, concatenated, int32 ``[size]``."""
         leaves = jax.tree.leaves(tree)
         return np.concatenate([np.ascontiguousarray(leaf).reshape(-1).view(np.int32) for leaf in leaves])
 

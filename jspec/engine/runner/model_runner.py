@@ -1,80 +1,63 @@
-"""What happens on the device: the weights, the compiled programs, and the state of the batch that they hand on.
+"""The model runner: executes schedules on the device."""
 
-Every program takes the state and gives a new one back, in the same memory: the state is *donated*. Only this file
-touches donated arrays.
-"""
-
-import dataclasses
-import math
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
-from jspec.engine.adaptive.cost_table import Way, budget_of, drafts_of, every_way
-from jspec.engine.aot_cache.costs import Seconds, kept_or_measured
-from jspec.engine.aot_cache.executables import KeptPrograms
-from jspec.engine.aot_cache.fingerprint import made_of
-from jspec.engine.multihost.leader import Leader, group_of
-from jspec.engine.multihost.shard_map import Spread
-from jspec.engine.request import ActiveRequest, Request
-from jspec.engine.runner.compile import Program, compile_all
+from jspec.engine.adaptive.cost_table import RoundShape, drafts_of, round_shapes
+from jspec.engine.aot_cache.costs import Seconds
+from jspec.engine.aot_cache.executables import ExecutableCache
+from jspec.engine.aot_cache.fingerprint import fingerprint
+from jspec.engine.multihost.leader import Leader
+from jspec.engine.multihost.shard_map import ProgramSharding
+from jspec.engine.runner.compile import Program
+from jspec.engine.runner.device_batch import DeviceBatch
+from jspec.engine.runner.program_inputs import ProgramInputs, row_of
 from jspec.engine.runner.programs import (
-    WEIGHTS_THEN_STATE,
     Budgets,
-    Leaves,
     PackedProgram,
-    Programs,
     StepBuilder,
-    every_token_is_read,
+    verify_every_draft,
 )
-from jspec.engine.runner.state import DecodeState, Entries, of_rows, save
-from jspec.engine.runner.step_io import Call, CallLogs, RoundLog, Segments, no_segments, page_tables
-from jspec.engine.runner.structured_output import Constrained, Failure, Judged, on_the_way
-from jspec.engine.runner.swap import Parts, moved
-from jspec.engine.scheduler.prefill_batching import Segment
-from jspec.engine.scheduler.schedule import Move, Plan
+from jspec.engine.runner.round_costs import round_costs
+from jspec.engine.runner.step_io import Call, CallLogs, RoundLog
+from jspec.engine.runner.structured_output import ConstrainedRounds, Failure, VerifiedDrafts, start_host_copies
+from jspec.engine.runner.swap import SwapBlocks, to_memory_kind
+from jspec.engine.scheduler.prefill_batching import Chunk
+from jspec.engine.scheduler.schedule import Schedule, Swap
 from jspec.models.flatten import flatten
-from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
 from jspec.text.grammar.grammars import available
 
-TIMED_CALLS = 5  # of a decode program, when its cost is measured
 GIB = 2**30
 
 
-class Runner:
-    """Carries out what the scheduler decides: reads prompts, decodes rows, moves requests to host memory and back.
+class ModelRunner(DeviceBatch):
+    """Executes schedules: prefills prompts, decodes rows, swaps requests to host memory and back.
 
     Args:
-      target: a ``Decoder`` or its like.
+      target: a ``Decoder``, or a model with its methods.
       draft_model: a model whose arrays the drafter needs, or None.
       make_drafter: builds the drafter around target and draft model, inside a trace; given a number of drafts as well,
-        one that drafts so many.
+        one of that K.
       verify: the name of a verification rule.
-      config: what may be used.
-      noise: where the noise of a round comes from.
-      draft_lengths: every K for which rounds may be asked; None is the drafter's own K alone.
-      budgets: for so many rows and a K, how many tokens the target may be told to read in a round, None for all.
+      config: sizes of batch, cache and programs.
+      noise: makes the noise of a round.
+      draft_lengths: every K of rounds; None is the drafter's own K alone.
+      budgets: (rows, K) -> verification budgets, in tokens that the target reads in a round; None among them is all.
 
     Attributes:
       num_draft_tokens: the drafter's own K, which is the largest.
       longest_text: how many tokens a text may have for the drafter to draft after it; None if it has no limit.
       looks_ahead: whether slot i of the drafter's cache depends on token i + 1.
+      slots_beyond: as ``Drafter.slots_beyond``.
       width: how many query tokens the target reads for each row in a round of that K.
-      draft_lengths: every K for which rounds may be asked, as a tuple.
-      spread: how programs run on several devices; None on one.
-      group: what this process is to others that have some of the devices, ``Leader`` or ``Follower``; None if it has all.
-      leaves: the arrays of the target, and those of the draft model.
-      programs: all programs, compiled or not.
-      state: the batch, as the last program sent will leave it. Every program takes its buffers away.
-      is_wanted: says whether somebody still waits for what is being compiled; may be replaced.
+      draft_lengths: every K of rounds, as a tuple.
+      constrained: rounds of requests that a grammar restricts.
 
     Raises:
       ValueError: ``config.width`` is too narrow for the drafts.
@@ -89,111 +72,104 @@ class Runner:
         config: EngineConfig,
         noise: Callable[..., RoundNoise] = RoundNoise,
         draft_lengths: Sequence[int] | None = None,
-        budgets: Budgets = every_token_is_read,
+        budgets: Budgets = verify_every_draft,
     ):
         drafter = make_drafter(target, draft_model)
         most, self.longest_text = drafter.num_draft_tokens, drafter.longest_text
         self.looks_ahead, self.slots_beyond = drafter.aux_layers is not None, drafter.slots_beyond
         target_leaves, merge_target = flatten(target)
         draft_leaves, merge_draft = flatten(draft_model)
-        self._config, self.spread = config, Spread.of(target, draft_model)
-        self.is_wanted: Callable[[], bool] = lambda: True
+        self._config, sharding = config, ProgramSharding.of(target, draft_model)
         self.draft_lengths, self._budgets = tuple(draft_lengths or (most,)), budgets
         self._builder = StepBuilder(
             *(merge_target, merge_draft, make_drafter, verify, config, noise, most, target.config.vocab_size),
-            *(self.spread, budgets, any(isinstance(way, tuple) for b in config.batch_buckets for way in self.ways(b))),
+            *(sharding, budgets),
+            any(isinstance(shape, tuple) for b in config.batch_buckets for shape in self.round_shapes(b)),
         )
         self.num_draft_tokens, self.width = most, self._builder.width(most)
         if self.width <= most:
             raise ValueError(f"width={self.width}: expected at least num_draft_tokens + 1, which is {most + 1}")
-        self.leaves: Leaves = (target_leaves, draft_leaves)
-        self.programs = Programs(self._builder, target_leaves, self.draft_lengths)
-        self.group = None if self.spread is None else group_of(self.spread.mesh)
-        # What one process compiled for its own devices is of no use to another.
-        kept = KeptPrograms(made_of(target, draft_model, self._builder) if self.group is None else None)
+        super().__init__(self._builder, (target_leaves, draft_leaves), self.draft_lengths)
+        # A process compiles for its own devices, so an executable is of no use to another process of the group.
+        cache = ExecutableCache(fingerprint(target, draft_model, self._builder) if self.group is None else None)
         for program in self.programs:
-            program.kept = kept
-        self.state: DecodeState = self._builder.empty_state(self.leaves)
-        self._parts = Parts()
-        self.constrained = Constrained(self.programs, config, most)
-
-    @property
-    def num_compilations(self) -> int:
-        """How many programs are compiled by now."""
-        return sum(program.compiled for program in self.programs)
-
-    @property
-    def page_bytes(self) -> int:
-        """How many bytes the contents of a page have, in all layers of target and drafter."""
-        pools = jax.tree.leaves((self.state.cache, self.state.draft))
-        return sum(math.prod(pool.shape) // pool.shape[1] * pool.dtype.itemsize for pool in pools)
+            program.cache = cache
+        self._inputs = ProgramInputs(self.programs, config, target.config.vocab_size)
+        self._swap_blocks = SwapBlocks()
+        self.constrained = ConstrainedRounds(self.programs, config, most)
 
     @property
     def swap_pages(self) -> int:
         """How many pages fit into ``config.swap_space``."""
         return int(self._config.swap_space * GIB // max(self.page_bytes, 1))
 
-    def ways(self, bucket: int) -> list[Way]:
-        """Every way in which rounds of so many rows may be asked for, in ascending order of K."""
-        return every_way(self.draft_lengths, self._budgets, bucket)
+    def round_shapes(self, bucket: int) -> list[RoundShape]:
+        """Every round shape of a program of so many rows, in ascending order of K."""
+        return round_shapes(self.draft_lengths, self._budgets, bucket)
 
-    def compile_for(self, plan: Plan, way: Way):
-        """Compile what the plan needs and is not compiled yet, which may take minutes. Nothing else changes."""
-        self._compile([(program, args) for program, args in self._needed(plan, way) if not program.compiled])
-        if plan.drafting:
-            self._compile_judges([self._config.bucket(len(plan.drafting))])
+    def compile_for(self, schedule: Schedule, shape: RoundShape):
+        """Compile the programs that the schedule needs, which may take minutes. Nothing else changes."""
+        self._compile([(program, args) for program, args in self._needed(schedule, shape) if not program.compiled])
+        if schedule.drafting:
+            self._compile_verify_programs([self._config.bucket(len(schedule.drafting))])
 
-    def carry_out(self, plan: Plan, way: Way) -> "Sent":
-        """Send all programs of a plan, whose rounds are made that way; with the most drafts, all verified, if
-        ``plan.needs_processing``.
+    def execute(self, schedule: Schedule, shape: RoundShape) -> "Sent":
+        """Send all programs of a schedule, with rounds of this shape.
+
+        With ``schedule.needs_processing``, rounds make the most drafts, and all of them are verified.
 
         It waits for the drafts of constrained requests, unless it sends other rounds behind the program that drafts. The
         device is not idle meanwhile if it was sent rounds before.
         """
-        for move in plan.leaving:
-            self._swap_out(move)
-        if plan.segments:
-            self._read_segments(plan.segments)
-        for entering in self._groups(plan.entering):
-            self._tell(self.programs.admit, self._entries([(_row(active), active.request) for active in entering]))
-        for move in plan.returning:
-            self._swap_in(move)
-        self.constrained.draft(plan.drafting, self._send)
-        judged = self.constrained.judge(plan.judging, self._send)
-        return Sent(self._decode(plan, way) if plan.decoding else None, judged, self.constrained.failures())
+        for swap in schedule.swap_out:
+            self._swap_out(swap)
+        if schedule.chunks:
+            self._prefill(schedule.chunks)
+        for inputs in self._inputs.admissions([(row_of(active), active.request) for active in schedule.admitted]):
+            self.send_packed(self.programs.admit, inputs)
+        for swap in schedule.swap_in:
+            self._swap_in(swap)
+        self.constrained.draft(schedule.drafting, self._send)
+        verified = self.constrained.verify(schedule.verifying, self._send)
+        logs = self._decode(schedule, shape) if schedule.decoding else None
+        return Sent(logs, verified, self.constrained.failures())
 
-    def _decode(self, plan: Plan, way: Way) -> CallLogs:
-        K = drafts_of(way)
-        if 0 < K < max(active.largest_K for active in plan.decoding):  # a round of K drafts reads too short a window
-            self._tell(*self._catch_up(plan))
-        for active in plan.decoding:
+    def _decode(self, schedule: Schedule, shape: RoundShape) -> CallLogs:
+        K = drafts_of(shape)
+        if K and self._is_behind(schedule, K):
+            self.send_packed(self.programs.catch_up, self._rows(schedule, self._config.max_batch))
+        for active in schedule.decoding:
             active.largest_K = K
-        return on_the_way(self._tell(*self._call(plan, way)))
+        program, bucket = self._inputs.decode_program(schedule, shape)
+        return start_host_copies(self.send_packed(program, self._rows(schedule, bucket)))
+
+    def _is_behind(self, schedule: Schedule, K: int) -> bool:
+        """Whether the drafter may have more tokens to read than the window of a round of K drafts has."""
+        return max(active.largest_K for active in schedule.decoding) > K
+
+    def _rows(self, schedule: Schedule, bucket: int) -> Call:
+        """The rounds of a schedule, for a program of ``bucket`` rows."""
+        actives = schedule.decoding
+        rows, pages = map(row_of, actives), [active.pages for active in actives]
+        return Call.of(self._config, bucket, [*rows], pages, schedule.rounds)
 
     def read(self, logs: CallLogs) -> RoundLog:
-        """Wait for a call to end: its logs on the host, fields ``[rounds, b]``."""
+        """Wait for a call to end; returns its logs on the host, fields ``[rounds, b]``."""
         return RoundLog.unpacked(jax.tree.map(np.asarray, logs))
 
     def restore(self) -> bool:
-        """Have a sound state again after anything may have happened: an exception, an error of the device.
+        """Rebuild the device state if an error invalidated it.
 
-        The state is kept if it is whole. It is not if a program took its buffers and never gave others back, or if the
-        device failed while it computed them; then it is made anew.
+        It is invalid if a program took its buffers and never returned others, or if the device failed meanwhile.
 
         Returns:
-          whether it was kept, and with it the contents of all pages.
+          whether the state was valid; then the contents of all pages stand.
         """
         self.constrained.forget()
         if self._intact():
             return True
-        self.begin_anew()
+        self.reset_state()
         return False
-
-    def begin_anew(self):
-        """Have the state of an empty batch."""
-        self._lead("begin_anew")
-        self.__dict__.pop("state", None)  # its memory is needed
-        self.state = self._builder.empty_state(self.leaves)
 
     def warmup(self):
         """Compile all programs, several at a time, and run each of them on an idle batch."""
@@ -201,51 +177,23 @@ class Runner:
         # XLA times kernels on a GPU as it compiles, and more than two programs at a time wait for each other.
         threads = 2 if on_gpu else None
         self._compile(every, threads)
-        judged = self._config.batch_buckets if available() else ()
-        self._compile_judges(judged, threads)
+        constrained = self._config.batch_buckets if available() else ()
+        self._compile_verify_programs(constrained, threads)
         for _ in range(2 if on_gpu else 1):  # XLA makes a program's CUDA graph in its second run
             for program, args in every:
                 self._send(program, *args)
-            for b in judged:
-                draft, judge = self.programs.draft[b], self.programs.judge[b]
-                self._send(judge, self._send(draft, draft.idle), judge.idle)
+            for b in constrained:
+                draft, verify = self.programs.draft[b], self.programs.verify[b]
+                self._send(verify, self._send(draft, draft.idle), verify.idle)
         if isinstance(self.group, Leader):
-            self.group.meet()  # the others may compile for longer
+            self.group.wait_for_followers()  # which may compile for longer
 
     def costs(self) -> Seconds:
-        """For the rows of each decode program, way of making rounds -> seconds per round, as an earlier start has kept them
-        or as they are measured now. Then the contents of all pages are lost."""
-        builder, ways = self._builder, {b: self.ways(b) for b in self._config.batch_buckets}
-        arrays = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in self.leaves]
-        method = type(builder.step(self.leaves, self.num_draft_tokens).drafter).__name__
-        what = method, builder.verify, self._config, self.draft_lengths, arrays, self.spread and self.spread.shards
+        """Seconds per round by rows of the program and round shape, from the cache or measured now.
 
-        def measure():
-            return {b: {way: self.measure(b, way) for way in some} for b, some in ways.items()}
-
-        return kept_or_measured(what, method, ways, measure)
-
-    def measure(self, bucket: int, way: Way) -> float:
-        """How many seconds a round of ``bucket`` rows takes that is made so: the median of a few calls, on an idle batch
-        after ``warmup``, with every row in a text of half of ``max_len``. The contents of all pages are lost."""
-        config, seconds = self._config, []
-        prompt, forever = [0] * max(config.max_len // 2, 1), SamplingParams(max_tokens=config.max_len)
-        request = Request(0, prompt, forever, np.zeros(2, np.uint32))
-        rows = [(row, request) for row in range(bucket)]
-        places = np.arange(bucket * config.pages_per_row).reshape(bucket, -1)
-        pages = (1 + places % (config.pool_pages - 1)).tolist()  # rows may share pages: what they write is nobody's
-        call = Call.of(config, bucket, range(bucket), pages, config.rounds)
-        for _ in range(TIMED_CALLS + 1):
-            for first in range(0, bucket, self.programs.most_entries):
-                some = rows[first : first + self.programs.most_entries]
-                self._tell(
-                    self.programs.admit, Entries.of(config, self._builder.vocab_size, self.programs.most_entries, some)
-                )
-            jax.block_until_ready(self.state.outcome)
-            started = time.perf_counter()
-            logs = self.read(self._tell(self.programs.decode[bucket, drafts_of(way), budget_of(way)], call))
-            seconds.append((time.perf_counter() - started) / logs.num_rounds)
-        return statistics.median(seconds[1:])
+        Measuring overwrites the contents of all pages.
+        """
+        return round_costs(self, self._builder, self._config)
 
     def replace_draft(self, draft_model: Any):
         """Draft with a model of other weights from the next call on; nothing is compiled again.
@@ -264,184 +212,78 @@ class Runner:
             raise ValueError(f"draft_model has arrays of {different[1]}: expected {different[0]}, as in the one before")
         self.leaves = (target_leaves, jax.device_put(new, [leaf.sharding for leaf in old]))
 
-    def _read_segments(self, segments: Sequence[Segment]):
-        """Send a prefill pass. Requests that want log-probabilities of their prompts get those of their segments."""
-        logprobs = self._tell(*self._pass(segments))
+    def _prefill(self, chunks: Sequence[Chunk]):
+        """Send a prefill batch. Requests that want log-probabilities of their prompts get those of their chunks."""
+        logprobs = self.send_packed(*self._inputs.prefill(chunks))
         if logprobs is None:
             return
         logprobs.copy_to_host_async()
-        for i, (active, begin, length) in enumerate(segments):
+        for i, (active, begin, length) in enumerate(chunks):
             if active.request.params.prompt_logprobs is not None:
                 active.prompt_logprobs[begin] = length, logprobs, i
 
-    def _pass(self, segments: Sequence[Segment]) -> tuple[PackedProgram, Segments]:
-        """The prefill program for these segments, and what it is told."""
-        config = self._config
-        n, program = next((n, self.programs.prefill[n]) for n in config.segment_buckets if n >= len(segments))
-        if any(segment.active.request.params.prompt_logprobs is not None for segment in segments):
-            n, program = config.logprob_segments, self.programs.prefill_with_logprobs
-        told = no_segments(config, n)
-        start, count = told.start.copy(), told.count.copy()
-        for i, (active, begin, length) in enumerate(segments):
-            told.tokens[i, : length + 1] = active.request.prompt[begin : begin + length + 1]
-            start[i], count[i] = begin, length
-            if begin + length == active.num_to_read:
-                told.row[i] = _row(active)
-        table = page_tables([segment.active.pages for segment in segments], n, config)
-        return program, dataclasses.replace(told, start=start, count=count, table=table)
+    def _swap_out(self, swap: Swap):
+        blocks = []
+        for pages in self._inputs.page_groups(swap.pages):
+            saved = self._send(self.programs.save, np.int32(swap.row), pages)
+            blocks.append(self._swap_blocks.allocate(to_memory_kind(saved, "device", "pinned_host")))
+            self._broadcast("swap_out", blocks[-1].key)
+        self._broadcast("drop", self._swap_blocks.collected())
+        swap.active.saved = blocks
 
-    def _groups(self, entering: Sequence[ActiveRequest]) -> list[Sequence[ActiveRequest]]:
-        """Requests in groups that enter with one program."""
-        most = self.programs.most_entries
-        return [entering[i : i + most] for i in range(0, len(entering), most)]
+    def _swap_in(self, swap: Swap):
+        for pages, block in zip(self._inputs.page_groups(swap.pages), swap.active.saved, strict=True):
+            self._broadcast("swap_in", block.key)
+            saved = to_memory_kind(block.saved, "pinned_host", "device")
+            self._send(self.programs.restore, np.int32(swap.row), pages, saved)
+        swap.active.saved, swap.active.num_saved_pages = None, 0
 
-    def _entries(self, entering: Sequence[tuple[int, Request]]) -> Entries:
-        """Rows and the requests that enter them, at most as many as one program takes."""
-        return Entries.of(self._config, self._builder.vocab_size, self.programs.most_entries, entering)
-
-    def _rows(self, plan: Plan, bucket: int) -> Call:
-        rows = [_row(active) for active in plan.decoding]
-        return Call.of(self._config, bucket, rows, [active.pages for active in plan.decoding], plan.rounds)
-
-    def _call(self, plan: Plan, way: Way) -> tuple[PackedProgram, Call]:
-        bucket = self._config.bucket(len(plan.decoding))
-        if plan.needs_processing:
-            return self.programs.processing_decode[bucket], self._rows(plan, bucket)
-        return self.programs.decode[bucket, drafts_of(way), budget_of(way)], self._rows(plan, bucket)
-
-    def _catch_up(self, plan: Plan) -> tuple[PackedProgram, Call]:
-        return self.programs.catch_up, self._rows(plan, self._config.max_batch)
-
-    def _swap_out(self, move: Move):
-        parts = []
-        for pages in self._moved_at_once(move.pages):
-            saved = self._send(self.programs.save, np.int32(move.row), pages)
-            parts.append(self._parts.part(moved(saved, "device", "pinned_host")))
-            self._lead("keep", parts[-1].key)
-        self._lead("drop", self._parts.dropped())
-        move.active.saved = parts
-
-    def _swap_in(self, move: Move):
-        for pages, part in zip(self._moved_at_once(move.pages), move.active.saved, strict=True):
-            self._lead("fetch", part.key)
-            self._send(self.programs.restore, np.int32(move.row), pages, moved(part.saved, "pinned_host", "device"))
-        move.active.saved, move.active.num_saved_pages = None, 0
-
-    def _moved_at_once(self, pages: Sequence[int]) -> list[np.ndarray]:
-        """The pages in groups that one program moves, the last one padded with the null page. There is at least one."""
-        size = self.programs.most_moved
-        groups = [pages[i : i + size] for i in range(0, max(len(pages), 1), size)]
-        return [np.array([*group, *[0] * (size - len(group))], np.int32) for group in groups]
-
-    def _needed(self, plan: Plan, way: Way) -> Iterator[tuple[Program, tuple]]:
-        """The programs that a plan needs, with arguments that do nothing to an idle batch."""
-        packed = [self._pass(plan.segments)[0]] if plan.segments else []
-        packed += [self.programs.admit] if plan.entering else []
-        if plan.decoding:
-            packed.append(self._call(plan, way)[0])
-            behind = max(active.largest_K for active in plan.decoding) > drafts_of(way)
-            packed += [self.programs.catch_up] if behind else []
-        yield from ((program, (program.idle,)) for program in packed)
-        if plan.drafting:
-            draft = self.programs.draft[self._config.bucket(len(plan.drafting))]
-            yield draft, (draft.idle,)
-        movers = self.programs.save, self.programs.restore
-        if (plan.leaving or plan.returning) and not all(program.compiled for program in movers):
-            yield from self.movers()  # which JAX keeps memory for, each time
+    def _needed(self, schedule: Schedule, shape: RoundShape) -> Iterator[tuple[Program, tuple]]:
+        """The programs that a schedule needs, with arguments that leave an idle batch as it is."""
+        behind = bool(schedule.decoding) and self._is_behind(schedule, drafts_of(shape))
+        yield from ((program, (program.idle,)) for program in self._inputs.programs_of(schedule, shape, behind))
+        swap_programs = self.programs.save, self.programs.restore
+        if (schedule.swap_out or schedule.swap_in) and not all(program.compiled for program in swap_programs):
+            yield from self.swap_programs()  # which JAX allocates memory for, each time
 
     def _every_program(self) -> Iterator[tuple[Program, tuple]]:
-        """All programs that may be needed, with arguments that do nothing to an idle batch."""
-        left_out = list(self.programs.judge.values())  # they take what others return
-        left_out += () if available() else self.programs.draft.values()
-        packed = [one for one in self.programs if isinstance(one, PackedProgram) and one not in left_out]
+        """All programs that may be needed, with arguments that leave an idle batch as it is."""
+        excluded = list(self.programs.verify.values())  # whose arguments are results of others
+        excluded += () if available() else self.programs.draft.values()
+        packed = [
+            program for program in self.programs if isinstance(program, PackedProgram) and program not in excluded
+        ]
         if len(self.draft_lengths) == 1:
             packed.remove(self.programs.catch_up)
         yield from ((program, (program.idle,)) for program in packed)
-        yield from self.movers()
+        yield from self.swap_programs()
 
-    def _compile_judges(self, buckets: Sequence[int], threads: int | None = None):
-        """Compile the programs that judge what those of ``draft`` propose, which have been compiled. What these propose on
-        an idle batch shows its shapes; tracing them for that would take long."""
+    def _compile_verify_programs(self, buckets: Sequence[int], threads: int | None = None):
+        """Compile the verify programs of constrained requests, whose draft programs are compiled.
+
+        A verify program takes the proposal of its draft program, so that is run on an idle batch for the shapes; tracing it
+        for that would take long.
+        """
         missing = []
-        for draft, judge in ((self.programs.draft[b], self.programs.judge[b]) for b in buckets):
-            if not judge.compiled:
-                missing.append((judge, (self._send(draft, draft.idle), judge.idle)))
+        for draft, verify in ((self.programs.draft[b], self.programs.verify[b]) for b in buckets):
+            if not verify.compiled:
+                missing.append((verify, (self._send(draft, draft.idle), verify.idle)))
         self._compile(missing, threads)
 
-    def _compile(self, programs: Sequence[tuple[Program, tuple]], threads: int | None = None):
-        """Compile programs for the arguments that they get beside weights and state. All processes of a group do it at a
-        time, since on GPUs they compare what they find."""
-        self._lead("compile", [self.programs.place(program) for program, _ in programs], threads)
-        # Each send replaces the state, so it is looked at only now.
-        missing = [(program, self._with_weights(program, args)) for program, args in programs]
-        compile_all(missing, threads, self.is_wanted)
-
     def serving(self):
-        """Let the processes that follow this one know that everything is compiled, and that requests are taken now."""
-        self._lead("serving")
-
-    def _lead(self, *message: Any):
-        """Tell the processes that follow this one, if there are any."""
-        if isinstance(self.group, Leader):
-            self.group.tell(*message)
-
-    def movers(self) -> Iterator[tuple[Program, tuple]]:
-        """The programs that move requests to host memory and back, with arguments that change nothing."""
-        row, pages = np.int32(0), np.zeros(self.programs.most_moved, np.int32)
-        yield self.programs.save, (row, pages)
-        saved = jax.eval_shape(save, self.state, row, pages)
-
-        def make():
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), saved)
-
-        nothing = make() if self.spread is None else self.spread.made(make, self.spread.saved)
-        yield self.programs.restore, (np.int32(self._config.num_rows), pages, nothing)
-
-    def _with_weights(self, program: Program, args: Sequence) -> tuple:
-        if program is self.programs.admit:
-            return of_rows(self.state), *args
-        return *((self.leaves,) if program.donate == WEIGHTS_THEN_STATE else ()), self.state, *args
-
-    def _tell(self, program: PackedProgram, what: Any) -> Any:
-        """Send a program that is told ``what`` to do; returns what it gives beside the state."""
-        return self._send(program, program.packing.pack(what))
-
-    def _send(self, program: Program, *args) -> Any:
-        """Send a program, and keep the state that it gives back; returns what else it gives."""
-        on_host = [arg for arg in args if isinstance(arg, np.ndarray | np.generic)]
-        args = self._with_weights(program, args)
-        program.compile(*args)
-        if self.group is not None:
-            self._lead("send", self.programs.place(program), on_host)
-        new, other = program(*args)
-        self.state = dataclasses.replace(self.state, **new) if program is self.programs.admit else new
-        return other
-
-    def _intact(self) -> bool:
-        leaves = jax.tree.leaves(getattr(self, "state", None))
-        if not leaves or any(leaf.is_deleted() for leaf in leaves):
-            return False
-        try:
-            jax.block_until_ready(leaves)
-        except jax.errors.JaxRuntimeError:  # of a program that computed it
-            return False
-        return True
+        """Tell the follower processes that everything is compiled, and that requests are taken now."""
+        self._broadcast("serving")
 
 
 class Sent(NamedTuple):
-    """What came of sending a plan.
+    """What ``ModelRunner.execute`` returns.
 
     Attributes:
-      logs: of its rounds, on the way to the host, for which ``Runner.read`` waits; None if it has none.
-      judged: of its constrained requests, likewise.
-      failures: constrained requests whose constraint raised, and what it raised.
+      logs: of the rounds, on the way to the host, for which ``ModelRunner.read`` waits; None if the schedule has none.
+      verified: the verified drafts of constrained requests; None if there are none.
+      failures: constrained requests whose constraint raised, and the exception.
     """
 
     logs: CallLogs | None
-    judged: Judged | None
+    verified: VerifiedDrafts | None
     failures: list[Failure]
-
-
-def _row(active: ActiveRequest) -> int:
-    assert active.row is not None
-    return active.row

@@ -1,4 +1,4 @@
-"""Nothing is compiled after warm-up: a guard that notices when something is, by whomever."""
+"""A guard that reports compilations after warm-up."""
 
 import contextlib
 import inspect
@@ -18,15 +18,15 @@ _NOT_CALLERS = (_JAX, __file__, contextlib.__file__)
 
 
 class CompilationWarning(RuntimeWarning):
-    """Something was compiled in a step of a warm engine."""
+    """A step of a warm engine compiled something."""
 
 
 class CompilationError(RuntimeError):
-    """Something was compiled in a step of a warm engine, whose guard was asked to raise."""
+    """A step of a warm engine compiled something, and its guard raises."""
 
 
 class CompilationGuard:
-    """Counts what XLA compiles inside of blocks of code, and says so when each block has ended.
+    """Counts XLA compilations inside blocks of code, and reports them when a block ends.
 
     A step of a warm engine only calls programs that are compiled. A stray ``jnp`` call in it works too, but compiles a
     program of its own, and once more for every new shape: all requests wait for that. ::
@@ -37,13 +37,12 @@ class CompilationGuard:
         with guard.watching():
             step()
 
-    A block counts what its own thread compiles, and no other thread. What the guard has to say comes when the block has
-    done its work, so that a warning, an error included, interrupts nothing. A block that ends by an exception, such as
-    Ctrl-C, is only counted, so that the exception stands.
+    A block counts the compilations of its own thread only. The report comes after the block has done its work, so that a
+    warning, or an error, interrupts nothing. A block that ends by an exception, such as Ctrl-C, is only counted, so that the
+    exception stands.
 
     Args:
-      on_compile: what happens at the end of a block that compiled something: a ``CompilationWarning``, a
-        ``CompilationError``, or nothing.
+      on_compile: the report of a block that compiled something: a ``CompilationWarning``, a ``CompilationError``, or none.
 
     Attributes:
       on_compile: as given; may be changed.
@@ -51,7 +50,7 @@ class CompilationGuard:
       count: how many programs were compiled in blocks that began after ``seal``.
 
     Raises:
-      ValueError: on_compile is something else.
+      ValueError: on_compile is unknown.
     """
 
     def __init__(self, on_compile: OnCompile = "warn"):
@@ -62,11 +61,11 @@ class CompilationGuard:
         self.count = 0
 
     def seal(self):
-        """Everything is compiled by now: count what is compiled in blocks from here on."""
+        """Everything is compiled: count compilations in blocks from now on."""
         self.sealed = True
 
     def watching(self) -> contextlib.AbstractContextManager:
-        """A block in which nothing should be compiled; for one ``with``. It costs less than a microsecond or two.
+        """A block in which nothing should be compiled, for one ``with``. It costs about a microsecond.
 
         Raises:
           CompilationError: when the block ends, if something was compiled in it and ``on_compile`` is "raise".
@@ -88,10 +87,10 @@ class CompilationGuard:
 
 
 class _Block:
-    """Collects what its thread compiles, between ``__enter__`` and ``__exit__``.
+    """Collects the compilations of its thread, between ``__enter__`` and ``__exit__``.
 
-    An exception from another thread or a signal may come as the first thing in ``__exit__``, so that the block stays
-    the thread's. It does no harm then: it goes on collecting, but nobody will ask it, and the next block replaces it.
+    If an exception from another thread or a signal comes first in ``__exit__``, the block stays the thread's. That does no
+    harm: it goes on collecting until the next block replaces it.
     """
 
     __slots__ = ("_before", "_guard", "compiled")
@@ -121,14 +120,14 @@ _here = _Here()
 
 
 def _note(event: str, duration_secs: float, **about: str | int):
-    """JAX calls this when it has compiled something. It must not raise: JAX is in the middle of its work."""
+    """JAX's event listener. It must not raise: JAX calls it in the middle of its work."""
     block = _here.block
     if block is not None and event == _COMPILED:
         block.compiled.append(f"{about.get('fun_name', 'a function')} in {duration_secs:.2g} s for {_caller()}")
 
 
 def _caller() -> str:
-    """The line for which JAX works in this thread, as file:line."""
+    """The line that made JAX compile in this thread, as file:line."""
     for frame, line in traceback.walk_stack(inspect.currentframe()):
         if not frame.f_code.co_filename.startswith(_NOT_CALLERS):
             return f"{frame.f_code.co_filename}:{line}"

@@ -1,6 +1,6 @@
-"""The state of the batch on the device, and how requests enter and leave it.
+"""The state of the batch on the device, and how requests are admitted, swapped and taken out of it.
 
-The state is ONE pytree. It is donated to every program, which gives a new one back in the same memory.
+The state is ONE pytree. It is donated to every program, which returns a new one in the same memory.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
-from jspec.engine.adaptive.draft_admission import Seen, nothing_seen
+from jspec.engine.adaptive.draft_selection import AcceptanceStats, no_stats
 from jspec.engine.request import LIVE, STOPPED, Request
 from jspec.models.kv_cache import NULL_PAGE, LayerKV, init_pool
 from jspec.models.protocols import Target
@@ -25,21 +25,21 @@ from jspec.sampling.processors import Processing, Processors
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RequestArrays:
-    """What each row needs to know of its request.
+    """The settings and the length of each row's request.
 
     In ``DecodeState`` the arrays have an axis of rows in front, as given below. ``request_arrays`` makes those of a
     single request, without that axis: ``length`` is then ``[]``.
 
     Attributes:
-      length: int32 ``[B]``, how many tokens are committed. When a request enters, that is the length of its prompt. The
+      length: int32 ``[B]``, how many tokens are committed. When a request is admitted, that is the length of its prompt. The
         target's cache holds keys and values of all of them but the newest, which is query token 0 of the next verify
         pass.
       limit: int32 ``[B]``, the length at which the request is complete.
       min_length: int32 ``[B]``, the first position at which a stop token may stand.
       stop_tokens: int32 ``[B, MAX_STOP_TOKENS]``, ids of the tokens that end the request, padded with -1.
       key_data: uint32 ``[B, 2]``, the request's Threefry key.
-      table: int32 ``[B, M]``, the request's pages in the order of its tokens, padded with the null page. Which pages a
-        row has is decided on the host, which gives them to every call: what stands here is of the last one.
+      table: int32 ``[B, M]``, the request's pages in the order of its tokens, padded with the null page. The host decides
+        which pages a row has, and gives them to every call: these are those of the last call.
       max_drafts: int32 ``[B]``, the most drafts of a round that the request wants; K and more is as many as there are.
       warp: the request's temperature, top-k, top-p and min-p, each ``[B]``.
       processors: what the request does to logits before that; None where no request does anything.
@@ -67,23 +67,24 @@ class RequestArrays:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-    """Everything that a round reads and writes, apart from weights.
+    """The arrays that a round reads and writes, apart from weights.
 
     Attributes:
       tokens: int32 ``[B, S]``, the committed tokens of each row, prompt included. Entries at ``length`` and past it
         mean nothing.
       outcome: int32 ``[B]``, LIVE while the row decodes. Every other row is masked: it drafts, writes and emits nothing.
       request: settings and length of each row's request.
-      previous: int32 ``[B]``, ``length`` when the row's last round with drafts began. When a request enters, and after
-        ``DecodeStep.catch_up``, it is one less than ``length``. What a drafter has read at positions previous - 1 and
-        later may have been drafts of its own.
+      previous: int32 ``[B]``, ``length`` when the row's last round with drafts began. When a request is admitted, and
+        after ``DecodeStep.catch_up``, it is one less than ``length``. Tokens that the drafter has read at positions
+        previous - 1 and later may have been its own drafts.
       cache: the target's pages, one ``LayerKV`` for each layer.
-      features: ``[B, K + 1, E]`` for the largest K, what the drafter reads of the target. Entry j belongs to position
-        previous - 1 + j, and entries up to position length - 2 mean something. None if the drafter reads no features.
+      features: ``[B, K + 1, E]`` for the largest K, the features of the target that the drafter reads. Entry j belongs to
+        position previous - 1 + j, and entries up to position length - 2 mean something. None if the drafter reads no
+        features.
       draft: the drafter's own state: a pytree of pools ``[G, pages, P, H]``, as those of the cache, or nothing.
-      seen_of_request: float32 ``[B, 2, K]`` for the largest K, ``Seen.of_request`` of ``engine.survival``. None if every
-        draft is verified.
-      seen_of_confidence: float32 ``[2, BINS]``, ``Seen.of_confidence``, of all requests together. None likewise.
+      stats_of_request: float32 ``[B, 2, K]`` for the largest K, ``AcceptanceStats.of_request``. None if every draft is
+        verified.
+      stats_of_confidence: float32 ``[2, BINS]``, ``AcceptanceStats.of_confidence``, of all requests together. None likewise.
 
     Example::
 
@@ -98,15 +99,15 @@ class DecodeState:
     cache: tuple[LayerKV, ...]
     features: jax.Array | None
     draft: Any
-    seen_of_request: jax.Array | None = None
-    seen_of_confidence: jax.Array | None = None
+    stats_of_request: jax.Array | None = None
+    stats_of_confidence: jax.Array | None = None
 
     @property
-    def seen(self) -> Seen | None:
-        """What estimates of acceptance are made of; None if every draft is verified."""
-        if self.seen_of_request is None or self.seen_of_confidence is None:
+    def acceptance_stats(self) -> AcceptanceStats | None:
+        """The statistics for estimates of acceptance; None if every draft is verified."""
+        if self.stats_of_request is None or self.stats_of_confidence is None:
             return None
-        return Seen(self.seen_of_request, self.seen_of_confidence)
+        return AcceptanceStats(self.stats_of_request, self.stats_of_confidence)
 
     @property
     def live(self) -> jax.Array:
@@ -149,7 +150,7 @@ def init_state(
         ),
         processors=None if vocab_size is None else Processors.none(B, vocab_size),
     )
-    seen = nothing_seen(B, drafter.num_draft_tokens) if estimates else None
+    stats = no_stats(B, drafter.num_draft_tokens) if estimates else None
     E = 0 if drafter.aux_layers is None else target.feature_size(drafter.aux_layers)
     return DecodeState(
         tokens=jnp.zeros((B, S), jnp.int32),
@@ -159,18 +160,18 @@ def init_state(
         cache=init_pool(target.cache_shape(), config.pool_pages, config.page_size, dtype),
         features=None if drafter.aux_layers is None else jnp.zeros((B, drafter.num_draft_tokens + 1, E), dtype),
         draft=drafter.init(config.pool_pages, config.page_size, dtype),
-        seen_of_request=None if seen is None else seen.of_request,
-        seen_of_confidence=None if seen is None else seen.of_confidence,
+        stats_of_request=None if stats is None else stats.of_request,
+        stats_of_confidence=None if stats is None else stats.of_confidence,
     )
 
 
 def with_processors(state: DecodeState, processors: Processors | None) -> DecodeState:
-    """The batch with these processors; with None, as programs see it that know of none."""
+    """The batch with these processors; None is for programs without processors."""
     return dataclasses.replace(state, request=dataclasses.replace(state.request, processors=processors))
 
 
 def processing_of(state: DecodeState) -> Processing:
-    """What a round needs to know to process logits."""
+    """How the round of a batch processes logits."""
     request = state.request
     return Processing(
         processors=request.processors,
@@ -181,7 +182,7 @@ def processing_of(state: DecodeState) -> Processing:
     )
 
 
-OF_ROWS = ("tokens", "outcome", "request", "previous", "features", "seen_of_request")
+OF_ROWS = ("tokens", "outcome", "request", "previous", "features", "stats_of_request")
 
 
 def of_rows(state: DecodeState) -> dict[str, Any]:
@@ -191,13 +192,13 @@ def of_rows(state: DecodeState) -> dict[str, Any]:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Entries:
-    """Requests that enter rows, in arrays on the host.
+class AdmitInputs:
+    """Requests to admit, in arrays on the host.
 
     Attributes:
       row: int32 ``[n]``, the row of each; B, which is no row, fills up the number.
       prompt: int32 ``[n, S]``, their prompts, followed by zeros.
-      request: what each row needs to know of its request, with an axis of n in front.
+      request: the row arrays of each request, with an axis of n in front.
     """
 
     row: Any
@@ -205,17 +206,17 @@ class Entries:
     request: RequestArrays
 
     @staticmethod
-    def of(config: EngineConfig, vocab_size: int, most: int, entries: Sequence[tuple[int, Request]]) -> "Entries":
-        """At most ``most`` entries, each a row and its request. ``vocab_size`` is V of the target."""
+    def of(config: EngineConfig, vocab_size: int, most: int, requests: Sequence[tuple[int, Request]]) -> "AdmitInputs":
+        """At most ``most`` requests, each after its row. ``vocab_size`` is V of the target."""
         row = np.full(most, config.num_rows, np.int32)
-        row[: len(entries)] = [row for row, _ in entries]
-        prompts = [padded_prompt(request, config) for _, request in entries]
-        arrays = [request_arrays(request, config, vocab_size) for _, request in entries]
+        row[: len(requests)] = [row for row, _ in requests]
+        prompts = [padded_prompt(request, config) for _, request in requests]
+        arrays = [request_arrays(request, config, vocab_size) for _, request in requests]
 
         def stacked(*values):
             return np.stack([*values, *[np.zeros_like(values[0])] * (most - len(values))])
 
-        return Entries(row, stacked(*prompts), jax.tree.map(stacked, *arrays))
+        return AdmitInputs(row, stacked(*prompts), jax.tree.map(stacked, *arrays))
 
 
 def padded_prompt(request: Request, config: EngineConfig) -> np.ndarray:
@@ -226,13 +227,13 @@ def padded_prompt(request: Request, config: EngineConfig) -> np.ndarray:
 
 
 def request_arrays(request: Request, config: EngineConfig, vocab_size: int) -> RequestArrays:
-    """What a row needs to know of this one request, in arrays on the host.
+    """The row arrays of one request, on the host.
 
     They stay on the host because an argument of a program needs no transfer of its own.
 
     Args:
-      request: the request that is about to enter.
-      config: what the engine may use; its ``max_len`` bounds the text.
+      request: the request to admit.
+      config: its ``max_len`` bounds the text.
       vocab_size: V of the target.
     """
     params, length, S = request.params, len(request.prompt), config.max_len
@@ -259,45 +260,44 @@ def request_arrays(request: Request, config: EngineConfig, vocab_size: int) -> R
     )
 
 
-def admit(rows: dict[str, Any], entries: Entries) -> dict[str, Any]:
-    """Put requests into free rows, so that the next round decodes them. Prefill has read their prompts before.
+def admit(rows: dict[str, Any], inputs: AdmitInputs) -> dict[str, Any]:
+    """Put requests into free rows, so that the next round decodes them. Their prompts have been prefilled.
 
     Args:
       rows: the part of the state that has rows, ``of_rows(state)``.
-      entries: the requests, and the free row that each of them enters.
+      inputs: the requests, and the free row of each.
 
     Returns:
       that part of the new state.
     """
-    at, request, seen = entries.row, entries.request, rows["seen_of_request"]
+    at, request, stats = inputs.row, inputs.request, rows["stats_of_request"]
     return rows | {
-        "tokens": rows["tokens"].at[at].set(entries.prompt, mode="drop"),
+        "tokens": rows["tokens"].at[at].set(inputs.prompt, mode="drop"),
         "outcome": rows["outcome"].at[at].set(LIVE, mode="drop"),
         "request": jax.tree.map(lambda x, new: x.at[at].set(new, mode="drop"), rows["request"], request),
         "previous": rows["previous"].at[at].set(request.length - 1, mode="drop"),
-        "seen_of_request": None if seen is None else seen.at[at].set(0.0, mode="drop"),
+        "stats_of_request": None if stats is None else stats.at[at].set(0.0, mode="drop"),
     }
 
 
 def take(state: DecodeState, rows, table) -> DecodeState:
-    """The state of b of the rows alone, in which the pages are those of the whole batch.
+    """The state of b of the rows, with the pages of the whole batch.
 
     Args:
       state: the batch.
       rows: int32 ``[b]``, the rows. B stands for no row, so that a program for b rows can decode fewer.
       table: int32 ``[b, M]``, the pages of each row, which take the place of those in ``state``.
     """
-    some = jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), of_rows(state))
-    some["outcome"] = jnp.where(rows < state.outcome.shape[0], some["outcome"], STOPPED)
-    some["request"] = dataclasses.replace(some["request"], table=table)
-    return dataclasses.replace(state, **some)
+    fields = jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), of_rows(state))
+    fields["outcome"] = jnp.where(rows < state.outcome.shape[0], fields["outcome"], STOPPED)
+    fields["request"] = dataclasses.replace(fields["request"], table=table)
+    return dataclasses.replace(state, **fields)
 
 
-def put(state: DecodeState, rows, some: DecodeState) -> DecodeState:
-    """The batch after ``some``, which began as ``take(state, rows, table)``, has gone on."""
-    both = of_rows(state), of_rows(some)
-    placed = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), *both)
-    return dataclasses.replace(some, **placed)
+def put(state: DecodeState, rows, taken: DecodeState) -> DecodeState:
+    """The batch after ``taken``, which began as ``take(state, rows, table)``, has made its rounds."""
+    placed = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), of_rows(state), of_rows(taken))
+    return dataclasses.replace(taken, **placed)
 
 
 @jax.tree_util.register_dataclass

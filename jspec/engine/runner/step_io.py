@@ -1,4 +1,4 @@
-"""What host and device tell each other: which segments a pass reads, which rows a call decodes, and what its rounds did."""
+"""Inputs and outputs of the programs: chunks to prefill, rows to decode, and the logs of rounds."""
 
 import dataclasses
 import itertools
@@ -10,23 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import NULL_PAGE, EngineConfig
-from jspec.drafting.base import Forced
+from jspec.drafting.base import FixedDrafts
 from jspec.sampling.processors import num_words
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Segments:
-    """What one prefill pass reads: n segments of at most c consecutive tokens of prompts.
+class PrefillInputs:
+    """A prefill batch: n chunks of at most c consecutive tokens of prompts.
 
     Attributes:
-      row: int32 ``[n]``, the batch row of the segment's request if the segment has the last token of its prompt that
-        prefill reads. Any number of B or more if it has not.
-      tokens: int32 ``[n, c + 1]``. The first ``count`` tokens are read. The token behind them is not read, but the
-        drafter is told that it follows: slot i of an EAGLE head reads token i + 1.
+      row: int32 ``[n]``, the batch row of the chunk's request if the chunk has the last token of its prompt that
+        prefill reads, else any number of B or more.
+      tokens: int32 ``[n, c + 1]``. The first ``count`` tokens are read. The token behind them is not read; the drafter
+        needs it because slot i of an EAGLE head reads token i + 1.
       start: int32 ``[n]``, the position of the first token.
-      count: int32 ``[n]``, how many of the first c tokens are real; the rest is padding.
-      table: int32 ``[n, M]``, the pages of the segment's request.
+      count: int32 ``[n]``, how many of the first c tokens are real; the others are padding.
+      table: int32 ``[n, M]``, the pages of the chunk's request.
     """
 
     row: Any
@@ -39,7 +39,7 @@ class Segments:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Which rows a decode program decodes, in arrays on the host.
+    """The rows that a decode program decodes, in arrays on the host.
 
     Attributes:
       rows: int32 ``[b]``, the rows; B, which is no row, fills up the program's number.
@@ -61,34 +61,34 @@ class Call:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Drafting:
-    """What the draft program of constrained requests is told, in arrays on the host.
+class DraftInputs:
+    """Inputs of the draft program of constrained requests, in arrays on the host.
 
     Attributes:
       call: the rows.
-      forced: their forced drafts.
+      jump_forward: their jump-forward tokens.
     """
 
     call: Call
-    forced: Forced
+    jump_forward: FixedDrafts
 
     @staticmethod
-    def of(call: Call, K: int, forced: Sequence[Sequence[int]] = ()) -> "Drafting":
-        """For the rows of a call, the first of which have these forced drafts, at most K each."""
+    def of(call: Call, K: int, jump_forward: Sequence[Sequence[int]] = ()) -> "DraftInputs":
+        """For the rows of a call, the first of which have these jump-forward tokens, at most K each."""
         tokens, count = np.zeros((len(call.rows), K), np.int32), np.zeros(len(call.rows), np.int32)
-        for i, some in enumerate(forced):
-            tokens[i, : len(some)], count[i] = some, len(some)
-        return Drafting(call, Forced(tokens, count))
+        for i, drafts in enumerate(jump_forward):
+            tokens[i, : len(drafts)], count[i] = drafts, len(drafts)
+        return DraftInputs(call, FixedDrafts(tokens, count))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Judging:
-    """What the judge program of constrained requests is told, in arrays on the host.
+class VerifyInputs:
+    """Inputs of the verify program of constrained requests, in arrays on the host.
 
     Attributes:
-      call: the rows of the draft program before it, but for those that have left meanwhile.
-      allowed: uint32 ``[b, width, ceil(V / 32)]``, as ``DecodeStep.judge`` takes it.
+      call: the rows of the draft program before it, without requests that have ended meanwhile.
+      allowed: uint32 ``[b, width, ceil(V / 32)]``, as ``DecodeStep.verify`` takes it.
     """
 
     call: Call
@@ -96,7 +96,7 @@ class Judging:
 
 
 def every_token(rows: int, positions: int, vocab_size: int) -> np.ndarray:
-    """``Judging.allowed`` where every token may come."""
+    """``VerifyInputs.allowed`` where every token may come."""
     return np.full((rows, positions, num_words(vocab_size)), 2**32 - 1, np.uint32)
 
 
@@ -104,27 +104,27 @@ def page_tables(pages: Sequence[Sequence[int]], count: int, config: EngineConfig
     """Page tables int32 ``[count, M]`` that begin with ``pages``, padded with the null page."""
     table = np.full((count, config.pages_per_row), NULL_PAGE, np.int32)
     for i, held in enumerate(pages):
-        if i and held is pages[i - 1]:  # segments of one prompt follow each other, and numpy is quicker with its own
+        if i and held is pages[i - 1]:  # chunks of one prompt follow each other, and numpy copies its own rows faster
             table[i] = table[i - 1]
         else:
             table[i, : len(held)] = held
     return table
 
 
-def no_segments(config: EngineConfig, n: int) -> Segments:
-    """A prefill pass of n segments that reads nothing."""
+def empty_prefill(config: EngineConfig, n: int) -> PrefillInputs:
+    """A prefill batch of n chunks that reads nothing."""
     zeros = np.zeros(n, np.int32)
     tokens = np.zeros((n, config.chunk + 1), np.int32)
-    return Segments(np.full(n, config.num_rows, np.int32), tokens, zeros, zeros, page_tables([], n, config))
+    return PrefillInputs(np.full(n, config.num_rows, np.int32), tokens, zeros, zeros, page_tables([], n, config))
 
 
 class CallLogs(NamedTuple):
-    """What the rounds of a call did, as the device gives it to the host.
+    """The logs of a call, as the device returns them.
 
     Attributes:
       rounds: ``RoundLog.packed`` of every round, int32 ``[rounds, B, K + 5]``.
-      logprobs: ``TokenLogprobs.packed`` of the emitted tokens, int32 ``[rounds, B, K + 1, PACKED]``; what it holds for
-        rows that want none means nothing. None where no request may want any.
+      logprobs: ``TokenLogprobs.packed`` of the emitted tokens, int32 ``[rounds, B, K + 1, PACKED]``; entries of
+        rows that want none mean nothing. None where no request may want any.
     """
 
     rounds: Any
@@ -134,11 +134,11 @@ class CallLogs(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RoundLog:
-    """What a round did with each row, for the host.
+    """The log of a round, for the host.
 
     The logs of a call have one axis more in front, for its rounds: ``count``, for example, is ``[rounds, B]``. For a row
     that did not take part in a round, ``count`` is 0, ``tokens``, ``drafted`` and ``accepted`` are -1, and ``outcome``
-    says nothing new.
+    is the one before.
 
     Attributes:
       tokens: int32 ``[B, K + 1]``, the emitted tokens, padded with -1.
@@ -167,8 +167,8 @@ class RoundLog:
 
     def packed(self) -> jax.Array:
         """All fields side by side in one array, int32 ``[B, K + 5]``, so that one transfer brings them to the host."""
-        rest = (self.count, self.drafted, self.accepted, self.outcome)
-        return jnp.concatenate([self.tokens, *(x[:, None] for x in rest)], axis=1)
+        others = (self.count, self.drafted, self.accepted, self.outcome)
+        return jnp.concatenate([self.tokens, *(x[:, None] for x in others)], axis=1)
 
     @classmethod
     def unpacked(cls, logs: CallLogs) -> "RoundLog":
@@ -177,7 +177,7 @@ class RoundLog:
         return cls(packed[..., :-4], *(packed[..., i] for i in range(-4, 0)), logprobs=logs.logprobs)
 
     def by_row(self) -> list["RoundLog"]:
-        """The logs of a call on the host by row, in lists, which are quicker to go through one by one than arrays.
+        """The logs of a call on the host by row, in lists, which are faster to iterate over than arrays.
 
         Fields ``[rounds, B]`` become B lists of one number for each round, and tokens lists of K + 1 numbers for each. Those
         of ``logprobs`` stay arrays, ``[rounds, K + 1, PACKED]``.

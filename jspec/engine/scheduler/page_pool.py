@@ -1,4 +1,4 @@
-"""Which pages of the KV cache are free, held by requests, or kept for later ones. Nothing here needs JAX."""
+"""The page pool: which pages of the KV cache are free, held by requests, or cached. Nothing here needs JAX."""
 
 import collections
 import math
@@ -11,30 +11,29 @@ from jspec.engine.scheduler.prefix_cache import PrefixIndex
 
 
 class PagePool:
-    """Which pages of the KV cache are free, held by requests, or kept for later requests with the same beginning.
+    """The pages of the KV cache: free, held by requests, or cached for later requests with the same prefix.
 
     Every page is in one of three states::
 
         free    -- take -->     held, by one request
         held    -- match -->    held, by one request more, if it is registered
-        held    -- release -->  cached if it is registered, else free; once nobody holds it any more
+        held    -- release -->  cached if it is registered, else free; once its last holder has released it
         cached  -- match -->    held
         cached  -- take -->     held, for other contents, when no page is free: the page is evicted
 
-    A registered page is immutable. The pool cannot see what is written: whoever registers slots of a page promises that
-    they are written already, as far as programs sent to the device later are concerned, and never again. So a request
-    writes only behind the slots that ``match`` gave it or that it has registered, on pages that ``take`` gave it.
+    A registered page is immutable. The pool cannot see writes: the caller of ``register`` guarantees that the slots are
+    written already, for programs sent to the device later, and never again. So a request writes only behind the slots that
+    ``match`` gave it or that it has registered, on pages that ``take`` gave it.
 
-    Cached pages are evicted in the order in which they were last used, and of the pages of one text the last one goes
-    first: a page whose predecessor is gone would take up space, but no text would find it.
+    Cached pages are evicted least recently used first, and of the pages of one text the last one goes first: without its
+    predecessor a page would take up space, but no text would find it.
 
-    A method that an exception from outside (a Ctrl-C) has torn apart leaves a pool that only ``clear`` makes whole.
+    After an exception from outside (a Ctrl-C) in the middle of a method, only ``clear`` makes the pool consistent.
 
     Args:
       total: how many pages there are. They are numbered 1 .. ``total``; page 0 is the null page and never handed out.
       page_size: P, the cache slots of a page.
-      prefix_cache: whether pages are kept for later requests at all. Otherwise ``match`` finds nothing, and ``register``
-        does nothing.
+      prefix_cache: whether pages are cached at all. Otherwise ``match`` finds nothing, and ``register`` does nothing.
       looks_ahead: whether slot i of the drafter's cache also depends on token i + 1, as with heads that are fed features
         of the target. A page is then found only by texts that have the same token after it.
 
@@ -49,7 +48,7 @@ class PagePool:
         self.clear()
 
     def clear(self) -> None:
-        """Have all pages free again and nothing registered. An interrupted ``clear`` can be repeated."""
+        """Make all pages free and unregistered. An interrupted ``clear`` can be repeated."""
         self._index = PrefixIndex(self.page_size, self._looks_ahead)
         self._holders: dict[int, int] = {}  # of every held page, how many requests hold it
         self._cached: collections.OrderedDict[int, None] = collections.OrderedDict()  # the next to be evicted first
@@ -59,17 +58,17 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """How many pages are held by nobody and not cached."""
+        """How many pages are free."""
         return len(self._free)
 
     @property
     def cached(self) -> int:
-        """How many pages are held by nobody, but kept for later requests."""
+        """How many pages are cached and without a holder."""
         return len(self._cached)
 
     @property
     def used(self) -> int:
-        """How many pages are held by requests; a page that several share counts once."""
+        """How many pages are held; a page that several requests share counts once."""
         return len(self._holders)
 
     @property
@@ -117,7 +116,7 @@ class PagePool:
                     f"release: page {page} has {self._holders.get(page, 0)} holders, not {times}; release each page once "
                     "for each time that take or match has given it"
                 )
-        kept = []
+        newly_cached = []
         for page in pages:
             self._holders[page] -= 1
             if self._holders[page]:
@@ -125,15 +124,15 @@ class PagePool:
             del self._holders[page]
             if page in self._index:
                 self._cached[page] = None
-                kept.append(page)
+                newly_cached.append(page)
             else:
                 self._index.forget(page)
                 self._outdated.discard(page)
                 self._free.append(page)
-        self._touch(kept)
+        self._touch(newly_cached)
 
     def match(self, tokens: Sequence[int] | np.ndarray, most_slots: int, grid: int = 1, salt: str = "") -> list[int]:
-        """Pages that hold the longest known beginning of ``tokens``, in the order of the text.
+        """Pages that hold the longest known prefix of ``tokens``, in the order of the text.
 
         The caller holds them from now on, and releases them as any other page, but must not write to them.
 
@@ -142,7 +141,7 @@ class PagePool:
           most_slots: the pages returned have at most so many slots. A request that needs the logits after its prompt
             has at least one token to read and passes one less than the tokens of the prompt.
           grid: the number of slots is a multiple of this, and of the page size.
-          salt: whatever else the contents of a page depend on. Only pages registered with the same salt are found.
+          salt: anything else that the contents of a page depend on. Only pages registered with the same salt are found.
 
         Returns:
           full pages alone; with ``looks_ahead``, only pages after which ``tokens`` has the same next token. ``[]`` if
@@ -160,46 +159,47 @@ class PagePool:
         span: int = 1,
         salt: str = "",
     ) -> tuple[list[int], int, bytes | None]:
-        """What ``match`` finds by now of a text that a request has begun to read.
+        """The result of ``match`` for a request whose prefill has begun.
 
-        Pages that it has not filled itself are exchanged for those that others have registered meanwhile. It holds these
-        from now on, and no longer its own.
+        Its own pages are exchanged for those that others have registered meanwhile. It holds these from now on, and no
+        longer its own.
 
         Args:
           tokens, most_slots, grid, salt: as for ``match``.
           pages: all pages of the request, in the order of the text.
-          slots: so many of their slots have been read, or were found before; full pages among them are registered.
-          span: how many slots the key covers behind those that are found, at least; whatever can be found together is
-            counted as a whole.
+          slots: so many of their slots have been prefilled, or were cached; full pages among them are registered.
+          span: how many slots the key covers behind the cached ones, at least, rounded up to slots that can be found
+            together.
 
         Returns:
-          the pages of the request; how many of their slots need not be read any more; and a key of the text so far and of
-          the ``span`` that follows. Of two requests with the same key, the one finds what the other reads. None if
-          so much cannot be found, whoever reads it.
+          the pages of the request; how many of their slots need no prefill; and a key of the text so far and of the
+          ``span`` that follows. Of two requests with the same key, one finds what the other prefills. None if so much
+          cannot be found in any case.
         """
         if not self._prefix_cache:
             return list(pages), slots, None
         first = slots // (step := self._step(grid)) * step // self.page_size
-        found, key = self._match(tokens, pages[:first], most_slots, grid, salt, span)
-        end = first + len(found)
-        if not found:
+        cached, key = self._match(tokens, pages[:first], most_slots, grid, salt, span)
+        end = first + len(cached)
+        if not cached:
             return list(pages), slots, key
         self.release(pages[first:end])
-        return [*pages[:first], *found, *pages[end:]], end * self.page_size, key
+        return [*pages[:first], *cached, *pages[end:]], end * self.page_size, key
 
     def register(self, tokens: Sequence[int] | np.ndarray, pages: Sequence[int], slots: int, salt: str = "") -> None:
-        """Have every full page among the first ``slots`` slots of a request found by ``match`` from now on.
+        """Let ``match`` find every full page among the first ``slots`` slots of a request.
 
-        It takes time in proportion to the pages, though each is hashed once only, so it is best called when a page has
-        become full, and before the pages are released. A page stays private if another one with the same text before
-        and in it is registered already, and if it was held at ``forget_prefixes``, as does all that follows in its text.
+        The time is proportional to the number of pages, though each is hashed only once, so it is best called when a page
+        has become full, and before the pages are released. A page stays private if another one with the same text up to its
+        end is registered already. A page that was held at ``forget_prefixes`` stays private too, as do all later ones of
+        its text.
 
         Args:
           tokens: the text of the request, at least ``slots`` tokens. With ``looks_ahead``, a page is left out whose next
             token is not among them.
           pages: the pages of the request in the order of the text, those from ``match`` included; all of them held.
           slots: so many slots hold the first ``slots`` tokens and are never written again.
-          salt: whatever else the contents depend on, the same in every call for these pages.
+          salt: anything else that the contents depend on, the same in every call for these pages.
 
         Raises:
           ValueError: the pages have fewer than ``slots`` slots, or a full page is not held. Nothing has changed then.
@@ -214,7 +214,7 @@ class PagePool:
         full = pages[: self._index.full_pages(len(tokens), slots)]
         for page in full:
             if page not in self._holders:
-                raise ValueError(f"register: page {page} is held by nobody; register pages before they are released")
+                raise ValueError(f"register: page {page} has no holder; register pages before they are released")
         if self._outdated:
             current = next((index for index, page in enumerate(full) if page in self._outdated), len(full))
             full = full[:current]
@@ -240,26 +240,26 @@ class PagePool:
         salt: str,
         span: int,
     ) -> tuple[list[int], bytes | None]:
-        """The pages that are known behind ``before``, which are held from now on, and the key of what follows."""
+        """The known pages behind ``before``, which are held from now on, and the key of the pages that follow."""
         if not self._prefix_cache:
             return [], None
         most_pages, step = self._index.full_pages(len(tokens), most_slots), self._step(grid) // self.page_size
         steps = math.ceil(span / self._step(grid))
-        found, key = self._index.find(tokens, before, most_pages, step, steps * step, salt)
-        for page in found:
+        cached, key = self._index.find(tokens, before, most_pages, step, steps * step, salt)
+        for page in cached:
             self._holders[page] = self._holders.get(page, 0) + 1
             self._cached.pop(page, None)
-        return found, key
+        return cached, key
 
     def _step(self, grid: int) -> int:
         """How many slots are found at a time."""
         return math.lcm(self.page_size, grid)
 
     def _touch(self, pages: Iterable[int]):
-        """Note that registered pages were used just now, and so was whatever comes before them in their texts.
+        """Mark registered pages, and all pages before them in their texts, as used just now.
 
-        A cached page can so never be evicted before one that is found only through it. That takes more than the order of
-        releases: a request may have written the first page of a text again, and share none but later pages.
+        So a cached page is never evicted before a page that is found only through it. The order of releases does not ensure
+        that: a request may have written the first page of a text again, and share only later pages.
         """
         for page in self._index.lineage(pages):
             if page in self._cached:

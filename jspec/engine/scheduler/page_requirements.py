@@ -1,4 +1,4 @@
-"""How many cache slots and pages requests need, and what can never be served. Nothing here needs JAX."""
+"""How many cache slots and pages requests need, and which requests can never be served. Nothing here needs JAX."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from jspec.engine.scheduler.page_pool import PagePool
 from jspec.sampling.params import MAX_STOP_TOKENS
 
 
-class Needs:
-    """What requests need.
+class PageRequirements:
+    """Slots and pages that requests need.
 
     Args:
-      config: how long a text may become.
+      config: its ``max_len`` bounds a text.
       num_draft_tokens: K, the most drafts of a round.
-      pages: how many pages there are, and how large they are.
+      pages: the number and the size of pages.
       slots_beyond: how many cache slots the drafter may write in a round behind those of K drafts.
     """
 
@@ -45,21 +45,20 @@ class Needs:
             )
 
     def most_slots(self, request: Request) -> int:
-        """How many cache slots the request may ever touch."""
+        """The most cache slots that the request may ever use."""
         return min(request.limit(self._config.max_len) + self._ahead, self._config.max_len)
 
     def pages_for(self, active: ActiveRequest, rounds: int) -> int:
-        """How many pages the request needs for so many more rounds, at their most."""
+        """The most pages that the request needs for so many more rounds."""
         committed = active.length + (active.unread_rounds + rounds) * (self._num_draft_tokens + 1)
         slots = min(committed + self._ahead, active.most_slots)
         return self._pages.pages(slots)
 
-    def may_commit(self, actives: Sequence[ActiveRequest], swap_pages: int) -> bool:
-        """Whether these requests may be under way together without a standstill becoming possible.
+    def fits_together(self, actives: Sequence[ActiveRequest], swap_pages: int) -> bool:
+        """Whether these requests can be admitted together without risk of deadlock on pages.
 
         If each of them grew to its longest, their pages would have to fit into the pool and into host memory, which has
-        room for ``swap_pages``. A request moves there as a whole, so as much room as the largest one takes may remain
-        unused.
+        room for ``swap_pages``. A request is swapped as a whole, so as much room as the largest one takes may remain unused.
         """
         pages = [self._pages.pages(active.most_slots) for active in actives]
         return sum(pages) <= self._pages.total + max(swap_pages - max(pages), 0)

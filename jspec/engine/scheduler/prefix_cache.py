@@ -1,4 +1,4 @@
-"""Which page of the KV cache holds which beginning of a text. Nothing here needs JAX."""
+"""The prefix cache: which page of the KV cache holds which prefix. Nothing here needs JAX."""
 
 import hashlib
 import itertools
@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-BLOCK = (
-    16  # most pages whose tokens are converted at a time: many are converted faster, but most texts are unknown soon
-)
+# The most pages whose tokens are converted at a time: a large group converts faster, but most texts are unknown after a few.
+PAGE_GROUP = 16
 
 
 class Link(NamedTuple):
-    """What one page holds.
+    """The contents of a page.
 
     Attributes:
       key: a digest of all tokens from the beginning of the text to the end of the page.
@@ -27,19 +26,19 @@ class Link(NamedTuple):
 
 
 class PrefixIndex:
-    """Finds the pages that hold the beginning of a text.
+    """Finds the pages that hold a prefix of a text.
 
     Keys and values of a token depend on all tokens before it, so a page can serve another text only if both agree from
     their first token to the end of the page. The key of a page is therefore the SHA-256 digest of the key of the page
     before it and of its own tokens; the first page has the salt in place of a page before it. Equal keys mean equal
-    beginnings: no two texts with the same digest are known, nor can anyone make them.
+    prefixes: SHA-256 has no known collisions.
 
-    When two requests have written the same text, the page of the first is the one that is found. The page of the second
-    only keeps its key, from which the keys of later pages follow without hashing the text again.
+    When two requests have written the same text, the page of the first is found. The page of the second only has its key,
+    from which the keys of later pages follow without hashing the text again.
 
     Args:
       page_size: P, the cache slots of a page.
-      looks_ahead: whether what is kept for a token also depends on the token after it. The key of a page then covers the
+      looks_ahead: whether the cache entry of a token also depends on the token after it. The key of a page then covers the
         token after the page, too.
     """
 
@@ -66,13 +65,13 @@ class PrefixIndex:
         span: int,
         salt: str,
     ) -> tuple[list[int], bytes | None]:
-        """The pages that are known behind the first pages of a text.
+        """The known pages behind the first pages of a text.
 
         Args:
           tokens: the text.
           before: pages that hold its beginning. If the key of the last of them is not known, nothing is found.
-          most_pages: how far to look, ``before`` included.
-          step: only multiples of so many pages are of use.
+          most_pages: how many pages to look for, ``before`` included.
+          step: the result is a multiple of so many pages.
           span: a number of pages, a multiple of ``step``.
           salt: in place of a page before the first one.
 
@@ -81,22 +80,22 @@ class PrefixIndex:
         """
         if before and before[-1] not in self._links:
             return [], None
-        found, previous = list[int](), self._links[before[-1]].key if before else _root(salt)
+        pages, previous = list[int](), self._links[before[-1]].key if before else _root(salt)
         keys = self._keys(tokens, len(before), most_pages, previous)
         for key in keys:
             page = self._pages.get(key)
             if page is None:
-                beyond = len(found) % step  # pages that are known and of no use
+                beyond = len(pages) % step  # known pages past the last multiple of ``step``
                 following = [key, *itertools.islice(keys, span - beyond - 1)]
-                return found[: len(found) - beyond], following[-1] if len(following) == span - beyond else None
-            found.append(page)
-        return found[: len(found) // step * step], None
+                return pages[: len(pages) - beyond], following[-1] if len(following) == span - beyond else None
+            pages.append(page)
+        return pages[: len(pages) // step * step], None
 
     def add(self, tokens: Sequence[int] | np.ndarray, pages: Sequence[int], salt: str) -> list[int]:
-        """Have the first pages of a text found from now on; returns those that were not found before.
+        """Register the first pages of a text; returns those that were not registered before.
 
-        Only pages whose keys are not known yet are hashed. A page that was left out before, because another one was found
-        by its key, is added if that one has been forgotten meanwhile.
+        Only pages whose keys are not known yet are hashed. A page that was left out before, because its key led to another
+        one, is registered if that one has been forgotten meanwhile.
         """
         links = self._links
         first = next((index for index, page in enumerate(pages) if page not in links), len(pages))
@@ -109,13 +108,13 @@ class PrefixIndex:
         return added
 
     def forget(self, page: int):
-        """Have this page found no more, because something else will be written to it."""
+        """Unregister a page, because it will be overwritten."""
         link = self._links.pop(page, None)
         if link is not None and self._pages.get(link.key) == page:
             del self._pages[link.key]
 
     def lineage(self, pages: Iterable[int]) -> list[int]:
-        """These pages and all that a text has to find before it finds them, the farthest from the beginning first."""
+        """These pages and all pages before them in their texts, the farthest from the beginning first."""
         places: dict[int, int] = {}
         for start in pages:
             page: int | None = start
@@ -134,9 +133,9 @@ class PrefixIndex:
             for start in range(0, 4 * P * size, 4 * P):
                 previous = hashlib.sha256(previous + text[start : start + 4 * (P + ahead)]).digest()
                 yield previous
-            first, size = first + size, min(2 * size, BLOCK)
+            first, size = first + size, min(2 * size, PAGE_GROUP)
 
 
 def _root(salt: str) -> bytes:
-    """What the first page has in place of the key of a page before it."""
+    """The digest in place of the key of a page before the first."""
     return hashlib.sha256(b"jspec prefix " + salt.encode()).digest()

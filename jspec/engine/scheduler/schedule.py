@@ -1,14 +1,14 @@
-"""What the scheduler decides and the runner carries out. Nothing here needs JAX."""
+"""The schedule of a step: decided by the scheduler, executed by the model runner. Nothing here needs JAX."""
 
 import dataclasses
 from typing import NamedTuple
 
 from jspec.engine.request import ActiveRequest
-from jspec.engine.scheduler.prefill_batching import Segment
+from jspec.engine.scheduler.prefill_batching import Chunk
 
 
-class Move(NamedTuple):
-    """A request that leaves a row for host memory, or comes back, and its pages on the device."""
+class Swap(NamedTuple):
+    """A request that is swapped out of a row to host memory, or back, and its pages on the device."""
 
     active: ActiveRequest
     row: int
@@ -16,30 +16,30 @@ class Move(NamedTuple):
 
 
 @dataclasses.dataclass
-class Plan:
-    """What the device does next, in this order.
+class Schedule:
+    """The work of a step on the device, in this order.
 
     Attributes:
-      leaving: requests to copy to host memory.
-      segments: the segments of the prefill pass; none if there is no pass.
-      entering: requests whose prompt has been read with that pass, which are to be put into their rows.
-      returning: requests to copy back from host memory.
+      swap_out: requests to copy to host memory.
+      chunks: the chunks of the prefill batch; none if there is no prefill.
+      admitted: requests whose prompt ends in that batch, which are put into their rows.
+      swap_in: requests to copy back from host memory.
       drafting: constrained requests to draft for.
-      judging: constrained requests whose drafts are to be judged, those that are drafted now or were with an earlier plan.
+      verifying: constrained requests whose drafts are verified, those of this schedule or of an earlier one.
       decoding: the requests that the rounds of the call decode; none if there is no call.
       rounds: how many rounds the call makes.
     """
 
-    leaving: list[Move] = dataclasses.field(default_factory=list)
-    segments: list[Segment] = dataclasses.field(default_factory=list)
-    entering: list[ActiveRequest] = dataclasses.field(default_factory=list)
-    returning: list[Move] = dataclasses.field(default_factory=list)
+    swap_out: list[Swap] = dataclasses.field(default_factory=list)
+    chunks: list[Chunk] = dataclasses.field(default_factory=list)
+    admitted: list[ActiveRequest] = dataclasses.field(default_factory=list)
+    swap_in: list[Swap] = dataclasses.field(default_factory=list)
     drafting: list[ActiveRequest] = dataclasses.field(default_factory=list)
-    judging: list[ActiveRequest] = dataclasses.field(default_factory=list)
+    verifying: list[ActiveRequest] = dataclasses.field(default_factory=list)
     decoding: list[ActiveRequest] = dataclasses.field(default_factory=list)
     rounds: int = 0
 
     @property
     def needs_processing(self) -> bool:
-        """Whether rounds have to process logits for one of the requests, or to find log-probabilities."""
+        """Whether rounds have to process logits for one of the requests, or to compute log-probabilities."""
         return any(active.request.needs_processing for active in self.decoding)

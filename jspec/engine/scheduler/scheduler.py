@@ -1,10 +1,10 @@
-"""Who waits, who is read, who decodes, who is preempted, and with which pages: decisions on the host, on numbers alone.
+"""The scheduler: which requests wait, prefill, decode or are preempted, and with which pages, decided on the host.
 
-Nothing here needs JAX. The scheduler decides; ``engine/runner/model_runner.py`` carries out.
+Nothing here needs JAX. The scheduler decides; ``engine/runner/model_runner.py`` executes.
 
-The host is one call behind the device: when it decides on a call, it has not read the logs of the call before. So it
+The host is one call behind the device: when it schedules a call, it has not read the logs of the call before. So it
 counts with the most tokens that the rounds under way may have committed, and it notices the end of a request one call
-late. Programs run in the order in which they are sent. So pages may be given away as soon as the last program that uses
+late. Programs run in the order in which they are sent. So pages may be given to others as soon as the last program that uses
 them has been sent.
 """
 
@@ -15,49 +15,49 @@ from typing import TYPE_CHECKING
 from jspec.config import EngineConfig
 from jspec.engine.request import LIVE, ActiveRequest
 from jspec.engine.scheduler.page_pool import PagePool
-from jspec.engine.scheduler.page_requirements import Needs
-from jspec.engine.scheduler.prefill_batching import crowded
-from jspec.engine.scheduler.prefill_queue import Reading
-from jspec.engine.scheduler.schedule import Move, Plan
+from jspec.engine.scheduler.page_requirements import PageRequirements
+from jspec.engine.scheduler.prefill_batching import prefill_goes_first
+from jspec.engine.scheduler.prefill_queue import PrefillQueue
+from jspec.engine.scheduler.schedule import Schedule, Swap
 
 if TYPE_CHECKING:
     from jspec.engine.runner.step_io import RoundLog
 
-MOST_ROUNDS_WAITED_FOR = 2  # of a call, while a request waits or is read
-MOST_PASSES_IN_A_ROW = 4  # before rounds follow, while many prompts are read
+MOST_ROUNDS_WAITED_FOR = 2  # of a call, while a request waits or is prefilled
+MOST_PREFILLS_IN_A_ROW = 4  # prefill batches before the next rounds, while many prompts are prefilled
 
 
 class Scheduler:
-    """Keeps the queue, the rows and the pages.
+    """Holds the queue, the rows and the pages.
 
     Requests are served in the order of their priority, then first come, first served. One that needs many pages is not
-    overtaken by one that needs few. A request gets a row, and pages for its prompt and its first rounds, when it enters;
-    further pages follow as its text grows. If there are none, the youngest request is preempted: one whose prompt is
-    still being read begins anew, and one that decodes is swapped to host memory. Those that were preempted come back
-    before anybody else enters.
+    overtaken by one that needs few. A request gets a row, and pages for its prompt and its first rounds, when it is
+    admitted; further pages follow as its text grows. If there are none, the youngest request is preempted: one that is
+    still prefilled begins anew, and one that decodes is swapped to host memory. Preempted requests come back before others
+    are admitted.
 
     There are a few rows more than a call decodes. They are for requests whose prompts are read ahead, and which decode as
     soon as others have ended.
 
     Args:
-      config: how many rows and pages there are, and how long a text may become.
+      config: the number of rows and pages, and the longest text.
       num_draft_tokens: K, the most drafts of a round. A round writes its drafts behind the newest token, and may do so
         past the end of the request, so these slots are counted.
       looks_ahead: whether slot i of the drafter's cache depends on token i + 1, as in heads that are fed features.
       swap_pages: how many pages host memory may hold.
-      rests: whether there are calls without drafts, whose tokens the drafter reads later.
-      pages: the pages and what they hold; None makes a pool.
+      plain_rounds: whether there are calls without drafts, whose tokens the drafter reads later.
+      pages: the page pool; None makes one.
       slots_beyond: as ``Drafter.slots_beyond``.
 
     Attributes:
       waiting: requests that have no row yet, as a heap by seniority.
       swapped: requests in host memory.
-      ending: requests that rounds under way end for sure. Their rows are given to others at once; their pages are kept
-        until the host knows their last tokens.
-      rows: who is in each row of the batch, None for a free row.
-      pages: the pages and what they hold.
-      needs: how many slots and pages requests need.
-      reading: who reads which part of which prompt, and finds which.
+      ending: requests that are certain to end with the rounds under way. Their rows are given to others at once; they hold
+        their pages until the host knows their last tokens.
+      rows: the request in each row of the batch, None for a free row.
+      pages: the page pool.
+      requirements: how many slots and pages requests need.
+      prefill_queue: the next chunk of each prompt, and prefix-cache hits.
       num_preemptions: how many requests have been preempted so far.
     """
 
@@ -67,22 +67,24 @@ class Scheduler:
         num_draft_tokens: int,
         looks_ahead: bool = False,
         swap_pages: int = 0,
-        rests: bool = False,
+        plain_rounds: bool = False,
         pages: PagePool | None = None,
         slots_beyond: int = 0,
     ):
-        self._unread = num_draft_tokens + 1 + rests * config.rounds  # tokens at the end that a drafter has not read
+        self._unread = (
+            num_draft_tokens + 1 + plain_rounds * config.rounds
+        )  # most tokens at the end of a text that the drafter has not read
         self._config, self._swap_pages = config, swap_pages
         if pages is None:
             pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
-        self.pages, self.reading = pages, Reading(config, pages)
-        self.needs = Needs(config, num_draft_tokens, pages, slots_beyond)
+        self.pages, self.prefill_queue = pages, PrefillQueue(config, pages)
+        self.requirements = PageRequirements(config, num_draft_tokens, pages, slots_beyond)
         self.num_preemptions = 0
         self.waiting: list[tuple[tuple[int, int], ActiveRequest]] = []
         self.clear()
 
     def clear(self):
-        """Forget every request but those that wait, and have all rows and pages free and no prefix known.
+        """Forget every request but those that wait; all rows and pages are free, and no prefix is known.
 
         An interrupted ``clear`` can be repeated.
         """
@@ -90,14 +92,14 @@ class Scheduler:
         self.swapped: list[ActiveRequest] = []
         self.ending: list[ActiveRequest] = []
         self.pages.clear()
-        self.reading.clear()
-        self._passes_since_call = 0
-        self._processing_turn = False  # whether the next call is for requests that need processing, if there are others
+        self.prefill_queue.clear()
+        self._prefills_since_call = 0
+        self._processing_turn = False  # whether the next call is for requests that need processing
 
     @property
     def under_way(self) -> list[ActiveRequest]:
-        """The requests that have entered: those in rows, those in host memory, and those whose end is under way."""
-        return [*self._seated(), *self.swapped, *self.ending]
+        """The admitted requests: those in rows, those in host memory, and those that are about to end."""
+        return [*self._in_rows(), *self.swapped, *self.ending]
 
     @property
     def unfinished(self) -> bool:
@@ -105,8 +107,10 @@ class Scheduler:
         return bool(self.waiting) or bool(self.under_way)
 
     def has_room(self, arriving: int = 0) -> bool:
-        """Whether one more request may wait, beside others that are about to be added. One for which a row is free does
-        not wait for long, and is not counted."""
+        """Whether one more request may wait, beside others that are about to be added.
+
+        Requests that can be given a free row at once do not count.
+        """
         most = self._config.max_waiting
         return most is None or len(self.waiting) + arriving < most + sum(row is None for row in self.rows)
 
@@ -116,57 +120,59 @@ class Scheduler:
         return sum(active.num_saved_pages for active in self.swapped)
 
     def add(self, active: ActiveRequest):
-        """Let a request wait, which ``needs.check`` has passed."""
+        """Queue a request that ``requirements.check`` has passed."""
         active.limit, active.most_slots = (
             active.request.limit(self._config.max_len),
-            self.needs.most_slots(active.request),
+            self.requirements.most_slots(active.request),
         )
         heapq.heappush(self.waiting, (active.seniority, active))
 
-    def plan(self) -> Plan:
-        """Decide what the device does next, and take rows and pages for it.
+    def schedule(self) -> Schedule:
+        """Decide the device's next work, and take rows and pages for it.
 
         Raises:
-          RuntimeError: requests wait, but nobody is under way and nobody can enter.
+          RuntimeError: requests wait, but none is under way and none can be admitted.
         """
-        plan = Plan()
-        self._let_go()
-        busy = bool(self.waiting or self.swapped or any(not active.decoding for active in self._seated()))
+        schedule = Schedule()
+        self._free_rows_of_ending()
+        busy = bool(self.waiting or self.swapped or any(not active.decoding for active in self._in_rows()))
         rounds = min(self._config.rounds, MOST_ROUNDS_WAITED_FOR) if busy else self._config.rounds
         preempted_before = self.num_preemptions
-        short = self._grow(rounds, plan)
-        if self.num_preemptions == preempted_before and not short:  # pages taken from somebody are for those who grow
-            self._return(rounds, plan)
+        short = self._grow(rounds, schedule)
+        if (
+            self.num_preemptions == preempted_before and not short
+        ):  # pages of preempted requests are for requests that decode
+            self._swap_in(rounds, schedule)
             if not self.swapped:
-                self._enter()
-        self._choose_pass(plan)
-        if self._calls_now(plan):
-            able = [active for active in self._seated() if active.decoding and active not in short]
-            able.sort(key=lambda active: active.seniority)
-            free = self._of_one_program([active for active in able if active.request.constraint is None])
-            plan.decoding = free[: self._config.max_batch]
-            self._choose_constrained(plan, [active for active in able if active.request.constraint is not None])
-            begins = any(not active.tokens and not active.unread_rounds for active in plan.decoding)
-            plan.rounds = min(rounds, 1) if begins or plan.drafting or plan.judging else rounds
-        for active in plan.decoding:
-            active.unread_rounds += plan.rounds
+                self._admit()
+        self._choose_prefill(schedule)
+        if self._calls_now(schedule):
+            ready = [active for active in self._in_rows() if active.decoding and active not in short]
+            ready.sort(key=lambda active: active.seniority)
+            free = self._of_one_program([active for active in ready if active.request.constraint is None])
+            schedule.decoding = free[: self._config.max_batch]
+            self._choose_constrained(schedule, [active for active in ready if active.request.constraint is not None])
+            begins = any(not active.tokens and not active.unread_rounds for active in schedule.decoding)
+            schedule.rounds = min(rounds, 1) if begins or schedule.drafting or schedule.verifying else rounds
+        for active in schedule.decoding:
+            active.unread_rounds += schedule.rounds
         if self.waiting and not self.under_way:
             raise RuntimeError(
-                f"{len(self.waiting)} requests wait, nobody is under way and nobody can enter; "
+                f"{len(self.waiting)} requests wait, none is under way and none can be admitted; "
                 f"{self.pages.available} pages are available"
             )
-        return plan
+        return schedule
 
-    def sent(self, plan: Plan):
-        """Take notice that the programs of a plan have been sent, so that other prompts may find what its pass reads."""
-        self.reading.sent(plan.segments)
+    def dispatched(self, schedule: Schedule):
+        """Note that the programs of a schedule have been sent, so that other prompts may find its prefilled pages."""
+        self.prefill_queue.dispatched(schedule.chunks)
 
-    def follow(self, decoded: Sequence[ActiveRequest], rounds: int, logs: "RoundLog") -> list[tuple[int, int]]:
-        """Take notice of what one call did.
+    def update(self, decoded: Sequence[ActiveRequest], rounds: int, logs: "RoundLog") -> list[tuple[int, int]]:
+        """Update requests with the logs of a call.
 
         Args:
           decoded: the requests that the call decoded, in the order of its rows.
-          rounds: how many rounds it was asked for.
+          rounds: how many rounds were requested.
           logs: its rounds on the host, fields ``[rounds, b]``.
 
         Returns:
@@ -177,56 +183,56 @@ class Scheduler:
         Raises:
           RuntimeError: the device made no round although a request has not ended, so that it would never end.
         """
-        live, judged, made = [], [], 0
+        live, verified, made = [], [], 0
         for active, log in zip(decoded, logs.by_row(), strict=False):
             active.unread_rounds -= rounds
             if active.outcome == LIVE:
                 live.append(active)
-                followed = len(active.accepted)
-                active.follow(log)
-                made += len(active.accepted) - followed
+                before = len(active.accepted)
+                active.update(log)
+                made += len(active.accepted) - before
                 if active.request.params.max_drafts is None:
-                    judged += zip(active.drafted[followed:], active.accepted[followed:], strict=True)
+                    verified += zip(active.drafted[before:], active.accepted[before:], strict=True)
         if live and not made and all(active.outcome == LIVE for active in live):
             rows = [active.row for active in live]
             raise RuntimeError(f"the device made no round, although the requests in rows {rows} have not ended")
-        return judged
+        return verified
 
-    def leave(self, active: ActiveRequest):
-        """Let a request go that has ended or is given up, wherever it is."""
+    def remove(self, active: ActiveRequest):
+        """Remove a request that has ended or is aborted, in any state."""
         if active in self.swapped:
             self.swapped.remove(active)
             active.saved = None
         elif active.row is not None or active in self.ending:
             if active.decoding and not self._config.reproducible:
-                self._keep_for_later(active)
+                self._cache_text(active)
             if active.row is None:
                 self.ending.remove(active)
-            self._vacate(active)
+            self._free(active)
         else:
             self.waiting = [entry for entry in self.waiting if entry[1] is not active]
             heapq.heapify(self.waiting)
 
-    def _let_go(self):
-        """Take the rows from requests that rounds under way end for sure: each round commits at least one token."""
-        for active in self._seated():
+    def _free_rows_of_ending(self):
+        """Free the rows of requests that rounds under way are certain to end: each round commits at least one token."""
+        for active in self._in_rows():
             if active.decoding and active.length + active.unread_rounds >= active.limit:
                 self.rows[self._row_of(active)] = active.row = None
                 self.ending.append(active)
 
-    def _grow(self, rounds: int, plan: Plan) -> list[ActiveRequest]:
+    def _grow(self, rounds: int, schedule: Schedule) -> list[ActiveRequest]:
         """Give each request that decodes pages for its next rounds, and preempt others where there are none.
 
         Returns:
-          those that must sit out, because there are no pages and host memory is full.
+          the requests that cannot decode now, because there are no pages and host memory is full.
         """
         short = []
-        for active in sorted(self._seated(), key=lambda active: active.seniority):
+        for active in sorted(self._in_rows(), key=lambda active: active.seniority):
             if active.row is None or not active.decoding:
-                continue  # it was preempted meanwhile, or is being read
-            missing = self.needs.pages_for(active, rounds) - len(active.pages)
+                continue  # it was preempted meanwhile, or is prefilled
+            missing = self.requirements.pages_for(active, rounds) - len(active.pages)
             while missing > self.pages.available and active.row is not None:
-                if not self._preempt(plan):
+                if not self._preempt(schedule):
                     break
             if active.row is not None and missing > self.pages.available:
                 short.append(active)
@@ -234,98 +240,103 @@ class Scheduler:
                 active.pages += self.pages.take(missing)
         return short
 
-    def _preempt(self, plan: Plan) -> bool:
+    def _preempt(self, schedule: Schedule) -> bool:
         """Take row and pages from the youngest request; returns False if host memory has no room for it."""
-        youngest = max(self._seated(), key=lambda active: active.seniority)
+        youngest = max(self._in_rows(), key=lambda active: active.seniority)
         if not youngest.decoding:
-            self._vacate(youngest)
-            youngest.num_read = youngest.num_cached_tokens = 0
+            self._free(youngest)
+            youngest.num_prefilled = youngest.num_cached_tokens = 0
             self.add(youngest)
         else:
             if self.pages_swapped + len(youngest.pages) > self._swap_pages:
                 return False
-            plan.leaving.append(Move(youngest, self._row_of(youngest), list(youngest.pages)))
+            schedule.swap_out.append(Swap(youngest, self._row_of(youngest), list(youngest.pages)))
             youngest.num_saved_pages = len(youngest.pages)
-            self._vacate(youngest)
+            self._free(youngest)
             self.swapped.append(youngest)
         youngest.num_preemptions += 1
         self.num_preemptions += 1
         return True
 
-    def _return(self, rounds: int, plan: Plan):
-        """Let those come back whose state is in host memory, the most senior first."""
+    def _swap_in(self, rounds: int, schedule: Schedule):
+        """Give rows and pages to requests in host memory, the most senior first."""
         for active in sorted(self.swapped, key=lambda active: active.seniority):
-            row, needed = self._free_row(), max(self.needs.pages_for(active, rounds), active.num_saved_pages)
+            row, needed = (
+                self._first_free_row(),
+                max(self.requirements.pages_for(active, rounds), active.num_saved_pages),
+            )
             if row is None or needed > self.pages.available:
                 return
             self.swapped.remove(active)
-            self._seat(active, row, self.pages.take(needed))
-            plan.returning.append(Move(active, row, active.pages[: active.num_saved_pages]))
+            self._assign(active, row, self.pages.take(needed))
+            schedule.swap_in.append(Swap(active, row, active.pages[: active.num_saved_pages]))
 
-    def _enter(self):
-        """Give free rows, and pages, to requests that wait."""
+    def _admit(self):
+        """Give free rows, and pages, to waiting requests."""
         while self.waiting:
-            active, row = self.waiting[0][1], self._free_row()
-            if row is None or not self.needs.may_commit([*self.under_way, active], self._swap_pages):
+            active, row = self.waiting[0][1], self._first_free_row()
+            if row is None or not self.requirements.fits_together([*self.under_way, active], self._swap_pages):
                 return
-            found = self.reading.find(active)
-            missing = self.needs.pages_for(active, 1) - len(found)
+            cached = self.prefill_queue.find(active)
+            missing = self.requirements.pages_for(active, 1) - len(cached)
             if missing > self.pages.available:
-                self.pages.release(found)
+                self.pages.release(cached)
                 return
             heapq.heappop(self.waiting)
-            self._seat(active, row, [*found, *self.pages.take(missing)])
-            self.reading.begin(active, len(found))
+            self._assign(active, row, [*cached, *self.pages.take(missing)])
+            self.prefill_queue.begin(active, len(cached))
 
-    def _choose_pass(self, plan: Plan):
-        """Choose what the prefill pass reads, if there is one, and who enters the batch with it."""
-        reading = sorted(
-            (active for active in self._seated() if not active.decoding), key=lambda active: active.seniority
+    def _choose_prefill(self, schedule: Schedule):
+        """Choose the prefill batch, if there is one, and the requests that are put into their rows after it."""
+        prefilling = sorted(
+            (active for active in self._in_rows() if not active.decoding), key=lambda active: active.seniority
         )
-        plan.segments = self.reading.choose(reading, sum(active.decoding for active in self._seated()))
-        plan.entering = [active for active in reading if active.num_read >= active.num_to_read]
-        for active in plan.entering:
+        schedule.chunks = self.prefill_queue.choose(prefilling, sum(active.decoding for active in self._in_rows()))
+        schedule.admitted = [active for active in prefilling if active.num_prefilled >= active.num_to_prefill]
+        for active in schedule.admitted:
             active.decoding = True
 
-    def _calls_now(self, plan: Plan) -> bool:
-        """Whether rounds follow the pass. While many prompts are read, a few passes come first."""
-        reading = sum(not active.decoding for active in self._seated())
-        wait = plan.segments and crowded(reading, sum(active.decoding for active in self._seated()))
-        self._passes_since_call += 1
-        if wait and self._passes_since_call < MOST_PASSES_IN_A_ROW:
+    def _calls_now(self, schedule: Schedule) -> bool:
+        """Whether rounds follow the prefill batch. While many prompts are prefilled, a few batches come first."""
+        num_prefilling = sum(not active.decoding for active in self._in_rows())
+        wait = schedule.chunks and prefill_goes_first(
+            num_prefilling, sum(active.decoding for active in self._in_rows())
+        )
+        self._prefills_since_call += 1
+        if wait and self._prefills_since_call < MOST_PREFILLS_IN_A_ROW:
             return False
-        self._passes_since_call = 0
+        self._prefills_since_call = 0
         return True
 
-    def _choose_constrained(self, plan: Plan, able: list[ActiveRequest]):
-        """Draft for the constrained requests, or have their drafts judged.
+    def _choose_constrained(self, schedule: Schedule, ready: list[ActiveRequest]):
+        """Draft for the constrained requests, or verify their drafts.
 
-        Between the two the host has to see the drafts. While the device waits for that, it decodes the others: those who
-        draft in one plan are judged in the next. If there are no others, one plan does both.
+        Between the two the host has to see the drafts. While the device waits for that, it decodes the others: drafts of one
+        schedule are verified in the next. If there are no others, one schedule does both.
         """
-        plan.judging = [active for active in able if active.proposed]
-        if not plan.judging:
-            plan.drafting = able[: self._config.max_batch]
-            if not plan.decoding:
-                plan.judging = plan.drafting
-        for active in self._seated():
-            active.proposed = active in plan.drafting and active not in plan.judging
-        for active in plan.judging:
-            active.unread_rounds += 1  # which the host reads before the next plan
+        schedule.verifying = [active for active in ready if active.proposed]
+        if not schedule.verifying:
+            schedule.drafting = ready[: self._config.max_batch]
+            if not schedule.decoding:
+                schedule.verifying = schedule.drafting
+        for active in self._in_rows():
+            active.proposed = active in schedule.drafting and active not in schedule.verifying
+        for active in schedule.verifying:
+            active.unread_rounds += 1  # whose log the host reads before the next schedule
 
-    def _of_one_program(self, able: list[ActiveRequest]) -> list[ActiveRequest]:
-        """Those that the next call may decode together.
+    def _of_one_program(self, ready: list[ActiveRequest]) -> list[ActiveRequest]:
+        """The requests that the next call may decode together.
 
-        If ``reproducible``, requests that need processing take turns with those that do not: whether a neighbour needs it
-        must not decide which program computes a text.
+        If ``reproducible``, requests that need processing alternate with those that do not: a neighbour that needs it must
+        not decide which program computes a text.
         """
-        if not self._config.reproducible or len({active.request.needs_processing for active in able}) < 2:
-            return able
+        if not self._config.reproducible or len({active.request.needs_processing for active in ready}) < 2:
+            return ready
         turn, self._processing_turn = self._processing_turn, not self._processing_turn
-        return [active for active in able if active.request.needs_processing == turn]
+        return [active for active in ready if active.request.needs_processing == turn]
 
-    def _keep_for_later(self, active: ActiveRequest):
-        """Let later prompts find the text of a request that has ended, as far as no round would write it again.
+    def _cache_text(self, active: ActiveRequest):
+        """Register the text of a request that has ended in the prefix cache, as far as no round would write it again.
 
         The drafter has not read the last tokens: those of its last round with drafts, and those of a call without drafts
         that ended the request.
@@ -335,20 +346,20 @@ class Scheduler:
         if slots > len(request.prompt):
             self.pages.register([*request.prompt, *active.tokens], active.pages, slots, request.salt)
 
-    def _seated(self) -> list[ActiveRequest]:
+    def _in_rows(self) -> list[ActiveRequest]:
         return [active for active in self.rows if active is not None]
 
-    def _free_row(self) -> int | None:
+    def _first_free_row(self) -> int | None:
         return next((row for row, active in enumerate(self.rows) if active is None), None)
 
     def _row_of(self, active: ActiveRequest) -> int:
         assert active.row is not None
         return active.row
 
-    def _seat(self, active: ActiveRequest, row: int, pages: list[int]):
+    def _assign(self, active: ActiveRequest, row: int, pages: list[int]):
         active.row, active.pages, self.rows[row] = row, pages, active
 
-    def _vacate(self, active: ActiveRequest):
+    def _free(self, active: ActiveRequest):
         self.pages.release(active.pages)
         if active.row is not None:
             self.rows[active.row] = None

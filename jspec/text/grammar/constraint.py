@@ -27,8 +27,8 @@ class GrammarConstraint:
         self._newest: list[int] = []  # tokens of the text
         self._ahead: Sequence[int] = ()  # the known jump-forward tokens
 
-    def forced(self, most: int) -> list[int]:
-        """The jump-forward tokens, at most ``most``, as the tokenizer splits their text."""
+    def jump_forward(self, most: int) -> list[int]:
+        """The jump-forward tokens, at most ``most``: those of the text that has to come next, as the tokenizer splits it."""
         if len(self._ahead) < most:
             self._ahead = self._forced_tokens()  # perhaps there are more
         tokens = [*self._ahead[:most]]

@@ -1,5 +1,4 @@
-"""``num_draft_tokens="auto"``: whatever K the calls have, texts, acceptance and counts are right, nothing is
-compiled."""
+"""``num_draft_tokens="auto"``: for any choice of K, texts, acceptance and counts are right, and nothing is compiled."""
 
 import dataclasses
 import itertools
@@ -50,27 +49,26 @@ CYCLE = (4, 0, 4, 1, 0, 0, 1, 4, 1, 0)
 TABLES = (bigram(successor_table() / 10), bigram(successor_table((2, 3, 7, 11, 14, 19, 20, 21, 22, 28)) / 10))
 
 
-class Told:
-    """A stand-in for a ``Controller`` that chooses what it is told to, and notes what it could learn."""
+class ScriptedController:
+    """A stand-in for a ``Controller`` that follows a script, and notes its observations."""
 
     trying = False
 
-    def __init__(self, schedule: Iterable[int]):
-        self.schedule, self.seen = iter(schedule), []
+    def __init__(self, script: Iterable[int]):
+        self.script, self.observed = iter(script), []
 
     def choose(self, rows: int, requests=()) -> int:
         del requests
-        return next(self.schedule)
+        return next(self.script)
 
     def observe(self, K, rounds, accepted, verified):
         del verified
-        self.seen.append((K, rounds, list(accepted)))
+        self.observed.append((K, rounds, list(accepted)))
 
 
 @shared
 def auto_engine(method: str, verify: str = "rejection", width: int | None = None, **how) -> Engine:
-    """An engine over real decoders that drafts as many tokens as it is told, two rounds a call. ``eagle/2`` has a target in
-    two shards."""
+    """An engine over real decoders with K of a script, two rounds a call. ``eagle/2`` has a target in two shards."""
     method, _, shards = method.partition("/")
     settings = Speculation(4, verify, **how)
     if method in HEADS:
@@ -97,8 +95,8 @@ def table_engine() -> Engine:
     return table_llm(CHEAP).engine
 
 
-def told(engine: Engine, schedule: Iterable[int], params=GREEDY) -> tuple[list[ActiveRequest], Told]:
-    engine.controller = controller = Told(schedule)
+def run_with(engine: Engine, script: Iterable[int], params=GREEDY) -> tuple[list[ActiveRequest], ScriptedController]:
+    engine.controller = controller = ScriptedController(script)
     return decode(engine, PROMPTS, params, KEYS), controller
 
 
@@ -115,8 +113,8 @@ def test_drafts_are_as_good_as_if_K_had_never_changed(method):
     """Greedy texts are the target's, and a round of 4 drafts at some length accepts what it would without any
     change."""
     engine = auto_engine(method)
-    always, _ = told(engine, itertools.repeat(4))
-    changing, _ = told(engine, itertools.cycle(CYCLE))
+    always, _ = run_with(engine, itertools.repeat(4))
+    changing, _ = run_with(engine, itertools.cycle(CYCLE))
     assert tokens_of(always) == tokens_of(changing) == plain_greedy(target(), PROMPTS)
     compared = 0
     for prompt, one, other in zip(PROMPTS, always, changing, strict=True):
@@ -134,7 +132,7 @@ def test_the_window_of_a_smaller_K_is_caught_up_first(monkeypatch):
     sent, runner = [], engine.runner
     send = runner._send
     monkeypatch.setattr(runner, "_send", lambda program, *args: sent.append(program) or send(program, *args))
-    told(engine, itertools.cycle(CYCLE))
+    run_with(engine, itertools.cycle(CYCLE))
     lengths = {program: K for (_, K, _), program in runner.programs.decode.items()}
     asked = [program for program in sent if program in lengths or program is runner.programs.catch_up]
     before = [lengths[asked[i - 1]] for i, what in enumerate(asked) if what is runner.programs.catch_up]
@@ -142,12 +140,12 @@ def test_the_window_of_a_smaller_K_is_caught_up_first(monkeypatch):
 
 
 def test_match_with_coupled_drafts_at_one_width_gives_one_text():
-    """Whatever chooses K: a real controller under costs that make it change its mind, a schedule, or nothing."""
+    """Whatever chooses K: a real controller under costs that make it change its mind, a script, or none."""
     engine = auto_engine("draft_model", "match", 5, draft_sampling="coupled")
     params = SamplingParams(temperature=0.9, max_tokens=40)
-    fixed = [tokens_of(told(engine, itertools.repeat(K), params)[0]) for K in LENGTHS]
+    fixed = [tokens_of(run_with(engine, itertools.repeat(K), params)[0]) for K in LENGTHS]
     assert fixed == [fixed[0]] * len(LENGTHS)
-    assert tokens_of(told(engine, itertools.cycle(CYCLE), params)[0]) == fixed[0]
+    assert tokens_of(run_with(engine, itertools.cycle(CYCLE), params)[0]) == fixed[0]
 
     engine.controller, chosen = Controller({CONFIG.max_batch: {0: 1.0, 1: 1.6, 4: 3.0}}), []
     choose = engine.controller.choose
@@ -166,7 +164,7 @@ def test_nothing_is_compiled_while_K_varies(xla_compilations, costs):
     before = len(xla_compilations)
     assert before > 0  # the listener hears
     chosen = fresh.controller
-    told(fresh, itertools.cycle((2, 0, 2, 1, 0, 0, 1)), SamplingParams(temperature=1.0, max_tokens=40))
+    run_with(fresh, itertools.cycle((2, 0, 2, 1, 0, 0, 1)), SamplingParams(temperature=1.0, max_tokens=40))
     fresh.controller = chosen
     decode(fresh, PROMPTS, GREEDY, KEYS)
     fresh.warmup()
@@ -175,8 +173,8 @@ def test_nothing_is_compiled_while_K_varies(xla_compilations, costs):
     assert len(xla_compilations) == before
 
 
-def test_costs_are_measured_where_none_are_given():
-    """In the first run, if nobody warmed up before; and the engine is as fresh after it."""
+def test_costs_are_measured_unless_given():
+    """In the first run, without a warm-up before; and the engine is as fresh after it."""
     small = dataclasses.replace(CONFIG, num_pages=CONFIG.pages_per_row)  # fewer pages than the rows could have
     llm = table_llm(config=small)
     assert llm.costs is None
@@ -189,7 +187,7 @@ def test_costs_are_measured_where_none_are_given():
     assert llm.engine.controller.seconds == {CONFIG.max_batch: seconds}
 
 
-def test_a_replaced_draft_is_judged_anew():
+def test_replacing_a_draft_resets_the_controller():
     engine = table_engine()
     engine.controller = Controller({CONFIG.max_batch: dict.fromkeys(FEW, 1.0)})
     fresh = engine.controller.acceptance
@@ -199,23 +197,23 @@ def test_a_replaced_draft_is_judged_anew():
     np.testing.assert_array_equal(engine.controller.acceptance, fresh)
 
 
-def test_the_controller_sees_the_rounds_that_count():
+def test_the_controller_observes_the_rounds_that_count():
     engine = table_engine()
-    ended, controller = told(engine, itertools.cycle((2, 1, 0)), SamplingParams(temperature=1.0, max_tokens=25))
-    assert [K for K, _, _ in controller.seen[:6]] == [2, 1, 0, 2, 1, 0]
-    assert all(0 < rounds <= CONFIG.rounds for _, rounds, _ in controller.seen)
-    assert all(0 <= n <= K for K, _, accepted in controller.seen for n in accepted)
-    seen = sorted(n for _, _, accepted in controller.seen for n in accepted)
-    assert seen == sorted(n for active in ended for n in active.accepted)
+    ended, controller = run_with(engine, itertools.cycle((2, 1, 0)), SamplingParams(temperature=1.0, max_tokens=25))
+    assert [K for K, _, _ in controller.observed[:6]] == [2, 1, 0, 2, 1, 0]
+    assert all(0 < rounds <= CONFIG.rounds for _, rounds, _ in controller.observed)
+    assert all(0 <= n <= K for K, _, accepted in controller.observed for n in accepted)
+    observed = sorted(n for _, _, accepted in controller.observed for n in accepted)
+    assert observed == sorted(n for active in ended for n in active.accepted)
 
     stop = lambda tokens, _: 3 if len(tokens) >= 3 else None  # noqa: E731
-    engine.controller = controller = Told(itertools.repeat(2))
+    engine.controller = controller = ScriptedController(itertools.repeat(2))
     cut = decode(engine, PROMPTS, GREEDY, KEYS, find_stop=stop)
-    assert sum(len(accepted) for _, _, accepted in controller.seen) == sum(len(p.accepted) for p in cut)
+    assert sum(len(accepted) for _, _, accepted in controller.observed) == sum(len(p.accepted) for p in cut)
 
 
 def test_a_trial_of_drafts_is_read_before_the_next_choice():
-    """After a rest the next choice rests on what one call with drafts did, and calls may be ahead of what was read."""
+    """The choice after a trial depends on that one call with drafts, and calls may be ahead of what was read."""
     engine = table_engine()
     engine.controller, order = Controller({CONFIG.max_batch: {0: 1.0, 1: 1.9, 2: 50.0}}), []
     choose, observe = engine.controller.choose, engine.controller.observe
@@ -236,9 +234,11 @@ def test_a_trial_of_drafts_is_read_before_the_next_choice():
     assert any(a != "read" != b for a, b in itertools.pairwise(order)), "no call was sent ahead"
 
 
-def test_counts_when_K_varies():
+def test_statistics_are_right_while_K_varies():
     llm = table_llm(CHEAP, config=dataclasses.replace(CONFIG, rounds=1))
-    llm.engine.controller = Told([2, 0, 2, 1, 2, 2])  # the last call is sent before the one that ends is read
+    llm.engine.controller = ScriptedController(
+        [2, 0, 2, 1, 2, 2]
+    )  # the last call is sent before the one that ends is read
     result = jspec.generate(llm, [0], temperature=0, max_tokens=11)
     assert result.token_ids == list(range(1, 12))
     assert not result.reproducible
@@ -261,7 +261,7 @@ def test_results_say_whether_they_are_reproducible(width, how, reproducible):
     assert table_llm(CHEAP, width, **how).reproducible == reproducible
 
 
-def test_plain_decoding_leaves_nothing_to_choose():
+def test_plain_decoding_has_no_controller():
     settings = Speculation("auto")
     plain = LLM(TABLES[0], None, drafting(None, settings), None, None, settings, CONFIG)
     result = jspec.generate(plain, [5], seed=0, max_tokens=9)
@@ -273,7 +273,7 @@ def test_a_pinned_width_must_hold_the_largest_K():
         table_llm(CHEAP, 2)
 
 
-def test_drafts_that_never_pay_are_switched_off_and_those_that_do_are_not():
+def test_only_drafts_that_never_pay_are_switched_off():
     settings, wrong = Speculation(4), bigram(successor_table(range(V)) / 10)
     make = drafting("draft_model", settings)
     engine = Engine(
@@ -293,22 +293,22 @@ def test_drafts_that_never_pay_are_switched_off_and_those_that_do_are_not():
 class TestCaps:
     """Requests that want fewer drafts than the engine would make."""
 
-    def capped(self, schedule, most) -> tuple[list[ActiveRequest], Told]:
-        return told(table_engine(), schedule, [dataclasses.replace(GREEDY, max_drafts=m) for m in most])
+    def capped(self, script, most) -> tuple[list[ActiveRequest], ScriptedController]:
+        return run_with(table_engine(), script, [dataclasses.replace(GREEDY, max_drafts=m) for m in most])
 
-    def test_calls_make_no_more_drafts_than_anybody_wants(self):
+    def test_calls_make_no_more_drafts_than_the_largest_cap(self):
         ended, controller = self.capped(itertools.repeat(2), [0] * len(PROMPTS))
-        assert tokens_of(ended) == tokens_of(told(table_engine(), itertools.repeat(0))[0])
-        assert {K for K, _, _ in controller.seen} == {0}
+        assert tokens_of(ended) == tokens_of(run_with(table_engine(), itertools.repeat(0))[0])
+        assert {K for K, _, _ in controller.observed} == {0}
         _, controller = self.capped(itertools.repeat(2), [1] * len(PROMPTS))
-        assert {K for K, _, _ in controller.seen} == {1}
+        assert {K for K, _, _ in controller.observed} == {1}
 
-    def test_the_choice_stands_while_somebody_wants_all(self):
+    def test_the_choice_stands_while_one_request_has_no_cap(self):
         most = [None if i == len(PROMPTS) - 1 else 0 for i in range(len(PROMPTS))]
         ended, controller = self.capped(itertools.repeat(2), most)
-        assert {K for K, _, _ in controller.seen} == {0, 2}
+        assert {K for K, _, _ in controller.observed} == {0, 2}
         assert all(set(active.drafted) == {0} for active in ended[:-1])
 
-    def test_nothing_is_learnt_from_drafts_that_were_not_verified(self):
+    def test_unverified_drafts_do_not_count_for_acceptance(self):
         _, controller = self.capped(itertools.repeat(2), [1] * len(PROMPTS))
-        assert [accepted for _, _, accepted in controller.seen] == [[]] * len(controller.seen)
+        assert [accepted for _, _, accepted in controller.observed] == [[]] * len(controller.observed)

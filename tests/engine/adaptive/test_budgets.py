@@ -1,4 +1,4 @@
-"""Engines whose target reads some of the drafts only: what it reads, which text comes of it, and how R is chosen."""
+"""Engines with a verification budget: the tokens that the target reads, the texts, and the choice of R."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ class TestGreedy:
         plain = plain_greedy(latents() if kind == "latents" else target(), PROMPTS)
         return [tokens[:14] for tokens in plain]
 
-    def test_text_is_the_target_s_and_the_budget_is_kept(self, kind, rounds_read):
+    def test_text_is_the_targets_and_rounds_keep_to_the_budget(self, kind, rounds_read):
         engine = budgeted(kind)
         logs, most = rounds_read(engine), int(BUDGET * CONFIG.max_batch)
         assert tokens_of(serve(engine, REQUESTS)) == self.expected(kind)
@@ -56,7 +56,7 @@ class TestGreedy:
         assert read.max() == most
         assert drafted.max() > BUDGET - 1, "one request may have more than its share"
 
-    def test_with_all_that_may_happen_around_a_request(self, kind):
+    def test_text_is_the_same_under_disturbances(self, kind):
         engine = budgeted(kind)
         with calls_of_any_length(engine), preempting(engine):
             actives = serve(engine, REQUESTS, at_a_time=2, neighbour=passing)
@@ -72,7 +72,7 @@ def test_coupled_text_is_the_same_with_every_budget():
     assert tokens_of(serve(budgeted("draft_model", **how), requests)) == whole
 
 
-def test_a_packed_pass_computes_what_rows_do():
+def test_a_packed_pass_equals_a_pass_of_rows():
     """Hidden states of a target that reads 9 of 15 tokens side by side, and its cache afterwards."""
     model, B, T, M, P = target(), 3, 5, 4, 4
     rng = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def test_a_packed_pass_computes_what_rows_do():
 class TestChoice:
     """Of K and R between calls."""
 
-    def test_budgets_of_a_round(self):
+    def test_budgets_by_rows_and_K(self):
         settings = Speculation(4, verify_budget="auto")
         assert settings.budgets(64, 4) == (None, 96, 128, 192, 256)
         assert settings.budgets(64, 2) == (None, 96, 128)
@@ -107,7 +107,7 @@ class TestChoice:
         assert Speculation(4).budgets(64, 4) == (None,)
 
     @pytest.mark.parametrize("wrong", [0, 1, -2.0, True, "all", 1000, float("nan")], ids=str)
-    def test_what_is_no_budget(self, wrong):
+    def test_invalid_budget_is_refused(self, wrong):
         with pytest.raises(ValueError, match=r"verify_budget=.*expected None, 'auto', or a number of tokens"):
             Speculation(4, verify_budget=wrong)
 
@@ -128,7 +128,7 @@ class TestChoice:
         assert apart.rates(64, [eager, idle] * 32)[4, 192] > 1.2 * apart.rates(64, [eager, idle] * 32)[4]
         assert alike.choose(64, [half] * 64) == 2
 
-    def test_what_was_not_verified_is_not_taken_for_refused(self):
+    def test_unverified_drafts_do_not_count_as_rejected(self):
         controller = Controller({4: {4: 1.0, (4, 8): 0.9}})
         for _ in range(50):
             controller.observe((4, 8), 8, [1] * 32, [1] * 32)  # the only draft that was verified was accepted
@@ -138,12 +138,12 @@ class TestChoice:
         assert controller.acceptance[1] < 0.1
 
     @pytest.mark.parametrize("K_too", [False, True], ids=["R", "K and R"])
-    def test_an_engine_that_chooses(self, monkeypatch, K_too):
+    def test_engine_chooses_among_budgets(self, monkeypatch, K_too):
         monkeypatch.setattr(speculation, "NEVER_CUT", 0)
         monkeypatch.setattr(speculation, "BUDGETS", (1.5, 2))
         how = {"num_draft_tokens": "auto", "max_draft_tokens": K} if K_too else {}
         engine = engine_of("draft_model", verify_budget="auto", **how)
-        ways = engine.runner.ways(CONFIG.max_batch)
+        ways = engine.runner.round_shapes(CONFIG.max_batch)
         assert {(4, 5), (4, 6), 4} <= set(ways)
         engine.controller = controller = Controller(
             {CONFIG.max_batch: {way: 1.0 if isinstance(way, tuple) else 1.6 for way in ways}}
@@ -177,19 +177,19 @@ class TestLoading:
         assert llm.speculation == Speculation(2)
 
     @pytest.mark.parametrize("draft", [{"draft": None}, {"draft": "ngram", "num_draft_tokens": 0}], ids=str)
-    def test_there_must_be_drafts(self, small, draft):
+    def test_budget_without_drafts_is_refused(self, small, draft):
         with pytest.raises(
             ValueError, match="verify_budget=2: expected None without drafts, or draft= and num_draft_tok"
         ):
             jspec.load(small, max_len=32, compilation_cache=False, verify_budget=2, **draft)
 
     @pytest.mark.parametrize("budget", ["auto", 2.5])
-    def test_other_budgets_are_refused_there(self, small, budget):
+    def test_reproducible_requires_a_whole_budget(self, small, budget):
         words = f"verify_budget={budget!r}: expected a whole number of tokens for each request under reproducible=True"
         with pytest.raises(ValueError, match=words):
             self.load(small, verify_budget=budget, reproducible=True)
 
-    def test_costs_of_budgets(self, small, monkeypatch):
+    def test_given_costs_include_budgets(self, small, monkeypatch):
         monkeypatch.setattr(speculation, "NEVER_CUT", 0)
         monkeypatch.setattr(speculation, "BUDGETS", (2,))
         device = jax.devices()[0].device_kind

@@ -1,9 +1,9 @@
-"""What chooses K: estimates from rounds that are over, the best rate, and rests that grow while drafts do not pay."""
+"""The controller: estimates from past rounds, the best rate, and pauses that grow while drafts do not pay."""
 
 import numpy as np
 import pytest
 
-from jspec.engine.adaptive.controller import FIRST_REST, LONGEST_REST, PRIOR_ACCEPTANCE, Controller
+from jspec.engine.adaptive.controller import FIRST_PAUSE, LONGEST_PAUSE, PRIOR_ACCEPTANCE, Controller
 
 FREE = {0: 1.0, 1: 1.001, 2: 1.002, 4: 1.004}  # drafts cost next to nothing
 DEAR = {0: 1.0, 1: 2.1, 2: 3.2, 4: 5.4}  # even perfect drafts lose
@@ -25,7 +25,7 @@ def play(controller: Controller, acceptance, calls: int, seed: int = 0, rows: in
     return chosen
 
 
-def test_before_anything_is_seen():
+def test_prior_acceptance_without_statistics():
     fresh = controller_of(FREE)
     np.testing.assert_allclose(fresh.acceptance, PRIOR_ACCEPTANCE)
     assert fresh.rates(ROWS)[0] == 1.0
@@ -41,13 +41,13 @@ def test_acceptance_is_estimated_place_by_place():
     np.testing.assert_allclose(learning.acceptance, truth, atol=0.04)
 
 
-def test_a_place_that_is_never_drafted_is_taken_to_be_as_the_one_before():
+def test_a_place_without_drafts_has_the_acceptance_of_the_one_before():
     learning = controller_of({0: 1.0, 2: 1.1, 4: 9.0})
     assert set(play(learning, [0.9, 0.2, 0.0, 0.0], calls=20, rows=64)) == {2}
     np.testing.assert_allclose(learning.acceptance[2:], learning.acceptance[1])
 
 
-def test_rounds_without_a_draft_count_as_refused():
+def test_missing_drafts_count_as_rejected():
     """N-gram drafts that miss: what matters is what a round of that K brings."""
     learning = controller_of(FREE)
     for _ in range(100):
@@ -71,18 +71,18 @@ def test_most_calls_have_the_best_K(seconds, acceptance, best):
     assert chosen.count(best) > 0.9 * len(chosen)
 
 
-def test_rests_double_while_drafts_do_not_pay():
+def test_pauses_double_while_drafts_do_not_pay():
     chosen = play(controller_of({0: 1.0, 4: 1.5}), [0.05] * 4, calls=1000)
     tries = [i for i, K in enumerate(chosen) if K]
     assert tries[0] == 0  # the prior promises more
-    rests = (np.diff(tries) - 1).tolist()
-    assert rests[:5] == [FIRST_REST, 8, 16, 32, LONGEST_REST]
-    assert set(rests[5:]) == {LONGEST_REST}
+    pauses = (np.diff(tries) - 1).tolist()
+    assert pauses[:5] == [FIRST_PAUSE, 8, 16, 32, LONGEST_PAUSE]
+    assert set(pauses[5:]) == {LONGEST_PAUSE}
 
 
-def test_a_trial_of_drafts_after_a_rest_is_known_as_one():
+def test_trying_marks_the_trial_after_a_pause():
     controller = controller_of({0: 1.0, 2: 50.0})
-    for _ in range(FIRST_REST + 1):
+    for _ in range(FIRST_PAUSE + 1):
         assert not controller.trying
         controller.choose(ROWS)
     assert controller.trying
@@ -93,21 +93,21 @@ def test_a_trial_of_drafts_after_a_rest_is_known_as_one():
 def test_drafts_come_back_when_the_text_changes():
     controller = controller_of({0: 1.0, 4: 1.5})
     assert play(controller, [0.0] * 4, calls=200)[-1] == 0
-    again = play(controller, [0.9] * 4, calls=LONGEST_REST + 12)
+    again = play(controller, [0.9] * 4, calls=LONGEST_PAUSE + 12)
     assert again[-10:] == [4] * 10
     gone = play(controller, [0.0] * 4, calls=40)
     assert gone[0] == 4
     assert [K for K in gone if K] == [4] * sum(K > 0 for K in gone)
-    rest = gone.index(0)
-    assert gone[rest : rest + FIRST_REST + 1] == [0] * FIRST_REST + [4]  # short rests again
+    pause = gone.index(0)
+    assert gone[pause : pause + FIRST_PAUSE + 1] == [0] * FIRST_PAUSE + [4]  # short pauses again
 
 
-def test_two_that_are_as_good_do_not_alternate():
+def test_two_equally_good_K_do_not_alternate():
     chosen = play(controller_of({0: 1.0, 1: 1.25, 2: 1.45, 3: 1.61}), [0.5, 0.4, 0.4], calls=300, rows=4)
     assert np.count_nonzero(np.diff(chosen)) < 30
 
 
-def test_only_the_past_decides():
+def test_choice_depends_only_on_earlier_calls():
     """Controllers with one history choose alike, whatever comes next."""
     one, other = controller_of(FREE), controller_of(FREE)
     assert play(one, [0.4] * 4, calls=30) == play(other, [0.4] * 4, calls=30)

@@ -1,4 +1,4 @@
-"""Round times: their JSON, what lies between measured points, and what is refused."""
+"""Cost tables: JSON, interpolation, and refusals."""
 
 import json
 
@@ -10,7 +10,7 @@ ROUNDS = {1: {0: 1.0, 2: 2.0, 4: 6.0}, 5: {0: 3.0, 2: 4.0, 4: 10.0}}
 TABLE = CostTable("card", "eagle3", ROUNDS)
 
 
-def test_json_there_and_back(tmp_path):
+def test_json_round_trip(tmp_path):
     TABLE.write(tmp_path / "costs.json")
     found = json.loads((tmp_path / "costs.json").read_text())
     assert found == {
@@ -23,7 +23,7 @@ def test_json_there_and_back(tmp_path):
     assert CostTable.read(tmp_path / "more.json") == TABLE
 
 
-def test_rounds_with_a_budget_there_and_back(tmp_path):
+def test_json_round_trip_with_budgets(tmp_path):
     table = CostTable("card", "eagle3", {4: {0: 1.0, 4: 3.0, (4, 8): 2.0}, 8: {0: 1.0, 4: 5.0, (4, 16): 3.0}})
     table.write(tmp_path / "costs.json")
     assert json.loads((tmp_path / "costs.json").read_text())["rounds"]["8"] == {"0": 1.0, "4": 5.0, "4/16": 3.0}
@@ -32,7 +32,7 @@ def test_rounds_with_a_budget_there_and_back(tmp_path):
     assert table.seconds(6, [(4, 12), (4, 21), 4]) == {(4, 12): 2.5, (4, 21): 3.25, 4: 4.0}
 
 
-def test_between_measured_points_seconds_are_linear():
+def test_seconds_are_interpolated_linearly():
     assert TABLE.seconds(1, [0, 2, 4]) == ROUNDS[1]
     assert TABLE.seconds(2, [0, 1, 2, 3, 4]) == {0: 1.5, 1: 2.0, 2: 2.5, 3: 4.75, 4: 7.0}
 
@@ -44,7 +44,7 @@ def test_between_measured_points_seconds_are_linear():
         (1, [0, 5], "costs has 0..4 drafts for batch 1: expected 5 among them; measure it, lower max_draft_tokens"),
     ],
 )
-def test_nothing_is_guessed_outside_of_them(batch, drafts, words):
+def test_seconds_outside_of_the_measurements_are_refused(batch, drafts, words):
     with pytest.raises(ValueError, match=words):
         TABLE.seconds(batch, drafts)
 
@@ -64,7 +64,7 @@ def test_nothing_is_guessed_outside_of_them(batch, drafts, words):
         ({4: {(4, 8): 1.0}}, r"rounds\[4\]=.*expected seconds of some K without an R"),
     ],
 )
-def test_what_is_no_table_is_refused(rounds, words):
+def test_invalid_table_is_refused(rounds, words):
     with pytest.raises(ValueError, match=words):
         CostTable("card", "eagle3", rounds)
 
@@ -72,7 +72,7 @@ def test_what_is_no_table_is_refused(rounds, words):
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"device": 1, "method": "ngram", "rounds": {"1": {"0": 1}}}', '{"rounds": {"x": {}}}']
 )
-def test_a_file_that_is_no_table_is_refused(tmp_path, text):
+def test_invalid_table_file_is_refused(tmp_path, text):
     (tmp_path / "costs.json").write_text(text)
     with pytest.raises(ValueError, match=r"costs=.*costs.json.*expected \{\"device\": str"):
         CostTable.read(tmp_path / "costs.json")

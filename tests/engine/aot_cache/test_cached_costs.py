@@ -1,4 +1,4 @@
-"""Costs of rounds are measured once, kept beside the compiled programs, and found by the next start."""
+"""Costs of rounds are measured once, cached beside executables, and read by later processes."""
 
 import json
 
@@ -7,9 +7,9 @@ import pytest
 from engines import CONFIG, bigram, drafting, successor_table
 
 from jspec.config import Speculation
-from jspec.engine.aot_cache.costs import kept_or_measured
+from jspec.engine.aot_cache.costs import cached_or_measured
 from jspec.engine.engine import Engine
-from jspec.engine.runner.model_runner import Runner
+from jspec.engine.runner import round_costs
 
 BUCKETS, LENGTHS = (1, 4), (0, 2)
 SECONDS = {1: {0: 1.0, 2: 1.5}, 4: {0: 2.0, 2: 2.5}}
@@ -32,10 +32,10 @@ class Measurements:
 
 
 def costs(measure, what="eagle", buckets=BUCKETS, lengths=LENGTHS):
-    return kept_or_measured(what, "eagle", dict.fromkeys(buckets, lengths), measure)
+    return cached_or_measured(what, "eagle", dict.fromkeys(buckets, lengths), measure)
 
 
-def test_the_second_start_measures_nothing(folder):
+def test_second_process_reads_cached_costs(folder):
     measure = Measurements()
     assert costs(measure) == costs(measure) == SECONDS
     assert measure.count == 1
@@ -43,7 +43,7 @@ def test_the_second_start_measures_nothing(folder):
 
 
 @pytest.mark.parametrize("other", [{"what": "medusa"}, {"buckets": (1, 4, 16)}, {"lengths": (0, 1, 2)}], ids=str)
-def test_what_is_kept_of_something_else_is_not_taken(folder, other):
+def test_costs_of_another_key_are_not_read(folder, other):
     measure = Measurements()
     costs(measure)
     costs(measure, **other)
@@ -63,20 +63,20 @@ def test_a_damaged_file_is_measured_again_and_replaced(folder, damaged):
 
 
 @pytest.mark.parametrize("where", [None, "gs://bucket/cache"])
-def test_without_a_local_folder_nothing_is_kept(folder, where):
+def test_without_a_local_folder_nothing_is_cached(folder, where):
     jax.config.update("jax_compilation_cache_dir", where)
     measure = Measurements()
     assert costs(measure) == costs(measure) == SECONDS
     assert measure.count == 2
 
 
-def test_a_folder_that_cannot_be_written_costs_a_measurement(folder):
+def test_unwritable_folder_means_measuring_again(folder):
     jax.config.update("jax_compilation_cache_dir", str(folder / "absent"))
     measure = Measurements()
     assert costs(measure) == SECONDS
 
 
-def test_an_engine_finds_the_costs_of_the_one_before(folder, monkeypatch):
+def test_engine_reads_the_costs_of_an_earlier_one(folder, monkeypatch):
     settings = Speculation("auto", max_draft_tokens=2)
     table = bigram(successor_table())
 
@@ -87,5 +87,5 @@ def test_an_engine_finds_the_costs_of_the_one_before(folder, monkeypatch):
         return engine.controller
 
     first = controller()
-    monkeypatch.setattr(Runner, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(round_costs, "measured", lambda *_: pytest.fail("measured again"))
     assert controller().seconds == first.seconds

@@ -1,5 +1,4 @@
-"""Compiled programs that one start keeps and the next finds: what it finds is right, and what it must not find it does
-not."""
+"""The executable cache: a later process reads the right executables, and none of another key."""
 
 import dataclasses
 import functools
@@ -27,7 +26,7 @@ from engines import (
 from jspec.compilation_cache import CompilationCacheWarning
 from jspec.config import Shards, Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.engine.aot_cache.executables import DAYS_KEPT, KeptPrograms
+from jspec.engine.aot_cache.executables import DAYS_KEPT, ExecutableCache
 from jspec.engine.engine import Engine
 from jspec.engine.runner.compile import Program, compile_all
 from jspec.models import flat_params
@@ -52,9 +51,9 @@ def traced(monkeypatch) -> list[str]:
     return names
 
 
-def doubled(made_of: object | None = "doubled", name: str = "double", options=None) -> Program:
+def doubled(fingerprint: object | None = "doubled", name: str = "double", options=None) -> Program:
     program = Program(lambda x: 2 * x, 0, options, name)
-    program.kept = KeptPrograms(made_of)
+    program.cache = ExecutableCache(fingerprint)
     return program
 
 
@@ -62,7 +61,7 @@ def files(folder):
     return sorted(folder.glob("jspec-*.program"))
 
 
-def test_the_next_start_neither_traces_nor_compiles(folder, traced):
+def test_cached_executable_is_neither_traced_nor_compiled(folder, traced):
     doubled().compile(SHAPE)
     assert traced == ["double"]
     again = doubled()
@@ -74,7 +73,7 @@ def test_the_next_start_neither_traces_nor_compiles(folder, traced):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="GPUs' programs can be serialized again")
-def test_a_program_out_of_the_cache_of_jax_is_not_kept(folder, traced):
+def test_executable_from_jax_cache_is_not_cached_on_cpu(folder, traced):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     doubled("before").compile(SHAPE)
     assert len(files(folder)) == 1
@@ -86,39 +85,39 @@ def test_a_program_out_of_the_cache_of_jax_is_not_kept(folder, traced):
     assert len(files(folder)) == 1
 
 
-def test_a_program_that_is_compiled_looks_for_no_file(folder, monkeypatch):
+def test_compiled_program_reads_no_file(folder, monkeypatch):
     program = doubled()
     program.compile(SHAPE)
-    monkeypatch.setattr(KeptPrograms, "file", lambda *_: pytest.fail("its name takes longer than a call"))
+    monkeypatch.setattr(ExecutableCache, "file", lambda *_: pytest.fail("its name takes longer than a call"))
     program.compile(SHAPE)
 
 
 @pytest.mark.parametrize(
     ("other", "shape"),
     [
-        ({"made_of": "something else"}, SHAPE),
+        ({"fingerprint": "something else"}, SHAPE),
         ({"name": "twice"}, SHAPE),
         ({"options": {"xla_cpu_enable_fast_math": True}}, SHAPE),
         ({}, jax.ShapeDtypeStruct((4,), jnp.float32)),
         ({}, jax.ShapeDtypeStruct((3,), jnp.int32)),
-        ({"made_of": None}, SHAPE),
+        ({"fingerprint": None}, SHAPE),
     ],
     ids=str,
 )
-def test_anything_else_is_compiled(folder, traced, other, shape):
+def test_another_key_is_compiled(folder, traced, other, shape):
     doubled().compile(SHAPE)
     doubled(**other).compile(shape)
     assert len(traced) == 2
 
 
-def test_other_settings_of_jax_are_something_else(folder, traced):
+def test_settings_of_jax_are_part_of_the_key(folder, traced):
     doubled().compile(SHAPE)
     with jax.default_matmul_precision("float32"):
         compile_all([(doubled(), (SHAPE,))])  # in threads that do not have this setting
     assert len(traced) == len(files(folder)) == 2
 
 
-def test_other_code_of_jspec_is_something_else(folder, traced, monkeypatch):
+def test_code_of_jspec_is_part_of_the_key(folder, traced, monkeypatch):
     doubled().compile(SHAPE)
     monkeypatch.setattr("jspec.engine.aot_cache.files._code", lambda: "a line was changed")
     doubled().compile(SHAPE)
@@ -126,7 +125,7 @@ def test_other_code_of_jspec_is_something_else(folder, traced, monkeypatch):
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"\x80\x05N."], ids=["empty", "nonsense", "None"])
-def test_a_damaged_file_is_told_of_and_replaced(folder, traced, data):
+def test_damaged_file_is_reported_and_replaced(folder, traced, data):
     doubled().compile(SHAPE)
     (file,) = files(folder)
     file.write_bytes(data)
@@ -136,15 +135,15 @@ def test_a_damaged_file_is_told_of_and_replaced(folder, traced, data):
     assert len(traced) == 2
 
 
-def test_a_folder_that_cannot_be_written_is_told_of(folder):
+def test_unwritable_folder_is_reported(folder):
     compiled = jax.jit(lambda x: 2 * x).lower(SHAPE).compile()
     jax.config.update("jax_compilation_cache_dir", str(folder / "absent"))
     program = doubled()
-    with pytest.warns(CompilationCacheWarning, match="the next start compiles program 'double' again"):
-        program.kept.write(program.file(SHAPE), "double", compiled)
+    with pytest.warns(CompilationCacheWarning, match="the next process compiles program 'double' again"):
+        program.cache.write(program.file(SHAPE), "double", compiled)
 
 
-def test_without_a_cache_nothing_is_kept(folder, traced):
+def test_without_jax_cache_nothing_is_cached(folder, traced):
     jax.config.update("jax_compilation_cache_dir", None)
     doubled().compile(SHAPE)
     doubled().compile(SHAPE)
@@ -152,7 +151,7 @@ def test_without_a_cache_nothing_is_kept(folder, traced):
     assert not files(folder)
 
 
-def test_a_program_that_nobody_needed_for_long_is_deleted(folder):
+def test_executable_unread_for_days_is_deleted(folder):
     doubled().compile(SHAPE)
     doubled(name="twice").compile(SHAPE)
     long_ago = time.time() - (DAYS_KEPT + 1) * 24 * 3600
@@ -172,7 +171,7 @@ def engine(settings: Speculation = Speculation(2), config=CONFIG, shards: Shards
 
 
 @pytest.mark.parametrize("shards", [None, Shards(2)], ids=["one device", "two shards"])
-def test_an_engine_that_finds_its_programs_writes_the_same_texts(folder, traced, shards):
+def test_engine_with_cached_executables_writes_the_same_texts(folder, traced, shards):
     keys = [key_of(seed) for seed in range(len(PROMPTS))]
     first = engine(shards=shards)
     first.warmup()
@@ -197,19 +196,19 @@ def test_an_engine_that_finds_its_programs_writes_the_same_texts(folder, traced,
     ],
     ids=str,
 )
-def test_another_engine_does_not_find_them(folder, other):
-    kept, others = (one.runner.programs.admit.kept for one in (engine(), engine(**other)))
-    assert kept.file("x", None, (SHAPE,)) != others.file("x", None, (SHAPE,))
-    assert kept.file("x", None, (SHAPE,)) == engine().runner.programs.admit.kept.file("x", None, (SHAPE,))
+def test_engine_settings_are_part_of_the_key(folder, other):
+    cache, others = (one.runner.programs.admit.cache for one in (engine(), engine(**other)))
+    assert cache.file("x", None, (SHAPE,)) != others.file("x", None, (SHAPE,))
+    assert cache.file("x", None, (SHAPE,)) == engine().runner.programs.admit.cache.file("x", None, (SHAPE,))
 
 
-def test_experts_that_are_dealt_in_another_way_are_something_else(folder):
+def test_expert_sharding_is_part_of_the_key(folder):
     """Their arrays have the same shapes and lie in the same places."""
-    in_parts, whole = (engine(shards=Shards(2, by_expert=dealt)).runner for dealt in (False, True))
+    in_parts, whole = (engine(shards=Shards(2, by_expert=by_expert)).runner for by_expert in (False, True))
     shapes = [[(leaf.shape, leaf.sharding) for leaf in runner.leaves[0]] for runner in (in_parts, whole)]
     assert shapes[0] == shapes[1]
-    kept, others = (runner.programs.admit.kept for runner in (in_parts, whole))
-    assert kept.file("x", None, (SHAPE,)) != others.file("x", None, (SHAPE,))
+    cache, others = (runner.programs.admit.cache for runner in (in_parts, whole))
+    assert cache.file("x", None, (SHAPE,)) != others.file("x", None, (SHAPE,))
 
 
 def their_rule(logits, warp, proposal, noise):
@@ -219,25 +218,25 @@ def their_rule(logits, warp, proposal, noise):
 @pytest.mark.parametrize(
     "rule", [their_rule, functools.partial(RULES["match"], decide=their_rule)], ids=["rule", "part"]
 )
-def test_a_rule_of_others_is_never_found(rule, monkeypatch):
+def test_user_defined_rule_is_never_cached(rule, monkeypatch):
     monkeypatch.setitem(RULES, "theirs", rule)
-    assert engine(Speculation(2)).runner.programs.admit.kept._made_of is not None
+    assert engine(Speculation(2)).runner.programs.admit.cache._fingerprint is not None
     make = drafter_for(TARGET, TARGET, Speculation(2))
     theirs = Engine(target(), draft(), make, "theirs", CONFIG)
-    assert theirs.runner.programs.admit.kept._made_of is None
+    assert theirs.runner.programs.admit.cache._fingerprint is None
 
 
-def test_synthetic_acceptance_is_part_of_the_name(folder, monkeypatch):
+def test_synthetic_acceptance_is_part_of_the_key(folder, monkeypatch):
     names = []
     for rate in (0.5, 0.7, 0.7):
         settings = Speculation(2, synthetic_acceptance=rate)
         monkeypatch.setitem(RULES, "synthetic", rule_of(settings))
         one = Engine(target(), draft(), drafter_for(TARGET, TARGET, Speculation(2)), "synthetic", CONFIG)
-        names.append(one.runner.programs.admit.kept.file("x", None, (SHAPE,)))
+        names.append(one.runner.programs.admit.cache.file("x", None, (SHAPE,)))
     assert names[0] != names[1] == names[2]
 
 
-def test_the_code_of_others_is_never_found():
-    """``drafting`` makes a function, of which nothing tells that it is the same the next time."""
+def test_user_defined_drafter_is_never_cached():
+    """``drafting`` makes a function, whose code is not part of the cache key."""
     own = Engine(target(), draft(), drafting("draft_model", Speculation(2)), "rejection", CONFIG)
-    assert own.runner.programs.admit.kept._made_of is None
+    assert own.runner.programs.admit.cache._fingerprint is None

@@ -1,4 +1,4 @@
-"""Rows that are dealt to devices: which rounds do so, and that each device gets the logits of its own rows."""
+"""Batch-sharded verification: which rounds use it, and that each device gets the logits of its own rows."""
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +7,10 @@ from engines import TARGET, in_shards, target
 from jax.sharding import PartitionSpec
 
 from jspec.config.sharding import AXIS
-from jspec.engine.multihost.batch_sharded_verify import Dealing
-from jspec.engine.multihost.shard_map import Spread
+from jspec.engine.multihost.batch_sharded_verify import BatchSharding
+from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models.flatten import flatten
-from jspec.sampling.verify import Verdict
+from jspec.sampling.verify import VerifyResult
 
 SAME, ROWS = PartitionSpec(), PartitionSpec(AXIS)
 B, T = 4, 3
@@ -20,58 +20,60 @@ def hidden():
     return jax.random.normal(jax.random.key(0), (B, T, TARGET.hidden_size))
 
 
-def over(shards: int, function, returned):
-    """The function of a target on each of so many devices, and what it returns, in the places of ``returned``."""
-    model = in_shards(target(), shards, deal_from=0)
-    spread, arrays = Spread.of(model, None), flatten(model)
-    assert spread is not None
-    program = spread.over(lambda leaves: function(arrays.merge(leaves)), (spread.leaves[0],), returned)
+def on_shards(shards: int, function, out_specs):
+    """The results of a function of a target, on so many devices."""
+    model = in_shards(target(), shards, batch_sharded_from=0)
+    sharding, arrays = ProgramSharding.of(model, None), flatten(model)
+    assert sharding is not None
+    program = sharding.shard_map(lambda leaves: function(arrays.merge(leaves)), (sharding.leaves[0],), out_specs)
     return jax.jit(program)(arrays.leaves)
 
 
 @pytest.mark.parametrize("count", [2, 4])
-class TestOver:
-    def test_a_device_has_the_logits_of_its_rows(self, count):
+class TestOnShards:
+    def test_each_device_computes_the_logits_of_its_rows(self, count):
         def logits(model):
-            return model.logits(hidden()), Dealing(model.shards, B // count).logits(model, hidden())
+            return model.logits(hidden()), BatchSharding(model.shards, B // count).logits(model, hidden())
 
-        every, dealt = over(count, logits, (SAME, ROWS))
-        assert every.shape == dealt.shape == (B, T, TARGET.vocab_size)
-        assert jnp.all(every == dealt)
+        gathered, local = on_shards(count, logits, (SAME, ROWS))
+        assert gathered.shape == local.shape == (B, T, TARGET.vocab_size)
+        assert jnp.all(gathered == local)
 
-    def test_rows_come_back_in_their_order(self, count):
+    def test_gathered_rows_are_in_order(self, count):
         tree = {"a": jnp.arange(B), "b": (jnp.arange(B * 6).reshape(B, 2, 3), None)}
 
         def there_and_back(model):
-            dealing = Dealing(model.shards, B // count)
-            return jax.tree.map(dealing.everyone, dealing.mine(tree))
+            sharding = BatchSharding(model.shards, B // count)
+            return jax.tree.map(sharding.all_rows, sharding.local_rows(tree))
 
-        found = over(count, there_and_back, SAME)
-        assert jax.tree.structure(found) == jax.tree.structure(tree)
-        assert all(map(jnp.array_equal, jax.tree.leaves(found), jax.tree.leaves(tree)))
+        returned = on_shards(count, there_and_back, SAME)
+        assert jax.tree.structure(returned) == jax.tree.structure(tree)
+        assert all(map(jnp.array_equal, jax.tree.leaves(returned), jax.tree.leaves(tree)))
 
-    def test_verdicts_come_back_in_their_order(self, count):
-        verdict = Verdict(jnp.arange(B), 7 * jnp.arange(B), jnp.arange(B) % 3 == 1)
+    def test_gathered_results_are_in_row_order(self, count):
+        result = VerifyResult(jnp.arange(B), 7 * jnp.arange(B), jnp.arange(B) % 3 == 1)
 
         def there_and_back(model):
-            dealing = Dealing(model.shards, B // count)
-            return dealing.verdicts(dealing.mine(verdict))
+            sharding = BatchSharding(model.shards, B // count)
+            return sharding.gather_results(sharding.local_rows(result))
 
-        found = over(count, there_and_back, SAME)
-        for one, wanted in zip(found, verdict, strict=True):
-            assert one.dtype == wanted.dtype
-            assert jnp.array_equal(one, wanted)
+        gathered = on_shards(count, there_and_back, SAME)
+        for array, expected in zip(gathered, result, strict=True):
+            assert array.dtype == expected.dtype
+            assert jnp.array_equal(array, expected)
 
 
 @pytest.mark.parametrize(
-    ("rows", "less", "dealt"), [(4, 0, 2), (3, 0, None), (1, 0, None), (4, 1, None)], ids=["even", "odd", "one", "few"]
+    ("rows", "less", "rows_per_device"),
+    [(4, 0, 2), (3, 0, None), (1, 0, None), (4, 1, None)],
+    ids=["even", "odd", "one", "few"],
 )
-def test_rows_are_dealt_where_they_divide_and_have_enough_logits(rows, less, dealt):
+def test_rows_are_sharded_if_they_divide_evenly_and_have_enough_logits(rows, less, rows_per_device):
     enough = rows * T * TARGET.vocab_size * 4
-    model = in_shards(target(), 2, deal_from=enough + less)
-    found = Dealing.of(model, jnp.zeros((rows, T, TARGET.hidden_size)))
-    assert (found and found.rows) == dealt
+    model = in_shards(target(), 2, batch_sharded_from=enough + less)
+    sharding = BatchSharding.of(model, jnp.zeros((rows, T, TARGET.hidden_size)))
+    assert (sharding and sharding.rows) == rows_per_device
 
 
-def test_one_device_judges_all_rows():
-    assert Dealing.of(target(), hidden()) is None
+def test_one_device_verifies_all_rows():
+    assert BatchSharding.of(target(), hidden()) is None

@@ -1,8 +1,8 @@
-"""Engines over several devices do what those on one do: options of requests and grammars, one text for a seed, a state that
-is made anew.
+"""Engines over several devices equal those on one: options, grammars, seeds, and a rebuilt state.
 
-What surrounds a request is in test_equality.py, for kinds like ``eagle/4``, and K that changes in
-tests/engine/adaptive/test_auto.py."""
+Disturbances are tested in test_equality.py, for kinds like ``eagle/4``, and changing K in
+tests/engine/adaptive/test_auto.py.
+"""
 
 import dataclasses
 import functools
@@ -41,11 +41,11 @@ def outcomes(llm: jspec.LLM, options) -> list[tuple]:
 
 
 @functools.cache
-def dealt() -> jspec.LLM:
-    """One whose devices judge one of two rows each."""
+def batch_sharded() -> jspec.LLM:
+    """An engine whose devices verify one of two rows each."""
 
     def shards(*args):
-        return tuple(one and dataclasses.replace(one, deal_from=0) for one in shards_of(*args))
+        return tuple(one and dataclasses.replace(one, batch_sharded_from=0) for one in shards_of(*args))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jspec.api.shards_of", shards)
@@ -53,21 +53,21 @@ def dealt() -> jspec.LLM:
 
 
 @pytest.mark.parametrize("what", OPTIONS)
-def test_options_have_the_same_effect(what):
+def test_options_have_the_same_effect_on_shards(what):
     found, wanted = (outcomes(loaded(count, "eagle3"), OPTIONS[what]) for count in (2, 1))
     assert found == wanted
-    assert outcomes(dealt(), OPTIONS[what]) == wanted
+    assert outcomes(batch_sharded(), OPTIONS[what]) == wanted
     assert what == "log-probabilities" or found != outcomes(loaded(1, "eagle3"), {})
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("draft", ["draft", "eagle", "medusa", "mlp", "parallel"])
-def test_every_shipped_draft(draft):
+def test_every_shipped_draft_runs_on_shards(draft):
     for options in (OPTIONS["sampling"], {}):
         assert outcomes(loaded(2, draft), options) == outcomes(loaded(1, draft), options)
 
 
-def test_a_seed_is_one_text_from_run_to_run():
+def test_a_seed_gives_one_text_on_shards():
     engine, params = engine_of("draft_model/2"), SamplingParams(temperature=1.0, max_tokens=20)
     first, second = (tokens_of(decode(engine, ragged_prompts(), params)) for _ in range(2))
     assert first == second
@@ -87,7 +87,7 @@ def test_every_device_holds_the_same_rows():
         assert all(copy.tobytes() == copies[0].tobytes() for copy in copies)
 
 
-def test_a_state_that_was_lost_is_made_anew_in_its_place():
+def test_lost_state_is_rebuilt_with_its_sharding():
     engine = engine_of("draft_model/2/2")
     places = [leaf.sharding for leaf in jax.tree.leaves(engine.runner.state)]
     wanted = tokens_of(decode(engine, ragged_prompts(), GREEDY))

@@ -1,4 +1,4 @@
-"""Programs that are compiled before they are called, and what XLA is told, which the installed version must know."""
+"""Programs that are compiled before they are called, and the compiler options, which the installed version must know."""
 
 import _thread
 import functools
@@ -33,13 +33,13 @@ def test_products_of_many_query_tokens_are_not_split_unless_weights_are_quantise
     assert SPLIT not in decode_options([*WIDE, jnp.zeros((2, 2), eight_bits)], MANY_QUERIES)
 
 
-def test_the_loop_is_in_the_graph_unless_flags_say_what_is(monkeypatch):
+def test_loops_are_in_the_cuda_graph_unless_flags_are_set(monkeypatch):
     assert "WHILE" in str(decode_options(WIDE, 1)[GRAPHS]).split(",")
     monkeypatch.setenv("XLA_FLAGS", f"--{GRAPHS}=")
     assert decode_options(WIDE, 1) == {}
 
 
-def test_jax_takes_the_options():
+def test_jax_accepts_the_compiler_options():
     doubled = jax.jit(lambda x: 2 * x, compiler_options=decode_options(WIDE, MANY_QUERIES))
     assert doubled(1) == 2
     unknown = jax.jit(lambda x: 2 * x, compiler_options={f"{SPLIT}_": 1})
@@ -87,7 +87,7 @@ def held(monkeypatch) -> threading.Event:
             time.sleep(0.01)
 
 
-def test_a_program_compiled_for_a_shape_takes_arrays_of_it_and_their_memory():
+def test_compiled_program_takes_arrays_of_its_shape_and_donates_them():
     doubled = Program(lambda scale, x: (scale * x, x.sum()), 1)
     assert not doubled.compiled
     doubled.compile(2.0, SHAPE)
@@ -114,7 +114,7 @@ def test_a_call_with_another_shape_is_a_type_error_that_names_the_program(xla_co
         program(2)(zeros)
 
 
-def test_the_name_is_that_of_the_function_unless_one_is_given():
+def test_name_defaults_to_the_functions():
     def halve(x):
         return x / 2
 
@@ -125,7 +125,7 @@ def test_the_name_is_that_of_the_function_unless_one_is_given():
     assert "jit_decode" in named._lower(SHAPE).as_text()  # and so in profiles
 
 
-def test_all_are_compiled_those_that_are_not_yet(traced):
+def test_compile_all_skips_compiled_programs(traced):
     programs = numbered(4)
     programs[2][0].compile(SHAPE)
     first = programs[2][0]._compiled
@@ -156,7 +156,7 @@ def test_programs_are_traced_while_others_compile(traced, held):
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(1, 1), (3, 3), (None, min(4, os.cpu_count() or 1))])
-def test_so_many_compile_at_a_time(held, monkeypatch, threads, expected):
+def test_number_of_concurrent_compilations(held, monkeypatch, threads, expected):
     at_once, most, finish = [], [], Program._finish
 
     def count(self, lowered, args):
@@ -177,7 +177,7 @@ def test_less_than_one_thread_is_refused():
         compile_all(numbered(1), threads=0)
 
 
-def test_an_error_while_one_is_traced_names_it_and_leaves_the_others(held):
+def test_tracing_error_names_the_program_and_leaves_the_others(held):
     def broken(x):
         raise ZeroDivisionError("no such thing")
 
@@ -190,7 +190,7 @@ def test_an_error_while_one_is_traced_names_it_and_leaves_the_others(held):
     assert [adds.compiled for adds, _ in programs] == [True, False, True]
 
 
-def test_an_error_of_the_compiler_names_the_program():
+def test_compiler_error_names_the_program():
     programs = numbered(2)
     programs.append((Program(lambda x: x, 0, {f"{SPLIT}_": 1}, "mistaken"), (SHAPE,)))
     for compile_them in (compile_all, lambda programs: programs[-1][0].compile(SHAPE)):
@@ -200,7 +200,7 @@ def test_an_error_of_the_compiler_names_the_program():
 
 
 @pytest.mark.parametrize("interrupt", [_thread.interrupt_main, lambda: os.kill(os.getpid(), signal.SIGINT)])
-def test_an_interrupt_ends_the_wait_at_once_and_what_has_begun_is_completed(held, interrupt):
+def test_interrupt_returns_at_once_and_begun_compilations_complete(held, interrupt):
     programs = numbered(3)
     threading.Timer(0.3, interrupt).start()
     begin = time.monotonic()
@@ -245,7 +245,7 @@ compile_all(programs, threads=2, is_wanted=is_wanted)
 """
 
 
-def test_a_process_that_is_interrupted_waits_for_no_more_than_has_begun():
+def test_interrupted_process_waits_only_for_begun_compilations():
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", INTERRUPTED]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as child:

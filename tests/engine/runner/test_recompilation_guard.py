@@ -1,4 +1,4 @@
-"""A guard sees whatever is compiled in its blocks, and nothing else."""
+"""The guard counts the compilations of its blocks, and nothing else."""
 
 import re
 import threading
@@ -36,7 +36,7 @@ def no_block_is_left_behind():
     assert module._here.block is None
 
 
-def test_what_is_compiled_after_the_seal_and_in_a_block_is_counted():
+def test_compilations_in_blocks_after_the_seal_are_counted():
     guard = CompilationGuard("count")
     assert not guard.sealed
     with guard.watching():
@@ -54,7 +54,7 @@ def test_what_is_compiled_after_the_seal_and_in_a_block_is_counted():
     assert guard.count == 3
 
 
-def test_programs_stray_calls_and_new_shapes_are_all_seen():
+def test_programs_stray_calls_and_new_shapes_are_counted():
     guard, doubled, x = sealed(), jax.jit(lambda x: 2 * x), np.zeros((7, 11, 13), np.float32)
     doubled(x)
     with guard.watching():
@@ -72,7 +72,7 @@ def test_programs_stray_calls_and_new_shapes_are_all_seen():
     assert guard.count == before + 1
 
 
-def test_the_warning_comes_at_the_end_and_names_what_was_compiled_and_where():
+def test_warning_comes_at_the_end_with_function_and_line():
     guard, done = sealed("warn"), []
     with pytest.warns(CompilationWarning) as caught, guard.watching():  # noqa: PT031
         jax.jit(lambda x: x - 1)(np.zeros(3, np.float32))
@@ -141,7 +141,7 @@ def test_a_block_within_a_block_has_its_own_count():
 
 @pytest.mark.parametrize("on_compile", ["warn", "raise", "count"])
 @pytest.mark.parametrize("exception", [KeyboardInterrupt, ValueError, GeneratorExit])
-def test_an_exception_of_the_block_stands(on_compile, exception):
+def test_exception_of_a_block_stands(on_compile, exception):
     guard = sealed(on_compile)
     with pytest.raises(exception), guard.watching():  # noqa: PT012
         compile_something()
@@ -150,7 +150,7 @@ def test_an_exception_of_the_block_stands(on_compile, exception):
     assert guard.count == 1
 
 
-def test_a_block_whose_end_was_interrupted_does_no_harm(monkeypatch):
+def test_block_with_an_interrupted_end_does_no_harm(monkeypatch):
     """As by Ctrl-C before the first instruction of ``__exit__``."""
     guard = sealed("raise")
 
@@ -171,12 +171,12 @@ def test_a_block_whose_end_was_interrupted_does_no_harm(monkeypatch):
     module._here.block = None
 
 
-def test_an_unknown_reaction_is_refused():
+def test_unknown_on_compile_is_refused():
     with pytest.raises(ValueError, match="on_compile='ignore': expected one of warn, raise, count"):
         CompilationGuard("ignore")
 
 
-def test_a_block_that_compiles_nothing_takes_no_time():
+def test_block_without_compilation_takes_microseconds():
     guard = sealed("warn")
 
     def block():

@@ -1,4 +1,4 @@
-"""Rounds by themselves, judged by a rule that accepts what it is told to: caches after any pattern of acceptance."""
+"""Single rounds, with a rule that accepts a given number of drafts: caches after any pattern of acceptance."""
 
 import dataclasses
 import functools
@@ -15,8 +15,8 @@ from jspec.drafting.draft_model import DraftModel
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
 from jspec.engine.runner.state import init_state
 from jspec.engine.runner.step import DecodeStep
-from jspec.engine.runner.step_io import RoundLog, Segments
-from jspec.sampling.verify import Verdict
+from jspec.engine.runner.step_io import PrefillInputs, RoundLog
+from jspec.sampling.verify import VerifyResult
 
 K = 4
 PROMPTS = ragged_prompts((1, 6, 24))
@@ -31,20 +31,20 @@ compile_fast = functools.partial(jax.jit, compiler_options={"xla_backend_optimiz
 
 @functools.cache
 def programs():
-    """prefill, and a round that accepts and emits as told: state, log, target's logits, the proposal."""
+    """prefill, and a round that accepts and emits by script: state, log, target's logits, the proposal."""
 
     @compile_fast
-    def forced_round(state, accepted, token, ok):
-        seen = {}
+    def scripted_round(state, accepted, token, ok):
+        captured = {}
 
         def verify(logits, warp, proposal, noise):
-            seen.update(logits=logits, proposal=proposal)
-            return Verdict(jnp.minimum(accepted, proposal.count), token, ok)
+            captured.update(logits=logits, proposal=proposal)
+            return VerifyResult(jnp.minimum(accepted, proposal.count), token, ok)
 
         state, log = stepping(verify).round(state)
-        return state, log, seen["logits"], seen["proposal"]
+        return state, log, captured["logits"], captured["proposal"]
 
-    return compile_fast(stepping().prefill), forced_round
+    return compile_fast(stepping().prefill), scripted_round
 
 
 def admitted(**settings):
@@ -55,7 +55,7 @@ def admitted(**settings):
         padded = jnp.zeros(MAX_LEN, jnp.int32).at[: len(prompt)].set(jnp.array(prompt))
         chunk = padded[None, : max(map(len, PROMPTS))]
         first, count = jnp.zeros(1, jnp.int32), jnp.array([len(prompt) - 1])
-        state = programs()[0](state, Segments(jnp.array([row]), chunk, first, count, entry.table[None]))
+        state = programs()[0](state, PrefillInputs(jnp.array([row]), chunk, first, count, entry.table[None]))
         state = entered(state, row, padded, entry)
     return state
 
@@ -73,8 +73,8 @@ def play(state, accepted, token, ok=(True, True, True)):
         np.random.default_rng(0).integers(0, K + 1, size=(8, 3)).tolist(),
     ],
 )
-def test_caches_after_any_acceptance(pattern):
-    """Each round, target and draft see what one causal pass over the committed tokens and the drafts would."""
+def test_caches_are_right_after_any_acceptance(pattern):
+    """In each round, target and draft compute what one causal pass over committed tokens and drafts does."""
     rng = np.random.default_rng(1)
     state, compared = admitted(), 0
     for accepted in pattern:
@@ -110,7 +110,7 @@ def test_the_last_slot_is_used_and_none_beyond():
     assert int(state.request.length[2]) == MAX_LEN
 
 
-def test_a_stop_token_ends_the_block_where_it_stands():
+def test_a_stop_token_ends_the_emitted_tokens():
     state = admitted(stop_tokens=(28,))
     state, log, _, proposal = play(state, [2, 2, 0], [28, 5, 28])
     drafts = np.asarray(proposal.tokens)
@@ -139,7 +139,7 @@ def test_an_accepted_draft_that_is_a_stop_token_discards_the_rest():
     assert log.outcome[1] == STOPPED
 
 
-def test_the_limit_cuts_a_block():
+def test_the_length_limit_cuts_the_emitted_tokens():
     lengths = [len(prompt) for prompt in PROMPTS]
     state = admitted(limit=max(lengths) + 3)
     _, log, _, _ = play(state, [4, 4, 4], [1, 1, 1])
@@ -147,7 +147,7 @@ def test_the_limit_cuts_a_block():
     assert log.outcome.tolist() == [LIVE, LIVE, FULL]
 
 
-def test_a_row_that_is_no_distribution_ends_with_the_drafts_before_it():
+def test_a_row_without_a_distribution_ends_with_its_accepted_drafts():
     state = admitted()
     state, log, _, proposal = play(state, [2, 0, 3], [1, 1, 1], ok=[False, False, True])
     assert log.count.tolist() == [2, 0, 4]
@@ -160,7 +160,7 @@ def test_the_loop_on_the_device_ends_when_no_row_is_live():
 
     def accept_nothing(logits, warp, proposal, noise):
         jax.debug.callback(lambda: rounds.append(1))
-        return Verdict(jnp.zeros(3, jnp.int32), jnp.full(3, 7, jnp.int32), jnp.ones(3, bool))
+        return VerifyResult(jnp.zeros(3, jnp.int32), jnp.full(3, 7, jnp.int32), jnp.ones(3, bool))
 
     step = stepping(accept_nothing)
     state = admitted(limit=max(map(len, PROMPTS)) + 2)

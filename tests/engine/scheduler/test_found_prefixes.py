@@ -1,4 +1,4 @@
-"""How much of a prompt the scheduler finds in the prefix cache, and who reads the rest."""
+"""Prefix-cache hits of prompts in the scheduler, and which request prefills the rest."""
 
 import dataclasses
 import math
@@ -15,32 +15,32 @@ from jspec.engine.scheduler.scheduler import Scheduler
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(("page", "chunk"), [(4, 4), (1, 1), (2, 4), (4, 2), (2, 3), (4, 6), (3, 1), (16, 4)])
-def test_how_much_of_a_prompt_is_found(page, chunk, ahead):
+def test_cached_tokens_of_a_prompt(page, chunk, ahead):
     config = dataclasses.replace(CONFIG, page_size=page, prefill_chunk=chunk, max_len=48, num_pages=200)
     scheduler, prompts, found = Scheduler(config, 4, ahead), sharing(TEXT), []
     for order, request in enumerate(requests_of(prompts)):
         scheduler.add(active := ActiveRequest(request, order))
         while not active.decoding:
-            scheduler.sent(scheduler.plan())
+            scheduler.dispatched(scheduler.schedule())
         found.append(active.num_cached_tokens)
-        scheduler.leave(active)
+        scheduler.remove(active)
     assert found == cached_tokens(prompts, page, chunk, ahead)
     assert len(set(found)) > 1 or page > 12
 
 
 class TestPrefixes:
     @pytest.mark.parametrize(("salt", "found"), [("", 20), ("a", 0)])
-    def test_a_prompt_that_begins_as_an_earlier_one(self, salt, found):
+    def test_prompt_with_a_cached_prefix_skips_it(self, salt, found):
         played = simulation()
         played.arrive(prompt(25), 3)
         played.step()
-        second, segments = played.arrive([*prompt(22), 2, 2], 3, salt=salt), []
+        second, chunks = played.arrive([*prompt(22), 2, 2], 3, salt=salt), []
         while not second.decoding:
-            segments += played.step().segments
-        assert second.num_cached_tokens == played.scheduler.reading.num_cached_tokens == segments[0].start == found
+            chunks += played.step().chunks
+        assert second.num_cached_tokens == played.scheduler.prefill_queue.num_cached_tokens == chunks[0].start == found
         finish(played)
 
-    def test_one_token_is_read_at_least(self):
+    def test_at_least_one_token_is_prefilled(self):
         played = simulation()
         played.arrive(prompt(21), 3)
         finish(played)
@@ -60,7 +60,7 @@ class TestPrefixes:
             {"page_size": 64, "prefill_chunk": 48},
         ],
     )
-    def test_what_prompts_share_that_come_together_is_read_once(self, fields, looks_ahead):
+    def test_shared_prefix_of_concurrent_prompts_is_prefilled_once(self, fields, looks_ahead):
         roomy = {
             "max_batch": 8,
             "max_len": 2300,
@@ -75,63 +75,63 @@ class TestPrefixes:
             played.arrive([*shared, 50 + i, *range(60, 75)], 8)
         finish(played)
         step = math.lcm(played.config.page_size, played.config.chunk)
-        assert played.scheduler.reading.num_prefill_tokens < 2000 + 8 * (15 + step)
+        assert played.scheduler.prefill_queue.num_prefill_tokens < 2000 + 8 * (15 + step)
         assert played.all[0].num_cached_tokens == 0
         found = {active.num_cached_tokens for active in played.all[1:]}
         assert found == {2000 // step * step}
 
-    def test_the_pages_of_a_prompt_are_found_while_the_rest_of_it_is_read(self):
+    def test_pages_of_a_prompt_are_found_during_its_prefill(self):
         played = simulation(max_batch=1, num_pages=12, prefill_tokens=10, max_len=60, read_ahead=1)
         first = played.arrive(prompt(45), 3)
         played.step()
-        assert (first.num_read, first.decoding) == (10, False)
+        assert (first.num_prefilled, first.decoding) == (10, False)
         second = played.arrive([*prompt(15), 2, 2], 3)
         played.step()
         assert second.num_cached_tokens == 10
         finish(played)
 
     @pytest.mark.parametrize("salt", ["", "a"])
-    def test_who_waits_for_a_text_goes_on_alone_when_its_reader_leaves(self, salt):
+    def test_waiting_prompt_continues_when_the_prefilling_one_is_aborted(self, salt):
         """From the place to which it was read; the device checks what is read."""
         played = simulation(num_pages=20, prefill_tokens=10, max_len=60)
         first, second = played.arrive(prompt(45), 3), played.arrive(prompt(45), 3, salt=salt)
         for _ in range(2):
             played.step()
-        assert (first.num_read, second.num_read) == (20, 0 if salt else 10)
+        assert (first.num_prefilled, second.num_prefilled) == (20, 0 if salt else 10)
         played.abort(first)
         assert played.scheduler.pages.cached == (2 if salt else 1)  # the second holds the other one
         played.step()
-        assert (second.num_cached_tokens, second.num_read) == ((0, 10) if salt else (20, 30))
+        assert (second.num_cached_tokens, second.num_prefilled) == ((0, 10) if salt else (20, 30))
         finish(played)
 
-    def test_nobody_waits_for_another_text_or_for_a_few_tokens(self):
+    def test_no_prompt_waits_for_another_text_or_a_few_tokens(self):
         played = simulation(max_batch=4, num_pages=40, prefill_tokens=60, max_len=60)  # 30 tokens are worth waiting
         first, other, same, short = [
             played.arrive(text, 3) for text in (prompt(42), prompt(42, 2), prompt(42), [*prompt(20), 3])
         ]
-        plan = played.step()
-        read = {active: sum(one.length for one in plan.segments if one.active is active) for active in played.all}
+        schedule = played.step()
+        read = {active: sum(one.length for one in schedule.chunks if one.active is active) for active in played.all}
         assert read == {first: 41, other: 15, same: 0, short: 0}
-        assert same.num_read == 0
-        plan = played.step()
+        assert same.num_prefilled == 0
+        schedule = played.step()
         assert (same.num_cached_tokens, short.num_cached_tokens) == (40, 10)
         finish(played)
 
-    def test_who_is_preempted_while_it_is_read_finds_what_it_had_read(self):
+    def test_request_preempted_during_prefill_finds_its_pages(self):
         played = simulation(swap_pages=8, num_pages=5, prefill_tokens=5)
         played.arrive(prompt(4, 2), 34)
         played.step()
         young = played.arrive(prompt(23), 15)
         starts = []
         while not young.decoding:
-            starts += [(young.num_preemptions, segment.start) for segment in played.step().segments]
+            starts += [(young.num_preemptions, chunk.start) for chunk in played.step().chunks]
         # The second of its two full pages was given to the one that made it leave.
         assert starts == [(0, 0), (0, 5), (0, 10), (0, 15), (1, 10), (1, 15), (1, 20)]
         assert young.num_cached_tokens == 10
         finish(played)
 
     @pytest.mark.parametrize(("reproducible", "found"), [(True, 0), (False, 20)])
-    def test_texts_that_were_decoded_are_kept_unless_numbers_would_differ(self, reproducible, found):
+    def test_decoded_texts_are_cached_unless_reproducible(self, reproducible, found):
         played = simulation(reproducible=reproducible)
         first = played.arrive(prompt(5), 26)
         finish(played)
@@ -140,12 +140,12 @@ class TestPrefixes:
         assert second.num_cached_tokens == found
         finish(played)
 
-    def test_a_page_that_rounds_without_drafts_have_written_is_not_kept_for_the_drafter(self):
+    def test_pages_of_plain_rounds_are_not_cached_for_the_drafter(self):
         """A row that ends in a call without drafts does not let its drafter catch up."""
         played = simulation(NOTHING, chooses=True, reproducible=False, rounds=20, page_size=2, num_pages=40)
         first = played.arrive(prompt(5), 12)
         for drafts in (K, 0, 0):
-            played.carry_out(played.scheduler.plan(), drafts)
+            played.execute(played.scheduler.schedule(), drafts)
         assert first.outcome == FULL
         second = played.arrive([*first.request.prompt, *first.tokens, 1, 1], 3)
         finish(played)  # the device checks what is read

@@ -46,7 +46,7 @@ def test_every_page_is_handed_out_once_and_never_the_null_page():
     assert sorted(pool.take(4)) == sorted(first)
 
 
-def test_too_many_pages_at_once():
+def test_taking_too_many_pages_is_refused():
     pool = PagePool(5, P)
     stored(pool, TEXT[:9])
     pool.take(1)
@@ -57,7 +57,7 @@ def test_too_many_pages_at_once():
     assert len(pool.take(pool.available)) == 4
 
 
-def test_what_nobody_holds_is_not_released():
+def test_releasing_an_unheld_page_is_refused():
     pool = PagePool(5, P)
     pages = pool.take(2)
     for wrong in ([pages[0], 5], [pages[0], pages[1], pages[0]], [NULL_PAGE]):
@@ -70,7 +70,7 @@ def test_what_nobody_holds_is_not_released():
 
 
 @pytest.mark.parametrize("as_tokens", [list, tuple, np.array, lambda tokens: np.repeat(np.array(tokens), 2)[::2]])
-def test_a_text_finds_its_beginning(as_tokens):
+def test_a_text_finds_its_prefix(as_tokens):
     pool = PagePool(20, P)
     pages = stored(pool, TEXT[:15])
     assert len(pages) == 4
@@ -83,7 +83,7 @@ def test_a_text_finds_its_beginning(as_tokens):
 
 
 @pytest.mark.parametrize("looks_ahead", [False, True])
-def test_a_page_belongs_to_everything_before_it(looks_ahead):
+def test_a_page_is_found_only_behind_its_whole_prefix(looks_ahead):
     """Two texts agree in their second page alone."""
     pool = PagePool(20, P, looks_ahead=looks_ahead)
     one, two = [1, *TEXT[1:9]], [2, *TEXT[1:9]]
@@ -93,7 +93,7 @@ def test_a_page_belongs_to_everything_before_it(looks_ahead):
     assert pool.cached == 4
 
 
-def test_salts_share_nothing():
+def test_salts_share_no_pages():
     pool = PagePool(20, P)
     pages = {salt: stored(pool, TEXT[:9], salt=salt) for salt in ("", "a", "b")}
     assert pool.cached == 6
@@ -104,7 +104,7 @@ def test_salts_share_nothing():
 
 @pytest.mark.parametrize("grid", [1, 2, 3, 4, 6, 8, 12])
 @pytest.mark.parametrize("looks_ahead", [False, True])
-def test_limits_at_every_length(grid, looks_ahead):
+def test_matched_slots_at_every_length(grid, looks_ahead):
     pool = PagePool(20, P, looks_ahead=looks_ahead)
     pages = stored(pool, TEXT)
     for length in range(len(TEXT) + 1):
@@ -134,7 +134,7 @@ def test_only_full_pages_are_registered(slots, looks_ahead):
     assert pool.cached == 0
 
 
-def test_looking_ahead_drops_just_the_page_before_another_token():
+def test_looks_ahead_excludes_only_the_page_before_another_token():
     pool = PagePool(20, P, looks_ahead=True)
     pages = stored(pool, TEXT[:13])
     for same, found in ((13, 3), (12, 2), (9, 2), (8, 1), (5, 1), (4, 0)):
@@ -142,21 +142,21 @@ def test_looking_ahead_drops_just_the_page_before_another_token():
     assert matched(pool, TEXT[:12], 30) == pages[:2]  # what follows the third page is not known
 
 
-def test_without_looking_ahead_the_next_token_may_be_another():
+def test_without_looks_ahead_the_next_token_may_differ():
     pool = PagePool(20, P)
     pages = stored(pool, TEXT[:13])
     assert matched(pool, [*TEXT[:12], 1], 30) == pages[:3]
     assert matched(pool, TEXT[:12], 30) == pages[:3]
 
 
-def test_without_prefix_cache_nothing_is_kept():
+def test_without_prefix_cache_nothing_is_cached():
     pool = PagePool(20, P, prefix_cache=False)
     stored(pool, TEXT)
     assert counts(pool) == (20, 0, 0)
     assert pool.match(TEXT, 30) == []
 
 
-def test_shared_pages_count_once_and_stay_until_the_last_holder_leaves():
+def test_shared_pages_count_once_and_stay_until_the_last_release():
     pool = PagePool(3, P)
     pages = stored(pool, TEXT[:9])
     assert [pool.match(TEXT, 30) for _ in range(3)] == [pages] * 3
@@ -222,10 +222,10 @@ def test_the_second_page_takes_the_place_of_the_first_when_registered_after_its_
     ("pages", "slots", "message"),
     [
         ([1, 2], 9, r"9 slots need 3 pages of 4, not 2"),
-        ([1, 3], 8, r"page 3 is held by nobody"),
+        ([1, 3], 8, r"page 3 has no holder"),
     ],
 )
-def test_what_cannot_be_registered(pages, slots, message):
+def test_invalid_registration_is_refused(pages, slots, message):
     pool = PagePool(5, P)
     assert pool.take(2) == [1, 2]
     with pytest.raises(ValueError, match=message):
@@ -234,7 +234,7 @@ def test_what_cannot_be_registered(pages, slots, message):
     assert counts(pool) == (5, 0, 0)
 
 
-def test_the_least_recently_used_text_goes_first():
+def test_least_recently_used_text_is_evicted_first():
     pool = PagePool(6, P)
     texts = [[first, *TEXT[:7]] for first in range(3)]
     pages = [stored(pool, text, 8) for text in texts]
@@ -247,7 +247,7 @@ def test_the_least_recently_used_text_goes_first():
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
 @pytest.mark.parametrize("at_once", [False, True])
-def test_within_a_text_the_last_page_goes_first(order, at_once):
+def test_within_a_text_the_last_page_is_evicted_first(order, at_once):
     pool = PagePool(4, P)
     pages = pool.take(4)
     pool.register(TEXT, pages, 16)
@@ -274,7 +274,7 @@ def test_a_page_outlives_those_found_through_it():
     assert pool.take(1) == first
 
 
-def test_what_is_held_is_not_evicted():
+def test_held_pages_are_not_evicted():
     pool = PagePool(4, P)
     pages = stored(pool, TEXT, 16)
     assert pool.match(TEXT, 8) == pages[:2]
@@ -285,7 +285,7 @@ def test_what_is_held_is_not_evicted():
     assert set(pool.take(2)) == set(pages[:2])
 
 
-def test_forgotten_prefixes():
+def test_forget_prefixes_frees_cached_pages():
     pool = PagePool(10, P)
     stored(pool, [1, 2, 3, 4], 4)
     old = pool.take(2)
@@ -303,7 +303,7 @@ def test_forgotten_prefixes():
     assert matched(pool, TEXT, 30) == pages[:7]
 
 
-def test_a_cleared_pool_is_new():
+def test_clear_resets_the_pool():
     pool = PagePool(10, P)
     stored(pool, [1, 2, 3, 4], 4)
     pages = pool.take(9)
@@ -366,11 +366,11 @@ def test_the_pages_of_a_request_are_hashed_once(monkeypatch):
     assert len(pool.match(text, 40 * P)) == 40
 
 
-def test_long_texts_are_hashed_in_blocks():
+def test_long_texts_are_hashed_in_groups_of_pages():
     """Of more pages than are converted at a time, and not a multiple of them."""
     for looks_ahead in (False, True):
         pool = PagePool(100, P, looks_ahead=looks_ahead)
-        count = 2 * prefix_cache.BLOCK + 3
+        count = 2 * prefix_cache.PAGE_GROUP + 3
         text = list(np.random.default_rng(0).integers(0, 2**31, count * P + 1))
         pages = pool.take(count)
         for full in (5, count):  # the second time begins between two blocks

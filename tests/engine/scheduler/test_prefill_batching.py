@@ -1,4 +1,4 @@
-"""What a prefill pass reads: segments on a grid, packed into programs that they fill, or left to wait for company."""
+"""Prefill batches: chunks on a grid, in programs that they fill, or waiting for others."""
 
 import dataclasses
 import random
@@ -10,29 +10,29 @@ from simulated_engine import Simulation
 
 from jspec.config import EngineConfig
 from jspec.engine.request import ActiveRequest, Request
-from jspec.engine.scheduler.prefill_batching import MOST_CALLS_WAITED, choose_pass, segments_of
+from jspec.engine.scheduler.prefill_batching import MOST_CALLS_WAITED, choose_prefill_batch, chunks_of
 from jspec.sampling.params import SamplingParams
 
-# Segments of 32 tokens: up to 16 in a pass, and no less; or 2, 4, 8, .. or 64.
+# PrefillInputs of 32 tokens: up to 16 in a pass, and no less; or 2, 4, 8, .. or 64.
 REPRODUCIBLE = EngineConfig(max_batch=64, max_len=1024)
 FAST = EngineConfig(max_batch=64, max_len=1024, reproducible=False, prefill_tokens=2048)
 
 
-def reading(*num_to_read: int, num_read: int = 0) -> list[ActiveRequest]:
+def prefilling(*num_to_prefill: int, num_prefilled: int = 0) -> list[ActiveRequest]:
     """Requests of whose prompts so many tokens are to be read."""
     params, key = SamplingParams(max_tokens=1), np.zeros(2, np.uint32)
     return [
-        ActiveRequest(Request(order, [1] * (number + 1), params, key), order, num_read=num_read)
-        for order, number in enumerate(num_to_read)
+        ActiveRequest(Request(order, [1] * (number + 1), params, key), order, num_prefilled=num_prefilled)
+        for order, number in enumerate(num_to_prefill)
     ]
 
 
-def places(segments) -> list[tuple[int, int, int]]:
-    return [(active.order, start, count) for active, start, count in segments]
+def places(chunks) -> list[tuple[int, int, int]]:
+    return [(active.order, start, count) for active, start, count in chunks]
 
 
 @pytest.mark.parametrize(
-    ("num_read", "expected"),
+    ("num_prefilled", "expected"),
     [
         (0, [(0, 0, 8), (0, 8, 8), (0, 16, 3)]),
         (8, [(0, 8, 8), (0, 16, 3)]),
@@ -41,14 +41,14 @@ def places(segments) -> list[tuple[int, int, int]]:
         (19, []),
     ],
 )
-def test_segments_end_at_multiples_of_the_chunk(num_read, expected):
-    assert places(segments_of(reading(19, num_read=num_read)[0], 8)) == expected
+def test_chunks_end_at_multiples_of_their_size(num_prefilled, expected):
+    assert places(chunks_of(prefilling(19, num_prefilled=num_prefilled)[0], 8)) == expected
 
 
-@pytest.mark.parametrize(("num_held", "segments"), [(0, 16), (3, 64)])
-def test_those_who_wait_for_a_prompt_count_as_being_read(num_held, segments):
+@pytest.mark.parametrize(("num_held", "chunks"), [(0, 16), (3, 64)])
+def test_held_prompts_count_as_prefilling(num_held, chunks):
     """One long prompt beside a dozen texts is read in small passes, but not if others wait for it."""
-    assert len(choose_pass(reading(4000), 12, 0, FAST, num_held)) == segments
+    assert len(choose_prefill_batch(prefilling(4000), 12, 0, FAST, num_held)) == chunks
 
 
 class TestExpandedLatents:
@@ -57,55 +57,60 @@ class TestExpandedLatents:
     config = dataclasses.replace(FAST, max_len=4096, prefill_chunk=128, expand_latents=True)  # room for 64 and 32 pages
 
     @pytest.mark.parametrize(
-        ("num_read", "to_read", "expected"),
+        ("num_prefilled", "to_read", "expected"),
         [
             (0, (2000, 500), 16),  # nothing was read before: a full pass
             (2048, (4000, 4000), 16),
-            (2048, (2200, 2200, 2200, 2200), 4),  # 35 pages each, two segments: there is room for 72
+            (2048, (2200, 2200, 2200, 2200), 4),  # 35 pages each, two chunks: there is room for 72
             (1408, (1536,) * 6, 3),  # 24 pages each, and room for 72
             (3968, (4000, 4000), 1),  # 63 pages each
         ],
     )
-    def test_a_pass_has_as_many_segments_as_there_is_room_for(self, num_read, to_read, expected):
-        chosen = choose_pass(reading(*to_read, num_read=num_read), 0, 0, self.config)
+    def test_batch_fills_the_room_for_pages(self, num_prefilled, to_read, expected):
+        chosen = choose_prefill_batch(prefilling(*to_read, num_prefilled=num_prefilled), 0, 0, self.config)
         assert len(chosen) == expected
-        everything = choose_pass(
-            reading(*to_read, num_read=num_read), 0, 0, dataclasses.replace(self.config, expand_latents=False)
+        everything = choose_prefill_batch(
+            prefilling(*to_read, num_prefilled=num_prefilled),
+            0,
+            0,
+            dataclasses.replace(self.config, expand_latents=False),
         )
         assert places(chosen) == places(everything)[:expected]
 
     def test_passes_for_log_probabilities_too(self):
-        prompts = reading(4000, 4000, num_read=3968)
+        prompts = prefilling(4000, 4000, num_prefilled=3968)
         for active in prompts:
             object.__setattr__(active.request.params, "prompt_logprobs", 0)
-        assert len(choose_pass(prompts, 0, 0, self.config)) == 1
+        assert len(choose_prefill_batch(prompts, 0, 0, self.config)) == 1
 
     def test_everything_is_read_in_the_end(self):
-        prompts = reading(*[4000] * 5, *[100] * 20, num_read=0)
+        prompts = prefilling(*[4000] * 5, *[100] * 20, num_prefilled=0)
         for _ in range(200):
-            segments = choose_pass([one for one in prompts if one.num_read < one.num_to_read], 3, 0, self.config)
+            chunks = choose_prefill_batch(
+                [one for one in prompts if one.num_prefilled < one.num_to_prefill], 3, 0, self.config
+            )
             ends = {}
-            for active, start, count in segments:
-                active.num_read = ends[active.order] = start + count
-            n = next((n for n in self.config.segment_buckets if n >= len(segments)), 0)
-            assert sum(-(-end // 64) for end in ends.values()) <= (self.config.pages_of_pass(n) or 0)
-        assert all(one.num_read == one.num_to_read for one in prompts)
+            for active, start, count in chunks:
+                active.num_prefilled = ends[active.order] = start + count
+            n = next((n for n in self.config.chunk_buckets if n >= len(chunks)), 0)
+            assert sum(-(-end // 64) for end in ends.values()) <= (self.config.pages_of_prefill(n) or 0)
+        assert all(one.num_prefilled == one.num_to_prefill for one in prompts)
 
 
-def test_segments_of_several_prompts_share_a_pass_in_their_order():
-    chosen = choose_pass(reading(40, 0, 32, 500), 0, 0, REPRODUCIBLE)
+def test_chunks_of_several_prompts_share_a_batch_in_order():
+    chosen = choose_prefill_batch(prefilling(40, 0, 32, 500), 0, 0, REPRODUCIBLE)
     assert places(chosen[:4]) == [(0, 0, 32), (0, 32, 8), (2, 0, 32), (3, 0, 32)]
     assert len(chosen) == 16
 
 
-def test_nobody_waits_while_nothing_decodes():
-    assert len(choose_pass(reading(10), 0, 0, FAST)) == 1
-    assert len(choose_pass(reading(10), 0, 0, REPRODUCIBLE)) == 1
-    assert choose_pass(reading(0), 0, 0, FAST) == []
+def test_no_chunk_waits_while_nothing_decodes():
+    assert len(choose_prefill_batch(prefilling(10), 0, 0, FAST)) == 1
+    assert len(choose_prefill_batch(prefilling(10), 0, 0, REPRODUCIBLE)) == 1
+    assert choose_prefill_batch(prefilling(0), 0, 0, FAST) == []
 
 
 @pytest.mark.parametrize(
-    ("config", "segments", "sent"),
+    ("config", "chunks", "sent"),
     [
         (FAST, 1, 0),  # half of the smallest program
         (FAST, 2, 2),
@@ -117,28 +122,30 @@ def test_nobody_waits_while_nothing_decodes():
         (REPRODUCIBLE, 14, 14),
     ],
 )
-def test_a_pass_fills_its_program_while_others_decode(config, segments, sent):
-    prompts = reading(32 * segments)
-    assert len(choose_pass(prompts, 4, 0, config)) == sent
-    assert len(choose_pass(prompts, 4, MOST_CALLS_WAITED - 1, config)) == sent
-    assert len(choose_pass(prompts, 4, MOST_CALLS_WAITED, config)) == (sent or segments)  # the few wait no longer
+def test_batch_fills_its_program_while_others_decode(config, chunks, sent):
+    prompts = prefilling(32 * chunks)
+    assert len(choose_prefill_batch(prompts, 4, 0, config)) == sent
+    assert len(choose_prefill_batch(prompts, 4, MOST_CALLS_WAITED - 1, config)) == sent
+    assert len(choose_prefill_batch(prompts, 4, MOST_CALLS_WAITED, config)) == (
+        sent or chunks
+    )  # the few wait no longer
 
 
 def test_rounds_wait_for_few_tokens_while_most_requests_decode():
-    prompts = reading(*[960] * 3)
-    assert len(choose_pass(prompts, 11, 0, FAST)) == 64  # 2,048 tokens: many prompts for so few texts
-    assert len(choose_pass(prompts, 12, 0, FAST)) == 16  # 512
-    assert len(choose_pass(reading(*[960] * 4), 60, 0, FAST)) == 64  # many prompts
+    prompts = prefilling(*[960] * 3)
+    assert len(choose_prefill_batch(prompts, 11, 0, FAST)) == 64  # 2,048 tokens: many prompts for so few texts
+    assert len(choose_prefill_batch(prompts, 12, 0, FAST)) == 16  # 512
+    assert len(choose_prefill_batch(prefilling(*[960] * 4), 60, 0, FAST)) == 64  # many prompts
     long = EngineConfig(max_batch=64, max_len=1024, prefill_tokens=1024)
-    assert len(choose_pass(prompts, 12, 0, long)) == 32  # there is no smaller program
+    assert len(choose_prefill_batch(prompts, 12, 0, long)) == 32  # there is no smaller program
 
 
 def test_nothing_is_read_by_halves_while_all_rows_decode():
-    few, many, long = reading(*[320] * 2), reading(*[320] * 6), reading(960)
-    assert choose_pass(few, 69, 9, FAST) == []  # five are read ahead
-    assert len(choose_pass(many, 69, 0, FAST)) == 60  # enough for a program of 64
-    assert len(choose_pass(few, 68, 0, FAST)) == 16  # few are read ahead, and no program is filled
-    assert len(choose_pass(long, 69, 0, FAST)) == 16  # a long prompt goes on, 512 tokens at a time
+    few, many, long = prefilling(*[320] * 2), prefilling(*[320] * 6), prefilling(960)
+    assert choose_prefill_batch(few, 69, 9, FAST) == []  # five are read ahead
+    assert len(choose_prefill_batch(many, 69, 0, FAST)) == 60  # enough for a program of 64
+    assert len(choose_prefill_batch(few, 68, 0, FAST)) == 16  # few are read ahead, and no program is filled
+    assert len(choose_prefill_batch(long, 69, 0, FAST)) == 16  # a long prompt goes on, 512 tokens at a time
 
 
 @pytest.mark.parametrize(("reproducible", "most_padding"), [(False, 0.1), (True, 0.11)])
@@ -152,16 +159,19 @@ def test_a_queue_of_requests(reproducible, most_padding):
         played.arrive([rng.randrange(1, 3) for _ in range(length)], max_tokens)
     rows = rounds = 0
     while played.scheduler.waiting:
-        plan = played.step()
-        rows, rounds = rows + len(plan.decoding) * plan.rounds, rounds + plan.rounds * bool(plan.decoding)
+        schedule = played.step()
+        rows, rounds = (
+            rows + len(schedule.decoding) * schedule.rounds,
+            rounds + schedule.rounds * bool(schedule.decoding),
+        )
     crowd = rows / rounds
     while played.scheduler.unfinished:
         played.step()
 
     scheduler = played.scheduler
-    assert scheduler.reading.num_prefill_tokens == sum(length - 1 for length, _ in queue)
-    assert scheduler.reading.num_padding < most_padding * (
-        scheduler.reading.num_padding + scheduler.reading.num_prefill_tokens
+    assert scheduler.prefill_queue.num_prefill_tokens == sum(length - 1 for length, _ in queue)
+    assert scheduler.prefill_queue.num_padding < most_padding * (
+        scheduler.prefill_queue.num_padding + scheduler.prefill_queue.num_prefill_tokens
     )
     assert crowd > 63
     num_rounds = sum(len(active.accepted) for active in played.all)

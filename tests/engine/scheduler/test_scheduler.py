@@ -15,7 +15,7 @@ from jspec.outputs import DRAFT
 from jspec.sampling.params import SamplingParams
 
 
-def test_it_needs_no_jax():
+def test_scheduler_imports_no_jax():
     code = (
         "import sys; sys.modules['jax'] = None\n"
         "from jspec.engine.scheduler.scheduler import Scheduler; print(Scheduler.__name__)"
@@ -25,20 +25,20 @@ def test_it_needs_no_jax():
 
 
 class TestEntering:
-    def test_a_prompt_is_read_and_decoded_in_one_plan(self):
+    def test_a_prompt_is_prefilled_and_decoded_in_one_schedule(self):
         played = simulation()
         active = played.arrive(prompt(12), 20)
-        plan = played.step()
-        assert [segment[1:] for segment in plan.segments] == [(0, 5), (5, 5), (10, 1)]  # all but the last token
-        assert (plan.entering, plan.decoding, plan.rounds) == ([active], [active], 1)
+        schedule = played.step()
+        assert [chunk[1:] for chunk in schedule.chunks] == [(0, 5), (5, 5), (10, 1)]  # all but the last token
+        assert (schedule.admitted, schedule.decoding, schedule.rounds) == ([active], [active], 1)
         assert len(active.pages) == 2  # 12 tokens, a round of K + 1, and K drafts
         assert played.step().rounds == 4
 
-    def test_a_prompt_of_one_token_has_nothing_to_read(self):
+    def test_a_prompt_of_one_token_needs_no_prefill(self):
         played = simulation()
         active = played.arrive([1], 3)
-        plan = played.step()
-        assert (plan.segments, plan.entering, plan.decoding) == ([], [active], [active])
+        schedule = played.step()
+        assert (schedule.chunks, schedule.admitted, schedule.decoding) == ([], [active], [active])
 
     def test_first_come_first_served_within_a_priority(self):
         played = simulation(max_batch=1)
@@ -46,7 +46,7 @@ class TestEntering:
             played.arrive(prompt(), 1, priority)
         entered = []
         while played.scheduler.unfinished:
-            entered += orders(played.step().entering)
+            entered += orders(played.step().admitted)
         assert entered == [3, 1, 2, 0]
 
     def test_a_request_that_needs_many_pages_is_not_overtaken(self):
@@ -57,79 +57,79 @@ class TestEntering:
         assert orders(played.scheduler.rows) == [0, None]
         entered = []
         while played.scheduler.unfinished:
-            entered += orders(played.step().entering)
+            entered += orders(played.step().admitted)
         assert entered == [1, 2]
 
-    def test_more_prompts_read_than_texts_decoded_are_read_first(self):
+    def test_many_prompts_are_prefilled_before_rounds(self):
         played = simulation(max_batch=8, num_pages=None, prefill_tokens=10)
         for _ in range(8):
             played.arrive(prompt(11), 3)
-        plans = [played.step() for _ in range(4)]
-        assert [len(plan.segments) for plan in plans] == [2, 2, 2, 2]
-        assert [bool(plan.decoding) for plan in plans] == [False, False, False, True]
+        schedules = [played.step() for _ in range(4)]
+        assert [len(schedule.chunks) for schedule in schedules] == [2, 2, 2, 2]
+        assert [bool(schedule.decoding) for schedule in schedules] == [False, False, False, True]
 
-    def test_nobody_who_can_never_enter(self):
+    def test_a_request_that_never_fits_is_an_error(self):
         played = simulation(num_pages=2)
         unchecked = simulation(num_pages=4).arrive(prompt(20), 20)
         played.scheduler.add(unchecked)
-        with pytest.raises(RuntimeError, match="1 requests wait, nobody is under way and nobody can enter; 2 pages"):
+        with pytest.raises(RuntimeError, match="1 requests wait, none is under way and none can be admitted; 2 pages"):
             played.step()
 
 
 class TestRounds:
-    def test_few_while_somebody_waits(self):
+    def test_few_rounds_while_a_request_waits(self):
         played = simulation(NOTHING, max_batch=1)
         played.arrive(prompt(), 20)
         played.arrive(prompt(), 1)
         assert [played.step().rounds for _ in range(3)] == [1, 2, 2]
 
-    def test_many_while_nobody_does(self):
+    def test_all_rounds_while_no_request_waits(self):
         played = simulation(NOTHING)
         played.arrive(prompt(), 20)
         assert [played.step().rounds for _ in range(3)] == [1, 4, 4]
 
-    def test_one_with_somebody_who_enters(self):
+    def test_one_round_with_a_request_just_admitted(self):
         played = simulation(NOTHING)
         played.arrive(prompt(), 20)
         played.step()
         played.step()
         late = played.arrive([1], 3)
-        plan = played.step()
-        assert (plan.entering, plan.rounds, len(plan.decoding)) == ([late], 1, 2)
+        schedule = played.step()
+        assert (schedule.admitted, schedule.rounds, len(schedule.decoding)) == ([late], 1, 2)
 
 
 class TestLeaving:
-    def test_the_row_of_one_who_ends_for_sure_is_given_on_at_once(self):
+    def test_row_of_an_ending_request_is_reused_at_once(self):
         played = simulation(max_batch=1)
         first, second = played.arrive(prompt(), 1), played.arrive(prompt(), 1)
         played.step()
         assert first.outcome == LIVE  # as far as the host knows
-        plan = played.step()
-        assert (plan.entering, second.row, played.scheduler.ending) == ([second], 0, [])
+        schedule = played.step()
+        assert (schedule.admitted, second.row, played.scheduler.ending) == ([second], 0, [])
         assert (first.row, first.pages) == (None, [])  # its last call was read meanwhile
 
-    def test_its_pages_are_kept_until_the_host_knows_its_end(self):
+    def test_pages_of_an_ending_request_are_held_until_its_end_is_read(self):
         played = simulation(max_batch=1)
         first = played.arrive(prompt(), 1)
         played.step()
-        played.scheduler.plan()
+        played.scheduler.schedule()
         assert (played.scheduler.ending, played.scheduler.rows) == ([first], [None])
         assert played.scheduler.pages.used == len(first.pages) > 0
         assert played.scheduler.under_way == [first]
 
-    @pytest.mark.parametrize("plans", range(6))
-    def test_wherever_it_is(self, plans):
+    @pytest.mark.parametrize("schedules", range(6))
+    def test_abort_frees_pages_in_every_state(self, schedules):
         played = simulation(NOTHING, swap_pages=6, num_pages=4, prefill_tokens=5, max_batch=3)
         for _ in range(4):
             played.arrive(prompt(9), 12)
-        for _ in range(plans):
+        for _ in range(schedules):
             played.step()
         for active in played.all:
             played.abort(active)
         assert not played.scheduler.unfinished
         assert played.scheduler.pages.used == played.scheduler.pages_swapped == 0
 
-    def test_one_in_host_memory(self):
+    def test_abort_of_a_swapped_request_frees_host_memory(self):
         played, young = preempted()
         assert played.scheduler.pages_swapped == young.num_saved_pages > 0
         played.abort(young)
@@ -147,33 +147,33 @@ def preempted(**fields):
 
 
 class TestPreemption:
-    def test_one_who_decodes_goes_to_host_memory_and_comes_back(self):
+    def test_a_decoding_request_is_swapped_out_and_in(self):
         played, young = preempted()
         assert played.scheduler.swapped == [young]
         assert (young.row, young.pages, young.num_preemptions) == (None, [], 1)
-        third, returned = played.arrive([1], 1), []
+        third, swapped_in = played.arrive([1], 1), []
         while not third.decoding:
-            returned += [move.active for move in played.step().returning]
-        assert set(returned) == {young}  # before anybody else enters
+            swapped_in += [swap.active for swap in played.step().swap_in]
+        assert set(swapped_in) == {young}  # before other admissions
         finish(played)
         assert [len(active.tokens) for active in played.all] == [30, 30, 1]
         assert played.scheduler.num_preemptions == sum(active.num_preemptions for active in played.all) >= 1
 
-    def test_one_who_is_read_begins_anew(self):
+    def test_a_prefilling_request_begins_anew(self):
         played = simulation(ALL, swap_pages=8, num_pages=5, prefill_tokens=5, prefix_cache=False)
         played.arrive(prompt(4), 34)
         played.step()
         young = played.arrive(prompt(23), 15)
-        plans = []
+        schedules = []
         while not young.decoding:
-            plans.append(played.step())
-        starts = [segment.start for plan in plans for segment in plan.segments]
+            schedules.append(played.step())
+        starts = [segment.start for schedule in schedules for segment in schedule.chunks]
         assert young.num_preemptions >= 1
         assert starts.count(0) == 1 + young.num_preemptions
-        assert not any(plan.leaving for plan in plans)
+        assert not any(schedule.swap_out for schedule in schedules)
         finish(played)
 
-    def test_nobody_enters_who_could_bring_a_standstill(self):
+    def test_no_admission_that_risks_a_deadlock(self):
         for swap_pages, entered in ((0, [0, None]), (6, [0, None]), (7, [0, 1])):
             played = simulation(NOTHING, swap_pages=swap_pages, num_pages=5)
             for _ in range(
@@ -187,7 +187,7 @@ class TestPreemption:
 
 
 class TestFollowing:
-    def test_tokens_are_those_of_the_device(self):
+    def test_updated_tokens_are_those_of_the_device(self):
         played = simulation(Habits(accept=0.5, stop=0.1))
         actives = [played.arrive(prompt(), 20) for _ in range(4)]
         finish(played)
@@ -198,12 +198,12 @@ class TestFollowing:
     def test_a_call_without_rounds_is_an_error(self):
         played = simulation()
         active = played.arrive(prompt(), 20)
-        plan = played.scheduler.plan()
-        logs = played.device.carry_out(plan, K)
+        schedule = played.scheduler.schedule()
+        logs = played.device.execute(schedule, K)
         assert logs is not None
         logs.rows[0].accepted[:] = [-1] * 4
         with pytest.raises(RuntimeError, match=r"the device made no round, although the requests in rows \[0\]"):
-            played.scheduler.follow([active], plan.rounds, logs)  # pyright: ignore[reportArgumentType]
+            played.scheduler.update([active], schedule.rounds, logs)  # pyright: ignore[reportArgumentType]
 
 
 def request(length: int, max_tokens: int | None, **fields) -> Request:
@@ -222,14 +222,14 @@ def request(length: int, max_tokens: int | None, **fields) -> Request:
         (request(1, 1, stop_tokens=tuple(range(999))), "prompt 7 has 999 stop tokens"),
     ],
 )
-def test_what_can_never_be_served_is_refused(refused, words):
+def test_requests_that_can_never_be_served_are_refused(refused, words):
     scheduler = Scheduler(EngineConfig(max_batch=2, max_len=40, page_size=10, num_pages=3), K)
     with pytest.raises(ValueError, match=words):
-        scheduler.needs.check(refused)
-    scheduler.needs.check(request(10, 18))  # 30 slots with K drafts
+        scheduler.requirements.check(refused)
+    scheduler.requirements.check(request(10, 18))  # 30 slots with K drafts
 
 
-def test_has_room():
+def test_has_room_up_to_max_waiting_and_free_rows():
     """Whoever finds a free row does not count."""
     played = simulation(max_waiting=1)
     for _ in range(3):
@@ -242,7 +242,7 @@ def test_has_room():
     assert played.scheduler.has_room()
 
 
-def test_clear_leaves_those_who_wait():
+def test_clear_leaves_waiting_requests():
     played = simulation(max_batch=1)
     played.arrive(prompt(), 3)
     waiting = played.arrive(prompt(), 3)

@@ -1,4 +1,6 @@
-"""The scheduler against a device on paper: whatever comes and goes, no text is damaged, nobody starves, nothing is lost."""
+"""The scheduler against a simulated device, with random arrivals and aborts: no text is damaged, no request starves, and
+no page is lost.
+"""
 
 import dataclasses
 import random
@@ -10,7 +12,7 @@ from simulated_engine import Simulation
 
 from jspec.config import EngineConfig
 from jspec.engine.request import LIVE, ActiveRequest
-from jspec.engine.scheduler.schedule import Plan
+from jspec.engine.scheduler.schedule import Schedule
 from jspec.engine.scheduler.scheduler import MOST_ROUNDS_WAITED_FOR
 
 
@@ -19,7 +21,7 @@ class Arrival:
     """A request to come.
 
     Attributes:
-      plans: how many plans are made before it arrives.
+      schedules: how many schedules are made before it arrives.
       shared: how much of an earlier text its prompt begins with, in percent.
       fresh: how many tokens of its own follow.
       max_tokens: the most new tokens.
@@ -28,7 +30,7 @@ class Arrival:
       event: what happens as it arrives: below 3, an earlier request is aborted; 3, the device fails; else nothing.
     """
 
-    plans: int
+    schedules: int
     shared: int
     fresh: int
     max_tokens: int | None
@@ -40,7 +42,7 @@ class Arrival:
 def arrivals() -> st.SearchStrategy[list[Arrival]]:
     one = st.builds(
         Arrival,
-        plans=st.sampled_from([0, 0, 1, 1, 2, 3, 7]),
+        schedules=st.sampled_from([0, 0, 1, 1, 2, 3, 7]),
         shared=st.sampled_from([0, 60, 90, 100]),
         fresh=st.integers(1, 15),
         max_tokens=st.sampled_from([1, 3, 10, 15, 20, 30, 50, None]),
@@ -71,29 +73,29 @@ def configs(draw) -> EngineConfig:
 
 @dataclasses.dataclass
 class Before:
-    """Who was where before a plan was made."""
+    """The requests in rows before a schedule was made."""
 
-    seated: list[ActiveRequest]
+    in_rows: list[ActiveRequest]
     preemptions: dict[ActiveRequest, int]
     busy: bool
 
     @staticmethod
     def of(simulation: Simulation) -> "Before":
         scheduler = simulation.scheduler
-        seated = [active for active in scheduler.rows if active is not None]
-        reading = any(not active.decoding for active in seated)
+        in_rows = [active for active in scheduler.rows if active is not None]
+        reading = any(not active.decoding for active in in_rows)
         preemptions = {active: active.num_preemptions for active in simulation.all}
-        return Before(seated, preemptions, bool(scheduler.waiting or scheduler.swapped or reading))
+        return Before(in_rows, preemptions, bool(scheduler.waiting or scheduler.swapped or reading))
 
 
-def check_order(simulation: Simulation, before: Before, plan: Plan):
+def check_order(simulation: Simulation, before: Before, schedule: Schedule):
     """The senior enter first, the youngest is preempted, and who was preempted comes back before others enter."""
     scheduler = simulation.scheduler
-    seated = [active for active in scheduler.rows if active is not None]
+    in_rows = [active for active in scheduler.rows if active is not None]
     preempted = [active for active in simulation.all if active.num_preemptions > before.preemptions[active]]
-    returned = [move.active for move in plan.returning]
-    entered = [active for active in seated if active not in before.seated and active not in returned]
-    kept = [active for active in before.seated if active in seated and active not in preempted]
+    returned = [move.active for move in schedule.swap_in]
+    entered = [active for active in in_rows if active not in before.in_rows and active not in returned]
+    kept = [active for active in before.in_rows if active in in_rows and active not in preempted]
 
     def seniority(actives):
         return [active.seniority for active in actives]
@@ -107,17 +109,17 @@ def check_order(simulation: Simulation, before: Before, plan: Plan):
     assert not (returned and preempted)
 
 
-def check_plan(simulation: Simulation, before: Before, plan: Plan):
+def check_plan(simulation: Simulation, before: Before, schedule: Schedule):
     """How many rounds there are, who makes them, and that pages and host memory suffice."""
     config, scheduler = simulation.config, simulation.scheduler
-    if plan.decoding:
+    if schedule.decoding:
         most = min(config.rounds, MOST_ROUNDS_WAITED_FOR) if before.busy else config.rounds
-        begins = any(not active.tokens and active.unread_rounds == plan.rounds for active in plan.decoding)
-        assert plan.rounds == (1 if begins else most)
+        begins = any(not active.tokens and active.unread_rounds == schedule.rounds for active in schedule.decoding)
+        assert schedule.rounds == (1 if begins else most)
         able = [active for active in scheduler.rows if active is not None and active.decoding]
         senior = sorted(able, key=lambda active: active.seniority)
-        assert plan.decoding == senior[: simulation.config.max_batch]
-    assert plan.segments or plan.decoding or simulation.calls_under_way  # there is no standstill
+        assert schedule.decoding == senior[: simulation.config.max_batch]
+    assert schedule.chunks or schedule.decoding or simulation.calls_under_way  # there is no standstill
     assert scheduler.pages_swapped <= simulation.swap_pages
     rows = [active for active in scheduler.rows if active is not None]
     assert all(scheduler.rows[active.row] is active for active in rows if active.row is not None)
@@ -135,10 +137,10 @@ def check_pages(simulation: Simulation):
 
 def step(simulation: Simulation):
     before = Before.of(simulation)
-    plan = simulation.scheduler.plan()
-    check_plan(simulation, before, plan)
-    check_order(simulation, before, plan)
-    simulation.carry_out(plan)
+    schedule = simulation.scheduler.schedule()
+    check_plan(simulation, before, schedule)
+    check_order(simulation, before, schedule)
+    simulation.execute(schedule)
     check_pages(simulation)
 
 
@@ -154,14 +156,14 @@ def prompt_of(arrival: Arrival, simulation: Simulation) -> list[int]:
 
 
 def play(simulation: Simulation, coming: list[Arrival]):
-    """Have requests come and go, and check every plan."""
+    """Have requests come and go, and check every schedule."""
     for arrival in coming:
-        for _ in range(arrival.plans):
+        for _ in range(arrival.schedules):
             if simulation.scheduler.unfinished:
                 step(simulation)
         if arrival.event < 3 and simulation.all:
             simulation.abort(simulation.rng.choice(simulation.all[-4:]))
-        elif arrival.event == 3 and arrival.plans == 7:
+        elif arrival.event == 3 and arrival.schedules == 7:
             simulation.fail()
         prompt = prompt_of(arrival, simulation)
         try:
@@ -171,17 +173,17 @@ def play(simulation: Simulation, coming: list[Arrival]):
 
 
 def finish(simulation: Simulation):
-    """Serve those that are there to their end, in a number of plans that is bounded by their work."""
-    config, scheduler, plans = simulation.config, simulation.scheduler, 0
+    """Serve those that are there to their end, in a number of schedules that is bounded by their work."""
+    config, scheduler, schedules = simulation.config, simulation.scheduler, 0
     unfinished = [active for active in simulation.all if active.outcome == LIVE]
     work = sum(
-        -(-active.num_to_read // config.chunk) + active.request.limit(config.max_len) - active.length + 4
+        -(-active.num_to_prefill // config.chunk) + active.request.limit(config.max_len) - active.length + 4
         for active in unfinished
     )
     while scheduler.unfinished:
         step(simulation)
-        plans += 1
-        assert plans <= 2 * work
+        schedules += 1
+        assert schedules <= 2 * work
     assert all(active.outcome != LIVE for active in simulation.all)
 
 
@@ -192,10 +194,10 @@ def check_end(simulation: Simulation):
     assert scheduler.pages.available == scheduler.pages.total
     assert scheduler.rows == [None] * simulation.config.num_rows
     assert scheduler.num_preemptions == sum(active.num_preemptions for active in simulation.all)
-    assert scheduler.reading.num_prefill_tokens == simulation.device.num_read
-    assert scheduler.reading.num_padding == simulation.device.num_padding
+    assert scheduler.prefill_queue.num_prefill_tokens == simulation.device.num_prefilled
+    assert scheduler.prefill_queue.num_padding == simulation.device.num_padding
     if not any(active.num_preemptions for active in simulation.all):
-        assert scheduler.reading.num_cached_tokens == sum(active.num_cached_tokens for active in simulation.all)
+        assert scheduler.prefill_queue.num_cached_tokens == sum(active.num_cached_tokens for active in simulation.all)
 
 
 @settings(max_examples=400, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
@@ -209,7 +211,7 @@ def check_end(simulation: Simulation):
     coming=arrivals(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_whatever_comes_and_goes(config, K, looks_ahead, chooses, swap_pages, habits, coming, seed):
+def test_random_arrivals_and_aborts_damage_no_text(config, K, looks_ahead, chooses, swap_pages, habits, coming, seed):
     rng = random.Random(seed)
     simulation = Simulation(config, K, looks_ahead, swap_pages, rng, habits, chooses and K > 0)
     play(simulation, coming)

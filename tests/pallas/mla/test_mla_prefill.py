@@ -206,8 +206,8 @@ class TestPagesInUse:
 @pytest.mark.parametrize("segments", [1, 4, 64])
 def test_a_prefill_batch_stays_below_max_prefill_pages(segments):
     config = EngineConfig(max_len=1000, prefill_chunk=128, expand_latents=True, prefill_tokens=8192, reproducible=False)
-    assert config.pages_of_pass(segments) == max_prefill_pages(segments, 128, config.pages_per_row, 64)
-    assert dataclasses.replace(config, expand_latents=False).pages_of_pass(segments) is None
+    assert config.pages_of_prefill(segments) == max_prefill_pages(segments, 128, config.pages_per_row, 64)
+    assert dataclasses.replace(config, expand_latents=False).pages_of_prefill(segments) is None
 
 
 def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dtype="bfloat16"):

@@ -130,7 +130,7 @@ class TestAllow:
         for whole in ("class a(self):", "def main", "def self()"):
             constraint, text = constraint_of(regex=REGEX), ""
             for token in [*tokenizer().encode(whole), EOS]:
-                found, expected, forced = flags_of(constraint)[0], expected_flags(text), constraint.forced(1)
+                found, expected, forced = flags_of(constraint)[0], expected_flags(text), constraint.jump_forward(1)
                 if forced and forced != [EOS]:
                     assert expected[forced[0]]
                     expected = np.arange(V) == forced[0]
@@ -179,22 +179,22 @@ class TestForced:
             constraint_of(choice=["def main(self):", "def main(args):"]),
             tokenizer().encode("def main("),
         )
-        forced = constraint.forced(9)
+        forced = constraint.jump_forward(9)
         assert forced
         assert "def main(".startswith("".join(map(by_token, forced)))
-        assert constraint.forced(1) == forced[:1]
-        assert constraint.forced(0) == []
+        assert constraint.jump_forward(1) == forced[:1]
+        assert constraint.jump_forward(0) == []
         constraint.add(whole)
-        assert constraint.forced(9) == []  # two texts are left
+        assert constraint.jump_forward(9) == []  # two texts are left
 
     def test_the_end_is_forced_where_nothing_else_can_come(self):
         constraint = constraint_of(choice=["def"])
         constraint.add(tokenizer().encode("def"))
-        assert constraint.forced(3) == [EOS]
-        assert constraint.forced(0) == []
+        assert constraint.jump_forward(3) == [EOS]
+        assert constraint.jump_forward(0) == []
         without = constraint_of((), choice=["def"])
         without.add(tokenizer().encode("def"))
-        assert without.forced(3) == []
+        assert without.jump_forward(3) == []
 
 
 class TestEnd:

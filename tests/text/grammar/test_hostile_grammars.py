@@ -81,7 +81,7 @@ def test_child_is_killed_at_its_limits_without_static_checks(grammars, monkeypat
     grammars.limits = GrammarLimits(seconds=60.0, memory=32 * 2**20)
     with pytest.raises(ValueError, match="takes more than 32 MB of memory"):
         grammars.constraint(ENDLESS_TWO, [EOS])
-    assert grammars.constraint(GOOD, [EOS]).forced(1) == []
+    assert grammars.constraint(GOOD, [EOS]).jump_forward(1) == []
 
 
 def test_cpu_time_is_the_limit_on_a_busy_machine(grammars):
@@ -93,7 +93,7 @@ def test_cpu_time_is_the_limit_on_a_busy_machine(grammars):
     with pytest.raises(concurrent.futures.TimeoutError):
         compilation.result(1.5)
     process.resume()
-    assert compilation.result(PATIENCE).constraint(V, [EOS]).forced(1) == []
+    assert compilation.result(PATIENCE).constraint(V, [EOS]).jump_forward(1) == []
 
 
 def test_grammar_without_a_free_child_may_be_retried(grammars):
@@ -170,7 +170,7 @@ def test_lost_worker_is_restarted(grammars):
     until(lambda: lost.children())
     (child,) = lost.children()
     lost.kill()
-    assert grammars.constraint(GOOD, [EOS]).forced(1) == []
+    assert grammars.constraint(GOOD, [EOS]).jump_forward(1) == []
     assert worker(grammars).pid != lost.pid
     until(lambda: worker(grammars).children())  # what was tried when it was lost is tried again
     compilation.cancel()
@@ -209,7 +209,7 @@ def test_forced_text_is_walked_once_by_the_compiling_thread(grammars):
         flags = np.full((5, V // 32), 2**32 - 1, np.uint32)
         started = time.thread_time()
         for _ in range(20):
-            drafts = constraint.forced(4)
+            drafts = constraint.jump_forward(4)
             constraint.allow(drafts, flags)
             constraint.add(drafts)
         return time.thread_time() - started
@@ -247,7 +247,7 @@ def test_a_text_that_spells_a_special_token(grammars):
     constraint, written = grammars.constraint(StructuredOutputsParams(choice=[text]), [EOS]), []
     while not constraint._ended:
         flags = np.full((3, V // 32), 2**32 - 1, np.uint32)
-        drafts = constraint.forced(2)
+        drafts = constraint.jump_forward(2)
         constraint.allow(drafts, flags)
         for place, draft in enumerate(drafts):
             allowed = np.flatnonzero(np.unpackbits(flags[place].view(np.uint8), bitorder="little"))

@@ -12,32 +12,34 @@ FIRST, LAST = (0, 1, 2), (3, 4, 5)
 VIEWS = (FIRST, LAST, (1, 3, 5), tuple(range(N)))  # tokens whose joint distribution is compared
 
 
-def seen(texts: np.ndarray, view: Sequence[int]) -> np.ndarray:
+def marginal(texts: np.ndarray, view: Sequence[int]) -> np.ndarray:
     """Counts or probabilities of some tokens of the texts: ``[V + 1] * N`` -> ``[(V + 1) ** len(view)]``."""
     return texts.sum(axis=tuple(i for i in range(N) if i not in view)).ravel()
 
 
 def assert_texts(oracle: Oracle, tally: Tally, views=VIEWS):
-    """The joint distribution of completions, seen through some of their tokens."""
+    """The joint distribution of completions, by marginals over some of their tokens."""
     for view in views:
-        assert_follows(seen(tally.texts, view), seen(oracle.texts, view), f"tokens {view} of {oracle.ask}")
+        assert_follows(marginal(tally.texts, view), marginal(oracle.texts, view), f"tokens {view} of {oracle.ask}")
 
 
 def assert_texts_together(played: Sequence[tuple[Oracle, Tally]], views=VIEWS):
     """``assert_texts`` of all kinds of requests in one check, which sees a smaller bias if they share it."""
     for view in views:
-        counts = [seen(tally.texts, view) for _, tally in played]
-        assert_follows(counts, [seen(oracle.texts, view) for oracle, _ in played], f"tokens {view} of all asks")
+        counts = [marginal(tally.texts, view) for _, tally in played]
+        assert_follows(counts, [marginal(oracle.texts, view) for oracle, _ in played], f"tokens {view} of all asks")
 
 
 def p_values(played: Sequence[tuple[Oracle, Tally]], view=LAST) -> list[float]:
     """Of some tokens of the texts of each ask: what a test asks that puts in a fault."""
-    return [p_value(seen(tally.texts, view), seen(oracle.texts, view)) for oracle, tally in played]
+    return [p_value(marginal(tally.texts, view), marginal(oracle.texts, view)) for oracle, tally in played]
 
 
 def p_value_together(played: Sequence[tuple[Oracle, Tally]], view=LAST) -> float:
     """Of some tokens of the texts of all asks, in one test."""
-    return p_value([seen(tally.texts, view) for _, tally in played], [seen(oracle.texts, view) for oracle, _ in played])
+    return p_value(
+        [marginal(tally.texts, view) for _, tally in played], [marginal(oracle.texts, view) for oracle, _ in played]
+    )
 
 
 def assert_acceptance(oracle: Oracle, tally: Tally):

@@ -1,4 +1,4 @@
-"""Which drafts are verified under a budget: the likeliest, each row's first, whatever ties and padding there are."""
+"""Selection of drafts under a budget: the likeliest, each row's first, with any ties and padding."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.engine.adaptive.controller import MEMORY
-from jspec.engine.adaptive.draft_admission import BINS, admitted, nothing_seen
+from jspec.engine.adaptive.draft_selection import BINS, no_stats, select_drafts
 from jspec.sampling.confidence import confidence_of
 from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.verify import Proposal
@@ -33,83 +33,83 @@ def test_the_likeliest_drafts_are_verified(seed, spare):
     rng = np.random.default_rng(seed)
     acceptance = rng.choice([0.01, 0.3, 0.5, 0.9, 0.99], (B, K)).astype(np.float32)  # with ties
     count = rng.integers(0, K + 1, B)
-    verified = admitted(jnp.asarray(acceptance), jnp.asarray(count), jnp.int32(spare))
+    verified = select_drafts(jnp.asarray(acceptance), jnp.asarray(count), jnp.int32(spare))
     np.testing.assert_array_equal(verified, by_hand(acceptance, count, spare))
     assert verified.sum() == min(spare, count.sum())
 
 
-def test_admission_of_a_draft_depends_on_nothing_behind_it():
+def test_selection_of_a_draft_depends_on_no_later_draft():
     """Whether draft i is verified is the same for every acceptance of the drafts behind it in its row."""
     rng, levels = np.random.default_rng(1), [0.01, 0.5, 0.99]
     acceptance, count = rng.random((3, 3)).astype(np.float32), jnp.array([3, 3, 3])
     for i, spare in itertools.product(range(3), range(1, 9)):
-        seen = set()
+        selections = set()
         for later in itertools.product(levels, repeat=2 - i):
             changed = acceptance.copy()
             changed[1, i + 1 :] = later
-            seen.add(int(admitted(jnp.asarray(changed), count, jnp.int32(spare))[1]) > i)
-        assert len(seen) == 1
+            selections.add(int(select_drafts(jnp.asarray(changed), count, jnp.int32(spare))[1]) > i)
+        assert len(selections) == 1
 
 
-def told(rounds, confidence=0.5, rows=1):
-    """What is seen of a row after rounds, each a pair of drafts verified and accepted."""
-    seen = nothing_seen(rows, K)
+def stats_after(rounds, confidence=0.5, rows=1):
+    """The statistics of a row after rounds, each a pair of drafts verified and accepted."""
+    stats = no_stats(rows, K)
     sure, live = jnp.full((rows, K), confidence, jnp.float32), jnp.ones(rows, bool)
     for count, accepted in rounds:
-        seen = seen.after(sure, jnp.full(rows, count), jnp.full(rows, accepted), live)
-    return seen
+        stats = stats.after(sure, jnp.full(rows, count), jnp.full(rows, accepted), live)
+    return stats
 
 
-def test_before_anything_is_seen_confidence_decides():
+def test_without_statistics_confidence_decides():
     sure = (jnp.arange(K, dtype=jnp.float32)[None] + 0.5) / BINS
-    np.testing.assert_allclose(nothing_seen(1, K).acceptance(sure), sure, rtol=1e-5)
+    np.testing.assert_allclose(no_stats(1, K).acceptance(sure), sure, rtol=1e-5)
 
 
-def test_a_place_where_drafts_are_refused_is_learnt():
-    seen = told([(4, 2)] * 200)
-    acceptance = seen.acceptance(jnp.full((1, K), 0.5))[0]
+def test_statistics_learn_a_place_of_rejected_drafts():
+    stats = stats_after([(4, 2)] * 200)
+    acceptance = stats.acceptance(jnp.full((1, K), 0.5))[0]
     assert acceptance[0] > 0.9 < acceptance[1]
     assert acceptance[2] < 0.1
-    assert abs(float(acceptance[3]) - float(acceptance[2])) < 0.05  # never judged: as the place before it
-    np.testing.assert_allclose(seen.of_request[0, 0, :3], 1 / (1 - np.exp(-1 / MEMORY)), rtol=0.05)
-    assert float(seen.of_request[0, 0, 3]) == 0
+    assert abs(float(acceptance[3]) - float(acceptance[2])) < 0.05  # never verified: as the place before it
+    np.testing.assert_allclose(stats.of_request[0, 0, :3], 1 / (1 - np.exp(-1 / MEMORY)), rtol=0.05)
+    assert float(stats.of_request[0, 0, 3]) == 0
 
 
-def test_what_a_confidence_is_worth_is_learnt_from_all_requests():
-    seen, rng = nothing_seen(8, K), np.random.default_rng(2)
+def test_confidence_is_calibrated_over_all_requests():
+    stats, rng = no_stats(8, K), np.random.default_rng(2)
     for _ in range(200):
         sure = rng.choice([0.2, 0.9], (8, K)).astype(np.float32)
         stands = rng.random((8, K)) < np.where(sure > 0.5, 0.95, 0.3)  # confidences that are too low
         accepted = np.cumprod(stands, axis=1).sum(axis=1)
-        seen = seen.after(jnp.asarray(sure), jnp.full(8, K), jnp.asarray(accepted), jnp.ones(8, bool))
-    acceptance = seen.acceptance(jnp.broadcast_to(jnp.array([0.2, 0.9, 0.2, 0.9]), (8, K))).mean(axis=0)
+        stats = stats.after(jnp.asarray(sure), jnp.full(8, K), jnp.asarray(accepted), jnp.ones(8, bool))
+    acceptance = stats.acceptance(jnp.broadcast_to(jnp.array([0.2, 0.9, 0.2, 0.9]), (8, K))).mean(axis=0)
     assert acceptance[1] > 0.85
     assert acceptance[0] < 0.5
 
 
-def test_rows_that_take_no_part_change_nothing():
-    seen = told([(4, 2)] * 5)
-    after = seen.after(jnp.full((1, K), 0.5), jnp.array([0]), jnp.array([-1]), jnp.zeros(1, bool))
-    jax.tree.map(np.testing.assert_array_equal, seen, after)
+def test_idle_rows_do_not_change_statistics():
+    stats = stats_after([(4, 2)] * 5)
+    after = stats.after(jnp.full((1, K), 0.5), jnp.array([0]), jnp.array([-1]), jnp.zeros(1, bool))
+    jax.tree.map(np.testing.assert_array_equal, stats, after)
 
 
-def test_confidences_that_are_no_numbers_do_no_harm():
-    seen = nothing_seen(1, K)
+def test_nan_confidence_is_in_the_lowest_bin():
+    stats = no_stats(1, K)
     odd = jnp.array([[jnp.nan, jnp.inf, -jnp.inf, 2.0]], jnp.float32)
-    assert np.isfinite(seen.acceptance(odd)).all()
-    after = seen.after(odd, jnp.array([4]), jnp.array([4]), jnp.ones(1, bool))
+    assert np.isfinite(stats.acceptance(odd)).all()
+    after = stats.after(odd, jnp.array([4]), jnp.array([4]), jnp.ones(1, bool))
     assert np.isfinite(after.of_confidence).all()
     assert after.of_confidence[1].sum() == 4
 
 
-def test_fewer_drafts_than_there_are_places_for():
-    seen = nothing_seen(2, K)
-    after = seen.after(jnp.full((2, 2), 0.5), jnp.array([2, 1]), jnp.array([2, 0]), jnp.ones(2, bool))
+def test_all_drafts_are_verified_within_the_budget():
+    stats = no_stats(2, K)
+    after = stats.after(jnp.full((2, 2), 0.5), jnp.array([2, 1]), jnp.array([2, 0]), jnp.ones(2, bool))
     np.testing.assert_array_equal(after.of_request[:, 0], [[1, 1, 0, 0], [1, 0, 0, 0]])
     assert after.acceptance(jnp.full((2, 2), 0.5)).shape == (2, 2)
 
 
-def test_the_confidence_of_a_drawn_draft_is_the_largest_probability():
+def test_confidence_of_a_drawn_draft_is_the_largest_probability():
     logits = jax.random.normal(jax.random.key(3), (2, K, 9))
     warp = Warp(jnp.array([0.7, 0.0]), jnp.array([3, 0]), jnp.array([0.9, 1.0]), jnp.zeros(2))
     distribution, _ = make_distribution(logits, warp)

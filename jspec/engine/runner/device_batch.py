@@ -1,0 +1,118 @@
+"""The state of the batch on the device, and how programs are compiled for it and sent.
+
+Every program takes the state and returns a new one in the same memory: the state is *donated*. Only this file touches
+donated arrays.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.engine.multihost.leader import Leader, group_of
+from jspec.engine.runner.compile import Program, compile_all
+from jspec.engine.runner.programs import WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
+from jspec.engine.runner.state import DecodeState, of_rows, save
+
+
+class DeviceBatch:
+    """Weights, programs and the state of the batch, which every program sent replaces.
+
+    Args:
+      builder: builds the step of every program.
+      leaves: the arrays of the target, and those of the draft model.
+      draft_lengths: every K of rounds.
+
+    Attributes:
+      sharding: how programs run on several devices; None on one.
+      group: this process among others that have some of the devices, ``Leader`` or ``Follower``; None if it has all.
+      leaves: as given.
+      programs: all programs, compiled or not.
+      state: the batch, as the last program sent will leave it. Every program takes its buffers away.
+      is_wanted: whether anybody still waits for a compilation; the engine's thread replaces it.
+    """
+
+    def __init__(self, builder: StepBuilder, leaves: Leaves, draft_lengths: Sequence[int]):
+        self._builder, self.leaves, self.sharding = builder, leaves, builder.sharding
+        self.programs = Programs(builder, leaves[0], draft_lengths)
+        self.group = None if self.sharding is None else group_of(self.sharding.mesh)
+        self.is_wanted: Callable[[], bool] = lambda: True
+        self.state: DecodeState = builder.empty_state(leaves)
+
+    @property
+    def num_compilations(self) -> int:
+        """How many programs are compiled by now."""
+        return sum(program.compiled for program in self.programs)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page, in all layers of target and drafter."""
+        pools = jax.tree.leaves((self.state.cache, self.state.draft))
+        return sum(math.prod(pool.shape) // pool.shape[1] * pool.dtype.itemsize for pool in pools)
+
+    def reset_state(self):
+        """Replace the state by that of an empty batch."""
+        self._broadcast("reset_state")
+        self.__dict__.pop("state", None)  # frees its memory for the new one
+        self.state = self._builder.empty_state(self.leaves)
+
+    def swap_programs(self) -> Iterator[tuple[Program, tuple]]:
+        """The programs that swap requests to host memory and back, with arguments that change nothing."""
+        row, pages = np.int32(0), np.zeros(self.programs.most_moved, np.int32)
+        yield self.programs.save, (row, pages)
+        saved = jax.eval_shape(save, self.state, row, pages)
+
+        def make():
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), saved)
+
+        nothing = make() if self.sharding is None else self.sharding.create(make, self.sharding.saved)
+        yield self.programs.restore, (np.int32(self._builder.config.num_rows), pages, nothing)
+
+    def _with_weights(self, program: Program, args: Sequence) -> tuple:
+        if program is self.programs.admit:
+            return of_rows(self.state), *args
+        return *((self.leaves,) if program.donate == WEIGHTS_THEN_STATE else ()), self.state, *args
+
+    def send_packed(self, program: PackedProgram, inputs: Any) -> Any:
+        """Send a program with inputs that are packed into one array; returns its result beside the state."""
+        return self._send(program, program.packing.pack(inputs))
+
+    def _send(self, program: Program, *args) -> Any:
+        """Send a program and store the state that it returns; returns its other result."""
+        on_host = [arg for arg in args if isinstance(arg, np.ndarray | np.generic)]
+        args = self._with_weights(program, args)
+        program.compile(*args)
+        if self.group is not None:
+            self._broadcast("send", self.programs.index(program), on_host)
+        new, other = program(*args)
+        self.state = dataclasses.replace(self.state, **new) if program is self.programs.admit else new
+        return other
+
+    def _compile(self, programs: Sequence[tuple[Program, tuple]], threads: int | None = None):
+        """Compile programs for the arguments that they get beside weights and state.
+
+        All processes of a group compile at the same time, since on GPUs they compare their autotuning results.
+        """
+        self._broadcast("compile", [self.programs.index(program) for program, _ in programs], threads)
+        # Each send replaces the state, so it is looked at only now.
+        missing = [(program, self._with_weights(program, args)) for program, args in programs]
+        compile_all(missing, threads, self.is_wanted)
+
+    def _broadcast(self, *message: Any):
+        """Send a message to the follower processes, if there are any."""
+        if isinstance(self.group, Leader):
+            self.group.broadcast(*message)
+
+    def _intact(self) -> bool:
+        leaves = jax.tree.leaves(getattr(self, "state", None))
+        if not leaves or any(leaf.is_deleted() for leaf in leaves):
+            return False
+        try:
+            jax.block_until_ready(leaves)
+        except jax.errors.JaxRuntimeError:  # the program that computed it failed
+            return False
+        return True
