@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jspec._validation import is_int, is_number, require, resolve_names
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation, shards_of
@@ -16,7 +17,8 @@ from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape, round_shapes
 from jspec.llm import LLM, check_lossless, same_text_for_every_K
-from jspec.loading.memory_budget import with_num_pages
+from jspec.loading.context_length import lengths_up_to, own_length, reproducible_length
+from jspec.loading.memory_budget import longest_that_fits, with_num_pages
 from jspec.loading.pair import Path, check_pair, default_params, load_modules, open_pair, require_shards
 from jspec.outputs import Delta, Result
 from jspec.registry import MTP
@@ -73,12 +75,13 @@ def load(
         ``Speculation`` among ``options``. With ``num_draft_tokens=0`` the draft is not loaded, and the model decodes
         plainly as it does with ``draft=None``.
       engine: what the engine may use, and the shapes of its programs. None takes the fields of ``EngineConfig`` among
-        ``options``, and chooses three that are not among them: ``max_len`` is the target's own limit, but at most 2048;
-        ``dtype`` is bfloat16 on a GPU and float32 elsewhere; ``reproducible`` is True, but may be given up for
-        ``num_draft_tokens="auto"`` or a ``verify_budget``, under which a seed does not mean one text all the same. By
-        name, ``reproducible=True`` is refused for ``auto``, and with a ``verify_budget`` of n tokens each request
-        verifies n - 1 drafts at most, whatever the others do (docs/guides/reproducibility.md). Where ``num_pages`` is
-        None, the pool of the KV cache has the pages that fit: on a GPU into ``gpu_memory_utilization`` of its memory,
+        ``options``, and chooses three that are not among them: ``max_len`` is the number of positions of the target, but
+        at most 32,768 on a GPU and 8,192 elsewhere, or with ``reproducible=False`` as long as memory allows
+        (docs/guides/serving.md); ``dtype`` is bfloat16 on a GPU and float32 elsewhere; ``reproducible`` is True, but may
+        be given up for ``num_draft_tokens="auto"`` or a ``verify_budget``, under which a seed does not mean one text all
+        the same. By name, ``reproducible=True`` is refused for ``auto``, and with a ``verify_budget`` of n tokens each
+        request verifies n - 1 drafts at most, whatever the others do (docs/guides/reproducibility.md). Where ``num_pages``
+        is None, the pool of the KV cache has the pages that fit: on a GPU into ``gpu_memory_utilization`` of its memory,
         beside weights and workspace; elsewhere into 4 GiB, and no more than every row can use.
       ngram_corpus: texts in which ``draft="ngram"`` looks drafts up where the request's own text has no match. It is the
         path of a text file, a list of texts, or a list of lists of token ids, of at most 4,194,304 tokens (2^22)
@@ -139,11 +142,20 @@ def load(
         pair.require_intact(hash_all=False)  # the rest is hashed when it is loaded
     defaults = default_params(pair.target, generation_config)
     target_config = pair.target.target_config
+    draft_config = pair.draft.config if isinstance(pair.draft, Checkpoint) else None
+    draft_is_model = pair.draft is None or (draft_config is not None and draft_config.language_model is not None)
+    shards = shards_of(tensor_parallel, draft_tensor_parallel, draft_is_model, expert_parallel)
     config = _engine_config(engine_fields, target_config)
+    if engine_fields.get("max_len") is None and not config.reproducible:
+        require_shards(shards, target_config, draft_config)
+        lengths, K = (
+            lengths_up_to(own_length(target_config)),
+            0 if pair.draft is None else speculation.most_draft_tokens,
+        )
+        longest = longest_that_fits(lengths, target_config, draft_config, config, width or K + 1, share, shards)
+        config = dataclasses.replace(config, max_len=longest)
     checked = check_pair(pair, speculation, config.max_len)
     draft_config, speculation = checked.draft_config, checked.speculation
-    draft_is_model = checked.draft is None or (draft_config is not None and draft_config.language_model is not None)
-    shards = shards_of(tensor_parallel, draft_tensor_parallel, draft_is_model, expert_parallel)
     require_shards(shards, target_config, draft_config)
     config = with_num_pages(target_config, draft_config, config, width or checked.num_draft_tokens + 1, share, shards)
     method = method_of(checked.draft)
@@ -268,7 +280,9 @@ def _object_or_fields(
 def _engine_config(fields: Mapping[str, Any], target: ModelConfig) -> EngineConfig:
     """The settings of an engine for a target; what is left open is chosen for the target and the device."""
     fields = dict(fields)
-    fields["max_len"] = _max_len(fields.get("max_len"), target)
+    if fields.get("max_len") is None:
+        fields["max_len"] = reproducible_length(target, jax.default_backend())
+    _require_positions(fields["max_len"], target)
     if fields.get("dtype") is None:
         fields["dtype"] = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     if fields.get("reproducible") is None:
@@ -328,10 +342,7 @@ def _check_reproducible(reproducible: bool | None, speculation: Speculation, wid
     require(fits, "verify_budget", budget, expected)
 
 
-def _max_len(max_len: int | None, config: ModelConfig) -> int:
+def _require_positions(max_len: int, config: ModelConfig):
     longest = config.max_position
-    if max_len is None:
-        return min(longest, 2048)
     fits = not is_int(max_len) or max_len <= longest  # EngineConfig speaks of what is no integer
     require(fits, "max_len", max_len, f"at most {longest}, the positions the target has")
-    return max_len

@@ -125,7 +125,9 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
     """
     parser.add_argument("target", help="checkpoint folder, or the name of a model in the local hub cache")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
-    parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion; the target's, up to 2048")
+    parser.add_argument(
+        "--max-model-len", type=int, help="longest prompt plus completion; the target's, as memory allows"
+    )
     most = "as many as the batch has" if max_num_seqs is None else "%(default)s"
     parser.add_argument("--max-num-seqs", type=int, default=max_num_seqs, help=f"requests decoded together; {most}")
     parser.add_argument("--gpu-memory-utilization", type=float, help="share of the GPU's free memory; 0.9")

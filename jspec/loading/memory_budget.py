@@ -9,8 +9,11 @@ import psutil
 from jspec.config import EngineConfig, ModelConfig, Shards
 from jspec.config.heads import HeadConfig
 from jspec.engine.multihost.leader import fewest
+from jspec.loading.context_length import LADDER
+from jspec.models.kv_cache import gathers_pages
 
 GIB = 2**30
+CPU_CACHE = 4 * GIB  # for keys and values where there is no GPU
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
 
@@ -21,8 +24,9 @@ class Budget:
     Attributes:
       weights: the weights of target and draft.
       cache: keys and values of both, in all pages.
-      work: the largest temporaries: of a round, the logits of target and draft, and one layer's keys and values gathered
-        from their pages; of a prefill batch, one layer's activations, and its keys and values if they follow from latents.
+      work: the largest temporaries: of a round, the logits of target and draft, and one layer's keys and values where
+        attention gathers them from their pages; of a prefill batch, one layer's activations, and its keys and values if
+        they follow from latents.
     """
 
     weights: int
@@ -58,7 +62,10 @@ def budget(
     slots = config.pool_pages * config.page_size
     row_slots = config.max_batch * config.pages_per_row * config.page_size
     logits = config.max_batch * width * target.vocab_size * len(models)
-    gathered = max(decoder.kv_bytes(row_slots, size) // decoder.num_layers for decoder in decoders)
+    gathered = max(
+        decoder.kv_bytes(row_slots, size) // decoder.num_layers if gathers_pages(decoder, config.dtype, on_gpu()) else 0
+        for decoder in decoders
+    )
     tokens = config.chunk_buckets[-1] * config.chunk
     passes = tokens * max(3 * decoder.intermediate_size + 8 * decoder.hidden_size for decoder in decoders) * size
     passes += max(_expanded_bytes(decoder, config) for decoder in decoders)
@@ -80,6 +87,37 @@ def _expanded_bytes(decoder: ModelConfig, config: EngineConfig) -> int:
 
 def _local(config: ModelConfig, shards: Shards | None) -> ModelConfig:
     return config if shards is None else shards.local(config)
+
+
+def longest_that_fits(
+    lengths: Sequence[int],
+    target: ModelConfig,
+    draft: ModelConfig | HeadConfig | None,
+    config: EngineConfig,
+    width: int,
+    share: float,
+    shards: Sequence[Shards | None] = (None, None),
+) -> int:
+    """The first of ``lengths`` that is a ``max_len`` for which there is memory, or the last of them.
+
+    On a GPU it needs ``share`` of the free memory for weights, workspace and the pages of one text of that length: other
+    requests share the pages that remain. Elsewhere the cache of ``max_batch`` such texts may have 4 GiB.
+    """
+    room = share * free_bytes() if on_gpu() else CPU_CACHE
+
+    def fits(length: int) -> bool:
+        sized = dataclasses.replace(config, max_len=length, num_pages=None)
+        if not on_gpu():
+            return budget(target, draft, sized, width, shards).cache <= room
+        return _least_need(target, draft, sized, width, shards).total <= room
+
+    length = next((length for length in lengths if fits(length)), lengths[-1])
+    return length if shards[0] is None else fewest(length)
+
+
+def _least_need(target, draft, config: EngineConfig, width: int, shards: Sequence[Shards | None]) -> Budget:
+    """The bytes of an engine with as many pages as one row may need."""
+    return budget(target, draft, dataclasses.replace(config, num_pages=config.pages_per_row), width, shards)
 
 
 def with_num_pages(
@@ -106,9 +144,9 @@ def with_num_pages(
         need = budget(target, draft, least, width, shards)
         page = need.cache // least.pool_pages
         if on_gpu():
-            pages = _rounded_down(int((share * free - need.weights - need.work) // max(page, 1)))
+            pages = _rounded_down(int((share * free - need.weights - need.work) // max(page, 1)) - 1)
         else:
-            pages = min(config.max_batch * config.pages_per_row, 4 * GIB // max(page, 1))
+            pages = min(config.max_batch * config.pages_per_row, CPU_CACHE // max(page, 1))
         if shards[0] is not None:
             pages = fewest(pages)
         config = dataclasses.replace(least, num_pages=max(pages, config.pages_per_row))
@@ -118,9 +156,21 @@ def with_num_pages(
             f"needs {need.total / GIB:.1f} GiB ({need.weights / GIB:.1f} of weights, {need.cache / GIB:.1f} of KV cache for "
             f"num_pages={config.num_pages} of {config.page_size} tokens, {need.work / GIB:.1f} of workspace for "
             f"max_batch={config.max_batch} x max_len={config.max_len}), but {free / GIB:.1f} GiB are free; lower max_batch, "
-            "max_len or num_pages"
+            f"max_len or num_pages{_fitting_length(target, draft, config, width, free, shards)}"
         )
     return config
+
+
+def _fitting_length(target, draft, config: EngineConfig, width: int, free: int, shards) -> str:
+    """What an error says of the longest ``max_len`` that would fit; nothing if none would."""
+    lengths = [length for length in LADDER if length < config.max_len]
+    fitting = (
+        length
+        for length in lengths
+        if _least_need(target, draft, dataclasses.replace(config, max_len=length), width, shards).total <= free
+    )
+    length = next(fitting, None)
+    return "" if length is None else f"; max_len={length} would fit"
 
 
 def _rounded_down(number: int) -> int:

@@ -65,6 +65,15 @@ def cache_shape(config: ModelConfig, shards: int = 1) -> CacheShape:
     return CacheShape(config.num_layers, max(config.num_kv_heads, shards), config.head_dim)
 
 
+def gathers_pages(config: ModelConfig, dtype: str, on_gpu: bool) -> bool:
+    """Whether attention copies the pages of all rows together, because no kernel reads them where they are."""
+    latent = config.latent
+    query = jax.ShapeDtypeStruct((1, 1, 1, config.head_dim if latent is None else latent.cached), jnp.dtype(dtype))
+    return not on_gpu or not (
+        has_kernel(query, query) if latent is None else has_latent_kernel(query, query, latent.rank)
+    )
+
+
 def init_pool(shape: tuple, pages: int, page_size: int, dtype) -> tuple[LayerKV, ...]:
     """An empty pool for each layer of a model with this ``CacheShape``. ``pages`` counts the null page too."""
     L, G, H, latents = CacheShape(*shape)

@@ -153,7 +153,7 @@ def check_idle(engine: Engine):
         *engine._added.unfinished,
         *engine.gateway._core._clients,
         *engine._loop.progress,
-        *engine._loop.meter._seen,
+        *engine._loop.meter._counted,
     ]
     assert len(engine._loop._calls) <= 1
     gc.collect()

@@ -61,10 +61,10 @@ def test_what_does_not_fit_is_refused_with_numbers(monkeypatch):
 
 
 def test_the_pool_takes_what_remains(monkeypatch):
-    """On a GPU the share of its memory that is left; elsewhere what the rows can use, up to 4 GiB."""
+    """On a GPU the share of its memory that is left, less the null page; elsewhere what the rows can use, up to 4 GiB."""
     one_row = dataclasses.replace(CONFIG, num_pages=CONFIG.pages_per_row)
     assert memory_budget.with_num_pages(TARGET, DRAFT, CONFIG, 5, 0.9).num_pages == 3 * 5
-    monkeypatch.setattr(memory_budget, "GIB", 2000)  # a page takes 2,048 bytes
+    monkeypatch.setattr(memory_budget, "CPU_CACHE", 8000)  # a page takes 2,048 bytes
     monkeypatch.setattr(memory_budget, "free_bytes", lambda: 0)
     with pytest.raises(MemoryError, match="num_pages=5 "):
         memory_budget.with_num_pages(TARGET, DRAFT, CONFIG, 5, 0.9)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jspec.engine.runner.model_runner import ModelRunner
 
 TIMED_CALLS = 5  # of a decode program, when its cost is measured
+LONGEST_TEXT = 1024  # tokens, as most texts that an engine decodes have, however long a context it allows
 
 
 def round_costs(runner: "ModelRunner", builder: StepBuilder, config: EngineConfig) -> Seconds:
@@ -43,9 +44,9 @@ def measured(
     runner: "ModelRunner", builder: StepBuilder, config: EngineConfig, bucket: int, shape: RoundShape
 ) -> float:
     """Seconds of a round of ``bucket`` rows: the median of a few calls, after warm-up, on an idle batch in which the text
-    of every row has half of ``max_len`` tokens. The contents of all pages are lost."""
+    of every row has half of ``max_len`` tokens, but at most ``LONGEST_TEXT``. The contents of all pages are lost."""
     seconds, programs = [], runner.programs
-    prompt, endless = [0] * max(config.max_len // 2, 1), SamplingParams(max_tokens=config.max_len)
+    prompt, endless = [0] * min(max(config.max_len // 2, 1), LONGEST_TEXT), SamplingParams(max_tokens=config.max_len)
     request = Request(0, prompt, endless, np.zeros(2, np.uint32))
     places = np.arange(bucket * config.pages_per_row).reshape(bucket, -1)
     pages = (1 + places % (config.pool_pages - 1)).tolist()  # rows may share pages: their contents are not used

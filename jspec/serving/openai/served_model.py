@@ -25,6 +25,7 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
         llm = model.load()
         if llm.tokenizer is None:
             print("jspec serve: the target has no tokenizer, so prompts can only be token ids", file=sys.stderr)
+        print(f"jspec serve: the context has {llm.engine.config.max_len:,} tokens", file=sys.stderr)
         print("jspec serve: compiling", file=sys.stderr, flush=True)
         llm.warmup()
         grammars, limits = llm.engine.frontend.grammars, settings.limits
