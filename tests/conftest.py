@@ -6,6 +6,7 @@ And what makes them fast: most of their time is XLA's, which compiles many progr
 import contextlib
 import gc
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -50,6 +51,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Costs(config))
 
 

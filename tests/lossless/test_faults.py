@@ -63,7 +63,7 @@ class TestRules:
         assert min(first_round[2], texts[2]) >= LEVEL, "argmax drafts use no draft noise"
         assert self.p_values(rule, RoundNoise, tables, 40_000).min() >= LEVEL
 
-    def test_position_keyed_block_is_detected_but_not_in_a_single_round(self):
+    def test_position_keyed_block_in_a_later_round_is_detected(self):
         tables = rounds.random_tables(1)
         first_round, texts = self.p_values("block", PositionKeyed, tables, 150_000)
         assert first_round.min() >= LEVEL

@@ -98,7 +98,7 @@ class TestSteps(Losslessness):
         jax.clear_caches()
 
     @pytest.mark.long
-    def test_sums_that_are_left_out_are_seen(self, monkeypatch):
+    def test_missing_sums_over_shards_are_detected(self, monkeypatch):
         monkeypatch.setattr(layers, "all_reduce", lambda x, reduce_axis: x)
         jax.clear_caches()
         assert self._least(ShardedProgram("rejection", "medusa", shards=2)) < LEVEL
