@@ -14,11 +14,11 @@ from tqdm import tqdm
 from jspec._validation import require
 from jspec.config import EngineConfig, Speculation
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
+from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
 from jspec.engine.multihost.follower import FollowerRunner, ignoring_interrupts
 from jspec.engine.multihost.leader import Follower
 from jspec.engine.processor import Frontend
-from jspec.engine.runner.programs import verify_every_draft
 from jspec.models.causal import causal_logits
 from jspec.models.flatten import flatten
 from jspec.models.protocols import Target
@@ -98,13 +98,15 @@ class LLM:
         self.engine = Engine(
             target,
             draft_model,
-            make_drafter,
-            speculation.verify,
+            Decoding(
+                make_drafter,
+                speculation.verify,
+                draft_lengths=speculation.draft_lengths if auto else None,
+                budgets=speculation.budgets if budgeted else verify_every_draft,
+            ),
             config,
-            draft_lengths=speculation.draft_lengths if auto else None,
-            costs=costs if auto or budgeted else None,
-            frontend=frontend,
-            budgets=speculation.budgets if budgeted else verify_every_draft,
+            costs if auto or budgeted else None,
+            frontend,
         )
         self._leaves, merge = flatten(target)
 

@@ -32,6 +32,7 @@ from jspec.config import ModelConfig, Speculation
 from jspec.config.heads import HeadConfig
 from jspec.drafting.corpus import prepare
 from jspec.drafting.methods import drafter_for, method_of
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.loading.compatibility import check_options
 from jspec.models import abstract_params, build, flat_params
@@ -195,7 +196,7 @@ def test_folders_that_were_written_with_an_empty_choice_of_layers(name):
 def engine_of(index: int) -> Engine:
     case = EXAMPLES[index]
     speculation = Speculation(K, draft_sampling="auto" if case.config is None else "sample")
-    return Engine(target(), case.module, drafter_for(case.draft, TARGET, speculation), "rejection", CONFIG)
+    return Engine(target(), case.module, Decoding(drafter_for(case.draft, TARGET, speculation), "rejection"), CONFIG)
 
 
 @every_example

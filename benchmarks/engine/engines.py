@@ -9,6 +9,7 @@ import jax
 from benchmarks.rounds.programs import PAGE, Bench
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.processor import Frontend
 from jspec.sampling.synthetic import rule_of
@@ -83,10 +84,12 @@ def make_engine(bench: Bench, setting: Setting, frontend: Frontend | None = None
     return Engine(
         target,
         module,
-        drafter_for(config, bench.pair.target, speculation),
-        _rule(speculation),
+        Decoding(
+            drafter_for(config, bench.pair.target, speculation),
+            _rule(speculation),
+            draft_lengths=speculation.draft_lengths if speculation.auto else None,
+        ),
         setting.engine_config(bench.dtype).for_target(bench.pair.target),
-        draft_lengths=speculation.draft_lengths if speculation.auto else None,
         frontend=frontend,
     )
 

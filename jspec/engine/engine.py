@@ -1,17 +1,17 @@
 """What callers use: requests arrive, stream and are cancelled, in any thread, while the engine's own thread serves them."""
 
 import queue
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jspec.config import EngineConfig
-from jspec.drafting.base import Drafter
 from jspec.engine.adaptive.controller import Controller
 from jspec.engine.adaptive.cost_table import RoundShape
 from jspec.engine.client import Cancel, Client, Failure, deliver
 from jspec.engine.core import EngineCore
+from jspec.engine.decoding import Decoding
 from jspec.engine.gateway import Gateway
 from jspec.engine.loop import Loop
 from jspec.engine.metrics import Metrics
@@ -19,13 +19,11 @@ from jspec.engine.multihost.leader import require_leading
 from jspec.engine.processor import Frontend
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner.model_runner import ModelRunner
-from jspec.engine.runner.programs import Budgets, verify_every_draft
 from jspec.engine.runner.recompilation_guard import CompilationGuard
 from jspec.engine.scheduler.scheduler import Scheduler
 from jspec.models.protocols import Target
 from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
-from jspec.sampling.streams import RoundNoise
 from jspec.text.prompts import Prompt
 
 
@@ -58,18 +56,11 @@ class Engine:
     Args:
       target: a ``Decoder`` or its like.
       draft_model: a model whose arrays the drafter needs, or None.
-      make_drafter: builds the drafter around target and draft model, inside a trace; given a number of drafts as well,
-        one that drafts so many.
-      verify: the name of a verification rule.
+      decoding: how rounds draft and verify.
       config: what may be used.
-      noise: where the noise of a round comes from.
-      draft_lengths: every K that the engine may choose between calls, 0 and the drafter's own among them; None leaves
-        no choice.
       costs: for each of ``config.batch_buckets``, way of making rounds -> seconds per round, for every way to choose from;
         None measures them in ``warmup``, or before the first request.
       frontend: makes requests of prompts, and deltas and results of tokens. None leaves ``add`` without a tokenizer.
-      budgets: for so many rows and a K, how many tokens the target may read in a round, None for all; the engine chooses
-        where there are several.
 
     Attributes:
       config: what may be used.
@@ -90,18 +81,14 @@ class Engine:
         self,
         target: Target,
         draft_model: Any,
-        make_drafter: Callable[..., Drafter],
-        verify: str,
+        decoding: Decoding,
         config: EngineConfig,
-        noise: Callable[..., RoundNoise] = RoundNoise,
-        draft_lengths: Sequence[int] | None = None,
         costs: Mapping[int, Mapping[RoundShape, float]] | None = None,
         frontend: Frontend | None = None,
-        budgets: Budgets = verify_every_draft,
     ):
         self.config = config
-        runner = ModelRunner(target, draft_model, make_drafter, verify, config, noise, draft_lengths, budgets)
-        self._loop = Loop(runner, config, draft_lengths, costs)
+        runner = ModelRunner(target, draft_model, decoding, config)
+        self._loop = Loop(runner, config, decoding.draft_lengths, costs)
         self.frontend = frontend or Frontend(
             None, target.config.vocab_size, target.config.eos_token_ids, max_len=config.max_len
         )

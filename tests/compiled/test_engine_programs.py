@@ -15,10 +15,10 @@ from benchmarks.rounds.hlo import moves
 from benchmarks.shapes import LLAMA_8B, abstract_module, head_for
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
+from jspec.engine.decoding import Decoding
 from jspec.engine.runner.programs import WEIGHTS_THEN_STATE, PackedProgram, Programs, StepBuilder
 from jspec.engine.runner.state import of_rows, save
 from jspec.models.flatten import flatten
-from jspec.sampling.streams import RoundNoise
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
@@ -45,7 +45,7 @@ def built(config: EngineConfig = CONFIG):
     target, head = abstract_module(SHAPE), head_for(SHAPE, "eagle")
     (target_leaves, merge_target), (draft_leaves, merge_draft) = flatten(target), flatten(abstract_module(head))
     make = drafter_for(head, SHAPE, Speculation(K))
-    builder = StepBuilder(merge_target, merge_draft, make, "rejection", config, RoundNoise, K, SHAPE.vocab_size)
+    builder = StepBuilder(merge_target, merge_draft, Decoding(make, "rejection"), config, K, SHAPE.vocab_size)
     leaves = target_leaves, draft_leaves
     return Programs(builder, target_leaves, (K,)), leaves, jax.eval_shape(lambda: builder.empty_state(leaves))
 

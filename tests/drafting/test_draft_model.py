@@ -26,6 +26,7 @@ from engines import (
 from jspec.config import Speculation
 from jspec.drafting.base import Context
 from jspec.drafting.draft_model import DraftModel
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.models import build, flat_params
 from jspec.sampling.distribution import Warp, make_distribution
@@ -39,7 +40,7 @@ K, B = 4, 5
 def table_engine(target: Bigram, draft: Bigram, **speculation) -> Engine:
     settings = Speculation(K, **speculation)
     make_drafter = drafting("draft_model", settings, target.config.vocab_size)
-    return Engine(target, draft, make_drafter, settings.verify, dataclasses.replace(CONFIG, rounds=8))
+    return Engine(target, draft, Decoding(make_drafter, settings.verify), dataclasses.replace(CONFIG, rounds=8))
 
 
 def successors(first: int, n: int, wrong=()) -> list[int]:

@@ -13,6 +13,7 @@ from engines import TARGET, drafting, key_of
 from flax import nnx
 
 from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.request import Request
 from jspec.engine.runner.step_io import empty_prefill
@@ -46,7 +47,7 @@ def engine_of(size: tuple[ModelConfig, str, int, int], num_pages: int | None = N
         max_batch=8, max_len=max_len, dtype=dtype, page_size=chunk, num_pages=num_pages, prefill_chunk=chunk, rounds=3
     )
     make = drafting("draft_model", Speculation(4), config.vocab_size)
-    return Engine(*models, make, "rejection", settings)
+    return Engine(*models, Decoding(make, "rejection"), settings)
 
 
 def requests(size) -> list[Request]:

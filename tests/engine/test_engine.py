@@ -24,6 +24,7 @@ from engines import (
 
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.request import BROKEN, FULL, STOPPED, Request
 from jspec.sampling.params import MAX_STOP_TOKENS, SamplingParams
@@ -136,7 +137,7 @@ def test_requests_finish_with_few_pages(swap_space):
 def unstarted(method=None, **changes) -> Engine:
     """An engine that never runs, and so compiles nothing."""
     make = {None: lambda *_: NoDrafts(), "ngram": lambda *_: NGram(4, 1, 4)}[method]
-    return Engine(target(), None, make, "match", dataclasses.replace(CONFIG, **changes))
+    return Engine(target(), None, Decoding(make, "match"), dataclasses.replace(CONFIG, **changes))
 
 
 @pytest.mark.parametrize(

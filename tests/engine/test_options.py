@@ -12,6 +12,7 @@ from lossless.distributions import Options, processed
 
 import jspec
 from jspec.drafting.plain import NoDrafts
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.runner.compile import Program
 from jspec.engine.scheduler.scheduler import Scheduler
@@ -190,7 +191,7 @@ class TestLogprobs:
     def test_processed_logprobs_are_of_the_sampling_distribution(self):
         table = np.log(np.tile(np.array([8, 4, 2, 1, *[1e-9] * (V - 4)], np.float32), (V, 1)))
         config = dataclasses.replace(CONFIG, logprobs_mode="processed_logprobs")
-        serving = Engine(bigram(table), None, lambda *_: NoDrafts(), "match", config)
+        serving = Engine(bigram(table), None, Decoding(lambda *_: NoDrafts(), "match"), config)
         serving.add([0], SamplingParams(top_k=3, logit_bias={0: -100}, logprobs=4, max_tokens=2, seed=0))
         while serving.unfinished:
             news = serving.step()

@@ -9,6 +9,7 @@ from flax import nnx
 from test_bits import LARGE
 
 from jspec.config import EngineConfig, Speculation
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.request import Request
 from jspec.models import init
@@ -33,7 +34,7 @@ def engine_of(size, K: int) -> Engine:
     config, dtype, max_len = size
     models = [init(config, nnx.Rngs(i), dtype) for i in (0, 0)]  # the draft is the target: most drafts are accepted
     settings = EngineConfig(max_batch=4, max_len=max_len, dtype=dtype, prefill_chunk=16, rounds=3, reproducible=True)
-    return Engine(*models, drafting("draft_model", Speculation(K), config.vocab_size), "rejection", settings)
+    return Engine(*models, Decoding(drafting("draft_model", Speculation(K), config.vocab_size), "rejection"), settings)
 
 
 @pytest.mark.parametrize("ask", ASKS)

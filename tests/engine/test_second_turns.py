@@ -8,6 +8,7 @@ from engines import GREEDY, MAX_LEN, draft, drafting, plain_greedy, requests_of,
 from requests_and_engines import CONFIG, PROMPTS, K, P, alone, engine_of, passing
 
 from jspec.config import Speculation
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest, Request
 
@@ -108,7 +109,7 @@ def test_a_second_turn_after_rounds_without_drafts():
     config = dataclasses.replace(FAST, max_batch=1, rounds=8, num_pages=80, prefill_tokens=60)
     make = drafting("draft_model", Speculation("auto", max_draft_tokens=most, draft_sampling="sample"))
     costs = {1: dict.fromkeys(lengths, 1.0)}
-    engine = Engine(target(), draft(), make, "rejection", config, draft_lengths=lengths, costs=costs)
+    engine = Engine(target(), draft(), Decoding(make, "rejection", draft_lengths=lengths), config, costs=costs)
     engine.controller = Choice(0)  # pyright: ignore[reportAttributeAccessIssue]
     first = serve(engine, greedy_requests(PROMPTS[1:5], 17), at_a_time=1)
     assert not any(sum(one.drafted) for one in first)

@@ -15,6 +15,7 @@ from engines import EOS, LETTERS, MAX_LEN, Letters, V, draft, drafting, plain_gr
 import jspec
 from jspec.commands.demo import FAMILY
 from jspec.config import EngineConfig, Speculation
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.processor import Frontend
 from jspec.engine.request import ActiveRequest
@@ -246,8 +247,7 @@ def tiny_engine(method: str | None, num_pages: int) -> Engine:
     return Engine(
         target(),
         draft() if method == "draft_model" else None,
-        make,
-        "rejection",
+        Decoding(make, "rejection"),
         config,
         frontend=Frontend(Letters(), V, (EOS,)),
     )

@@ -19,6 +19,7 @@ from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.lookup import with_lookup
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner.state import AdmitInputs, DecodeState, RequestArrays, admit, of_rows
@@ -183,7 +184,7 @@ def engine(method: str | None, K: int = 4, verify: Any = "rejection", models=Non
     settings = Speculation(num_draft_tokens=K, verify=verify, **speculation)
     of, by = models or (target(), draft())
     by = by if method == "draft_model" else None
-    return Engine(of, by, drafting(method, settings, of.config.vocab_size), verify, config)
+    return Engine(of, by, Decoding(drafting(method, settings, of.config.vocab_size), verify), config)
 
 
 def entered(state: DecodeState, row: int, prompt, request: RequestArrays) -> DecodeState:

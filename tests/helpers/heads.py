@@ -23,6 +23,7 @@ from jspec.config.heads import (
     PardConfig,
 )
 from jspec.drafting.methods import drafter_for
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.models import build_head, flat_params
 from jspec.models.flatten import flatten
@@ -208,4 +209,4 @@ def head_engine(name: str, K: int, verify="rejection", config=CONFIG, **speculat
     """An engine with the target and the trained draft head of this name."""
     settings, head = Speculation(K, verify, **speculation), HEADS[name]
     drafter = drafter_for(head, TARGET, settings)
-    return Engine(target(), serving(head, trained_head(head)), drafter, verify, config)
+    return Engine(target(), serving(head, trained_head(head)), Decoding(drafter, verify), config)

@@ -23,6 +23,7 @@ from heads import VARIANTS, random_head, serving
 from jspec.config import EngineConfig, Speculation
 from jspec.config.sharding import AXIS
 from jspec.drafting.methods import drafter_for
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.request import Request
 from jspec.models.sharding import mesh_of, on_every_device
@@ -79,7 +80,7 @@ def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection
         model = in_shards(model, count, **how)
         by = in_shards(by, count) if len(shards) > 1 else on_every_device(by, mesh_of(count, AXIS))
     lengths = settings.draft_lengths if settings.auto else None
-    return Engine(model, by, drafter, verify, config, draft_lengths=lengths, budgets=settings.budgets)
+    return Engine(model, by, Decoding(drafter, verify, draft_lengths=lengths, budgets=settings.budgets), config)
 
 
 def alone(engine: Engine, requests) -> list[tuple]:

@@ -11,6 +11,7 @@ import numpy as np
 from disturbances import calls_of_any_length, preempting, serve
 
 from jspec.config import EngineConfig
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.processor import Frontend
 from jspec.engine.request import ActiveRequest, Request
@@ -77,7 +78,7 @@ def engine(program: Program, tables, reproducible: bool) -> Engine:
         return program.drafter(target, model, drafts)
 
     drafts = draft if program.method == "draft_model" else None
-    return Engine(target, drafts, make, program.verify, config(reproducible), frontend=Frontend(None, V))
+    return Engine(target, drafts, Decoding(make, program.verify), config(reproducible), frontend=Frontend(None, V))
 
 
 def play(serving: Engine, samples: int, seed: int, asks: Sequence[Ask] = ASKS) -> list[Tally]:

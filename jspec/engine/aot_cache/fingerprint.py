@@ -19,11 +19,13 @@ def fingerprint(target: Any, draft_model: Any, builder: StepBuilder) -> object |
 
     None if a model, the drafter, the rule or the noise is user-defined.
     """
-    make = builder.make_drafter
+    make = builder.decoding.make_drafter
     if not isinstance(make, DrafterBuilder):
         return None
     try:
-        functions = [_description(part) for part in (make.drafter, RULES[builder.rule], builder.noise)]
+        functions = [
+            _description(part) for part in (make.drafter, RULES[builder.decoding.rule], builder.decoding.noise)
+        ]
         models = [_description(type(model)) for model in (target, draft_model) if model is not None]
     except _UserCode:
         return None

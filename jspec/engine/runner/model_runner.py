@@ -1,27 +1,25 @@
 """The model runner: executes schedules on the device."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jspec.config import EngineConfig
-from jspec.drafting.base import Drafter
 from jspec.engine.adaptive.cost_table import RoundShape, drafts_of, round_shapes
 from jspec.engine.aot_cache.costs import Seconds
 from jspec.engine.aot_cache.executables import ExecutableCache
 from jspec.engine.aot_cache.fingerprint import fingerprint
+from jspec.engine.decoding import Decoding
 from jspec.engine.multihost.leader import Leader
 from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.engine.runner.compile import Program
 from jspec.engine.runner.device_batch import DeviceBatch
 from jspec.engine.runner.program_inputs import ProgramInputs, row_of
 from jspec.engine.runner.programs import (
-    Budgets,
     PackedProgram,
     StepBuilder,
-    verify_every_draft,
 )
 from jspec.engine.runner.round_costs import round_costs
 from jspec.engine.runner.step_io import Call, CallLogs, RoundLog
@@ -30,7 +28,6 @@ from jspec.engine.runner.swap import SwapBlocks, to_memory_kind
 from jspec.engine.scheduler.prefill_batching import Chunk
 from jspec.engine.scheduler.schedule import Schedule, Swap
 from jspec.models.flatten import flatten
-from jspec.sampling.streams import RoundNoise
 from jspec.text.grammar.grammars import available
 
 GIB = 2**30
@@ -42,13 +39,8 @@ class ModelRunner(DeviceBatch):
     Args:
       target: a ``Decoder``, or a model with its methods.
       draft_model: a model whose arrays the drafter needs, or None.
-      make_drafter: builds the drafter around target and draft model, inside a trace; given a number of drafts as well,
-        one of that K.
-      verify: the name of a verification rule.
+      decoding: how rounds draft and verify.
       config: sizes of batch, cache and programs.
-      noise: makes the noise of a round.
-      draft_lengths: every K of rounds; None is the drafter's own K alone.
-      budgets: (rows, K) -> verification budgets, in tokens that the target reads in a round; None among them is all.
 
     Attributes:
       num_draft_tokens: the drafter's own K, which is the largest.
@@ -67,23 +59,18 @@ class ModelRunner(DeviceBatch):
         self,
         target: Any,
         draft_model: Any,
-        make_drafter: Callable[..., Drafter],
-        verify: str,
+        decoding: Decoding,
         config: EngineConfig,
-        noise: Callable[..., RoundNoise] = RoundNoise,
-        draft_lengths: Sequence[int] | None = None,
-        budgets: Budgets = verify_every_draft,
     ):
-        drafter = make_drafter(target, draft_model)
+        drafter = decoding.make_drafter(target, draft_model)
         most, self.longest_text = drafter.num_draft_tokens, drafter.longest_text
         self.looks_ahead, self.slots_beyond = drafter.aux_layers is not None, drafter.slots_beyond
         target_leaves, merge_target = flatten(target)
         draft_leaves, merge_draft = flatten(draft_model)
         self._config, sharding = config, ProgramSharding.of(target, draft_model)
-        self.draft_lengths, self._budgets = tuple(draft_lengths or (most,)), budgets
+        self.draft_lengths, self._budgets = tuple(decoding.draft_lengths or (most,)), decoding.budgets
         self._builder = StepBuilder(
-            *(merge_target, merge_draft, make_drafter, verify, config, noise, most, target.config.vocab_size),
-            *(sharding, budgets),
+            *(merge_target, merge_draft, decoding, config, most, target.config.vocab_size, sharding),
             any(isinstance(shape, tuple) for b in config.batch_buckets for shape in self.round_shapes(b)),
         )
         self.num_draft_tokens, self.width = most, self._builder.width(most)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jspec.config import EngineConfig
-from jspec.drafting.base import Drafter
+from jspec.engine.decoding import Decoding
 from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.engine.request import Request
 from jspec.engine.runner.compile import Program, decode_options
@@ -42,20 +42,12 @@ from jspec.engine.runner.step_io import (
 )
 from jspec.models.params import DTYPES
 from jspec.sampling.params import SamplingParams
-from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES, Proposal
 
-Budgets = Callable[[int, int], Sequence[int | None]]
 Leaves = tuple[list[jax.Array], list[jax.Array]]  # the arrays of the target, and those of the draft model
 WEIGHTS_THEN_STATE, STATE = 1, 0  # the first arguments of a program; the number is the place of the state
 MOST_ADMITTED = 8  # requests that one program admits
 MOST_MOVED = 16  # pages that one program moves between device and host
-
-
-def verify_every_draft(rows: int, K: int) -> tuple[None]:
-    """``Budgets`` without a verification budget: the target reads every draft."""
-    del rows, K
-    return (None,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,27 +56,21 @@ class StepBuilder:
 
     Attributes:
       merge_target, merge_draft: merge the leaves of the target, and of the draft model, into modules.
-      make_drafter: builds the drafter around target and draft model; given a number of drafts as well, one of that K.
-      rule: the name of a verification rule.
+      decoding: how rounds draft and verify.
       config: sizes of batch, cache and programs.
-      noise: makes the noise of a round.
       most: K, the most drafts of a round: the drafter's own number.
       vocab_size: V of the target.
       sharding: how programs run on several devices; None on one.
-      budgets: (rows, K) -> verification budgets, in tokens that the target reads in a round; None among them is all.
-      estimates: whether any of these is a number, so that the state has acceptance statistics.
+      estimates: whether any verification budget is a number, so that the state has acceptance statistics.
     """
 
     merge_target: Callable[[Sequence[jax.Array]], Any]
     merge_draft: Callable[[Sequence[jax.Array]], Any]
-    make_drafter: Callable[..., Drafter]
-    rule: str
+    decoding: Decoding
     config: EngineConfig
-    noise: Callable[..., RoundNoise]
     most: int
     vocab_size: int
     sharding: ProgramSharding | None = None
-    budgets: Budgets = verify_every_draft
     estimates: bool = False
 
     def width(self, K: int) -> int:
@@ -98,10 +84,10 @@ class StepBuilder:
         """
         target, draft_model = self.merge_target(leaves[0]), self.merge_draft(leaves[1])
         own = K in (0, self.most)
-        drafter = self.make_drafter(target, draft_model) if own else self.make_drafter(target, draft_model, K)
+        drafter = self.decoding.make_drafter(target, draft_model, *(() if own else (K,)))
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
-        rule, expand = RULES[self.rule if K else "match"], self.config.expand_latents
-        return DecodeStep(target, drafter, rule, self.width(K), self.noise, expand, budget=budget)
+        rule, expand = RULES[self.decoding.rule if K else "match"], self.config.expand_latents
+        return DecodeStep(target, drafter, rule, self.width(K), self.decoding.noise, expand, budget=budget)
 
     def rounds(
         self, leaves: Leaves, state: DecodeState, call: Call, K: int, budget: int | None
@@ -236,7 +222,7 @@ class Programs:
             "catch_up", on_devices(builder.catch_up), Call.of(config, config.max_batch, [], [], 1)
         )
         self.decode: dict[tuple[int, int, int | None], PackedProgram] = {}
-        every = ((b, K, R) for b in config.batch_buckets for K in draft_lengths for R in builder.budgets(b, K))
+        every = ((b, K, R) for b in config.batch_buckets for K in draft_lengths for R in builder.decoding.budgets(b, K))
         for b, K, R in every:
             rounds = on_devices(functools.partial(builder.rounds, K=K, budget=R))
             name = f"decode_{b}_rows_{K}_drafts" + ("" if R is None else f"_{R}_tokens")

@@ -32,7 +32,7 @@ def round_costs(runner: "ModelRunner", builder: StepBuilder, config: EngineConfi
     arrays = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in runner.leaves]
     method = type(builder.step(runner.leaves, runner.num_draft_tokens).drafter).__name__
     shards = runner.sharding and runner.sharding.shards
-    key = method, builder.rule, config, runner.draft_lengths, arrays, shards
+    key = method, builder.decoding.rule, config, runner.draft_lengths, arrays, shards
 
     def measure():
         return {b: {shape: measured(runner, builder, config, b, shape) for shape in shapes[b]} for b in shapes}

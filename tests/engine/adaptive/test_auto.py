@@ -33,6 +33,7 @@ from jspec.config import EngineConfig, Speculation
 from jspec.config.sharding import AXIS
 from jspec.drafting.methods import drafter_for
 from jspec.engine.adaptive.controller import Controller
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest
 from jspec.llm import LLM
@@ -80,7 +81,7 @@ def auto_engine(method: str, verify: str = "rejection", width: int | None = None
     model = target()
     if shards:
         model, by = in_shards(model, int(shards)), on_every_device(by, mesh_of(int(shards), AXIS))
-    return Engine(model, by, make, verify, config, draft_lengths=LENGTHS, costs=CHEAP)
+    return Engine(model, by, Decoding(make, verify, draft_lengths=LENGTHS), config, costs=CHEAP)
 
 
 def table_llm(costs=None, width: int | None = None, config: EngineConfig = CONFIG, **how) -> LLM:
@@ -277,7 +278,11 @@ def test_only_drafts_that_never_pay_are_switched_off():
     settings, wrong = Speculation(4), bigram(successor_table(range(V)) / 10)
     make = drafting("draft_model", settings)
     engine = Engine(
-        TABLES[0], wrong, make, "rejection", CONFIG, draft_lengths=(0, 4), costs={CONFIG.max_batch: {0: 1.0, 4: 1.5}}
+        TABLES[0],
+        wrong,
+        Decoding(make, "rejection", draft_lengths=(0, 4)),
+        CONFIG,
+        costs={CONFIG.max_batch: {0: 1.0, 4: 1.5}},
     )
 
     def drafts_a_step() -> float:

@@ -8,6 +8,7 @@ from engines import CONFIG, bigram, drafting, successor_table
 
 from jspec.config import Speculation
 from jspec.engine.aot_cache.costs import cached_or_measured
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.runner import round_costs
 
@@ -82,7 +83,7 @@ def test_engine_reads_the_costs_of_an_earlier_one(folder, monkeypatch):
 
     def controller():
         make = drafting("draft_model", settings)
-        engine = Engine(table, table, make, "match", CONFIG, draft_lengths=settings.draft_lengths)
+        engine = Engine(table, table, Decoding(make, "match", draft_lengths=settings.draft_lengths), CONFIG)
         engine.warmup()
         return engine.controller
 

@@ -27,6 +27,7 @@ from jspec.compilation_cache import CompilationCacheWarning
 from jspec.config import Shards, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.aot_cache.executables import DAYS_KEPT, ExecutableCache
+from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.runner.compile import Program, compile_all
 from jspec.models import flat_params
@@ -167,7 +168,7 @@ def engine(settings: Speculation = Speculation(2), config=CONFIG, shards: Shards
     if shards is not None:
         mesh = mesh_of(shards.count, shards.axis)
         model, by = build_shards(TARGET, flat_params(model), "float32", shards, mesh), on_every_device(by, mesh)
-    return Engine(model, by, drafter_for(TARGET, TARGET, settings), settings.verify, config)
+    return Engine(model, by, Decoding(drafter_for(TARGET, TARGET, settings), settings.verify), config)
 
 
 @pytest.mark.parametrize("shards", [None, Shards(2)], ids=["one device", "two shards"])
@@ -222,7 +223,7 @@ def test_user_defined_rule_is_never_cached(rule, monkeypatch):
     monkeypatch.setitem(RULES, "theirs", rule)
     assert engine(Speculation(2)).runner.programs.admit.cache._fingerprint is not None
     make = drafter_for(TARGET, TARGET, Speculation(2))
-    theirs = Engine(target(), draft(), make, "theirs", CONFIG)
+    theirs = Engine(target(), draft(), Decoding(make, "theirs"), CONFIG)
     assert theirs.runner.programs.admit.cache._fingerprint is None
 
 
@@ -231,12 +232,12 @@ def test_synthetic_acceptance_is_part_of_the_key(folder, monkeypatch):
     for rate in (0.5, 0.7, 0.7):
         settings = Speculation(2, synthetic_acceptance=rate)
         monkeypatch.setitem(RULES, "synthetic", rule_of(settings))
-        one = Engine(target(), draft(), drafter_for(TARGET, TARGET, Speculation(2)), "synthetic", CONFIG)
+        one = Engine(target(), draft(), Decoding(drafter_for(TARGET, TARGET, Speculation(2)), "synthetic"), CONFIG)
         names.append(one.runner.programs.admit.cache.file("x", None, (SHAPE,)))
     assert names[0] != names[1] == names[2]
 
 
 def test_user_defined_drafter_is_never_cached():
     """``drafting`` makes a function, whose code is not part of the cache key."""
-    own = Engine(target(), draft(), drafting("draft_model", Speculation(2)), "rejection", CONFIG)
+    own = Engine(target(), draft(), Decoding(drafting("draft_model", Speculation(2)), "rejection"), CONFIG)
     assert own.runner.programs.admit.cache._fingerprint is None

@@ -1,0 +1,37 @@
+"""How an engine decodes, apart from sizes: the drafter, the rule that verifies, and what may be chosen between calls."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from jspec.drafting.base import Drafter
+from jspec.sampling.streams import RoundNoise
+
+Budgets = Callable[[int, int], Sequence[int | None]]
+
+
+def verify_every_draft(rows: int, K: int) -> tuple[None]:
+    """``Budgets`` without a verification budget: the target reads every draft."""
+    del rows, K
+    return (None,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """How rounds draft and verify.
+
+    Attributes:
+      make_drafter: builds the drafter around target and draft model, inside a trace; given a number of drafts as well,
+        one of that K.
+      rule: the name of a verification rule.
+      noise: makes the noise of a round from the keys and lengths of its rows.
+      draft_lengths: every K that the engine may choose between calls, 0 and the drafter's own among them; None is the
+        drafter's own K alone.
+      budgets: (rows, K) -> verification budgets, in tokens that the target reads in a round; None among them is all. The
+        engine chooses where there are several.
+    """
+
+    make_drafter: Callable[..., Drafter]
+    rule: str
+    noise: Callable[..., RoundNoise] = RoundNoise
+    draft_lengths: Sequence[int] | None = None
+    budgets: Budgets = verify_every_draft
