@@ -25,13 +25,13 @@ class Run:
     Attributes:
       program: a ``Program``, or something that has its methods.
       samples: at least so many texts of every ask; those of all asks together where an engine serves them.
-      long: whether ``make test`` leaves it out.
+      tier: ``test``, ``nightly`` or ``long``: which ``make`` plays it.
       reproducible: how an engine serves it; nothing to those that play whole steps.
     """
 
     program: Any
     samples: int
-    long: bool = False
+    tier: str = "test"
     reproducible: bool = False
 
     def __str__(self):
@@ -42,6 +42,11 @@ class Run:
         words += ["narrow"] * (getattr(how, "draft_vocab", V) < V) + ["reproducible"] * self.reproducible
         words += ["reduced"] * (getattr(how, "draft_tokens", None) is not None)
         return "-".join([*words, str(self.samples)])
+
+
+def runs_of(test: Sequence[Any], nightly: Sequence[Any], samples: int) -> tuple[Run, ...]:
+    """Programs that ``make test`` plays, and those that ``make nightly`` does, with so many texts."""
+    return *(Run(program, samples) for program in test), *(Run(program, samples, "nightly") for program in nightly)
 
 
 class Losslessness:
@@ -78,7 +83,10 @@ class Losslessness:
 
     def pytest_generate_tests(self, metafunc):
         if "run" in metafunc.fixturenames:
-            params = [pytest.param(run, marks=pytest.mark.long if run.long else ()) for run in self.runs]
+            params = [
+                pytest.param(run, marks=() if run.tier == "test" else getattr(pytest.mark, run.tier))
+                for run in self.runs
+            ]
             metafunc.parametrize("run", params, ids=str, scope="class")
 
     def test_joint_distribution_of_completions(self, played):

@@ -14,7 +14,7 @@ from jspec.engine.adaptive.draft_selection import select_drafts
 from jspec.engine.runner import step
 from lossless.checks import FIRST, p_values
 from lossless.head_program import HeadOracle, HeadProgram
-from lossless.losslessness import Losslessness, Run
+from lossless.losslessness import Losslessness, Run, runs_of
 from lossless.statistics import LEVEL
 from lossless.steps import CONFIG, Program, decoded, play
 from lossless.table_model import TABLES
@@ -22,8 +22,8 @@ from lossless.table_model import TABLES
 BUDGET = CONFIG.max_batch * 13 // 8  # of all rows: at first 5 of 16 drafts, and more of them as texts end
 QUICK = (
     Run(Program("rejection", budget=BUDGET), 40_000),
-    Run(Program("block", budget=BUDGET), 24_000),
-    Run(Program("match", draft_sampling="coupled", budget=BUDGET), 12_000),
+    Run(Program("block", budget=BUDGET), 24_000, "nightly"),
+    Run(Program("match", draft_sampling="coupled", budget=BUDGET), 12_000, "nightly"),
 )
 LONG = (
     Program("rejection", budget=BUDGET),
@@ -36,7 +36,7 @@ LONG = (
 
 
 class TestBudget(Losslessness):
-    runs = (*QUICK, *(Run(program, 200_000, long=True) for program in LONG))
+    runs = (*QUICK, *(Run(program, 200_000, "long") for program in LONG))
     seed = 53
     least = 0.02  # share of the rounds that verify each number of drafts
 
@@ -75,7 +75,7 @@ class TestBudgetOfHeads(TestBudget):
     """Confidence heads among them."""
 
     tables, oracle = None, HeadOracle
-    runs = (*(Run(program, 12_000) for program in HEADS), *(Run(program, 200_000, long=True) for program in LONG_HEADS))
+    runs = (*runs_of(HEADS[:1], HEADS[1:], 12_000), *(Run(program, 200_000, "long") for program in LONG_HEADS))
     seed = 55
     least = 0.005  # a DFlash head has few rows whose second draft is worth a place
 

@@ -13,7 +13,7 @@ from jspec.sampling.verify import RULES
 from lossless import served, steps
 from lossless.checks import p_values
 from lossless.distributions import Warp
-from lossless.losslessness import Losslessness, Run, ServedLosslessness
+from lossless.losslessness import Losslessness, Run, ServedLosslessness, runs_of
 from lossless.statistics import LEVEL
 from lossless.steps import Ask, Program, SameNoise
 from lossless.table_model import TABLES, V
@@ -39,14 +39,14 @@ SERVED = Program("rejection", draft_positions=served.SLOTS, slots=served.SLOTS)
 class TestSteps(Losslessness):
     asks, seed = ASKS, 91
     runs = (
-        *(Run(program, QUICK) for program in PROGRAMS[:2]),
-        *(Run(program, LONG, long=True) for program in PROGRAMS),
+        *runs_of(PROGRAMS[:1], PROGRAMS[1:2], QUICK),
+        *(Run(program, LONG, "long") for program in PROGRAMS),
     )
 
 
 class TestServed(ServedLosslessness):
     asks, seed = ASKS, 92
-    runs = (Run(SERVED, 5_000, reproducible=True), Run(SERVED, LONG, long=True))
+    runs = (Run(SERVED, 5_000, reproducible=True), Run(SERVED, LONG, "long"))
 
 
 def test_texts_of_coupled_drafts_do_not_depend_on_the_cap():

@@ -4,30 +4,33 @@ import numpy as np
 import pytest
 
 from lossless.checks import VIEWS, assert_texts
-from lossless.losslessness import Losslessness, Run
+from lossless.losslessness import Losslessness, Run, runs_of
 from lossless.oracle import Oracle
 from lossless.steps import ASKS, Program, play
 from lossless.table_model import TABLES, V
 
 QUICK, LONG = 100_000, 200_000  # texts of every ask
 PROGRAMS = (
-    Program("match"),
     Program("match", draft_sampling="coupled"),
-    Program("rejection"),
-    Program("rejection", draft_sampling="argmax", draft_positions=6),
     Program("rejection", draft_sampling="auto"),  # argmax for the third ask, sampled for the others
     Program("block", draft_positions=6, draft_vocab=V - 1),
-    Program("block", draft_sampling="auto", draft_temperature=1.4),
-    *(Program(rule, draft_tokens=(3, 0, 2)) for rule in ("match", "rejection", "block")),
-    Program("rejection", "ngram"),
+    Program("rejection", draft_tokens=(3, 0, 2)),
     Program("block", "ngram"),
-    Program("rejection", "ngram_corpus"),
     Program("rejection", lookup=True),
-    Program("block", lookup=True, draft_positions=6, draft_vocab=V - 1),
-    Program("match", draft_sampling="coupled", lookup=True),
     Program("match", "none"),
 )
-OTHERS = (
+NIGHTLY = (
+    Program("match"),
+    Program("rejection"),
+    Program("rejection", draft_sampling="argmax", draft_positions=6),
+    Program("block", draft_sampling="auto", draft_temperature=1.4),
+    *(Program(rule, draft_tokens=(3, 0, 2)) for rule in ("match", "block")),
+    Program("rejection", "ngram"),
+    Program("rejection", "ngram_corpus"),
+    Program("block", lookup=True, draft_positions=6, draft_vocab=V - 1),
+    Program("match", draft_sampling="coupled", lookup=True),
+)
+LONG_ONLY = (
     Program("match", draft_sampling="argmax", lookup=True),
     Program("rejection", draft_sampling="auto", draft_temperature=1.4, lookup=True),
     Program("block", lookup=True),
@@ -42,8 +45,8 @@ OTHERS = (
 
 class TestSteps(Losslessness):
     runs = (
-        *(Run(program, QUICK) for program in PROGRAMS),
-        *(Run(program, LONG, long=True) for program in (*PROGRAMS, *OTHERS)),
+        *runs_of(PROGRAMS, NIGHTLY, QUICK),
+        *(Run(program, LONG, "long") for program in (*PROGRAMS, *NIGHTLY, *LONG_ONLY)),
     )
     seed = 21
     recovered = 0.01

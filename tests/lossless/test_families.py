@@ -74,7 +74,7 @@ def with_a_capacity(target):
 
 class TestSteps(Losslessness):
     tables, oracle = None, HeadOracle
-    runs = (*(Run(program, 20_000) for program in QUICK), *(Run(program, 100_000, long=True) for program in ALL))
+    runs = (*(Run(program, 20_000) for program in QUICK), *(Run(program, 100_000, "long") for program in ALL))
     seed = 73
 
     @pytest.mark.parametrize(

@@ -12,20 +12,22 @@ from jspec.drafting.block import Block
 from jspec.sampling import verify
 from lossless.checks import FIRST, p_values
 from lossless.head_program import HEADS, HeadOracle, HeadProgram
-from lossless.losslessness import Losslessness, Run
+from lossless.losslessness import Losslessness, Run, runs_of
 from lossless.statistics import LEVEL
 
 RULES, DRAWN = ("match", "rejection", "block"), ("sample", "argmax", "auto")
 FACTORS = ("head", "verify", "draft_sampling")
 QUICK = (
-    HeadProgram("rejection", "eagle"),
     HeadProgram("rejection", "p-eagle", "auto"),
     HeadProgram("match", "pard", "coupled"),
     HeadProgram("block", "mlp", draft_temperature=1.4),
-    HeadProgram("match", "medusa", "argmax"),
     HeadProgram("rejection", "dspark"),
-    HeadProgram("block", "dflash"),
     HeadProgram("rejection", "eagle-small"),
+)
+NIGHTLY = (
+    HeadProgram("rejection", "eagle"),
+    HeadProgram("match", "medusa", "argmax"),
+    HeadProgram("block", "dflash"),
     HeadProgram("block", "mlp-small", "auto"),
     HeadProgram("rejection", "mtp-small"),
 )
@@ -40,7 +42,7 @@ class HeadLosslessness(Losslessness):
 
 
 class TestSteps(HeadLosslessness):
-    runs = (*(Run(program, 20_000) for program in QUICK), *(Run(program, 200_000, long=True) for program in PAIRS))
+    runs = (*runs_of(QUICK, NIGHTLY, 20_000), *(Run(program, 200_000, "long") for program in PAIRS))
     seed = 71
 
 
@@ -107,7 +109,9 @@ def unmapped_residual(rule):
 class TestReducedVocabulary(HeadLosslessness):
     """The EAGLE-3 head knows half of the tokens, and they are not the likeliest."""
 
-    runs = tuple(Run(HeadProgram(rule, "eagle3"), 20_000) for rule in verify.RULES)
+    runs = runs_of(
+        [HeadProgram("rejection", "eagle3")], [HeadProgram(rule, "eagle3") for rule in ("match", "block")], 20_000
+    )
     seed = 72
 
     def test_the_head_lacks_likely_tokens(self, played):
@@ -136,8 +140,8 @@ class TestReducedVocabulary(HeadLosslessness):
 class Forgetful(Block):
     """Draws drafts that depend on each other, and says that they do not: q is without what the Markov head adds."""
 
-    def _one_after_another(self, drawing, hidden, logits, anchor, room):
-        proposal = super()._one_after_another(drawing, hidden, logits, anchor, room)
+    def _sequential(self, drawing, hidden, logits, anchor, room):
+        proposal = super()._sequential(drawing, hidden, logits, anchor, room)
         distribution, _ = drawing.draw(logits, 0)
         return dataclasses.replace(proposal, distribution=distribution)
 

@@ -11,7 +11,7 @@ import pytest
 from jspec.drafting.lookup import WithLookup
 from lossless.checks import p_values
 from lossless.head_program import HeadOracle, HeadProgram
-from lossless.losslessness import Losslessness, Run
+from lossless.losslessness import Losslessness, Run, runs_of
 from lossless.statistics import LEVEL
 from lossless.steps import Program, play
 from lossless.table_model import TABLES
@@ -35,7 +35,7 @@ LONG = (
 
 class TestHeads(Losslessness):
     tables, oracle = None, HeadOracle
-    runs = (*(Run(program, 20_000) for program in QUICK), *(Run(program, 200_000, long=True) for program in LONG))
+    runs = (*runs_of(QUICK[:1], QUICK[1:], 20_000), *(Run(program, 200_000, "long") for program in LONG))
     seed = 81
 
 

@@ -20,7 +20,7 @@ from jspec.models.sharding import build_shards, mesh_of, on_every_device
 from jspec.sampling.streams import RoundNoise
 from lossless.checks import LAST, p_values
 from lossless.head_program import FOUR_HEADS, HEADS, HeadOracle, HeadProgram, head_of, serving, target
-from lossless.losslessness import Losslessness, Run
+from lossless.losslessness import Losslessness, Run, runs_of
 from lossless.statistics import LEVEL
 
 RULES = ("rejection", "block", "match")
@@ -70,16 +70,13 @@ ALL = [
         (("LlamaForCausalLM", 2), (FOUR_HEADS, 4), ("Qwen3MoeForCausalLM", 2), ("Glm4MoeLiteForCausalLM", 2))
     )
 ]
-QUICK = (
-    ShardedProgram("rejection", "eagle"),
-    ShardedProgram("block", "eagle", batch_sharded=True),
-    ShardedProgram("rejection", "eagle3", batch_sharded=True),
-)
+QUICK = (ShardedProgram("block", "eagle", batch_sharded=True),)
+NIGHTLY = (ShardedProgram("rejection", "eagle"), ShardedProgram("rejection", "eagle3", batch_sharded=True))
 
 
 class TestSteps(Losslessness):
     tables, oracle = None, HeadOracle
-    runs = (*(Run(program, 20_000) for program in QUICK), *(Run(program, 100_000, long=True) for program in ALL))
+    runs = (*runs_of(QUICK, NIGHTLY, 20_000), *(Run(program, 100_000, "long") for program in ALL))
     seed = 79
 
     def test_different_noise_on_each_device_is_detected(self):

@@ -7,7 +7,7 @@ from jspec.sampling.processors import Processing
 from lossless import served, steps
 from lossless.checks import p_values
 from lossless.distributions import Options, Warp
-from lossless.losslessness import Losslessness, Run, ServedLosslessness
+from lossless.losslessness import Losslessness, Run, ServedLosslessness, runs_of
 from lossless.statistics import LEVEL
 from lossless.steps import Ask, Program, SameNoise
 from lossless.table_model import TABLES, V
@@ -29,9 +29,9 @@ ASKS = (
 PROGRAMS = (
     Program("rejection"),
     Program("block", draft_positions=6, draft_vocab=V - 1),
-    Program("match", draft_sampling="coupled"),
-    Program("rejection", draft_tokens=REDUCED),
     Program("match", draft_sampling="coupled", draft_tokens=REDUCED),
+    Program("rejection", draft_tokens=REDUCED),
+    Program("match", draft_sampling="coupled"),
     Program("rejection", "ngram"),
     Program("match", "none"),
 )
@@ -40,12 +40,12 @@ SERVED = Program("rejection", draft_positions=served.SLOTS, slots=served.SLOTS)
 
 class TestSteps(Losslessness):
     asks, seed = ASKS, 81
-    runs = tuple(Run(program, samples, samples == LONG) for samples in (QUICK, LONG) for program in PROGRAMS)
+    runs = (*runs_of(PROGRAMS[:3], PROGRAMS[3:], QUICK), *(Run(program, LONG, "long") for program in PROGRAMS))
 
 
 class TestServed(ServedLosslessness):
     asks, seed = ASKS, 82
-    runs = (Run(SERVED, 8_000, reproducible=True), Run(SERVED, LONG, long=True))
+    runs = (Run(SERVED, 8_000, reproducible=True), Run(SERVED, LONG, "long"))
 
 
 def fault_p_values(program: Program) -> list[float]:

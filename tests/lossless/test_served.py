@@ -31,7 +31,7 @@ class TestServed(ServedLosslessness):
     runs = (
         Run(REJECTION, QUICK),
         Run(PROGRAMS[1], FEW, reproducible=True),
-        *(Run(program, LONG, True, exact) for program in PROGRAMS for exact in (True, False)),
+        *(Run(program, LONG, "long", exact) for program in PROGRAMS for exact in (True, False)),
     )
 
     def test_every_event_of_an_engine_occurs(self, run, played):
