@@ -16,9 +16,9 @@ from jspec.config import EngineConfig, Speculation
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
 from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
+from jspec.engine.frontend import Frontend
 from jspec.engine.multihost.follower import FollowerRunner, ignoring_interrupts
 from jspec.engine.multihost.leader import Follower
-from jspec.engine.processor import Frontend
 from jspec.models.causal import causal_logits
 from jspec.models.flatten import flatten
 from jspec.models.protocols import Target

@@ -11,7 +11,7 @@ from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
-from jspec.engine.processor import Frontend
+from jspec.engine.frontend import Frontend
 from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES
 

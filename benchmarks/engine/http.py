@@ -48,7 +48,7 @@ from benchmarks.shapes import SHAPES
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import Speculation
 from jspec.engine.engine import Engine
-from jspec.engine.processor import Frontend
+from jspec.engine.frontend import Frontend
 from jspec.llm import LLM
 from jspec.serving.async_engine import AsyncEngine
 from jspec.serving.openai.http_server import listener

@@ -6,7 +6,7 @@ Where to look:
   thread.py       the engine's own thread; core.py: its turn; jax_settings.py: the settings that it shares with callers
   decoding.py     drafter, verification rule, and what may be chosen between calls
   loop.py         one step after the other: schedule, execute, read; chooses the round shape
-  processor.py    makes requests of prompts, and deltas and results of tokens
+  frontend.py     makes requests of prompts, and deltas and results of tokens
   request.py      a request, and its progress
   metrics.py      metrics of an engine
   scheduler/      decisions on the host, without JAX: who waits, prefills, decodes, is preempted, and with which pages

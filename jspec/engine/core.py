@@ -4,8 +4,8 @@ import weakref
 from typing import TYPE_CHECKING
 
 from jspec.engine.client import Cancel, Client, Deliver, Failure, Output
+from jspec.engine.frontend import Frontend
 from jspec.engine.loop import Loop, Progress
-from jspec.engine.processor import Frontend
 from jspec.engine.request import FAILED, LIVE, Request
 from jspec.engine.runner.recompilation_guard import CompilationError, CompilationGuard, CompilationWarning
 from jspec.outputs import Delta

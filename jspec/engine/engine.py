@@ -12,11 +12,11 @@ from jspec.engine.adaptive.cost_table import RoundShape
 from jspec.engine.client import Cancel, Client, Failure, deliver
 from jspec.engine.core import EngineCore
 from jspec.engine.decoding import Decoding
+from jspec.engine.frontend import Frontend
 from jspec.engine.gateway import Gateway
 from jspec.engine.loop import Loop
 from jspec.engine.metrics import Metrics
 from jspec.engine.multihost.leader import require_leading
-from jspec.engine.processor import Frontend
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner.model_runner import ModelRunner
 from jspec.engine.runner.recompilation_guard import CompilationGuard

@@ -17,7 +17,7 @@ from jspec.commands.demo import FAMILY
 from jspec.config import EngineConfig, Speculation
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
-from jspec.engine.processor import Frontend
+from jspec.engine.frontend import Frontend
 from jspec.engine.request import ActiveRequest
 from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams

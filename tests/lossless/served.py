@@ -13,7 +13,7 @@ from disturbances import calls_of_any_length, preempting, serve
 from jspec.config import EngineConfig
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
-from jspec.engine.processor import Frontend
+from jspec.engine.frontend import Frontend
 from jspec.engine.request import ActiveRequest, Request
 from lossless.distributions import Grammar, Warp
 from lossless.rounds import deal
