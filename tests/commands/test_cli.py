@@ -261,6 +261,7 @@ def test_demo_shows_text_and_figures(checkpoints, capsys):
     assert "expected a checkpoint folder" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_demo_compares_every_drafter_beside_the_target(checkpoints, capsys):
     assert main(["demo", "--checkpoints", str(checkpoints), "--all", "--max-tokens", "3"]) == 0
     out = capsys.readouterr().out

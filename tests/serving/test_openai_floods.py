@@ -17,6 +17,7 @@ import pytest
 from hostile_grammars import ENDLESS, HOSTILE
 from pydantic import BaseModel
 from test_openai_soak import serving
+from tiers import in_tiers
 
 from jspec.sampling.params import MAX_STOP_TOKENS
 from jspec.serving.openai import protocol
@@ -148,7 +149,7 @@ async def send(address: str, path: str, content: bytes) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", in_tiers(PATHS, test=("/v1/chat/completions", "/tokenize", "/detokenize")))
 def test_no_field_is_too_large_for_the_others(server, path, size):
     process, address = server
     before, slow, wrong = process.memory_info().rss, [], []

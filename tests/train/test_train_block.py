@@ -12,6 +12,7 @@ from causal_heads import causal_drafts
 from flax import nnx
 from test_block_parity import Lender, assert_close, checkpoint, golden, head_of
 from test_block_parity import features as golden_features
+from tiers import in_tiers
 from train_toys import TARGET, V, objective, target
 
 from jspec.config.heads.block import MARKOVS
@@ -30,6 +31,7 @@ SIZES = {
     **{f"dspark {kind}": Sizes(num_draft_tokens=4, layers=2, markov=kind, markov_rank=6) for kind in MARKOVS},
     "dspark of a part of the vocabulary": Sizes(num_draft_tokens=3, layers=1, draft_vocab_size=17, markov_rank=6),
 }
+QUICK = ("dflash causal", "dspark rnn", "dspark of a part of the vocabulary")
 
 
 class GoldenTarget(Lender):
@@ -87,7 +89,7 @@ def windows() -> jax.Array:
     return jax.random.randint(jax.random.key(7), (B, n + 1), 0, V)
 
 
-@pytest.mark.parametrize("case", SIZES)
+@pytest.mark.parametrize("case", in_tiers(SIZES, test=QUICK))
 def test_a_block_has_the_logits_of_the_reference_implementation(case):
     trained, params, constants = made(case)
     head, K = build_head(trained.config, {**params, **constants}), trained.depths
@@ -145,7 +147,7 @@ def test_loss_of_a_reduced_vocabulary_is_that_of_the_reference(case):
     assert float(found) == pytest.approx(np.mean(means), rel=1e-5)
 
 
-@pytest.mark.parametrize("case", SIZES)
+@pytest.mark.parametrize("case", in_tiers(SIZES, test=QUICK))
 def test_gradients_are_finite_and_reach_every_weight(case):
     trained, params, constants = made(case)
     leaves = flatten(target())

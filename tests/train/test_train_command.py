@@ -9,6 +9,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from tiers import in_tiers
 from train_toys import learnable
 
 import jspec
@@ -46,7 +47,7 @@ def arguments(folder, method: str, out: str, *more: str) -> list[str]:
     return ["train", "--method", method, *paths, *PLAN.split(), *METHODS[method], *more]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", in_tiers(METHODS, test=("eagle3", "dspark", "medusa")))
 def test_every_method_trains(folder, method, capsys):
     assert main(arguments(folder, method, method)) == 0
     out = folder / method

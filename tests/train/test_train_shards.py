@@ -28,7 +28,7 @@ METHODS = {
     "dspark": ["--num-draft-tokens", "3", "--layers", "1", "--markov-rank", "8"],
     "dflash": ["--num-draft-tokens", "3", "--layers", "1", "--draft-vocab-size", "40"],
 }
-SHORT = ("eagle", "eagle3", "mlp")  # methods whose runs are made every time
+NIGHTLY = ("eagle", "mlp")  # and "eagle3" every time
 PLAN = "--steps 20 --evaluate-every 10 --tokens-per-step 256 --length 32 --peak-rate 1e-2 --prompts 2 --dtype float32"
 
 
@@ -68,7 +68,12 @@ def acceptance_lengths(out: Path) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "method", [method if method in SHORT else pytest.param(method, marks=pytest.mark.long) for method in METHODS]
+    "method",
+    [
+        "eagle3",
+        *(pytest.param(method, marks=pytest.mark.nightly) for method in NIGHTLY),
+        *(pytest.param(method, marks=pytest.mark.long) for method in METHODS if method not in ("eagle3", *NIGHTLY)),
+    ],
 )
 def test_sharded_run_ends_as_on_one_device(folder, tmp_path, method):
     one, two = tmp_path / "one", tmp_path / "two"
