@@ -15,7 +15,7 @@ from interruption import PARAMS, PROMPTS, TABLES, streamed, texts, warm_llm
 import jspec
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def warm():
     return warm_llm()
 

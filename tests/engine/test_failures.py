@@ -17,7 +17,7 @@ from jspec.engine.runner.recompilation_guard import CompilationError, Compilatio
 from jspec.sampling.params import SamplingParams
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def warm():
     return warm_llm()
 

@@ -16,7 +16,7 @@ from jspec.engine.runner.compile import Program
 from jspec.engine.runner.programs import StepBuilder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def warm():
     return warm_llm()
 

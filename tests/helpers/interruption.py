@@ -7,7 +7,7 @@ import signal
 import sys
 import types
 
-from engines import bigram, shared, successor_table, table_llm
+from engines import bigram, successor_table, table_llm
 
 import jspec
 from jspec.sampling.params import SamplingParams
@@ -26,7 +26,6 @@ def streamed(llm) -> list[int]:
     return [token for delta in jspec.stream(llm, PROMPTS[1], PARAMS[1]) for token in delta.token_ids]
 
 
-@shared
 def warm_llm():
     """A model that is compiled, and its texts."""
     llm = table_llm(*TABLES)
