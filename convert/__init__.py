@@ -7,6 +7,8 @@ problems = check("path/to/converted")
 
 cli.py               the ``jspec-convert`` command
 conversion.py        ``convert``
+preparation.py       what is converted: fit, draft vocabulary, quantisation, layers beside a model
+write.py             the files of a converted folder
 checkpoint.py        writes parameters as an Orbax checkpoint
 chunks.py            chunk shapes of stored arrays
 manifest.py          writes the manifest

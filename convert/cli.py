@@ -8,8 +8,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from convert.conversion import VERIFICATIONS, convert, mtp_beside, prepared
+from convert.conversion import VERIFICATIONS, convert
 from convert.listing import listing, matches
+from convert.preparation import mtp_beside, prepared
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.converted.manifest import check
 from jspec.checkpoints.files.refusal import Mismatch, Refusal

@@ -1,40 +1,27 @@
 """``convert`` writes a Hugging Face folder as a converted folder, which jspec loads and checks by its manifest."""
 
 import dataclasses
-import functools
 import os
 import resource
-import shutil
 import sys
 import time
-from collections.abc import Collection
 from pathlib import Path
 
-import numpy as np
-from tqdm import tqdm
-
-from convert.checkpoint import LazyArray, bytes_on_disk, save_params, whole_blocks
-from convert.draft_vocabulary import DraftVocabulary, choose
-from convert.manifest import write_manifest
-from convert.quantize import lazy_params, quantized
-from convert.reduce import reduced, require_whole_vocabulary
+from convert.draft_vocabulary import DraftVocabulary
+from convert.preparation import mtp_beside, prepared
 from convert.staging import staged
 from convert.verify import require_transformers, verify_logits, verify_shapes, verify_weights
+from convert.write import write_folder
 from jspec._validation import require
-from jspec.checkpoints.checkpoint import MTP, Checkpoint, refuse_reduced
-from jspec.checkpoints.converted.manifest import PARAMS, is_converted
+from jspec.checkpoints.checkpoint import MTP, Checkpoint
+from jspec.checkpoints.converted.manifest import is_converted
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
-from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.kinds import describe
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
-from jspec.checkpoints.layout import holds_mtp
-from jspec.checkpoints.tokenizer import FILES
-from jspec.config import QUANTIZATIONS, ModelConfig
+from jspec.config import QUANTIZATIONS
 
-COPIED = ("config.json", "generation_config.json", *FILES)
-MANIFEST_BYTES = 512  # upper bound of what the manifest takes for one file: its name twice, its size and its SHA-256
 VERIFICATIONS = ("shapes", "logits")
 
 
@@ -157,10 +144,10 @@ def convert(
     with staged(place, overwrite, may_replace=is_converted) as partial:
         if further is not None:
             (partial / MTP).mkdir()
-            notes += _write(further, partial / MTP, chosen, progress)
+            notes += write_folder(further, partial / MTP, chosen, progress)
             if verify is not None:
                 notes += [f"{MTP}/: {note}" for note in _verified(further, partial / MTP, chosen)]
-        notes += _write(source, partial, chosen, progress)
+        notes += write_folder(source, partial, chosen, progress)
         if verify is not None:
             notes += _verified(source, partial, chosen)
         if verify == "logits":
@@ -176,89 +163,6 @@ def convert(
         peak_bytes=_peak_bytes(),
         notes=tuple(notes),
     )
-
-
-def prepared(
-    source: HuggingFaceModel,
-    target: Checkpoint | None,
-    quantize: str | None,
-    mtp: bool | None,
-    draft_vocabulary: DraftVocabulary | None,
-    corpus: str | os.PathLike | None,
-) -> HuggingFaceModel:
-    """``source`` as it is to be converted: checked against ``target``, with a draft vocabulary, quantised; arguments as for
-    ``convert``, with the target opened."""
-    if target is not None:
-        require_fit(source, target, needless=draft_vocabulary is None)
-    if corpus is not None and draft_vocabulary is None:
-        raise Refusal(
-            f"corpus={str(corpus)!r}: counts the tokens of a draft vocabulary; give draft_vocabulary, how many"
-        )
-    if draft_vocabulary is not None and not mtp:
-        source = _reduced(source, target, target, draft_vocabulary, corpus)
-    return source if quantize is None else quantized(source, quantize)
-
-
-def mtp_beside(
-    source: HuggingFaceModel,
-    allow_pickle: bool,
-    target: Checkpoint | None,
-    mtp: bool | None,
-    draft_vocabulary: DraftVocabulary | None,
-    corpus: str | os.PathLike | None,
-) -> tuple[HuggingFaceModel | None, list[str]]:
-    """The multi-token prediction layers beside the language model ``source`` that are to be kept, None if none are.
-
-    Args:
-      source: what ``prepared`` returned. Layers with a draft vocabulary have copies of rows of its output head.
-      target: its checkpoint, or None.
-      allow_pickle, mtp, draft_vocabulary, corpus: as for ``convert``.
-
-    Returns:
-      the layers, and notes for the user on them.
-
-    Raises:
-      Refusal: they are asked for by name, and there are none, or they cannot be read or have no such draft vocabulary.
-    """
-    what = "multi-token prediction layers"
-    if mtp and not isinstance(source.config, ModelConfig):
-        raise Refusal(
-            f"{source.folder.given}: mtp=True: keeps {what} beside a language model, and this folder holds no such model "
-            f"({source.layout.label}); leave it out"
-        )
-    if not mtp and not holds_mtp(source.layout):
-        return None, []
-    if mtp is False:
-        return None, [f"{what} are left out"]
-    if source.config.reduced:
-        return None, [
-            f"{what} are left out; with mtp=True (--mtp) they get the draft vocabulary, and their model stays whole"
-        ]
-    try:
-        opened = Checkpoint(source.folder, HeadOptions(mtp=True), allow_pickle).hugging_face
-        opened.require_match()
-        further = opened if draft_vocabulary is None else _reduced(opened, source, target, draft_vocabulary, corpus)
-        of_vocabulary = [f"{MTP}/: {note}" for note in further.layout.notes[len(opened.layout.notes) :]]
-        further = further if source.config.quantization is None else quantized(further, source.config.quantization)
-    except Refusal as refusal:
-        if mtp:
-            raise
-        return None, [f"{what} are left out: {refusal}"]
-    return further, [f"{what} are kept in {MTP}/", *of_vocabulary]
-
-
-def _reduced(
-    source: HuggingFaceModel,
-    rows_of: HuggingFaceModel | Checkpoint | None,
-    target: Checkpoint | None,
-    draft_vocabulary: DraftVocabulary,
-    corpus: str | os.PathLike | None,
-) -> HuggingFaceModel:
-    """``source`` with a draft vocabulary. If it has no output head, it gets copies of rows of that of ``rows_of``; the other
-    arguments are those of ``convert``."""
-    require_whole_vocabulary(source)
-    source.require_match()
-    return reduced(source, choose(source, draft_vocabulary, corpus, target), rows_of)
 
 
 def _verified(source: HuggingFaceModel, folder: Path, dtype: str) -> list[str]:
@@ -300,87 +204,6 @@ def _require_runs_in_transformers(source: HuggingFaceModel):
             f"{where}: --verify logits would unpickle in this process; ask for shapes, or use a safetensors copy"
         )
     require_transformers()
-
-
-def require_fit(source: HuggingFaceModel, target: Checkpoint, needless: bool):
-    """Raise a ``Refusal`` unless ``source`` is a draft head that fits the model in ``target``, or a language model while
-    ``needless`` is False."""
-    model, where = target.config, target.folder.given
-    if isinstance(source.config, ModelConfig) and needless:
-        raise Refusal(f"{source.folder.given}: holds a language model, not a draft head, so no target is needed")
-    if not isinstance(model, ModelConfig):
-        raise Refusal(f"{where}: is the target to be, but holds a draft head")
-    refuse_reduced(model, where)
-    try:
-        source.config.require_fit(model)
-    except ValueError as error:
-        raise Refusal(f"{source.folder.given}: {error}") from None
-
-
-def _write(source: HuggingFaceModel, folder: Path, dtype: str, progress: bool) -> list[str]:
-    """Write params, copied files and manifest to ``folder``.
-
-    Returns:
-      a note that names the parameters with NaN or infinity; empty if there are none.
-    """
-    params = lazy_params(source, dtype)
-    copied = {name: source.folder.path(name) for name in COPIED if source.folder.has(name)}
-    for name in copied:
-        if name.endswith(".json"):
-            source.folder.json(name)  # raises a Refusal if the file is damaged
-    _require_space(folder, params, copied.values())
-    nonfinite: list[str] = []
-    with tqdm(total=len(params), unit="param", disable=None if progress else True) as bar:
-
-        def make(name: str, array: LazyArray) -> np.ndarray:
-            made = array.make()
-            if not np.isfinite(made).all():
-                nonfinite.append(name)
-            bar.update()
-            return made
-
-        watched = {n: dataclasses.replace(a, make=functools.partial(make, n, a)) for n, a in params.items()}
-        save_params(folder / PARAMS, watched)
-    for name, path in copied.items():
-        shutil.copyfile(path, folder / name)
-    write_manifest(folder, _description(source, dtype))
-    return [f"NaN or infinity in {', '.join(nonfinite)}, kept as found"] if nonfinite else []
-
-
-def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collection[Path]):
-    """Raise a ``Refusal`` unless the disk of ``folder`` has room for everything that a conversion writes."""
-    block = os.statvfs(folder).f_frsize
-    need = bytes_on_disk(params, block)
-    need += sum(whole_blocks(path.stat().st_size, block) for path in copied)
-    need += whole_blocks(MANIFEST_BYTES * (sum(1 + array.files for array in params.values()) + len(copied) + 1), block)
-    free = shutil.disk_usage(folder).free
-    if need > free:
-        raise Refusal(
-            f"{folder.parent}: the converted folder needs {need:,} bytes and {free:,} are free on that disk; free some "
-            "space, or choose another place"
-        )
-
-
-def _description(source: HuggingFaceModel, dtype: str) -> dict:
-    """The entries of the manifest that say what the folder was made from and what it holds."""
-    model = source.config.language_model
-    description = {
-        "source": {
-            "path": source.folder.given,
-            "name_or_path": source.folder.json("config.json").get("_name_or_path"),
-            "revision": source.folder.revision,
-        },
-        "architecture": source.layout.label,
-        "dtype": dtype,
-        "quantization": source.config.quantization,
-        "draft_vocab_size": None if model is None else model.draft_vocab_size,
-        "tensor_count": len(source.table),
-        "parameter_count": source.config.num_parameters,
-    }
-    if not isinstance(source.config, ModelConfig):
-        conventions = {name: getattr(source.layout, name) for name in ("aux_convention", "norm_output")}
-        description["head"] = {**stored.to_json(source.config), **conventions}
-    return description
 
 
 def _dtype_notes(source: HuggingFaceModel, asked: str | None, chosen: str) -> list[str]:

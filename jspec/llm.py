@@ -26,8 +26,7 @@ from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.request_keys import copied_keys, request_keys
 from jspec.sampling.requested import params_of_each, requested
-from jspec.text.chat_messages import is_conversation_list
-from jspec.text.chat_template import prompt_tokens
+from jspec.text.chat_template import conversation_prompts, prompt_tokens
 from jspec.text.detokenizer import Tokenizer
 from jspec.text.prompts import Prompt, as_list, checked_ids
 
@@ -343,26 +342,18 @@ class LLM:
           ValueError: as for ``chat_prompt`` and ``jspec.generate``. Nothing has run then.
           TypeError: an option is unknown or given twice. The message says what may have been meant.
         """
-        several = is_conversation_list(messages)
-        variables = {} if chat_template_kwargs is None else chat_template_kwargs
-        ok = isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables)
-        require(ok, "chat_template_kwargs", variables, "a dictionary with the names and values of template variables")
-        prompts = [
-            prompt_tokens(
-                self.tokenizer,
-                self.engine.config.max_len,
-                conversation,
-                where=f"messages[{i}]" if several else "messages",
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template=chat_template,
-                documents=documents,
-                template_kwargs=variables,
-            )
-            for i, conversation in enumerate(messages if several else [messages])
-        ]
-        return self.generate(prompts if several else prompts[0], params, key=key, **options)
+        prompts, single = conversation_prompts(
+            self.tokenizer,
+            self.engine.config.max_len,
+            messages,
+            chat_template_kwargs,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            documents=documents,
+        )
+        return self.generate(prompts[0] if single else prompts, params, key=key, **options)
 
     @property
     def default_sampling_params(self) -> SamplingParams:

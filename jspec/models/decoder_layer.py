@@ -12,7 +12,7 @@ from jspec.config.sharding import axis_of
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, rotation_at, times
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
-from jspec.pallas.attention.reference import Scores
+from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.matmul.quantize_activations import activate_and_quantize
 from jspec.pallas.norm.qk_norm import qk_norm
 from jspec.pallas.norm.rms_norm import reduce_partial_sums
@@ -25,7 +25,7 @@ class Attention(nnx.Module):
     are those of one shard.
 
     Attributes:
-      sinks: ``[N]``, the sink of each attention head, one more score in its softmaxes (``Scores``), or None.
+      sinks: ``[N]``, the sink of each attention head, one more score in its softmaxes (``AttentionSpec``), or None.
     """
 
     def __init__(
@@ -58,9 +58,10 @@ class Attention(nnx.Module):
 
         The first may be partial sums, ``[B, T, Y, D]``; see ``Linear.allow_partial_sums``."""
         qkv = self._queries_keys_values(x)
-        scores = Scores(self.scale, self.softcap, None if self.sinks is None else self.sinks[...])
+        sinks = None if self.sinks is None else self.sinks[...]
+        spec = AttentionSpec(self.window, self.scale, self.softcap, sinks)
         rotation = rotation_at(positions, self.rope, self.head_dim)
-        attended, kv = view.extend(qkv, rotation, kv, self.num_kv_heads, self.window, scores)
+        attended, kv = view.extend(qkv, rotation, kv, self.num_kv_heads, spec)
         return self.out(attended.reshape(x.shape[0], -1, self.num_heads * self.head_dim)), kv
 
     def write_kv(self, x, positions, kv, view):

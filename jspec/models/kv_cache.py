@@ -22,8 +22,9 @@ from jspec.config import NULL_PAGE, ModelConfig
 from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
 from jspec.pallas.attention.paged import has_kernel
 from jspec.pallas.attention.prefill_sm90 import prefill_attention
-from jspec.pallas.attention.reference import PLAIN, Rotation, Scores, apply_rope, causal_mask, grouped_attention
+from jspec.pallas.attention.reference import Rotation, apply_rope, causal_mask, grouped_attention
 from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.mla.attention import has_kernel as has_latent_kernel
 from jspec.pallas.mla.attention import latent_attention
@@ -105,11 +106,11 @@ class View:
         None."""
         raise NotImplementedError
 
-    def attend(self, q, kv, window: int | None, scores: Scores = PLAIN) -> jax.Array:
+    def attend(self, q, kv, spec: AttentionSpec) -> jax.Array:
         """Attention of rotated queries ``[B, T, N, H]`` over the slots that each may see; returns the same shape."""
         raise NotImplementedError
 
-    def extend(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int, window: int | None, scores: Scores = PLAIN):
+    def extend(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int, spec: AttentionSpec):
         """Rotate queries and keys, write keys and values, and attend.
 
         Args:
@@ -117,14 +118,13 @@ class View:
           rotation: the rotary embedding of the tokens' positions, None if nothing is rotated.
           kv: the cached keys and values of this layer.
           num_kv_heads: G.
-          window: W if each query sees the W newest slots only, its own among them. None if it sees all.
-          scores: how products of queries and keys become scores, and the sinks of the attention heads.
+          spec: how the new tokens attend.
 
         Returns:
           the attention's output ``[B, T, N, H]``, and ``kv`` with the new keys and values.
         """
         q, kv = self.rope_and_write_kv(qkv, rotation, kv, num_kv_heads)
-        return self.attend(q, kv, window, scores), kv
+        return self.attend(q, kv, spec), kv
 
     def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv):
         """Norm, rotate and write latents and keys of the new tokens; arguments as of ``norm_rope_latents``.
@@ -134,14 +134,14 @@ class View:
         """
         raise NotImplementedError
 
-    def attend_latents(self, q, kv, rank: int, scores: Scores) -> jax.Array:
+    def attend_latents(self, q, kv, rank: int, scale: float) -> jax.Array:
         """Attention of absorbed queries over latents, the keys and values of one KV head.
 
         Args:
           q: ``[B, T, N, Ck + Hr]``, absorbed queries, and their rotated parts.
           kv: the latents of this layer, those of the new tokens among them.
           rank: Ck.
-          scores: the factor of products of queries and keys.
+          scale: the factor of products of queries and keys.
 
         Returns:
           weighted sums of latents ``[B, T, N, Ck]``.
@@ -153,14 +153,14 @@ class View:
         ``attend_latents``."""
         return False
 
-    def attend_up_projected(self, q, kv, maps: HeadMaps, scores: Scores) -> jax.Array:
+    def attend_up_projected(self, q, kv, maps: HeadMaps, scale: float) -> jax.Array:
         """Attention over up-projected keys and values of all heads.
 
         Args:
           q: ``[B, T, N, Hn + Hr]``, the last Hr numbers rotated.
           kv: the latents of this layer, those of the new tokens among them.
           maps: the up-projection.
-          scores: the factor of products of queries and keys.
+          scale: the factor of products of queries and keys.
 
         Returns:
           weighted sums of values ``[B, T, N, Hv]``.
@@ -203,6 +203,11 @@ class PagedView(View):
 
     caches_latents = True
 
+    @property
+    def queries(self) -> PagedQueries:
+        """The tokens, as attention functions take them."""
+        return PagedQueries(self.table, self.positions, self.valid)
+
     def write(self, kv: LayerKV, k, v) -> LayerKV:
         """Scatter k and v ``[B, T, G, H]`` into their pages. Tokens that are invalid or past the table are dropped."""
         pages, page_size = kv.k.shape[1:3]
@@ -218,10 +223,10 @@ class PagedView(View):
 
         return LayerKV(put(kv.k, k), None if kv.v is None else put(kv.v, v))
 
-    def attend(self, q, kv: LayerKV, window: int | None, scores: Scores = PLAIN) -> jax.Array:
+    def attend(self, q, kv: LayerKV, spec: AttentionSpec) -> jax.Array:
         """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same
         shape."""
-        return prefill_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window, scores)
+        return prefill_attention(q, kv.k, kv.v, self.queries, spec)
 
     def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv: LayerKV):
         """As ``View.write_latent_kv``. On an NVIDIA GPU it is one kernel."""
@@ -231,25 +236,25 @@ class PagedView(View):
             return q, view.write(kv, latents[:, :, None], None)
 
         def kernel(view, compressed, query_weight, latent_weight, rotation, kv):
-            where = view.table, view.positions, view.valid
-            q, pool = norm_rope_write_kv_kernel(compressed, query_weight, latent_weight, eps, rotation, kv.k, *where)
+            args = compressed, query_weight, latent_weight, eps, rotation, kv.k, view.queries
+            q, pool = norm_rope_write_kv_kernel(*args)
             return q, LayerKV(pool, None)
 
         args = self, compressed, query_weight, latent_weight, rotation, kv
         has_kernel = has_latent_kernel(compressed, kv.k, latent_weight.shape[0])
         return by_platform(kernel, composed, *args) if has_kernel else composed(*args)
 
-    def attend_latents(self, q, kv: LayerKV, rank: int, scores: Scores) -> jax.Array:
+    def attend_latents(self, q, kv: LayerKV, rank: int, scale: float) -> jax.Array:
         """As ``View.attend_latents``."""
-        return latent_attention(q, kv.k, self.table, self.positions, self.valid, rank, scores)
+        return latent_attention(q, kv.k, self.queries, rank, scale)
 
     def up_projects(self, q, kv: LayerKV, maps: HeadMaps) -> bool:
         """As ``View.up_projects``: on Hopper GPUs, for many query tokens of sizes that their kernel supports."""
-        return self.may_up_project and on_hopper() and has_up_projected_attention_kernel(q, kv.k, self.table, maps)
+        return self.may_up_project and on_hopper() and has_up_projected_attention_kernel(q, kv.k, self.queries, maps)
 
-    def attend_up_projected(self, q, kv: LayerKV, maps: HeadMaps, scores: Scores) -> jax.Array:
+    def attend_up_projected(self, q, kv: LayerKV, maps: HeadMaps, scale: float) -> jax.Array:
         """As ``View.attend_up_projected``."""
-        return up_projected_attention(q, kv.k, self.table, self.positions, self.valid, maps, scores)
+        return up_projected_attention(q, kv.k, self.queries, maps, scale)
 
     def rope_and_write_kv(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int):
         """As ``View.rope_and_write_kv``. On an NVIDIA GPU it is one kernel."""
@@ -258,30 +263,21 @@ class PagedView(View):
             return composed(self, qkv, rotation, kv)
 
         def kernel(view, qkv, rotation, kv):
-            q, *kv = rope_and_write_kv_kernel(qkv, rotation, *kv, view.table, view.positions, view.valid)
+            q, *kv = rope_and_write_kv_kernel(qkv, rotation, *kv, view.queries)
             return q, LayerKV(*kv)
 
         return by_platform(kernel, composed, self, qkv, rotation, kv)
 
-    def extend(
-        self,
-        qkv,
-        rotation: Rotation | None,
-        kv: LayerKV,
-        num_kv_heads: int,
-        window: int | None,
-        scores: Scores = PLAIN,
-    ):
+    def extend(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int, spec: AttentionSpec):
         """As ``View.extend``. On an NVIDIA GPU it is one kernel, where each row has few tokens and pages of its own. In
         that kernel a row attends to slots that other rows have written before the call, and may miss those that they
         write in it."""
-        composed = functools.partial(View.extend, num_kv_heads=num_kv_heads, window=window, scores=scores)
+        composed = functools.partial(View.extend, num_kv_heads=num_kv_heads, spec=spec)
         if self.shared or not has_decode_attention_kernel(qkv, kv.k):
             return composed(self, qkv, rotation, kv)
 
         def kernel(view, qkv, rotation, kv):
-            where = view.table, view.positions, view.valid
-            out, *kv = decode_attention_kernel(qkv, rotation, *kv, *where, window, scores)
+            out, *kv = decode_attention_kernel(qkv, rotation, *kv, view.queries, spec)
             return out, LayerKV(*kv)
 
         return by_platform(kernel, composed, self, qkv, rotation, kv)
@@ -303,7 +299,7 @@ class CausalView(View):
         del kv
         return LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0))  # [G, B, T, H]
 
-    def attend(self, q, kv: LayerKV, window: int | None, scores: Scores = PLAIN) -> jax.Array:
+    def attend(self, q, kv: LayerKV, spec: AttentionSpec) -> jax.Array:
         slots = jnp.arange(q.shape[1], dtype=jnp.int32)
-        mask = causal_mask(jnp.broadcast_to(slots[None], q.shape[:2]), slots, window)
-        return grouped_attention(q, kv.k, kv.v, mask, scores)
+        mask = causal_mask(jnp.broadcast_to(slots[None], q.shape[:2]), slots, spec.window)
+        return grouped_attention(q, kv.k, kv.v, mask, spec)

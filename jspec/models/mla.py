@@ -16,7 +16,8 @@ from jspec.config import ModelConfig, Shards
 from jspec.config.param_specs import in_eight_bits
 from jspec.config.sharding import axis_of
 from jspec.models.layers import Linear, Norm, rotation_at
-from jspec.pallas.attention.reference import Scores, apply_rope
+from jspec.pallas.attention.reference import apply_rope
+from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.mla.absorb_queries import absorb_queries
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents
 from jspec.pallas.mla.up_project import HeadMaps
@@ -41,7 +42,7 @@ class LatentAttention(nnx.Module):
         assert latent is not None
         N, H, D, Cq = config.num_heads, config.head_dim, config.hidden_size, latent.query_rank
         self.num_heads, self.head_dim, self.latent, self.rope = N, H, latent, config.rope
-        self.scores = Scores(H**-0.5 if config.attention_scale is None else config.attention_scale)
+        self.scale = H**-0.5 if config.attention_scale is None else config.attention_scale
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.compress = linear(D, (Cq or N * H) + latent.cached, bias=config.qkv_bias)
         self.query_norm = None if Cq is None else Norm(Cq, latent.norm_eps, dtype=dtype)
@@ -66,9 +67,9 @@ class LatentAttention(nnx.Module):
         q = self._queries(q)
         maps = HeadMaps(*self._by_head(self.keys), *self._by_head(self.values))
         if view.up_projects(q, kv, maps):
-            return view.attend_up_projected(self._apply_rope(q, rotation), kv, maps, self.scores), kv
+            return view.attend_up_projected(self._apply_rope(q, rotation), kv, maps, self.scale), kv
         q = absorb_queries(q, maps.keys, maps.key_scale, rotation)
-        return self._times_values(view.attend_latents(q, kv, self.latent.rank, self.scores)), kv
+        return self._times_values(view.attend_latents(q, kv, self.latent.rank, self.scale)), kv
 
     def _from_heads(self, compressed, rotation, kv, view):
         """The same over keys and values of all heads."""
@@ -79,7 +80,7 @@ class LatentAttention(nnx.Module):
         k = self.keys(latents).reshape(B, T, N, -1)
         k = jnp.concatenate([k, jnp.broadcast_to(key, (B, T, N, key.shape[-1]))], axis=-1)
         kv = view.write(kv, k, self.values(latents).reshape(B, T, N, -1))
-        return view.attend(self._apply_rope(q, rotation), kv, None, self.scores), kv
+        return view.attend(self._apply_rope(q, rotation), kv, AttentionSpec(scale=self.scale)), kv
 
     @property
     def _norms(self) -> tuple[jax.Array | None, jax.Array, float]:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jspec.models.kv_cache import LayerKV, PagedView, View
 from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
 from jspec.pallas.attention.flash import RaggedLayout
-from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
+from jspec.pallas.attention.reference import Rotation
+from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.dispatch import by_platform
 
 
@@ -67,26 +68,16 @@ class RaggedView(View):
         place = self.layout.start[:-1, None] + jnp.arange(self.rows.positions.shape[1], dtype=jnp.int32)[None]
         return jax.tree.map(lambda array: jnp.take(array[0], place, axis=0, mode="clip"), x)
 
-    def extend(
-        self,
-        qkv,
-        rotation: Rotation | None,
-        kv,
-        num_kv_heads: int,
-        window: int | None,
-        scores: Scores = PLAIN,
-    ):
+    def extend(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int, spec: AttentionSpec):
         """As ``View.extend``, of ``[1, Q, N + 2G, H]``. On an NVIDIA GPU one kernel reads and writes the tokens where
         they lie."""
 
         def composed(view, qkv, rotation, kv):
-            in_rows = view.to_rows(qkv), view.to_rows(rotation), kv, num_kv_heads, window, scores
-            attended, kv = view.rows.extend(*in_rows)
+            attended, kv = view.rows.extend(view.to_rows(qkv), view.to_rows(rotation), kv, num_kv_heads, spec)
             return view.from_rows(attended), kv
 
         def kernel(view, qkv, rotation, kv):
-            where = view.rows.table, view.rows.positions, view.rows.valid
-            out, *kv = decode_attention_kernel(qkv, rotation, *kv, *where, window, scores, view.layout)
+            out, *kv = decode_attention_kernel(qkv, rotation, *kv, view.rows.queries, spec, view.layout)
             return out, LayerKV(*kv)
 
         args = self, qkv, rotation, kv
@@ -99,6 +90,6 @@ class RaggedView(View):
         q, kv = self.rows.write_latent_kv(*in_rows)
         return self.from_rows(q), kv
 
-    def attend_latents(self, q, kv, rank: int, scores: Scores) -> jax.Array:
+    def attend_latents(self, q, kv, rank: int, scale: float) -> jax.Array:
         """As ``View.attend_latents``, of Q tokens."""
-        return self.from_rows(self.rows.attend_latents(self.to_rows(q), kv, rank, scores))
+        return self.from_rows(self.rows.attend_latents(self.to_rows(q), kv, rank, scale))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec._validation import is_int, require
-from jspec.text.chat_messages import plain_messages, short
+from jspec.text.chat_messages import is_conversation_list, plain_messages, short
 from jspec.text.detokenizer import COUNTED_CONTEXTS, encode_within, kept_tokens
 
 MAX_TEMPLATE = 2**20  # characters of a template; the longest that are known have some 20,000
@@ -74,6 +74,29 @@ def prompt_tokens(
     if not tokens:
         raise ValueError(f"{where}: the chat template makes an empty prompt of them; expected another chat_template")
     return tokens
+
+
+def conversation_prompts(
+    tokenizer: Any, max_len: int, messages: Any, chat_template_kwargs: Any, **options
+) -> tuple[list[list[int]], bool]:
+    """The tokens of one conversation, or of each of several, and whether it is one.
+
+    Args:
+      tokenizer, max_len: as for ``prompt_tokens``.
+      messages: one conversation, or a list of conversations.
+      chat_template_kwargs: variables of the template by name, or None.
+      **options: further arguments of ``prompt_tokens``.
+
+    Raises:
+      ValueError: as ``prompt_tokens``, or the variables are no dictionary.
+    """
+    single = not is_conversation_list(messages)
+    variables = {} if chat_template_kwargs is None else chat_template_kwargs
+    ok = isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables)
+    require(ok, "chat_template_kwargs", variables, "a dictionary with the names and values of template variables")
+    named = [("messages", messages)] if single else [(f"messages[{i}]", each) for i, each in enumerate(messages)]
+    of_each = functools.partial(prompt_tokens, tokenizer, max_len, template_kwargs=variables, **options)
+    return [of_each(conversation, where=where) for where, conversation in named], single
 
 
 def _template(tokenizer: Any, given: str | os.PathLike | None, tools: list[dict[str, Any]] | None) -> str:

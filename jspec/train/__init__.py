@@ -3,8 +3,11 @@
 command.py          the command and its arguments
 run.py              one training run, from its settings to the exported head
 methods.py          config, objective and initial weights of a new head
-objectives.py       losses of EAGLE, EAGLE-3, P-EAGLE, MTP, MLP speculator and Medusa
-block.py            losses of block drafters: DFlash and DSpark
+initial_weights.py  parameters that do not start at random, and draft vocabularies
+objectives.py       what an objective is, and the loss that the optimiser differentiates
+eagle.py            objectives of EAGLE, EAGLE-3, P-EAGLE and MTP
+stages.py           objectives of MLP speculator and Medusa
+block.py            objectives of block drafters: DFlash and DSpark
 losses.py           the target's distributions, and cross-entropies against them
 ttt_attention.py    attention of training-time test: a round from every slot of a text
 block_attention.py  attention of blocks at many anchors

@@ -17,9 +17,9 @@ from jspec.config.heads import BlockConfig
 from jspec.models.layers import project_float32
 from jspec.models.protocols import Target
 from jspec.train.block_attention import Anchored
+from jspec.train.initial_weights import frequent_tokens, known_tokens, output_head_of
 from jspec.train.loop import Params
 from jspec.train.losses import TrainingBatch, float32_logits, soft_cross_entropy
-from jspec.train.objectives import frequent_tokens, known_tokens, output_head_of
 
 
 class DraftSlots(NamedTuple):

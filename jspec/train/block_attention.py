@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from jspec.models.kv_cache import LayerKV, View
-from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
+from jspec.pallas.attention.reference import Rotation
+from jspec.pallas.attention.spec import AttentionSpec
 
 
 @jax.tree_util.register_dataclass
@@ -51,20 +52,21 @@ class Anchored(View):
         del kv
         return LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0))
 
-    def extend(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int, window: int | None, scores: Scores = PLAIN):
+    def extend(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int, spec: AttentionSpec):
         """As ``View.extend``, with the attention of the blocks alone, ``[B, A n, N, H]``; the softmax is in fp32.
 
         With a window W, as ``jspec.models.heads.block.BlockView`` has it: a slot of a causal block sees the W newest
         slots up to its own, and one of another block the W newest tokens of the context and the whole block."""
         slots = self.anchors.shape[1] * self.block
         q, kv = self.rope_and_write_kv(qkv, rotation, kv, num_kv_heads)
-        return self._attend(q[:, -slots:], kv, window, scores), kv
+        return self._attend(q[:, -slots:], kv, spec), kv
 
-    def _attend(self, q, kv: LayerKV, window: int | None, scores: Scores) -> jax.Array:
+    def _attend(self, q, kv: LayerKV, spec: AttentionSpec) -> jax.Array:
         """Attention of queries ``[B, A n, N, H]`` over the context and the block of each; the same shape.
 
         The scores of a block with all others are never computed, which are most of the products of slots with slots."""
         (B, A), n, (N, H), G = self.anchors.shape, self.block, q.shape[2:], kv.k.shape[0]
+        window = spec.window
         S = kv.k.shape[2] - A * n
         precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
 
@@ -74,8 +76,8 @@ class Anchored(View):
         assert kv.v is not None  # no draft head keeps latents
         q = q.reshape(B, A, n, G, N // G, H)
         k, v = (x[:, :, S:].reshape(G, B, A, n, H) for x in (kv.k, kv.v))
-        before = scores.of(product("bamgrh,gbsh->bgrams", q, kv.k[:, :, :S]), H)  # [B, G, N / G, A, n, S]
-        within = scores.of(product("bamgrh,gbakh->bgramk", q, k), H)  # [B, G, N / G, A, n, n]
+        before = spec.scores(product("bamgrh,gbsh->bgrams", q, kv.k[:, :, :S]), H)  # [B, G, N / G, A, n, S]
+        within = spec.scores(product("bamgrh,gbakh->bgramk", q, k), H)  # [B, G, N / G, A, n, n]
         key, anchor = jnp.arange(S, dtype=jnp.int32)[None, None, None], self.anchors[:, :, None, None]
         slot = jnp.arange(n, dtype=jnp.int32)
         known = jnp.broadcast_to(key < anchor, (B, A, n, S))

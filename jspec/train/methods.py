@@ -23,15 +23,9 @@ from jspec.models import flat_params, init
 from jspec.models.protocols import Target
 from jspec.registry import resolve, trained
 from jspec.train.block import FilledBlocks
-from jspec.train.objectives import (
-    ConditionalDrop,
-    EachMedusaHead,
-    EachStage,
-    FeatureRegression,
-    MultiTokenPrediction,
-    Objective,
-    TrainingTimeTest,
-)
+from jspec.train.eagle import ConditionalDrop, FeatureRegression, MultiTokenPrediction, TrainingTimeTest
+from jspec.train.objectives import Objective
+from jspec.train.stages import EachMedusaHead, EachStage
 
 LOSSES = ("published", "soft")
 

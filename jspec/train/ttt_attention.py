@@ -28,7 +28,8 @@ import jax
 import jax.numpy as jnp
 
 from jspec.models.kv_cache import LayerKV, View
-from jspec.pallas.attention.reference import PLAIN, Scores, causal_mask
+from jspec.pallas.attention.reference import causal_mask
+from jspec.pallas.attention.spec import AttentionSpec
 
 
 @jax.tree_util.register_dataclass
@@ -57,19 +58,18 @@ class Branches(View):
         assert len(kv) == self.depth, (len(kv), self.depth)
         return (*kv, LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0)))  # [G, B, m, H]
 
-    def attend(self, q, kv: tuple[LayerKV, ...], window: int | None, scores: Scores = PLAIN) -> jax.Array:
+    def attend(self, q, kv: tuple[LayerKV, ...], spec: AttentionSpec) -> jax.Array:
         """Attention of queries ``[B, m, N, H]`` over the text and each slot's own branch; the softmax is in fp32.
 
         Args:
           q: rotated queries ``[B, m, N, H]``.
           kv: keys and values of depths 0 to s, this depth's included.
-          window: None, or W: a slot sees at most W positions, its own included.
-          scores: what becomes of products of queries and keys, and the sinks of the attention heads.
+          spec: how they attend.
 
         Returns:
           ``[B, m, N, H]`` in q's dtype.
         """
-        m, N, H = q.shape[1:]
+        (m, N, H), window = q.shape[1:], spec.window
         text, branch = kv[0], kv[1:]
         if self.depth and window is not None:  # a branch's slots are consecutive, so the window holds its last W
             branch = branch[-window:]
@@ -84,10 +84,10 @@ class Branches(View):
             return jnp.repeat(x[:, :, :count], N // x.shape[0], axis=0)
 
         q = jnp.moveaxis(q, 2, 0)
-        text_scores = scores.of(product("nbmh,nbsh->nbms", q, per_attention_head(text.k, n)), H)
+        text_scores = spec.scores(product("nbmh,nbsh->nbms", q, per_attention_head(text.k, n)), H)
         text_scores = jnp.where(self._text_mask(n, window)[None, None], text_scores, -jnp.inf)
-        branch_scores = [scores.of(product("nbmh,nbmh->nbm", q, per_attention_head(at.k, m)), H) for at in branch]
-        sinks = [] if scores.sinks is None else [scores.sinks.astype(jnp.float32)[:, None, None]]
+        branch_scores = [spec.scores(product("nbmh,nbmh->nbm", q, per_attention_head(at.k, m)), H) for at in branch]
+        sinks = [] if spec.sinks is None else [spec.sinks.astype(jnp.float32)[:, None, None]]
         # One softmax over the text's scores [N, B, m, n], the branch's, [N, B, m] per depth, and sinks [N, 1, 1]. They
         # are not concatenated: that would copy the large array to append a few numbers.
         peak = functools.reduce(jnp.maximum, [*branch_scores, *sinks], text_scores.max(axis=-1))

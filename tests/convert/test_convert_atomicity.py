@@ -54,7 +54,7 @@ def failing_once(original, chosen):
 def fail_at(monkeypatch, point: str):
     """Make one step of the conversion fail."""
     if point == "manifest":
-        monkeypatch.setattr("convert.conversion.write_manifest", failing_once(None, lambda *a: True))
+        monkeypatch.setattr("convert.write.write_manifest", failing_once(None, lambda *a: True))
     elif point == "copy":
         monkeypatch.setattr("shutil.copyfile", failing_once(None, lambda *a: True))
     elif point == "params":
@@ -138,7 +138,7 @@ def test_interrupt_cleans_up(monkeypatch, capsys, src, out):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("convert.conversion.write_manifest", interrupt)
+        patch.setattr("convert.write.write_manifest", interrupt)
         assert main([str(src), str(out)]) == 130
     assert alone(out)
     assert not out.exists()

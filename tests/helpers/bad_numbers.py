@@ -24,7 +24,7 @@ from jspec.models.kv_cache import LayerKV, View
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS
 from jspec.pallas.attention.decode import decode_attention_kernel
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
-from jspec.pallas.attention.reference import Rotation, Scores
+from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.matmul.bf16 import bf16_matmul_kernel, bf16_matmul_reference
 from jspec.pallas.matmul.quantize_activations import (
     activate_and_quantize_kernel,
@@ -140,29 +140,28 @@ def everywhere_seen(pool):
     return pool.at[..., 0].set(jnp.abs(pool[..., 0]))
 
 
-def slots_seen(case, table, positions) -> list[tuple[int, int]]:
+def slots_seen(case, queries) -> list[tuple[int, int]]:
     """Pages and slots of row ``LIVE`` that its newest query token sees: the newest, and the oldest of the text or window."""
-    newest = int(positions[LIVE, -1])
+    newest = int(queries.positions[LIVE, -1])
     oldest = 0 if case.window is None else newest - case.window + 1
-    return [(int(table[LIVE, slot // case.P]), slot % case.P) for slot in (oldest, newest)]
+    return [(int(queries.table[LIVE, slot // case.P]), slot % case.P) for slot in (oldest, newest)]
 
 
 def attention(case: Paged) -> Problem:
-    (q, k, v, table, positions, valid), _ = paged_problem(case)
-    how = {"window": case.window, "scores": case.all_scores}
+    (q, k, v, queries), _ = paged_problem(case)
     places = spots(0, q.shape, (LIVE, case.T - 1))
-    if case.sink is None and case.scores.softcap is None:
+    if case.sink is None and case.softcap is None:
         k = everywhere_seen(k)
         places.append(Spot(0, (LIVE, case.T - 1, 0, 0), -np.inf))
-    for operand, g, slot in itertools.product((1, 2), range(G), slots_seen(case, table, positions)):
+    for operand, g, slot in itertools.product((1, 2), range(G), slots_seen(case, queries)):
         places += spots(operand, k.shape, (g, *slot))
     return Problem(
-        functools.partial(paged_attention_reference, **how),
-        functools.partial(uncached(paged_attention_kernel), tiling=case.tiling, **how),
-        (q, k, v, table, positions, valid),
+        functools.partial(paged_attention_reference, spec=case.spec),
+        functools.partial(uncached(paged_attention_kernel), tiling=case.tiling, spec=case.spec),
+        (q, k, v, queries),
         places,
         LIVE,
-        lambda out: valid_rows(out, valid),
+        lambda out: valid_rows(out, queries.valid),
     )
 
 
@@ -171,16 +170,15 @@ def decoding(case: Paged) -> Problem:
     assert isinstance(rotation, Rotation)
 
     def reference(qkv, k, v):
-        out, _ = View.extend(view, qkv, rotation, LayerKV(k, v), G, case.window, case.all_scores)
+        out, _ = View.extend(view, qkv, rotation, LayerKV(k, v), G, case.spec)
         return out
 
     def kernel(qkv, k, v, interpret=False):
-        where = view.table, view.positions, view.valid
         how = {"tiling": case.tiling, "interpret": interpret}
-        return uncached(decode_attention_kernel)(qkv, rotation, k, v, *where, case.window, case.all_scores, **how)[0]
+        return uncached(decode_attention_kernel)(qkv, rotation, k, v, view.queries, case.spec, **how)[0]
 
     places = spots(0, qkv.shape, (LIVE, 0)) + spots(0, qkv.shape, (LIVE, case.T - 1))
-    [oldest, _] = slots_seen(case, view.table, view.positions)
+    [oldest, _] = slots_seen(case, view.queries)
     for operand in (1, 2) if case.window is None else ():
         places += spots(operand, kv.k.shape, (0, *oldest))
     return Problem(reference, kernel, (qkv, *kv), places, LIVE, lambda out: valid_rows(out, view.valid))
@@ -188,17 +186,17 @@ def decoding(case: Paged) -> Problem:
 
 def latents() -> Problem:
     case = LATENT[1]
-    (q, pool, table, positions, valid), _ = latent_problem(case)
-    pool, how = everywhere_seen(pool), {"rank": case.rank, "scores": Scores(0.1)}
+    (q, pool, queries), _ = latent_problem(case)
+    pool, how = everywhere_seen(pool), {"rank": case.rank, "scale": 0.1}
     places = [*spots(0, q.shape, (0, case.T - 1)), Spot(0, (0, case.T - 1, 0, 0), -np.inf)]
-    places += spots(1, pool.shape, (0, int(table[0, 0]), 3))
+    places += spots(1, pool.shape, (0, int(queries.table[0, 0]), 3))
     return Problem(
         functools.partial(latent_attention_reference, **how),
         functools.partial(uncached(latent_attention_kernel), tiling=case.tiling, **how),
-        (q, pool, table, positions, valid),
+        (q, pool, queries),
         places,
         0,
-        lambda out: valid_rows(out, valid),
+        lambda out: valid_rows(out, queries.valid),
     )
 
 
@@ -295,7 +293,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     ),
     "attention, sinks": functools.partial(attention, Paged(T=3, R=2, H=32, P=16, pages=4, sink=1.0)),
     "attention, soft cap": functools.partial(
-        attention, Paged(T=1, R=2, H=32, P=16, pages=4, scores=Scores(0.3, 2.0), tiling=WHOLE)
+        attention, Paged(T=1, R=2, H=32, P=16, pages=4, scale=0.3, softcap=2.0, tiling=WHOLE)
     ),
     "decode, split": functools.partial(decoding, Paged(T=3, R=2, H=32, P=16, pages=4, tiling=SMALL)),
     "decode, window": functools.partial(

@@ -12,6 +12,7 @@ from jspec.config.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfi
 from jspec.models.kv_cache import CausalView
 from jspec.models.layers import rotation_at
 from jspec.pallas.attention.reference import apply_rope, grouped_attention
+from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.sampling.warped_logits import over_vocabulary
 from jspec.sampling.distribution import Distribution
 
@@ -132,7 +133,7 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
         k, v = (jnp.moveaxis(part, 2, 0) for part in (k, v))
         written.append((k[:, :, :S], v[:, :, :S]))
         v = jnp.where(jnp.any(seen, axis=1)[None, :, :, None], v, 0)  # what nobody sees may be NaN
-        x = x + a.out(grouped_attention(q[:, S:], k, v, seen).reshape(len(x), n, -1))
+        x = x + a.out(grouped_attention(q[:, S:], k, v, seen, AttentionSpec()).reshape(len(x), n, -1))
         x = x + layer.mlp(layer.mlp_norm(x))
     hidden = head.norm(x)[:, first : first + K]
     logits = head.draft_logits(hidden, target)

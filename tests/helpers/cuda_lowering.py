@@ -4,8 +4,11 @@ import contextlib
 import re
 
 import jax
+import jax.numpy as jnp
 from jaxlib.mlir import ir
 from jaxlib.triton import dialect
+
+from jspec.pallas.attention.spec import PagedQueries
 
 # A maximum or minimum of floats that Pallas' Triton lowering makes drops a NaN. These kernels have some, and none that
 # decides whether a NaN reaches the results. ``test_bad_numbers`` tries whether it does.
@@ -27,6 +30,12 @@ def h200():
         return contextlib.nullcontext()
     device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device))
+
+
+def shapes_of_queries(B, T, M) -> PagedQueries:
+    """The shapes of T query tokens in each of B rows with M pages."""
+    shapes = ((B, M), jnp.int32), ((B, T), jnp.int32), ((B, T), jnp.bool_)
+    return PagedQueries(*(jax.ShapeDtypeStruct(*shape) for shape in shapes))  # pyright: ignore
 
 
 def for_cuda(function, args) -> str:

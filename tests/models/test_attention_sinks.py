@@ -16,7 +16,8 @@ from jspec.models import Decoder
 from jspec.models.decoder_layer import Attention
 from jspec.models.kv_cache import CausalView, PagedView, init_pool
 from jspec.models.params import build, flat_params
-from jspec.pallas.attention.reference import Scores, grouped_attention
+from jspec.pallas.attention.reference import grouped_attention
+from jspec.pallas.attention.spec import AttentionSpec
 
 CONFIG = dataclasses.replace(TARGET, attention_sinks=True)
 N, G, H, D, S = CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim, CONFIG.hidden_size, 17
@@ -85,14 +86,14 @@ def test_gradients_are_those_of_a_key_whose_value_is_zero():
     mask = jnp.arange(S)[None, None] <= 10 + jnp.arange(5)[None, :, None]
 
     def ours(q, sinks):
-        return jnp.sum(grouped_attention(q, k, v, mask, Scores(1.0, sinks=sinks)) ** 2)
+        return jnp.sum(grouped_attention(q, k, v, mask, AttentionSpec(scale=1.0, sinks=sinks)) ** 2)
 
     def with_a_key(q, sinks):
         own = jnp.broadcast_to(sinks[None, None, :, None], (1, 5, N, 1))
         longer = jnp.pad(k, ((0, 0), (0, 0), (0, 1), (0, 1))).at[:, :, -1, -1].set(1.0)
         values = jnp.pad(v, ((0, 0), (0, 0), (0, 1), (0, 1)))
         seen = jnp.pad(mask, ((0, 0), (0, 0), (0, 1)), constant_values=True)
-        out = grouped_attention(jnp.concatenate([q, own], axis=-1), longer, values, seen, Scores(1.0))
+        out = grouped_attention(jnp.concatenate([q, own], axis=-1), longer, values, seen, AttentionSpec(scale=1.0))
         return jnp.sum(out**2)
 
     got, wanted = (jax.jit(jax.grad(f, argnums=(0, 1)))(q, sinks) for f in (ours, with_a_key))

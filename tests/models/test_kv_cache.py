@@ -1,16 +1,15 @@
 """Pages: what is written where, and that attention over them is attention over the text."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jspec.models.kv_cache import NULL_PAGE, CausalView, LayerKV, PagedView, causal_mask, init_pool
+from jspec.pallas.attention.spec import AttentionSpec
 
 G, H, N, S = 2, 4, 4, 17
-attend = functools.partial(jax.jit, static_argnames="window")(lambda view, q, kv, window: view.attend(q, kv, window))
+attend = jax.jit(lambda view, q, kv, spec: view.attend(q, kv, spec))
 
 
 def empty(pages: int, page_size: int) -> LayerKV:
@@ -29,14 +28,14 @@ def test_pages_in_any_order_are_the_text(page_size, window):
     table = jnp.asarray(1 + np.random.default_rng(0).permutation(2 * M).reshape(2, M), jnp.int32)
     q, k, v = random_heads(0, 2, S, N, H), random_heads(1, 2, S, G, H), random_heads(2, 2, S, G, H)
     causal = CausalView(jnp.broadcast_to(jnp.arange(S)[None], (2, S)))
-    expected = attend(causal, q, causal.write(None, k, v), window)
+    expected = attend(causal, q, causal.write(None, k, v), AttentionSpec(window))
 
     kv, lengths = empty(2 * M + 1, page_size), jnp.array([S, 9])
     for start, end in ((0, 6), (6, S)):
         positions = jnp.broadcast_to(jnp.arange(start, end)[None], (2, end - start))
         view = PagedView(table, positions, positions < lengths[:, None])
         kv = view.write(kv, k[:, start:end], v[:, start:end])
-        out = attend(view, q[:, start:end], kv, window)
+        out = attend(view, q[:, start:end], kv, AttentionSpec(window))
         for row in range(2):
             n = min(int(lengths[row]), end) - start
             np.testing.assert_allclose(out[row, :n], expected[row, start : start + n], rtol=1e-5, atol=1e-6)
@@ -60,10 +59,10 @@ def test_slots_of_an_earlier_request_are_not_seen():
     """Slots past the newest token may hold anything, NaN and infinities included."""
     view = PagedView(jnp.array([[1, 2]], jnp.int32), jnp.arange(4, dtype=jnp.int32)[None], jnp.ones((1, 4), bool))
     q, k, v = random_heads(0, 1, 4, N, H), random_heads(1, 1, 4, G, H), random_heads(2, 1, 4, G, H)
-    clean = attend(view, q, view.write(empty(3, 3), k, v), None)
+    clean = attend(view, q, view.write(empty(3, 3), k, v), AttentionSpec())
     for left in (jnp.nan, jnp.inf, 1e30):
         used = jax.tree.map(lambda pool, left=left: jnp.full_like(pool, left), empty(3, 3))
-        np.testing.assert_array_equal(attend(view, q, view.write(used, k, v), None), clean)
+        np.testing.assert_array_equal(attend(view, q, view.write(used, k, v), AttentionSpec()), clean)
 
 
 def test_a_window_counts_the_query():

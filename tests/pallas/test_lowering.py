@@ -1,20 +1,20 @@
 """The public functions lower to Triton kernels for CUDA on a machine without a GPU, and to their reference
 implementations elsewhere."""
 
-import dataclasses
 import functools
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
-from cuda_lowering import for_cuda, kernels_of
+from cuda_lowering import for_cuda, kernels_of, shapes_of_queries
 
 from jspec.models.kv_cache import LayerKV, PagedView
 from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.flash import RaggedLayout
 from jspec.pallas.attention.paged import paged_attention
-from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
+from jspec.pallas.attention.reference import Rotation
+from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.mla.absorb_queries import absorb_queries
 from jspec.pallas.mla.attention import latent_attention
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
@@ -58,18 +58,16 @@ def _shapes(V, dtype):
     }
 
 
-def _scores(scores, sinks, dtype) -> Scores:
-    """``scores``, with the shape of the sinks of 32 heads if there are sinks."""
-    return dataclasses.replace(scores, sinks=jax.ShapeDtypeStruct((32,), dtype)) if sinks else scores
+def _spec(dtype, window=None, scale=None, softcap=None, sinks=False) -> AttentionSpec:
+    """The sinks are the shape of those of 32 heads."""
+    return AttentionSpec(window, scale, softcap, jax.ShapeDtypeStruct((32,), dtype) if sinks else None)  # pyright: ignore
 
 
-def _attention(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, sinks=False):
+def _attention(B, T, H=128, P=64, dtype="bfloat16", **how):
     """``paged_attention`` of 32 heads on 8 over 1,008 slots, and its arguments."""
     array, M = jax.ShapeDtypeStruct, 1008 // P
     pool, queries = array((8, 1 + B * M, P, H), dtype), array((B, T, 32, H), dtype)
-    where = array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_)
-    function = lambda scores, *args: paged_attention(*args, window, scores)  # noqa: E731
-    return function, (_scores(scores, sinks, dtype), queries, pool, pool, *where)
+    return paged_attention, (queries, pool, pool, shapes_of_queries(B, T, M), _spec(dtype, **how))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -94,7 +92,7 @@ def test_lowers_to_the_reference_elsewhere(name):
     [
         *[{"B": 1, "T": 1}, {"B": 1, "T": 5, "H": 64, "P": 16}, {"B": 4, "T": 9, "H": 256, "window": 100}],
         *[{"B": 1, "T": 64, "P": 48}, {"B": 2, "T": 5, "H": 16, "P": 128, "window": 1}],
-        {"B": 1, "T": 5, "H": 256, "window": 100, "scores": Scores(1 / 16, 50.0)},
+        {"B": 1, "T": 5, "H": 256, "window": 100, "scale": 1 / 16, "softcap": 50.0},
         {"B": 1, "T": 5, "H": 64, "window": 128, "sinks": True},
     ],
     ids=str,
@@ -112,16 +110,15 @@ def test_attention_without_a_kernel_for_its_heads_is_the_reference(H):
     assert not kernels_of(for_cuda(*_attention(B=1, T=5, H=H)))
 
 
-def _decode_attention(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, rotary=None, sinks=False):
+def _decode_attention(B, T, H=128, P=64, dtype="bfloat16", rotary=None, **how):
     """``PagedView.extend`` of 32 heads on 8 over 1,008 slots, and its arguments."""
     array, M = jax.ShapeDtypeStruct, 1008 // P
     pool = array((8, 1 + B * M, P, H), dtype)
-    view = PagedView(array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_))
+    view = PagedView(*shapes_of_queries(B, T, M))
     rotary = H if rotary is None else rotary
     rotation = Rotation(*[array((B, T, rotary // 2), jnp.float32)] * 2) if rotary else None
-    function = lambda view, qkv, rotation, kv, scores: view.extend(qkv, rotation, kv, 8, window, scores)  # noqa: E731
-    scores = _scores(scores, sinks, dtype)
-    return function, (view, array((B, T, 48, H), dtype), rotation, LayerKV(pool, pool), scores)
+    function = lambda view, qkv, rotation, kv, spec: view.extend(qkv, rotation, kv, 8, spec)  # noqa: E731
+    return function, (view, array((B, T, 48, H), dtype), rotation, LayerKV(pool, pool), _spec(dtype, **how))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -129,7 +126,7 @@ def _decode_attention(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=P
     "shape",
     [
         *[{"B": 1, "T": 1}, {"B": 1, "T": 5, "H": 64, "P": 16}, {"B": 2, "T": 16, "H": 16, "P": 48, "window": 100}],
-        *[{"B": 1, "T": 3, "rotary": 96}, {"B": 1, "T": 3, "H": 256, "rotary": 0, "scores": Scores(1 / 16, 50.0)}],
+        *[{"B": 1, "T": 3, "rotary": 96}, {"B": 1, "T": 3, "H": 256, "rotary": 0, "scale": 1 / 16, "softcap": 50.0}],
         {"B": 1, "T": 5, "H": 64, "window": 128, "sinks": True},
     ],
     ids=str,
@@ -161,11 +158,11 @@ def test_only_kernels_of_models_with_sinks_have_them_as_an_operand(make, operand
 @pytest.mark.parametrize(("R", "T", "kernels"), [(96, 3, 1), (100, 5, 1), (40, 17, 2)])
 def test_decode_attention_of_a_ragged_view_lowers_for_cuda(R, T, kernels, dtype):
     """R tokens of 64 rows of up to T each; where T is more than the kernel has, they are put into rows before."""
-    _, (rows, qkv, _, kv, scores) = _decode_attention(64, T, dtype=dtype)
+    _, (rows, qkv, _, kv, spec) = _decode_attention(64, T, dtype=dtype)
     array = jax.ShapeDtypeStruct
     layout = RaggedLayout(array((65,), jnp.int32), array((R,), jnp.int32))
     ragged = array((1, R, *qkv.shape[2:]), dtype), Rotation(*[array((1, R, 64), jnp.float32)] * 2)
-    attend = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, None, scores)  # noqa: E731
+    attend = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, spec)  # noqa: E731
     assert len(kernels_of(for_cuda(attend, (RaggedView(rows, layout), *ragged, kv)))) == kernels
 
 
@@ -199,13 +196,13 @@ def test_qk_norm_lowers_for_cuda(kind, T, H, kernels, dtype):
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 4), (64, 4), (2, 256)])
 def test_latent_attention_lowers_for_cuda(B, T, dtype):
     array, P, M = jax.ShapeDtypeStruct, 64, 16
-    view = PagedView(array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_))
+    view = PagedView(*shapes_of_queries(B, T, M))
     pool, q, new = (array(shape, dtype) for shape in ((1, 1 + B * M, P, 576), (B, T, 20, 576), (B, T, 768 + 576)))
     weights, rotation = [array((768,), dtype), array((512,), dtype)], Rotation(*[array((B, T, 32), jnp.float32)] * 2)
 
     def function(view, q, new, weights, rotation, kv):
         vectors, kv = view.write_latent_kv(new, *weights, 1e-6, rotation, kv)
-        return vectors, view.attend_latents(q, kv, 512, Scores(0.1)), kv
+        return vectors, view.attend_latents(q, kv, 512, 0.1), kv
 
     actual = sorted(kernels_of(for_cuda(function, (view, q, new, weights, rotation, LayerKV(pool, None)))))
     assert actual == ["attend_split", *(["merge_splits"] if B * T < 100 else []), "norm_rope_write_kv"]
@@ -215,9 +212,11 @@ def test_latent_attention_lowers_for_cuda(B, T, dtype):
 def test_tiles_of_latents_of_any_size_lower(rank):
     array, B, T, width = jax.ShapeDtypeStruct, 2, 1, rank + 64
     q, pool = array((B, T, 20, width), "bfloat16"), array((1, 33, 64, width), "bfloat16")
-    args = q, pool, array((B, 16), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_)
-    attend = functools.partial(latent_attention, rank=rank, scores=Scores(0.1))
-    assert sorted(kernels_of(for_cuda(attend, args))) == ["attend_split", "merge_splits"]
+    attend = functools.partial(latent_attention, rank=rank, scale=0.1)
+    assert sorted(kernels_of(for_cuda(attend, (q, pool, shapes_of_queries(B, T, 16))))) == [
+        "attend_split",
+        "merge_splits",
+    ]
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float32", "int8", "float8_e4m3fn"])

@@ -21,8 +21,9 @@ from jspec.models.sharding import build_shards, mesh_of
 from jspec.train import data_parallel
 from jspec.train.acceptance import ServedAcceptance
 from jspec.train.data_parallel import OwnWindows, replicate_beside, sharded_loss
+from jspec.train.initial_weights import output_head_of
 from jspec.train.methods import Sizes, initial_params, make_objective
-from jspec.train.objectives import loss_of, output_head_of
+from jspec.train.objectives import loss_of
 
 B, T = 4, 12
 CHOICES = {  # of targets: how their embeddings and output heads differ

@@ -14,9 +14,10 @@ from jspec.config.heads import default_aux_layers
 from jspec.models import Decoder, flat_params
 from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView
+from jspec.train.initial_weights import frequent_tokens, output_head_of
 from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, float32_logits, read_windows, soft_cross_entropy
 from jspec.train.methods import Sizes, initial_params, make_objective
-from jspec.train.objectives import frequent_tokens, loss_of, output_head_of
+from jspec.train.objectives import loss_of
 
 B, n = 2, 12
 

@@ -14,7 +14,7 @@ from jspec.config import Speculation
 from jspec.drafting.base import Context, Prompt
 from jspec.drafting.methods import drafter_for
 from jspec.models.kv_cache import LayerKV, PagedView, grouped_attention
-from jspec.pallas.attention.reference import Scores
+from jspec.pallas.attention.spec import AttentionSpec
 from jspec.sampling.distribution import Warp
 from jspec.sampling.processors import Processing
 from jspec.sampling.streams import RoundNoise
@@ -27,7 +27,7 @@ B, n, N, G, H = 2, 9, 4, 2, 6
 @pytest.mark.parametrize("window", [None, 3, 1])
 @pytest.mark.parametrize("sinks", [None, (-2.0, 0.0, 1.0, 20.0)], ids=["plain", "sinks"])
 def test_depth_by_depth_equals_one_attention_with_a_mask_over_all_slots(window, sinks):
-    scores = Scores(sinks=None if sinks is None else jnp.array(sinks))
+    spec = AttentionSpec(window, sinks=None if sinks is None else jnp.array(sinks))
     order = jax.random.permutation(jax.random.key(0), n).astype(jnp.int32)
     counts = (n, 6, 4, 3)
     bases = [jnp.arange(n, dtype=jnp.int32), *(order[:m] for m in counts[1:])]
@@ -39,7 +39,7 @@ def test_depth_by_depth_equals_one_attention_with_a_mask_over_all_slots(window, 
         for depth, (at, (q, k, v)) in enumerate(zip(bases, draws, strict=True)):
             view = Branches(at, depth)
             cache = view.write(cache, k[:, :, :G], v[:, :, :G])
-            outputs.append(view.attend(q, cache, window, scores))
+            outputs.append(view.attend(q, cache, spec))
         return jnp.concatenate(outputs, axis=1)
 
     q, k, v = jnp.concatenate(draws, axis=2)
@@ -53,7 +53,7 @@ def test_depth_by_depth_equals_one_attention_with_a_mask_over_all_slots(window, 
         mask &= position[None] > position[:, None] - window
     mask[:n, n:] = False
     expected = jax.jit(grouped_attention)(
-        q, *(jnp.moveaxis(x[:, :, :G], 2, 0) for x in (k, v)), jnp.broadcast_to(mask, (B, *mask.shape)), scores
+        q, *(jnp.moveaxis(x[:, :, :G], 2, 0) for x in (k, v)), jnp.broadcast_to(mask, (B, *mask.shape)), spec
     )
     np.testing.assert_allclose(attend(draws), expected, rtol=0, atol=2e-6)
 

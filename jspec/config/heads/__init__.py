@@ -3,14 +3,15 @@
 A draft head drafts for one target. It reads the target's hidden states, and it may use the target's embedding or output
 head.
 
-base.py    protocols, the base of heads with decoder layers, shared checks
-eagle.py   EAGLE and EAGLE-2
-eagle3.py  EAGLE-3 and P-EAGLE
-mtp.py     multi-token prediction layers
-block.py   DFlash, JetSpec and DSpark
-mlp.py     MLP speculator
-medusa.py  Medusa heads
-pard.py    PARD, a language model with mask tokens
+base.py       protocols, the base of heads with decoder layers, shared checks
+auxiliary.py  the base of heads that fuse auxiliary hidden states: eagle3.py and block.py
+eagle.py      EAGLE and EAGLE-2
+eagle3.py     EAGLE-3 and P-EAGLE
+mtp.py        multi-token prediction layers
+block.py      DFlash, JetSpec and DSpark
+mlp.py        MLP speculator
+medusa.py     Medusa heads
+pard.py       PARD, a language model with mask tokens
 
 Dimension letters are those of ``jspec.config``, and five more:
 

@@ -2,15 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Self
 
 from jspec._validation import is_int, require
 from jspec.config import ModelConfig, count
 from jspec.config.decoder_params import decoder_layers
-from jspec.config.heads.base import EMBEDDING, LayeredConfig, require_count, require_same_target
-from jspec.config.heads.eagle3 import FEATURE
+from jspec.config.heads.auxiliary import FEATURE, AuxiliaryConfig
+from jspec.config.heads.base import require_count
 from jspec.config.param_specs import (
-    DRAFT_IDS,
     DRAFT_VOCAB,
     EMBED,
     VOCAB,
@@ -28,7 +26,7 @@ CONFIDENCES = ("hidden", "markov")
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockConfig(LayeredConfig):
+class BlockConfig(AuxiliaryConfig):
     """DFlash (2026), JetSpec (2026) and DSpark (2026): decoder layers that fill a block of mask tokens in one pass.
 
     The block is the newest committed token, its *anchor*, and mask tokens. Every layer attends to the *context*, the
@@ -89,19 +87,12 @@ class BlockConfig(LayeredConfig):
     own_head: bool = False
 
     def __post_init__(self):
-        V, Vd, mask = self.layers.vocab_size, self.draft_vocab_size, self.mask_token_id
-        require_count("target_hidden_size", self.target_hidden_size)
+        V, mask = self.layers.vocab_size, self.mask_token_id
+        self.require_sizes()
         require_count("block_size", self.block_size, least=1 if self.anchor_first else 2)
-        require(is_int(Vd) and 1 <= Vd <= V, "draft_vocab_size", Vd, f"an integer in 1..{V}, the target's vocabulary")
-        if not self.own_head:
-            require(Vd == V, "draft_vocab_size", Vd, f"{V}, the target's vocabulary, because its head is borrowed")
         require(is_int(mask) and 0 <= mask < V, "mask_token_id", mask, f"in 0..{V - 1}")
-        ordered = all(is_int(k) and k >= 0 for k in self.aux_layers) and list(self.aux_layers) == sorted(
-            set(self.aux_layers)
-        )
-        require(
-            ordered and len(self.aux_layers) > 0, "aux_layers", self.aux_layers, "layer ids of at least 0, ascending"
-        )
+        ordered = len(self.aux_layers) > 0 and self.has_ascending_aux_layers()
+        require(ordered, "aux_layers", self.aux_layers, "layer ids of at least 0, ascending")
         layers = self.layers.num_layers
         each = len(self.causal) == layers and all(isinstance(flag, bool) for flag in self.causal)
         require(each, "causal", self.causal, f"True or False for each of {layers} layers")
@@ -125,31 +116,21 @@ class BlockConfig(LayeredConfig):
         return self.max_drafts
 
     @property
-    def borrowable(self) -> tuple[tuple[str, str], ...]:
-        output = () if self.reduced else (("own_head", "head.weight"),)
-        return (("own_embedding", "embedding"), *output)
-
-    @property
     def dimensions(self) -> Mapping[str, int]:
-        E = len(self.aux_layers) * self.target_hidden_size
         D, Rm = self.layers.hidden_size, self.markov_rank
-        joined = {
-            "Dg": D + Rm,
-            "Dc": D + 2 * Rm,
-        }  # what gate and confidence head read, and what the recurrent cell does
-        return {**super().dimensions, "Dt": self.target_hidden_size, "E": E, "Rm": Rm, **joined}
+        # Dg is the size of the inputs of gate and confidence head, and Dc of those of the recurrent cell.
+        return {**super().dimensions, "Rm": Rm, "Dg": D + Rm, "Dc": D + 2 * Rm}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         c, kind = self.layers, self.quantization
         return (
-            *((matrix("embedding", EMBEDDING, VOCAB, EMBED),) if self.own_embedding else ()),
+            *self.embedding,
             *linear("fuse_in", {"fc": EMBED}, FEATURE, quantization=kind),
             vector("context_norm.weight", "hidden_norm.weight", EMBED),
             *decoder_layers(c, indices(0, c.num_layers)),
             vector("norm.weight", "norm.weight", EMBED),
-            *(linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=kind) if self.own_head else ()),
-            *((DRAFT_IDS,) if self.reduced else ()),
+            *self.output_head,
             *self._markov_parameters,
             *self._confidence_parameters,
         )
@@ -184,26 +165,3 @@ class BlockConfig(LayeredConfig):
         markov = "" if self.markov is None else f", {self.markov} Markov head of rank {self.markov_rank}"
         aux = f"auxiliary layers {', '.join(map(str, self.aux_layers))}"
         return f"{count(self.layers.num_layers, 'layer')}, {block}{markov}, {self.vocabulary_summary}, {aux}"
-
-    def with_draft_vocabulary(self, size: int) -> Self:
-        """The same config with an output head of its own, which has logits for ``size`` tokens only."""
-        return dataclasses.replace(self, draft_vocab_size=size, own_head=True)
-
-    def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:
-        """The auxiliary hidden states that a feature of ``target`` joins."""
-        del target
-        return self.aux_layers
-
-    def require_fit(self, target: ModelConfig):
-        require_same_target(self.method, target, self.target_hidden_size, self.layers.vocab_size)
-        ours, theirs = self.layers.hidden_size, target.hidden_size
-        if ours != theirs and not (self.own_embedding and self.own_head):
-            raise ValueError(
-                f"the {self.method} head has a width of {ours} and borrows the embedding or the output head of the "
-                f"target, whose width is {theirs}; expected a checkpoint that has its own"
-            )
-        if self.aux_layers[-1] > target.num_layers:
-            raise ValueError(
-                f"the {self.method} head reads auxiliary layers {self.aux_layers}, and the target has {target.num_layers} "
-                "layers; expected the target that the head was trained on"
-            )

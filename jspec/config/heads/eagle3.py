@@ -1,27 +1,22 @@
 """The config of an EAGLE-3 or P-EAGLE draft head."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Self
 
 from jspec._validation import is_int, require
 from jspec.config import ModelConfig
 from jspec.config.decoder_params import decoder_layers
-from jspec.config.heads.base import EMBEDDING, TWICE_EMBED, LayeredConfig, require_count, require_same_target
+from jspec.config.heads.auxiliary import FEATURE, AuxiliaryConfig
+from jspec.config.heads.base import TWICE_EMBED, require_count
 from jspec.config.param_specs import (
-    DRAFT_IDS,
-    DRAFT_VOCAB,
     EMBED,
-    VOCAB,
     Axis,
     Parameter,
     indices,
     linear,
-    matrix,
     vector,
 )
 
-FEATURE, TARGET_EMBED = Axis("E", "feature"), Axis("Dt", "target_embed")
+TARGET_EMBED = Axis("Dt", "target_embed")
 
 # Two settings that an EAGLE-3 checkpoint may leave open. ``jspec.checkpoints.heads.options`` explains their values.
 AUX_CONVENTIONS = ("input_of", "output_of")  # whether layer id k means the input or the output of layer k
@@ -41,7 +36,7 @@ def default_aux_layers(num_layers: int) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle3Config(LayeredConfig):
+class Eagle3Config(AuxiliaryConfig):
     """EAGLE-3 (Li et al., 2025) and P-EAGLE (2026): decoder layers over pairs of a token and a feature of the target.
 
     The feature joins auxiliary hidden states: the target's residual streams after some of its layers, side by side
@@ -98,22 +93,15 @@ class Eagle3Config(LayeredConfig):
     max_drafts = None
 
     def __post_init__(self):
-        V, Vd = self.layers.vocab_size, self.draft_vocab_size
-        require_count("target_hidden_size", self.target_hidden_size)
+        self.require_sizes()
         require_count("num_aux_layers", self.num_aux_layers, least=0)
-        require(is_int(Vd) and 1 <= Vd <= V, "draft_vocab_size", Vd, f"an integer in 1..{V}, the target's vocabulary")
-        if not self.own_head:
-            require(Vd == V, "draft_vocab_size", Vd, f"{V}, the target's vocabulary, because its head is borrowed")
         if self.num_aux_layers == 0:
             D = self.layers.hidden_size
             require(
                 self.target_hidden_size == D, "target_hidden_size", self.target_hidden_size, f"{D}, the head's width"
             )
         if self.aux_layers is not None:
-            ordered = all(is_int(k) and k >= 0 for k in self.aux_layers) and list(self.aux_layers) == sorted(
-                set(self.aux_layers)
-            )
-            right = ordered and len(self.aux_layers) == self.num_aux_layers
+            right = self.has_ascending_aux_layers() and len(self.aux_layers) == self.num_aux_layers
             require(right, "aux_layers", self.aux_layers, f"{self.num_aux_layers} layer ids of at least 0, ascending")
         if self.norm_before_fuse and self.norm_each_aux:
             raise ValueError("norm_before_fuse and norm_each_aux are both set: expected at most one of them")
@@ -123,7 +111,7 @@ class Eagle3Config(LayeredConfig):
             raise ValueError("fuse_bias is set and num_aux_layers is 0: expected auxiliary hidden states to fuse")
         if self.trained_drafts is not None:
             require_count("trained_drafts", self.trained_drafts)
-        mask = self.mask_token_id
+        V, mask = self.layers.vocab_size, self.mask_token_id
         require(mask is None or (is_int(mask) and 0 <= mask < V), "mask_token_id", mask, f"None or in 0..{V - 1}")
 
     @property
@@ -132,17 +120,7 @@ class Eagle3Config(LayeredConfig):
 
     @property
     def feature_size(self) -> int:
-        """E, the length of the joined auxiliary hidden states at one position."""
         return max(self.num_aux_layers, 1) * self.target_hidden_size
-
-    @property
-    def borrowable(self) -> tuple[tuple[str, str], ...]:
-        output = () if self.reduced else (("own_head", "head.weight"),)
-        return (("own_embedding", "embedding"), *output)
-
-    @property
-    def dimensions(self) -> Mapping[str, int]:
-        return {**super().dimensions, "Dt": self.target_hidden_size, "E": self.feature_size}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -151,15 +129,14 @@ class Eagle3Config(LayeredConfig):
         fuse_in = linear("fuse_in", {"fc": EMBED}, FEATURE, bias=self.fuse_bias, quantization=kind)
         aux = indices(0, self.num_aux_layers if self.norm_each_aux else 0)
         return (
-            *((matrix("embedding", EMBEDDING, VOCAB, EMBED),) if self.own_embedding else ()),
+            *self.embedding,
             *(fuse_in if self.num_aux_layers else ()),
             *((vector("fuse_norm.weight", "input_norm.weight", FEATURE),) if self.norm_before_fuse else ()),
             vector("aux_norms.{}.weight", "fc_norm.{}.weight", TARGET_EMBED, aux),
             *decoder_layers(c, indices(0, 1), attention_inputs=TWICE_EMBED, attention_norms=norms),
             *decoder_layers(c, indices(1, c.num_layers)),
             *((vector("norm.weight", "norm.weight", EMBED),) if self.norm_before_head else ()),
-            *(linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=kind) if self.own_head else ()),
-            *((DRAFT_IDS,) if self.reduced else ()),
+            *self.output_head,
             *((vector("mask_hidden", "mask_hidden", FEATURE),) if self.mask_token_id is not None else ()),
         )
 
@@ -168,10 +145,6 @@ class Eagle3Config(LayeredConfig):
         aux = "" if self.aux_layers is None else f", auxiliary layers {', '.join(map(str, self.aux_layers))}"
         return f"{super().summary}{aux}"
 
-    def with_draft_vocabulary(self, size: int) -> Self:
-        """The same config with an output head of its own, which has logits for ``size`` tokens only."""
-        return dataclasses.replace(self, draft_vocab_size=size, own_head=True)
-
     def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:
         """The auxiliary hidden states that a feature of ``target`` joins. ``()`` is the state after the final norm."""
         if self.num_aux_layers == 0:
@@ -179,21 +152,11 @@ class Eagle3Config(LayeredConfig):
         return default_aux_layers(target.num_layers) if self.aux_layers is None else self.aux_layers
 
     def require_fit(self, target: ModelConfig):
-        require_same_target(self.method, target, self.target_hidden_size, self.layers.vocab_size)
-        ours, theirs, aux_layers = self.layers.hidden_size, target.hidden_size, self.resolved_aux_layers(target)
-        if ours != theirs and not (self.own_embedding and self.own_head):
-            raise ValueError(
-                f"the {self.method} head has a width of {ours} and borrows the embedding or the output head of the "
-                f"target, whose width is {theirs}; expected a checkpoint that has its own"
-            )
+        super().require_fit(target)
+        aux_layers = self.resolved_aux_layers(target)
         if len(aux_layers) != self.num_aux_layers:
             raise ValueError(
                 f"the {self.method} head reads {self.num_aux_layers} auxiliary hidden states and does not say which, and a "
                 f"target of {target.num_layers} layers has {len(aux_layers)} by default, {aux_layers}; "
                 "expected a config that lists layer ids"
-            )
-        if aux_layers and (aux_layers[0] < 0 or aux_layers[-1] > target.num_layers):
-            raise ValueError(
-                f"the {self.method} head reads auxiliary layers {aux_layers}, and the target has {target.num_layers} "
-                "layers; expected the target that the head was trained on"
             )

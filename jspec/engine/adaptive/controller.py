@@ -6,7 +6,8 @@ distribution although K depends on the past. It would not if K depended on the d
 tests/lossless/test_adaptive.py shows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,23 @@ GAIN = 1.02  # how much faster another K must be in expectation, so that two equ
 FIRST_PAUSE, LONGEST_PAUSE = 4, 64  # calls of plain rounds before drafts are tried again
 
 Histories = Sequence[tuple[Sequence[int], Sequence[int]]]  # of requests: drafts verified, and accepted, by round
+
+
+def acceptance_rate(verified, accepted, prior):
+    """The share of verified drafts that are accepted, as if ``PRIOR_WEIGHT`` more had been verified, of which the share
+    ``prior`` was accepted; of NumPy or JAX arrays."""
+    return (accepted + PRIOR_WEIGHT * prior) / (verified + PRIOR_WEIGHT)
+
+
+def acceptance_by_place(verified: Iterable, accepted: Iterable) -> list[Any]:
+    """The ``acceptance_rate`` of each place among the drafts of a round, from the counts of each place in their order.
+
+    The prior of a place is the estimate of the place before it, that of the first is ``PRIOR_ACCEPTANCE``."""
+    estimates, before = [], PRIOR_ACCEPTANCE
+    for of_place in zip(verified, accepted, strict=True):
+        before = acceptance_rate(*of_place, before)
+        estimates.append(before)
+    return estimates
 
 
 class Controller:
@@ -64,11 +82,7 @@ class Controller:
     @property
     def acceptance(self) -> np.ndarray:
         """For each place, the probability that its draft is accepted if those before it are, float64 ``[K]``."""
-        estimates, before = [], PRIOR_ACCEPTANCE
-        for verified, accepted in zip(self._verified, self._accepted, strict=True):
-            before = (accepted + PRIOR_WEIGHT * before) / (verified + PRIOR_WEIGHT)
-            estimates.append(before)
-        return np.array(estimates)
+        return np.array(acceptance_by_place(self._verified, self._accepted))
 
     def rates(self, rows: int, requests: Histories = ()) -> dict[RoundShape, float]:
         """Round shape -> expected tokens per second of a row, in a program of so many rows.
@@ -100,7 +114,7 @@ class Controller:
             counts, reached = (np.array(numbers[-last:], int)[:, None] for numbers in history)
             verified[i] = np.sum((places < counts) & (places <= reached), axis=0)
             accepted[i] = np.sum(places < reached, axis=0)
-        return np.cumprod((accepted + PRIOR_WEIGHT * self.acceptance) / (verified + PRIOR_WEIGHT), axis=1)
+        return np.cumprod(acceptance_rate(verified, accepted, self.acceptance), axis=1)
 
     def choose(self, rows: int, requests: Histories = ()) -> RoundShape:
         """The round shape of the next call; arguments as for ``rates``."""

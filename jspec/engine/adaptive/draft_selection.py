@@ -23,7 +23,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jspec.engine.adaptive.controller import MEMORY, PRIOR_ACCEPTANCE, PRIOR_WEIGHT
+from jspec.engine.adaptive.controller import MEMORY, PRIOR_ACCEPTANCE, acceptance_by_place, acceptance_rate
 
 BINS = 8  # of confidences, of equal width
 LEAST = 0.01  # acceptances are estimated between this and 1 - LEAST
@@ -54,15 +54,12 @@ class AcceptanceStats:
         Args:
           confidence: float32 ``[B, K]``.
         """
-        verified, accepted = self.of_request[:, 0], self.of_request[:, 1]
-        places, before = [], jnp.full(len(verified), PRIOR_ACCEPTANCE, jnp.float32)
-        for i in range(confidence.shape[1]):
-            before = _rate(verified[:, i], accepted[:, i], before)
-            places.append(before)
+        verified, accepted, K = self.of_request[:, 0], self.of_request[:, 1], range(confidence.shape[1])
+        places = acceptance_by_place((verified[:, i] for i in K), (accepted[:, i] for i in K))
         middle = (jnp.arange(BINS, dtype=jnp.float32) + 0.5) / BINS
         every = jnp.sum(self.of_confidence, axis=1)
-        usual = _rate(every[0], every[1], jnp.float32(PRIOR_ACCEPTANCE))
-        bins = _log_odds(_rate(self.of_confidence[0], self.of_confidence[1], middle)) - _log_odds(usual)
+        usual = acceptance_rate(every[0], every[1], jnp.float32(PRIOR_ACCEPTANCE))
+        bins = _log_odds(acceptance_rate(self.of_confidence[0], self.of_confidence[1], middle)) - _log_odds(usual)
         of_bin = jnp.sum(jnp.where(_one_hot(confidence), bins[None, None], 0.0), axis=-1)
         return jnp.clip(jax.nn.sigmoid(_log_odds(jnp.stack(places, axis=1)) + of_bin), LEAST, 1 - LEAST)
 
@@ -113,10 +110,6 @@ def select_drafts(acceptance, count, spare) -> jax.Array:
     ahead = (worth[None] > worth[:, None]) | ((worth[None] == worth[:, None]) & (index[None] < index[:, None]))
     rank = jnp.sum(ahead, axis=1, dtype=jnp.int32).reshape(K, B)
     return jnp.sum(exists & (rank < spare), axis=0, dtype=jnp.int32)
-
-
-def _rate(verified, accepted, prior):
-    return (accepted + PRIOR_WEIGHT * prior) / (verified + PRIOR_WEIGHT)
 
 
 def _log_odds(probability):

@@ -27,7 +27,8 @@ from jspec.models.kv_cache import CacheShape, LayerKV, PagedView, cache_shape
 from jspec.models.layers import Linear, Norm, project_float32
 from jspec.models.w8a8 import quantize_inputs
 from jspec.pallas.attention.prefill_sm90 import prefill_attention
-from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
+from jspec.pallas.attention.reference import Rotation
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 
 
 @jax.tree_util.register_dataclass
@@ -46,15 +47,7 @@ class BlockView(PagedView):
     block: int = dataclasses.field(default=1, metadata={"static": True})
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
 
-    def extend(
-        self,
-        qkv,
-        rotation: Rotation | None,
-        kv: LayerKV,
-        num_kv_heads: int,
-        window: int | None,
-        scores: Scores = PLAIN,
-    ):
+    def extend(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int, spec: AttentionSpec):
         """As ``View.extend``, with the attention of the block alone, ``[B, n, N, H]``.
 
         With a window W, a slot of a block that is not causal sees W tokens of the context."""
@@ -64,8 +57,8 @@ class BlockView(PagedView):
         if not self.causal:
             newest = jnp.max(jnp.where(valid, last, -1), axis=1, keepdims=True)
             last = jnp.broadcast_to(newest, last.shape)
-            window = None if window is None else window + n
-        return prefill_attention(q[:, -n:], kv.k, kv.v, self.table, last, valid, window, scores), kv
+            spec = dataclasses.replace(spec, window=None if spec.window is None else spec.window + n)
+        return prefill_attention(q[:, -n:], kv.k, kv.v, PagedQueries(self.table, last, valid), spec), kv
 
 
 class MarkovHead(nnx.Module):

@@ -1,5 +1,6 @@
 """Attention over a paged KV cache, and the rotary embedding.
 
+spec.py                the arguments that all attention functions share
 reference.py           the definition of attention and of RoPE
 paged.py               attention of few query tokens, with split-KV
 decode.py              RoPE, KV writes and attention in one launch

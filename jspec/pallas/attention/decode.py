@@ -24,9 +24,10 @@ from jspec.pallas.attention.flash import (
     store_attention,
     tile_loader,
 )
-from jspec.pallas.attention.paged import has_kernel, last_slots
-from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
+from jspec.pallas.attention.paged import has_kernel
+from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 
 _MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well
@@ -41,17 +42,14 @@ def has_decode_attention_kernel(qkv, pool, T: int | None = None) -> bool:
     return has_kernel(qkv, pool) and T * R <= _MOST_QUERIES
 
 
-@functools.partial(jax.jit, static_argnames=("window", "tiling", "interpret"))  # layers share one trace
+@functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace
 def decode_attention_kernel(
     qkv,
     rotation: Rotation | None,
     k_pool,
     v_pool,
-    table,
-    positions,
-    valid,
-    window: int | None,
-    scores: Scores = PLAIN,
+    queries: PagedQueries,
+    spec: AttentionSpec,
     ragged: RaggedLayout | None = None,
     *,
     tiling: AttentionTiling | None = None,
@@ -64,27 +62,26 @@ def decode_attention_kernel(
       qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated; ``[1, Q, N + 2G, H]`` with ``ragged``.
       rotation: the rotary embedding of the tokens' positions, None if nothing is rotated.
       k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv; updated in place.
-      table, positions, valid: as in ``PagedView``.
-      window: None, or W: a query token sees W slots, its own included.
-      scores: how products of queries and keys become scores, and the sinks of the attention heads.
+      queries: the new tokens.
+      spec: how they attend.
       ragged: where the query tokens of a ragged view lie; None if they are in rows.
 
     Returns:
       attention ``[B, T, N, H]``, which is 0 for invalid tokens, and the two pools. With ``ragged`` it is ``[1, Q, N,
       H]``, with arbitrary finite numbers in the padding.
     """
-    (B, T), (heads, H), (G, pages, P, _) = positions.shape, qkv.shape[2:], k_pool.shape
+    (heads, H), (G, pages, P, _) = qkv.shape[2:], k_pool.shape
     tiling, ragged_tokens = tiling or TILINGS[qkv.dtype], None if ragged is None else qkv.shape[1]
     if ragged is not None:
         tiling = dataclasses.replace(tiling, queries=min(tiling.queries, _RAGGED_QUERIES))
-    launch = AttentionLaunch.of(B, T, heads - 2 * G, k_pool, table, window, scores, tiling, ragged_tokens)
+    launch = AttentionLaunch.of(queries, heads - 2 * G, k_pool, spec, tiling, ragged_tokens)
     pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
-    last = jnp.where(positions >= 0, last_slots(table, positions, valid, P), -1)
+    last = queries.written_slots(P)
     angles = rotation or ()
     k, v, out = launch_attention(
         _decode_split,
         launch,
-        (qkv.reshape(len(qkv), -1, H), angles, *pools, table, last, scores.sinks, ragged and ragged.start),
+        (qkv.reshape(len(qkv), -1, H), angles, *pools, queries.table, last, spec.sinks, ragged and ragged.start),
         last,
         qkv.dtype,
         tiling,
@@ -138,7 +135,7 @@ def _decode_split(
     softmax = attend_pages((q,), queries, before, load_tile, table_ref, sinks_ref, launch)
     k = apply_rope_in_kernel(k_operands)
     seen = written[None, :] & (slot[None, :] <= queries.last[:, None])
-    softmax = add_tile(softmax, (q,), (k,), v, seen & in_window(slot, queries.last, launch), launch.scores)
+    softmax = add_tile(softmax, (q,), (k,), v, seen & in_window(slot, queries.last, launch), launch.spec)
 
     # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
     place = jnp.maximum(slot, 0)

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.merge_splits import divisor, finite, merge_splits
-from jspec.pallas.attention.reference import Scores
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.triton import LOG2_E, MMA_SIZE, broadcast_columns, dot, kernel_call, line_indices
 
 _MOST_SLOTS = 64  # of a tile: scores are held in registers
@@ -79,8 +79,7 @@ class AttentionLaunch:
     """The static sizes of a launch. Letters are those of ``jspec.config``.
 
     Attributes:
-      window: None, or how many slots a query sees, its own included.
-      scores: how products of queries and keys become scores; the sinks, which are arrays, are left out.
+      spec: how queries attend; the sinks, which are arrays, are left out.
       block_queries: how many of the T R queries of a KV head a program instance has.
       tile_slots: how many cache slots a tile has.
       num_splits: how many instances there are for the slots of a row.
@@ -95,8 +94,7 @@ class AttentionLaunch:
     R: int
     H: int
     P: int
-    window: int | None
-    scores: Scores
+    spec: AttentionSpec
     block_queries: int
     tile_slots: int
     num_splits: int
@@ -107,27 +105,23 @@ class AttentionLaunch:
     @classmethod
     def of(
         cls,
-        B: int,
-        T: int,
+        queries: PagedQueries,
         N: int,
         pool,
-        table,
-        window: int | None,
-        scores: Scores,
+        spec: AttentionSpec,
         tiling: AttentionTiling,
         ragged_tokens: int | None = None,
     ) -> "AttentionLaunch":
-        """The launch for a pool ``[G, pages, P, H]`` and a table ``[B, M]``."""
-        G, _, P, H = pool.shape
-        queries, tile_slots = T * N // G, tiling.tile_slots(H * pool.dtype.itemsize)
-        block = min(tiling.queries, max(MMA_SIZE, pl.next_power_of_2(queries)))
-        tiles = pl.cdiv(table.shape[1] * P, tile_slots)
-        fewest = splits = tiling.num_splits(B * G * pl.cdiv(queries, block), tiles)
-        if queries <= _FEW_QUERIES and window is None:
+        """The launch for N attention heads and a pool ``[G, pages, P, H]``."""
+        (B, T), (G, _, P, H) = queries.positions.shape, pool.shape
+        count, tile_slots = T * N // G, tiling.tile_slots(H * pool.dtype.itemsize)
+        block = min(tiling.queries, max(MMA_SIZE, pl.next_power_of_2(count)))
+        tiles = pl.cdiv(queries.table.shape[1] * P, tile_slots)
+        fewest = splits = tiling.num_splits(B * G * pl.cdiv(count, block), tiles)
+        if count <= _FEW_QUERIES and spec.window is None:
             splits = tiling.num_splits_of_long_rows(fewest, tiles * tile_slots)
-        split_tiles, scores = pl.cdiv(tiles, splits), replace(scores, sinks=None)
-        sizes = block, tile_slots, splits, fewest, split_tiles, ragged_tokens
-        return cls(B, T, G, N // G, H, P, window, scores, *sizes)
+        sizes = block, tile_slots, splits, fewest, pl.cdiv(tiles, splits), ragged_tokens
+        return cls(B, T, G, N // G, H, P, replace(spec, sinks=None), *sizes)
 
     @property
     def N(self) -> int:
@@ -279,8 +273,8 @@ def attend_pages(
     """
     b, slots, last = queries.b, launch.tile_slots, queries.last
     oldest = 0
-    if launch.window is not None:
-        oldest = jnp.maximum(jnp.min(jnp.where(last < 0, jnp.max(last), last)) - (launch.window - 1), 0)
+    if launch.spec.window is not None:
+        oldest = jnp.maximum(jnp.min(jnp.where(last < 0, jnp.max(last), last)) - (launch.spec.window - 1), 0)
         oldest = jnp.minimum(oldest, newest + 1)
     first = oldest // slots
     tiles = jnp.maximum((newest + slots) // slots - first, 0)  # the live ones, shared evenly
@@ -302,7 +296,7 @@ def attend_pages(
         slot = i * slots + jnp.arange(slots, dtype=jnp.int32)
         k, v = load(page * launch.P + jax.lax.rem(slot, jnp.int32(launch.P)), slot <= newest)
         seen = slot[None, :] <= jnp.minimum(last, newest)[:, None]
-        return add_tile(softmax, q, k, v, seen & in_window(slot, last, launch), launch.scores), pages(i + 1)
+        return add_tile(softmax, q, k, v, seen & in_window(slot, last, launch), launch.spec), pages(i + 1)
 
     return jax.lax.fori_loop(begin, end, attend_tile, (_initial_softmax(queries, sinks_ref, launch), pages(begin)))[0]
 
@@ -322,10 +316,10 @@ def _initial_softmax(queries: QueryBlock, sinks_ref, launch: AttentionLaunch) ->
 
 def in_window(slot, last, launch: AttentionLaunch):
     """Whether slots are inside each query's window: bool ``[block, slots]``, or True if there is no window."""
-    return True if launch.window is None else slot[None, :] > last[:, None] - launch.window
+    return True if launch.spec.window is None else slot[None, :] > last[:, None] - launch.spec.window
 
 
-def add_tile(softmax: Softmax, q, k, v, seen, scores: Scores) -> Softmax:
+def add_tile(softmax: Softmax, q, k, v, seen, spec: AttentionSpec) -> Softmax:
     """In a kernel: the softmax after further keys and values.
 
     The peak drops a score that is NaN. Its weight is NaN, and so are the sums from then on.
@@ -336,11 +330,11 @@ def add_tile(softmax: Softmax, q, k, v, seen, scores: Scores) -> Softmax:
       k: the keys in parts ``[slots, n]`` of the same sizes.
       v: values ``[slots, H]``.
       seen: bool ``[block, slots]``, which keys each query sees.
-      scores: how products of queries and keys become scores.
+      spec: how products of queries and keys become scores.
     """
     acc, peak, total = softmax
     products = functools.reduce(jnp.add, (dot(a, b, trans_b=True) for a, b in zip(q, k, strict=True)))
-    bits = jnp.where(seen, scores.of(products, sum(part.shape[1] for part in q), LOG2_E), -jnp.inf)
+    bits = jnp.where(seen, spec.scores(products, sum(part.shape[1] for part in q), LOG2_E), -jnp.inf)
     new_peak = jnp.maximum(peak, jnp.max(bits, axis=1))
     shift = finite(new_peak)
     weights, rescale = jnp.exp2(bits - shift[:, None]), jnp.exp2(peak - shift)

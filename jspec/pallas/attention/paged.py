@@ -21,57 +21,49 @@ from jspec.pallas.attention.flash import (
     store_attention,
     tile_loader,
 )
-from jspec.pallas.attention.reference import PLAIN, Scores, causal_mask, grouped_attention
+from jspec.pallas.attention.reference import causal_mask, grouped_attention
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 
 _LARGEST_HEAD = 256
 
 
-def paged_attention(
-    q, k_pool, v_pool, table, positions, valid, window: int | None, scores: Scores = PLAIN
-) -> jax.Array:
+def paged_attention(q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec) -> jax.Array:
     """``paged_attention_reference``, and on an NVIDIA GPU the kernel, which reads only live slots.
 
     The kernel is for bfloat16 and float32, and for head dimensions that are powers of two in 16..256. Other models run
     the reference implementation, on a GPU as well."""
-    kernel, reference = (
-        functools.partial(f, window=window, scores=scores) for f in (paged_attention_kernel, paged_attention_reference)
-    )
-    args = q, k_pool, v_pool, table, positions, valid
-    return by_platform(kernel, reference, *args) if has_kernel(q, k_pool) else reference(*args)
+    args = q, k_pool, v_pool, queries, spec
+    if not has_kernel(q, k_pool):
+        return paged_attention_reference(*args)
+    return by_platform(paged_attention_kernel, paged_attention_reference, *args)
 
 
-def paged_attention_reference(
-    q, k_pool, v_pool, table, positions, valid, window: int | None, scores: Scores = PLAIN
-) -> jax.Array:
+def paged_attention_reference(q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec) -> jax.Array:
     """Attention of T query tokens per row over the slots of the row's pages, up to the query token's own slot.
 
     Args:
       q: ``[B, T, N, H]``.
       k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of q.
-      table: int32 ``[B, M]``, the pages of each row in order. Past the newest valid query token it may hold anything.
-      positions: int32 ``[B, T]``, the slot of each query token, which is on the table if the query token is valid.
-      valid: bool ``[B, T]``; the attention of an invalid query token is arbitrary. Slots past a row's newest valid query
-        token may hold anything, NaN included.
-      window: None, or W: a query token sees W slots, its own included.
-      scores: how products of queries and keys become scores, and the sinks of the attention heads.
+      queries: the query tokens.
+      spec: how they attend.
 
     Returns:
       ``[B, T, N, H]`` in the dtype of q.
     """
-    return attend_slots(q, gather_pages(k_pool, table), gather_pages(v_pool, table), positions, valid, window, scores)
+    return attend_slots(q, gather_pages(k_pool, queries.table), gather_pages(v_pool, queries.table), queries, spec)
 
 
-def attend_slots(q, k, v, positions, valid, window: int | None, scores: Scores) -> jax.Array:
+def attend_slots(q, k, v, queries: PagedQueries, spec: AttentionSpec) -> jax.Array:
     """``paged_attention_reference`` over keys ``[G, B, S, H]`` and values ``[G, B, S, Hv]`` that were gathered from
     pages: ``[B, T, N, Hv]``."""
     slots = jnp.arange(k.shape[2], dtype=jnp.int32)
     # Slots past the newest query token may hold numbers of an earlier request, NaN included, and 0 x NaN is NaN.
-    newest = jnp.max(jnp.where(valid, positions, -1), axis=1, keepdims=True)
+    newest = jnp.max(jnp.where(queries.valid, queries.positions, -1), axis=1, keepdims=True)
     known = slots[None] <= newest  # [B, S]
     v = jnp.where(known[None, :, :, None], v, jnp.zeros((), v.dtype))
-    return grouped_attention(q, k, v, causal_mask(positions, slots, window), scores)
+    return grouped_attention(q, k, v, causal_mask(queries.positions, slots, spec.window), spec)
 
 
 def gather_pages(pool, table) -> jax.Array:
@@ -88,21 +80,13 @@ def has_kernel(q, pool) -> bool:
     return head and q.dtype == pool.dtype and q.dtype in TILINGS
 
 
-def last_slots(table, positions, valid, page_size: int):
-    """The last slot that each query token sees, int32 ``[B, T]``; -1 if it is invalid or has no page."""
-    return jnp.where(valid & (positions < table.shape[1] * page_size), positions, -1)
-
-
-@functools.partial(jax.jit, static_argnames=("window", "tiling", "interpret"))  # layers share one trace
+@functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace
 def paged_attention_kernel(
     q,
     k_pool,
     v_pool,
-    table,
-    positions,
-    valid,
-    window: int | None,
-    scores: Scores = PLAIN,
+    queries: PagedQueries,
+    spec: AttentionSpec,
     *,
     tiling: AttentionTiling | None = None,
     interpret=False,
@@ -110,10 +94,10 @@ def paged_attention_kernel(
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
     (B, T, N, H), (G, pages, P, _) = q.shape, k_pool.shape
     tiling = tiling or TILINGS[q.dtype]
-    launch = AttentionLaunch.of(B, T, N, k_pool, table, window, scores, tiling)
+    launch = AttentionLaunch.of(queries, N, k_pool, spec, tiling)
     pools = (pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool))
-    last = last_slots(table, positions, valid, P)
-    args = q.reshape(B, T * N, H), *pools, table, last, scores.sinks
+    last = queries.last_slots(P)
+    args = q.reshape(B, T * N, H), *pools, queries.table, last, spec.sinks
     (out,) = launch_attention(_attend_split, launch, args, last, q.dtype, tiling, interpret=interpret)
     return out
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.triton import LOG2_E
 
 WARPGROUPS = 2  # that compute
@@ -57,24 +58,22 @@ class PrefillLaunch(NamedTuple):
         cls,
         q,
         v_pool,
-        window: int | None,
-        scale: float | None,
+        spec: AttentionSpec,
         num_stages: int | None,
         max_instances: int,
         interpret,
         pages_first: bool = False,
     ) -> "PrefillLaunch":
-        """The launch for queries ``[B, T, N, H]`` and values ``[G, pages, P, Hv]``, or ``[pages, P, G, Hv]``; without a
-        scale it is H^-0.5."""
+        """The launch for queries ``[B, T, N, H]`` and values ``[G, pages, P, Hv]``, or ``[pages, P, G, Hv]``."""
         (B, T, N, H), Hv = q.shape, v_pool.shape[-1]
         P, G = v_pool.shape[1:3] if pages_first else (v_pool.shape[2], v_pool.shape[0])
         R, tile_slots = N // G, tile_slots_of(H, Hv)
         num_stages = num_stages or num_stages_of(H, Hv)
         tokens = WARPGROUPS * WARPGROUP_QUERIES // R
         instances = min(max_instances, B * G * (T // tokens))
-        heads, scale = max(1, R // WARPGROUPS), H**-0.5 if scale is None else scale
+        heads, scale = max(1, R // WARPGROUPS), H**-0.5 if spec.scale is None else spec.scale
         shape, block = (B, T, G, R, H, Hv, P), (tile_slots, pages_first, tokens, heads)
-        return cls(*shape, *block, window, scale, num_stages, instances, interpret)
+        return cls(*shape, *block, spec.window, scale, num_stages, instances, interpret)
 
     @property
     def blocks(self) -> int:

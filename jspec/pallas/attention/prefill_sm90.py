@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jspec.pallas.attention.paged import last_slots, paged_attention, paged_attention_reference
+from jspec.pallas.attention.paged import paged_attention, paged_attention_reference
 from jspec.pallas.attention.prefill_launch import (
     INSTANCES,
     LOWEST,
@@ -29,7 +29,7 @@ from jspec.pallas.attention.prefill_launch import (
     live_pages,
     sinks_of_queries,
 )
-from jspec.pallas.attention.reference import PLAIN, Scores
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.triton import LOG2_E
 
@@ -42,19 +42,14 @@ _PER_QUERY = plgpu.Layout.WGMMA.reduce(1)  # the layout of one number for each q
 _IN_FULL: dict[str, Any] = {} if jax.__version_info__ >= (0, 11) else {"idx": ()}
 
 
-def prefill_attention(
-    q, k_pool, v_pool, table, positions, valid, window: int | None, scores: Scores = PLAIN
-) -> jax.Array:
+def prefill_attention(q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec) -> jax.Array:
     """``paged_attention``, which on a Hopper GPU uses ``prefill_attention_kernel`` for shapes that it supports.
 
     That kernel has no soft cap: the hyperbolic tangent of its instructions is too coarse."""
-    if scores.softcap is not None or not (has_prefill_kernel(q, k_pool) and on_hopper()):
-        return paged_attention(q, k_pool, v_pool, table, positions, valid, window, scores)
-    kernel, reference = (
-        functools.partial(f, window=window, scores=scores)
-        for f in (prefill_attention_kernel, paged_attention_reference)
-    )
-    return by_platform(kernel, reference, q, k_pool, v_pool, table, positions, valid)
+    args = q, k_pool, v_pool, queries, spec
+    if spec.softcap is not None or not (has_prefill_kernel(q, k_pool) and on_hopper()):
+        return paged_attention(*args)
+    return by_platform(prefill_attention_kernel, paged_attention_reference, *args)
 
 
 def has_prefill_kernel(q, pool) -> bool:
@@ -74,17 +69,14 @@ def suits_prefill(B: int, T: int, N: int, R: int) -> bool:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("window", "pages_first", "num_stages", "instances", "interpret")
+    jax.jit, static_argnames=("pages_first", "num_stages", "instances", "interpret")
 )  # layers share one trace
 def prefill_attention_kernel(
     q,
     k_pool,
     v_pool,
-    table,
-    positions,
-    valid,
-    window: int | None,
-    scores: Scores = PLAIN,
+    queries: PagedQueries,
+    spec: AttentionSpec,
     *,
     pages_first: bool = False,
     num_stages: int | None = None,
@@ -93,12 +85,12 @@ def prefill_attention_kernel(
 ):
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0.
 
-    ``scores`` have no soft cap. Values may have other sizes than keys; with ``pages_first``, both pools are ``[pages, P,
+    There is no soft cap. Values may have other sizes than keys; with ``pages_first``, both pools are ``[pages, P,
     G, H]``."""
-    assert scores.softcap is None, scores.softcap
-    launch = PrefillLaunch.of(q, v_pool, window, scores.scale, num_stages, instances, interpret, pages_first)
-    bounds, last = block_bounds(last_slots(table, positions, valid, launch.P), launch)
-    sinks = None if scores.sinks is None else sinks_of_queries(scores.sinks, launch)
+    assert spec.softcap is None, spec.softcap
+    launch = PrefillLaunch.of(q, v_pool, spec, num_stages, instances, interpret, pages_first)
+    bounds, last = block_bounds(queries.last_slots(launch.P), launch)
+    sinks = None if spec.sinks is None else sinks_of_queries(spec.sinks, launch)
     return plgpu.kernel(
         functools.partial(_attend_blocks, launch=launch),
         out_type=jax.ShapeDtypeStruct((*q.shape[:3], launch.Hv), q.dtype),
@@ -109,7 +101,7 @@ def prefill_attention_kernel(
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
         kernel_name="jspec_prefill_attention",
-    )(q, k_pool, v_pool, live_pages(table, bounds, launch), bounds, last, sinks)
+    )(q, k_pool, v_pool, live_pages(queries.table, bounds, launch), bounds, last, sinks)
 
 
 class _SharedMemory(NamedTuple):

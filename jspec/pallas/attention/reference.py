@@ -1,10 +1,11 @@
 """The definition of attention: a softmax over the slots that a causal mask, perhaps with a window, lets a token see."""
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from jspec.pallas.attention.spec import AttentionSpec
 
 
 def causal_mask(positions, slots, window: int | None) -> jax.Array:
@@ -20,49 +21,20 @@ def causal_mask(positions, slots, window: int | None) -> jax.Array:
     return seen if window is None else seen & (key > query - window)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Scores:
-    """How products of queries and keys become the scores of a softmax.
-
-    Attributes:
-      scale: the factor of a product; None is ``H ** -0.5``.
-      softcap: c if the scaled product s becomes ``c tanh(s / c)`` (Gemma 2, 2024), or None.
-      sinks: ``[N]``, or None. The sink of an attention head is one more score, neither scaled nor capped, in the softmax
-        of each of its queries, like that of a key which every query sees and whose value is 0. The weights of the keys
-        therefore add up to less than 1 (gpt-oss, 2025).
-    """
-
-    scale: float | None = dataclasses.field(default=None, metadata={"static": True})
-    softcap: float | None = dataclasses.field(default=None, metadata={"static": True})
-    sinks: jax.Array | None = None
-
-    def of(self, products, H: int, unit: float = 1.0):
-        """The scores of products in fp32, as multiples of ``1 / unit``; kernels want them in bits, ``unit =
-        log2(e)``."""
-        scale = H**-0.5 if self.scale is None else self.scale
-        if self.softcap is None:
-            return products * (scale * unit)
-        return jnp.tanh(products * (scale / self.softcap)) * (self.softcap * unit)
-
-
-PLAIN = Scores()
-
-
-def grouped_attention(q, k, v, mask, scores: Scores = PLAIN) -> jax.Array:
+def grouped_attention(q, k, v, mask, spec: AttentionSpec) -> jax.Array:
     """Softmax attention in fp32: q ``[B, T, N, H]``, k ``[G, B, S, H]``, v ``[G, B, S, Hv]``, mask ``[B, T, S]`` ->
-    ``[B, T, N, Hv]``. Hv differs from H in multi-head latent attention only."""
+    ``[B, T, N, Hv]``. The mask has the window. Hv differs from H in multi-head latent attention only."""
     B, T, N, H = q.shape
     G = k.shape[0]
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
     q = q.reshape(B, T, G, N // G, H)
     products = jnp.einsum("btgrh,gbsh->gbrts", q, k, precision=precision, preferred_element_type=jnp.float32)
-    scored = scores.of(products, H)
+    scored = spec.scores(products, H)
     scored = jnp.where(mask[None, :, None], scored, -jnp.inf)
-    if scores.sinks is None:
+    if spec.sinks is None:
         weights = jax.nn.softmax(scored, axis=-1)
     else:
-        weights = _softmax_with_sinks(scored, scores.sinks.astype(jnp.float32).reshape(G, 1, N // G, 1, 1))
+        weights = _softmax_with_sinks(scored, spec.sinks.astype(jnp.float32).reshape(G, 1, N // G, 1, 1))
     weights = weights.astype(v.dtype)
     return jnp.einsum("gbrts,gbsh->btgrh", weights, v, precision=precision).reshape(B, T, N, -1)
 

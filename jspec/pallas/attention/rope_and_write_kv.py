@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.attention.paged import last_slots
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
+from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.triton import broadcast_columns, kernel_call, line_indices
 
 _NUMBERS = 4096  # numbers of a head that a program instance rotates or copies
@@ -17,9 +17,7 @@ _WARPS = 4
 
 
 @functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace
-def rope_and_write_kv_kernel(
-    qkv, rotation: Rotation | None, k_pool, v_pool, table, positions, valid, *, interpret=False
-):
+def rope_and_write_kv_kernel(qkv, rotation: Rotation | None, k_pool, v_pool, tokens: PagedQueries, *, interpret=False):
     """Rotated queries, and pools with the rotated keys and the values of T new tokens of each row.
 
     The kernel of ``PagedView.rope_and_write_kv`` (``jspec.models.kv_cache``), for queries and pools of which
@@ -29,7 +27,7 @@ def rope_and_write_kv_kernel(
       qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated.
       rotation: the rotary embedding of the tokens' positions, None if nothing is rotated.
       k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv; updated in place.
-      table, positions, valid: as in ``PagedView``.
+      tokens: the new tokens.
 
     Returns:
       queries ``[B, T, N, H]``, and the two pools.
@@ -37,12 +35,12 @@ def rope_and_write_kv_kernel(
     (B, T, heads, H), (G, pages, P, _) = qkv.shape, k_pool.shape
     N, block = heads - 2 * G, min(_NUMBERS // H, pl.next_power_of_2(T))
     pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
-    slot = jnp.where(positions >= 0, last_slots(table, positions, valid, P), -1)
+    slot = tokens.written_slots(P)
     angles = rotation or ()
     shapes = [(B, T * N, H), *(pool.shape for pool in pools)]
     q, *pools = kernel_call(
         _rope_and_write_kv,
-        *(qkv.reshape(B, T * heads, H), *angles, *pools, table, slot),
+        *(qkv.reshape(B, T * heads, H), *angles, *pools, tokens.table, slot),
         grid=(pl.cdiv(T, block), heads, B),
         out_shape=[jax.ShapeDtypeStruct(shape, qkv.dtype) for shape in shapes],
         num_warps=_WARPS,

@@ -17,8 +17,8 @@ from jspec.pallas.attention.flash import (
     launch_attention,
     store_attention,
 )
-from jspec.pallas.attention.paged import attend_slots, gather_pages, last_slots
-from jspec.pallas.attention.reference import Scores
+from jspec.pallas.attention.paged import attend_slots, gather_pages
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 
@@ -43,35 +43,33 @@ def tiling_of(B: int, queries: int, slots: int, dtype) -> AttentionTiling:
     return _FEW if queries <= _ONE_TOKEN or slots <= _SHORT else _FEW_OF_LONG
 
 
-def latent_attention(q, pool, table, positions, valid, rank: int, scores: Scores) -> jax.Array:
+def latent_attention(q, pool, queries: PagedQueries, rank: int, scale: float) -> jax.Array:
     """``latent_attention_reference``, and on an NVIDIA GPU the kernel, which reads only live slots.
 
     The kernel is for bfloat16 and float32, and for latents and rotated keys whose sizes are powers of two of at least
     16; that of latents is at most 512. Other models run the reference implementation, on a GPU as well."""
     kernel, reference = (
-        functools.partial(f, rank=rank, scores=scores) for f in (latent_attention_kernel, latent_attention_reference)
+        functools.partial(f, rank=rank, scale=scale) for f in (latent_attention_kernel, latent_attention_reference)
     )
-    args = q, pool, table, positions, valid
+    args = q, pool, queries
     return by_platform(kernel, reference, *args) if has_kernel(q, pool, rank) else reference(*args)
 
 
-def latent_attention_reference(q, pool, table, positions, valid, rank: int, scores: Scores) -> jax.Array:
+def latent_attention_reference(q, pool, queries: PagedQueries, rank: int, scale: float) -> jax.Array:
     """Attention of T query tokens per row over the latents of the row's pages, up to the query token's own slot.
 
     Args:
       q: ``[B, T, N, Ck + Hr]``, absorbed.
       pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys, in the dtype of q.
-      table, positions, valid: as in ``paged_attention_reference``.
+      queries: the query tokens.
       rank: Ck, how many numbers of a key are its value: the first ones.
-      scores: the factor of products of queries and keys, without soft cap and sinks.
+      scale: the factor of products of queries and keys.
 
     Returns:
       weighted sums of latents ``[B, T, N, Ck]`` in the dtype of q.
     """
-    assert scores.softcap is None, scores
-    assert scores.sinks is None, scores
-    keys = gather_pages(pool, table)
-    return attend_slots(q, keys, keys[..., :rank], positions, valid, None, scores)
+    keys = gather_pages(pool, queries.table)
+    return attend_slots(q, keys, keys[..., :rank], queries, AttentionSpec(scale=scale))
 
 
 def has_kernel(q, pool, rank: int) -> bool:
@@ -81,25 +79,16 @@ def has_kernel(q, pool, rank: int) -> bool:
     return sizes and q.dtype == pool.dtype and q.dtype in (jnp.bfloat16, jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnames=("rank", "tiling", "interpret"))  # layers share one trace
+@functools.partial(jax.jit, static_argnames=("rank", "scale", "tiling", "interpret"))  # layers share one trace
 def latent_attention_kernel(
-    q,
-    pool,
-    table,
-    positions,
-    valid,
-    rank: int,
-    scores: Scores,
-    *,
-    tiling: AttentionTiling | None = None,
-    interpret=False,
+    q, pool, queries: PagedQueries, rank: int, scale: float, *, tiling: AttentionTiling | None = None, interpret=False
 ):
     """``latent_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
     (B, T, N, H), (_, pages, P, _) = q.shape, pool.shape
-    tiling = tiling or tiling_of(B, T * N, table.shape[1] * P, q.dtype)
-    launch = dataclasses.replace(AttentionLaunch.of(B, T, N, pool, table, None, scores, tiling), H=rank)
-    last = last_slots(table, positions, valid, P)
-    args = q.reshape(B, T * N, H), pool.reshape(pages * P, H), table, last
+    tiling = tiling or tiling_of(B, T * N, queries.table.shape[1] * P, q.dtype)
+    launch = dataclasses.replace(AttentionLaunch.of(queries, N, pool, AttentionSpec(scale=scale), tiling), H=rank)
+    last = queries.last_slots(P)
+    args = q.reshape(B, T * N, H), pool.reshape(pages * P, H), queries.table, last
     (out,) = launch_attention(_attend_split, launch, args, last, q.dtype, tiling, interpret=interpret)
     return out
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.attention.paged import last_slots
 from jspec.pallas.attention.reference import Rotation, apply_rope
+from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.norm.rms_norm import norm
 from jspec.pallas.triton import block_ids, block_size, kernel_call
 
@@ -46,9 +46,7 @@ def norm_rope_write_kv_kernel(
     eps: float,
     rotation: Rotation,
     pool,
-    table,
-    positions,
-    valid,
+    tokens: PagedQueries,
     *,
     interpret=False,
 ):
@@ -58,27 +56,27 @@ def norm_rope_write_kv_kernel(
       compressed, query_weight, latent_weight, eps, rotation: as for ``norm_rope_latents``. The sizes of latents and of
         keys are powers of two.
       pool: ``[1, pages, P, Ck + Hr]``, in the dtype of ``compressed``; updated in place.
-      table, positions, valid: as in ``PagedView``.
+      tokens: the new tokens.
 
     Returns:
       the compressed queries ``[B, T, Cq]``, and the pool.
     """
     (B, T, width), (_, pages, P, cached) = compressed.shape, pool.shape
     Cq, start = width - cached, compressed.reshape(B * T, width)
-    slot = jnp.where(positions >= 0, last_slots(table, positions, valid, P), -1)
+    slot = tokens.written_slots(P)
     angles = [angle.reshape(B * T, -1) for angle in rotation]
     normed = [] if query_weight is None else [jax.ShapeDtypeStruct((B * T, Cq), compressed.dtype)]
     flat = pool.reshape(pages * P, cached)
     flat, *q = kernel_call(
         _norm_rope_write_kv,
-        *(start, query_weight, latent_weight, angles, flat, table, slot.reshape(B * T)),
+        *(start, query_weight, latent_weight, angles, flat, tokens.table, slot.reshape(B * T)),
         grid=(B * T,),
         out_shape=[jax.ShapeDtypeStruct(flat.shape, flat.dtype), *normed],
         num_warps=_WARPS,
         interpret=interpret,
         aliases={len(jax.tree.leaves((start, query_weight, latent_weight, angles))): 0},  # the pool
         eps=eps,
-        tokens=T,
+        T=T,
         page_size=P,
     )
     q = q[0].reshape(B, T, Cq) if q else compressed[..., :Cq]
@@ -96,7 +94,7 @@ def _norm_rope_write_kv(
     pool_out_ref,
     *q_out_ref,
     eps: float,
-    tokens: int,
+    T: int,
     page_size: int,
 ):
     i, rank, half = pl.program_id(0), latent_weight_ref.shape[0], angle_refs[0].shape[1]
@@ -122,7 +120,7 @@ def _norm_rope_write_kv(
     # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
     slot = slot_ref[i]
     place = jnp.maximum(slot, 0)
-    page = table_ref[jax.lax.div(i, jnp.int32(tokens)), jax.lax.div(place, jnp.int32(page_size))]
+    page = table_ref[jax.lax.div(i, jnp.int32(T)), jax.lax.div(place, jnp.int32(page_size))]
     has_page = (slot >= 0) & (page != 0)
     at = jnp.where(has_page, page, 0) * page_size + jax.lax.rem(place, jnp.int32(page_size))
 

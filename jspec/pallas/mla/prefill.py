@@ -11,42 +11,42 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import NULL_PAGE
-from jspec.pallas.attention.paged import attend_slots, gather_pages, last_slots
+from jspec.pallas.attention.paged import attend_slots, gather_pages
 from jspec.pallas.attention.prefill_launch import tile_slots_of
 from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel, suits_prefill
-from jspec.pallas.attention.reference import Scores
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.mla.up_project import HeadMaps, has_up_project_kernel, keys_and_values, up_project_kernel
 
 
-def up_projected_attention(q, pool, table, positions, valid, maps: HeadMaps, scores: Scores) -> jax.Array:
+def up_projected_attention(q, pool, queries: PagedQueries, maps: HeadMaps, scale: float) -> jax.Array:
     """``up_projected_attention_reference``, and on a Hopper GPU ``up_projected_attention_kernel``."""
     kernel, reference = (
-        functools.partial(f, scores=scores) for f in (up_projected_attention_kernel, up_projected_attention_reference)
+        functools.partial(f, scale=scale) for f in (up_projected_attention_kernel, up_projected_attention_reference)
     )
-    return by_platform(kernel, reference, q, pool, table, positions, valid, maps)
+    return by_platform(kernel, reference, q, pool, queries, maps)
 
 
-def up_projected_attention_reference(q, pool, table, positions, valid, maps: HeadMaps, scores: Scores) -> jax.Array:
+def up_projected_attention_reference(q, pool, queries: PagedQueries, maps: HeadMaps, scale: float) -> jax.Array:
     """Attention of T query tokens per row over keys and values of all heads, computed from the latents of the row's
     pages.
 
     Args:
       q: ``[B, T, N, Hn + Hr]``, the last Hr numbers rotated.
       pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys, in the dtype of q.
-      table, positions, valid: as in ``paged_attention_reference``.
+      queries: the query tokens.
       maps: the up-projection to keys and values.
-      scores: the factor of products of queries and keys, without soft cap and sinks.
+      scale: the factor of products of queries and keys.
 
     Returns:
       ``[B, T, N, Hv]`` in the dtype of q.
     """
-    [latents] = gather_pages(pool, table)  # [B, S, Ck + Hr]
+    [latents] = gather_pages(pool, queries.table)  # [B, S, Ck + Hr]
     k, v = (jnp.moveaxis(part, 2, 0) for part in keys_and_values(latents, maps))
-    return attend_slots(q, k, v, positions, valid, None, scores)
+    return attend_slots(q, k, v, queries, AttentionSpec(scale=scale))
 
 
-def has_up_projected_attention_kernel(q, pool, table, maps: HeadMaps) -> bool:
+def has_up_projected_attention_kernel(q, pool, queries: PagedQueries, maps: HeadMaps) -> bool:
     """Whether the kernel supports queries and pools like these, and there are enough blocks of queries.
 
     It supports bfloat16, heads of keys and of values whose sizes are multiples of 64 up to 256, and pages of 64 slots,
@@ -54,26 +54,27 @@ def has_up_projected_attention_kernel(q, pool, table, maps: HeadMaps) -> bool:
     (B, T, N, H), (_, _, P, size), (_, Hv, Ck) = q.shape, pool.shape, maps.values.shape
     sizes = H % 64 == 0 and Hv % 64 == 0 and Hv <= H <= 256 and has_up_project_kernel(Ck, size - Ck)
     pages = P == 64 or P == 128 == tile_slots_of(H, Hv)
-    fits = max_prefill_pages(B, T, table.shape[1], P) * P * N * H < 2**31
+    fits = max_prefill_pages(B, T, queries.table.shape[1], P) * P * N * H < 2**31
     return sizes and pages and fits and q.dtype == pool.dtype == jnp.bfloat16 and suits_prefill(B, T, N, R=1)
 
 
-@functools.partial(jax.jit, static_argnames=("num_stages", "instances", "interpret"))  # layers share one trace
+@functools.partial(jax.jit, static_argnames=("scale", "num_stages", "instances", "interpret"))  # layers share one trace
 def up_projected_attention_kernel(
-    q, pool, table, positions, valid, maps: HeadMaps, scores: Scores, *, num_stages=None, instances=None, interpret=None
+    q, pool, queries: PagedQueries, maps: HeadMaps, scale: float, *, num_stages=None, instances=None, interpret=None
 ):
     """``up_projected_attention_reference``, as three kernels; the attention of an invalid query token is 0.
 
     The texts of a prefill batch may have ``max_prefill_pages(B, T, M, P)`` pages in all, pages that they share counted
     once. If they have more, all results are NaN."""
-    (B, T, *_), P, M = q.shape, pool.shape[2], table.shape[1]
-    newest = jnp.max(last_slots(table, positions, valid, P), axis=1)
-    in_use = pages_in_use(table, newest, pool.shape[1:3], max_prefill_pages(B, T, M, P))
+    (B, T, *_), P, M = q.shape, pool.shape[2], queries.table.shape[1]
+    newest = jnp.max(queries.last_slots(P), axis=1)
+    in_use = pages_in_use(queries.table, newest, pool.shape[1:3], max_prefill_pages(B, T, M, P))
     k, v = up_project_kernel(pool, in_use.numbers, in_use.total, maps, interpret=interpret is not None)
     options = {"num_stages": num_stages, "interpret": interpret} | (
         {} if instances is None else {"instances": instances}
     )
-    return prefill_attention_kernel(q, k, v, in_use.table, positions, valid, None, scores, pages_first=True, **options)
+    queries, spec = queries._replace(table=in_use.table), AttentionSpec(scale=scale)
+    return prefill_attention_kernel(q, k, v, queries, spec, pages_first=True, **options)
 
 
 def max_prefill_pages(B: int, T: int, M: int, P: int) -> int:

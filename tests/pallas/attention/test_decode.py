@@ -14,18 +14,18 @@ from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
 from jspec.pallas.attention.flash import AttentionTiling
 from jspec.pallas.attention.reference import Rotation
+from jspec.pallas.attention.spec import AttentionSpec
 
 
 def arguments(case: Case):
     """The rows of the attention tests, their newest tokens not in the cache yet, which holds NaN from there on."""
-    (_, k_pool, v_pool, table, positions, valid), _ = problem(case)
+    (_, k_pool, v_pool, (table, positions, live)), _ = problem(case)
     keys = jax.random.split(jax.random.key(case.T), 2)
     (B, T), P = positions.shape, case.P
     qkv = jax.random.normal(keys[0], (B, T, G * (case.R + 2), case.H)).astype(case.dtype)
     angles = 6 * jax.random.uniform(keys[1], (B, T, (case.H if case.rotary is None else case.rotary) // 2))
     rotation = None if case.rotary == 0 else Rotation(jnp.cos(angles), jnp.sin(angles))
     table = jnp.where(table < k_pool.shape[1], table, 0)  # pages that no request has yet are the null page
-    live = jnp.asarray(valid)
     page = jnp.take_along_axis(table, jnp.clip(positions // P, 0, table.shape[1] - 1), axis=1)
     page = jnp.where(live, page, k_pool.shape[1])
     unwritten = [pool.at[:, page, positions % P].set(jnp.nan, mode="drop") for pool in (k_pool, v_pool)]
@@ -33,8 +33,7 @@ def arguments(case: Case):
 
 
 def composed(qkv, rotation, kv, view, case: Case):
-    scores = case.all_scores
-    return jax.jit(lambda *args: View.extend(view, *args, G, case.window, scores))(qkv, rotation, kv)
+    return jax.jit(lambda *args: View.extend(view, *args, G, case.spec))(qkv, rotation, kv)
 
 
 def assert_agrees(got, wanted, view, dtype):
@@ -58,9 +57,8 @@ def assert_agrees(got, wanted, view, dtype):
 def test_agrees_with_rope_write_and_attention_apart(case, interpret):
     args = qkv, rotation, kv, view = arguments(case)
     wanted = composed(*args, case)
-    where = view.table, view.positions, view.valid
     how = {"tiling": case.tiling, "interpret": interpret}
-    out, *pools = decode_attention_kernel(*(qkv, rotation, *kv, *where), case.window, case.all_scores, **how)
+    out, *pools = decode_attention_kernel(qkv, rotation, *kv, view.queries, case.spec, **how)
     assert_agrees((out, pools), wanted, view, case.dtype)
 
 
@@ -68,13 +66,11 @@ def test_agrees_with_rope_write_and_attention_apart(case, interpret):
 @pytest.mark.parametrize("tiling", [SMALL, WHOLE], ids=["split", "whole"])
 def test_rows_without_tokens_get_zeros_and_write_nothing(tiling, sink):
     case = Case(T=5, R=4, H=64, P=16, pages=6, sink=sink)
-    scores = case.all_scores
     qkv, rotation, kv, view = arguments(case)
-    where = view.table, view.positions, view.valid
-    out, *pools = decode_attention_kernel(*(qkv, rotation, *kv, *where), None, scores, tiling=tiling, interpret=True)
+    attend = functools.partial(decode_attention_kernel, qkv, rotation, *kv, tiling=tiling, interpret=True)
+    out, *pools = attend(view.queries, case.spec)
     np.testing.assert_array_equal(out[DEAD], 0)
-    nothing = view.table, view.positions, jnp.zeros_like(view.valid)
-    out, *pools = decode_attention_kernel(*(qkv, rotation, *kv, *nothing), None, scores, tiling=tiling, interpret=True)
+    out, *pools = attend(view.queries._replace(valid=jnp.zeros_like(view.valid)), case.spec)
     np.testing.assert_array_equal(out, 0)
     for pool, before in zip(pools, kv, strict=True):
         np.testing.assert_array_equal(pool, before)
@@ -85,8 +81,8 @@ def test_a_view_takes_three_steps_on_a_cpu():
     qkv, rotation, kv, view = arguments(case)
     assert has_decode_attention_kernel(qkv, kv.k)
     with jax.default_device(jax.devices("cpu")[0]):
-        extend = functools.partial(jax.jit, static_argnums=(3, 4))(view.extend)
-        out, written = extend(qkv, rotation, kv, G, case.window, case.all_scores)
+        extend = functools.partial(jax.jit, static_argnums=3)(view.extend)
+        out, written = extend(qkv, rotation, kv, G, case.spec)
         assert_agrees((out, written), composed(qkv, rotation, kv, view, case), view, case.dtype)
 
 
@@ -101,8 +97,8 @@ def test_real_sizes_agree_on_a_gpu(B, T):
     positions = jax.random.randint(keys[4], (B, 1), 0, 1024 - T) + jnp.arange(T, dtype=jnp.int32)[None]
     angles = 6 * jax.random.uniform(keys[5], (B, T, case.H // 2))
     view, rotation = PagedView(table, positions, jnp.ones((B, T), bool)), Rotation(jnp.cos(angles), jnp.sin(angles))
-    wanted = jax.jit(lambda *args: View.extend(view, *args, 8, None))(qkv, rotation, LayerKV(*pools))
-    out, *written = decode_attention_kernel(qkv, rotation, *pools, table, positions, view.valid, None)
+    wanted = jax.jit(lambda *args: View.extend(view, *args, 8, AttentionSpec()))(qkv, rotation, LayerKV(*pools))
+    out, *written = decode_attention_kernel(qkv, rotation, *pools, view.queries, AttentionSpec())
     assert_agrees((out, written), wanted, view, case.dtype)
 
 
@@ -131,9 +127,9 @@ def test_a_ragged_view_agrees_with_its_rows(case, interpret, padding):
     """They are read and written where they are, and nothing of a row shows in another."""
     qkv, rotation, kv, view = ragged_arguments(case, padding)
     rows, how = view.rows, {"tiling": case.tiling, "interpret": interpret}
-    where = rows.table, rows.positions, rows.valid, case.window, case.all_scores
-    out, *pools = decode_attention_kernel(qkv, rotation, *kv, *where, view.layout, **how)
-    wanted, *wanted_pools = decode_attention_kernel(view.to_rows(qkv), view.to_rows(rotation), *kv, *where, **how)
+    what = *kv, rows.queries, case.spec
+    out, *pools = decode_attention_kernel(qkv, rotation, *what, view.layout, **how)
+    wanted, *wanted_pools = decode_attention_kernel(view.to_rows(qkv), view.to_rows(rotation), *what, **how)
     valid = np.asarray(rows.valid)
     x, y = (np.asarray(o, np.float32)[valid] for o in (view.to_rows(out), wanted))
     np.testing.assert_allclose(x, y, atol=2**-8 if case.dtype == "bfloat16" else 2e-6)  # programs have fewer queries

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cuda_lowering import shapes_of_queries
 
 from jspec.models.kv_cache import LayerKV, PagedView
 from jspec.pallas.attention.flash import AttentionLaunch, AttentionTiling
 from jspec.pallas.attention.paged import paged_attention, paged_attention_kernel, paged_attention_reference
-from jspec.pallas.attention.reference import PLAIN, Scores
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 
 G = 2
 LIVE, DEAD, FULL, SHORT, EARLY, ONE = range(6)  # rows of a problem
@@ -36,21 +37,23 @@ class Case:
     window: int | None = None
     dtype: str = "float32"
     tiling: AttentionTiling = SMALL
-    scores: Scores = PLAIN
+    scale: float | None = None
+    softcap: float | None = None
     rotary: int | None = None
     sink: float | None = None
 
     @property
-    def all_scores(self) -> Scores:
-        """The scores with the sinks, ``[N]`` in the dtype of the case."""
+    def spec(self) -> AttentionSpec:
+        """The sinks are ``[N]`` in the dtype of the case."""
+        spec = AttentionSpec(self.window, self.scale, self.softcap)
         if self.sink is None:
-            return self.scores
+            return spec
         sinks = self.sink + jax.random.normal(jax.random.key(self.T), (G * self.R,))
-        return replace(self.scores, sinks=sinks.astype(self.dtype))
+        return replace(spec, sinks=sinks.astype(self.dtype))
 
     def __str__(self):
         named = f"T{self.T} R{self.R} H{self.H} P{self.P} W{self.window} {self.dtype}"
-        own = "" if self.scores == PLAIN else f" scale {self.scores.scale} cap {self.scores.softcap}"
+        own = "" if self.scale is self.softcap is None else f" scale {self.scale} cap {self.softcap}"
         own += "" if self.rotary is None else f" rotary {self.rotary}"
         return named + own + ("" if self.sink is None else f" sink {self.sink}")
 
@@ -67,13 +70,13 @@ CASES = [
     Case(T=40, R=2, H=16, P=16, pages=8, window=20, dtype="bfloat16"),
     Case(T=5, R=4, H=64, P=16, pages=9, tiling=SHARED),
     Case(T=1, R=4, H=128, P=64, pages=5, dtype="bfloat16", tiling=SHARED),
-    Case(T=5, R=2, H=64, P=16, pages=9, scores=Scores(0.3, 2.0), rotary=48),
-    Case(T=5, R=2, H=256, P=64, pages=3, window=40, dtype="bfloat16", scores=Scores(softcap=3.0), rotary=0),
-    Case(T=3, R=4, H=32, P=16, pages=5, dtype="bfloat16", scores=Scores(0.05), rotary=16, tiling=WHOLE),
+    Case(T=5, R=2, H=64, P=16, pages=9, scale=0.3, softcap=2.0, rotary=48),
+    Case(T=5, R=2, H=256, P=64, pages=3, window=40, dtype="bfloat16", softcap=3.0, rotary=0),
+    Case(T=3, R=4, H=32, P=16, pages=5, dtype="bfloat16", scale=0.05, rotary=16, tiling=WHOLE),
     Case(T=5, R=4, H=64, P=16, pages=9, sink=1.0),
     Case(T=5, R=7, H=64, P=24, pages=5, window=33, dtype="bfloat16", sink=3.0),
     Case(T=1, R=8, H=64, P=64, pages=5, dtype="bfloat16", tiling=SHARED, sink=2.0),
-    Case(T=3, R=4, H=32, P=16, pages=5, window=20, scores=Scores(0.05, 2.0), tiling=WHOLE, sink=0.0),
+    Case(T=3, R=4, H=32, P=16, pages=5, window=20, scale=0.05, softcap=2.0, tiling=WHOLE, sink=0.0),
 ]
 
 
@@ -100,19 +103,19 @@ def problem(case: Case, spread: float = 1.0):
     known = (np.arange(S) <= newest[:, None])[:, :, None]
     pools[:, :, table] = np.where(known, text, pools.dtype.type(np.nan)).reshape(2, G, *table.shape, case.P, case.H)
     table = np.where(np.arange(case.pages) * case.P <= newest[:, None], table, 2**30).astype(np.int32)
-    args = tuple(jnp.asarray(x) for x in (q, *pools, table, positions, valid))
+    args = jax.tree.map(jnp.asarray, (q, *pools, PagedQueries(table, positions, valid)))  # pyright: ignore  # arrays soon
     return args, oracle(case, *(np.asarray(x, np.float64) for x in (q, *text)), positions, valid)
 
 
 def oracle(case, q, k, v, positions, valid):
     """float64 ``[2, B, T, N, H]``: the result, and what it would be of |v|; zeros for invalid queries."""
-    out, sinks = np.zeros((2, *q.shape)), case.all_scores.sinks
+    out, sinks = np.zeros((2, *q.shape)), case.spec.sinks
     for b, t in np.argwhere(valid):
         p = positions[b, t]
         seen = slice(0 if case.window is None else max(0, p - case.window + 1), p + 1)
         for n in range(q.shape[2]):
-            scores = k[n // case.R, b, seen] @ q[b, t, n] * (case.scores.scale or case.H**-0.5)
-            if (cap := case.scores.softcap) is not None:
+            scores = k[n // case.R, b, seen] @ q[b, t, n] * (case.scale or case.H**-0.5)
+            if (cap := case.softcap) is not None:
                 scores = cap * np.tanh(scores / cap)
             values = v[n // case.R, b, seen]
             if sinks is not None:
@@ -123,7 +126,7 @@ def oracle(case, q, k, v, positions, valid):
 
 
 def assert_agrees(got, args, wanted, magnitude):
-    valid, dtype = np.asarray(args[-1]), args[0].dtype
+    valid, dtype = np.asarray(args[-1].valid), args[0].dtype
     assert got.dtype == dtype
     error = np.abs(np.asarray(got, np.float64) - np.asarray(wanted, np.float64))[valid]
     # bfloat16 rounds each weight, and then the result, by at most 2^-8 of itself; everything else is fp32.
@@ -135,12 +138,8 @@ class TestPagedAttention:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
         def attend(case: Case, args):
-            reference, kernel = (
-                functools.partial(f, window=case.window, scores=case.all_scores)
-                for f in (paged_attention_reference, paged_attention_kernel)
-            )
-            kernel = functools.partial(kernel, tiling=case.tiling)
-            return implementation(reference, kernel)(*args)
+            kernel = functools.partial(paged_attention_kernel, tiling=case.tiling)
+            return implementation(paged_attention_reference, kernel)(*args, case.spec)
 
         self.attend = attend
 
@@ -153,7 +152,7 @@ class TestPagedAttention:
         """So that a broken model is reported as such."""
         case = Case(T=5, R=4, H=64, P=16, pages=8)
         args, wanted = problem(case)
-        page = args[3][LIVE, 0]
+        page = args[3].table[LIVE, 0]
         for broken in (1, 2):
             poisoned = list(args)
             poisoned[broken] = args[broken].at[0, page, 3].set(jnp.nan)
@@ -172,7 +171,7 @@ class TestPagedAttention:
         """What is left for the keys is tiny, and right relative to its own size."""
         case = Case(T=5, R=4, H=64, P=16, pages=6, window=40, sink=20.0, tiling=tiling)
         args, (wanted, magnitude) = problem(case)
-        valid = np.asarray(args[-1])
+        valid = np.asarray(args[-1].valid)
         error = abs(np.asarray(self.attend(case, args), np.float64) - wanted)[valid]
         assert magnitude[valid].max() < 1e-4
         assert (error <= 1e-4 * magnitude[valid]).all()
@@ -181,7 +180,7 @@ class TestPagedAttention:
     def test_sinks_that_have_no_weight_change_nothing(self, tiling):
         case = Case(T=5, R=4, H=64, P=16, pages=6, tiling=tiling)
         args, _ = problem(case)
-        valid = np.asarray(args[-1])
+        valid = np.asarray(args[-1].valid)
         got, wanted = (np.asarray(self.attend(variant, args))[valid] for variant in (replace(case, sink=-20.0), case))
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
 
@@ -191,12 +190,11 @@ class TestPagedAttention:
 def test_the_kernel_gives_zeros_to_queries_that_are_invalid_or_off_the_table(tiling, sink):
     case = Case(T=5, R=4, H=64, P=16, pages=6, sink=sink)
     args, wanted = problem(case)
-    invalid = ~np.asarray(args[-1])
+    invalid = ~np.asarray(args[-1].valid)
     assert invalid[DEAD].all()
     assert invalid[FULL].tolist() == [False] * 4 + [True]
-    claimed = args[-1].at[FULL].set(True)
-    how = {"window": None, "scores": case.all_scores, "tiling": tiling, "interpret": True}
-    got = paged_attention_kernel(*args[:-1], claimed, **how)
+    claimed = args[-1]._replace(valid=args[-1].valid.at[FULL].set(True))
+    got = paged_attention_kernel(*args[:-1], claimed, case.spec, tiling=tiling, interpret=True)
     np.testing.assert_array_equal(got[invalid], 0)
     assert_agrees(got, args, *wanted)
 
@@ -205,9 +203,7 @@ def test_long_texts_alone_split_rows_of_a_large_batch():
     pool = jax.ShapeDtypeStruct((8, 100, 64, 128), jnp.bfloat16)
 
     def splits(B, T, M, window=None):
-        launch = AttentionLaunch.of(
-            B, T, 32, pool, jax.ShapeDtypeStruct((B, M), jnp.int32), window, PLAIN, AttentionTiling()
-        )
+        launch = AttentionLaunch.of(shapes_of_queries(B, T, M), 32, pool, AttentionSpec(window), AttentionTiling())
         return launch.min_splits, launch.num_splits
 
     assert splits(16, 5, 16) == (1, 1)
@@ -225,13 +221,11 @@ def test_one_row_fills_the_gpu_and_many_rows_are_not_split(cells, tiles, splits)
 
 def test_a_view_attends_by_the_reference_on_a_cpu():
     case = Case(T=5, R=4, H=64, P=16, pages=9, window=3, sink=1.0)
-    (q, k, v, table, positions, valid), _ = problem(case)
-    window, scores = case.window, case.all_scores
+    (q, k, v, queries), _ = problem(case)
     with jax.default_device(jax.devices("cpu")[0]):
-        view = PagedView(table, positions, valid)
-        got = jax.jit(lambda view, q, kv: view.attend(q, kv, window, scores))(view, q, LayerKV(k, v))
-        reference = jax.jit(functools.partial(paged_attention_reference, window=window, scores=scores))
-        np.testing.assert_array_equal(got, reference(q, k, v, table, positions, valid))
+        got = jax.jit(lambda view, *args: view.attend(*args))(PagedView(*queries), q, LayerKV(k, v), case.spec)
+        wanted = jax.jit(paged_attention_reference)(q, k, v, queries, case.spec)
+        np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.gpu
@@ -247,10 +241,10 @@ def test_real_sizes_agree_on_a_gpu_whose_memory_holds_nan(B, T, dtype):
     table = 1 + jax.random.permutation(keys[3], pages - 1).reshape(B, case.pages).astype(jnp.int32)
     newest = jax.random.randint(keys[4], (B, 1), T - 1, case.pages * case.P)
     positions = newest - jnp.arange(T)[None, ::-1]
-    args = q, k, v, table, positions, jnp.ones((B, T), bool)
-    exact = jax.jit(functools.partial(paged_attention_reference, window=None))
+    args = q, k, v, PagedQueries(table, positions, jnp.ones((B, T), bool))
+    exact = jax.jit(functools.partial(paged_attention_reference, spec=case.spec))
     q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     wanted, magnitude = exact(q, k, v, *args[3:]), exact(q, k, jnp.abs(v), *args[3:])
     jnp.full(2**28, jnp.nan).block_until_ready().delete()  # the kernel's outputs will lie there
-    got = jax.jit(functools.partial(paged_attention, window=None))(*args)
+    got = jax.jit(functools.partial(paged_attention, spec=case.spec))(*args)
     assert_agrees(got, args, wanted, magnitude)

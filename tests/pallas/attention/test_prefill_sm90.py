@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cuda_lowering import for_cuda
+from cuda_lowering import for_cuda, shapes_of_queries
 from test_paged import FULL, LIVE, Case, assert_agrees, problem
 
 from jspec.pallas.attention.paged import paged_attention_reference
 from jspec.pallas.attention.prefill_launch import PrefillLaunch
 from jspec.pallas.attention.prefill_sm90 import has_prefill_kernel, prefill_attention, prefill_attention_kernel
-from jspec.pallas.attention.reference import Scores
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 
 INTERPRETS = jax.__version_info__ >= (0, 11)
 interpreted = pytest.mark.skipif(not INTERPRETS, reason="jax 0.10 does not interpret Mosaic kernels of this kind")
@@ -25,10 +25,10 @@ CASES = [
     Case(T=32, R=4, H=128, P=64, pages=5, dtype="bfloat16", window=70),
     Case(T=16, R=8, H=64, P=128, pages=3, dtype="bfloat16", window=200),
     Case(T=128, R=1, H=128, P=64, pages=3, dtype="bfloat16"),
-    Case(T=64, R=4, H=64, P=64, pages=3, dtype="bfloat16", scores=Scores(0.3)),
+    Case(T=64, R=4, H=64, P=64, pages=3, dtype="bfloat16", scale=0.3),
     Case(T=32, R=8, H=64, P=64, pages=5, dtype="bfloat16", window=128, sink=2.0),
     Case(T=128, R=1, H=64, P=64, pages=3, dtype="bfloat16", sink=1.0),
-    Case(T=64, R=2, H=128, P=128, pages=2, dtype="bfloat16", scores=Scores(0.3), sink=0.0),
+    Case(T=64, R=2, H=128, P=128, pages=2, dtype="bfloat16", scale=0.3, sink=0.0),
 ]
 MOSAIC = "custom_call @mosaic_gpu_v2"
 
@@ -37,14 +37,8 @@ def attend(case: Case, args):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
     stages, instances = 2, 3  # fewer than tiles, and fewer than blocks
-    return prefill_attention_kernel(
-        *args,
-        window=case.window,
-        scores=case.all_scores,
-        num_stages=stages,
-        instances=instances,
-        interpret=InterpretGPUParams(),
-    )
+    how = {"num_stages": stages, "instances": instances, "interpret": InterpretGPUParams()}
+    return prefill_attention_kernel(*args, case.spec, **how)
 
 
 @interpreted
@@ -53,16 +47,17 @@ def test_agrees_with_the_oracle_and_gives_zeros_to_invalid_query_tokens(case):
     args, wanted = problem(case)
     got = attend(case, args)
     assert_agrees(got, args, *wanted)
-    np.testing.assert_array_equal(np.asarray(got, np.float32)[~np.asarray(args[-1])], 0)
+    np.testing.assert_array_equal(np.asarray(got, np.float32)[~np.asarray(args[-1].valid)], 0)
 
 
 @interpreted
 def test_a_chunk_gets_the_same_bits_in_any_row_beside_any_others():
     case = CASES[0]
-    (q, k, v, table, positions, valid), _ = problem(case)
-    got = attend(case, (q, k, v, table, positions, valid))
+    (q, k, v, queries), _ = problem(case)
+    got = attend(case, (q, k, v, queries))
     order = jnp.asarray([FULL, LIVE])
-    other = attend(case, (q[order], k, v, table[order], positions[order], valid[order].at[0, 7:].set(False)))
+    others = PagedQueries(*(x[order] for x in queries))
+    other = attend(case, (q[order], k, v, others._replace(valid=others.valid.at[0, 7:].set(False))))
     np.testing.assert_array_equal(other[1], got[LIVE])
     np.testing.assert_array_equal(other[0, :7], got[FULL, :7])
 
@@ -71,7 +66,7 @@ def test_a_chunk_gets_the_same_bits_in_any_row_beside_any_others():
 def test_a_nan_that_a_query_token_sees_reaches_it_and_no_other_row():
     case = Case(T=32, R=4, H=64, P=64, pages=3, dtype="bfloat16")
     args, wanted = problem(case)
-    page = args[3][LIVE, 0]
+    page = args[3].table[LIVE, 0]
     for broken in (1, 2):
         poisoned = list(args)
         poisoned[broken] = args[broken].at[0, page, 3].set(jnp.nan)
@@ -86,11 +81,11 @@ def test_a_nan_that_a_query_token_sees_reaches_it_and_no_other_row():
 def test_a_nan_reaches_its_own_row_and_no_other_on_a_gpu(operand):
     case = Case(T=32, R=4, H=64, P=64, pages=3, dtype="bfloat16")
     args, _ = problem(case)
-    at = (LIVE, -1, 0, 0) if operand == 0 else (0, args[3][LIVE, 0], 3, 0)
+    at = (LIVE, -1, 0, 0) if operand == 0 else (0, args[3].table[LIVE, 0], 3, 0)
     poisoned = [x.at[at].set(jnp.nan) if i == operand else x for i, x in enumerate(args)]
 
     def attention(args):
-        return np.asarray(prefill_attention_kernel(*args, window=None, scores=case.all_scores), np.float32)
+        return np.asarray(prefill_attention_kernel(*args, case.spec), np.float32)
 
     got, clean = attention(poisoned), attention(args)
     assert np.isnan(got[LIVE, -1, 0]).any()
@@ -101,13 +96,13 @@ def test_a_nan_reaches_its_own_row_and_no_other_on_a_gpu(operand):
 def shapes(B, T, N=32, G=8, H=128, P=64, dtype="bfloat16"):
     array, M = jax.ShapeDtypeStruct, 1024 // P
     pool, queries = array((G, 1 + B * M, P, H), dtype), array((B, T, N, H), dtype)
-    return queries, pool, pool, array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_)
+    return queries, pool, pool, shapes_of_queries(B, T, M)
 
 
 @pytest.mark.parametrize(("B", "T", "instances"), [(3, 64, 5), (2, 32, 132), (4, 96, 7)])
 def test_every_block_has_one_instance(B, T, instances):
     q, pool, *_ = shapes(B, T)
-    launch = PrefillLaunch.of(q, pool, None, None, 2, instances, None)
+    launch = PrefillLaunch.of(q, pool, AttentionSpec(), 2, instances, None)
     blocks = [
         tuple(int(x) for x in launch.block(jnp.int32(instance), i))
         for instance in range(launch.instances)
@@ -122,8 +117,8 @@ def test_every_block_has_one_instance(B, T, instances):
 def test_lowers_for_hopper(shape, window, sinks, monkeypatch):
     monkeypatch.setattr("jspec.pallas.attention.prefill_sm90.on_hopper", lambda: True)
     q, *others = shapes(**shape)
-    scores = Scores(sinks=jax.ShapeDtypeStruct(q.shape[2:3], q.dtype) if sinks else None)  # pyright: ignore
-    text = for_cuda(lambda scores, *args: prefill_attention(*args, window, scores), (scores, q, *others))
+    spec = AttentionSpec(window, sinks=jax.ShapeDtypeStruct(q.shape[2:3], q.dtype) if sinks else None)  # pyright: ignore
+    text = for_cuda(functools.partial(prefill_attention), (q, *others, spec))  # not traced before
     [operands] = re.findall(rf"{MOSAIC}\((.*?)\)", text)
     assert len(operands.split(",")) == (7 if sinks else 6)
     assert "triton" not in text
@@ -131,7 +126,7 @@ def test_lowers_for_hopper(shape, window, sinks, monkeypatch):
 
 def test_other_gpus_get_paged_attention(monkeypatch):
     monkeypatch.setattr("jspec.pallas.attention.prefill_sm90.on_hopper", lambda: False)
-    text = for_cuda(functools.partial(prefill_attention, window=None), shapes(8, 64))
+    text = for_cuda(functools.partial(prefill_attention), (*shapes(8, 64), AttentionSpec()))  # not traced before
     assert MOSAIC not in text
     assert "triton" in text
 
@@ -155,9 +150,8 @@ def test_other_platforms_run_the_reference():
     case = CASES[0]
     args, _ = problem(case)
     with jax.default_device(jax.devices("cpu")[0]):
-        got = jax.jit(functools.partial(prefill_attention, window=None))(*args)
-        reference = jax.jit(functools.partial(paged_attention_reference, window=None))
-        np.testing.assert_array_equal(got.astype(jnp.float32), reference(*args).astype(jnp.float32))
+        got, wanted = (jax.jit(f)(*args, case.spec) for f in (prefill_attention, paged_attention_reference))
+        np.testing.assert_array_equal(got.astype(jnp.float32), wanted.astype(jnp.float32))
 
 
 @pytest.mark.gpu
@@ -166,9 +160,9 @@ def test_other_platforms_run_the_reference():
 def test_real_sizes_agree_on_a_gpu_among_other_rows_and_alone(T, window, sink):
     case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", window=window, sink=sink)
     args, wanted = problem(case)
-    attend = jax.jit(functools.partial(prefill_attention_kernel, window=window, scores=case.all_scores))
+    attend = jax.jit(functools.partial(prefill_attention_kernel, spec=case.spec))
     got = attend(*args)
     assert_agrees(got, args, *wanted)
     order = jnp.roll(jnp.arange(len(got)), 1)
-    moved = attend(args[0][order], *args[1:3], *(x[order] for x in args[3:]))
+    moved = attend(args[0][order], *args[1:3], PagedQueries(*(x[order] for x in args[3])))
     np.testing.assert_array_equal(moved, got[order])

@@ -18,8 +18,7 @@ MODES = [pytest.param(True, id="interpreted"), pytest.param(False, id="compiled"
 
 def kernel_and_reference(qkv, rotation, kv, view, interpret=True):
     """What the kernel gives, and what the reference implementation gives: queries, keys and values."""
-    where = view.table, view.positions, view.valid
-    q, *pools = rope_and_write_kv_kernel(*(qkv, rotation, *kv, *where), interpret=interpret)
+    q, *pools = rope_and_write_kv_kernel(qkv, rotation, *kv, view.queries, interpret=interpret)
     wanted_q, wanted = jax.jit(lambda *args: View.rope_and_write_kv(*args, G))(view, qkv, rotation, kv)
     return (q, *pools), (wanted_q, *wanted)
 

@@ -13,7 +13,7 @@ from jspec.config import Rope
 from jspec.models.kv_cache import LayerKV, PagedView
 from jspec.models.layers import rotation_at
 from jspec.pallas.attention.flash import AttentionTiling
-from jspec.pallas.attention.reference import Scores
+from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
 from jspec.pallas.mla.attention import has_kernel, latent_attention_kernel, latent_attention_reference
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_write_kv_kernel
@@ -78,7 +78,7 @@ def problem(case: Case):
     known = np.where((np.arange(S) <= newest[:, None])[:, :, None], text, text.dtype.type(np.nan))
     pool[0, table] = known.reshape(*table.shape, case.P, H)
     table = np.where(np.arange(case.pages) * case.P <= newest[:, None], table, 2**30).astype(np.int32)
-    return tuple(jnp.asarray(x) for x in (q, pool, table, positions, valid)), text
+    return jax.tree.map(jnp.asarray, (q, pool, PagedQueries(table, positions, valid))), text  # pyright: ignore  # arrays soon
 
 
 def oracle(case: Case, q, text, positions, valid, scale: float):
@@ -96,18 +96,18 @@ def oracle(case: Case, q, text, positions, valid, scale: float):
 class TestLatentAttention:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        self.attend = lambda case, scores: implementation(
-            functools.partial(latent_attention_reference, rank=case.rank, scores=scores),
-            functools.partial(latent_attention_kernel, rank=case.rank, scores=scores, tiling=case.tiling),
+        self.attend = lambda case, scale: implementation(
+            functools.partial(latent_attention_reference, rank=case.rank, scale=scale),
+            functools.partial(latent_attention_kernel, rank=case.rank, scale=scale, tiling=case.tiling),
         )
 
-    @pytest.mark.parametrize("scale", [None, 0.02])
+    @pytest.mark.parametrize("scale", [0.1, 0.02])
     @pytest.mark.parametrize("case", CASES, ids=str)
     def test_equals_the_oracle(self, case, scale):
         args, text = problem(case)
-        q, _, _, positions, valid = (np.asarray(x) for x in args)
-        got = np.asarray(self.attend(case, Scores(scale))(*args), np.float64)
-        wanted = oracle(case, q, text, positions, valid, scale or q.shape[-1] ** -0.5)
+        q, _, (_, positions, valid) = jax.tree.map(np.asarray, args)
+        got = np.asarray(self.attend(case, scale)(*args), np.float64)
+        wanted = oracle(case, q, text, positions, valid, scale)
         error = np.abs(got - wanted)[valid].max()
         assert error < (1e-5 if case.dtype == "float32" else 0.02)
 
@@ -115,19 +115,18 @@ class TestLatentAttention:
         """Each row alone gives the same bits as among others."""
         case = CASES[1]
         args, _ = problem(case)
-        q, pool, table, positions, valid = args
-        attend = jax.jit(self.attend(case, Scores(0.1)))
+        q, pool, queries = args
+        attend = jax.jit(self.attend(case, 0.1))
         together = attend(*args)
-        other = attend(q[::-1], pool, table[::-1], positions[::-1], valid[::-1])[::-1]
-        keep = np.asarray(valid)
+        other = attend(q[::-1], pool, PagedQueries(*(x[::-1] for x in queries)))[::-1]
+        keep = np.asarray(queries.valid)
         np.testing.assert_array_equal(np.asarray(together)[keep], np.asarray(other)[keep])
 
 
-def write_reference(compressed, query_weight, latent_weight, eps, rotation, pool, table, positions, valid):
+def write_reference(compressed, query_weight, latent_weight, eps, rotation, pool, tokens):
     """What ``norm_rope_write_kv_kernel`` does, composed of the functions that define it."""
     q, latents = norm_rope_latents(compressed, query_weight, latent_weight, eps, rotation)
-    view = PagedView(table, positions, valid)
-    return q, view.write(LayerKV(pool, None), latents[:, :, None], None).k
+    return q, PagedView(*tokens).write(LayerKV(pool, None), latents[:, :, None], None).k
 
 
 class TestNormRopeWriteKV:
@@ -141,7 +140,7 @@ class TestNormRopeWriteKV:
     @pytest.mark.parametrize("case", CASES, ids=str)
     def test_equals_numpy(self, case, queries):
         """A row at the end of its table, rows with invalid tokens, and null pages, into which nothing is written."""
-        (_, pool, table, positions, valid), _ = problem(case)
+        (_, pool, (table, positions, valid)), _ = problem(case)
         pool = jnp.nan_to_num(pool)
         table = jnp.where(table >= pool.shape[1], 0, table).at[2, 0].set(0)
         (B, T), keys = positions.shape, jax.random.split(jax.random.key(case.T), 3)
@@ -151,7 +150,7 @@ class TestNormRopeWriteKV:
         latent_weight = (1 + jax.random.normal(keys[2], (case.rank,))).astype(case.dtype)
         rotation = rotation_at(positions, Rope(theta=100.0), case.rotated)
         write = functools.partial(self.norm_rope_write, compressed, query_weight, latent_weight)
-        q, actual = write(rotation=rotation, pool=pool, table=table, positions=positions, valid=valid)
+        q, actual = write(rotation=rotation, pool=pool, tokens=PagedQueries(table, positions, valid))
         wanted_q, wanted = by_hand(compressed, query_weight, latent_weight, rotation, pool, table, positions, valid)
         tolerance = 1e-5 if case.dtype == "float32" else 0.04
         np.testing.assert_allclose(np.asarray(q, np.float64), wanted_q, rtol=tolerance, atol=tolerance)

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cuda_lowering import for_cuda
+from cuda_lowering import for_cuda, shapes_of_queries
 from test_prefill_sm90 import MOSAIC, interpreted
 
 from jspec.config import EngineConfig
-from jspec.pallas.attention.reference import Scores
+from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.mla.prefill import (
     has_up_projected_attention_kernel,
     max_prefill_pages,
@@ -23,7 +23,7 @@ from jspec.pallas.mla.prefill import (
 )
 from jspec.pallas.mla.up_project import HeadMaps, up_project_kernel, up_project_reference
 
-T, N, RANK, SCORES = 128, 2, 64, Scores(0.1)
+T, N, RANK, SCALE = 128, 2, 64, 0.1
 FIRST, SECOND, EMPTY, LONG = range(4)  # rows: two segments of one text, no text, a text of which most was read before
 
 
@@ -74,12 +74,13 @@ def problem(case: Case):
         keys, values, key_scale, value_scale = keys.astype("bfloat16"), values.astype("bfloat16"), None, None
     q = rng.normal(size=(4, T, N, case.own + case.rotated)).astype("bfloat16")
     maps = HeadMaps(keys, key_scale, values, value_scale)  # pyright: ignore[reportArgumentType]  # arrays soon
-    return jax.tree.map(jnp.asarray, (q, pool, table, positions, valid, maps))
+    queries = PagedQueries(table, positions, valid)  # pyright: ignore[reportArgumentType]
+    return jax.tree.map(jnp.asarray, (q, pool, queries, maps))
 
 
 def oracle(args):
     """float64 ``[B, T, N, Hv]`` by the definition; zeros for invalid query tokens."""
-    q, pool, table, positions, valid, maps = jax.tree.map(np.asarray, args)
+    q, pool, (table, positions, valid), maps = jax.tree.map(np.asarray, args)
     keys, values = (np.asarray(weight, np.float64) for weight in (maps.keys, maps.values))
     if maps.key_scale is not None:
         keys, values = keys * maps.key_scale[..., None], values * maps.value_scale[..., None]
@@ -92,7 +93,7 @@ def oracle(args):
         v = np.einsum("sc,nhc->nsh", latent, values)
         for t in np.flatnonzero(valid[b]):
             seen = slice(positions[b, t] + 1)
-            scores = SCORES.scale * np.einsum("nh,nsh->ns", np.asarray(q[b, t], np.float64), k[:, seen])
+            scores = SCALE * np.einsum("nh,nsh->ns", np.asarray(q[b, t], np.float64), k[:, seen])
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[b, t] = np.einsum("ns,nsh->nh", weights / weights.sum(axis=1, keepdims=True), v[:, seen])
     return out
@@ -101,10 +102,10 @@ def oracle(args):
 def kernel(*args, **how):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
-    return up_projected_attention_kernel(*args, SCORES, instances=3, interpret=InterpretGPUParams(), **how)
+    return up_projected_attention_kernel(*args, SCALE, instances=3, interpret=InterpretGPUParams(), **how)
 
 
-reference = functools.partial(up_projected_attention_reference, scores=SCORES)
+reference = functools.partial(up_projected_attention_reference, scale=SCALE)
 by_implementation = pytest.mark.parametrize(
     "attend", [reference, pytest.param(kernel, marks=interpreted)], ids=["reference", "kernel"]
 )
@@ -114,7 +115,7 @@ by_implementation = pytest.mark.parametrize(
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_the_oracle(case, attend):
     args = problem(case)
-    got, valid = np.asarray(attend(*args), np.float64), np.asarray(args[4])
+    got, valid = np.asarray(attend(*args), np.float64), np.asarray(args[2].valid)
     assert np.abs(got - oracle(args))[valid].max() < 0.02
     if attend is kernel:
         assert np.all(got[~valid] == 0)
@@ -122,24 +123,25 @@ def test_equals_the_oracle(case, attend):
 
 @interpreted
 def test_neighbours_change_nothing():
-    q, pool, table, positions, valid, maps = problem(CASES[0])
-    together = kernel(q, pool, table, positions, valid, maps)
+    q, pool, queries, maps = problem(CASES[0])
+    together = kernel(q, pool, queries, maps)
     order = jnp.array([LONG, SECOND, FIRST, EMPTY])
-    other = kernel(q[order], pool, table[order], positions[order], valid[order], maps)
+    other = kernel(q[order], pool, PagedQueries(*(x[order] for x in queries)), maps)
     np.testing.assert_array_equal(together[order], other)
-    alone = kernel(q, pool, table, positions, valid & (jnp.arange(4) == LONG)[:, None], maps)
+    only_long = queries.valid & (jnp.arange(4) == LONG)[:, None]
+    alone = kernel(q, pool, queries._replace(valid=only_long), maps)
     np.testing.assert_array_equal(alone[LONG], together[LONG])
 
 
 @interpreted
 def test_too_many_pages_make_every_result_nan():
     """What a pass may read is for the scheduler to see to; a wrong number would be worse than none."""
-    q, pool, table, positions, _, maps = problem(CASES[0])
-    B, M = 3, table.shape[1]
+    q, pool, queries, maps = problem(CASES[0])
+    B, M = 3, queries.table.shape[1]
     own = jnp.arange(1, 1 + B * M, dtype=jnp.int32).reshape(B, M)  # three texts
     positions = jnp.broadcast_to(M * 64 - T + jnp.arange(T, dtype=jnp.int32), (B, T))
     assert max_prefill_pages(B, T, M, 64) < B * M
-    got = kernel(q[:B], jnp.zeros_like(pool), own, positions, jnp.ones((B, T), bool), maps)
+    got = kernel(q[:B], jnp.zeros_like(pool), PagedQueries(own, positions, jnp.ones((B, T), bool)), maps)
     assert jnp.isnan(got).all()
 
 
@@ -214,7 +216,7 @@ def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dt
     array, M = jax.ShapeDtypeStruct, 1024 // P
     maps = HeadMaps(array((N, own, rank), dtype), None, array((N, value, rank), dtype), None)  # pyright: ignore
     pool, queries = array((1, 1 + B * M, P, rank + rotated), dtype), array((B, T, N, own + rotated), dtype)
-    return queries, pool, array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_), maps
+    return queries, pool, shapes_of_queries(B, T, M), maps
 
 
 @pytest.mark.parametrize(
@@ -227,12 +229,11 @@ def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dt
     ids=str,
 )
 def test_which_shapes_have_the_kernel(shape, known):
-    q, pool, table, *_, maps = shapes(**shape)
-    assert has_up_projected_attention_kernel(q, pool, table, maps) == known
+    assert has_up_projected_attention_kernel(*shapes(**shape)) == known
 
 
 def test_lowers_for_hopper():
-    text = for_cuda(functools.partial(up_projected_attention, scores=Scores()), shapes())
+    text = for_cuda(functools.partial(up_projected_attention, scale=0.1), shapes())
     assert text.count(MOSAIC) == 1
     assert text.count("triton") >= 2
 
@@ -241,6 +242,6 @@ def test_lowers_for_hopper():
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_compiled_equals_the_oracle(case):
     args = problem(case)
-    got, valid = np.asarray(up_projected_attention_kernel(*args, SCORES), np.float64), np.asarray(args[4])
+    got, valid = np.asarray(up_projected_attention_kernel(*args, SCALE), np.float64), np.asarray(args[2].valid)
     assert np.abs(got - oracle(args))[valid].max() < 0.02
     assert np.all(got[~valid] == 0)

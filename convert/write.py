@@ -1,0 +1,90 @@
+"""Writes the files of a converted folder: parameters, copies of tokenizer and config files, and the manifest."""
+
+import dataclasses
+import functools
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from convert.checkpoint import LazyArray, bytes_on_disk, save_params, whole_blocks
+from convert.manifest import write_manifest
+from convert.quantize import lazy_params
+from jspec.checkpoints.converted.manifest import PARAMS
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.heads import stored
+from jspec.checkpoints.huggingface.model import HuggingFaceModel
+from jspec.checkpoints.tokenizer import FILES
+from jspec.config import ModelConfig
+
+COPIED = ("config.json", "generation_config.json", *FILES)
+MANIFEST_BYTES = 512  # upper bound of what the manifest takes for one file: its name twice, its size and its SHA-256
+
+
+def write_folder(source: HuggingFaceModel, folder: Path, dtype: str, progress: bool) -> list[str]:
+    """Write params, copied files and manifest to ``folder``.
+
+    Returns:
+      a note that names the parameters with NaN or infinity; empty if there are none.
+    """
+    params = lazy_params(source, dtype)
+    copied = {name: source.folder.path(name) for name in COPIED if source.folder.has(name)}
+    for name in copied:
+        if name.endswith(".json"):
+            source.folder.json(name)  # raises a Refusal if the file is damaged
+    _require_space(folder, params, copied.values())
+    nonfinite: list[str] = []
+    with tqdm(total=len(params), unit="param", disable=None if progress else True) as bar:
+
+        def make(name: str, array: LazyArray) -> np.ndarray:
+            made = array.make()
+            if not np.isfinite(made).all():
+                nonfinite.append(name)
+            bar.update()
+            return made
+
+        watched = {n: dataclasses.replace(a, make=functools.partial(make, n, a)) for n, a in params.items()}
+        save_params(folder / PARAMS, watched)
+    for name, path in copied.items():
+        shutil.copyfile(path, folder / name)
+    write_manifest(folder, _description(source, dtype))
+    return [f"NaN or infinity in {', '.join(nonfinite)}, kept as found"] if nonfinite else []
+
+
+def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collection[Path]):
+    """Raise a ``Refusal`` unless the disk of ``folder`` has room for everything that a conversion writes."""
+    block = os.statvfs(folder).f_frsize
+    need = bytes_on_disk(params, block)
+    need += sum(whole_blocks(path.stat().st_size, block) for path in copied)
+    need += whole_blocks(MANIFEST_BYTES * (sum(1 + array.files for array in params.values()) + len(copied) + 1), block)
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise Refusal(
+            f"{folder.parent}: the converted folder needs {need:,} bytes and {free:,} are free on that disk; free some "
+            "space, or choose another place"
+        )
+
+
+def _description(source: HuggingFaceModel, dtype: str) -> dict:
+    """The entries of the manifest that say what the folder was made from and what it holds."""
+    model = source.config.language_model
+    description = {
+        "source": {
+            "path": source.folder.given,
+            "name_or_path": source.folder.json("config.json").get("_name_or_path"),
+            "revision": source.folder.revision,
+        },
+        "architecture": source.layout.label,
+        "dtype": dtype,
+        "quantization": source.config.quantization,
+        "draft_vocab_size": None if model is None else model.draft_vocab_size,
+        "tensor_count": len(source.table),
+        "parameter_count": source.config.num_parameters,
+    }
+    if not isinstance(source.config, ModelConfig):
+        conventions = {name: getattr(source.layout, name) for name in ("aux_convention", "norm_output")}
+        description["head"] = {**stored.to_json(source.config), **conventions}
+    return description

@@ -1,0 +1,64 @@
+"""The arguments that all attention functions share: query tokens in pages, and how they attend."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class PagedQueries(NamedTuple):
+    """T query tokens in each of B rows, and the pages of the KV cache that hold the rows' texts.
+
+    A query token sees its own slot and those before it. The slots past a row's newest valid query token may hold
+    anything, NaN included.
+
+    Attributes:
+      table: int32 ``[B, M]``, the pages of each row in the order of its text. Past the newest valid query token it may
+        hold anything.
+      positions: int32 ``[B, T]``, the slot of each query token, which is on the table if the query token is valid.
+      valid: bool ``[B, T]``. Nothing is written of an invalid query token, and its attention is arbitrary.
+    """
+
+    table: jax.Array
+    positions: jax.Array
+    valid: jax.Array
+
+    def last_slots(self, page_size: int) -> jax.Array:
+        """The last slot that each query token sees, int32 ``[B, T]``; -1 if it is invalid or has no page."""
+        return jnp.where(self.valid & (self.positions < self.table.shape[1] * page_size), self.positions, -1)
+
+    def written_slots(self, page_size: int) -> jax.Array:
+        """The slot into which keys and values of each token are written, int32 ``[B, T]``; -1 if there is none."""
+        return jnp.where(self.positions >= 0, self.last_slots(page_size), -1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AttentionSpec:
+    """Which slots a query token sees, and how products of queries and keys become the scores of a softmax.
+
+    The sinks are traced. The other fields are part of the tree's structure, so layers that differ in none of them share
+    one trace.
+
+    Attributes:
+      window: None, or W: a query token sees W slots, its own included.
+      scale: the factor of a product; None is ``H ** -0.5``.
+      softcap: c if the scaled product s becomes ``c tanh(s / c)`` (Gemma 2, 2024), or None.
+      sinks: ``[N]``, or None. The sink of an attention head is one more score, neither scaled nor capped, in the softmax
+        of each of its queries, like that of a key which every query sees and whose value is 0. The weights of the keys
+        therefore add up to less than 1 (gpt-oss, 2025).
+    """
+
+    window: int | None = dataclasses.field(default=None, metadata={"static": True})
+    scale: float | None = dataclasses.field(default=None, metadata={"static": True})
+    softcap: float | None = dataclasses.field(default=None, metadata={"static": True})
+    sinks: jax.Array | None = None
+
+    def scores(self, products, H: int, unit: float = 1.0):
+        """The scores of products in fp32, as multiples of ``1 / unit``; kernels want them in bits, ``unit =
+        log2(e)``."""
+        scale = H**-0.5 if self.scale is None else self.scale
+        if self.softcap is None:
+            return products * (scale * unit)
+        return jnp.tanh(products * (scale / self.softcap)) * (self.softcap * unit)
