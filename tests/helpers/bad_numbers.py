@@ -32,7 +32,7 @@ from jspec.pallas.matmul.quantize_activations import (
     quantize_tokens_kernel,
     quantize_tokens_reference,
 )
-from jspec.pallas.matmul.small_batch import SmallBatchTiling
+from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.w8a8 import w8a8_matmul_kernel, w8a8_matmul_reference
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel, weight_only_matmul_reference
 from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
@@ -229,7 +229,7 @@ def bf16(dtype: str) -> Problem:
     x, weight, tiling = (
         normal(3, 200, dtype=dtype),
         normal(64, 200, dtype=dtype),
-        SmallBatchTiling(64, 32, 64, 4, 3, True),
+        MatmulTiling(64, 32, 64, 4, 3),
     )
     kernel = functools.partial(uncached(bf16_matmul_kernel), tiling=tiling)
     return simple(bf16_matmul_reference, kernel, x, weight)

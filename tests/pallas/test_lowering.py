@@ -15,6 +15,7 @@ from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.flash import RaggedLayout
 from jspec.pallas.attention.paged import paged_attention
 from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
+from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.mla.absorb_queries import absorb_queries
 from jspec.pallas.mla.attention import latent_attention
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
@@ -181,7 +182,7 @@ def test_add_norm_lowers_for_cuda(kind, D, dtype):
     x, vector = jax.ShapeDtypeStruct((1, 5, D), dtype), jax.ShapeDtypeStruct((D,), dtype)
     args = x, x, vector, vector if kind == "layer" else None
     assert kernels_of(for_cuda(functools.partial(add_norm, eps=1e-5, kind=kind), args)) == ["add_norm"]
-    parts = x, jax.ShapeDtypeStruct((1, 5, 9, D), dtype), *args[2:]
+    parts = x, PartialSums(jax.ShapeDtypeStruct((1, 5, 9, D), dtype)), *args[2:]
     assert kernels_of(for_cuda(functools.partial(add_norm, eps=1e-5, kind=kind), parts)) == ["add_norm"]
 
 

@@ -24,10 +24,11 @@ from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.heads.eagle import init_embedding
 from jspec.models.kv_cache import CacheShape, LayerKV, PagedView, cache_shape
-from jspec.models.layers import Linear, Norm, project_float32
+from jspec.models.layers import Linear, Norm
 from jspec.models.w8a8 import quantize_inputs
 from jspec.pallas.attention.prefill_sm90 import prefill_attention
 from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
+from jspec.pallas.matmul import matmul
 
 
 @jax.tree_util.register_dataclass
@@ -201,7 +202,7 @@ class BlockHead(nnx.Module):
             assert self.markov is not None
             read = jnp.concatenate([hidden, self.markov.embedding[...][previous]], axis=-1)
         assert self.confidence.bias is not None
-        logits = project_float32(read.astype(jnp.float32), self.confidence.weight[...].astype(jnp.float32))
+        logits = matmul(read.astype(jnp.float32), self.confidence.weight[...].astype(jnp.float32))
         return (logits + self.confidence.bias[...].astype(jnp.float32).reshape(1, 1, -1))[..., 0]
 
     def prepare(self) -> "BlockHead":

@@ -12,7 +12,8 @@ from flax import nnx
 
 from jspec.config.heads import MLPConfig
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
-from jspec.models.layers import Linear, per_feature
+from jspec.models.layers import Linear
+from jspec.pallas.matmul.reference import per_feature
 
 EPS = 1e-6
 

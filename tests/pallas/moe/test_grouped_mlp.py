@@ -9,10 +9,10 @@ import pytest
 
 from jspec.checkpoints.huggingface.stacked_experts import repacked
 from jspec.models.quantization import quantize
+from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router_reference import Routed, Routing, group_reference, route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.pallas.norm.rms_norm import reduce_partial_sums
 from jspec.quantization import mxfp4
 
 
@@ -118,7 +118,7 @@ class TestGroupedMLP:
                 functools.partial(grouped_mlp_reference, clamp=clamp),
                 functools.partial(grouped_mlp_kernel, clamp=clamp, up_tiling=tiling, down_tiling=tiling),
             )
-            return lambda x, *args: reduce_partial_sums(made(x, *args), x)
+            return lambda x, *args: PartialSums(made(x, *args)).total(x.dtype)
 
         self.experts = sums
 
