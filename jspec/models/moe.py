@@ -14,7 +14,7 @@ from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
-from jspec.pallas.moe.router_reference import Routed, Routing
+from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertWeights
 from jspec.quantization import mxfp4
 
@@ -58,15 +58,6 @@ class Mixture(nnx.Module):
         bias, make = experts.biases, functools.partial(Linear, quantization=in_eight_bits(config.quantization))
         linear = functools.partial(MXFP4Weight if experts.stored else make, bias=bias, dtype=dtype, rngs=rngs)
         self.experts, self.reduce_axis, self.num_local_experts = experts, axis_of(shards), X
-        self.routing = Routing(
-            experts.chosen,
-            experts.renormalise,
-            experts.scores,
-            experts.groups,
-            experts.chosen_groups,
-            experts.scale,
-            experts.shared,
-        )
         self.router = Linear(D, experts.count, bias=bias, dtype=dtype, rngs=rngs)
         self.correction = nnx.Param(jnp.zeros(experts.count, jnp.float32)) if experts.corrected else None
         self.gate_up, self.down = linear(D, X * 2 * Fe), linear(Fe, X * D)
@@ -76,7 +67,7 @@ class Mixture(nnx.Module):
         added = self.router.bias if self.correction is None else self.correction
         bias = None if added is None else added[...]
         logits = matmul(tokens, self.router.weight[...], dtype=jnp.float32)
-        routed, local = route(logits, bias, self.routing), None
+        routed, local = route(logits, bias, self.experts), None
         if self.reduce_axis is not None and self.num_local_experts < self.experts.all:
             routed, local = self._local_assignments(
                 routed, jax.lax.axis_index(self.reduce_axis) * self.num_local_experts

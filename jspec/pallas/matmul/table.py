@@ -74,36 +74,32 @@ def xla_matmul(product: Product) -> Any:
     return matmul_reference(x, weight, None if dtype == x.dtype else dtype)
 
 
-_UNLIMITED = sys.maxsize
-_FLOATS = "bfloat16", "float32"
+_UNLIMITED = range(sys.maxsize)
+_BF16, _FLOATS, _EIGHT_BITS = ("bfloat16",), ("bfloat16", "float32"), ("int8", "float8_e4m3fn")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A row of the table: a way to compute products on an NVIDIA GPU, and the products that it serves. On other platforms
-    the same row computes the reference implementation, or the partial sums of it that the kernel would give.
+    it computes the reference implementation, in partial sums where the kernel gives them.
 
     Attributes:
       name: what the row is.
       compute: the result for a ``Product``.
-      activations: dtypes of x; int8 are ``QuantizedActivations``.
-      weights: dtypes of the weight as it is stored.
-      tokens: numbers of tokens.
-      numbers: sizes of the weight.
-      inputs: numbers of input features.
+      activations, weights: dtypes of x and of the weight as they are stored; int8 x is ``QuantizedActivations``.
+      tokens, numbers, inputs: how many tokens, numbers of the weight and input features.
       hopper: whether it is for Hopper GPUs alone.
       widens: whether it gives float32 for x of bfloat16, too.
-      with_bias: whether it serves products that have a bias.
-      adds_bias: whether it adds the bias itself.
+      with_bias, adds_bias: whether it serves products that have a bias, and whether it adds the bias itself.
     """
 
     name: str
     compute: Callable[[Product], jax.Array | PartialSums]
     activations: tuple[str, ...] = ("int8", *_FLOATS)
-    weights: tuple[str, ...] = ("int8", "float8_e4m3fn", "uint8", *_FLOATS)
-    tokens: range = range(_UNLIMITED)
-    numbers: range = range(_UNLIMITED)
-    inputs: range = range(_UNLIMITED)
+    weights: tuple[str, ...] = ("uint8", *_EIGHT_BITS, *_FLOATS)
+    tokens: range = _UNLIMITED
+    numbers: range = _UNLIMITED
+    inputs: range = _UNLIMITED
     hopper: bool = False
     widens: bool = True
     with_bias: bool = True
@@ -125,64 +121,46 @@ class Row:
         )
 
 
+def _w8a8(p: Product) -> Any:
+    return w8a8_matmul(p.x, p.weight, p.scale, p.allow_partial_sums)
+
+
+def _weight_only(p: Product) -> Any:
+    return weight_only_matmul(p.x, p.weight, p.scale, p.dtype)
+
+
+def _padded(p: Product) -> Any:
+    return padded_matmul(p.x, p.weight, p.scale, p.dtype)
+
+
+def _reduction(p: Product) -> Any:
+    return reduction_matmul(p.x, p.weight, p.bias)
+
+
+def _bf16(p: Product) -> Any:
+    return bf16_matmul(p.x, p.weight, p.allow_partial_sums)
+
+
+_ONE, _SEVERAL, _MANY = range(1, 2), range(2, 65), range(1, 513)  # tokens
 TABLE = (
-    Row(
-        "W8A8",  # XLA's product of more tokens is as fast
-        lambda p: w8a8_matmul(p.x, p.weight, p.scale, p.allow_partial_sums),
-        activations=("int8",),
-        weights=("int8",),
-        tokens=range(1, 513),
-        hopper=True,
-    ),
-    Row(
-        "four bits",  # every tile of tokens reads and dequantises the weight again, which many tokens do not gain from
-        lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype),
-        activations=("bfloat16",),
-        weights=("uint8",),
-        tokens=range(1, 513),
-    ),
-    Row(
-        "int8",  # XLA's is as fast with small weights, and faster with more tokens; that of fp8 was not compared
-        lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype),
-        activations=("bfloat16",),
-        weights=("int8",),
-        tokens=range(2, 65),
-        numbers=range(2**25, _UNLIMITED),
-    ),
-    Row(
-        "one token, eight bits",
-        lambda p: padded_matmul(p.x, p.weight, p.scale, p.dtype),
-        activations=_FLOATS,
-        weights=("int8", "float8_e4m3fn"),
-        tokens=range(1, 2),
-    ),
+    # XLA's product of more tokens is as fast.
+    Row("W8A8", _w8a8, ("int8",), ("int8",), _MANY, hopper=True),
+    # Every tile of tokens reads and dequantises the weight again.
+    Row("four bits", _weight_only, _BF16, ("uint8",), _MANY),
+    # XLA's product is as fast with small weights, and faster with more tokens. That of fp8 was not compared.
+    Row("int8", _weight_only, _BF16, ("int8",), _SEVERAL, range(2**25, sys.maxsize)),
+    Row("one token, eight bits", _padded, _FLOATS, _EIGHT_BITS, _ONE),
     # On an H200 a reduction of bfloat16 weights is up to 15% faster than the matrix product that XLA makes ([28672, 4096]:
     # 57.9 us and 62.8), but slower with longer sums ([5120, 25600]: 72.6 us and 66.9). Of smaller weights XLA makes a
     # reduction by itself.
     Row(
-        "one token, reduction",
-        lambda p: reduction_matmul(p.x, p.weight, p.bias),
-        activations=_FLOATS,
-        weights=_FLOATS,
-        tokens=range(1, 2),
-        numbers=range(10_000_001, _UNLIMITED),
-        inputs=range(1, 16_385),
+        *("one token, reduction", _reduction, _FLOATS, _FLOATS, _ONE, range(10_000_001, sys.maxsize), range(16_385)),
         widens=False,
         adds_bias=True,
     ),
     # XLA's products of larger weights are as fast, and rounds in which the target reads 80 tokens are no slower with XLA's.
     # Smaller weights were not compared. A bias would be a launch more.
-    Row(
-        "bf16",
-        lambda p: bf16_matmul(p.x, p.weight, p.allow_partial_sums),
-        activations=("bfloat16",),
-        weights=("bfloat16",),
-        tokens=range(2, 65),
-        numbers=range(2**24, 2**26),
-        hopper=True,
-        widens=False,
-        with_bias=False,
-    ),
+    Row("bf16", _bf16, _BF16, _BF16, _SEVERAL, range(2**24, 2**26), hopper=True, widens=False, with_bias=False),
     Row("XLA", xla_matmul),
 )
 
