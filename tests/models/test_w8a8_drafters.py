@@ -16,6 +16,7 @@ from jspec.config.heads import EagleConfig
 from jspec.models import Decoder, causal_logits
 from jspec.models.kv_cache import CausalView
 from jspec.models.layers import Linear, Norm
+from jspec.models.params import flat_params, init
 from jspec.pallas.matmul.small_batch import small_batch_tiling
 
 INT8 = dataclasses.replace(TARGET, quantization="int8")
@@ -80,10 +81,22 @@ def test_which_maps_of_a_draft_model_quantise_their_inputs():
     assert quantizing(model) == set()
     assert not model.quantize_head_inputs
     expected = set().union(*(layer(i, *MAPS, *NORMS) for i in range(3)))
-    assert quantizing(model.prepare()) == expected
-    assert model.quantize_head_inputs
-    parts = {path for path, part in nnx.iter_graph(model) if isinstance(part, Linear) and part.allow_partial_sums}
+    drafter = model.prepare()
+    assert quantizing(drafter) == expected
+    assert drafter.quantize_head_inputs
+    parts = {path for path, part in nnx.iter_graph(drafter) if isinstance(part, Linear) and part.allow_partial_sums}
     assert {path[-1] for path in parts} == {"out", "down"}
+
+
+@pytest.mark.parametrize("config", [INT8, *(VARIANTS[name] for name in ("eagle3-int8", "p-eagle-fp8", "medusa-rows"))])
+def test_preparing_changes_nothing_and_copies_no_array(config):
+    model = init(config, nnx.Rngs(0))
+    before, graph = dict(flat_params(model)), nnx.graphdef(model)
+    after = flat_params(model.prepare())
+    assert nnx.graphdef(model) == graph
+    assert all(flat_params(model)[name] is array for name, array in before.items())
+    assert all(after[name] is before[name] for name in after.keys() & before.keys())
+    assert after.keys() ^ before.keys() <= {"mask_hidden", "mask_feature", "draft_tokens"}
 
 
 def test_a_residual_stream_without_norms_is_not_quantised():
