@@ -20,10 +20,11 @@ from jspec.config import ModelConfig, Shards
 from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.kv_cache import CacheShape, cache_shape
-from jspec.models.layers import Linear, Norm, all_reduce, times
+from jspec.models.layers import Linear, Norm, times
 from jspec.models.quantization import as_float32, random_weight
 from jspec.models.w8a8 import with_quantized_inputs
 from jspec.pallas.matmul import matmul
+from jspec.pallas.matmul.partial_sums import all_reduce
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
 
 

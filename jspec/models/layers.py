@@ -59,11 +59,6 @@ class Linear(nnx.Module):
         return matmul(x, self.weight[...], scale, bias, **how)
 
 
-def all_reduce(x, reduce_axis: str | None):
-    """The sum of x over the shards along a mesh axis, the same bits in each; x itself if ``reduce_axis`` is None."""
-    return x if reduce_axis is None else jax.lax.psum(x, reduce_axis)
-
-
 class Norm(nnx.Module):
     """A norm over the last axis, of a kind of ``jspec.pallas.norm.rms_norm``.
 

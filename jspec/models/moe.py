@@ -9,9 +9,9 @@ from flax import nnx
 from jspec.config import Experts, ModelConfig, Shards
 from jspec.config.param_specs import in_eight_bits
 from jspec.config.sharding import axis_of
-from jspec.models.layers import Linear, all_reduce
+from jspec.models.layers import Linear
 from jspec.pallas.matmul import matmul
-from jspec.pallas.matmul.partial_sums import PartialSums
+from jspec.pallas.matmul.partial_sums import PartialSums, all_reduce
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
 from jspec.pallas.moe.router_reference import Routed

@@ -1,4 +1,4 @@
-"""Results in parts, whose sum is left to the norm that follows."""
+"""Results in parts: those whose sum is left to the norm that follows, and those of shards."""
 
 import dataclasses
 
@@ -26,3 +26,8 @@ class PartialSums:
 def reduce_partial_sums(y, dtype) -> jax.Array:
     """The ``total`` of ``PartialSums`` in ``dtype``; any other y unchanged."""
     return y.total(dtype) if isinstance(y, PartialSums) else y
+
+
+def all_reduce(x, reduce_axis: str | None) -> jax.Array:
+    """The sum of x over the shards along a mesh axis, the same bits in each; x itself if ``reduce_axis`` is None."""
+    return x if reduce_axis is None else jax.lax.psum(x, reduce_axis)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jspec.pallas.dispatch import on_hopper
 from jspec.pallas.matmul.bf16 import bf16_matmul
 from jspec.pallas.matmul.one_token import padded_matmul, reduction_matmul
-from jspec.pallas.matmul.partial_sums import PartialSums
+from jspec.pallas.matmul.partial_sums import PartialSums, all_reduce
 from jspec.pallas.matmul.quantize_activations import QuantizedActivations
 from jspec.pallas.matmul.reference import matmul_reference, per_feature
 from jspec.pallas.matmul.w8a8 import w8a8_matmul, w8a8_matmul_reference
@@ -47,8 +47,7 @@ def matmul(
     row = row_of(product)
     if row.adds_bias and reduce_axis is None:
         return row.compute(product)
-    y = row.compute(product._replace(bias=None))
-    y = y if reduce_axis is None else jax.lax.psum(y, reduce_axis)
+    y = all_reduce(row.compute(product._replace(bias=None)), reduce_axis)
     return y if bias is None else y + per_feature(bias, y)
 
 
@@ -75,7 +74,8 @@ def xla_matmul(product: Product) -> Any:
 
 
 _UNLIMITED = range(sys.maxsize)
-_BF16, _FLOATS, _EIGHT_BITS = ("bfloat16",), ("bfloat16", "float32"), ("int8", "float8_e4m3fn")
+_BF16, _FLOATS = ("bfloat16",), ("bfloat16", "float32")
+_INT4, _INT8, _EIGHT_BITS = ("uint8",), ("int8",), ("int8", "float8_e4m3fn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,46 +121,33 @@ class Row:
         )
 
 
-def _w8a8(p: Product) -> Any:
-    return w8a8_matmul(p.x, p.weight, p.scale, p.allow_partial_sums)
-
-
-def _weight_only(p: Product) -> Any:
-    return weight_only_matmul(p.x, p.weight, p.scale, p.dtype)
-
-
-def _padded(p: Product) -> Any:
-    return padded_matmul(p.x, p.weight, p.scale, p.dtype)
-
-
-def _reduction(p: Product) -> Any:
-    return reduction_matmul(p.x, p.weight, p.bias)
-
-
-def _bf16(p: Product) -> Any:
-    return bf16_matmul(p.x, p.weight, p.allow_partial_sums)
-
-
 _ONE, _SEVERAL, _MANY = range(1, 2), range(2, 65), range(1, 513)  # tokens
+_MEDIUM, _LARGE, _REDUCED = range(2**24, 2**26), range(2**25, sys.maxsize), range(10_000_001, sys.maxsize)  # numbers
 TABLE = (
     # XLA's product of more tokens is as fast.
-    Row("W8A8", _w8a8, ("int8",), ("int8",), _MANY, hopper=True),
+    Row("W8A8", lambda p: w8a8_matmul(p.x, p.weight, p.scale, p.allow_partial_sums), _INT8, _INT8, _MANY, hopper=True),
     # Every tile of tokens reads and dequantises the weight again.
-    Row("four bits", _weight_only, _BF16, ("uint8",), _MANY),
+    Row("four bits", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT4, _MANY),
     # XLA's product is as fast with small weights, and faster with more tokens. That of fp8 was not compared.
-    Row("int8", _weight_only, _BF16, ("int8",), _SEVERAL, range(2**25, sys.maxsize)),
-    Row("one token, eight bits", _padded, _FLOATS, _EIGHT_BITS, _ONE),
+    Row("int8", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT8, _SEVERAL, _LARGE),
+    Row("one token, eight bits", lambda p: padded_matmul(p.x, p.weight, p.scale, p.dtype), _FLOATS, _EIGHT_BITS, _ONE),
     # On an H200 a reduction of bfloat16 weights is up to 15% faster than the matrix product that XLA makes ([28672, 4096]:
     # 57.9 us and 62.8), but slower with longer sums ([5120, 25600]: 72.6 us and 66.9). Of smaller weights XLA makes a
     # reduction by itself.
     Row(
-        *("one token, reduction", _reduction, _FLOATS, _FLOATS, _ONE, range(10_000_001, sys.maxsize), range(16_385)),
+        *("one token, reduction", lambda p: reduction_matmul(p.x, p.weight, p.bias), _FLOATS, _FLOATS, _ONE, _REDUCED),
+        inputs=range(16_385),
         widens=False,
         adds_bias=True,
     ),
     # XLA's products of larger weights are as fast, and rounds in which the target reads 80 tokens are no slower with XLA's.
     # Smaller weights were not compared. A bias would be a launch more.
-    Row("bf16", _bf16, _BF16, _BF16, _SEVERAL, range(2**24, 2**26), hopper=True, widens=False, with_bias=False),
+    Row(
+        *("bf16", lambda p: bf16_matmul(p.x, p.weight, p.allow_partial_sums), _BF16, _BF16, _SEVERAL, _MEDIUM),
+        hopper=True,
+        widens=False,
+        with_bias=False,
+    ),
     Row("XLA", xla_matmul),
 )
 
