@@ -26,11 +26,12 @@ import jax.numpy as jnp
 from benchmarks.kernels import bandwidth
 from benchmarks.kernels.verify import FULL, SMOKE, seconds_per_call
 from benchmarks.report import results
+from jspec.config import Experts
+from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference, tilings_of
 from jspec.pallas.moe.router import route_kernel
-from jspec.pallas.moe.router_reference import Routing, route_reference
+from jspec.pallas.moe.router_reference import route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.pallas.norm.rms_norm import reduce_partial_sums
 from jspec.quantization import mxfp4
 
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)
@@ -91,11 +92,10 @@ def mixture(layer: Layer, interpret: bool, tiling: ExpertTiling | None = None):
     """Routing and experts, as a decoder calls them."""
 
     def function(x, logits, gate_up, down):
-        routed = route_kernel(logits, None, Routing(layer.Y), interpret=interpret)
+        routed = route_kernel(logits, None, Experts(layer.X, layer.Y, layer.F), interpret=interpret)
         tilings = {"up_tiling": tiling, "down_tiling": tiling}
-        return reduce_partial_sums(
-            grouped_mlp_kernel(x, routed, gate_up, down, layer.clamp, **tilings, interpret=interpret), x
-        )
+        outputs = grouped_mlp_kernel(x, routed, gate_up, down, layer.clamp, **tilings, interpret=interpret)
+        return PartialSums(outputs).total(x.dtype)
 
     return function
 
@@ -108,8 +108,8 @@ def check(layer: Layer, weights, counts, interpret: bool) -> bool:
         x, logits = layer.tokens(jax.random.key(M), M)
         got = kernels(x, logits, *weights)
         some = slice(0, min(M, 16))  # the reference implementation has every expert read every token
-        routed = route_reference(logits[some], None, Routing(layer.Y))
-        wanted = reduce_partial_sums(grouped_mlp_reference(x[some], routed, *weights, layer.clamp), x)
+        routed = route_reference(logits[some], None, Experts(layer.X, layer.Y, layer.F))
+        wanted = PartialSums(grouped_mlp_reference(x[some], routed, *weights, layer.clamp)).total(x.dtype)
         error = float(jnp.max(jnp.abs(got[some].astype(jnp.float32) - wanted.astype(jnp.float32))))
         other_x, other_logits = layer.tokens(jax.random.key(M + 1), M)
         mixed = kernels(other_x.at[-1].set(x[0]), other_logits.at[-1].set(logits[0]), *weights)
@@ -126,7 +126,7 @@ def check(layer: Layer, weights, counts, interpret: bool) -> bool:
 def measure(layer: Layer, weights, counts, sizes, interpret: bool, result: results.Result):
     """Print a line for each number of tokens and put its time into ``result``."""
     rate = result.device["bandwidth"]
-    alone = functools.partial(route_kernel, bias=None, routing=Routing(layer.Y), interpret=interpret)
+    alone = functools.partial(route_kernel, bias=None, routing=Experts(layer.X, layer.Y, layer.F), interpret=interpret)
     print(f"\n{layer}, bfloat16; times in us")
     print(f"{'tokens':>6} {'experts':>7} {'floor':>7} {'time':>7} {'ratio':>6} {'routing':>7}")
     for M in counts:

@@ -6,7 +6,7 @@
     python -m benchmarks.kernels.small_batch_products --smoke             # tiny and anywhere, with meaningless times
 
 A line is a weight and a number of tokens. Floors are the times in which weights of sixteen, eight and four bits can be read
-once. The other columns say how the product is computed: in bfloat16 as ``project`` does it; in int8 as XLA does it, with the
+once. The other columns say how the product is computed: in bfloat16 as XLA does it; in int8 as XLA does it, with the
 weight as the right operand and as the left one; by the kernel of ``jspec.pallas.matmul.weight_only``; and for tokens
 that are rounded to int8, by XLA and by the kernel of ``jspec.pallas.matmul.w8a8``. The launch that rounds them is not
 timed. The kernel for bfloat16 is that of ``jspec.pallas.matmul.bf16``. Where results come in parts, their sum is timed,
@@ -33,13 +33,16 @@ from benchmarks.kernels import bandwidth
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B
 from jspec.config import ModelConfig
 from jspec.engine.runner.compile import decode_options
-from jspec.models.layers import project
 from jspec.models.quantization import random_weight
-from jspec.pallas.matmul import small_batch
 from jspec.pallas.matmul.bf16 import bf16_matmul_kernel
+from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import QuantizedActivations, quantize_tokens_reference
+from jspec.pallas.matmul.reference import matmul_reference
+from jspec.pallas.matmul.small_batch import small_batch_tiling
+from jspec.pallas.matmul.table import TABLE, Product
+from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.w8a8 import w8a8_matmul_kernel, w8a8_matmul_reference
-from jspec.pallas.matmul.weight_only import WeightOnlyTiling, weight_only_matmul_kernel, weight_only_matmul_reference
+from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel, weight_only_matmul_reference, weight_only_tiling
 
 
 def weights_of(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -83,8 +86,15 @@ STREAMED_CHOICES: Sequence[dict[str, Sequence[Any]]] = (
 Weight = tuple[jax.Array, ...]  # and its scales, if it is quantised
 
 
+def floats_by_xla(x, weight):
+    """As ``jspec.pallas.matmul`` has it without a kernel: that of a single token as a reduction, if the weight is large."""
+    product = Product(x, weight, dtype=x.dtype)
+    rows = (row for row in TABLE if row.name in ("one token, reduction", "XLA") and row.serves(product))
+    return next(rows).compute(product)
+
+
 def by_xla(x, weight, scale):
-    """As ``project_float32`` computes it: that of a single token as one of two, of which the other is zero."""
+    """The same of quantised weights: that of a single token as one of two, of which the other is zero."""
     if len(x) > 1:
         return weight_only_matmul_reference(x, weight, scale)
     return weight_only_matmul_reference(jnp.pad(x, ((0, 1), (0, 0))), weight, scale)[:1]
@@ -99,24 +109,23 @@ def from_the_left(x, weight, scale):
 def in_float32(x: QuantizedActivations, weight, scale):
     """``w8a8_matmul_reference`` in float32, which is close, and owes nothing to a product of integers."""
     numbers, wide = x.numbers.astype(jnp.float32), weight.astype(jnp.float32)
-    return (project(numbers, wide) * x.scale[:, None] * scale[None]).astype(x.dtype)
+    return (matmul_reference(numbers, wide) * x.scale[:, None] * scale[None]).astype(x.dtype)
 
 
-def streamed_kernel(x, weight, *scale, tiling: small_batch.SmallBatchTiling | None = None, interpret=False):
+def streamed_kernel(x, weight, *scale, tiling: MatmulTiling | None = None, interpret=False):
     """The kernel of rounded tokens, or without a scale that of floats, and the sum if that gives parts."""
     kernel = w8a8_matmul_kernel if scale else bf16_matmul_kernel
     tiling = tiling or streamed_tiling(x.shape[0], *weight.shape, weight.dtype.itemsize)
-    y = kernel(x, weight, *scale, tiling=tiling, interpret=interpret)
-    return y if y.ndim == 2 else jnp.sum(y.astype(jnp.float32), axis=1).astype(x.dtype)
+    return reduce_partial_sums(kernel(x, weight, *scale, tiling=tiling, interpret=interpret), x.dtype)
 
 
-def streamed_tiling(tokens: int, outputs: int, inputs: int, itemsize: int) -> small_batch.SmallBatchTiling:
+def streamed_tiling(tokens: int, outputs: int, inputs: int, itemsize: int) -> MatmulTiling:
     """That of a map in a layer. What ``out`` and ``down`` add to the residual stream, and no other, may come in parts."""
-    return small_batch.SmallBatchTiling.of(tokens, outputs, inputs, outputs <= inputs, itemsize)
+    return small_batch_tiling(tokens, outputs, inputs, outputs <= inputs, itemsize)
 
 
 FORMS: dict[str, tuple[str, Callable]] = {  # what is multiplied, and how the product is computed
-    "bf16": ("bf16", project),
+    "bf16": ("bf16", floats_by_xla),
     "bf16, kernel": ("bf16", streamed_kernel),
     "int8, XLA": ("int8", by_xla),
     "int8, XLA, left": ("int8", from_the_left),
@@ -128,7 +137,7 @@ FORMS: dict[str, tuple[str, Callable]] = {  # what is multiplied, and how the pr
 }
 KERNELS = weight_only_matmul_kernel, streamed_kernel
 STREAMED = "bf16", "rounded"  # what the second multiplies
-DEFINITIONS = {"bf16": project, "rounded": in_float32}  # and that of the others is the reference
+DEFINITIONS = {"bf16": floats_by_xla, "rounded": in_float32}  # and that of the others is the reference
 
 
 @functools.lru_cache(maxsize=len(BYTES))
@@ -225,7 +234,7 @@ def tiling_of(case: Case) -> Any:
     """The tiling that the kernel has for the product."""
     if case.kind in STREAMED:
         return streamed_tiling(case.tokens, *case.shape, case.weights[0][0].dtype.itemsize)
-    return WeightOnlyTiling.of(case.tokens, *case.shape, 4 if case.kind == "int4" else 8)
+    return weight_only_tiling(case.tokens, *case.shape, 4 if case.kind == "int4" else 8)
 
 
 def neighbours(case: Case, tiling: Any, choice: dict[str, Sequence[Any]]) -> Iterator[Any]:

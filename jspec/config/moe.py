@@ -17,19 +17,24 @@ class Experts:
 
     Attributes:
       count: X, how many experts the router chooses from.
-      chosen: Y, how many of them a token goes through.
+      chosen: how many of them the router sends a token to.
       width: Fe, the width of an expert.
-      renormalise: whether the probabilities of the chosen experts are divided by their sum.
+      renormalise: whether the weights of the chosen experts add up to ``scale``. Otherwise the weights are ``scale``
+        times probabilities among all experts.
       layers: for each layer, whether it has experts; ``()`` if all of them have. The others have an MLP.
       biases: whether router and experts have biases.
       clamp: c if the MLP of an expert is that of gpt-oss, which clamps gate and up (``jspec.pallas.moe.grouped_mlp``);
         else None.
       stored: ``mxfp4`` if the experts are stored in four bits (``jspec.quantization.mxfp4``). None if they are stored
         as the other weights are, eight bits included.
-      scores, groups, chosen_groups, scale: see ``jspec.pallas.moe.router_reference.Routing``.
-      corrected: whether a learned number of each expert is added to its probability when experts are chosen; it does not
+      scores: ``softmax``: the probability of an expert is that of a softmax over logits, to which the bias of the router
+        is added. ``sigmoid``: it is the sigmoid of the expert's own logit (DeepSeek-V3, 2024).
+      groups: the experts are this many groups of neighbours, of two or more experts each.
+      chosen_groups: how many groups a token may choose from: those whose two best experts have the largest sum.
+      scale: the factor of the weights of chosen experts.
+      corrected: whether a learned number of each expert is added to its sigmoid when experts are chosen; it does not
         change the weight of a chosen expert.
-      shared: number of shared experts in addition.
+      shared: how many shared experts there are in addition, X, X + 1, ..., with weight 1.
 
     Example::
 
@@ -92,6 +97,11 @@ class Experts:
         )
         plain = not self.shared or (self.stored is None and not self.biases and self.clamp is None)
         require(plain, "experts.shared", self.shared, "0 for experts with biases, clamps or four bits")
+
+    @property
+    def per_token(self) -> int:
+        """Y, how many experts a token goes through, shared ones included."""
+        return self.chosen + self.shared
 
     @property
     def all(self) -> int:

@@ -20,11 +20,12 @@ from jspec.config import ModelConfig, Shards
 from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.kv_cache import CacheShape, cache_shape
-from jspec.models.layers import Linear, Norm, all_reduce, project, times
+from jspec.models.layers import Linear, Norm, times
 from jspec.models.quantization import as_float32, random_weight
-from jspec.models.w8a8 import quantize_inputs
+from jspec.models.w8a8 import with_quantized_inputs
+from jspec.pallas.matmul import matmul
+from jspec.pallas.matmul.partial_sums import all_reduce
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
-from jspec.pallas.matmul.w8a8 import w8a8_matmul
 
 
 class Decoder(nnx.Module):
@@ -81,11 +82,11 @@ class Decoder(nnx.Module):
         self.positions = random_weight(rngs.params(), (rows, D), 0.02, dtype, None)[0] if learned else None
 
     def prepare(self) -> "Decoder":
-        """Make this model a drafter: compute the token of each logit of a draft vocabulary, and have products with int8
-        weights quantise their inputs. Returns the model, changed in place. A target is never prepared."""
-        quantize_inputs(self.layers)
-        self.quantize_head_inputs = self.output_weight.dtype == jnp.int8 and self.norm is not None
-        return with_draft_tokens(self)
+        """The drafter that this model becomes, with the same arrays and the token of each logit of a draft vocabulary.
+        Products with int8 weights quantise their inputs in it. A target is never prepared."""
+        drafter = with_quantized_inputs(self, head=False)
+        drafter.quantize_head_inputs = self.output_weight.dtype == jnp.int8 and self.norm is not None
+        return with_draft_tokens(drafter)
 
     def embed(self, tokens):
         """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, without multiplier and learned positions.
@@ -180,9 +181,8 @@ class Decoder(nnx.Module):
     def _shard_logits(self, hidden):
         """The logits of the shard's part of the vocabulary, for all rows."""
         hidden = self.before_head(hidden)
-        if self.quantize_head_inputs:
-            return self.scaled_logits(w8a8_matmul(quantize_tokens(hidden), self.output_weight, self.output_scale))
-        return self.scaled_logits(project(hidden, self.output_weight, self.output_scale))
+        hidden = quantize_tokens(hidden) if self.quantize_head_inputs else hidden
+        return self.scaled_logits(matmul(hidden, self.output_weight, self.output_scale))
 
     def before_head(self, hidden):
         """The inputs of the output head for hidden states ``[..., D]``: they themselves, or ``[..., We]``."""

@@ -13,9 +13,9 @@ from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, ro
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
 from jspec.pallas.attention.spec import AttentionSpec
+from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import activate_and_quantize
 from jspec.pallas.norm.qk_norm import qk_norm
-from jspec.pallas.norm.rms_norm import reduce_partial_sums
 
 
 class Attention(nnx.Module):
@@ -56,7 +56,7 @@ class Attention(nnx.Module):
         """``[B, T, in_features] -> [B, T, D]``, of those tokens alone that ``view`` has attend, and ``kv`` with new
         ones.
 
-        The first may be partial sums, ``[B, T, Y, D]``; see ``Linear.allow_partial_sums``."""
+        The first may be ``PartialSums``."""
         qkv = self._queries_keys_values(x)
         sinks = None if self.sinks is None else self.sinks[...]
         spec = AttentionSpec(self.window, self.scale, self.softcap, sinks)
@@ -90,8 +90,8 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """``down(activation(gate x) * up x)`` (Shazeer, 2020), or ``down(activation(up x))`` without a gate.
 
-    ``[B, T, D] -> [B, T, D]``, or partial sums ``[B, T, Y, D]``; see ``Linear.allow_partial_sums``. The weights of gate
-    and up are stacked in one ``[2F, D]``. With ``shards``, F is that of one shard."""
+    ``[B, T, D] -> [B, T, D]``, or ``PartialSums`` of that. The weights of gate and up are stacked in one ``[2F, D]``.
+    With ``shards``, F is that of one shard."""
 
     def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
         D, F = config.hidden_size, config.intermediate_size
@@ -171,13 +171,13 @@ class Layer(nnx.Module):
 
     def _add(self, x, y, out_norm: Norm | None, after: Norm | None):
         """The residual stream with y added, and the same after ``after``; norms of y or of the sum included. y may be
-        partial sums, which are added up in the launch that adds them where no other step is before it."""
+        ``PartialSums``, which are added up in the launch that adds them where no other step is before it."""
         if self.multiplier != 1:
-            y = times(reduce_partial_sums(y, x), self.multiplier)
+            y = times(reduce_partial_sums(y, x.dtype), self.multiplier)
         if out_norm is None:
             return add(x, y, after)
         if not self.norm_sums:
-            return add(x, out_norm(reduce_partial_sums(y, x)), after)
+            return add(x, out_norm(reduce_partial_sums(y, x.dtype)), after)
         _, x = out_norm.after_adding(x, y)
         return x, x if after is None else after(x)
 
@@ -196,10 +196,9 @@ def _merged_layer(graph, state, x, normed, positions, kv, view):
 
 
 def add(x, y, after: Norm | None):
-    """The residual stream ``x + y``, and the same after ``after``, its next norm, if there is one.
-
-    y may be partial sums, as for ``reduce_partial_sums``."""
+    """The residual stream ``x + y``, and the same after ``after``, its next norm, if there is one. y may be
+    ``PartialSums``."""
     if after is not None:
         return after.after_adding(x, y)
-    total = x + reduce_partial_sums(y, x)
+    total = x + reduce_partial_sums(y, x.dtype)
     return total, total

@@ -9,6 +9,11 @@ import jax
 from flax import nnx
 
 
+def copied(module: nnx.Module) -> Any:
+    """A copy of a module with the same arrays, which may be changed before anything else has it."""
+    return nnx.merge(*nnx.split(module))
+
+
 class FlatModule(NamedTuple):
     """The flat parameters of a model, and a function that rebuilds the model from them: call ``merge(leaves)`` inside a
     trace."""

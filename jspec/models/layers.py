@@ -15,20 +15,9 @@ from flax import nnx
 from jspec.config import Rope
 from jspec.models.quantization import random_weight
 from jspec.pallas.attention.reference import Rotation
-from jspec.pallas.dispatch import by_platform
-from jspec.pallas.matmul.bf16 import bf16_matmul, has_bf16_kernel
-from jspec.pallas.matmul.quantize_activations import QuantizedActivations, quantize_tokens
-from jspec.pallas.matmul.reference import matmul
-from jspec.pallas.matmul.w8a8 import w8a8_matmul
-from jspec.pallas.matmul.weight_only import has_weight_only_kernel, weight_only_matmul
+from jspec.pallas.matmul import matmul
+from jspec.pallas.matmul.quantize_activations import quantize_tokens
 from jspec.pallas.norm.rms_norm import add_norm, norm
-from jspec.quantization import int4
-
-# On a GPU, a product with a single token is computed as a reduction where the weight has more numbers than this, and no more
-# input features. On an H200 a reduction of bfloat16 weights is up to 15% faster than the matrix product that XLA makes
-# ([28672, 4096]: 57.9 us and 62.8), but slower with longer sums ([5120, 25600]: 72.6 us and 66.9). Of smaller weights XLA
-# makes a reduction by itself. ``benchmarks/log/bf16-products.md`` has the times.
-_REDUCED_ABOVE, _LONGEST_SUM = 10_000_000, 16_384
 
 
 class Linear(nnx.Module):
@@ -43,9 +32,7 @@ class Linear(nnx.Module):
         up; None if all inputs are here.
       quantize_inputs: whether x is quantised to int8, as the weight is (``jspec.models.w8a8``). x may already be
         ``QuantizedActivations``.
-      allow_partial_sums: whether ``y`` may be partial sums, ``[..., Y, out]``, because it is added to the residual
-        stream by ``jspec.pallas.norm.rms_norm.reduce_partial_sums``. Not if a bias is added before that, or shards add
-        it up.
+      allow_partial_sums: whether ``y`` may be ``PartialSums``, because it is added to the residual stream.
     """
 
     def __init__(
@@ -63,93 +50,13 @@ class Linear(nnx.Module):
         shape, std = (out_features, in_features), in_features**-0.5
         self.weight, self.scale = random_weight(rngs.params(), shape, std, dtype, quantization)
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
-        self.reduce_axis, self.quantize_inputs, self.allow_partial_sums = (
-            reduce_axis,
-            False,
-            allow_partial_sums and reduce_axis is None and not bias,
-        )
+        self.reduce_axis, self.quantize_inputs, self.allow_partial_sums = reduce_axis, False, allow_partial_sums
 
     def __call__(self, x):
-        weight = self.weight[...]
-        if self.bias is not None and self.scale is None and self.reduce_axis is None and _is_reduced(x, weight):
-            return by_platform(_reduction, _matmul_with_bias, x, weight, self.bias[...])
-        scale = None if self.scale is None else self.scale[...]
-        if self.quantize_inputs:
-            y = w8a8_matmul(
-                x if isinstance(x, QuantizedActivations) else quantize_tokens(x), weight, scale, self.allow_partial_sums
-            )
-        elif scale is None and self.bias is None and has_bf16_kernel(x, weight):  # a bias would be a launch more
-            y = bf16_matmul(x, weight, self.allow_partial_sums)
-        else:
-            y = project(x, weight, scale)
-        y = all_reduce(y, self.reduce_axis)
-        return y if self.bias is None else y + per_feature(self.bias[...], y)
-
-
-def _matmul_with_bias(x, weight, bias):
-    return (y := _matmul_in_dtype(x, weight)) + per_feature(bias, y)
-
-
-def all_reduce(x, reduce_axis: str | None):
-    """The sum of x over the shards along a mesh axis, the same bits in each; x itself if ``reduce_axis`` is None."""
-    return x if reduce_axis is None else jax.lax.psum(x, reduce_axis)
-
-
-def project(x, weight, scale=None):
-    """The linear map ``[..., in], [out, in] -> [..., out]`` in x's dtype. fp32 is multiplied in full fp32, never in
-    TF32.
-
-    A quantised weight has a ``scale``. Its product is computed as for ``project_float32`` and rounded once."""
-    if scale is not None:
-        return _quantized_matmul(x, weight, scale, x.dtype)
-    if _is_reduced(x, weight):
-        return by_platform(_reduction, _matmul_in_dtype, x, weight)
-    return _matmul_in_dtype(x, weight)
-
-
-def project_float32(x, weight, scale=None):
-    """The linear map ``[..., in], [out, in] -> [..., out]`` in float32, of operands in x's dtype.
-
-    int8 and fp8 numbers are exact in bfloat16 and float32. They are therefore multiplied as they are, and each sum is
-    multiplied by the scale of its output channel. The conversion takes place inside the product, so no converted copy of
-    the weight is ever written. Codes of four bits stand for numbers that are rounded to x's dtype."""
-    return matmul(x, weight) if scale is None else _quantized_matmul(x, weight, scale, jnp.float32)
-
-
-def _quantized_matmul(x, weight, scale, dtype):
-    if weight.dtype == int4.STORED or has_weight_only_kernel(x, weight):
-        return weight_only_matmul(x, weight, scale, dtype)
-    weight = weight.astype(x.dtype)
-    one_token = x.size == x.shape[-1]
-    y = by_platform(_padded_matmul, matmul, x, weight) if one_token else matmul(x, weight)
-    return (y * per_feature(scale, y)).astype(dtype)
-
-
-def _matmul_in_dtype(x, weight):
-    return matmul(x, weight, None)
-
-
-def _is_reduced(x, weight) -> bool:
-    return x.size == x.shape[-1] and weight.size > _REDUCED_ABOVE and weight.shape[1] <= _LONGEST_SUM
-
-
-def _reduction(x, weight, bias=None):
-    """``project`` of a single token as a sum over products in float32, which XLA computes in one pass over the weight.
-
-    A bias is added to the products with the first input feature. Added to the sum, it would be a launch of its own."""
-    products = weight.astype(jnp.float32) * x.astype(jnp.float32).reshape(1, -1)
-    if bias is not None:
-        first = jax.lax.broadcasted_iota(jnp.int32, weight.shape, 1) == 0
-        products += jnp.where(first, bias.astype(jnp.float32)[:, None], 0.0)
-    return jnp.sum(products, axis=1).astype(x.dtype).reshape(*x.shape[:-1], -1)
-
-
-def _padded_matmul(x, weight):
-    """``matmul`` of a single token, computed as the product of two tokens, of which the second is zero.
-
-    On a GPU that becomes a matrix product instead of a reduction, and a matrix product converts the weight faster."""
-    y = matmul(jnp.pad(x.reshape(1, -1), ((0, 1), (0, 0))), weight)
-    return y[:1].reshape(*x.shape[:-1], -1)
+        scale, bias = (None if array is None else array[...] for array in (self.scale, self.bias))
+        x = quantize_tokens(x) if self.quantize_inputs else x
+        how = {"reduce_axis": self.reduce_axis, "allow_partial_sums": self.allow_partial_sums}
+        return matmul(x, self.weight[...], scale, bias, **how)
 
 
 class Norm(nnx.Module):
@@ -175,7 +82,7 @@ class Norm(nnx.Module):
 
     def after_adding(self, x, y) -> tuple[jax.Array, Any]:
         """(x + y, norm of x + y): the residual stream x with the output y of a layer, and the inputs of the next part. y
-        may be partial sums, as for ``jspec.pallas.norm.rms_norm.reduce_partial_sums``."""
+        may be ``PartialSums``."""
         return add_norm(x, y, self.weight[...], self._bias, self.eps, self.kind, self.quantize_outputs)
 
     @property
@@ -201,14 +108,6 @@ ACTIVATED_IN_KERNELS = ("silu", "gelu_tanh", "relu")  # Pallas' Triton lowering 
 def times(x, number: float):
     """``number * x`` in the dtype of x, multiplied in fp32; x itself if the number is 1."""
     return x if number == 1 else (x.astype(jnp.float32) * number).astype(x.dtype)
-
-
-def per_feature(vector, like):
-    """``vector [features]`` reshaped to ``[1, ..., 1, features]``, which broadcasts against ``like [..., features]``.
-
-    Tests run with JAX's implicit rank promotion forbidden.
-    """
-    return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
 
 
 def rotary_frequencies(rope: Rope, head_dim: int) -> np.ndarray:

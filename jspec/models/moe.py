@@ -9,12 +9,13 @@ from flax import nnx
 from jspec.config import Experts, ModelConfig, Shards
 from jspec.config.param_specs import in_eight_bits
 from jspec.config.sharding import axis_of
-from jspec.models.layers import Linear, all_reduce, project_float32
+from jspec.models.layers import Linear
+from jspec.pallas.matmul import matmul
+from jspec.pallas.matmul.partial_sums import PartialSums, all_reduce
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
-from jspec.pallas.moe.router_reference import Routed, Routing
+from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertWeights
-from jspec.pallas.norm.rms_norm import reduce_partial_sums
 from jspec.quantization import mxfp4
 
 
@@ -45,10 +46,9 @@ class Mixture(nnx.Module):
       down: the experts' maps ``[D, Fe]`` one after another, ``[X D, Fe]``.
       correction: float32 ``[count]``, added to the probabilities of experts to choose among them, or None.
 
-    Router and experts have biases if the config says so. A call gives the outputs of the Y experts of each token, ``[B,
-    T, Y, D]`` for ``[B, T, D]``: the sum over Y is left to the norm that follows (``jspec.pallas.norm.rms_norm``). With
-    ``shards``, which have a part of each expert or some of the experts, it gives the sum over Y and over the shards,
-    ``[B, T, D]``.
+    Router and experts have biases if the config says so. A call gives the outputs of the Y experts of each token as
+    ``PartialSums`` of ``[B, T, D]``. With ``shards``, which have a part of each expert or some of the experts, it gives
+    the sum over Y and over the shards, ``[B, T, D]``.
     """
 
     def __init__(self, config: ModelConfig, *, experts: Experts, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
@@ -58,15 +58,6 @@ class Mixture(nnx.Module):
         bias, make = experts.biases, functools.partial(Linear, quantization=in_eight_bits(config.quantization))
         linear = functools.partial(MXFP4Weight if experts.stored else make, bias=bias, dtype=dtype, rngs=rngs)
         self.experts, self.reduce_axis, self.num_local_experts = experts, axis_of(shards), X
-        self.routing = Routing(
-            experts.chosen,
-            experts.renormalise,
-            experts.scores,
-            experts.groups,
-            experts.chosen_groups,
-            experts.scale,
-            experts.shared,
-        )
         self.router = Linear(D, experts.count, bias=bias, dtype=dtype, rngs=rngs)
         self.correction = nnx.Param(jnp.zeros(experts.count, jnp.float32)) if experts.corrected else None
         self.gate_up, self.down = linear(D, X * 2 * Fe), linear(Fe, X * D)
@@ -75,8 +66,8 @@ class Mixture(nnx.Module):
         tokens = x.reshape(-1, x.shape[-1])
         added = self.router.bias if self.correction is None else self.correction
         bias = None if added is None else added[...]
-        logits = project_float32(tokens, self.router.weight[...])
-        routed, local = route(logits, bias, self.routing), None
+        logits = matmul(tokens, self.router.weight[...], dtype=jnp.float32)
+        routed, local = route(logits, bias, self.experts), None
         if self.reduce_axis is not None and self.num_local_experts < self.experts.all:
             routed, local = self._local_assignments(
                 routed, jax.lax.axis_index(self.reduce_axis) * self.num_local_experts
@@ -86,8 +77,8 @@ class Mixture(nnx.Module):
         )
         if local is not None:  # the others were not computed, and may be anything
             outputs = jnp.where(local[:, :, None], outputs, jnp.zeros((), outputs.dtype))
-        outputs = outputs.reshape(*x.shape[:-1], *outputs.shape[1:])
-        return outputs if self.reduce_axis is None else all_reduce(reduce_partial_sums(outputs, x), self.reduce_axis)
+        outputs = PartialSums(outputs.reshape(*x.shape[:-1], *outputs.shape[1:]))
+        return outputs if self.reduce_axis is None else all_reduce(outputs.total(x.dtype), self.reduce_axis)
 
     def _local_assignments(self, routed: Routed, first) -> tuple[Routed, jax.Array]:
         """The routing to the experts ``first`` to ``first + num_local_experts - 1``, counted from 0, and which choices

@@ -9,21 +9,24 @@ residual stream of language models has such numbers. Therefore the outputs of no
 quantised, and not the residual stream and the target's features, which the first maps of draft heads read. (The output
 head of an EAGLE head reads an estimate of the target's normed hidden state.)"""
 
-from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
 
+from jspec.models.flatten import copied
 
-def quantize_inputs(layers: Iterable[Any], *heads: Any, concatenated: bool = False) -> None:
-    """Have the decoder layers and output heads of a drafter quantise the inputs of products with int8 weights.
+
+def with_quantized_inputs(drafter: Any, *, head: bool = True, concatenated: bool = False) -> Any:
+    """A copy of a drafter that quantises the inputs of products with int8 weights, with the same arrays.
 
     Args:
-      layers: ``jspec.models.decoder_layer.Layer``, or modules with its parts.
-      heads: ``Linear`` maps from hidden states to logits; None among them is passed over.
+      drafter: has ``layers``, which are ``jspec.models.decoder_layer.Layer`` or modules with its parts, and a ``head``,
+        which is a ``Linear`` map from hidden states to logits or None.
+      head: whether the head's inputs are quantised, too.
       concatenated: whether the normed residual stream is concatenated with another input before attention reads it.
     """
-    for layer in layers:
+    drafter = copied(drafter)
+    for layer in drafter.layers:
         attention, mlp = layer.attention, layer.mlp
         _quantize_inputs_of(getattr(attention, "queries", None))
         _quantize_inputs_of(attention.out)
@@ -37,8 +40,9 @@ def quantize_inputs(layers: Iterable[Any], *heads: Any, concatenated: bool = Fal
         _quantize_inputs_of(mlp.down)
         if layer.mlp_norm is not None:
             _quantize_inputs_of(mlp.up if mlp.gate_up is None else mlp.gate_up, layer.mlp_norm)
-    for head in heads:
-        _quantize_inputs_of(head)
+    if head:
+        _quantize_inputs_of(drafter.head)
+    return drafter
 
 
 def _quantize_inputs_of(linear: Any, norm: Any = None) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import optax
 
 from jspec.config.heads import BlockConfig
-from jspec.models.layers import project_float32
 from jspec.models.protocols import Target
+from jspec.pallas.matmul import matmul
 from jspec.train.block_attention import Anchored
 from jspec.train.initial_weights import frequent_tokens, known_tokens, output_head_of
 from jspec.train.loop import Params
@@ -174,7 +174,7 @@ def _markov_reads(head, hidden, previous) -> jax.Array | None:
 def draft_logits(head, target: Target, slots: DraftSlots) -> jax.Array:
     """The logits of one draft of every block, float32 ``[B, A, Vd]``."""
     logits = float32_logits(slots.hidden, head.head, target)
-    return logits if slots.read is None else logits + project_float32(slots.read, head.markov.out.weight[...])
+    return logits if slots.read is None else logits + matmul(slots.read, head.markov.out.weight[...], dtype=jnp.float32)
 
 
 def label_cross_entropy(log_q, label, draft_ids) -> jax.Array:

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jspec.models.kv_cache import CausalView
-from jspec.models.layers import project_float32
 from jspec.models.protocols import Target
+from jspec.pallas.matmul import matmul
 
 
 @jax.tree_util.register_dataclass
@@ -87,10 +87,9 @@ def float32_logits(hidden, output_head, target: Target) -> jax.Array:
       target: the target's module.
     """
     if output_head is None:
-        return target.scaled_logits(
-            project_float32(target.before_head(hidden), target.output_weight, target.output_scale)
-        )
-    return project_float32(hidden, output_head.weight[...])
+        weight, scale = target.output_weight, target.output_scale
+        return target.scaled_logits(matmul(target.before_head(hidden), weight, scale, dtype=jnp.float32))
+    return matmul(hidden, output_head.weight[...], dtype=jnp.float32)
 
 
 def soft_cross_entropy(distribution, logits) -> jax.Array:

@@ -10,8 +10,8 @@ from deviceless import compiled_for_h200, why_not
 from benchmarks.rounds.hlo import moves
 from benchmarks.rounds.programs import Decoding, decoding_program
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, abstract_module, head_for
-from jspec.models.layers import project
 from jspec.models.quantization import SCALES, STORED, quantized_shapes
+from jspec.pallas.matmul import matmul
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
@@ -61,12 +61,12 @@ def test_an_int8_draft_makes_no_dequantised_weight(method, batch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_product_is_one_pass_over_the_weight(kind, rows):
     x, weight, scale = _product(kind, rows)
-    assert temporaries(compiled_for_h200(project, x, weight, scale)) < 2**20
+    assert temporaries(compiled_for_h200(matmul, x, weight, scale)) < 2**20
 
 
 def test_the_check_detects_a_dequantised_weight():
     def dequantized(x, weight, scale):
-        return project(x, jax.lax.optimization_barrier(weight.astype(x.dtype)), scale)
+        return matmul(x, jax.lax.optimization_barrier(weight.astype(x.dtype)), scale)
 
     x, weight, scale = _product("int8", 5)
     assert temporaries(compiled_for_h200(dequantized, x, weight, scale)) >= 2 * weight.size

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from test_residual import problem as residual_problem
 from test_w8a8 import problem as w8a8_problem
 from test_weight_only import problem as weight_only_problem
 
+from jspec.config import Experts
 from jspec.models.kv_cache import LayerKV, View
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS
 from jspec.pallas.attention.decode import decode_attention_kernel
@@ -32,14 +33,14 @@ from jspec.pallas.matmul.quantize_activations import (
     quantize_tokens_kernel,
     quantize_tokens_reference,
 )
-from jspec.pallas.matmul.small_batch import SmallBatchTiling
+from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.w8a8 import w8a8_matmul_kernel, w8a8_matmul_reference
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel, weight_only_matmul_reference
 from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
 from jspec.pallas.mla.attention import latent_attention_kernel, latent_attention_reference
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router import choose_kernel
-from jspec.pallas.moe.router_reference import Routing, choose_reference, route_reference
+from jspec.pallas.moe.router_reference import choose_reference, route_reference
 from jspec.pallas.moe.router_small_batch import route_small_batch_kernel
 from jspec.pallas.norm.qk_norm import qk_norm_kernel, qk_norm_reference
 from jspec.pallas.norm.rms_norm import add_norm_kernel, add_norm_reference
@@ -206,10 +207,10 @@ def latent_heads() -> Problem:
     return simple(absorb_queries_reference, absorb_queries_kernel, q, weight, None, angles)
 
 
-def routing(way: Routing, M: int, X: int) -> Problem:
+def routing(way: dict[str, Any], M: int, X: int) -> Problem:
     """Weights are what a bad number has to reach."""
     both = (route_reference, route_small_batch_kernel) if M <= 4 else (choose_reference, choose_kernel)
-    reference, kernel = (functools.partial(uncached(f), bias=normal(X), routing=way) for f in both)
+    reference, kernel = (functools.partial(uncached(f), bias=normal(X), routing=Experts(X, 2, 1, **way)) for f in both)
     return simple(reference, kernel, 2 * normal(M, X), rows=lambda routed: [routed[1]])
 
 
@@ -227,7 +228,7 @@ def bf16(dtype: str) -> Problem:
     x, weight, tiling = (
         normal(3, 200, dtype=dtype),
         normal(64, 200, dtype=dtype),
-        SmallBatchTiling(64, 32, 64, 4, 3, True),
+        MatmulTiling(64, 32, 64, 4, 3),
     )
     kernel = functools.partial(uncached(bf16_matmul_kernel), tiling=tiling)
     return simple(bf16_matmul_reference, kernel, x, weight)
@@ -305,10 +306,10 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
         f"routing of {M} among {X}: {name}": functools.partial(routing, way, M, X)
         for M, X in ((3, 6), (5, 16))
         for name, way in {
-            "softmax": Routing(2),
-            "softmax among all": Routing(2, renormalise=False),
-            "sigmoid, shared": Routing(2, scores="sigmoid", shared=1),
-            "groups": Routing(2, groups=2),
+            "softmax": {},
+            "softmax among all": {"renormalise": False},
+            "sigmoid, shared": {"scores": "sigmoid", "shared": 1},
+            "groups": {"groups": 2},
         }.items()
     },
     "experts": functools.partial(mixture, None, None),

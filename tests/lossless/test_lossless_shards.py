@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec
 from jspec.config import Shards
 from jspec.engine.multihost.batch_sharded_verify import BatchSharding
 from jspec.engine.multihost.shard_map import ProgramSharding
-from jspec.models import flat_params, layers
+from jspec.models import flat_params
 from jspec.models.sharding import build_shards, mesh_of, on_every_device
+from jspec.pallas.matmul import table
 from jspec.sampling.streams import RoundNoise
 from lossless.checks import LAST, p_values
 from lossless.head_program import FOUR_HEADS, HEADS, HeadOracle, HeadProgram, head_of, serving, target
@@ -96,7 +97,7 @@ class TestSteps(Losslessness):
 
     @pytest.mark.long
     def test_missing_sums_over_shards_are_detected(self, monkeypatch):
-        monkeypatch.setattr(layers, "all_reduce", lambda x, reduce_axis: x)
+        monkeypatch.setattr(table, "all_reduce", lambda x, reduce_axis: x)
         jax.clear_caches()
         assert self._least(ShardedProgram("rejection", "medusa", shards=2)) < LEVEL
         jax.clear_caches()

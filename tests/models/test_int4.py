@@ -14,8 +14,9 @@ from test_sharded_models import spread_logits
 
 from jspec.config import Experts, Shards
 from jspec.models import Decoder, causal_logits
-from jspec.models.layers import Linear, project
+from jspec.models.layers import Linear
 from jspec.models.quantization import as_float32, dequantize
+from jspec.pallas.matmul import matmul
 from jspec.quantization import int4
 from jspec.quantization.int4 import quantize
 
@@ -100,7 +101,7 @@ def test_products_agree_with_dequantised_weights(dtype, inputs, rows):
     """Of the numbers that the codes stand for, rounded to the dtype of the inputs; the sum is rounded once."""
     packed, scale = (jnp.asarray(array) for array in quantize(normal((13, inputs))))
     x = jnp.asarray(normal((*rows, inputs), seed=1), dtype)
-    y = project(x, packed, scale)
+    y = matmul(x, packed, scale)
     assert y.dtype == dtype
     weight = np.asarray(int4.dequantize(packed, scale, inputs).astype(dtype), np.float64)
     exact = np.asarray(x, np.float64) @ weight.T

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from matmul_rows import set_limits
 
-from jspec.models import layers
 from jspec.models.layers import Linear
 
 IN, OUT = 33, 20
@@ -15,8 +15,7 @@ IN, OUT = 33, 20
 @pytest.fixture(autouse=True)
 def reduced(monkeypatch):
     """Weights of the tests have the size that is reduced, but where a test says otherwise."""
-    monkeypatch.setattr(layers, "_REDUCED_ABOVE", IN * OUT - 1)
-    monkeypatch.setattr(layers, "_LONGEST_SUM", IN)
+    set_limits(monkeypatch, "one token, reduction", numbers=range(IN * OUT, 10**9), inputs=range(1, IN + 1))
 
 
 def linear(dtype, bias: bool) -> Linear:
@@ -36,7 +35,7 @@ def on_any_platform(kernel, _, *args):
 @pytest.mark.parametrize(("dtype", "error"), [(jnp.float32, 1e-6), (jnp.bfloat16, 2.0**-8)])
 def test_a_map_gives_its_product(dtype, error, shape, bias, reduction, monkeypatch):
     if reduction:
-        monkeypatch.setattr(layers, "by_platform", on_any_platform)
+        monkeypatch.setattr("jspec.pallas.matmul.one_token.by_platform", on_any_platform)
     made, x = linear(dtype, bias), jax.random.normal(jax.random.key(1), shape, dtype)
     wanted = np.asarray(x, np.float64) @ np.asarray(made.weight[...], np.float64).T
     if made.bias is not None:

@@ -17,10 +17,11 @@ from heads import VARIANTS, compile_fast, dequantized_head, plain_config, random
 from jspec.config import EngineConfig, ModelConfig
 from jspec.config.heads import PardConfig
 from jspec.loading import memory_budget
-from jspec.models import abstract_params, build, flat_params, init, layers, quantization
+from jspec.models import abstract_params, build, flat_params, init, quantization
 from jspec.models.causal import causal_logits
-from jspec.models.layers import Linear, project
+from jspec.models.layers import Linear
 from jspec.models.quantization import LARGEST, SCALES, STORED, as_float32, quantize
+from jspec.pallas.matmul import matmul
 from jspec.quantization import int4
 
 CONFIG = ModelConfig(
@@ -109,10 +110,11 @@ def test_blocks_of_conversion_change_nothing(kind, monkeypatch):
 def test_products_agree_with_dequantised_weights(kind, dtype, rows, gpu, monkeypatch):
     """Sums of the stored numbers, scaled and rounded once; also in the way a GPU takes for one row."""
     if gpu:
-        monkeypatch.setattr(layers, "by_platform", lambda kernel, reference, *args: kernel(*args))
+        on_gpu = lambda kernel, reference, *args: kernel(*args)  # noqa: E731
+        monkeypatch.setattr("jspec.pallas.matmul.one_token.by_platform", on_gpu)
     rounded, scale = quantize(normal((13, 64)), kind)
     x = jnp.asarray(normal((*rows, 64), seed=1), dtype)
-    y = project(x, jnp.asarray(rounded), jnp.asarray(scale))
+    y = matmul(x, jnp.asarray(rounded), jnp.asarray(scale))
     assert y.dtype == dtype
     exact = np.asarray(x, np.float64) @ (rounded.astype(np.float64) * scale[:, None].astype(np.float64)).T
     size = np.abs(np.asarray(x, np.float64)) @ np.abs(rounded.astype(np.float64) * scale[:, None]).T

@@ -16,7 +16,8 @@ from jspec.config.heads import EagleConfig
 from jspec.models import Decoder, causal_logits
 from jspec.models.kv_cache import CausalView
 from jspec.models.layers import Linear, Norm
-from jspec.pallas.matmul.small_batch import SmallBatchTiling
+from jspec.models.params import flat_params, init
+from jspec.pallas.matmul.small_batch import small_batch_tiling
 
 INT8 = dataclasses.replace(TARGET, quantization="int8")
 # Its MLPs are wide enough for split-K.
@@ -26,7 +27,7 @@ WIDE = dataclasses.replace(INT8, hidden_size=64, intermediate_size=2048)
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch):
     """Programs are lowered as for the GPUs on which products are split."""
-    monkeypatch.setattr("jspec.pallas.matmul.w8a8.on_hopper", lambda: True)
+    monkeypatch.setattr("jspec.pallas.matmul.table.on_hopper", lambda: True)
 
 
 def quantizing(module) -> set[str]:
@@ -80,10 +81,22 @@ def test_which_maps_of_a_draft_model_quantise_their_inputs():
     assert quantizing(model) == set()
     assert not model.quantize_head_inputs
     expected = set().union(*(layer(i, *MAPS, *NORMS) for i in range(3)))
-    assert quantizing(model.prepare()) == expected
-    assert model.quantize_head_inputs
-    parts = {path for path, part in nnx.iter_graph(model) if isinstance(part, Linear) and part.allow_partial_sums}
+    drafter = model.prepare()
+    assert quantizing(drafter) == expected
+    assert drafter.quantize_head_inputs
+    parts = {path for path, part in nnx.iter_graph(drafter) if isinstance(part, Linear) and part.allow_partial_sums}
     assert {path[-1] for path in parts} == {"out", "down"}
+
+
+@pytest.mark.parametrize("config", [INT8, *(VARIANTS[name] for name in ("eagle3-int8", "p-eagle-fp8", "medusa-rows"))])
+def test_preparing_changes_nothing_and_copies_no_array(config):
+    model = init(config, nnx.Rngs(0))
+    before, graph = dict(flat_params(model)), nnx.graphdef(model)
+    after = flat_params(model.prepare())
+    assert nnx.graphdef(model) == graph
+    assert all(flat_params(model)[name] is array for name, array in before.items())
+    assert all(after[name] is before[name] for name in after.keys() & before.keys())
+    assert after.keys() ^ before.keys() <= {"mask_hidden", "mask_feature", "draft_tokens"}
 
 
 def test_a_residual_stream_without_norms_is_not_quantised():
@@ -120,10 +133,8 @@ def test_logits_of_a_draft_model_are_close(config):
 
 def test_partial_sums_reach_the_residual_stream():
     model, tokens = Decoder(WIDE, rngs=nnx.Rngs(0)).prepare(), tokens_of(WIDE)
-    assert (
-        SmallBatchTiling.of(tokens.size, WIDE.hidden_size, WIDE.intermediate_size, allow_partial_sums=True).num_splits
-        == 2
-    )
+    tiling = small_batch_tiling(tokens.size, WIDE.hidden_size, WIDE.intermediate_size, allow_partial_sums=True)
+    assert tiling.num_splits == 2
     with_partial_sums = np.asarray(causal_logits(model, tokens))
     for module in model.layers:
         module.attention.out.allow_partial_sums = module.mlp.down.allow_partial_sums = False
@@ -148,5 +159,4 @@ def test_a_sharded_draft_model_quantises_its_own_part_of_inputs():
     model, tokens = Decoder(INT8, rngs=nnx.Rngs(0)), tokens_of(INT8)
     wanted = np.asarray(causal_logits(model, tokens))
     spread = in_shards(model, 2).prepare()
-    assert not any(part.allow_partial_sums for _, part in nnx.iter_graph(spread) if isinstance(part, Linear))
     assert 1e-4 < distance(spread_logits(spread, tokens), wanted) < 0.04

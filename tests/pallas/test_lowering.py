@@ -9,17 +9,18 @@ import jax.numpy as jnp
 import pytest
 from cuda_lowering import for_cuda, kernels_of, shapes_of_queries
 
+from jspec.config import Experts
 from jspec.models.kv_cache import LayerKV, PagedView
 from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.flash import RaggedLayout
 from jspec.pallas.attention.paged import paged_attention
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec
+from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.mla.absorb_queries import absorb_queries
 from jspec.pallas.mla.attention import latent_attention
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
-from jspec.pallas.moe.router_reference import Routing
 from jspec.pallas.moe.router_small_batch import MOST_TOKENS
 from jspec.pallas.moe.tiles import ExpertWeights
 from jspec.pallas.norm.qk_norm import qk_norm
@@ -178,7 +179,7 @@ def test_add_norm_lowers_for_cuda(kind, D, dtype):
     x, vector = jax.ShapeDtypeStruct((1, 5, D), dtype), jax.ShapeDtypeStruct((D,), dtype)
     args = x, x, vector, vector if kind == "layer" else None
     assert kernels_of(for_cuda(functools.partial(add_norm, eps=1e-5, kind=kind), args)) == ["add_norm"]
-    parts = x, jax.ShapeDtypeStruct((1, 5, 9, D), dtype), *args[2:]
+    parts = x, PartialSums(jax.ShapeDtypeStruct((1, 5, 9, D), dtype)), *args[2:]
     assert kernels_of(for_cuda(functools.partial(add_norm, eps=1e-5, kind=kind), parts)) == ["add_norm"]
 
 
@@ -231,7 +232,7 @@ def test_absorbed_queries_lower_for_cuda(M, stored):
 
 @pytest.mark.parametrize(("M", "X"), [(1, 64), (5, 256), (320, 64)])
 def test_routing_by_sigmoids_in_groups_lowers_for_cuda(M, X):
-    routing = Routing(4, True, "sigmoid", 8, 4, 2.5, shared=1)
+    routing = Experts(X, 4, 1, scores="sigmoid", groups=8, chosen_groups=4, scale=2.5, shared=1)
     args = jax.ShapeDtypeStruct((M, X), jnp.float32), jax.ShapeDtypeStruct((X,), jnp.float32)
     actual = kernels_of(for_cuda(functools.partial(route, routing=routing), args))
     assert sorted(actual) == (["route_small_batch"] if M <= MOST_TOKENS else ["choose", "group"])
@@ -242,7 +243,7 @@ def _mixture(M, X, dtype):
     array, F, D = jax.ShapeDtypeStruct, 768, 2048
 
     def function(x, logits, gate_up, down):
-        return grouped_mlp(x, route(logits, None, Routing(8)), gate_up, down)
+        return grouped_mlp(x, route(logits, None, Experts(X, 8, F)), gate_up, down)
 
     weights = ExpertWeights(array((X, 2 * F, D), dtype)), ExpertWeights(array((X, D, F), dtype))
     return function, (array((M, D), dtype), array((M, X), jnp.float32), *weights)
@@ -278,7 +279,7 @@ def test_experts_of_four_bits_with_biases_lower_for_cuda(M, X, dtype):
         return ExpertWeights(array((*pairs, 32), jnp.uint8), array(pairs, jnp.uint32), array((X, out), dtype))
 
     def function(x, logits, bias, gate_up, down):
-        return grouped_mlp(x, route(logits, bias, Routing(4)), gate_up, down, clamp=7.0)
+        return grouped_mlp(x, route(logits, bias, Experts(X, 4, D)), gate_up, down, clamp=7.0)
 
     args = array((M, D), dtype), array((M, X), jnp.float32), array((X,), dtype), stacked(2 * D), stacked(D)
     assert sorted(kernels_of(for_cuda(function, args))) == launches_of_experts(M)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.models.layers import project
+from jspec.pallas.matmul import matmul
 from jspec.sampling.distribution import Warp, make_distribution
 
 
@@ -20,7 +20,7 @@ def test_every_reader_sees_the_stored_logits(dtype):
     warp = Warp(jnp.full(B, 0.7), jnp.full(B, 20, jnp.int32), jnp.ones(B), jnp.zeros(B))
 
     def from_hidden(hidden, weight):
-        return make_distribution(project(hidden, weight)[:, None], warp)[0]
+        return make_distribution(matmul(hidden, weight)[:, None], warp)[0]
 
     together = jax.jit(from_hidden)(hidden, weight)
     alone = jax.jit(lambda logits: make_distribution(logits, warp)[0])(together.warped.logits)

@@ -24,11 +24,12 @@ from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.heads.eagle import init_embedding
 from jspec.models.kv_cache import CacheShape, LayerKV, PagedView, cache_shape
-from jspec.models.layers import Linear, Norm, project_float32
-from jspec.models.w8a8 import quantize_inputs
+from jspec.models.layers import Linear, Norm
+from jspec.models.w8a8 import with_quantized_inputs
 from jspec.pallas.attention.prefill_sm90 import prefill_attention
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.matmul import matmul
 
 
 @jax.tree_util.register_dataclass
@@ -194,13 +195,12 @@ class BlockHead(nnx.Module):
             assert self.markov is not None
             read = jnp.concatenate([hidden, self.markov.embedding[...][previous]], axis=-1)
         assert self.confidence.bias is not None
-        logits = project_float32(read.astype(jnp.float32), self.confidence.weight[...].astype(jnp.float32))
+        logits = matmul(read.astype(jnp.float32), self.confidence.weight[...].astype(jnp.float32))
         return (logits + self.confidence.bias[...].astype(jnp.float32).reshape(1, 1, -1))[..., 0]
 
     def prepare(self) -> "BlockHead":
-        """Compute the token of each logit once, before serving; returns this draft head, changed in place."""
-        quantize_inputs(self.layers, self.head, concatenated=True)
-        return with_draft_tokens(self)
+        """The draft head that serves, with the same arrays and the token of each logit."""
+        return with_draft_tokens(with_quantized_inputs(self, concatenated=True))
 
     def cache_shape(self) -> CacheShape:
         """The cache of one token of the context."""

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jspec.models.flatten import copied
+
 
 def rows_of_target(head, hidden, target):
     """Logits ``[..., Vd]`` of hidden states ``[..., D]`` by ``head``, a copy of a part of the target's output head. The
@@ -29,11 +31,12 @@ def tokens_of(draft_ids, size: int):
 
 
 def with_draft_tokens(module):
-    """The module of a drafter, ready to draft: its parameter ``draft_tokens`` becomes ``tokens_of(draft_ids)``.
-
-    It is changed in place, and unchanged if it has logits for all tokens."""
-    if module.draft_ids is not None:
-        # As one program, which may run on the devices of several processes.
-        tokens = jax.jit(tokens_of, static_argnums=1)(module.draft_ids[...], module.config.dimensions["Vd"])
-        module.draft_tokens = nnx.data(nnx.Param(tokens))
+    """A copy of the module of a drafter that is ready to draft: its parameter ``draft_tokens`` is
+    ``tokens_of(draft_ids)``. The module itself if it has logits for all tokens."""
+    if module.draft_ids is None:
+        return module
+    # As one program, which may run on the devices of several processes.
+    tokens = jax.jit(tokens_of, static_argnums=1)(module.draft_ids[...], module.config.dimensions["Vd"])
+    module = copied(module)
+    module.draft_tokens = nnx.data(nnx.Param(tokens))
     return module

@@ -22,7 +22,7 @@ from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
 from jspec.models.kv_cache import CacheShape, cache_shape
 from jspec.models.layers import Linear
-from jspec.models.w8a8 import quantize_inputs
+from jspec.models.w8a8 import with_quantized_inputs
 
 
 class EagleHead(nnx.Module):
@@ -71,9 +71,8 @@ class EagleHead(nnx.Module):
         return target.logits(hidden) if self.head is None else rows_of_target(self.head, hidden, target)
 
     def prepare(self):
-        """Compute the token of each logit once, before serving; returns this draft head, changed in place."""
-        quantize_inputs(self.layers, self.head)
-        return with_draft_tokens(self)
+        """The draft head that serves, with the same arrays and the token of each logit."""
+        return with_draft_tokens(with_quantized_inputs(self))
 
     def recycle(self, hidden):
         """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""

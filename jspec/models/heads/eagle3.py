@@ -17,7 +17,7 @@ from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.heads.eagle import init_embedding
 from jspec.models.kv_cache import CacheShape, cache_shape
 from jspec.models.layers import Linear, Norm
-from jspec.models.w8a8 import quantize_inputs
+from jspec.models.w8a8 import with_quantized_inputs
 
 
 class FusedLayer(nnx.Module):
@@ -117,14 +117,13 @@ class Eagle3Head(nnx.Module):
         return self.norm(hidden) if self.norm is not None and self.config.norm_output else hidden
 
     def prepare(self) -> "Eagle3Head":
-        """Fuse the feature of the mask slots and compute the token of each logit once, before serving; returns this
-        draft head, changed in place."""
+        """The draft head that serves, with the same arrays, the fused feature of mask slots and the token of each
+        logit."""
+        head = with_quantized_inputs(self, head=self.norm is not None)
         if self.mask_hidden is not None:
             fused = self.fuse(self.mask_hidden[...].reshape(1, -1))[0]
-            self.mask_feature = nnx.data(nnx.Param(fused))
-            self.mask_hidden = nnx.data(None)
-        quantize_inputs(self.layers, self.head if self.norm is not None else None)
-        return with_draft_tokens(self)
+            head.mask_feature, head.mask_hidden = nnx.data(nnx.Param(fused)), nnx.data(None)
+        return with_draft_tokens(head)
 
     def cache_shape(self) -> CacheShape:
         """The cache of one slot."""

@@ -51,7 +51,7 @@ class Medusa(nnx.Module):
         self.draft_tokens = None  # before ``prepare``
 
     def prepare(self):
-        """Compute the token of each logit once, before serving; returns this module, changed in place."""
+        """The module that serves, with the same arrays and the token of each logit."""
         return with_draft_tokens(self)
 
     def logits(self, hidden, target, K: int):

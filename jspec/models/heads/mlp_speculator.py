@@ -12,7 +12,8 @@ from flax import nnx
 
 from jspec.config.heads import MLPConfig
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
-from jspec.models.layers import Linear, per_feature
+from jspec.models.layers import Linear
+from jspec.pallas.matmul.reference import per_feature
 
 EPS = 1e-6
 
@@ -55,7 +56,7 @@ class MLPSpeculator(nnx.Module):
         self.draft_tokens = None  # before ``prepare``
 
     def prepare(self):
-        """Compute the token of each logit once, before serving; returns this module, changed in place."""
+        """The module that serves, with the same arrays and the token of each logit."""
         return with_draft_tokens(self)
 
     def start(self, hidden):

@@ -15,7 +15,7 @@ from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
 from jspec.models.kv_cache import CacheShape, cache_shape
 from jspec.models.layers import Linear, Norm
-from jspec.models.w8a8 import quantize_inputs
+from jspec.models.w8a8 import with_quantized_inputs
 
 
 class MTPHead(nnx.Module):
@@ -91,9 +91,8 @@ class MTPHead(nnx.Module):
         return hidden
 
     def prepare(self):
-        """Compute the token of each logit once, before serving; returns this draft head, changed in place."""
-        quantize_inputs(self.layers, self.head)
-        return with_draft_tokens(self)
+        """The draft head that serves, with the same arrays and the token of each logit."""
+        return with_draft_tokens(with_quantized_inputs(self))
 
     def cache_shape(self) -> CacheShape:
         """The cache of one slot."""

@@ -1,10 +1,16 @@
-"""Matmuls of few tokens, which take as long as reading their weights.
+"""Matmuls of few tokens, which take as long as reading their weights. ``matmul`` is the entry to all of them.
 
+table.py                  ``matmul``, and the table of which kernel serves which product
 reference.py              the product of two floating-point operands
-small_batch.py            tiling, launch and accumulation of bf16.py and w8a8.py
+partial_sums.py           results in parts, which the norm that follows adds up
+tiling.py                 the tile sizes of the kernels
+small_batch.py            tilings, launch and accumulation of bf16.py and w8a8.py
 bf16.py                   bfloat16 weights and activations
 w8a8.py                   int8 weights and int8 activations
 weight_only.py            weights of eight or four bits and bfloat16 activations
+one_token.py              a single token, without a kernel
 unpack.py                 weights of eight or four bits as bfloat16
 mxfp4.py                  MXFP4 weights as bfloat16
 quantize_activations.py   quantises activations to int8"""
+
+from jspec.pallas.matmul.table import matmul as matmul

@@ -44,7 +44,9 @@ class QuantizedActivations:
 
 
 def quantize_tokens(x) -> QuantizedActivations:
-    """``quantize_tokens_reference``, and on an NVIDIA GPU the kernel."""
+    """``quantize_tokens_reference``, and on an NVIDIA GPU the kernel. Quantised activations stay as they are."""
+    if isinstance(x, QuantizedActivations):
+        return x
     if pl.next_power_of_2(x.shape[-1]) > _LONGEST:
         return quantize_tokens_reference(x)
     return by_platform(quantize_tokens_kernel, quantize_tokens_reference, x)

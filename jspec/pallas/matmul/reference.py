@@ -4,8 +4,16 @@ import jax
 import jax.numpy as jnp
 
 
-def matmul(x, weight, dtype=jnp.float32):
+def matmul_reference(x, weight, dtype=jnp.float32):
     """The linear map ``[..., in], [out, in] -> [..., out]`` of operands of one dtype, in ``dtype``, or in theirs if that
     is None. fp32 is multiplied in full fp32, never in TF32."""
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=dtype)
+
+
+def per_feature(vector, like):
+    """``vector [features]`` reshaped to ``[1, ..., 1, features]``, which broadcasts against ``like [..., features]``.
+
+    Tests run with JAX's implicit rank promotion forbidden.
+    """
+    return vector.reshape((1,) * (like.ndim - 1) + vector.shape)

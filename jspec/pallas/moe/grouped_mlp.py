@@ -29,7 +29,7 @@ def grouped_mlp(x, routed: Routed, gate_up: ExpertWeights, down: ExpertWeights, 
 
 def grouped_mlp_reference(x, routed: Routed, gate_up: ExpertWeights, down: ExpertWeights, clamp: float | None = None):
     """The outputs of each token's experts, weighted; an expert is a SwiGLU MLP (Shazeer, 2020). Their sum is
-    ``rms_norm.reduce_partial_sums``, which the norm that follows computes, too.
+    that of ``PartialSums``, which the norm that follows computes.
 
     Every expert reads every token here, which is as exact as the kernels and slow.
 

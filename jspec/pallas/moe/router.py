@@ -8,21 +8,22 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from jspec.config import Experts
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.moe.router_reference import Routed, Routing, route_reference
+from jspec.pallas.moe.router_reference import Routed, route_reference
 from jspec.pallas.moe.router_small_batch import MOST_TOKENS, choose_experts, route_small_batch_kernel
 from jspec.pallas.triton import block_ids, block_size, kernel_call
 
 _BLOCK = 4096  # assignments that a program instance reads together
 
 
-def route(logits, bias, routing: Routing) -> Routed:
+def route(logits, bias, routing: Experts) -> Routed:
     """``route_reference``, and on an NVIDIA GPU the kernels."""
     kernel, reference = (functools.partial(f, routing=routing) for f in (route_kernel, route_reference))
     return by_platform(kernel, reference, logits, bias)
 
 
-def route_kernel(logits, bias, routing: Routing, *, interpret=False) -> Routed:
+def route_kernel(logits, bias, routing: Experts, *, interpret=False) -> Routed:
     """``route_reference`` as one or two kernels."""
     M, X = logits.shape
     if M <= MOST_TOKENS:
@@ -32,9 +33,9 @@ def route_kernel(logits, bias, routing: Routing, *, interpret=False) -> Routed:
 
 
 @functools.partial(jax.jit, static_argnames=("routing", "interpret"))  # layers share one trace
-def choose_kernel(logits, bias, routing: Routing, *, interpret=False) -> tuple[jax.Array, jax.Array]:
+def choose_kernel(logits, bias, routing: Experts, *, interpret=False) -> tuple[jax.Array, jax.Array]:
     """``choose_reference`` as a kernel; a program instance has one token."""
-    shape = logits.shape[0], routing.experts_per_token
+    shape = logits.shape[0], routing.per_token
     expert, weight = kernel_call(
         _choose,
         logits,
@@ -48,7 +49,7 @@ def choose_kernel(logits, bias, routing: Routing, *, interpret=False) -> tuple[j
     return expert, weight
 
 
-def _choose(logits_ref, bias_ref, expert_ref, weight_ref, *, routing: Routing):
+def _choose(logits_ref, bias_ref, expert_ref, weight_ref, *, routing: Experts):
     token = jnp.full(1, pl.program_id(0), jnp.int32)
     choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing)
 

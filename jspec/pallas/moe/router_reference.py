@@ -1,43 +1,13 @@
 """The definition of routing: the experts of each token (Shazeer et al., 2017), and the assignments sorted by expert."""
 
-import dataclasses
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jspec.config import Experts
+
 TINY = 1e-20  # added to sums of sigmoids, which may all be 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Routing:
-    """How the experts of a token are chosen, and by what their outputs are multiplied.
-
-    Attributes:
-      chosen: how many experts a token is sent to, of the X that the router has logits for.
-      renormalise: whether the weights of the chosen experts add up to ``scale``. Otherwise the weights are ``scale``
-        times probabilities among all experts.
-      scores: ``softmax``: the probability of an expert is that of a softmax over logits, to which the bias of the router
-        is added. ``sigmoid``: it is the sigmoid of the expert's own logit; the bias is then added to probabilities, only
-        to choose (DeepSeek-V3, 2024).
-      groups: the X experts are this many groups of neighbours, of two or more experts each.
-      chosen_groups: how many groups a token may choose from: those whose two best experts have the largest sum.
-      scale: the factor of all weights.
-      shared: how many further experts there are, X, X + 1, ..., to which every token goes, with weight 1.
-    """
-
-    chosen: int
-    renormalise: bool = True
-    scores: Literal["softmax", "sigmoid"] = "softmax"
-    groups: int = 1
-    chosen_groups: int = 1
-    scale: float = 1.0
-    shared: int = 0
-
-    @property
-    def experts_per_token(self) -> int:
-        """Y, the number of experts that a token goes through, shared ones included."""
-        return self.chosen + self.shared
 
 
 class Routed(NamedTuple):
@@ -58,19 +28,19 @@ class Routed(NamedTuple):
     order: jax.Array
 
 
-def route_reference(logits, bias, routing: Routing) -> Routed:
+def route_reference(logits, bias, routing: Experts) -> Routed:
     """The experts of each token, and the assignments sorted by expert.
 
     Args:
       logits: float32 ``[M, X]``, of the router.
       bias: ``[X]``, of the router, or None.
-      routing: how experts are chosen, and to what the bias is added.
+      routing: the config of the mixture, which says how experts are chosen, and to what the bias is added.
     """
     expert, weight = choose_reference(logits, bias, routing)
     return Routed(expert, weight, *group_reference(expert, logits.shape[1] + routing.shared))
 
 
-def choose_reference(logits, bias, routing: Routing) -> tuple[jax.Array, jax.Array]:
+def choose_reference(logits, bias, routing: Experts) -> tuple[jax.Array, jax.Array]:
     """``expert`` and ``weight`` of ``Routed``. Of equally likely experts or groups, those with lower numbers go
     first."""
     M, X = logits.shape
@@ -95,7 +65,7 @@ def choose_reference(logits, bias, routing: Routing) -> tuple[jax.Array, jax.Arr
     return jnp.concatenate([expert.astype(jnp.int32), shared], axis=1), weight
 
 
-def _in_best_groups(choice, routing: Routing) -> jax.Array:
+def _in_best_groups(choice, routing: Experts) -> jax.Array:
     """Which experts a token may choose, bool ``[M, X]``."""
     M, X = choice.shape
     sums = jnp.sum(jax.lax.top_k(choice.reshape(M, routing.groups, -1), 2)[0], axis=2)

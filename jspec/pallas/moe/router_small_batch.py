@@ -8,18 +8,19 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.moe.router_reference import TINY, Routed, Routing
+from jspec.config import Experts
+from jspec.pallas.moe.router_reference import TINY, Routed
 from jspec.pallas.triton import kernel_call
 
 MOST_TOKENS = 4  # for more, two kernels are faster: a single instance chooses for one token after the other
 
 
 @functools.partial(jax.jit, static_argnames=("routing", "interpret"))  # layers share one trace
-def route_small_batch_kernel(logits, bias, routing: Routing, *, interpret=False) -> Routed:
+def route_small_batch_kernel(logits, bias, routing: Experts, *, interpret=False) -> Routed:
     """``route_reference`` as a kernel, for at most ``MOST_TOKENS`` tokens."""
     M, X = logits.shape
     assert M <= MOST_TOKENS, M
-    Y, shared = routing.experts_per_token, routing.shared
+    Y, shared = routing.per_token, routing.shared
     shapes = ((M, Y), jnp.int32), ((M, Y), jnp.float32), ((X + shared,), jnp.int32), ((M * Y,), jnp.int32)
     return Routed(
         *kernel_call(
@@ -35,7 +36,7 @@ def route_small_batch_kernel(logits, bias, routing: Routing, *, interpret=False)
     )
 
 
-def _route_small_batch(logits_ref, bias_ref, expert_ref, weight_ref, sizes_ref, order_ref, *, routing: Routing):
+def _route_small_batch(logits_ref, bias_ref, expert_ref, weight_ref, sizes_ref, order_ref, *, routing: Experts):
     (M, Y), X = expert_ref.shape, sizes_ref.shape[0]
     token, ids = (jnp.arange(pl.next_power_of_2(n), dtype=jnp.int32) for n in (M, X))
     real = token < M
@@ -58,7 +59,7 @@ def _route_small_batch(logits_ref, bias_ref, expert_ref, weight_ref, sizes_ref, 
         pltriton.store(order_ref.at[place], token * Y + c, mask=real)
 
 
-def choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing: Routing) -> list[jax.Array]:
+def choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing: Experts) -> list[jax.Array]:
     """In a kernel: write the experts of some tokens and their weights.
 
     Args:
@@ -108,7 +109,7 @@ def choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing:
     return experts
 
 
-def _in_best_groups(choice, ids, X: int, routing: Routing):
+def _in_best_groups(choice, ids, X: int, routing: Experts):
     """In a kernel: which experts each token may choose, bool of the shape of ``choice`` and ``ids``."""
     group, sums = ids // (X // routing.groups), []
     for g in range(routing.groups):

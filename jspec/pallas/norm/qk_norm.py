@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.dispatch import by_platform
+from jspec.pallas.dispatch import differentiable
 from jspec.pallas.norm.rms_norm import norm
 from jspec.pallas.triton import broadcast_columns, kernel_call, line_indices
 
@@ -17,7 +17,6 @@ _NUMBERS = 4096  # of a head that a program instance norms
 _WARP_NUMBERS = 1024  # of those that one warp has
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
 def qk_norm(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str):
     """``qk_norm_reference``, and on an NVIDIA GPU the kernel, which is for heads whose size is a power of two."""
     kernel, reference = (
@@ -26,13 +25,7 @@ def qk_norm(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: 
     H = qkv.shape[-1]
     if pl.next_power_of_2(H) != H:
         return reference(qkv, weights, biases)
-    return by_platform(kernel, reference, qkv, weights, biases)
-
-
-@qk_norm.defjvp
-def _(num_heads, eps, kind, primals, tangents):
-    reference = functools.partial(qk_norm_reference, num_heads=num_heads, eps=eps, kind=kind)
-    return jax.jvp(reference, primals, tangents)
+    return differentiable(kernel, reference, qkv, weights, biases)
 
 
 def qk_norm_reference(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str):

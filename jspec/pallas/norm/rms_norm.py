@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from jspec.pallas.dispatch import by_platform
+from jspec.pallas.dispatch import differentiable
+from jspec.pallas.matmul.partial_sums import PartialSums, reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import (
     QuantizedActivations,
     quantize_tokens_reference,
@@ -23,34 +24,19 @@ from jspec.pallas.triton import block_ids, kernel_call, load_block, store_block
 _NUMBERS = 512  # of a token that one warp has
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
 def add_norm(x, y, weight, bias, eps: float, kind: str, quantize: bool = False):
     """``add_norm_reference``, and on an NVIDIA GPU the kernel."""
     kernel, reference = (
         functools.partial(f, eps=eps, kind=kind, quantize=quantize) for f in (add_norm_kernel, add_norm_reference)
     )
-    return by_platform(kernel, reference, x, y, weight, bias)
-
-
-@add_norm.defjvp
-def _(eps: float, kind: str, quantize: bool, primals, tangents):
-    return jax.jvp(functools.partial(add_norm_reference, eps=eps, kind=kind, quantize=quantize), primals, tangents)
+    return differentiable(kernel, reference, x, y, weight, bias)
 
 
 def add_norm_reference(x, y, weight, bias, eps: float, kind: str, quantize: bool = False):
-    """x + y ``[..., D]`` in the dtype of x, and its ``norm``, in int8 if ``quantize``.
-
-    y may be partial sums ``[..., Y, D]``, as for ``reduce_partial_sums``."""
-    x = x + reduce_partial_sums(y, x)
+    """x + y ``[..., D]`` in the dtype of x, and its ``norm``, in int8 if ``quantize``. y may be ``PartialSums``."""
+    x = x + reduce_partial_sums(y, x.dtype)
     normed = norm(x, weight, bias, eps, kind)
     return x, quantize_tokens_reference(normed) if quantize else normed
-
-
-def reduce_partial_sums(y, x):
-    """The summand of the residual stream x ``[..., D]``: y itself, or the sum of its partial sums ``[..., Y, D]``,
-    computed in fp32 and rounded to the dtype of x. Y counts the experts of a token, or the splits of a product with
-    split-K."""
-    return y if y.ndim == x.ndim else jnp.sum(y.astype(jnp.float32), axis=-2).astype(x.dtype)
 
 
 def norm(x, weight, bias, eps: float, kind: str, reduce_axis: str | None = None):
@@ -92,7 +78,7 @@ def add_norm_kernel(x, y, weight, bias, eps: float, kind: str, quantize: bool = 
     D = x.shape[-1]
     size = pl.next_power_of_2(D)
     tokens = x.size // D
-    partials = None if y.ndim == x.ndim else y.shape[-2]
+    partials, y = (y.summands.shape[-2], y.summands) if isinstance(y, PartialSums) else (None, y)
     shape = jax.ShapeDtypeStruct((tokens, D), x.dtype)
     added, *normed = kernel_call(
         _add_norm,

@@ -9,11 +9,11 @@ from cuda_lowering import for_cuda, kernels_of
 from flax import nnx
 
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear
+from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.bf16 import bf16_matmul_kernel
 from jspec.pallas.matmul.quantize_activations import QuantizedActivations, activate_and_quantize, quantize_tokens
-from jspec.pallas.matmul.small_batch import SmallBatchTiling
-from jspec.pallas.matmul.w8a8 import w8a8_matmul
-from jspec.pallas.matmul.weight_only import weight_only_matmul, weight_only_matmul_kernel
+from jspec.pallas.matmul.tiling import MatmulTiling
+from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
 from jspec.pallas.norm.rms_norm import add_norm
 
 
@@ -21,8 +21,7 @@ from jspec.pallas.norm.rms_norm import add_norm
 def hopper(monkeypatch):
     """jax 0.10 lowers for the GPU of this machine, and there is none."""
     if jax.__version_info__ < (0, 11):
-        for module in ("w8a8", "bf16"):
-            monkeypatch.setattr(f"jspec.pallas.matmul.{module}.on_hopper", lambda: True)
+        monkeypatch.setattr("jspec.pallas.matmul.table.on_hopper", lambda: True)
 
 
 def _weight_only(M, out, inputs, stored):
@@ -46,7 +45,7 @@ def test_weight_only_matmul_lowers_for_cuda(M, out, inputs, stored):
 @pytest.mark.parametrize(("M", "dtype", "kernels"), [(512, "bfloat16", 1), (513, "bfloat16", 0), (5, "float32", 0)])
 def test_few_tokens_of_bfloat16_have_the_kernel_for_four_bits(M, dtype, kernels):
     x, *weights = _weight_only(M, 256, 512, "uint8")
-    assert len(kernels_of(for_cuda(weight_only_matmul, (x.update(dtype=jnp.dtype(dtype)), *weights)))) == kernels
+    assert len(kernels_of(for_cuda(matmul, (x.update(dtype=jnp.dtype(dtype)), *weights)))) == kernels
 
 
 @pytest.mark.parametrize(
@@ -57,11 +56,11 @@ def test_few_tokens_of_bfloat16_have_the_kernel_for_four_bits(M, dtype, kernels)
     ],
 )
 def test_several_tokens_have_the_kernel_for_large_weights_of_int8(M, out, stored, kernels):
-    assert len(kernels_of(for_cuda(weight_only_matmul, _weight_only(M, out, 4096, stored)))) == kernels
+    assert len(kernels_of(for_cuda(matmul, _weight_only(M, out, 4096, stored)))) == kernels
 
 
 def test_weight_only_matmul_elsewhere_is_the_reference():
-    assert not kernels_of(jax.jit(weight_only_matmul).lower(*_weight_only(5, 256, 512, "uint8")).as_text())
+    assert not kernels_of(jax.jit(matmul).lower(*_weight_only(5, 256, 512, "uint8")).as_text())
 
 
 def _w8a8(M, out, inputs):
@@ -75,13 +74,13 @@ def _w8a8(M, out, inputs):
 @pytest.mark.parametrize(("out", "inputs"), [(28672, 4096), (2048, 8192), (1000, 100)])
 @pytest.mark.parametrize(("M", "kernels"), [(1, 1), (64, 1), (80, 1), (320, 1), (513, 0)])
 def test_w8a8_matmul_lowers_for_cuda(M, kernels, out, inputs, allow_partial_sums):
-    function = functools.partial(w8a8_matmul, allow_partial_sums=allow_partial_sums)
+    function = functools.partial(matmul, allow_partial_sums=allow_partial_sums)
     assert kernels_of(for_cuda(function, _w8a8(M, out, inputs))) == ["w8a8_matmul"] * kernels
     assert not kernels_of(jax.jit(function).lower(*_w8a8(M, out, inputs)).as_text())
 
 
 @pytest.mark.parametrize(
-    "tiling", [SmallBatchTiling(64, 64, 128, 4, 5, True, 2), SmallBatchTiling(32, 64, 128, 4, 5, False)], ids=str
+    "tiling", [MatmulTiling(64, 64, 128, 4, 5, True, 2), MatmulTiling(32, 64, 128, 4, 5, False)], ids=str
 )
 def test_bf16_matmul_lowers_for_cuda(tiling):
     args = (jax.ShapeDtypeStruct((size, 4096), jnp.bfloat16) for size in (64, 6144))

@@ -10,12 +10,13 @@ import pytest
 from test_mxfp4 import carried_out
 
 from jspec.pallas.matmul import unpack
+from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.unpack import LARGEST_SCALE, SHRINK
 from jspec.pallas.matmul.weight_only import (
-    WeightOnlyTiling,
     weight_only_matmul,
     weight_only_matmul_kernel,
     weight_only_matmul_reference,
+    weight_only_tiling,
 )
 from jspec.quantization import int4
 
@@ -71,7 +72,7 @@ class TestWeightOnlyMatmul:
     def choose_implementation(self, implementation):
         self.implementation = implementation
 
-    def product(self, *args, tiling: WeightOnlyTiling | None = None, dtype=jnp.float32):
+    def product(self, *args, tiling: MatmulTiling | None = None, dtype=jnp.float32):
         kernel = functools.partial(weight_only_matmul_kernel, tiling=tiling, dtype=dtype)
         return self.implementation(functools.partial(weight_only_matmul_reference, dtype=dtype), kernel)(*args)
 
@@ -99,19 +100,19 @@ class TestWeightOnlyMatmul:
     @pytest.mark.parametrize("num_splits", [2, 4, 8])
     def test_inputs_may_be_split_unevenly(self, kind, num_splits):
         args, numbers = problem(5, 70, 128 * 5 - 3, kind)
-        check(self.product(*args, tiling=WeightOnlyTiling(64, 16, 128, num_splits, 4, 3)), args, numbers)
+        check(self.product(*args, tiling=MatmulTiling(64, 16, 128, 4, 3, num_splits=num_splits)), args, numbers)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("ordered", [False, True])
     def test_x_may_be_read_in_either_order(self, kind, ordered):
         args, numbers = problem(20, 70, 600, kind)
-        check(self.product(*args, tiling=WeightOnlyTiling(64, 32, 256, 1, 4, 3, ordered)), args, numbers)
+        check(self.product(*args, tiling=MatmulTiling(64, 32, 256, 4, 3, ordered=ordered)), args, numbers)
 
     @pytest.mark.parametrize("num_splits", [1, 2])
     def test_results_are_rounded_once(self, num_splits):
         for kind in KINDS:
             args, _ = problem(3, 64, 256, kind)
-            tiling = WeightOnlyTiling(64, 16, 128, num_splits, 4, 3)
+            tiling = MatmulTiling(64, 16, 128, 4, 3, num_splits=num_splits)
             exact, rounded = (self.product(*args, dtype=dtype, tiling=tiling) for dtype in (jnp.float32, jnp.bfloat16))
             np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
 
@@ -189,7 +190,7 @@ def test_int4_instructions_agree_with_the_definition():
 @pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (28672, 4096), (4096, 14336), (128256, 2048), (70, 100)])
 def test_tilings_fit_the_chip(bits, outputs, inputs):
     for tokens in (1, 5, 16, 17, 64, 80, 320, 512):
-        tiling = WeightOnlyTiling.of(tokens, outputs, inputs, bits)
+        tiling = weight_only_tiling(tokens, outputs, inputs, bits)
         for size in (tiling.outputs, tiling.tokens, tiling.inputs, tiling.num_splits):
             assert size & (size - 1) == 0
         assert tiling.inputs >= (128 if bits == 4 else 64)

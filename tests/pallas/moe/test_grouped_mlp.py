@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from jspec.checkpoints.huggingface.stacked_experts import repacked
+from jspec.config import Experts
 from jspec.models.quantization import quantize
+from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
-from jspec.pallas.moe.router_reference import Routed, Routing, group_reference, route_reference
+from jspec.pallas.moe.router_reference import Routed, group_reference, route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.pallas.norm.rms_norm import reduce_partial_sums
 from jspec.quantization import mxfp4
 
 
@@ -23,7 +24,7 @@ def layer(
     keys = jax.random.split(jax.random.key(M + F), 6)
     gate_up = (jax.random.normal(keys[1], (X, 2 * F, D)) * D**-0.5).astype(dtype)
     down = (jax.random.normal(keys[2], (X, D, F)) * F**-0.5).astype(dtype)
-    routed = route_reference(jax.random.normal(keys[3], (M, X)), None, Routing(Y))
+    routed = route_reference(jax.random.normal(keys[3], (M, X)), None, Experts(X, Y, F))
     stacked = [
         ExpertWeights(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
     ]
@@ -118,7 +119,7 @@ class TestGroupedMLP:
                 functools.partial(grouped_mlp_reference, clamp=clamp),
                 functools.partial(grouped_mlp_kernel, clamp=clamp, up_tiling=tiling, down_tiling=tiling),
             )
-            return lambda x, *args: reduce_partial_sums(made(x, *args), x)
+            return lambda x, *args: PartialSums(made(x, *args)).total(x.dtype)
 
         self.experts = sums
 

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.config import Experts
 from jspec.pallas.moe.router import choose_kernel, group_kernel
-from jspec.pallas.moe.router_reference import Routing, choose_reference, group_reference, route_reference
+from jspec.pallas.moe.router_reference import choose_reference, group_reference, route_reference
 from jspec.pallas.moe.router_small_batch import MOST_TOKENS, route_small_batch_kernel
 
 SHAPES = [(1, 8, 2), (5, 16, 4), (16, 128, 8), (40, 6, 3), (3, 5, 5)]  # tokens, experts, choices
@@ -38,7 +39,7 @@ def bias_of(X: int):
     return jnp.round(2 * jax.random.normal(jax.random.key(X), (X,))) / 2
 
 
-def wanted_of(logits, bias, routing: Routing):
+def wanted_of(logits, bias, routing: Experts):
     """Experts and weights of each token in float64; equal ones go by their numbers."""
     logits = np.asarray(logits, np.float64)
     added = np.zeros(logits.shape[1]) if bias is None else np.asarray(bias, np.float64)
@@ -73,7 +74,7 @@ class TestChoose:
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize(("M", "X", "Y"), SHAPES)
     def test_takes_the_likeliest_and_of_equals_the_first(self, M, X, Y, way):
-        routing, logits = Routing(Y, **WAYS[way]), logits_of(M, X)
+        routing, logits = Experts(X, Y, 1, **WAYS[way]), logits_of(M, X)
         expert, weight = self.choose(routing)(logits, None)
         wanted, own = wanted_of(logits, None, routing)
         np.testing.assert_array_equal(expert, wanted)
@@ -82,7 +83,7 @@ class TestChoose:
     @pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
     @pytest.mark.parametrize(("M", "X", "Y", "groups", "chosen"), GROUPED)
     def test_takes_none_outside_the_best_groups(self, M, X, Y, groups, chosen, scores):
-        routing = Routing(Y, scores=scores, groups=groups, chosen_groups=chosen)
+        routing = Experts(X, Y, 1, scores=scores, groups=groups, chosen_groups=chosen)
         logits, bias = logits_of(M, X), bias_of(X)
         expert, weight = self.choose(routing)(logits, bias)
         wanted, own = wanted_of(logits, bias, routing)
@@ -91,14 +92,14 @@ class TestChoose:
 
     def test_weights_are_nan_only_if_the_sum_of_sigmoids_is(self):
         logits = jnp.full((2, 6), -200.0).at[1].set(0)
-        expert, weight = self.choose(Routing(2, scores="sigmoid"))(logits, None)
+        expert, weight = self.choose(Experts(6, 2, 1, scores="sigmoid"))(logits, None)
         np.testing.assert_array_equal(expert, [[0, 1], [0, 1]])
         np.testing.assert_array_equal(weight, [[0, 0], [0.5, 0.5]])
 
     @pytest.mark.parametrize("way", [{}, {"scores": "sigmoid"}, {"scores": "sigmoid", "groups": 2}])
     def test_a_router_that_is_not_finite_chooses_experts_that_exist(self, way):
         logits = logits_of(3, 6).at[1].set(jnp.nan)
-        expert, weight = self.choose(Routing(2, **way))(logits, None)
+        expert, weight = self.choose(Experts(6, 2, 1, **way))(logits, None)
         assert ((expert >= 0) & (expert < 6)).all()
         assert jnp.isnan(weight[1]).all()
         assert jnp.isfinite(weight[jnp.array([0, 2])]).all()
@@ -114,7 +115,7 @@ class TestGroup:
 
     @pytest.mark.parametrize(("M", "X", "Y"), SHAPES)
     def test_assignments_lie_by_expert_in_their_order(self, M, X, Y):
-        expert = np.asarray(choose_reference(logits_of(M, X), None, Routing(Y))[0])
+        expert = np.asarray(choose_reference(logits_of(M, X), None, Experts(X, Y, 1))[0])
         count, order = self.group(X)(jnp.asarray(expert))
         np.testing.assert_array_equal(count, np.bincount(expert.reshape(-1), minlength=X))
         np.testing.assert_array_equal(order, np.argsort(expert.reshape(-1), kind="stable"))
@@ -134,7 +135,7 @@ class TestRouteSmallBatch:
     )
     @pytest.mark.parametrize(("M", "X", "Y"), FEW)
     def test_agrees_with_numpy(self, M, X, Y, way, biased):
-        routing, logits, bias = Routing(Y, **WAYS[way]), logits_of(M, X), bias_of(X) if biased else None
+        routing, logits, bias = Experts(X, Y, 1, **WAYS[way]), logits_of(M, X), bias_of(X) if biased else None
         routed = self.route(routing)(logits, bias)
         wanted, own = wanted_of(logits, bias, routing)
         np.testing.assert_array_equal(routed.expert, wanted)
@@ -144,7 +145,7 @@ class TestRouteSmallBatch:
 
     def test_a_router_that_is_not_finite_chooses_experts_that_exist(self):
         logits = logits_of(3, 6).at[1].set(jnp.nan)
-        routed = self.route(Routing(2))(logits, None)
+        routed = self.route(Experts(6, 2, 1))(logits, None)
         assert ((routed.expert >= 0) & (routed.expert < 6)).all()
         assert jnp.isnan(routed.weight[1]).all()
         assert jnp.isfinite(routed.weight[jnp.array([0, 2])]).all()

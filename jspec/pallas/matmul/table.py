@@ -1,0 +1,157 @@
+"""Which kernel computes a product: ``matmul``, through which every product goes, and the table that it reads.
+
+Figures are in ``benchmarks/log/bf16-products.md`` and ``benchmarks/log/quantised-products.md``."""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jspec.pallas.dispatch import on_hopper
+from jspec.pallas.matmul.bf16 import bf16_matmul
+from jspec.pallas.matmul.one_token import padded_matmul, reduction_matmul
+from jspec.pallas.matmul.partial_sums import PartialSums, all_reduce
+from jspec.pallas.matmul.quantize_activations import QuantizedActivations
+from jspec.pallas.matmul.reference import matmul_reference, per_feature
+from jspec.pallas.matmul.w8a8 import w8a8_matmul, w8a8_matmul_reference
+from jspec.pallas.matmul.weight_only import weight_only_matmul, weight_only_matmul_reference
+
+
+def matmul(
+    x, weight, scale=None, bias=None, *, dtype=None, reduce_axis: str | None = None, allow_partial_sums: bool = False
+) -> Any:
+    """The linear map ``[..., in], [out, in] -> [..., out]``, plus a bias, by the first row of ``TABLE`` that serves it.
+
+    Sums are computed in float32 and rounded once. fp32 is multiplied in full fp32, never in TF32. int8 and fp8 numbers
+    are exact in bfloat16 and float32: they are multiplied as they are, and each sum is multiplied by the scale of its
+    output channel. The conversion takes place inside the product, so no dequantised copy of the weight is ever written.
+    Codes of four bits stand for numbers that are rounded to x's dtype.
+
+    Args:
+      x: bfloat16 or float32, or ``QuantizedActivations`` for a weight of int8.
+      weight: ``[out, in]`` of x's dtype, int8 or float8_e4m3fn; or codes of four bits, uint8 ``[out, 64 groups]``.
+      scale: of a quantised weight, float32 ``[out]``; of four bits, bfloat16 ``[out, groups]``.
+      bias: ``[out]``, or None.
+      dtype: of the result; that of x if None.
+      reduce_axis: the mesh axis whose shards have parts of the inputs each. Products are added up over them, to the same
+        bits in each shard, before the bias is added. None if all inputs are here.
+      allow_partial_sums: whether the result may be ``PartialSums``. It is not if there is a bias or a ``reduce_axis``,
+        which need the sum.
+    """
+    needs_sum = bias is not None or reduce_axis is not None
+    product = Product(x, weight, scale, bias, dtype or x.dtype, allow_partial_sums and not needs_sum)
+    row = row_of(product)
+    if row.adds_bias and reduce_axis is None:
+        return row.compute(product)
+    y = all_reduce(row.compute(product._replace(bias=None)), reduce_axis)
+    return y if bias is None else y + per_feature(bias, y)
+
+
+class Product(NamedTuple):
+    """A product by which a row is chosen, and that the row computes; see ``matmul``. It may have shapes in place of
+    arrays."""
+
+    x: Any
+    weight: Any
+    scale: Any = None
+    bias: Any = None
+    dtype: Any = jnp.float32
+    allow_partial_sums: bool = False
+
+
+def xla_matmul(product: Product) -> Any:
+    """Any product, as XLA computes it: the reference implementation for what x and weight are."""
+    x, weight, scale, _, dtype, _ = product
+    if isinstance(x, QuantizedActivations):
+        return w8a8_matmul_reference(x, weight, scale)
+    if scale is not None:
+        return weight_only_matmul_reference(x, weight, scale, dtype)
+    return matmul_reference(x, weight, None if dtype == x.dtype else dtype)
+
+
+_UNLIMITED = range(sys.maxsize)
+_BF16, _FLOATS = ("bfloat16",), ("bfloat16", "float32")
+_INT4, _INT8, _EIGHT_BITS = ("uint8",), ("int8",), ("int8", "float8_e4m3fn")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the table: a way to compute products on an NVIDIA GPU, and the products that it serves. On other platforms
+    it computes the reference implementation, in partial sums where the kernel gives them.
+
+    Attributes:
+      name: what the row is.
+      compute: the result for a ``Product``.
+      activations, weights: dtypes of x and of the weight as they are stored; int8 x is ``QuantizedActivations``.
+      tokens, numbers, inputs: how many tokens, numbers of the weight and input features.
+      hopper: whether it is for Hopper GPUs alone.
+      widens: whether it gives float32 for x of bfloat16, too.
+      with_bias, adds_bias: whether it serves products that have a bias, and whether it adds the bias itself.
+    """
+
+    name: str
+    compute: Callable[[Product], jax.Array | PartialSums]
+    activations: tuple[str, ...] = ("int8", *_FLOATS)
+    weights: tuple[str, ...] = ("uint8", *_EIGHT_BITS, *_FLOATS)
+    tokens: range = _UNLIMITED
+    numbers: range = _UNLIMITED
+    inputs: range = _UNLIMITED
+    hopper: bool = False
+    widens: bool = True
+    with_bias: bool = True
+    adds_bias: bool = False
+
+    def serves(self, product: Product) -> bool:
+        """Whether the row is for a product in programs for this machine's GPU."""
+        x, weight, _, bias, dtype, _ = product
+        activations = x.numbers if isinstance(x, QuantizedActivations) else x
+        return (
+            activations.dtype.name in self.activations
+            and weight.dtype.name in self.weights
+            and math.prod(x.shape[:-1]) in self.tokens
+            and weight.size in self.numbers
+            and x.shape[-1] in self.inputs
+            and (self.widens or dtype == x.dtype)
+            and (self.with_bias or bias is None)
+            and (not self.hopper or on_hopper())
+        )
+
+
+_ONE, _SEVERAL, _MANY = range(1, 2), range(2, 65), range(1, 513)  # tokens
+_MEDIUM, _LARGE, _REDUCED = range(2**24, 2**26), range(2**25, sys.maxsize), range(10_000_001, sys.maxsize)  # numbers
+TABLE = (
+    # XLA's product of more tokens is as fast.
+    Row("W8A8", lambda p: w8a8_matmul(p.x, p.weight, p.scale, p.allow_partial_sums), _INT8, _INT8, _MANY, hopper=True),
+    # Every tile of tokens reads and dequantises the weight again.
+    Row("four bits", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT4, _MANY),
+    # XLA's product is as fast with small weights, and faster with more tokens. That of fp8 was not compared.
+    Row("int8", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT8, _SEVERAL, _LARGE),
+    Row("one token, eight bits", lambda p: padded_matmul(p.x, p.weight, p.scale, p.dtype), _FLOATS, _EIGHT_BITS, _ONE),
+    # On an H200 a reduction of bfloat16 weights is up to 15% faster than the matrix product that XLA makes ([28672, 4096]:
+    # 57.9 us and 62.8), but slower with longer sums ([5120, 25600]: 72.6 us and 66.9). Of smaller weights XLA makes a
+    # reduction by itself.
+    Row(
+        *("one token, reduction", lambda p: reduction_matmul(p.x, p.weight, p.bias), _FLOATS, _FLOATS, _ONE, _REDUCED),
+        inputs=range(16_385),
+        widens=False,
+        adds_bias=True,
+    ),
+    # XLA's products of larger weights are as fast, and rounds in which the target reads 80 tokens are no slower with XLA's.
+    # Smaller weights were not compared. A bias would be a launch more.
+    Row(
+        *("bf16", lambda p: bf16_matmul(p.x, p.weight, p.allow_partial_sums), _BF16, _BF16, _SEVERAL, _MEDIUM),
+        hopper=True,
+        widens=False,
+        with_bias=False,
+    ),
+    Row("XLA", xla_matmul),
+)
+
+
+def row_of(product: Product) -> Row:
+    """The first row of ``TABLE`` that serves a product."""
+    return next(row for row in TABLE if row.serves(product))

@@ -1,0 +1,173 @@
+"""The table of products: which row serves which shapes, dtypes and devices, and that no kernel is outside of it."""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from cuda_lowering import for_cuda, kernels_of
+
+import jspec.pallas.matmul
+from jspec.pallas.matmul import matmul, table
+from jspec.pallas.matmul.partial_sums import PartialSums
+from jspec.pallas.matmul.quantize_activations import QuantizedActivations
+from jspec.pallas.matmul.table import TABLE, Product, row_of
+
+
+class Case(NamedTuple):
+    """A product, by what rows are chosen by; x of ``int8`` is quantised, and its results are bfloat16."""
+
+    tokens: int
+    outputs: int
+    inputs: int
+    x: str = "bfloat16"
+    weight: str = "bfloat16"
+    dtype: str | None = None
+    bias: bool = False
+
+    @property
+    def product(self) -> Product:
+        array, groups = jax.ShapeDtypeStruct, -(-self.inputs // 128)
+        x: Any = array((self.tokens, self.inputs), self.x)
+        if self.x == "int8":
+            x = QuantizedActivations(x, array((self.tokens,), jnp.float32), jnp.dtype("bfloat16"))
+        weight, scale = array((self.outputs, self.inputs), self.weight), None
+        if self.weight == "uint8":
+            weight = array((self.outputs, 64 * groups), jnp.uint8)
+            scale = array((self.outputs, groups), jnp.bfloat16)
+        elif self.weight in ("int8", "float8_e4m3fn"):
+            scale = array((self.outputs,), jnp.float32)
+        bias = array((self.outputs,), x.dtype) if self.bias else None
+        return Product(x, weight, scale, bias, jnp.dtype(self.dtype or x.dtype))
+
+
+# By row, a product that it serves, and what is just beyond one of its limits, with the row that serves that.
+EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
+    "W8A8": (
+        Case(5, 4096, 4096, "int8", "int8"),
+        [({"tokens": 513}, "XLA"), ({"x": "bfloat16"}, "XLA"), ({"x": "float32"}, "XLA")],
+    ),
+    "four bits": (
+        Case(5, 256, 512, weight="uint8"),
+        [({"tokens": 513}, "XLA"), ({"x": "float32"}, "XLA")],
+    ),
+    "int8": (
+        Case(16, 8192, 4096, weight="int8"),
+        [
+            ({"tokens": 1}, "one token, eight bits"),
+            ({"tokens": 65}, "XLA"),
+            ({"outputs": 8191}, "XLA"),
+            ({"x": "float32"}, "XLA"),
+            ({"weight": "float8_e4m3fn"}, "XLA"),
+        ],
+    ),
+    "one token, eight bits": (
+        Case(1, 64, 128, "float32", "float8_e4m3fn"),
+        [({"tokens": 2}, "XLA"), ({"weight": "float32"}, "XLA"), ({"weight": "uint8"}, "XLA")],
+    ),
+    "one token, reduction": (
+        Case(1, 16_384, 4096),
+        [
+            ({"tokens": 2}, "XLA"),
+            ({"outputs": 1000, "inputs": 10_000}, "XLA"),  # ten million numbers
+            ({"inputs": 16_385}, "XLA"),
+            ({"dtype": "float32"}, "XLA"),
+            ({"weight": "int8"}, "one token, eight bits"),
+        ],
+    ),
+    "bf16": (
+        Case(5, 4096, 4096),
+        [
+            ({"tokens": 1}, "one token, reduction"),
+            ({"tokens": 65}, "XLA"),
+            ({"outputs": 4095}, "XLA"),
+            ({"outputs": 16_384}, "XLA"),
+            ({"x": "float32", "weight": "float32"}, "XLA"),
+            ({"dtype": "float32"}, "XLA"),
+            ({"bias": True}, "XLA"),
+            ({"weight": "float8_e4m3fn"}, "XLA"),
+        ],
+    ),
+    "XLA": (Case(1000, 64, 64, "float32", "float32"), []),
+}
+# The last numbers within limits that are ranges.
+WITHIN = {
+    "W8A8": [{"tokens": 1}, {"tokens": 512}],
+    "four bits": [{"tokens": 1}, {"tokens": 512}],
+    "int8": [{"tokens": 2}, {"tokens": 64}, {"bias": True}, {"dtype": "float32"}],
+    "one token, eight bits": [{"x": "bfloat16"}, {"weight": "int8"}, {"dtype": "bfloat16"}],
+    "one token, reduction": [{"outputs": 611, "inputs": 16_384}, {"bias": True}, {"x": "float32", "weight": "float32"}],
+    "bf16": [{"tokens": 2}, {"tokens": 64}, {"outputs": 16_383}],
+}
+HOPPER_ONLY = "W8A8", "bf16"
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    """Programs are lowered as for a Hopper GPU, but where a test says otherwise."""
+    monkeypatch.setattr(table, "on_hopper", lambda: True)
+
+
+def test_every_row_has_examples():
+    assert list(EXAMPLES) == [row.name for row in TABLE]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_row_serves_products_up_to_its_limits(name):
+    case, _ = EXAMPLES[name]
+    within = [case, *(case._replace(**change) for change in WITHIN.get(name, []))]
+    assert {row_of(each.product).name for each in within} == {name}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "other"),
+    [(name, change, other) for name, (_, beyond) in EXAMPLES.items() for change, other in beyond],
+    ids=str,
+)
+def test_a_product_beyond_a_limit_has_another_row(name, change, other):
+    assert row_of(EXAMPLES[name][0]._replace(**change).product).name == other
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_rows_for_hopper_serve_no_other_gpu(name, monkeypatch):
+    monkeypatch.setattr(table, "on_hopper", lambda: False)
+    assert row_of(EXAMPLES[name][0].product).name == ("XLA" if name in HOPPER_ONLY else name)
+
+
+def test_no_two_rows_before_the_last_serve_one_product():
+    for case, _ in EXAMPLES.values():
+        assert sum(row.serves(case.product) for row in TABLE[:-1]) <= 1
+
+
+def test_every_kernel_of_the_folder_is_in_the_table():
+    kernels = set()
+    for module in pkgutil.iter_modules(jspec.pallas.matmul.__path__, "jspec.pallas.matmul."):
+        functions = inspect.getmembers(importlib.import_module(module.name), callable)
+        kernels |= {name.removesuffix("_kernel") for name, _ in functions if name.endswith("_matmul_kernel")}
+    launched = set()
+    for case, _ in EXAMPLES.values():
+        x, weight, scale, bias, dtype, _ = case.product
+        launched |= set(kernels_of(for_cuda(functools.partial(matmul, dtype=dtype), (x, weight, scale, bias))))
+    assert launched == kernels == {"bf16_matmul", "w8a8_matmul", "weight_only_matmul"}
+
+
+@pytest.mark.parametrize(("bias", "reduce_axis"), [(False, None), (True, None), (False, "shards"), (True, "shards")])
+@pytest.mark.parametrize("name", HOPPER_ONLY)
+def test_only_a_product_that_nothing_is_added_to_has_partial_sums(name, bias, reduce_axis):
+    case, _ = EXAMPLES[name]
+    x, weight, scale, bias, _, _ = case._replace(bias=bias).product
+    how = {"reduce_axis": reduce_axis, "allow_partial_sums": True}
+    mapped = jax.vmap(functools.partial(matmul, **how), axis_name="shards", in_axes=None, axis_size=2)
+    y = jax.eval_shape(mapped, x, weight, scale, bias)
+    assert isinstance(y, PartialSums) == (bias is None and reduce_axis is None)
+
+
+def test_a_bias_is_added_after_the_sum_over_shards():
+    x, weight, bias = jnp.arange(8.0).reshape(2, 1, 4), jnp.ones((2, 3, 4)), jnp.array([1.0, 2.0, 3.0])
+    add = functools.partial(matmul, reduce_axis="shards")
+    y = jax.vmap(lambda x, weight: add(x, weight, None, bias), axis_name="shards")(x, weight)
+    assert y.tolist() == [[[29.0, 30.0, 31.0]]] * 2
