@@ -46,7 +46,7 @@ def joined(group):
 def test_messages_come_in_order_and_end(joined):
     leader, follower = joined
     for i in range(3):
-        leader.tell("send", i, [np.arange(i)])
+        leader.broadcast("send", i, [np.arange(i)])
     leader.close()
     told = list(follower)
     assert [(what, place) for what, place, _ in told] == [("send", 0), ("send", 1), ("send", 2)]
@@ -66,7 +66,7 @@ def test_end_of_a_follower_is_noticed(joined):
     leader, follower = joined
     follower._socket.close()
     with pytest.raises(ProcessLost, match="a process that follows this one was lost"):
-        leader.tell("send", 0, [np.zeros(10_000_000)])  # more than connections hold on the way
+        leader.broadcast("send", 0, [np.zeros(10_000_000)])  # more than connections hold on the way
 
 
 def test_unauthenticated_connections_are_refused(group, monkeypatch):
@@ -106,15 +106,15 @@ def test_leader_waits_until_followers_have_replayed(joined):
     def follow():
         for what, *_ in follower:
             done.append(what)
-            if what == "meet":
+            if what == "acknowledge":
                 follower.answer()
 
     following = threading.Thread(target=follow)
-    leader.tell("send")
+    leader.broadcast("send")
     threading.Timer(0.3, following.start).start()
     for _ in range(2):
-        leader.meet()
-    assert done == ["send", "meet", "meet"]
+        leader.wait_for_followers()
+    assert done == ["send", "acknowledge", "acknowledge"]
     leader.close()
     following.join()
 
@@ -127,10 +127,10 @@ def test_leader_notices_the_loss_of_a_follower(joined, monkeypatch, meets):
     threading.Timer(0.3 if meets else 0, follower._socket.close).start()
     if meets:
         with pytest.raises(ProcessLost, match="a process that follows this one was lost"):
-            leader.meet()
+            leader.wait_for_followers()
     assert noticed.get(timeout=60) == "a process that follows this one was lost"
     with pytest.raises(ProcessLost, match="its connection has ended"):
-        leader.tell("send")  # though no message has failed yet
+        leader.broadcast("send")  # though no message has failed yet
 
 
 def test_follower_notices_a_loss_while_waiting_for_its_devices(group, monkeypatch):
