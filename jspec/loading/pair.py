@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jspec._validation import require
@@ -17,6 +18,7 @@ from jspec.config import ModelConfig, Shards, Speculation
 from jspec.config.heads import DraftConfig, HeadConfig
 from jspec.drafting.base import Drafter
 from jspec.drafting.methods import drafter_for
+from jspec.engine.multihost.leader import fewest
 from jspec.loading.compatibility import check_options, check_tokenizers, with_available_drafts, with_positions
 from jspec.models import Decoder, build, build_head
 from jspec.models.sharding import build_shards, mesh_of, on_every_device
@@ -281,6 +283,8 @@ def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
         theirs = [array for array in lent[field] or () if array is not None]
         rows = target.config.vocab_size  # of shards, the last has padding behind them
         alike = len(names) == len(theirs) and all(_same(params[n], a, rows) for n, a in zip(names, theirs, strict=True))
+        if theirs and not theirs[0].is_fully_addressable:  # other processes compare their shards
+            alike = bool(fewest(int(alike)))
         if alike:
             for param in names:
                 del params[param]
@@ -296,9 +300,15 @@ def _prepared(checked: CheckedPair) -> Any:
     return resolve(method.prepare)(pair.arguments[method.argument], pair.target.tokenizer, checked.target)
 
 
-def _same(ours, theirs, rows: int) -> bool:
-    alike = ours.shape == (rows, *theirs.shape[1:]) and ours.dtype == theirs.dtype
-    return alike and np.array_equal(ours, np.asarray(theirs)[:rows])
+def _same(ours: np.ndarray, theirs: jax.Array, rows: int) -> bool:
+    """Whether an array is equal to the first ``rows`` rows of another, as far as this process has their shards."""
+    if ours.shape != (rows, *theirs.shape[1:]) or ours.dtype != theirs.dtype:
+        return False
+    for shard in theirs.addressable_shards:
+        part = ours[shard.index]  # the last shard may have fewer rows, with padding behind them
+        if not np.array_equal(part, np.asarray(shard.data)[: len(part)]):
+            return False
+    return True
 
 
 def _folder(what: str, path: Path) -> pathlib.Path:

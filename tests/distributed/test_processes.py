@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import pytest
 from children import environment
+from tiny import tiny_checkpoint, tiny_tokenizer
+from tiny_heads import eagle3, p_eagle
 
 import jspec
 from jspec.engine.multihost.leader import fewest, require_leading
 from jspec.models.sharding import mesh_of
 
-FAMILY = Path(jspec.__file__).parent / "family"
 SCRIPT = Path(__file__).parents[1] / "helpers" / "one_process.py"
 LOADING = {"tensor_parallel": 2, "max_batch": 3, "max_len": 96, "page_size": 8, "dtype": "float32"}
 PROMPTS = ["def add(a, b):\n", "import os\n\nfor name in", "class A:", "x = ["]
@@ -29,8 +30,21 @@ OPTIONS = [
 PATIENCE = 300  # seconds
 
 
-def loading(draft: str, **more) -> dict:
-    return {"target": str(FAMILY / "target"), "draft": str(FAMILY / draft), "num_draft_tokens": 3, **LOADING, **more}
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> Path:
+    """A target and drafters of it that compile in seconds."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    tokens = {"vocab_size": 258, "bos_token_id": 0, "eos_token_id": 1}
+    tiny_tokenizer(tiny_checkpoint(folder / "target", num_hidden_layers=4, **tokens))
+    tiny_tokenizer(tiny_checkpoint(folder / "draft", num_hidden_layers=1, **tokens))
+    eagle3(folder / "eagle3", **tokens)
+    p_eagle(folder / "parallel", **tokens)
+    return folder
+
+
+def loading(checkpoints: Path, draft: str, **more) -> dict:
+    folders = {"target": str(checkpoints / "target"), "draft": str(checkpoints / draft)}
+    return {**folders, "num_draft_tokens": 3, **LOADING, **more}
 
 
 @contextlib.contextmanager
@@ -78,10 +92,15 @@ def outcome(llm: jspec.LLM, options: dict) -> list:
         pytest.param("parallel", {"reproducible": False}, marks=pytest.mark.long),
     ],
 )
-def test_two_processes_generate_what_one_does(draft, more):
+def test_two_processes_generate_what_one_does(checkpoints, draft, more):
     """Requests are preempted, come back from host memory, are sampled, penalised and held to a grammar."""
     more = dict(more)
-    what = {"warmup": more.pop("warmup", False), "prompts": PROMPTS, "options": OPTIONS, "load": loading(draft, **more)}
+    what = {
+        "warmup": more.pop("warmup", False),
+        "prompts": PROMPTS,
+        "options": OPTIONS,
+        "load": loading(checkpoints, draft, **more),
+    }
     with processes(2, what) as (leader, follower):
         code, line = said(leader)
         assert code == 0
@@ -94,8 +113,8 @@ def test_two_processes_generate_what_one_does(draft, more):
     assert found["preemptions"] > 0 or "num_pages" not in more
 
 
-def test_loss_of_a_process_fails_the_requests():
-    what = {"dies_after": 6, "prompts": PROMPTS, "options": OPTIONS[:1], "load": loading("eagle3")}
+def test_loss_of_a_process_fails_the_requests(checkpoints):
+    what = {"dies_after": 6, "prompts": PROMPTS, "options": OPTIONS[:1], "load": loading(checkpoints, "eagle3")}
     with processes(2, what) as (leader, follower):
         code, line = said(leader)
         assert code == 1
@@ -103,8 +122,8 @@ def test_loss_of_a_process_fails_the_requests():
         assert said(follower)[0] == 3
 
 
-def test_follower_ends_when_its_leader_is_lost():
-    what = {"prompts": PROMPTS, "options": [{"max_tokens": 80}] * 1000, "load": loading("eagle3")}
+def test_follower_ends_when_its_leader_is_lost(checkpoints):
+    what = {"prompts": PROMPTS, "options": [{"max_tokens": 80}] * 1000, "load": loading(checkpoints, "eagle3")}
     with processes(2, what) as (leader, follower):
         assert follower.stdout is not None
         while "follows process 0" not in (line := follower.stdout.readline()):
