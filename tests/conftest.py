@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 import pytest
+import tiers
 from costs import Costs
 from jax._src.lru_cache import LRUCache
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
@@ -56,8 +57,17 @@ def pytest_configure(config):
     config.pluginmanager.register(Costs(config))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Long files go first: ``make test`` deals whole files to its workers in this order, and they end together."""
+    """Mark what tests/nightly.toml names. Long files go first: ``make test`` deals whole files to its workers in this order,
+    and they end together."""
+    entries = tiers.table()
+    for item in items:
+        long = item.get_closest_marker("long") or item.get_closest_marker("gpu")
+        if not long and tiers.is_nightly(
+            f"{item.path.relative_to(tiers.TESTS)}::{item.nodeid.partition('::')[2]}", entries
+        ):
+            item.add_marker(pytest.mark.nightly)
     items.sort(key=lambda item: not is_in(item.path, *LONGEST))
 
 

@@ -30,7 +30,7 @@ class TestServed(ServedLosslessness):
     asks, seed = ASKS, 71
     runs = (
         Run(REJECTION, QUICK),
-        Run(PROGRAMS[1], FEW, reproducible=True),
+        Run(PROGRAMS[1], FEW, "nightly", reproducible=True),
         *(Run(program, LONG, "long", exact) for program in PROGRAMS for exact in (True, False)),
     )
 
