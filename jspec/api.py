@@ -16,7 +16,7 @@ from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation, s
 from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape, round_shapes
-from jspec.llm import LLM, check_lossless, same_text_for_every_K
+from jspec.llm import LLM
 from jspec.loading.context_length import lengths_up_to, own_length, reproducible_length
 from jspec.loading.memory_budget import longest_that_fits, with_num_pages
 from jspec.loading.pair import Path, check_pair, default_params, load_modules, open_pair, require_shards
@@ -128,7 +128,7 @@ def load(
     speculation, engine_fields = _speculation_and_engine(speculation, engine, options)
     reproducible, width = engine_fields.get("reproducible"), engine_fields.get("width")
     head_options = HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp=draft == MTP)
-    check_lossless(speculation)
+    speculation.require_lossless()
     require(isinstance(check_files, bool), "check_files", check_files, "True or False")
     _check_costs(costs)
     _check_reproducible(reproducible, speculation, width)
@@ -331,7 +331,7 @@ def _seconds(
 def _check_reproducible(reproducible: bool | None, speculation: Speculation, width: int | None):
     known = reproducible is None or isinstance(reproducible, bool)
     require(known, "reproducible", reproducible, "True, False or None")
-    if reproducible and speculation.auto and not same_text_for_every_K(speculation, width):
+    if reproducible and speculation.auto and not speculation.same_text_for_every_K(width):
         raise ValueError(
             "reproducible=True has no place with num_draft_tokens='auto', under which K depends on measured times; give a "
             "number of drafts, or verify='match', draft_sampling='coupled' and a width, or leave reproducible out"

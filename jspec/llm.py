@@ -31,21 +31,6 @@ from jspec.text.detokenizer import Tokenizer
 from jspec.text.prompts import Prompt, as_list, checked_ids
 
 
-def check_lossless(speculation: Speculation):
-    """Refuse settings under which the text would not have the target's distribution."""
-    if speculation.synthetic_acceptance is not None:
-        raise ValueError(
-            f"synthetic_acceptance={speculation.synthetic_acceptance!r} accepts drafts by chance and not by the target, so "
-            "the text would not have the target's distribution; it is for the programs in benchmarks/, leave it out here"
-        )
-
-
-def same_text_for_every_K(speculation: Speculation, width: int | None) -> bool:
-    """Whether a seed means one text whatever K is: the drafts only tell how soon it comes."""
-    coupled = speculation.verify == "match" and speculation.draft_sampling == "coupled"
-    return coupled and width is not None and speculation.verify_budget is None
-
-
 class LLM:
     """A model to generate from, made by ``jspec.load``.
 
@@ -79,11 +64,11 @@ class LLM:
         costs: Mapping[int, Mapping[RoundShape, float]] | None = None,
         default_sampling_params: SamplingParams | None = None,
     ):
-        check_lossless(speculation)
+        speculation.require_lossless()
         self.target, self.tokenizer, self.method, self.speculation = target, tokenizer, method, speculation
         auto = speculation.auto and method is not None
         budgeted = speculation.verify_budget is not None and method is not None
-        fixed = not (auto or budgeted) or same_text_for_every_K(speculation, config.width)
+        fixed = not (auto or budgeted) or speculation.same_text_for_every_K(config.width)
         self.reproducible = config.reproducible and fixed
         frontend = Frontend(
             tokenizer,

@@ -172,6 +172,21 @@ class Speculation:
         """The same settings with an integer K, which leaves nothing to choose."""
         return dataclasses.replace(self, num_draft_tokens=num_draft_tokens, max_draft_tokens=None)
 
+    def same_text_for_every_K(self, width: int | None) -> bool:
+        """Whether a seed means one text whatever K is, where rounds have ``width`` query tokens: drafts only make it come
+        sooner."""
+        coupled = self.verify == "match" and self.draft_sampling == "coupled"
+        return coupled and width is not None and self.verify_budget is None
+
+    def require_lossless(self):
+        """Raise a ValueError for settings under which the text would not have the target's distribution."""
+        if self.synthetic_acceptance is not None:
+            raise ValueError(
+                f"synthetic_acceptance={self.synthetic_acceptance!r} accepts drafts by chance and not by the target, so "
+                "the text would not have the target's distribution; it is for the programs in benchmarks/, leave it out "
+                "here"
+            )
+
     def _check_num_draft_tokens(self):
         K, most = self.num_draft_tokens, self.max_draft_tokens
         ok = (isinstance(K, str) and K == "auto") or (is_int(K) and 0 <= K <= MAX_DRAFTS)
