@@ -307,7 +307,7 @@ def _check_costs(costs: CostTable | Path | None):
 def _seconds(
     costs: CostTable | Path, method: str | None, speculation: Speculation, batches: Sequence[int]
 ) -> dict[int, dict[RoundShape, float]]:
-    """For each batch size, way of making rounds -> seconds per round. Costs of another drafting method are refused; costs of
+    """For each batch size, round shape -> seconds per round. Costs of another drafting method are refused; costs of
     another device cause a warning."""
     chooses = speculation.auto or speculation.verify_budget == "auto"
     if method is None or not chooses:

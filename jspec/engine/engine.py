@@ -58,8 +58,8 @@ class Engine:
       draft_model: a model whose arrays the drafter needs, or None.
       decoding: how rounds draft and verify.
       config: what may be used.
-      costs: for each of ``config.batch_buckets``, way of making rounds -> seconds per round, for every way to choose from;
-        None measures them in ``warmup``, or before the first request.
+      costs: for each of ``config.batch_buckets``, round shape -> seconds per round, for every shape to choose from; None
+        measures them in ``warmup``, or before the first request.
       frontend: makes requests of prompts, and deltas and results of tokens. None leaves ``add`` without a tokenizer.
 
     Attributes:

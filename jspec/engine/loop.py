@@ -1,4 +1,4 @@
-"""One step after the other: the scheduler decides, the runner carries out, and what came of it is noted for the clients."""
+"""The engine's steps: the scheduler decides, the model runner executes, and new tokens are noted for the clients."""
 
 import collections
 import functools
@@ -34,12 +34,12 @@ class Loop:
       runner: has the weights, the programs, and the state on the device.
       config: what may be used.
       draft_lengths: every K that may be chosen between calls; None leaves no choice.
-      costs: for each of ``config.batch_buckets``, way of making rounds -> seconds per round; None has them measured.
+      costs: for each of ``config.batch_buckets``, round shape -> seconds per round; None has them measured.
 
     Attributes:
       runner, config: as given.
       scheduler: decides who enters which row with which pages.
-      controller: chooses how rounds are made before each call; None if there is no choice, or before costs are known.
+      controller: chooses the round shape before each call; None if there is no choice, or before costs are known.
       meter: counts.
       progress: what has happened to requests and was not taken yet, the oldest first.
       next_order: gives a request its number among all requests of the engine. Any thread may call it.
@@ -65,7 +65,7 @@ class Loop:
         self._chooses = any(len(runner.round_shapes(b)) > 1 for b in config.batch_buckets)
         if self._chooses and costs is not None:
             self.controller = Controller(
-                {b: {way: costs[b][way] for way in runner.round_shapes(b)} for b in config.batch_buckets}
+                {b: {shape: costs[b][shape] for shape in runner.round_shapes(b)} for b in config.batch_buckets}
             )
         self.meter = Meter(runner.num_draft_tokens)
         self.progress: list[Progress] = []
@@ -73,7 +73,7 @@ class Loop:
         self._calls: collections.deque[_Call] = collections.deque()  # sent, but not read yet
 
     def submit(self, request: Request, client: Any = None, order: int | None = None) -> ActiveRequest:
-        """Let a request wait, which ``Needs.check`` has passed.
+        """Let a request wait, which ``PageRequirements.check`` has passed.
 
         Args:
           request: what was asked for.
@@ -96,9 +96,9 @@ class Loop:
         try:
             if self._chooses and self.controller is None:
                 self.warmup()
-            planned = self._decide()
-            self.runner.compile_for(planned.plan, planned.way)  # may take minutes
-            self._carry_out(planned, when_sent)
+            decision = self._decide()
+            self.runner.compile_for(decision.schedule, decision.shape)  # may take minutes
+            self._execute(decision, when_sent)
         except Exception as error:
             self.fail(error, waiting=not self.scheduler.under_way)
 
@@ -115,7 +115,7 @@ class Loop:
         return progress
 
     def warmup(self):
-        """Compile all programs, and measure costs that are not known. Nobody may be under way.
+        """Compile all programs, and measure costs that are not known. No request may be under way.
 
         Raises:
           RuntimeError: the device does not recover from an exception.
@@ -132,7 +132,7 @@ class Loop:
             raise
 
     def replace_draft(self, draft_model: Any):
-        """Draft with a model of other weights. Nobody may be under way.
+        """Draft with a model of other weights. No request may be under way.
 
         Raises:
           ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
@@ -164,41 +164,41 @@ class Loop:
                 "model again"
             ) from error
 
-    def _decide(self) -> "_Planned":
-        plan = self.scheduler.schedule()
+    def _decide(self) -> "_Decision":
+        schedule = self.scheduler.schedule()
         now = time.perf_counter()
         for active in self.scheduler.under_way:
             if active.times.admitted != active.times.admitted:  # NaN
                 active.times.admitted = now
                 self.meter.admitted(active)
-        way, trying = self.runner.num_draft_tokens, False
-        if plan.decoding and not plan.needs_processing:
-            way, trying = self._way(plan.decoding)
-        return _Planned(plan, way, trying)
+        shape, trying = self.runner.num_draft_tokens, False
+        if schedule.decoding and not schedule.needs_processing:
+            shape, trying = self._round_shape(schedule.decoding)
+        return _Decision(schedule, shape, trying)
 
-    def _way(self, decoding: Sequence[ActiveRequest]) -> tuple[RoundShape, bool]:
-        """How to make rounds of these requests, and whether that is a trial whose outcome the next choice waits for."""
+    def _round_shape(self, decoding: Sequence[ActiveRequest]) -> tuple[RoundShape, bool]:
+        """The round shape for these requests, and whether it is a trial whose outcome the next choice waits for."""
         bucket, trying = self.config.bucket(len(decoding)), False
-        way = self.runner.round_shapes(bucket)[-1]  # of the most drafts
+        shape = self.runner.round_shapes(bucket)[-1]  # of the most drafts
         if self.controller is not None:
-            way = self.controller.choose(bucket, [(active.drafted, active.accepted) for active in decoding])
+            shape = self.controller.choose(bucket, [(active.drafted, active.accepted) for active in decoding])
             trying = self.controller.trying
         wanted = max(active.request.max_drafts for active in decoding)
         enough = min((K for K in self.runner.draft_lengths if wanted <= K), default=self.runner.num_draft_tokens)
-        if enough < drafts_of(way):  # as many as each of the requests wants
-            way = next(one for one in self.runner.round_shapes(bucket) if drafts_of(one) == enough)
-        return way, trying
+        if enough < drafts_of(shape):  # as many as each of the requests wants
+            shape = next(one for one in self.runner.round_shapes(bucket) if drafts_of(one) == enough)
+        return shape, trying
 
-    def _carry_out(self, planned: "_Planned", when_sent: Callable[[], None]):
-        plan = planned.plan
-        sent = self.runner.execute(plan, planned.way)
-        self.scheduler.dispatched(plan)
+    def _execute(self, decision: "_Decision", when_sent: Callable[[], None]):
+        schedule = decision.schedule
+        sent = self.runner.execute(schedule, decision.shape)
+        self.scheduler.dispatched(schedule)
         if sent.verified is not None:
             self.meter.called(len(sent.verified.actives))
             self._calls.append(_Call(None, sent.verified.actives, 1, sent.verified.logs, sent.verified.places))
         if sent.logs is not None:
-            self.meter.called(len(plan.decoding))
-            self._calls.append(_Call(planned.way, plan.decoding, plan.rounds, sent.logs))
+            self.meter.called(len(schedule.decoding))
+            self._calls.append(_Call(decision.shape, schedule.decoding, schedule.rounds, sent.logs))
         for active, error in sent.failures:
             if active.outcome == LIVE:
                 self.scheduler.remove(active)
@@ -206,7 +206,7 @@ class Loop:
         when_sent()
         # The choice after a trial waits for it, and constrained requests wait for what came of their drafts. Where no
         # rounds were sent, there is nothing to be ahead with.
-        ahead = 1 if sent.logs is not None and not planned.trying else 0
+        ahead = 1 if sent.logs is not None and not decision.trying else 0
         while len(self._calls) > ahead:
             self._read(self._calls.popleft())
 
@@ -217,9 +217,9 @@ class Loop:
             logs = logs.of_rows(call.places)
         before = [len(active.tokens) if active.outcome == LIVE else -1 for active in call.decoded]
         judged = self.scheduler.update(call.decoded, call.rounds, logs)
-        if self.controller is not None and call.way is not None and logs.num_rounds:
+        if self.controller is not None and call.shape is not None and logs.num_rounds:
             verified, accepted = zip(*judged, strict=True) if judged else ((), ())
-            self.controller.observe(call.way, logs.num_rounds, accepted, verified)
+            self.controller.observe(call.shape, logs.num_rounds, accepted, verified)
         for active, seen in zip(call.decoded, before, strict=True):
             if seen < 0:
                 continue  # it had ended before this call, whose rounds for it do not count
@@ -240,19 +240,19 @@ class Loop:
         self._note(active, len(active.tokens))
 
 
-class _Planned(NamedTuple):
-    """A plan, how its rounds are made, and whether the next choice of that waits for it."""
+class _Decision(NamedTuple):
+    """A schedule, the shape of its rounds, and whether the next choice of a shape waits for them."""
 
-    plan: Schedule
-    way: RoundShape
+    schedule: Schedule
+    shape: RoundShape
     trying: bool
 
 
 class _Call(NamedTuple):
-    """Rounds that were sent: how they are made (None for constrained requests), whom they decode, how many were asked for,
-    their logs, packed, and which rows of these are theirs (None for all)."""
+    """Rounds that were sent: their shape (None for constrained requests), the requests that they decode, how many were asked
+    for, their packed logs, and the rows of these that are theirs (None for all)."""
 
-    way: RoundShape | None
+    shape: RoundShape | None
     decoded: list[ActiveRequest]
     rounds: int
     logs: CallLogs

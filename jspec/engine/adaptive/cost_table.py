@@ -122,12 +122,12 @@ class CostTable:
         }
         return json.dumps({"device": self.device, "method": self.method, "rounds": rounds}, indent=2) + "\n"
 
-    def seconds(self, batch: int, ways: Iterable[RoundShape]) -> dict[RoundShape, float]:
+    def seconds(self, batch: int, shapes: Iterable[RoundShape]) -> dict[RoundShape, float]:
         """Round shape -> seconds per round of ``batch`` rows, interpolated linearly between measurements.
 
         Args:
           batch: rows.
-          ways: the round shapes.
+          shapes: the round shapes.
 
         Raises:
           ValueError: ``batch``, a K or an R lies outside of the measurements.
@@ -146,7 +146,7 @@ class CostTable:
             max(size for size in sizes if size < batch),
             min(size for size in sizes if size > batch),
         ]
-        return {shape: float(np.interp(batch, near, [at(size, shape) for size in near])) for shape in ways}
+        return {shape: float(np.interp(batch, near, [at(size, shape) for size in near])) for shape in shapes}
 
     def _at(self, batch: int, K: int) -> float:
         by_drafts = {shape: seconds for shape, seconds in self.rounds[batch].items() if isinstance(shape, int)}
