@@ -94,7 +94,7 @@ class OffByOne(HeadProgram):
 def test_confidence_that_depends_on_its_own_draft_is_detected():
     def of(kind) -> list[float]:
         program = kind("rejection", "dspark-sure", budget=BUDGET)
-        return p_values(TestBudgetOfHeads.with_oracles(program, play(program, None, 20_000, seed=56)), FIRST)
+        return p_values(TestBudgetOfHeads.with_oracles(program, play(program, None, 8_000, seed=56)), FIRST)
 
     with mock.patch.object(Block, "_with_confidence", of_the_draft_itself):
         assert min(of(OffByOne)[:-1]) < LEVEL
@@ -128,8 +128,8 @@ FAULTS = {"drawn": {"confidence_of": drawn}, "whole rows": {"select_drafts": who
 def test_selection_that_depends_on_its_own_draft_is_detected(rule, fault):
     program = Peeking(rule, budget=BUDGET, fault=fault)
     with mock.patch.multiple(step, **FAULTS[fault]):
-        *sampled, greedy = p_values(TestBudget.with_oracles(program, play(program, TABLES, 16_000, seed=54)), FIRST)
+        *sampled, greedy = p_values(TestBudget.with_oracles(program, play(program, TABLES, 8_000, seed=54)), FIRST)
     assert min(sampled) < LEVEL
     assert greedy == 1.0
     sound = Peeking(rule, budget=BUDGET)
-    assert min(p_values(TestBudget.with_oracles(sound, play(sound, TABLES, 16_000, seed=54)), FIRST)) >= LEVEL
+    assert min(p_values(TestBudget.with_oracles(sound, play(sound, TABLES, 8_000, seed=54)), FIRST)) >= LEVEL

@@ -86,6 +86,6 @@ class TestSteps:
 
     def test_position_keyed_block_is_detected(self):
         program = steps.Program("block", draft_sampling="argmax", noise=PositionKeyed)
-        *sampled, greedy = self.p_values(program, TABLES, 30_000)
+        *sampled, greedy = self.p_values(program, TABLES, 12_000)
         assert max(sampled) < LEVEL
         assert greedy == 1.0

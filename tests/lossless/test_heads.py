@@ -131,7 +131,7 @@ class TestReducedVocabulary(HeadLosslessness):
 
     def p_values(self, fault) -> list[float]:
         """Of the asks that sample."""
-        run = Run(HeadProgram("rejection", "eagle3", fault=fault), 20_000)
+        run = Run(HeadProgram("rejection", "eagle3", fault=fault), 8_000)
         sampled = [pair for pair in self.with_oracles(run.program, self.play(run)) if pair[0].ask.warp.temperature]
         return p_values(sampled, FIRST)
 
@@ -160,6 +160,6 @@ class TestDraftsThatDependOnEachOther(HeadLosslessness):
 
     @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
     def test_a_distribution_that_ignores_the_previous_draft_is_detected(self, rule):
-        run = Run(ForgetfulProgram(rule, "dspark-rnn"), 20_000)
+        run = Run(ForgetfulProgram(rule, "dspark-rnn"), 8_000)
         sampled = [pair for pair in self.with_oracles(run.program, self.play(run)) if pair[0].ask.warp.temperature]
         assert min(p_values(sampled, FIRST)) < LEVEL

@@ -103,7 +103,7 @@ class TestSteps(Losslessness):
         jax.clear_caches()
 
     def _least(self, program) -> float:
-        run = Run(program, 20_000)
+        run = Run(program, 4_000)
         sampled = [pair for pair in self.with_oracles(program, self.play(run)) if pair[0].ask.warp.temperature]
         return min(p_values(sampled, LAST))
 
