@@ -3,6 +3,7 @@
 And what makes them fast: most of their time is XLA's, which compiles many programs that run for a moment.
 """
 
+import collections
 import contextlib
 import gc
 import os
@@ -61,13 +62,13 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Mark what tests/nightly.toml names. Long files go first: ``make test`` deals whole files to its workers in this order,
     and they end together."""
-    entries = tiers.table()
+    entries, seen = tiers.table(), collections.Counter()
     for item in items:
         long = item.get_closest_marker("long") or item.get_closest_marker("gpu")
-        if not long and tiers.is_nightly(
-            f"{item.path.relative_to(tiers.TESTS)}::{item.nodeid.partition('::')[2]}", entries
-        ):
+        node = f"{item.path.relative_to(tiers.TESTS)}::{item.nodeid.partition('::')[2]}"
+        if not long and tiers.is_nightly(node, seen[node.partition("[")[0]], entries):
             item.add_marker(pytest.mark.nightly)
+        seen[node.partition("[")[0]] += not long
     items.sort(key=lambda item: not is_in(item.path, *LONGEST))
 
 

@@ -84,21 +84,22 @@ def outcome(llm: jspec.LLM, options: dict) -> list:
 
 
 @pytest.mark.parametrize(
-    ("draft", "more"),
+    ("draft", "more", "options"),
     [
-        ("eagle3", {"num_pages": 16}),
-        pytest.param("eagle3", {"num_pages": 16, "warmup": True}, marks=pytest.mark.long),
-        pytest.param("draft", {"draft_tensor_parallel": 2, "num_pages": 16}, marks=pytest.mark.long),
-        pytest.param("parallel", {"reproducible": False}, marks=pytest.mark.long),
+        ("eagle3", {"num_pages": 16}, OPTIONS[:2]),
+        pytest.param("eagle3", {"num_pages": 16}, OPTIONS, marks=pytest.mark.nightly),
+        pytest.param("eagle3", {"num_pages": 16, "warmup": True}, OPTIONS, marks=pytest.mark.long),
+        pytest.param("draft", {"draft_tensor_parallel": 2, "num_pages": 16}, OPTIONS, marks=pytest.mark.long),
+        pytest.param("parallel", {"reproducible": False}, OPTIONS, marks=pytest.mark.long),
     ],
 )
-def test_two_processes_generate_what_one_does(checkpoints, draft, more):
+def test_two_processes_generate_what_one_does(checkpoints, draft, more, options):
     """Requests are preempted, come back from host memory, are sampled, penalised and held to a grammar."""
     more = dict(more)
     what = {
         "warmup": more.pop("warmup", False),
         "prompts": PROMPTS,
-        "options": OPTIONS,
+        "options": options,
         "load": loading(checkpoints, draft, **more),
     }
     with processes(2, what) as (leader, follower):
@@ -108,7 +109,7 @@ def test_two_processes_generate_what_one_does(checkpoints, draft, more):
         code, line = said(follower)
         assert (code, "process 1 of 2 follows process 0" in line) == (0, True)
     llm = jspec.load(**what["load"])
-    assert found["outcomes"] == [outcome(llm, options) for options in OPTIONS]
+    assert found["outcomes"] == [outcome(llm, each) for each in options]
     assert found["preemptions"] == llm.engine.metrics().num_preemptions
     assert found["preemptions"] > 0 or "num_pages" not in more
 

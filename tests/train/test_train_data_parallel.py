@@ -38,7 +38,7 @@ BORROWED = Sizes(num_draft_tokens=2, borrow_head=True)
 NIGHTLY = pytest.mark.nightly
 CASES = [
     *(
-        pytest.param(method, sizes, "plain", 2, marks=() if method in ("eagle", "eagle3", "mlp", "dspark") else NIGHTLY)
+        pytest.param(method, sizes, "plain", 2, marks=() if method in ("eagle3", "mlp") else NIGHTLY)
         for method, sizes in SIZES.items()
     ),
     *(
