@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS
+from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import (
     activate_and_quantize_kernel,
     activate_and_quantize_reference,
@@ -108,7 +109,7 @@ class TestQuantizedNorm:
     def test_is_the_norm_within_half_a_step(self, kind, summands):
         x, y, weight, bias = (vectors((2, 3, 320), seed=i) for i in range(4))
         if summands is not None:
-            y = jnp.stack([y] * summands, axis=-2)
+            y = PartialSums(jnp.stack([y] * summands, axis=-2))
         weight, bias = weight[0, 0], bias[0, 0] if kind == "layer" else None
 
         def with_norm(quantize: bool):
