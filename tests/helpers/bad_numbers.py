@@ -27,6 +27,7 @@ from jspec.pallas.attention.decode import decode_attention_kernel
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.matmul.bf16 import bf16_matmul_kernel, bf16_matmul_reference
+from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import (
     activate_and_quantize_kernel,
     activate_and_quantize_reference,
@@ -122,7 +123,12 @@ def residual_sum(kind: str, quantize: bool, summands: int | None) -> Problem:
     weight, bias = (normal(200, seed=seed, dtype="bfloat16") for seed in (1, 2))
     how = {"eps": 1e-5, "kind": kind, "quantize": quantize}
     problem = simple(add_norm_reference, add_norm_kernel, x, y, weight, bias if kind == "layer" else None, **how)
-    return problem._replace(spots=problem.spots + spots(1, y.shape, (ROW,)))
+
+    def adding(function):
+        return lambda x, y, *vectors, **more: function(x, y if summands is None else PartialSums(y), *vectors, **more)
+
+    reference, kernel = adding(problem.reference), adding(problem.kernel)
+    return problem._replace(reference=reference, kernel=kernel, spots=problem.spots + spots(1, y.shape, (ROW,)))
 
 
 def heads() -> Problem:
