@@ -40,7 +40,7 @@ class TestServed(ServedLosslessness):
     asks, seed = ASKS, 91
     runs = (
         Run(PROGRAMS[0][0], QUICK, reproducible=True),  # one program for all batches is compiled sooner than four
-        *(Run(program, samples, True, exact) for samples in (QUICK, LONG) for program, exact in PROGRAMS),
+        *(Run(program, samples, "long", exact) for samples in (QUICK, LONG) for program, exact in PROGRAMS),
     )
 
 

@@ -149,7 +149,7 @@ async def send(address: str, path: str, content: bytes) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("path", in_tiers(PATHS, test=("/v1/chat/completions", "/detokenize")))
+@pytest.mark.parametrize("path", in_tiers(PATHS, test=("/v1/chat/completions",)))
 def test_no_field_is_too_large_for_the_others(server, path, size):
     process, address = server
     before, slow, wrong = process.memory_info().rss, [], []
