@@ -17,7 +17,7 @@ from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape, round_shapes
 from jspec.llm import LLM
-from jspec.loading.context_length import lengths_up_to, own_length, reproducible_length
+from jspec.loading.context_length import lengths_up_to, own_length, reproducible_length, within_pool
 from jspec.loading.memory_budget import longest_that_fits, with_num_pages
 from jspec.loading.pair import Path, check_pair, default_params, load_modules, open_pair, require_shards
 from jspec.outputs import Delta, Result
@@ -148,10 +148,8 @@ def load(
     config = _engine_config(engine_fields, target_config)
     if engine_fields.get("max_len") is None and not config.reproducible:
         require_shards(shards, target_config, draft_config)
-        lengths, K = (
-            lengths_up_to(own_length(target_config)),
-            0 if pair.draft is None else speculation.most_draft_tokens,
-        )
+        K = 0 if pair.draft is None else speculation.most_draft_tokens
+        lengths = lengths_up_to(within_pool(own_length(target_config), config))
         longest = longest_that_fits(lengths, target_config, draft_config, config, width or K + 1, share, shards)
         config = dataclasses.replace(config, max_len=longest)
     checked = check_pair(pair, speculation, config.max_len)
@@ -280,14 +278,18 @@ def _object_or_fields(
 def _engine_config(fields: Mapping[str, Any], target: ModelConfig) -> EngineConfig:
     """The settings of an engine for a target; what is left open is chosen for the target and the device."""
     fields = dict(fields)
-    if fields.get("max_len") is None:
+    chooses = fields.get("max_len") is None
+    if chooses:
         fields["max_len"] = reproducible_length(target, jax.default_backend())
     _require_positions(fields["max_len"], target)
     if fields.get("dtype") is None:
         fields["dtype"] = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     if fields.get("reproducible") is None:
         fields["reproducible"] = True
-    return EngineConfig(**fields).for_target(target)
+    config = EngineConfig(**fields)
+    if chooses:
+        config = dataclasses.replace(config, max_len=within_pool(config.max_len, config))
+    return config.for_target(target)
 
 
 def _split_options(options: dict) -> tuple[dict, dict]:

@@ -1,6 +1,6 @@
 """The context length of an engine whose ``max_len`` the caller left open."""
 
-from jspec.config import ModelConfig
+from jspec.config import EngineConfig, ModelConfig
 
 LADDER = tuple(2**i for i in range(30, 10, -1))  # ..., 8,192, 4,096, 2,048
 # Under ``reproducible`` the length must not depend on how much memory happens to be free. On a CPU attention reads all
@@ -21,6 +21,11 @@ def own_length(target: ModelConfig) -> int:
 def reproducible_length(target: ModelConfig, platform: str) -> int:
     """The context length of a reproducible engine, which follows from the target and the kind of device alone."""
     return min(own_length(target), LONGEST_REPRODUCIBLE.get(platform, LONGEST_REPRODUCIBLE["gpu"]))
+
+
+def within_pool(length: int, config: EngineConfig) -> int:
+    """A context length, cut to what all pages of the pool hold together where their number is given."""
+    return length if config.num_pages is None else max(min(length, config.num_pages * config.page_size), 2)
 
 
 def lengths_up_to(longest: int) -> list[int]:

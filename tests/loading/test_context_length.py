@@ -104,6 +104,11 @@ class TestLoad:
         less = jspec.load(folder, max_batch=1, reproducible=False).engine.config.max_len
         assert less in LADDER
 
+    @pytest.mark.parametrize("reproducible", [True, False])
+    def test_a_given_pool_holds_a_text_of_the_length(self, folder, reproducible):
+        config = jspec.load(folder, max_batch=1, num_pages=10, page_size=64, reproducible=reproducible).engine.config
+        assert (config.max_len, config.num_pages) == (640, 10)
+
     def test_a_given_length_is_taken(self, folder):
         for max_len in (100, 20_000):
             assert jspec.load(folder, max_batch=1, max_len=max_len, num_pages=400).engine.config.max_len == max_len

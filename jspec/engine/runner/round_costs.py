@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jspec.engine.runner.model_runner import ModelRunner
 
 TIMED_CALLS = 5  # of a decode program, when its cost is measured
-LONGEST_TEXT = 1024  # tokens, as most texts that an engine decodes have, however long a context it allows
+LONGEST_TEXT = 1024  # tokens; texts that fill a long context would make attention most of every measured round
 
 
 def round_costs(runner: "ModelRunner", builder: StepBuilder, config: EngineConfig) -> Seconds:
