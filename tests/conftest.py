@@ -69,6 +69,7 @@ def pytest_collection_modifyitems(items):
         if not long and tiers.is_nightly(node, seen[node.partition("[")[0]], entries):
             item.add_marker(pytest.mark.nightly)
         seen[node.partition("[")[0]] += not long
+        tiers.COLLECTED.append(node)
     items.sort(key=lambda item: not is_in(item.path, *LONGEST))
 
 

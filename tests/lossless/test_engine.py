@@ -16,10 +16,10 @@ PROGRAMS = (
     Program("block", draft_positions=6, draft_vocab=V - 1),
     Program("rejection", draft_tokens=(3, 0, 2)),
     Program("block", "ngram"),
-    Program("rejection", lookup=True),
     Program("match", "none"),
 )
 NIGHTLY = (
+    Program("rejection", lookup=True),
     Program("match"),
     Program("rejection"),
     Program("rejection", draft_sampling="argmax", draft_positions=6),
