@@ -18,7 +18,7 @@ from jspec.drafting.methods import method_of
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape, round_shapes
 from jspec.llm import LLM
 from jspec.loading.context_length import lengths_up_to, own_length, reproducible_length, within_pool
-from jspec.loading.memory_budget import longest_that_fits, with_num_pages
+from jspec.loading.memory_budget import ModelMemory
 from jspec.loading.pair import Path, check_pair, default_params, load_modules, open_pair, require_shards
 from jspec.outputs import Delta, Result
 from jspec.registry import MTP
@@ -150,12 +150,14 @@ def load(
         require_shards(shards, target_config, draft_config)
         K = 0 if pair.draft is None else speculation.most_draft_tokens
         lengths = lengths_up_to(within_pool(own_length(target_config), config))
-        longest = longest_that_fits(lengths, target_config, draft_config, config, width or K + 1, share, shards)
+        memory = ModelMemory(target_config, draft_config, width or K + 1, shards)
+        longest = memory.longest_that_fits(lengths, config, share)
         config = dataclasses.replace(config, max_len=longest)
     checked = check_pair(pair, speculation, config.max_len)
     draft_config, speculation = checked.draft_config, checked.speculation
     require_shards(shards, target_config, draft_config)
-    config = with_num_pages(target_config, draft_config, config, width or checked.num_draft_tokens + 1, share, shards)
+    memory = ModelMemory(target_config, draft_config, width or checked.num_draft_tokens + 1, shards)
+    config = memory.with_num_pages(config, share)
     method = method_of(checked.draft)
     seconds = None if costs is None else _seconds(costs, method, speculation, config.batch_buckets)
     model, draft_model, make_drafter = load_modules(checked, config.dtype, *shards, check_files=check_files)

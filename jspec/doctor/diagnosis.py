@@ -21,7 +21,7 @@ from jspec.doctor.variants import Trial, try_variants
 from jspec.drafting.methods import drafter_for, method_of
 from jspec.llm import LLM, Prompt
 from jspec.loading.compatibility import with_available_drafts, with_positions
-from jspec.loading.memory_budget import with_num_pages
+from jspec.loading.memory_budget import ModelMemory
 from jspec.loading.pair import Path, build_draft_module, check_compatible, open_checkpoints
 from jspec.models import build
 from jspec.outputs import Stats
@@ -131,7 +131,7 @@ def diagnose(
         known = with_positions(config, given, engine.max_len)
         speculation = with_available_drafts(Speculation(num_draft_tokens), known)
     results += [checks.position_limit(config, given, known), *checks.head_inputs(config, known, options)]
-    engine = with_num_pages(config, known, engine, speculation.most_draft_tokens + 1, share=0.9)
+    engine = ModelMemory(config, known, speculation.most_draft_tokens + 1).with_num_pages(engine, share=0.9)
 
     model = build(config.for_length(engine.max_len), target_checkpoint.language_model(dtype)[1], dtype)
     params = dict(draft_checkpoint.params(dtype))

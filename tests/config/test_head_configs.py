@@ -18,7 +18,7 @@ from jspec.config.heads import (
     default_aux_layers,
 )
 from jspec.config.param_specs import Declared
-from jspec.loading.memory_budget import budget
+from jspec.loading.memory_budget import ModelMemory
 from jspec.models import abstract_params
 
 V, D = TARGET.vocab_size, TARGET.hidden_size
@@ -70,7 +70,7 @@ def test_parameter_counts_are_those_of_the_params(head):
 @pytest.mark.parametrize("head", HEADS)
 def test_memory_budget_counts_the_head(head):
     config = EngineConfig(max_batch=2, max_len=16)
-    alone, with_head = budget(TARGET, None, config, 5), budget(TARGET, head, config, 5)
+    alone, with_head = (ModelMemory(TARGET, draft, 5).budget(config) for draft in (None, head))
     assert with_head.weights - alone.weights == 4 * head.num_parameters
     layers = head.decoder
     slots = config.pool_pages * config.page_size

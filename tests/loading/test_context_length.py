@@ -13,6 +13,7 @@ from jspec.config import EngineConfig
 from jspec.config.rope import Rope
 from jspec.loading import memory_budget
 from jspec.loading.context_length import LADDER, lengths_up_to, own_length, reproducible_length
+from jspec.loading.memory_budget import ModelMemory
 from jspec.models.kv_cache import gathers_pages
 
 LONG = dataclasses.replace(TARGET, max_position=131_072)
@@ -25,7 +26,7 @@ def longest(monkeypatch, free: int, target=HEAD_64, on_gpu=True, config=CONFIG) 
     monkeypatch.setattr(memory_budget, "on_gpu", lambda: on_gpu)
     monkeypatch.setattr(memory_budget, "free_bytes", lambda: free)
     lengths = lengths_up_to(own_length(target))
-    return memory_budget.longest_that_fits(lengths, target, None, config, 5, 0.5)
+    return ModelMemory(target, None, 5).longest_that_fits(lengths, config, 0.5)
 
 
 def test_lengths_are_steps_below_the_own_length():
@@ -52,7 +53,7 @@ def test_a_gpu_has_memory_for_a_text_of_the_length_and_not_of_the_next(monkeypat
     sized = dataclasses.replace(CONFIG, max_len=step)
     sized = dataclasses.replace(sized, num_pages=sized.pages_per_row)
     monkeypatch.setattr(memory_budget, "on_gpu", lambda: True)
-    need = memory_budget.budget(HEAD_64, None, sized, 5).total
+    need = ModelMemory(HEAD_64, None, 5).budget(sized).total
     assert longest(monkeypatch, 2 * need) == step
     assert longest(monkeypatch, 2 * need - 2) == step // 2
     assert longest(monkeypatch, 0) == LADDER[-1]
@@ -69,7 +70,7 @@ def test_pages_that_a_kernel_reads_in_place_need_no_workspace(monkeypatch):
     sized = [dataclasses.replace(CONFIG, max_len=n, num_pages=9) for n in (8_192, 16_384)]
     for target, on_gpu, grows in ((HEAD_64, True, False), (HEAD_64, False, True), (LONG, True, True)):
         monkeypatch.setattr(memory_budget, "on_gpu", lambda on_gpu=on_gpu: on_gpu)
-        less, more = (memory_budget.budget(target, None, config, 5).work for config in sized)
+        less, more = (ModelMemory(target, None, 5).budget(config).work for config in sized)
         assert (more > less) == grows
     assert gathers_pages(LATENTS, "bfloat16", on_gpu=True)  # its latents are no power of two
     large = dataclasses.replace(LATENTS.latent, rank=64, rotated=16)
@@ -80,12 +81,12 @@ def test_pages_that_a_kernel_reads_in_place_need_no_workspace(monkeypatch):
 def test_an_error_names_a_length_that_fits(monkeypatch):
     monkeypatch.setattr(memory_budget, "on_gpu", lambda: True)
     config = dataclasses.replace(CONFIG, max_len=8_192)
-    need = memory_budget.budget(HEAD_64, None, dataclasses.replace(config, num_pages=config.pages_per_row), 5).total
+    need = ModelMemory(HEAD_64, None, 5).budget(dataclasses.replace(config, num_pages=config.pages_per_row)).total
     monkeypatch.setattr(memory_budget, "free_bytes", lambda: need - 1)
     with pytest.raises(MemoryError, match=r"lower max_batch, max_len or num_pages; max_len=4096 would fit$"):
-        memory_budget.with_num_pages(HEAD_64, None, config, 5, 1.0)
+        ModelMemory(HEAD_64, None, 5).with_num_pages(config, 1.0)
     config = dataclasses.replace(config, max_len=4_096)
-    assert memory_budget.with_num_pages(HEAD_64, None, config, 5, 1.0).pages_per_row == 64
+    assert ModelMemory(HEAD_64, None, 5).with_num_pages(config, 1.0).pages_per_row == 64
 
 
 class TestLoad:

@@ -7,12 +7,13 @@ from engines import DRAFT, LATENTS, TARGET
 
 from jspec.config import EngineConfig
 from jspec.loading import memory_budget
+from jspec.loading.memory_budget import ModelMemory
 
 CONFIG = EngineConfig(max_batch=3, max_len=40, page_size=8)
 
 
 def test_weights_cache_and_workspace_are_counted():
-    need = memory_budget.budget(TARGET, DRAFT, CONFIG, width=5)
+    need = ModelMemory(TARGET, DRAFT, 5).budget(CONFIG)
     slots = (1 + 3 * 5) * 8
     assert need.weights == 4 * (TARGET.num_parameters + DRAFT.num_parameters)
     assert need.cache == 4 * 2 * (3 + 1) * 2 * 4 * slots
@@ -24,18 +25,18 @@ def test_keys_and_values_that_follow_from_latents_are_counted():
     """In bfloat16, for all pages that a pass has room for: of a text of 40 tokens, and of ten segments of 4."""
     config = dataclasses.replace(CONFIG, dtype="bfloat16", prefill_chunk=4, prefill_tokens=40)
     expanding = dataclasses.replace(config, expand_latents=True)
-    expand, keep = (memory_budget.budget(LATENTS, None, one, 1) for one in (expanding, config))
+    expand, keep = (ModelMemory(LATENTS, None, 1).budget(one) for one in (expanding, config))
     assert expand.work - keep.work == (5 + 5) * 8 * 4 * (12 + 8) * 2
     other = dataclasses.replace(expanding, dtype="float32")
-    assert memory_budget.budget(LATENTS, None, other, 1) == memory_budget.budget(
-        LATENTS, None, dataclasses.replace(other, expand_latents=False), 1
+    assert ModelMemory(LATENTS, None, 1).budget(other) == ModelMemory(LATENTS, None, 1).budget(
+        dataclasses.replace(other, expand_latents=False)
     )
-    assert memory_budget.budget(TARGET, None, expanding, 1) == memory_budget.budget(TARGET, None, config, 1)
+    assert ModelMemory(TARGET, None, 1).budget(expanding) == ModelMemory(TARGET, None, 1).budget(config)
 
 
 def test_half_the_bytes_in_bfloat16():
     full, half = (
-        memory_budget.budget(TARGET, None, dataclasses.replace(CONFIG, dtype=d), 1) for d in ("float32", "bfloat16")
+        ModelMemory(TARGET, None, 1).budget(dataclasses.replace(CONFIG, dtype=d)) for d in ("float32", "bfloat16")
     )
     assert (full.weights, full.cache) == (2 * half.weights, 2 * half.cache)
 
@@ -43,39 +44,39 @@ def test_half_the_bytes_in_bfloat16():
 @pytest.mark.parametrize(("change", "field"), [({"max_batch": 6}, "cache"), ({"num_pages": 99}, "cache")])
 def test_larger_settings_need_more_bytes(change, field):
     less, more = (
-        memory_budget.budget(TARGET, None, config, 1) for config in (CONFIG, dataclasses.replace(CONFIG, **change))
+        ModelMemory(TARGET, None, 1).budget(config) for config in (CONFIG, dataclasses.replace(CONFIG, **change))
     )
     assert getattr(more, field) > getattr(less, field)
 
 
 def test_what_does_not_fit_is_refused_with_numbers(monkeypatch):
     config = dataclasses.replace(CONFIG, num_pages=15)
-    need = memory_budget.budget(TARGET, DRAFT, config, 5).total
+    need = ModelMemory(TARGET, DRAFT, 5).budget(config).total
     monkeypatch.setattr(memory_budget, "free_bytes", lambda: need)
-    assert memory_budget.with_num_pages(TARGET, DRAFT, config, 5, 0.9) == config
+    assert ModelMemory(TARGET, DRAFT, 5).with_num_pages(config, 0.9) == config
     monkeypatch.setattr(memory_budget, "free_bytes", lambda: need - 1)
     with pytest.raises(
         MemoryError, match=r"num_pages=15 of 8 .*max_batch=3 x max_len=40.*are free; lower max_batch, max"
     ):
-        memory_budget.with_num_pages(TARGET, DRAFT, config, 5, 0.9)
+        ModelMemory(TARGET, DRAFT, 5).with_num_pages(config, 0.9)
 
 
 def test_the_pool_takes_what_remains(monkeypatch):
     """On a GPU the share of its memory that is left, less the null page; elsewhere what the rows can use, up to 4 GiB."""
     one_row = dataclasses.replace(CONFIG, num_pages=CONFIG.pages_per_row)
-    assert memory_budget.with_num_pages(TARGET, DRAFT, CONFIG, 5, 0.9).num_pages == 3 * 5
+    assert ModelMemory(TARGET, DRAFT, 5).with_num_pages(CONFIG, 0.9).num_pages == 3 * 5
     monkeypatch.setattr(memory_budget, "CPU_CACHE", 8000)  # a page takes 2,048 bytes
     monkeypatch.setattr(memory_budget, "free_bytes", lambda: 0)
     with pytest.raises(MemoryError, match="num_pages=5 "):
-        memory_budget.with_num_pages(TARGET, DRAFT, CONFIG, 5, 0.9)
+        ModelMemory(TARGET, DRAFT, 5).with_num_pages(CONFIG, 0.9)
 
     monkeypatch.setattr(memory_budget, "on_gpu", lambda: True)
-    need = memory_budget.budget(TARGET, DRAFT, one_row, 5)
+    need = ModelMemory(TARGET, DRAFT, 5).budget(one_row)
     page = need.cache // (1 + CONFIG.pages_per_row)
     for free in (10**6, 10**8):
         monkeypatch.setattr(memory_budget, "free_bytes", lambda free=free: free)
         fits = (0.5 * free - need.weights - need.work) / page
-        pages = memory_budget.with_num_pages(TARGET, DRAFT, CONFIG, 5, 0.5).num_pages
+        pages = ModelMemory(TARGET, DRAFT, 5).with_num_pages(CONFIG, 0.5).num_pages
         assert 15 / 16 * fits - 1 <= pages <= fits
         assert pages % 2 ** max(pages.bit_length() - 5, 0) == 0  # the same, if a little less is free
 

@@ -16,7 +16,7 @@ from heads import VARIANTS, compile_fast, dequantized_head, plain_config, random
 
 from jspec.config import EngineConfig, ModelConfig
 from jspec.config.heads import PardConfig
-from jspec.loading import memory_budget
+from jspec.loading.memory_budget import ModelMemory
 from jspec.models import abstract_params, build, flat_params, init, quantization
 from jspec.models.causal import causal_logits
 from jspec.models.layers import Linear
@@ -186,8 +186,8 @@ def test_bytes_are_those_of_the_arrays(tied, kind, dtype):
     leaves = abstract_params(config, dtype).values()
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     settings = dataclasses.replace(FEW, dtype=dtype)
-    assert memory_budget.budget(config, None, settings, 1).weights == size
-    assert memory_budget.budget(config, PardConfig(config, 0), settings, 1).weights == 2 * size
+    assert ModelMemory(config, None, 1).budget(settings).weights == size
+    assert ModelMemory(config, PardConfig(config, 0), 1).budget(settings).weights == 2 * size
     assert config.num_parameters == with_kind(None, tied).num_parameters
 
 
