@@ -109,7 +109,8 @@ def load_tile(ref: Any, line, column, step: int):
     Args:
       ref: ``[lines, columns]``.
       line, column: int32 ``[n]`` and ``[m]``.
-      step: ``column`` is a block of this size. No mask is computed where blocks fill both axes of ``ref``.
+      step: so many columns are read by all program instances together in a trip of theirs. No mask is computed where
+        such steps fill the columns of ``ref``, and blocks of ``line`` its lines.
 
     Returns:
       ``[n, m]``.

@@ -92,8 +92,8 @@ def multiply_tile(x_ref, weight_ref, tiling: MatmulTiling):
 
     def add(i, total):
         column = block_ids(first + i, tiling.inputs)
-        weight = load_tile(weight_ref, output, column, tiling.inputs)
-        x = load_tile(x_ref, token, column, tiling.inputs)
+        weight = load_tile(weight_ref, output, column, tiling.inputs * tiling.num_splits)
+        x = load_tile(x_ref, token, column, tiling.inputs * tiling.num_splits)
         a, b = (weight, x) if tiling.weight_first else (x, weight)
         precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
         contracted = ((1,), (1,)), ((), ())

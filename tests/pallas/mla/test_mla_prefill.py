@@ -157,7 +157,7 @@ class TestUpProject:
         _, pool, *_, maps = problem(case)
         pool, count = jnp.nan_to_num(pool), 4
         got = self.up_project(pool, self.numbers, jnp.int32(count), maps)
-        k, v = (np.asarray(part, np.float64)[:count] for part in got)
+        k, v = (np.asarray(part[:count], np.float64) for part in got)  # nobody has written the other pages
         text = np.asarray(pool, np.float64)[0, self.numbers[:count]]
         keys, values = (np.asarray(weight, np.float64) for weight in (maps.keys, maps.values))
         if maps.key_scale is not None and maps.value_scale is not None:
