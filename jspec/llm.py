@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jspec._validation import require
-from jspec.config import EngineConfig, Speculation
+from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
 from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
@@ -73,7 +73,7 @@ class LLM:
         frontend = Frontend(
             tokenizer,
             target.config.vocab_size,
-            target.config.eos_token_ids,
+            _end_tokens(target.config, tokenizer),
             method,
             self.reproducible,
             default_sampling_params,
@@ -386,3 +386,12 @@ class LLM:
                 yield *place_of[id(active.request)], self.engine.result(active)
         finally:
             ended.close()  # also while a traceback keeps this frame alive
+
+
+def _end_tokens(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The tokens that end a text: those of config.json and generation_config.json, and the tokenizer's own, as in vLLM. Some
+    checkpoints name the token that ends a turn of a chat in tokenizer_config.json alone."""
+    own: Any = getattr(tokenizer, "eos_token_id", None)
+    known = config.eos_token_ids
+    missing = isinstance(own, int) and 0 <= own < config.vocab_size and own not in known
+    return (*known, own) if missing else known

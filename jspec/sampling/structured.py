@@ -28,6 +28,8 @@ class StructuredOutputsParams:
       disable_any_whitespace: whether JSON has no blanks but those inside of strings.
       whitespace_pattern: a regular expression for the blanks between the parts of JSON, instead of any number of blanks and
         line breaks.
+      disable_additional_properties: whether objects of a JSON schema have no other properties than it names, where it has
+        ``properties`` and says nothing about others. True is the meaning of OpenAI's strict mode; vLLM's default is False.
 
     Raises:
       ValueError: none of the five is given, or several, or a value cannot be used.
@@ -45,6 +47,7 @@ class StructuredOutputsParams:
     json_object: bool = False
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
+    disable_additional_properties: bool = True
 
     def __post_init__(self):
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
@@ -57,7 +60,7 @@ class StructuredOutputsParams:
             require(
                 value is None or (isinstance(value, str) and value != ""), name, value, "a string that is not empty"
             )
-        for name in ("json_object", "disable_any_whitespace"):
+        for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         if self.choice is not None:
             choice = self.choice

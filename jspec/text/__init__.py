@@ -2,9 +2,11 @@
 
 prompts.py         the forms of prompts: text, token ids, dictionaries
 chat_messages.py   chat messages, checked
+chat_roles.py      system and developer messages in the form that a chat template writes
 chat_template.py   from chat messages to the tokens of a prompt
 detokenizer.py     encoding, and the incremental decoding of a completion
 stop_strings.py    the streamed text of a request, and its stop strings
 token_spans.py     attributes spans of text to accepted drafts or to the target
+token_bytes.py     the bytes of single tokens
 grammar/           grammars for structured outputs
 """

@@ -1,7 +1,8 @@
 """Chat messages, checked and converted to the plain form that chat templates expect."""
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 TEXT_PARTS = ("text", "input_text", "output_text")  # the types of a part that hold their text under "text"
@@ -15,7 +16,8 @@ def plain_messages(messages: Any, where: str = "messages") -> list[dict[str, Any
 
     A message has the fields of OpenAI's. ``role`` is text. ``content`` is text, or a list of ``{"type": "text", "text":
     ...}`` whose texts are joined by newlines, as in vLLM. Only an assistant's message may be without it, if it has
-    ``tool_calls`` or reasoning. ``arguments`` of a tool call become an object if they are JSON. Other fields, ``name`` and
+    ``tool_calls`` or reasoning. ``arguments`` of a tool call become an object if they are the JSON of one, an
+    empty object for nothing and ``null``, and else stay the text that the model wrote. Other fields, ``name`` and
     ``tool_call_id`` for example, are kept, and fields that are None are left out: templates know a missing field, but
     seldom None.
 
@@ -111,13 +113,29 @@ def _function(where: str, function: Mapping) -> dict[str, Any]:
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name:
         raise ValueError(f"{where}.name={short(name)}: expected the name of a function")
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):  # a call that was cut, or that the model got wrong
+            arguments = json.loads(arguments)
     if arguments is None or arguments == "":
         arguments = {}
-    elif isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = function["arguments"]
     if not isinstance(arguments, Mapping):
-        raise ValueError(f"{where}.arguments={short(arguments)}: expected an object, or the JSON of one")
+        given = function["arguments"]
+        if not isinstance(given, str):
+            raise ValueError(f"{where}.arguments={short(given)}: expected an object, or a text, the JSON of one")
+        return {**function, "arguments": given}
     return {**function, "arguments": dict(arguments)}
+
+
+def with_argument_objects(conversation: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The conversation with ``{"arguments": text}`` in place of arguments that are no object, for templates that go through
+    the entries of an object; None if there are no such arguments."""
+    changed, messages = False, []
+    for message in conversation:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            function = call.get("function", call)
+            if isinstance(function["arguments"], str):
+                function, changed = function | {"arguments": {"arguments": function["arguments"]}}, True
+            calls.append(call | {"function": function} if "function" in call else function)
+        messages.append(message | {"tool_calls": calls} if calls else message)
+    return messages if changed else None

@@ -4,16 +4,18 @@ A template is a Jinja program, and that of a checkpoint is not trusted. transfor
 reaches neither files nor Python's internals.
 """
 
+import contextlib
 import functools
 import inspect
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jspec._validation import is_int, require
-from jspec.text.chat_messages import is_conversation_list, plain_messages, short
-from jspec.text.detokenizer import COUNTED_CONTEXTS, encode_within, kept_tokens
+from jspec.text.chat_messages import is_conversation_list, plain_messages, short, with_argument_objects
+from jspec.text.chat_roles import written_instructions
+from jspec.text.detokenizer import COUNTED_CONTEXTS, TooLong, encode_within, kept_tokens
 
 MAX_TEMPLATE = 2**20  # characters of a template; the longest that are known have some 20,000
 MAX_REASON = 300  # characters of an error that a template caused
@@ -44,6 +46,7 @@ def prompt_tokens(
 
     Raises:
       ValueError: there is no template, it cannot be used with these messages, or an argument is of the wrong kind.
+      TooLong: the text is several times longer than ``max_len`` tokens.
     """
     conversation, options = plain_messages(messages, where), dict(template_kwargs or {})
     require(isinstance(add_generation_prompt, bool), "add_generation_prompt", add_generation_prompt, "True or False")
@@ -62,12 +65,17 @@ def prompt_tokens(
     template = _template(tokenizer, chat_template, tools := _tools(tools))
     options |= {"tools": tools, "documents": _documents(documents)}
     options |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
-    text = _render(where, tokenizer, conversation, template, options)
+    renders = functools.partial(_text, tokenizer, template, options)
+    small = functools.partial(
+        _text, tokenizer, template, options | {"add_generation_prompt": False, "continue_final_message": False}
+    )
+    conversation = written_instructions(conversation, where, small)
+    text = _render(where, conversation, renders)
     most = COUNTED_CONTEXTS * max_len if kept is None else kept_tokens(kept, max_len)
     what = f"the text that the chat template made of {where}"
     tokens = encode_within(tokenizer, text, what, most, last=kept is not None, add_special_tokens=False)
     if tokens is None:
-        raise ValueError(
+        raise TooLong(
             f"{where} make a prompt of {len(text)} characters, which max_len={max_len} tokens cannot hold; shorten them, "
             "or load the model with a larger max_len"
         )
@@ -151,24 +159,35 @@ def read_template(path: str | os.PathLike) -> str:
     return text
 
 
-def _render(
-    where: str, tokenizer: Any, conversation: list[dict[str, Any]], template: str, options: dict[str, Any]
-) -> str:
+def _text(tokenizer: Any, template: str, options: dict[str, Any], conversation: Sequence[dict[str, Any]]) -> str:
     """The text of a conversation under a template; ``options`` are arguments of transformers and template variables."""
+    return tokenizer.apply_chat_template(list(conversation), chat_template=template, tokenize=False, **options)
+
+
+def _render(
+    where: str, conversation: Sequence[dict[str, Any]], renders: Callable[[Sequence[dict[str, Any]]], str]
+) -> str:
+    """The text of a conversation.
+
+    Raises:
+      ValueError: the template cannot be parsed, refuses the conversation, or fails.
+    """
     from jinja2 import TemplateError, TemplateSyntaxError  # imported here, because only chats need it
 
     try:
-        text = tokenizer.apply_chat_template(conversation, chat_template=template, tokenize=False, **options)
+        return renders(conversation)
     except TemplateSyntaxError as error:
         raise ValueError(f"chat_template, line {error.lineno}: {_reason(error)}; correct the template") from None
     except ImportError:  # jinja2 is too old for transformers
         raise
     except Exception as error:
+        with contextlib.suppress(Exception):
+            if (objects := with_argument_objects(conversation)) is not None:
+                return renders(objects)
         how = f"fails on them ({type(error).__name__}: {_reason(error)})"
         if type(error) is TemplateError:  # ``raise_exception``, which templates call for messages that they do not take
             how = f"refuses them: {_reason(error)}"
         raise ValueError(f"{where}: the chat template {how}; change them, or give another chat_template") from None
-    return text
 
 
 def _reason(error: BaseException) -> str:
@@ -192,7 +211,7 @@ def _tool(where: str, tool: Any) -> dict[str, Any]:
         "and a docstring"
     )
     if isinstance(tool, Mapping):
-        return dict(tool)
+        return _checked_tool(where, tool)
     if not inspect.isroutine(tool):
         raise ValueError(f"{where}={short(tool)}: {expected}")
     from transformers.utils.chat_template_utils import get_json_schema  # imported here, because it takes seconds
@@ -201,6 +220,22 @@ def _tool(where: str, tool: Any) -> dict[str, Any]:
         return get_json_schema(tool)
     except Exception as error:  # it parses the docstring, which may be anything
         raise ValueError(f"{where}={short(tool)} has no JSON schema ({_reason(error)}): {expected}") from None
+
+
+def _checked_tool(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI's dictionary of a tool, or only its function's."""
+    kind, function = tool.get("type", "function"), tool.get("function", tool)
+    if kind != "function":
+        raise ValueError(f"{where}.type={short(kind)}: expected 'function'; a chat template describes functions alone")
+    place = f"{where}.function" if function is not tool else where
+    if not isinstance(function, Mapping):
+        raise ValueError(f"{place}={short(function)}: expected an object with 'name' and 'parameters'")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise ValueError(f"{place}.name={short(function.get('name'))}: expected the name of a function")
+    parameters = function.get("parameters")
+    if not (parameters is None or isinstance(parameters, Mapping)):
+        raise ValueError(f"{place}.parameters={short(parameters)}: expected a JSON schema, which is an object")
+    return dict(tool)
 
 
 def _documents(given: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:

@@ -40,6 +40,10 @@ def encode(tokenizer: Tokenizer, text: str, what: str, *, add_special_tokens: bo
         ) from None
 
 
+class TooLong(ValueError):
+    """A text is several times longer than the model's context."""
+
+
 def encode_within(
     tokenizer: Tokenizer, text: str, what: str, most: int, *, last: bool = False, add_special_tokens: bool = True
 ) -> list[int] | None:

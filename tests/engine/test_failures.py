@@ -3,6 +3,8 @@ always did."""
 
 import ctypes
 import dataclasses
+import sys
+import time
 
 import jax
 import numpy as np
@@ -128,12 +130,24 @@ def test_an_exception_that_ends_the_thread(warm, error):
     assert_nothing_is_held(llm.engine)
 
 
+def await_rest(ident: int):
+    """Wait until a thread is twice at the same instruction: it waits there for others."""
+    place = None
+    while True:
+        frame = sys._current_frames()[ident]
+        before, place = place, (frame.f_code, frame.f_lasti)
+        if place == before:
+            return
+        time.sleep(0.02)
+
+
 def test_a_thread_that_is_killed_while_it_waits(warm):
     """By an exception from another thread, which loses the command that wakes it."""
     llm, expected = warm
     thread = llm.engine.gateway.running()
     ident = thread._thread.ident
     assert ident is not None
+    await_rest(ident)
     assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(SystemExit)) == 1
     with pytest.raises(RuntimeError, match="SystemExit"):
         texts(llm)

@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from engines import CONFIG, LETTERS, Letters, V, bigram, engine, ragged_prompts, shared, table_llm, target
+from engines import CONFIG, LETTERS, MAX_LEN, Letters, V, bigram, engine, ragged_prompts, shared, table_llm, target
 from lossless.distributions import Options, processed
 
 import jspec
@@ -38,8 +39,17 @@ def texts(serving: Engine, params: list[SamplingParams], prompts=PROMPTS) -> lis
 
 
 @functools.cache
+def forward() -> Callable[[np.ndarray], jax.Array]:
+    """The target's logits of a text of MAX_LEN tokens, in one program for all lengths."""
+    model = target()  # which is cached, and must not be made of the tracers of the program
+    return jax.jit(lambda text: causal_logits(model, text)[0])
+
+
+@functools.cache
 def logits_after(text: tuple[int, ...]) -> np.ndarray:
-    return np.asarray(causal_logits(target(), np.array([text], np.int32))[0])[-1].astype(np.float64)
+    padded = np.zeros((1, MAX_LEN), np.int32)
+    padded[0, : len(text)] = text
+    return np.asarray(forward()(padded)[len(text) - 1]).astype(np.float64)
 
 
 def greedy_by_definition(prompt: list[int], options: dict[str, Any], count: int) -> list[int]:

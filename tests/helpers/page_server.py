@@ -12,6 +12,7 @@ from jspec.llm import LLM
 from jspec.serving.openai.auth import Keys
 from jspec.serving.openai.http_server import listener
 from jspec.serving.openai.lifecycle import run
+from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.openai.service import Service
 
 V, K = 2048, 3
@@ -42,4 +43,4 @@ if __name__ == "__main__":
     llm = model()
     llm.warmup()
     service = Service(jspec.AsyncEngine(llm), ["table"], keys=Keys([KEY]), chat_template=CHAT)
-    run(service, listener("127.0.0.1", 0), shutdown_timeout=5, log_level="warning")
+    run(service, listener("127.0.0.1", 0), ServerSettings(shutdown_timeout=5, log_level="warning"))

@@ -1,5 +1,6 @@
 """The two Gumbel draws of a token, in float64."""
 
+import jax
 import numpy as np
 
 from jspec.pallas.sampling.gumbel_max import group_words
@@ -23,5 +24,9 @@ def shortfall(weight, key_data, noisy, token) -> np.ndarray:
 
 
 def _gumbel(key_data, words):
-    bits = threefry_bits(key_data[:, :1], key_data[:, 1:], words)
-    return -np.log(-np.log1p(-np.asarray(uniform_of_bits(bits), np.float64)))
+    return -np.log(-np.log1p(-np.asarray(_uniform(key_data, words), np.float64)))
+
+
+@jax.jit
+def _uniform(key_data, words):
+    return uniform_of_bits(threefry_bits(key_data[:, :1], key_data[:, 1:], words))

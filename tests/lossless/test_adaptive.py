@@ -19,7 +19,7 @@ from lossless.steps import K, Program, decoded, play
 from lossless.table_model import TABLES
 
 SECONDS = {0: 1.0, 1: 1.62, 2: 2.05}  # so near to each other that every round changes which is best
-QUICK = (Run(Program("rejection"), 100_000), Run(Program("block", draft_sampling="auto"), 60_000, "nightly"))
+QUICK = (Run(Program("rejection"), 50_000), Run(Program("block", draft_sampling="auto"), 60_000, "nightly"))
 LONG = (
     Program("rejection"),
     Program("match", draft_sampling="coupled"),

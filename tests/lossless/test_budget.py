@@ -21,7 +21,7 @@ from lossless.table_model import TABLES
 
 BUDGET = CONFIG.max_batch * 13 // 8  # of all rows: at first 5 of 16 drafts, and more of them as texts end
 QUICK = (
-    Run(Program("rejection", budget=BUDGET), 40_000),
+    Run(Program("rejection", budget=BUDGET), 20_000),
     Run(Program("block", budget=BUDGET), 24_000, "nightly"),
     Run(Program("match", draft_sampling="coupled", budget=BUDGET), 12_000, "nightly"),
 )

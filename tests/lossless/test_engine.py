@@ -14,11 +14,11 @@ PROGRAMS = (
     Program("match", draft_sampling="coupled"),
     Program("rejection", draft_sampling="auto"),  # argmax for the third ask, sampled for the others
     Program("block", draft_positions=6, draft_vocab=V - 1),
-    Program("rejection", draft_tokens=(3, 0, 2)),
-    Program("block", "ngram"),
     Program("match", "none"),
 )
 NIGHTLY = (
+    Program("rejection", draft_tokens=(3, 0, 2)),
+    Program("block", "ngram"),
     Program("rejection", lookup=True),
     Program("match"),
     Program("rejection"),

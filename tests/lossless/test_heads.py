@@ -20,11 +20,11 @@ FACTORS = ("head", "verify", "draft_sampling")
 QUICK = (
     HeadProgram("rejection", "p-eagle", "auto"),
     HeadProgram("match", "pard", "coupled"),
-    HeadProgram("block", "mlp", draft_temperature=1.4),
     HeadProgram("rejection", "dspark"),
     HeadProgram("rejection", "eagle-small"),
 )
 NIGHTLY = (
+    HeadProgram("block", "mlp", draft_temperature=1.4),
     HeadProgram("rejection", "eagle"),
     HeadProgram("match", "medusa", "argmax"),
     HeadProgram("block", "dflash"),

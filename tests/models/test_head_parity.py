@@ -6,6 +6,7 @@ The outputs of the originals are stored in golden/, and the README.md there says
 import functools
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -86,10 +87,16 @@ def test_the_targets_features_are_those_of_the_originals(target):
 def test_a_causal_pass_agrees_with_the_original(tmp_path, target, file, case):
     head, expected = load_case(tmp_path, file, case)
     positions = jnp.arange(T, dtype=jnp.int32)[None]
-    embedded, features = head.embed(TOKENS[None, 1:], target), head.fuse(features_of(file, case)[None])
-    hidden, _ = head(embedded, features, positions, (None,) * head.cache_shape()[0], CausalView(positions))
+
+    @jax.jit
+    def causal_pass(tokens, features):
+        embedded, fused = head.embed(tokens, target), head.fuse(features)
+        hidden, _ = head(embedded, fused, positions, (None,) * head.cache_shape()[0], CausalView(positions))
+        return hidden, head.logits(hidden, target)
+
+    hidden, logits = causal_pass(TOKENS[None, 1:], features_of(file, case)[None])
     assert_close(hidden[0], expected["hidden"])
-    assert_close(head.logits(hidden, target)[0], expected["logits"])
+    assert_close(logits[0], expected["logits"])
 
 
 @pytest.mark.parametrize(("file", "case"), FED_BACK)
@@ -98,17 +105,20 @@ def test_a_recycled_feature_agrees_with_the_original(tmp_path, target, file, cas
     head, expected = load_case(tmp_path, file, case)
     row = jnp.arange(T, dtype=jnp.int32)
     table, slots = 1 + row[:, None], jnp.broadcast_to(row[None], (T, T))
-    embedded = head.embed(jnp.broadcast_to(TOKENS[None, 1:], (T, T)), target)
-    fused = head.fuse(features_of(file, case)[None])
     pool = init_pool(head.cache_shape(), 1 + T, 2 * T, jnp.float32)
-    view = PagedView(table, slots, slots <= row[:, None])
-    hidden, cache = head(embedded, jnp.broadcast_to(fused, (T, *fused.shape[1:])), slots, pool, view)
 
-    own, after = head.recycle(hidden[row, row][:, None]), row[:, None] + 1
-    embedded = head.embed(expected["next-tokens"][:, None], target)
-    hidden, _ = head(embedded, own, after, cache, PagedView(table, after, after > 0))
-    assert_close(hidden[:, 0], expected["next-hidden"])
-    assert_close(head.logits(hidden, target)[:, 0], expected["next-logits"])
+    @jax.jit
+    def two_passes(tokens, features, following):
+        embedded, fused = head.embed(jnp.broadcast_to(tokens, (T, T)), target), head.fuse(features)
+        view = PagedView(table, slots, slots <= row[:, None])
+        hidden, cache = head(embedded, jnp.broadcast_to(fused, (T, *fused.shape[1:])), slots, pool, view)
+        own, after = head.recycle(hidden[row, row][:, None]), row[:, None] + 1
+        hidden, _ = head(head.embed(following, target), own, after, cache, PagedView(table, after, after > 0))
+        return hidden[:, 0], head.logits(hidden, target)[:, 0]
+
+    hidden, logits = two_passes(TOKENS[None, 1:], features_of(file, case)[None], expected["next-tokens"][:, None])
+    assert_close(hidden, expected["next-hidden"])
+    assert_close(logits, expected["next-logits"])
 
 
 @pytest.mark.parametrize(("file", "case"), [key for key in FED_BACK if f"{key[1]}/chain" in golden(key[0])])
@@ -116,14 +126,22 @@ def test_greedy_drafts_are_those_of_the_originals_loop(tmp_path, target, file, c
     head, expected = load_case(tmp_path, file, case)
     table, slots = jnp.ones((1, 1), jnp.int32), jnp.arange(T, dtype=jnp.int32)[None]
     pool, valid = init_pool(head.cache_shape(), 2, 2 * T, jnp.float32), jnp.ones((1, T), bool)
-    embedded, features = head.embed(TOKENS[None, 1:], target), head.fuse(features_of(file, case)[None])
-    hidden, cache = head(embedded, features, slots, pool, PagedView(table, slots, valid))
-    drafts = []
+
+    @jax.jit
+    def first_pass(tokens, features):
+        embedded, fused = head.embed(tokens, target), head.fuse(features)
+        return head(embedded, fused, slots, pool, PagedView(table, slots, valid))
+
+    @jax.jit
+    def next_pass(token, hidden, position, cache):
+        embedded, features = head.embed(token, target), head.recycle(hidden[:, -1:])
+        return head(embedded, features, position, cache, PagedView(table, position, valid[:, :1]))
+
+    hidden, cache = first_pass(TOKENS[None, 1:], features_of(file, case)[None])
+    drafts, logits = [], jax.jit(lambda hidden: head.logits(hidden[:, -1], target))
     for slot in range(T, T + len(expected["chain"])):
-        drafts.append(likeliest(head, head.logits(hidden[:, -1], target)))
-        position = jnp.full((1, 1), slot, jnp.int32)
-        embedded, features = head.embed(jnp.array([drafts[-1:]]), target), head.recycle(hidden[:, -1:])
-        hidden, cache = head(embedded, features, position, cache, PagedView(table, position, valid[:, :1]))
+        drafts.append(likeliest(head, logits(hidden)))
+        hidden, cache = next_pass(jnp.array([drafts[-1:]]), hidden, jnp.full((1, 1), slot, jnp.int32), cache)
     assert drafts == expected["chain"].tolist()
 
 

@@ -8,6 +8,8 @@ import pytest
 from openai_server import CHAT, MAX_LEN, ask, asked, assert_nothing_is_held, error_of, events, family, service_of
 
 import jspec
+from jspec.serving.openai import serving_base
+from jspec.serving.openai.limits import Limits
 
 PROMPT = "import os\nimport sys\n\n\ndef main(argv=None):"
 MESSAGES = [{"role": "system", "content": "Write Python."}, {"role": "user", "content": "A queue."}]
@@ -88,6 +90,39 @@ def test_prompts_times_completions_are_numbered_in_order(service):
             texts[choice["index"]] += choice["text"]
             tokens[choice["index"]] += choice["token_ids"]
     assert (texts, tokens) == ([r.text for r in expected], [r.token_ids for r in expected])
+
+
+def test_a_client_names_its_request(service):
+    named = {"x-request-id": "abc-1.2_3"}
+    assert ask(service, "/v1/completions", GREEDY, headers=named).json()["id"] == "cmpl-abc-1.2_3"
+    for invalid in ("a" * 129, "a b", "é".encode(), ""):
+        answer = ask(service, "/v1/completions", GREEDY, headers={"x-request-id": invalid}).json()
+        assert len(answer["id"]) == len("cmpl-") + 32
+
+
+def test_large_responses_are_rendered_beside_the_event_loop(service, monkeypatch):
+    whole = ask(service, "/v1/completions", {**SEEDED, "logprobs": 2}).json()
+    prepared = []
+    prepare = service.engine.prepare
+    monkeypatch.setattr(service.engine, "prepare", lambda work: prepared.append(work) or prepare(work))
+    monkeypatch.setattr(serving_base, "SMALL", 10)
+    large = ask(service, "/v1/completions", {**SEEDED, "logprobs": 2}).json()
+    assert len(prepared) == 2, "the prompt and the response"
+    assert large["choices"] == whole["choices"]
+
+
+def test_a_response_has_so_many_log_probabilities(service):
+    small = service_of(family(), limits=Limits(max_logprob_entries=100))
+    try:
+        body = {**GREEDY, "logprobs": 2}  # 12 tokens, with the chosen one 36 entries
+        assert ask(small, "/v1/completions", {**body, "n": 2, "temperature": 1}).status_code == 200
+        error = error_of(ask(small, "/v1/completions", {**body, "n": 3, "temperature": 1}), 400)
+        assert error["message"].startswith("the response may have 108 log-probabilities: expected at most 100")
+        assert error["param"] == "logprobs"
+        assert events(ask(small, "/v1/completions", {**body, "n": 3, "temperature": 1, "stream": True}))
+        error_of(ask(small, "/v1/completions", {**GREEDY, "prompt": "a b c d " * 20, "prompt_logprobs": 2}), 400)
+    finally:
+        asyncio.run(small.engine.close())
 
 
 def test_finish_reasons_name_the_stop(service):

@@ -2,13 +2,18 @@
 
 import asyncio
 import contextlib
+import functools
+import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
+import pytest
 import uvicorn
 
-from jspec.serving.openai.connection import connection_type
+from jspec.serving.openai.connection import Connection, ConnectionLimits
 
 SECONDS = 0.4  # that a head may take
+MOST = 3  # connections
 HEAD = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 2\r\n\r\n"
 
 
@@ -16,7 +21,10 @@ async def echo(scope, receive, send):
     """Answers with the request's body, after twice the time that a head may take."""
     body = await receive()
     while body["more_body"]:
-        body["body"] += (more := await receive())["body"]
+        more = await receive()
+        if more["type"] == "http.disconnect":
+            return
+        body["body"] += more["body"]
         body["more_body"] = more["more_body"]
     await asyncio.sleep(2 * SECONDS)
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
@@ -24,9 +32,15 @@ async def echo(scope, receive, send):
 
 
 @contextlib.asynccontextmanager
-async def connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(app: Any = echo) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server with the deadline."""
-    config = uvicorn.Config(echo, port=0, http=connection_type(SECONDS), lifespan="off", log_level="critical")
+    config = uvicorn.Config(
+        echo,
+        port=0,
+        http=functools.partial(Connection, ConnectionLimits(SECONDS, MOST)),
+        lifespan="off",
+        log_level="critical",
+    )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve())
     while not server.started:
@@ -95,3 +109,79 @@ def test_slow_responses_and_bodies_are_not_timed_out():
                 assert await answer(reader) == b"HTTP/1.1 200" + body
 
     asyncio.run(ask())
+
+
+def test_more_connections_than_the_limit_are_closed():
+    async def ask():
+        async with connected() as (reader, writer):
+            host, port = writer.get_extra_info("peername")[:2]
+            others = [await asyncio.open_connection(host, port) for _ in range(MOST)]
+            assert await closed(others[-1][0])
+            writer.write(HEAD + b"ab")
+            assert await answer(reader) == b"HTTP/1.1 200ab"
+            others[0][1].close()
+            await asyncio.sleep(SECONDS / 4)
+            again = await asyncio.open_connection(host, port)
+            again[1].write(HEAD + b"cd")
+            assert await answer(again[0]) == b"HTTP/1.1 200cd"
+            for _, other in [*others, again]:
+                other.close()
+
+    asyncio.run(ask())
+
+
+def chunked(sizes) -> bytes:
+    """A request whose body comes in chunks of these sizes."""
+    head = HEAD.replace(b"content-length: 2", b"transfer-encoding: chunked")
+    return head + b"".join(b"%x\r\n%s\r\n" % (size, b"x" * size) for size in sizes)
+
+
+def test_bodies_in_tiny_chunks_are_refused():
+    """A million chunks of a byte cost a hundred times what the same bytes do in one."""
+
+    async def ask():
+        async with connected() as (reader, writer):
+            loop = asyncio.get_running_loop()
+            writer.write(chunked([1] * 20_000))
+            started = loop.time()
+            assert (await reader.read()).startswith(b"HTTP/1.1 400")
+            assert loop.time() - started < 20 * SECONDS
+
+    asyncio.run(ask())
+
+
+def test_bodies_in_chunks_are_read():
+    async def ask():
+        for sizes in ([1] * 200, [1000] * 500, [1] * 100 + [10_000] * 300):
+            async with connected() as (reader, writer):
+                writer.write(chunked([*sizes, 0]) + b"")
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20 * SECONDS)
+                assert head.startswith(b"HTTP/1.1 200")
+
+    asyncio.run(ask())
+
+
+async def refuse(scope, receive, send):
+    """Answers before the body has come."""
+    await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.mark.parametrize("app", [echo, refuse])
+def test_malformed_chunks_end_the_connection_without_a_traceback(caplog, monkeypatch, app):
+    """While the body is read, and after the request was refused."""
+    errors, log = list[dict](), logging.getLogger("uvicorn.error")
+
+    async def ask():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        async with connected(app) as (reader, writer):
+            monkeypatch.setattr(log, "handlers", [caplog.handler])
+            log.setLevel("WARNING")
+            writer.write(chunked([2]))
+            await asyncio.sleep(SECONDS / 4)
+            writer.write(b"zzz\r\n")
+            await asyncio.wait_for(reader.read(), 20 * SECONDS)
+
+    asyncio.run(ask())
+    assert errors == []
+    assert [record.exc_info for record in caplog.records] == [None]

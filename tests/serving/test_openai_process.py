@@ -190,11 +190,12 @@ import sys
 import jspec
 from jspec.serving.openai.http_server import listener
 from jspec.serving.openai.lifecycle import run
+from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.openai.service import Service
 from test_async_engine import slow_model
 
 service = Service(jspec.AsyncEngine(slow_model()), ["slow"])
-run(service, listener("127.0.0.1", 0), shutdown_timeout=float(sys.argv[1]))
+run(service, listener("127.0.0.1", 0), ServerSettings(shutdown_timeout=float(sys.argv[1])))
 print("ended by itself")
 """
 

@@ -5,12 +5,13 @@ import json
 import math
 
 import pytest
+from tokenizer_families import FAMILIES
 
 import jspec
 from jspec.serving.openai.errors import ApiError, shown
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 from jspec.serving.openai.list_limits import most_entries
-from jspec.serving.openai.logprobs import LEAST, chat_logprobs, completion_logprobs, prompt_logprobs
+from jspec.serving.openai.logprobs import LEAST, TextOffsets, chat_logprobs, completion_logprobs, prompt_logprobs
 from jspec.serving.openai.protocol import ChatRequest, CompletionRequest, parsed
 from jspec.serving.openai.sampling import num_choices, of_value_error, params_of
 
@@ -139,27 +140,55 @@ PLACES = [
 ]
 
 
+def own_bytes(token, text):
+    """The bytes of a token; of token 6 those of a part of a character."""
+    return b"\xc3" if token == 6 else text.encode()
+
+
 def test_logprobs_as_a_chat_has_them():
-    found = chat_logprobs([5, 9], PLACES, 2)
+    found = chat_logprobs([5, 9], PLACES, 2, own_bytes)
     json.dumps(found, allow_nan=False)
     first, second = found["content"]
     assert (first["token"], first["logprob"], first["bytes"]) == ("é", -0.25, [0xC3, 0xA9])
     assert [entry["token"] for entry in first["top_logprobs"]] == ["é", "b"]
+    assert [entry["bytes"] for entry in first["top_logprobs"]] == [[0xC3, 0xA9], [0xC3]]
     assert (second["token"], second["logprob"]) == ("token_id:9", LEAST)
     assert [entry["logprob"] for entry in second["top_logprobs"]] == [-0.5, -0.75]
-    assert [entry["top_logprobs"] for entry in chat_logprobs([5, 9], PLACES, 0)["content"]] == [[], []]
+    assert [entry["top_logprobs"] for entry in chat_logprobs([5, 9], PLACES, 0, own_bytes)["content"]] == [[], []]
 
 
 def test_logprobs_as_a_completion_has_them():
-    found = completion_logprobs([5, 9], PLACES, 2, offset=10)
+    found = completion_logprobs([5, 9], PLACES, 2, [10, 11])
     assert found["tokens"] == ["é", "token_id:9"]
     assert found["text_offset"] == [10, 11]
     assert found["token_logprobs"] == [-0.25, LEAST]
     assert found["top_logprobs"] == [{"é": -0.25, "b": -2.0}, {"b": -0.5, "token_id:9": LEAST}]
-    echoed = completion_logprobs([3, 5], [None, PLACES[0]], 1, decode=lambda token: f"<{token}>")
+    echoed = completion_logprobs([3, 5], [None, PLACES[0]], 1, [0, 3], decode=lambda token: f"<{token}>")
     assert echoed["tokens"] == ["<3>", "é"]
     assert echoed["text_offset"] == [0, 3]
     assert (echoed["token_logprobs"], echoed["top_logprobs"]) == ([None, -0.25], [None, {"é": -0.25}])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_offsets_are_places_in_the_text(family):
+    """Special tokens that the text leaves out have no length, and a character belongs to the last of its tokens."""
+    made = FAMILIES[family]()
+    tokens = made.encode("the cat sat, déjà x")
+    tokens = [made.special[0], *tokens, made.special[0], *tokens]
+    text, offsets = made.decode(tokens), TextOffsets(made.decode)
+    found = [*offsets.add(tokens[:3]), *offsets.add(tokens[3:])]
+    assert found == sorted(found)
+    assert found[:2] == [0, 0]
+    ends = [*found[1:], len(text)]
+    pieces = [text[start:end] for start, end in zip(found, ends, strict=True)]
+    assert "".join(pieces) == text
+    assert pieces[0] == ""
+    shifted = TextOffsets(made.decode, tokens[:4], start=7).add(tokens[4:])
+    assert shifted[0] == 7
+
+
+def test_tokens_without_a_tokenizer_count_as_their_ids():
+    assert TextOffsets(None, start=3).add([7, 12]) == [3, 3 + len("token_id:7")]
 
 
 def test_logprobs_of_a_prompt_as_vllm_has_them():

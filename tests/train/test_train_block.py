@@ -66,11 +66,16 @@ def test_logits_and_loss_are_those_of_deepspec(tmp_path, kind):
         golden("dspark"),
     )
     anchors, batch = jnp.asarray(found[f"{kind}.train_anchors"])[None], golden_batch()
-    logits = jax.lax.map(lambda one: draft_logits(head, lender, one), filled(head, lender, batch, anchors, 4.0))
+
+    @jax.jit
+    def logits_of(batch):
+        return jax.lax.map(lambda one: draft_logits(head, lender, one), filled(head, lender, batch, anchors, 4.0))
+
+    logits = logits_of(batch)
     assert_close(jnp.moveaxis(logits[:, 0], 0, 1), found[f"{kind}.train_logits"])
     trained = FilledBlocks(head.config, cross_entropy=0.1, distance=0.9, confidence=1.0)
     assert trained.decay == 4.0
-    loss = trained.loss_at(head, lender, batch, anchors)
+    loss = jax.jit(lambda batch: trained.loss_at(head, lender, batch, anchors))(batch)
     assert float(loss) == pytest.approx(float(found[f"{kind}.train_loss"]), abs=1e-5)
 
 
@@ -104,8 +109,9 @@ def test_a_block_has_the_logits_of_the_reference_implementation(case):
     found, weights = logits(windows())
     text = jnp.pad(windows(), ((0, 0), (0, K)), constant_values=3)
     known = trained.known(constants)
+    wanted_of = jax.jit(lambda length: causal_drafts(trained.config, head, target(), text, length, K).logits)
     for block in range(anchors.shape[1]):
-        wanted = causal_drafts(trained.config, head, target(), text, anchors[:, block] + 1, K).logits
+        wanted = wanted_of(anchors[:, block] + 1)
         if known is not None:
             wanted = wanted[..., known]
         inside = np.asarray(weights[:, :, block]) > 0
@@ -122,9 +128,16 @@ def test_loss_of_a_reduced_vocabulary_is_that_of_the_reference(case):
     trained = dataclasses.replace(trained, cross_entropy=0.3, soft=0.8, distance=0.6)
     head = build_head(trained.config, {**params, **constants})
     known, anchors = np.asarray(trained.known(constants)), np.array([[5, 1], [n - 2, 8]])
-    batch = read_windows(target(), windows(), trained.aux_layers, trained.known(constants))
-    slots = filled(head, target(), batch, jnp.asarray(anchors), trained.decay)
-    q = jax.nn.softmax(jax.lax.map(lambda one: draft_logits(head, target(), one), slots))
+
+    model = target()
+
+    @jax.jit
+    def draft(text):
+        batch = read_windows(model, text, trained.aux_layers, trained.known(constants))
+        slots = filled(head, model, batch, jnp.asarray(anchors), trained.decay)
+        return batch, slots, jax.nn.softmax(jax.lax.map(lambda one: draft_logits(head, model, one), slots))
+
+    batch, slots, q = draft(windows())
     whole = np.asarray(read_windows(target(), windows(), trained.aux_layers).distribution, np.float64)
     means = []
     for row in range(B):
@@ -162,7 +175,7 @@ def test_confidence_loss_has_no_gradient_of_its_label():
     trained, params, constants = made("dspark vanilla")
     trained = dataclasses.replace(trained, cross_entropy=0.0, soft=0.0, distance=0.0)
     leaves = flatten(target())
-    gradients = jax.grad(loss_of(trained, leaves.merge, "float32"))(
+    gradients = jax.jit(jax.grad(loss_of(trained, leaves.merge, "float32")))(
         params, (leaves.leaves, constants), windows(), jax.random.key(0)
     )
     assert np.abs(gradients["confidence.weight"]).max() > 0

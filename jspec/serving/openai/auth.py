@@ -32,6 +32,11 @@ class Keys:
         self._secret = secrets.token_bytes(32)
         self._digests = [self._digest(key.encode()) for key in keys]
 
+    @property
+    def needed(self) -> bool:
+        """Whether a client needs a key."""
+        return bool(self._digests)
+
     def tenant(self, scope: Scope) -> bytes:
         """The digest of a request's key; empty if no key is needed.
 

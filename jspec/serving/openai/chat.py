@@ -8,12 +8,14 @@ from starlette.responses import Response
 
 from jspec.outputs import Delta, Result
 from jspec.serving.openai.errors import ApiError, require_that, wrong
+from jspec.serving.openai.header_checks import request_id_of
 from jspec.serving.openai.json_body import read_object
 from jspec.serving.openai.logprobs import chat_logprobs, prompt_logprobs
 from jspec.serving.openai.protocol import ChatFields, ChatRequest, parsed
 from jspec.serving.openai.responses import GenerationResponse
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.serving_base import request_settings, requests_of, respond, tenant_of
+from jspec.text.detokenizer import TooLong
 
 MAX_KWARG = 256  # characters of a text for the template
 
@@ -35,7 +37,7 @@ async def chat(service: Service, http: HttpRequest) -> Response:
         requests = requests_of(
             service, request, settings, prompt_of(service, request, request.truncate_prompt_tokens), "messages"
         )
-        return ChatResponse(request, model, requests, service.llm.tokenizer, len(requests))
+        return ChatResponse(service, request, model, requests, len(requests), request_id_of(http.scope))
 
     return await respond(service, http, request, settings, prepare)
 
@@ -62,6 +64,8 @@ def prompt_of(service: Service, request: ChatFields, kept: int | None = None) ->
             truncate_prompt_tokens=kept,
             **_template_kwargs(service, request.chat_template_kwargs or {}),
         )
+    except TooLong:
+        raise service.too_long("messages") from None
     except (ValueError, TypeError) as error:
         field = re.match(r"((?:messages|tools|documents)[\w.\[\]]*)", str(error))
         raise ApiError(400, str(error), field[1] if field else "messages") from None
@@ -86,8 +90,8 @@ class ChatResponse(GenerationResponse):
 
     prefix, complete_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, request: ChatRequest, model: str, requests, tokenizer, n: int):
-        super().__init__(request, model, requests, tokenizer, n)
+    def __init__(self, service: Service, request: ChatRequest, model: str, requests, n: int, request_id: str):
+        super().__init__(service, request, model, requests, n, request_id)
         self._top = (request.top_logprobs or 0) if request.logprobs else None
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
@@ -124,4 +128,6 @@ class ChatResponse(GenerationResponse):
 
     def _logprobs(self, output: Delta | Result) -> dict[str, Any] | None:
         places = output.logprobs
-        return None if places is None or self._top is None else chat_logprobs(output.token_ids, places, self._top)
+        if places is None or self._top is None:
+            return None
+        return chat_logprobs(output.token_ids, places, self._top, self.service.token_bytes)

@@ -44,6 +44,12 @@ def _add_server(parser: argparse.ArgumentParser):
     group.add_argument(
         "--api-key", nargs="+", metavar="KEY", help="clients need one of these; or the variable JSPEC_API_KEY"
     )
+    group.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        metavar="NAME",
+        help="hosts that requests may be for; those of this machine if only it can connect, else any, which is '*'",
+    )
     group.add_argument("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs")
     group.add_argument(
         "--shutdown-timeout", type=float, default=30.0, help="seconds for requests to end at SIGTERM; %(default)s"
@@ -77,13 +83,7 @@ def run(args: argparse.Namespace) -> int:
     load = load_service(args, settings)
     log_to_stderr(settings)
     with listener(settings.host, settings.port) as bound:
-        serve(
-            load(),
-            bound,
-            shutdown_timeout=settings.shutdown_timeout,
-            log_level=settings.log_level,
-            certificate=settings.certificate,
-        )
+        serve(load(), bound, settings)
     return 0
 
 

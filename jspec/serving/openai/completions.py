@@ -1,5 +1,7 @@
 """``/v1/completions``: the endpoint and its response."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -7,8 +9,9 @@ from starlette.responses import Response
 
 from jspec.outputs import Delta, Result
 from jspec.serving.openai.errors import ApiError, require_that, wrong
+from jspec.serving.openai.header_checks import request_id_of
 from jspec.serving.openai.json_body import read_object
-from jspec.serving.openai.logprobs import completion_logprobs, prompt_logprobs
+from jspec.serving.openai.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
 from jspec.serving.openai.protocol import CompletionRequest, parsed
 from jspec.serving.openai.responses import GenerationResponse
 from jspec.serving.openai.service import Service
@@ -32,7 +35,9 @@ async def completions(service: Service, http: HttpRequest) -> Response:
                 special = request.add_special_tokens is not False
                 prompt = service.encoded(prompt, name, special, request.truncate_prompt_tokens)
             requests += requests_of(service, request, settings, prompt, name)
-        return CompletionResponse(service, request, model, requests, len(settings.copies), texts)
+        return CompletionResponse(
+            service, request, model, requests, len(settings.copies), request_id_of(http.scope), texts
+        )
 
     require_that(
         not (request.echo and service.llm.tokenizer is None), "echo", True, "false; the model has no tokenizer"
@@ -49,17 +54,17 @@ class CompletionResponse(GenerationResponse):
 
     prefix, complete_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, service: Service, request: CompletionRequest, model, requests, n: int, texts):
-        super().__init__(request, model, requests, service.llm.tokenizer, n)
-        self._service, self._texts, self._echo = service, texts, bool(request.echo)
-        self._top, self._offsets = request.logprobs, dict.fromkeys(range(len(requests)), 0)
+    def __init__(self, service: Service, request: CompletionRequest, model, requests, n: int, request_id: str, texts):
+        super().__init__(service, request, model, requests, n, request_id)
+        self._texts, self._echo = texts, bool(request.echo)
+        self._top, self._offsets = request.logprobs, dict[int, TextOffsets]()
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
         prompt = self._prompt_text(index) if self._echo else ""
         choice = {
             "index": index,
             "text": prompt + (result.text or ""),
-            "logprobs": self._complete_logprobs(result),
+            "logprobs": self._complete_logprobs(index, result),
             **self.ending(result),
             **self.details(result, index),
         }
@@ -72,7 +77,7 @@ class CompletionResponse(GenerationResponse):
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         text = self._prompt_text(index) if self._echo else ""
-        self._offsets[index] = len(text)
+        self._offsets[index] = self._text_offsets(index, self.requests[index].prompt, len(text))
         if not text and not self.request.return_token_ids:
             return []
         choice = {"index": index, "text": text, "logprobs": None, **self.ending(None)}
@@ -83,26 +88,43 @@ class CompletionResponse(GenerationResponse):
     def chunk_choice(self, index: int, delta: Delta) -> dict[str, Any]:
         places, logprobs = delta.logprobs, None
         if places is not None and self._top is not None:
-            logprobs = completion_logprobs(delta.token_ids, places, self._top, self._offsets[index])
-            self._offsets[index] += sum(map(len, logprobs["tokens"]))
+            offsets = self._offsets[index].add(delta.token_ids)
+            logprobs = completion_logprobs(delta.token_ids, places, self._top, offsets)
         ending, details = self.ending(delta.result), self.details(delta, index)
         return {"index": index, "text": delta.text or "", "logprobs": logprobs, **ending, **details}
 
-    def _complete_logprobs(self, result: Result) -> dict[str, Any] | None:
+    def _complete_logprobs(self, index: int, result: Result) -> dict[str, Any] | None:
         places = result.logprobs
         if places is None or self._top is None:
             return None
+        offsets = self._text_offsets(index, result.prompt_token_ids, 0)
         if not self._echo:
-            return completion_logprobs(result.token_ids, places, self._top)
-        before = result.prompt_logprobs or []
+            return completion_logprobs(result.token_ids, places, self._top, offsets.add(result.token_ids))
+        prompt = self._text_offsets(index).add(result.prompt_token_ids)
+        length = len(self._prompt_text(index))
+        offsets = self._text_offsets(index, result.prompt_token_ids, length).add(result.token_ids)
         token_ids = [*result.prompt_token_ids, *result.token_ids]
+        before = result.prompt_logprobs or []
         return completion_logprobs(
-            token_ids, [*before, *places], self._top, decode=lambda t: self._service.decoded([t])
+            *(token_ids, [*before, *places], self._top, [*(min(offset, length) for offset in prompt), *offsets]),
+            decode=lambda token: self.service.decoded([token]),
         )
+
+    def _text_offsets(self, index: int, prompt: Sequence[int] = (), start: int = 0) -> TextOffsets:
+        """Counts the characters of a choice's text.
+
+        Args:
+          prompt: tokens before the text.
+          start: characters before its first token.
+        """
+        if self.service.llm.tokenizer is None:
+            return TextOffsets(None, prompt, start)
+        shown = not self.requests[index].params.skip_special_tokens
+        return TextOffsets(functools.partial(self.service.decoded, special=shown), prompt, start)
 
     def _prompt_text(self, index: int) -> str:
         text = self._texts[index // self.n]
-        return self._service.decoded(self.requests[index].prompt) if text is None else text
+        return self.service.decoded(self.requests[index].prompt) if text is None else text
 
 
 def _prompts(service: Service, request: CompletionRequest) -> list[Any]:

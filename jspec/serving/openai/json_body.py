@@ -9,7 +9,6 @@ from starlette.requests import Request
 
 from jspec.serving.openai.errors import ApiError, shown, wrong
 from jspec.serving.openai.limits import Limits
-from jspec.serving.openai.request_body import read_body
 from jspec.serving.openai.service import Service
 
 BIG = 2**15  # bytes; a larger body is parsed in another thread, so that it does not block the event loop
@@ -20,16 +19,17 @@ async def read_object(service: Service, request: Request) -> dict[str, Any]:
     """The JSON object in a request's body.
 
     Raises:
-      ApiError: 408, 413 or 415, or 400 with what is wrong.
+      ApiError: 408, 413, 415 or 429, or 400 with what is wrong.
       ClientDisconnect: the client disconnected before the body had arrived.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which no web page can send without being allowed to
         raise ApiError(415, f"Content-Type is {shown(kind)}: expected application/json")
-    body = await read_body(request, limits := service.limits)
-    if len(body) > BIG:
-        return await service.prepare(functools.partial(parse_object, body, limits))
-    return parse_object(body, limits)
+    limits = service.limits
+    async with service.bodies.read(request) as body:
+        if len(body) > BIG:
+            return await service.prepare(functools.partial(parse_object, body, limits))
+        return parse_object(body, limits)
 
 
 def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 
+import jspec
 from jspec.serving.openai.app import make_app
 from jspec.serving.openai.http_server import (
     LAST_WORDS,
@@ -15,9 +16,11 @@ from jspec.serving.openai.http_server import (
     TICK,
     Server,
     address_of,
+    make_public_server,
     make_server,
     signalled,
 )
+from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.openai.service import Service
 from jspec.serving.supervisor.link import Link
 from jspec.serving.supervisor.messages import Ready
@@ -26,40 +29,28 @@ from jspec.serving.supervisor.private import RequireToken
 log = logging.getLogger("jspec.serve")
 
 
-def run(
-    service: Service,
-    bound: socket.socket,
-    *,
-    shutdown_timeout: float,
-    log_level: str = "info",
-    certificate: tuple[str, str] | None = None,
-):
+def run(service: Service, bound: socket.socket, settings: ServerSettings):
     """Serve until SIGTERM or SIGINT.
 
-    Then ``/health`` gives 503, new requests are refused with 503, and requests under way have ``shutdown_timeout`` seconds
-    to end; after that, or at a second signal, they are cancelled.
+    Then ``/health`` gives 503, new requests are refused with 503, and requests under way have the settings'
+    ``shutdown_timeout`` to end; after that, or at a second signal, they are cancelled.
 
     Args:
       service: the model and its settings.
       bound: the socket to listen at, of ``http_server.listener``.
-      shutdown_timeout: seconds that requests under way have to end.
-      log_level: of uvicorn, ``info`` for example.
-      certificate: the files of a certificate and of its key, for HTTPS.
+      settings: of the server.
     """
-    server = make_server(
-        make_app(service),
-        max_header_seconds=service.limits.max_header_seconds,
-        log_level=log_level,
-        certificate=certificate,
-    )
-    where = address_of(bound, certificate)
+    server = make_public_server(make_app(service), bound, settings)
+    where = address_of(bound, settings.certificate)
 
     def started():
+        keys = "needs an API key" if service.keys.needed else "needs no API key"
+        print(f"jspec serve: {jspec.__version__}, {service.llm!r}, {keys}", file=sys.stderr)
         print(f"jspec serve: {', '.join(service.names)} at {where}", file=sys.stderr, flush=True)
 
     async def serve():
         with signalled() as stops:
-            await _serve(server, service, bound, shutdown_timeout, stops, started)
+            await _serve(server, service, bound, settings.shutdown_timeout, stops, started)
 
     with _frozen_heap():
         asyncio.run(serve())
@@ -77,7 +68,7 @@ def run_privately(service: Service, bound: socket.socket, link: Link, *, shutdow
     """
     server = make_server(
         RequireToken(make_app(service), link.task.token),
-        max_header_seconds=service.limits.max_header_seconds,
+        service.limits,
         log_level=log_level,
         max_header_bytes=2 * MAX_HEADER_BYTES,  # the supervisor adds a header
         access_log=False,  # the supervisor has one
@@ -114,16 +105,17 @@ async def _serve(
 ):
     serving = asyncio.ensure_future(server.serve([bound]))
     try:
-        while not (server.started or serving.done()):
-            await asyncio.sleep(TICK)
-        if not serving.done():
-            started()
-        stopping = asyncio.ensure_future(stops.get())
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        await _drain(service, stops, shutdown_timeout)
-        server.should_exit = True
-        await serving
+        async with service.loop_monitor.running():
+            while not (server.started or serving.done()):
+                await asyncio.sleep(TICK)
+            if not serving.done():
+                started()
+            stopping = asyncio.ensure_future(stops.get())
+            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            await _drain(service, stops, shutdown_timeout)
+            server.should_exit = True
+            await serving
     finally:
         await service.engine.close()
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from jspec.text.detokenizer import Detokenizer
+
 LEAST = -9999.0  # stands for the logarithm of 0 in JSON, as in OpenAI's API
 
 
@@ -22,18 +24,26 @@ class TokenLogprob(Protocol):
 Place = dict[int, Any]  # token id -> TokenLogprob, of the chosen token and of the likeliest
 
 
-def chat_logprobs(token_ids: Sequence[int], places: Sequence[Place], top: int) -> dict[str, Any]:
+def chat_logprobs(
+    token_ids: Sequence[int], places: Sequence[Place], top: int, token_bytes: Callable[[int, str], bytes]
+) -> dict[str, Any]:
     """``choices[].logprobs`` of a chat.
 
     Args:
       token_ids: the tokens.
       places: for each of them, the log-probabilities of itself and of the likeliest tokens there.
       top: number of likeliest tokens in the response.
+      token_bytes: gives the bytes of a token, whose text is given as well.
     """
+
+    def entry(token: int, known: TokenLogprob) -> dict[str, Any]:
+        text = _text(token, known)
+        return {"token": text, "logprob": _finite(known.logprob), "bytes": list(token_bytes(token, text))}
+
     content = []
     for token, place in zip(token_ids, places, strict=True):
-        likeliest = [_entry(other, known) for other, known in _likeliest(place, top)]
-        content.append({**_entry(token, place[token]), "top_logprobs": likeliest})
+        likeliest = [entry(other, known) for other, known in _likeliest(place, top)]
+        content.append({**entry(token, place[token]), "top_logprobs": likeliest})
     return {"content": content, "refusal": None}
 
 
@@ -41,7 +51,7 @@ def completion_logprobs(
     token_ids: Sequence[int],
     places: Sequence[Place | None],
     top: int,
-    offset: int = 0,
+    offsets: Sequence[int],
     decode: Callable[[int], str] | None = None,
 ) -> dict[str, Any]:
     """``choices[].logprobs`` of a completion.
@@ -50,18 +60,42 @@ def completion_logprobs(
       token_ids: the tokens.
       places: for each of them, the same; None for the first token of a prompt, which has no log-probability.
       top: number of likeliest tokens in the response, beside the chosen one.
-      offset: characters of the text before these tokens.
+      offsets: for each of them, how many characters of the choice's text are before it; of ``TextOffsets``.
       decode: gives the text of a token without a place; by default that is ``token_id:7``, for example.
     """
-    offsets, tokens, chosen, likeliest = [], [], [], []
+    tokens, chosen, likeliest = [], [], []
     for token, place in zip(token_ids, places, strict=True):
         text = decode(token) if place is None and decode else _text(token, None if place is None else place[token])
-        offsets.append(offset)
         tokens.append(text)
-        offset += len(text)
         chosen.append(None if place is None else _finite(place[token].logprob))
         likeliest.append(None if place is None else _by_text(token, place, top))
-    return {"text_offset": offsets, "token_logprobs": chosen, "tokens": tokens, "top_logprobs": likeliest}
+    return {"text_offset": list(offsets), "token_logprobs": chosen, "tokens": tokens, "top_logprobs": likeliest}
+
+
+class TextOffsets:
+    """How many characters of a text are before each of its tokens, as they come.
+
+    A character that is spread over tokens belongs to the last of them, and the others have its offset. Special tokens that
+    the text leaves out have no length.
+
+    Args:
+      decode: makes the text of tokens; None if there is no tokenizer, and then a token counts as its ``token_id:7``.
+      prompt: the tokens before those of the text.
+      start: how many characters are before the first one.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str] | None, prompt: Sequence[int] = (), start: int = 0):
+        self._detokenizer = None if decode is None else Detokenizer(decode, prompt)
+        self._length = start
+
+    def add(self, tokens: Sequence[int]) -> list[int]:
+        """The offsets of the next tokens."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._length)
+            added = _text(token, None) if self._detokenizer is None else self._detokenizer.add([token])
+            self._length += len(added)
+        return offsets
 
 
 def prompt_logprobs(places: Sequence[Place | None]) -> list[dict[str, Any] | None]:
@@ -88,11 +122,6 @@ def _by_text(token: int, place: Place, top: int) -> dict[str, float]:
         text, value = _text(other, known), _finite(known.logprob)
         by_text[text] = max(value, by_text.get(text, LEAST))
     return by_text
-
-
-def _entry(token: int, known: TokenLogprob) -> dict[str, Any]:
-    text = _text(token, known)
-    return {"token": text, "logprob": _finite(known.logprob), "bytes": list(text.encode("utf-8", "replace"))}
 
 
 def _text(token: int, known: TokenLogprob | None) -> str:

@@ -54,6 +54,11 @@ def _gauges(m: Metrics, service: Service) -> list[tuple[str, str, float]]:
         ("vllm:num_requests_waiting", "Requests in the queue", m.num_waiting),
         ("vllm:kv_cache_usage_perc", "Share of pages that requests hold, 1 is all", m.pages_used / m.pages_total),
         ("jspec:num_http_requests", "HTTP requests under way", service.in_flight),
+        ("jspec:num_pending_body_bytes", "Bytes of bodies that arrive or are parsed", service.bodies.pending_bytes),
+        (
+            *("jspec:event_loop_longest_pause_seconds", "For how long the event loop was busy, of the last minute"),
+            *(service.loop_monitor.longest_pause,),
+        ),
         ("jspec:num_pages_cached", "Pages that only the prefix cache holds", m.pages_cached),
         ("jspec:num_pages_swapped", "Pages in host memory", m.pages_swapped),
         ("jspec:rows_per_call", "Rows that decode in a call, on average since the start", m.rows_per_call),

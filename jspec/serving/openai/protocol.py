@@ -4,13 +4,16 @@ Types are strict: ``"1"`` is not a number. ``null`` is the same as a missing fie
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jspec.serving.openai.errors import ApiError, shown, wrong
 from jspec.serving.openai.list_limits import Most, require_few
+
+MAX_REASONS = 8  # errors of a field that are looked at
+MAX_NAME = 64  # characters of a name that an error quotes
 
 T = TypeVar("T")
 # The first entry that is wrong ends validation, which would otherwise make an error for each.
@@ -29,12 +32,14 @@ class StreamOptions(BaseModel):
     Attributes:
       include_usage: whether a last chunk has the numbers of tokens.
       continuous_usage_stats: whether every chunk has them.
+      include_obfuscation: accepted and ignored; OpenAI pads chunks, so that their lengths tell less.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class GenerationRequest(_Body):
@@ -184,22 +189,40 @@ def parsed(kind: type[B], body: dict[str, Any], most: Mapping[str, Most]) -> B:
     try:
         request = kind.model_validate(given)
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise _refusal(error, given) from None
     for name, value in (request.model_extra or {}).items():
         if name not in _WITHOUT_EFFECT:
             _require_nothing(kind, name, value)
     return request
 
 
-def _refusal(error: ValidationError) -> ApiError:
-    """The error of the first bad field, in one sentence."""
+def _refusal(error: ValidationError, given: Mapping[str, Any]) -> ApiError:
+    """The error of the first bad field, in one sentence, with the path to what is wrong in it."""
     details = error.errors(include_url=False, include_context=False)
-    param = str(details[0]["loc"][0])
-    same = [detail for detail in details if str(detail["loc"][0]) == param]
-    if same[0]["type"] == "missing":
-        return ApiError(400, f"{param} is missing", param)
-    reasons = dict.fromkeys(detail["msg"].removeprefix("Input should be ") for detail in same[:8])
-    return ApiError(400, f"{param}={shown(same[0]['input'])}: expected {' or '.join(reasons)}", param)
+    first = details[0]["loc"][0]
+    paths = [_path(detail["loc"], given) for detail in details[:MAX_REASONS] if detail["loc"][0] == first]
+    path = max(paths, key=len)  # of a field of several types, that of the type which the value has
+    same = [detail for detail, other in zip(details, paths, strict=False) if other == path]
+    kind = same[0]["type"]
+    if kind == "missing":
+        return ApiError(400, f"{path} is missing", path)
+    if kind == "extra_forbidden":
+        return ApiError(400, f"unknown field {shown(path)}: leave it out", path)
+    reasons = dict.fromkeys(detail["msg"].removeprefix("Input should be ") for detail in same)
+    return ApiError(400, f"{path}={shown(same[0]['input'])}: expected {' or '.join(reasons)}", path)
+
+
+def _path(places: Sequence[int | str], given: Any) -> str:
+    """``tools[0].function`` from pydantic's places, among which are names of types, where a field takes several."""
+    path = ""
+    for place in places:
+        if isinstance(place, int):
+            path += f"[{place}]"
+            given = given[place] if isinstance(given, list) and place < len(given) else None
+        elif isinstance(given, Mapping):
+            path += f".{place[:MAX_NAME]}" if path else place[:MAX_NAME]
+            given = given.get(place)
+    return path
 
 
 def _require_nothing(kind: type[_Body], name: str, value: Any):
@@ -208,7 +231,7 @@ def _require_nothing(kind: type[_Body], name: str, value: Any):
         if not (value == [] or value == {} or any(_same(value, known) for known in neutral)):
             raise ApiError(400, f"{name}={shown(value)} is not supported: {hint}; leave it out", name)
         return
-    near = difflib.get_close_matches(name[:64], kind.model_fields, n=1)
+    near = difflib.get_close_matches(name[:MAX_NAME], kind.model_fields, n=1)
     hint = f"did you mean {near[0]}?" if near else "leave it out"
     raise ApiError(400, f"unknown field {shown(name)}: {hint}", name)
 

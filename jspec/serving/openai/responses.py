@@ -3,7 +3,6 @@
 import abc
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, ClassVar
 
@@ -13,9 +12,8 @@ from jspec.outputs import Delta, Result
 from jspec.serving.async_engine import Group
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.protocol import GenerationRequest, StreamOptions
-from jspec.serving.openai.service import unavailable
+from jspec.serving.openai.service import Service, unavailable
 from jspec.serving.openai.streaming import DONE, event
-from jspec.text.detokenizer import Tokenizer
 from jspec.text.token_spans import TokenSpans
 
 log = logging.getLogger("jspec.serve")
@@ -25,11 +23,12 @@ class GenerationResponse(abc.ABC):
     """The response to one HTTP request, complete or as a stream of chunks.
 
     Args:
+      service: the model and its settings.
       request: the fields that the client sent.
       model: the model's name in the request.
       requests: the engine's requests, one for each choice, those of the first prompt first.
-      tokenizer: of the model.
       n: number of choices of each prompt.
+      request_id: the id of the HTTP request.
     """
 
     prefix: ClassVar[str]  # of the response's id
@@ -37,24 +36,43 @@ class GenerationResponse(abc.ABC):
     chunk_object: ClassVar[str]
 
     def __init__(
-        self, request: GenerationRequest, model: str, requests: Sequence[Request], tokenizer: Tokenizer | None, n: int
+        self,
+        service: Service,
+        request: GenerationRequest,
+        model: str,
+        requests: Sequence[Request],
+        n: int,
+        request_id: str,
     ):
-        self.request, self.requests, self.n = request, requests, n
-        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self.service, self.request, self.requests, self.n = service, request, requests, n
+        self._head = {"id": f"{self.prefix}-{request_id}", "created": int(time.time()), "model": model}
         self._fingerprint = f"jspec-{jspec.__version__}"
         self._results: dict[int, Result] = {}
         self._begun: set[int] = set()  # choices that have had a chunk
         self._num_tokens = 0  # of all completions so far
-        self._spans = [TokenSpans(tokenizer, r.prompt, r.params.skip_special_tokens) for r in self._sourced()]
+        self._spans = [
+            TokenSpans(service.llm.tokenizer, r.prompt, r.params.skip_special_tokens) for r in self._sourced()
+        ]
 
-    async def complete(self, group: Group) -> dict[str, Any]:
-        """The complete response, once all completions have ended.
+    async def collect(self, group: Group):
+        """Wait until all completions have ended; then ``complete`` has the response.
 
         Raises:
           ApiError: 500 or 503; a completion failed or was aborted.
         """
         async for index, delta in group:
             self._count(index, delta)
+
+    @property
+    def num_entries(self) -> int:
+        """How many tokens and log-probabilities the complete response has, about."""
+        results = self._results.values()
+        return sum(
+            len(p or ()) for r in results for p in (r.token_ids, *(r.logprobs or ()), *(r.prompt_logprobs or ()))
+        )
+
+    def complete(self) -> dict[str, Any]:
+        """The complete response."""
         choices = [self.choice(index, self._results[index]) for index in range(len(self.requests))]
         return {
             **self._head,

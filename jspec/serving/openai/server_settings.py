@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import logging
 import os
+from collections.abc import Sequence
 
 from jspec._validation import require
 from jspec.serving.openai.auth import ENVIRONMENT, Keys
@@ -17,19 +18,21 @@ class ServerSettings:
     Attributes:
       host, port: the address at which it listens.
       keys: the API keys of clients.
+      allowed_hosts: names for which the server answers; None is those of this machine if only it can connect, else any.
       limits: of a request.
       certificate: the files of a certificate and of its key, for HTTPS; None for HTTP.
       shutdown_timeout: seconds that requests under way have to end.
       log_level: of uvicorn and jspec.
     """
 
-    host: str
-    port: int
-    keys: Keys
-    limits: Limits
-    certificate: tuple[str, str] | None
-    shutdown_timeout: float
-    log_level: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: Keys = dataclasses.field(default_factory=Keys)
+    allowed_hosts: Sequence[str] | None = None
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    certificate: tuple[str, str] | None = None
+    shutdown_timeout: float = 30.0
+    log_level: str = "info"
 
 
 def settings_of(args: argparse.Namespace) -> ServerSettings:
@@ -45,6 +48,7 @@ def settings_of(args: argparse.Namespace) -> ServerSettings:
         host=args.host,
         port=args.port,
         keys=Keys(keys_of(args)),
+        allowed_hosts=args.allowed_hosts,
         limits=Limits(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)}),
         certificate=_certificate(args),
         shutdown_timeout=seconds,
@@ -60,7 +64,7 @@ def keys_of(args: argparse.Namespace) -> list[str]:
 
 def log_to_stderr(settings: ServerSettings):
     """Print jspec's log to standard error."""
-    logging.basicConfig(format="%(levelname)s: %(name)s: %(message)s")
+    logging.basicConfig(format="%(asctime)s %(levelname)s: %(name)s: %(message)s")
     logging.getLogger("jspec").setLevel(settings.log_level.upper())
 
 

@@ -17,10 +17,13 @@ from jspec.serving.openai.auth import Keys
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.list_limits import Most, most_entries
+from jspec.serving.openai.loop_monitor import LoopMonitor
 from jspec.serving.openai.protocol import token_ids
+from jspec.serving.openai.request_body import Bodies
 from jspec.text.detokenizer import COUNTED_CONTEXTS, encode_within, kept_tokens
 from jspec.text.grammar.grammars import CompiledGrammar
 from jspec.text.grammar.process import GrammarBusy
+from jspec.text.token_bytes import TokenBytes
 
 # Variables of well-known chat templates that a request may set. None of them names a file or code.
 TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "preserve_thinking")
@@ -45,6 +48,7 @@ class Service:
       priorities: whether requests may have a priority; else all are first come, first served.
       draining: whether the server is shutting down and refuses new requests.
       in_flight: number of requests under way.
+      loop_monitor: measures the event loop that serves them.
       created: when this object was made, in seconds since 1970.
     """
 
@@ -57,7 +61,18 @@ class Service:
     priorities: bool = False
     draining: bool = False
     in_flight: int = 0
+    loop_monitor: LoopMonitor = dataclasses.field(default_factory=LoopMonitor)
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+
+    @functools.cached_property
+    def bodies(self) -> Bodies:
+        """Reads the bodies of requests."""
+        return Bodies(self.limits)
+
+    @functools.cached_property
+    def token_bytes(self) -> TokenBytes:
+        """Gives the bytes of tokens."""
+        return TokenBytes(self.llm.tokenizer)
 
     @property
     def llm(self) -> LLM:
@@ -118,10 +133,7 @@ class Service:
         except ValueError as error:
             raise ApiError(400, str(error), param) from None
         if tokens is None:
-            message = (
-                f"{param} has {len(text)} characters: expected what the model's context, {self.max_len} tokens, holds"
-            )
-            raise ApiError(400, message, param, "context_length_exceeded")
+            raise self.too_long(param)
         return tokens
 
     def given_ids(self, param: str, value: Any, kept: int | None) -> list[int]:
@@ -135,8 +147,7 @@ class Service:
         """
         if isinstance(value, list) and len(value) > (most := COUNTED_CONTEXTS * self.max_len):
             if kept is None:
-                message = f"{param} has {len(value)} tokens: expected at most {self.max_len - 1}, and one more to come"
-                raise ApiError(400, message, param, "context_length_exceeded")
+                raise self.too_long(param, len(value))
             value = value[-most:]
         return token_ids(param, value)
 
@@ -154,9 +165,21 @@ class Service:
         if not token_ids:
             raise ApiError(400, f"{param} is empty: expected at least one token", param)
         if len(token_ids) >= self.max_len:
-            count, most = len(token_ids), self.max_len - 1
-            message = f"{param} has {count} tokens: expected at most {most}, and one more for the completion"
-            raise ApiError(400, message, param, "context_length_exceeded")
+            raise self.too_long(param, len(token_ids))
+
+    def too_long(self, param: str, count: int | None = None) -> ApiError:
+        """The error of a prompt that leaves no room for a new token, in the words by which clients recognise it.
+
+        Args:
+          param: the field.
+          count: the prompt's tokens; None if they were not counted, because the text is several times too long.
+        """
+        tokens = f"{COUNTED_CONTEXTS * self.max_len} tokens or more" if count is None else f"{count} tokens"
+        message = (
+            f"This model's maximum context length is {self.max_len} tokens. However, your {param} resulted in {tokens} "
+            f"(prompt is too long: {tokens} > {self.max_len - 1} maximum)."
+        )
+        return ApiError(400, message, param, "context_length_exceeded")
 
     def requests(
         self, prompt: Sequence[int], params: Sequence[SamplingParams], priority: int = 0, salt: str = ""

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from jspec.engine.request import Request
 from jspec.sampling.params import SamplingParams
-from jspec.serving.openai.errors import require_that, wrong
+from jspec.serving.openai.errors import ApiError, require_that, wrong
 from jspec.serving.openai.protocol import GenerationRequest
 from jspec.serving.openai.responses import GenerationResponse
 from jspec.serving.openai.sampling import num_choices, of_value_error, params_of
@@ -16,6 +16,7 @@ from jspec.serving.openai.service import Service
 from jspec.serving.openai.streaming import EventStream, while_connected
 
 PRIORITIES = 2**31
+SMALL = 2000  # tokens and log-probabilities of a response that the event loop renders itself, in some milliseconds
 
 
 def tenant_of(http: HttpRequest) -> bytes:
@@ -61,9 +62,31 @@ def requests_of(
     if request.truncate_prompt_tokens is None:
         service.require_context(prompt, name)
     try:
-        return service.requests(prompt, settings.copies, settings.priority, settings.salt)
+        requests = service.requests(prompt, settings.copies, settings.priority, settings.salt)
     except (ValueError, TypeError) as error:
         raise of_value_error(error, request, name) from None
+    return requests
+
+
+def require_bounded(service: Service, requests: Sequence[Request]):
+    """Check that a complete response, which is in memory as a whole, has not too many log-probabilities.
+
+    Raises:
+      ApiError: 400.
+    """
+    total = 0
+    for request in requests:
+        params, length = request.params, len(request.prompt)
+        room = service.max_len - length
+        new = room if params.max_tokens is None else min(params.max_tokens, room)
+        total += 0 if params.logprobs is None else new * (params.logprobs + 1)
+        total += 0 if params.prompt_logprobs is None else length * (params.prompt_logprobs + 1)
+    if total > (most := service.limits.max_logprob_entries):
+        message = (
+            f"the response may have {total} log-probabilities: expected at most {most} (--max-logprob-entries); lower "
+            "logprobs, max_tokens or n, or stream"
+        )
+        raise ApiError(400, message, "logprobs")
 
 
 async def respond(
@@ -90,14 +113,19 @@ async def respond(
         except ValueError as error:
             raise of_value_error(error, request) from None
         prepared = await service.prepare(prepare)
+        if not prepared.request.stream:
+            require_bounded(service, prepared.requests)
         del grammar  # the requests hold it
         group = service.start(prepared.requests)
         if prepared.request.stream:
             return EventStream(prepared.events(group), group.close)
         try:
-            return JSONResponse(await prepared.complete(group))
+            await prepared.collect(group)
         finally:
             group.close()
+        if prepared.num_entries <= SMALL:
+            return JSONResponse(prepared.complete())
+        return await service.prepare(lambda: JSONResponse(prepared.complete()))
 
     return await while_connected(http.receive, generate())
 

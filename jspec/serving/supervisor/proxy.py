@@ -18,7 +18,7 @@ from jspec.serving.openai.auth import Keys
 from jspec.serving.openai.errors import ApiError, shown
 from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.paths import OPEN
-from jspec.serving.openai.request_body import read_body
+from jspec.serving.openai.request_body import Bodies
 from jspec.serving.openai.streaming import DONE, event, while_connected
 from jspec.serving.supervisor.private import HEADER
 
@@ -140,7 +140,7 @@ class Proxy:
     """
 
     def __init__(self, keys: Keys, limits: Limits):
-        self._keys, self._limits = keys, limits
+        self._keys, self._bodies = keys, Bodies(limits)
         self.upstream: Upstream | None = None
         self.why = "the server has not started yet"
 
@@ -149,8 +149,8 @@ class Proxy:
         reply = _Reply(send)
         try:
             upstream = self._authorize(scope)
-            body = await read_body(Request(scope, receive), self._limits)
-            await while_connected(receive, self._forward(upstream, scope, body, reply))
+            async with self._bodies.read(Request(scope, receive)) as body:
+                await while_connected(receive, self._forward(upstream, scope, body, reply))
         except (ClientDisconnect, OSError):  # the 499 below is only for the log
             if not reply.begun:
                 await ApiError(499, "the client disconnected").response()(scope, receive, send)

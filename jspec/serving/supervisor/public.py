@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from jspec.serving.openai.http_server import TICK, Server, address_of, listener, make_server
+from jspec.serving.openai.http_server import TICK, Server, address_of, listener, make_public_server
 from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.supervisor.proxy import Proxy, Upstream
 
@@ -29,13 +29,12 @@ class Public:
     def __init__(self, settings: ServerSettings, names: Sequence[str]):
         self._names, self._certificate = names, settings.certificate
         self._proxy = Proxy(settings.keys, settings.limits)
-        self._server: Server = make_server(
-            self._proxy,
-            max_header_seconds=settings.limits.max_header_seconds,
-            log_level=settings.log_level,
-            certificate=settings.certificate,
-        )
         self._bound: socket.socket = listener(settings.host, settings.port)
+        try:
+            self._server: Server = make_public_server(self._proxy, self._bound, settings)
+        except BaseException:
+            self._bound.close()
+            raise
         self._serving: asyncio.Task | None = None
         self._draining: set[asyncio.Task] = set()
 

@@ -5,6 +5,7 @@ every other one is compiled in a child process with limits first. Nothing is imp
 
 grammars.py    compiles the grammars of requests, and caches them
 source.py      from structured outputs to llguidance's grammar text
+schema.py      closes the objects of JSON schemas
 limits.py      limits of compilation, and static checks
 process.py     the server's side of the process that tries grammars
 worker.py      main program of that process

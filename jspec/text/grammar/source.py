@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from jspec.sampling.structured import StructuredOutputsParams
+from jspec.text.grammar.schema import closed
 
 
 def grammar_text(asked: StructuredOutputsParams) -> str:
@@ -17,6 +18,8 @@ def grammar_text(asked: StructuredOutputsParams) -> str:
         elif asked.disable_any_whitespace:
             options["whitespace_flexible"] = False
         schema = asked.json if asked.json is not None else json.dumps({"type": "object"})
+        if asked.disable_additional_properties:
+            schema = json.dumps(closed(json.loads(schema)))
         return LLMatcher.grammar_from_json_schema(schema, overrides=options)  # type: ignore[arg-type]
     if asked.regex is not None:
         return LLMatcher.grammar_from_regex(asked.regex)

@@ -1,5 +1,7 @@
 """residual_masses and residual_sample against a float64 oracle, for their reference implementations and their kernels."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +36,7 @@ CASES = [
 ]
 
 
+@functools.partial(jax.jit, static_argnames=("J", "V", "dtype"))
 def distributions(key, J, V, dtype, spread=3.0):
     """J rows per request, every second one cut below its median."""
     keys = jax.random.split(key, 2)
@@ -45,6 +48,7 @@ def distributions(key, J, V, dtype, spread=3.0):
     return WarpedLogits(logits, scale, cutoff, lse.reshape(B, J))
 
 
+@functools.partial(jax.jit, static_argnames=("V", "V_q"))
 def some_tokens(key, V, V_q):
     """A draft vocabulary of any tokens in any order, ``draft_ids`` int32 [V]."""
     tokens = jax.random.permutation(key, V)[:V_q]
