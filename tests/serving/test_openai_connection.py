@@ -35,7 +35,7 @@ async def echo(scope, receive, send):
 async def connected(app: Any = echo) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server with the deadline."""
     config = uvicorn.Config(
-        echo,
+        app,
         port=0,
         http=functools.partial(Connection, ConnectionLimits(SECONDS, MOST)),
         lifespan="off",
@@ -161,15 +161,17 @@ def test_bodies_in_chunks_are_read():
     asyncio.run(ask())
 
 
-async def refuse(scope, receive, send):
-    """Answers before the body has come."""
-    await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
+async def begin(scope, receive, send):
+    """Begins its answer before the body has come."""
+    await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"x", "more_body": True})
+    await asyncio.sleep(SECONDS)
+    await send({"type": "http.response.body", "body": b"x"})
 
 
-@pytest.mark.parametrize("app", [echo, refuse])
+@pytest.mark.parametrize("app", [echo, begin])
 def test_malformed_chunks_end_the_connection_without_a_traceback(caplog, monkeypatch, app):
-    """While the body is read, and after the request was refused."""
+    """While the body is read, and after the answer has begun."""
     errors, log = list[dict](), logging.getLogger("uvicorn.error")
 
     async def ask():
