@@ -190,6 +190,7 @@ class Delta:
       result: the complete result, if it has ended; else None.
       sources: ``Result.sources`` of the new tokens.
       logprobs: ``Result.logprobs`` of the new tokens.
+      prompt_logprobs: ``Result.prompt_logprobs``, in the first delta with a token; else None.
 
     Example::
 
@@ -204,6 +205,7 @@ class Delta:
     result: Result | None = None
     sources: list[str] = dataclasses.field(default_factory=list, repr=False)
     logprobs: list[dict[int, Logprob]] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def accepted(self) -> list[bool]:

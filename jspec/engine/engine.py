@@ -144,6 +144,7 @@ class Engine:
         key: jax.Array | None = None,
         priority: int = 0,
         salt: str = "",
+        tenant: str = "",
         **options,
     ) -> Request:
         """The request that a caller asks for, which can be served. Nothing is started yet.
@@ -157,6 +158,8 @@ class Engine:
           priority: requests with a lower number go first.
           salt: only requests with the same salt share cached pages of their prompts, so that a tenant cannot find out by
             the time that it takes what others have asked.
+          tenant: whose request it is. Tenants take turns where requests of the same priority wait, so that none has to wait
+            for all requests of another.
           **options: fields of ``SamplingParams`` by name, instead of ``params``; fields that are not given come from
             ``LLM.default_sampling_params``.
 
@@ -164,7 +167,7 @@ class Engine:
           ValueError: the prompt is empty, too long, or several, or a value is out of range.
           TypeError: an option is unknown or given twice. The message says what may have been meant.
         """
-        request = self.frontend.single(prompt, params, options, key, priority, salt)
+        request = self.frontend.single(prompt, params, options, key, priority, salt, tenant)
         self.check(request)
         return request
 

@@ -66,6 +66,7 @@ class Frontend:
         key: jax.Array | None,
         priority: int,
         salt: str,
+        tenant: str,
     ) -> Request:
         """The request of the arguments of ``Engine.request``, where ``options`` are those by other names.
 
@@ -78,11 +79,12 @@ class Frontend:
             params = dataclasses.replace(self.default_params, **fields)
         require_params(params, "SamplingParams or None")
         require(is_int(priority), "priority", priority, "an integer; lower numbers go first")
-        require(isinstance(salt, str), "salt", salt, "a string")
+        for name, value in (("salt", salt), ("tenant", tenant)):
+            require(isinstance(value, str), name, value, "a string")
         prompts, _ = as_list(prompt)
         if len(prompts) != 1:
             raise ValueError(f"prompt has {len(prompts)} prompts: expected one; jspec.generate() takes several")
-        return self.request(0, prompts[0], params, request_keys([params], key)[0], priority, salt)
+        return self.request(0, prompts[0], params, request_keys([params], key)[0], priority, salt, tenant)
 
     def request(
         self,
@@ -92,6 +94,7 @@ class Frontend:
         key_data: np.ndarray,
         priority: int = 0,
         salt: str = "",
+        tenant: str = "",
     ) -> Request:
         """The request of a prompt, whose number for messages is ``index``.
 
@@ -117,7 +120,8 @@ class Frontend:
             raise ValueError(f"stop={params.stop!r} is text, but the checkpoint has no tokenizer; use stop_token_ids")
         form = params.structured_outputs
         constraint = None if form is None else self.grammars.constraint(form, stop_tokens)
-        return Request(index, tokens, params, key_data, stop_tokens, completion, priority, salt, bad_words, constraint)
+        about = stop_tokens, completion, priority, salt, bad_words, constraint, tenant
+        return Request(index, tokens, params, key_data, *about)
 
     def delta(
         self,
@@ -142,7 +146,8 @@ class Frontend:
             text = "" if active.outcome == FAILED else completion.take()
         end = start + len(token_ids)
         sources, logprobs = active.sources[start:end], self._logprobs(active, start, end)
-        return Delta(id, token_ids, text, finished, result, sources, logprobs)
+        of_prompt = self._prompt_logprobs(active) if start == 0 and token_ids else None
+        return Delta(id, token_ids, text, finished, result, sources, logprobs, of_prompt)
 
     def result(self, active: ActiveRequest, longest_text: int | None, K: int) -> Result:
         """The result of a request that has ended."""

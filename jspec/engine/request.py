@@ -67,6 +67,7 @@ class Request:
       salt: only requests with the same salt share cached pages of their prompts.
       bad_words: the tokens of each of ``params.bad_words``.
       constraint: restricts the tokens; None if every token may come.
+      tenant: whose request it is. Tenants take turns where requests of the same priority wait.
 
     Raises:
       ValueError: a value that the arrays of a row cannot hold.
@@ -86,6 +87,7 @@ class Request:
     salt: str = ""
     bad_words: tuple[tuple[int, ...], ...] = ()
     constraint: Constraint | None = None
+    tenant: str = ""
 
     def __post_init__(self):
         # ``SamplingParams`` bounds the rest by what arrays hold.
@@ -120,6 +122,7 @@ class ActiveRequest:
     Attributes:
       request: the request.
       order: its number among all requests of the engine, in the order in which they came.
+      turn: its turn among those of all tenants; of one tenant, each request has the turn behind that of the one before.
       client: who has submitted it; neither the scheduler nor the loop looks into it.
       limit: the length at which it is complete.
       most_slots: the most cache slots that it may ever use.
@@ -149,6 +152,7 @@ class ActiveRequest:
 
     request: Request
     order: int = 0
+    turn: int = 0
     client: Any = None
     limit: int = 0
     most_slots: int = 0
@@ -175,9 +179,9 @@ class ActiveRequest:
     times: "Times" = dataclasses.field(default_factory=lambda: Times(time.perf_counter()))
 
     @property
-    def seniority(self) -> tuple[int, int]:
+    def seniority(self) -> tuple[int, int, int]:
         """The sort key of requests: the smallest goes first, the largest is preempted first."""
-        return self.request.priority, self.order
+        return self.request.priority, self.turn, self.order
 
     @property
     def length(self) -> int:

@@ -35,7 +35,7 @@ class SamplingParams:
       top_k: keep the k most likely tokens; 0 or -1 keeps all.
       top_p: keep the smallest set of most likely tokens whose mass reaches top_p; 1 keeps all.
       min_p: keep tokens at least min_p times as likely as the likeliest; 0 keeps all.
-      seed: one seed, one text: None draws a fresh one.
+      seed: one seed, one text: None draws a fresh one, and so does -1, as in vLLM.
       max_tokens: most new tokens; None, as any number that is too large, goes on to the end of the context (``max_len``
         of ``load``). Alias ``max_new_tokens``.
       min_tokens: no end-of-sequence or stop token, and no stop string, before this many new tokens.
@@ -115,7 +115,10 @@ class SamplingParams:
         require(ok, "top_p", self.top_p, "a number above 0 (that float32 can hold) and at most 1")
         require(is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "a number in 0..1")
         seed = self.seed
-        require(seed is None or (is_int(seed) and 0 <= seed < 2**63), "seed", seed, "None or an integer in 0..2^63 - 1")
+        ok = seed is None or (is_int(seed) and -(2**63) <= seed < 2**63)
+        require(ok, "seed", seed, "None or an integer in -2^63..2^63 - 1")
+        if seed == -1:
+            object.__setattr__(self, "seed", None)
         n, least = self.max_tokens, self.min_tokens
         require(n is None or (is_int(n) and n >= 1), "max_tokens", n, "an integer of at least 1, or None")
         most, why = (MAX_POSITIONS, "") if n is None or n > MAX_POSITIONS else (n, ", which is max_tokens")
@@ -208,7 +211,7 @@ class SamplingParams:
         copies: list[SamplingParams] = [copy.copy(self) for _ in range(self.n)]
         for i, params in enumerate(copies):
             object.__setattr__(params, "n", 1)
-            object.__setattr__(params, "seed", None if self.seed is None else (self.seed + i) % 2**63)
+            object.__setattr__(params, "seed", None if self.seed is None else _following(self.seed, i))
         return copies
 
     def most_tokens(self, room: int) -> int:
@@ -218,3 +221,9 @@ class SamplingParams:
     def stop_tokens(self, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
         """Every token that ends this request, for a model with these end-of-sequence ids."""
         return tuple(dict.fromkeys([*(() if self.ignore_eos else eos_token_ids), *self.stop_token_ids]))
+
+
+def _following(seed: int, count: int) -> int:
+    """The seed so many behind this one; 0 follows the largest."""
+    following = int(seed) + count
+    return following if following < 2**63 else following - 2**63

@@ -23,7 +23,7 @@ def request_keys(params: Sequence[SamplingParams], key: jax.Array | None) -> lis
     """
     if key is None:
         seeds = [secrets.randbits(63) if p.seed is None else p.seed for p in params]
-        return [np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32) for seed in seeds]
+        return [np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32) for seed in seeds]
     if any(p.seed is not None for p in params):
         raise ValueError("key and SamplingParams.seed are both given: expected one of them")
     ok = hasattr(key, "dtype") and hasattr(key, "shape")

@@ -53,7 +53,9 @@ class Simulation:
         self._chooses = chooses
         self._calls: collections.deque[tuple[Schedule, Logs]] = collections.deque()
 
-    def arrive(self, prompt: Sequence[int], max_tokens: int | None, priority: int = 0, salt: str = "") -> ActiveRequest:
+    def arrive(
+        self, prompt: Sequence[int], max_tokens: int | None, priority: int = 0, salt: str = "", tenant: str = ""
+    ) -> ActiveRequest:
         """Let a request wait.
 
         Raises:
@@ -61,7 +63,7 @@ class Simulation:
         """
         order = len(self.all)
         params, key = SamplingParams(max_tokens=max_tokens), np.array([0, order], np.uint32)
-        request = Request(order, list(prompt), params, key, (STOP,), priority=priority, salt=salt)
+        request = Request(order, list(prompt), params, key, (STOP,), priority=priority, salt=salt, tenant=tenant)
         self.scheduler.requirements.check(request)
         active = ActiveRequest(request, order)
         self.scheduler.add(active)

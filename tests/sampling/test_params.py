@@ -10,6 +10,7 @@ import pytest
 from jspec._foreign_names import FOREIGN_NAMES
 from jspec.config import MAX_POSITIONS, EngineConfig, Speculation
 from jspec.sampling.params import SamplingParams
+from jspec.sampling.request_keys import request_keys
 
 NAN, INF = math.nan, math.inf
 BAD = {
@@ -17,7 +18,7 @@ BAD = {
     "top_k": [-2, 1.5, "3", None, True, 2**31],
     "top_p": [0, -0.1, 1.1, NAN, "1", None, True, 1e-50],
     "min_p": [-0.1, 1.1, NAN, "0", None, True],
-    "seed": [-1, 2**63, 1.5, "7", True],
+    "seed": [-(2**63) - 1, 2**63, 1.5, "7", True],
     "max_tokens": [0, -1, 1.5, "3", True],
     "min_tokens": [-1, 17, 1.5, "3", None, True, 2**31],
     "stop": [[""], ["a", 1], "", b"a", {"a": 1}],
@@ -86,8 +87,16 @@ def test_processes_logits():
 
 def test_copies_have_seeds_of_their_own():
     assert [copy.seed for copy in SamplingParams(n=3, seed=2**63 - 2).copies()] == [2**63 - 2, 2**63 - 1, 0]
+    assert [copy.seed for copy in SamplingParams(n=4, seed=-3).copies()] == [-3, -2, -1, 0]
+    assert [copy.seed for copy in SamplingParams(n=2, seed=-1).copies()] == [None, None]
     assert [(copy.n, copy.seed) for copy in SamplingParams(n=2).copies()] == [(1, None)] * 2
     assert hash(SamplingParams(logit_bias={1: 2.0})) == hash(SamplingParams(logit_bias={1: 2.0}))
+
+
+def test_negative_seeds_have_keys_of_their_own():
+    seeds = (-2, 2, 2**63 - 2, -(2**63))
+    keys = request_keys([SamplingParams(seed=seed) for seed in seeds], None)
+    assert len({tuple(key.tolist()) for key in keys}) == len(seeds)
 
 
 def test_values_beyond_the_devices_types_are_refused():
@@ -104,7 +113,7 @@ def test_values_beyond_the_devices_types_are_refused():
         *(("temperature", t) for t in (0, np.float32(0.5))),
         *(("top_k", k) for k in (-1, 0, np.int32(3), 2**31 - 1)),
         *(("max_tokens", n) for n in (None, 2**31, 10**400)),
-        *(("seed", seed) for seed in (0, 2**63 - 1)),
+        *(("seed", seed) for seed in (0, 2**63 - 1, -2, -(2**63))),
         ("top_p", 1),
         ("min_p", 1),
         ("max_tokens", np.int64(1)),

@@ -138,6 +138,48 @@ def test_finish_reasons_name_the_stop(service):
     assert usage["total_tokens"] == MAX_LEN
 
 
+def joined(chunks) -> dict:
+    """The text and the log-probabilities of a stream."""
+    whole = {"text": "", "text_offset": [], "tokens": [], "token_logprobs": [], "top_logprobs": []}
+    for chunk in chunks:
+        whole["text"] += chunk["choices"][0]["text"]
+        for name, values in (chunk["choices"][0]["logprobs"] or {}).items():
+            whole[name] += values
+    return whole
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, "# déjà vu 🙂 日本\ndef", [1, 5, 9, 12]])
+def test_echoed_log_probabilities_have_places_in_the_text(service, prompt):
+    body = {**GREEDY, "prompt": prompt, "echo": True, "logprobs": 1}
+    choice = ask(service, "/v1/completions", body).json()["choices"][0]
+    found, text = choice["logprobs"], choice["text"]
+    ids = family().tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    assert {len(values) for values in found.values()} == {len(ids) + 12}
+    assert found["text_offset"] == sorted(found["text_offset"])
+    assert (found["text_offset"][0], found["token_logprobs"][0], found["top_logprobs"][0]) == (0, None, None)
+    ends = [*found["text_offset"][1:], len(text)]
+    for start, end, token in zip(found["text_offset"], ends, found["tokens"], strict=True):
+        assert text[start:end] in (token, "") or "\ufffd" in token
+    streamed = joined(events(ask(service, "/v1/completions", {**body, "stream": True})))
+    assert streamed == {"text": text, **found}
+
+
+def test_echo_without_new_tokens_is_the_prompt(service):
+    body = {**GREEDY, "echo": True, "max_tokens": 0}
+    answer = ask(service, "/v1/completions", {**body, "logprobs": 1, "return_token_ids": True}).json()
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == (PROMPT, "length", [])
+    assert answer["usage"]["completion_tokens"] == 0
+    longer = ask(service, "/v1/completions", {**GREEDY, "echo": True, "logprobs": 1}).json()["choices"][0]["logprobs"]
+    count = len(choice["logprobs"]["tokens"])
+    assert count == answer["usage"]["prompt_tokens"]
+    assert choice["logprobs"] == {name: values[:count] for name, values in longer.items()}
+    chunks = events(ask(service, "/v1/completions", {**body, "stream": True, "logprobs": 1}))
+    assert joined(chunks) == {"text": PROMPT, **choice["logprobs"]}
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert ask(service, "/v1/completions", {**body, "echo": False}).status_code == 400
+
+
 def test_echo_repeats_the_prompt(service):
     answer = ask(service, "/v1/completions", {**GREEDY, "echo": True}).json()
     assert answer["choices"][0]["text"] == PROMPT + generated(temperature=0, max_tokens=12).text

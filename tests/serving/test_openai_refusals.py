@@ -58,7 +58,7 @@ REFUSED = [  # (fields, the field that is named, what the message has)
     ({"top_p": 0}, "top_p", "top_p=0"),
     ({"top_k": 0.5}, "top_k", "integer"),
     ({"min_p": 2}, "min_p", "min_p=2"),
-    ({"seed": -1}, "seed", "seed=-1"),
+    ({"seed": 2**63}, "seed", "seed=9223372036854775808"),
     ({"seed": 1.5}, "seed", "integer"),
     ({"max_tokens": 0}, "max_tokens", "max_tokens=0"),
     ({"min_tokens": 3}, "min_tokens", "min_tokens=3"),

@@ -85,8 +85,7 @@ def test_logprobs_of_a_chat_and_of_an_echo(monkeypatch):
     assert counts(completion(logprobs=2)) == (2, None)
     assert counts(completion(logprobs=2, echo=True)) == (2, 2)
     assert counts(completion(logprobs=2, echo=True, prompt_logprobs=4)) == (2, 4)
-    with pytest.raises(ApiError, match="stream=false"):
-        completion(logprobs=2, echo=True, stream=True)
+    assert counts(completion(logprobs=2, echo=True, stream=True)) == (2, 2)
     with pytest.raises(ApiError, match="stream=false"):
         completion(prompt_logprobs=2, stream=True)
 

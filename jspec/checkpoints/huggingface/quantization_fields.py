@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,8 +15,10 @@ INSTEAD = (
     "--quantize int8 or fp8"
 )
 # The names of modules are matched with regular expressions that a checkpoint brings. Only simple ones are taken, because
-# others can keep a matcher busy forever: its work grows with the power of how many repetitions and choices there are.
+# others can keep a matcher busy forever: its work grows with the power of how many repetitions and choices there are. What
+# is left of such patterns takes a few milliseconds for each name, and a checkpoint has thousands of names.
 MAX_PATTERNS, MAX_PATTERN_LENGTH, MAX_CHOICES = 20, 100, 3
+MAX_SECONDS = 2.0  # of CPU time in which the patterns of a list are matched
 _ATOM = r"(?:\w|-|\.|\\[.dw]|\[\^?[\w.-]+\]|\((?:\?:)?(?:[\w.|-]|\\\.)*\)(?![*+?]))"
 _SIMPLE = re.compile(rf"\^?(?:{_ATOM}[*+?]?)*\$?", re.ASCII)
 _CHOICE = re.compile(r"\(|(?<!\()[*+?]")
@@ -34,12 +37,28 @@ class Modules:
     names: frozenset[str]
     patterns: tuple[re.Pattern, ...]
     key: str
+    _spent: list[float] = dataclasses.field(default_factory=lambda: [0.0], compare=False, repr=False)  # seconds
 
     def include(self, names: Iterable[str]) -> bool:
-        """Whether a linear map, to which a checkpoint may give any of these names, is among them."""
+        """Whether a linear map, to which a checkpoint may give any of these names, is among them.
+
+        Raises:
+          Refusal: matching the patterns takes too long.
+        """
         if "Linear" in self.names:
             return True
-        return any(name in self.names or any(entry.match(name) for entry in self.patterns) for name in names)
+        return any(name in self.names or any(self._matches(entry, name) for entry in self.patterns) for name in names)
+
+    def _matches(self, pattern: re.Pattern, name: str) -> bool:
+        began = time.thread_time()
+        found = pattern.match(name) is not None
+        self._spent[0] += time.thread_time() - began
+        if self._spent[0] > MAX_SECONDS:
+            raise Refusal(
+                f"{self.key} has patterns whose matching takes more than {MAX_SECONDS:g} s, {pattern.pattern!r} for "
+                "example; list the names of modules"
+            )
+        return found
 
 
 def require_one_of(fields: Fields, name: str, *known: Any, absent: Any = None):

@@ -19,6 +19,7 @@ from jspec.engine.scheduler.page_requirements import PageRequirements
 from jspec.engine.scheduler.prefill_batching import prefill_goes_first
 from jspec.engine.scheduler.prefill_queue import PrefillQueue
 from jspec.engine.scheduler.schedule import Schedule, Swap
+from jspec.engine.scheduler.turns import Turns
 
 if TYPE_CHECKING:
     from jspec.engine.runner.step_io import RoundLog
@@ -30,7 +31,8 @@ MOST_PREFILLS_IN_A_ROW = 4  # prefill batches before the next rounds, while many
 class Scheduler:
     """Holds the queue, the rows and the pages.
 
-    Requests are served in the order of their priority, then first come, first served. One that needs many pages is not
+    Requests are served in the order of their priority. Among those of the same priority tenants take turns, and those of a
+    tenant are first come, first served. One that needs many pages is not
     overtaken by one that needs few. A request gets a row, and pages for its prompt and its first rounds, when it is
     admitted; further pages follow as its text grows. If there are none, the youngest request is preempted: one that is
     still prefilled begins anew, and one that decodes is swapped to host memory. Preempted requests come back before others
@@ -80,7 +82,8 @@ class Scheduler:
         self.pages, self.prefill_queue = pages, PrefillQueue(config, pages)
         self.requirements = PageRequirements(config, num_draft_tokens, pages, slots_beyond)
         self.num_preemptions = 0
-        self.waiting: list[tuple[tuple[int, int], ActiveRequest]] = []
+        self.waiting: list[tuple[tuple[int, int, int], ActiveRequest]] = []
+        self._turns = Turns()
         self.clear()
 
     def clear(self):
@@ -125,6 +128,7 @@ class Scheduler:
             active.request.limit(self._config.max_len),
             self.requirements.most_slots(active.request),
         )
+        active.turn = self._turns.take(active.request.tenant)
         heapq.heappush(self.waiting, (active.seniority, active))
 
     def schedule(self) -> Schedule:
@@ -283,6 +287,7 @@ class Scheduler:
                 self.pages.release(cached)
                 return
             heapq.heappop(self.waiting)
+            self._turns.served(active.turn)
             self._assign(active, row, [*cached, *self.pages.take(missing)])
             self.prefill_queue.begin(active, len(cached))
 

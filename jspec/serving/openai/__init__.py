@@ -6,7 +6,9 @@ command.py          options of ``jspec serve``
 server_settings.py  settings of the server from these options
 served_model.py     the model and its service from these options
 http_server.py      listening socket, uvicorn server and signals
-connection.py       HTTP connections with a deadline for headers
+connection.py       HTTP connections with limits: time of a head, size of chunks, their number
+header_checks.py    hosts, framing and ids of requests
+loop_monitor.py     the longest pause of the event loop
 lifecycle.py        start, serving and graceful shutdown
 app.py              routes
 paths.py            paths without an API key, or open during shutdown
@@ -15,7 +17,7 @@ auth.py             API keys
 errors.py           error responses in OpenAI's format
 limits.py           limits of a request
 list_limits.py      limits of lists and objects in a request
-request_body.py     reads a body within limits of size and time
+request_body.py     reads bodies within limits of size, time and bytes in all
 json_body.py        parses a JSON body strictly
 protocol.py         fields of requests
 response_format.py  structured outputs of a request

@@ -103,7 +103,7 @@ class ChatResponse(GenerationResponse):
             **self.details(result, index),
         }
 
-    def opening(self, index: int) -> list[dict[str, Any]]:
+    def opening(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
         return [{"index": index, "delta": delta, "logprobs": None, **self.ending(None)}]
 

@@ -1,5 +1,6 @@
 """``/v1/completions``: the endpoint and its response."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +57,7 @@ class CompletionResponse(GenerationResponse):
 
     def __init__(self, service: Service, request: CompletionRequest, model, requests, n: int, request_id: str, texts):
         super().__init__(service, request, model, requests, n, request_id)
-        self._texts, self._echo = texts, bool(request.echo)
+        self._texts, self._echo, self._prompt_alone = texts, bool(request.echo), request.wants_prompt_alone
         self._top, self._offsets = request.logprobs, dict[int, TextOffsets]()
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
@@ -75,12 +76,13 @@ class CompletionResponse(GenerationResponse):
             choice["prompt_token_ids"] = result.prompt_token_ids
         return choice
 
-    def opening(self, index: int) -> list[dict[str, Any]]:
+    def opening(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         text = self._prompt_text(index) if self._echo else ""
         self._offsets[index] = self._text_offsets(index, self.requests[index].prompt, len(text))
         if not text and not self.request.return_token_ids:
             return []
-        choice = {"index": index, "text": text, "logprobs": None, **self.ending(None)}
+        logprobs = self._of_prompt(index, delta.prompt_logprobs) if self._echo else None
+        choice = {"index": index, "text": text, "logprobs": logprobs, **self.ending(None)}
         if self.request.return_token_ids:
             choice.update(prompt_token_ids=list(self.requests[index].prompt), token_ids=[])
         return [choice]
@@ -93,22 +95,35 @@ class CompletionResponse(GenerationResponse):
         ending, details = self.ending(delta.result), self.details(delta, index)
         return {"index": index, "text": delta.text or "", "logprobs": logprobs, **ending, **details}
 
+    def shown(self, delta: Delta) -> Delta:
+        """Without the token that was drawn because there has to be one, if only the prompt is wanted."""
+        if not self._prompt_alone:
+            return delta
+        nothing: dict[str, Any] = {"token_ids": [], "sources": [], "text": None if delta.text is None else ""}
+        if delta.logprobs is not None:
+            nothing["logprobs"] = []
+        result = delta.result
+        if result is not None:
+            result = dataclasses.replace(result, finish_reason="length", stop_reason=None, **nothing)
+        return dataclasses.replace(delta, result=result, **nothing)
+
     def _complete_logprobs(self, index: int, result: Result) -> dict[str, Any] | None:
         places = result.logprobs
         if places is None or self._top is None:
             return None
-        offsets = self._text_offsets(index, result.prompt_token_ids, 0)
-        if not self._echo:
-            return completion_logprobs(result.token_ids, places, self._top, offsets.add(result.token_ids))
-        prompt = self._text_offsets(index).add(result.prompt_token_ids)
-        length = len(self._prompt_text(index))
-        offsets = self._text_offsets(index, result.prompt_token_ids, length).add(result.token_ids)
-        token_ids = [*result.prompt_token_ids, *result.token_ids]
-        before = result.prompt_logprobs or []
-        return completion_logprobs(
-            *(token_ids, [*before, *places], self._top, [*(min(offset, length) for offset in prompt), *offsets]),
-            decode=lambda token: self.service.decoded([token]),
-        )
+        before = self._of_prompt(index, result.prompt_logprobs) if self._echo else None
+        start = len(self._prompt_text(index)) if self._echo else 0
+        offsets = self._text_offsets(index, result.prompt_token_ids, start).add(result.token_ids)
+        new = completion_logprobs(result.token_ids, places, self._top, offsets)
+        return new if before is None else {name: before[name] + new[name] for name in new}
+
+    def _of_prompt(self, index: int, places: Sequence[Any] | None) -> dict[str, Any] | None:
+        """The log-probabilities of the prompt's tokens."""
+        if places is None or self._top is None:
+            return None
+        tokens, length = self.requests[index].prompt, len(self._prompt_text(index))
+        offsets = [min(offset, length) for offset in self._text_offsets(index).add(tokens)]
+        return completion_logprobs(tokens, places, self._top, offsets, lambda token: self.service.decoded([token]))
 
     def _text_offsets(self, index: int, prompt: Sequence[int] = (), start: int = 0) -> TextOffsets:
         """Counts the characters of a choice's text.

@@ -86,6 +86,11 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     logprobs: int | None = None
 
+    @property
+    def wants_prompt_alone(self) -> bool:
+        """Whether the response is the prompt, with its log-probabilities perhaps, and no new token."""
+        return bool(self.echo) and self.max_tokens == 0
+
 
 class ChatFields(_Body):
     """Fields from which the chat template makes the prompt."""

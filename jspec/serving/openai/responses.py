@@ -61,7 +61,7 @@ class GenerationResponse(abc.ABC):
           ApiError: 500 or 503; a completion failed or was aborted.
         """
         async for index, delta in group:
-            self._count(index, delta)
+            self._count(index, self.shown(delta))
 
     @property
     def num_entries(self) -> int:
@@ -88,8 +88,9 @@ class GenerationResponse(abc.ABC):
         options = self.request.stream_options or StreamOptions()
         try:
             async for index, delta in group:
+                delta = self.shown(delta)
                 self._count(index, delta)
-                choices = [] if index in self._begun else self.opening(index)
+                choices = [] if index in self._begun else self.opening(index, delta)
                 self._begun.add(index)
                 if self._has_content(delta, options):
                     choices = [*choices, self.chunk_choice(index, delta)]
@@ -106,12 +107,16 @@ class GenerationResponse(abc.ABC):
         """``choices[index]`` of a complete response."""
 
     @abc.abstractmethod
-    def opening(self, index: int) -> list[dict[str, Any]]:
+    def opening(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         """Choices of the chunk before a choice's first delta; none or one."""
 
     @abc.abstractmethod
     def chunk_choice(self, index: int, delta: Delta) -> dict[str, Any]:
         """The choice of a delta's chunk."""
+
+    def shown(self, delta: Delta) -> Delta:
+        """A delta as the client gets it."""
+        return delta
 
     def extras(self) -> dict[str, Any]:
         """Further fields of a complete response."""

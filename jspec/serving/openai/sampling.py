@@ -101,6 +101,8 @@ def of_value_error(error: Exception, request: GenerationRequest, default: str = 
 
 def _max_tokens(request: GenerationRequest) -> int | None:
     """The most new tokens; None is the rest of the context, the default of a chat."""
+    if isinstance(request, CompletionRequest) and request.wants_prompt_alone:
+        return 1  # which the response leaves out
     if not isinstance(request, ChatRequest) or request.max_completion_tokens is None:
         return request.max_tokens
     given = request.max_completion_tokens
@@ -136,7 +138,6 @@ def _logprobs(request: GenerationRequest, limits: Limits) -> tuple[int | None, i
     if prompt is not None and request.stream:
         raise wrong("prompt_logprobs", prompt, "stream=false beside it")
     if isinstance(request, CompletionRequest) and request.echo and count is not None:
-        require_that(not request.stream, "echo", True, "stream=false beside logprobs")
         prompt = max(count, prompt or 0)
     return count, prompt
 

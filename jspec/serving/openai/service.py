@@ -182,14 +182,19 @@ class Service:
         return ApiError(400, message, param, "context_length_exceeded")
 
     def requests(
-        self, prompt: Sequence[int], params: Sequence[SamplingParams], priority: int = 0, salt: str = ""
+        self,
+        prompt: Sequence[int],
+        params: Sequence[SamplingParams],
+        priority: int = 0,
+        salt: str = "",
+        tenant: str = "",
     ) -> list[Request]:
-        """The engine's requests for completions of one prompt.
+        """The engine's requests for completions of one prompt; the arguments are those of ``Engine.request``.
 
         Raises:
           ValueError: the engine cannot serve one; the message begins with a field of ``SamplingParams``, or the prompt.
         """
-        return [self.llm.engine.request(prompt, p, priority=priority, salt=salt) for p in params]
+        return [self.llm.engine.request(prompt, p, priority=priority, salt=salt, tenant=tenant) for p in params]
 
     def require_room(self):
         """Check, as soon as a request comes, that the queue has room for it.

@@ -1,7 +1,10 @@
 """Shared steps of completions and chats: settings of a request, the engine's requests, and the response."""
 
+import contextlib
 import dataclasses
+import ipaddress
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -19,9 +22,25 @@ PRIORITIES = 2**31
 SMALL = 2000  # tokens and log-probabilities of a response that the event loop renders itself, in some milliseconds
 
 
-def tenant_of(http: HttpRequest) -> bytes:
-    """The digest of a request's API key, which the middleware has stored."""
-    return http.scope["state"]["tenant"]
+class Tenant(NamedTuple):
+    """Who has sent a request.
+
+    Attributes:
+      key: the digest of its API key, which the middleware has stored; empty if none is needed.
+      name: of those who take turns: the key, or else the client's address, of which an IPv6 client has many.
+    """
+
+    key: bytes
+    name: str
+
+
+def tenant_of(http: HttpRequest) -> Tenant:
+    """Who has sent a request."""
+    key = http.scope["state"]["tenant"]
+    host = http.client.host if http.client else ""
+    with contextlib.suppress(ValueError):
+        host = str(ipaddress.ip_network((host, 64), strict=False)) if ":" in host else host
+    return Tenant(key, key.hex() or host)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +51,16 @@ class RequestSettings:
       copies: the sampling parameters of each completion of a prompt.
       priority: lower numbers go first.
       salt: only requests with the same salt share cached pages.
+      tenant: the name of who has sent it.
     """
 
     copies: Sequence[SamplingParams]
     priority: int
     salt: str
+    tenant: str
 
 
-def request_settings(service: Service, request: GenerationRequest, num_prompts: int, tenant: bytes) -> RequestSettings:
+def request_settings(service: Service, request: GenerationRequest, num_prompts: int, tenant: Tenant) -> RequestSettings:
     """The settings of a request, checked.
 
     Raises:
@@ -48,7 +69,8 @@ def request_settings(service: Service, request: GenerationRequest, num_prompts: 
     count = num_choices(request, num_prompts, service.limits, service.room)
     params = params_of(request, service.llm.default_sampling_params, service.limits)
     copies = dataclasses.replace(params, n=count // num_prompts).copies()
-    return RequestSettings(copies, _priority(service, request.priority), _salt(service, request.cache_salt, tenant))
+    salt = _salt(service, request.cache_salt, tenant.key)
+    return RequestSettings(copies, _priority(service, request.priority), salt, tenant.name)
 
 
 def requests_of(
@@ -62,7 +84,7 @@ def requests_of(
     if request.truncate_prompt_tokens is None:
         service.require_context(prompt, name)
     try:
-        requests = service.requests(prompt, settings.copies, settings.priority, settings.salt)
+        requests = service.requests(prompt, settings.copies, settings.priority, settings.salt, settings.tenant)
     except (ValueError, TypeError) as error:
         raise of_value_error(error, request, name) from None
     return requests

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from jspec.serving.openai.errors import ApiError
 
 HEADER = "x-jspec-supervisor"
+CLIENT = "x-jspec-client"  # the address of the client, which the supervisor adds
 
 
 class RequireToken:
@@ -24,4 +25,8 @@ class RequireToken:
             error = ApiError(403, "only the supervisor of the server may use this address")
             await error.response()(scope, receive, send)
             return
+        client = next(
+            (value.decode("latin-1") for name, value in scope.get("headers", ()) if name == CLIENT.encode()), ""
+        )
+        scope["client"] = (client, 0) if client else None
         await self._app(scope, receive, send)

@@ -20,7 +20,7 @@ from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.paths import OPEN
 from jspec.serving.openai.request_body import Bodies
 from jspec.serving.openai.streaming import DONE, event, while_connected
-from jspec.serving.supervisor.private import HEADER
+from jspec.serving.supervisor.private import CLIENT, HEADER
 
 log = logging.getLogger("jspec.serve")
 
@@ -30,7 +30,16 @@ CONNECT = 5.0  # seconds within which a ready worker accepts a connection
 # Headers that are not forwarded: those of one connection, and those that server or client set themselves.
 _OWN = {
     *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
-    *(b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"content-length", b"date", HEADER.encode()),
+    *(
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"expect",
+        b"content-length",
+        b"date",
+        HEADER.encode(),
+        CLIENT.encode(),
+    ),
 }
 
 
@@ -186,6 +195,8 @@ class Proxy:
           ApiError: 503; the worker was lost before it sent anything.
         """
         headers = [(_text(name), _text(value)) for name, value in scope["headers"] if name not in _OWN]
+        if scope.get("client"):
+            headers.append((CLIENT, scope["client"][0]))
         path, query = _text(scope["raw_path"]), _text(scope["query_string"])
         request = functools.partial(upstream.request, scope["method"], path, query, headers, body)
         try:
