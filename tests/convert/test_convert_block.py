@@ -152,3 +152,32 @@ def test_export_refuses_heads_the_layout_cannot_express(tmp_path):
         exported(tmp_path / "head", "dflash", "vllm")
     with pytest.raises(ValueError, match="in the speculators format"):
         exported(tmp_path / "head", "jetspec", "speculators")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("Qwen3XPressModel", "XPress heads"),
+        ("LiLiCorrDraftModel", "LiLiCorr heads"),
+        ("DominoDraftModel", "Domino heads"),
+        ("DFlash2BeamDraftModel", "DFlash 2 heads"),
+    ],
+)
+def test_heads_of_other_kinds_with_the_same_tensors_are_refused(tmp_path, name, what):
+    _, _, folder = exported(tmp_path / "head", "dflash", "native", architectures=[name])
+    with pytest.raises(Refusal, match=f"{what}.* are not supported"):
+        load_draft(folder)
+
+
+def test_an_unknown_class_is_read_with_a_warning(tmp_path):
+    config, _, folder = exported(tmp_path / "head", "dflash", "native", architectures=["NewDraftModel"])
+    with pytest.warns(
+        UserWarning, match=r"\['NewDraftModel'\] names a class that jspec does not know.*those of a DFlash head"
+    ):
+        assert load_draft(folder)[0] == config
+
+
+def test_other_kinds_of_speculators_are_refused(tmp_path):
+    _, _, folder = exported(tmp_path / "head", "dflash", "speculators", speculators_model_type="mlp")
+    with pytest.raises(Refusal, match="expected one of eagle3, peagle, eagle, dflash, dspark; other kinds"):
+        load_draft(folder)

@@ -17,6 +17,7 @@ slot drafts first: the class in ``architectures`` decides, unless ``sample_from_
 
 import os
 import re
+import warnings
 from collections.abc import Collection
 from typing import Any
 
@@ -47,6 +48,7 @@ from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, tensor_table
 from jspec.checkpoints.layout import Layout
 from jspec.config.heads import EMBEDDING, BlockConfig
 
+CLASSES = ("dflashdraftmodel", "dsparkdraftmodel", "qwen3dsparkmodel")  # in lower case
 TYPE_OF_SPECULATORS = "speculators_model_type"  # in that format alone
 MARKOV, CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 
@@ -67,7 +69,20 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     aux_layers = given_aux_layers(settings, options.aux_convention, least=-1)
     if aux_layers is None:
         raise settings.object_with(OUTPUT_IDS).refuse(OUTPUT_IDS, "a list of layer ids of at least -1")
-    return build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows))
+    layout = build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows))
+    _warn_of_unknown_class(fields, layout.label)
+    return layout
+
+
+def _warn_of_unknown_class(fields: Fields, label: str):
+    """Warn of a class that is none of ``CLASSES``: heads of another kind may have the same tensors."""
+    given = fields.raw.get("architectures")
+    if given and not any(name in architectures(fields) for name in CLASSES):
+        warnings.warn(
+            f"{fields.where}: architectures={given!r} names a class that jspec does not know; its weights are read as those "
+            f"of a {label}",
+            stacklevel=2,
+        )
 
 
 def build(

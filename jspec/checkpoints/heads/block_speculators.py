@@ -19,6 +19,7 @@ from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import read_layers
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.heads.speculators import (
+    BLOCK_KINDS,
     CONFIG,
     LAYERS,
     TYPE,
@@ -31,7 +32,6 @@ from jspec.checkpoints.heads.speculators import (
 from jspec.checkpoints.layout import Layout
 from jspec.config.heads import BlockConfig
 
-KINDS = ("dflash", "dspark")
 IDS = "aux_hidden_state_layer_ids"
 
 
@@ -96,7 +96,7 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
 
 
 FORMAT = HeadFormat(
-    recognises=lambda fields, _: fields.raw.get(TYPE) in KINDS,
+    recognises=lambda fields, _: fields.raw.get(TYPE) in BLOCK_KINDS,
     read=read,
     write_config=hf_config,
     write_tensors=block.public_tensors,

@@ -24,8 +24,14 @@ from jspec.registry import METHODS, resolve
 _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = (
     (
         "DFlash 2 heads, which have convolutions around their layers,",
-        lambda fields, names: any("attention_conv" in name or "candidate_selector" in name for name in names),
+        lambda fields, names: (
+            "dflash2" in architectures(fields)
+            or any("attention_conv" in name or "candidate_selector" in name for name in names)
+        ),
     ),
+    ("XPress heads, which refine their drafts,", lambda fields, _: "xpress" in architectures(fields)),
+    ("LiLiCorr heads", lambda fields, _: "lilicorr" in architectures(fields)),
+    ("Domino heads", lambda fields, _: "domino" in architectures(fields)),
     (
         "EAGLE heads of NeMo Automodel, which have norms around their layer,",
         lambda fields, _: "llamaeagledraftmodel" in architectures(fields),

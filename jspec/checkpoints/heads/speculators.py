@@ -24,6 +24,7 @@ from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config
 
 KINDS = ("eagle3", "peagle", "eagle")
+BLOCK_KINDS = ("dflash", "dspark")  # which ``jspec.checkpoints.heads.block_speculators`` reads
 VERSION = "0.5.0"  # the version of the format that ``hf_config`` writes
 TYPE, LAYERS, CONFIG = "speculators_model_type", "transformer_layer_config", "speculators_config"
 
@@ -44,7 +45,9 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
     """
     kind = fields.raw.get(TYPE)
     if kind not in KINDS:
-        raise fields.refuse(TYPE, f"one of {', '.join(KINDS)}; other kinds of speculators are not supported")
+        raise fields.refuse(
+            TYPE, f"one of {', '.join((*KINDS, *BLOCK_KINDS))}; other kinds of speculators are not supported"
+        )
     if kind == "eagle":
         options.refuse_any(fields.where, ("aux_convention", "norm_output"), "EAGLE-3 heads")
         options.refuse_any(fields.where, ("mask_token_id",), "P-EAGLE heads")
