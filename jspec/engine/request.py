@@ -122,8 +122,8 @@ class ActiveRequest:
     Attributes:
       request: the request.
       order: its number among all requests of the engine, in the order in which they came.
-      turn: its turn among those of all tenants; of one tenant, each request has the turn behind that of the one before.
       client: who has submitted it; neither the scheduler nor the loop looks into it.
+      turn: its turn among those of all tenants; of one tenant, each request has the turn behind that of the one before.
       limit: the length at which it is complete.
       most_slots: the most cache slots that it may ever use.
       row: its batch row; None while it waits, while it is swapped out, and while its last rounds are under way.
@@ -152,8 +152,8 @@ class ActiveRequest:
 
     request: Request
     order: int = 0
-    turn: int = 0
     client: Any = None
+    turn: int = 0
     limit: int = 0
     most_slots: int = 0
     row: int | None = None

@@ -4,90 +4,28 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
-import os
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from engines import ARMED, CONFIG, Fragile, Letters, bigram, drafting, shared, successor_table, table_llm
+from async_callers import (
+    LONG,
+    ask,
+    assert_nothing_is_held,
+    checked,
+    collect,
+    model,
+    params_of,
+    prompt_of,
+    run,
+    slow_model,
+    texts,
+    until,
+)
 
 import jspec
-from jspec.config import Speculation
 from jspec.engine.core import EngineCore
-from jspec.llm import LLM
 from jspec.serving.async_engine import WORKERS
-
-TABLES = (bigram(successor_table() / 10), bigram(successor_table((2, 3, 7, 11, 14, 19, 20, 28)) / 10))
-LONG = jspec.SamplingParams(max_tokens=400, seed=5)  # of a prompt that is far from its end when a test looks at it
-PROMPTS = ["a", "bcdefghijklmnopqrst", "xyz", "hello"]
-
-
-@shared
-def model() -> LLM:
-    return table_llm(*TABLES, Letters())
-
-
-@shared
-def slow_model() -> LLM:
-    """One token a call and one segment a pass, so that every request takes hundreds of steps."""
-    settings = Speculation(num_draft_tokens=0)
-    config = dataclasses.replace(CONFIG, rounds=1, max_len=480, page_size=16, prefill_tokens=8)
-    table = bigram(successor_table() / 10, max_position=480)
-    return LLM(table, None, drafting(None, settings), None, Letters(), settings, config)
-
-
-def run(coroutine, seconds: float = 60):
-    """Its result; an error if it hangs."""
-
-    async def limited():
-        return await asyncio.wait_for(coroutine, seconds)
-
-    return asyncio.run(limited())
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
-async def collect(generator) -> list[jspec.Delta]:
-    return [delta async for delta in generator]
-
-
-def params_of(seed: int) -> jspec.SamplingParams:
-    return jspec.SamplingParams(temperature=0.5 + 0.1 * (seed % 7), max_tokens=3 + seed % 20, seed=seed)
-
-
-def prompt_of(seed: int) -> str:
-    return PROMPTS[seed % len(PROMPTS)]
-
-
-def texts(llm, seeds) -> list[str]:
-    """What ``jspec.generate`` says to each seed alone."""
-    return [jspec.generate(llm, prompt_of(seed), params_of(seed)).text for seed in seeds]
-
-
-async def ask(engine, seed: int) -> str:
-    deltas = await collect(engine.generate(prompt_of(seed), params_of(seed)))
-    return checked(deltas).text
-
-
-def checked(deltas) -> jspec.Result:
-    """The result, after a look at the deltas before it."""
-    result = deltas[-1].result
-    assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
-    assert "".join(delta.text for delta in deltas) == result.text
-    assert [token for delta in deltas for token in delta.token_ids] == result.token_ids
-    assert len({delta.id for delta in deltas}) == 1
-    return result
-
-
-def assert_nothing_is_held(llm):
-    metrics = llm.engine.metrics()
-    assert (metrics.pages_used, metrics.pages_swapped, metrics.num_running, metrics.num_waiting) == (0, 0, 0, 0)
 
 
 def test_many_callers_get_the_texts_of_one():
@@ -373,6 +311,16 @@ def test_who_is_slow_holds_nobody_up():
     assert run(serve()).text == jspec.generate(llm, "abc", LONG).text
 
 
+def no_room_beside(most: int):
+    """``require_room`` of an engine that takes so many."""
+
+    def require_room(count: int = 1):
+        if count > most:
+            raise jspec.QueueFull("no room")
+
+    return require_room
+
+
 def test_requests_that_are_started_together():
     """All of them wait, or none; each delta comes with the number of its request; lost, they are given up."""
     llm = slow_model()
@@ -401,150 +349,4 @@ def test_requests_that_are_started_together():
             engine.start(requests)
 
     run(serve())
-    assert_nothing_is_held(llm)
-
-
-def no_room_beside(most: int):
-    """``require_room`` of an engine that takes so many."""
-
-    def require_room(count: int = 1):
-        if count > most:
-            raise jspec.QueueFull("no room")
-
-    return require_room
-
-
-def test_an_event_loop_that_is_closed_before_its_requests_end():
-    llm = slow_model()
-    engine, loop = jspec.AsyncEngine(llm), asyncio.new_event_loop()
-    generator = engine.generate("abc", LONG)
-    loop.run_until_complete(asyncio.wait_for(anext(generator), 60))
-    loop.close()
-
-    async def another():
-        await until(lambda: llm.engine.metrics().num_running == 0)
-        assert await ask(engine, 1) == texts(llm, [1])[0]
-        await engine.close()
-
-    run(another())
-    del generator
-    gc.collect()
-    assert_nothing_is_held(llm)
-
-
-def test_asyncio_run_that_ends_before_its_requests():
-    llm = slow_model()
-    engine = jspec.AsyncEngine(llm)
-
-    async def forget():
-        generator = engine.generate("abc", LONG)
-        await anext(generator)
-        forgotten.append(generator)
-        tasks.append(asyncio.ensure_future(collect(engine.generate("abc", LONG))))
-        await until(lambda: llm.engine.metrics().num_running == 2)
-
-    forgotten, tasks = [], []
-    run(forget())
-
-    async def another():
-        await until(lambda: llm.engine.metrics().num_running == 0)
-        await engine.close()
-
-    run(another())
-    assert_nothing_is_held(llm)
-
-
-ABRUPT = """
-import asyncio, jspec
-from test_async_engine import LONG, slow_model
-
-generator = jspec.AsyncEngine(slow_model()).generate("abc", LONG)
-asyncio.new_event_loop().run_until_complete(anext(generator))
-print("exits")
-"""
-
-
-def test_a_process_that_ends_before_its_requests():
-    """A daemon thread inside of XLA would abort it."""
-    folders = [Path(jspec.__file__).parents[1], Path(__file__).parents[1] / "helpers", Path(__file__).parent]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "JAX_PLATFORMS": "cpu"}
-    ended = subprocess.run([sys.executable, "-c", ABRUPT], env=environment, capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stdout) == (0, "exits\n"), ended.stderr
-
-
-def test_an_error_of_the_device_ends_each_request(monkeypatch):
-    llm = table_llm(Fragile(TABLES[0].table, TABLES[0].config), None, Letters())
-    expected = texts(llm, range(6))
-
-    async def serve():
-        async with jspec.AsyncEngine(llm) as engine:
-            for _ in range(2):
-                with monkeypatch.context() as patch:
-                    patch.setitem(ARMED, "when it runs", True)
-                    generators = [engine.generate(prompt_of(seed), params_of(seed)) for seed in range(6)]
-                    results = [checked(deltas) for deltas in await asyncio.gather(*map(collect, generators))]
-                assert [result.finish_reason for result in results] == ["error"] * 6
-                assert all("a broken device" in result.stop_reason for result in results)
-                assert await asyncio.gather(*(ask(engine, seed) for seed in range(6))) == expected
-
-    run(serve())
-    assert_nothing_is_held(llm)
-
-
-@pytest.mark.parametrize("name", ["step", "submit", "abort"])
-@pytest.mark.parametrize("error", [ZeroDivisionError("unexpected"), SystemExit("unexpected")])
-def test_an_exception_in_the_thread_reaches_every_caller(name, error, monkeypatch):
-    llm = slow_model()
-
-    def fail(*_, **__):
-        raise error
-
-    async def serve():
-        async with jspec.AsyncEngine(llm) as engine:
-            leaving = engine.generate("abc", LONG)
-            await anext(leaving)
-            tasks = [asyncio.ensure_future(collect(engine.generate("abc", LONG))) for _ in range(4)]
-            await until(lambda: llm.engine.metrics().num_running == 3)
-            with monkeypatch.context() as patch:
-                patch.setattr(llm.engine._loop, name, fail)
-                if name == "abort":
-                    await leaving.aclose()
-                else:
-                    tasks.append(asyncio.ensure_future(collect(engine.generate("abc", LONG))))
-                results = await asyncio.gather(*tasks, return_exceptions=True)
-            assert [type(result) for result in results] == [RuntimeError] * len(tasks)
-            assert all(result.__cause__ is error for result in results)
-            assert engine.error is error
-            assert await ask(engine, 3) == texts(llm, [3])[0]
-            assert engine.error is None
-            assert_nothing_is_held(llm)
-            await leaving.aclose()
-
-    run(serve())
-    assert_nothing_is_held(llm)
-
-
-def test_a_delta_that_cannot_be_made_is_the_trouble_of_one_caller(monkeypatch):
-    llm = slow_model()
-    delta, unlucky = llm.engine.frontend.delta, []
-
-    def fail(id, *about):
-        if id in unlucky:
-            raise UnicodeError("no text")
-        return delta(id, *about)
-
-    monkeypatch.setattr(llm.engine.frontend, "delta", fail)
-
-    async def serve():
-        async with jspec.AsyncEngine(llm) as engine:
-            other, broken = engine.generate("abc", max_tokens=200, seed=1), engine.generate("abc", LONG)
-            first = await anext(other)
-            unlucky.append((await anext(broken)).id)
-            with pytest.raises(RuntimeError, match="UnicodeError") as raised:
-                await collect(broken)
-            assert isinstance(raised.value.__cause__, UnicodeError)
-            await until(lambda: llm.engine.metrics().num_running == 1)
-            return checked([first, *await collect(other)]).text
-
-    assert run(serve()) == jspec.generate(llm, "abc", max_tokens=200, seed=1).text
     assert_nothing_is_held(llm)

@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from async_callers import slow_model
 from children import environment
 from openai_server import CHAT, MAX_LEN, family
-from test_async_engine import slow_model
 
 import jspec
 from jspec import cli
@@ -192,7 +192,7 @@ from jspec.serving.openai.http_server import listener
 from jspec.serving.openai.lifecycle import run
 from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.openai.service import Service
-from test_async_engine import slow_model
+from async_callers import slow_model
 
 service = Service(jspec.AsyncEngine(slow_model()), ["slow"])
 run(service, listener("127.0.0.1", 0), ServerSettings(shutdown_timeout=float(sys.argv[1])))

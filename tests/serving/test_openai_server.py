@@ -5,8 +5,8 @@ import dataclasses
 import json
 
 import pytest
+from async_callers import slow_model, until
 from openai_server import ask, asked, assert_nothing_is_held, error_of, events, family, service_of
-from test_async_engine import slow_model, until
 
 from jspec.outputs import Result
 from jspec.serving.openai.app import make_app

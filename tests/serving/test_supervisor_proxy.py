@@ -78,7 +78,14 @@ async def running(
     worker = FakeMember(script)
     server = await asyncio.start_server(worker.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    settings = ServerSettings("127.0.0.1", 0, Keys(keys), Limits(**limits), certificate, 5.0, "critical")
+    settings = ServerSettings(
+        port=0,
+        keys=Keys(keys),
+        limits=Limits(**limits),
+        certificate=certificate,
+        shutdown_timeout=5.0,
+        log_level="critical",
+    )
     side = Public(settings, ["model"])
     await side.open(f"http://127.0.0.1:{port}", TOKEN)
     url = f"{'https' if certificate else 'http'}://127.0.0.1:{side._bound.getsockname()[1]}"
@@ -356,7 +363,7 @@ def test_supervisor_refuses_bad_requests_itself():
             assert "did not arrive" in error_of(await client.post("/v1/completions", content=dripping(b"abcdef")), 408)
             reader, writer = await asyncio.open_connection("127.0.0.1", side._bound.getsockname()[1])
             for target in (b"@127.0.0.2:1/", b"http://127.0.0.2:1/health"):
-                head = b"GET " + target + b" HTTP/1.1\r\nhost: a\r\nauthorization: Bearer a-key\r\n\r\n"
+                head = b"GET " + target + b" HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer a-key\r\n\r\n"
                 writer.write(head)
                 assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
                 await reader.readuntil(b"}}")

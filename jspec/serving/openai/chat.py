@@ -104,8 +104,8 @@ class ChatResponse(GenerationResponse):
         }
 
     def opening(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        delta = {"role": "assistant", "content": ""}
-        return [{"index": index, "delta": delta, "logprobs": None, **self.ending(None)}]
+        opening = {"role": "assistant", "content": ""}
+        return [{"index": index, "delta": opening, "logprobs": None, **self.ending(None)}]
 
     def chunk_choice(self, index: int, delta: Delta) -> dict[str, Any]:
         return {
