@@ -18,6 +18,7 @@ from jspec.pallas.attention.flash import (
     QueryBlock,
     RaggedLayout,
     add_tile,
+    attend_if_used,
     attend_pages,
     in_window,
     launch_attention,
@@ -116,31 +117,37 @@ def _decode_split(
     oldest_new = jnp.min(jnp.where(new, slot, none_before))
     before = jnp.where(oldest_new == none_before, 0, oldest_new) - 1  # the newest slot that was there
 
-    written = new & (queries.split == 0)  # by this instance
     has_query = True
     if start_ref is not None:
         has_query = queries.last >= 0  # the tokens behind a row's valid ones are the next row's
         before = jnp.where(jnp.max(queries.last) >= 0, before, -1)  # an instance without queries reads nothing
-    row, first = (b, 0) if start_ref is None else (0, start_ref[b])  # where the row's tokens lie
-    load = functools.partial(load_rope_operands, qkv_ref, angle_refs, row)
-    q_operands = load(
-        queries.lines_among(heads, launch.R) + first * heads, queries.token + first, queries.real & has_query
-    )
-    k_at = (token + first) * heads + launch.N + g
-    k_operands = load(k_at, token + first, written)  # needed last, loaded from now on
-    v = pltriton.load(qkv_ref.at[row, *line_indices(k_at + launch.G, H)], mask=broadcast_columns(written, H), other=0.0)
 
-    q = apply_rope_in_kernel(q_operands)
-    load_tile = tile_loader(k_ref, v_ref, g, H)
-    softmax = attend_pages((q,), queries, before, load_tile, table_ref, sinks_ref, launch)
-    k = apply_rope_in_kernel(k_operands)
-    seen = written[None, :] & (slot[None, :] <= queries.last[:, None])
-    softmax = add_tile(softmax, (q,), (k,), v, seen & in_window(slot, queries.last, launch), launch.spec)
+    def attend():
+        written = new & (queries.split == 0)  # by this instance
+        row, first = (b, 0) if start_ref is None else (0, start_ref[b])  # where the row's tokens lie
+        load = functools.partial(load_rope_operands, qkv_ref, angle_refs, row)
+        q_operands = load(
+            queries.lines_among(heads, launch.R) + first * heads, queries.token + first, queries.real & has_query
+        )
+        k_at = (token + first) * heads + launch.N + g
+        k_operands = load(k_at, token + first, written)  # needed last, loaded from now on
+        v = pltriton.load(
+            qkv_ref.at[row, *line_indices(k_at + launch.G, H)], mask=broadcast_columns(written, H), other=0.0
+        )
 
-    # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
-    place = jnp.maximum(slot, 0)
-    page = pltriton.load(table_ref.at[b, jax.lax.div(place, jnp.int32(launch.P))], mask=written, other=0)
-    at = line_indices(page * launch.P + jax.lax.rem(place, jnp.int32(launch.P)), H)
-    for ref, x in ((k_out_ref, k), (v_out_ref, v)):
-        pltriton.store(ref.at[g, *at], x, mask=broadcast_columns(written & (page != 0), H))
-    store_attention(softmax, queries, launch, *out_refs, start_ref=start_ref)
+        q = apply_rope_in_kernel(q_operands)
+        load_tile = tile_loader(k_ref, v_ref, g, H)
+        softmax = attend_pages((q,), queries, before, load_tile, table_ref, sinks_ref, launch)
+        k = apply_rope_in_kernel(k_operands)
+        seen = written[None, :] & (slot[None, :] <= queries.last[:, None])
+        softmax = add_tile(softmax, (q,), (k,), v, seen & in_window(slot, queries.last, launch), launch.spec)
+
+        # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
+        place = jnp.maximum(slot, 0)
+        page = pltriton.load(table_ref.at[b, jax.lax.div(place, jnp.int32(launch.P))], mask=written, other=0)
+        at = line_indices(page * launch.P + jax.lax.rem(place, jnp.int32(launch.P)), H)
+        for ref, x in ((k_out_ref, k), (v_out_ref, v)):
+            pltriton.store(ref.at[g, *at], x, mask=broadcast_columns(written & (page != 0), H))
+        store_attention(softmax, queries, launch, *out_refs, start_ref=start_ref)
+
+    attend_if_used(attend, queries, before, launch, *out_refs)

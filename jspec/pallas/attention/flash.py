@@ -256,6 +256,49 @@ def tile_loader(k_ref, v_ref, g, H: int) -> Callable:
     return load
 
 
+def live_tiles(queries: QueryBlock, newest, launch: AttentionLaunch):
+    """In a kernel: the first tile with a slot that a block of queries sees, how many such tiles there are up to slot
+    ``newest``, and how many splits share them evenly."""
+    slots, last = launch.tile_slots, queries.last
+    oldest = 0
+    if launch.spec.window is not None:
+        oldest = jnp.maximum(jnp.min(jnp.where(last < 0, jnp.max(last), last)) - (launch.spec.window - 1), 0)
+        oldest = jnp.minimum(oldest, newest + 1)
+    first = oldest // slots
+    tiles = jnp.maximum((newest + slots) // slots - first, 0)
+    if launch.min_splits == launch.num_splits:
+        return first, tiles, launch.num_splits
+    return first, tiles, jnp.clip(pl.cdiv(tiles, launch.split_tiles), launch.min_splits, launch.num_splits)
+
+
+def attend_if_used(attend: Callable[[], None], queries: QueryBlock, newest, launch: AttentionLaunch, *out_refs):
+    """In a kernel: ``attend()``, which stores an attention, or the softmax of no slot if the row's other splits have all.
+
+    Rows with short texts have few splits, and the launch as many as the longest text may need: an instance without any
+    slot ends at once.
+
+    Args:
+      attend: loads queries, and stores.
+      queries: the block of queries.
+      newest: the last slot of the row that is read, -1 if there is none.
+      launch: the sizes.
+      out_refs: those of ``store_attention``.
+    """
+    if launch.min_splits == launch.num_splits:
+        attend()
+        return
+    *_, used = live_tiles(queries, newest, launch)
+    pl.when(queries.split < used)(attend)
+
+    @pl.when(queries.split >= used)
+    def store_nothing():
+        _, peak_ref, total_ref = out_refs
+        at = queries.b, queries.split, queries.lines_among(launch.N, launch.R)
+        nothing = jnp.zeros(launch.block_queries, jnp.float32)
+        pltriton.store(peak_ref.at[at], nothing - jnp.inf, mask=queries.real)
+        pltriton.store(total_ref.at[at], nothing, mask=queries.real)
+
+
 def attend_pages(
     q, queries: QueryBlock, newest, load: Callable, table_ref, sinks_ref, launch: AttentionLaunch
 ) -> Softmax:
@@ -272,18 +315,7 @@ def attend_pages(
       launch: the sizes.
     """
     b, slots, last = queries.b, launch.tile_slots, queries.last
-    oldest = 0
-    if launch.spec.window is not None:
-        oldest = jnp.maximum(jnp.min(jnp.where(last < 0, jnp.max(last), last)) - (launch.spec.window - 1), 0)
-        oldest = jnp.minimum(oldest, newest + 1)
-    first = oldest // slots
-    tiles = jnp.maximum((newest + slots) // slots - first, 0)  # the live ones, shared evenly
-    all_used = launch.min_splits == launch.num_splits
-    used = (
-        launch.num_splits
-        if all_used
-        else jnp.clip(pl.cdiv(tiles, launch.split_tiles), launch.min_splits, launch.num_splits)
-    )
+    first, tiles, used = live_tiles(queries, newest, launch)
     begin, end = (first + tiles * jnp.minimum(i, used) // used for i in (queries.split, queries.split + 1))
 
     def pages(i):
