@@ -7,6 +7,7 @@ decode.py              RoPE, KV writes and attention in one launch
 prefill_sm90.py        attention of many query tokens on Hopper GPUs
 prefill_launch.py      its blocks of queries and tiles of cache slots
 flash.py               the running softmax of a program instance, and the launch of paged.py and decode.py
+tiling.py              sizes of tiles and blocks, and splits of a row
 merge_splits.py        merges the splits of a row (Flash-Decoding)
 rope.py                RoPE inside kernels
 rope_and_write_kv.py   RoPE and KV writes of many tokens

@@ -12,9 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.flash import (
-    TILINGS,
     AttentionLaunch,
-    AttentionTiling,
     QueryBlock,
     RaggedLayout,
     add_tile,
@@ -29,6 +27,7 @@ from jspec.pallas.attention.paged import has_kernel
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.tiling import TILINGS, AttentionTiling
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 
 _MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well

@@ -12,9 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.flash import (
-    TILINGS,
     AttentionLaunch,
-    AttentionTiling,
     QueryBlock,
     attend_pages,
     launch_attention,
@@ -23,6 +21,7 @@ from jspec.pallas.attention.flash import (
 )
 from jspec.pallas.attention.reference import causal_mask, grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.tiling import TILINGS, AttentionTiling
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 

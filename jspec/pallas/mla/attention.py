@@ -9,16 +9,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.attention.flash import (
-    AttentionLaunch,
-    AttentionTiling,
-    QueryBlock,
-    attend_pages,
-    launch_attention,
-    store_attention,
-)
+from jspec.pallas.attention.flash import AttentionLaunch, QueryBlock, attend_pages, launch_attention, store_attention
 from jspec.pallas.attention.paged import attend_slots, gather_pages
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.tiling import AttentionTiling
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 

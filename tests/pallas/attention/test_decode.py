@@ -12,9 +12,9 @@ from test_paged import CASES, DEAD, SMALL, WHOLE, Case, G, problem
 from jspec.models.kv_cache import LayerKV, PagedView, View
 from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
-from jspec.pallas.attention.flash import AttentionTiling
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec
+from jspec.pallas.attention.tiling import AttentionTiling
 
 
 def arguments(case: Case):

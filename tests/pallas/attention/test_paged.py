@@ -11,9 +11,10 @@ import pytest
 from cuda_lowering import shapes_of_queries
 
 from jspec.models.kv_cache import LayerKV, PagedView
-from jspec.pallas.attention.flash import AttentionLaunch, AttentionTiling
+from jspec.pallas.attention.flash import AttentionLaunch
 from jspec.pallas.attention.paged import paged_attention, paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.tiling import AttentionTiling
 
 G = 2
 LIVE, DEAD, FULL, SHORT, EARLY, ONE = range(6)  # rows of a problem

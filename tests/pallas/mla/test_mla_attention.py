@@ -12,8 +12,8 @@ import pytest
 from jspec.config import Rope
 from jspec.models.kv_cache import LayerKV, PagedView
 from jspec.models.layers import rotation_at
-from jspec.pallas.attention.flash import AttentionTiling
 from jspec.pallas.attention.spec import PagedQueries
+from jspec.pallas.attention.tiling import AttentionTiling
 from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
 from jspec.pallas.mla.attention import has_kernel, latent_attention_kernel, latent_attention_reference
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_write_kv_kernel

@@ -1,0 +1,62 @@
+"""Tile and block sizes of the attention kernels, and how many program instances share the slots of a row."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from jspec.pallas.triton import MMA_SIZE
+
+_MOST_SLOTS = 64  # of a tile: scores are held in registers
+
+
+@dataclass(frozen=True)
+class AttentionTiling:
+    """The sizes of tiles and blocks; the last bits of the results depend on them.
+
+    Attributes:
+      tile_bytes: bytes of the keys of a tile, and of its values.
+      queries: the most queries of a program instance; if a KV head has more, several instances read its keys.
+      instances: if the batch makes fewer program instances than this, the slots of a row are split among several, until
+        there are nearly so many.
+      num_warps: warps of an instance.
+      num_stages: how many tiles an instance has under way at once.
+      split_slots: the most slots that an instance reads of a row with few query tokens, unless that takes more than
+        ``max_splits`` instances. A row with a long text thus has more instances than the others, which do not wait for
+        it.
+      max_splits: see ``split_slots``.
+    """
+
+    tile_bytes: int = 16384
+    queries: int = 64
+    instances: int = 132
+    num_warps: int = 4
+    num_stages: int = 3
+    split_slots: int = 2048
+    max_splits: int = 8
+
+    def tile_slots(self, key_bytes: int) -> int:
+        """How many cache slots a tile has, a power of two, if a key has ``key_bytes`` bytes."""
+        fitting = max(self.tile_bytes // key_bytes, MMA_SIZE)
+        return min(1 << (fitting.bit_length() - 1), _MOST_SLOTS)
+
+    def num_splits(self, cells: int, tiles: int) -> int:
+        """How many program instances share the slots of a cell: a row, a KV head and a block of queries.
+
+        Args:
+          cells: how many cells there are.
+          tiles: how many tiles the slots of a row make at most.
+        """
+        wanted = max(1, self.instances // cells)
+        return min(1 << (wanted.bit_length() - 1), pl.next_power_of_2(tiles))
+
+    def num_splits_of_long_rows(self, min_splits: int, slots: int) -> int:
+        """How many instances share a row of the most slots, if every row has at least ``min_splits``."""
+        return max(min_splits, min(self.max_splits, pl.next_power_of_2(pl.cdiv(slots, self.split_slots))))
+
+
+# fp32 is multiplied outside the tensor cores, from registers, and takes long enough for a merge to pay.
+TILINGS = {
+    jnp.dtype("bfloat16"): AttentionTiling(),
+    jnp.dtype("float32"): AttentionTiling(tile_bytes=8192, queries=16, instances=264),
+}
