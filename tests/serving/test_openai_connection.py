@@ -32,12 +32,14 @@ async def echo(scope, receive, send):
 
 
 @contextlib.asynccontextmanager
-async def connected(app: Any = echo) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(
+    app: Any = echo, seconds: float = SECONDS
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server with the deadline."""
     config = uvicorn.Config(
         app,
         port=0,
-        http=functools.partial(Connection, ConnectionLimits(SECONDS, MOST)),
+        http=functools.partial(Connection, ConnectionLimits(seconds, MOST)),
         lifespan="off",
         log_level="critical",
     )
@@ -113,7 +115,7 @@ def test_slow_responses_and_bodies_are_not_timed_out():
 
 def test_more_connections_than_the_limit_are_closed():
     async def ask():
-        async with connected() as (reader, writer):
+        async with connected(seconds=60) as (reader, writer):
             host, port = writer.get_extra_info("peername")[:2]
             others = [await asyncio.open_connection(host, port) for _ in range(MOST)]
             assert await closed(others[-1][0])

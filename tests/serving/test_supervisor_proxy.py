@@ -17,7 +17,7 @@ from jspec.serving.openai.auth import Keys
 from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.supervisor import proxy
-from jspec.serving.supervisor.private import HEADER
+from jspec.serving.supervisor.private import CLIENT, HEADER
 from jspec.serving.supervisor.public import Public
 
 TOKEN = "a-token"
@@ -130,6 +130,8 @@ def test_requests_and_responses_pass_unchanged():
                 "x-sent": "a",
                 "connection": "close",
                 HEADER: "wrong",
+                CLIENT: "10.0.0.1",
+                "x-request-id": "mine",
                 "cookie": "a=b",
             }
             body = os.urandom(3 * 2**20)
@@ -144,6 +146,8 @@ def test_requests_and_responses_pass_unchanged():
             headers = dict(asked.headers)
             assert headers["x-sent"] == "a"
             assert headers["cookie"] == "a=b"
+            assert [value for name, value in asked.headers if name == CLIENT] == ["127.0.0.1"]
+            assert headers["x-request-id"] == response.headers["x-request-id"] == "mine"
             assert headers["authorization"].encode("latin-1").decode() == "Bearer \u00e9"
             assert headers["content-length"] == str(len(body))
             response = await client.get("/version")
@@ -372,13 +376,20 @@ def test_supervisor_refuses_bad_requests_itself():
     run(test)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
-def test_https_is_served(tmp_path):
-    files = str(tmp_path / "certificate"), str(tmp_path / "key")
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> tuple[str, str]:
+    """A certificate and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes certificates, is not installed")
+    folder = tmp_path_factory.mktemp("https")
+    files = str(folder / "certificate"), str(folder / "key")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-out", files[0], "-keyout", files[1]]
     command += ["-days", "1", "-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(command, check=True, capture_output=True)
+    return files
 
+
+def test_https_is_served(files):
     async def answer(asked, reader, writer):
         writer.write(STREAM + chunk(EVENT))
 
@@ -387,5 +398,18 @@ def test_https_is_served(tmp_path):
             response = await client.post("/v1/completions", json=CHUNK)
             assert response.content.startswith(EVENT)
             assert "was lost" in response.text
+
+    run(test)
+
+
+def test_a_client_without_a_handshake_is_disconnected(files):
+    async def never(asked, reader, writer):
+        raise AssertionError("the worker has heard of it")
+
+    async def test():
+        async with running(never, certificate=files, max_header_seconds=0.5) as (_, side, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", side._bound.getsockname()[1])
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+            writer.close()
 
     run(test)
