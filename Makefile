@@ -16,7 +16,7 @@ test: $(VENV)/test  # everything but the long statistical tier and what needs a 
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 nightly: $(VENV)/test  # cross products of what `make test` covers in pairs
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m nightly
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "nightly and not long and not gpu"
 
 long: $(VENV)/test  # the statistical tests at full power, minutes each
 	$(BIN)/python -m pytest -m long

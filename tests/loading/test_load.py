@@ -1,20 +1,17 @@
 """``load``: folders in, and which pairs, sizes and settings are refused before anything is compiled."""
 
-import dataclasses
 import json
 import shutil
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import TARGET, causal
+from engines import causal
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 import convert
 import jspec
-from jspec import llm as llm_module
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.loading import memory_budget
 from jspec.loading.pair import default_params
@@ -381,17 +378,6 @@ def test_without_tokenizers_vocabularies_must_be_equal(folders):
     with pytest.raises(ValueError, match=f"draft has a vocabulary of 288 and the target of {V}"):
         jspec.load(folders / "ids", folders / "draft", **SMALL)
     assert jspec.load(folders / "ids", folders / "target", **SMALL).method == "draft_model"
-
-
-@pytest.mark.parametrize(
-    ("known", "own", "expected"),
-    [((2,), 2, (2,)), ((2,), 7, (2, 7)), ((), 7, (7,)), ((2,), None, (2,)), ((2,), 10**6, (2,)), ((2,), -1, (2,))],
-)
-def test_the_tokenizers_own_end_token_ends_a_text(known, own, expected):
-    """As in vLLM; some checkpoints name it in tokenizer_config.json alone. One outside of the vocabulary cannot come."""
-    config = dataclasses.replace(TARGET, eos_token_ids=known)
-    assert llm_module._end_tokens(config, types.SimpleNamespace(eos_token_id=own)) == expected
-    assert llm_module._end_tokens(config, None) == known
 
 
 def test_end_of_text_comes_from_the_checkpoint(folders, llm):
