@@ -10,6 +10,7 @@ parameters in an Orbax checkpoint (``converted.orbax``), which ``converted.model
 
 checkpoint.py   ``Checkpoint``: a folder of either kind, opened once
 params.py       ``StoredParams``: parameters that are read one at a time
+unread_keys.py  warns of keys of config.json that nothing looked up
 layout.py       ``Layout``: what a Hugging Face folder was recognised as
 tokenizer.py    the tokenizer in a folder
 export.py       writes draft heads in their public layouts

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from jspec._validation import is_int, require
-from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.heads.options import HeadOptions, OpenSetting
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.doctor import checks
 from jspec.doctor.checks import Check
@@ -90,7 +91,7 @@ def diagnose(
 
     Args:
       target, draft, aux_convention, norm_output, mask_token_id, dtype: as in ``jspec.load``; ``draft`` is a folder, or
-        ``"mtp"``.
+        ``"mtp"``. An ``aux_convention`` or ``norm_output`` that the checkpoint needs and nobody gives is measured.
       prompts: texts or token ids, best of the kind that the draft was trained on. None takes four built-in prompts.
       num_draft_tokens: K, the drafts of a round.
       max_tokens: how many new tokens each prompt gets at most.
@@ -105,11 +106,13 @@ def diagnose(
         diagnosis = diagnose(Path("path/to/target"), Path("path/to/eagle3"), ["def main(", "class Queue:"])
         print(diagnosis.verdict, diagnosis.explanation)
     """
-    options = HeadOptions(aux_convention, norm_output, mask_token_id, mtp=draft == MTP)
+    given_options = HeadOptions(aux_convention, norm_output, mask_token_id, mtp=draft == MTP)
     require(is_int(max_tokens) and max_tokens >= 2, "max_tokens", max_tokens, "an integer of at least 2")
-    target_checkpoint, draft_checkpoint = open_checkpoints(target, draft, options)
+    target_checkpoint, draft_checkpoint = open_checkpoints(target, draft, given_options)
     if draft_checkpoint is None:
         raise ValueError(f"draft={draft!r}: expected the folder of a draft model or a draft head")
+    draft_checkpoint = _with_open_settings(draft_checkpoint)
+    options, assumed = draft_checkpoint.options, _assumed(given_options, draft_checkpoint.options)
     config, tokenizer = target_checkpoint.target_config, target_checkpoint.tokenizer
     given = draft_checkpoint.config
     dtype = dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
@@ -139,7 +142,25 @@ def diagnose(
     _require_enough(texts)
     results += checks.draft_vocabulary(known, params, texts)
     trials = try_variants(model, known, params, texts, speculation.most_draft_tokens, dtype, options)
-    return Diagnosis(*verdict(served, trials), tuple(results), served, trials)
+    return Diagnosis(*verdict(served, trials, assumed), tuple(results), served, trials)
+
+
+def _with_open_settings(draft: Checkpoint) -> Checkpoint:
+    """``draft`` with a value for each setting that its checkpoint leaves open; the others are tried beside it."""
+    while True:
+        try:
+            _ = draft.config
+        except OpenSetting as unsaid:
+            options = dataclasses.replace(draft.options, **{unsaid.name: unsaid.values[0]})
+            draft = Checkpoint(draft.folder, options, draft.allow_pickle)
+        else:
+            return draft
+
+
+def _assumed(given: HeadOptions, options: HeadOptions) -> str:
+    """What of ``options`` was not given: ``aux_convention='input_of'``, for example."""
+    names = [field.name for field in dataclasses.fields(given)]
+    return " and ".join(f"{n}={getattr(options, n)!r}" for n in names if getattr(options, n) != getattr(given, n))
 
 
 def read_prompts(file: pathlib.Path) -> list[str]:
@@ -213,10 +234,13 @@ def _serve(model, config, params, tokens, speculation, engine: EngineConfig, max
     return texts, functools.reduce(operator.add, (result.stats for result in results))
 
 
-def verdict(served: Stats, trials: Sequence[Trial]) -> tuple[str, str]:
+def verdict(served: Stats, trials: Sequence[Trial], assumed: str = "") -> tuple[str, str]:
     """The verdict on a draft that fits its target, and its explanation.
 
-    The first of ``trials``, if there are any, has the given settings of the draft head.
+    Args:
+      served: the statistics of the engine.
+      trials: the first, if there are any, has the given settings of the draft head.
+      assumed: which of these neither the user nor the checkpoint gave; empty if there are none.
     """
     first = max([_first_rate(trial.stats) for trial in trials] or [_first_rate(served)])
     length = served.mean_acceptance_length
@@ -233,7 +257,8 @@ def verdict(served: Stats, trials: Sequence[Trial]) -> tuple[str, str]:
             f"instead of {trials[0].stats.mean_acceptance_length:.2f}."
         )
     reason = ", and no alternative is clearly better" if len(trials) > 1 else ""
-    return "healthy", f"An acceptance length of {length:.2f}, greedily{reason}."
+    settings = f" Its checkpoint does not say {assumed}, which fits: give it to jspec." * bool(assumed)
+    return "healthy", f"An acceptance length of {length:.2f}, greedily{reason}.{settings}"
 
 
 def _first_rate(stats: Stats) -> float:

@@ -3,6 +3,7 @@
 prompts.py         the forms of prompts: text, token ids, dictionaries
 chat_messages.py   chat messages, checked
 chat_roles.py      system and developer messages in the form that a chat template writes
+deadline.py        ends Python code that takes too much CPU time
 chat_template.py   from chat messages to the tokens of a prompt
 detokenizer.py     encoding, and the incremental decoding of a completion
 stop_strings.py    the streamed text of a request, and its stop strings

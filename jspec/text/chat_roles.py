@@ -8,6 +8,8 @@ message in the middle of a conversation. What a template writes is found out by 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jspec.text.deadline import TooSlow
+
 INSTRUCTIONS = ("system", "developer")  # roles whose messages instruct the model
 LEADING = 3  # so many messages at the beginning of a conversation are told apart
 MARK = "7f3a9c{};"  # the content of an instruction in a small conversation
@@ -28,6 +30,7 @@ def written_instructions(
 
     Raises:
       ValueError: the template leaves instructions out in every form.
+      TooSlow: it does not end.
     """
     if all(message["role"] not in INSTRUCTIONS for message in messages):
         return list(messages)
@@ -72,6 +75,8 @@ def _missing(messages: Sequence[Message], renders: Callable[[Sequence[Message]],
     roles = _outline(messages)
     try:
         text = renders([{"role": role, "content": MARK.format(i)} for i, role in enumerate(roles)])
+    except TooSlow:
+        raise
     except Exception:  # of many kinds
         return None
     missing, last = [], -1

@@ -1,7 +1,7 @@
 """The tokens of a chat, by the chat template of the checkpoint or of the caller.
 
 A template is a Jinja program, and that of a checkpoint is not trusted. transformers runs it in Jinja's sandbox, which
-reaches neither files nor Python's internals.
+reaches neither files nor Python's internals, and it may use ``MAX_SECONDS`` of CPU time.
 """
 
 import contextlib
@@ -15,10 +15,12 @@ from typing import Any
 from jspec._validation import is_int, require
 from jspec.text.chat_messages import is_conversation_list, plain_messages, short, with_argument_objects
 from jspec.text.chat_roles import written_instructions
+from jspec.text.deadline import TooSlow, limited
 from jspec.text.detokenizer import COUNTED_CONTEXTS, TooLong, encode_within, kept_tokens
 
 MAX_TEMPLATE = 2**20  # characters of a template; the longest that are known have some 20,000
 MAX_REASON = 300  # characters of an error that a template caused
+MAX_SECONDS = 10.0  # of CPU time for a conversation; one of 8 MiB takes known templates less than one
 
 
 def prompt_tokens(
@@ -69,8 +71,10 @@ def prompt_tokens(
     small = functools.partial(
         _text, tokenizer, template, options | {"add_generation_prompt": False, "continue_final_message": False}
     )
-    conversation = written_instructions(conversation, where, small)
-    text = _render(where, conversation, renders)
+    try:
+        text = _render(where, written_instructions(conversation, where, small), renders)
+    except TooSlow as error:
+        raise ValueError(f"{where}: the chat template {error}; expected another chat_template") from None
     most = COUNTED_CONTEXTS * max_len if kept is None else kept_tokens(kept, max_len)
     what = f"the text that the chat template made of {where}"
     tokens = encode_within(tokenizer, text, what, most, last=kept is not None, add_special_tokens=False)
@@ -161,7 +165,10 @@ def read_template(path: str | os.PathLike) -> str:
 
 def _text(tokenizer: Any, template: str, options: dict[str, Any], conversation: Sequence[dict[str, Any]]) -> str:
     """The text of a conversation under a template; ``options`` are arguments of transformers and template variables."""
-    return tokenizer.apply_chat_template(list(conversation), chat_template=template, tokenize=False, **options)
+    render = functools.partial(
+        tokenizer.apply_chat_template, list(conversation), chat_template=template, tokenize=False, **options
+    )
+    return limited(render, MAX_SECONDS)
 
 
 def _render(
@@ -178,7 +185,7 @@ def _render(
         return renders(conversation)
     except TemplateSyntaxError as error:
         raise ValueError(f"chat_template, line {error.lineno}: {_reason(error)}; correct the template") from None
-    except ImportError:  # jinja2 is too old for transformers
+    except (ImportError, TooSlow):  # jinja2 is too old for transformers, or the caller says it
         raise
     except Exception as error:
         with contextlib.suppress(Exception):

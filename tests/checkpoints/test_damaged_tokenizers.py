@@ -235,5 +235,5 @@ def test_deep_nesting_is_refused(src, capsys, name, opening):
 
 def test_brackets_in_strings_are_not_counted(src):
     config = json.loads((src / "config.json").read_text())
-    (src / "config.json").write_text(json.dumps({**config, "note": '\\"[' * 100, "more": "[" * 100}))
+    (src / "config.json").write_text(json.dumps({**config, "_name_or_path": '\\"[' * 100, "license": "[" * 100}))
     assert jspec.load(src, **SMALL).tokenizer is not None

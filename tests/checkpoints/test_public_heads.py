@@ -16,6 +16,8 @@ from tiny_heads import NO_EMBEDDING, deepspec_eagle3, eagle, eagle3, p_eagle, sp
 
 import jspec
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
+from jspec.checkpoints.heads.options import OpenSetting
+from jspec.checkpoints.heads.published import PUBLISHED
 
 SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
 PROMPTS = [[5], [7, 8, 9] * 3]
@@ -86,8 +88,8 @@ PUBLIC = [
         "Qwen3MoeForCausalLM",
         eagle3,
         {**ids(1, 2, 4, **MODELOPT), "rope_scaling": LLAMA3, **NO_EMBEDDING},
-        {"aux_convention": "input_of"},
-        (1, 2, 4),
+        {"aux_convention": "output_of"},  # Model Optimizer collects what the layers return
+        (2, 3, 5),
     ),
     Public(
         "lmsys/EAGLE3-gpt-oss-120b-bf16",
@@ -187,3 +189,42 @@ def test_settings_missing_in_config_json_are_required(tmp_path, head):
     target = tiny_checkpoint(tmp_path / "target", head.target, **LAYERS)
     with pytest.raises(ValueError, match=next(iter(head.said))):
         jspec.load(target, head.write(tmp_path / "head", **head.keys), **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("repository", "keys", "expected"),
+    [
+        ("nvidia/gpt-oss-120b-Eagle3-v3", ids(24, 30, 36), {"aux_layers": (24, 30, 36)}),
+        ("lmsys/EAGLE3-gpt-oss-120b-bf16", ids(1, 17, 33), {"aux_layers": (2, 18, 34)}),
+        ("lmsys/Qwen3-235B-A22B-EAGLE3", ids(1, 46, 90), {"aux_layers": (2, 47, 91)}),
+        ("Dogacel/specdrift-gpt-oss-20b-eagle3", {"norm_output": True}, {"norm_output": True}),
+        ("Dogacel/specdrift-gpt-oss-120b-eagle3", {"norm_output": False}, {"norm_output": False}),
+    ],
+)
+def test_what_is_known_of_a_published_head_need_not_be_said(tmp_path, repository, keys, expected):
+    organisation, name = repository.split("/")
+    assert repository in PUBLISHED
+    for place in (name, f"{organisation}/{name}", f"models--{organisation}--{name}/snapshots/0123abcd"):
+        checkpoint = Checkpoint.open(eagle3(tmp_path / place, **keys))
+        assert {field: getattr(checkpoint.config, field) for field in expected} == expected
+        [note] = [note for note in checkpoint.hugging_face.layout.notes if repository in note]
+        assert PUBLISHED[repository].source in note
+
+
+def test_another_head_of_that_name_is_not_mistaken_for_it(tmp_path):
+    for place, keys in (
+        ("gpt-oss-120b-Eagle3-v3", ids(1, 17, 32)),
+        ("my-gpt-oss-120b-Eagle3-v3", ids(24, 30, 36)),
+        ("gpt-oss-120b-Eagle3-v3/checkpoint", ids(24, 30, 36)),
+    ):
+        with pytest.raises(OpenSetting, match="say which: --aux-convention"):
+            read_draft_config(eagle3(tmp_path / place, **keys))
+    given = read_draft_config(
+        eagle3(tmp_path / "gpt-oss-120b-Eagle3-v3", **ids(24, 30, 36)), aux_convention="output_of"
+    )
+    assert given.aux_layers == (25, 31, 37)
+
+
+def test_every_published_head_is_tried():
+    tried = test_what_is_known_of_a_published_head_need_not_be_said.pytestmark[0].args[1]
+    assert {repository for repository, *_ in tried} == PUBLISHED.keys()

@@ -112,7 +112,8 @@ def test_eos_ids_are_united(tmp_path):
     ("overrides", "message"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM"),
-        ({"architectures": None}, "LlamaForCausalLM"),
+        ({"architectures": None, "model_type": None}, "LlamaForCausalLM"),
+        ({"architectures": None, "model_type": "mamba"}, "LlamaForCausalLM"),
         ({"auto_map": {"AutoModel": "modeling.Model"}}, "remote code"),
         ({"quantization_config": {"quant_method": "hqq"}}, "hqq"),
         ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu': expected one of silu, swish, gelu"),

@@ -26,12 +26,12 @@ def test_export_round_trip(tmp_path, file, case):
     config, params = load_draft(tmp_path / "converted")
     if isinstance(config, Eagle3Config):
         config = dataclasses.replace(config, trained_drafts=config.trained_drafts or 7)
-    export_draft(tmp_path / "out", config, params, target_name="the/target", dtype="float32", extra={"steps": 3})
+    export_draft(tmp_path / "out", config, params, target_name="the/target", dtype="float32", extra={"license": "mit"})
     again, back = load_draft(tmp_path / "out")
     assert again == config
     same(back, params)
     written = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert written["steps"] == 3
+    assert written["license"] == "mit"
     assert written["torch_dtype"] == "float32"
     assert verifier_of(tmp_path / "out") == ("the/target" if isinstance(config, Eagle3Config) else None)
     export_draft(tmp_path / "half", config, params, target_name="the/target")

@@ -63,6 +63,20 @@ def test_no_weights(refused, single):
     refused(single, "src", "model.safetensors.index.json")
 
 
+def test_safetensors_of_other_names(refused, single):
+    (single / "model.safetensors").rename(single / "weights.safetensors")
+    refused(single, "neither model.safetensors nor", "rename weights.safetensors to model.safetensors, if it holds all")
+    (single / "weights.safetensors").rename(single / "model-00001-of-00002.safetensors")
+    (single / "model-00002-of-00002.safetensors").write_bytes(b"")
+    shards = "nothing says which tensors model-00001-of-00002.safetensors to model-00002-of-00002.safetensors hold"
+    refused(single, shards, "fetch model.safetensors.index.json, or write it: {", "weight_map")
+
+
+def test_an_adapter_is_no_model(refused, single):
+    (single / "config.json").rename(single / "adapter_config.json")
+    refused(single, "src/adapter_config.json: this is a LoRA adapter", "UNO", "merge it into its base model")
+
+
 def boundaries(path) -> list[int]:
     """Sizes at which the file breaks off: nothing, inside the header, at its end, at each tensor, one byte short."""
     data = path.read_bytes()

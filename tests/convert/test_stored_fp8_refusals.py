@@ -153,6 +153,25 @@ def test_a_cache_of_model_optimizer_changes_no_weight(tmp_path):
     assert Checkpoint.open(src).target_config.quantization is None
 
 
+@pytest.mark.parametrize(
+    ("described", "names"),
+    [
+        ({"quant_method": "compressed-tensors", "format": "dense"}, ["k_scale", "v_scale"]),
+        ({"quant_method": "modelopt"}, ["k_proj__k_scale", "v_proj__v_scale"]),
+    ],
+)
+def test_a_checkpoint_whose_cache_alone_is_quantised(tmp_path, capsys, described, names):
+    src = tiny_checkpoint(tmp_path / "src", quantization_config={**described, "kv_cache_scheme": {"num_bits": 8}})
+    plain = tiny_checkpoint(tmp_path / "plain")
+    changed(src, **{f"model__layers__0__self_attn__{name}": np.ones(1, np.float32) for name in names})
+    assert main([str(src), "--dry-run"]) == 0
+    assert "note: 2 scales of the cache left out, because jspec's cache has the dtype" in capsys.readouterr().out
+    (config, params), (expected, _) = load_folder(src), load_folder(plain)
+    assert config == expected
+    assert config.quantization is None
+    assert not any("scale" in name for name in params)
+
+
 @pytest.mark.parametrize("has_config", [False, True])
 def test_a_folder_of_gguf(tmp_path, refused, has_config):
     src = tmp_path / "src"

@@ -16,7 +16,7 @@ from heads import HEADS, VARIANTS, random_head, trained_head
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 from jspec.checkpoints.checkpoint import load_draft
-from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.heads.options import HeadOptions, OpenSetting
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.cli import main
 from jspec.commands.demo import FAMILY
@@ -80,6 +80,21 @@ def test_a_wrong_convention_is_named(prompts, tmp_path):
     assert labels[:2] == [None, "the normed output fed back"]
     assert "aux_convention='output_of' and the normed output fed back" in labels
     assert found.trials[2].stats.mean_acceptance_length > found.trials[0].stats.mean_acceptance_length + 0.3
+
+
+@pytest.mark.parametrize(
+    ("ids", "verdict", "words"),
+    [
+        ([0, 2, 4], "wrong_setting", "was trained with aux_convention='output_of'"),
+        ([1, 3, 5], "healthy", "does not say aux_convention='input_of', which fits: give it to jspec."),
+    ],
+)
+def test_what_a_checkpoint_leaves_open_is_measured(prompts, tmp_path, ids, verdict, words):
+    head = native(tmp_path / "head", ids)
+    with pytest.raises(OpenSetting, match=r"or let 'jspec doctor' measure it, which tries input_of and output_of"):
+        _ = load_draft(head)
+    found = diagnose(FAMILY / "target", head, prompts=read_prompts(prompts)[:1], max_tokens=32, num_draft_tokens=3)
+    assert (found.verdict, words in found.explanation) == (verdict, True), found.explanation
 
 
 def test_a_random_head_is_called_untrained(tmp_path):

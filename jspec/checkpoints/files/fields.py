@@ -1,4 +1,6 @@
-"""``Fields``: typed reading of a JSON object. Every error names the file, the key, its value and what is expected."""
+"""``Fields``: typed reading of a JSON object. Every error names the file, the key, its value and what is expected.
+
+``Fields`` also records which keys were asked for, so that a reader can name those of a file that nothing looked at."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,6 +14,26 @@ LARGEST_NUMBER = 1e30
 _REQUIRED = object()
 
 
+class _Recorded(dict[str, Any]):
+    """A dict that adds each key that a reader looks up to ``asked``; copying the dict looks nothing up."""
+
+    def __init__(self, values: Mapping[str, Any], asked: set[str], prefix: str):
+        super().__init__(values)
+        self._asked, self._prefix = asked, prefix
+
+    def __getitem__(self, key: str) -> Any:
+        self._asked.add(self._prefix + key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._asked.add(f"{self._prefix}{key}")
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self._asked.add(self._prefix + key)
+        return super().get(key, default)
+
+
 @dataclasses.dataclass(frozen=True)
 class Fields:
     """A JSON object of a checkpoint.
@@ -23,11 +45,17 @@ class Fields:
       raw: key -> value.
       where: the file, for messages.
       prefix: path of a nested object, for messages: ``rope_scaling.`` if ``raw`` is the value of that key.
+      asked: the path of each key that was looked up in ``raw``, in the objects nested in it, and in the copies that
+        ``dataclasses.replace`` makes of them.
     """
 
     raw: Mapping[str, Any]
     where: str
     prefix: str = ""
+    asked: set[str] = dataclasses.field(default_factory=set, compare=False, repr=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "raw", _Recorded(self.raw, self.asked, self.prefix))
 
     def integer(self, name: str, absent: Any = _REQUIRED, low: int = 1, high: int = LARGEST) -> Any:
         """The integer under ``name``, which has to be in ``low..high``; true and 1.0 are no integers."""
@@ -57,7 +85,7 @@ class Fields:
     def nested(self, name: str) -> "Fields | None":
         """The object under ``name``; None if the key is missing, or its value null or empty."""
         value = self._checked(name, {}, lambda v: isinstance(v, dict), "an object or null")
-        return Fields(value, self.where, f"{self.prefix}{name}.") if value else None
+        return Fields(value, self.where, f"{self.prefix}{name}.", self.asked) if value else None
 
     def refuse(self, name: str, expected: str) -> Refusal:
         """The exception for a value under ``name`` that is not what is ``expected``; the caller raises it."""

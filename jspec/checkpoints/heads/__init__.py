@@ -14,6 +14,7 @@ A folder that ``jspec-convert`` wrote is not recognised again: its manifest hold
 kinds.py               recognises what a folder holds
 format.py              ``HeadFormat``: a public layout
 options.py             ``HeadOptions``: settings that checkpoints leave open
+published.py           what is known of published heads whose checkpoints leave them open
 wrapping.py            prefixes and outer configs around EAGLE heads
 eagle.py               EAGLE in SafeAILab's layout
 eagle3.py              EAGLE-3 and P-EAGLE in the native layouts

@@ -18,6 +18,7 @@ from jspec._validation import is_int
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.heads.eagle3_settings import Settings
+from jspec.checkpoints.heads.options import OpenSetting
 from jspec.config.heads import AUX_CONVENTIONS
 
 IDS, OUTPUT_IDS = "eagle_aux_hidden_state_layer_ids", "target_layer_ids"
@@ -64,10 +65,12 @@ def _by_convention(holder: Fields, convention: str | None) -> tuple[int, ...] | 
     if not ids:
         return None
     if convention is None:
-        raise Refusal(
+        raise OpenSetting(
             f"{holder.where}: {holder.prefix}{IDS}={ids!r} can mean the inputs of these layers, as vLLM and speculators "
             "write it, or their outputs, as SpecForge, SGLang and NVIDIA Model Optimizer do; say which: --aux-convention "
-            "input_of or output_of (aux_convention=)"
+            "input_of or output_of (aux_convention=)",
+            "aux_convention",
+            AUX_CONVENTIONS,
         )
     return listed_aux_layers(holder, convention)
 

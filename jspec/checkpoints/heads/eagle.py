@@ -3,6 +3,7 @@
 The tensors are ``fc.*``, the linear map that fuses embedding and feature, and one or more decoder layers ``layers.0.*``.
 There is no norm around the layers."""
 
+import dataclasses
 from typing import Any
 
 from jspec._validation import require
@@ -25,7 +26,7 @@ from jspec.config.heads import EMBEDDING, EagleConfig
 def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a folder in SafeAILab's layout."""
     # SafeAILab's class ignores head_dim and computes hidden_size / num_attention_heads.
-    sizes = Fields({key: value for key, value in fields.raw.items() if key != "head_dim"}, fields.where)
+    sizes = dataclasses.replace(fields, raw={key: value for key, value in fields.raw.items() if key != "head_dim"})
     layers = read_layers(sizes, tensors, "layers.0.", bias_key="qkv_bias")
     return build(layers, has_tensor(fields, "bias", "fc.bias", tensors), tensors)
 

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.heads.options import OpenSetting
+from jspec.config.heads import NORM_OUTPUTS
 
 MASK = "mask_hidden"
 MASK_KEYS = ("dflash_config.mask_token_id", "mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
@@ -123,11 +125,13 @@ def norm_meaning(fields: Fields, holder: Fields, given: str | None, tensors: Ite
         return "recycled"  # A P-EAGLE head feeds nothing back, so both meanings give the same computation.
     if given is None:
         reads = "reads the normed output" if value else "reads the output without a norm"
-        raise Refusal(
+        raise OpenSetting(
             f"{holder.where}: {holder.prefix}{NORM_KEY}={value!r} can mean that the normed output is"
             f"{'' if value else ' not'} fed back, as vLLM, SGLang and SpecForge since September 2026 read it, or that the "
             f"output head {reads} and what is fed back is never normed, as SpecForge read it before; say which: "
-            "--norm-output recycled or before_head (norm_output=)"
+            "--norm-output recycled or before_head (norm_output=)",
+            "norm_output",
+            NORM_OUTPUTS,
         )
     return given
 

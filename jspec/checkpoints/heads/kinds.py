@@ -13,10 +13,13 @@ from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.format import HeadFormat, architectures
 from jspec.checkpoints.heads.mtp import FORMAT as MTP
 from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
+from jspec.checkpoints.heads.published import answered
 from jspec.checkpoints.heads.wrapping import WRAPPER, names_without_prefix, unwrap
 from jspec.checkpoints.huggingface.config import require_size, stored_quantization
+from jspec.checkpoints.huggingface.multimodal import is_multimodal
 from jspec.checkpoints.huggingface.quantization_config import refuse_quantized_head
 from jspec.checkpoints.layout import Layout
+from jspec.checkpoints.unread_keys import warn_of_unread_keys
 from jspec.registry import METHODS, resolve
 
 # Kinds of checkpoints that jspec refuses, each with the test that finds it. A supported layout would recognise them too:
@@ -76,6 +79,9 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
         )
     if head_format.needs_target and not (head_format is MTP and isinstance(stored_quantization(fields), BlockFormat)):
         refuse_quantized_head(fields)
+    if head_format.lists_layers and head_format.name == "native":
+        options, known = answered(folder, fields, options)
+        notes = (*notes, *known)
     if not head_format.lists_layers:
         options.refuse_any(folder.given, ("aux_convention",), "EAGLE-3 heads")
         options.refuse_any(folder.given, ("mask_token_id",), "P-EAGLE heads")
@@ -90,6 +96,7 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
     except ValueError as error:
         raise Refusal(f"{fields.where}: {error}") from None
     require_size(layout.config, fields.where)
+    warn_of_unread_keys(fields, multimodal=is_multimodal(fields))
     if has_code and head_format.needs_target:
         notes = (
             *notes,

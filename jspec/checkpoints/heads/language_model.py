@@ -14,7 +14,7 @@ from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
 from jspec.checkpoints.huggingface.names import tensor_table
 from jspec.checkpoints.huggingface.parts import rearranged_tensors
 from jspec.checkpoints.huggingface.quantization_config import StoredQuantization
-from jspec.checkpoints.huggingface.scales import with_scales
+from jspec.checkpoints.huggingface.scales import with_scales, without_cache_scales
 from jspec.checkpoints.layout import Layout, decoder_layout
 from jspec.config.heads import PardConfig
 
@@ -30,6 +30,8 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
         note = f"{len(others)} tensors of other parts than the text model were left out"
         layout = dataclasses.replace(layout, left_out=others, notes=(*layout.notes, note))
     layout = with_note(layout, replaced)
+    if stored is None:
+        return without_cache_scales(layout)
     return with_scales(layout, stored, folder.given) if isinstance(stored, StoredQuantization) else layout
 
 

@@ -7,6 +7,20 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS, MTPConfig
 
 
+class OpenSetting(Refusal):
+    """A draft head's checkpoint leaves a setting open, which the user did not give.
+
+    Attributes:
+      name: the field of ``HeadOptions``.
+      values: what it may be.
+    """
+
+    def __init__(self, message: str, name: str, values: tuple[str, ...]):
+        doctor = f"or let 'jspec doctor' measure it, which tries {' and '.join(values)}"
+        super().__init__(f"{message}, {doctor}")
+        self.name, self.values = name, values
+
+
 @dataclasses.dataclass(frozen=True)
 class HeadOptions:
     """Settings of a draft head that checkpoints leave open; None for a setting that was not given.

@@ -210,7 +210,7 @@ def trained_drafts(fields: Fields) -> int | None:
     outer = fields.nested(CONFIG)
     methods = outer.raw.get("proposal_methods") if outer else None
     first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
-    return Fields(first, fields.where, f"{CONFIG}.proposal_methods.").integer("speculative_tokens", None)
+    return Fields(first, fields.where, f"{CONFIG}.proposal_methods.", fields.asked).integer("speculative_tokens", None)
 
 
 FORMAT = HeadFormat(

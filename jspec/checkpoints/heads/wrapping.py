@@ -8,6 +8,7 @@ vLLM's first engine read EAGLE heads whose config.json is ``{"model_type": "eagl
 replaced the output of ``fc`` at position 0 by zeros. No other reader of these heads does that, and neither does
 jspec."""
 
+import dataclasses
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -103,7 +104,7 @@ def _inner_config(fields: Fields, names: Iterable[str]) -> Fields:
         raise fields.refuse("model", "an object, the config of the draft head's layers")
     own = ("model", "architectures", "model_type", "truncated_vocab_size", "eagle_fc_bias")
     merged = {**inner.raw, **{key: value for key, value in fields.raw.items() if key not in own}}
-    inside = Fields(merged, fields.where)
+    inside = dataclasses.replace(fields, raw=merged)
     for key, only in _WRAPPER_FIXED:
         if inside.flag(key, only) != only:
             raise inside.refuse(key, f"{str(only).lower()}, the one value that is supported")

@@ -12,7 +12,7 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.gguf import refuse_gguf
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.huggingface.families import FAMILIES, Family
+from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES, Family
 from jspec.checkpoints.huggingface.multimodal import TEXT_MODELS, module_names, text_fields
 from jspec.checkpoints.huggingface.quantization_config import (
     StoredQuantization,
@@ -67,10 +67,21 @@ def read_fields(folder: Folder) -> Fields:
     """
     if not folder.has("config.json"):
         refuse_gguf(folder.paths())
+        _refuse_adapter(folder)
     fields = Fields(folder.json("config.json"), f"{folder.given}/config.json")
     refuse_model_optimizer(folder)
     stored_quantization(fields)
     return fields
+
+
+def _refuse_adapter(folder: Folder):
+    """Raise a ``Refusal`` if the folder holds a LoRA adapter, as those that UNO drafts with are, and no model."""
+    name = "adapter_config.json"
+    if folder.has(name):
+        raise Refusal(
+            f"{folder.given}/{name}: this is a LoRA adapter, and adapters are not applied, those of UNO, which draft, among "
+            "them; merge it into its base model (merge_and_unload of peft), and give the merged folder"
+        )
 
 
 def stored_quantization(fields: Fields) -> StoredQuantization | BlockFormat | None:
@@ -120,16 +131,25 @@ def refuse_remote_code(folder: Folder, config: Mapping[str, Any]):
 
 
 def _first_architecture(fields: Fields) -> str:
-    """The transformers class that config.json names; empty if it names none, or several."""
-    names = fields.raw.get("architectures")
+    """The transformers class that config.json names, or else the one that its ``model_type`` stands for in transformers;
+    empty if it names none, or several."""
+    names, model_type = fields.raw.get("architectures"), fields.raw.get("model_type")
+    if names in (None, []):
+        return MODEL_TYPES.get(model_type, "") if isinstance(model_type, str) else ""
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
     return name if isinstance(name, str) else ""
 
 
 def _architecture(fields: Fields) -> str:
-    name = _first_architecture(fields)
+    name, model_type = _first_architecture(fields), fields.raw.get("model_type")
     if name not in FAMILIES:
         raise fields.refuse("architectures", f"one of {', '.join((*FAMILIES, *TEXT_MODELS))}")
+    other = MODEL_TYPES.get(model_type, name) if isinstance(model_type, str) else name
+    if other != name:
+        raise Refusal(
+            f"{fields.where}: architectures={[name]} and model_type={model_type!r}, which transformers reads as {other}, "
+            "contradict each other; correct the one that is wrong"
+        )
     return name
 
 

@@ -55,13 +55,13 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> Stored
       elsewhere: methods that are read elsewhere, for which None is returned too.
 
     Raises:
-      Refusal: in a way that jspec does not read.
+      Refusal: in a way that jspec does not read. Where the cache alone is quantised, the weights are not.
     """
     own = next((nested for nested in map(fields.nested, KEYS) if nested is not None), None)
     if own is None:
         return None
     method = own.text("quant_method", _unnamed_method(own))
-    if method in elsewhere:
+    if method in elsewhere or _is_of_cache_alone(own):
         return None
     if method not in READERS:
         algorithm = own.raw.get("quant_algo")
@@ -91,6 +91,14 @@ def refuse_quantized_head(fields: Fields):
                 f"{own.where}: {own.prefix}quant_method={method!r} says that the weights of this draft head are quantised; "
                 "those of targets and draft models may be, for a draft head use its bfloat16 checkpoint"
             )
+
+
+def _is_of_cache_alone(fields: Fields) -> bool:
+    """Whether a ``quantization_config`` quantises the cache of keys and values and no weights, as compressed-tensors and
+    NVIDIA Model Optimizer write it."""
+    of_weights = any(fields.raw.get(key) for key in ("config_groups", "quant_algo"))
+    cache = any(fields.raw.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo"))
+    return cache and not of_weights and fields.raw.get("format") in (None, "dense")
 
 
 def _unnamed_method(fields: Fields) -> str:

@@ -20,8 +20,9 @@ from jspec.config import ModelConfig
 from jspec.config.model import count
 from jspec.config.tensor_names import names_of
 
-# How the names of tensors end that hold scales of activations, or of keys and values in a cache of eight bits.
-_ACTIVATIONS = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
+# How the names of tensors end that hold scales of queries, keys and values in a cache of eight bits, or of activations.
+_CACHE = (".q_scale", ".k_scale", ".v_scale", ".kv_scale")
+_ACTIVATIONS = (".input_scale", ".output_scale", *_CACHE)
 _NAMED = 3  # modules that an error names
 
 
@@ -133,6 +134,15 @@ def scales_left_out(names: Iterable[str], table: Container[str]) -> tuple[frozen
     scales = frozenset(name for name in names if name not in table and name.endswith(_ACTIVATIONS))
     note = f"{count(len(scales), 'scale')} of activations or of the cache left out, because neither is quantised"
     return scales, (note,) if scales else ()
+
+
+def without_cache_scales(layout: Layout) -> Layout:
+    """``layout``, of a model whose weights are not quantised, without the scales of its cache, which may be."""
+    scales = frozenset(name for name in layout.tensors if name not in layout.table and name.endswith(_CACHE))
+    if not scales:
+        return layout
+    note = f"{count(len(scales), 'scale')} of the cache left out, because jspec's cache has the dtype of the weights"
+    return dataclasses.replace(layout, left_out=layout.left_out | scales, notes=(*layout.notes, note))
 
 
 def _scales(tensor: Tensor, channels: int, stored: StoredQuantization, where: str) -> Scales:

@@ -76,7 +76,7 @@ def read_headers(folder: Folder, allow_pickle: bool = False) -> dict[str, Tensor
     pickles = pickles or [name for name in folder.names() if name.endswith(PICKLE_SUFFIXES)]
     if not pickles:
         refuse_gguf(folder.paths())
-        raise Refusal(f"{folder.given}: holds neither {SINGLE} nor {INDEX}")
+        raise Refusal(f"{folder.given}: holds neither {SINGLE} nor {INDEX}{_how_to_name(folder)}")
     if not allow_pickle:
         raise Refusal(
             f"{folder.given}/{pickles[0]}: pickle weights are refused, because loading them can run code; convert them "
@@ -88,6 +88,19 @@ def read_headers(folder: Folder, allow_pickle: bool = False) -> dict[str, Tensor
     if pickles == [PICKLE_INDEX]:
         return _sharded(folder, PICKLE_INDEX, ".bin", read_pickle_header)
     return read_pickle_header(folder, pickles[0])
+
+
+def _how_to_name(folder: Folder) -> str:
+    """What the user does about safetensors files of other names; empty if the folder has none."""
+    files = [name for name in folder.names() if name.endswith(".safetensors")]
+    if not files:
+        return ""
+    if len(files) == 1:
+        return f"; rename {files[0]} to {SINGLE}, if it holds all weights"
+    return (
+        f", and nothing says which tensors {files[0]} to {files[-1]} hold; fetch {INDEX}, or write it: "
+        f'{{"weight_map": {{"name of a tensor": "{files[0]}", ...}}}} with a line for each tensor'
+    )
 
 
 def _sharded(

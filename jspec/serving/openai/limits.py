@@ -14,6 +14,7 @@ class Limits:
       max_pending_bytes: bytes of all bodies that are arriving or being parsed; then the response is 429.
       max_body_seconds: seconds until the body has arrived.
       max_json_depth: levels of nested objects and lists in the body.
+      max_json_values: entries of all lists and objects in the body.
       max_prompts: prompts of a request.
       max_n: completions of each prompt.
       max_choices: completions of a request, which are prompts times n.
@@ -40,6 +41,7 @@ class Limits:
     max_pending_bytes: int = 64 * 2**20
     max_body_seconds: float = 60.0
     max_json_depth: int = 64
+    max_json_values: int = 2**19
     max_prompts: int = 256
     max_n: int = 64
     max_choices: int = 256

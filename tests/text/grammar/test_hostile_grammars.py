@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pytest
-from hostile_grammars import ENDLESS, HOSTILE
 
+from benchmarks.soak.hostile_grammars import ENDLESS, HOSTILE
 from jspec import StructuredOutputsParams
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.commands.demo import FAMILY

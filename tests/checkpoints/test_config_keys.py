@@ -1,0 +1,174 @@
+"""No key of config.json that changes what transformers computes is ignored, and keys that nothing reads are named."""
+
+import copy
+import json
+import warnings
+
+import pytest
+from parity_cases import SIZES
+from tiny import ARCHITECTURES, tiny_checkpoint, tiny_config
+from tiny_heads import eagle3
+
+from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.huggingface.config import decoder_config, read_fields
+from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES
+from jspec.checkpoints.unread_keys import unread_keys
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+
+# Keys that no class of FAMILIES writes, and that shared code of transformers reads from any config.
+SHARED = {
+    "is_causal": False,
+    "attention_chunk_size": 3,
+    "sliding_window": 3,
+    "partial_rotary_factor": 0.5,
+    "per_layer_config": {"0": {"rms_norm_eps": 0.5}},
+    "use_bidirectional_attention": True,
+}
+SMALL = {
+    "DeepseekV3ForCausalLM": {
+        **{"num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12, "v_head_dim": 20},
+        **{"qk_rope_head_dim": 8, "head_dim": 8, "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4},
+        **{"topk_group": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1},
+    },
+    "Glm4MoeLiteForCausalLM": {
+        **{"num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 8, "v_head_dim": 16},
+        **{"qk_rope_head_dim": 8, "head_dim": 8, "n_routed_experts": 6, "num_experts_per_tok": 3},
+        **{"moe_intermediate_size": 24},
+    },
+    "Qwen3MoeForCausalLM": {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "MixtralForCausalLM": {"num_local_experts": 3},
+    "GptOssForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7},
+    "Gemma2ForCausalLM": {"sliding_window": 7},
+    "Gemma3ForCausalLM": {"sliding_window": 7},
+    "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+}
+
+
+NOT_OF_OPT = ("intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps")
+
+
+def base_config(architecture: str) -> dict:
+    """config.json of a tiny model as transformers writes it, with every key of its class."""
+    sizes = {**SIZES, **SMALL.get(architecture, {})}
+    if architecture == "OPTForCausalLM":
+        sizes = {key: sizes[key] for key in sizes if key not in NOT_OF_OPT}
+    name = architecture.removesuffix("ForCausalLM").replace("Gemma3", "Gemma3Text")
+    raw = getattr(transformers, f"{name}Config")(**copy.deepcopy(sizes)).to_dict()
+    return {**json.loads(json.dumps(raw)), "architectures": [architecture]}
+
+
+def other_values(value):
+    """Values that a key may have instead, of the same kind."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, 2 * value, 0]
+    if isinstance(value, float):
+        return [1.5 * value + 0.1]
+    if isinstance(value, list):
+        return [value[::-1], value[:1]]
+    if isinstance(value, dict):
+        return [{**value, key: new} for key, held in value.items() for new in other_values(held)]
+    return [True, 5, 0.5] if value is None else []
+
+
+def logits(raw: dict, architecture: str, weights=None):
+    """What transformers computes by a config.json, and its weights; None if it refuses it, or needs other weights."""
+    raw = copy.deepcopy(raw)
+    name = architecture.removesuffix("ForCausalLM").replace("Gemma3", "Gemma3Text")
+    try:
+        config = getattr(transformers, f"{name}Config").from_dict(raw)
+        config._attn_implementation = "eager"
+        torch.manual_seed(0)
+        model = getattr(transformers, architecture)(config).eval()
+        if weights is None:
+            for parameter in model.parameters():
+                torch.nn.init.normal_(parameter, std=0.1)
+        else:
+            model.load_state_dict(weights)
+        with torch.no_grad():
+            return model(torch.arange(3, 19)[None]).logits, model.state_dict()
+    except Exception:
+        return None, None
+
+
+def read(folder, raw: dict):
+    """What jspec reads: the config, or None if it refuses it; and the keys that it warns of."""
+    (folder / "config.json").write_text(json.dumps(raw))
+    try:
+        fields = read_fields(Folder(folder))
+        return decoder_config(Folder(folder), fields), unread_keys(fields)
+    except Refusal:
+        return None, []
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_value_that_changes_what_transformers_computes_is_not_ignored(tmp_path, architecture):
+    base = base_config(architecture)
+    expected, weights = logits(base, architecture)
+    config, unread = read(tmp_path, base)
+    assert expected is not None
+    assert config is not None
+    assert unread == []
+    ignored, changed = [], 0
+    for key, value in {**SHARED, **base}.items():
+        values = other_values(value) if key in base else [value]
+        for other in values:
+            found, _ = logits({**base, key: other}, architecture, weights)
+            if found is None or torch.equal(found, expected):
+                continue
+            changed += 1
+            now, warned = read(tmp_path, {**base, key: other})
+            if now == config and key not in warned:
+                ignored.append((key, other))
+    assert changed >= 3, "no value was tried that changes anything"
+    assert ignored == []
+
+
+def test_a_key_that_nothing_reads_is_named(tmp_path):
+    tiny_checkpoint(
+        tmp_path / "target", new_scale=2.0, rope_scaling={"rope_type": "linear", "factor": 2.0, "section": [1]}
+    )
+    with pytest.warns(UserWarning, match="jspec does not know new_scale, rope_scaling.section; if what"):
+        _ = Checkpoint.open(tmp_path / "target").config
+
+
+def test_a_key_of_a_draft_head_that_nothing_reads_is_named(tmp_path):
+    folder = eagle3(tmp_path, eagle_config={"use_aux_hidden_state": True, "new_norm": True}, gate=1)
+    with pytest.warns(UserWarning, match="jspec does not know eagle_config.new_norm, gate;"):
+        _ = Checkpoint.open(folder).config
+
+
+def test_keys_that_change_nothing_are_not_named(tmp_path):
+    legacy = {
+        "torch_dtype": "bfloat16",
+        "_name_or_path": "x",
+        "do_sample": True,
+        "attention_dropout": 0.1,
+        "new_key": None,
+    }
+    tiny_checkpoint(tmp_path, **legacy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _ = Checkpoint.open(tmp_path).config
+
+
+def test_a_model_type_stands_for_the_class_that_transformers_reads(tmp_path):
+    mapping = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    assert {kind: mapping[kind] for kind in MODEL_TYPES} == MODEL_TYPES
+    assert set(MODEL_TYPES.values()) == set(FAMILIES)
+    raw = {**tiny_config("Qwen3ForCausalLM"), "model_type": "qwen3"}
+    with_class, _ = read(tmp_path, raw)
+    for none in (None, []):
+        assert read(tmp_path, {**raw, "architectures": none})[0] == with_class != None  # noqa: E711
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "model_type": "llama"}))
+    with pytest.raises(
+        Refusal, match=r"architectures=\['Qwen3ForCausalLM'\] and model_type='llama', which transformers"
+    ):
+        decoder_config(Folder(tmp_path), read_fields(Folder(tmp_path)))
