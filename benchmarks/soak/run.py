@@ -227,12 +227,12 @@ async def grammars(address: str, seen: Seen, over: asyncio.Event):
 
 async def send_bodies(address: str, rng: np.random.Generator, count: int, seconds: float, seen: Seen):
     """Bodies whose fields have the largest or wrong values, spread over ``seconds``."""
-    every = list(fields())
+    every, values = list(fields()), {size: list(floods(size).values()) for size in set(SIZES)}
     async with httpx.AsyncClient(base_url=address, timeout=120) as client:
         for index in range(count):
             path, name, _ = every[rng.integers(len(every))]
-            values = floods(int(SIZES[rng.integers(len(SIZES))] if index % 20 == 0 else SIZES[rng.integers(4)]))
-            content = body(path, name, list(values.values())[rng.integers(len(values))], **_short(path))
+            size = SIZES[rng.integers(len(SIZES) if index % 20 == 0 else 4)]
+            content = body(path, name, values[size][rng.integers(len(values[size]))], **_short(path))
             started = time.monotonic()
             headers = {"content-type": "application/json"}
             answer = await client.post(path.partition(" ")[0], content=content, headers=headers)

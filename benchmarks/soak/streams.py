@@ -191,8 +191,8 @@ def settled(address: str) -> dict[str, float]:
     return metrics(address)
 
 
-def check(ended: list[tuple[Asked, str, Answer]]):
-    """Every request ended in a way that it may, at last or at once, and every way came."""
+def check(ended: list[tuple[Asked, str, Answer]], ways: tuple[str, ...] = ("answered", "400", "left", "late")):
+    """Every request ended in a way that it may, at last or at once, and each of ``ways`` came."""
     for asked, became, _ in ended:
         may = {"429"}
         if asked.malformed:
@@ -202,5 +202,5 @@ def check(ended: list[tuple[Asked, str, Answer]]):
             may |= {"late"} if asked.deadline is not None else set()
         assert became in may, (asked, became)
     came = collections.Counter(became for _, became, _ in ended)
-    assert all(came[became] for became in ("answered", "400", "429", "left", "late")), came
+    assert all(came[became] for became in ways), came
     assert came["answered"] > (len(ended) - came["429"]) / 2, came

@@ -4,6 +4,7 @@ Only ``command`` and ``limits`` may be imported without the packages of ``jspec[
 
 command.py          options of ``jspec serve``
 server_settings.py  settings of the server from these options
+standard_streams.py  standard error and output that may be full or gone
 served_model.py     the model and its service from these options
 http_server.py      listening socket, uvicorn server and signals
 connection.py       HTTP connections with limits: time of a head, size of chunks, their number

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from jspec._validation import require
 from jspec.serving.openai.auth import ENVIRONMENT, Keys
 from jspec.serving.openai.limits import Limits
+from jspec.serving.openai.standard_streams import keep_serving_without_them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,8 @@ def keys_of(args: argparse.Namespace) -> list[str]:
 
 
 def log_to_stderr(settings: ServerSettings):
-    """Print jspec's log to standard error."""
+    """Print jspec's log to standard error, as far as that can be written to."""
+    keep_serving_without_them()
     logging.basicConfig(format="%(asctime)s %(levelname)s: %(name)s: %(message)s")
     logging.getLogger("jspec").setLevel(settings.log_level.upper())
 
