@@ -84,7 +84,7 @@ async def send(address: str, path: str, content: bytes) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("every", in_tiers((2, 1), test=(2,)))
+@pytest.mark.parametrize("every", in_tiers((4, 1), test=(4,)))
 @pytest.mark.parametrize("path", in_tiers(PATHS, test=("/v1/chat/completions",)))
 def test_no_field_is_too_large_for_the_others(server, path, size, every):
     process, address = server
