@@ -11,13 +11,11 @@ class BestEffort(io.TextIOBase):
 
     Nothing is buffered, so that nothing is left to be written when the process ends."""
 
+    encoding = "utf-8"
+
     def __init__(self, descriptor: int):
         super().__init__()
         self._descriptor = descriptor
-
-    @property
-    def encoding(self) -> str:
-        return "utf-8"
 
     def fileno(self) -> int:
         return self._descriptor
