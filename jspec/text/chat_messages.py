@@ -64,11 +64,19 @@ def _message(where: str, given: Any) -> dict[str, Any]:
         message["tool_calls"] = _tool_calls(f"{where}.tool_calls", message["tool_calls"])
         if not message["tool_calls"]:  # templates would take an empty list for calls
             del message["tool_calls"]
+    _name_reasoning_twice(message)
     speaks = role == "assistant" and any(name in message for name in ("tool_calls", *REASONING))
     if "content" not in message and not speaks:
         also = ", or tool_calls" if role == "assistant" else ""
         raise ValueError(f"{where}.content is missing: expected text, a list of {{'type': 'text', 'text': ...}}{also}")
     return message
+
+
+def _name_reasoning_twice(message: dict[str, Any]):
+    """Give a message its reasoning under both names that servers write, because templates read either."""
+    reasoning = message.get("reasoning", message.get("reasoning_content"))
+    if isinstance(reasoning, str):
+        message["reasoning"] = message["reasoning_content"] = reasoning
 
 
 def _content(where: str, given: Any) -> str:

@@ -27,6 +27,8 @@ service.py          the served model, its engine and the server's settings
 serving_base.py     what completions and chats share: settings, engine requests, response
 completions.py      ``/v1/completions``
 chat.py             ``/v1/chat/completions``
+tool_choice.py      which tools a chat may, must or must not call
+chat_output.py      content, reasoning and calls of a message
 tokenize.py         ``/tokenize`` and ``/detokenize``
 responses.py        responses of completions and chats, complete and streamed
 streaming.py        server-sent events, cancelled when the client disconnects

@@ -1,5 +1,6 @@
 """``/v1/chat/completions``: the endpoint and its response."""
 
+import json
 import re
 from typing import Any
 
@@ -7,6 +8,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from jspec.outputs import Delta, Result
+from jspec.sampling.structured import StructuredOutputsParams
+from jspec.serving.openai.chat_output import ChatFormat, ChatOutput
 from jspec.serving.openai.errors import ApiError, require_that, wrong
 from jspec.serving.openai.header_checks import request_id_of
 from jspec.serving.openai.json_body import read_object
@@ -15,6 +18,7 @@ from jspec.serving.openai.protocol import ChatFields, ChatRequest, parsed
 from jspec.serving.openai.responses import GenerationResponse
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.serving_base import request_settings, requests_of, respond, tenant_of
+from jspec.serving.openai.tool_choice import ToolChoice, choice_of, forced_schema
 from jspec.text.detokenizer import TooLong
 
 MAX_KWARG = 256  # characters of a text for the template
@@ -24,12 +28,16 @@ async def chat(service: Service, http: HttpRequest) -> Response:
     """The response to a request for the next message of a chat."""
     request = parsed(ChatRequest, await read_object(service, http), service.most_entries)
     model = service.require_model(request.model)
-    choice = request.tool_choice
-    require_that(choice in (None, "none", "auto"), "tool_choice", choice, '"none" or "auto"; no call can be forced')
     special = request.add_special_tokens
     require_that(not special, "add_special_tokens", special, "false; the chat template writes special tokens itself")
-    if choice == "none":
+    choice = choice_of(request)
+    if choice.kind == "none":
         request.tools = None
+    if choice.is_forced:
+        _force(service, request, choice)
+    output = service.chat_format(choice, request.tools)
+    if output is not None:
+        request.skip_special_tokens = False  # markers of calls and reasoning may be special tokens
 
     settings = request_settings(service, request, 1, tenant_of(http))
 
@@ -37,9 +45,31 @@ async def chat(service: Service, http: HttpRequest) -> Response:
         requests = requests_of(
             service, request, settings, prompt_of(service, request, request.truncate_prompt_tokens), "messages"
         )
-        return ChatResponse(service, request, model, requests, len(requests), request_id_of(http.scope))
+        return ChatResponse(service, request, model, requests, len(requests), request_id_of(http.scope), choice, output)
 
     return await respond(service, http, request, settings, prepare)
+
+
+def _force(service: Service, request: ChatRequest, choice: ToolChoice):
+    """Have a grammar make the model call a tool.
+
+    Raises:
+      ApiError: 400; the request has a form of its own, or the tools make a grammar that is too large.
+    """
+    for name in ("response_format", "structured_outputs"):
+        given = getattr(request, name)
+        require_that(
+            not given or given == {"type": "text"}, name, given, "nothing beside a tool_choice that forces calls"
+        )
+    schema = json.dumps(forced_schema(request.tools or [], choice))
+    most = service.limits.max_grammar_bytes
+    if len(schema) > most:
+        message = f"tools are {len(schema)} characters as a grammar: expected at most {most} (--max-grammar-bytes)"
+        raise ApiError(400, message, "tools")
+    try:
+        request._forced = StructuredOutputsParams(json=schema)
+    except (ValueError, TypeError) as error:
+        raise ApiError(400, str(error).replace("structured_outputs", "tools", 1), "tools") from None
 
 
 def prompt_of(service: Service, request: ChatFields, kept: int | None = None) -> list[int]:
@@ -62,13 +92,21 @@ def prompt_of(service: Service, request: ChatFields, kept: int | None = None) ->
             chat_template=service.chat_template,
             documents=request.documents or None,
             truncate_prompt_tokens=kept,
-            **_template_kwargs(service, request.chat_template_kwargs or {}),
+            **_template_variables(service, request),
         )
     except TooLong:
         raise service.too_long("messages") from None
     except (ValueError, TypeError) as error:
         field = re.match(r"((?:messages|tools|documents)[\w.\[\]]*)", str(error))
         raise ApiError(400, str(error), field[1] if field else "messages") from None
+
+
+def _template_variables(service: Service, request: ChatFields) -> dict[str, Any]:
+    """The variables of the template: the server's defaults, then what ``reasoning_effort`` stands for, then the request's."""
+    effort = getattr(request, "reasoning_effort", None)
+    by_effort = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    given = _template_kwargs(service, request.chat_template_kwargs or {})
+    return {**service.default_template_kwargs, **by_effort, **given}
 
 
 def _template_kwargs(service: Service, given: dict[str, Any]) -> dict[str, Any]:
@@ -90,18 +128,43 @@ class ChatResponse(GenerationResponse):
 
     prefix, complete_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, service: Service, request: ChatRequest, model: str, requests, n: int, request_id: str):
+    def __init__(
+        self,
+        service: Service,
+        request: ChatRequest,
+        model: str,
+        requests,
+        n: int,
+        request_id: str,
+        choice: ToolChoice,
+        output: ChatFormat | None,
+    ):
         super().__init__(service, request, model, requests, n, request_id)
         self._top = (request.top_logprobs or 0) if request.logprobs else None
+        self._choice, self._deltas = choice, dict[int, dict[str, Any]]()
+        shows = request.include_reasoning is not False
+        outputs = [] if output is None else [output.parser(request.prompt) for request in requests]
+        self._outputs = [ChatOutput(parser, choice.several, shows) for parser in outputs]
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
+        text, fields = result.text or "", {"content": result.text or ""}
+        if self._outputs:
+            fields = self._outputs[index].message(text, result.token_ids)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": result.text or "", "refusal": None},
+            "message": {"role": "assistant", **fields, "refusal": None},
             "logprobs": self._logprobs(result),
-            **self.ending(result),
+            **self._ending(index, result),
             **self.details(result, index),
         }
+
+    def shown(self, index: int, delta: Delta) -> Delta:
+        if self._outputs and self.request.stream:
+            self._deltas[index] = self._outputs[index].add(delta.text or "", delta.token_ids, delta.finished)
+        return delta
+
+    def has_text(self, index: int, delta: Delta) -> bool:
+        return bool(self._deltas.get(index)) if self._outputs else bool(delta.text)
 
     def opening(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         opening = {"role": "assistant", "content": ""}
@@ -110,11 +173,19 @@ class ChatResponse(GenerationResponse):
     def chunk_choice(self, index: int, delta: Delta) -> dict[str, Any]:
         return {
             "index": index,
-            "delta": {"content": delta.text} if delta.text else {},
+            "delta": self._deltas[index] if self._outputs else {"content": delta.text} if delta.text else {},
             "logprobs": self._logprobs(delta),
-            **self.ending(delta.result),
+            **self._ending(index, delta.result),
             **self.details(delta, index),
         }
+
+    def _ending(self, index: int, result: Result | None) -> dict[str, Any]:
+        """As ``ending``, where a message that ended by itself ended with its calls, unless one was forced by name."""
+        ending = self.ending(result)
+        calls = self._outputs[index].num_calls if self._outputs else 0
+        if calls and self._choice.kind != "named" and ending["finish_reason"] == "stop":
+            return {**ending, "finish_reason": "tool_calls"}
+        return ending
 
     def extras(self) -> dict[str, Any]:
         extras: dict[str, Any] = {}

@@ -7,6 +7,7 @@ import importlib.util
 from jspec.commands.model_args import add_group_options, add_model_options, add_speculation_options, group_of
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 
+AUTO, NONE = "auto", "none"
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
 SUPERVISOR_PACKAGES = ("aiohttp",)  # also of it; needed where several processes run the target
 
@@ -32,6 +33,26 @@ def _add_requests(parser: argparse.ArgumentParser):
     )
     parser.add_argument("--max-waiting", type=int, default=1024, help="requests that may wait; %(default)s")
     parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template in place of the checkpoint's")
+    parser.add_argument(
+        "--tool-call-parser",
+        metavar="NAME",
+        default=AUTO,
+        help="format of the model's tool calls; auto goes by the chat template, none leaves calls in the text; %(default)s",
+    )
+    parser.add_argument(
+        "--reasoning-parser",
+        metavar="NAME",
+        default=AUTO,
+        help="format of the model's reasoning; auto goes by the chat template, none leaves it in the text; %(default)s",
+    )
+    parser.add_argument(
+        "--enable-auto-tool-choice", action="store_true", help="vLLM's option for what jspec does unless told otherwise"
+    )
+    parser.add_argument(
+        "--default-chat-template-kwargs",
+        metavar="JSON",
+        help="variables of the template where a request sets none",
+    )
     parser.add_argument(
         "--template-kwargs", nargs="*", metavar="NAME", help="variables of the template that requests may set"
     )

@@ -95,8 +95,9 @@ class CompletionResponse(GenerationResponse):
         ending, details = self.ending(delta.result), self.details(delta, index)
         return {"index": index, "text": delta.text or "", "logprobs": logprobs, **ending, **details}
 
-    def shown(self, delta: Delta) -> Delta:
+    def shown(self, index: int, delta: Delta) -> Delta:
         """Without the token that was drawn because there has to be one, if only the prompt is wanted."""
+        del index
         if not self._prompt_alone:
             return delta
         nothing: dict[str, Any] = {"token_ids": [], "sources": [], "text": None if delta.text is None else ""}

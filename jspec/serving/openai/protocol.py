@@ -5,10 +5,11 @@ Types are strict: ``"1"`` is not a number. ``null`` is the same as a missing fie
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
+from jspec.sampling.structured import StructuredOutputsParams
 from jspec.serving.openai.errors import ApiError, shown, wrong
 from jspec.serving.openai.list_limits import Most, require_few
 
@@ -76,6 +77,7 @@ class GenerationRequest(_Body):
     return_token_sources: bool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    _forced: StructuredOutputsParams | None = PrivateAttr(None)  # by ``tool_choice``, in place of these two
 
 
 class CompletionRequest(GenerationRequest):
@@ -108,6 +110,9 @@ class ChatRequest(GenerationRequest, ChatFields):
 
     max_completion_tokens: int | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -135,7 +140,7 @@ class DetokenizeRequest(_Body):
 # Fields that are accepted and ignored.
 _WITHOUT_EFFECT = {
     *("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("parallel_tool_calls", "request_id"),
+    "request_id",
 }
 _GUIDED = "use structured_outputs"
 _BEAMS = "jspec samples and has no beam search"
@@ -149,14 +154,15 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "echo": ((False,), "only /v1/completions has it"),
     "spaces_between_special_tokens": ((True,), "the tokenizer decides it"),
     "return_tokens_as_token_ids": ((False,), "use return_token_ids"),
-    "include_reasoning": ((True,), "reasoning is part of the text"),
-    "reasoning_effort": ((), "give chat_template_kwargs, if the model's template knows it"),
+    "parallel_tool_calls": ((True, False), "only /v1/chat/completions has it"),
+    "include_reasoning": ((True,), "only /v1/chat/completions has it"),
+    "reasoning_effort": ((), "only /v1/chat/completions has it"),
     "service_tier": (("auto", "default"), "there is one tier"),
     "modalities": ((["text"],), "jspec writes text"),
     "audio": ((), "jspec writes text"),
     "prediction": ((), "jspec drafts with its own drafter"),
-    "functions": ((), "use tools"),
-    "function_call": (("none", "auto"), "use tools"),
+    "functions": ((), 'use tools, a list of {"type": "function", "function": ..}'),
+    "function_call": (("none", "auto"), "use tool_choice"),
     "web_search_options": ((), "jspec searches nothing"),
     "verbosity": ((), "not supported"),
     "chat_template": ((), "a template comes from the checkpoint, or from --chat-template, never from a request"),

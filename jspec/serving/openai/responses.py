@@ -61,7 +61,7 @@ class GenerationResponse(abc.ABC):
           ApiError: 500 or 503; a completion failed or was aborted.
         """
         async for index, delta in group:
-            self._count(index, self.shown(delta))
+            self._count(index, self.shown(index, delta))
 
     @property
     def num_entries(self) -> int:
@@ -88,11 +88,11 @@ class GenerationResponse(abc.ABC):
         options = self.request.stream_options or StreamOptions()
         try:
             async for index, delta in group:
-                delta = self.shown(delta)
+                delta = self.shown(index, delta)
                 self._count(index, delta)
                 choices = [] if index in self._begun else self.opening(index, delta)
                 self._begun.add(index)
-                if self._has_content(delta, options):
+                if self._has_content(index, delta, options):
                     choices = [*choices, self.chunk_choice(index, delta)]
                 for choice in choices:
                     yield event(self._chunk([choice], options, delta))
@@ -114,8 +114,9 @@ class GenerationResponse(abc.ABC):
     def chunk_choice(self, index: int, delta: Delta) -> dict[str, Any]:
         """The choice of a delta's chunk."""
 
-    def shown(self, delta: Delta) -> Delta:
-        """A delta as the client gets it."""
+    def shown(self, index: int, delta: Delta) -> Delta:
+        """A delta of a choice as the client gets it; called once for each, in their order."""
+        del index
         return delta
 
     def extras(self) -> dict[str, Any]:
@@ -154,10 +155,15 @@ class GenerationResponse(abc.ABC):
             _require_sound(delta.result)
             self._results[index] = delta.result
 
-    def _has_content(self, delta: Delta, options: StreamOptions) -> bool:
-        """Whether a delta needs a chunk: it may have no text, if that is held back."""
+    def has_text(self, index: int, delta: Delta) -> bool:
+        """Whether a delta of a choice has text for the client; it may be held back."""
+        del index
+        return bool(delta.text)
+
+    def _has_content(self, index: int, delta: Delta, options: StreamOptions) -> bool:
+        """Whether a delta needs a chunk."""
         detailed = self.request.return_token_ids or self.request.return_token_sources or options.continuous_usage_stats
-        return bool(delta.text or delta.finished or detailed or delta.logprobs is not None)
+        return bool(self.has_text(index, delta) or delta.finished or detailed or delta.logprobs is not None)
 
     def _chunk(self, choices: list[Any], options: StreamOptions, delta: Delta | None = None) -> dict[str, Any]:
         chunk = {**self._head, "object": self.chunk_object, "system_fingerprint": self._fingerprint, "choices": choices}

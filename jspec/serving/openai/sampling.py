@@ -92,6 +92,8 @@ def of_value_error(error: Exception, request: GenerationRequest, default: str = 
     """
     message = str(error)
     field = re.match(r"(?:prompt 0: )?(\w+)(?:\[[^\]]*\])?(?:=|: | has | needs )", message)
+    if field and field[1] == "structured_outputs" and request._forced is not None:
+        return ApiError(400, message.replace(field[1], "tools", 1), "tools")
     if field and field[1] == "structured_outputs" and not request.structured_outputs:
         return ApiError(400, message.replace(field[1], "response_format", 1), "response_format")
     if field and field[1] in type(request).model_fields:

@@ -2,19 +2,25 @@
 
 import argparse
 import contextlib
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jspec
+from jspec._validation import require
 from jspec.commands.model_args import chosen_model
 from jspec.llm import LLM
+from jspec.serving.openai.command import AUTO, NONE
 from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.openai.service import TEMPLATE_KWARGS, Service
 from jspec.text.chat_template import read_template
 from jspec.text.grammar.limits import GrammarLimits
+from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, detect
 
+TOOL, REASONING = "tool_parser", "reasoning_parser"  # fields of ``Service``
 PROGRESS_SECONDS = 10.0  # between two lines while programs are compiled
 
 
@@ -45,6 +51,10 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
     """
     model = chosen_model(args)
     template = None if args.chat_template is None else read_template(args.chat_template)
+    variables = _default_variables(args.default_chat_template_kwargs)
+    for option, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
+        given = getattr(args, option)
+        require(given in (AUTO, NONE, *known), option, given, f"auto, none, or one of {', '.join(sorted(known))}")
 
     def load() -> Service:
         llm = model.load()
@@ -65,6 +75,32 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
             chat_template=template,
             template_kwargs=TEMPLATE_KWARGS if args.template_kwargs is None else args.template_kwargs,
             priorities=args.scheduling_policy == "priority",
+            default_template_kwargs=variables,
+            **_parsers(llm, template, args.tool_call_parser, args.reasoning_parser),
         )
 
     return load
+
+
+def _parsers(llm: LLM, template: str | None, tool: str, reasoning: str) -> dict[str, str | None]:
+    """The formats of calls and of reasoning, as fields of ``Service``."""
+    own = getattr(llm.tokenizer, "chat_template", None) or ""
+    text = template or (own if isinstance(own, str) else "\n".join(own.values()))
+    by_template = dict(zip((TOOL, REASONING), detect(text, llm.target.config.architecture), strict=True))
+    given = {TOOL: tool, REASONING: reasoning}
+    parsers = {name: by_template[name] if value == AUTO else value for name, value in given.items()}
+    return {name: None if value == NONE else value for name, value in parsers.items()}
+
+
+def _default_variables(given: str | None) -> dict[str, Any]:
+    """The option ``--default-chat-template-kwargs``.
+
+    Raises:
+      ValueError: it is not the JSON of an object.
+    """
+    try:
+        variables = json.loads(given or "{}")
+    except ValueError:
+        variables = None
+    require(isinstance(variables, dict), "default_chat_template_kwargs", given, "the JSON of an object")
+    return variables

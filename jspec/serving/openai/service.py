@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jspec.engine.engine import QueueFull
@@ -14,12 +14,14 @@ from jspec.sampling.params import SamplingParams
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.serving.async_engine import AsyncEngine, Group
 from jspec.serving.openai.auth import Keys
+from jspec.serving.openai.chat_output import ChatFormat
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.list_limits import Most, most_entries
 from jspec.serving.openai.loop_monitor import LoopMonitor
 from jspec.serving.openai.protocol import token_ids
 from jspec.serving.openai.request_body import Bodies
+from jspec.serving.openai.tool_choice import ToolChoice
 from jspec.text.detokenizer import COUNTED_CONTEXTS, encode_within, kept_tokens
 from jspec.text.grammar.grammars import CompiledGrammar
 from jspec.text.grammar.process import GrammarBusy
@@ -45,6 +47,9 @@ class Service:
       limits: of a request.
       chat_template: a Jinja template in place of the checkpoint's; None takes that one.
       template_kwargs: variables of the template that ``chat_template_kwargs`` may set.
+      default_template_kwargs: variables of the template that requests leave to the server.
+      tool_parser, reasoning_parser: names of the formats of calls and of reasoning in the model's text, of
+        ``jspec.text.parsers``; None for none.
       priorities: whether requests may have a priority; else all are first come, first served.
       draining: whether the server is shutting down and refuses new requests.
       in_flight: number of requests under way.
@@ -63,6 +68,9 @@ class Service:
     in_flight: int = 0
     loop_monitor: LoopMonitor = dataclasses.field(default_factory=LoopMonitor)
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+    default_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
 
     @functools.cached_property
     def bodies(self) -> Bodies:
@@ -98,6 +106,13 @@ class Service:
     def most_entries(self) -> dict[str, Most]:
         """The most entries of each field of a request."""
         return most_entries(self.limits, self.llm.target.config.vocab_size, self.max_len)
+
+    def chat_format(self, choice: ToolChoice, tools: Sequence[Mapping[str, Any]] | None) -> ChatFormat | None:
+        """How the text of a chat is parsed; None if it is content throughout."""
+        tool = self.tool_parser if choice.kind == "auto" else None
+        if self.llm.tokenizer is None or not (tool or self.reasoning_parser or choice.is_forced):
+            return None
+        return ChatFormat(self.llm.tokenizer, choice, tool, self.reasoning_parser, tools or ())
 
     def require_model(self, name: str | None) -> str:
         """The name of the model in a request, checked.

@@ -1,0 +1,174 @@
+"""Tool calls and reasoning of ``/v1/chat/completions``, with a model whose text is given."""
+
+import json
+
+import pytest
+from openai_server import CHAT, ask, error_of, events, family, service_of
+
+from jspec.serving.openai.errors import ApiError
+from jspec.serving.openai.protocol import ChatRequest
+from jspec.serving.openai.tool_choice import ToolChoice, choice_of, forced_schema
+
+MESSAGES = [{"role": "user", "content": "Read a file."}]
+READ = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "parameters": {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": {"path": {"enum": ["a.py", "b.py"]}, "line": {"$ref": "#/$defs/line"}},
+            "required": ["path", "line"],
+            "$defs": {"line": {"type": "integer", "minimum": 0, "maximum": 9}},
+        },
+    },
+}
+LIST = {"type": "function", "function": {"name": "list_files", "description": "Files."}}
+TOOLS = [READ, LIST]
+
+
+@pytest.fixture(scope="module")
+def service():
+    return service_of(family())
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+def chat(service, **fields):
+    return ask(service, "/v1/chat/completions", {"messages": MESSAGES, "seed": 3, "max_tokens": 80, **fields})
+
+
+def checked(call):
+    assert call["type"] == "function"
+    arguments = json.loads(call["function"]["arguments"])
+    if call["function"]["name"] == "read_file":
+        assert set(arguments) == {"path", "line"}
+        assert (arguments["path"] in ("a.py", "b.py"), 0 <= arguments["line"] <= 9) == (True, True)
+    else:
+        assert (call["function"]["name"], arguments) == ("list_files", {})
+    return call["function"]["name"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_required_calls_are_made(service, seed):
+    answer = chat(service, tools=TOOLS, tool_choice="required", seed=seed, parallel_tool_calls=False)
+    [choice] = answer.json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    [call] = choice["message"]["tool_calls"]
+    assert checked(call) in ("read_file", "list_files")
+    assert choice["message"]["content"] is None
+
+
+@pytest.mark.parametrize("name", ["read_file", "list_files"])
+def test_a_named_tool_is_called(service, name):
+    [choice] = chat(service, tools=TOOLS, tool_choice=named(name)).json()["choices"]
+    assert (choice["finish_reason"], [checked(call) for call in choice["message"]["tool_calls"]]) == ("stop", [name])
+
+
+def test_a_stream_has_the_same_calls(service):
+    fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "seed": 1, "n": 2}
+    whole = chat(service, **fields).json()["choices"]
+    chunks = events(chat(service, **fields, stream=True))
+    for choice in whole:
+        deltas = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        calls = [call for c in deltas for call in c["delta"].get("tool_calls", ())]
+        assert [call["index"] for call in calls] == [0] * len(calls)
+        first, *others = calls
+        assert (first["type"], first["id"].startswith("chatcmpl-tool-")) == ("function", True)
+        assert all(set(call) == {"index", "function"} and set(call["function"]) == {"arguments"} for call in others)
+        [call] = choice["message"]["tool_calls"]
+        assert first["function"]["name"] == call["function"]["name"]
+        assert "".join(c["function"]["arguments"] for c in calls) == call["function"]["arguments"]
+        assert deltas[-1]["finish_reason"] == "tool_calls"
+        assert not any(c["delta"].get("content") for c in deltas)
+
+
+def test_a_cut_call_is_given_as_far_as_it_came(service):
+    [choice] = chat(service, tools=TOOLS, tool_choice=named("read_file"), max_tokens=3).json()["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "length"
+    with pytest.raises(ValueError, match=r"Expecting|Unterminated|delimiter"):
+        json.loads(call["function"]["arguments"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"tool_choice": "required"}, "tool_choice", "expected tools beside it"),
+        ({"tool_choice": "any", "tools": TOOLS}, "tool_choice", '"none", "auto", "required" or'),
+        (
+            {"tool_choice": named("write"), "tools": TOOLS},
+            "tool_choice",
+            "'write': expected one of read_file, list_files",
+        ),
+        ({"tool_choice": named("write")}, "tool_choice", "expected tools beside it"),
+        ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice", '"none", "auto"'),
+        (
+            {"tool_choice": "required", "tools": TOOLS, "response_format": {"type": "json_object"}},
+            "response_format",
+            "nothing beside a tool_choice that forces calls",
+        ),
+        (
+            {
+                "tool_choice": named("f"),
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}}}],
+            },
+            "tools",
+            "no text fits it",
+        ),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": ["a" * 70_000]}}}],
+            },
+            "tools",
+            "expected at most 65536 (--max-grammar-bytes)",
+        ),
+    ],
+)
+def test_choices_that_cannot_be_are_refused(service, fields, param, words):
+    error = error_of(chat(service, **fields), 400)
+    assert (error["param"], words in error["message"]) == (param, True), error
+
+
+def test_choices_are_read():
+    def of(**fields):
+        return choice_of(ChatRequest(messages=MESSAGES, **fields))
+
+    assert of() == of(tools=[]) == of(tools=TOOLS, tool_choice="none") == ToolChoice("none")
+    assert of(tools=TOOLS) == of(tools=TOOLS, tool_choice="auto") == ToolChoice("auto")
+    assert of(tools=TOOLS, parallel_tool_calls=False) == ToolChoice("auto", several=False)
+    assert of(tools=TOOLS, tool_choice=named("list_files")) == ToolChoice("named", "list_files", False)
+    with pytest.raises(ApiError):
+        of(tools=TOOLS, tool_choice=7)
+
+
+def test_references_of_each_tool_stay_its_own():
+    other = {"name": "b/c", "parameters": {"$defs": {"line": {"type": "string"}}, "items": {"$ref": "#/$defs/line"}}}
+    schema = forced_schema([READ, {"type": "function", "function": other}], ToolChoice("required"))
+    assert schema["$defs"]["read_file"]["properties"]["line"] == {"$ref": "#/$defs/read_file/$defs/line"}
+    assert schema["$defs"]["b/c"]["items"] == {"$ref": "#/$defs/b~1c/$defs/line"}
+    assert schema["items"]["anyOf"][1]["properties"]["parameters"] == {"$ref": "#/$defs/b~1c"}
+    assert "maxItems" not in schema
+    assert READ["function"]["parameters"]["properties"]["line"] == {"$ref": "#/$defs/line"}
+
+
+def test_the_chat_template_gets_effort_and_defaults(service):
+    template = CHAT + "{{ reasoning_effort }}|{{ enable_thinking }}|{{ thinking }}"
+    with_defaults = service_of(family(), chat_template=template, default_template_kwargs={"thinking": "yes"})
+
+    def text(**fields):
+        answer = ask(
+            with_defaults,
+            "/v1/chat/completions",
+            {"messages": MESSAGES, "max_tokens": 1, "return_token_ids": True, **fields},
+        )
+        return family().tokenizer.decode(answer.json()["prompt_token_ids"])
+
+    assert text(reasoning_effort="low").endswith("low|True|yes")
+    assert text(reasoning_effort="none").endswith("none|False|yes")
+    given = {"enable_thinking": True, "thinking": "no"}
+    assert text(reasoning_effort="none", chat_template_kwargs=given).endswith("none|True|no")
+    assert error_of(chat(service, reasoning_effort="huge"), 400)["param"] == "reasoning_effort"
