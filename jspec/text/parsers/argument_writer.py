@@ -47,30 +47,35 @@ class RawValue:
 
     def __init__(self, calls: Calls, types: Types):
         self._calls, self._types = calls, types
-        self._held, self._streams = list[str](), False
-        if types == STRING:
-            self._stream()
+        self._held, self._text = list[str](), Quoted(calls)
+        self._streams = types == STRING
 
     def add(self, text: str):
-        text = self._calls.restore(text)
-        if self._streams:
-            self._calls.arguments(escaped(text))
-            return
-        self._held.append(text)
-        if self._types == NULLABLE and not "null".startswith("".join(self._held).lower()):
-            self._stream()
+        if not self._streams:
+            self._held.append(self._calls.restore(text))
+            held = "".join(self._held) if self._types == NULLABLE else ""
+            if "null".startswith(held.lower()):
+                return
+            text, self._streams = held, True
+        self._text.add(text)
 
     def end(self):
         if self._streams:
-            self._calls.arguments('"')
+            self._text.end()
         else:
             self._calls.arguments(raw_to_json("".join(self._held), self._types))
 
-    def _stream(self):
-        self._calls.arguments('"' + escaped("".join(self._held)))
-        self._held, self._streams = [], True
 
+class Quoted:
+    """Passes pieces of a text on as one JSON string."""
 
-def escaped(text: str) -> str:
-    """A text as it stands within a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    def __init__(self, calls: Calls):
+        self._calls, self._begun = calls, False
+
+    def add(self, text: str):
+        text = json.dumps(self._calls.restore(text), ensure_ascii=False)[1:-1]
+        self._calls.arguments(text if self._begun else f'"{text}')
+        self._begun = True
+
+    def end(self):
+        self._calls.arguments('"' if self._begun else '""')

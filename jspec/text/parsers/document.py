@@ -7,7 +7,12 @@ from jspec.text.parsers.tool_format import ReasoningFormat, ToolFormat
 
 
 def read_document(
-    reader: Reader, output: Output, calls: Calls, tool: ToolFormat | None, reasoning: ReasoningFormat | None, prompt: str
+    reader: Reader,
+    output: Output,
+    calls: Calls,
+    tool: ToolFormat | None,
+    reasoning: ReasoningFormat | None,
+    prompt: str,
 ) -> Steps[None]:
     """Read a completion.
 

@@ -9,7 +9,7 @@ from jspec.text.parsers.reader import BrokenError, Reader, Sink, Steps
 from jspec.text.parsers.schema_types import finite_json
 
 IN_STRING = re.compile(r'[^"\\]+')
-PLAIN = re.compile(r"[^\"{}\[\]<,:\s\ud800-\udfff]+")  # outside of strings; may be in a marker but at its start
+PLAIN = re.compile(r"[^\"{}\[\]<`,:\s\ud800-\udfff]+")  # outside of strings, where no marker begins
 ARGUMENTS = ("arguments", "parameters")
 KEYS = ("name", "type", "id", *ARGUMENTS)
 
@@ -42,13 +42,13 @@ def read_string(reader: Reader) -> Steps[str | None]:
         return None
 
 
-def pass_value(reader: Reader, sink: Sink, stops: tuple[str, ...]) -> Steps[bool]:
+def pass_value(reader: Reader, sink: Sink, stops: tuple[str, ...], depth: int = 0) -> Steps[bool]:
     """Pass on the raw text of the value that comes next; returns whether it was complete.
 
     Brackets are counted, and strings are left alone. One of the markers ``stops`` outside of a string ends a value that
-    is incomplete. It is not read.
+    is incomplete. It is not read. ``depth`` is how many brackets are open already.
     """
-    depth, begun = 0, False  # brackets that are open; whether a number or a word has begun outside of them
+    begun = False  # whether a number or a word has begun outside of brackets
     while True:
         next_ = yield from reader.peek()
         if not next_ or (yield from reader.at(*stops)):

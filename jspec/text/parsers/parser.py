@@ -11,7 +11,9 @@ from jspec.text.parsers.output import Output
 from jspec.text.parsers.reader import Reader, Steps
 from jspec.text.parsers.registry import OPENAI_GPTOSS, REASONING_FORMATS, TOOL_FORMATS, reasoning_format, tool_format
 
-THINK = tuple(marker for form in REASONING_FORMATS.values() if form is not OPENAI_GPTOSS for marker in (form.start, form.end))
+THINK = tuple(
+    marker for form in REASONING_FORMATS.values() if form is not OPENAI_GPTOSS for marker in (form.start, form.end)
+)
 
 
 class OutputParser:
@@ -97,4 +99,3 @@ def make_parser(
     else:
         steps = read_document(reader, output, calls, calls_as, thinks_as, prompt)
     return OutputParser(lexer, reader, output, steps)
-

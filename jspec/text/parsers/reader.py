@@ -75,13 +75,18 @@ class Reader:
             yield
         return self._text[self._place : self._place + count]
 
-    def blanks(self) -> Steps[None]:
-        """Read blanks and newlines."""
+    def all(self, pattern: re.Pattern) -> Steps[str]:
+        """As ``run``, through the pieces that come."""
+        read = list[str]()
         while True:
-            self.run(BLANKS)
+            read.append(self.run(pattern))
             if self._place < len(self._text) or self.ended:
-                return
+                return "".join(read)
             yield
+
+    def blanks(self) -> Steps[str]:
+        """Read blanks and newlines."""
+        return self.all(BLANKS)
 
     def at(self, *markers: str) -> Steps[str | None]:
         """Which marker comes next; None if none does."""

@@ -26,14 +26,14 @@ class JsonCalls(ToolFormat):
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, stops = calls.reader, self.begins + self.ends
         yield from reader.blanks()
-        listed = yield from reader.match("[")
-        if listed:
-            yield from reader.blanks()
+        yield from reader.match("[")
+        yield from reader.blanks()
         while True:
             yield from pass_call(calls, stops)
             yield from reader.blanks()
             while (yield from reader.match("}", "]", ",")):
                 yield from reader.blanks()
+                reader.keep()
             if (yield from reader.match(*self.ends)) or (yield from reader.at(*self.begins)):
                 return
             if (yield from reader.peek()) != "{":

@@ -3,7 +3,7 @@
 import dataclasses
 
 from jspec.text.parsers.calls import Calls
-from jspec.text.parsers.json_text import pass_arguments, pass_call
+from jspec.text.parsers.json_text import pass_arguments, pass_call, pass_value
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.tool_format import ToolFormat
 
@@ -29,17 +29,16 @@ class Mistral(ToolFormat):
 
     def _list(self, calls: Calls) -> Steps[None]:
         reader = calls.reader
-        listed = yield from reader.match("[")
-        if listed:
-            yield from reader.blanks()
+        yield from reader.match("[")
+        yield from reader.blanks()
         while True:
             yield from pass_call(calls, self.begins)
             yield from reader.blanks()
-            ended = yield from reader.match("]", ",", "}") if listed else reader.match("]", "}")
+            ended = yield from reader.expect("]", ",", "}")
             while ended == "}":
                 yield from reader.blanks()
-                ended = yield from reader.match("]", ",", "}")
-            if ended != ",":
+                ended = yield from reader.expect("]", ",", "}")
+            if ended == "]":
                 return
             yield from reader.blanks()
 
@@ -53,7 +52,11 @@ class Mistral(ToolFormat):
         if marker is None or marker == BEGIN:
             raise BrokenError
         calls.start(name.strip(), id)
-        yield from pass_arguments(reader, calls.arguments, self.begins)
+        if marker == "{":
+            calls.arguments("{")
+            yield from pass_value(reader, calls.arguments, self.begins, depth=1)
+        else:
+            yield from pass_arguments(reader, calls.arguments, self.begins)
         calls.end()
 
 

@@ -46,10 +46,9 @@ class SectionCalls(ToolFormat):
                 yield from reader.expect(self.call)
             yield from self._call(calls)
             yield from reader.blanks()
-            while (yield from reader.match("}", "```")):
+            while (yield from reader.match("}", "```", self.call_end)):
                 yield from reader.blanks()
-            yield from reader.match(self.call_end)
-            yield from reader.blanks()
+                reader.keep()
             marker = yield from reader.expect(self.call, *self.closes)
             if marker in self.closes:
                 return
@@ -57,6 +56,7 @@ class SectionCalls(ToolFormat):
     def _call(self, calls: Calls) -> Steps[None]:
         reader = calls.reader
         stops = (self.call_end, self.call, *self.closes)
+        fence = ("```",) if self.fenced else ()
         header, marker = yield from reader.name((self.separator, *stops))
         if self.fenced and marker == self.separator:
             header, marker = yield from reader.name(("\n", "```json", *stops))
@@ -71,7 +71,7 @@ class SectionCalls(ToolFormat):
         if self.fenced:
             yield from reader.blanks()
             yield from reader.match("```json")
-        yield from pass_arguments(reader, calls.arguments, stops)
+        yield from pass_arguments(reader, calls.arguments, (*stops, *fence))
         calls.end()
 
 
