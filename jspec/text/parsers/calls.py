@@ -31,11 +31,6 @@ class Calls:
         """Whether a call has begun and not ended."""
         return self._output.open
 
-    @property
-    def know_tools(self) -> bool:
-        """Whether the request's tools are known."""
-        return self._tools is not None
-
     def may_be(self, name: str) -> bool:
         """Whether there is such a tool, or the tools are not known."""
         return self._tools is None or name in self._tools

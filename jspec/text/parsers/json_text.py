@@ -112,7 +112,7 @@ def pass_call(calls: Calls, stops: tuple[str, ...], *, opened: bool = False, str
       stops: markers that end the object where it is incomplete.
       opened: whether its ``{`` has been read.
       strict: whether the object may also be plain text, because no marker has come before it. Then it has no other
-        keys than those of calls, its name is that of a tool, and it has arguments if the tools are not known.
+        keys than those of calls, its name is that of a tool, and it has arguments.
 
     Raises:
       BrokenError: this is no call.
@@ -139,7 +139,7 @@ def pass_call(calls: Calls, stops: tuple[str, ...], *, opened: bool = False, str
         yield from reader.blanks()
         if key == "name" and name is None:
             name = yield from _name(calls, strict)
-            if calls.know_tools or not strict or held:
+            if given or not strict:
                 calls.start(name)
                 calls.arguments("".join(held))
         elif key in ARGUMENTS and not given:

@@ -9,7 +9,7 @@ from jspec.text.parsers.formats.openai import OPENAI, read_harmony
 from jspec.text.parsers.lexer import Lexer, MarkerTokens
 from jspec.text.parsers.output import Output
 from jspec.text.parsers.reader import Reader, Steps
-from jspec.text.parsers.registry import OPENAI_GPTOSS, REASONING_FORMATS, TOOL_FORMATS, reasoning_format, tool_format
+from jspec.text.parsers.registry import OPENAI_GPTOSS, REASONING_FORMATS, reasoning_format, tool_format
 
 THINK = tuple(
     marker for form in REASONING_FORMATS.values() if form is not OPENAI_GPTOSS for marker in (form.start, form.end)

@@ -16,7 +16,7 @@ from jspec.text.parsers.formats.openai import OPENAI, OPENAI_GPTOSS
 from jspec.text.parsers.formats.pythonic import PYTHONIC
 from jspec.text.parsers.formats.qwen3_coder import QWEN3_CODER
 from jspec.text.parsers.formats.seed_oss import SEED_OSS
-from jspec.text.parsers.formats.thinking import DEEPSEEK, GEMMA, MISTRAL_THINK, SEED, THINK, THINK_IF_OPENED
+from jspec.text.parsers.formats.thinking import GEMMA, MISTRAL_THINK, SEED, THINK, THINK_IF_OPENED
 from jspec.text.parsers.tool_format import ReasoningFormat, ToolFormat
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
@@ -52,7 +52,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "kimi_k2": THINK,
     "minimax_m2": THINK,
     "deepseek_v3": THINK_IF_OPENED,
-    "deepseek_v4": DEEPSEEK,
+    "deepseek_v4": THINK,
     "seed_oss": SEED,
     "gemma4": GEMMA,
     "mistral": MISTRAL_THINK,
@@ -93,11 +93,8 @@ def detect(template: str, model_type: str = "") -> tuple[str | None, str | None]
     """
     if model_type in MODEL_TYPES:
         return MODEL_TYPES[model_type]
-    for texts, tool, reasoning in SIGNS:
-        if all(text in template for text in texts):
-            break
-    else:
-        tool = reasoning = None
+    fitting = (names for texts, *names in SIGNS if all(text in template for text in texts))
+    tool, reasoning = next(fitting, (None, None))
     if reasoning is not None and STARTS.get(reasoning, "think>") in template:
         return tool, reasoning
     if "[THINK]" in template:

@@ -1,4 +1,4 @@
-"""Calls of MiniMax M2: ``<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke></minimax:tool_call>``."""
+"""Calls of MiniMax M2: ``<invoke name="f"><parameter name="k">v</parameter></invoke>`` within ``<minimax:tool_call>``."""
 
 from jspec.text.parsers.formats.tagged import TaggedCalls
 

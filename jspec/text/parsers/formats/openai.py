@@ -49,10 +49,10 @@ def read_harmony(calls: Calls, output: Output, prompt: str, *, with_calls: bool 
       with_calls: whether a message to a recipient is a call; else it is content.
     """
     reader, header = calls.reader, prompt[prompt.rfind(START) :] if START in prompt else ""
-    in_text = MESSAGE in header
+    in_text, begun = MESSAGE in header, ""
     while True:
         if not in_text:
-            reader.keep()
+            reader.keep(begun)
             try:
                 header = yield from _header(reader, header)
                 reader.forget()
@@ -64,7 +64,8 @@ def read_harmony(calls: Calls, output: Output, prompt: str, *, with_calls: bool 
         ended = yield from _message(calls, output, header, with_calls)
         if ended is None:
             return
-        header, in_text = (ended if ended in (START, CHANNEL) else ""), False
+        header = begun = ended if ended in (START, CHANNEL) else ""
+        in_text = False
 
 
 def _header(reader: Reader, header: str) -> Steps[str | None]:
@@ -82,7 +83,7 @@ def _header(reader: Reader, header: str) -> Steps[str | None]:
         if marker:
             if marker in (START, END, RETURN, CALL):
                 header = ""
-                reader.keep()
+                reader.keep(marker if marker == START else "")
             header += "" if marker in (END, RETURN, CALL) else marker
             named = marker in (START, CHANNEL, CONSTRAIN)
             continue

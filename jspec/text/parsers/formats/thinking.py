@@ -11,7 +11,6 @@ TURNS += ("<｜tool▁output▁end｜>", "<｜tool▁outputs▁end｜>", "</func
 
 THINK = ReasoningFormat(turns=TURNS)
 THINK_IF_OPENED = dataclasses.replace(THINK, open=False)  # DeepSeek V3.1, whose template opens or closes it
-DEEPSEEK = THINK  # V4
 SEED = ReasoningFormat("<seed:think>", "</seed:think>", turns=("<seed:bos>assistant",))
 MISTRAL_THINK = ReasoningFormat("[THINK]", "[/THINK]", open=False, turns=("[/INST]", "[/TOOL_RESULTS]"))
 GEMMA = ReasoningFormat(
