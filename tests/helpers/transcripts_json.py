@@ -31,7 +31,12 @@ HERMES = table(
     + (("call", "f", '{"t": "</tool_call> <tool_call>"}'),),
     ("text-arguments", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', ("call", "f", '{"a": 1}')),
     ("brace-too-many", '<tool_call>{"name": "f", "arguments": {"a": 1}}}</tool_call>', ("call", "f", '{"a": 1}')),
-    ("brace-too-few", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>.', ("call", "f", '{"a": 1}'), ("c", ".")),
+    (
+        "brace-too-few",
+        '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>.',
+        ("call", "f", '{"a": 1}'),
+        ("c", "."),
+    ),
     ("no-end", '<tool_call>{"name": "f", "arguments": {"a": 1}}', ("call", "f", '{"a": 1}')),
     ("no-json", "<tool_call>weather Oslo</tool_call>", ("c", "<tool_call>weather Oslo</tool_call>")),
     ("no-name", '<tool_call>{"arguments": {}}</tool_call>', ("c", '<tool_call>{"arguments": {}}</tool_call>')),
@@ -70,7 +75,9 @@ REASONING_ALONE = [
     Transcript("r1", None, "deepseek_r1", "Hm.\n</think>\n\nHi.", (("r", "Hm."), ("c", "Hi."))),
     Transcript("calls-are-text", None, "qwen3", f"a</think>{HERMES_ONE}", (("r", "a"), ("c", HERMES_ONE))),
     Transcript("v3-off", None, "deepseek_v3", "Hi.", (("c", "Hi."),), "<｜User｜>x<｜Assistant｜></think>"),
-    Transcript("v3-on", None, "deepseek_v3", "a</think>b", (("r", "a"), ("c", "b")), "<｜User｜>x<｜Assistant｜><think>"),
+    Transcript(
+        "v3-on", None, "deepseek_v3", "a</think>b", (("r", "a"), ("c", "b")), "<｜User｜>x<｜Assistant｜><think>"
+    ),
     Transcript("v3-unknown", None, "deepseek_v3", "a", (("c", "a"),)),
     Transcript("none", None, None, f"<think>{HERMES_ONE}", (("c", f"<think>{HERMES_ONE}"),)),
 ]
@@ -152,11 +159,15 @@ MISTRAL = table(
     "mistral",
     ("old", '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}, {"name": "now", "arguments": {}}]')
     + (ONE, ("call", "now", "{}")),
-    ("old-integers", '[TOOL_CALLS] [{"name": "f", "arguments": {"n": 12, "m": -3.0}}]', ("call", "f", '{"n": 12, "m": -3.0}')),
+    (
+        "old-integers",
+        '[TOOL_CALLS] [{"name": "f", "arguments": {"n": 12, "m": -3.0}}]',
+        ("call", "f", '{"n": 12, "m": -3.0}'),
+    ),
     ("new", 'I look.[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}', ("c", "I look."), ONE),
     ("new-two", '[TOOL_CALLS]weather{"city": "Oslo"}[TOOL_CALLS]now[ARGS]{}', ONE, ("call", "now", "{}")),
     ("id", '[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{"city": "Oslo"}', (*ONE, "abcdefghi")),
-    ("thinking", '[THINK]Hm.\n[/THINK]Hi.[TOOL_CALLS]now[ARGS]{}', ("r", "Hm."), ("c", "Hi."), ("call", "now", "{}")),
+    ("thinking", "[THINK]Hm.\n[/THINK]Hi.[TOOL_CALLS]now[ARGS]{}", ("r", "Hm."), ("c", "Hi."), ("call", "now", "{}")),
     ("in-thinking", "[THINK]Hm.[TOOL_CALLS]now[ARGS]{}", ("r", "Hm."), ("call", "now", "{}")),
     ("empty", "[TOOL_CALLS]now[ARGS][TOOL_CALLS]now{}", ("call", "now", "{}"), ("call", "now", "{}")),
     ("marker-in-string", '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}', ("call", "f", '{"a": "[TOOL_CALLS]"}')),

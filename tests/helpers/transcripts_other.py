@@ -6,7 +6,15 @@ CUT = {"whole": False}
 ONE = ("call", "weather", '{"city": "Oslo"}')
 NOW = ("call", "now", "{}")
 TYPED = '{"city": "5", "days": 5, "exact": true, "share": 0.5, "tags": [1, "a"], "more": {"a": null}, "note": null}'
-VALUES = {"city": "5", "days": "5", "exact": "true", "share": "0.5", "tags": '[1, "a"]', "more": '{"a": null}', "note": "null"}
+VALUES = {
+    "city": "5",
+    "days": "5",
+    "exact": "true",
+    "share": "0.5",
+    "tags": '[1, "a"]',
+    "more": '{"a": null}',
+    "note": "null",
+}
 
 
 def qwen(name: str = "weather", call: str = "<tool_call>", **values) -> str:
@@ -46,13 +54,21 @@ QWEN3_CODER = table(
     ("cut-in-name", "<tool_call>\n<function=wea", ("c", "<tool_call>\n<function=wea")),
     ("cut-in-value", qwen(city="rm -r /tmp/x")[:-40], ("call", "weather", '{"city": "rm -r /tmp'), CUT),
     ("cut-in-number", "<function=weather><parameter=days>\n12", ("call", "weather", '{"days": '), CUT),
-    ("marker-in-value", qwen(city="a </paramete <parameter"), ("call", "weather", '{"city": "a </paramete <parameter"}')),
+    (
+        "marker-in-value",
+        qwen(city="a </paramete <parameter"),
+        ("call", "weather", '{"city": "a </paramete <parameter"}'),
+    ),
 )
 SEED = table(
     "seed_oss",
     "seed_oss",
     ("one", f"<seed:think>Hm.</seed:think>{qwen(city='Oslo', call='<seed:tool_call>')}", ("r", "Hm."), ONE),
-    ("flat", "</seed:think><seed:tool_call><function=weather><parameter=city>Oslo</parameter></function></seed:tool_call>", ONE),
+    (
+        "flat",
+        "</seed:think><seed:tool_call><function=weather><parameter=city>Oslo</parameter></function></seed:tool_call>",
+        ONE,
+    ),
     ("in-thinking", f"Hm.\n{qwen('now', call='<seed:tool_call>')}", ("r", "Hm."), NOW),
 )
 
@@ -74,7 +90,8 @@ MINIMAX = table(
 
 def dsml(around: str = "function_calls", name: str = "weather", string: str = "true", **values) -> str:
     parameters = "".join(
-        f'<｜DSML｜parameter name="{key}" string="{string}">{value}</｜DSML｜parameter>\n' for key, value in values.items()
+        f'<｜DSML｜parameter name="{key}" string="{string}">{value}</｜DSML｜parameter>\n'
+        for key, value in values.items()
     )
     call = f'<｜DSML｜invoke name="{name}">\n{parameters}</｜DSML｜invoke>\n'
     return f"<｜DSML｜{around}>\n{call}</｜DSML｜{around}>"
@@ -119,8 +136,17 @@ GEMMA = table(
     "gemma4",
     "gemma4",
     ("one", f"<|tool_call>call:weather{{city:{Q}Oslo{Q}}}<tool_call|>", ONE),
-    ("nested", f"<|tool_call>call:f{{a:{Q}x, {{y}}{Q},n:42,o:{{k:[1,true,{{z:null}}],m:{Q}{Q}}},l:[],b:false,d:-1.5}}<tool_call|>")
-    + (("call", "f", '{"a": "x, {y}", "n": 42, "o": {"k": [1, true, {"z": null}], "m": ""}, "l": [], "b": false, "d": -1.5}'),),
+    (
+        "nested",
+        f"<|tool_call>call:f{{a:{Q}x, {{y}}{Q},n:42,o:{{k:[1,true,{{z:null}}],m:{Q}{Q}}},l:[],b:false,d:-1.5}}<tool_call|>",
+    )
+    + (
+        (
+            "call",
+            "f",
+            '{"a": "x, {y}", "n": 42, "o": {"k": [1, true, {"z": null}], "m": ""}, "l": [], "b": false, "d": -1.5}',
+        ),
+    ),
     ("two", "I look.<|tool_call>call:now{}<tool_call|><|tool_call>call:now{}<tool_call|>", ("c", "I look."), NOW, NOW),
     ("thinking", "<|channel>thought\nHm.\n<channel|>Hi.", ("r", "Hm."), ("c", "Hi.")),
     ("in-thinking", "<|channel>thought\nHm.<|tool_call>call:now{}<tool_call|>", ("r", "Hm."), NOW),
@@ -137,8 +163,18 @@ PYTHONIC = table(
     None,
     ("two", '[weather(city="Oslo"), now()]', ONE, NOW),
     ("values", "[weather(days=5, x=[1, 'a', None, (True, -2.5)], more={'k': {}, 2: false}, note=null,)]")
-    + (("call", "weather", '{"days": 5, "x": [1, "a", null, [true, -2.5]], "more": {"k": {}, "2": false}, "note": null}'),),
-    ("strings", "[weather(city='a\"\\'\\n\\x41\\u20ac\\101\\z')]", ("call", "weather", '{"city": "a\\"\'\\nA€A\\\\z"}')),
+    + (
+        (
+            "call",
+            "weather",
+            '{"days": 5, "x": [1, "a", null, [true, -2.5]], "more": {"k": {}, "2": false}, "note": null}',
+        ),
+    ),
+    (
+        "strings",
+        "[weather(city='a\"\\'\\n\\x41\\u20ac\\101\\z')]",
+        ("call", "weather", '{"city": "a\\"\'\\nA€A\\\\z"}'),
+    ),
     ("long-strings", "[weather(city='''a'b\n''', note=\"\")]", ("call", "weather", '{"city": "a\'b\\n", "note": ""}')),
     ("pairs", "[weather(city='\\ud83d\\ude00\\ud83d')]", ("call", "weather", '{"city": "😀�"}')),
     ("numbers", "[now(a=1_000, b=0x10, c=.5, d=1e999, e=007)]")
@@ -161,19 +197,42 @@ HARMONY = table(
     "openai_gptoss",
     ("final", f"{A}{F}<|return|>", ("r", "Hm."), ("c", "Hi.")),
     ("final-no-end", f"{A}{F}", ("r", "Hm."), ("c", "Hi.")),
-    ("call", f"{A}<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json{ARGUMENTS}", ("r", "Hm."), ONE),
+    (
+        "call",
+        f"{A}<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json{ARGUMENTS}",
+        ("r", "Hm."),
+        ONE,
+    ),
     ("stop", f"<|channel|>commentary to=functions.weather <|constrain|>json{ARGUMENTS[:-8]}", ONE),
-    ("recipient-first", f"{A}<|start|>assistant to=functions.weather<|channel|>commentary json{ARGUMENTS}", ("r", "Hm."), ONE),
+    (
+        "recipient-first",
+        f"{A}<|start|>assistant to=functions.weather<|channel|>commentary json{ARGUMENTS}",
+        ("r", "Hm."),
+        ONE,
+    ),
     ("recipient-in-prompt-turn", f" to=functions.weather<|channel|>commentary{ARGUMENTS}", ONE),
     ("stray-json", f"<|channel|>commentary to=functions.weather json{ARGUMENTS}", ONE),
     ("json-in-text", '<|channel|>commentary to=functions.weather<|message|>json{"city": "Oslo"}<|call|>', ONE),
-    ("no-channel", f"analysis<|message|>Hm.<|end|><|start|>assistant to=functions.weather{ARGUMENTS}", ("r", "Hm."), ONE),
+    (
+        "no-channel",
+        f"analysis<|message|>Hm.<|end|><|start|>assistant to=functions.weather{ARGUMENTS}",
+        ("r", "Hm."),
+        ONE,
+    ),
     ("no-channel-call", f"commentary to=functions.weather <|constrain|>json{ARGUMENTS}", ONE),
     ("on-analysis", f"<|channel|>analysis to=functions.weather code{ARGUMENTS}", ONE),
     ("on-final", f"<|channel|>final to=functions.weather{ARGUMENTS}", ONE),
-    ("two", f"<|channel|>commentary to=functions.weather{ARGUMENTS}<|start|>assistant<|channel|>commentary to=functions.now<|message|>{{}}<|call|>", ONE, NOW),
+    (
+        "two",
+        f"<|channel|>commentary to=functions.weather{ARGUMENTS}<|start|>assistant<|channel|>commentary to=functions.now<|message|>{{}}<|call|>",
+        ONE,
+        NOW,
+    ),
     ("empty", "<|channel|>commentary to=functions.now<|message|><|call|>", NOW),
-    ("preamble", f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.weather<|channel|>commentary{ARGUMENTS}")
+    (
+        "preamble",
+        f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.weather<|channel|>commentary{ARGUMENTS}",
+    )
     + (("c", "I look."), ONE),
     ("no-end", f"<|channel|>analysis<|message|>Hm.{F}", ("r", "Hm."), ("c", "Hi.")),
     ("no-end-no-start", "<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Hi.", ("r", "Hm."), ("c", "Hi.")),
@@ -182,11 +241,17 @@ HARMONY = table(
     ("unknown-channel", "<|channel|>critic<|message|>Hi.", ("c", "Hi.")),
     ("to-assistant", "<|channel|>commentary to=assistant<|message|>Hi.", ("c", "Hi.")),
     ("bad-name", "<|channel|>commentary to=<|message|>Hi.", ("c", "Hi.")),
-    ("opened-message", "m.<|end|>" + F, ("r", "m."), ("c", "Hi."), {"prompt": "<|start|>assistant<|channel|>analysis<|message|>H"}),
+    (
+        "opened-message",
+        "m.<|end|>" + F,
+        ("r", "m."),
+        ("c", "Hi."),
+        {"prompt": "<|start|>assistant<|channel|>analysis<|message|>H"},
+    ),
     ("cut-thinking", "<|channel|>analysis<|message|>Hm.\n", ("r", "Hm.\n")),
     ("cut-header", f"{A}<|start|>assistant<|chan", ("r", "Hm."), ("c", "<|start|>assistant<|chan")),
     ("cut-header-word", f"{A}<|start|>assistant<|channel|>fin", ("r", "Hm.")),
-    ("cut-call", "<|channel|>commentary to=functions.f<|message|>{\"a\": ", ("call", "f", '{"a": '), CUT),
+    ("cut-call", '<|channel|>commentary to=functions.f<|message|>{"a": ', ("call", "f", '{"a": '), CUT),
     **START,
 )
 TRANSCRIPTS = [*QWEN3_CODER, *SEED, *MINIMAX, *DSML, *GLM, *GEMMA, *PYTHONIC, *HARMONY]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from jspec.text.parsers.output import Output
 from jspec.text.parsers.reader import BrokenError, Reader
-from jspec.text.parsers.schema_types import Types, parameter_types
+from jspec.text.parsers.schema_types import Types, functions_by_name, parameter_types
 
 NAME = re.compile(r"""[^\s<>"'{}()\[\],;=\ud800-\udfff]{1,128}""")
 
@@ -24,7 +24,7 @@ class Calls:
     def __init__(self, reader: Reader, output: Output, tools: Sequence[Mapping] | None):
         self.reader, self.count = reader, 0
         self._output = output
-        self._tools = None if tools is None else parameter_types(tools)
+        self._tools = None if tools is None else functions_by_name(tools)
 
     @property
     def open(self) -> bool:
@@ -37,7 +37,8 @@ class Calls:
 
     def types(self, name: str) -> Mapping[str, Types]:
         """The types of the tool's parameters that its schema names."""
-        return (self._tools or {}).get(name, {})
+        function = (self._tools or {}).get(name)
+        return {} if function is None else parameter_types(function)
 
     def start(self, name: str, id: str | None = None):
         """Begin a call. What was kept of the text is read.

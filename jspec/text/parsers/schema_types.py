@@ -14,18 +14,18 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
-def parameter_types(tools: Sequence[Mapping]) -> dict[str, dict[str, Types]]:
-    """For each tool by its name, the types that its schema allows for each parameter; none are known if it is empty."""
-    found = dict[str, dict[str, Types]]()
-    for tool in tools:
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            continue
-        schema = function.get("parameters")
-        properties = schema.get("properties") if isinstance(schema, Mapping) else None
-        known = properties.items() if isinstance(properties, Mapping) else ()
-        found[function["name"]] = {str(name): _types(parameter, schema) for name, parameter in known}
-    return found
+def functions_by_name(tools: Sequence[Mapping]) -> dict[str, Mapping]:
+    """The functions of a request's tools."""
+    functions = [tool.get("function", tool) for tool in tools if isinstance(tool, Mapping)]
+    return {str(function.get("name")): function for function in functions if isinstance(function, Mapping)}
+
+
+def parameter_types(function: Mapping) -> dict[str, Types]:
+    """The types that a function's schema allows for each parameter; none are known if it is empty."""
+    schema = function.get("parameters")
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    known = properties.items() if isinstance(properties, Mapping) else ()
+    return {str(name): _types(parameter, schema) for name, parameter in known}
 
 
 def _types(schema: Any, root: Any) -> Types:
