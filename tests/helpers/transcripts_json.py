@@ -16,19 +16,35 @@ HERMES = table(
     ("content-before", f"Let me look.\n\n{HERMES_ONE}", ("c", "Let me look.\n\n"), ONE),
     ("two", f"{HERMES_ONE}\n{HERMES_ONE}\n", ONE, ONE),
     ("content-after", f"{HERMES_ONE}\n\nDone.", ONE, ("c", "\n\nDone.")),
-    ("two-in-one", '<tool_call>[{"name":"now","arguments":{}},\n{"name":"now","arguments":{}}]</tool_call>')
-    + (("call", "now", "{}"), ("call", "now", "{}")),
+    (
+        "two-in-one",
+        '<tool_call>[{"name":"now","arguments":{}},\n{"name":"now","arguments":{}}]</tool_call>',
+        ("call", "now", "{}"),
+        ("call", "now", "{}"),
+    ),
     ("no-arguments", '<tool_call>{"name": "now"}</tool_call>', ("call", "now", "{}")),
     ("null-arguments", '<tool_call>{"name": "now", "arguments": null}</tool_call>', ("call", "now", "{}")),
-    ("arguments-first", '<tool_call>{"arguments": {"a": [1.50, {"b": []}]}, "id": 3, "name": "f"}</tool_call>')
-    + (("call", "f", '{"a": [1.50, {"b": []}]}'),),
+    (
+        "arguments-first",
+        '<tool_call>{"arguments": {"a": [1.50, {"b": []}]}, "id": 3, "name": "f"}</tool_call>',
+        ("call", "f", '{"a": [1.50, {"b": []}]}'),
+    ),
     ("parameters", '<tool_call>{"name":"f","parameters":{"x":-1}}</tool_call>', ("call", "f", '{"x":-1}')),
-    ("as-written", '<tool_call>{"name": "f", "arguments": {"x" :1e2 , "é": "\\u00e9\\"}"}}</tool_call>')
-    + (("call", "f", '{"x" :1e2 , "é": "\\u00e9\\"}"}'),),
-    ("objects-in-list", '<tool_call>{"name": "f", "arguments": {"l": [{"a": 1}, {"a": 2}]}}</tool_call>')
-    + (("call", "f", '{"l": [{"a": 1}, {"a": 2}]}'),),
-    ("marker-in-string", '<tool_call>{"name": "f", "arguments": {"t": "</tool_call> <tool_call>"}}</tool_call>')
-    + (("call", "f", '{"t": "</tool_call> <tool_call>"}'),),
+    (
+        "as-written",
+        '<tool_call>{"name": "f", "arguments": {"x" :1e2 , "é": "\\u00e9\\"}"}}</tool_call>',
+        ("call", "f", '{"x" :1e2 , "é": "\\u00e9\\"}"}'),
+    ),
+    (
+        "objects-in-list",
+        '<tool_call>{"name": "f", "arguments": {"l": [{"a": 1}, {"a": 2}]}}</tool_call>',
+        ("call", "f", '{"l": [{"a": 1}, {"a": 2}]}'),
+    ),
+    (
+        "marker-in-string",
+        '<tool_call>{"name": "f", "arguments": {"t": "</tool_call> <tool_call>"}}</tool_call>',
+        ("call", "f", '{"t": "</tool_call> <tool_call>"}'),
+    ),
     ("text-arguments", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', ("call", "f", '{"a": 1}')),
     ("brace-too-many", '<tool_call>{"name": "f", "arguments": {"a": 1}}}</tool_call>', ("call", "f", '{"a": 1}')),
     (
@@ -59,8 +75,13 @@ QWEN3 = table(
     ("off-call", HERMES_ONE, ONE, OFF),
     ("off-thinks", "<think>\nHm.\n</think>\nHi.", ("r", "Hm."), ("c", "Hi."), OFF),
     ("off-end", "a</think>b", ("c", "a</think>b"), OFF),
-    ("user-wrote-end", "Hm.</think>Hi.", ("r", "Hm."), ("c", "Hi."))
-    + ({"prompt": "<|im_start|>user\nWhat is </think>?<|im_end|>\n<|im_start|>assistant\n"},),
+    (
+        "user-wrote-end",
+        "Hm.</think>Hi.",
+        ("r", "Hm."),
+        ("c", "Hi."),
+        {"prompt": "<|im_start|>user\nWhat is </think>?<|im_end|>\n<|im_start|>assistant\n"},
+    ),
     ("missing-start", "Hm.\n</think>\nHi.", ("r", "Hm."), ("c", "Hi.")),
     ("empty", "<think>\n\n</think>\n\nHi.", ("c", "Hi.")),
     ("call-in-thinking", f"<think>\nHm.\n{HERMES_ONE}", ("r", "Hm."), ONE),
@@ -100,8 +121,11 @@ DEEPSEEK = [
         ("no-section", f"</think>{FENCED}", ONE),
         ("empty", f"</think>{OPEN}{CALL}function{SEP}now\n```json\n```{END}{CLOSE}", ("call", "now", "{}")),
         ("no-fence", f"</think>{OPEN}{CALL}function{SEP}now\n{{}}{END}{CLOSE}", ("call", "now", "{}")),
-        ("fence-in-text", f'</think>{OPEN}{CALL}function{SEP}f\n```json\n{{"a": "```"}}\n```{END}{CLOSE}')
-        + (("call", "f", '{"a": "```"}'),),
+        (
+            "fence-in-text",
+            f'</think>{OPEN}{CALL}function{SEP}f\n```json\n{{"a": "```"}}\n```{END}{CLOSE}',
+            ("call", "f", '{"a": "```"}'),
+        ),
     ),
     *table(
         "deepseek_v31",
@@ -123,11 +147,20 @@ def kimi(header: str, arguments: str = '{"city": "Oslo"}') -> str:
 KIMI = table(
     "kimi_k2",
     "kimi_k2",
-    ("two", f"Hm.</think>I look.{KOPEN}{kimi('functions.weather:0')}{kimi('functions.now:1', '{}')}{KCLOSE}")
-    + (("r", "Hm."), ("c", "I look."), (*ONE, "functions.weather:0"), ("call", "now", "{}", "functions.now:1")),
+    (
+        "two",
+        f"Hm.</think>I look.{KOPEN}{kimi('functions.weather:0')}{kimi('functions.now:1', '{}')}{KCLOSE}",
+        ("r", "Hm."),
+        ("c", "I look."),
+        (*ONE, "functions.weather:0"),
+        ("call", "now", "{}", "functions.now:1"),
+    ),
     ("in-thinking", f"Hm.{KOPEN}{kimi('functions.weather:3')}{KCLOSE}", ("r", "Hm."), (*ONE, "functions.weather:3")),
-    ("singular", f"</think><|tool_call_section_begin|>{kimi('functions.weather:0')}<|tool_call_section_end|>")
-    + ((*ONE, "functions.weather:0"),),
+    (
+        "singular",
+        f"</think><|tool_call_section_begin|>{kimi('functions.weather:0')}<|tool_call_section_end|>",
+        (*ONE, "functions.weather:0"),
+    ),
     ("other-id", f"</think>{KOPEN}{kimi('weather')}{KCLOSE}", ONE),
     ("no-prefix", f"</think>{KOPEN}{kimi('weather:2')}{KCLOSE}", (*ONE, "weather:2")),
     ("dotted", f"</think>{KOPEN}{kimi('functions.a.b:2', '')}{KCLOSE}", ("call", "a.b", "{}", "functions.a.b:2")),
@@ -157,8 +190,12 @@ LLAMA = table(
 MISTRAL = table(
     "mistral",
     "mistral",
-    ("old", '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}, {"name": "now", "arguments": {}}]')
-    + (ONE, ("call", "now", "{}")),
+    (
+        "old",
+        '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}, {"name": "now", "arguments": {}}]',
+        ONE,
+        ("call", "now", "{}"),
+    ),
     (
         "old-integers",
         '[TOOL_CALLS] [{"name": "f", "arguments": {"n": 12, "m": -3.0}}]',

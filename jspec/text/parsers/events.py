@@ -39,7 +39,7 @@ class CallArguments:
 
 @dataclasses.dataclass(frozen=True)
 class CallEnd:
-    """The end of a tool call. One that was cut has arguments that are no JSON, so that nobody takes them for complete."""
+    """The end of a tool call. A call that was cut ends, too; its arguments are then the beginning of a JSON text."""
 
 
 Event = Reasoning | Content | CallStart | CallArguments | CallEnd

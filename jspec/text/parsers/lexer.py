@@ -25,12 +25,14 @@ class MarkerTokens:
         one of them consists of other tokens.
       special: those of them that are special, whose text does not belong to content.
       prompt: the tokens before the completion, or the last dozens of them.
+      tables: what ``table`` has made, kept for later completions.
     """
 
     decode: Callable[[Sequence[int]], str]
     texts: Mapping[int, str]
     special: frozenset[int]
     prompt: Sequence[int] = ()
+    tables: dict[tuple, "Table"] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, tokenizer: Any, prompt: Sequence[int] = ()) -> "MarkerTokens":
@@ -46,6 +48,39 @@ class MarkerTokens:
         """The same, for a completion of these tokens."""
         return dataclasses.replace(self, prompt=prompt)
 
+    def table(self, markers: Iterable[str], kept: Iterable[str]) -> "Table":
+        """What stands for tokens in the lexer's text, where these are markers and these special tokens stay as text."""
+        key = (tuple(markers), tuple(kept))
+        if key not in self.tables:
+            self.tables[key] = self._table(*key)
+        return self.tables[key]
+
+    def _table(self, markers: tuple[str, ...], kept: tuple[str, ...]) -> "Table":
+        known = set(self.texts.values())
+        single = [marker for marker in dict.fromkeys(markers) if marker in known]
+        characters = {marker: chr(ord(FIRST) + i) for i, marker in enumerate(single)}
+        stands = dict[int, tuple[str, str]]()
+        for token, text in self.texts.items():
+            if text in characters:
+                stands[token] = (text, characters[text])
+            # ``｜DSML｜`` is one token, and a part of markers that are several
+            elif text and token in self.special and text not in kept and not any(text in m for m in markers):
+                stands[token] = (text, "")
+        return Table(characters, stands)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """What stands for tokens in the lexer's text.
+
+    Attributes:
+      characters: the character for each marker that is one token.
+      stands: the text of a token by its id, and what stands for it: a marker's character, or nothing.
+    """
+
+    characters: Mapping[str, str]
+    stands: Mapping[int, tuple[str, str]]
+
 
 class Lexer:
     """The text of a completion, in which each marker that is one token is one surrogate character.
@@ -60,21 +95,10 @@ class Lexer:
     """
 
     def __init__(self, markers: Iterable[str], kept: Iterable[str] = (), tokens: MarkerTokens | None = None):
-        names, shown = dict.fromkeys(markers), set(kept)
-        known = set(tokens.texts.values()) if tokens else set()
-        single = [marker for marker in names if marker in known][: ord(LAST) - ord(FIRST) + 1]
-        self._single = {marker: chr(ord(FIRST) + i) for i, marker in enumerate(single)}
+        table = Table({}, {}) if tokens is None else tokens.table(markers, kept)
+        self._single, self._stands = table.characters, table.stands
         self._texts = {character: marker for marker, character in self._single.items()}
-        self._stands = dict[int, tuple[str, str]]()  # the text of a token, and what stands for it
-        self._detokenizer = None
-        if tokens:
-            for token, text in tokens.texts.items():
-                if text in self._single:
-                    self._stands[token] = (text, self._single[text])
-                # ``｜DSML｜`` is one token, and a part of markers that are several
-                elif text and token in tokens.special and text not in shown and not any(text in m for m in names):
-                    self._stands[token] = (text, "")
-            self._detokenizer = Detokenizer(tokens.decode, tokens.prompt)
+        self._detokenizer = None if tokens is None else Detokenizer(tokens.decode, tokens.prompt)
         self._found = collections.deque[tuple[int, str, str]]()  # where such a token's text begins, and the above
         self._waiting, self._start = "", 0  # text whose tokens are not known yet, and where it begins
         self._known = 0  # characters of the completion whose tokens are known

@@ -8,19 +8,27 @@ from jspec.text.parsers.reader import Steps
 
 
 class ToolFormat(ABC):
-    """How a family of models writes tool calls.
+    """How a family of models writes tool calls."""
 
-    Attributes:
-      markers: all that may be single tokens.
-      begins: those that begin a call, in reasoning too.
-      plain_begins: plain text that begins a call in content.
-      first_begins: plain text that begins a call where no content comes before.
-    """
+    @property
+    @abstractmethod
+    def markers(self) -> tuple[str, ...]:
+        """All markers that may be single tokens."""
 
-    markers: tuple[str, ...]
-    begins: tuple[str, ...]
-    plain_begins: tuple[str, ...] = ()
-    first_begins: tuple[str, ...] = ()
+    @property
+    @abstractmethod
+    def begins(self) -> tuple[str, ...]:
+        """The markers that begin a call, in reasoning too."""
+
+    @property
+    def plain_begins(self) -> tuple[str, ...]:
+        """Plain text that begins a call in content."""
+        return ()
+
+    @property
+    def first_begins(self) -> tuple[str, ...]:
+        """Plain text that begins a call where no content comes before."""
+        return ()
 
     @abstractmethod
     def read(self, calls: Calls, begin: str) -> Steps[None]:

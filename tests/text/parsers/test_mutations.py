@@ -1,5 +1,6 @@
 """Whatever a model writes: parsers never fail, calls are closed, and pieces do not matter."""
 
+import itertools
 import random
 import string
 
@@ -86,7 +87,7 @@ def pieces(text: str, rng: random.Random) -> list[str]:
     while place < len(text):
         place = min(len(text), place + rng.randint(1, most))
         cuts.append(place)
-    return [text[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [text[start:end] for start, end in itertools.pairwise(cuts)]
 
 
 def events_of(parser: OutputParser, fed: list[tuple[str, list[int]]]) -> list[Event]:

@@ -35,6 +35,9 @@ class GemmaValues(Notation):
             raise BrokenError
         return key.strip()
 
+    def word(self, text: str) -> str:
+        return "null" if text == "None" else text  # which the chat template writes for it
+
 
 GEMMA_VALUES = GemmaValues()
 
@@ -43,8 +46,13 @@ GEMMA_VALUES = GemmaValues()
 class Gemma4(ToolFormat):
     """``<|tool_call>call:f{k:<|"|>text<|"|>,n:42}<tool_call|>``."""
 
-    markers: tuple[str, ...] = (BEGIN, END, QUOTE)
-    begins: tuple[str, ...] = (BEGIN,)
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (BEGIN, END, QUOTE)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (BEGIN,)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, separator = calls.reader, ","

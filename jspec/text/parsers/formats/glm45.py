@@ -19,8 +19,13 @@ class Glm45(ToolFormat):
     A value that is not closed ends at the next key or at the call's end.
     """
 
-    markers: tuple[str, ...] = (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
-    begins: tuple[str, ...] = (BEGIN,)
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (BEGIN,)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, marker = calls.reader, begin

@@ -7,6 +7,8 @@ from jspec.text.parsers.json_text import pass_call
 from jspec.text.parsers.reader import Steps
 from jspec.text.parsers.tool_format import ToolFormat
 
+TAG = "<|python_tag|>"
+
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Json(ToolFormat):
@@ -15,9 +17,17 @@ class Llama3Json(ToolFormat):
     Any ``{`` may begin a call. The object is text if it has other keys than calls have, or if its name is not a tool's.
     """
 
-    markers: tuple[str, ...] = ("<|python_tag|>",)
-    begins: tuple[str, ...] = ("<|python_tag|>",)
-    plain_begins: tuple[str, ...] = ("{",)
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (TAG,)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (TAG,)
+
+    @property
+    def plain_begins(self) -> tuple[str, ...]:
+        return ("{",)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, opened = calls.reader, begin == "{"

@@ -15,8 +15,13 @@ class Mistral(ToolFormat):
     """``[TOOL_CALLS][{"name": "f", "arguments": {..}}]`` before version 11 of the tokenizer, and since then
     ``[TOOL_CALLS]f[ARGS]{..}`` for each call, perhaps with ``[CALL_ID]id`` behind the name, or without ``[ARGS]``."""
 
-    markers: tuple[str, ...] = (BEGIN, ARGS, CALL_ID)
-    begins: tuple[str, ...] = (BEGIN,)
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (BEGIN, ARGS, CALL_ID)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (BEGIN,)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader = calls.reader

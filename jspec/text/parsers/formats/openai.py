@@ -24,8 +24,13 @@ PEOPLE = ("assistant", "user", "all")  # recipients that are no tools
 class OpenAi(ToolFormat):
     """The harmony format, whose messages are read as a whole by ``read_harmony``."""
 
-    markers: tuple[str, ...] = MARKERS
-    begins: tuple[str, ...] = ()
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return MARKERS
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return ()
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         raise BrokenError

@@ -9,6 +9,8 @@ from jspec.text.parsers.formats.python_values import PYTHON_VALUES
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.tool_format import ToolFormat
 
+BEGINS = ("<|python_start|>", "<function_calls>")
+ENDS = ("<|python_end|>", "</function_calls>")
 NAME = re.compile(r"[\w.\-]+")
 KEY = re.compile(r"\w+")
 
@@ -21,10 +23,17 @@ class Pythonic(ToolFormat):
     or if there is no such tool.
     """
 
-    markers: tuple[str, ...] = ("<|python_start|>", "<|python_end|>", "<function_calls>", "</function_calls>")
-    begins: tuple[str, ...] = ("<|python_start|>", "<function_calls>")
-    ends: tuple[str, ...] = ("<|python_end|>", "</function_calls>")
-    first_begins: tuple[str, ...] = ("[",)
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return BEGINS + ENDS
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return BEGINS
+
+    @property
+    def first_begins(self) -> tuple[str, ...]:
+        return ("[",)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, listed = calls.reader, begin == "["
@@ -41,11 +50,11 @@ class Pythonic(ToolFormat):
                 break
             if listed and not comma:
                 raise BrokenError
-            if not listed and (yield from reader.match(*self.ends)):
+            if not listed and (yield from reader.match(*ENDS)):
                 return
         if begin != "[":
             yield from reader.blanks()
-            yield from reader.expect(*self.ends)
+            yield from reader.expect(*ENDS)
 
     def _call(self, calls: Calls) -> Steps[None]:
         reader = calls.reader
