@@ -217,6 +217,13 @@ PYTHONIC = table(
     ("expression", "[weather(city=f(1))]", ("call", "weather", '{"city": "f"'), ("c", "(1))]"), CUT),
     ("cut", "[weather(city='Os", ("call", "weather", '{"city": "Os'), CUT),
 )
+# Of two formats, of which a marker begins with a marker of the other.
+MIXED = table(
+    "pythonic",
+    "mistral",
+    ("brackets", "[THINK]Hm.[/THINK][now()]", ("r", "Hm."), NOW),
+    ("half-bracket", "[THINK]Hm.[/THINK]Hi.[[THIN", ("r", "Hm."), ("c", "Hi.[[THIN")),
+)
 A, F = "<|channel|>analysis<|message|>Hm.<|end|>", "<|start|>assistant<|channel|>final<|message|>Hi."
 ARGUMENTS = '<|message|>{"city": "Oslo"}<|call|>'
 START = {"prompt": "<|start|>user<|message|>x<|end|><|start|>assistant"}
@@ -285,4 +292,4 @@ HARMONY = table(
     ("cut-call", '<|channel|>commentary to=functions.f<|message|>{"a": ', ("call", "f", '{"a": '), CUT),
     **START,
 )
-TRANSCRIPTS = [*QWEN3_CODER, *SEED, *MINIMAX, *DSML, *GLM, *GEMMA, *PYTHONIC, *HARMONY]
+TRANSCRIPTS = [*QWEN3_CODER, *SEED, *MINIMAX, *DSML, *GLM, *GEMMA, *PYTHONIC, *MIXED, *HARMONY]

@@ -93,11 +93,8 @@ class Reader:
         search = self._search(markers)
         while True:
             rest = self._text[self._place : self._place + search.longest]
-            for spelled, marker in search.names.items():
-                if rest.startswith(spelled):
-                    return marker
-            if self.ended or not any(spelled.startswith(rest) for spelled in search.names):
-                return None
+            if self.ended or not search.goes_on(rest):
+                return next((marker for spelled, marker in search.names.items() if rest.startswith(spelled)), None)
             yield
 
     def match(self, *markers: str) -> Steps[str | None]:
@@ -122,11 +119,11 @@ class Reader:
         """
         search = self._search(tuple(markers))
         while True:
-            if found := search.pattern.search(self._text, self._place):
-                if found.start() > self._place:
-                    sink(self.take(found.start() - self._place))
-                return search.names[self.take(len(found[0]))]
-            end = len(self._text) if self.ended else search.may_begin(self._text, self._place)
+            found, end = search.first(self._text, self._place, self.ended)
+            if found:
+                if end > self._place:
+                    sink(self.take(end - self._place))
+                return search.names[self.take(len(found))]
             if end > self._place:
                 sink(self.take(end - self._place))
             if self.ended:
@@ -142,15 +139,14 @@ class Reader:
         search, read = self._search(tuple(markers)), list[str]()
         room = MOST_NAME
         while True:
-            found = search.pattern.search(self._text, self._place)
-            end = len(self._text) if self.ended else search.may_begin(self._text, self._place)
-            end = (found.start() if found else end) - self._place
-            read.append(self.take(min(end, room)))
-            room -= end
+            found, end = search.first(self._text, self._place, self.ended)
+            count = end - self._place
+            read.append(self.take(min(count, room)))
+            room -= count
             if room < 0:
                 raise BrokenError
             if found:
-                return "".join(read), search.names[self.take(len(found[0]))]
+                return "".join(read), search.names[self.take(len(found))]
             if self.ended:
                 return "".join(read), None
             yield
@@ -162,23 +158,35 @@ class Reader:
 
 
 class _Search:
-    """Finds the first of several markers, none of which begins with or contains another but at its end."""
+    """Finds the first of several markers, and of those that begin there the longest."""
 
     def __init__(self, spelled: tuple[str, ...], markers: tuple[str, ...]):
-        self.names = dict(zip(spelled, markers, strict=True))
-        self.longest = max(map(len, spelled), default=0)
-        self.pattern = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
-        several = [text for text in spelled if len(text) > 1]
-        firsts = "".join(sorted({re.escape(text[0]) for text in several}))
-        self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
-        self._several = several
+        names = sorted(zip(spelled, markers, strict=True), key=lambda pair: -len(pair[0]))
+        self.names = dict(names)
+        self.longest = len(names[0][0]) if names else 0
+        self._pattern = re.compile("|".join(map(re.escape, self.names)) or r"(?!)")
+        self._several = [text for text in self.names if len(text) > 1]
+        firsts = "".join(sorted({re.escape(text[0]) for text in self._several}))
+        self._firsts = re.compile(f"[{firsts}]" if firsts else r"(?!)")
 
-    def may_begin(self, text: str, place: int) -> int:
-        """Where a marker may begin of which the rest has not come; the length of the text if nowhere."""
+    def first(self, text: str, place: int, ended: bool) -> tuple[str, int]:
+        """The first marker and its place. Without one, or where an earlier or a longer one may have begun: an empty text,
+        and where one may begin of which the rest has not come, which is the text's end if none may."""
+        found = self._pattern.search(text, place)
+        end = len(text) if ended else self._may_begin(text, place)
+        if found and found.start() < end:
+            return found[0], found.start()
+        return "", end
+
+    def goes_on(self, rest: str) -> bool:
+        """Whether a marker begins with ``rest`` and is longer."""
+        return any(len(spelled) > len(rest) and spelled.startswith(rest) for spelled in self.names)
+
+    def _may_begin(self, text: str, place: int) -> int:
         place = max(place, len(text) - self.longest + 1)
-        while found := self._first.search(text, place):
+        while found := self._firsts.search(text, place):
             place = found.start()
-            if any(spelled.startswith(text[place:]) for spelled in self._several):
+            if self.goes_on(text[place:]):
                 return place
             place += 1
         return len(text)

@@ -107,6 +107,8 @@ def check_calls(events: list[Event]):
 def check(rng: random.Random, with_tokens: bool):
     transcript = rng.choice(TRANSCRIPTS)
     text = mutated(transcript.text, rng)
+    if rng.random() < 0.2:
+        text += mutated(rng.choice(TRANSCRIPTS).text, rng)
     tool, reasoning, prompt, tools = transcript.tool, transcript.reasoning, transcript.prompt, rng.choice((TOOLS, None))
     if rng.random() < 0.2:
         tool, reasoning = rng.choice((*TOOL_FORMATS, None)), rng.choice((*REASONING_FORMATS, None))
