@@ -14,9 +14,8 @@ from jspec.checkpoints.files.fields import Fields
 _TRAINING = """
     attention_dropout attn_pdrop aux_loss_alpha aux_loss_coef classifier_dropout dropout embd_dropout embd_pdrop
     embed_requires_grad ep_size gradient_checkpointing hidden_dropout hidden_dropout_prob init_std initializer_factor
-    initializer_range layerdrop num_anchors
-    output_router_logits pretraining_tp resid_pdrop router_aux_loss_coef router_jitter_noise
-    seq_aux step_loss_decay ttt_length z_loss_coef
+    initializer_range layerdrop num_anchors output_router_logits pretraining_tp resid_pdrop router_aux_loss_coef
+    router_jitter_noise seq_aux step_loss_decay ttt_length z_loss_coef
 """
 _ABOUT_THE_FILE = """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash _experts_implementation
