@@ -119,6 +119,7 @@ def server(folder: pathlib.Path) -> Iterator[tuple[subprocess.Popen, str, pathli
 async def attack(process: psutil.Process, address: str, args: argparse.Namespace) -> Seen:
     """Everything at once, for so many minutes; returns what was seen."""
     seen, rng, seconds = Seen(), np.random.default_rng(args.seed), 60 * args.minutes
+    values = {size: list(floods(size).values()) for size in set(SIZES)}  # before anything is timed in this process
     started = time.monotonic()
     over = asyncio.Event()
     before = await asyncio.to_thread(settled, address)
@@ -136,7 +137,7 @@ async def attack(process: psutil.Process, address: str, args: argparse.Namespace
     ]
     streams = soak(address, rng, args.streams, CLIENTS, pause=seconds * CLIENTS / args.streams)
     senders = [
-        send_bodies(address, np.random.default_rng([args.seed, i]), args.bodies // SENDERS, seconds, seen)
+        send_bodies(address, np.random.default_rng([args.seed, i]), values, args.bodies // SENDERS, seconds, seen)
         for i in range(SENDERS)
     ]
     seen.ended, *_ = await asyncio.gather(streams, *senders)
@@ -225,9 +226,9 @@ async def grammars(address: str, seen: Seen, over: asyncio.Event):
             await asyncio.sleep(2)
 
 
-async def send_bodies(address: str, rng: np.random.Generator, count: int, seconds: float, seen: Seen):
-    """Bodies whose fields have the largest or wrong values, spread over ``seconds``."""
-    every, values = list(fields()), {size: list(floods(size).values()) for size in set(SIZES)}
+async def send_bodies(address: str, rng: np.random.Generator, values, count: int, seconds: float, seen: Seen):
+    """Bodies whose fields have the largest or wrong ``values``, by their size, spread over ``seconds``."""
+    every = list(fields())
     async with httpx.AsyncClient(base_url=address, timeout=120) as client:
         for index in range(count):
             path, name, _ = every[rng.integers(len(every))]

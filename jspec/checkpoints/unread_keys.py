@@ -14,8 +14,8 @@ from jspec.checkpoints.files.fields import Fields
 _TRAINING = """
     attention_dropout attn_pdrop aux_loss_alpha aux_loss_coef classifier_dropout dropout embd_dropout embd_pdrop
     embed_requires_grad ep_size gradient_checkpointing hidden_dropout hidden_dropout_prob init_std initializer_factor
-    initializer_range layerdrop output_router_logits pretraining_tp resid_pdrop router_aux_loss_coef router_jitter_noise
-    seq_aux step_loss_decay ttt_length z_loss_coef
+    initializer_range layerdrop num_anchors output_router_logits pretraining_tp resid_pdrop router_aux_loss_coef
+    router_jitter_noise seq_aux step_loss_decay ttt_length z_loss_coef
 """
 _ABOUT_THE_FILE = """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash _experts_implementation
@@ -38,8 +38,8 @@ _GENERATION = """
 """
 # Of draft heads: candidates of trees, where jspec drafts a chain, and what the tensors or another key decide.
 _DRAFTING = """
-    confidence_head_with_markov dspark_noise_token_id enable_confidence_head n_candidates pard_token parallel_drafting
-    ptd_token_id top_k_tokens_per_head
+    confidence_head_with_markov dspark_noise_token_id enable_confidence_head markov_head_type n_candidates pard_token
+    parallel_drafting ptd_token_id top_k_tokens_per_head
 """
 _LENGTHS = "initial_context_length max_sequence_length model_max_length num_lookahead_tokens seq_length"
 # Keys that another key or the size of a tensor decides, and keys that count under certain values of others alone:

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,10 +21,17 @@ class _Ended(BaseException):
 
 
 class _Watch(threading.Thread):
-    """Raises ``_Ended`` in the thread that makes this object, when that has used ``seconds`` of CPU time."""
+    """Raises ``_Ended`` in the thread that makes this object, when that has used ``seconds`` of CPU time.
 
-    def __init__(self, seconds: float):
+    Args:
+      seconds: of CPU time.
+      frame: of the call that is to be ended. Nothing is raised once that has returned, though an interrupt may have kept it
+        from calling ``stop``.
+    """
+
+    def __init__(self, seconds: float, frame: FrameType):
         super().__init__(name="jspec-deadline", daemon=True)
+        self._frame: FrameType | None = frame
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._end, self._pause = time.clock_gettime(self._clock) + seconds, seconds / LOOKS_PER_LIMIT
@@ -36,6 +44,8 @@ class _Watch(threading.Thread):
                 if self._over.is_set():
                     return
                 if time.clock_gettime(self._clock) >= self._end:
+                    if not self._is_running():
+                        return
                     self.raised = True
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(_Ended))
                     return
@@ -44,21 +54,32 @@ class _Watch(threading.Thread):
         """Raise nothing from now on."""
         with self._lock:
             self._over.set()
+        self._frame = None  # which holds this object
+
+    def _is_running(self) -> bool:
+        """Whether the call is still on the thread's stack."""
+        frame = sys._current_frames().get(self._thread)
+        while frame is not None and frame is not self._frame:
+            frame = frame.f_back
+        return frame is not None
 
 
 def limited(work: Callable[[], T], seconds: float) -> T:
     """The result of ``work``, which may use so many seconds of this thread's CPU time.
 
-    Only Python code can be ended: a single long call into C, ``"a" * 10**9`` say, ends when it is over.
+    Only Python code can be ended: a single long call into C, ``"a" * 10**9`` say, ends when it is over. Where the system
+    has no clocks of threads, as macOS has none, nothing is ended.
 
     Raises:
       TooSlow: it was not done by then.
       Exception: what ``work`` raised.
     """
-    watch = _Watch(seconds)
-    watch.start()
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return work()
+    watch = _Watch(seconds, sys._getframe())
     try:
         try:
+            watch.start()
             return work()
         finally:
             watch.stop()

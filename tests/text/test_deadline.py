@@ -8,7 +8,7 @@ import jinja2.sandbox
 import pytest
 from openai_server import family
 
-from jspec.text import chat_template
+from jspec.text import chat_template, deadline
 from jspec.text.deadline import TooSlow, limited
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -57,6 +57,18 @@ def test_the_last_moment_is_either_in_time_or_too_slow():
             assert limited(lambda i=i: busy(0.019 + 0.0001 * i), 0.02) == "done"
         time.sleep(0)
     assert not [thread for thread in threading.enumerate() if thread.name == "jspec-deadline" and not thread.daemon]
+
+
+def test_a_call_that_was_left_without_stopping_its_watch_ends_nothing_later(monkeypatch):
+    """As an interrupt may leave it, between the code and ``stop``."""
+    watches = []
+    monkeypatch.setattr(deadline._Watch, "stop", lambda watch: watches.append(watch))
+    assert limited(lambda: 5, 0.05) == 5
+    end = time.thread_time() + 0.3
+    while time.thread_time() < end:
+        pass
+    watches[0].join(10)
+    assert (watches[0].is_alive(), watches[0].raised) == (False, False)
 
 
 def test_each_thread_has_its_own_time():

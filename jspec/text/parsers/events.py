@@ -1,0 +1,63 @@
+"""What a model's output consists of: reasoning, content and tool calls, each as the pieces that are known so far."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Reasoning:
+    """The next piece of the text in which the model thinks."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """The next piece of the answer."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CallStart:
+    """The start of a tool call. Its ``CallEnd`` always follows, and no other kind of event but ``CallArguments`` before.
+
+    Attributes:
+      name: of the tool, as the model wrote it.
+      id: of the call, in the formats whose calls have one: ``functions.f:0`` of Kimi K2, ``[CALL_ID]`` of Mistral.
+    """
+
+    name: str
+    id: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class CallArguments:
+    """The next piece of the arguments' JSON text. All pieces of a complete call, joined, are one JSON value."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CallEnd:
+    """The end of a tool call. A call that was cut ends, too; its arguments are then the beginning of a JSON text."""
+
+
+Event = Reasoning | Content | CallStart | CallArguments | CallEnd
+
+
+def merged(events: list[Event]) -> list[Event]:
+    """The events with neighbours of one kind joined, for texts that were fed in pieces."""
+    groups = list[list[Event]]()
+    for event in events:
+        if groups and type(groups[-1][0]) is type(event) and isinstance(event, Reasoning | Content | CallArguments):
+            groups[-1].append(event)
+        else:
+            groups.append([event])
+    return [_joined(group) for group in groups]
+
+
+def _joined(group: list[Event]) -> Event:
+    first = group[0]
+    if len(group) == 1 or not isinstance(first, Reasoning | Content | CallArguments):
+        return first
+    return type(first)("".join(event.text for event in group if isinstance(event, type(first))))

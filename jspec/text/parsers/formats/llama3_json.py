@@ -1,0 +1,43 @@
+"""Calls as bare JSON objects: Llama 3 and 4."""
+
+import dataclasses
+
+from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.json_text import pass_call
+from jspec.text.parsers.reader import Steps
+from jspec.text.parsers.tool_format import ToolFormat
+
+TAG = "<|python_tag|>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Json(ToolFormat):
+    """``{"name": "f", "parameters": {..}}``, perhaps behind ``<|python_tag|>``, several separated by ``;``.
+
+    Any ``{`` may begin a call. The object is text if it has other keys than calls have, or if its name is not a tool's.
+    """
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (TAG,)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (TAG,)
+
+    @property
+    def plain_begins(self) -> tuple[str, ...]:
+        return ("{",)
+
+    def read(self, calls: Calls, begin: str) -> Steps[None]:
+        reader, opened = calls.reader, begin == "{"
+        while True:
+            if not opened:
+                yield from reader.blanks()
+            yield from pass_call(calls, self.begins, opened=opened, strict=True)
+            opened = False
+            yield from reader.blanks()
+            yield from reader.expect(";", ",")
+
+
+LLAMA3_JSON = Llama3Json()

@@ -1,0 +1,68 @@
+"""Calls of Mistral's models, of both generations."""
+
+import dataclasses
+
+from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.json_text import pass_arguments, pass_call, pass_value
+from jspec.text.parsers.reader import BrokenError, Steps
+from jspec.text.parsers.tool_format import ToolFormat
+
+BEGIN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistral(ToolFormat):
+    """``[TOOL_CALLS][{"name": "f", "arguments": {..}}]`` before version 11 of the tokenizer, and since then
+    ``[TOOL_CALLS]f[ARGS]{..}`` for each call, perhaps with ``[CALL_ID]id`` behind the name, or without ``[ARGS]``."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (BEGIN, ARGS, CALL_ID)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (BEGIN,)
+
+    def read(self, calls: Calls, begin: str) -> Steps[None]:
+        reader = calls.reader
+        yield from reader.blanks()
+        next_ = yield from reader.peek()
+        if next_ in ("[", "{") and not (yield from reader.at(*self.markers)):
+            yield from self._list(calls)
+        else:
+            yield from self._call(calls)
+
+    def _list(self, calls: Calls) -> Steps[None]:
+        reader = calls.reader
+        yield from reader.match("[")
+        yield from reader.blanks()
+        while True:
+            yield from pass_call(calls, self.begins)
+            yield from reader.blanks()
+            ended = yield from reader.expect("]", ",", "}")
+            while ended == "}":
+                yield from reader.blanks()
+                ended = yield from reader.expect("]", ",", "}")
+            if ended == "]":
+                return
+            yield from reader.blanks()
+
+    def _call(self, calls: Calls) -> Steps[None]:
+        reader = calls.reader
+        name, marker = yield from reader.name((ARGS, CALL_ID, "{", BEGIN))
+        id = None
+        if marker == CALL_ID:
+            id, marker = yield from reader.name((ARGS, "{", BEGIN))
+            id = id.strip()
+        if marker is None or marker == BEGIN:
+            raise BrokenError
+        calls.start(name.strip(), id)
+        if marker == "{":
+            calls.arguments("{")
+            yield from pass_value(reader, calls.arguments, self.begins, depth=1)
+        else:
+            yield from pass_arguments(reader, calls.arguments, self.begins)
+        calls.end()
+
+
+MISTRAL = Mistral()

@@ -1,0 +1,94 @@
+"""Calls as a list of Python calls: Llama 3.2, ToolACE, Llama 4, Olmo 3."""
+
+import dataclasses
+import re
+
+from jspec.text.parsers.argument_writer import ArgumentWriter
+from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.formats.python_values import PYTHON_VALUES
+from jspec.text.parsers.reader import BrokenError, Steps
+from jspec.text.parsers.tool_format import ToolFormat
+
+BEGINS = ("<|python_start|>", "<function_calls>")
+ENDS = ("<|python_end|>", "</function_calls>")
+NAME = re.compile(r"[\w.\-]+")
+KEY = re.compile(r"\w+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pythonic(ToolFormat):
+    """``[f(a=1, b="x"), g()]`` as the first text, or between markers, where the list may also be one call per line.
+
+    Values are Python's literals, and ``null``, ``true`` and ``false``. A call is text if it has arguments without a name,
+    or if there is no such tool.
+    """
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return BEGINS + ENDS
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return BEGINS
+
+    @property
+    def first_begins(self) -> tuple[str, ...]:
+        return ("[",)
+
+    def read(self, calls: Calls, begin: str) -> Steps[None]:
+        reader, listed = calls.reader, begin == "["
+        if not listed:
+            yield from reader.blanks()
+            listed = bool((yield from reader.match("[")))
+        while True:
+            yield from reader.blanks()
+            yield from self._call(calls)
+            yield from reader.blanks()
+            comma = yield from reader.match(",")
+            yield from reader.blanks()
+            if listed and (yield from reader.match("]")):
+                break
+            if listed and not comma:
+                raise BrokenError
+            if not listed and (yield from reader.match(*ENDS)):
+                return
+        if begin != "[":
+            yield from reader.blanks()
+            yield from reader.expect(*ENDS)
+
+    def _call(self, calls: Calls) -> Steps[None]:
+        reader = calls.reader
+        name = yield from reader.all(NAME)
+        if not calls.may_be(name) or not (yield from reader.match("(")):
+            raise BrokenError
+        yield from reader.blanks()
+        ended = yield from reader.match(")")
+        key = "" if ended else (yield from self._key(calls))
+        calls.start(name)
+        arguments = ArgumentWriter(calls, name)
+        while not ended:
+            types = arguments.key(key)
+            yield from PYTHON_VALUES.parameter(calls, types)
+            yield from reader.blanks()
+            comma = yield from reader.match(",")
+            yield from reader.blanks()
+            ended = yield from reader.match(")")
+            if not ended:
+                if not comma:
+                    raise BrokenError
+                key = yield from self._key(calls)
+        arguments.close()
+        calls.end()
+
+    def _key(self, calls: Calls) -> Steps[str]:
+        """Read a parameter's name and the sign behind it."""
+        reader = calls.reader
+        key = yield from reader.all(KEY)
+        yield from reader.blanks()
+        if not key or not (yield from reader.match("=")):
+            raise BrokenError
+        yield from reader.blanks()
+        return key
+
+
+PYTHONIC = Pythonic()

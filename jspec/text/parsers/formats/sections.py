@@ -1,0 +1,83 @@
+"""Calls as a header and JSON arguments between markers, within a section: DeepSeek V3 and V3.1, Kimi K2."""
+
+import dataclasses
+
+from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.json_text import pass_arguments
+from jspec.text.parsers.reader import BrokenError, Steps
+from jspec.text.parsers.tool_format import ToolFormat
+
+
+@dataclasses.dataclass(frozen=True)
+class SectionCalls(ToolFormat):
+    """Calls ``<call>name<separator>{..}<call_end>`` between ``opens`` and ``closes``, which may be missing.
+
+    Attributes:
+      opens: markers that begin the section: the first is usual.
+      closes: the same at its end.
+      call: begins a call.
+      separator: stands between its header and its arguments.
+      call_end: ends it.
+      fenced: whether the name stands behind the separator, in a line of its own, and a fence around the arguments.
+      numbered: whether the header is ``functions.f:0``, the call's id, and not a bare name.
+    """
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    call: str
+    separator: str
+    call_end: str
+    fenced: bool = False
+    numbered: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (*self.opens, *self.closes, self.call, self.separator, self.call_end)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (*self.opens, self.call)
+
+    def read(self, calls: Calls, begin: str) -> Steps[None]:
+        reader, marker = calls.reader, begin
+        while True:
+            if marker != self.call:
+                yield from reader.blanks()
+                yield from reader.expect(self.call)
+            yield from self._call(calls)
+            yield from reader.blanks()
+            while (yield from reader.match("}", "```", self.call_end)):
+                yield from reader.blanks()
+                reader.keep()
+            marker = yield from reader.expect(self.call, *self.closes)
+            if marker in self.closes:
+                return
+
+    def _call(self, calls: Calls) -> Steps[None]:
+        reader = calls.reader
+        stops = (self.call_end, self.call, *self.closes)
+        fence = ("```",) if self.fenced else ()
+        header, marker = yield from reader.name((self.separator, *stops))
+        if self.fenced and marker == self.separator:
+            header, marker = yield from reader.name(("\n", "```json", *stops))
+        if marker is None or marker in stops:
+            raise BrokenError
+        header = header.strip()
+        if self.numbered:
+            name, id = _numbered(header)
+            calls.start(name, id)
+        else:
+            calls.start(header)
+        if self.fenced:
+            yield from reader.blanks()
+            yield from reader.match("```json")
+        yield from pass_arguments(reader, calls.arguments, (*stops, *fence))
+        calls.end()
+
+
+def _numbered(header: str) -> tuple[str, str | None]:
+    """The name in ``functions.f:0``, and the header as an id if it has a number."""
+    name, colon, number = header.removeprefix("functions.").rpartition(":")
+    if colon and number.isdecimal():
+        return name, header
+    return header.removeprefix("functions."), None

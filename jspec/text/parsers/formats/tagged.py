@@ -1,0 +1,115 @@
+"""Calls whose parameters are raw text between tags: the form of several families."""
+
+import dataclasses
+import re
+
+from jspec.text.parsers.argument_writer import ArgumentWriter, RawValue
+from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.reader import BrokenError, Steps
+from jspec.text.parsers.schema_types import Types
+from jspec.text.parsers.tool_format import ToolFormat
+
+HEAD = re.compile(r"""\s*["']?([^"']*?)["']?(?:\s+string="(true|false)")?\s*""")
+NO_STRING = frozenset({"null", "integer", "number", "boolean", "object", "array"})
+
+
+@dataclasses.dataclass(frozen=True)
+class TaggedCalls(ToolFormat):
+    """One or more calls between ``opens`` and ``closes``, each with its parameters.
+
+    What is not closed ends where the next tag begins: a value at the next parameter or at the end of its call, a call at
+    the next call or at ``closes``. Arguments that end with the text stay open, so that they are not taken for complete.
+
+    Attributes:
+      opens: markers around all calls: the first is usual.
+      closes: the same at their end.
+      call: begins a call; its name and ``>`` follow.
+      call_end: ends it.
+      parameter: begins a parameter; its name and ``>`` follow.
+      parameter_end: ends its value.
+      bare: whether a call may stand without ``opens``.
+      newlines: whether one newline at each end of a value is markup.
+    """
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    call: str
+    call_end: str
+    parameter: str
+    parameter_end: str
+    bare: bool = False
+    newlines: bool = True
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (*self.opens, *self.closes, self.call, self.call_end, self.parameter, self.parameter_end)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (*self.opens, self.call) if self.bare else self.opens
+
+    def read(self, calls: Calls, begin: str) -> Steps[None]:
+        reader, marker = calls.reader, begin
+        while True:
+            if marker in self.opens:
+                yield from reader.blanks()
+                yield from reader.expect(self.call)
+            marker = yield from self._call(calls)
+            if marker is None:
+                yield from reader.blanks()
+                marker = yield from reader.expect(*self.closes, self.call)
+            if marker in self.closes:
+                return
+
+    def _call(self, calls: Calls) -> Steps[str | None]:
+        """Read a call after its marker; returns the marker of ``closes`` or of the next call if that ended it."""
+        reader, stops = calls.reader, (*self.closes, *self.opens, self.call)
+        head, marker = yield from reader.name((">", self.call_end, self.parameter, *stops))
+        if marker is None:
+            raise BrokenError
+        name = _head(head)[0]
+        calls.start(name)
+        arguments = ArgumentWriter(calls, name)
+        while True:
+            if marker in (">", self.parameter_end):
+                yield from reader.blanks()
+                marker = yield from reader.expect(self.parameter, self.call_end, *stops)
+            if marker != self.parameter:
+                break
+            marker = yield from self._parameter(calls, arguments, stops)
+        arguments.close()
+        calls.end()
+        return None if marker == self.call_end else marker
+
+    def _parameter(self, calls: Calls, arguments: ArgumentWriter, stops: tuple[str, ...]) -> Steps[str]:
+        """Read a parameter after its marker; returns the marker that ended the value."""
+        reader = calls.reader
+        head, closed = yield from reader.name((">",))
+        key, is_string = _head(head)
+        if closed is None or not key:
+            raise BrokenError
+        value = RawValue(calls, _declared(arguments.key(key), is_string))
+        if self.newlines:
+            yield from reader.match("\n")
+        ends = (self.parameter_end, self.parameter, self.call_end, *stops)
+        padded = tuple(f"\n{end}" for end in ends) if self.newlines else ()
+        ended = yield from reader.until((*padded, *ends), value.add)
+        if ended is None:
+            raise BrokenError
+        value.end()
+        return ended.removeprefix("\n")
+
+
+def _head(text: str) -> tuple[str, str | None]:
+    """The name in ``f`` or ``"f"``, and the ``string`` attribute behind it."""
+    found = HEAD.fullmatch(text)
+    return (found[1], found[2]) if found else (text, None)
+
+
+def _declared(types: Types, is_string: str | None) -> Types:
+    """The types of a value of which the model says whether it is a string."""
+    if is_string == "true" and (not types or "string" in types):
+        return frozenset({"string"})
+    if is_string == "false" and "string" in types:
+        return types & NO_STRING
+    return types

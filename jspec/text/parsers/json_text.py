@@ -1,0 +1,170 @@
+"""The raw text of JSON values, as the model wrote it, and calls that are JSON objects."""
+
+import json
+import re
+
+from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.lexer import SURROGATES
+from jspec.text.parsers.reader import BrokenError, Reader, Sink, Steps
+from jspec.text.parsers.schema_types import finite_json
+
+IN_STRING = re.compile(r'[^"\\]+')
+PLAIN = re.compile(r"[^\"{}\[\]<`,:\s\ud800-\udfff]+")  # outside of strings, where no marker begins
+ARGUMENTS = ("arguments", "parameters")
+KEYS = ("name", "type", "id", *ARGUMENTS)
+
+
+def pass_string(reader: Reader, sink: Sink) -> Steps[bool]:
+    """Pass on the raw text of the string that comes next, quotes included; returns whether it was complete."""
+    sink(reader.take(1))
+    while True:
+        sink(reader.run(IN_STRING))
+        next_ = yield from reader.peek()
+        if next_ == "\\":
+            next_ = yield from reader.peek(2)
+            sink(reader.take(len(next_)))
+        elif next_:  # a quote, or text of the next piece
+            if next_ == '"':
+                sink(reader.take(1))
+                return True
+        else:
+            return False
+
+
+def read_string(reader: Reader) -> Steps[str | None]:
+    """The value of the string that comes next; None if it is incomplete or wrong."""
+    pieces = list[str]()
+    if not (yield from pass_string(reader, pieces.append)):
+        return None
+    try:
+        return json.loads("".join(pieces), strict=False)
+    except ValueError:
+        return None
+
+
+def pass_value(reader: Reader, sink: Sink, stops: tuple[str, ...], depth: int = 0) -> Steps[bool]:
+    """Pass on the raw text of the value that comes next; returns whether it was complete.
+
+    Brackets are counted, and strings are left alone. One of the markers ``stops`` outside of a string ends a value that
+    is incomplete. It is not read. ``depth`` is how many brackets are open already.
+    """
+    begun = False  # whether a number or a word has begun outside of brackets
+    while True:
+        next_ = yield from reader.peek()
+        if not next_ or (yield from reader.at(*stops)):
+            return begun and depth == 0
+        if depth == 0 and begun and (next_ in '{["' or next_ in ",:]}" or next_.isspace()):
+            return True
+        if next_ == '"':
+            if not (yield from pass_string(reader, sink)):
+                return False
+        elif next_ in "{[":
+            depth += 1
+            sink(reader.take(1))
+        elif next_ in "}]":
+            if depth == 0:
+                return False
+            depth -= 1
+            sink(reader.take(1))
+        else:
+            if depth == 0 and (next_ in ",:" or next_.isspace()):
+                return False
+            begun = begun or depth == 0
+            sink(reader.run(PLAIN) or reader.take(1))
+            continue
+        if depth == 0:
+            return True
+
+
+def pass_arguments(reader: Reader, sink: Sink, stops: tuple[str, ...]) -> Steps[bool]:
+    """As ``pass_value``, for a call's arguments: ``null`` and nothing become ``{}``, and a string with the JSON of an
+    object becomes that object."""
+    yield from reader.blanks()
+    next_ = yield from reader.peek()
+    if (yield from reader.at(*stops)):
+        sink("{}")
+        return True
+    if next_ in ("{", "["):
+        return (yield from pass_value(reader, sink, stops))
+    pieces = list[str]()
+    complete = yield from pass_value(reader, pieces.append, stops)
+    sink(_unwrapped("".join(pieces)) if complete else "".join(pieces))
+    return complete
+
+
+def _unwrapped(text: str) -> str:
+    if text == "null":
+        return "{}"
+    try:
+        inner = finite_json(text)
+        if isinstance(inner, str) and isinstance(finite_json(inner), dict) and not SURROGATES.search(inner):
+            return inner
+    except ValueError:
+        pass
+    return text
+
+
+def pass_call(calls: Calls, stops: tuple[str, ...], *, opened: bool = False, strict: bool = False) -> Steps[None]:
+    """Read a call that is a JSON object with ``name`` and ``arguments`` or ``parameters``, in any order.
+
+    Args:
+      calls: where the call goes.
+      stops: markers that end the object where it is incomplete.
+      opened: whether its ``{`` has been read.
+      strict: whether the object may also be plain text, because no marker has come before it. Then it has no other
+        keys than those of calls, its name is that of a tool, and it has arguments.
+
+    Raises:
+      BrokenError: this is no call.
+    """
+    reader, name, given, complete = calls.reader, None, False, False
+    held = list[str]()
+    if not opened:
+        yield from reader.expect("{")
+    while True:
+        yield from reader.blanks()
+        next_ = yield from reader.peek()
+        if next_ in ("}", ","):
+            reader.take(1)
+            complete = next_ == "}"
+            if complete:
+                break
+            continue
+        if next_ != '"':
+            break
+        key = yield from read_string(reader)
+        yield from reader.blanks()
+        if not (yield from reader.match(":")):
+            break
+        yield from reader.blanks()
+        if key == "name" and name is None:
+            name = yield from _name(calls, strict)
+            if given or not strict:
+                calls.start(name)
+                calls.arguments("".join(held))
+        elif key in ARGUMENTS and not given:
+            if name is not None and not calls.open:
+                calls.start(name)
+            given = True
+            if not (yield from pass_arguments(reader, calls.arguments if calls.open else held.append, stops)):
+                break
+        elif (strict and key not in KEYS) or not (yield from pass_value(reader, _nothing, stops)):
+            break
+    if not calls.open:
+        raise BrokenError
+    if not given and (complete or (yield from reader.at(*stops))):
+        calls.arguments("{}")
+    calls.end()
+
+
+def _name(calls: Calls, strict: bool) -> Steps[str]:
+    name = None
+    if (yield from calls.reader.peek()) == '"':
+        name = yield from read_string(calls.reader)
+    if name is None or (strict and not calls.may_be(name)):
+        raise BrokenError
+    return name
+
+
+def _nothing(text: str):
+    pass

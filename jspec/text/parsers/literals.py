@@ -1,0 +1,95 @@
+"""Values in notations that are nearly JSON, written as JSON while they come."""
+
+import json
+import re
+from abc import ABC, abstractmethod
+
+from jspec.text.parsers.argument_writer import Quoted, RawValue
+from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.reader import BrokenError, Reader, Sink, Steps
+from jspec.text.parsers.schema_types import Types, raw_to_json
+
+MOST_DEPTH = 64  # lists and objects within each other
+CLOSING = {"[": "]", "(": ")", "{": "}"}
+STRING = frozenset({"string"})
+
+
+class Notation(ABC):
+    """How values are written: lists and objects as in JSON, strings and words in a way of their own.
+
+    Attributes:
+      opening: brackets that begin a list or an object.
+      bare: what a word or a number consists of.
+    """
+
+    opening: str
+    bare: re.Pattern
+
+    @abstractmethod
+    def string(self, reader: Reader, sink: Sink) -> Steps[bool]:
+        """Pass on the text of a string, if one comes next; returns whether one did."""
+
+    @abstractmethod
+    def key(self, reader: Reader) -> Steps[str]:
+        """Read an object's key and the colon behind it."""
+
+    def word(self, text: str) -> str:
+        """A word or a number as JSON writes it, if it has a meaning there."""
+        return text
+
+    def parameter(self, calls: Calls, types: Types) -> Steps[None]:
+        """Read the value of a parameter of these types.
+
+        Raises:
+          BrokenError: this is no value, or it is incomplete.
+        """
+        reader = calls.reader
+        next_ = yield from reader.peek()
+        text = RawValue(calls, STRING if not types or "string" in types else types)
+        if (yield from self.string(reader, text.add)):
+            text.end()
+        elif next_ and next_ in self.opening:
+            yield from self._container(calls, 1)
+        else:
+            word = self.word((yield from self._bare(reader)))
+            calls.arguments(raw_to_json(calls.restore(word), types))
+
+    def _value(self, calls: Calls, depth: int) -> Steps[None]:
+        reader, text = calls.reader, Quoted(calls)
+        next_ = yield from reader.peek()
+        if (yield from self.string(reader, text.add)):
+            text.end()
+        elif next_ and next_ in self.opening:
+            yield from self._container(calls, depth + 1)
+        else:
+            word = self.word((yield from self._bare(reader)))
+            calls.arguments(raw_to_json(calls.restore(word), frozenset()))
+
+    def _bare(self, reader: Reader) -> Steps[str]:
+        word = yield from reader.all(self.bare)
+        if not word.strip():
+            raise BrokenError
+        return word.strip()
+
+    def _container(self, calls: Calls, depth: int) -> Steps[None]:
+        if depth > MOST_DEPTH:
+            raise BrokenError
+        reader = calls.reader
+        bracket = reader.take(1)
+        calls.arguments("{" if bracket == "{" else "[")
+        separator = ""
+        while True:
+            yield from reader.blanks()
+            ended = yield from reader.match(CLOSING[bracket], ",")
+            if ended == ",":
+                continue
+            if ended:
+                break
+            calls.arguments(separator)
+            separator = ", "
+            if bracket == "{":
+                key = calls.restore((yield from self.key(reader)))
+                calls.arguments(f"{json.dumps(key, ensure_ascii=False)}: ")
+                yield from reader.blanks()
+            yield from self._value(calls, depth)
+        calls.arguments("}" if bracket == "{" else "]")

@@ -1,0 +1,101 @@
+"""Parses the output of a model while it comes."""
+
+from collections.abc import Mapping, Sequence
+
+from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.document import read_document
+from jspec.text.parsers.events import Event
+from jspec.text.parsers.formats.openai import OPENAI, read_harmony
+from jspec.text.parsers.lexer import Lexer, MarkerTokens
+from jspec.text.parsers.output import Output
+from jspec.text.parsers.reader import Reader, Steps
+from jspec.text.parsers.registry import OPENAI_GPTOSS, REASONING_FORMATS, reasoning_format, tool_format
+
+THINK = tuple(
+    marker for form in REASONING_FORMATS.values() if form is not OPENAI_GPTOSS for marker in (form.start, form.end)
+)
+
+
+class OutputParser:
+    """Turns the text of one completion into events of reasoning, content and tool calls, as it comes.
+
+    However the text and its tokens are divided into pieces, the events are the same, but for how the texts of neighbouring
+    events of one kind are divided. No input is an error: what cannot be read as a call is content, with its markers. The
+    time is linear in the length of the text. Not thread-safe.
+
+    Args:
+      lexer: of the completion.
+      reader: of the completion.
+      output: where ``steps`` puts the events.
+      steps: reads the completion.
+    """
+
+    def __init__(self, lexer: Lexer, reader: Reader, output: Output, steps: Steps[None]):
+        self._lexer, self._reader, self._output, self._steps = lexer, reader, output, steps
+
+    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
+        """The events of the next piece.
+
+        Args:
+          text: the next piece of the completion, with its special tokens shown.
+          token_ids: the next tokens. Neither has to cover the other: text may be held back until later tokens have come.
+        """
+        if self._reader.ended:
+            return []
+        if added := self._lexer.feed(text, token_ids):
+            self._reader.add(added)
+            next(self._steps, None)
+        return self._output.take()
+
+    def finish(self) -> list[Event]:
+        """The rest of the events, after the last ``feed``. A call that is open ends, and text that was held back for what
+        might have become a call is text."""
+        if self._reader.ended:
+            return []
+        self._reader.add(self._lexer.finish())
+        self._reader.ended = True
+        next(self._steps, None)
+        self._output.finish()
+        return self._output.take()
+
+
+def make_parser(
+    tool: str | None,
+    reasoning: str | None,
+    *,
+    tools: Sequence[Mapping] | None = None,
+    tokens: MarkerTokens | None = None,
+    prompt: str = "",
+) -> OutputParser:
+    """A parser for one completion.
+
+    Args:
+      tool: a name of ``TOOL_FORMATS``; None leaves calls in the content.
+      reasoning: a name of ``REASONING_FORMATS``; None leaves reasoning in the content.
+      tools: the request's, as OpenAI's dictionaries: ``{"type": "function", "function": {"name", "parameters"}}``.
+      tokens: the tokenizer's markers, with this completion's prompt. Without them, markers are found in the text.
+      prompt: the end of the prompt's text, from which follows whether the completion begins with reasoning.
+
+    Raises:
+      ValueError: there is no such format.
+
+    Example::
+
+        parser = make_parser("hermes", "qwen3", prompt="<|im_start|>assistant\\n<think>\\n")
+        parser.feed("The weather.</think>\\n\\n<tool_call>\\n{\\"name\\": \\"weather\\", ")
+        # [Reasoning(text='The weather.'), CallStart(name='weather', id=None)]
+    """
+    calls_as, thinks_as = tool_format(tool), reasoning_format(reasoning)
+    harmony = calls_as is OPENAI or thinks_as is OPENAI_GPTOSS
+    if harmony:
+        markers = OPENAI.markers
+    else:
+        markers = (*(calls_as.markers if calls_as else ()), *(thinks_as.all_markers() if thinks_as else ()))
+    lexer = Lexer(markers, THINK, tokens)
+    reader, output = Reader(lexer), Output(lexer.restore)
+    calls = Calls(reader, output, tools)
+    if harmony:
+        steps = read_harmony(calls, output, prompt, with_calls=calls_as is not None)
+    else:
+        steps = read_document(reader, output, calls, calls_as, thinks_as, prompt)
+    return OutputParser(lexer, reader, output, steps)

@@ -1,0 +1,124 @@
+"""The formats by vLLM's names, and which of them a chat template asks for."""
+
+from collections.abc import Mapping
+
+from jspec.text.parsers.formats.deepseek_v3 import DEEPSEEK_V3
+from jspec.text.parsers.formats.deepseek_v31 import DEEPSEEK_V31
+from jspec.text.parsers.formats.deepseek_v32 import DEEPSEEK_V32
+from jspec.text.parsers.formats.gemma4 import GEMMA4
+from jspec.text.parsers.formats.glm45 import GLM45
+from jspec.text.parsers.formats.hermes import HERMES
+from jspec.text.parsers.formats.kimi_k2 import KIMI_K2
+from jspec.text.parsers.formats.llama3_json import LLAMA3_JSON
+from jspec.text.parsers.formats.minimax_m2 import MINIMAX_M2
+from jspec.text.parsers.formats.mistral import MISTRAL
+from jspec.text.parsers.formats.openai import OPENAI, OPENAI_GPTOSS
+from jspec.text.parsers.formats.pythonic import PYTHONIC
+from jspec.text.parsers.formats.qwen3_coder import QWEN3_CODER
+from jspec.text.parsers.formats.seed_oss import SEED_OSS
+from jspec.text.parsers.formats.thinking import GEMMA, MISTRAL_THINK, SEED, THINK, THINK_IF_OPENED
+from jspec.text.parsers.tool_format import ReasoningFormat, ToolFormat
+
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    "hermes": HERMES,
+    "qwen3_json": HERMES,
+    "qwen3_coder": QWEN3_CODER,
+    "qwen3_xml": QWEN3_CODER,
+    "mimo": QWEN3_CODER,
+    "llama3_json": LLAMA3_JSON,
+    "llama4_json": LLAMA3_JSON,
+    "glm45": GLM45,
+    "glm47": GLM45,
+    "gemma4": GEMMA4,
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v31": DEEPSEEK_V31,
+    "deepseek_v32": DEEPSEEK_V32,
+    "deepseek_v4": DEEPSEEK_V32,
+    "kimi_k2": KIMI_K2,
+    "minimax_m2": MINIMAX_M2,
+    "seed_oss": SEED_OSS,
+    "mistral": MISTRAL,
+    "pythonic": PYTHONIC,
+    "llama4_pythonic": PYTHONIC,
+    "olmo3": PYTHONIC,
+    "openai": OPENAI,
+}
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    "qwen3": THINK,
+    "mimo": THINK,
+    "deepseek_r1": THINK,
+    "glm45": THINK,
+    "glm47": THINK,
+    "kimi_k2": THINK,
+    "minimax_m2": THINK,
+    "deepseek_v3": THINK_IF_OPENED,
+    "deepseek_v4": THINK,
+    "seed_oss": SEED,
+    "gemma4": GEMMA,
+    "mistral": MISTRAL_THINK,
+    "openai_gptoss": OPENAI_GPTOSS,
+}
+# What a template contains, of which the first that fits counts, and the names of the formats. ``None`` for reasoning
+# stands for the family of ``<think>``.
+SIGNS: tuple[tuple[tuple[str, ...], str, str | None], ...] = (
+    (("<|start|>", "<|channel|>"), "openai", "openai_gptoss"),
+    (("<|tool_call>",), "gemma4", "gemma4"),
+    (("｜DSML｜tool_calls",), "deepseek_v4", "deepseek_v4"),
+    (("｜DSML｜",), "deepseek_v32", "deepseek_v3"),
+    (("<｜tool▁call▁begin｜>", "```json"), "deepseek_v3", "deepseek_r1"),
+    (("<｜tool▁call▁begin｜>",), "deepseek_v31", "deepseek_v3"),
+    (("<|tool_call_begin|>",), "kimi_k2", "kimi_k2"),
+    (("<minimax:tool_call>",), "minimax_m2", "minimax_m2"),
+    (("<seed:tool_call>",), "seed_oss", "seed_oss"),
+    (("<arg_key>",), "glm45", "glm45"),
+    (("<tool_call>", "<function="), "qwen3_coder", "qwen3"),
+    (("<tool_call>",), "hermes", "qwen3"),
+    (("[TOOL_CALLS]",), "mistral", "mistral"),
+    (("<function_calls>",), "olmo3", None),
+    (("<|python_start|>",), "llama4_pythonic", None),
+    (("[func_name1(",), "pythonic", None),
+    (("<|python_tag|>",), "llama3_json", None),
+    (('"parameters": dictionary of argument name',), "llama3_json", None),
+)
+STARTS = {"gemma4": "<|channel>", "mistral": "[THINK]", "seed_oss": "<seed:think>", "openai_gptoss": "<|channel|>"}
+MODEL_TYPES = {"gpt_oss": ("openai", "openai_gptoss")}  # whose format does not depend on the template
+
+
+def detect(template: str, model_type: str = "") -> tuple[str | None, str | None]:
+    """The names of the formats of tool calls and of reasoning; None for one that the template has nothing of.
+
+    Args:
+      template: the text of the chat template.
+      model_type: as in config.json.
+    """
+    if model_type in MODEL_TYPES:
+        return MODEL_TYPES[model_type]
+    fitting = (names for texts, *names in SIGNS if all(text in template for text in texts))
+    tool, reasoning = next(fitting, (None, None))
+    if reasoning is not None and STARTS.get(reasoning, "think>") in template:
+        return tool, reasoning
+    if "[THINK]" in template:
+        return tool, "mistral"
+    return tool, "deepseek_r1" if "</think>" in template else None
+
+
+def tool_format(name: str | None) -> ToolFormat | None:
+    """The format of tool calls with this name; None for None.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if name is not None and name not in TOOL_FORMATS:
+        raise ValueError(f"tool_call_parser={name!r}: expected one of {', '.join(TOOL_FORMATS)}")
+    return None if name is None else TOOL_FORMATS[name]
+
+
+def reasoning_format(name: str | None) -> ReasoningFormat | None:
+    """The format of reasoning with this name; None for None.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if name is not None and name not in REASONING_FORMATS:
+        raise ValueError(f"reasoning_parser={name!r}: expected one of {', '.join(REASONING_FORMATS)}")
+    return None if name is None else REASONING_FORMATS[name]

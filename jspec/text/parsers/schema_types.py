@@ -1,0 +1,130 @@
+"""The types of a tool's parameters by its JSON schema, and values that models write as raw text."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Types = frozenset[str]
+
+TYPES = ("null", "integer", "number", "boolean", "object", "array", "string")
+MOST_SCHEMAS = 256  # that are read of one parameter
+INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
+
+def functions_by_name(tools: Sequence[Mapping]) -> dict[str, Mapping]:
+    """The functions of a request's tools."""
+    functions = [tool.get("function", tool) for tool in tools if isinstance(tool, Mapping)]
+    return {str(function.get("name")): function for function in functions if isinstance(function, Mapping)}
+
+
+def parameter_types(function: Mapping) -> dict[str, Types]:
+    """The types that a function's schema allows for each parameter; none are known if it is empty."""
+    schema = function.get("parameters")
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    known = properties.items() if isinstance(properties, Mapping) else ()
+    return {str(name): _types(parameter, schema) for name, parameter in known}
+
+
+def _types(schema: Any, root: Any) -> Types:
+    """The types of ``type``, ``enum``, ``const``, and of all schemas in ``anyOf``, ``oneOf``, ``allOf`` and ``$ref``."""
+    types, waiting, read = set[str](), [schema], 0
+    while waiting and read < MOST_SCHEMAS:
+        schema, read = waiting.pop(), read + 1
+        if not isinstance(schema, Mapping):
+            continue
+        named = schema.get("type")
+        types.update(name for name in (named if isinstance(named, list | tuple) else [named]) if isinstance(name, str))
+        values = schema.get("enum")
+        values = list(values) if isinstance(values, list | tuple) else []
+        if "const" in schema:
+            values.append(schema["const"])
+        types.update(_type_of(value) for value in values)
+        for several in ("anyOf", "oneOf", "allOf"):
+            if isinstance(schema.get(several), list | tuple):
+                waiting += schema[several]
+        if isinstance(schema.get("$ref"), str):
+            waiting.append(_referred(schema["$ref"], root))
+    return frozenset(types & set(TYPES))
+
+
+def _type_of(value: Any) -> str:
+    kinds = ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (list | tuple, "array"))
+    if value is None:
+        return "null"
+    return next((name for kind, name in kinds if isinstance(value, kind)), "object")
+
+
+def _referred(reference: str, root: Any) -> Any:
+    """The schema of ``#/$defs/name``; None for another document's or a missing one."""
+    if not reference.startswith("#"):
+        return None
+    found = root
+    for part in filter(None, reference[1:].split("/")):
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+def finite_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+      ValueError: it is no JSON, it has a number that JSON cannot express, or it is too deep.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if abs(value) != float("inf") else _no_number(text)
+
+
+def raw_to_json(text: str, types: Types) -> str:
+    """The JSON of a value that the model wrote as raw text.
+
+    The types are tried in the order of ``TYPES``. A text that is of none of them is JSON if it can be read as such, and
+    else a string. JSON stays as it is written.
+    """
+    word = text.strip()
+    for kind in TYPES:
+        if kind in types and (value := _as(kind, text, word)) is not None:
+            return value
+    try:
+        finite_json(word)
+        return word
+    except ValueError:
+        return json.dumps(text, ensure_ascii=False)
+
+
+def _as(kind: str, text: str, word: str) -> str | None:
+    if kind == "null":
+        return "null" if text.lower() == "null" else None
+    if kind == "integer":
+        return str(int(word)) if INTEGER.fullmatch(word) else None
+    if kind == "number":
+        return _number(word)
+    if kind == "boolean":
+        return {"true": "true", "1": "true", "false": "false", "0": "false"}.get(word.lower())
+    if kind == "string":
+        return json.dumps(text, ensure_ascii=False)
+    try:
+        return word if isinstance(finite_json(word), dict if kind == "object" else list) else None
+    except ValueError:
+        return None
+
+
+def _number(word: str) -> str | None:
+    if not NUMBER.fullmatch(word) or abs(float(word)) == float("inf"):
+        return None
+    if JSON_NUMBER.fullmatch(word):
+        return word
+    return str(int(word)) if INTEGER.fullmatch(word) else repr(float(word))

@@ -1,0 +1,55 @@
+"""Every transcript gives its events, however it is divided into pieces."""
+
+import json
+import random
+
+import pytest
+import transcripts_json
+import transcripts_other
+from transcripts import Transcript
+
+from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Event, merged
+from jspec.text.parsers.parser import make_parser
+
+TRANSCRIPTS = [*transcripts_json.TRANSCRIPTS, *transcripts_other.TRANSCRIPTS]
+every_transcript = pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda transcript: transcript.name)
+
+
+def events_of(transcript: Transcript, *pieces: str) -> list[Event]:
+    parser = make_parser(transcript.tool, transcript.reasoning, tools=transcript.tools, prompt=transcript.prompt)
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return merged([*events, *parser.finish()])
+
+
+@every_transcript
+def test_events(transcript):
+    assert events_of(transcript, transcript.text) == transcript.expected()
+
+
+@every_transcript
+def test_every_split_gives_the_same_events(transcript):
+    text, expected = transcript.text, transcript.expected()
+    for cut in range(len(text) + 1):
+        assert events_of(transcript, text[:cut], text[cut:]) == expected, cut
+
+
+@every_transcript
+def test_pieces_give_the_same_events(transcript):
+    text, expected = transcript.text, transcript.expected()
+    assert events_of(transcript, *text) == expected
+    rng = random.Random(0)
+    for _ in range(10):
+        cuts = sorted(rng.sample(range(len(text) + 1), rng.randint(1, min(8, len(text)))))
+        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert events_of(transcript, *pieces) == expected, cuts
+
+
+@every_transcript
+def test_arguments_of_complete_calls_are_json(transcript):
+    events = transcript.expected()
+    for event, following in zip(events, [*events[1:], None], strict=True):
+        if isinstance(event, CallStart) and transcript.whole:
+            assert isinstance(following, CallArguments)
+            assert isinstance(json.loads(following.text), dict)
+        if isinstance(event, CallArguments):
+            assert isinstance(following, CallEnd)
