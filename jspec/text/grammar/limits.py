@@ -66,6 +66,8 @@ def check_size(asked: StructuredOutputsParams):
         _check_schema(schema)
     elif asked.grammar is not None:
         _check_lark(asked.grammar)
+    if asked.preamble is not None:
+        _check_lark(asked.preamble)
 
 
 def _check_schema(schema: Any):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_LEXER_STATES = 2**16  # 25 MB; jump-forward text takes one state for each byte
+SPECIAL = b"\xff["  # begins a token in llguidance's text that a grammar asks for by its id; ``]`` ends it
 LONG = 256  # bytes of jump-forward text that are tokenised at a time
 NO_TEXT = ("NoExtension", "NoExtensionBias")  # llguidance's errors if nothing can follow an incomplete text
 TRIED_TOKENS = 16  # allowed first tokens that are tried
@@ -82,11 +83,15 @@ def forced_tokens(tokens: Any, matcher: Any, before: Sequence[int]) -> Sequence[
     text = matcher.compute_ff_bytes()
     if not text:
         return ()
+    if text.startswith(SPECIAL):  # the grammar asks for this token, by its id
+        return [int(text[len(SPECIAL) : text.index(b"]")])]
     if len(text) <= LONG:
         forced = matcher.compute_ff_tokens()
     else:
-        forced, _ = tokens.tokenize_partial(text[:LONG], before[-1:])
-        forced = forced[: len(forced) // 2]
+        plain = text[:LONG].partition(SPECIAL)[0]
+        forced, _ = tokens.tokenize_partial(plain, before[-1:])
+        if len(plain) == LONG:
+            forced = forced[: len(forced) // 2]
     special = next((i for i, token in enumerate(forced) if tokens.is_special_token(token)), len(forced))
     if special == 0 and forced:
         return tokens.greedy_tokenize(text[:LONG].decode(errors="ignore"))[:1]

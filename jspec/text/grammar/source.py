@@ -9,6 +9,17 @@ from jspec.text.grammar.schema import closed
 
 def grammar_text(asked: StructuredOutputsParams) -> str:
     """llguidance's grammar text for structured outputs."""
+    text = _form(asked)
+    if asked.preamble is None:
+        return text
+    first, *others = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+    start = {"name": "start", "lark_grammar": "start: @preamble @form"}
+    preamble = {"name": "preamble", "lark_grammar": asked.preamble}
+    return json.dumps({"grammars": [start, preamble, {**first, "name": "form"}, *others]})
+
+
+def _form(asked: StructuredOutputsParams) -> str:
+    """The grammar text without the preamble."""
     from llguidance import LLMatcher
 
     if asked.json is not None or asked.json_object:

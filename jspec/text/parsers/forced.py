@@ -1,29 +1,137 @@
-"""Texts that are calls throughout, because a grammar forced them: the arguments of one tool, or a list of calls in JSON."""
+"""Forms that make a model call tools, and parsers of calls that no format marks."""
 
+import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Event
+from jspec.sampling.structured import StructuredOutputsParams
+from jspec.text.parsers.call_grammar import BLANKS, CallGrammar, Function, escaped, moved
+from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Event
 from jspec.text.parsers.parser import OutputParser
+from jspec.text.parsers.tool_format import ReasoningFormat, ToolFormat
 
 _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:')
 
 
-class NamedCall(OutputParser):
-    """The text is the arguments of one call.
+@dataclasses.dataclass(frozen=True)
+class CallsForm:
+    """The form of a text that calls tools.
+
+    Attributes:
+      params: the form, which the engine enforces.
+      name: of the tool whose arguments are the whole text; None if there are names in the text.
+      in_format: whether the calls are written in the model's own syntax; if not, they are JSON.
+    """
+
+    params: StructuredOutputsParams
+    name: str | None
+    in_format: bool
+
+
+def calls_form(
+    tools: Sequence[Mapping[str, Any]], tool: ToolFormat | None, tokens: Mapping[str, int], several: bool, named: bool
+) -> CallsForm:
+    """The form of one call, or of one or more.
+
+    It has the model's own syntax if there is a grammar of it. If not, it is vLLM's: a list of names and parameters in JSON,
+    or the arguments alone of a tool that the request names.
 
     Args:
-      name: of the tool.
+      tools: those that may be called, in OpenAI's form.
+      tool: the format of the model's calls; None if it is not known.
+      tokens: the ids of the tokenizer's added tokens by their text.
+      several: whether there may be several calls.
+      named: whether the request names the one tool.
     """
+    functions, grammar = [Function.of(given) for given in tools], CallGrammar(tokens)
+    expression = None if tool is None else tool.grammar(grammar, functions, several)
+    if expression is not None:
+        return CallsForm(StructuredOutputsParams(grammar=grammar.text(expression)), None, True)
+    if named:
+        [function] = functions
+        return CallsForm(_as_json(function.parameters), function.name, False)
+    return CallsForm(_as_json(list_schema(functions, several)), None, False)
+
+
+def _as_json(schema: Mapping[str, Any]) -> StructuredOutputsParams:
+    return StructuredOutputsParams(json=json.dumps(schema), whitespace_pattern=BLANKS)
+
+
+def after_reasoning(
+    form: StructuredOutputsParams,
+    reasoning: ReasoningFormat | None,
+    tokens: Mapping[str, int],
+    prompt: str,
+    answers: bool,
+) -> StructuredOutputsParams:
+    """The form, before which the model may reason as its format of reasoning has it.
+
+    Args:
+      reasoning: the format; None if there is none.
+      tokens: the ids of the tokenizer's added tokens by their text.
+      prompt: the text before the completion, or its end.
+      answers: whether the form is that of the answer, not of calls.
+    """
+    grammar = CallGrammar(tokens)
+    before = "" if reasoning is None else reasoning.grammar(grammar, prompt, answers)
+    return dataclasses.replace(form, preamble=grammar.text(before)) if before.strip() else form
+
+
+def list_schema(functions: Sequence[Function], several: bool) -> dict[str, Any]:
+    """The schema of vLLM's list of calls: ``[{"name": .., "parameters": {..}}, ..]``.
+
+    The schema of each tool's parameters is a definition, in which references to its own root are rewritten, since tools may
+    have definitions of the same name."""
+    places = {name: f"#/$defs/{escaped(name)}" for name, _ in functions}
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "parameters": {"$ref": place}},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for name, place in places.items()
+    ]
+    definitions = {name: moved(parameters, places[name]) for name, parameters in functions}
+    one_call = {} if several else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **one_call, "items": {"anyOf": calls}, "$defs": definitions}
+
+
+class JsonCalls:
+    """Parses a text that is JSON of calls, perhaps behind reasoning.
+
+    Args:
+      before: parses the reasoning; what it takes for content is the calls.
+      name: of the tool whose arguments are the whole text; None if it is a list of calls.
+    """
+
+    def __init__(self, before: OutputParser, name: str | None):
+        self._before, self._calls = before, _ListOfCalls() if name is None else _NamedCall(name)
+
+    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
+        """The events of the next piece, as of ``OutputParser``."""
+        return self._called(self._before.feed(text, token_ids))
+
+    def finish(self) -> list[Event]:
+        """The rest of the events, after the last ``feed``."""
+        return [*self._called(self._before.finish()), *self._calls.finish()]
+
+    def _called(self, events: list[Event]) -> list[Event]:
+        called = list[Event]()
+        for event in events:
+            called += self._calls.feed(event.text) if isinstance(event, Content) else [event]
+        return called
+
+
+class _NamedCall:
+    """The text is the arguments of one call of ``name``."""
 
     def __init__(self, name: str):
         self._name, self._begun = name, False
 
-    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
-        del token_ids
-        if not text:
-            return []
+    def feed(self, text: str) -> list[Event]:
         start = [] if self._begun else [CallStart(self._name)]
         self._begun = True
         return [*start, CallArguments(text)]
@@ -32,15 +140,14 @@ class NamedCall(OutputParser):
         return [CallEnd()] if self._begun else []
 
 
-class ListOfCalls(OutputParser):
-    """The text is ``[{"name": .., "parameters": {..}}, ..]``, whose parameters pass through as they are written."""
+class _ListOfCalls:
+    """The text is a list of calls, whose parameters pass through as they are written."""
 
     def __init__(self):
         self._before = ""  # text in which the name of the next call is looked for
         self._value: _Value | None = None
 
-    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
-        del token_ids
+    def feed(self, text: str) -> list[Event]:
         events: list[Event] = []
         while text:
             if self._value is None:

@@ -44,6 +44,11 @@ class MarkerTokens:
         decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
         return cls(decode, texts, frozenset(special), prompt)
 
+    @property
+    def ids(self) -> dict[str, int]:
+        """The id of each added token, by its text."""
+        return {text: id for id, text in self.texts.items()}
+
     def after(self, prompt: Sequence[int]) -> "MarkerTokens":
         """The same, for a completion of these tokens."""
         return dataclasses.replace(self, prompt=prompt)

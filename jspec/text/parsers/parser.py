@@ -1,5 +1,6 @@
 """Parses the output of a model while it comes."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from jspec.text.parsers.calls import Calls
@@ -66,6 +67,7 @@ def make_parser(
     tools: Sequence[Mapping] | None = None,
     tokens: MarkerTokens | None = None,
     prompt: str = "",
+    begins_open: bool | None = None,
 ) -> OutputParser:
     """A parser for one completion.
 
@@ -75,6 +77,7 @@ def make_parser(
       tools: the request's, as OpenAI's dictionaries: ``{"type": "function", "function": {"name", "parameters"}}``.
       tokens: the tokenizer's markers, with this completion's prompt. Without them, markers are found in the text.
       prompt: the end of the prompt's text, from which follows whether the completion begins with reasoning.
+      begins_open: whether it does if the prompt does not say; None is as the format has it.
 
     Raises:
       ValueError: there is no such format.
@@ -91,6 +94,8 @@ def make_parser(
         markers = OPENAI.markers
     else:
         markers = (*(calls_as.markers if calls_as else ()), *(thinks_as.all_markers() if thinks_as else ()))
+    if thinks_as is not None and begins_open is not None:
+        thinks_as = dataclasses.replace(thinks_as, open=begins_open)
     lexer = Lexer(markers, THINK, tokens)
     reader, output = Reader(lexer), Output(lexer.restore)
     calls = Calls(reader, output, tools)

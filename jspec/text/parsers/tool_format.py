@@ -2,7 +2,9 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+from jspec.text.parsers.call_grammar import NEWLINES, CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.reader import Steps
 
@@ -38,6 +40,12 @@ class ToolFormat(ABC):
           BrokenError: this is no call, or one that breaks off.
         """
 
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str | None:
+        """An expression for a call of one of these tools, or for one or more if there may be several; None if calls cannot
+        be forced in this syntax."""
+        del grammar, functions, several
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class ReasoningFormat:
@@ -48,6 +56,8 @@ class ReasoningFormat:
       open: whether a completion begins with reasoning if the end of its prompt says nothing.
       markers: those that may be single tokens, if ``start`` and ``end`` are not.
       turns: what a chat template writes before the model's turn. The reasoning's start and end count behind the last.
+      then: what the model writes behind ``end`` before anything else; empty if newlines may follow.
+      answer: what it writes before its answer.
     """
 
     start: str = "<think>"
@@ -55,16 +65,37 @@ class ReasoningFormat:
     open: bool = True
     markers: tuple[str, ...] = ()
     turns: tuple[str, ...] = ()
+    then: str = ""
+    answer: str = ""
 
     def all_markers(self) -> tuple[str, ...]:
         return self.markers or (self.start, self.end)
 
     def opened_by(self, prompt: str) -> bool:
         """Whether a completion of this prompt begins with reasoning."""
+        said = self.said_by(prompt)
+        return self.open if said is None else said
+
+    def grammar(self, grammar: CallGrammar, prompt: str, answers: bool) -> str:
+        """An expression for the reasoning that may come, or has to be ended, before a form; empty if none may.
+
+        Args:
+          prompt: the text before the completion, or its end.
+          answers: whether the form is that of the answer, not of calls.
+        """
+        begun, answer = self.said_by(prompt), grammar.literal(self.answer) if answers else ""
+        if begun is False:
+            return answer
+        ended = grammar.text_until(self.end)
+        rest = f"{ended} {grammar.literal(self.then) if self.then else NEWLINES}"
+        return f"{rest} {answer}" if begun else f"({grammar.literal(self.start)} {rest})? {answer}"
+
+    def said_by(self, prompt: str) -> bool | None:
+        """Whether a prompt says that the model is reasoning, or that it is not; None if it says nothing."""
         turn = max((prompt.rfind(marker) + len(marker) for marker in self.turns if marker in prompt), default=-1)
         if turn < 0:  # another template's prompt, of which only the very end is the model's turn
             written = prompt.rstrip()
             start, end = self.start.rstrip(), self.end.rstrip()
-            return written.endswith(start) or (self.open and not written.endswith(end))
+            return True if written.endswith(start) else False if written.endswith(end) else None
         begun, ended = prompt.rfind(self.start.rstrip(), turn), prompt.rfind(self.end.rstrip(), turn)
-        return self.open if begun == ended else begun > ended
+        return None if begun == ended else begun > ended

@@ -15,5 +15,7 @@ DEEPSEEK_V32 = TaggedCalls(
     call_end="</｜DSML｜invoke>",
     parameter="<｜DSML｜parameter name=",
     parameter_end="</｜DSML｜parameter>",
+    quoted=True,
+    typed=True,
     newlines=False,
 )

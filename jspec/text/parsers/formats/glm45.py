@@ -1,8 +1,10 @@
 """Calls of GLM 4.5 to 5: a name, and keys and values between markers."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from jspec.text.parsers.argument_writer import ArgumentWriter, RawValue
+from jspec.text.parsers.call_grammar import NEWLINE, CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.tool_format import ToolFormat
@@ -59,6 +61,22 @@ class Glm45(ToolFormat):
             raise BrokenError
         value.end()
         return ended
+
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+        calls = [
+            f"{grammar.literal(BEGIN + function.name)} {NEWLINE} {self._arguments(grammar, function)} {grammar.literal(END)}"
+            for function in functions
+        ]
+        return grammar.repeated(calls, "\n", several)
+
+    def _arguments(self, grammar: CallGrammar, function: Function) -> str:
+        def argument(key: str, value: str | None, is_string: bool) -> str:
+            del is_string
+            text = grammar.text_until(VALUE_END, self.markers) if value is None else ""
+            head = f"{grammar.literal(KEY)} {key} {grammar.literal(KEY_END)} {NEWLINE} {grammar.literal(VALUE)}"
+            return f"{head} {text or f'{value} {grammar.literal(VALUE_END)}'} {NEWLINE}"
+
+        return grammar.arguments(function, argument)
 
 
 GLM45 = Glm45()

@@ -1,7 +1,10 @@
 """Calls as JSON objects between two markers: Hermes, Qwen 2.5, Qwen 3."""
 
 import dataclasses
+import json
+from collections.abc import Sequence
 
+from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.json_text import pass_call
 from jspec.text.parsers.reader import BrokenError, Steps
@@ -41,6 +44,15 @@ class Hermes(ToolFormat):
                 return
             if (yield from reader.peek()) != "{":
                 raise BrokenError
+
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+        calls = [
+            grammar.sequence(
+                f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ', grammar.json(parameters), f"}}\n{END}"
+            )
+            for name, parameters in functions
+        ]
+        return grammar.repeated(calls, "\n", several)
 
 
 HERMES = Hermes()

@@ -1,7 +1,10 @@
 """Calls as bare JSON objects: Llama 3 and 4."""
 
 import dataclasses
+import json
+from collections.abc import Sequence
 
+from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.json_text import pass_call
 from jspec.text.parsers.reader import Steps
@@ -38,6 +41,13 @@ class Llama3Json(ToolFormat):
             opened = False
             yield from reader.blanks()
             yield from reader.expect(";", ",")
+
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+        calls = [
+            grammar.sequence(f'{{"name": {json.dumps(name)}, "parameters": ', grammar.json(parameters), "}")
+            for name, parameters in functions
+        ]
+        return grammar.repeated(calls, "; ", several)
 
 
 LLAMA3_JSON = Llama3Json()

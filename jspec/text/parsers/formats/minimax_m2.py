@@ -9,4 +9,5 @@ MINIMAX_M2 = TaggedCalls(
     call_end="</invoke>",
     parameter="<parameter name=",
     parameter_end="</parameter>",
+    quoted=True,
 )

@@ -1,7 +1,10 @@
 """Calls of Mistral's models, of both generations."""
 
 import dataclasses
+import json
+from collections.abc import Sequence
 
+from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.json_text import pass_arguments, pass_call, pass_value
 from jspec.text.parsers.reader import BrokenError, Steps
@@ -63,6 +66,18 @@ class Mistral(ToolFormat):
         else:
             yield from pass_arguments(reader, calls.arguments, self.begins)
         calls.end()
+
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+        if grammar.has(ARGS):
+            calls = [
+                grammar.sequence(f"{BEGIN}{name}{ARGS}", grammar.json(parameters)) for name, parameters in functions
+            ]
+            return grammar.repeated(calls, "", several)
+        calls = [
+            grammar.sequence(f'{{"name": {json.dumps(name)}, "arguments": ', grammar.json(parameters), "}")
+            for name, parameters in functions
+        ]
+        return grammar.around(f"{BEGIN}[", grammar.repeated(calls, ", ", several), "]")
 
 
 MISTRAL = Mistral()

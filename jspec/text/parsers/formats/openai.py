@@ -2,7 +2,9 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
+from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.output import Output
 from jspec.text.parsers.reader import BrokenError, Reader, Steps
@@ -36,9 +38,26 @@ class OpenAi(ToolFormat):
         raise BrokenError
         yield
 
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+        del several  # the model's turn ends with a call
+        calls = [
+            grammar.sequence(
+                f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}", grammar.json(parameters), CALL
+            )
+            for name, parameters in functions
+        ]
+        return grammar.any_of(calls)
+
 
 OPENAI = OpenAi()
-OPENAI_GPTOSS = ReasoningFormat(f"{CHANNEL}analysis{MESSAGE}", END, open=False, markers=MARKERS)
+OPENAI_GPTOSS = ReasoningFormat(
+    f"{CHANNEL}analysis{MESSAGE}",
+    END,
+    open=False,
+    markers=MARKERS,
+    then=f"{START}assistant",
+    answer=f"{CHANNEL}final{MESSAGE}",
+)
 
 
 def read_harmony(calls: Calls, output: Output, prompt: str, *, with_calls: bool = True) -> Steps[None]:

@@ -1,7 +1,9 @@
 """Calls as a header and JSON arguments between markers, within a section: DeepSeek V3 and V3.1, Kimi K2."""
 
 import dataclasses
+from collections.abc import Sequence
 
+from jspec.text.parsers.call_grammar import NEWLINE, CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.json_text import pass_arguments
 from jspec.text.parsers.reader import BrokenError, Steps
@@ -73,6 +75,20 @@ class SectionCalls(ToolFormat):
             yield from reader.match("```json")
         yield from pass_arguments(reader, calls.arguments, (*stops, *fence))
         calls.end()
+
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+        calls = [self._grammar_of_call(grammar, function) for function in functions]
+        return grammar.around(self.opens[0], grammar.repeated(calls, NEWLINE, several), self.closes[0])
+
+    def _grammar_of_call(self, grammar: CallGrammar, function: Function) -> str:
+        name, arguments = function.name, grammar.json(function.parameters)
+        if self.fenced:
+            begin, end = f"{self.call}function{self.separator}{name}\n```json\n", f"\n```{self.call_end}"
+            return grammar.sequence(begin, arguments, end)
+        if self.numbered:
+            header = f"{grammar.literal(f'{self.call}functions.{name}:')} /[0-9]{{1,4}}/"
+            return f"{header} {grammar.sequence(self.separator, arguments, self.call_end)}"
+        return grammar.sequence(f"{self.call}{name}{self.separator}", arguments, self.call_end)
 
 
 def _numbered(header: str) -> tuple[str, str | None]:

@@ -1,9 +1,12 @@
 """Calls whose parameters are raw text between tags: the form of several families."""
 
 import dataclasses
+import json
 import re
+from collections.abc import Sequence
 
 from jspec.text.parsers.argument_writer import ArgumentWriter, RawValue
+from jspec.text.parsers.call_grammar import NEWLINE, CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.schema_types import Types
@@ -27,7 +30,9 @@ class TaggedCalls(ToolFormat):
       call_end: ends it.
       parameter: begins a parameter; its name and ``>`` follow.
       parameter_end: ends its value.
-      bare: whether a call may stand without ``opens``.
+      bare: whether a call may stand without ``opens``, which then is around each; else it is around all of them.
+      quoted: whether names have quotes.
+      typed: whether a parameter says if it is a string.
       newlines: whether one newline at each end of a value is markup.
     """
 
@@ -38,6 +43,8 @@ class TaggedCalls(ToolFormat):
     parameter: str
     parameter_end: str
     bare: bool = False
+    quoted: bool = False
+    typed: bool = False
     newlines: bool = True
 
     @property
@@ -98,6 +105,30 @@ class TaggedCalls(ToolFormat):
             raise BrokenError
         value.end()
         return ended.removeprefix("\n")
+
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+        calls = [self._grammar_of_call(grammar, function) for function in functions]
+        if self.bare:
+            return grammar.repeated([self._between(grammar, call) for call in calls], "\n", several)
+        return self._between(grammar, grammar.repeated(calls, NEWLINE, several))
+
+    def _between(self, grammar: CallGrammar, calls: str) -> str:
+        return grammar.around(self.opens[0], f"{NEWLINE} {calls} {NEWLINE}", self.closes[0])
+
+    def _grammar_of_call(self, grammar: CallGrammar, function: Function) -> str:
+        quote = json.dumps('"') if self.quoted else ""
+        newline = NEWLINE if self.newlines else ""
+
+        def argument(key: str, value: str | None, is_string: bool) -> str:
+            of_type = f' string="{json.dumps(is_string)}"' if self.typed else ""
+            text = grammar.text_until(self.parameter_end, self.markers) if value is None else ""
+            end = f"{value} {newline} {grammar.literal(self.parameter_end)}"
+            head = f"{grammar.literal(self.parameter)} {quote} {key} {quote} {grammar.literal(of_type + '>')}"
+            return f"{head} {newline} {text or end} {NEWLINE}"
+
+        arguments = f"{NEWLINE} {grammar.arguments(function, argument)}"
+        name = json.dumps(function.name) if self.quoted else function.name
+        return grammar.around(f"{self.call}{name}>", arguments, self.call_end)
 
 
 def _head(text: str) -> tuple[str, str | None]:

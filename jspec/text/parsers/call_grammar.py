@@ -1,0 +1,181 @@
+"""The grammar of tool calls in a format's own syntax, in llguidance's variant of Lark, for calls that are forced."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jspec.text.grammar.schema import closed
+from jspec.text.parsers.schema_types import parameter_types
+
+ANY_TEXT = r"(.|\n)*"
+NEWLINE, NEWLINES = r"/\n?/", r"/\n{0,2}/"
+BLANKS = r"[ \n\r\t]{0,32}"  # between the parts of JSON; a weak model may write no end of them
+ANY_KEY = r"/[^<>\"\s]{1,64}/"  # of an argument that the schema does not name
+
+
+class Function(NamedTuple):
+    """A tool of a request.
+
+    Attributes:
+      name: of the tool.
+      parameters: the JSON schema of its arguments.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, tool: Mapping[str, Any]) -> "Function":
+        """That of a tool in OpenAI's form, or of its function alone."""
+        function = tool.get("function", tool)
+        given = function.get("parameters")
+        return cls(function["name"], given if given else {"type": "object", "properties": {}})
+
+
+class CallGrammar:
+    """Writes the parts of a grammar: expressions of Lark, and the rules that they need.
+
+    Args:
+      tokens: the ids of the tokenizer's added tokens, by their text. Text that only looks like such a marker consists of
+        other tokens, which parsers do not take for it, so the grammar asks for the token.
+    """
+
+    def __init__(self, tokens: Mapping[str, int]):
+        self._tokens = {text: id for text, id in tokens.items() if text}
+        by_length = sorted(self._tokens, key=len, reverse=True)
+        self._markers = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
+        self._rules: list[str] = []
+
+    def literal(self, text: str) -> str:
+        """An expression for exactly this text."""
+        parts, done = list[str](), 0
+        for found in self._markers.finditer(text):
+            parts += [json.dumps(text[done : found.start()])] if found.start() > done else []
+            parts.append(f"<[{self._tokens[found[0]]}]>")
+            done = found.end()
+        return " ".join([*parts, json.dumps(text[done:])] if done < len(text) else parts)
+
+    def text_until(self, end: str, without: Sequence[str] = ()) -> str:
+        """An expression for any text, through the first ``end``.
+
+        Args:
+          without: what the text does not contain.
+        """
+        is_token = end in self._tokens
+        # llguidance takes some added tokens for plain text.
+        others = dict.fromkeys([*without, end]) if is_token else [other for other in without if other != end]
+        parts = "|".join(map(_in_regex, others))
+        text = self._terminal(f"/{ANY_TEXT}/" + (f" & ~/{ANY_TEXT}({parts}){ANY_TEXT}/" if parts else ""))
+        return f"{text} {self.literal(end)}" if is_token else self.rule(text, f"[suffix={json.dumps(end)}]")
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """An expression for JSON of a schema, whose objects have no other properties than it names."""
+        return f"%json {json.dumps({**closed(schema), 'x-guidance': {'whitespace_pattern': BLANKS}})}"
+
+    def value(self, parameters: Mapping[str, Any], name: str) -> str | None:
+        """An expression for the JSON of an argument that is no string; None if it may be one, which is then raw text.
+
+        Args:
+          parameters: the schema of all arguments.
+          name: of the argument.
+        """
+        schema = parameters["properties"][name]
+        choices = (
+            schema.get("enum", [schema["const"]] if "const" in schema else None)
+            if isinstance(schema, Mapping)
+            else None
+        )
+        if choices and all(isinstance(choice, str) for choice in choices):
+            return self.any_of([self.literal(choice) for choice in choices])
+        types = parameter_types({"parameters": parameters}).get(name, frozenset())
+        if not types or "string" in types or not isinstance(schema, Mapping):
+            return None
+        if '"$ref"' in json.dumps(schema):  # to the schema of all arguments, which therefore comes along
+            place = "#/$defs/arguments"
+            schema = {"$ref": f"{place}/properties/{escaped(name)}", "$defs": {"arguments": moved(parameters, place)}}
+        return self.json(schema)
+
+    def has(self, marker: str) -> bool:
+        """Whether this text is a token."""
+        return marker in self._tokens
+
+    def sequence(self, begin: str, expression: str, end: str = "") -> str:
+        """An expression between two texts."""
+        return f"({self.around(begin, expression, end)})"
+
+    def around(self, begin: str, expression: str, end: str) -> str:
+        """The same, which does not stand as one where there are others."""
+        return " ".join((self.literal(begin), expression, self.literal(end)))
+
+    def repeated(self, calls: Sequence[str], separator: str, several: bool) -> str:
+        """An expression for one of these, or for one or more if there may be several.
+
+        Args:
+          separator: a text, or an expression, between them.
+        """
+        call = self.rule(self.any_of(calls))
+        between = separator if separator.startswith("/") else self.literal(separator)
+        return f"{call} ({between} {call})*" if several else call
+
+    def arguments(self, function: Function, argument: Callable[[str, str | None, bool], str]) -> str:
+        """An expression for arguments as keys and raw values, in the order of the schema.
+
+        Args:
+          argument: makes an expression of those for a key and a value, which is None for any text, and whether the value
+            is a string.
+        """
+        properties = function.parameters.get("properties")
+        if not isinstance(properties, Mapping):  # an object of which the schema says nothing may have any names
+            return f"({argument(ANY_KEY, None, True)})*"
+        required = function.parameters.get("required")
+        required = required if isinstance(required, Sequence) else ()
+        parts = []
+        for name in properties:
+            value = self.value(function.parameters, name)
+            part = argument(self.literal(name), value, not (value or "").startswith("%json"))
+            parts.append(part if name in required else f"({part})?")
+        return " ".join(parts)
+
+    def any_of(self, expressions: Sequence[str]) -> str:
+        return f"({' | '.join(expressions)})"
+
+    def rule(self, expression: str, attributes: str = "") -> str:
+        """The name of a new rule."""
+        self._rules.append(f"rule_{len(self._rules)}{attributes}: {expression}")
+        return f"rule_{len(self._rules) - 1}"
+
+    def _terminal(self, expression: str) -> str:
+        line = f": {expression}"
+        for number, known in enumerate(self._rules):
+            if known == f"TEXT_{number}{line}":
+                return f"TEXT_{number}"
+        self._rules.append(f"TEXT_{len(self._rules)}{line}")
+        return f"TEXT_{len(self._rules) - 1}"
+
+    def text(self, start: str) -> str:
+        """The grammar of an expression."""
+        return "\n".join((f"start: {start}", *self._rules))
+
+
+def moved(schema: Any, place: str) -> Any:
+    """A schema whose references to its own root, ``#..``, lead to ``place``."""
+    if isinstance(schema, Sequence) and not isinstance(schema, str):
+        return [moved(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result = {name: moved(item, place) for name, item in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        result["$ref"] = place + reference[1:]
+    return result
+
+
+def escaped(name: str) -> str:
+    """A name in a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _in_regex(text: str) -> str:
+    """A pattern of Lark for this text."""
+    return re.escape(text).replace("/", "\\/").replace("\n", "\\n")

@@ -1,0 +1,204 @@
+"""Forced calls in each format's own syntax: what a grammar lets a model write is read as a call that fits the schema."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from jspec.sampling.structured import StructuredOutputsParams
+from jspec.text.grammar.grammars import Grammars
+from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Reasoning
+from jspec.text.parsers.forced import JsonCalls, after_reasoning, calls_form
+from jspec.text.parsers.lexer import MarkerTokens
+from jspec.text.parsers.parser import make_parser
+from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
+
+READ = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "mode": {"enum": ["r", "rb+"]},
+        "lines": {"type": "array", "items": {"$ref": "#/$defs/line"}, "maxItems": 2},
+        "deep": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]},
+        "size": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 99}, {"type": "null"}]},
+    },
+    "required": ["path", "size"],
+    "additionalProperties": False,
+    "$defs": {"line": {"type": "integer", "minimum": 0, "maximum": 999}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "read_file", "parameters": READ}},
+    {"type": "function", "function": {"name": "list-files"}},
+]
+LETTERS = 'abz truefalsn 019_/<>{}[]",:\\\n|=é.'
+LONGEST = 600
+DISTINCT = {
+    name: form
+    for name, form in TOOL_FORMATS.items()
+    if list(TOOL_FORMATS.values()).index(form) == list(TOOL_FORMATS).index(name)
+}
+THINKS = {"openai": "openai_gptoss", "gemma4": "gemma4", "mistral": "mistral", "seed_oss": "seed_oss"}
+
+
+@functools.cache
+def tokenizer(has_tokens):
+    """A tokenizer of bytes, in which all markers are tokens, or only the token that ends a text is."""
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    fast = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    fast.add_special_tokens([AddedToken("<eos>", special=True)])
+    if has_tokens:
+        calls = [marker for form in TOOL_FORMATS.values() for marker in form.markers]
+        thoughts = [marker for form in REASONING_FORMATS.values() for marker in form.all_markers()]
+        for marker in dict.fromkeys(calls + thoughts):
+            if not marker.endswith("="):  # no tokenizer has such a token
+                fast.add_tokens([AddedToken(marker, special=marker.startswith("["))])
+    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<eos>")
+
+
+@functools.cache
+def grammars(has_tokens):
+    known = tokenizer(has_tokens)
+    return Grammars(known, len(known), [known.eos_token_id])
+
+
+def ids_of(known):
+    return MarkerTokens.of(known).ids
+
+
+def written(form: StructuredOutputsParams, has_tokens: bool, seed: int) -> list[int]:
+    """Tokens of a random text of this form. Letters of ``LETTERS`` and markers are likelier than others."""
+    known, random = tokenizer(has_tokens), np.random.default_rng(seed)
+    blanks = set(known.encode(" \n\t\r"))
+    usual = set(known.encode(LETTERS)) | set(ids_of(known).values()) - {known.eos_token_id}
+    constraint = grammars(has_tokens).constraint(form, [known.eos_token_id])
+    grammar, spelled = form.grammar or "", list[int]()
+    markers = sorted(
+        {marker for calls in TOOL_FORMATS.values() for marker in calls.markers if json.dumps(marker)[1:-1] in grammar}
+    ) or ["a"]
+    tokens, flags = list[int](), np.zeros((1, (len(known) + 31) // 32), np.uint32)
+    while True:
+        forced = constraint.jump_forward(8)
+        flags[:] = 0xFFFFFFFF
+        constraint.allow([], flags)
+        allowed = np.flatnonzero(np.unpackbits(flags.view(np.uint8), bitorder="little")[: len(known)])
+        assert allowed.size
+        assert not forced or (forced[0] in allowed and allowed.size == 1)
+        likely = [token for token in allowed if token in usual] or list(allowed)
+        ends = [token for token in allowed if token == known.eos_token_id or token >= 256 or token == 1]  # 1 is a quote
+        often = ends if ends and (random.random() < 0.3 or len(tokens) > LONGEST) else likely
+        if random.random() < 0.95 and set(often) - blanks:
+            often = sorted(set(often) - blanks)
+        if not spelled and random.random() < 0.2:
+            spelled = known.encode(str(random.choice(markers)))
+        token = int(random.choice(often))
+        if spelled:
+            token, *spelled = spelled if spelled[0] in allowed else [token]
+        if token == known.eos_token_id:
+            return tokens
+        tokens.append(token)
+        if constraint.add([token]) is not None:
+            return tokens
+        assert len(tokens) < 4 * LONGEST
+
+
+def calls_of(events):
+    """Names and arguments of all calls; content is blank, and reasoning comes before the first call."""
+    calls, open_, thoughts = [], False, ""
+    for event in events:
+        if isinstance(event, CallStart):
+            calls.append([event.name, ""])
+            open_ = True
+        elif isinstance(event, CallArguments):
+            assert open_
+            calls[-1][1] += event.text
+        elif isinstance(event, CallEnd):
+            open_ = False
+        elif isinstance(event, Reasoning):
+            assert not calls
+            thoughts += event.text
+        else:
+            assert isinstance(event, Content)
+            assert not event.text.strip()
+    assert not open_
+    return [(name, json.loads(text)) for name, text in calls], thoughts
+
+
+def check(calls, several):
+    assert calls
+    assert several or len(calls) == 1
+    for name, arguments in calls:
+        if name == "list-files":
+            assert arguments == {}
+            continue
+        assert name == "read_file"
+        assert {"path", "size"} <= set(arguments) <= set(READ["properties"])
+        assert isinstance(arguments["path"], str)
+        assert arguments["size"] is None or arguments["size"] in range(100)
+        assert arguments.get("mode", "r") in ("r", "rb+")
+        assert all(line in range(1000) for line in arguments.get("lines", []))
+        assert isinstance(arguments.get("deep", {"a": True})["a"], bool)
+
+
+@pytest.mark.parametrize("several", [True, False], ids=["several", "one"])
+@pytest.mark.parametrize(
+    ("name", "has_tokens"), [(name, has) for name in DISTINCT for has in (True, False) if has or name != "openai"]
+)
+def test_forced_calls_are_read_as_calls(name, several, has_tokens):
+    known = tokenizer(has_tokens)
+    form = calls_form(TOOLS, DISTINCT[name], ids_of(known), several, False)
+    for seed in range(4):
+        tokens = written(form.params, has_tokens, seed)
+        parser = make_parser(name if form.in_format else None, None, tools=TOOLS, tokens=MarkerTokens.of(known))
+        parser = parser if form.in_format else JsonCalls(parser, form.name)
+        calls, _ = calls_of(parser.feed(known.decode(tokens), tokens) + parser.finish())
+        check(calls, several)
+
+
+@pytest.mark.parametrize("prompt", ["open", "closed", "silent"])
+@pytest.mark.parametrize("name", DISTINCT)
+def test_reasoning_may_come_before_forced_calls(name, prompt):
+    known, thinks = tokenizer(True), THINKS.get(name, "qwen3")
+    reasoning = REASONING_FORMATS[thinks]
+    end = {"open": f"x{reasoning.start}", "closed": f"x{reasoning.start}\n\n{reasoning.end}\n\n", "silent": "x"}[prompt]
+    if name == "openai":
+        end = "<|start|>assistant" + (reasoning.start if prompt == "open" else "")
+    form = calls_form(TOOLS, DISTINCT[name], ids_of(known), False, False)
+    params = after_reasoning(form.params, reasoning, ids_of(known), end, False)
+    thought = 0
+    for seed in range(4):
+        tokens = written(params, True, seed)
+        parser = make_parser(
+            *(name if form.in_format else None, thinks),
+            tools=TOOLS,
+            tokens=MarkerTokens.of(known),
+            prompt=end,
+            begins_open=False,
+        )
+        parser = parser if form.in_format else JsonCalls(parser, form.name)
+        calls, thoughts = calls_of(parser.feed(known.decode(tokens), tokens) + parser.finish())
+        check(calls, False)
+        thought += bool(thoughts)
+        assert not (thoughts and prompt == "closed" and name != "openai")
+    assert thought or prompt != "open"
+
+
+@pytest.mark.parametrize("thinks", ["qwen3", "openai_gptoss"])
+def test_an_answer_has_its_form_behind_the_reasoning(thinks):
+    known, reasoning = tokenizer(True), REASONING_FORMATS[thinks]
+    asked = StructuredOutputsParams(
+        json={"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    )
+    params = after_reasoning(asked, reasoning, ids_of(known), "<|start|>assistant", True)
+    for seed in range(4):
+        tokens = written(params, True, seed)
+        parser = make_parser(
+            None, thinks, tokens=MarkerTokens.of(known), prompt="<|start|>assistant", begins_open=False
+        )
+        events = parser.feed(known.decode(tokens), tokens) + parser.finish()
+        answer = "".join(event.text for event in events if isinstance(event, Content))
+        assert set(json.loads(answer)) == {"a"}
