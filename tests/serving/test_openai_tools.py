@@ -7,7 +7,9 @@ from openai_server import CHAT, ask, error_of, events, family, service_of
 
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.protocol import ChatRequest
-from jspec.serving.openai.tool_choice import ToolChoice, choice_of, forced_schema
+from jspec.serving.openai.tool_choice import ToolChoice, choice_of
+from jspec.text.parsers.call_grammar import Function
+from jspec.text.parsers.forced import list_schema
 
 MESSAGES = [{"role": "user", "content": "Read a file."}]
 READ = {
@@ -37,7 +39,7 @@ def named(name):
 
 
 def chat(service, **fields):
-    return ask(service, "/v1/chat/completions", {"messages": MESSAGES, "seed": 3, "max_tokens": 80, **fields})
+    return ask(service, "/v1/chat/completions", {"messages": MESSAGES, "seed": 3, "max_tokens": 160, **fields})
 
 
 def checked(call):
@@ -147,7 +149,7 @@ def test_choices_are_read():
 
 def test_references_of_each_tool_stay_its_own():
     other = {"name": "b/c", "parameters": {"$defs": {"line": {"type": "string"}}, "items": {"$ref": "#/$defs/line"}}}
-    schema = forced_schema([READ, {"type": "function", "function": other}], ToolChoice("required"))
+    schema = list_schema([Function.of(READ), Function.of(other)], several=True)
     assert schema["$defs"]["read_file"]["properties"]["line"] == {"$ref": "#/$defs/read_file/$defs/line"}
     assert schema["$defs"]["b/c"]["items"] == {"$ref": "#/$defs/b~1c/$defs/line"}
     assert schema["items"]["anyOf"][1]["properties"]["parameters"] == {"$ref": "#/$defs/b~1c"}
@@ -172,3 +174,42 @@ def test_the_chat_template_gets_effort_and_defaults(service):
     given = {"enable_thinking": True, "thinking": "no"}
     assert text(reasoning_effort="none", chat_template_kwargs=given).endswith("none|True|no")
     assert error_of(chat(service, reasoning_effort="huge"), 400)["param"] == "reasoning_effort"
+
+
+@pytest.mark.parametrize("tool", ["hermes", "qwen3_coder", "glm45", "llama3_json", "mistral", "pythonic"])
+@pytest.mark.parametrize("choice", ["required", named("read_file")], ids=["required", "named"])
+def test_forced_calls_have_the_models_own_syntax(tool, choice):
+    own = service_of(family(), tool_parser=tool)
+    answer = chat(own, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, return_token_ids=True, seed=5)
+    [choice] = answer.json()["choices"]
+    text = family().tokenizer.decode(choice["token_ids"])
+    [call] = choice["message"]["tool_calls"]
+    checked(call)
+    begins = {"hermes": "<tool_call>\n{", "qwen3_coder": "<tool_call>", "glm45": "<tool_call>", "llama3_json": '{"name'}
+    assert text.startswith(begins.get(tool, "[TOOL_CALLS]" if tool == "mistral" else ("[", "{")))
+
+
+@pytest.mark.parametrize("thinking", ["<think>", "<think></think>"])
+def test_reasoning_comes_before_what_is_forced(thinking):
+    template = CHAT.removesuffix("{% endif %}") + thinking + "{% endif %}"
+    own = service_of(family(), tool_parser="hermes", reasoning_parser="qwen3", chat_template=template)
+    biased = {"bad_words": ["</think>"]}  # so that the model never ends its reasoning by itself
+    [choice] = chat(own, tools=TOOLS, tool_choice=named("list_files"), max_tokens=60, **biased).json()["choices"]
+    message = choice["message"]
+    if thinking == "<think>":
+        assert (choice["finish_reason"], message["content"], "tool_calls" in message) == ("length", "", False)
+        assert message["reasoning"] == message["reasoning_content"] != ""
+        hidden = chat(
+            own, tools=TOOLS, tool_choice=named("list_files"), max_tokens=40, include_reasoning=False, **biased
+        )
+        assert "reasoning" not in hidden.json()["choices"][0]["message"]
+    else:
+        assert [checked(call) for call in message["tool_calls"]] == ["list_files"]
+
+
+def test_an_answer_has_its_form_behind_reasoning():
+    template = CHAT.removesuffix("{% endif %}") + "<think>\nx\n</think>\n{% endif %}"
+    own = service_of(family(), reasoning_parser="qwen3", chat_template=template)
+    [choice] = chat(own, structured_outputs={"choice": ["yes", "no"]}).json()["choices"]
+    assert choice["message"]["content"] in ("yes", "no")
+    assert "reasoning" not in choice["message"]

@@ -28,7 +28,11 @@ serving_base.py     what completions and chats share: settings, engine requests,
 completions.py      ``/v1/completions``
 chat.py             ``/v1/chat/completions``
 tool_choice.py      which tools a chat may, must or must not call
-chat_output.py      content, reasoning and calls of a message
+chat_prompt.py      the prompt of a chat
+chat_turn.py        a turn of a chat, for all endpoints that have chats
+chat_blocks.py      reasoning, text and calls as a row of blocks
+chat_output.py      these as a message of ``/v1/chat/completions``, or as its deltas
+turn_response.py    these for the endpoints with other forms
 tokenize.py         ``/tokenize`` and ``/detokenize``
 responses.py        responses of completions and chats, complete and streamed
 streaming.py        server-sent events, cancelled when the client disconnects

@@ -10,6 +10,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 import jspec
+from jspec.serving.anthropic.messages import count_tokens, messages
 from jspec.serving.openai.chat import chat
 from jspec.serving.openai.completions import completions
 from jspec.serving.openai.errors import ApiError
@@ -18,6 +19,7 @@ from jspec.serving.openai.middleware import Middleware
 from jspec.serving.openai.page import page
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.tokenize import detokenize, tokenize
+from jspec.serving.responses_api.responses import forget_response, responses, stored_response
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -39,6 +41,11 @@ def make_app(service: Service) -> ASGIApp:
         ("GET", "/v1/models/{model:path}"): _model,
         ("POST", "/v1/completions"): completions,
         ("POST", "/v1/chat/completions"): chat,
+        ("POST", "/v1/responses"): responses,
+        ("GET", "/v1/responses/{id}"): stored_response,
+        ("DELETE", "/v1/responses/{id}"): forget_response,
+        ("POST", "/v1/messages"): messages,
+        ("POST", "/v1/messages/count_tokens"): count_tokens,
         ("POST", "/tokenize"): tokenize,
         ("POST", "/detokenize"): detokenize,
     }

@@ -14,7 +14,7 @@ ENVIRONMENT = "JSPEC_API_KEY"
 
 
 class Keys:
-    """The API keys of a server. A client sends one as ``Authorization: Bearer KEY``.
+    """The API keys of a server. A client sends one as ``Authorization: Bearer KEY``, or as ``x-api-key: KEY``.
 
     Only digests of the keys are stored, under a random secret of this process.
 
@@ -47,13 +47,13 @@ class Keys:
         """
         if not self._digests:
             return b""
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = header.partition(b" ")
+        headers = {name: value for name, value in reversed(scope["headers"])}  # the first of each name
+        scheme, _, key = headers.get(b"authorization", b"Bearer " + headers.get(b"x-api-key", b"")).partition(b" ")
         digest, known = self._digest(key.strip()), False
         for other in self._digests:
             known |= hmac.compare_digest(digest, other)
         if scheme.lower() != b"bearer" or not known:
-            message = "no API key, or a wrong one: expected the header Authorization: Bearer KEY"
+            message = "no API key, or a wrong one: expected the header Authorization: Bearer KEY, or x-api-key: KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         return digest
 

@@ -16,7 +16,7 @@ from jspec.serving.openai.logprobs import TextOffsets, completion_logprobs, prom
 from jspec.serving.openai.protocol import CompletionRequest, parsed
 from jspec.serving.openai.responses import GenerationResponse
 from jspec.serving.openai.service import Service
-from jspec.serving.openai.serving_base import request_settings, requests_of, respond, tenant_of
+from jspec.serving.openai.serving_base import RequestSettings, request_settings, requests_of, respond, tenant_of
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:
@@ -29,7 +29,7 @@ async def completions(service: Service, http: HttpRequest) -> Response:
 
     settings = request_settings(service, request, len(prompts), tenant_of(http))
 
-    def prepare() -> CompletionResponse:
+    def prepare(settings: RequestSettings) -> CompletionResponse:
         requests = []
         for prompt, name in zip(prompts, names, strict=True):
             if isinstance(prompt, str):
@@ -43,7 +43,7 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     require_that(
         not (request.echo and service.llm.tokenizer is None), "echo", True, "false; the model has no tokenizer"
     )
-    return await respond(service, http, request, settings, prepare)
+    return await respond(service, http, request, lambda: settings, prepare)
 
 
 class CompletionResponse(GenerationResponse):

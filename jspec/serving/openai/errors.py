@@ -7,6 +7,15 @@ from starlette.responses import JSONResponse
 
 SHOWN = 100  # characters of a value that a message quotes
 
+ANTHROPIC = "/v1/messages"  # paths that begin so have Anthropic's errors
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -39,8 +48,17 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, usual)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, self.headers)
+    def response(self, path: str = "") -> JSONResponse:
+        """The response to a request for a path, in the form that clients of this path read."""
+        body = anthropic_body(self) if path.startswith(ANTHROPIC) else self.body
+        status = 529 if path.startswith(ANTHROPIC) and self.status == 503 else self.status
+        return JSONResponse(body, status, self.headers)
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """An error in Anthropic's form: ``{"type": "error", "error": {"type", "message"}}``."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def wrong(param: str, value: Any, expected: str, code: str | None = None) -> ApiError:

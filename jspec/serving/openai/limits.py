@@ -33,6 +33,8 @@ class Limits:
       max_grammar_memory: bytes of memory that compiling a grammar takes.
       max_grammar_wait: seconds that a grammar waits until others have been compiled; then the response is 503.
       max_cache_salt: characters of ``cache_salt``.
+      max_stored_responses: responses of ``/v1/responses`` that are kept for ``previous_response_id``.
+      max_stored_bytes: bytes of these together.
     """
 
     max_connections: int = 4096
@@ -60,6 +62,8 @@ class Limits:
     max_grammar_memory: int = 256 * 2**20
     max_grammar_wait: float = 10.0
     max_cache_salt: int = 256
+    max_stored_responses: int = 1000
+    max_stored_bytes: int = 64 * 2**20
 
     def __post_init__(self):
         for field in dataclasses.fields(self):

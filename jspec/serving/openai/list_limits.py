@@ -17,11 +17,21 @@ _LIMITS = {
     "tools": "max_tools",
     "documents": "max_documents",
     "stop": "max_stop_strings",
+    "stop_sequences": "max_stop_strings",
+    "input": "max_messages",
     "stop_token_ids": "max_stop_token_ids",
     "logit_bias": "max_logit_bias",
     "bad_words": "max_bad_words",
 }
-_OBJECTS = ("stream_options", "response_format", "structured_outputs", "chat_template_kwargs")
+_OBJECTS = (
+    "stream_options",
+    "response_format",
+    "structured_outputs",
+    "chat_template_kwargs",
+    "tool_choice",
+    "thinking",
+)
+_OBJECTS += ("output_config", "reasoning", "text")
 
 
 class Most(NamedTuple):

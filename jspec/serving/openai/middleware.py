@@ -43,11 +43,11 @@ class Middleware:
             await self._app(scope, receive, sending)
         except ClientDisconnect:  # the 499 is only for the log
             if not begun:
-                await ApiError(499, "the client disconnected").response()(scope, receive, send)
+                await ApiError(499, "the client disconnected").response(scope["path"])(scope, receive, send)
         except Exception as error:
             if begun:
                 raise
-            await _as_api_error(error, scope).response()(scope, receive, send)
+            await _as_api_error(error, scope).response(scope["path"])(scope, receive, send)
         finally:
             self._service.in_flight -= 1
 

@@ -7,9 +7,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jspec.sampling.structured import StructuredOutputsParams
 from jspec.serving.openai.errors import ApiError, shown, wrong
 from jspec.serving.openai.list_limits import Most, require_few
 
@@ -21,7 +20,9 @@ T = TypeVar("T")
 ListOf = Annotated[list[T], Field(fail_fast=True)]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """What all request bodies have in common."""
+
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     model: str | None = None
@@ -43,7 +44,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(_Body):
+class GenerationRequest(Body):
     """Fields of both completion and chat requests."""
 
     n: int | None = None
@@ -77,7 +78,6 @@ class GenerationRequest(_Body):
     return_token_sources: bool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
-    _forced: StructuredOutputsParams | None = PrivateAttr(None)  # by ``tool_choice``, in place of these two
 
 
 class CompletionRequest(GenerationRequest):
@@ -94,7 +94,7 @@ class CompletionRequest(GenerationRequest):
         return bool(self.echo) and self.max_tokens == 0
 
 
-class ChatFields(_Body):
+class ChatFields(Body):
     """Fields from which the chat template makes the prompt."""
 
     messages: ListOf[dict[str, Any]]
@@ -103,6 +103,7 @@ class ChatFields(_Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class ChatRequest(GenerationRequest, ChatFields):
@@ -111,13 +112,12 @@ class ChatRequest(GenerationRequest, ChatFields):
     max_completion_tokens: int | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(Body):
     """``/tokenize`` of a text."""
 
     prompt: str
@@ -131,7 +131,7 @@ class TokenizeChatRequest(ChatFields):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     """``/detokenize``."""
 
     tokens: ListOf[int]
@@ -180,7 +180,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "vllm_xargs": ((), "not supported"),
 }
 
-B = TypeVar("B", bound=_Body)
+B = TypeVar("B", bound=Body)
 
 
 def parsed(kind: type[B], body: dict[str, Any], most: Mapping[str, Most]) -> B:
@@ -194,17 +194,26 @@ def parsed(kind: type[B], body: dict[str, Any], most: Mapping[str, Most]) -> B:
     Raises:
       ApiError: 400, with the field's name: it is missing, of another type, too long, unknown, or not supported.
     """
-    # None means the default, except for max_tokens, where it means no limit.
-    given = {name: value for name, value in body.items() if value is not None or name == "max_tokens"}
-    require_few(kind, given, most)
-    try:
-        request = kind.model_validate(given)
-    except ValidationError as error:
-        raise _refusal(error, given) from None
+    request = read_fields(kind, body, most)
     for name, value in (request.model_extra or {}).items():
         if name not in _WITHOUT_EFFECT:
             _require_nothing(kind, name, value)
     return request
+
+
+def read_fields(kind: type[B], body: dict[str, Any], most: Mapping[str, Most]) -> B:
+    """A request body whose known fields are validated, and which may have others; the arguments are those of ``parsed``.
+
+    Raises:
+      ApiError: 400, with the field's name: it is missing, of another type, or too long.
+    """
+    # None means the default, except for max_tokens, where it means no limit.
+    given = {name: value for name, value in body.items() if value is not None or name == "max_tokens"}
+    require_few(kind, given, most)
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _refusal(error, given) from None
 
 
 def _refusal(error: ValidationError, given: Mapping[str, Any]) -> ApiError:
@@ -236,7 +245,7 @@ def _path(places: Sequence[int | str], given: Any) -> str:
     return path
 
 
-def _require_nothing(kind: type[_Body], name: str, value: Any):
+def _require_nothing(kind: type[Body], name: str, value: Any):
     if name in _UNSUPPORTED:
         neutral, hint = _UNSUPPORTED[name]
         if not (value == [] or value == {} or any(_same(value, known) for known in neutral)):

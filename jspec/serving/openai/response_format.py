@@ -15,8 +15,6 @@ def structured_outputs_of(request: GenerationRequest, limits: Limits) -> Structu
     Raises:
       ApiError: 400; both fields are given, or one of them cannot be used.
     """
-    if request._forced is not None:
-        return request._forced
     by_name = {"response_format": request.response_format, "structured_outputs": request.structured_outputs}
     for name, value in by_name.items():
         size = 0 if value is None else len(json.dumps(value))

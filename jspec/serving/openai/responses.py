@@ -99,7 +99,7 @@ class GenerationResponse(abc.ABC):
             if options.include_usage:
                 yield event({**self._chunk([], options), "usage": self._usage()})
         except Exception as error:
-            yield event(_as_api_error(error).body)
+            yield event(as_api_error(error).body)
         yield DONE
 
     @abc.abstractmethod
@@ -118,6 +118,10 @@ class GenerationResponse(abc.ABC):
         """A delta of a choice as the client gets it; called once for each, in their order."""
         del index
         return delta
+
+    def num_reasoning_tokens(self) -> int | None:
+        """How many tokens of the completions that have ended are reasoning; None if they are not told apart."""
+        return None
 
     def extras(self) -> dict[str, Any]:
         """Further fields of a complete response."""
@@ -152,7 +156,7 @@ class GenerationResponse(abc.ABC):
         """
         self._num_tokens += len(delta.token_ids)
         if delta.result is not None:
-            _require_sound(delta.result)
+            require_sound(delta.result)
             self._results[index] = delta.result
 
     def has_text(self, index: int, delta: Delta) -> bool:
@@ -178,15 +182,18 @@ class GenerationResponse(abc.ABC):
         prompt = sum(len(request.prompt) for request in self.requests[:: self.n])
         firsts = range(0, len(self.requests), self.n)
         cached = sum(self._results[index].num_cached_tokens for index in firsts if index in self._results)
+        reasoning = self.num_reasoning_tokens()
+        details = {} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self._num_tokens,
             "total_tokens": prompt + self._num_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
+            **details,
         }
 
 
-def _require_sound(result: Result):
+def require_sound(result: Result):
     if result.finish_reason == "abort":
         raise unavailable()
     if result.finish_reason == "error":
@@ -194,7 +201,7 @@ def _require_sound(result: Result):
         raise ApiError(500, "the request failed in the engine; the server's log says why", code="engine_error")
 
 
-def _as_api_error(error: Exception) -> ApiError:
+def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     log.error("a stream failed", exc_info=error)

@@ -20,7 +20,6 @@ from jspec.text.chat_template import read_template
 from jspec.text.grammar.limits import GrammarLimits
 from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, detect
 
-TOOL, REASONING = "tool_parser", "reasoning_parser"  # fields of ``Service``
 PROGRESS_SECONDS = 10.0  # between two lines while programs are compiled
 
 
@@ -67,6 +66,9 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
         grammars, limits = llm.engine.frontend.grammars, settings.limits
         grammars.limits = GrammarLimits(limits.max_grammar_seconds, limits.max_grammar_memory, limits.max_grammar_wait)
         grammars.start()  # else the first request with a grammar would wait for it
+        tool_parser, reasoning_parser = _parsers(llm, template, args.tool_call_parser, args.reasoning_parser)
+        formats = f"calls as {tool_parser or 'text'}, reasoning as {reasoning_parser or 'text'}"
+        print(f"jspec serve: chats have {formats}", file=sys.stderr)
         return Service(
             engine=jspec.AsyncEngine(llm),
             names=args.served_model_name or [args.target],
@@ -76,20 +78,23 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
             template_kwargs=TEMPLATE_KWARGS if args.template_kwargs is None else args.template_kwargs,
             priorities=args.scheduling_policy == "priority",
             default_template_kwargs=variables,
-            **_parsers(llm, template, args.tool_call_parser, args.reasoning_parser),
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
         )
 
     return load
 
 
-def _parsers(llm: LLM, template: str | None, tool: str, reasoning: str) -> dict[str, str | None]:
-    """The formats of calls and of reasoning, as fields of ``Service``."""
+def _parsers(llm: LLM, template: str | None, tool: str, reasoning: str) -> tuple[str | None, str | None]:
+    """The formats of calls and of reasoning; None for none."""
     own = getattr(llm.tokenizer, "chat_template", None) or ""
     text = template or (own if isinstance(own, str) else "\n".join(own.values()))
-    by_template = dict(zip((TOOL, REASONING), detect(text, llm.target.config.architecture), strict=True))
-    given = {TOOL: tool, REASONING: reasoning}
-    parsers = {name: by_template[name] if value == AUTO else value for name, value in given.items()}
-    return {name: None if value == NONE else value for name, value in parsers.items()}
+    by_template = detect(text, llm.target.config.architecture)
+    tool_parser, reasoning_parser = (
+        by_itself if given == AUTO else None if given == NONE else given
+        for given, by_itself in zip((tool, reasoning), by_template, strict=True)
+    )
+    return tool_parser, reasoning_parser
 
 
 def _default_variables(given: str | None) -> dict[str, Any]:
@@ -102,5 +107,6 @@ def _default_variables(given: str | None) -> dict[str, Any]:
         variables = json.loads(given or "{}")
     except ValueError:
         variables = None
-    require(isinstance(variables, dict), "default_chat_template_kwargs", given, "the JSON of an object")
+    if not isinstance(variables, dict):
+        raise ValueError(f"default_chat_template_kwargs={given!r}: expected the JSON of an object")
     return variables

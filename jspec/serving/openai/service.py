@@ -14,17 +14,17 @@ from jspec.sampling.params import SamplingParams
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.serving.async_engine import AsyncEngine, Group
 from jspec.serving.openai.auth import Keys
-from jspec.serving.openai.chat_output import ChatFormat
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.list_limits import Most, most_entries
 from jspec.serving.openai.loop_monitor import LoopMonitor
 from jspec.serving.openai.protocol import token_ids
 from jspec.serving.openai.request_body import Bodies
-from jspec.serving.openai.tool_choice import ToolChoice
+from jspec.serving.responses_api.store import ResponseStore
 from jspec.text.detokenizer import COUNTED_CONTEXTS, encode_within, kept_tokens
 from jspec.text.grammar.grammars import CompiledGrammar
 from jspec.text.grammar.process import GrammarBusy
+from jspec.text.parsers.lexer import MarkerTokens
 from jspec.text.token_bytes import TokenBytes
 
 # Variables of well-known chat templates that a request may set. None of them names a file or code.
@@ -78,9 +78,19 @@ class Service:
         return Bodies(self.limits)
 
     @functools.cached_property
+    def stored_responses(self) -> ResponseStore:
+        """The newest responses of ``/v1/responses``."""
+        return ResponseStore(self.limits.max_stored_responses, self.limits.max_stored_bytes)
+
+    @functools.cached_property
     def token_bytes(self) -> TokenBytes:
         """Gives the bytes of tokens."""
         return TokenBytes(self.llm.tokenizer)
+
+    @functools.cached_property
+    def marker_tokens(self) -> MarkerTokens:
+        """The tokens that may mark calls and reasoning."""
+        return MarkerTokens.of(self.llm.tokenizer)
 
     @property
     def llm(self) -> LLM:
@@ -106,13 +116,6 @@ class Service:
     def most_entries(self) -> dict[str, Most]:
         """The most entries of each field of a request."""
         return most_entries(self.limits, self.llm.target.config.vocab_size, self.max_len)
-
-    def chat_format(self, choice: ToolChoice, tools: Sequence[Mapping[str, Any]] | None) -> ChatFormat | None:
-        """How the text of a chat is parsed; None if it is content throughout."""
-        tool = self.tool_parser if choice.kind == "auto" else None
-        if self.llm.tokenizer is None or not (tool or self.reasoning_parser or choice.is_forced):
-            return None
-        return ChatFormat(self.llm.tokenizer, choice, tool, self.reasoning_parser, tools or ())
 
     def require_model(self, name: str | None) -> str:
         """The name of the model in a request, checked.

@@ -3,17 +3,17 @@
 import contextlib
 import dataclasses
 import ipaddress
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from jspec.engine.request import Request
 from jspec.sampling.params import SamplingParams
+from jspec.serving.async_engine import Group
 from jspec.serving.openai.errors import ApiError, require_that, wrong
 from jspec.serving.openai.protocol import GenerationRequest
-from jspec.serving.openai.responses import GenerationResponse
 from jspec.serving.openai.sampling import num_choices, of_value_error, params_of
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.streaming import EventStream, while_connected
@@ -52,12 +52,14 @@ class RequestSettings:
       priority: lower numbers go first.
       salt: only requests with the same salt share cached pages.
       tenant: the name of who has sent it.
+      form_field: the field that structured outputs come from, as of ``of_value_error``.
     """
 
     copies: Sequence[SamplingParams]
     priority: int
     salt: str
     tenant: str
+    form_field: str = ""
 
 
 def request_settings(service: Service, request: GenerationRequest, num_prompts: int, tenant: Tenant) -> RequestSettings:
@@ -86,7 +88,7 @@ def requests_of(
     try:
         requests = service.requests(prompt, settings.copies, settings.priority, settings.salt, settings.tenant)
     except (ValueError, TypeError) as error:
-        raise of_value_error(error, request, name) from None
+        raise of_value_error(error, request, name, settings.form_field) from None
     return requests
 
 
@@ -111,17 +113,49 @@ def require_bounded(service: Service, requests: Sequence[Request]):
         raise ApiError(400, message, "logprobs")
 
 
+class Prepared(Protocol):
+    """A response whose requests can be sent to the engine."""
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """The engine's requests."""
+        ...
+
+    def events(self, group: Group) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events. An error is an event as well."""
+        ...
+
+    async def collect(self, group: Group):
+        """Wait until all completions have ended; then ``complete`` has the response.
+
+        Raises:
+          ApiError: 500 or 503; a completion failed or was aborted.
+        """
+        ...
+
+    @property
+    def num_entries(self) -> int:
+        """How many tokens and log-probabilities the complete response has, about."""
+        ...
+
+    def complete(self) -> dict[str, Any]:
+        """The complete response."""
+        ...
+
+
 async def respond(
     service: Service,
     http: HttpRequest,
     request: GenerationRequest,
-    settings: RequestSettings,
-    prepare: Callable[[], GenerationResponse],
+    settings: Callable[[], RequestSettings],
+    prepare: Callable[[RequestSettings], Prepared],
 ) -> Response:
     """The response to a request, complete or as a stream. It is cancelled when the client disconnects.
 
     Args:
-      prepare: makes the response object with the engine's requests; called in another thread, because prompts may be long.
+      settings: gives the settings of the engine's requests.
+      prepare: makes the response with the engine's requests. Both are called in another thread, because prompts may be
+        long.
 
     Raises:
       ApiError: the request cannot be served.
@@ -130,16 +164,17 @@ async def respond(
 
     async def generate() -> Response:
         service.require_room()  # before any work
+        known = await service.prepare(settings)
         try:
-            grammar = await service.grammar(settings.copies[0].structured_outputs)
+            grammar = await service.grammar(known.copies[0].structured_outputs)
         except ValueError as error:
-            raise of_value_error(error, request) from None
-        prepared = await service.prepare(prepare)
-        if not prepared.request.stream:
+            raise of_value_error(error, request, form_field=known.form_field) from None
+        prepared = await service.prepare(lambda: prepare(known))
+        if not request.stream:
             require_bounded(service, prepared.requests)
         del grammar  # the requests hold it
         group = service.start(prepared.requests)
-        if prepared.request.stream:
+        if request.stream:
             return EventStream(prepared.events(group), group.close)
         try:
             await prepared.collect(group)

@@ -17,7 +17,22 @@ T = TypeVar("T")
 
 def event(data: Mapping[str, Any]) -> bytes:
     """One event of a stream: ``data: {..}`` and an empty line."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n\n"
+    return b"data: " + json_of(data) + b"\n\n"
+
+
+def json_of(data: Any) -> bytes:
+    """The JSON of a value, as events have it."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def named_event(name: str, data: Mapping[str, Any]) -> bytes:
+    """One event with its name: ``event: ..``, ``data: {..}`` and an empty line."""
+    return named_json_event(name, json_of(data))
+
+
+def named_json_event(name: str, data: bytes) -> bytes:
+    """The same of data that is JSON already."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 class EventStream(Response):

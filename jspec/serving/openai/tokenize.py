@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from jspec.serving.openai.chat import prompt_of
+from jspec.serving.openai.chat_prompt import prompt_of
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.json_body import read_object
 from jspec.serving.openai.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parsed

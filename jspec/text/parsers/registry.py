@@ -81,18 +81,18 @@ SIGNS: tuple[tuple[tuple[str, ...], str, str | None], ...] = (
     (('"parameters": dictionary of argument name',), "llama3_json", None),
 )
 STARTS = {"gemma4": "<|channel>", "mistral": "[THINK]", "seed_oss": "<seed:think>", "openai_gptoss": "<|channel|>"}
-MODEL_TYPES = {"gpt_oss": ("openai", "openai_gptoss")}  # whose format does not depend on the template
+ARCHITECTURES = {"GptOssForCausalLM": ("openai", "openai_gptoss")}  # whose format does not depend on the template
 
 
-def detect(template: str, model_type: str = "") -> tuple[str | None, str | None]:
+def detect(template: str, architecture: str = "") -> tuple[str | None, str | None]:
     """The names of the formats of tool calls and of reasoning; None for one that the template has nothing of.
 
     Args:
       template: the text of the chat template.
-      model_type: as in config.json.
+      architecture: the model's class in transformers.
     """
-    if model_type in MODEL_TYPES:
-        return MODEL_TYPES[model_type]
+    if architecture in ARCHITECTURES:
+        return ARCHITECTURES[architecture]
     fitting = (names for texts, *names in SIGNS if all(text in template for text in texts))
     tool, reasoning = next(fitting, (None, None))
     if reasoning is not None and STARTS.get(reasoning, "think>") in template:

@@ -55,7 +55,7 @@ TEMPLATES = {
 def test_a_template_has_its_formats(name):
     template, expected = TEMPLATES[name]
     assert detect(template) == expected
-    assert detect(template, "gpt_oss") == ("openai", "openai_gptoss")
+    assert detect(template, "GptOssForCausalLM") == ("openai", "openai_gptoss")
 
 
 def test_every_format_that_is_found_has_a_name():

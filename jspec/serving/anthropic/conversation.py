@@ -1,0 +1,183 @@
+"""From Anthropic's messages, content blocks and tools to the fields of a chat."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jspec.serving.anthropic.protocol import PASSED_ON, CountTokensRequest, MessagesRequest
+from jspec.serving.openai.errors import ApiError, shown, wrong
+
+# Claude Code's first text of ``system``, which differs between versions and would make every prompt a new one.
+BILLING = "x-anthropic-billing-header"
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_of(request: CountTokensRequest) -> tuple[dict[str, Any], list[str]]:
+    """The body of a chat that asks for the same, and what of the request was left out.
+
+    Raises:
+      ApiError: 400, with the path of what is wrong.
+    """
+    left_out = list[str]()
+    chat: dict[str, Any] = {"messages": _messages(request), "tools": _tools(request.tools or [], left_out)}
+    choice = request.tool_choice
+    if choice is not None and (chat["tools"] or choice.get("type") not in ("auto", "none")):
+        chat |= _tool_choice(choice)
+    thinking = (request.thinking or {}).get("type")
+    config = request.output_config or {}
+    if thinking == "disabled":
+        chat["reasoning_effort"] = "none"
+    elif config.get("effort") is not None:
+        if config["effort"] not in EFFORTS:
+            raise wrong("output_config.effort", config["effort"], f"one of {', '.join(EFFORTS)}")
+        chat["reasoning_effort"] = config["effort"]
+    if config.get("format") is not None:
+        chat["response_format"] = _format(config["format"])
+    if isinstance(request, MessagesRequest):
+        chat |= {"max_tokens": request.max_tokens, "stop": request.stop_sequences, "stream": request.stream}
+        chat |= {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
+        chat |= {name: value for name, value in (request.model_extra or {}).items() if name in PASSED_ON}
+    return chat, left_out
+
+
+def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
+    system = _texts("system", request.system) if request.system is not None else []
+    system = [text for text in system if not text.startswith(BILLING)]
+    messages = [{"role": "system", "content": "\n".join(system)}] if system else []
+    called = set[str]()
+    for index, message in enumerate(request.messages):
+        path, role = f"messages[{index}]", message.get("role")
+        content = message.get("content")
+        if role == "assistant":
+            messages.append(_assistant(f"{path}.content", content, called))
+        elif role == "user":
+            messages += _user(f"{path}.content", content, called)
+        elif role == "system":
+            messages.append({"role": "system", "content": "\n".join(_texts(f"{path}.content", content))})
+        else:
+            raise wrong(f"{path}.role", role, '"user", "assistant" or "system"')
+    return messages
+
+
+def _assistant(path: str, content: Any, called: set[str]) -> dict[str, Any]:
+    """A message of the model: its thinking, text and calls."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    texts, calls, thoughts = list[str](), [], list[str]()
+    for where, block in _blocks(path, content):
+        kind = block.get("type")
+        if kind == "text":
+            texts.append(_text(where, block))
+        elif kind == "thinking":
+            thoughts.append(_text(where, block, "thinking"))
+        elif kind == "tool_use":
+            id, name, given = block.get("id"), block.get("name"), block.get("input", {})
+            if not isinstance(id, str) or not isinstance(name, str) or not name or not isinstance(given, Mapping):
+                raise wrong(where, block, '{"type": "tool_use", "id": "..", "name": "..", "input": {..}}')
+            called.add(id)
+            calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": json.dumps(given)}})
+        elif kind != "redacted_thinking":
+            raise wrong(f"{where}.type", kind, '"text", "thinking" or "tool_use"')
+    message["content"] = "\n".join(texts)
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _user(path: str, content: Any, called: set[str]) -> list[dict[str, Any]]:
+    """The messages of a user's: results of tools, and text, in their order."""
+    messages = list[dict[str, Any]]()
+    for where, block in _blocks(path, content):
+        kind = block.get("type")
+        if kind == "text":
+            text = _text(where, block)
+            if messages and messages[-1]["role"] == "user":
+                messages[-1]["content"] += f"\n{text}"
+            else:
+                messages.append({"role": "user", "content": text})
+        elif kind == "tool_result":
+            id = block.get("tool_use_id")
+            if id not in called:
+                raise wrong(f"{where}.tool_use_id", id, "the id of a tool_use of a message before")
+            given = block.get("content")
+            text = "" if given is None else "\n".join(_texts(f"{where}.content", given))
+            messages.append({"role": "tool", "tool_call_id": id, "content": text})
+        else:
+            raise wrong(f"{where}.type", kind, '"text" or "tool_result"; images and documents are not supported')
+    return messages or [{"role": "user", "content": ""}]
+
+
+def _blocks(path: str, content: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """The blocks of a content and their paths; a text is one block."""
+    if isinstance(content, str):
+        return [(path, {"type": "text", "text": content})]
+    if not isinstance(content, list):
+        raise wrong(path, content, "text, or a list of content blocks")
+    for index, block in enumerate(content):
+        if not isinstance(block, Mapping):
+            raise wrong(f"{path}[{index}]", block, 'a content block, {"type": "text", "text": ".."} for example')
+    return [(f"{path}[{index}]", block) for index, block in enumerate(content)]
+
+
+def _texts(path: str, content: Any) -> list[str]:
+    """The texts of a content that has no other blocks."""
+    texts = list[str]()
+    for where, block in _blocks(path, content):
+        if block.get("type", "text") != "text":
+            raise wrong(f"{where}.type", block["type"], '"text"; images and documents are not supported')
+        texts.append(_text(where, block))
+    return texts
+
+
+def _text(path: str, block: Mapping[str, Any], name: str = "text") -> str:
+    if not isinstance(block.get(name), str):
+        raise wrong(f"{path}.{name}", block.get(name), "text")
+    return block[name]
+
+
+def _tools(tools: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
+    """The tools as functions. Those that Anthropic's servers carry out are left out."""
+    functions = []
+    for index, tool in enumerate(tools):
+        path, kind, name = f"tools[{index}]", tool.get("type", "custom"), tool.get("name")
+        if kind not in ("custom", None):
+            left_out.append(f"{path}.type={shown(kind)}")
+            continue
+        if not isinstance(name, str) or not name:
+            raise wrong(f"{path}.name", name, "the name of a tool")
+        schema = tool.get("input_schema")
+        if not (schema is None or isinstance(schema, Mapping)):
+            raise wrong(f"{path}.input_schema", schema, "a JSON schema, which is an object")
+        function = {"name": name, "description": tool.get("description"), "parameters": schema or {"type": "object"}}
+        function |= {"strict": True} if tool.get("strict") is True else {}
+        functions.append({"type": "function", "function": {k: v for k, v in function.items() if v is not None}})
+    return functions
+
+
+def _tool_choice(given: Mapping[str, Any]) -> dict[str, Any]:
+    kind = given.get("type")
+    chat: dict[str, Any] = {"parallel_tool_calls": False} if given.get("disable_parallel_tool_use") is True else {}
+    if kind == "tool":
+        return chat | {"tool_choice": {"type": "function", "function": {"name": given.get("name")}}}
+    if kind not in CHOICES:
+        raise wrong("tool_choice.type", kind, '"auto", "any", "tool" or "none"')
+    return chat | {"tool_choice": CHOICES[kind]}
+
+
+def _format(given: Any) -> dict[str, Any]:
+    schema = given.get("schema") if isinstance(given, Mapping) else None
+    if not isinstance(schema, Mapping) or given.get("type") != "json_schema":
+        raise wrong("output_config.format", given, '{"type": "json_schema", "schema": {..}}')
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def renamed(error: ApiError) -> ApiError:
+    """An error of the chat, with Anthropic's names of its fields."""
+    names = {"stop": "stop_sequences", "response_format": "output_config.format"}
+    name = names.get(error.param or "")
+    if name is None:
+        return error
+    message = error.message.replace(error.param or "", name, 1)
+    return ApiError(error.status, message, name, error.code, error.headers)

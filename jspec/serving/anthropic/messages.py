@@ -1,0 +1,62 @@
+"""``/v1/messages`` and ``/v1/messages/count_tokens``: the endpoints."""
+
+import logging
+from typing import TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from jspec.serving.anthropic.conversation import chat_of, renamed
+from jspec.serving.anthropic.protocol import PASSED_ON, WITHOUT_EFFECT, CountTokensRequest, MessagesRequest
+from jspec.serving.anthropic.response import MessageResponse
+from jspec.serving.openai.chat_prompt import prompt_of
+from jspec.serving.openai.chat_turn import ChatTurn
+from jspec.serving.openai.errors import ApiError
+from jspec.serving.openai.header_checks import request_id_of
+from jspec.serving.openai.json_body import read_object
+from jspec.serving.openai.protocol import ChatRequest, parsed, read_fields
+from jspec.serving.openai.service import Service
+from jspec.serving.openai.serving_base import RequestSettings, respond, tenant_of
+
+log = logging.getLogger("jspec.serve")
+
+R = TypeVar("R", bound=CountTokensRequest)
+
+
+async def messages(service: Service, http: HttpRequest) -> Response:
+    """The response to a request for the next message."""
+    try:
+        request, chat, model = await _read(service, http, MessagesRequest)
+        turn = ChatTurn(service, chat, tenant_of(http))
+
+        def prepare(settings: RequestSettings) -> MessageResponse:
+            shows = (request.thinking or {}).get("type") != "disabled"
+            return MessageResponse(turn, model, turn.requests(settings), request_id_of(http.scope), shows)
+
+        return await respond(service, http, chat, turn.settings, prepare)
+    except ApiError as error:
+        raise renamed(error) from None
+
+
+async def count_tokens(service: Service, http: HttpRequest) -> Response:
+    """How many tokens the prompt of a request has."""
+    try:
+        _, chat, _ = await _read(service, http, CountTokensRequest)
+        return JSONResponse({"input_tokens": len(await service.prepare(lambda: prompt_of(service, chat)))})
+    except ApiError as error:
+        raise renamed(error) from None
+
+
+async def _read(service: Service, http: HttpRequest, kind: type[R]) -> tuple[R, ChatRequest, str]:
+    """The request, the chat that asks for the same, and the model's name."""
+    body = await read_object(service, http)
+    request = read_fields(kind, body, service.most_entries)
+    model = service.require_model(request.model)
+    fields, left_out = await service.prepare(lambda: chat_of(request))  # blocks may be many
+    unknown = (request.model_extra or {}).keys() - WITHOUT_EFFECT - set(PASSED_ON)
+    left_out += sorted(name[:64] for name in unknown)[:8]
+    if left_out:
+        log.info("%s: ignored %s", http.url.path, ", ".join(left_out))
+    if not fields["tools"]:
+        del fields["tools"]
+    return request, parsed(ChatRequest, fields, service.most_entries), model

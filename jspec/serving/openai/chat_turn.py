@@ -1,0 +1,154 @@
+"""A turn of a chat, from messages and tools to the engine's requests and the parsers of their texts.
+
+All endpoints for chats have it in common; they differ in how a turn is asked for, and in how its events are told.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jspec.engine.request import Request
+from jspec.sampling.structured import StructuredOutputsParams
+from jspec.serving.openai.chat_blocks import Blocks
+from jspec.serving.openai.chat_prompt import prompt_of
+from jspec.serving.openai.errors import ApiError, require_that
+from jspec.serving.openai.protocol import ChatRequest
+from jspec.serving.openai.service import Service
+from jspec.serving.openai.serving_base import RequestSettings, Tenant, request_settings, requests_of
+from jspec.serving.openai.tool_choice import callable_tools, choice_of, name_of
+from jspec.text.parsers.calls import NAME
+from jspec.text.parsers.forced import CallsForm, JsonCalls, after_reasoning, calls_form
+from jspec.text.parsers.parser import OutputParser, make_parser
+from jspec.text.parsers.registry import reasoning_format, tool_format
+
+PROMPT_END = 64  # tokens of the prompt that may say whether the model is reasoning when its text begins
+
+TurnParser = OutputParser | JsonCalls
+
+
+class ChatTurn:
+    """One turn of a chat: a prompt, and what the model may answer.
+
+    Args:
+      service: the model and its settings.
+      request: the fields of the request; ``tools`` and ``skip_special_tokens`` are set as the turn needs them.
+      tenant: who has sent it.
+
+    Attributes:
+      choice: which tools may be called.
+      prompt: the tokens of the prompt; empty before ``settings``.
+
+    Raises:
+      ApiError: 400; a field is wrong.
+    """
+
+    def __init__(self, service: Service, request: ChatRequest, tenant: Tenant):
+        self.service, self.request, self.choice = service, request, choice_of(request)
+        self.prompt: list[int] = []
+        special = request.add_special_tokens
+        require_that(
+            not special, "add_special_tokens", special, "false; the chat template writes special tokens itself"
+        )
+        if self.choice.kind == "none":
+            request.tools = None
+        calls = None if self.choice.kind == "none" or service.llm.tokenizer is None else service.tool_parser
+        self._tool, self._reasoning = calls, None if service.llm.tokenizer is None else service.reasoning_parser
+        self._form: CallsForm | None = None
+        self.is_parsed = bool(self._tool or self._reasoning or self.choice.is_forced)
+        if self.is_parsed:
+            request.skip_special_tokens = False  # markers of calls and reasoning may be special tokens
+        self._given = request_settings(service, request, 1, tenant)
+        if self.choice.is_forced:
+            self._require_no_form()
+
+    def settings(self) -> RequestSettings:
+        """The settings of the engine's requests, once the prompt is known. This may take long."""
+        self.prompt = prompt_of(self.service, self.request, self.request.truncate_prompt_tokens)
+        settings, form = self._given, self._given.copies[0].structured_outputs
+        if self.choice.is_forced:
+            form, settings = self._calls_form(), dataclasses.replace(settings, form_field="tools")
+        if form is None:
+            return settings
+        if self._reasoning is not None:
+            markers, thinks = self.service.marker_tokens.ids, reasoning_format(self._reasoning)
+            form = after_reasoning(form, thinks, markers, self._prompt_end(), answers=not self.choice.is_forced)
+        copies = [dataclasses.replace(params, structured_outputs=form) for params in settings.copies]
+        return dataclasses.replace(settings, copies=copies)
+
+    def requests(self, settings: RequestSettings) -> list[Request]:
+        """The engine's requests, one for each choice.
+
+        Raises:
+          ApiError: 400.
+        """
+        return requests_of(self.service, self.request, settings, self.prompt, "messages")
+
+    def parser(self) -> TurnParser:
+        """The parser of one text."""
+        formless = self._form is not None and not self._form.in_format
+        has_form = self._given.copies[0].structured_outputs is not None or self._form is not None
+        parser = make_parser(
+            None if formless else self._tool,
+            self._reasoning,
+            tools=self.request.tools or (),
+            tokens=self.service.marker_tokens.after(self.prompt),
+            prompt=self._prompt_end(),
+            begins_open=False if has_form else None,  # the form says where reasoning begins
+        )
+        return JsonCalls(parser, self._form.name) if self._form is not None and formless else parser
+
+    def num_reasoning_tokens(self, blocks: Blocks, token_ids: Sequence[int]) -> int:
+        """How many tokens of a text are reasoning: those through the last marker that ends it, if that is a token."""
+        thoughts = [block for block in blocks.done if block.kind == "reasoning"]
+        reasoning = reasoning_format(self._reasoning)
+        if reasoning is None or not thoughts:
+            return 0
+        end = self.service.marker_tokens.ids.get(reasoning.end)
+        if end is not None and end in token_ids:
+            return len(token_ids) - list(reversed(token_ids)).index(end)
+        if len(thoughts) == len(blocks.done):
+            return len(token_ids)
+        text = "".join(block.text for block in thoughts)
+        return len(self.service.encoded(text, "reasoning", special=False))
+
+    def _prompt_end(self) -> str:
+        return self.service.decoded(self.prompt[-PROMPT_END:])
+
+    def _require_no_form(self):
+        """Check that the request has no form beside that of its calls."""
+        for name in ("response_format", "structured_outputs"):
+            given = getattr(self.request, name)
+            require_that(
+                not given or given == {"type": "text"}, name, given, "nothing beside a tool_choice that forces calls"
+            )
+
+    def _calls_form(self) -> StructuredOutputsParams:
+        """The form that makes the model call a tool.
+
+        Raises:
+          ApiError: 400; the tools make no grammar, or one that is too large.
+        """
+        tools = callable_tools(self.request.tools or [], self.choice)
+        for index, tool in enumerate(self.request.tools or []):
+            _require_name(f"tools[{index}].function.name", name_of(tool))
+        most, size = self.service.limits.max_grammar_bytes, len(json.dumps(tools))
+        if size > most:
+            message = f"tools are {size} characters as a grammar: expected at most {most} (--max-grammar-bytes)"
+            raise ApiError(400, message, "tools")
+        markers, tool = self.service.marker_tokens.ids, tool_format(self._tool)
+        try:
+            self._form = calls_form(tools, tool, markers, self.choice.several, self.choice.kind == "named")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ApiError(400, f"tools have no grammar: {error}", "tools") from None
+        return self._form.params
+
+
+def _require_name(path: str, name: str):
+    require_that(bool(NAME.fullmatch(name)), path, name, "a name without blanks, quotes and brackets")
+
+
+def is_strict(tool: Mapping[str, Any]) -> bool:
+    """Whether a tool asks that its arguments fit its schema."""
+    function = tool.get("function", tool)
+    return function.get("strict") is True

@@ -1,0 +1,226 @@
+"""A response of ``/v1/responses``, complete or as events."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jspec.engine.request import Request
+from jspec.sampling.params import SamplingParams
+from jspec.serving.openai.chat_blocks import Block, Step
+from jspec.serving.openai.chat_turn import ChatTurn
+from jspec.serving.openai.errors import ApiError
+from jspec.serving.openai.streaming import json_of, named_event, named_json_event
+from jspec.serving.openai.turn_response import TurnResponse
+from jspec.serving.responses_api.protocol import ResponsesRequest
+from jspec.serving.responses_api.tools import Tools, custom_input
+
+PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
+
+
+class ResponsesResponse(TurnResponse):
+    """The response of ``/v1/responses``.
+
+    Args:
+      turn, model, requests, request_id: as of ``TurnResponse``.
+      asked: the request.
+      tools: of the request.
+      store: called with the complete response and its message for a chat, once it is complete.
+    """
+
+    def __init__(
+        self,
+        turn: ChatTurn,
+        model: str,
+        requests: list[Request],
+        request_id: str,
+        asked: ResponsesRequest,
+        tools: Tools,
+        store: Callable[[dict[str, Any], dict[str, Any]], None],
+    ):
+        super().__init__(turn, model, requests, request_id)
+        self._asked, self._tools, self._store = asked, tools, store
+        self._number = 0  # of the next event
+        self._ids = dict[int, str]()  # of items, and of calls by their place -1 - index
+        self._echo = _echo(asked, requests[0].params)
+        self._echo_json = json_of(self._echo)  # here, in another thread, since tools may be megabytes
+
+    @property
+    def num_entries(self) -> int:
+        return super().num_entries + len(self._echo_json) // 16
+
+    def complete(self) -> dict[str, Any]:
+        response = self._response("incomplete" if self.was_cut else "completed", self._items())
+        self._store(response, self._message())
+        return response
+
+    def opening(self) -> Iterable[bytes]:
+        for kind in ("response.created", "response.in_progress"):
+            yield self._response_event(kind, self._state("in_progress", []))
+
+    def told(self, step: Step) -> Iterable[bytes]:
+        block = step.block
+        place = {"item_id": self._id(block), "output_index": block.index}
+        if step.what == "begin":
+            item = self._item(block, "in_progress")
+            yield self._event("response.output_item.added", output_index=block.index, item=item)
+            if block.kind != "call":
+                yield self._event("response.content_part.added", **place, content_index=0, part=_part(block.kind, ""))
+        elif step.what == "more":
+            yield from self._more(block, step.text, place)
+        else:
+            yield from self._done(block, place)
+            status = "incomplete" if self.was_cut and block is self.blocks.done[-1] else "completed"
+            item = self._item(block, status)
+            yield self._event("response.output_item.done", output_index=block.index, item=item)
+
+    def closing(self) -> Iterable[bytes]:
+        response = self.complete()
+        state = {name: value for name, value in response.items() if name not in self._echo}
+        yield self._response_event(f"response.{response['status']}", state)
+
+    def failing(self, error: ApiError) -> Iterable[bytes]:
+        told = {"code": error.code or "server_error", "message": error.message}
+        yield self._response_event("response.failed", {**self._state("failed", self._items()), "error": told})
+
+    def _more(self, block: Block, text: str, place: dict[str, Any]) -> Iterable[bytes]:
+        if block.kind == "reasoning":
+            yield self._event("response.reasoning_text.delta", **place, content_index=0, delta=text)
+        elif block.kind == "text":
+            yield self._event("response.output_text.delta", **place, content_index=0, delta=text, logprobs=[])
+        elif not self._tools.origin(block.name).custom:  # whose input is known at its end
+            yield self._event("response.function_call_arguments.delta", **place, delta=text)
+
+    def _done(self, block: Block, place: dict[str, Any]) -> Iterable[bytes]:
+        if block.kind == "call":
+            if self._tools.origin(block.name).custom:
+                given = custom_input(block.text)
+                yield self._event("response.custom_tool_call_input.delta", **place, delta=given)
+                yield self._event("response.custom_tool_call_input.done", **place, input=given)
+            else:
+                done = {"name": self._tools.origin(block.name).name, "arguments": block.text}
+                yield self._event("response.function_call_arguments.done", **place, **done)
+            return
+        if block.kind == "reasoning":
+            yield self._event("response.reasoning_text.done", **place, content_index=0, text=block.text)
+        else:
+            yield self._event("response.output_text.done", **place, content_index=0, text=block.text, logprobs=[])
+        part = _part(block.kind, block.text)
+        yield self._event("response.content_part.done", **place, content_index=0, part=part)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return named_event(kind, {"type": kind, "sequence_number": number, **fields})
+
+    def _id(self, block: Block) -> str:
+        prefix = PREFIXES[block.kind]
+        if block.kind == "call" and self._tools.origin(block.name).custom:
+            prefix = "ctc"
+        return self._ids.setdefault(block.index, f"{prefix}_{uuid.uuid4().hex}")
+
+    def _call_id(self, block: Block) -> str:
+        return block.id or self._ids.setdefault(-1 - block.index, f"call_{uuid.uuid4().hex}")
+
+    def _items(self) -> list[dict[str, Any]]:
+        last = self.blocks.done[-1:]
+        return [
+            self._item(block, "incomplete" if self.was_cut and block in last else "completed")
+            for block in self.blocks.done
+        ]
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        """A block as an item; it is empty while it is in progress."""
+        item: dict[str, Any] = {"id": self._id(block), "status": status}
+        begun = status != "in_progress"
+        if block.kind == "reasoning":
+            content = [_part(block.kind, block.text)] if begun else []
+            return {**item, "type": "reasoning", "summary": [], "content": content, "encrypted_content": None}
+        if block.kind == "text":
+            content = [_part(block.kind, block.text)] if begun else []
+            return {**item, "type": "message", "role": "assistant", "content": content}
+        tool, text = self._tools.origin(block.name), block.text if begun else ""
+        call = {**item, "call_id": self._call_id(block), "name": tool.name}
+        call |= {"namespace": tool.namespace} if tool.namespace else {}
+        if tool.custom:
+            return {**call, "type": "custom_tool_call", "input": custom_input(text)}
+        return {**call, "type": "function_call", "arguments": text}
+
+    def _message(self) -> dict[str, Any]:
+        """The response as a message of a chat."""
+        by_kind = {kind: [b for b in self.blocks.done if b.kind == kind] for kind in PREFIXES}
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(b.text for b in by_kind["text"])}
+        if by_kind["reasoning"]:
+            message["reasoning_content"] = "\n".join(b.text for b in by_kind["reasoning"])
+        if by_kind["call"]:
+            message["tool_calls"] = [
+                {
+                    "id": self._call_id(b),
+                    "type": "function",
+                    "function": {"name": b.name, "arguments": b.text},
+                }
+                for b in by_kind["call"]
+            ]
+        return message
+
+    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._state(status, output), **self._echo}
+
+    def _response_event(self, kind: str, state: dict[str, Any]) -> bytes:
+        """An event with the response."""
+        number, self._number = self._number, self._number + 1
+        head = json_of({"type": kind, "sequence_number": number})[:-1]
+        response = json_of(state)[:-1] + b"," + self._echo_json[1:]
+        return named_json_event(kind, head + b',"response":' + response + b"}")
+
+    def _state(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        """The fields that change while the response comes."""
+        known = status in ("completed", "incomplete")
+        return {
+            "id": f"resp_{self.request_id}",
+            "object": "response",
+            "created_at": int(self.created),
+            "completed_at": int(time.time()) if known else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": self.model,
+            "output": output,
+            "usage": self._usage() if known else None,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        prompt, cached, new = self.usage
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": new,
+            "output_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
+            "total_tokens": prompt + new,
+        }
+
+
+def _echo(asked: ResponsesRequest, params: SamplingParams) -> dict[str, Any]:
+    """The fields that say what was asked for."""
+    return {
+        "background": False,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "metadata": asked.metadata or {},
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "previous_response_id": asked.previous_response_id,
+        "reasoning": {"effort": None, "summary": None, **(asked.reasoning or {})},
+        "service_tier": "default",
+        "store": asked.store is not False,
+        "temperature": params.temperature,
+        "text": {"format": {"type": "text"}, **(asked.text or {})},
+        "tool_choice": "auto" if asked.tool_choice is None else asked.tool_choice,
+        "tools": asked.tools or [],
+        "top_p": params.top_p,
+        "truncation": "disabled",
+    }
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

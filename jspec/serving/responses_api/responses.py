@@ -1,0 +1,143 @@
+"""``/v1/responses``: the endpoints."""
+
+import dataclasses
+import json
+import logging
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from jspec.serving.openai.chat_turn import ChatTurn
+from jspec.serving.openai.errors import ApiError, shown, wrong
+from jspec.serving.openai.header_checks import request_id_of
+from jspec.serving.openai.json_body import read_object
+from jspec.serving.openai.protocol import ChatRequest, parsed, read_fields
+from jspec.serving.openai.service import Service
+from jspec.serving.openai.serving_base import RequestSettings, respond, tenant_of
+from jspec.serving.responses_api.conversation import Conversation
+from jspec.serving.responses_api.protocol import PASSED_ON, WITHOUT_EFFECT, ResponsesRequest
+from jspec.serving.responses_api.response import ResponsesResponse
+from jspec.serving.responses_api.store import Stored
+from jspec.serving.responses_api.tools import Tools, choice_of
+
+log = logging.getLogger("jspec.serve")
+
+# Names of a chat's fields -> those of this endpoint.
+NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
+NAMES |= {"messages": "input"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """A request, and the chat that asks for the same.
+
+    Attributes:
+      request: its fields.
+      chat: the fields of the chat.
+      tools: of the request.
+      messages: the conversation, without instructions, which do not stay for the next response.
+    """
+
+    request: ResponsesRequest
+    chat: ChatRequest
+    tools: Tools
+    messages: list[dict[str, Any]]
+
+
+async def responses(service: Service, http: HttpRequest) -> Response:
+    """The response to a request."""
+    try:
+        tenant = tenant_of(http)
+        body = await read_object(service, http)
+        asked = await service.prepare(lambda: _asked(service, http, body, tenant.key))  # items may be many
+        model = service.require_model(asked.request.model)
+        turn = ChatTurn(service, asked.chat, tenant)
+
+        def prepare(settings: RequestSettings) -> ResponsesResponse:
+            requests = turn.requests(settings)
+            size = 2 * len(json.dumps(asked.messages))  # with what the response repeats of the request
+
+            def store(response: dict[str, Any], message: dict[str, Any]):
+                if asked.request.store is not False:
+                    messages = [*asked.messages, message]
+                    service.stored_responses.add(response["id"], Stored(tenant.key, messages, response, size))
+
+            request_id = request_id_of(http.scope)
+            return ResponsesResponse(turn, model, requests, request_id, asked.request, asked.tools, store)
+
+        return await respond(service, http, asked.chat, turn.settings, prepare)
+    except ApiError as error:
+        raise _renamed(error) from None
+
+
+async def stored_response(service: Service, http: HttpRequest) -> Response:
+    """A response that was asked for before."""
+    return JSONResponse(_stored(service, http.path_params["id"], tenant_of(http).key, None).response)
+
+
+async def forget_response(service: Service, http: HttpRequest) -> Response:
+    """Forget a response."""
+    id = http.path_params["id"]
+    _stored(service, id, tenant_of(http).key, None)
+    service.stored_responses.remove(id)
+    return JSONResponse({"id": id, "object": "response", "deleted": True})
+
+
+def _asked(service: Service, http: HttpRequest, body: dict[str, Any], tenant: bytes) -> _Asked:
+    request = read_fields(ResponsesRequest, body, service.most_entries)
+    if request.background:
+        raise wrong("background", True, "false; jspec answers while the client waits")
+    tools, before = Tools(request.tools or []), []
+    if request.previous_response_id is not None:
+        stored = _stored(service, request.previous_response_id, tenant, "previous_response_id")
+        before = stored.messages
+    conversation = Conversation(before, tools)
+    conversation.add(request.input)
+    instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    chat = {"messages": [*instructions, *conversation.messages], "max_tokens": request.max_output_tokens}
+    chat |= {name: getattr(request, name) for name in ("stream", "temperature", "top_p", "parallel_tool_calls")}
+    chat |= {name: value for name, value in (request.model_extra or {}).items() if name in PASSED_ON}
+    if tools.functions:
+        chat |= {"tools": tools.functions, "tool_choice": choice_of(request.tool_choice)}
+    elif request.tool_choice not in (None, "auto", "none"):
+        raise wrong("tool_choice", request.tool_choice, "tools beside it")
+    chat |= _reasoning(request) | _format(request)
+    unknown = (request.model_extra or {}).keys() - WITHOUT_EFFECT - set(PASSED_ON)
+    left_out = [*tools.left_out, *conversation.left_out, *sorted(name[:64] for name in unknown)][:8]
+    if left_out:
+        log.info("%s: ignored %s", http.url.path, ", ".join(left_out))
+    return _Asked(request, parsed(ChatRequest, chat, service.most_entries), tools, conversation.messages)
+
+
+def _reasoning(request: ResponsesRequest) -> dict[str, Any]:
+    effort = (request.reasoning or {}).get("effort")
+    return {} if effort is None else {"reasoning_effort": effort}
+
+
+def _format(request: ResponsesRequest) -> dict[str, Any]:
+    given = (request.text or {}).get("format")
+    if given is None or given == {"type": "text"}:
+        return {}
+    if given == {"type": "json_object"}:
+        return {"response_format": given}
+    if isinstance(given, dict) and given.get("type") == "json_schema" and isinstance(given.get("schema"), dict):
+        return {"response_format": {"type": "json_schema", "json_schema": {"schema": given["schema"]}}}
+    kinds = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "name": "..", "schema": {..}}'
+    raise wrong("text.format", given, kinds)
+
+
+def _stored(service: Service, id: str, tenant: bytes, param: str | None) -> Stored:
+    stored = service.stored_responses.get(id, tenant)
+    if stored is None:
+        message = f"there is no response {shown(id)}: expected one of the newest, of this key, with store=true"
+        raise ApiError(404, message, param, "response_not_found")
+    return stored
+
+
+def _renamed(error: ApiError) -> ApiError:
+    """An error of the chat, with this endpoint's names of its fields."""
+    name = NAMES.get(error.param or "")
+    if name is None or error.code == "context_length_exceeded":  # whose words clients know
+        return error
+    return ApiError(error.status, error.message.replace(error.param or "", name, 1), name, error.code, error.headers)

@@ -1,0 +1,61 @@
+"""The newest responses, for ``previous_response_id``."""
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A response, and the conversation through it.
+
+    Attributes:
+      tenant: the digest of the API key of who asked for it; nobody else gets it.
+      messages: of a chat, the response's last.
+      response: the complete response.
+      num_bytes: its approximate memory.
+    """
+
+    tenant: bytes
+    messages: Sequence[dict[str, Any]]
+    response: dict[str, Any]
+    num_bytes: int
+
+
+class ResponseStore:
+    """Keeps responses in memory, the newest ones. Thread-safe.
+
+    Args:
+      most: how many are kept.
+      most_bytes: how many bytes they have together.
+    """
+
+    def __init__(self, most: int, most_bytes: int):
+        self._most, self._most_bytes = most, most_bytes
+        self._stored = collections.OrderedDict[str, Stored]()
+        self._bytes, self._lock = 0, threading.Lock()
+
+    def add(self, id: str, stored: Stored):
+        """Keep a response, if it is not too large by itself."""
+        with self._lock:
+            self._remove(id)
+            self._stored[id] = stored
+            self._bytes += stored.num_bytes
+            while len(self._stored) > self._most or self._bytes > self._most_bytes:
+                self._remove(next(iter(self._stored)))
+
+    def get(self, id: str, tenant: bytes) -> Stored | None:
+        """The response with this id; None if there is none, or if another tenant asked for it."""
+        with self._lock:
+            stored = self._stored.get(id)
+            return stored if stored is not None and stored.tenant == tenant else None
+
+    def remove(self, id: str):
+        with self._lock:
+            self._remove(id)
+
+    def _remove(self, id: str):
+        stored = self._stored.pop(id, None)
+        self._bytes -= 0 if stored is None else stored.num_bytes

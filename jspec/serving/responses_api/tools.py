@@ -1,0 +1,111 @@
+"""The tools of ``/v1/responses`` as functions of a chat, and calls of these in the form of the tools.
+
+A tool of a namespace is the function ``<namespace>__<name>``. A custom tool, whose input is any text, is a function with one
+argument, ``input``.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jspec.serving.openai.errors import shown, wrong
+
+INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """Where a function comes from.
+
+    Attributes:
+      name: of the tool, without the namespace.
+      namespace: empty if it is in none.
+      custom: whether its input is any text.
+    """
+
+    name: str
+    namespace: str = ""
+    custom: bool = False
+
+
+class Tools:
+    """The tools of a request.
+
+    Args:
+      given: the field ``tools``.
+
+    Attributes:
+      functions: OpenAI's dictionaries of functions, for a chat.
+      left_out: those that a server would carry out itself, which jspec does not.
+
+    Raises:
+      ApiError: 400, with the path of what is wrong.
+    """
+
+    def __init__(self, given: Sequence[Mapping[str, Any]]):
+        self.functions: list[dict[str, Any]] = []
+        self.left_out: list[str] = []
+        self._origins: dict[str, Tool] = {}
+        for index, tool in enumerate(given):
+            self._add(f"tools[{index}]", tool, "")
+
+    def origin(self, function: str) -> Tool:
+        """The tool of a function; one of this name if there is none."""
+        return self._origins.get(function, Tool(function))
+
+    def function(self, name: str, namespace: str = "") -> str:
+        """The function of a tool."""
+        return f"{namespace}__{name}" if namespace else name
+
+    def _add(self, path: str, tool: Mapping[str, Any], namespace: str):
+        kind, name = tool.get("type", "function"), tool.get("name")
+        if kind == "namespace" and not namespace:
+            inner = tool.get("tools")
+            if not isinstance(name, str) or not name or not isinstance(inner, list):
+                raise wrong(path, tool, '{"type": "namespace", "name": "..", "tools": [..]}')
+            for index, other in enumerate(inner):
+                where = f"{path}.tools[{index}]"
+                if not isinstance(other, Mapping):
+                    raise wrong(where, other, '{"type": "function", "name": "..", "parameters": {..}}')
+                self._add(where, other, name)
+            return
+        if kind not in ("function", "custom"):
+            self.left_out.append(f"{path}.type={shown(kind)}")
+            return
+        if not isinstance(name, str) or not name:
+            raise wrong(f"{path}.name", name, "the name of a function")
+        parameters = INPUT if kind == "custom" else tool.get("parameters")
+        if not (parameters is None or isinstance(parameters, Mapping)):
+            raise wrong(f"{path}.parameters", parameters, "a JSON schema, which is an object")
+        function = {"name": self.function(name, namespace), "description": tool.get("description")}
+        function |= {"parameters": parameters or {"type": "object", "properties": {}}}
+        function |= {"strict": True} if tool.get("strict") is True else {}
+        self._origins[function["name"]] = Tool(name, namespace, kind == "custom")
+        self.functions.append({"type": "function", "function": {k: v for k, v in function.items() if v is not None}})
+
+
+def custom_input(arguments: str) -> str:
+    """The input of a custom tool, from the arguments of its function."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    given = value.get("input") if isinstance(value, dict) else None
+    return given if isinstance(given, str) else arguments
+
+
+def choice_of(given: Any) -> Any:
+    """``tool_choice`` in the form of a chat.
+
+    Raises:
+      ApiError: 400.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    kind, name = given.get("type"), given.get("name")
+    if kind in ("function", "custom") and isinstance(name, str):
+        return {"type": "function", "function": {"name": Tools([]).function(name, str(given.get("namespace") or ""))}}
+    if kind == "allowed_tools" and given.get("mode") in ("auto", "required"):
+        return given["mode"]
+    raise wrong("tool_choice", given, '"none", "auto", "required" or {"type": "function", "name": ".."}')
