@@ -7,18 +7,23 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from jspec.serving.anthropic.protocol import CountTokensRequest, MessagesRequest
 from jspec.serving.openai import protocol
+from jspec.serving.responses_api.protocol import ResponsesRequest
 
 PATHS = {
     "/v1/completions": protocol.CompletionRequest,
     "/v1/chat/completions": protocol.ChatRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
     "/tokenize": protocol.TokenizeRequest,
     "/tokenize of a chat": protocol.TokenizeChatRequest,
     "/detokenize": protocol.DetokenizeRequest,
 }
 LARGEST = 8 * 2**20 - 2**10  # bytes of a value; with the rest, the body is as large as it may be
 MESSAGE = {"role": "user", "content": "A queue."}
-NEEDED = {"prompt": "def ", "messages": [MESSAGE], "tokens": [1]}
+NEEDED = {"prompt": "def ", "messages": [MESSAGE], "tokens": [1], "max_tokens": 16}
 
 
 def containers(annotation: Any) -> set[type]:

@@ -199,7 +199,7 @@ class Engine:
         Raises:
           QueueFull: ``max_waiting`` requests wait already.
         """
-        self.require_room()
+        self.require_room(tenant=request.tenant)
         return self.gateway.add(request, self._added)
 
     def step(self) -> list[Delta]:
@@ -245,10 +245,10 @@ class Engine:
         require_leading(self.runner.group)
         self.scheduler.requirements.check(request)
 
-    def require_room(self, count: int = 1):
-        """Raise ``QueueFull`` unless so many more requests may wait."""
+    def require_room(self, count: int = 1, tenant: str = ""):
+        """Raise ``QueueFull`` unless so many more requests of a tenant may wait."""
         arriving = sum(len(one.requests) for one in self.gateway.arriving if one.orders is not None)
-        if not self.scheduler.has_room(arriving + count - 1):
+        if not self.scheduler.has_room(arriving + count - 1, tenant):
             most = self.config.max_waiting
             raise QueueFull(f"max_waiting={most} requests wait already; try again later, or load with more")
 

@@ -176,7 +176,7 @@ class AsyncEngine:
           RuntimeError: the engine is closed, or no event loop runs in this thread.
         """
         self._require_open()
-        self._engine.require_room(len(requests))
+        self._engine.require_room(len(requests), requests[0].tenant)
         queue: asyncio.Queue[list[Output]] = asyncio.Queue()
         client, ids = self._engine.gateway.start(requests, queue, _ToLoop(asyncio.get_running_loop()))
         group = Group(client, ids, self._clients.discard)

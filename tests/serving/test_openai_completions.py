@@ -330,3 +330,21 @@ def test_concurrent_clients_get_the_texts_of_generate(service):
         expected = generated(temperature=0.9, top_p=0.9, top_k=50, seed=seed, max_tokens=12).text
         chunks = events(response) if seed % 2 else [response.json()]
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_logprobs_have_the_stop_token_that_the_text_does_not_show(service, path):
+    """As vLLM's, one entry for each token of ``usage``."""
+    chat = path != "/v1/completions"
+    asked = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "def "}
+    asked |= {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
+    asked |= {"logprobs": True, "top_logprobs": 1} if chat else {"logprobs": 1}
+    token = ask(service, path, asked).json()["choices"][0]["token_ids"][3]
+    body = ask(service, path, {**asked, "stop_token_ids": [token]}).json()
+    [choice] = body["choices"]
+    assert choice["token_ids"][-1] == token
+    entries = [entry["token"] for entry in choice["logprobs"]["content"]] if chat else choice["logprobs"]["tokens"]
+    assert len(entries) == len(choice["token_ids"]) == body["usage"]["completion_tokens"]
+    assert (choice["finish_reason"], entries[-1]) == ("stop", family().tokenizer.decode([token]))
+    text = choice["message"]["content"] if chat else choice["text"]
+    assert text == family().tokenizer.decode(choice["token_ids"][:-1])

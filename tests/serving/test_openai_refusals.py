@@ -123,7 +123,7 @@ REFUSED_CHATS = [
     ({"messages": [{"role": "user", "content": "a " * MAX_LEN}]}, "messages", "However, your messages resulted in "),
     ({"messages": [{"role": "user", "content": "a" * 19_000}]}, "messages", "resulted in 1024 tokens or more"),
     ({"tool_choice": "required"}, "tool_choice", "'required'"),
-    ({"tool_choice": {"type": "function"}}, "tool_choice", "no call can be forced"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", 'expected "none", "auto", "required"'),
     ({"tools": [1]}, "tools[0]", "tools[0]=1: expected a valid dictionary"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "expected 'function'"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "expected the name"),

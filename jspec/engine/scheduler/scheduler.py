@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jspec.engine.runner.step_io import RoundLog
 
 MOST_ROUNDS_WAITED_FOR = 2  # of a call, while a request waits or is prefilled
+TENANT_SHARE = 8  # a tenant has room for one part of so many of the queue, though others fill it
 MOST_PREFILLS_IN_A_ROW = 4  # prefill batches before the next rounds, while many prompts are prefilled
 
 
@@ -109,13 +110,21 @@ class Scheduler:
         """Whether any request waits or is under way."""
         return bool(self.waiting) or bool(self.under_way)
 
-    def has_room(self, arriving: int = 0) -> bool:
+    def has_room(self, arriving: int = 0, tenant: str = "") -> bool:
         """Whether one more request may wait, beside others that are about to be added.
 
-        Requests that can be given a free row at once do not count.
+        Requests that can be given a free row at once do not count. Where others fill the queue, a tenant still has room for
+        an eighth of it, up to a queue of twice the length.
         """
         most = self._config.max_waiting
-        return most is None or len(self.waiting) + arriving < most + sum(row is None for row in self.rows)
+        if most is None:
+            return True
+        total = len(self.waiting) + arriving
+        room = most + sum(row is None for row in self.rows)
+        if total < room or not tenant:
+            return total < room
+        own = sum(active.request.tenant == tenant for _, active in list(self.waiting))
+        return own + arriving < most // TENANT_SHARE and total < room + most
 
     @property
     def pages_swapped(self) -> int:

@@ -7,7 +7,6 @@ import importlib.util
 from jspec.commands.model_args import add_group_options, add_model_options, add_speculation_options, group_of
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 
-AUTO, NONE = "auto", "none"
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
 SUPERVISOR_PACKAGES = ("aiohttp",)  # also of it; needed where several processes run the target
 
@@ -36,13 +35,13 @@ def _add_requests(parser: argparse.ArgumentParser):
     parser.add_argument(
         "--tool-call-parser",
         metavar="NAME",
-        default=AUTO,
+        default="auto",
         help="format of the model's tool calls; auto goes by the chat template, none leaves calls in the text; %(default)s",
     )
     parser.add_argument(
         "--reasoning-parser",
         metavar="NAME",
-        default=AUTO,
+        default="auto",
         help="format of the model's reasoning; auto goes by the chat template, none leaves it in the text; %(default)s",
     )
     parser.add_argument(

@@ -43,7 +43,7 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     require_that(
         not (request.echo and service.llm.tokenizer is None), "echo", True, "false; the model has no tokenizer"
     )
-    return await respond(service, http, request, lambda: settings, prepare)
+    return await respond(service, http, request, settings, prepare)
 
 
 class CompletionResponse(GenerationResponse):

@@ -31,7 +31,7 @@ _OBJECTS = (
     "tool_choice",
     "thinking",
 )
-_OBJECTS += ("output_config", "reasoning", "text")
+_OBJECTS += ("output_config", "reasoning", "text", "metadata", "include")
 
 
 class Most(NamedTuple):

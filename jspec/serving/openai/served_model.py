@@ -13,13 +13,13 @@ import jspec
 from jspec._validation import require
 from jspec.commands.model_args import chosen_model
 from jspec.llm import LLM
-from jspec.serving.openai.command import AUTO, NONE
 from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.openai.service import TEMPLATE_KWARGS, Service
 from jspec.text.chat_template import read_template
 from jspec.text.grammar.limits import GrammarLimits
 from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, detect
 
+AUTO, NONE = "auto", "none"  # values of the options that name formats
 PROGRESS_SECONDS = 10.0  # between two lines while programs are compiled
 
 

@@ -214,14 +214,14 @@ class Service:
         """
         return [self.llm.engine.request(prompt, p, priority=priority, salt=salt, tenant=tenant) for p in params]
 
-    def require_room(self):
-        """Check, as soon as a request comes, that the queue has room for it.
+    def require_room(self, tenant: str):
+        """Check, as soon as a request of a tenant comes, that the queue has room for it.
 
         Raises:
           ApiError: 429.
         """
         try:
-            self.llm.engine.require_room()
+            self.llm.engine.require_room(tenant=tenant)
         except QueueFull as error:
             raise _too_many(error) from None
 

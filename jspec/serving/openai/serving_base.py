@@ -147,13 +147,13 @@ async def respond(
     service: Service,
     http: HttpRequest,
     request: GenerationRequest,
-    settings: Callable[[], RequestSettings],
+    settings: RequestSettings | Callable[[], RequestSettings],
     prepare: Callable[[RequestSettings], Prepared],
 ) -> Response:
     """The response to a request, complete or as a stream. It is cancelled when the client disconnects.
 
     Args:
-      settings: gives the settings of the engine's requests.
+      settings: of the engine's requests, or what makes them.
       prepare: makes the response with the engine's requests. Both are called in another thread, because prompts may be
         long.
 
@@ -163,8 +163,8 @@ async def respond(
     """
 
     async def generate() -> Response:
-        service.require_room()  # before any work
-        known = await service.prepare(settings)
+        service.require_room(tenant_of(http).name)  # before any work
+        known = settings if isinstance(settings, RequestSettings) else await service.prepare(settings)
         try:
             grammar = await service.grammar(known.copies[0].structured_outputs)
         except ValueError as error:

@@ -16,5 +16,7 @@ json_text.py        raw text of JSON values, and calls that are JSON objects
 literals.py         values in notations that are nearly JSON
 argument_writer.py  raw parameters as one JSON object
 schema_types.py     the types of parameters by a tool's schema
+call_grammar.py     grammars of calls in a format's own syntax
+forced.py           forms that make a model call, and parsers of calls that are JSON alone
 formats/            the formats, one file for each family
 """

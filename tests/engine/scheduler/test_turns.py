@@ -27,6 +27,25 @@ def test_a_tenant_does_not_wait_for_all_requests_of_another():
     assert entered(played) == [0, 6, 8, 1, 7, 2, 3, 4, 5]
 
 
+def test_a_full_queue_has_room_for_other_tenants():
+    """An eighth for each, up to twice the length, so that their number is no way around it."""
+    played = simulation(max_batch=1, max_waiting=16)
+    while played.scheduler.has_room(tenant="a"):
+        played.arrive(prompt(), 1, tenant="a")
+    assert len(played.scheduler.waiting) == 17
+    assert not played.scheduler.has_room()
+    for tenant in "bc":
+        for _ in range(2):
+            assert played.scheduler.has_room(tenant=tenant)
+            assert not played.scheduler.has_room(2, tenant=tenant)
+            played.arrive(prompt(), 1, tenant=tenant)
+        assert not played.scheduler.has_room(tenant=tenant)
+    for tenant in map(str, range(20)):
+        if played.scheduler.has_room(tenant=tenant):
+            played.arrive(prompt(), 1, tenant=tenant)
+    assert len(played.scheduler.waiting) == 33
+
+
 def test_who_comes_later_has_no_turns_to_make_up_for():
     """Requests of ``b`` that come after four of ``a`` were served take turns with the next ones of ``a``."""
     played = simulation(max_batch=1)
