@@ -1,4 +1,4 @@
-"""No key of a draft head's config.json is read without effect: another value changes what is read, is refused, or is named."""
+"""No key of a draft head is read without effect: another value changes what is read, is refused, or is named."""
 
 import json
 import warnings
