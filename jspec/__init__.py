@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jspec.outputs import Stats as Stats
     from jspec.sampling.params import SamplingParams as SamplingParams
     from jspec.sampling.structured import StructuredOutputsParams as StructuredOutputsParams
+    from jspec.sampling.thinking import ThinkingBudget as ThinkingBudget
     from jspec.serving.async_engine import AsyncEngine as AsyncEngine
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ _PUBLIC = {
     "Speculation": "jspec.config",
     "Stats": "jspec.outputs",
     "StructuredOutputsParams": "jspec.sampling.structured",
+    "ThinkingBudget": "jspec.sampling.thinking",
     "generate": "jspec.api",
     "load": "jspec.api",
     "stream": "jspec.api",

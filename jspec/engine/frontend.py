@@ -21,6 +21,7 @@ from jspec.text.detokenizer import Detokenizer, Tokenizer, encode
 from jspec.text.grammar.grammars import Grammars
 from jspec.text.prompts import Prompt, as_list, checked_ids, text_or_ids
 from jspec.text.stop_strings import Completion
+from jspec.text.thinking import budget_constraint
 
 
 class Frontend:
@@ -120,6 +121,8 @@ class Frontend:
             raise ValueError(f"stop={params.stop!r} is text, but the checkpoint has no tokenizer; use stop_token_ids")
         form = params.structured_outputs
         constraint = None if form is None else self.grammars.constraint(form, stop_tokens)
+        if params.thinking_budget is not None:
+            constraint = budget_constraint(params.thinking_budget, self.tokenizer, tokens, constraint)
         about = stop_tokens, completion, priority, salt, bad_words, constraint, tenant
         return Request(index, tokens, params, key_data, *about)
 
@@ -166,7 +169,9 @@ class Frontend:
         elif finish_reason == "error":
             stop_reason = f"the target's logits at position {len(request.prompt) + len(tokens)} are not finite"
             if request.constraint is not None:
-                stop_reason += ", or structured_outputs allows no token there that other options allow"
+                stop_reason += (
+                    ", or structured_outputs or thinking_budget allows no token there that other options allow"
+                )
             if active.error is not None:
                 stop_reason = f"{type(active.error).__name__}: {active.error}"
         if request.params.max_drafts == 0:

@@ -3,6 +3,7 @@
 params.py             ``SamplingParams``
 requested.py          the params of a call, from an object or from fields by name
 structured.py         ``StructuredOutputsParams``
+thinking.py           ``ThinkingBudget``
 request_keys.py       the random keys of requests
 streams.py            the key of every draw
 processors.py         changes of logits before the temperature

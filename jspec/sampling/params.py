@@ -10,6 +10,7 @@ import numpy as np
 from jspec._validation import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, named_arguments, require
 from jspec.config import MAX_POSITIONS
 from jspec.sampling.structured import StructuredOutputsParams
+from jspec.sampling.thinking import ThinkingBudget
 
 # Below this a temperature is greedy: dividing logits by it would leave fp32's range of meaning.
 GREEDY_BELOW = 1e-5
@@ -63,6 +64,7 @@ class SamplingParams:
       include_stop_str_in_output: whether the text ends with the stop string, or the stop token's text, that ended it.
       structured_outputs: the form that the completion has, JSON of a schema for example; ``StructuredOutputsParams``, or a
         dictionary of its fields.
+      thinking_budget: the most tokens of reasoning; a number, ``ThinkingBudget``, or a dictionary of its fields.
       truncate_prompt_tokens: keep so many tokens of the prompt, its last ones; -1 keeps as many as leave room for one
         new token; None keeps all, and a prompt that is too long is an error.
 
@@ -102,6 +104,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    thinking_budget: ThinkingBudget | None = None
 
     def __post_init__(self):
         self._make_tuple("stop", "a string or a list of strings")
@@ -131,6 +134,7 @@ class SamplingParams:
         require(self.detokenize or not self.stop, "stop", self.stop, "no stop strings with detokenize=False")
         self._check_logits()
         object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
+        object.__setattr__(self, "thinking_budget", ThinkingBudget.of(self.thinking_budget))
         ok = self.structured_outputs is None or least == 0
         require(ok, "min_tokens", least, "0 beside structured_outputs, whose form says where the text may end")
         n, length = self.n, self.truncate_prompt_tokens

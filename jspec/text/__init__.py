@@ -10,5 +10,6 @@ stop_strings.py    the streamed text of a request, and its stop strings
 token_spans.py     attributes spans of text to accepted drafts or to the target
 token_bytes.py     the bytes of single tokens
 grammar/           grammars for structured outputs
+thinking.py        where the marker that ends reasoning has to come
 parsers/           reasoning, content and tool calls in the text of a completion
 """

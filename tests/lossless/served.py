@@ -89,7 +89,8 @@ def play(serving: Engine, samples: int, seed: int, asks: Sequence[Ask] = ASKS) -
     def request(i: int, ask: Ask, **fields) -> Request:
         key_data = rng.integers(2**32, size=2, dtype=np.uint32)
         if ask.options.grammar is not None:
-            fields["constraint"] = Automaton(ask.options.grammar)
+            own = getattr(ask.options.grammar, "constraint", None)  # the engine's, of which the grammar is the oracle
+            fields["constraint"] = own() if own else Automaton(ask.options.grammar)
         return Request(i, ask.prompt, ask.params, key_data, ask.stop_tokens, bad_words=ask.options.bad_words, **fields)
 
     def neighbour(i: int) -> Request:

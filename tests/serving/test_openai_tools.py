@@ -213,3 +213,34 @@ def test_an_answer_has_its_form_behind_reasoning():
     [choice] = chat(own, structured_outputs={"choice": ["yes", "no"]}).json()["choices"]
     assert choice["message"]["content"] in ("yes", "no")
     assert "reasoning" not in choice["message"]
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_thinking_ends_where_its_budget_is_spent(forced):
+    template = CHAT.removesuffix("{% endif %}") + "<think>{% endif %}"
+    own = service_of(family(), reasoning_parser="qwen3", tool_parser="hermes", chat_template=template)
+    fields = {"thinking_token_budget": 7, "return_token_ids": True, "logprobs": True}
+    if forced:
+        fields |= {"tools": TOOLS, "tool_choice": named("list_files")}
+    [choice] = chat(own, **fields, max_tokens=60).json()["choices"]
+    tokens = family().tokenizer.encode("</think>")
+    assert choice["token_ids"][7 : 7 + len(tokens)] == tokens
+    message = choice["message"]
+    assert message["reasoning"] == family().tokenizer.decode(choice["token_ids"][:7]).strip("\n")
+    if forced:
+        assert [checked(call) for call in message["tool_calls"]] == ["list_files"]
+    error = error_of(chat(service_of(family()), thinking_token_budget=7), 400)
+    assert (error["param"], "--reasoning-parser" in error["message"]) == ("thinking_token_budget", True)
+    assert error_of(chat(own, thinking_token_budget=-1), 400)["param"] == "thinking_token_budget"
+
+
+def test_results_of_tools_need_a_call(service):
+    messages = [*MESSAGES, {"role": "tool", "tool_call_id": "c1", "content": "x"}]
+    error = error_of(ask(service, "/v1/chat/completions", {"messages": messages, "max_tokens": 1}), 400)
+    assert error["param"] == "messages[1].tool_call_id"
+    call = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages.insert(1, {"role": "assistant", "content": "", "tool_calls": [call]})
+    error = error_of(ask(service, "/v1/chat/completions", {"messages": messages, "max_tokens": 1}), 400)
+    assert error["param"] == "messages[2].tool_call_id"
+    messages[2]["tool_call_id"] = "c2"
+    assert ask(service, "/v1/chat/completions", {"messages": messages, "max_tokens": 1}).status_code == 200

@@ -25,6 +25,11 @@ def chat_of(request: CountTokensRequest) -> tuple[dict[str, Any], list[str]]:
     if choice is not None and (chat["tools"] or choice.get("type") not in ("auto", "none")):
         chat |= _tool_choice(choice)
     thinking = (request.thinking or {}).get("type")
+    budget = (request.thinking or {}).get("budget_tokens")
+    if thinking == "enabled" and budget is not None:
+        if not isinstance(budget, int) or budget < 0:
+            raise wrong("thinking.budget_tokens", budget, "an integer of at least 0")
+        chat["thinking_token_budget"] = budget
     config = request.output_config or {}
     if thinking == "disabled":
         chat["reasoning_effort"] = "none"

@@ -59,4 +59,6 @@ async def _read(service: Service, http: HttpRequest, kind: type[R]) -> tuple[R, 
         log.info("%s: ignored %s", http.url.path, ", ".join(left_out))
     if not fields["tools"]:
         del fields["tools"]
+    if service.reasoning_parser is None:  # then nothing is known to be thinking
+        fields.pop("thinking_token_budget", None)
     return request, parsed(ChatRequest, fields, service.most_entries), model

@@ -5,11 +5,11 @@ All endpoints for chats have it in common; they differ in how a turn is asked fo
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from jspec.engine.request import Request
 from jspec.sampling.structured import StructuredOutputsParams
+from jspec.sampling.thinking import ThinkingBudget
 from jspec.serving.openai.chat_blocks import Blocks
 from jspec.serving.openai.chat_prompt import prompt_of
 from jspec.serving.openai.errors import ApiError, require_that
@@ -58,6 +58,10 @@ class ChatTurn:
         self.is_parsed = bool(self._tool or self._reasoning or self.choice.is_forced)
         if self.is_parsed:
             request.skip_special_tokens = False  # markers of calls and reasoning may be special tokens
+        count = request.thinking_token_budget
+        require_that(count is None or count >= 0, "thinking_token_budget", count, "an integer of at least 0")
+        known = "nothing; no format of this model's reasoning is known (--reasoning-parser)"
+        require_that(count is None or self._reasoning is not None, "thinking_token_budget", count, known)
         self._given = request_settings(service, request, 1, tenant)
         if self.choice.is_forced:
             self._require_no_form()
@@ -68,12 +72,14 @@ class ChatTurn:
         settings, form = self._given, self._given.copies[0].structured_outputs
         if self.choice.is_forced:
             form, settings = self._calls_form(), dataclasses.replace(settings, form_field="tools")
-        if form is None:
+        budget = self._budget()
+        if form is None and budget is None:
             return settings
-        if self._reasoning is not None:
+        if form is not None and self._reasoning is not None:
             markers, thinks = self.service.marker_tokens.ids, reasoning_format(self._reasoning)
             form = after_reasoning(form, thinks, markers, self._prompt_end(), answers=not self.choice.is_forced)
-        copies = [dataclasses.replace(params, structured_outputs=form) for params in settings.copies]
+        fields = {"structured_outputs": form, "thinking_budget": budget}
+        copies = [dataclasses.replace(params, **fields) for params in settings.copies]
         return dataclasses.replace(settings, copies=copies)
 
     def requests(self, settings: RequestSettings) -> list[Request]:
@@ -112,6 +118,14 @@ class ChatTurn:
         text = "".join(block.text for block in thoughts)
         return len(self.service.encoded(text, "reasoning", special=False))
 
+    def _budget(self) -> ThinkingBudget | None:
+        """The most tokens of reasoning, with the markers of the model's format."""
+        count, reasoning = self.request.thinking_token_budget, reasoning_format(self._reasoning)
+        if count is None or reasoning is None:
+            return None
+        begun = reasoning.said_by(self._prompt_end())
+        return ThinkingBudget(count, reasoning.start, reasoning.end, bool(begun))
+
     def _prompt_end(self) -> str:
         return self.service.decoded(self.prompt[-PROMPT_END:])
 
@@ -146,9 +160,3 @@ class ChatTurn:
 
 def _require_name(path: str, name: str):
     require_that(bool(NAME.fullmatch(name)), path, name, "a name without blanks, quotes and brackets")
-
-
-def is_strict(tool: Mapping[str, Any]) -> bool:
-    """Whether a tool asks that its arguments fit its schema."""
-    function = tool.get("function", tool)
-    return function.get("strict") is True

@@ -113,6 +113,7 @@ class ChatRequest(GenerationRequest, ChatFields):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -156,6 +157,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_tokens_as_token_ids": ((False,), "use return_token_ids"),
     "parallel_tool_calls": ((True, False), "only /v1/chat/completions has it"),
     "include_reasoning": ((True,), "only /v1/chat/completions has it"),
+    "thinking_token_budget": ((), "only /v1/chat/completions has it"),
     "reasoning_effort": ((), "only /v1/chat/completions has it"),
     "service_tier": (("auto", "default"), "there is one tier"),
     "modalities": ((["text"],), "jspec writes text"),
