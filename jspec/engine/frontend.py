@@ -22,6 +22,7 @@ from jspec.text.grammar.grammars import Grammars
 from jspec.text.prompts import Prompt, as_list, checked_ids, text_or_ids
 from jspec.text.stop_strings import Completion
 from jspec.text.thinking import budget_constraint
+from jspec.text.token_bytes import TokenBytes
 
 
 class Frontend:
@@ -122,7 +123,7 @@ class Frontend:
         form = params.structured_outputs
         constraint = None if form is None else self.grammars.constraint(form, stop_tokens)
         if params.thinking_budget is not None:
-            constraint = budget_constraint(params.thinking_budget, self.tokenizer, tokens, constraint)
+            constraint = budget_constraint(params.thinking_budget, self.tokenizer, self._bytes_of, tokens, constraint)
         about = stop_tokens, completion, priority, salt, bad_words, constraint, tenant
         return Request(index, tokens, params, key_data, *about)
 
@@ -223,6 +224,13 @@ class Frontend:
                     by_token[other] = Logprob(value, rank, self._decoded(other))
             described.append(by_token)
         return described
+
+    @functools.cached_property
+    def _token_bytes(self) -> TokenBytes:
+        return TokenBytes(self.tokenizer)
+
+    def _bytes_of(self, token: int) -> bytes:
+        return self._token_bytes(token, self._decoded(token) or "")
 
     def _decoded(self, token: int) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)

@@ -16,7 +16,7 @@ class ThinkingBudget:
 
     Args:
       tokens: the most tokens of reasoning, without the markers.
-      start, end: the markers. They count as the tokens into which the tokenizer splits them.
+      start, end: the markers. They are found in the text, however the model splits it into tokens.
       begun: whether the prompt has opened the reasoning; None looks for the markers at its end.
 
     Raises:

@@ -1,7 +1,7 @@
 """The state of one completion in its thinking budget: where the marker that ends reasoning has to come."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,34 +28,42 @@ class _State(NamedTuple):
       thinking: whether the next token is reasoning, or of the marker that ends it.
       used: how many tokens of reasoning there have been.
       forced: how many tokens of the marker have come because they had to.
-      tail: the newest tokens, in which markers are found.
+      tail: the newest bytes, which may be the beginning of a marker.
     """
 
     thinking: bool
     used: int = 0
     forced: int = 0
-    tail: tuple[int, ...] = ()
+    tail: bytes = b""
 
 
 class BudgetConstraint:
     """Asks for the end marker where the budget is spent; an ``engine.request.Constraint``.
 
     Args:
-      start, end: the tokens of the markers.
-      most: the most tokens of reasoning.
+      budget: the most tokens of reasoning, and the markers.
+      ending: the tokens of the end marker, when it has to come.
+      bytes_of: gives the bytes of a token, in which markers are found however a model splits them.
       begun: whether the completion begins with reasoning.
       inner: another constraint of the request, which has to allow the marker within reasoning.
     """
 
-    def __init__(self, start: Sequence[int], end: Sequence[int], most: int, begun: bool, inner: Inner | None = None):
-        self._start, self._end, self._most, self._inner = tuple(start), tuple(end), most, inner
+    def __init__(
+        self,
+        budget: ThinkingBudget,
+        ending: Sequence[int],
+        bytes_of: Callable[[int], bytes],
+        begun: bool,
+        inner: Inner | None = None,
+    ):
+        self._most, self._ending, self._bytes_of, self._inner = budget.tokens, tuple(ending), bytes_of, inner
+        self._start, self._end = budget.start.encode(), budget.end.encode()
         self._state = _State(begun)
-        self._longest = max(len(self._start), len(self._end))
 
     def jump_forward(self, most: int) -> list[int]:
         """The rest of the marker where it has to come, else the inner constraint's tokens."""
         if self._due(self._state) is not None:
-            return list(self._end[self._state.forced :][:most])
+            return list(self._ending[self._state.forced :][:most])
         return [] if self._inner is None else list(self._inner.jump_forward(most))
 
     def allow(self, drafts: Sequence[int], flags: np.ndarray):
@@ -81,35 +89,38 @@ class BudgetConstraint:
 
     def _due(self, state: _State) -> int | None:
         """The token of the marker that has to come next; None if others may."""
-        return self._end[state.forced] if state.thinking and state.used >= self._most else None
+        return self._ending[state.forced] if state.thinking and state.used >= self._most else None
 
     def _after(self, state: _State, token: int) -> _State:
-        tail = (*state.tail, token)[-self._longest :]
-        if not state.thinking:
-            return _State(tail[-len(self._start) :] == self._start, state.used, 0, tail)
-        if state.used >= self._most:
-            done = state.forced + 1 == len(self._end)
-            return _State(not done, state.used, 0 if done else state.forced + 1, tail)
-        return _State(tail[-len(self._end) :] != self._end, state.used + 1, 0, tail)
+        if self._due(state) is not None:
+            done = state.forced + 1 == len(self._ending)
+            return _State(False, state.used) if done else state._replace(forced=state.forced + 1)
+        marker, used = (self._end, state.used + 1) if state.thinking else (self._start, state.used)
+        text = state.tail + self._bytes_of(token)
+        if marker in text:
+            return _State(not state.thinking, used)
+        return _State(state.thinking, used, 0, text[max(len(text) - len(marker) + 1, 0) :])
 
 
 def budget_constraint(
-    budget: ThinkingBudget, tokenizer: Tokenizer | None, prompt: Sequence[int], inner: Any = None
+    budget: ThinkingBudget,
+    tokenizer: Tokenizer | None,
+    bytes_of: Callable[[int], bytes],
+    prompt: Sequence[int],
+    inner: Inner | None = None,
 ) -> BudgetConstraint:
     """The constraint of a request behind a prompt.
 
     Raises:
-      ValueError: there is no tokenizer, or it makes no tokens of a marker.
+      ValueError: there is no tokenizer, or it makes no tokens of the end marker.
     """
     if tokenizer is None:
         raise ValueError("thinking_budget needs a tokenizer, and the checkpoint has none")
-    start, end = (
-        encode(tokenizer, text, "thinking_budget", add_special_tokens=False) for text in (budget.start, budget.end)
-    )
-    if not start or not end:
-        raise ValueError(f"thinking_budget={budget!r}: expected markers of which the tokenizer makes tokens")
+    ending = encode(tokenizer, budget.end, "thinking_budget", add_special_tokens=False)
+    if not ending:
+        raise ValueError(f"thinking_budget.end={budget.end!r}: expected a text of which the tokenizer makes tokens")
     begun = budget.begun
     if begun is None:
         text = tokenizer.decode(list(prompt[-PROMPT_END:]), skip_special_tokens=False)
         begun = text.rfind(budget.start) > text.rfind(budget.end)
-    return BudgetConstraint(start, end, budget.tokens, begun, inner)
+    return BudgetConstraint(budget, ending, bytes_of, begun, inner)

@@ -4,6 +4,7 @@ import dataclasses
 
 from disturbances import attribute
 
+from jspec.sampling.thinking import ThinkingBudget
 from jspec.text.thinking import BudgetConstraint
 from lossless import served
 from lossless.checks import FIRST, p_values
@@ -14,7 +15,12 @@ from lossless.steps import Ask, Program
 from lossless.table_model import V
 
 PENALTIES = {"repetition_penalty": 1.6, "frequency_penalty": 0.5}
+LETTERS = "abcd"  # of tokens
 QUICK, LONG = 4_000, 100_000
+
+
+def bytes_of(token: int) -> bytes:
+    return LETTERS[token].encode()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +33,8 @@ class Budget(Grammar):
     begun: bool = False
 
     def constraint(self) -> BudgetConstraint:
-        return BudgetConstraint(self.start, self.end, self.most, self.begun)
+        start, end = ("".join(LETTERS[token] for token in marker) for marker in (self.start, self.end))
+        return BudgetConstraint(ThinkingBudget(self.most, start, end), self.end, bytes_of, self.begun)
 
 
 def budget(start: History, end: History, most: int, begun: bool) -> Budget:
