@@ -4,5 +4,6 @@ generate.py     ``jspec generate``
 chat.py         ``jspec chat``
 demo.py         ``jspec demo``, and the folder of the models that come with jspec
 model_args.py   options of model, hosts and speculation, which ``serve`` and ``bench`` have
+reply.py        what of a reply is reasoning, text and calls
 terminal.py     prints a streamed completion, with accepted drafts in colour
 """

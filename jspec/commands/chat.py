@@ -10,9 +10,9 @@ from typing import Any
 
 import jspec
 from jspec.commands import generate
+from jspec.commands.reply import Reply, ReplyFormat
 from jspec.commands.terminal import Screen, summary
 from jspec.text.chat_template import read_template
-from jspec.text.token_spans import TokenSpans
 
 PROMPT = "> "
 HELP = "Ctrl-C stops a response, /reset clears the conversation, Ctrl-D or /exit ends it."
@@ -96,10 +96,11 @@ class Session:
     ):
         self._llm, self._options, self._sampling, self._screen = llm, options, sampling, Screen(plain)
         self._first = [] if system is None else [{"role": "system", "content": system}]
-        self.messages: list[dict[str, str]] = list(self._first)
+        self.messages: list[dict[str, Any]] = list(self._first)
         self.interrupted = self.refused = False
-        self._pending: list[dict[str, str]] | None = None  # the messages whose response is under way
-        self._shown: list[str] = []  # the texts of that response so far
+        self._pending: list[dict[str, Any]] | None = None  # the messages whose response is under way
+        self._format = ReplyFormat(llm, options["chat_template"], options["tools"])
+        self._reply: Reply | None = None  # that response so far
         llm.chat_prompt([*self._first, {"role": "user", "content": "x"}], **options)
 
     def greet(self, interactive: bool):
@@ -127,26 +128,28 @@ class Session:
 
     def _respond(self, text: str):
         messages = [*self.messages, {"role": "user", "content": text}]
-        self._shown, self._pending = [], messages
+        self._reply, self._pending = None, messages
         prompt, max_len = self._llm.chat_prompt(messages, **self._options), self._llm.engine.config.max_len
         if len(prompt) >= max_len:
             raise ValueError(
                 f"the conversation has {len(prompt)} tokens, but max_len={max_len} leaves room for {max_len - 1} and one "
                 "new token; /reset clears the conversation, and --max-len gives room for a longer one"
             )
-        request, result, start = self._llm.engine.request(prompt, **self._sampling), None, time.perf_counter()
-        spans = TokenSpans(self._llm.tokenizer, prompt)
+        shows = {"skip_special_tokens": False} if self._format.is_known else {}  # among which may be markers
+        request, result = self._llm.engine.request(prompt, **self._sampling, **shows), None
+        self._reply, start = self._format.reply(prompt), time.perf_counter()
         with contextlib.closing(self._llm.engine.stream(request)) as deltas:
             for delta in deltas:
-                self._shown.append(delta.text or "")
-                self._screen.write(spans.of(delta))
+                for piece in self._reply.add(delta):
+                    if piece.kind != "reasoning" or self._screen.is_terminal:
+                        self._screen.write([piece.span], dimmed=piece.kind != "text")
                 result = delta.result
         seconds = time.perf_counter() - start
         self._screen.end_text()
         assert result is not None
         if result.finish_reason == "error":
             raise ValueError(f"the response failed: {result.stop_reason}")
-        self.messages = [*messages, {"role": "assistant", "content": result.text or ""}]
+        self.messages = [*messages, self._reply.message]
         self._pending = None
         self._screen.note(summary(result, seconds))
 
@@ -156,9 +159,10 @@ class Session:
 
     def _finish_last_turn(self):
         """Add a response that Ctrl-C stopped to the conversation as far as it was shown; drop a turn without any."""
-        messages, shown, interrupted = self._pending, "".join(self._shown), self.interrupted
-        if messages is not None and shown:
-            self.messages = [*messages, {"role": "assistant", "content": shown}]
+        messages, reply, interrupted = self._pending, self._reply, self.interrupted
+        shown = reply is not None and not reply.is_empty
+        if messages is not None and reply is not None and shown:
+            self.messages = [*messages, reply.message]
         self._pending, self.interrupted = None, False
         if messages is not None:
             self._screen.end_text()

@@ -12,6 +12,7 @@ from jspec.outputs import DRAFT, Result
 from jspec.text.token_spans import Span
 
 DRAWN, ACCEPTED, NOTE = Style(bold=True), Style(color="green"), Style(dim=True)
+DIMMED = Style(dim=True, bold=False)  # over the two of text
 # A text may hold control codes that clear the screen or rename the window. A terminal gets their symbols instead.
 CONTROLS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
 CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}")
@@ -39,9 +40,12 @@ class Screen:
         self.coloured = self.is_terminal and wanted and self._console.color_system is not None
         self._last = "\n"  # the text written last
 
-    def write(self, spans: Iterable[Span]):
-        """Append spans to the text."""
-        shown = [(self._printable(text), ACCEPTED if source == DRAFT else DRAWN) for text, source in spans if text]
+    def write(self, spans: Iterable[Span], dimmed: bool = False):
+        """Append spans to the text, dimmed if they are no answer."""
+        quiet = DIMMED if dimmed else Style()
+        shown = [
+            (self._printable(text), (ACCEPTED if source == DRAFT else DRAWN) + quiet) for text, source in spans if text
+        ]
         if shown:
             self._put(shown)
             self._last = shown[-1][0]

@@ -31,6 +31,7 @@ class StructuredOutputsParams:
       disable_additional_properties: whether objects of a JSON schema have no other properties than it names, where it has
         ``properties`` and says nothing about others. True is the meaning of OpenAI's strict mode; vLLM's default is False.
       preamble: a grammar, as ``grammar`` is, of text that comes before the form: of reasoning, for example.
+      alternative: a grammar of text that may come in place of the form, behind the preamble: of tool calls, for example.
 
     Raises:
       ValueError: none of the five is given, or several, or a value cannot be used.
@@ -50,6 +51,7 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None
     disable_additional_properties: bool = True
     preamble: str | None = None
+    alternative: str | None = None
 
     def __post_init__(self):
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
@@ -57,7 +59,7 @@ class StructuredOutputsParams:
         require(len(given) == 1, "structured_outputs", given or None, names)
         if self.json is not None:
             object.__setattr__(self, "json", _schema(self.json))
-        for name in ("regex", "grammar", "whitespace_pattern", "preamble"):
+        for name in ("regex", "grammar", "whitespace_pattern", "preamble", "alternative"):
             value = getattr(self, name)
             require(
                 value is None or (isinstance(value, str) and value != ""), name, value, "a string that is not empty"

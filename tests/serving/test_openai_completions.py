@@ -316,6 +316,8 @@ def test_models_version_and_unknown_paths(service):
     assert ask(service, "/v1/models/other").json()["max_model_len"] == MAX_LEN
     assert error_of(ask(service, "/v1/models/none"), 404)["code"] == "model_not_found"
     assert ask(service, "/version").json() == {"version": jspec.__version__}
+    assert ask(service, "/ping").status_code == 200
+    assert ask(service, "/load").json() == {"server_load": 0}
     assert "/nowhere" in error_of(ask(service, "/nowhere"), 404)["message"]
     error_of(ask(service, "/v1/completions"), 405)
     assert error_of(ask(service, "/v1/completions", {**GREEDY, "model": "x"}), 404)["param"] == "model"

@@ -309,7 +309,7 @@ def test_errors_have_this_endpoints_names(service, fields, status, param, words)
 @pytest.mark.parametrize("path", [PATH, "/v1/messages"])
 def test_a_failure_in_the_middle_is_an_event(path, monkeypatch):
     own = service_of(family())
-    from jspec.serving.openai.chat_blocks import Blocks
+    from jspec.text.parsers.blocks import Blocks
 
     def fail(*_, **__):
         raise RuntimeError("made up")

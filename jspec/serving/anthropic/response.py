@@ -5,10 +5,10 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from jspec.serving.openai.chat_blocks import Block, Step
 from jspec.serving.openai.errors import ApiError, anthropic_body
 from jspec.serving.openai.streaming import named_event
 from jspec.serving.openai.turn_response import TurnResponse
+from jspec.text.parsers.blocks import Block, Step
 
 EMPTY = {"reasoning": {"thinking": "", "signature": ""}, "text": {"text": ""}}
 TYPES = {"reasoning": "thinking", "text": "text", "call": "tool_use"}

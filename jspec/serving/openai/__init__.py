@@ -30,7 +30,6 @@ chat.py             ``/v1/chat/completions``
 tool_choice.py      which tools a chat may, must or must not call
 chat_prompt.py      the prompt of a chat
 chat_turn.py        a turn of a chat, for all endpoints that have chats
-chat_blocks.py      reasoning, text and calls as a row of blocks
 chat_output.py      these as a message of ``/v1/chat/completions``, or as its deltas
 turn_response.py    these for the endpoints with other forms
 tokenize.py         ``/tokenize`` and ``/detokenize``

@@ -1,4 +1,4 @@
-"""The routes of the server, and the small endpoints: health, version and models."""
+"""The routes of the server, and the small endpoints: health, load, version and models."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,7 +18,7 @@ from jspec.serving.openai.metrics import EngineCollector
 from jspec.serving.openai.middleware import Middleware
 from jspec.serving.openai.page import page
 from jspec.serving.openai.service import Service
-from jspec.serving.openai.tokenize import detokenize, tokenize
+from jspec.serving.openai.tokenize import detokenize, tokenize, tokenizer_info
 from jspec.serving.responses_api.responses import forget_response, responses, stored_response
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
@@ -35,6 +35,9 @@ def make_app(service: Service) -> ASGIApp:
     paths: dict[tuple[str, str], Handler] = {
         ("GET", "/"): page,
         ("GET", "/health"): _health,
+        ("GET", "/ping"): _health,
+        ("POST", "/ping"): _health,
+        ("GET", "/load"): _load,
         ("GET", "/version"): _version,
         ("GET", "/metrics"): metrics,
         ("GET", "/v1/models"): _models,
@@ -48,6 +51,7 @@ def make_app(service: Service) -> ASGIApp:
         ("POST", "/v1/messages/count_tokens"): count_tokens,
         ("POST", "/tokenize"): tokenize,
         ("POST", "/detokenize"): detokenize,
+        ("GET", "/tokenizer_info"): tokenizer_info,
     }
     routes = [Route(path, _bound(handler, service), methods=[method]) for (method, path), handler in paths.items()]
     # A router without Starlette's middlewares, whose error responses are not OpenAI's.
@@ -68,6 +72,11 @@ async def _health(service: Service, _: Request) -> Response:
     if service.engine.error is not None:
         raise ApiError(503, "the engine failed when it was last stepped; the server's log says why")
     return Response()
+
+
+async def _load(service: Service, _: Request) -> Response:
+    """How many requests are under way, without this one."""
+    return JSONResponse({"server_load": service.in_flight - 1})
 
 
 async def _version(_: Service, __: Request) -> Response:

@@ -4,8 +4,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from jspec.serving.openai.chat_blocks import Block, Blocks
 from jspec.serving.openai.chat_turn import TurnParser
+from jspec.text.parsers.blocks import Block, Blocks
 
 
 class ChatOutput:

@@ -6,19 +6,28 @@ All endpoints for chats have it in common; they differ in how a turn is asked fo
 import dataclasses
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from jspec.engine.request import Request
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.sampling.thinking import ThinkingBudget
-from jspec.serving.openai.chat_blocks import Blocks
 from jspec.serving.openai.chat_prompt import prompt_of
 from jspec.serving.openai.errors import ApiError, require_that
 from jspec.serving.openai.protocol import ChatRequest
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.serving_base import RequestSettings, Tenant, request_settings, requests_of
 from jspec.serving.openai.tool_choice import callable_tools, choice_of, name_of
+from jspec.text.parsers.blocks import Blocks
 from jspec.text.parsers.calls import NAME
-from jspec.text.parsers.forced import CallsForm, JsonCalls, after_reasoning, calls_form
+from jspec.text.parsers.forced import (
+    CallsForm,
+    JsonCalls,
+    after_reasoning,
+    calls_form,
+    is_strict,
+    or_calls,
+    strict_form,
+)
 from jspec.text.parsers.parser import OutputParser, make_parser
 from jspec.text.parsers.registry import reasoning_format, tool_format
 
@@ -55,6 +64,7 @@ class ChatTurn:
         calls = None if self.choice.kind == "none" or service.llm.tokenizer is None else service.tool_parser
         self._tool, self._reasoning = calls, None if service.llm.tokenizer is None else service.reasoning_parser
         self._form: CallsForm | None = None
+        self._is_free = False  # whether the form leaves reasoning and text as they are
         self.is_parsed = bool(self._tool or self._reasoning or self.choice.is_forced)
         if self.is_parsed:
             request.skip_special_tokens = False  # markers of calls and reasoning may be special tokens
@@ -72,10 +82,12 @@ class ChatTurn:
         settings, form = self._given, self._given.copies[0].structured_outputs
         if self.choice.is_forced:
             form, settings = self._calls_form(), dataclasses.replace(settings, form_field="tools")
+        elif self._tool is not None:
+            form, settings = self._form_beside_calls(form, settings)
         budget = self._budget()
         if form is None and budget is None:
             return settings
-        if form is not None and self._reasoning is not None:
+        if form is not None and self._reasoning is not None and not self._is_free:
             markers, thinks = self.service.marker_tokens.ids, reasoning_format(self._reasoning)
             form = after_reasoning(form, thinks, markers, self._prompt_end(), answers=not self.choice.is_forced)
         fields = {"structured_outputs": form, "thinking_budget": budget}
@@ -137,6 +149,31 @@ class ChatTurn:
                 not given or given == {"type": "text"}, name, given, "nothing beside a tool_choice that forces calls"
             )
 
+    def _form_beside_calls(
+        self, form: StructuredOutputsParams | None, settings: RequestSettings
+    ) -> tuple[StructuredOutputsParams | None, RequestSettings]:
+        """The form of a text that may have calls: strict tools make one, and another one's place may be taken by calls."""
+        tools, tool, markers = self.request.tools or [], tool_format(self._tool), self.service.marker_tokens.ids
+        if not all(NAME.fullmatch(name_of(given)) for given in tools):
+            return form, settings
+        reasoning = reasoning_format(self._reasoning)
+        if form is not None and reasoning is not None and reasoning.answer:
+            return form, settings  # whose preamble leads to the answer alone
+        if form is not None:
+            return or_calls(form, tools, tool, markers, self.choice.several), settings
+        if not any(map(is_strict, tools)):
+            return None, settings
+        self._require_small(tools)
+        form = strict_form(tools, tool, markers, self.choice.several)
+        self._is_free = form is not None
+        return form, dataclasses.replace(settings, form_field="tools")
+
+    def _require_small(self, tools: Sequence[Any]):
+        most, size = self.service.limits.max_grammar_bytes, len(json.dumps(tools))
+        if size > most:
+            message = f"tools are {size} characters as a grammar: expected at most {most} (--max-grammar-bytes)"
+            raise ApiError(400, message, "tools")
+
     def _calls_form(self) -> StructuredOutputsParams:
         """The form that makes the model call a tool.
 
@@ -146,10 +183,7 @@ class ChatTurn:
         tools = callable_tools(self.request.tools or [], self.choice)
         for index, tool in enumerate(self.request.tools or []):
             _require_name(f"tools[{index}].function.name", name_of(tool))
-        most, size = self.service.limits.max_grammar_bytes, len(json.dumps(tools))
-        if size > most:
-            message = f"tools are {size} characters as a grammar: expected at most {most} (--max-grammar-bytes)"
-            raise ApiError(400, message, "tools")
+        self._require_small(tools)
         markers, tool = self.service.marker_tokens.ids, tool_format(self._tool)
         try:
             self._form = calls_form(tools, tool, markers, self.choice.several, self.choice.kind == "named")

@@ -17,7 +17,7 @@ from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.openai.service import TEMPLATE_KWARGS, Service
 from jspec.text.chat_template import read_template
 from jspec.text.grammar.limits import GrammarLimits
-from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, detect
+from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, detect_of
 
 AUTO, NONE = "auto", "none"  # values of the options that name formats
 PROGRESS_SECONDS = 10.0  # between two lines while programs are compiled
@@ -87,9 +87,7 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
 
 def _parsers(llm: LLM, template: str | None, tool: str, reasoning: str) -> tuple[str | None, str | None]:
     """The formats of calls and of reasoning; None for none."""
-    own = getattr(llm.tokenizer, "chat_template", None) or ""
-    text = template or (own if isinstance(own, str) else "\n".join(own.values()))
-    by_template = detect(text, llm.target.config.architecture)
+    by_template = detect_of(llm.tokenizer, template, llm.target.config.architecture)
     tool_parser, reasoning_parser = (
         by_itself if given == AUTO else None if given == NONE else given
         for given, by_itself in zip((tool, reasoning), by_template, strict=True)

@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``: from a text or a chat to tokens, and back to text."""
+"""``/tokenize`` and ``/detokenize``: from a text or a chat to tokens, and back to text; ``/tokenizer_info``."""
 
 from typing import Any
 
@@ -41,3 +41,18 @@ async def detokenize(service: Service, http: HttpRequest) -> Response:
     except ValueError as error:
         raise ApiError(400, str(error), "tokens") from None
     return JSONResponse({"prompt": await service.prepare(lambda: service.decoded(tokens))})
+
+
+async def tokenizer_info(service: Service, _: HttpRequest) -> Response:
+    """What clients have to know that tokenise by themselves: class, special tokens, chat template and longest text.
+
+    Nothing names a file of this machine.
+    """
+    tokenizer: Any = service.llm.tokenizer
+    if tokenizer is None:
+        raise ApiError(404, "the model has no tokenizer")
+    special = {f"{name}_token": getattr(tokenizer, f"{name}_token", None) for name in ("bos", "eos", "pad", "unk")}
+    added = {str(id): str(getattr(token, "content", token)) for id, token in tokenizer.added_tokens_decoder.items()}
+    template = service.chat_template or getattr(tokenizer, "chat_template", None)
+    info = {"tokenizer_class": type(tokenizer).__name__, "model_max_length": service.max_len, **special}
+    return JSONResponse({**info, "added_tokens": added, "vocab_size": len(tokenizer), "chat_template": template})

@@ -8,10 +8,10 @@ from typing import Any
 from jspec.engine.request import Request
 from jspec.outputs import Result
 from jspec.serving.async_engine import Group
-from jspec.serving.openai.chat_blocks import Blocks, Step
 from jspec.serving.openai.chat_turn import ChatTurn
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.responses import as_api_error, require_sound
+from jspec.text.parsers.blocks import Blocks, Step
 
 
 class TurnResponse(abc.ABC):

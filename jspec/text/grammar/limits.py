@@ -66,8 +66,9 @@ def check_size(asked: StructuredOutputsParams):
         _check_schema(schema)
     elif asked.grammar is not None:
         _check_lark(asked.grammar)
-    if asked.preamble is not None:
-        _check_lark(asked.preamble)
+    for grammar in (asked.preamble, asked.alternative):
+        if grammar is not None:
+            _check_lark(grammar)
 
 
 def _check_schema(schema: Any):

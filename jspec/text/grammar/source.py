@@ -10,12 +10,15 @@ from jspec.text.grammar.schema import closed
 def grammar_text(asked: StructuredOutputsParams) -> str:
     """llguidance's grammar text for structured outputs."""
     text = _form(asked)
-    if asked.preamble is None:
+    if asked.preamble is None and asked.alternative is None:
         return text
     first, *others = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
-    start = {"name": "start", "lark_grammar": "start: @preamble @form"}
-    preamble = {"name": "preamble", "lark_grammar": asked.preamble}
-    return json.dumps({"grammars": [start, preamble, {**first, "name": "form"}, *others]})
+    parts = {"preamble": asked.preamble, "alternative": asked.alternative}
+    given = [{"name": name, "lark_grammar": part} for name, part in parts.items() if part is not None]
+    before = "" if asked.preamble is None else "@preamble "
+    form = "@form" if asked.alternative is None else "(@form | @alternative)"
+    start = {"name": "start", "lark_grammar": f"start: {before}{form}"}
+    return json.dumps({"grammars": [start, *given, {**first, "name": "form"}, *others]})
 
 
 def _form(asked: StructuredOutputsParams) -> str:

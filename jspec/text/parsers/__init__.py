@@ -5,6 +5,7 @@ it as if it were there as a whole; what it finds goes to output.py.
 
 events.py           the events
 parser.py           the parser of one completion
+blocks.py           the events as a row of blocks
 registry.py         the formats by name, and which a chat template asks for
 lexer.py            finds markers that are single tokens
 reader.py           steps that wait for more text

@@ -96,6 +96,18 @@ class CallGrammar:
             schema = {"$ref": f"{place}/properties/{escaped(name)}", "$defs": {"arguments": moved(parameters, place)}}
         return self.json(schema)
 
+    def among_text(self, calls: str, without: Sequence[str]) -> str:
+        """An expression for any text in which these calls may stand.
+
+        Args:
+          calls: what follows where one of ``without`` comes.
+          without: markers that are tokens, which begin calls or belong to them.
+        """
+        others = sorted(id for text, id in self._tokens.items() if text not in without)
+        tokens = f" | <[{','.join(map(str, others))}]>" if others else ""
+        free = self.rule(f"(/(.|\\n)+/{tokens})*")
+        return f"{free} ({calls} {free})*"
+
     def has(self, marker: str) -> bool:
         """Whether this text is a token."""
         return marker in self._tokens

@@ -55,6 +55,56 @@ def calls_form(
     return CallsForm(_as_json(list_schema(functions, several)), None, False)
 
 
+def strict_form(
+    tools: Sequence[Mapping[str, Any]], tool: ToolFormat | None, tokens: Mapping[str, int], several: bool
+) -> StructuredOutputsParams | None:
+    """The form of a text in which every call fits the schema of its tool, if that is strict; None if there is no such form.
+
+    Text, reasoning among it, is free until a token comes that begins calls; so there has to be one. The grammar does not
+    hold for end-of-text tokens, which may come wherever the text may end.
+
+    Args:
+      tools, tool, tokens, several: as of ``calls_form``.
+    """
+    if tool is None or not tool.begins or tool.begins[0] not in tokens:
+        return None
+    functions, grammar = [_if_strict(given) for given in tools], CallGrammar(tokens)
+    expression = tool.grammar(grammar, functions, several)
+    if expression is None:
+        return None
+    return StructuredOutputsParams(grammar=grammar.text(grammar.among_text(expression, tool.markers)))
+
+
+def or_calls(
+    form: StructuredOutputsParams,
+    tools: Sequence[Mapping[str, Any]],
+    tool: ToolFormat | None,
+    tokens: Mapping[str, int],
+    several: bool,
+) -> StructuredOutputsParams:
+    """A form, in place of which there may be calls; the form alone if there is no grammar of calls.
+
+    Args:
+      form: of the answer.
+      tools, tool, tokens, several: as of ``calls_form``.
+    """
+    grammar = CallGrammar(tokens)
+    functions = [_if_strict(given) for given in tools]
+    expression = None if tool is None else tool.grammar(grammar, functions, several)
+    return form if expression is None else dataclasses.replace(form, alternative=grammar.text(expression))
+
+
+def is_strict(tool: Mapping[str, Any]) -> bool:
+    """Whether a tool asks that its arguments fit its schema."""
+    return tool.get("function", tool).get("strict") is True
+
+
+def _if_strict(tool: Mapping[str, Any]) -> Function:
+    """The function of a tool, with any arguments if it is not strict."""
+    function = Function.of(tool)
+    return function if is_strict(tool) else Function(function.name, {"type": "object"})
+
+
 def _as_json(schema: Mapping[str, Any]) -> StructuredOutputsParams:
     return StructuredOutputsParams(json=json.dumps(schema), whitespace_pattern=BLANKS)
 

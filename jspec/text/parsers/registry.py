@@ -1,6 +1,7 @@
 """The formats by vLLM's names, and which of them a chat template asks for."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from jspec.text.parsers.formats.deepseek_v3 import DEEPSEEK_V3
 from jspec.text.parsers.formats.deepseek_v31 import DEEPSEEK_V31
@@ -100,6 +101,12 @@ def detect(template: str, architecture: str = "") -> tuple[str | None, str | Non
     if "[THINK]" in template:
         return tool, "mistral"
     return tool, "deepseek_r1" if "</think>" in template else None
+
+
+def detect_of(tokenizer: Any, template: str | None, architecture: str) -> tuple[str | None, str | None]:
+    """The same for a tokenizer and the chat template in use, which is the tokenizer's own if ``template`` is None."""
+    own = getattr(tokenizer, "chat_template", None) or ""
+    return detect(template or (own if isinstance(own, str) else "\n".join(own.values())), architecture)
 
 
 def tool_format(name: str | None) -> ToolFormat | None:

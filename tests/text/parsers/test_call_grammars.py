@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.text.grammar.grammars import Grammars
 from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Reasoning
-from jspec.text.parsers.forced import JsonCalls, after_reasoning, calls_form
+from jspec.text.parsers.forced import JsonCalls, after_reasoning, calls_form, or_calls, strict_form
 from jspec.text.parsers.lexer import MarkerTokens
 from jspec.text.parsers.parser import make_parser
 from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
@@ -202,3 +202,52 @@ def test_an_answer_has_its_form_behind_the_reasoning(thinks):
         events = parser.feed(known.decode(tokens), tokens) + parser.finish()
         answer = "".join(event.text for event in events if isinstance(event, Content))
         assert set(json.loads(answer)) == {"a"}
+
+
+STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+TOKENS = ids_of(tokenizer(True))
+WITH_TOKENS = [name for name, form in DISTINCT.items() if form.begins and form.begins[0] in TOKENS]
+    name for name, form in DISTINCT.items() if form.begins and form.begins[0] in MarkerTokens.of(tokenizer(True)).ids
+]
+
+
+@pytest.mark.parametrize("name", WITH_TOKENS)
+def test_strict_tools_get_arguments_that_fit_wherever_they_are_called(name):
+    known, form, called = tokenizer(True), DISTINCT[name], 0
+    params = strict_form(STRICT, form, ids_of(known), True)
+    if params is None:
+        assert name in ("gemma4", "pythonic")  # of whose calls there is no grammar
+        return
+    begin = ids_of(known)[form.begins[0]]
+    for seed in range(6):
+        tokens = written(params, True, seed)
+        parser = make_parser(name, None, tools=STRICT, tokens=MarkerTokens.of(known))
+        events = parser.feed(known.decode(tokens), tokens) + parser.finish()
+        calls, _ = calls_of([event for event in events if not isinstance(event, Content)])
+        read = [(name, arguments) for name, arguments in calls if name == "read_file"]
+        check(read or [("list-files", {})], True)
+        assert bool(calls) == (begin in tokens)
+        called += len(calls)
+    assert called
+
+
+@pytest.mark.parametrize("name", WITH_TOKENS)
+def test_an_answer_of_some_form_may_be_calls_instead(name):
+    known, form = tokenizer(True), DISTINCT[name]
+    params = or_calls(StructuredOutputsParams(choice=["yes", "no"]), STRICT, form, ids_of(known), False)
+    answers, called = set(), 0
+    for seed in range(12):
+        tokens = written(params, True, seed)
+        parser = make_parser(name, None, tools=STRICT, tokens=MarkerTokens.of(known))
+        events = parser.feed(known.decode(tokens), tokens) + parser.finish()
+        calls, _ = calls_of([event for event in events if not isinstance(event, Content)])
+        called += len(calls)
+        if not calls:
+            answers.add("".join(event.text for event in events if isinstance(event, Content)))
+    assert answers <= {"yes", "no"}
+    assert (called > 0) == (params.alternative is not None)
+
+
+def test_without_a_token_that_begins_calls_there_is_no_strict_form():
+    assert strict_form(STRICT, TOOL_FORMATS["hermes"], {}, True) is None
+    assert strict_form(STRICT, None, ids_of(tokenizer(True)), True) is None

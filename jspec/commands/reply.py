@@ -1,0 +1,124 @@
+"""A model's reply in a conversation: what of it is reasoning, text and calls, while it comes."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jspec.llm import LLM
+from jspec.outputs import Delta
+from jspec.text.parsers.blocks import Blocks
+from jspec.text.parsers.lexer import MarkerTokens
+from jspec.text.parsers.parser import make_parser
+from jspec.text.parsers.registry import detect_of
+from jspec.text.token_spans import Span, TokenSpans
+
+PROMPT_END = 64  # tokens of the prompt that may say whether the model is reasoning when its text begins
+
+
+class Piece(NamedTuple):
+    """The next text to show.
+
+    Attributes:
+      kind: ``reasoning``, ``text`` or ``call``.
+      span: the text, and where it comes from.
+    """
+
+    kind: str
+    span: Span
+
+
+class ReplyFormat:
+    """How a model writes calls and reasoning, by its chat template and class.
+
+    Args:
+      llm: the model.
+      template: the chat template in use, if it is not the checkpoint's.
+      tools: of the conversation.
+    """
+
+    def __init__(self, llm: LLM, template: str | None, tools: Sequence[dict[str, Any]] | None):
+        architecture = getattr(llm.target.config, "architecture", "")
+        tool, self.reasoning = detect_of(llm.tokenizer, template, architecture)
+        self.tool = tool if tools else None
+        self._llm, self._tools = llm, tools
+        self._tokens = MarkerTokens.of(llm.tokenizer) if self.is_known else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything to tell apart from text."""
+        return bool(self.tool or self.reasoning)
+
+    def reply(self, prompt: Sequence[int]) -> "Reply":
+        """The reply to a prompt."""
+        return Reply(self, self._llm.tokenizer, prompt, self._tools, self._tokens)
+
+
+class Reply:
+    """One reply, as its deltas come.
+
+    Args:
+      form: how the model writes it.
+      tokenizer: of the model.
+      prompt: the tokens before it.
+      tools: of the conversation.
+      tokens: the tokens that may be markers; None if none are looked for.
+    """
+
+    def __init__(
+        self, form: ReplyFormat, tokenizer: Any, prompt: Sequence[int], tools: Any, tokens: MarkerTokens | None
+    ):
+        self._spans, self._blocks = TokenSpans(tokenizer, prompt, skip_special_tokens=tokens is None), Blocks()
+        self._parser = None
+        if tokens is not None:
+            end = tokenizer.decode(list(prompt[-PROMPT_END:]), skip_special_tokens=False)
+            self._parser = make_parser(form.tool, form.reasoning, tools=tools, tokens=tokens.after(prompt), prompt=end)
+        self._text = ""
+
+    def add(self, delta: Delta) -> Iterator[Piece]:
+        """What a delta has to show."""
+        self._text += delta.text or ""
+        if self._parser is None:
+            yield from (Piece("text", span) for span in self._spans.of(delta))
+            return
+        tokens: Sequence[int] = delta.token_ids
+        source = ""
+        for text, source in self._spans.of(delta):
+            yield from self._pieces(self._parser.feed(text, tokens), source)
+            tokens = ()
+        ended = self._parser.finish() if delta.finished else self._parser.feed("", tokens)
+        yield from self._pieces(ended, source, delta.finished)
+
+    def _pieces(self, events: Any, source: str, ended: bool = False) -> Iterator[Piece]:
+        """What to show of events; what was held back has the source of the text that told what it is."""
+        for step in self._blocks.add(events, ended):
+            kind, index = step.block.kind, step.block.index
+            before = self._blocks.done[index - 1].kind if index else ""
+            if step.what == "begin" and kind == "call":
+                yield Piece(kind, (f"{'' if before in ('', 'call') else chr(10)}call: {step.block.name} ", source))
+            elif step.what == "begin" and before:
+                yield Piece(before, ("" if before == "call" else "\n\n", source))
+            elif step.what == "more":
+                yield Piece(kind, (step.text, source))
+            elif step.what == "end" and kind == "call":
+                yield Piece(kind, ("\n", source))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing of it yet."""
+        return not (self._text if self._parser is None else self._blocks.done)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The reply so far as a message of the conversation."""
+        if self._parser is None:
+            return {"role": "assistant", "content": self._text}
+        texts = {kind: [b.text for b in self._blocks.done if b.kind == kind] for kind in ("text", "reasoning")}
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(texts["text"])}
+        if texts["reasoning"]:
+            message["reasoning_content"] = "\n".join(texts["reasoning"])
+        calls = [block for block in self._blocks.done if block.kind == "call"]
+        if calls:
+            message["tool_calls"] = [
+                {"id": b.id or f"call_{b.index}", "type": "function", "function": {"name": b.name, "arguments": b.text}}
+                for b in calls
+            ]
+        return message
