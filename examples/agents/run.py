@@ -5,8 +5,8 @@
     python examples/agents/run.py --clients DIR --address http://127.0.0.1:8000 --model NAME   # with your own server
 
 No model that knows tools comes with jspec. So without ``--address`` a scripted target stands in for one
-(``scripted_server.py``): what it writes is given, and all else is as in every server. Each agent gets a folder with a file that
-prints 41, is asked to make it print 42 and to run it, and has to have done so.
+(``scripted_server.py``): what it writes is given, and all else is as in every server. Each agent gets a folder with a file
+that prints 41, is asked to make it print 42 and to run it, and has to have done so.
 """
 
 import argparse
@@ -31,6 +31,7 @@ TASK = "a.py prints 41. Read it, change it so that it prints 42, run it, and say
 BEFORE, AFTER, KEY = "print(41)\n", "print(42)", "a-key"
 COMMANDS = ("cat a.py", "sed -i s/41/42/ a.py", f"{sys.executable} a.py")
 SECONDS = 300  # for each agent
+PASSED_ON = ("PATH", "LANG", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")  # of this environment
 
 
 class Agent:
@@ -146,11 +147,7 @@ def run(agent: Agent, clients: pathlib.Path, address: str, model: str, folder: p
         (home / name).parent.mkdir(parents=True)
         (home / name).write_text(json.dumps(content))
     program = clients / "node_modules" / ".bin" / agent.program
-    known = {
-        name: os.environ[name]
-        for name in ("PATH", "LANG", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
-        if name in os.environ
-    }
+    known = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     variables = {**known, "HOME": str(home), "NO_COLOR": "1", **agent.variables(address, model)}
     ended = subprocess.run(
         [str(program), *agent.arguments(address, model)],

@@ -2,9 +2,9 @@
 
     python examples/agents/scripted_server.py SCRIPT TARGET [options of jspec serve]
 
-SCRIPT is a JSON file with a list of texts. The target writes text number k where the conversation has k results of tools, the
-last one behind the others too. A grammar with one text makes it do so; drafts, verification, parsers and endpoints are those
-of every server. Requests with a form of their own, such as forced calls, keep it.
+SCRIPT is a JSON file with a list of texts. The target writes text number k where the conversation has k results of tools,
+and the last one where it has more. A grammar with one text makes it do so; drafts, verification, parsers and endpoints are
+those of every server. Requests with a form of their own, such as forced calls, keep it.
 """
 
 import dataclasses

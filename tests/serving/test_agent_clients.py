@@ -1,7 +1,7 @@
 """Real clients of agents against a server process: each calls a tool and uses its result.
 
 The shipped models know no tools: with ``auto`` a scripted target stands in for a model that calls by itself, and with
-``required`` a grammar forces the shipped target to call (``scripted_server.py``).
+``required`` a grammar forces the shipped target to call (``examples/agents/scripted_server.py``).
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scripted_server import ANSWER, PATH, RESULT, TEMPLATE, THOUGHT
 from test_openai_process import running
 from tiers import in_tiers
 
+from examples.agents.scripted_server import answer, call
 from jspec.commands.demo import FAMILY
 
 anthropic = pytest.importorskip("anthropic")
@@ -23,7 +23,8 @@ openai = pytest.importorskip("openai")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
-SCRIPT = Path(__file__).parents[1] / "helpers" / "scripted_server.py"
+SCRIPTED = Path(__file__).parents[2] / "examples" / "agents" / "scripted_server.py"
+THOUGHT, PATH, RESULT, ANSWER = "I look.", "a.py", "x = 41", "The number is 41."
 ASKED = "What number is in a.py?"
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string", "enum": [PATH]}}, "required": ["path"]}
 FUNCTION = {"name": "read_file", "description": "Reads a file.", "parameters": PARAMETERS}
@@ -34,11 +35,10 @@ WAYS = in_tiers([(s, c) for c in ("auto", "required") for s in (True, False)], t
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("scripted")
-    (template := folder / "chat.jinja").write_text(TEMPLATE)
-    command = [sys.executable, str(SCRIPT), "serve", str(FAMILY / "target"), "--draft", str(FAMILY / "draft")]
+    (script := folder / "script.json").write_text(json.dumps([call("read_file", THOUGHT, path=PATH), answer(ANSWER)]))
+    command = [sys.executable, str(SCRIPTED), str(script), str(FAMILY / "target"), "--draft", str(FAMILY / "draft")]
     command += ["--num-speculative-tokens", "3", "--served-model-name", "m", "--port", "0", "--dtype", "float32"]
-    command += ["--max-num-seqs", "2", "--max-model-len", "512", "--chat-template", str(template), "--api-key", "k"]
-    command += ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--log-level", "warning"]
+    command += ["--max-num-seqs", "2", "--max-model-len", "1024", "--api-key", "k", "--log-level", "warning"]
     with running(command, folder) as (process, address):
         yield address
         process.send_signal(signal.SIGTERM)

@@ -207,8 +207,6 @@ def test_an_answer_has_its_form_behind_the_reasoning(thinks):
 STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
 TOKENS = ids_of(tokenizer(True))
 WITH_TOKENS = [name for name, form in DISTINCT.items() if form.begins and form.begins[0] in TOKENS]
-    name for name, form in DISTINCT.items() if form.begins and form.begins[0] in MarkerTokens.of(tokenizer(True)).ids
-]
 
 
 @pytest.mark.parametrize("name", WITH_TOKENS)
