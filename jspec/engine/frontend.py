@@ -170,9 +170,8 @@ class Frontend:
         elif finish_reason == "error":
             stop_reason = f"the target's logits at position {len(request.prompt) + len(tokens)} are not finite"
             if request.constraint is not None:
-                stop_reason += (
-                    ", or structured_outputs or thinking_budget allows no token there that other options allow"
-                )
+                budget = " or thinking_budget" if request.params.thinking_budget is not None else ""
+                stop_reason += f", or structured_outputs{budget} allows no token there that other options allow"
             if active.error is not None:
                 stop_reason = f"{type(active.error).__name__}: {active.error}"
         if request.params.max_drafts == 0:
