@@ -185,6 +185,7 @@ def test_forced_calls_have_the_models_own_syntax(tool, choice):
     text = family().tokenizer.decode(choice["token_ids"])
     [call] = choice["message"]["tool_calls"]
     checked(call)
+    assert (len(call["id"]) == 9 and call["id"].isalnum()) == (tool == "mistral")
     begins = {"hermes": "<tool_call>\n{", "qwen3_coder": "<tool_call>", "glm45": "<tool_call>", "llama3_json": '{"name'}
     assert text.startswith(begins.get(tool, "[TOOL_CALLS]" if tool == "mistral" else ("[", "{")))
 

@@ -41,9 +41,7 @@ class ChatResponse(GenerationResponse):
         self._top = (request.top_logprobs or 0) if request.logprobs else None
         self._turn, self._choice, self._deltas = turn, turn.choice, dict[int, dict[str, Any]]()
         shows = request.include_reasoning is not False
-        self._outputs = [
-            ChatOutput(turn.parser(), turn.choice.several, shows) for _ in (requests if turn.is_parsed else ())
-        ]
+        self._outputs = [ChatOutput(turn.parser(), turn.blocks(shows)) for _ in (requests if turn.is_parsed else ())]
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
         text, fields = result.text or "", {"content": result.text or ""}

@@ -13,15 +13,11 @@ class ChatOutput:
 
     Args:
       parser: of the choice's text.
-      several_calls: whether there may be several calls; if not, those after the first are left out.
-      shows_reasoning: whether the client gets reasoning.
-
-    Attributes:
-      blocks: so far.
+      blocks: collects its events.
     """
 
-    def __init__(self, parser: TurnParser, several_calls: bool = True, shows_reasoning: bool = True):
-        self._parser, self.blocks = parser, Blocks(several_calls, shows_reasoning)
+    def __init__(self, parser: TurnParser, blocks: Blocks):
+        self._parser, self.blocks = parser, blocks
 
     def add(self, text: str, token_ids: Sequence[int], ended: bool) -> dict[str, Any]:
         """The fields of the next ``delta``; empty if there is nothing to show yet.

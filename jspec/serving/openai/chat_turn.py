@@ -102,6 +102,12 @@ class ChatTurn:
         """
         return requests_of(self.service, self.request, settings, self.prompt, "messages")
 
+    def blocks(self, shows_reasoning: bool = True) -> Blocks:
+        """Collects the events of one text."""
+        form = tool_format(self._tool)
+        new_id = {} if form is None else {"new_id": form.new_id}
+        return Blocks(self.choice.several, shows_reasoning, **new_id)
+
     def parser(self) -> TurnParser:
         """The parser of one text."""
         formless = self._form is not None and not self._form.in_format

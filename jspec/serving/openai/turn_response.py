@@ -11,7 +11,7 @@ from jspec.serving.async_engine import Group
 from jspec.serving.openai.chat_turn import ChatTurn
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.responses import as_api_error, require_sound
-from jspec.text.parsers.blocks import Blocks, Step
+from jspec.text.parsers.blocks import Step
 
 
 class TurnResponse(abc.ABC):
@@ -30,7 +30,7 @@ class TurnResponse(abc.ABC):
     ):
         self.turn, self.model, self.requests, self.request_id = turn, model, requests, request_id
         self.created = time.time()
-        self.blocks = Blocks(turn.choice.several, shows_reasoning)
+        self.blocks = turn.blocks(shows_reasoning)
         self.result: Result | None = None
         self._parser = turn.parser()
 

@@ -1,7 +1,7 @@
 """The output of a chat as a row of blocks: reasoning, text and calls, each of which begins, grows and ends."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Event
@@ -17,7 +17,7 @@ class Block:
       kind: what it is.
       index: its place among the blocks.
       name: of the tool that is called; empty for other kinds.
-      id: of the call, where the model's format has one.
+      id: of the call, where the model's format has one or wants one of a kind.
       text: so far: the reasoning, the text, or the JSON of the call's arguments.
     """
 
@@ -43,13 +43,19 @@ class Blocks:
     Args:
       several_calls: whether there may be several calls; if not, those after the first are left out.
       shows_reasoning: whether there are blocks of reasoning.
+      new_id: makes the ids of calls that the model gave none.
 
     Attributes:
       done: the blocks that have begun.
     """
 
-    def __init__(self, several_calls: bool = True, shows_reasoning: bool = True):
-        self._several, self._shows_reasoning = several_calls, shows_reasoning
+    def __init__(
+        self,
+        several_calls: bool = True,
+        shows_reasoning: bool = True,
+        new_id: Callable[[], str | None] = lambda: None,
+    ):
+        self._several, self._shows_reasoning, self._new_id = several_calls, shows_reasoning, new_id
         self.done: list[Block] = []
         self._open: Block | None = None
         self._left_out = False  # whether the call that is under way is
@@ -69,7 +75,7 @@ class Blocks:
         if isinstance(event, CallStart):
             self._left_out = self.has_call and not self._several
             if not self._left_out:
-                yield from self._begin("call", event.name, event.id)
+                yield from self._begin("call", event.name, event.id or self._new_id())
         elif isinstance(event, CallArguments):
             if not self._left_out:
                 yield from self._more(event.text)

@@ -46,6 +46,10 @@ class ToolFormat(ABC):
         del grammar, functions, several
         return None
 
+    def new_id(self) -> str | None:
+        """An id for a call, where the model's chat template takes only some; None for any id."""
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class ReasoningFormat:

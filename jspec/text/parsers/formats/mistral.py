@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import random
+import string
 from collections.abc import Sequence
 
 from jspec.text.parsers.call_grammar import CallGrammar, Function
@@ -66,6 +68,9 @@ class Mistral(ToolFormat):
         else:
             yield from pass_arguments(reader, calls.arguments, self.begins)
         calls.end()
+
+    def new_id(self) -> str:
+        return "".join(random.choices(string.ascii_letters + string.digits, k=9))  # as its templates demand
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
         if grammar.has(ARGS):
