@@ -135,8 +135,10 @@ class Session:
                 f"the conversation has {len(prompt)} tokens, but max_len={max_len} leaves room for {max_len - 1} and one "
                 "new token; /reset clears the conversation, and --max-len gives room for a longer one"
             )
-        shows = {"skip_special_tokens": False} if self._format.is_known else {}  # among which may be markers
-        request, result = self._llm.engine.request(prompt, **self._sampling, **shows), None
+        sampling = {**self._sampling}
+        if self._format.is_known:
+            sampling["skip_special_tokens"] = False  # among which may be markers
+        request, result = self._llm.engine.request(prompt, **sampling), None
         self._reply, start = self._format.reply(prompt), time.perf_counter()
         with contextlib.closing(self._llm.engine.stream(request)) as deltas:
             for delta in deltas:
