@@ -1,4 +1,4 @@
-"""Requests whose tokens a grammar restricts, among others: their texts have the distribution of masked sampling."""
+"""Requests whose tokens a grammar or a thinking budget restricts, among others: their texts are those of masked sampling."""
 
 import dataclasses
 
@@ -6,7 +6,9 @@ import jax.numpy as jnp
 from disturbances import attribute
 
 from jspec.engine.runner.step import DecodeStep
+from jspec.text.thinking import BudgetConstraint
 from lossless import served
+from lossless.budgets import budget
 from lossless.checks import FIRST, p_values
 from lossless.distributions import Grammar, Options, Warp
 from lossless.losslessness import Run, ServedLosslessness, engine_of
@@ -36,6 +38,14 @@ PROGRAMS = (
 )
 
 
+THINKING = (
+    Ask((1,), Warp(), options=Options(grammar=budget((0, 2), (3,), 2, True))),
+    Ask((2, 0, 1, 3, 1), Warp(1.3), options=Options(grammar=budget((1,), (2, 3), 1, False))),
+    Ask((2, 0, 1), Warp(0.8), options=Options(grammar=budget((1,), (3,), 1, True), **PENALTIES)),
+    Ask((2, 0, 3, 3, 1, 0, 2), Warp(0.8)),
+)
+
+
 class TestServed(ServedLosslessness):
     asks, seed = ASKS, 91
     runs = (
@@ -58,3 +68,21 @@ def test_drafts_cut_off_where_the_grammar_rejects_one_are_detected():
     with attribute(DecodeStep, "verify", cut):
         tallies = served.play(engine_of(program, True), 6_000, seed=92, asks=ASKS)
     assert min(p_values(TestServed.with_oracles(program, tallies)[:2], FIRST)) < LEVEL
+
+
+class TestThinkingBudgets(ServedLosslessness):
+    asks, seed = THINKING, 95
+    runs = TestServed.runs
+
+
+def test_a_budget_that_is_counted_by_rounds_is_detected():
+    """The marker comes at the first position of a round alone, as where a server looks at the text between rounds."""
+    allow = BudgetConstraint.allow
+
+    def at_rounds(self, drafts, flags):
+        allow(self, [], flags)
+
+    program = PROGRAMS[0][0]  # whose engine is there: the fault is in no program
+    with attribute(BudgetConstraint, "allow", at_rounds):
+        tallies = served.play(engine_of(program, True), 2_500, seed=96, asks=THINKING)
+    assert min(p_values(TestThinkingBudgets.with_oracles(program, tallies)[:2], FIRST)) < LEVEL

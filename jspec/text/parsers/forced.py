@@ -66,7 +66,7 @@ def strict_form(
     Args:
       tools, tool, tokens, several: as of ``calls_form``.
     """
-    if tool is None or not tool.begins or tool.begins[0] not in tokens:
+    if tool is None or tool.plain_begins or not tool.begins or tool.begins[0] not in tokens:
         return None
     functions, grammar = [_if_strict(given) for given in tools], CallGrammar(tokens)
     expression = tool.grammar(grammar, functions, several)
