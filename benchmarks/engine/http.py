@@ -15,6 +15,8 @@ What is measured:
     tpot    milliseconds per output token behind the first, by the requests under way at a time, the temperature, and how
             drafts are drawn: always the likeliest, or at random
     gaps    16 requests: times between chunks of streams, while others arrive and while none does
+    parsing  the queue once more, as chats with a tool: tokens per second where the server looks for calls and reasoning in
+            the texts, and where it does not, in turn
     drafting  parallel drafting beside sequential, each of K = 3, 5 and 7 drafts, over 16 rows: milliseconds to the first
             token and per token behind it, and tokens per second
 """
@@ -28,6 +30,7 @@ import json
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -59,7 +62,11 @@ NAME = "random-weights-synthetic-acceptance-0.7"
 PER_ROW, SMALLER = 8, 16  # requests of a queue; lengths and rows of a smoke run are so many times less
 CONCURRENCIES, TEMPERATURES = (1, 4, 16, 64), (0.0, 0.5, 1.0, 1.5)
 TPOT_PROMPT, TPOT_NEW, GAPS_NEW = 128, 128, 384  # tokens
-PARTS = ("queue", "tpot", "gaps", "drafting")
+PARTS = ("queue", "tpot", "gaps", "parsing", "drafting")
+PARSERS = {"plain": {}, "parsed": {"tool_parser": "hermes", "reasoning_parser": "qwen3"}}
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+TURNS = 3  # of both kinds of servers
 METHODS = {"eagle3": "sequential", "parallel": "parallel"}  # draft heads, and what the keys of figures call them
 DRAFTS, AT_A_TIME, DRAFTING_PROMPT, DRAFTING_NEW = (3, 5, 7), (1, 16), 512, 128
 # Of ``jspec bench serve``: the name of a field, what the keys of figures call it, what it is, and its unit.
@@ -102,11 +109,13 @@ class Loaded:
       loads: the requests.
       concurrency: how many are under way at a time.
       fields: of each request.
+      chat: whether they are chats.
     """
 
     loads: list[Load]
     concurrency: int
     fields: dict[str, Any]
+    chat: bool = False
 
     def measured(self, address: str, folder: pathlib.Path) -> dict[str, Any]:
         """What ``jspec bench serve`` writes about them.
@@ -119,6 +128,7 @@ class Loaded:
         asked.write_text("".join(json.dumps(line) + "\n" for line in lines))
         options = ["--base-url", address, "--dataset-name", "custom", "--dataset-path", str(asked)]
         options += ["--custom-output-len", "-1", "--num-prompts", str(len(lines)), "--disable-shuffle", "--ignore-eos"]
+        options += ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions"] if self.chat else []
         options += ["--max-concurrency", str(self.concurrency), "--extra-body", json.dumps(self.fields)]
         options += [
             "--ready-check-timeout-sec",
@@ -161,6 +171,8 @@ class Measuring:
         if "drafting" in what:
             for method, K in itertools.product(METHODS, drafts):
                 self._drafting(method, K)
+        if "parsing" in what:
+            self._parsing()
         sampled = ["sample"] if {"queue", "gaps"} & set(what) else []
         for sampling in DRAWN if "tpot" in what else sampled:
             setting = dataclasses.replace(setting_of(self._divisor, 64, "eagle"), draft_sampling=sampling)
@@ -172,9 +184,32 @@ class Measuring:
             del engine
             gc.collect()  # its memory is needed
 
-    def _serve(self, engine: Engine, setting: Setting, ask: Callable[[str], None]):
-        """Serve an engine while ``ask`` runs."""
-        serve_while(RandomLLM(engine, setting.method, self._bench, self._tokenizer), ask)
+    def _serve(self, engine: Engine, setting: Setting, ask: Callable[[str], None], **settings):
+        """Serve an engine while ``ask`` runs; ``settings`` are of ``Service``."""
+        serve_while(RandomLLM(engine, setting.method, self._bench, self._tokenizer), ask, **settings)
+
+    def _parsing(self):
+        """The queue as chats, with parsers of calls and reasoning and without them, in turn."""
+        setting = setting_of(self._divisor, 64, "eagle")
+        engine, rates = self._engine(setting), {kind: list[float]() for kind in PARSERS}
+
+        def ask(kind: str, address: str):
+            fields = {"temperature": 1.0, "tools": [TOOL]}
+            with tempfile.TemporaryDirectory() as folder:
+                load = Loaded(self._queue(setting), PER_ROW * setting.rows, fields, chat=True)
+                rates[kind].append(load.measured(address, pathlib.Path(folder))["output_throughput"])
+
+        for _ in range(TURNS):
+            for kind, parsers in PARSERS.items():
+                self._serve(engine, setting, functools.partial(ask, kind), chat_template=TEMPLATE, **parsers)
+        for kind, found in rates.items():
+            self._add(
+                f"parsing, {kind}", f"chats over {setting.rows} rows, {kind}", "tokens/s", statistics.median(found)
+            )
+        ratio = statistics.median(rates["parsed"]) / statistics.median(rates["plain"])
+        self._add("parsing, ratio", f"chats over {setting.rows} rows, parsed over plain", "x", ratio)
+        del engine
+        gc.collect()  # its memory is needed
 
     def _drafting(self, method: str, K: int):
         """A draft head with K drafts, with few requests at a time and with as many as there are rows."""
@@ -252,7 +287,7 @@ class Measuring:
         return [Load(self._texts.prompt(max(prompt // self._divisor, 2)), each - i % 8) for i in range(count)]
 
 
-def serve_while(llm: LLM, ask: Callable[[str], None]):
+def serve_while(llm: LLM, ask: Callable[[str], None], **settings: Any):
     """Serve a model in this thread, as ``jspec serve`` does, while another thread calls ``ask`` with the address.
 
     Raises:
@@ -270,7 +305,7 @@ def serve_while(llm: LLM, ask: Callable[[str], None]):
 
     thread = threading.Thread(target=asking)
     thread.start()
-    run(Service(AsyncEngine(llm), [NAME]), bound, shutdown_timeout=5, log_level="warning")
+    run(Service(AsyncEngine(llm), [NAME], **settings), bound, shutdown_timeout=5, log_level="warning")
     thread.join()
     if errors:
         raise errors[0]
