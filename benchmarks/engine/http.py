@@ -56,6 +56,7 @@ from jspec.llm import LLM
 from jspec.serving.async_engine import AsyncEngine
 from jspec.serving.openai.http_server import listener
 from jspec.serving.openai.lifecycle import run
+from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.openai.service import Service
 
 NAME = "random-weights-synthetic-acceptance-0.7"
@@ -305,7 +306,7 @@ def serve_while(llm: LLM, ask: Callable[[str], None], **settings: Any):
 
     thread = threading.Thread(target=asking)
     thread.start()
-    run(Service(AsyncEngine(llm), [NAME], **settings), bound, shutdown_timeout=5, log_level="warning")
+    run(Service(AsyncEngine(llm), [NAME], **settings), bound, ServerSettings(shutdown_timeout=5, log_level="warning"))
     thread.join()
     if errors:
         raise errors[0]
