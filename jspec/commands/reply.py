@@ -1,15 +1,17 @@
 """A model's reply in a conversation: what of it is reasoning, text and calls, while it comes."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jspec.llm import LLM
 from jspec.outputs import Delta
 from jspec.text.parsers.blocks import Blocks
 from jspec.text.parsers.lexer import MarkerTokens
 from jspec.text.parsers.parser import make_parser
 from jspec.text.parsers.registry import detect_of
 from jspec.text.token_spans import Span, TokenSpans
+
+if TYPE_CHECKING:
+    from jspec.llm import LLM
 
 PROMPT_END = 64  # tokens of the prompt that may say whether the model is reasoning when its text begins
 
@@ -35,7 +37,7 @@ class ReplyFormat:
       tools: of the conversation.
     """
 
-    def __init__(self, llm: LLM, template: str | None, tools: Sequence[dict[str, Any]] | None):
+    def __init__(self, llm: "LLM", template: str | None, tools: Sequence[dict[str, Any]] | None):
         architecture = getattr(llm.target.config, "architecture", "")
         tool, self.reasoning = detect_of(llm.tokenizer, template, architecture)
         self.tool = tool if tools else None
