@@ -105,8 +105,9 @@ class Lexer:
         self._texts = {character: marker for marker, character in self._single.items()}
         self._detokenizer = None if tokens is None else Detokenizer(tokens.decode, tokens.prompt)
         self._found = collections.deque[tuple[int, str, str]]()  # where such a token's text begins, and the above
-        self._waiting, self._start = "", 0  # text whose tokens are not known yet, and where it begins
-        self._known = 0  # characters of the completion whose tokens are known
+        self._waiting, self._start = "", 0  # text that has not been given out yet, and where it begins
+        self._tokens = list[int]()  # that have not been decoded yet
+        self._known = 0  # characters of those before
 
     def spell(self, marker: str) -> str:
         """What to search for in the lexer's text, to find a marker or several in a row."""
@@ -121,12 +122,14 @@ class Lexer:
         return SURROGATES.sub(lambda found: self._texts.get(found[0], REPLACEMENT), text)
 
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> str:
-        """The next piece of the lexer's text. Text waits for its tokens, and tokens for their text."""
+        """The next piece of the lexer's text. Tokens come with their text or before it, and wait for it."""
         if self._detokenizer is None:
             return _without_surrogates(text)
-        self._decode(self._detokenizer, token_ids)
+        self._tokens += token_ids
+        if not self._stands.keys().isdisjoint(token_ids):
+            self._decode(self._detokenizer)
         self._waiting += text
-        return self._upto(self._known)
+        return self._upto(self._start + len(self._waiting))
 
     def finish(self) -> str:
         """The rest, after the last ``feed``."""
@@ -134,9 +137,11 @@ class Lexer:
         rest, self._waiting = rest + _without_surrogates(self._waiting), ""
         return rest
 
-    def _decode(self, detokenizer: Detokenizer, token_ids: Sequence[int]):
-        waiting = list[int]()
-        for token in token_ids:
+    def _decode(self, detokenizer: Detokenizer):
+        """Find the places of markers among the tokens that have not been decoded. Those without a marker behind them are not:
+        this is the larger part of the time that a parser takes."""
+        waiting, tokens, self._tokens = list[int](), self._tokens, []
+        for token in tokens:
             if token not in self._stands:
                 waiting.append(token)
                 continue

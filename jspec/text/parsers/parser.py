@@ -39,7 +39,7 @@ class OutputParser:
 
         Args:
           text: the next piece of the completion, with its special tokens shown.
-          token_ids: the next tokens. Neither has to cover the other: text may be held back until later tokens have come.
+          token_ids: the next tokens. No text comes before its tokens, but it may be held back until later ones have come.
         """
         if self._reader.ended:
             return []

@@ -112,12 +112,16 @@ def test_text_may_end_anywhere(cut):
     assert "".join(event.text for event in whole if isinstance(event, Content))[:2] == text[: min(cut, 2)]
 
 
-def test_text_before_its_tokens_waits():
-    tokens = marker_tokenizer().encode("a<tool_call>b")
-    parser = make_parser("hermes", None, tokens=marker_tokens())
-    assert parser.feed("a<tool_call>b") == []
-    assert parser.feed("", tokens[:1]) == [Content("a")]
-    assert parser.feed("", tokens[1:]) == [Content("<tool_call>b")]
+def test_tokens_may_come_before_their_text():
+    text = 'a<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    tokens = marker_tokenizer().encode(text)
+    for ahead in (1, 2, len(tokens)):
+        parser = make_parser("hermes", None, tokens=marker_tokens())
+        assert parser.feed("", tokens[:ahead]) == []
+        events = parser.feed(text[:1], tokens[ahead:])
+        assert events == [Content("a")]
+        assert parser.feed(text[1:5]) == []  # a part of the marker
+        assert [*parser.feed(text[5:]), *parser.finish()] == [CallStart("f"), CallArguments("{}"), CallEnd()]
 
 
 def test_a_character_of_several_tokens_does_not_move_markers():
