@@ -138,8 +138,9 @@ class Lexer:
         return rest
 
     def _decode(self, detokenizer: Detokenizer):
-        """Find the places of markers among the tokens that have not been decoded. Those without a marker behind them are not:
-        this is the larger part of the time that a parser takes."""
+        """Find the places of markers among the tokens that have not been decoded.
+
+        Those without a marker behind them are not: decoding was the larger part of the time that a parser took."""
         waiting, tokens, self._tokens = list[int](), self._tokens, []
         for token in tokens:
             if token not in self._stands:
