@@ -91,10 +91,30 @@ class CallGrammar:
         types = parameter_types({"parameters": parameters}).get(name, frozenset())
         if not types or "string" in types or not isinstance(schema, Mapping):
             return None
+        return self.argument(parameters, name)
+
+    def argument(self, parameters: Mapping[str, Any], name: str) -> str:
+        """An expression for the JSON of an argument; the arguments are those of ``value``."""
+        schema = parameters["properties"][name]
+        if not isinstance(schema, Mapping):
+            schema = {}
         if '"$ref"' in json.dumps(schema):  # to the schema of all arguments, which therefore comes along
             place = "#/$defs/arguments"
             schema = {"$ref": f"{place}/properties/{escaped(name)}", "$defs": {"arguments": moved(parameters, place)}}
         return self.json(schema)
+
+    def listed(self, required: Sequence[str], optional: Sequence[str], separator: str) -> str:
+        """An expression for a list of all required ones and any of the optional ones, in their order.
+
+        Args:
+          separator: the text between two.
+        """
+        between = self.literal(separator)
+        rest = [f" ({between} {part})?" for part in optional]
+        if required:
+            return f" {between} ".join(required) + "".join(rest)
+        begun = [part + "".join(rest[i + 1 :]) for i, part in enumerate(optional)]
+        return f"{self.any_of(begun)}?" if begun else ""
 
     def among_text(self, calls: str, without: Sequence[str]) -> str:
         """An expression for any text in which these calls may stand.

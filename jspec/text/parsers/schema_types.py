@@ -46,7 +46,7 @@ def _types(schema: Any, root: Any) -> Types:
             if isinstance(schema.get(several), list | tuple):
                 waiting += schema[several]
         if isinstance(schema.get("$ref"), str):
-            waiting.append(_referred(schema["$ref"], root))
+            waiting.append(referred(schema["$ref"], root))
     return frozenset(types & set(TYPES))
 
 
@@ -57,7 +57,7 @@ def _type_of(value: Any) -> str:
     return next((name for kind, name in kinds if isinstance(value, kind)), "object")
 
 
-def _referred(reference: str, root: Any) -> Any:
+def referred(reference: str, root: Any) -> Any:
     """The schema of ``#/$defs/name``; None for another document's or a missing one."""
     if not reference.startswith("#"):
         return None
