@@ -257,4 +257,3 @@ def test_names_that_python_has_not_are_forced_as_json():
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     known, pythonic = tokenizer(True), TOOL_FORMATS["pythonic"]
     assert not calls_form(tools, pythonic, ids_of(known), True, False).in_format
-    assert strict_form(tools, pythonic, ids_of(known), True) is None
