@@ -4,6 +4,7 @@ import json
 
 import pytest
 from openai_server import CHAT, ask, error_of, events, family, service_of
+from tiers import in_tiers
 
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.protocol import ChatRequest
@@ -245,3 +246,44 @@ def test_results_of_tools_need_a_call(service):
     assert error["param"] == "messages[2].tool_call_id"
     messages[2]["tool_call_id"] = "c2"
     assert ask(service, "/v1/chat/completions", {"messages": messages, "max_tokens": 1}).status_code == 200
+
+
+def strange(parameters):
+    return [{"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}]
+
+
+ITSELF = {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 10}}, "required": ["a"]}
+MANY = {f"p{i}": {"$ref": "#/$defs/a"} for i in range(1500)}
+STRANGE = {
+    "list of properties": {"type": "object", "properties": []},
+    "number as property": {"type": "object", "properties": {"a": 7}},
+    "text as property": {"type": "object", "properties": {"a": "b"}},
+    "required is a number": {"type": "object", "properties": {"a": {}}, "required": 7},
+    "required is an object": {"type": "object", "properties": {"a": {}}, "required": {"a": 1}},
+    "enum is text": {"type": "object", "properties": {"a": {"enum": "b"}}},
+    "anyOf is an object": {"type": "object", "properties": {"a": {"anyOf": {}}}},
+    "type is a number": {"type": "object", "properties": {"a": {"type": [7]}}},
+    "reference is a number": {"type": "object", "properties": {"a": {"$ref": 7}}},
+    "reference to nothing": {"type": "object", "properties": {"a": {"$ref": "#/b"}}},
+    "reference to itself": ITSELF,
+    "many references": {"type": "object", "properties": MANY, "$defs": {"a": {"type": "integer"}}},
+    "no object": {"type": "array"},
+}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    in_tiers(("hermes", "pythonic", "qwen3_coder", "glm45", "mistral", "gemma4", None), test=("hermes", "pythonic")),
+)
+@pytest.mark.parametrize("parameters", STRANGE.values(), ids=STRANGE)
+def test_no_schema_is_an_error_of_the_server(tool, parameters):
+    own = service_of(family(), tool_parser=tool)
+    for choice in ("required", "auto"):
+        for form in ({}, {"response_format": {"type": "json_object"}}) if choice == "auto" else ({},):
+            answer = chat(own, tools=strange(parameters), tool_choice=choice, max_tokens=2, **form)
+            assert answer.status_code == 200 or error_of(answer, 400)["param"] in ("tools", "response_format", None)
+
+
+def test_huge_budgets_are_refused():
+    own = service_of(family(), reasoning_parser="qwen3")
+    assert error_of(chat(own, thinking_token_budget=2**40), 400)["param"] == "thinking_token_budget"

@@ -180,7 +180,11 @@ def _format(given: Any) -> dict[str, Any]:
 
 def renamed(error: ApiError) -> ApiError:
     """An error of the chat, with Anthropic's names of its fields."""
-    names = {"stop": "stop_sequences", "response_format": "output_config.format"}
+    names = {
+        "stop": "stop_sequences",
+        "thinking_token_budget": "thinking.budget_tokens",
+        "response_format": "output_config.format",
+    }
     name = names.get(error.param or "")
     if name is None:
         return error

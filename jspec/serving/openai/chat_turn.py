@@ -3,11 +3,13 @@
 All endpoints for chats have it in common; they differ in how a turn is asked for, and in how its events are told.
 """
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jspec._validation import LARGEST_INT
 from jspec.engine.request import Request
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.sampling.thinking import ThinkingBudget
@@ -69,7 +71,8 @@ class ChatTurn:
         if self.is_parsed:
             request.skip_special_tokens = False  # markers of calls and reasoning may be special tokens
         count = request.thinking_token_budget
-        require_that(count is None or count >= 0, "thinking_token_budget", count, "an integer of at least 0")
+        ok = count is None or 0 <= count <= LARGEST_INT
+        require_that(ok, "thinking_token_budget", count, "an integer of at least 0 and below 2^31")
         known = "nothing; no format of this model's reasoning is known (--reasoning-parser)"
         require_that(count is None or self._reasoning is not None, "thinking_token_budget", count, known)
         self._given = request_settings(service, request, 1, tenant)
@@ -165,12 +168,13 @@ class ChatTurn:
         reasoning = reasoning_format(self._reasoning)
         if form is not None and reasoning is not None and reasoning.answer:
             return form, settings  # whose preamble leads to the answer alone
-        if form is not None:
-            return or_calls(form, tools, tool, markers, self.choice.several), settings
-        if not any(map(is_strict, tools)):
+        if form is None and not any(map(is_strict, tools)):
             return None, settings
         self._require_small(tools)
-        form = strict_form(tools, tool, markers, self.choice.several)
+        with _of_tools():
+            if form is not None:
+                return or_calls(form, tools, tool, markers, self.choice.several), settings
+            form = strict_form(tools, tool, markers, self.choice.several)
         self._is_free = form is not None
         return form, dataclasses.replace(settings, form_field="tools")
 
@@ -191,11 +195,18 @@ class ChatTurn:
             _require_name(f"tools[{index}].function.name", name_of(tool))
         self._require_small(tools)
         markers, tool = self.service.marker_tokens.ids, tool_format(self._tool)
-        try:
+        with _of_tools():
             self._form = calls_form(tools, tool, markers, self.choice.several, self.choice.kind == "named")
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ApiError(400, f"tools have no grammar: {error}", "tools") from None
         return self._form.params
+
+
+@contextlib.contextmanager
+def _of_tools() -> Iterator[None]:
+    """Turn errors of grammars of tools, whose schemas may be anything, into 400."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise ApiError(400, f"tools have no grammar: {error}", "tools") from None
 
 
 def _require_name(path: str, name: str):

@@ -14,6 +14,7 @@ from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.protocol import GenerationRequest, StreamOptions
 from jspec.serving.openai.service import Service, unavailable
 from jspec.serving.openai.streaming import DONE, event
+from jspec.text.grammar.constraint import GrammarDeadEnd
 from jspec.text.token_spans import TokenSpans
 
 log = logging.getLogger("jspec.serve")
@@ -196,6 +197,9 @@ class GenerationResponse(abc.ABC):
 def require_sound(result: Result):
     if result.finish_reason == "abort":
         raise unavailable()
+    reason = str(result.stop_reason)
+    if result.finish_reason == "error" and reason.startswith(f"{GrammarDeadEnd.__name__}: "):
+        raise ApiError(400, f"no text can go on there as the request wants it: {reason.partition(': ')[2]}")
     if result.finish_reason == "error":
         log.error("a request failed: %s", result.stop_reason)
         raise ApiError(500, "the request failed in the engine; the server's log says why", code="engine_error")

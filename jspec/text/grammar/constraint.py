@@ -8,6 +8,13 @@ import numpy as np
 from jspec.sampling.processors import num_words
 from jspec.text.grammar.matcher import error_of, forced_tokens
 
+NOT_ALLOWED = "doesn't satisfy the grammar"  # is in what llguidance says of a token that may not come
+
+
+class GrammarDeadEnd(RuntimeError):
+    """The grammar of a request has a branch that no text can complete, or one that takes llguidance too long, and a text or
+    its drafts have come there. Only small parts of a grammar are looked at before."""
+
 
 class GrammarConstraint:
     """The state of one completion in its grammar; an ``engine.request.Constraint``.
@@ -55,7 +62,7 @@ class GrammarConstraint:
             del self._newest[len(self._newest) - advanced :]
             self._ahead = ahead
             if advanced and not self._matcher.rollback(advanced):
-                raise RuntimeError(f"llguidance cannot go back: {error_of(self._matcher)}")
+                raise GrammarDeadEnd(f"structured_outputs cannot be followed: {error_of(self._matcher)}")
 
     def add(self, tokens: Sequence[int]) -> int | None:
         """Advance by tokens of the completion. Returns how many to keep if it ends with them, else None."""
@@ -94,7 +101,7 @@ class GrammarConstraint:
 
         fill_next_token_bitmask(self._matcher, self._flags, 0)
         if self._matcher.is_error():
-            raise RuntimeError(f"the grammar cannot be followed: {error_of(self._matcher)}")
+            raise GrammarDeadEnd(f"structured_outputs cannot be followed: {error_of(self._matcher)}")
 
     def _forced_tokens(self) -> Sequence[int]:
         """The jump-forward tokens that one call finds."""
@@ -102,6 +109,9 @@ class GrammarConstraint:
 
     def _consume(self, token: int):
         if not self._matcher.consume_token(token):
-            raise RuntimeError(f"the grammar does not allow token {token}: {error_of(self._matcher)}")
+            why = error_of(self._matcher)
+            if NOT_ALLOWED not in why:  # the grammar exceeds llguidance's limits there
+                raise GrammarDeadEnd(f"structured_outputs cannot be followed: {why}")
+            raise RuntimeError(f"the grammar does not allow token {token}: {why}")
         self._newest.append(token)
         self._ahead = self._ahead[1:] if self._ahead and self._ahead[0] == token else ()

@@ -9,6 +9,7 @@ from jspec.text.grammar.schema import closed
 from jspec.text.parsers.schema_types import parameter_types
 
 ANY_TEXT = r"(.|\n)*"
+MOST_CHARACTERS = 2**20  # of the schemas in a grammar
 NEWLINE, NEWLINES = r"/\n?/", r"/\n{0,2}/"
 BLANKS = "[ ]?"  # between the parts of JSON; weak models write lines of them without end
 ANY_KEY = r"/[^<>\"\s]{1,64}/"  # of an argument that the schema does not name
@@ -46,6 +47,7 @@ class CallGrammar:
         by_length = sorted(self._tokens, key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
         self._rules: list[str] = []
+        self._size = 0
 
     def literal(self, text: str) -> str:
         """An expression for exactly this text."""
@@ -71,7 +73,18 @@ class CallGrammar:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """An expression for JSON of a schema, whose objects have no other properties than it names."""
-        return f"%json {json.dumps({**closed(schema), 'x-guidance': {'whitespace_pattern': BLANKS}})}"
+        return self._counted(f"%json {json.dumps({**closed(schema), 'x-guidance': {'whitespace_pattern': BLANKS}})}")
+
+    def _counted(self, text: str) -> str:
+        """The text, if the grammar is not too large with it.
+
+        Raises:
+          ValueError: schemas that refer to themselves may make a small one grow without end.
+        """
+        self._size += len(text)
+        if self._size > MOST_CHARACTERS:
+            raise ValueError(f"its grammar has more than {MOST_CHARACTERS} characters")
+        return text
 
     def value(self, parameters: Mapping[str, Any], name: str) -> str | None:
         """An expression for the JSON of an argument that is no string; None if it may be one, which is then raw text.
@@ -170,10 +183,11 @@ class CallGrammar:
         return " ".join(parts)
 
     def any_of(self, expressions: Sequence[str]) -> str:
-        return f"({' | '.join(expressions)})"
+        return self._counted(f"({' | '.join(expressions)})")
 
     def rule(self, expression: str, attributes: str = "") -> str:
         """The name of a new rule."""
+        self._counted(expression)
         self._rules.append(f"rule_{len(self._rules)}{attributes}: {expression}")
         return f"rule_{len(self._rules) - 1}"
 
