@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jspec.outputs import Delta
-from jspec.text.parsers.blocks import Blocks
+from jspec.text.parsers.blocks import Blocks, as_message
 from jspec.text.parsers.lexer import MarkerTokens
 from jspec.text.parsers.parser import make_parser
 from jspec.text.parsers.registry import detect_of
@@ -113,14 +113,4 @@ class Reply:
         """The reply so far as a message of the conversation."""
         if self._parser is None:
             return {"role": "assistant", "content": self._text}
-        texts = {kind: [b.text for b in self._blocks.done if b.kind == kind] for kind in ("text", "reasoning")}
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(texts["text"])}
-        if texts["reasoning"]:
-            message["reasoning_content"] = "\n".join(texts["reasoning"])
-        calls = [block for block in self._blocks.done if block.kind == "call"]
-        if calls:
-            message["tool_calls"] = [
-                {"id": b.id or f"call_{b.index}", "type": "function", "function": {"name": b.name, "arguments": b.text}}
-                for b in calls
-            ]
-        return message
+        return as_message(self._blocks.done, lambda block: block.id or f"call_{block.index}")

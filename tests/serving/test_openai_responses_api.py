@@ -152,6 +152,14 @@ def test_a_response_goes_on_from_another(service):
     assert ask(service, f"{PATH}/{first['id']}").json() == first
 
 
+def test_what_a_response_repeats_counts_for_the_store():
+    own = service_of(family(), limits=Limits(max_stored_bytes=2**16))
+    large = {**READ, "description": "x" * 2**16}
+    for tools, status in (([READ], 200), ([large], 404)):
+        first = respond(own, max_output_tokens=1, tools=tools).json()
+        assert ask(own, f"{PATH}/{first['id']}").status_code == status
+
+
 def test_what_is_not_stored_is_gone(service):
     first = respond(service, max_output_tokens=2, store=False).json()
     error = error_of(respond(service, previous_response_id=first["id"]), 404)
@@ -171,11 +179,11 @@ def test_another_key_gets_no_response_of_this_one():
 def test_the_store_keeps_the_newest_within_its_bytes():
     store = ResponseStore(3, 100)
     for i in range(5):
-        store.add(f"r{i}", Stored(b"", [], {"id": i}, 10))
+        store.add(f"r{i}", Stored(b"", b"[]", b"12345678"))
     assert [store.get(f"r{i}", b"") is not None for i in range(5)] == [False, False, True, True, True]
-    store.add("large", Stored(b"", [], {}, 85))
+    store.add("large", Stored(b"", b"x" * 40, b"y" * 45))
     assert [store.get(name, b"") is not None for name in ("r3", "r4", "large")] == [False, True, True]
-    store.add("huge", Stored(b"", [], {}, 101))
+    store.add("huge", Stored(b"", b"", b"y" * 101))
     assert store.get("huge", b"") is None
     store.remove("nobody")
     assert Limits().max_stored_responses >= 100

@@ -13,8 +13,9 @@ from jspec.serving.openai.streaming import json_of, named_event, named_json_even
 from jspec.serving.openai.turn_response import TurnResponse
 from jspec.serving.responses_api.protocol import ResponsesRequest
 from jspec.serving.responses_api.tools import Tools, custom_input
-from jspec.text.parsers.blocks import Block, Step
+from jspec.text.parsers.blocks import Block, Step, as_message
 
+PREFIX = "resp_"  # of a response's id
 PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
 
@@ -25,7 +26,7 @@ class ResponsesResponse(TurnResponse):
       turn, model, requests, request_id: as of ``TurnResponse``.
       asked: the request.
       tools: of the request.
-      store: called with the complete response and its message for a chat, once it is complete.
+      store: called with the JSON of the complete response and of its message for a chat, once it is complete.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class ResponsesResponse(TurnResponse):
         request_id: str,
         asked: ResponsesRequest,
         tools: Tools,
-        store: Callable[[dict[str, Any], dict[str, Any]], None],
+        store: Callable[[bytes, bytes], None],
     ):
         super().__init__(turn, model, requests, request_id)
         self._asked, self._tools, self._store = asked, tools, store
@@ -50,9 +51,13 @@ class ResponsesResponse(TurnResponse):
         return super().num_entries + len(self._echo_json) // 16
 
     def complete(self) -> dict[str, Any]:
-        response = self._response("incomplete" if self.was_cut else "completed", self._items())
-        self._store(response, self._message())
-        return response
+        return {**self._completed(), **self._echo}
+
+    def _completed(self) -> dict[str, Any]:
+        """The state of the complete response, which is stored with it."""
+        state = self._state("incomplete" if self.was_cut else "completed", self._items())
+        self._store(self._with_echo(state), json_of(as_message(self.blocks.done, self._call_id)))
+        return state
 
     def opening(self) -> Iterable[bytes]:
         for kind in ("response.created", "response.in_progress"):
@@ -75,9 +80,8 @@ class ResponsesResponse(TurnResponse):
             yield self._event("response.output_item.done", output_index=block.index, item=item)
 
     def closing(self) -> Iterable[bytes]:
-        response = self.complete()
-        state = {name: value for name, value in response.items() if name not in self._echo}
-        yield self._response_event(f"response.{response['status']}", state)
+        state = self._completed()
+        yield self._response_event(f"response.{state['status']}", state)
 
     def failing(self, error: ApiError) -> Iterable[bytes]:
         told = {"code": error.code or "server_error", "message": error.message}
@@ -145,38 +149,21 @@ class ResponsesResponse(TurnResponse):
             return {**call, "type": "custom_tool_call", "input": custom_input(text)}
         return {**call, "type": "function_call", "arguments": text}
 
-    def _message(self) -> dict[str, Any]:
-        """The response as a message of a chat."""
-        by_kind = {kind: [b for b in self.blocks.done if b.kind == kind] for kind in PREFIXES}
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(b.text for b in by_kind["text"])}
-        if by_kind["reasoning"]:
-            message["reasoning_content"] = "\n".join(b.text for b in by_kind["reasoning"])
-        if by_kind["call"]:
-            message["tool_calls"] = [
-                {
-                    "id": self._call_id(b),
-                    "type": "function",
-                    "function": {"name": b.name, "arguments": b.text},
-                }
-                for b in by_kind["call"]
-            ]
-        return message
-
-    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._state(status, output), **self._echo}
-
     def _response_event(self, kind: str, state: dict[str, Any]) -> bytes:
         """An event with the response."""
         number, self._number = self._number, self._number + 1
         head = json_of({"type": kind, "sequence_number": number})[:-1]
-        response = json_of(state)[:-1] + b"," + self._echo_json[1:]
-        return named_json_event(kind, head + b',"response":' + response + b"}")
+        return named_json_event(kind, head + b',"response":' + self._with_echo(state) + b"}")
+
+    def _with_echo(self, state: dict[str, Any]) -> bytes:
+        """The JSON of the response."""
+        return json_of(state)[:-1] + b"," + self._echo_json[1:]
 
     def _state(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The fields that change while the response comes."""
         known = status in ("completed", "incomplete")
         return {
-            "id": f"resp_{self.request_id}",
+            "id": f"{PREFIX}{self.request_id}",
             "object": "response",
             "created_at": int(self.created),
             "completed_at": int(time.time()) if known else None,

@@ -15,9 +15,10 @@ from jspec.serving.openai.json_body import read_object
 from jspec.serving.openai.protocol import ChatRequest, parsed, read_fields
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.serving_base import RequestSettings, respond, tenant_of
+from jspec.serving.openai.streaming import json_of
 from jspec.serving.responses_api.conversation import Conversation
 from jspec.serving.responses_api.protocol import PASSED_ON, WITHOUT_EFFECT, ResponsesRequest
-from jspec.serving.responses_api.response import ResponsesResponse
+from jspec.serving.responses_api.response import PREFIX, ResponsesResponse
 from jspec.serving.responses_api.store import Stored
 from jspec.serving.responses_api.tools import Tools, choice_of
 
@@ -56,14 +57,13 @@ async def responses(service: Service, http: HttpRequest) -> Response:
 
         def prepare(settings: RequestSettings) -> ResponsesResponse:
             requests = turn.requests(settings)
-            size = 2 * len(json.dumps(asked.messages))  # with what the response repeats of the request
+            request_id, before = request_id_of(http.scope), json_of(asked.messages)
 
-            def store(response: dict[str, Any], message: dict[str, Any]):
+            def store(response: bytes, message: bytes):
                 if asked.request.store is not False:
-                    messages = [*asked.messages, message]
-                    service.stored_responses.add(response["id"], Stored(tenant.key, messages, response, size))
+                    messages = (before[:-1] + b"," if asked.messages else b"[") + message + b"]"
+                    service.stored_responses.add(f"{PREFIX}{request_id}", Stored(tenant.key, messages, response))
 
-            request_id = request_id_of(http.scope)
             return ResponsesResponse(turn, model, requests, request_id, asked.request, asked.tools, store)
 
         return await respond(service, http, asked.chat, turn.settings, prepare)
@@ -73,7 +73,8 @@ async def responses(service: Service, http: HttpRequest) -> Response:
 
 async def stored_response(service: Service, http: HttpRequest) -> Response:
     """A response that was asked for before."""
-    return JSONResponse(_stored(service, http.path_params["id"], tenant_of(http).key, None).response)
+    stored = _stored(service, http.path_params["id"], tenant_of(http).key, None)
+    return Response(stored.response, media_type="application/json")
 
 
 async def forget_response(service: Service, http: HttpRequest) -> Response:
@@ -91,7 +92,7 @@ def _asked(service: Service, http: HttpRequest, body: dict[str, Any], tenant: by
     tools, before = Tools(request.tools or []), []
     if request.previous_response_id is not None:
         stored = _stored(service, request.previous_response_id, tenant, "previous_response_id")
-        before = stored.messages
+        before = json.loads(stored.messages)
     conversation = Conversation(before, tools)
     conversation.add(request.input)
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []

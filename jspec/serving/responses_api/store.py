@@ -3,25 +3,25 @@
 import collections
 import dataclasses
 import threading
-from collections.abc import Sequence
-from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A response, and the conversation through it.
+    """A response, and the conversation through it, as JSON: objects may take many times the memory of their text.
 
     Attributes:
       tenant: the digest of the API key of who asked for it; nobody else gets it.
-      messages: of a chat, the response's last.
+      messages: the list of messages of a chat, the response's last.
       response: the complete response.
-      num_bytes: its approximate memory.
     """
 
     tenant: bytes
-    messages: Sequence[dict[str, Any]]
-    response: dict[str, Any]
-    num_bytes: int
+    messages: bytes
+    response: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.messages) + len(self.response)
 
 
 class ResponseStore:

@@ -1,8 +1,8 @@
 """The output of a chat as a row of blocks: reasoning, text and calls, each of which begins, grows and ends."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Event
 
@@ -109,3 +109,22 @@ class Blocks:
             yield from self._more("{}")  # clients take an empty text for broken JSON
         ended, self._open = self._open, None
         yield Step("end", ended)
+
+
+def as_message(blocks: Sequence[Block], id_of: Callable[[Block], str]) -> dict[str, Any]:
+    """The blocks as a message of a conversation, in OpenAI's form.
+
+    Args:
+      id_of: gives the id of a call.
+    """
+    texts = {kind: [block.text for block in blocks if block.kind == kind] for kind in ("text", "reasoning")}
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts["text"])}
+    if texts["reasoning"]:
+        message["reasoning_content"] = "\n".join(texts["reasoning"])
+    calls = [block for block in blocks if block.kind == "call"]
+    if calls:
+        message["tool_calls"] = [
+            {"id": id_of(call), "type": "function", "function": {"name": call.name, "arguments": call.text}}
+            for call in calls
+        ]
+    return message

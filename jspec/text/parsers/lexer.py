@@ -44,7 +44,7 @@ class MarkerTokens:
         decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
         return cls(decode, texts, frozenset(special), prompt)
 
-    @property
+    @functools.cached_property
     def ids(self) -> dict[str, int]:
         """The id of each added token, by its text."""
         return {text: id for id, text in self.texts.items()}
