@@ -205,6 +205,7 @@ def test_reasoning_comes_before_what_is_forced(thinking):
             own, tools=TOOLS, tool_choice=named("list_files"), max_tokens=40, include_reasoning=False, **biased
         )
         assert "reasoning" not in hidden.json()["choices"][0]["message"]
+        assert hidden.json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 40}
     else:
         assert [checked(call) for call in message["tool_calls"]] == ["list_files"]
 

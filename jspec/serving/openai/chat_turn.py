@@ -129,7 +129,7 @@ class ChatTurn:
         """How many tokens of a text are reasoning: those through the last marker that ends it, if that is a token."""
         thoughts = [block for block in blocks.done if block.kind == "reasoning"]
         reasoning = reasoning_format(self._reasoning)
-        if reasoning is None or not thoughts:
+        if reasoning is None or not blocks.has_reasoning:
             return 0
         end = self.service.marker_tokens.ids.get(reasoning.end)
         if end is not None and end in token_ids:

@@ -47,6 +47,7 @@ class Blocks:
 
     Attributes:
       done: the blocks that have begun.
+      has_reasoning: whether there was any, shown or not.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Blocks:
     ):
         self._several, self._shows_reasoning, self._new_id = several_calls, shows_reasoning, new_id
         self.done: list[Block] = []
+        self.has_reasoning = False
         self._open: Block | None = None
         self._left_out = False  # whether the call that is under way is
 
@@ -85,8 +87,10 @@ class Blocks:
             self._left_out = False
         elif event.text:
             kind: Kind = "text" if isinstance(event, Content) else "reasoning"
-            if kind == "reasoning" and not self._shows_reasoning:
-                return
+            if kind == "reasoning":
+                self.has_reasoning = True
+                if not self._shows_reasoning:
+                    return
             if self._open is None or self._open.kind != kind:
                 yield from self._begin(kind)
             yield from self._more(event.text)
