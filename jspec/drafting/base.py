@@ -5,10 +5,12 @@ pytree that lives in ``DecodeState.draft``. ``prefill`` and ``propose`` take tha
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jspec.config import ModelConfig, Speculation
 from jspec.config.heads import DraftConfig
@@ -23,7 +25,7 @@ from jspec.sampling.verify import Proposal
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FixedDrafts:
-    """Drafts that are known before the drafter runs: jump-forward tokens of a grammar, or looked-up tokens.
+    """Drafts that are not the drafter's own: jump-forward tokens of a grammar, or looked-up tokens.
 
     They are point masses. The verification rule treats them as any other draft.
 
@@ -38,6 +40,35 @@ class FixedDrafts:
 
     tokens: Any
     count: Any
+
+    @staticmethod
+    def of(rows: int, K: int, drafts: Sequence[Sequence[int]] = ()) -> "FixedDrafts":
+        """The drafts of each row, at most K, in arrays on the host; rows behind the last of them have none."""
+        tokens, count = np.zeros((rows, K), np.int32), np.zeros(rows, np.int32)
+        for i, some in enumerate(drafts):
+            tokens[i, : len(some)], count[i] = some, len(some)
+        return FixedDrafts(tokens, count)
+
+    def put_into(self, proposal: Proposal, room) -> Proposal:
+        """The proposal with these drafts as the first ones of each row, as many as there is room for.
+
+        The drafter has drawn its later drafts as continuations of its own first ones. They stay behind fixed drafts that
+        equal those; otherwise the fixed drafts are the only ones. Which of the two depends on no draft that stays, so the
+        drafter's distributions remain those that the later drafts were drawn from.
+
+        Args:
+          proposal: of the drafter.
+          room: int32 ``[B]``, as ``Context.room``.
+        """
+        count = jnp.minimum(self.count, room)
+        fixed = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)[None] < count[:, None]
+        continued = jnp.all(~fixed | (proposal.tokens == self.tokens), axis=1) & (proposal.count >= count)
+        return dataclasses.replace(
+            proposal,
+            tokens=jnp.where(fixed, self.tokens, proposal.tokens),
+            count=jnp.where(continued, proposal.count, count),
+            point_mass=proposal.point_mass | fixed,
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -58,7 +89,7 @@ class Context:
       warp: the sampling settings of each request, such as its temperature.
       processing: changes of each request's logits before the temperature, stop tokens that come too early included.
       noise: the noise of the round, which is the only noise that a drafter may draw with.
-      forced: drafts that take the place of the drafter's own; None if no row has any.
+      fixed: drafts that take the place of the drafter's own, which it continues; None if no row has any.
 
     Example::
 

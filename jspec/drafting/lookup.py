@@ -21,9 +21,8 @@ class WithLookup:
     looked-up drafts are point masses: the verification rules stay exact. (To look up only where the drafter's own draft
     seems bad would not be exact, because that draft has been drawn by then.)
 
-    The drafter treats looked-up drafts like jump-forward tokens: it makes its passes as usual and reads them as its own, so
-    its caches are complete when it drafts again. All drafts of such a row are looked up, also those for which the drafter
-    has no position. In a row with jump-forward tokens these stand, the drafter continues them, and nothing is looked up.
+    The drafter makes its passes as usual and reads looked-up drafts as its own, so its caches are complete when it drafts
+    again. All drafts of such a row are looked up, also those for which the drafter has no position.
 
     Attributes:
       drafter: any drafter but one that looks drafts up itself.
@@ -58,13 +57,7 @@ class WithLookup:
 
     def propose(self, state: Any, context: Context):
         tokens, looked_up = self.lookup.continuation(context)
-        count = looked_up
-        if context.fixed is not None:
-            by_grammar = context.fixed.count > 0
-            looked_up = jnp.where(by_grammar, 0, looked_up)
-            tokens = jnp.where(by_grammar[:, None], context.fixed.tokens, tokens)
-            count = jnp.where(by_grammar, context.fixed.count, looked_up)
-        context = dataclasses.replace(context, fixed=FixedDrafts(tokens, count))
+        context = dataclasses.replace(context, fixed=FixedDrafts(tokens, looked_up))
         state, proposal = self.drafter.propose(state, context)
         # The drafter counts no more than it has positions for, and none behind logits of its own that are not finite.
         count = jnp.where(looked_up > 0, looked_up, proposal.count)

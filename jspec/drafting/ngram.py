@@ -61,7 +61,5 @@ class NGram(Stateless):
 
 
 def copied(drafts, count, context: Context) -> Proposal:
-    """The proposal of ``count`` copied drafts, int32 ``[B, K]`` and ``[B]``; fixed drafts take their place."""
-    if context.fixed is not None:
-        count = jnp.maximum(count, jnp.minimum(context.fixed.count, context.room))
-    return Proposal(context.with_fixed(drafts), count, distribution=None, point_mass=jnp.ones(drafts.shape, bool))
+    """The proposal of ``count`` copied drafts, int32 ``[B, K]`` and ``[B]``."""
+    return Proposal(drafts, count, distribution=None, point_mass=jnp.ones(drafts.shape, bool))

@@ -71,6 +71,9 @@ class Loop:
         self.progress: list[Progress] = []
         self.next_order: Callable[[], int] = functools.partial(next, itertools.count())
         self._calls: collections.deque[_Call] = collections.deque()  # sent, but not read yet
+        self._joined = (
+            True  # whether free requests are wanted in rounds of the most drafts, as constrained ones make them
+        )
 
     def submit(self, request: Request, client: Any = None, order: int | None = None) -> ActiveRequest:
         """Let a request wait, which ``PageRequirements.check`` has passed.
@@ -165,16 +168,18 @@ class Loop:
             ) from error
 
     def _decide(self) -> "_Decision":
-        schedule = self.scheduler.schedule()
+        schedule = self.scheduler.schedule(self._joined)
         now = time.perf_counter()
         for active in self.scheduler.under_way:
             if active.times.admitted != active.times.admitted:  # NaN
                 active.times.admitted = now
                 self.meter.admitted(active)
         shape, trying = self.runner.num_draft_tokens, False
-        if schedule.decoding and not schedule.needs_processing:
-            shape, trying = self._round_shape(schedule.decoding)
-        return _Decision(schedule, shape, trying)
+        free = schedule.decoding or [active for active in schedule.drafting if active.request.constraint is None]
+        if free and not any(active.request.needs_processing for active in free):
+            shape, trying = self._round_shape(free)
+            self._joined = shape == self.runner.num_draft_tokens
+        return _Decision(schedule, shape, trying and bool(schedule.decoding))
 
     def _round_shape(self, decoding: Sequence[ActiveRequest]) -> tuple[RoundShape, bool]:
         """The round shape for these requests, and whether it is a trial whose outcome the next choice waits for."""
@@ -194,21 +199,30 @@ class Loop:
         sent = self.runner.execute(schedule, decision.shape)
         self.scheduler.dispatched(schedule)
         if sent.verified is not None:
-            self.meter.called(len(sent.verified.actives))
-            self._calls.append(_Call(None, sent.verified.actives, 1, sent.verified.logs, sent.verified.places))
+            actives, places, logs = sent.verified
+            self.meter.called(len(actives))
+            is_joined = any(active.request.constraint is None for active in actives)
+            shape = self.runner.num_draft_tokens if is_joined else None
+            self._calls.append(_Call(shape, actives, 1, logs, places))
         if sent.logs is not None:
             self.meter.called(len(schedule.decoding))
             self._calls.append(_Call(decision.shape, schedule.decoding, schedule.rounds, sent.logs))
-        for active, error in sent.failures:
-            if active.outcome == LIVE:
-                self.scheduler.remove(active)
-                self._end(active, FAILED, error)
+        self._end_failed()
         when_sent()
-        # The choice after a trial waits for it, and constrained requests wait for what came of their drafts. Where no
-        # rounds were sent, there is nothing to be ahead with.
+        # The choice after a trial waits for it, and the next drafts are verified under what came of those before. Where no
+        # other rounds were sent, there is nothing to be ahead with.
         ahead = 1 if sent.logs is not None and not decision.trying else 0
         while len(self._calls) > ahead:
             self._read(self._calls.popleft())
+        self.runner.split_rounds.verify_pass()
+        self._end_failed()
+
+    def _end_failed(self):
+        """End the requests whose constraints have raised."""
+        for active, error in self.runner.split_rounds.failures():
+            if active.outcome == LIVE:
+                self.scheduler.remove(active)
+                self._end(active, FAILED, error)
 
     def _read(self, call: "_Call"):
         """Wait for a call, and note what it did."""
@@ -249,8 +263,8 @@ class _Decision(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """Rounds that were sent: their shape (None for constrained requests), the requests that they decode, how many were asked
-    for, their packed logs, and the rows of these that are theirs (None for all)."""
+    """Rounds that were sent: their shape (None if all requests are constrained), the requests that they decode, how many
+    were asked for, their packed logs, and the rows of these that are theirs (None for all)."""
 
     shape: RoundShape | None
     decoded: list[ActiveRequest]

@@ -131,7 +131,8 @@ class ActiveRequest:
       num_prefilled: how many tokens of its prompt have been prefilled into its pages, or were found there.
       num_cached_tokens: how many of them were found in the prefix cache.
       decoding: whether its prompt has been prefilled, so that rounds decode it.
-      proposed: whether drafts of it wait on the device to be verified; only those of a constrained request wait.
+      proposed: whether drafts of it wait on the device to be verified, as those of constrained requests do, and those of
+        requests beside them.
       unread_rounds: how many rounds were sent for it whose logs the host has not read yet.
       largest_K: the most drafts of its last round that was sent, or 0 if the drafter has caught up since.
       saved: its state and pages in host memory while it is swapped out, else None; the runner's.

@@ -30,7 +30,8 @@ WHICH = [
     "decode 16 rows",
     "decode 16 rows, processing",
     "draft 16 rows",
-    "verify 16 rows",
+    "verify pass of 16 rows",
+    "finish 16 rows",
     "prefill of 2 chunks",
     "prefill of 64 chunks",
     "catch_up",
@@ -57,7 +58,8 @@ def program(which: str):
         "decode 16 rows": programs.decode[16, K, None],
         "decode 16 rows, processing": programs.processing_decode[16],
         "draft 16 rows": programs.draft[16],
-        "verify 16 rows": programs.verify[16],
+        "verify pass of 16 rows": programs.verify_pass[16],
+        "finish 16 rows": programs.finish[16],
         "prefill of 2 chunks": programs.prefill[2],
         "prefill of 64 chunks": programs.prefill[64],
         "catch_up": programs.catch_up,
@@ -73,9 +75,14 @@ def compiled(which: str):
     args = (chosen.idle,) if isinstance(chosen, PackedProgram) else (row, pages)
     if which == "restore":
         args = *args, jax.eval_shape(save, state, row, pages)
-    if which == "verify 16 rows":
-        drafting = programs.draft[16]
-        args = jax.eval_shape(drafting.function, leaves, state, drafting.idle)[1], *args
+    if which in ("verify pass of 16 rows", "finish 16 rows"):
+        drafting, reading, grammar = programs.draft[16], programs.verify_pass[16], programs.grammar[16]
+        proposal = jax.eval_shape(drafting.function, leaves, state, drafting.idle)[1]
+        taken = (proposal,)
+        if which == "finish 16 rows":
+            verified = jax.eval_shape(reading.function, leaves, state, proposal, reading.idle)[1]
+            taken = verified, jax.eval_shape(grammar.function, grammar.idle)
+        args = *taken, *args
     before = (leaves, state) if chosen.donate == WEIGHTS_THEN_STATE else (state,)
     return compiled_for_h200(
         chosen.function, *before, *args, donate_argnums=chosen.donate, compiler_options=chosen.options

@@ -10,7 +10,7 @@ from engines import GREEDY, V, bigram, decode, engine, key_of, successor_table
 from test_ngram import lookup_context
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, FixedDrafts, Stateless
+from jspec.drafting.base import Context, Stateless
 from jspec.drafting.lookup import LOOKUP_CONFIDENCE, WithLookup, with_lookup
 from jspec.drafting.ngram import NGram
 from jspec.sampling.params import SamplingParams
@@ -39,15 +39,12 @@ class Counting(Stateless):
         return state + 1, Proposal(tokens, context.room_within(limit), distribution=None, point_mass=known)
 
 
-def drafts(texts, fixed=None, room=K, longest_text=None, speculation=Speculation(K, lookup=True)):  # noqa: B008
+def drafts(texts, room=K, longest_text=None, speculation=Speculation(K, lookup=True)):  # noqa: B008
     """The drafts of each row, and which of them are point masses. Tokens past the end of a text must not matter."""
     tokens = np.full((len(texts), S), 4)
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = text
     context = lookup_context(jnp.asarray(tokens), jnp.array([*map(len, texts)]), jnp.broadcast_to(room, len(texts)))
-    if fixed is not None:
-        padded = jnp.array([[*tokens, *[7] * K][:K] for tokens in fixed])
-        context = dataclasses.replace(context, fixed=FixedDrafts(padded, jnp.array([*map(len, fixed)])))
     drafter = with_lookup(Counting(longest_text), speculation)
     state, proposal = jax.jit(drafter.propose)(drafter.init(1, 1, jnp.float32), context)
     assert int(state) == 1, "the drafter was asked once"
@@ -56,9 +53,9 @@ def drafts(texts, fixed=None, room=K, longest_text=None, speculation=Speculation
     return [(tokens[:n].tolist(), point_mass[:n].tolist()) for tokens, point_mass, n in rows]
 
 
-def own(count=K, known=()):
-    """The drafts of ``Counting`` behind these fixed ones."""
-    return [*known, *range(OWN + len(known), OWN + count)], [i < len(known) for i in range(count)]
+def own(count=K):
+    """The drafts of ``Counting``."""
+    return [*range(OWN, OWN + count)], [False] * count
 
 
 def looked_up(*tokens):
@@ -113,14 +110,6 @@ def test_no_more_drafts_than_room(room):
 def test_rows_past_the_drafters_positions_are_looked_up(limit, count):
     texts = [REPEATING, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
     assert drafts(texts, longest_text=limit) == [looked_up(5, 6, 1, 2), own(count)]
-
-
-def test_jump_forward_tokens_precede_looked_up_drafts():
-    """It is never mixed with what is looked up: the row's other drafts are the drafter's."""
-    texts, fixed = [REPEATING] * 4 + [[1, 2, 3]], [[], [5], [9, 9], [1, 2, 3, 4], [6]]
-    expected = [looked_up(5, 6, 1, 2), own(known=[5]), own(known=[9, 9]), looked_up(1, 2, 3, 4), own(known=[6])]
-    assert drafts(texts, fixed) == expected
-    assert drafts(texts, fixed, room=1) == [looked_up(5), looked_up(5), looked_up(9), looked_up(1), looked_up(6)]
 
 
 PROMPT = [1, 2, 3, 4, 5, 6, 20, 1, 2, 3, 4]

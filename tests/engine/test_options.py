@@ -323,8 +323,8 @@ def test_calls_mix_processing_requests_only_unless_reproducible(reproducible, mo
     config = dataclasses.replace(CONFIG, reproducible=reproducible)
     serving, kinds, plan_of = engine("ngram", config=config), [], Scheduler.schedule
 
-    def noted(self):
-        schedule = plan_of(self)
+    def noted(self, *args):
+        schedule = plan_of(self, *args)
         kinds.append({active.request.needs_processing for active in schedule.decoding})
         return schedule
 

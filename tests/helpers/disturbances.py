@@ -20,16 +20,23 @@ from jspec.outputs import Delta
 def preempting(engine: Engine, share: float = 0.0) -> Iterator[None]:
     """Preempt the youngest requests before every call, whether or not pages are short.
 
+    A request whose drafts wait is spared every second time: what it has done comes to nothing, and so often it would never
+    end.
+
     Args:
       engine: whose requests.
       share: of the decoding requests, at least one, unless a younger request is prefilled.
     """
     scheduler = engine.scheduler
-    grow = scheduler._grow
+    grow, spared = scheduler._grow, set()
 
     def preempt_and_grow(rounds, schedule):
         in_rows = sorted(filter(None, scheduler.rows), key=lambda active: active.seniority, reverse=True)
         for active in in_rows[: max(math.ceil(share * len(in_rows)), 1)]:
+            if active.proposed and active not in spared:
+                spared.add(active)
+                continue
+            spared.discard(active)
             if active.decoding:
                 scheduler._preempt(schedule)
         return grow(rounds, schedule)
@@ -44,10 +51,10 @@ def calls_of_any_length(engine: Engine, seed: int = 0) -> Iterator[None]:
     scheduler, rng = engine.scheduler, np.random.default_rng(seed)
     schedule = scheduler.schedule
 
-    def schedule_some_rounds():
+    def schedule_some_rounds(*args):
         rounds = int(rng.integers(1, engine.config.rounds + 1))
         with attribute(scheduler, "_config", dataclasses.replace(engine.config, rounds=rounds)):
-            return schedule()
+            return schedule(*args)
 
     with attribute(scheduler, "schedule", schedule_some_rounds):
         yield

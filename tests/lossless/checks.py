@@ -43,16 +43,17 @@ def p_value_together(played: Sequence[tuple[Oracle, Tally]], view=LAST) -> float
 
 
 def assert_acceptance(oracle: Oracle, tally: Tally):
-    """Given the text when it began, a round accepts j drafts with exactly the predicted probability."""
+    """Given the text when it began, a round has i drafts and accepts j of them with exactly the predicted probability."""
     counts, probabilities = [], []
     often = np.flatnonzero(tally.rounds.sum(axis=(1, 2)) >= 100)
     assert len(often), f"no round of {oracle.ask} came 100 times: play more texts"
     for code in often:
         history = oracle.ask.prompt + decoded(code)
-        count, _ = oracle.drafts(history)
-        assert tally.rounds[code].sum() == tally.rounds[code, count].sum(), f"not {count} drafts after {history}"
-        counts.append(tally.rounds[code, count])
-        probabilities.append(oracle.accepted(history))
+        expected = oracle.rounds(history)
+        drafted = np.flatnonzero(expected.sum(axis=1))
+        assert tally.rounds[code].sum() == tally.rounds[code, drafted].sum(), f"not {drafted} drafts after {history}"
+        counts.append(tally.rounds[code].ravel())
+        probabilities.append(expected.ravel())
     assert_follows(counts, probabilities, f"accepted drafts of {oracle.ask}")
 
 

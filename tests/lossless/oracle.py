@@ -9,6 +9,7 @@ from lossless.distributions import (
     Model,
     Options,
     Warp,
+    agreement,
     completion_distribution,
     distribution,
     processed,
@@ -66,20 +67,18 @@ class Oracle:
         """How many drafts a round after this history has, and their distribution."""
         most = K if self.ask.max_drafts is None else self.ask.max_drafts
         room, length = min(K, most, self.program.slots - 1 - len(history)), len(history)
-        grammar = self.ask.options.grammar
-        jump_forward = () if grammar is None else grammar.jump_forward_after(history[len(self.ask.prompt) :], K)
-        beside = prompt_lookup(history, K, BESIDE) if self.program.lookup and not jump_forward else ()
+        beside = prompt_lookup(history, K, BESIDE) if self.program.lookup else ()
         if beside:
             return room, lambda seen: np.eye(V)[beside[len(seen) - length]]
-        count, draft = self._own_drafts(history, room)
-        if self.program.method.startswith("ngram"):
-            count = max(count, min(len(jump_forward), room))
+        return self._own_drafts(history, room)
 
-        def either(seen):
-            i = len(seen) - length
-            return np.eye(V)[jump_forward[i]] if i < len(jump_forward) else draft(seen)
-
-        return count, either
+    def jump_forward(self, history) -> tuple[int, ...]:
+        """The jump-forward tokens after this history, which take the place of as many of the drafter's drafts."""
+        if self.ask.options.grammar is None or self.program.method == "none":
+            return ()
+        most = K if self.ask.max_drafts is None else self.ask.max_drafts
+        room = min(K, most, self.program.slots - 1 - len(history))
+        return self.ask.options.grammar.jump_forward_after(history[len(self.ask.prompt) :], max(room, 0))
 
     def _own_drafts(self, history, room: int) -> tuple[int, Model]:
         """The drafts that the drafter makes."""
@@ -93,14 +92,55 @@ class Oracle:
             copied = copied or corpus_lookup(history, K)
         return min(room, len(copied)), lambda seen: np.eye(V)[copied[len(seen) - length]]
 
-    def accepted(self, history) -> np.ndarray:
-        """Distribution of the number of drafts accepted in a round after this history, ``[K + 1]``."""
+    def rounds(self, history) -> np.ndarray:
+        """Joint distribution of how many drafts a round after this history has, and accepts, ``[K + 1, K + 1]``.
+
+        Drafts behind jump-forward tokens stand if the drafter has drawn these as well.
+        """
         count, draft = self.drafts(history)
-        coupled = self.program.draft_sampling == "coupled"
-        probabilities = np.zeros(K + 1)
-        for tokens, mass in round_distribution(
-            self.program.verify, coupled, self.target, draft, history, count
-        ).items():
+        fixed, length = self.jump_forward(history), len(history)
+
+        def either(seen):
+            i = len(seen) - length
+            return np.eye(V)[fixed[i]] if i < len(fixed) else draft(seen)
+
+        drawn = [draft((*history, *fixed[:i]))[token] if i < count else 0.0 for i, token in enumerate(fixed)]
+        if self.program.draft_sampling == "coupled":
+            return self._coupled_rounds(history, fixed, drawn)
+        same, probabilities = float(np.prod(drawn)), np.zeros((K + 1, K + 1))
+        for drafted, share in ((count, same), (len(fixed), 1 - same)):
+            if share:
+                probabilities[drafted] += share * self._accepted(history, either, drafted)
+        return probabilities
+
+    def _coupled_rounds(self, history, fixed, drawn) -> np.ndarray:
+        """``rounds`` where the noise of a draft is that of the target's own token, which decides what is accepted.
+
+        Args:
+          history: the text when the round begins.
+          fixed: the jump-forward tokens.
+          drawn: the probability of each of them that the drafter draws it behind those before it.
+        """
+        (count, draft), probabilities = self.drafts(history), np.zeros((K + 1, K + 1))
+        alive, alone = 1.0, 0.0  # all tokens so far are the target's, and the drafter's too or not
+        for i, token in enumerate(fixed):
+            seen, later = (*history, *fixed[:i]), np.prod(drawn[i + 1 :])
+            p = self.target(seen)[token]
+            both = agreement("match", True, self.target(seen), draft(seen))[token] if i < count else 0.0
+            refused = alive * (drawn[i] - both)  # that the drafter has drawn
+            probabilities[count, i] += refused * later
+            probabilities[len(fixed), i] += (alive + alone) * (1 - p) - refused * later
+            alive, alone = alive * both, alive * (p - both) + alone * p
+        probabilities[len(fixed), len(fixed)] += alone
+        behind = self._accepted((*history, *fixed), draft, max(count - len(fixed), 0))
+        probabilities[count, len(fixed) :] += alive * behind[: K + 1 - len(fixed)]
+        return probabilities
+
+    def _accepted(self, history, draft: Model, count: int) -> np.ndarray:
+        """Distribution of the number of drafts accepted in a round of so many, ``[K + 1]``."""
+        coupled, probabilities = self.program.draft_sampling == "coupled", np.zeros(K + 1)
+        emitted = round_distribution(self.program.verify, coupled, self.target, draft, history, count)
+        for tokens, mass in emitted.items():
             probabilities[len(tokens) - 1] += mass
         return probabilities
 

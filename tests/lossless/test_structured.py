@@ -48,6 +48,7 @@ THINKING = (
 
 class TestServed(ServedLosslessness):
     asks, seed = ASKS, 91
+    preemptions = 0.4  # since a request whose drafts wait is spared every second time
     runs = (
         Run(PROGRAMS[0][0], QUICK, reproducible=True),  # one program for all batches is compiled sooner than four
         *(Run(program, samples, "long", exact) for samples in (QUICK, LONG) for program, exact in PROGRAMS),
@@ -72,7 +73,7 @@ def test_drafts_cut_off_where_the_grammar_rejects_one_are_detected():
 
 class TestThinkingBudgets(ServedLosslessness):
     asks, seed = THINKING, 95
-    runs = TestServed.runs
+    runs, preemptions = TestServed.runs, TestServed.preemptions
 
 
 def test_a_budget_that_is_counted_by_rounds_is_detected():

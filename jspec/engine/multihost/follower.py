@@ -15,7 +15,8 @@ from jspec.engine.runner.swap import to_memory_kind
 class FollowerRunner:
     """Executes the messages of process 0, each the name of a method here and its arguments.
 
-    Results that another program takes stay here: drafts to be verified, and requests in host memory.
+    Results that another program takes stay here: drafts to be verified, the tokens that grammars allow, and requests in
+    host memory.
 
     Args:
       runner: has the same programs as that of process 0.
@@ -26,12 +27,16 @@ class FollowerRunner:
         assert isinstance(runner.group, Follower), runner.group
         self._when_serving = when_serving
         self._runner, self._group, self._programs = runner, runner.group, list(runner.programs)
-        # Draft and verify programs -> their number of rows.
-        self._draft_rows, self._verify_rows = (
-            {id(program): rows for rows, program in by_rows.items()}
-            for by_rows in (runner.programs.draft, runner.programs.verify)
-        )
-        self._proposals: dict[int, Any] = {}  # number of rows -> the newest proposal
+        # Names of programs -> what they keep their result as, for others, and which results they take.
+        self._keeps: dict[str, Any] = {}
+        self._takes: dict[str, list[Any]] = {}
+        split = runner.programs
+        for b in split.draft:
+            drafts, verified = ("drafts", b), ("verified", b)
+            self._keeps |= {split.draft[b].name: drafts, split.verify_pass[b].name: verified}
+            self._keeps[split.grammar[b].name] = "allowed"
+            self._takes |= {split.verify_pass[b].name: [drafts], split.finish[b].name: [verified, "allowed"]}
+        self._kept: dict[Any, Any] = {}
         self._result: Any = None  # of the last program, beside the state
         self._swapped: dict[int, Any] = {}  # key -> swap block
         self._restored: Any = None  # block for the next ``restore``
@@ -56,14 +61,13 @@ class FollowerRunner:
     def send(self, index: int, on_host: Sequence[Any]):
         """Send a program with weights, state, results that are here, and these arguments."""
         program = self._programs[index]
-        if id(program) in self._verify_rows:
-            on_host = [self._proposals[self._verify_rows[id(program)]], *on_host]
-        elif program is self._runner.programs.restore:
+        on_host = [*self._taken(program), *on_host]
+        if program is self._runner.programs.restore:
             saved = self._arguments(program)[-1] if self._restored is None else self._restored
             on_host, self._restored = [*on_host, saved], None
         self._result = self._runner._send(program, *on_host)
-        if id(program) in self._draft_rows:
-            self._proposals[self._draft_rows[id(program)]] = self._result
+        if program.name in self._keeps:
+            self._kept[self._keeps[program.name]] = self._result
 
     def compile(self, indices: Sequence[int], threads: int | None):
         """Compile programs."""
@@ -92,9 +96,11 @@ class FollowerRunner:
         """Arguments of a program that leave an idle batch as it is."""
         if not isinstance(program, PackedProgram):
             return next(args for other, args in self._runner.swap_programs() if other is program)
-        if id(program) in self._verify_rows:
-            return self._proposals[self._verify_rows[id(program)]], program.idle
-        return (program.idle,)
+        return *self._taken(program), program.idle
+
+    def _taken(self, program: Program) -> list[Any]:
+        """The results of other programs that a program takes before its own arguments."""
+        return [self._kept[what] for what in self._takes.get(program.name, ())]
 
 
 @contextlib.contextmanager

@@ -89,9 +89,9 @@ class ProgramSharding:
         """``(leaves of the target, tokens) -> logits`` over all devices."""
         return self.shard_map(function, (list(self.leaves[0]), _REPLICATED), _REPLICATED)
 
-    def admit_program(self, admit: Callable) -> Callable:
-        """``(rows, inputs) -> (rows, None)`` over all devices."""
-        return self.shard_map(admit, _REPLICATED, _REPLICATED)
+    def replicated(self, function: Callable) -> Callable:
+        """A function of arrays that every device holds whole, as it does the results, over all devices."""
+        return self.shard_map(function, _REPLICATED, _REPLICATED)
 
     def save_program(self, save: Callable) -> Callable:
         """``(state, row, pages) -> (state, saved)`` over all devices."""

@@ -12,7 +12,7 @@ prefill.py               prefill, and the drafter's catch-up
 state.py                 the arrays of the state; admission, copies of rows
 step_io.py               inputs and outputs of programs: chunks, calls, logs
 host_packing.py          packs small arrays into one
-structured_output.py     rounds of requests that a grammar restricts
+split_rounds.py          rounds in two programs, between which the host asks the grammars of requests
 swap.py                  preempted requests in host memory
 recompilation_guard.py   reports compilations after warm-up
 """

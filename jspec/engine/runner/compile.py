@@ -37,7 +37,7 @@ class Program:
 
     Args:
       function: the function to compile.
-      donate: the place of the argument whose buffers the results may take over.
+      donate: the place of the argument whose buffers the results may take over; None for no argument.
       options: XLA's, as ``jax.jit`` takes them, besides those that every program has.
       name: what messages and profiles call it; None is the function's own name.
 
@@ -51,7 +51,7 @@ class Program:
     def __init__(
         self,
         function: Callable,
-        donate: int,
+        donate: int | None,
         options: Mapping[str, str | int] | None = None,
         name: str | None = None,
     ):
@@ -63,7 +63,8 @@ class Program:
             return function(*args)
 
         named.__name__ = named.__qualname__ = self.name
-        self._jitted = jax.jit(named, donate_argnums=donate, compiler_options=self.options)
+        donated = () if donate is None else donate
+        self._jitted = jax.jit(named, donate_argnums=donated, compiler_options=self.options)
         self._compiled: jax.stages.Compiled | None = None
 
     @property

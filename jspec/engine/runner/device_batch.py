@@ -15,7 +15,7 @@ import numpy as np
 
 from jspec.engine.multihost.leader import Leader, group_of
 from jspec.engine.runner.compile import Program, compile_all
-from jspec.engine.runner.programs import WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
+from jspec.engine.runner.programs import NOTHING, WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
 from jspec.engine.runner.state import DecodeState, of_rows, save
 
 
@@ -75,6 +75,8 @@ class DeviceBatch:
     def _with_weights(self, program: Program, args: Sequence) -> tuple:
         if program is self.programs.admit:
             return of_rows(self.state), *args
+        if program.donate is NOTHING:
+            return tuple(args)
         return *((self.leaves,) if program.donate == WEIGHTS_THEN_STATE else ()), self.state, *args
 
     def send_packed(self, program: PackedProgram, inputs: Any) -> Any:
@@ -82,12 +84,14 @@ class DeviceBatch:
         return self._send(program, program.packing.pack(inputs))
 
     def _send(self, program: Program, *args) -> Any:
-        """Send a program and store the state that it returns; returns its other result."""
+        """Send a program and store the state that it returns, if it takes any; returns its other result."""
         on_host = [arg for arg in args if isinstance(arg, np.ndarray | np.generic)]
         args = self._with_weights(program, args)
         program.compile(*args)
         if self.group is not None:
             self._broadcast("send", self.programs.index(program), on_host)
+        if program.donate is NOTHING:
+            return program(*args)
         new, other = program(*args)
         self.state = dataclasses.replace(self.state, **new) if program is self.programs.admit else new
         return other

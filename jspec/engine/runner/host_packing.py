@@ -40,6 +40,15 @@ class HostPacking:
         leaves = jax.tree.leaves(tree)
         return np.concatenate([np.ascontiguousarray(leaf).reshape(-1).view(np.int32) for leaf in leaves])
 
+    def views(self) -> tuple[np.ndarray, Any]:
+        """A new array as ``pack`` makes one, with any contents, and the pytree of its parts, to be written in place."""
+        packed, leaves, start = np.empty(self.size, np.int32), [], 0
+        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
+            end = start + math.prod(shape)
+            leaves.append(packed[start:end].view(dtype).reshape(shape))
+            start = end
+        return packed, jax.tree.unflatten(self.structure, leaves)
+
     def unpack(self, packed) -> Any:
         """The pytree again, inside a trace."""
         leaves, start = [], 0

@@ -22,8 +22,8 @@ from jspec.engine.runner.programs import (
     StepBuilder,
 )
 from jspec.engine.runner.round_costs import round_costs
+from jspec.engine.runner.split_rounds import SplitRounds, VerifiedDrafts, start_host_copies
 from jspec.engine.runner.step_io import Call, CallLogs, RoundLog
-from jspec.engine.runner.structured_output import ConstrainedRounds, Failure, VerifiedDrafts, start_host_copies
 from jspec.engine.runner.swap import SwapBlocks, to_memory_kind
 from jspec.engine.scheduler.prefill_batching import Chunk
 from jspec.engine.scheduler.schedule import Schedule, Swap
@@ -49,7 +49,7 @@ class ModelRunner(DeviceBatch):
       slots_beyond: as ``Drafter.slots_beyond``.
       width: how many query tokens the target reads for each row in a round of that K.
       draft_lengths: every K of rounds, as a tuple.
-      constrained: rounds of requests that a grammar restricts.
+      split_rounds: rounds of batches in which a grammar restricts some requests.
 
     Raises:
       ValueError: ``config.width`` is too narrow for the drafts.
@@ -83,7 +83,7 @@ class ModelRunner(DeviceBatch):
             program.cache = cache
         self._inputs = ProgramInputs(self.programs, config, target.config.vocab_size)
         self._swap_blocks = SwapBlocks()
-        self.constrained = ConstrainedRounds(self.programs, config, most)
+        self.split_rounds = SplitRounds(self.programs, config, most, lambda *args: self._send(*args))
 
     @property
     def swap_pages(self) -> int:
@@ -105,8 +105,7 @@ class ModelRunner(DeviceBatch):
 
         With ``schedule.needs_processing``, rounds make the most drafts, and all of them are verified.
 
-        It waits for the drafts of constrained requests, unless it sends other rounds behind the program that drafts. The
-        device is not idle meanwhile if it was sent rounds before.
+        It waits for the drafts of constrained requests, whose verify pass the device is busy with.
         """
         for swap in schedule.swap_out:
             self._swap_out(swap)
@@ -116,10 +115,10 @@ class ModelRunner(DeviceBatch):
             self.send_packed(self.programs.admit, inputs)
         for swap in schedule.swap_in:
             self._swap_in(swap)
-        self.constrained.draft(schedule.drafting, self._send)
-        verified = self.constrained.verify(schedule.verifying, self._send)
+        verified = self.split_rounds.finish(schedule.verifying)
+        self.split_rounds.draft(schedule.drafting)
         logs = self._decode(schedule, shape) if schedule.decoding else None
-        return Sent(logs, verified, self.constrained.failures())
+        return Sent(logs, verified)
 
     def _decode(self, schedule: Schedule, shape: RoundShape) -> CallLogs:
         K = drafts_of(shape)
@@ -152,7 +151,7 @@ class ModelRunner(DeviceBatch):
         Returns:
           whether the state was valid; then the contents of all pages stand.
         """
-        self.constrained.forget()
+        self.split_rounds.forget()
         if self._intact():
             return True
         self.reset_state()
@@ -170,8 +169,7 @@ class ModelRunner(DeviceBatch):
             for program, args in every:
                 self._send(program, *args)
             for b in constrained:
-                draft, verify = self.programs.draft[b], self.programs.verify[b]
-                self._send(verify, self._send(draft, draft.idle), verify.idle)
+                self._send(self.programs.finish[b], *self._finish_arguments(b))
         if isinstance(self.group, Leader):
             self.group.wait_for_followers()  # which may compile for longer
 
@@ -235,8 +233,9 @@ class ModelRunner(DeviceBatch):
 
     def _every_program(self) -> Iterator[tuple[Program, tuple]]:
         """All programs that may be needed, with arguments that leave an idle batch as it is."""
-        excluded = list(self.programs.verify.values())  # whose arguments are results of others
-        excluded += () if available() else self.programs.draft.values()
+        # Those whose arguments are results of others, first.
+        excluded = [*self.programs.verify_pass.values(), *self.programs.finish.values()]
+        excluded += () if available() else (*self.programs.draft.values(), *self.programs.grammar.values())
         packed = [
             program for program in self.programs if isinstance(program, PackedProgram) and program not in excluded
         ]
@@ -246,16 +245,26 @@ class ModelRunner(DeviceBatch):
         yield from self.swap_programs()
 
     def _compile_verify_programs(self, buckets: Sequence[int], threads: int | None = None):
-        """Compile the verify programs of constrained requests, whose draft programs are compiled.
+        """Compile the programs that verify drafts; those that make them are compiled.
 
-        A verify program takes the proposal of its draft program, so that is run on an idle batch for the shapes; tracing it
-        for that would take long.
+        They take results of others, which run for their shapes; tracing them for that would take long.
         """
-        missing = []
-        for draft, verify in ((self.programs.draft[b], self.programs.verify[b]) for b in buckets):
-            if not verify.compiled:
-                missing.append((verify, (self._send(draft, draft.idle), verify.idle)))
-        self._compile(missing, threads)
+        programs = self.programs
+        passes = [b for b in buckets if not programs.verify_pass[b].compiled]
+        self._compile([(programs.verify_pass[b], self._pass_arguments(b)) for b in passes], threads)
+        ends = [b for b in buckets if not programs.finish[b].compiled]
+        self._compile([(programs.finish[b], self._finish_arguments(b)) for b in ends], threads)
+
+    def _pass_arguments(self, bucket: int) -> tuple:
+        """Arguments of a program with a verify pass that leave an idle batch as it is."""
+        draft = self.programs.draft[bucket]
+        return self._send(draft, draft.idle), self.programs.verify_pass[bucket].idle
+
+    def _finish_arguments(self, bucket: int) -> tuple:
+        """Arguments of the program behind it."""
+        verified = self._send(self.programs.verify_pass[bucket], *self._pass_arguments(bucket))
+        grammar = self.programs.grammar[bucket]
+        return verified, self._send(grammar, grammar.idle), self.programs.finish[bucket].idle
 
     def serving(self):
         """Tell the follower processes that everything is compiled, and that requests are taken now."""
@@ -267,10 +276,8 @@ class Sent(NamedTuple):
 
     Attributes:
       logs: of the rounds, on the way to the host, for which ``ModelRunner.read`` waits; None if the schedule has none.
-      verified: the verified drafts of constrained requests; None if there are none.
-      failures: constrained requests whose constraint raised, and the exception.
+      verified: the drafts that were verified on their own; None if there are none.
     """
 
     logs: CallLogs | None
     verified: VerifiedDrafts | None
-    failures: list[Failure]

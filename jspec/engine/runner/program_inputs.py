@@ -35,7 +35,8 @@ class ProgramInputs:
             programs.append(self.decode_program(schedule, shape)[0])
             programs += [self._programs.catch_up] if behind else []
         if schedule.drafting:
-            programs.append(self._programs.draft[self._config.bucket(len(schedule.drafting))])
+            bucket = self._config.bucket(len(schedule.drafting))
+            programs += [self._programs.draft[bucket], self._programs.grammar[bucket]]
         return programs
 
     def prefill(self, chunks: Sequence[Chunk]) -> tuple[PackedProgram, PrefillInputs]:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jspec.config import EngineConfig
+from jspec.drafting.base import FixedDrafts
 from jspec.engine.decoding import Decoding
 from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.engine.request import Request
@@ -30,22 +31,22 @@ from jspec.engine.runner.state import (
     take,
     with_processors,
 )
-from jspec.engine.runner.step import DecodeStep
+from jspec.engine.runner.step import DecodeStep, VerifyPass
 from jspec.engine.runner.step_io import (
     Call,
     CallLogs,
-    DraftInputs,
+    GrammarInputs,
     PrefillInputs,
     VerifyInputs,
     empty_prefill,
-    every_token,
 )
 from jspec.models.params import DTYPES
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.verify import RULES, Proposal
 
 Leaves = tuple[list[jax.Array], list[jax.Array]]  # the arrays of the target, and those of the draft model
-WEIGHTS_THEN_STATE, STATE = 1, 0  # the first arguments of a program; the number is the place of the state
+# The first arguments of a program; the number is the place of the state.
+WEIGHTS_THEN_STATE, STATE, NOTHING = 1, 0, None
 MOST_ADMITTED = 8  # requests that one program admits
 MOST_MOVED = 16  # pages that one program moves between device and host
 
@@ -106,20 +107,31 @@ class StepBuilder:
         """
         return self._rounds(self._processing_step(leaves), state, call, self.most)
 
-    def draft(self, leaves: Leaves, state: DecodeState, inputs: DraftInputs) -> tuple[DecodeState, Proposal]:
+    def draft(self, leaves: Leaves, state: DecodeState, call: Call) -> tuple[DecodeState, Proposal]:
         """The first half of a round of the rows of a call: ``DecodeStep.draft``."""
-        rows = take(state, inputs.call.rows, inputs.call.table)
-        after, proposal = self.step(leaves, self.most).draft(rows, inputs.jump_forward)
+        after, proposal = self.step(leaves, self.most).draft(take(state, call.rows, call.table))
         return dataclasses.replace(state, draft=after.draft), proposal
 
-    def verify(
+    def grammar(self, inputs: GrammarInputs) -> jax.Array:
+        """The tokens that may come in every row of the largest call, uint32 ``[max_batch, width, ceil(V / 32)]``."""
+        return inputs.of_all_rows(self.config.max_batch)
+
+    def verify_pass(
         self, leaves: Leaves, state: DecodeState, proposal: Proposal, inputs: VerifyInputs
+    ) -> tuple[DecodeState, VerifyPass]:
+        """``DecodeStep.verify_pass`` of the same rows, whose jump-forward tokens become their first drafts."""
+        rows, step = take(state, inputs.call.rows, inputs.call.table), self.step(leaves, self.most)
+        after, verified = step.verify_pass(rows, inputs.jump_forward.put_into(proposal, step.room(rows)))
+        return dataclasses.replace(state, cache=after.cache), verified
+
+    def finish(
+        self, leaves: Leaves, state: DecodeState, verified: VerifyPass, allowed: jax.Array, call: Call
     ) -> tuple[DecodeState, CallLogs]:
-        """The second half of that round: ``DecodeStep.verify``. Its rows may have processors and want log-probabilities."""
-        rows = take(state, inputs.call.rows, inputs.call.table)
-        rows, log = self._processing_step(leaves).verify(rows, proposal, inputs.allowed)
+        """``DecodeStep.finish`` of the same rows, which may have processors and want log-probabilities."""
+        rows = take(state, call.rows, call.table)
+        rows, log = self._processing_step(leaves).finish(rows, verified, allowed[: len(call.rows)])
         logs = CallLogs(log.packed(), log.logprobs)
-        return put(state, inputs.call.rows, rows), jax.tree.map(lambda x: x[None], logs)
+        return put(state, call.rows, rows), jax.tree.map(lambda x: x[None], logs)
 
     def _processing_step(self, leaves: Leaves) -> DecodeStep:
         return dataclasses.replace(self.step(leaves, self.most), logprobs_mode=self.config.logprobs_mode)
@@ -163,21 +175,23 @@ class PackedProgram(Program):
       function: takes the common arguments of programs, and a pytree like ``example``.
       example: inputs that leave an idle batch as it is.
       options: XLA's.
-      donate: the place of the state.
+      donate: the place of the state; ``NOTHING`` for a program that does without.
 
     Attributes:
       packing: how the pytree lies in the array.
       idle: ``example``, packed.
     """
 
-    def __init__(self, name: str, function: Callable, example: Any, options=None, donate: int = WEIGHTS_THEN_STATE):
+    def __init__(
+        self, name: str, function: Callable, example: Any, options=None, donate: int | None = WEIGHTS_THEN_STATE
+    ):
         self.packing = packing = HostPacking.of(example)
         self.idle = packing.pack(example)
         super().__init__(lambda *args: function(*args[:-1], packing.unpack(args[-1])), donate, options, name)
 
 
 class Programs:
-    """Every program of an engine; each takes the state and returns it with a result, which may be None.
+    """Every program of an engine; each takes the state and returns it with a result, which may be None, but for ``grammar``.
 
     Attributes:
       prefill: n -> (leaves, state, inputs), ``DecodeStep.prefill`` of n chunks.
@@ -188,9 +202,11 @@ class Programs:
         in all, or every one if R is None; returns their ``CallLogs`` beside the state.
       processing_decode: b -> the same with up to the most drafts, for calls in which a row wants its logits processed or
         log-probabilities.
-      draft: b -> (leaves, state, inputs), the first half of a round of constrained requests; returns their ``Proposal``.
-      verify: b -> (leaves, state, proposal, inputs), the second half; returns the ``CallLogs`` of one round.
-      verify_shape: how many positions of a row ``VerifyInputs.allowed`` has, and V.
+      draft: b -> (leaves, state, call), the first half of a round of b rows; returns their ``Proposal`` beside the state.
+      verify_pass: b -> (leaves, state, proposal, inputs), the target's part of that round; returns a ``VerifyPass``.
+      grammar: m -> (inputs,), ``StepBuilder.grammar`` of m rows that a grammar restricts. It does without the state.
+      finish: b -> (leaves, state, verified, allowed, call), the end of that round; returns the ``CallLogs`` of one round.
+      verify_shape: how many positions of a row ``GrammarInputs.allowed`` has, and V.
       save: (state, row, pages), ``state.save``; returns the copy beside the state. Its arguments are not packed.
       restore: (state, row, pages, saved), ``state.restore``. Its arguments are not packed.
       most_admitted: how many requests ``admit`` takes.
@@ -199,7 +215,9 @@ class Programs:
 
     def __init__(self, builder: StepBuilder, target_leaves: Sequence[jax.Array], draft_lengths: Sequence[int]):
         config, width, sharding = builder.config, builder.width(builder.most), builder.sharding
-        on_devices = (lambda function: function) if sharding is None else sharding.model_program
+        on_devices, replicated = (
+            (lambda function: function,) * 2 if sharding is None else (sharding.model_program, sharding.replicated)
+        )
         self.most_admitted, self.most_moved = (
             min(MOST_ADMITTED, config.max_batch),
             min(MOST_MOVED, config.pages_per_row),
@@ -215,9 +233,7 @@ class Programs:
         )
         no_request = [(config.num_rows, Request(0, [0], SamplingParams(), np.zeros(2, np.uint32)))]
         inputs = AdmitInputs.of(config, builder.vocab_size, self.most_admitted, no_request)
-        self.admit = PackedProgram(
-            "admit", _admit if sharding is None else sharding.admit_program(_admit), inputs, donate=STATE
-        )
+        self.admit = PackedProgram("admit", replicated(_admit), inputs, donate=STATE)
         self.catch_up = PackedProgram(
             "catch_up", on_devices(builder.catch_up), Call.of(config, config.max_batch, [], [], 1)
         )
@@ -236,15 +252,23 @@ class Programs:
                 name, on_devices(builder.processing_rounds), Call.of(config, b, [], [], 1), options
             )
         self.draft: dict[int, PackedProgram] = {}
-        self.verify: dict[int, PackedProgram] = {}
+        self.grammar: dict[int, PackedProgram] = {}
+        self.verify_pass: dict[int, PackedProgram] = {}
+        self.finish: dict[int, PackedProgram] = {}
         self.verify_shape = width, builder.vocab_size
         for b in config.batch_buckets:
             call = Call.of(config, b, [], [], 1)
-            draft_inputs = DraftInputs.of(call, builder.most)
-            verify_inputs = VerifyInputs(call, every_token(b, *self.verify_shape))
+            verify_inputs = VerifyInputs(call, FixedDrafts.of(b, builder.most))
+            grammar_inputs = GrammarInputs.empty(b, *self.verify_shape)
             options = decode_options(target_leaves, b * width)
-            self.draft[b] = PackedProgram(f"draft_{b}_rows", on_devices(builder.draft), draft_inputs, options)
-            self.verify[b] = PackedProgram(f"verify_{b}_rows", on_devices(builder.verify), verify_inputs, options)
+            self.draft[b] = PackedProgram(f"draft_{b}_rows", on_devices(builder.draft), call, options)
+            self.grammar[b] = PackedProgram(
+                f"grammar_{b}_rows", replicated(builder.grammar), grammar_inputs, donate=NOTHING
+            )
+            self.verify_pass[b] = PackedProgram(
+                f"verify_pass_{b}_rows", on_devices(builder.verify_pass), verify_inputs, options
+            )
+            self.finish[b] = PackedProgram(f"finish_{b}_rows", on_devices(builder.finish), call, options)
         self.save = Program(_save if sharding is None else sharding.save_program(_save), STATE, name="save")
         self.restore = Program(
             _restore if sharding is None else sharding.restore_program(_restore), STATE, name="restore"
@@ -256,7 +280,7 @@ class Programs:
 
     def __iter__(self) -> Iterator[Program]:
         singles = self.prefill_with_logprobs, self.admit, self.catch_up, self.save, self.restore
-        decode = self.decode, self.processing_decode, self.draft, self.verify
+        decode = self.decode, self.processing_decode, self.draft, self.verify_pass, self.grammar, self.finish
         return itertools.chain(self.prefill.values(), singles, *(programs.values() for programs in decode))
 
 

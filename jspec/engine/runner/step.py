@@ -9,12 +9,12 @@ its shape. Every array that outlives a call is in ``DecodeState``, whose buffers
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jspec.drafting.base import Context, Drafter, FixedDrafts
+from jspec.drafting.base import Context, Drafter
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.adaptive.draft_selection import select_drafts
 from jspec.engine.multihost.batch_sharded_verify import BatchSharding
@@ -109,30 +109,58 @@ class DecodeStep:
         after = dataclasses.replace(after, stats_of_request=stats.of_request, stats_of_confidence=stats.of_confidence)
         return after, log
 
-    def draft(self, state: DecodeState, fixed: FixedDrafts | None = None) -> tuple[DecodeState, Proposal]:
-        """The first half of a round: a proposal for each live row.
-
-        Args:
-          state: the batch. Only the drafter's state changes.
-          fixed: drafts that take the place of the drafter's own.
-        """
-        draft, proposal = self._propose(state, processing_of(state), self._noise(state), fixed)
+    def draft(self, state: DecodeState) -> tuple[DecodeState, Proposal]:
+        """The first half of a round: a proposal for each live row. Of the state only the drafter's part changes."""
+        draft, proposal = self._propose(state, processing_of(state), self._noise(state))
         return dataclasses.replace(state, draft=draft), proposal
 
     def verify(self, state: DecodeState, proposal: Proposal, allowed=None) -> tuple[DecodeState, RoundLog]:
-        """The second half of a round: verify pass, rule, store features, commit.
+        """The second half of a round, ``verify_pass`` and ``finish``. Arguments and results as theirs."""
+        return self.finish(*self.verify_pass(state, proposal), allowed)
+
+    def verify_pass(self, state: DecodeState, proposal: Proposal) -> tuple[DecodeState, "VerifyPass"]:
+        """Let the target read the newest committed token and the drafts of every row, in one pass.
+
+        The pass has ``width`` query tokens. Those behind the valid drafts of a row, and all of a row that is not live,
+        are masked: they write nothing to the cache, and their logits mean nothing.
 
         Args:
-          state: the batch after ``draft``.
+          state: the batch after ``draft``. Only the target's cache changes.
           proposal: the drafts.
+        """
+        request = state.request
+        newest = jnp.take_along_axis(state.tokens, request.length[:, None] - 1, axis=1)
+        tokens = jnp.concatenate([newest, proposal.tokens], axis=1)
+        tokens = jnp.pad(tokens, ((0, 0), (0, self.width - tokens.shape[1])))
+        offset = jnp.arange(self.width, dtype=jnp.int32)[None]
+        positions = request.length[:, None] - 1 + offset
+        valid = state.live[:, None] & (offset <= proposal.count[:, None])
+        rows, view = PagedView(request.table, positions, valid), None
+        if self.budget is None:
+            hidden, features, cache = run_target(self.target, self.drafter, tokens, state.cache, rows)
+        else:
+            view = RaggedView.of(rows, self.budget)
+            hidden, features, cache = run_target(self.target, self.drafter, view.from_rows(tokens), state.cache, view)
+            features = view.to_rows(features)
+        return dataclasses.replace(state, cache=cache), VerifyPass(proposal, hidden, features, view)
+
+    def finish(self, state: DecodeState, verified: "VerifyPass", allowed=None) -> tuple[DecodeState, RoundLog]:
+        """The end of a round: rule, store features, commit.
+
+        Args:
+          state: the batch after ``verify_pass``.
+          verified: its other result.
           allowed: uint32 ``[B, width, ceil(V / 32)]``, which tokens may come at each position from ``length`` on if all
             drafts before it stand, as ``Processing`` has it; None allows all.
+
+        Returns:
+          the new state, and a log with fields ``[B]``.
         """
-        hidden, features, cache, view = self._verify_pass(state, proposal)
+        proposal, hidden, features, view = verified
         sharding = BatchSharding.of(self.target, hidden)
         local: Any = (lambda tree: tree) if sharding is None else sharding.local_rows
         logits = self.target.logits(hidden) if sharding is None else sharding.logits(self.target, hidden)
-        if isinstance(view, RaggedView):
+        if view is not None:
             logits = view.to_rows(logits)
         # The rule depends on these fields of the rows alone.
         rows = dataclasses.replace(state, tokens=local(state.tokens), request=local(state.request))
@@ -141,7 +169,7 @@ class DecodeStep:
         if sharding is not None:
             result = sharding.gather_results(result)
         features = next_features(state, features, self.drafter.num_draft_tokens)
-        after, log = commit(dataclasses.replace(state, cache=cache, features=features), proposal, result)
+        after, log = commit(dataclasses.replace(state, features=features), proposal, result)
         if self.logprobs_mode is None:
             return after, log
         logprobs = self._logprobs(processing, rows.request.warp, logits, drafts, local(log.tokens)).packed()
@@ -220,60 +248,38 @@ class DecodeStep:
         state, hidden = prefill(self.target, self.drafter, state, inputs, self.expand_latents)
         return state, prompt_logprobs(self.target, hidden, inputs.tokens[:, 1:])
 
-    def _propose(self, state: DecodeState, processing: Processing, noise: RoundNoise, fixed: FixedDrafts | None):
-        """Let the drafter propose up to K tokens for each row.
+    def room(self, state: DecodeState) -> jax.Array:
+        """How many drafts each row may use, int32 ``[B]``: the most that leave a slot for the token that the rule adds.
 
-        A row may use ``room`` drafts, the most that leave a slot for the token that the rule adds: K of them, fewer near
-        the end of its S slots or where its request wants fewer, and none if the row is not live. So ``count`` is known
-        before any draft is drawn. Drafts past ``count`` are ignored, not rejected; a bonus token follows the last counted
-        draft.
+        They are K, fewer near the end of its S slots or where its request wants fewer, and none if the row is not live.
+        """
+        request, S = state.request, state.tokens.shape[1]
+        room = jnp.minimum(jnp.clip(S - 1 - request.length, 0, self.drafter.num_draft_tokens), request.max_drafts)
+        return jnp.where(state.live, room, 0)
+
+    def _propose(self, state: DecodeState, processing: Processing, noise: RoundNoise):
+        """Let the drafter propose up to K tokens for each row, and no more than there is ``room`` for.
+
+        So ``count`` is known before any draft is drawn. Drafts past ``count`` are ignored, not rejected; a bonus token
+        follows the last counted draft.
 
         Returns:
           the drafter's new state, and its proposal, with tokens ``[B, K]``.
         """
-        request, S = state.request, state.tokens.shape[1]
-        K = self.drafter.num_draft_tokens
-        room = jnp.minimum(jnp.clip(S - 1 - request.length, 0, K), request.max_drafts)
-        room = jnp.where(state.live, room, 0)
+        request, K = state.request, self.drafter.num_draft_tokens
         context = Context(
             tokens=state.tokens,
             length=request.length,
             previous=state.previous,
             features=None if state.features is None else state.features[:, : K + 1],
             live=state.live,
-            room=room,
+            room=self.room(state),
             table=request.table,
             warp=request.warp,
             processing=processing,
             noise=noise,
-            fixed=fixed,
         )
         return self.drafter.propose(state.draft, context)
-
-    def _verify_pass(self, state: DecodeState, proposal: Proposal):
-        """Let the target read the newest committed token and the drafts of every row, in one pass.
-
-        The pass has ``width`` query tokens. Those behind the valid drafts of a row, and all of a row that is not live,
-        are masked: they write nothing to the cache, and their logits mean nothing.
-
-        Returns:
-          hidden states ``[B, width, D]``, of entry i the logits are those of the token at position length + i; features
-          ``[B, width, E]``, or None; the new cache; and the view through which the target read. With a ``RaggedView`` the
-          hidden states are those of its tokens, ``[1, R, D]``.
-        """
-        request = state.request
-        newest = jnp.take_along_axis(state.tokens, request.length[:, None] - 1, axis=1)
-        tokens = jnp.concatenate([newest, proposal.tokens], axis=1)
-        tokens = jnp.pad(tokens, ((0, 0), (0, self.width - tokens.shape[1])))
-        offset = jnp.arange(self.width, dtype=jnp.int32)[None]
-        positions = request.length[:, None] - 1 + offset
-        valid = state.live[:, None] & (offset <= proposal.count[:, None])
-        rows = PagedView(request.table, positions, valid)
-        if self.budget is None:
-            return *run_target(self.target, self.drafter, tokens, state.cache, rows), rows
-        view = RaggedView.of(rows, self.budget)
-        hidden, features, cache = run_target(self.target, self.drafter, view.from_rows(tokens), state.cache, view)
-        return hidden, view.to_rows(features), cache, view
 
     def _apply_rule(self, state: DecodeState, processing: Processing, logits, proposal: Proposal) -> VerifyResult:
         """The rule's decision under the logits as the requests want them.
@@ -293,3 +299,19 @@ class DecodeStep:
             return token_logprobs(as_float32(logits), tokens)
         logits = processing.apply(as_float32(logits), proposal.tokens)
         return token_logprobs(make_distribution(logits, warp)[0].log_probs, tokens)
+
+
+class VerifyPass(NamedTuple):
+    """What the target has computed in a verify pass.
+
+    Attributes:
+      proposal: the drafts that it has read.
+      hidden: hidden states ``[B, width, D]``, of entry i the logits are those of the token at position length + i.
+      features: what the drafter reads of the pass, ``[B, width, E]``; None if it reads nothing.
+      view: of a pass under a budget of R tokens, whose ``hidden`` is ``[1, R, D]``; else None.
+    """
+
+    proposal: Proposal
+    hidden: jax.Array
+    features: Any
+    view: RaggedView | None = None

@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec._validation import LARGEST_INT
 from jspec.config import NULL_PAGE, EngineConfig
 from jspec.drafting.base import FixedDrafts
 from jspec.sampling.processors import num_words
+
+_EVERY_TOKEN = 2**32 - 1  # 32 flags, all of them set
 
 
 @jax.tree_util.register_dataclass
@@ -61,43 +64,49 @@ class Call:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class DraftInputs:
-    """Inputs of the draft program of constrained requests, in arrays on the host.
+class GrammarInputs:
+    """Which tokens may come in m rows of a call, in arrays on the host.
 
     Attributes:
-      call: the rows.
-      jump_forward: their jump-forward tokens.
+      places: int32 ``[m]``, the rows of the call; its number of rows or more is no row.
+      allowed: uint32 ``[m, width, ceil(V / 32)]``, as ``DecodeStep.verify`` takes it.
     """
 
-    call: Call
-    jump_forward: FixedDrafts
+    places: Any
+    allowed: Any
 
     @staticmethod
-    def of(call: Call, K: int, jump_forward: Sequence[Sequence[int]] = ()) -> "DraftInputs":
-        """For the rows of a call, the first of which have these jump-forward tokens, at most K each."""
-        tokens, count = np.zeros((len(call.rows), K), np.int32), np.zeros(len(call.rows), np.int32)
-        for i, drafts in enumerate(jump_forward):
-            tokens[i, : len(drafts)], count[i] = drafts, len(drafts)
-        return DraftInputs(call, FixedDrafts(tokens, count))
+    def empty(rows: int, positions: int, vocab_size: int) -> "GrammarInputs":
+        """For so many rows, none of which is restricted."""
+        allowed = np.empty((rows, positions, num_words(vocab_size)), np.uint32)
+        inputs = GrammarInputs(np.empty(rows, np.int32), allowed)
+        inputs.restrict([])
+        return inputs
+
+    def restrict(self, places: Sequence[int]):
+        """Have the first rows be those at these places of the call. Every token may come, until flags are cleared."""
+        self.places[:] = LARGEST_INT
+        self.places[: len(places)] = places
+        self.allowed[:] = _EVERY_TOKEN
+
+    def of_all_rows(self, rows: int) -> jax.Array:
+        """The flags of all ``rows`` of the largest call, in a trace: every token may come in the other rows."""
+        every = jnp.full((rows, *self.allowed.shape[1:]), _EVERY_TOKEN, jnp.uint32)
+        return every.at[self.places].set(self.allowed, mode="drop")
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class VerifyInputs:
-    """Inputs of the verify program of constrained requests, in arrays on the host.
+    """Inputs of a program with a verify pass, in arrays on the host.
 
     Attributes:
       call: the rows of the draft program before it, without requests that have ended meanwhile.
-      allowed: uint32 ``[b, width, ceil(V / 32)]``, as ``DecodeStep.verify`` takes it.
+      jump_forward: the jump-forward tokens of these rows, which become their first drafts.
     """
 
     call: Call
-    allowed: Any
-
-
-def every_token(rows: int, positions: int, vocab_size: int) -> np.ndarray:
-    """``VerifyInputs.allowed`` where every token may come."""
-    return np.full((rows, positions, num_words(vocab_size)), 2**32 - 1, np.uint32)
+    jump_forward: FixedDrafts
 
 
 def page_tables(pages: Sequence[Sequence[int]], count: int, config: EngineConfig) -> np.ndarray:

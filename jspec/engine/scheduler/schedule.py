@@ -24,8 +24,8 @@ class Schedule:
       chunks: the chunks of the prefill batch; none if there is no prefill.
       admitted: requests whose prompt ends in that batch, which are put into their rows.
       swap_in: requests to copy back from host memory.
-      drafting: constrained requests to draft for.
-      verifying: constrained requests whose drafts are verified, those of this schedule or of an earlier one.
+      verifying: requests whose drafts, of an earlier schedule, are verified under what their grammars allow.
+      drafting: requests to draft for, behind that.
       decoding: the requests that the rounds of the call decode; none if there is no call.
       rounds: how many rounds the call makes.
     """
@@ -34,8 +34,8 @@ class Schedule:
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
     admitted: list[ActiveRequest] = dataclasses.field(default_factory=list)
     swap_in: list[Swap] = dataclasses.field(default_factory=list)
-    drafting: list[ActiveRequest] = dataclasses.field(default_factory=list)
     verifying: list[ActiveRequest] = dataclasses.field(default_factory=list)
+    drafting: list[ActiveRequest] = dataclasses.field(default_factory=list)
     decoding: list[ActiveRequest] = dataclasses.field(default_factory=list)
     rounds: int = 0
 

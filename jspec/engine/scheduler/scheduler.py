@@ -140,8 +140,11 @@ class Scheduler:
         active.turn = self._turns.take(active.request.tenant)
         heapq.heappush(self.waiting, (active.seniority, active))
 
-    def schedule(self) -> Schedule:
+    def schedule(self, joined: bool = True) -> Schedule:
         """Decide the device's next work, and take rows and pages for it.
+
+        Args:
+          joined: whether free requests may be decoded by the programs of constrained ones, in rounds of the most drafts.
 
         Raises:
           RuntimeError: requests wait, but none is under way and none can be admitted.
@@ -162,9 +165,12 @@ class Scheduler:
         if self._calls_now(schedule):
             ready = [active for active in self._in_rows() if active.decoding and active not in short]
             ready.sort(key=lambda active: active.seniority)
-            free = self._of_one_program([active for active in ready if active.request.constraint is None])
-            schedule.decoding = free[: self._config.max_batch]
-            self._choose_constrained(schedule, [active for active in ready if active.request.constraint is not None])
+            self._choose_split(schedule, ready, joined and not self._config.reproducible)
+            if not any(active.request.constraint is None for active in schedule.drafting):
+                free = [
+                    active for active in ready if active.request.constraint is None and active not in schedule.verifying
+                ]
+                schedule.decoding = self._of_one_program(free)[: self._config.max_batch]
             begins = any(not active.tokens and not active.unread_rounds for active in schedule.decoding)
             schedule.rounds = min(rounds, 1) if begins or schedule.drafting or schedule.verifying else rounds
         for active in schedule.decoding:
@@ -322,21 +328,23 @@ class Scheduler:
         self._prefills_since_call = 0
         return True
 
-    def _choose_constrained(self, schedule: Schedule, ready: list[ActiveRequest]):
-        """Draft for the constrained requests, or verify their drafts.
+    def _choose_split(self, schedule: Schedule, ready: list[ActiveRequest], joined: bool):
+        """Choose whose drafts are verified, and for whom the next ones are made, where requests are constrained.
 
-        Between the two the host has to see the drafts. While the device waits for that, it decodes the others: drafts of one
-        schedule are verified in the next. If there are no others, one schedule does both.
+        The host has to see drafts before they are verified, so those of one schedule are verified in the next. If free
+        requests are ``joined`` to constrained ones, the target reads its weights once for all of them. Else they are decoded
+        by programs of their own, behind these. If ``reproducible``, they never are: a neighbour must not decide which
+        program computes a text.
         """
         schedule.verifying = [active for active in ready if active.proposed]
-        if not schedule.verifying:
-            schedule.drafting = ready[: self._config.max_batch]
-            if not schedule.decoding:
-                schedule.verifying = schedule.drafting
-        for active in self._in_rows():
-            active.proposed = active in schedule.drafting and active not in schedule.verifying
         for active in schedule.verifying:
             active.unread_rounds += 1  # whose log the host reads before the next schedule
+        lasting = [active for active in ready if active.length + active.unread_rounds < active.limit]
+        constrained = [active for active in lasting if active.request.constraint is not None]
+        together = lasting if joined and constrained else constrained
+        schedule.drafting = together[: self._config.max_batch]
+        for active in self._in_rows():
+            active.proposed = active in schedule.drafting
 
     def _of_one_program(self, ready: list[ActiveRequest]) -> list[ActiveRequest]:
         """The requests that the next call may decode together.
