@@ -57,9 +57,9 @@ def program(which: str):
         "decode 1 row": programs.decode[1, K, None],
         "decode 16 rows": programs.decode[16, K, None],
         "decode 16 rows, processing": programs.processing_decode[16],
-        "draft 16 rows": programs.draft[16],
+        "draft 16 rows": programs.draft[16, False],
         "verify pass of 16 rows": programs.verify_pass[16],
-        "finish 16 rows": programs.finish[16],
+        "finish 16 rows": programs.finish[16, True],
         "prefill of 2 chunks": programs.prefill[2],
         "prefill of 64 chunks": programs.prefill[64],
         "catch_up": programs.catch_up,
@@ -76,12 +76,12 @@ def compiled(which: str):
     if which == "restore":
         args = *args, jax.eval_shape(save, state, row, pages)
     if which in ("verify pass of 16 rows", "finish 16 rows"):
-        drafting, reading, grammar = programs.draft[16], programs.verify_pass[16], programs.grammar[16]
+        drafting, reading, grammar = programs.draft[16, False], programs.verify_pass[16], programs.grammar[16]
         proposal = jax.eval_shape(drafting.function, leaves, state, drafting.idle)[1]
         taken = (proposal,)
         if which == "finish 16 rows":
             verified = jax.eval_shape(reading.function, leaves, state, proposal, reading.idle)[1]
-            taken = verified, jax.eval_shape(grammar.function, grammar.idle)
+            taken = verified, jax.eval_shape(grammar.function, state.outcome, grammar.idle)
         args = *taken, *args
     before = (leaves, state) if chosen.donate == WEIGHTS_THEN_STATE else (state,)
     return compiled_for_h200(

@@ -31,11 +31,13 @@ class FollowerRunner:
         self._keeps: dict[str, Any] = {}
         self._takes: dict[str, list[Any]] = {}
         split = runner.programs
-        for b in split.draft:
+        for b in split.verify_pass:
             drafts, verified = ("drafts", b), ("verified", b)
-            self._keeps |= {split.draft[b].name: drafts, split.verify_pass[b].name: verified}
-            self._keeps[split.grammar[b].name] = "allowed"
-            self._takes |= {split.verify_pass[b].name: [drafts], split.finish[b].name: [verified, "allowed"]}
+            self._keeps |= {split.verify_pass[b].name: verified, split.grammar[b].name: "allowed"}
+            self._takes[split.verify_pass[b].name] = [drafts]
+            for processing in (False, True):
+                self._keeps[split.draft[b, processing].name] = drafts
+                self._takes[split.finish[b, processing].name] = [verified, "allowed"]
         self._kept: dict[Any, Any] = {}
         self._result: Any = None  # of the last program, beside the state
         self._swapped: dict[int, Any] = {}  # key -> swap block

@@ -15,7 +15,7 @@ import numpy as np
 
 from jspec.engine.multihost.leader import Leader, group_of
 from jspec.engine.runner.compile import Program, compile_all
-from jspec.engine.runner.programs import NOTHING, WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
+from jspec.engine.runner.programs import OUTCOME, WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
 from jspec.engine.runner.state import DecodeState, of_rows, save
 
 
@@ -75,8 +75,8 @@ class DeviceBatch:
     def _with_weights(self, program: Program, args: Sequence) -> tuple:
         if program is self.programs.admit:
             return of_rows(self.state), *args
-        if program.donate is NOTHING:
-            return tuple(args)
+        if program.donate is OUTCOME:
+            return self.state.outcome, *args
         return *((self.leaves,) if program.donate == WEIGHTS_THEN_STATE else ()), self.state, *args
 
     def send_packed(self, program: PackedProgram, inputs: Any) -> Any:
@@ -90,7 +90,7 @@ class DeviceBatch:
         program.compile(*args)
         if self.group is not None:
             self._broadcast("send", self.programs.index(program), on_host)
-        if program.donate is NOTHING:
+        if program.donate is OUTCOME:
             return program(*args)
         new, other = program(*args)
         self.state = dataclasses.replace(self.state, **new) if program is self.programs.admit else new

@@ -22,7 +22,7 @@ from jspec.engine.runner.programs import (
     StepBuilder,
 )
 from jspec.engine.runner.round_costs import round_costs
-from jspec.engine.runner.split_rounds import SplitRounds, VerifiedDrafts, start_host_copies
+from jspec.engine.runner.split_rounds import SplitRounds, VerifiedDrafts, processes, start_host_copies
 from jspec.engine.runner.step_io import Call, CallLogs, RoundLog
 from jspec.engine.runner.swap import SwapBlocks, to_memory_kind
 from jspec.engine.scheduler.prefill_batching import Chunk
@@ -98,7 +98,8 @@ class ModelRunner(DeviceBatch):
         """Compile the programs that the schedule needs, which may take minutes. Nothing else changes."""
         self._compile([(program, args) for program, args in self._needed(schedule, shape) if not program.compiled])
         if schedule.drafting:
-            self._compile_verify_programs([self._config.bucket(len(schedule.drafting))])
+            how = self._config.bucket(len(schedule.drafting)), processes(schedule.drafting, self._config)
+            self._compile_verify_programs([how])
 
     def execute(self, schedule: Schedule, shape: RoundShape) -> "Sent":
         """Send all programs of a schedule, with rounds of this shape.
@@ -163,13 +164,13 @@ class ModelRunner(DeviceBatch):
         # XLA times kernels on a GPU as it compiles, and more than two programs at a time wait for each other.
         threads = 2 if on_gpu else None
         self._compile(every, threads)
-        constrained = self._config.batch_buckets if available() else ()
+        constrained = self._split_programs()
         self._compile_verify_programs(constrained, threads)
         for _ in range(2 if on_gpu else 1):  # XLA makes a program's CUDA graph in its second run
             for program, args in every:
                 self._send(program, *args)
-            for b in constrained:
-                self._send(self.programs.finish[b], *self._finish_arguments(b))
+            for how in constrained:
+                self._send(self.programs.finish[how], *self._finish_arguments(*how))
         if isinstance(self.group, Leader):
             self.group.wait_for_followers()  # which may compile for longer
 
@@ -235,7 +236,9 @@ class ModelRunner(DeviceBatch):
         """All programs that may be needed, with arguments that leave an idle batch as it is."""
         # Those whose arguments are results of others, first.
         excluded = [*self.programs.verify_pass.values(), *self.programs.finish.values()]
-        excluded += () if available() else (*self.programs.draft.values(), *self.programs.grammar.values())
+        needed = self._split_programs()
+        excluded += (program for how, program in self.programs.draft.items() if how not in needed)
+        excluded += () if needed else self.programs.grammar.values()
         packed = [
             program for program in self.programs if isinstance(program, PackedProgram) and program not in excluded
         ]
@@ -244,27 +247,33 @@ class ModelRunner(DeviceBatch):
         yield from ((program, (program.idle,)) for program in packed)
         yield from self.swap_programs()
 
-    def _compile_verify_programs(self, buckets: Sequence[int], threads: int | None = None):
+    def _split_programs(self) -> list[tuple[int, bool]]:
+        """The draft programs, and those that end a round, that requests with a grammar may need."""
+        if not available():
+            return []
+        return [how for how in self.programs.draft if how[1] or not self._config.reproducible]
+
+    def _compile_verify_programs(self, which: Sequence[tuple[int, bool]], threads: int | None = None):
         """Compile the programs that verify drafts; those that make them are compiled.
 
         They take results of others, which run for their shapes; tracing them for that would take long.
         """
         programs = self.programs
-        passes = [b for b in buckets if not programs.verify_pass[b].compiled]
-        self._compile([(programs.verify_pass[b], self._pass_arguments(b)) for b in passes], threads)
-        ends = [b for b in buckets if not programs.finish[b].compiled]
-        self._compile([(programs.finish[b], self._finish_arguments(b)) for b in ends], threads)
+        passes = {b: how for b, how in which if not programs.verify_pass[b].compiled}
+        self._compile([(programs.verify_pass[b], self._pass_arguments(b, how)) for b, how in passes.items()], threads)
+        ends = [how for how in which if not programs.finish[how].compiled]
+        self._compile([(programs.finish[how], self._finish_arguments(*how)) for how in ends], threads)
 
-    def _pass_arguments(self, bucket: int) -> tuple:
+    def _pass_arguments(self, bucket: int, processing: bool) -> tuple:
         """Arguments of a program with a verify pass that leave an idle batch as it is."""
-        draft = self.programs.draft[bucket]
+        draft = self.programs.draft[bucket, processing]
         return self._send(draft, draft.idle), self.programs.verify_pass[bucket].idle
 
-    def _finish_arguments(self, bucket: int) -> tuple:
+    def _finish_arguments(self, bucket: int, processing: bool) -> tuple:
         """Arguments of the program behind it."""
-        verified = self._send(self.programs.verify_pass[bucket], *self._pass_arguments(bucket))
+        verified = self._send(self.programs.verify_pass[bucket], *self._pass_arguments(bucket, processing))
         grammar = self.programs.grammar[bucket]
-        return verified, self._send(grammar, grammar.idle), self.programs.finish[bucket].idle
+        return verified, self._send(grammar, grammar.idle), self.programs.finish[bucket, processing].idle
 
     def serving(self):
         """Tell the follower processes that everything is compiled, and that requests are taken now."""

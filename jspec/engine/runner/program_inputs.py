@@ -9,6 +9,7 @@ from jspec.config import EngineConfig
 from jspec.engine.adaptive.cost_table import RoundShape, budget_of, drafts_of
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner.programs import PackedProgram, Programs
+from jspec.engine.runner.split_rounds import processes
 from jspec.engine.runner.state import AdmitInputs
 from jspec.engine.runner.step_io import PrefillInputs, empty_prefill, page_tables
 from jspec.engine.scheduler.prefill_batching import Chunk
@@ -36,7 +37,8 @@ class ProgramInputs:
             programs += [self._programs.catch_up] if behind else []
         if schedule.drafting:
             bucket = self._config.bucket(len(schedule.drafting))
-            programs += [self._programs.draft[bucket], self._programs.grammar[bucket]]
+            how = bucket, processes(schedule.drafting, self._config)
+            programs += [self._programs.draft[how], self._programs.grammar[bucket]]
         return programs
 
     def prefill(self, chunks: Sequence[Chunk]) -> tuple[PackedProgram, PrefillInputs]:

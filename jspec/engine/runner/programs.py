@@ -45,8 +45,8 @@ from jspec.sampling.params import SamplingParams
 from jspec.sampling.verify import RULES, Proposal
 
 Leaves = tuple[list[jax.Array], list[jax.Array]]  # the arrays of the target, and those of the draft model
-# The first arguments of a program; the number is the place of the state.
-WEIGHTS_THEN_STATE, STATE, NOTHING = 1, 0, None
+# The first arguments of a program; the number is the place of the state, which the last kind neither takes nor returns.
+WEIGHTS_THEN_STATE, STATE, OUTCOME = 1, 0, None
 MOST_ADMITTED = 8  # requests that one program admits
 MOST_MOVED = 16  # pages that one program moves between device and host
 
@@ -107,13 +107,23 @@ class StepBuilder:
         """
         return self._rounds(self._processing_step(leaves), state, call, self.most)
 
-    def draft(self, leaves: Leaves, state: DecodeState, call: Call) -> tuple[DecodeState, Proposal]:
-        """The first half of a round of the rows of a call: ``DecodeStep.draft``."""
-        after, proposal = self.step(leaves, self.most).draft(take(state, call.rows, call.table))
+    def draft(self, leaves: Leaves, state: DecodeState, call: Call, processing: bool) -> tuple[DecodeState, Proposal]:
+        """The first part of a round of the rows of a call: ``DecodeStep.draft``.
+
+        Args:
+          leaves, state, call: as for ``rounds``.
+          processing: whether one of the rows may have processors, or want log-probabilities.
+        """
+        rows = take(state if processing else with_processors(state, None), call.rows, call.table)
+        after, proposal = self.step(leaves, self.most).draft(rows)
         return dataclasses.replace(state, draft=after.draft), proposal
 
-    def grammar(self, inputs: GrammarInputs) -> jax.Array:
-        """The tokens that may come in every row of the largest call, uint32 ``[max_batch, width, ceil(V / 32)]``."""
+    def grammar(self, outcome: jax.Array, inputs: GrammarInputs) -> jax.Array:
+        """The tokens that may come in every row of the largest call, uint32 ``[max_batch, width, ceil(V / 32)]``.
+
+        Of ``outcome``, which is the state's, only the devices matter: they are those of the result.
+        """
+        del outcome
         return inputs.of_all_rows(self.config.max_batch)
 
     def verify_pass(
@@ -125,13 +135,20 @@ class StepBuilder:
         return dataclasses.replace(state, cache=after.cache), verified
 
     def finish(
-        self, leaves: Leaves, state: DecodeState, verified: VerifyPass, allowed: jax.Array, call: Call
+        self,
+        leaves: Leaves,
+        state: DecodeState,
+        verified: VerifyPass,
+        allowed: jax.Array,
+        call: Call,
+        processing: bool,
     ) -> tuple[DecodeState, CallLogs]:
-        """``DecodeStep.finish`` of the same rows, which may have processors and want log-probabilities."""
-        rows = take(state, call.rows, call.table)
-        rows, log = self._processing_step(leaves).finish(rows, verified, allowed[: len(call.rows)])
-        logs = CallLogs(log.packed(), log.logprobs)
-        return put(state, call.rows, rows), jax.tree.map(lambda x: x[None], logs)
+        """``DecodeStep.finish`` of the same rows; ``processing`` as for ``draft``."""
+        step = self._processing_step(leaves) if processing else self.step(leaves, self.most)
+        batch = state if processing else with_processors(state, None)
+        rows, log = step.finish(take(batch, call.rows, call.table), verified, allowed[: len(call.rows)])
+        logs = jax.tree.map(lambda x: x[None], CallLogs(log.packed(), log.logprobs))
+        return with_processors(put(batch, call.rows, rows), state.request.processors), logs
 
     def _processing_step(self, leaves: Leaves) -> DecodeStep:
         return dataclasses.replace(self.step(leaves, self.most), logprobs_mode=self.config.logprobs_mode)
@@ -175,7 +192,7 @@ class PackedProgram(Program):
       function: takes the common arguments of programs, and a pytree like ``example``.
       example: inputs that leave an idle batch as it is.
       options: XLA's.
-      donate: the place of the state; ``NOTHING`` for a program that does without.
+      donate: the place of the state; ``OUTCOME`` for a program that does without.
 
     Attributes:
       packing: how the pytree lies in the array.
@@ -202,10 +219,11 @@ class Programs:
         in all, or every one if R is None; returns their ``CallLogs`` beside the state.
       processing_decode: b -> the same with up to the most drafts, for calls in which a row wants its logits processed or
         log-probabilities.
-      draft: b -> (leaves, state, call), the first half of a round of b rows; returns their ``Proposal`` beside the state.
+      draft: (b, processing) -> (leaves, state, call), the first part of a round of b rows; returns their ``Proposal``.
+        Without ``processing``, no row may have processors or want log-probabilities.
       verify_pass: b -> (leaves, state, proposal, inputs), the target's part of that round; returns a ``VerifyPass``.
-      grammar: m -> (inputs,), ``StepBuilder.grammar`` of m rows that a grammar restricts. It does without the state.
-      finish: b -> (leaves, state, verified, allowed, call), the end of that round; returns the ``CallLogs`` of one round.
+      grammar: m -> (outcome, inputs), ``StepBuilder.grammar`` of m rows that a grammar restricts.
+      finish: (b, processing) -> (leaves, state, verified, allowed, call), its end; returns the ``CallLogs`` of one round.
       verify_shape: how many positions of a row ``GrammarInputs.allowed`` has, and V.
       save: (state, row, pages), ``state.save``; returns the copy beside the state. Its arguments are not packed.
       restore: (state, row, pages, saved), ``state.restore``. Its arguments are not packed.
@@ -251,24 +269,27 @@ class Programs:
             self.processing_decode[b] = PackedProgram(
                 name, on_devices(builder.processing_rounds), Call.of(config, b, [], [], 1), options
             )
-        self.draft: dict[int, PackedProgram] = {}
+        self.draft: dict[tuple[int, bool], PackedProgram] = {}
         self.grammar: dict[int, PackedProgram] = {}
         self.verify_pass: dict[int, PackedProgram] = {}
-        self.finish: dict[int, PackedProgram] = {}
+        self.finish: dict[tuple[int, bool], PackedProgram] = {}
         self.verify_shape = width, builder.vocab_size
         for b in config.batch_buckets:
             call = Call.of(config, b, [], [], 1)
             verify_inputs = VerifyInputs(call, FixedDrafts.of(b, builder.most))
             grammar_inputs = GrammarInputs.empty(b, *self.verify_shape)
             options = decode_options(target_leaves, b * width)
-            self.draft[b] = PackedProgram(f"draft_{b}_rows", on_devices(builder.draft), call, options)
+            for processing in (False, True):
+                name, how = f"{b}_rows" + "_processing" * processing, {"processing": processing}
+                draft, finish = (on_devices(functools.partial(f, **how)) for f in (builder.draft, builder.finish))
+                self.draft[b, processing] = PackedProgram(f"draft_{name}", draft, call, options)
+                self.finish[b, processing] = PackedProgram(f"finish_{name}", finish, call, options)
             self.grammar[b] = PackedProgram(
-                f"grammar_{b}_rows", replicated(builder.grammar), grammar_inputs, donate=NOTHING
+                f"grammar_{b}_rows", replicated(builder.grammar), grammar_inputs, donate=OUTCOME
             )
             self.verify_pass[b] = PackedProgram(
                 f"verify_pass_{b}_rows", on_devices(builder.verify_pass), verify_inputs, options
             )
-            self.finish[b] = PackedProgram(f"finish_{b}_rows", on_devices(builder.finish), call, options)
         self.save = Program(_save if sharding is None else sharding.save_program(_save), STATE, name="save")
         self.restore = Program(
             _restore if sharding is None else sharding.restore_program(_restore), STATE, name="restore"

@@ -52,11 +52,13 @@ class _Proposed(NamedTuple):
     Attributes:
       actives: their requests, in the order of the program's rows.
       bucket: the number of its rows.
+      processing: whether its programs are those for processors and log-probabilities.
       proposal: the drafts.
     """
 
     actives: list[ActiveRequest]
     bucket: int
+    processing: bool
     proposal: Proposal
 
 
@@ -98,12 +100,12 @@ class SplitRounds:
             return
         for active in actives:
             active.largest_K = self._most
-        bucket = self._config.bucket(len(actives))
-        program = self._programs.draft[bucket]
+        bucket, processing = self._config.bucket(len(actives)), processes(actives, self._config)
+        program = self._programs.draft[bucket, processing]
         proposal = self._send(program, program.packing.pack(self._call(bucket, actives)))
         if any(active.request.constraint is not None for active in actives):
             start_host_copies((proposal.tokens, proposal.count))
-        self._proposed, self._passed = _Proposed([*actives], bucket, proposal), None
+        self._proposed, self._passed = _Proposed([*actives], bucket, processing, proposal), None
 
     def verify_pass(self):
         """Have the target read the newest drafts. All logs of their requests have been read."""
@@ -135,7 +137,7 @@ class SplitRounds:
         allowed = self._send(*self._walk(rows, proposed.proposal, jump_forward))
         if not any(rows):
             return None
-        program = self._programs.finish[proposed.bucket]
+        program = self._programs.finish[proposed.bucket, proposed.processing]
         logs = self._send(program, verified, allowed, program.packing.pack(self._call(proposed.bucket, rows)))
         left = {i: active for i, active in enumerate(rows) if active is not None}
         return VerifiedDrafts([*left.values()], [*left], start_host_copies(logs))
@@ -203,6 +205,14 @@ class SplitRounds:
             except BaseException as error:  # Rust panics do not derive from Exception
                 self._failures.append((active, error))
                 rows[place] = None
+
+
+def processes(actives: Sequence[ActiveRequest], config: EngineConfig) -> bool:
+    """Whether such rounds of these requests are made by the programs for processors and log-probabilities.
+
+    If ``reproducible``, they always are: a neighbour must not decide which program computes a text.
+    """
+    return config.reproducible or any(active.request.needs_processing for active in actives)
 
 
 def start_host_copies(arrays: Any) -> Any:
