@@ -40,6 +40,7 @@ class Followed:
     Attributes:
       arrived: when it was there to be added; the engine may have been in a step then.
       told: when the host learnt of tokens, and of how many.
+      text: the tokens.
       rounds: in how many rounds it got them.
       cached: tokens of its prompt that were found in the prefix cache; 0 until it ends.
       finished: whether it has ended.
@@ -47,6 +48,7 @@ class Followed:
 
     arrived: float
     told: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+    text: list[int] = dataclasses.field(default_factory=list)
     rounds: int = 0
     cached: int = 0
     finished: bool = False
@@ -100,6 +102,7 @@ class Client:
             request = self._followed[delta.id]
             if delta.token_ids:
                 request.told.append((now, len(delta.token_ids)))
+                request.text += delta.token_ids
                 request.rounds += delta.accepted.count(False)  # a round ends with a token that is no draft
             if delta.finished and delta.result is not None:
                 del self._followed[delta.id]

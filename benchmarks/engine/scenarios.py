@@ -16,6 +16,7 @@ BESIDE, ALL_BESIDE = (
     128,
     448,
 )  # new tokens in which requests beside constrained ones are watched, and those they would get
+AGENT_TURNS, AGENT_PROMPT, CALL, TOOL_RESULT = 10, 12_000, 160, 800  # an agent's session; the others are tokens
 TURN, TURN_NEW, ANSWER = 2000, 50, 16  # tokens of a chat: its first turn, what the second adds, and new ones of either
 
 
@@ -115,6 +116,19 @@ class Scenarios:
         second = client.add(Load([*shared.prompt, *new.prompt], new.new))
         client.finish()
         return first.first, second.first
+
+    def session(self, client: Client) -> list[tuple[float, float]]:
+        """An agent's session: for each turn, seconds to its first token, and the share of its prompt that was cached.
+
+        A prompt is the one before with the answer to it, a call of a tool, and what the tool has said.
+        """
+        prompt, turns = self.load(AGENT_PROMPT, CALL).prompt, []
+        for _ in range(AGENT_TURNS):
+            turn = client.add(Load(prompt, CALL // self.divisor))
+            client.finish()
+            turns.append((turn.first, turn.cached / len(prompt)))
+            prompt = [*prompt, *turn.text, *self.load(TOOL_RESULT, 1).prompt]
+        return turns
 
     def repeated_queue(self, client: Client, count: int) -> tuple[float, float, bool]:
         """How long a queue of ``count`` requests takes, how long the device takes to do the same again when it never waits

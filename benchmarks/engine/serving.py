@@ -29,15 +29,17 @@ The lines of the table:
         over what they are without
     14  a constrained request among free ones in the engine of line 2, and constrained ones alone, with a grammar that costs
         the host nothing: tokens of the free ones over what they are without it, and rounds of constrained ones
+    15  the first, second and tenth turn of an agent's session, whose prompt of 12,000 tokens grows by a call and by what a
+        tool has said: time to the first token, and the share of the prompt that was found in the prefix cache
 
-Lines 5, 7, 8, 10 and 11 have an EAGLE head, line 4 is measured with and without. For each queue, the share of padding in
+Lines 5, 7, 8, 10, 11 and 15 have an EAGLE head, line 4 is measured with and without. For each queue, the share of padding in
 prefill passes is a figure, too; below it stand the rows of a call and the tokens of a round on average, and the time per
 call in which the host does not wait for the device. A line fails if anything was compiled while it was measured.
 
 A profiler would not do for line 8: it has the host launch kernels one by one, and the pauses between them are then what it
-shows. Lines 4, 5, 6, 7 and 11 are the median of ``--repeats`` measurements, the queues run once.
+shows. Lines 4, 5, 6, 7, 11, 14 and 15 are the median of ``--repeats`` measurements, the queues run once.
 
-An engine is made for each of these groups of lines: 1, 4, 13; 2, 4, 6, 8, 10, 13, 14; 3; 5, 7, 11; 12.
+An engine is made for each of these groups of lines: 1, 4, 13; 2, 4, 6, 8, 10, 13, 14; 3; 5, 7, 11, 15; 12.
 Line 10 needs the rate of line 2, line 12 the figures of 1, 2 and 6, line 13 those of 1 and 2; they are measured
 where they are missing."""
 
@@ -58,7 +60,19 @@ import numpy as np
 from benchmarks.engine import start
 from benchmarks.engine.engines import Engines, Setting
 from benchmarks.engine.loads import Client, Observed, Texts, observed
-from benchmarks.engine.scenarios import ALONGSIDE, ALONGSIDE_NEW, LONG, PROMPT, TURN, TURN_NEW, Scenarios
+from benchmarks.engine.scenarios import (
+    AGENT_PROMPT,
+    AGENT_TURNS,
+    ALONGSIDE,
+    ALONGSIDE_NEW,
+    CALL,
+    LONG,
+    PROMPT,
+    TOOL_RESULT,
+    TURN,
+    TURN_NEW,
+    Scenarios,
+)
 from benchmarks.report import results
 from benchmarks.report.figures import HEADER, Figure, printed
 from benchmarks.rounds.programs import PAGE, Bench
@@ -67,7 +81,7 @@ from jspec.compilation_cache import enable_compilation_cache
 
 Measure = Callable[[], Iterator[Figure]]
 
-LINES = tuple(range(1, 15))
+LINES = tuple(range(1, 16))
 ACCEPTANCE = 0.7
 PER_ROW = 8  # requests of a queue
 SHORT_LEN, LONG_LEN = 1024, 33_024  # max_len
@@ -119,6 +133,7 @@ class Table:
             (5, "eagle", self.long_prompt),
             (7, "eagle", self.alongside),
             (11, "eagle", self.chat),
+            (15, "eagle", self.session),
             (12, "plain", lambda: self.reproducible(plain)),
             (12, "eagle", lambda: self.reproducible(eagle)),
             (2, "auto", lambda: self.queue(2, "auto", auto)),
@@ -194,7 +209,7 @@ class Table:
         without, beside = measured[rows - 1, 0][0], measured[rows - 1, 1][0]
         more = {"tokens_per_second": beside, "tokens_per_second_without": without}
         what = f"tokens of {rows - 1} free requests beside one constrained, over without"
-        yield self.figure(14, "free beside one", what, "x", beside / without, 0.95, **more)
+        yield self.figure(14, "free beside one", what, "x", beside / without, 0.95, **more, more_is_better=True)
         for (free, held), goal in {(rows - 1, 1): 15, (0, 1): 7.5, (0, rows): 16}.items():
             what = f"round of {held} constrained beside {free} free requests"
             yield self.figure(14, f"{held} beside {free}", what, "ms", 1e3 * measured[free, held][1], goal)
@@ -253,6 +268,17 @@ class Table:
         first, second = (1e3 * statistics.median(turns) for turns in zip(*found, strict=True))
         what = f"second turn, {TURN:,} + {TURN_NEW} tokens, over the first, first token"
         yield self.figure(11, "", what, "x", second / first, 0.3, 0.22, first_turn_ms=first, second_turn_ms=second)
+
+    def session(self) -> Iterator[Figure]:
+        client = self._client(self.long_setting)
+        found = [self._scenarios.session(client) for _ in range(self._repeats)]
+        for turn in (1, 2, AGENT_TURNS):
+            firsts, shares = zip(*(turns[turn - 1] for turns in found), strict=True)
+            what = (
+                f"turn {turn} of an agent's session, {AGENT_PROMPT:,} + {CALL + TOOL_RESULT} tokens a turn, first token"
+            )
+            more = {"cached_share_of_prompt": statistics.median(shares)}
+            yield self.figure(15, f"turn {turn}", what, "ms", 1e3 * statistics.median(firsts), **more)
 
     def reproducible(self, setting: Setting) -> Iterator[Figure]:
         slow, line = dataclasses.replace(setting, reproducible=True), 1 if setting.method is None else 2

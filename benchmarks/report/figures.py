@@ -49,7 +49,9 @@ def printed(figure: Figure, verdict: str) -> str:
     """A line for people to read, and one more for further numbers."""
     vllm, goal, stretch, measured = map(shown, (figure.vllm, figure.goal, figure.stretch, figure.measured))
     text = _columns(figure.line, figure.what, vllm, goal, stretch, measured, figure.unit, verdict)
-    more = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figure.more.items())
+    more = ", ".join(
+        f"{name.replace('_', ' ')} {value:.4g}" for name, value in figure.more.items() if name != "more_is_better"
+    )
     return f"{text}\n      {more}" if more else text
 
 

@@ -24,6 +24,7 @@ MEASURES = {
     "12": "lines 1, 2 and 6 with `reproducible=True`, over what they are without",
     "13": "lines 1 and 2 where requests have penalties or ask for log-probabilities, over what they are without",
     "14": "requests that a grammar restricts, beside free ones in the engine of line 2 and alone",
+    "15": "first tokens in a session of an agent, whose prompt grows from turn to turn",
 }
 # A row of the table in README.md: what was measured, where and in which unit, and the key of the figure.
 IN_README = (

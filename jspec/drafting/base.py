@@ -53,8 +53,9 @@ class FixedDrafts:
         """The proposal with these drafts as the first ones of each row, as many as there is room for.
 
         The drafter has drawn its later drafts as continuations of its own first ones. They stay behind fixed drafts that
-        equal those; otherwise the fixed drafts are the only ones. Which of the two depends on no draft that stays, so the
-        drafter's distributions remain those that the later drafts were drawn from.
+        equal those. Otherwise they continue another text and would hardly be accepted, so that the fixed ones are the only
+        drafts. Which of the two depends on no draft that stays: in either case those were drawn from the distributions
+        beside them.
 
         Args:
           proposal: of the drafter.

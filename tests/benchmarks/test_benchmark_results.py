@@ -133,9 +133,9 @@ class TestServing:
 
     def test_unmeasured_lines_are_named(self):
         figures = self.figures(self.served("2026-01-01", "12, line 1", 1.0))
-        assert serving_table.unmeasured(figures) == ["2, auto", *map(str, (3, 4, 5, 7, 8, 9, 10, 11, 13, 14))]
+        assert serving_table.unmeasured(figures) == ["2, auto", *map(str, (3, 4, 5, 7, 8, 9, 10, 11, 13, 14, 15))]
         assert f"* **7**: {serving_table.MEASURES['7']}" in serving_table.section(figures)
-        assert "Not measured yet: `auto` of line 2, lines 3, 4, 5, 7, 8, 9, 10, 11, 13, 14." in " ".join(
+        assert "Not measured yet: `auto` of line 2, lines 3, 4, 5, 7, 8, 9, 10, 11, 13, 14, 15." in " ".join(
             serving_table.readme(figures).split()
         )
         everything = {key: figures["1"] for key in serving_table.MEASURES}

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from disturbances import attribute
 
+from jspec.engine.runner.split_rounds import SplitRounds
 from jspec.engine.runner.step import DecodeStep
 from jspec.text.thinking import BudgetConstraint
 from lossless import served
@@ -50,8 +51,9 @@ class TestServed(ServedLosslessness):
     asks, seed = ASKS, 91
     preemptions = 0.4  # since a request whose drafts wait is spared every second time
     runs = (
-        Run(PROGRAMS[0][0], QUICK, reproducible=True),  # one program for all batches is compiled sooner than four
-        *(Run(program, samples, "long", exact) for samples in (QUICK, LONG) for program, exact in PROGRAMS),
+        Run(PROGRAMS[0][0], QUICK),  # free requests beside constrained ones share their programs
+        *(Run(program, QUICK, "nightly", exact) for program, exact in PROGRAMS[3:5]),
+        *(Run(program, LONG, "long", exact) for program, exact in PROGRAMS),
     )
 
 
@@ -71,9 +73,26 @@ def test_drafts_cut_off_where_the_grammar_rejects_one_are_detected():
     assert min(p_values(TestServed.with_oracles(program, tallies)[:2], FIRST)) < LEVEL
 
 
+def test_a_walk_along_drafts_that_were_replaced_is_detected():
+    """The drafter's own, where jump-forward tokens have taken their place."""
+    walk = SplitRounds._walk
+
+    def along_its_own(self, rows, proposal, jump_forward):
+        return walk(self, rows, proposal, [[] for _ in jump_forward])
+
+    program = PROGRAMS[0][0]  # whose engine is there: the fault is in no program
+    with attribute(SplitRounds, "_walk", along_its_own):
+        tallies = served.play(engine_of(program), 2_500, seed=93, asks=ASKS)
+    assert min(p_values(TestServed.with_oracles(program, tallies)[:3], FIRST)) < LEVEL
+
+
 class TestThinkingBudgets(ServedLosslessness):
     asks, seed = THINKING, 95
-    runs, preemptions = TestServed.runs, TestServed.preemptions
+    runs = (
+        Run(PROGRAMS[0][0], QUICK, reproducible=True),  # one program for all batches is compiled sooner than four
+        *TestServed.runs[1:],
+    )
+    preemptions = TestServed.preemptions
 
 
 def test_a_budget_that_is_counted_by_rounds_is_detected():
