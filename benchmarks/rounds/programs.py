@@ -182,7 +182,7 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
         drafter = make(model, merge_by(leaves[1]))
         return DecodeStep(model, drafter, rule, what.K + 1, budget=what.budget).decode(state, what.rounds)
 
-    def fresh():
+    def begun():
         state = init_state(
             config, target, make(target, module), DTYPES[config.dtype], estimates=what.budget is not None
         )
@@ -190,8 +190,9 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
 
     options = decode_options(of, what.budget or what.batch * (what.K + 1))
     if spread is None:
-        return Program(rounds, (of, by), fresh, options)
-    return Program(spread.model_program(rounds), (of, by), lambda: spread.create(fresh), options)
+        return Program(rounds, (of, by), lambda: _with_noise(begun()), options)
+    on_devices = spread.creating(begun)
+    return Program(spread.model_program(rounds), (of, by), lambda: _with_noise(on_devices()), options)
 
 
 def forward_program(target, dtype: str, what: Forward) -> Program:
@@ -323,8 +324,7 @@ class Bench:
 
 
 def _in_flight(state, config: EngineConfig, length: int):
-    """A state in which every row is decoding a text of ``length`` tokens at temperature 1. Cache and features hold random
-    numbers."""
+    """A state in which every row is decoding a text of ``length`` tokens at temperature 1."""
     B = config.max_batch
     every = lambda value, dtype=jnp.int32: jnp.full(B, value, dtype)  # noqa: E731
     request = dataclasses.replace(
@@ -335,16 +335,13 @@ def _in_flight(state, config: EngineConfig, length: int):
         table=_tables(B, config.pages_per_row),
         warp=Warp(every(1, jnp.float32), every(0), every(1, jnp.float32), every(0, jnp.float32)),
     )
+    return dataclasses.replace(state, outcome=every(LIVE), request=request, previous=every(length - 1))
+
+
+def _with_noise(state):
+    """The state with random numbers in its caches and features."""
     cache, features, draft = _random((state.cache, state.features, state.draft))
-    return dataclasses.replace(
-        state,
-        outcome=every(LIVE),
-        request=request,
-        previous=every(length - 1),
-        cache=cache,
-        features=features,
-        draft=draft,
-    )
+    return dataclasses.replace(state, cache=cache, features=features, draft=draft)
 
 
 def _next_pass(state, K: int, vocab_size: int):
@@ -367,11 +364,19 @@ def _random(tree):
     ones."""
     leaves, structure = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(2), len(leaves) + 1)
-    floats = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
-    pairs = zip(leaves, keys, floats, strict=False)
-    return structure.unflatten(
-        [jax.random.normal(k, leaf.shape, leaf.dtype) if real else leaf for leaf, k, real in pairs]
-    )
+
+    def made(leaf, key):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        sharding = None if isinstance(leaf, jax.core.Tracer) else leaf.sharding
+        return _normal(leaf.shape, leaf.dtype, sharding)(key)
+
+    return structure.unflatten(map(made, leaves, keys))
+
+
+@functools.cache  # one program for the caches of all layers: a program that makes all of them compiles for minutes
+def _normal(shape: tuple[int, ...], dtype, sharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda key: jax.random.normal(key, shape, dtype), out_shardings=sharding)
 
 
 def _tables(B: int, M: int):

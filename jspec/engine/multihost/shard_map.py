@@ -103,8 +103,12 @@ class ProgramSharding:
 
     def create(self, make: Callable[[], Any], specs: Any = None) -> Any:
         """The result of ``make()``, sharded from the start like a ``DecodeState``, or by ``specs``."""
+        return self.creating(make, specs)()
+
+    def creating(self, make: Callable[[], Any], specs: Any = None) -> Callable[[], Any]:
+        """``create`` for many calls, compiled once."""
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.state if specs is None else specs)
-        return jax.jit(make, out_shardings=shardings)()
+        return jax.jit(make, out_shardings=shardings)
 
 
 def _pool_spec(model: Any) -> PartitionSpec:
