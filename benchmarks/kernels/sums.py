@@ -1,4 +1,4 @@
-"""A sum over the GPUs of a target in shards, with the residual sum and the norm behind it: three ways to make it.
+"""A sum over the GPUs of a target in shards, with the residual sum and the norm behind it: four ways to make it.
 
     python -m benchmarks.kernels.sums                 # needs two NVIDIA GPUs: microseconds of each way, by number of tokens
     python -m benchmarks.kernels.sums --smoke         # two simulated devices, small, with meaningless times
@@ -10,11 +10,14 @@ to be added up, and the residual stream ``x [tokens, D]``. What follows reads th
     scattered   the residual stream is split by tokens: each device receives the sum of its own tokens, norms these, and
                 gathers what the others normed (Korthikanti et al., "Reducing activation recomputation", 2022)
     peer        one kernel that reads the other devices' memory, adds up and norms (Pallas Mosaic)
+    packets     one kernel that sends packets to the other devices, adds up and norms (``jspec.pallas.collectives``)
 
-The results are compared with those of ``sum`` before anything is timed."""
+A figure is the difference between a program with many sums and one with few, so that what a call costs is not in it. The
+results are compared with those of ``sum`` before anything is timed."""
 
 import argparse
 import functools
+import itertools
 import os
 import statistics
 import sys
@@ -33,16 +36,20 @@ from benchmarks.shapes import LLAMA_8B
 from jspec.config import Shards
 from jspec.engine.runner.compile import decode_options
 from jspec.models.sharding import mesh_of
+from jspec.pallas.collectives.peer_sum import peer_sum_kernel
+from jspec.pallas.collectives.workspace import Peers, Workspace
 from jspec.pallas.norm.rms_norm import add_norm
 
 SHARDS = Shards(2)
 AXIS = SHARDS.axis
 EPS = 1e-5
-SUMS = 64  # one after another: those of a model of 32 layers
-TOKENS = (1, 5, 16, 80, 320)
+SUMS, MORE = 64, 256  # one after another: those of a model of 32 layers, and what is timed beside them
+TOKENS = (1, 5, 16, 64, 80, 320)
+WORDS = TOKENS[-1] * LLAMA_8B.hidden_size // 2  # of the workspaces
 
-# (x, y, weight) -> (x and the sum of all y, its norm), ``[tokens, D]`` each. ``scattered`` has the device's own part of x.
-Way = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+# (x, y, weight) -> (x and the sum of all y, its norm), ``[tokens, D]`` each. ``scattered`` has the device's own part of x;
+# ``packets`` takes ``Peers`` and the epoch besides, and returns the next epoch.
+Way = Callable[..., tuple[jax.Array, ...]]
 
 
 def summed(x, y, weight):
@@ -91,31 +98,52 @@ def peer(x, y, weight):
     )(x, y, weight)
 
 
-WAYS: Mapping[str, Way] = {"sum": summed, "scattered": scattered, "peer": peer}
+def packets(x, y, weight, peers, epoch):
+    return peer_sum_kernel(x, y, weight, peers, epoch, EPS, "rms", WORDS)
+
+
+@functools.cache
+def workspace() -> Workspace:
+    return Workspace.create(mesh_of(SHARDS.count, AXIS), WORDS)
+
+
+WAYS: Mapping[str, Way] = {"sum": summed, "scattered": scattered, "peer": peer, "packets": packets}
+ON_GPUS = ("peer", "packets")
+_epochs = itertools.count(1, MORE)  # of calls: epochs never return
 
 
 def chained(way: str, tokens: int, mesh: Mesh, sums: int = SUMS) -> Callable:
-    """``(x, y, weight) -> normed``: sums one after another, over all devices. What one of them normed is added up next."""
+    """``(x, y, weight, addresses, epoch) -> normed``: sums one after another, over all devices. What one of them normed is
+    added up next."""
 
-    def one_device(x, y, weight):
+    def one_device(x, y, weight, addresses, epoch):
         if way == "scattered":
             rows = -(-tokens // SHARDS.count)
             own = jax.lax.axis_index(AXIS) * rows
             padded = jnp.pad(x, ((0, rows * SHARDS.count - tokens), (0, 0)))
             x = jax.lax.dynamic_slice_in_dim(padded, own, rows)
 
-        def one(_, carry):
-            x, y = carry
-            x, normed = WAYS[way](x, y, weight)
-            return x, normed[:tokens]
+        peers = Peers.of(addresses, AXIS)
 
-        return jax.lax.fori_loop(0, sums, one, (x, y))[1]
+        for _ in range(sums):  # as the layers of a model are, which no loop goes through
+            if way == "packets":
+                x, y, epoch = WAYS[way](x, y, weight, peers, epoch)
+            else:
+                x, normed = WAYS[way](x, y, weight)
+                y = normed[:tokens]
+        return y
 
     same = PartitionSpec()
     over = jax.shard_map(
-        one_device, mesh=mesh, in_specs=(same, PartitionSpec(AXIS), same), out_specs=same, check_vma=False
+        one_device, mesh=mesh, in_specs=(same, PartitionSpec(AXIS), same, same, same), out_specs=same, check_vma=False
     )
-    return lambda x, y, weight: over(x, y.reshape(-1, x.shape[1]), weight)
+    return lambda x, y, *others: over(x, y.reshape(-1, x.shape[1]), *others)
+
+
+def with_epoch(way: str, args: tuple) -> tuple:
+    """The arguments of the next call."""
+    addresses = workspace().addresses if way == "packets" else jnp.zeros((SHARDS.count, 2), jnp.int32)
+    return *args, addresses, jnp.full(1, next(_epochs), jnp.int32)
 
 
 def arguments(tokens: int, D: int, dtype) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -127,21 +155,26 @@ def arguments(tokens: int, D: int, dtype) -> tuple[jax.Array, jax.Array, jax.Arr
 
 def microseconds(way: str, tokens: int, D: int, dtype, repeats: int) -> float:
     """Of one of the sums."""
-    function, args = chained(way, tokens, mesh_of(SHARDS.count, AXIS)), arguments(tokens, D, dtype)
-    compiled = jax.jit(function, compiler_options=decode_options(args, tokens)).lower(*args).compile()
-    jax.block_until_ready(compiled(*args))
-    took = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        jax.block_until_ready(compiled(*args))
-        took.append(time.perf_counter() - began)
-    return 1e6 * statistics.median(took) / SUMS
+    args, seconds = arguments(tokens, D, dtype), []
+    for sums in (SUMS, MORE):
+        function = chained(way, tokens, mesh_of(SHARDS.count, AXIS), sums)
+        compiled = (
+            jax.jit(function, compiler_options=decode_options(args, tokens)).lower(*with_epoch(way, args)).compile()
+        )
+        took = []
+        for _ in range(repeats + 1):
+            given = jax.block_until_ready(with_epoch(way, args))
+            began = time.perf_counter()
+            jax.block_until_ready(compiled(*given))
+            took.append(time.perf_counter() - began)
+        seconds.append(statistics.median(took[1:]))
+    return 1e6 * (seconds[1] - seconds[0]) / (MORE - SUMS)
 
 
 def largest_difference(way: str, tokens: int, D: int, dtype) -> float:
     """Of what two sums give, from those of ``sum``; normed numbers are around 1."""
     args, mesh = arguments(tokens, D, dtype), mesh_of(SHARDS.count, AXIS)
-    found, wanted = (jax.jit(chained(one, tokens, mesh, sums=2))(*args) for one in (way, "sum"))
+    found, wanted = (jax.jit(chained(one, tokens, mesh, sums=2))(*with_epoch(one, args)) for one in (way, "sum"))
     return float(jnp.max(jnp.abs(found.astype(jnp.float32) - wanted.astype(jnp.float32))))
 
 
@@ -155,7 +188,7 @@ def main() -> int:
     on_gpu = jax.default_backend() == "gpu"
     if not args.smoke and (not on_gpu or len(jax.devices()) < SHARDS.count):
         parser.error("fewer than two GPUs: times need them; --smoke runs a small version here")
-    ways = args.ways or [way for way in WAYS if on_gpu or way != "peer"]
+    ways = args.ways or [way for way in WAYS if on_gpu or way not in ON_GPUS]
     D, dtype = (LLAMA_8B.hidden_size, jnp.bfloat16) if on_gpu else (64, jnp.float32)
     print("tokens" + "".join(f"{way:>12}" for way in ways) + "   us", flush=True)
     for tokens in args.tokens:

@@ -6,5 +6,6 @@ moe/          mixtures of experts
 matmul/       matmuls of few tokens, quantised or not
 norm/         norms
 sampling/     from logits to tokens
+collectives/  sums over the GPUs of a process
 dispatch.py   kernel or reference implementation, chosen when a program is lowered
 triton.py     how a Triton kernel is called, how it reads blocks and tiles, and single instructions"""

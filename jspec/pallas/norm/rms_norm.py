@@ -60,12 +60,12 @@ def norm(x, weight, bias, eps: float, kind: str, reduce_axis: str | None = None)
     normed = x32 * jax.lax.rsqrt(mean(x32 * x32) + eps)
     if kind == "rms":
         return normed.astype(x.dtype) * per_number(weight)
-    return _scale_in_float32(normed, per_number(weight), None if bias is None else per_number(bias), kind).astype(
+    return scale_in_float32(normed, per_number(weight), None if bias is None else per_number(bias), kind).astype(
         x.dtype
     )
 
 
-def _scale_in_float32(normed, weight, bias, kind: str):
+def scale_in_float32(normed, weight, bias, kind: str):
     """``normed`` times the weight, plus the bias, in fp32."""
     weight = weight.astype(jnp.float32)
     scaled = normed * (1 + weight if kind == "rms_offset" else weight)
@@ -119,7 +119,7 @@ def _add_norm(x_ref, y_ref, weight_ref, *refs, size: int, partials: int | None, 
         normed = normed.astype(x.dtype) * weight
     else:
         bias = load_block(bias_ref[0], (), 0, ids, D, other=0.0) if bias_ref else None
-        normed = _scale_in_float32(normed, weight, bias, kind).astype(x.dtype)
+        normed = scale_in_float32(normed, weight, bias, kind).astype(x.dtype)
     if len(normed_refs) == 2:
         store_quantized(normed_refs[0], normed_refs[1], i, ids, normed)
     else:
