@@ -90,8 +90,6 @@ PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_pena
 LOGPROBS = {"logprobs": 5}
 OPTIONS = (("penalties", 1, PENALTIES), ("log-probabilities", 1, LOGPROBS), ("one of 8", 8, PENALTIES | LOGPROBS))
 SMALLER = 16  # lengths and rows of a smoke run are so many times less
-
-
 FIRST_TOKENS_GOALS = {"qwen3-30b-a3b": {64: (500, 420)}}  # of line 4, in ms, for shapes that have no others
 
 

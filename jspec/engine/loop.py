@@ -71,9 +71,7 @@ class Loop:
         self.progress: list[Progress] = []
         self.next_order: Callable[[], int] = functools.partial(next, itertools.count())
         self._calls: collections.deque[_Call] = collections.deque()  # sent, but not read yet
-        self._joined = (
-            True  # whether free requests are wanted in rounds of the most drafts, as constrained ones make them
-        )
+        self._joined = True  # whether free requests are best decoded with the most drafts, as constrained ones are
 
     def submit(self, request: Request, client: Any = None, order: int | None = None) -> ActiveRequest:
         """Let a request wait, which ``PageRequirements.check`` has passed.
