@@ -72,8 +72,9 @@ class TestStep:
     ("way", "kinds"),
     [
         ("sum", ["all-reduce", "custom-call"]),
-        ("scattered", ["all-gather-start", "custom-call", "reduce-scatter"]),
+        ("scattered", ["all-gather", "custom-call", "reduce-scatter"]),
         ("peer", ["custom-call"]),
+        ("packets", ["custom-call"]),
     ],
 )
 def test_ways_to_add_up_compile(way, kinds):
@@ -81,8 +82,10 @@ def test_ways_to_add_up_compile(way, kinds):
     mesh = gpus(SHARDS.count, AXIS)
     shapes = [((16, 4096), ()), ((2, 16, 4096), (AXIS,)), ((4096,), ())]
     args = [jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(*at))) for s, at in shapes]
-    hlo = compiled_on(mesh, benchmarks.kernels.sums.chained(way, 16, mesh), *args).as_text()
-    op_kinds = {op.kind for op in launched(hlo, loop=True)}
+    same = NamedSharding(mesh, PartitionSpec())
+    args += [jax.ShapeDtypeStruct(shape, jnp.int32, sharding=same) for shape in ((SHARDS.count, 2), (1,))]
+    hlo = compiled_on(mesh, benchmarks.kernels.sums.chained(way, 16, mesh, sums=2), *args).as_text()
+    op_kinds = {op.kind.removesuffix("-start") for op in launched(hlo)}
     assert sorted(op_kinds - {"fusion", "copy"}) == kinds
 
 
