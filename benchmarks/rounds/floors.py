@@ -102,18 +102,25 @@ def output_head(model) -> Weights:
 
 
 def kv_bytes(model, slots: float) -> float:
-    """Bytes of the keys and values, or latents, in so many cache slots."""
-    L, G, H, latents = model.cache_shape()
-    return (1 if latents else 2) * L * G * H * slots * ITEMSIZE
+    """Bytes of the keys and values, or latents, in so many cache slots. A layer that reads another's reads them again."""
+    return ITEMSIZE * slots * sum(_kv_numbers(model))
+
+
+def _kv_numbers(model) -> list[int]:
+    """How many numbers of each token in the cache each layer reads."""
+    shapes, decoder = model.cache_shape(), model.config.decoder
+    sources = [decoder.layer(i).reads_cache_of for i in range(len(shapes))]
+    read = [shapes[i if source is None else source] for i, source in enumerate(sources)]
+    return [(1 if shape.latents else 2) * shape.heads * shape.size for shape in read]
 
 
 def target_pass(target, batch: int, width: float, length: float, hit: float | None = None) -> Pass:
     """A pass of the target over ``width`` query tokens, on average, in each of ``batch`` rows, with ``length`` live slots.
 
     Layers with a window read no more slots than that. ``hit`` is that of ``language_model``."""
-    windows = target.config.windows
-    slots = sum(length if window is None else min(length, window) for window in windows) / len(windows)
-    return Pass(language_model(target, hit), batch * width, kv_bytes(target, batch * slots))
+    slots = (length if window is None else min(length, window) for window in target.config.windows)
+    read = batch * ITEMSIZE * sum(slots * numbers for slots, numbers in zip(slots, _kv_numbers(target), strict=True))
+    return Pass(language_model(target, hit), batch * width, read)
 
 
 def draft_passes(target, module, K: int, batch: int, length: float) -> list[Pass]:

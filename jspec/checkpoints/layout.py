@@ -100,7 +100,11 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         rearrange(config, with_stacked_experts(config, tensors)),
         duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
-        left_out=frozenset(name for name in tensors if 0 in tensors[name].shape or name.startswith(_of_mtp(config))),
+        left_out=frozenset(
+            name
+            for name in tensors
+            if 0 in tensors[name].shape or name.startswith((*_of_mtp(config), *_of_shared_caches(config)))
+        ),
         notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored == "mxfp4" else (),
     )
 
@@ -113,6 +117,16 @@ def mtp_mark(layer: int) -> str:
 def holds_mtp(layout: Layout) -> bool:
     """Whether multi-token prediction layers stand behind the last layer of a language model."""
     return isinstance(layout.config, ModelConfig) and mtp_mark(layout.config.num_layers) in layout.left_out
+
+
+def _of_shared_caches(config: ModelConfig) -> tuple[str, ...]:
+    """How the names of keys and values begin that files may have for layers that read the cache of another layer."""
+    names = names_of(config.architecture)
+    if isinstance(names.qkv, str):
+        return ()
+    layers = [number for number in range(config.num_layers) if config.layer(number).reads_cache_of is not None]
+    unused = (*names.qkv[1:], names.k_norm, names.k_norm.replace("k_norm", "v_norm"))
+    return tuple(f"{names.prefix}layers.{layer}.{name}." for layer in layers for name in unused)
 
 
 def _of_mtp(config: ModelConfig) -> tuple[str, ...]:

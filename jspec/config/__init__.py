@@ -1,6 +1,7 @@
 """Configs of models, speculation and the engine: frozen dataclasses, validated when they are built.
 
-model.py           a language model
+model.py           a language model; model_checks.py has what its fields have to satisfy
+layer.py           what one layer of it has of its own
 rope.py            rotary position embedding
 mla.py             multi-head latent attention
 moe.py             mixture of experts
@@ -21,6 +22,7 @@ Dimension letters have one meaning in code, comments and einsums everywhere in j
     L layers                         V tokens of the vocabulary       Vd tokens of a draft vocabulary
     E numbers of a feature           C tokens of a prefill chunk
     We width of the embedding        Pe learned positions
+    Wl width of per-layer inputs     Vl tokens of their table
     X experts of a layer             Y experts that a token goes through
     Fe width of an expert
     Ck, Cq ranks of latent attention Hn, Hr parts of a query that are not and are rotated        Hv size of a value
@@ -29,13 +31,14 @@ Dimension letters have one meaning in code, comments and einsums everywhere in j
 from jspec.config.engine import MAX_POSITIONS as MAX_POSITIONS
 from jspec.config.engine import NULL_PAGE as NULL_PAGE
 from jspec.config.engine import EngineConfig as EngineConfig
+from jspec.config.layer import LayerConfig as LayerConfig
 from jspec.config.mla import Latent as Latent
-from jspec.config.model import LAYER_NORMS as LAYER_NORMS
-from jspec.config.model import QUANTIZATIONS as QUANTIZATIONS
 from jspec.config.model import ModelConfig as ModelConfig
 from jspec.config.model import count as count
-from jspec.config.model import require_part as require_part
-from jspec.config.model import require_quantization as require_quantization
+from jspec.config.model_checks import LAYER_NORMS as LAYER_NORMS
+from jspec.config.model_checks import QUANTIZATIONS as QUANTIZATIONS
+from jspec.config.model_checks import require_part as require_part
+from jspec.config.model_checks import require_quantization as require_quantization
 from jspec.config.moe import Experts as Experts
 from jspec.config.rope import ROPE_KINDS as ROPE_KINDS
 from jspec.config.rope import Rope as Rope

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jspec.config.param_specs import (
+    ALL_LAYER_INPUTS,
     CACHED,
     DOWNS,
     DRAFT_IDS,
@@ -18,7 +19,10 @@ from jspec.config.param_specs import (
     HEADS,
     KV,
     LATENT,
+    LAYER_INPUTS,
+    LAYER_VOCAB,
     MLP,
+    ONE,
     PAIR,
     POSITIONS,
     QUERY_RANK,
@@ -38,7 +42,7 @@ from jspec.config.param_specs import (
 from jspec.config.tensor_names import LLAMA, TensorNames, names_of
 
 if TYPE_CHECKING:
-    from jspec.config import Experts, ModelConfig
+    from jspec.config import Experts, LayerConfig, ModelConfig
 
 Copies = Sequence[tuple[int, ...]]  # as in ``Parameter``
 
@@ -62,7 +66,46 @@ def decoder_layers(
       attention_inputs: the axis that the attention reads. In a language model that is the width D.
       attention_norms: the norms before the attention of a draft head's first layer, name in the params -> name in the
         checkpoint. None means that of a language model.
+
+    Returns:
+      those of all layers that have the same sizes, then those of others.
     """
+    alike: dict[tuple, list[tuple[int, ...]]] = {}
+    for copy in copies:
+        alike.setdefault(_kind(config.layer(copy[0])), []).append(copy)
+    parameters: list[Parameter] = []
+    for group in alike.values():
+        layer = config.layer(group[0][0])
+        declared = _layers_alike(
+            config,
+            layer,
+            tuple(group),
+            names=names,
+            prefix=prefix,
+            attention_inputs=attention_inputs,
+            attention_norms=attention_norms,
+        )
+        own_sizes = layer.dimensions if config.layers else {}
+        parameters += [dataclasses.replace(parameter, sizes=own_sizes) for parameter in declared]
+    return tuple(parameters)
+
+
+def _kind(layer: "LayerConfig") -> tuple:
+    """What layers have in common that have the same parameters."""
+    return tuple(layer.dimensions.values()), layer.projections
+
+
+def _layers_alike(
+    config: "ModelConfig",
+    layer: "LayerConfig",
+    copies: Copies,
+    *,
+    names: TensorNames,
+    prefix: str,
+    attention_inputs: Axis,
+    attention_norms: Mapping[str, str] | None,
+) -> list[Parameter]:
+    """The parameters of decoder layers with the sizes of ``layer``; the other arguments as for ``decoder_layers``."""
     ours, theirs = "layers.{}.", prefix + "layers.{}."
     norms = {name: names.norms[name] for name in config.layer_norms}
     if attention_norms is not None:
@@ -90,7 +133,9 @@ def decoder_layers(
     sparse, dense = (tuple(copy for copy in copies if config.has_experts(copy[0]) is has) for has in (True, False))
     latent = config.latent
     if latent is None:
-        add_map("attention.qkv", names.qkv, (HEADS, KV, KV), attention_inputs, config.qkv_bias)
+        parts = 1 + layer.projections
+        tensors = names.qkv if isinstance(names.qkv, str) else names.qkv[:parts]
+        add_map("attention.qkv", tensors, (HEADS, KV, KV)[:parts], attention_inputs, config.qkv_bias)
     else:
         query, axis = (names.query, HEADS) if latent.query_rank is None else (names.query_down, QUERY_RANK)
         down = [query, names.latent_down]
@@ -109,12 +154,19 @@ def decoder_layers(
     add_map("mlp.down", names.down, (EMBED,), MLP, config.mlp_bias, dense)
     if config.experts is not None:
         parameters += _experts(config.experts, names, theirs, sparse, eight_bits)
-    for name, tensor, axis in (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV)) if config.qk_norm else ():
+    normed = (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV))[: 2 if layer.projections else 1]
+    for name, tensor, axis in normed if config.qk_norm else ():
         size = axis if config.qk_norm_over == "projection" else HEAD_DIM
         parameters += norm(f"{ours}attention.{name}", theirs + tensor, size, copies, kind=config.norm)
     if config.attention_sinks:
         parameters.append(vector(f"{ours}attention.sinks", theirs + names.sinks, HEAD_COUNT, copies))
-    return tuple(parameters)
+    if config.per_layer_inputs is not None:
+        parameters += linear(f"{ours}inputs.gate", {theirs + names.layer_gate: LAYER_INPUTS}, EMBED, copies)
+        parameters += linear(f"{ours}inputs.out", {theirs + names.layer_out: EMBED}, LAYER_INPUTS, copies)
+        parameters += norm(f"{ours}inputs.norm", theirs + names.layer_out_norm, EMBED, copies, kind=config.norm)
+    if config.layer_scalars:
+        parameters.append(vector(f"{ours}scalar", theirs + names.scalar, ONE, copies))
+    return parameters
 
 
 def _experts(
@@ -176,6 +228,12 @@ def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
         parameters.append(matrix("positions", f"{start}{names.positions}.weight", POSITIONS, EMBED))
     if not full_width:
         parameters += linear("project_in", {start + names.project_in: EMBED}, WORD_EMBED, quantization=kind)
+    if config.per_layer_inputs is not None:
+        ours = "layer_inputs."
+        parameters.append(matrix(f"{ours}table", f"{start}{names.layer_inputs}.weight", LAYER_VOCAB, ALL_LAYER_INPUTS))
+        projection = {start + names.layer_inputs_projection: ALL_LAYER_INPUTS}
+        parameters += linear(f"{ours}projection", projection, EMBED)
+        parameters += norm(f"{ours}norm", start + names.layer_inputs_norm, LAYER_INPUTS, kind=config.norm)
     parameters += decoder_layers(config, indices(0, config.num_layers), names=names, prefix=start)
     if config.final_norm:
         parameters += norm("norm", start + names.norm, EMBED, kind=config.norm)

@@ -2,47 +2,23 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from jspec._validation import is_int, is_number, require
+from jspec._validation import is_int
 from jspec.config.decoder_params import language_model
+from jspec.config.layer import LayerConfig
 from jspec.config.mla import Latent
+from jspec.config.model_checks import LAYER_NORMS, require_valid
 from jspec.config.moe import Experts
 from jspec.config.param_specs import Declared, Parameter
 from jspec.config.rope import Rope
-from jspec.config.tensor_names import names_of
 
 PLAIN_ROPE = Rope()
-QUANTIZATIONS = ("int8", "fp8", "int4")
-NORMS = ("rms", "rms_wide", "rms_offset", "layer")
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
-# norm_placement -> the norms of a layer, in the order in which it applies them.
-LAYER_NORMS = {
-    "before": ("attention_norm", "mlp_norm"),
-    "around": ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"),
-    "after": ("attention_out_norm", "mlp_out_norm"),
-    "after_sum": ("attention_out_norm", "mlp_out_norm"),
-}
 
 
 def count(number: int, noun: str) -> str:
     """``1 layer``, ``2 layers``."""
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def require_quantization(quantization: object):
-    """Raise a ValueError unless weights can be stored so; None is for weights that are not quantised."""
-    known = (None, *QUANTIZATIONS)
-    require(quantization in known, "quantization", quantization, f"one of {', '.join(map(str, known))}")
-
-
-def require_part(name: str, size: Any, vocab_size: int | None):
-    """Raise a ValueError unless ``size`` is None or the size of a part of a vocabulary."""
-    inside = size is None or (is_int(size) and size >= 1 and (vocab_size is None or size < vocab_size))
-    expected = "None or an integer of at least 1, and a known vocab_size"
-    if vocab_size is not None:
-        expected = f"None or an integer in 1..{vocab_size - 1}, fewer than the vocabulary's {vocab_size} tokens"
-    require(inside and (size is None or vocab_size is not None), name, size, expected)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +69,13 @@ class ModelConfig(Declared):
         which a target needs. The embedding has all tokens and is not tied.
       mtp_layers: number of layers for multi-token prediction (DeepSeek-V3, 2024) that the checkpoint has after the last
         one. They belong to a draft head and not to the model.
+      layers: one entry for each layer, where they differ in sizes or some have no keys and values of their own; ``()`` if
+        every layer has the sizes of the model. ``layer`` gives the entry of a layer in either case.
+      value_norm: whether each head of values goes through a norm without weights.
+      layer_scalars: whether each layer multiplies the residual stream by a number of its own at its end.
+      per_layer_inputs: Wl, if each layer adds to the residual stream what it makes of Wl numbers of its own, which a table
+        has for each token (``jspec.models.per_layer``; Gemma 3n and Gemma 4); None if there is no such table.
+      per_layer_vocab_size: the number of tokens in that table; None for ``vocab_size``.
 
     Example::
 
@@ -151,6 +134,11 @@ class ModelConfig(Declared):
     latent: Latent | None = None
     mtp_layers: int = 0
     draft_vocab_size: int | None = None
+    layers: tuple[LayerConfig, ...] = ()
+    value_norm: bool = False
+    layer_scalars: bool = False
+    per_layer_inputs: int | None = None
+    per_layer_vocab_size: int | None = None
 
     # Members of ``DraftConfig``; a draft model makes any number of drafts.
     method = "draft_model"
@@ -159,129 +147,9 @@ class ModelConfig(Declared):
     borrowable = ()
 
     def __post_init__(self):
-        sizes = (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "max_position",
-        )
-        for name in sizes:
-            value = getattr(self, name)
-            require(is_int(value) and 1 <= value < 2**31, name, value, "an integer of at least 1 and below 2^31")
-        require(
-            self.num_heads % self.num_kv_heads == 0,
-            "num_kv_heads",
-            self.num_kv_heads,
-            f"a divisor of num_heads, {self.num_heads}",
-        )
-        # With latents, only a part of a head is rotated.
-        even = self.latent is not None or self.head_dim % 2 == 0
-        require(even, "head_dim", self.head_dim, "an even number (rotary pairs)")
-        require(
-            is_number(self.rms_norm_eps) and self.rms_norm_eps > 0,
-            "rms_norm_eps",
-            self.rms_norm_eps,
-            "a positive number",
-        )
-        if not self.windows:
+        if not self.windows and is_int(self.num_layers) and 1 <= self.num_layers < 2**31:
             object.__setattr__(self, "windows", (None,) * self.num_layers)
-        require(
-            len(self.windows) == self.num_layers, "windows", self.windows, f"{self.num_layers} entries, one a layer"
-        )
-        for window in self.windows:
-            require(window is None or (is_int(window) and window >= 1), "windows", window, "None or at least 1")
-        for token in self.eos_token_ids:
-            require(
-                is_int(token) and 0 <= token < self.vocab_size, "eos_token_ids", token, f"in 0..{self.vocab_size - 1}"
-            )
-        require_quantization(self.quantization)
-        further = self.mtp_layers
-        require(is_int(further) and further >= 0, "mtp_layers", further, "an integer of at least 0")
-        require_part("draft_vocab_size", self.draft_vocab_size, self.vocab_size)
-        untied = self.draft_vocab_size is None or not self.tie_embeddings
-        require(untied, "tie_embeddings", True, "False with a draft_vocab_size, as the embedding has all tokens")
-        self._require_choices()
-        self._require_latent()
-        self._require_positions()
-
-    def _require_choices(self):
-        choices = {
-            "norm": NORMS,
-            "norm_placement": tuple(LAYER_NORMS),
-            "qk_norm_over": ("head", "projection"),
-            "activation": ACTIVATIONS,
-        }
-        for name, known in choices.items():
-            value = getattr(self, name)
-            require(isinstance(value, str) and value in known, name, value, f"one of {', '.join(known)}")
-        for name in ("final_norm", "gated_mlp", "quantized_head", "attention_sinks"):
-            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
-        for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor"):
-            value = getattr(self, name)
-            require(is_number(value) and value > 0, name, value, "a positive number")
-        for name in ("attention_scale", "attention_softcap", "logit_softcap"):
-            value = getattr(self, name)
-            require(value is None or (is_number(value) and value > 0), name, value, "None or a positive number")
-        self._require_experts()
-        width = self.embedding_size
-        require(width is None or (is_int(width) and 1 <= width < 2**31), "embedding_size", width, "None or at least 1")
-
-    def _require_latent(self):
-        latent = self.latent
-        if latent is None:
-            return
-        require(isinstance(latent, Latent), "latent", latent, "Latent or None")
-        latent.require_fit(self.head_dim)
-        heads = self.num_kv_heads == self.num_heads
-        require(
-            heads, "num_kv_heads", self.num_kv_heads, f"num_heads, {self.num_heads}, as every head has a key of its own"
-        )
-        plain = not (self.qk_norm or self.attention_sinks or self.attention_softcap) and not any(self.windows)
-        require(
-            plain, "latent", latent, "None for attention with windows, soft caps, sinks or norms of queries and keys"
-        )
-        require(
-            self.rope is not None and not self.layer_ropes, "rope", self.rope, "one Rope for all layers with latents"
-        )
-        biased = self.qkv_bias and latent.query_rank is None
-        require(not biased, "latent.query_rank", None, "a rank, where attention has biases")
-
-    def _require_experts(self):
-        experts = self.experts
-        if experts is None:
-            return
-        require(isinstance(experts, Experts), "experts", experts, "Experts or None")
-        require(
-            len(experts.layers) in (0, self.num_layers),
-            "experts.layers",
-            experts.layers,
-            f"() or {self.num_layers} entries, one a layer",
-        )
-        if experts.stored is not None:
-            experts.require_stored_in_groups(self.hidden_size)
-            known = names_of(self.architecture).stacked_maps is not None
-            require(known, "experts.stored", experts.stored, f"None for experts of {self.architecture}")
-        gated = self.activation == "silu" and self.gated_mlp and not self.mlp_bias
-        require(gated, "experts", experts, "a gated MLP with activation silu and without biases")
-
-    def _require_positions(self):
-        offset, ropes = self.position_offset, self.layer_ropes
-        require(offset is None or (is_int(offset) and offset >= 0), "position_offset", offset, "None or at least 0")
-        require(self.rope is None or isinstance(self.rope, Rope), "rope", self.rope, "a Rope or None")
-        listed = isinstance(ropes, tuple) and all(rope is None or isinstance(rope, Rope) for rope in ropes)
-        require(
-            listed and len(ropes) in (0, self.num_layers),
-            "layer_ropes",
-            ropes,
-            f"() or {self.num_layers} entries, each a Rope or None",
-        )
-        for rope in {self.rope, *ropes}:
-            if rope is not None:
-                rope.require_fit(self.rotary_head)
+        require_valid(self)
 
     @property
     def dimensions(self) -> Mapping[str, int]:
@@ -297,14 +165,21 @@ class ModelConfig(Declared):
             "H": self.head_dim,
             "Pe": self.max_position + (self.position_offset or 0),
             "We": self.embedding_size or self.hidden_size,
+            "Wl": self.per_layer_inputs or 0,
+            "Vl": self.per_layer_vocab_size or self.vocab_size,
             **({} if self.experts is None else self.experts.dimensions(self.hidden_size)),
             **({} if self.latent is None else self.latent.dimensions(self.head_dim)),
         }
 
-    @property
-    def rotary_head(self) -> int:
+    def rotary_head(self, layer: int) -> int:
         """Size of the part of a head that the rotary embedding gets; it may rotate only a fraction (``Rope.fraction``)."""
-        return self.head_dim if self.latent is None else self.latent.rotated
+        return self.layer(layer).head_dim if self.latent is None else self.latent.rotated
+
+    def layer(self, number: int) -> LayerConfig:
+        """The sizes of a layer, and where its keys and values come from."""
+        if self.layers:
+            return self.layers[number]
+        return LayerConfig(self.head_dim, self.num_kv_heads, self.intermediate_size)
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in place of the MLP."""
@@ -362,5 +237,11 @@ class ModelConfig(Declared):
 
     def kv_bytes(self, slots: int, itemsize: int) -> int:
         """Bytes of the keys and values, or latents, of ``slots`` cache slots, at ``itemsize`` bytes a number."""
-        heads = 2 * self.num_kv_heads * self.head_dim
-        return self.num_layers * (heads if self.latent is None else self.latent.cached) * slots * itemsize
+        return sum(self.layer_kv_numbers(layer) for layer in range(self.num_layers)) * slots * itemsize
+
+    def layer_kv_numbers(self, layer: int) -> int:
+        """How many numbers a layer caches for a token: keys and values, or latents; 0 if it reads another layer's."""
+        shape = self.layer(layer)
+        if self.latent is not None:
+            return self.latent.cached
+        return 0 if shape.reads_cache_of is not None else 2 * shape.num_kv_heads * shape.head_dim

@@ -53,6 +53,9 @@ class Axis(NamedTuple):
 VOCAB, EMBED, MLP = Axis("V", "vocab"), Axis("D", "embed"), Axis("F", "mlp")
 DRAFT_VOCAB = Axis("Vd", "draft_vocab")
 WORD_EMBED, POSITIONS = Axis("We", "word_embed"), Axis("Pe", "position")
+# Of per-layer inputs: the numbers of one layer, those of all layers, the tokens of their table.
+LAYER_INPUTS, ALL_LAYER_INPUTS, LAYER_VOCAB = Axis("Wl", "layer_in"), Axis("LWl", "layer_in"), Axis("Vl", "layer_vocab")
+ONE = Axis("1", "one")
 EXPERTS, EXPERT_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp")
 GATE_UPS, DOWNS = Axis("2XFe", "experts"), Axis("XD", "experts")  # of all experts, one after another
 HEADS, KV, HEAD_DIM = Axis("NH", "heads"), Axis("GH", "kv"), Axis("H", "head_dim")
@@ -80,6 +83,7 @@ class Parameter:
         ``int4`` for one in four bits, with one for each 128 inputs of an output channel. None for any other parameter.
       dtype: a key of ``DTYPE_BYTES``. None for the dtype of the weights, which nearly all parameters have.
       weights_each: number of the model's weights in one stored number: 2 in a byte of MXFP4 codes, 0 in their scales.
+      sizes: sizes of dimension letters that are not those of the config, such as H in layers with heads of another size.
     """
 
     name: str
@@ -90,6 +94,7 @@ class Parameter:
     dtype: str | None = None
     weights_each: int = 1
     joined: str | None = None
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def axes(self) -> tuple[tuple[str, ...], ...]:
@@ -98,11 +103,13 @@ class Parameter:
 
     def tensor_lengths(self, dimensions: Mapping[str, int]) -> tuple[int, ...]:
         """How much of axis 0 each of ``tensors`` fills."""
+        dimensions = {**dimensions, **self.sizes}
         return tuple(size_of(axis.size, dimensions) for axis in self.tensors.values())
 
     def shape(self, dimensions: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of one copy."""
-        return sum(self.tensor_lengths(dimensions)), *(size_of(axis.size, dimensions) for axis in self.other_axes)
+        rows, dimensions = sum(self.tensor_lengths(dimensions)), {**dimensions, **self.sizes}
+        return rows, *(size_of(axis.size, dimensions) for axis in self.other_axes)
 
     @property
     def scale(self) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 
 from jspec._validation import is_int, is_number, require
 
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,7 +13,10 @@ class Rope:
 
     ``kind`` is one of these: ``default``; ``linear``, which divides every frequency by ``factor``; ``dynamic``, which is
     ``default`` up to the trained length, and jspec goes no further; ``llama3`` (Meta, 2024); ``yarn`` (Peng et al., 2023);
-    ``longrope`` (Ding et al., 2024), which divides each frequency by a number of its own.
+    ``longrope`` (Ding et al., 2024), which divides each frequency by a number of its own; ``proportional`` (Gemma 4, 2026).
+
+    ``proportional`` pairs each number of the first half of a head with one of the second half, as a rotation of the whole
+    head does, and divides by ``factor``; but only ``fraction`` of the pairs turn, those of the highest frequencies.
 
     ``longrope`` has two lists of divisors, ``short_factors`` for texts of up to ``original_max_position`` tokens and
     ``long_factors`` for longer ones. Keys that were cached with one list are of no use to queries with the other, so a
@@ -70,7 +73,7 @@ class Rope:
 
     def rotary_dim(self, head_dim: int) -> int:
         """Numbers of a head that are rotated. A rotary pair has one of their first half and one of their second half."""
-        return int(head_dim * self.fraction)
+        return head_dim if self.kind == "proportional" else int(head_dim * self.fraction)
 
     def require_fit(self, head_dim: int):
         """Raise a ValueError unless heads of ``head_dim`` numbers can be rotated."""

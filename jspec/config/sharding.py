@@ -62,12 +62,21 @@ class Shards:
         n, experts = self.count, config.experts
         if experts is not None and not self.splits_experts(experts):
             experts = dataclasses.replace(experts, width=experts.width // n)
+        local_heads = config.num_heads // n if config.latent is not None else max(config.num_kv_heads // n, 1)
         return dataclasses.replace(
             config,
             num_heads=config.num_heads // n,
-            num_kv_heads=config.num_heads // n if config.latent is not None else max(config.num_kv_heads // n, 1),
+            num_kv_heads=local_heads,
             intermediate_size=config.intermediate_size // n,
             experts=experts,
+            layers=tuple(
+                dataclasses.replace(
+                    layer,
+                    num_kv_heads=max(layer.num_kv_heads // n, 1),
+                    intermediate_size=layer.intermediate_size // n,
+                )
+                for layer in config.layers
+            ),
         )
 
     def splits_experts(self, experts: Experts) -> bool:
@@ -113,13 +122,13 @@ class Shards:
         return ParameterSharding(parameter, axis, False)
 
     def _require_fit(self, config: ModelConfig):
-        n, heads = self.count, config.num_kv_heads
-        name = "tensor_parallel"
+        n, name = self.count, "tensor_parallel"
         require(config.num_heads % n == 0, name, n, f"a divisor of num_heads, {config.num_heads}")
-        grouped = config.latent is not None or heads % n == 0 or n % heads == 0
-        require(grouped, name, n, f"a divisor or a multiple of num_kv_heads, {heads}")
-        width = config.intermediate_size
-        require(width % n == 0, name, n, f"a divisor of intermediate_size, {width}")
+        for layer in dict.fromkeys(config.layer(number) for number in range(config.num_layers)):
+            heads, width = layer.num_kv_heads, layer.intermediate_size
+            grouped = config.latent is not None or heads % n == 0 or n % heads == 0
+            require(grouped, name, n, f"a divisor or a multiple of num_kv_heads, {heads}")
+            require(width % n == 0, name, n, f"a divisor of intermediate_size, {width}")
         self._require_whole_groups(config)
         experts = config.experts
         if experts is None:

@@ -23,6 +23,10 @@ class TensorNames:
       query_down, query_norm, query_up, query, latent_down, latent_norm, latent_up: of latent attention; ``query`` is the
         map of queries that have no rank.
       sinks: the sinks of the attention heads; the name is complete.
+      scalar: the number by which a layer multiplies the residual stream; the name is complete.
+      layer_inputs, layer_inputs_projection, layer_inputs_norm: of per-layer inputs, outside the layers: their table, the map
+        from embeddings to them, and its norm.
+      layer_gate, layer_out, layer_out_norm: of per-layer inputs, in a layer.
       router, experts: of a mixture of experts; behind ``experts`` stand the number of an expert and one of ``expert_maps``,
         which are gate, up and down. Behind ``shared_experts`` stand the same three maps of all shared experts.
       correction: the bias of the experts' probabilities when experts are chosen; the name is complete.
@@ -53,6 +57,13 @@ class TensorNames:
     latent_norm: str = "self_attn.kv_a_layernorm"
     latent_up: str = "self_attn.kv_b_proj"
     sinks: str = "self_attn.sinks"
+    scalar: str = "layer_scalar"
+    layer_inputs: str = "embed_tokens_per_layer"
+    layer_inputs_projection: str = "per_layer_model_projection"
+    layer_inputs_norm: str = "per_layer_projection_norm"
+    layer_gate: str = "per_layer_input_gate"
+    layer_out: str = "per_layer_projection"
+    layer_out_norm: str = "post_per_layer_input_norm"
     gate_up: tuple[str, str] | str = ("mlp.gate_proj", "mlp.up_proj")
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
@@ -74,6 +85,8 @@ _AROUND = {
 NAMES = {
     "Gemma2ForCausalLM": TensorNames(norms=_AROUND),
     "Gemma3ForCausalLM": TensorNames(norms=_AROUND),
+    "Gemma4ForCausalLM": TensorNames(norms=_AROUND),
+    "Gemma4UnifiedForCausalLM": TensorNames(norms=_AROUND),
     "GptOssForCausalLM": TensorNames(
         router="mlp.router", stacked_maps=("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
     ),

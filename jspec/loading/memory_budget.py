@@ -64,13 +64,13 @@ class ModelMemory:
         row_slots = config.max_batch * config.pages_per_row * config.page_size
         logits = config.max_batch * self.width * self.target.vocab_size * len(models)
         gathered = max(
-            decoder.kv_bytes(row_slots, size) // decoder.num_layers
+            row_slots * size * max(decoder.layer_kv_numbers(layer) for layer in range(decoder.num_layers))
             if gathers_pages(decoder, config.dtype, on_gpu())
             else 0
             for decoder in decoders
         )
         tokens = config.chunk_buckets[-1] * config.chunk
-        passes = tokens * max(3 * decoder.intermediate_size + 8 * decoder.hidden_size for decoder in decoders) * size
+        passes = tokens * max(3 * _widest_mlp(decoder) + 8 * decoder.hidden_size for decoder in decoders) * size
         passes += max(_expanded_bytes(decoder, config) for decoder in decoders)
         return Budget(
             weights=sum(_weight_bytes(model, shards, size) for model, shards in sharded),
@@ -156,6 +156,10 @@ def _expanded_bytes(decoder: ModelConfig, config: EngineConfig) -> int:
         return 0
     numbers = decoder.num_heads * (decoder.head_dim + decoder.latent.value_dim)
     return pages * config.page_size * numbers * ITEMSIZE["bfloat16"]
+
+
+def _widest_mlp(decoder: ModelConfig) -> int:
+    return max(decoder.layer(layer).intermediate_size for layer in range(decoder.num_layers))
 
 
 def _local(config: ModelConfig, shards: Shards | None) -> ModelConfig:

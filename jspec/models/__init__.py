@@ -5,6 +5,7 @@ decoder_layer.py   a decoder layer: attention, MLP and the residual stream
 layers.py          linear maps, norms, activations and rotary frequencies
 mla.py             multi-head latent attention
 moe.py             a mixture of experts
+per_layer.py       per-layer inputs: numbers of each token that one layer alone reads
 heads/             draft heads
 kv_cache.py        the paged KV cache, and the views that read and write it
 ragged_view.py     the view of rows with different numbers of query tokens

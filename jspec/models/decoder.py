@@ -21,6 +21,7 @@ from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.kv_cache import CacheShape, cache_shape
 from jspec.models.layers import Linear, Norm, times
+from jspec.models.per_layer import LayerInputs
 from jspec.models.quantization import as_float32, random_weight
 from jspec.models.w8a8 import with_quantized_inputs
 from jspec.pallas.matmul import matmul
@@ -43,6 +44,7 @@ class Decoder(nnx.Module):
       positions: ``[Pe, D]``, the vectors that are added to embeddings, by position. None with rotary embeddings.
       project_in, project_out: the linear maps from embeddings to the layers, and from these to the output head; or None.
       head: the output head, or its part for a draft vocabulary, which every shard has. None if the embedding is tied.
+      layer_inputs: the table of per-layer inputs, and the projection of embeddings to them; None without them.
       draft_ids: as in ``jspec.models.heads.draft_vocabulary``, of a draft model with a reduced vocabulary; None of any
         other, and of every target.
       embedding_scale: one scale for each token, float32 ``[V]``, or those of its groups. None for an embedding that is
@@ -56,7 +58,7 @@ class Decoder(nnx.Module):
 
         config = ModelConfig("LlamaForCausalLM", 32, 16, 32, 2, 2, 1, 8, 64)  # two layers, V = 32, D = 16
         decoder = Decoder(config, rngs=nnx.Rngs(0))
-        assert decoder.cache_shape().layers == 2
+        assert len(decoder.cache_shape()) == 2
     """
 
     def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -80,6 +82,8 @@ class Decoder(nnx.Module):
         self.multiplier, rows = float(np.asarray(config.embedding_multiplier).astype(dtype)), config.dimensions["Pe"]
         learned = config.position_offset is not None
         self.positions = random_weight(rngs.params(), (rows, D), 0.02, dtype, None)[0] if learned else None
+        has_inputs = config.per_layer_inputs is not None
+        self.layer_inputs = LayerInputs(config, dtype=dtype, rngs=rngs) if has_inputs else None
 
     def prepare(self) -> "Decoder":
         """The drafter that this model becomes, with the same arrays and the token of each logit of a draft vocabulary.
@@ -119,7 +123,7 @@ class Decoder(nnx.Module):
         Args:
           tokens: int32 ``[B, T]``.
           positions: int32 ``[B, T]``, the absolute position of each token.
-          cache: the keys and values that ``view`` reads and writes, one entry for each layer.
+          cache: the keys and values that ``view`` reads and writes, one entry for each layer, as ``cache_shape`` has them.
           view: ``PagedView`` or ``CausalView``.
 
         Returns:
@@ -142,11 +146,14 @@ class Decoder(nnx.Module):
         """
         x = self._inputs(tokens, positions)
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
+        own_inputs = [None] * len(self.layers) if self.layer_inputs is None else self.layer_inputs(tokens, x)
         normed, streams, written = x if norms[0] is None else norms[0](x), [x], []
-        for layer, after, kv in zip(self.layers, norms[1:], cache, strict=True):
-            x, normed, kv = apply_layer(layer, x, normed, positions, kv, view, after)
+        for number, (layer, after, kv) in enumerate(zip(self.layers, norms[1:], cache, strict=True)):
+            source = self.config.layer(number).reads_cache_of
+            kv = kv if source is None else written[source]
+            x, normed, kv = apply_layer(layer, x, normed, positions, kv, view, after, own_inputs[number])
             streams.append(x)
-            written.append(kv)
+            written.append(kv if source is None else None)
         return (
             normed,
             jnp.concatenate([streams[k] for k in aux_layers], axis=-1) if aux_layers else normed,
@@ -213,6 +220,6 @@ class Decoder(nnx.Module):
         """The factors of the final norm, ``[D]``; ones if there is no such norm."""
         return jnp.ones(self.config.hidden_size, self.dtype) if self.norm is None else self.norm.scale
 
-    def cache_shape(self) -> CacheShape:
-        """What is cached for a token, in all shards together."""
+    def cache_shape(self) -> tuple[CacheShape | None, ...]:
+        """What each layer caches for a token, in all shards together; None for layers that cache nothing."""
         return cache_shape(self.config, 1 if self.shards is None else self.shards.count)

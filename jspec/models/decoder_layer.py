@@ -12,17 +12,20 @@ from jspec.config.sharding import axis_of
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, rotation_at, times
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
+from jspec.models.per_layer import OwnInputs
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import activate_and_quantize
 from jspec.pallas.norm.qk_norm import qk_norm
+from jspec.pallas.norm.rms_norm import norm
 
 
 class Attention(nnx.Module):
     """Grouped-query attention. The weights of queries, keys and values are stacked in one ``[(N + 2G) H, in_features]``.
 
     ``in_features`` is the width of the input. None means D, the width of the model. With ``shards``, config and heads
-    are those of one shard.
+    are those of one shard. A layer whose keys are its values too has ``[(N + G) H, in_features]``, and one that reads the
+    cache of another ``[N H, in_features]`` (``LayerConfig``).
 
     Attributes:
       sinks: ``[N]``, the sink of each attention head, one more score in its softmaxes (``AttentionSpec``), or None.
@@ -38,18 +41,21 @@ class Attention(nnx.Module):
         dtype,
         rngs: nnx.Rngs,
     ):
-        N, G, H, D = config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size
+        own, N, D = config.layer(layer), config.num_heads, config.hidden_size
+        G, H = own.num_kv_heads, own.head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = N, G, H
+        self.projections, self.value_norm, self.eps = own.projections, config.value_norm, config.rms_norm_eps
         self.rope, self.window = config.rope_of(layer), config.windows[layer]
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
-        self.qkv = linear(in_features or D, (N + 2 * G) * H, bias=config.qkv_bias)
+        self.qkv = linear(in_features or D, (N + own.projections * G) * H, bias=config.qkv_bias)
         self.out = linear(N * H, D, bias=config.output_bias, reduce_axis=axis_of(shards), allow_partial_sums=True)
         self.norm_projection = config.qk_norm_over == "projection"
         sizes = (N * H, G * H) if self.norm_projection else (H, H)
         reduce_axis = axis_of(shards) if self.norm_projection else None
         make = functools.partial(Norm, eps=config.rms_norm_eps, kind=config.norm, reduce_axis=reduce_axis, dtype=dtype)
-        self.q_norm, self.k_norm = (make(size) for size in sizes) if config.qk_norm else (None, None)
+        self.q_norm = make(sizes[0]) if config.qk_norm else None
+        self.k_norm = make(sizes[1]) if config.qk_norm and own.projections else None
         self.sinks = nnx.Param(jnp.zeros(N, dtype)) if config.attention_sinks else None
 
     def __call__(self, x, positions, kv, view):
@@ -57,11 +63,13 @@ class Attention(nnx.Module):
         ones.
 
         The first may be ``PartialSums``."""
-        qkv = self._queries_keys_values(x)
         sinks = None if self.sinks is None else self.sinks[...]
         spec = AttentionSpec(self.window, self.scale, self.softcap, sinks)
         rotation = rotation_at(positions, self.rope, self.head_dim)
-        attended, kv = view.extend(qkv, rotation, kv, self.num_kv_heads, spec)
+        if self.projections:
+            attended, kv = view.extend(self._queries_keys_values(x), rotation, kv, self.num_kv_heads, spec)
+        else:
+            attended = view.attend_cached(self._queries(x), rotation, kv, spec)
         return self.out(attended.reshape(x.shape[0], -1, self.num_heads * self.head_dim)), kv
 
     def write_kv(self, x, positions, kv, view):
@@ -69,22 +77,37 @@ class Attention(nnx.Module):
         rotation = rotation_at(positions, self.rope, self.head_dim)
         return view.rope_and_write_kv(self._queries_keys_values(x), rotation, kv, self.num_kv_heads)[1]
 
+    def _queries(self, x):
+        """``[B, T, N, H]``, normed, not rotated, of a layer without keys and values."""
+        q = self.qkv(x).reshape(*x.shape[:2], self.num_heads, self.head_dim)
+        return q if self.q_norm is None else _over_heads(self.q_norm, q, self.norm_projection)
+
     def _queries_keys_values(self, x):
-        """``[B, T, N + 2G, H]``, queries and keys normed, not rotated."""
-        B, T, _ = x.shape
-        qkv = self.qkv(x).reshape(B, T, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        return qkv if self.q_norm is None or self.k_norm is None else self._normed(qkv, self.q_norm, self.k_norm)
+        """``[B, T, N + 2G, H]``, normed, not rotated."""
+        N, G, H = self.num_heads, self.num_kv_heads, self.head_dim
+        qkv = self.qkv(x).reshape(*x.shape[:2], N + self.projections * G, H)
+        if self.projections == 1:
+            qkv = jnp.concatenate([qkv, qkv[:, :, N:]], axis=2)
+        qkv = qkv if self.q_norm is None or self.k_norm is None else self._normed(qkv, self.q_norm, self.k_norm)
+        if not self.value_norm:
+            return qkv
+        values = norm(qkv[:, :, N + G :], jnp.ones(H, qkv.dtype), None, self.eps, "rms_wide")
+        return jnp.concatenate([qkv[:, :, : N + G], values], axis=2)
 
     def _normed(self, qkv, q_norm: Norm, k_norm: Norm):
         """``[B, T, N + 2G, H]`` with norms of queries and keys, over each head or over all heads of a token."""
         N, G = self.num_heads, self.num_kv_heads
         if self.norm_projection:
             q, k, v = jnp.split(qkv, [N, N + G], axis=2)
-            q, k = (norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape) for norm, x in ((q_norm, q), (k_norm, k)))
-            return jnp.concatenate([q, k, v], axis=2)
+            return jnp.concatenate([_over_heads(q_norm, q, True), _over_heads(k_norm, k, True), v], axis=2)
         weights = q_norm.weight[...], k_norm.weight[...]
         biases = tuple(None if norm.bias is None else norm.bias[...] for norm in (q_norm, k_norm))
         return qk_norm(qkv, weights, biases, (N, G), q_norm.eps, q_norm.kind)
+
+
+def _over_heads(norm: Norm, x, together: bool):
+    """Heads ``[B, T, heads, H]`` after a norm over each, or over all of a token ``together``."""
+    return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape) if together else norm(x)
 
 
 class MLP(nnx.Module):
@@ -93,8 +116,8 @@ class MLP(nnx.Module):
     ``[B, T, D] -> [B, T, D]``, or ``PartialSums`` of that. The weights of gate and up are stacked in one ``[2F, D]``.
     With ``shards``, F is that of one shard."""
 
-    def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
-        D, F = config.hidden_size, config.intermediate_size
+    def __init__(self, config: ModelConfig, layer: int = 0, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
+        D, F = config.hidden_size, config.layer(layer).intermediate_size
         linear = functools.partial(
             Linear, bias=config.mlp_bias, quantization=config.quantization, dtype=dtype, rngs=rngs
         )
@@ -124,6 +147,8 @@ class Layer(nnx.Module):
       attention_norm, mlp_norm: the norms of the inputs of attention and MLP. None for placements that have none.
       attention_out_norm, mlp_out_norm: the norms of their outputs, or with ``norm_sums`` of the residual stream after
         they were added. None for placements that have none.
+      inputs: what the layer makes of per-layer inputs; None without them.
+      scalar: ``[1]``, what the residual stream is multiplied by at the end; None for a layer that does not.
     """
 
     def __init__(
@@ -146,11 +171,13 @@ class Layer(nnx.Module):
         self.attention: Any = attention(config, layer, shards=shards, dtype=dtype, rngs=rngs)
         self.attention_out_norm, self.mlp_norm = normed("attention_out_norm"), normed("mlp_norm")
         experts = config.experts if config.has_experts(layer) else None
-        make = MLP if experts is None else functools.partial(Mixture, experts=experts)
+        make = functools.partial(MLP, layer=layer) if experts is None else functools.partial(Mixture, experts=experts)
         self.mlp: Any = make(config, shards=shards, dtype=dtype, rngs=rngs)
         self.mlp_out_norm = normed("mlp_out_norm")
+        self.inputs = None if config.per_layer_inputs is None else OwnInputs(config, dtype=dtype, rngs=rngs)
+        self.scalar = nnx.Param(jnp.ones(1, dtype)) if config.layer_scalars else None
 
-    def __call__(self, x, normed, positions, kv, view, after: Norm | None):
+    def __call__(self, x, normed, positions, kv, view, after: Norm | None, own_inputs=None):
         """Apply the layer.
 
         Args:
@@ -160,6 +187,7 @@ class Layer(nnx.Module):
           kv: the keys and values of this layer that ``view`` reads and writes.
           view: as for ``Decoder``.
           after: the next norm of the residual stream, such as that of the next layer, or None.
+          own_inputs: ``[B, T, Wl]``, the per-layer inputs of this layer; None without them.
 
         Returns:
           the new residual stream ``[B, T, D]``, the same after ``after`` (or without a norm if that is None), and ``kv``
@@ -167,7 +195,12 @@ class Layer(nnx.Module):
         """
         attended, kv = self.attention(normed, positions, kv, view)
         x, normed = self._add(x, attended, self.attention_out_norm, self.mlp_norm)
-        return *self._add(x, self.mlp(normed), self.mlp_out_norm, after), kv
+        if self.inputs is None and self.scalar is None:
+            return *self._add(x, self.mlp(normed), self.mlp_out_norm, after), kv
+        x, _ = self._add(x, self.mlp(normed), self.mlp_out_norm, None)
+        x = x if self.inputs is None else x + self.inputs(x, own_inputs)
+        x = x if self.scalar is None else x * self.scalar[0]
+        return x, x if after is None else after(x), kv
 
     def _add(self, x, y, out_norm: Norm | None, after: Norm | None):
         """The residual stream with y added, and the same after ``after``; norms of y or of the sum included. y may be
@@ -182,17 +215,17 @@ class Layer(nnx.Module):
         return x, x if after is None else after(x)
 
 
-def apply_layer(layer: Layer, x, normed, positions, kv, view, after: Norm | None):
-    """``layer(x, normed, positions, kv, view, after)``, as a call of a function that is traced and lowered once for all
-    layers that differ in their weights alone. XLA compiles it as if the layer stood there."""
+def apply_layer(layer: Layer, x, normed, positions, kv, view, after: Norm | None, own_inputs=None):
+    """``layer(x, normed, positions, kv, view, after, own_inputs)``, as a call of a function that is traced and lowered once
+    for all layers that differ in their weights alone. XLA compiles it as if the layer stood there."""
     graph, state = nnx.split((layer, after))
-    return _merged_layer(graph, state, x, normed, positions, kv, view)
+    return _merged_layer(graph, state, x, normed, positions, kv, view, own_inputs)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _merged_layer(graph, state, x, normed, positions, kv, view):
+def _merged_layer(graph, state, x, normed, positions, kv, view, own_inputs):
     layer, after = nnx.merge(graph, state)
-    return layer(x, normed, positions, kv, view, after)
+    return layer(x, normed, positions, kv, view, after, own_inputs)
 
 
 def add(x, y, after: Norm | None):

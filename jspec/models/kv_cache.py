@@ -13,6 +13,7 @@ every valid token are written before any query attends."""
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -40,7 +41,7 @@ class LayerKV(NamedTuple):
 
     Example::
 
-        pools = init_pool(CacheShape(layers=2, heads=1, size=8), pages=4, page_size=16, dtype=jnp.float32)
+        pools = init_pool([CacheShape(heads=1, size=8)], pages=4, page_size=16, dtype=jnp.float32)
         assert isinstance(pools[0], LayerKV) and pools[0].k.shape == (1, 4, 16, 8)
     """
 
@@ -49,40 +50,48 @@ class LayerKV(NamedTuple):
 
 
 class CacheShape(NamedTuple):
-    """The cache of one token: L layers, G KV heads, and H numbers of each, for keys and once more for values.
+    """What a layer caches for one token: H numbers of each of G KV heads, for keys and once more for values.
 
     With ``latents``, there are H numbers for both together."""
 
-    layers: int
     heads: int
     size: int
     latents: bool = False
 
 
-def cache_shape(config: ModelConfig, shards: int = 1) -> CacheShape:
-    """The cache of one token in decoder layers. If there are more shards than KV heads, each has a copy of its own."""
+def cache_shape(config: ModelConfig, shards: int = 1) -> tuple[CacheShape | None, ...]:
+    """The cache of one token in each decoder layer, None in those that read another layer's. If there are more shards than
+    KV heads, each has a copy of its own."""
     if config.latent is not None:
-        return CacheShape(config.num_layers, 1, config.latent.cached, latents=True)
-    return CacheShape(config.num_layers, max(config.num_kv_heads, shards), config.head_dim)
+        return (CacheShape(1, config.latent.cached, latents=True),) * config.num_layers
+    layers = (config.layer(number) for number in range(config.num_layers))
+    return tuple(
+        CacheShape(max(layer.num_kv_heads, shards), layer.head_dim) if layer.reads_cache_of is None else None
+        for layer in layers
+    )
 
 
 def gathers_pages(config: ModelConfig, dtype: str, on_gpu: bool) -> bool:
     """Whether attention copies the pages of all rows together, because no kernel reads them where they are."""
-    latent = config.latent
-    query = jax.ShapeDtypeStruct((1, 1, 1, config.head_dim if latent is None else latent.cached), jnp.dtype(dtype))
-    return not on_gpu or not (
-        has_kernel(query, query) if latent is None else has_latent_kernel(query, query, latent.rank)
-    )
+    latent, kind = config.latent, jnp.dtype(dtype)
+    if not on_gpu:
+        return True
+    if latent is not None:
+        query = jax.ShapeDtypeStruct((1, 1, 1, latent.cached), kind)
+        return not has_latent_kernel(query, query, latent.rank)
+    sizes = {config.layer(number).head_dim for number in range(config.num_layers)}
+    queries = [jax.ShapeDtypeStruct((1, 1, 1, size), kind) for size in sizes]
+    return not all(has_kernel(query, query) for query in queries)
 
 
-def init_pool(shape: tuple, pages: int, page_size: int, dtype) -> tuple[LayerKV, ...]:
-    """An empty pool for each layer of a model with this ``CacheShape``. ``pages`` counts the null page too."""
-    L, G, H, latents = CacheShape(*shape)
+def init_pool(shapes: Sequence[CacheShape | None], pages: int, page_size: int, dtype) -> tuple[LayerKV | None, ...]:
+    """An empty pool for each layer with such a ``CacheShape``. ``pages`` counts the null page too."""
 
-    def zeros():
-        return jnp.zeros((G, pages, page_size, H), dtype)
+    def pool(shape: CacheShape) -> LayerKV:
+        zeros = functools.partial(jnp.zeros, (shape.heads, pages, page_size, shape.size), dtype)
+        return LayerKV(zeros(), None if shape.latents else zeros())
 
-    return tuple(LayerKV(zeros(), None if latents else zeros()) for _ in range(L))
+    return tuple(None if shape is None else pool(shape) for shape in shapes)
 
 
 class View:
@@ -125,6 +134,11 @@ class View:
         """
         q, kv = self.rope_and_write_kv(qkv, rotation, kv, num_kv_heads)
         return self.attend(q, kv, spec), kv
+
+    def attend_cached(self, q, rotation: Rotation | None, kv, spec: AttentionSpec) -> jax.Array:
+        """Rotate queries ``[B, T, N, H]``, and attend to keys and values that another layer has written of the same
+        tokens; returns the same shape."""
+        return self.attend(apply_rope(q, rotation), kv, spec)
 
     def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv):
         """Norm, rotate and write latents and keys of the new tokens; arguments as of ``norm_rope_latents``.

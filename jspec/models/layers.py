@@ -114,7 +114,7 @@ def rotary_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     """Angular frequency of each rotary pair, float32 ``[H / 2]`` or less, in radians for each position."""
     rotated = rope.rotary_dim(head_dim)
     frequency = rope.theta ** (-np.arange(0, rotated, 2, dtype=np.float64) / rotated)
-    if rope.kind == "linear":
+    if rope.kind in ("linear", "proportional"):
         frequency = frequency / rope.factor
     elif rope.kind == "llama3":
         frequency = _llama3(rope, frequency)
@@ -122,6 +122,8 @@ def rotary_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
         frequency = _yarn(rope, frequency, rotated)
     elif rope.kind == "longrope":
         frequency = frequency / np.asarray(rope.long_factors if rope.long_texts else rope.short_factors)
+    if rope.kind == "proportional":
+        frequency[int(rope.fraction * head_dim // 2) :] = 0
     return frequency.astype(np.float32)
 
 

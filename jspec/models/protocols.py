@@ -3,8 +3,8 @@
 Any object with the methods of a protocol can take the model's place. Shapes use the letters of ``jspec.config``: B rows,
 T tokens in a row, D width, V vocabulary, L layers, G key/value heads, H head dimension. E is the size of a feature.
 
-A *cache* holds one ``LayerKV`` for each layer (``jspec.models.kv_cache``). With a ``PagedView`` these are pools of
-pages, with a ``CausalView`` the keys and values of the call's own tokens.
+A *cache* holds one ``LayerKV`` for each layer (``jspec.models.kv_cache``), or None for a layer that reads another's. With
+a ``PagedView`` these are pools of pages, with a ``CausalView`` the keys and values of the call's own tokens.
 """
 
 from typing import Any, Protocol, Self
@@ -50,8 +50,8 @@ class LanguageModel(Protocol):
         model with a draft vocabulary has ``[..., Vd]``."""
         ...
 
-    def cache_shape(self) -> CacheShape:
-        """The cache of one token."""
+    def cache_shape(self) -> tuple[CacheShape | None, ...]:
+        """What each layer caches for a token; None for layers that read the cache of another."""
         ...
 
 
@@ -170,8 +170,8 @@ class DraftHead(Protocol):
         """Compute everything that does not depend on a request, before serving; returns the draft head that serves."""
         ...
 
-    def cache_shape(self) -> CacheShape:
-        """The cache of one slot."""
+    def cache_shape(self) -> tuple[CacheShape | None, ...]:
+        """What each layer caches for a slot."""
         ...
 
 

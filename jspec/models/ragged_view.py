@@ -84,6 +84,10 @@ class RaggedView(View):
         has_kernel = has_decode_attention_kernel(qkv, kv.k, self.rows.positions.shape[1])
         return by_platform(kernel, composed, *args) if has_kernel else composed(*args)
 
+    def attend_cached(self, q, rotation: Rotation | None, kv, spec: AttentionSpec) -> jax.Array:
+        """As ``View.attend_cached``, of ``[1, Q, N, H]``."""
+        return self.from_rows(self.rows.attend_cached(self.to_rows(q), self.to_rows(rotation), kv, spec))
+
     def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv):
         """As ``View.write_latent_kv``, of Q tokens."""
         in_rows = self.to_rows(compressed), query_weight, latent_weight, eps, self.to_rows(rotation), kv

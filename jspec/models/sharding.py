@@ -151,6 +151,7 @@ def indices_of(
         return [(slice(None),) * split.axis + (_block(0, shape[split.axis], shards, shard),)]
     indices, start = [], 0
     parameter = split.parameter
+    dimensions = {**dimensions, **parameter.sizes}
     for axis, length in zip(parameter.tensors.values(), parameter.tensor_lengths(dimensions), strict=True):
         indices += [(rows,) for rows in _rows_of_outputs(start, length, axis, dimensions, shards, shard)]
         start += length

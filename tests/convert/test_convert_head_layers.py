@@ -34,7 +34,7 @@ def inputs(target, head, seed=0):
 
 
 def hidden_of(head, embedded, fused, positions):
-    return head(embedded, fused, positions, (None,) * head.cache_shape()[0], CausalView(positions))[0]
+    return head(embedded, fused, positions, (None,) * len(head.cache_shape()), CausalView(positions))[0]
 
 
 def close(found, expected):

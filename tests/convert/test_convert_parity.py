@@ -32,18 +32,20 @@ def save_reference(folder, family: str, settings: dict, shard: bool = False):
     if family == "OPT":
         settings["ffn_dim"] = settings["intermediate_size"]
         settings = {"tie_word_embeddings": True, **{key: settings[key] for key in settings if key not in NOT_OF_OPT}}
-    config_class = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    with_text_config = family in ("Gemma3", "Gemma4", "Gemma4Unified")
+    config_class = f"{family}TextConfig" if with_text_config else f"{family}Config"
     config = getattr(transformers, config_class)(**settings)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():
-        corrections = ((name, one) for name, one in model.named_buffers() if name.endswith("e_score_correction_bias"))
+        learned = ("e_score_correction_bias", "layer_scalar")
+        corrections = ((name, one) for name, one in model.named_buffers() if name.endswith(learned))
         for name, parameter in (*model.named_parameters(), *corrections):
             if not parameter.numel():
                 continue
             if name.endswith("bias"):
                 parameter.copy_(0.1 * torch.randn_like(parameter))
-            elif "norm" in name:
-                parameter.copy_((not family.startswith("Gemma")) + 0.1 * torch.randn_like(parameter))
+            elif "norm" in name or name.endswith("layer_scalar"):
+                parameter.copy_((family not in ("Gemma2", "Gemma3")) + 0.1 * torch.randn_like(parameter))
             else:
                 parameter.copy_(parameter.shape[-1] ** -0.5 * torch.randn_like(parameter))
     model.save_pretrained(folder, max_shard_size="40KB" if shard else "1GB")

@@ -56,6 +56,26 @@ GEMMA3_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+TWO_KINDS = ["sliding_attention", "full_attention"]
+GEMMA4 = {
+    "tie_word_embeddings": True,
+    "sliding_window": 7,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 3.0,
+    "num_hidden_layers": 4,
+    "layer_types": TWO_KINDS * 2,
+}
+GEMMA4_LARGE = {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+GEMMA4_SMALL = {
+    **GEMMA4,
+    "num_hidden_layers": 6,
+    "layer_types": TWO_KINDS * 3,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 101,
+}
 GPT_OSS = {
     "num_local_experts": 5,
     "num_experts_per_tok": 2,
@@ -155,6 +175,11 @@ CASES = {
     "gemma3": ("Gemma3", {**GEMMA3, "num_hidden_layers": 7}),
     "gemma3-scaled": ("Gemma3", {**GEMMA3, "rope_parameters": GEMMA3_ROPES, "sliding_window_pattern": 2}),
     "gemma3-capped": ("Gemma3", {**GEMMA3, "final_logit_softcapping": 5.0, "num_key_value_heads": 1, "head_dim": 32}),
+    "gemma4": ("Gemma4", {**GEMMA4, "attention_bias": True}),
+    "gemma4-default-layers": ("Gemma4", {**GEMMA4, "num_hidden_layers": 7, "layer_types": None, "rms_norm_eps": 1e-4}),
+    "gemma4-keys-are-values": ("Gemma4", GEMMA4_LARGE),
+    "gemma4-shared-caches": ("Gemma4", GEMMA4_SMALL),
+    "gemma4-unified": ("Gemma4Unified", {k: v for k, v in GEMMA4_LARGE.items() if k != "hidden_size_per_layer_input"}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-listed": (
         "GptOss",

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.models.kv_cache import CacheShape
 from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.paged import gather_pages
 
@@ -75,7 +76,7 @@ class TableModel:
         return self.table[hidden[..., 0].astype(jnp.int32)]
 
     def cache_shape(self):
-        return 1, 1, 1
+        return (CacheShape(1, 1),)
 
 
 def random_tables(seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -91,7 +91,7 @@ def test_a_causal_pass_agrees_with_the_original(tmp_path, target, file, case):
     @jax.jit
     def causal_pass(tokens, features):
         embedded, fused = head.embed(tokens, target), head.fuse(features)
-        hidden, _ = head(embedded, fused, positions, (None,) * head.cache_shape()[0], CausalView(positions))
+        hidden, _ = head(embedded, fused, positions, (None,) * len(head.cache_shape()), CausalView(positions))
         return hidden, head.logits(hidden, target)
 
     hidden, logits = causal_pass(TOKENS[None, 1:], features_of(file, case)[None])
@@ -156,7 +156,7 @@ def test_mask_slots_agree_after_every_prefix(tmp_path, target, case):
     features = head.fuse(features_of("p_eagle", case)[None])
     features = jnp.where(real[:, :, None], features, head.mask_feature[...].reshape(1, 1, -1))
     embedded = head.embed(jnp.where(real, TOKENS[None, 1:], head.config.mask_token_id), target)
-    hidden, _ = head(embedded, features, slots, (None,) * head.cache_shape()[0], CausalView(slots))
+    hidden, _ = head(embedded, features, slots, (None,) * len(head.cache_shape()), CausalView(slots))
     logits = head.logits(hidden, target)
     assert_close(np.stack([logits[row, row : row + K] for row in range(rows)]), expected["logits"])
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.models.kv_cache import NULL_PAGE, CausalView, LayerKV, PagedView, causal_mask, init_pool
+from jspec.models.kv_cache import NULL_PAGE, CacheShape, CausalView, LayerKV, PagedView, causal_mask, init_pool
 from jspec.pallas.attention.spec import AttentionSpec
 
 G, H, N, S = 2, 4, 4, 17
@@ -13,7 +13,7 @@ attend = jax.jit(lambda view, q, kv, spec: view.attend(q, kv, spec))
 
 
 def empty(pages: int, page_size: int) -> LayerKV:
-    return init_pool((1, G, H), pages, page_size, jnp.float32)[0]
+    return init_pool([CacheShape(G, H)], pages, page_size, jnp.float32)[0]
 
 
 def random_heads(seed: int, *shape: int):
@@ -72,7 +72,7 @@ def test_a_window_counts_the_query():
 
 
 def test_a_pool_is_laid_out_by_heads():
-    pool = init_pool((3, G, H), pages=5, page_size=7, dtype=jnp.bfloat16)
+    pool = init_pool([CacheShape(G, H)] * 3, pages=5, page_size=7, dtype=jnp.bfloat16)
     assert len(pool) == 3
     assert {leaf.shape for leaf in jax.tree.leaves(pool)} == {(G, 5, 7, H)}
     assert {leaf.dtype for leaf in jax.tree.leaves(pool)} == {jnp.dtype(jnp.bfloat16)}

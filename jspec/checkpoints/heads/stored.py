@@ -7,7 +7,7 @@ from typing import Any
 
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import MAX_LAYERS, require_size
-from jspec.config import Experts, Latent, ModelConfig, Rope
+from jspec.config import Experts, Latent, LayerConfig, ModelConfig, Rope
 from jspec.config.heads import HeadConfig
 from jspec.registry import METHODS, resolve
 
@@ -69,7 +69,8 @@ def _model(values: dict[str, Any]) -> ModelConfig:
     listed = {"windows": tuple(values["windows"]), "eos_token_ids": tuple(values["eos_token_ids"])}
     ropes = {"rope": _rope(values["rope"]), "layer_ropes": tuple(map(_rope, values.get("layer_ropes", ())))}
     nested = {"experts": _experts(values.get("experts")), "latent": _latent(values.get("latent"))}
-    return ModelConfig(**{**values, **listed, **ropes, **nested})
+    layers = tuple(LayerConfig(**layer) for layer in values.get("layers", ()))
+    return ModelConfig(**{**values, **listed, **ropes, **nested, "layers": layers})
 
 
 def _latent(values: dict[str, Any] | None) -> Latent | None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.huggingface import family_keys
 from jspec.checkpoints.huggingface.family_keys import Choices
+from jspec.checkpoints.huggingface.gemma4 import all_but_every_sixth, gemma4, read_gemma4_ropes
 from jspec.checkpoints.huggingface.rope import (
     no_ropes,
     read_phi3_rope,
@@ -83,6 +84,27 @@ _GEMMA = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
+
+_GEMMA4 = Family(
+    "Gemma 4",
+    {
+        **{key: value for key, value in _GEMMA.items() if key != "query_pre_attn_scalar"},
+        "vocab_size": 262144,
+        "num_hidden_layers": 30,
+        "max_position_embeddings": 131072,
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+    },
+    {"norm": "rms_wide", "norm_placement": "around", "qk_norm": True, "value_norm": True, "layer_scalars": True},
+    keys={"hidden_act": "hidden_activation"},
+    slides=all_but_every_sixth,
+    lists_windows=True,
+    biases="configured",
+    ropes=read_gemma4_ropes,
+    more=gemma4,
+)
+_WITHOUT_LAYER_INPUTS = {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262144, "sliding_window": 1024}
 
 _DEEPSEEK = {
     "qk_rope_head_dim": 64,
@@ -247,6 +269,10 @@ FAMILIES = {
         ropes=read_ropes_by_attention,
         more=family_keys.gemma3,
     ),
+    "Gemma4ForCausalLM": dataclasses.replace(_GEMMA4, models="Gemma 4: the text models of E2B, E4B, 26B-A4B and 31B"),
+    "Gemma4UnifiedForCausalLM": dataclasses.replace(
+        _GEMMA4, models="Gemma 4 12B: its text model", defaults={**_GEMMA4.defaults, **_WITHOUT_LAYER_INPUTS}
+    ),
     "DeepseekV3ForCausalLM": Family(
         "DeepSeek-V3, DeepSeek-R1",
         {
@@ -307,6 +333,8 @@ MODEL_TYPES = {
     "opt": "OPTForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
 }

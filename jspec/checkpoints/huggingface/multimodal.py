@@ -8,7 +8,11 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 
 # transformers class of a multimodal model -> that of its text model, whose config is under ``text_config``.
-TEXT_MODELS = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+TEXT_MODELS = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "Gemma4UnifiedForConditionalGeneration": "Gemma4UnifiedForCausalLM",
+}
 
 # How tensors of the text model begin in such checkpoints -> how they begin in those of the text model alone. Tensors
 # that begin with none of these belong to other parts.

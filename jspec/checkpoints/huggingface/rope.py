@@ -113,7 +113,8 @@ def read_rope(config: Fields, partial: bool = False) -> Rope:
             raise scaling.refuse(layer_kind, "one rope for all layers")
     if kind not in ROPE_KINDS:
         raise scaling.refuse("rope_type" if "rope_type" in scaling.raw else "type", f"one of {', '.join(ROPE_KINDS)}")
-    read = {"linear": _factor, "dynamic": _factor, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}.get(kind)
+    readers = {"linear": _factor, "dynamic": _factor, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
+    read = {**readers, "proportional": _proportional}.get(kind)
     fraction = scaling.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     settings = read(scaling, config, config.integer("max_position_embeddings")) if read else {}
     return Rope(theta=float(theta), kind=kind, fraction=float(fraction), **settings)
@@ -144,6 +145,10 @@ def write_rope(rope: Rope | None) -> dict[str, Any]:
 
 def _factor(scaling: Fields, config: Fields, max_position: int) -> dict:
     return {"factor": float(scaling.number("factor"))}
+
+
+def _proportional(scaling: Fields, config: Fields, max_position: int) -> dict:
+    return {"factor": float(scaling.number("factor", 1.0))}
 
 
 def _llama3(scaling: Fields, config: Fields, max_position: int) -> dict:

@@ -114,4 +114,7 @@ class ProgramSharding:
 def _pool_spec(model: Any) -> PartitionSpec:
     """The spec of every pool ``[G, pages, P, H]`` of a model: KV heads are sharded, latents are replicated."""
     shards = getattr(model, "shards", None)
-    return _REPLICATED if shards is None or model.cache_shape().latents else PartitionSpec(shards.axis)
+    if shards is None:
+        return _REPLICATED
+    latents = any(shape is not None and shape.latents for shape in model.cache_shape())
+    return _REPLICATED if latents else PartitionSpec(shards.axis)

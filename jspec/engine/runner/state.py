@@ -77,7 +77,7 @@ class DecodeState:
       previous: int32 ``[B]``, ``length`` when the row's last round with drafts began. When a request is admitted, and
         after ``DecodeStep.catch_up``, it is one less than ``length``. Tokens that the drafter has read at positions
         previous - 1 and later may have been its own drafts.
-      cache: the target's pages, one ``LayerKV`` for each layer.
+      cache: the target's pages, one ``LayerKV`` for each layer, or None for one that reads another's.
       features: ``[B, K + 1, E]`` for the largest K, the features of the target that the drafter reads. Entry j belongs to
         position previous - 1 + j, and entries up to position length - 2 mean something. None if the drafter reads no
         features.
@@ -96,7 +96,7 @@ class DecodeState:
     outcome: jax.Array
     request: RequestArrays
     previous: jax.Array
-    cache: tuple[LayerKV, ...]
+    cache: tuple[LayerKV | None, ...]
     features: jax.Array | None
     draft: Any
     stats_of_request: jax.Array | None = None

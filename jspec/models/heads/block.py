@@ -202,6 +202,6 @@ class BlockHead(nnx.Module):
         """The draft head that serves, with the same arrays and the token of each logit."""
         return with_draft_tokens(with_quantized_inputs(self, concatenated=True))
 
-    def cache_shape(self) -> CacheShape:
+    def cache_shape(self) -> tuple[CacheShape | None, ...]:
         """The cache of one token of the context."""
         return cache_shape(self.config.layers)

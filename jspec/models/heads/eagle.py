@@ -78,7 +78,7 @@ class EagleHead(nnx.Module):
         """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
         return hidden
 
-    def cache_shape(self) -> CacheShape:
+    def cache_shape(self) -> tuple[CacheShape | None, ...]:
         """The cache of one slot."""
         return cache_shape(self.config.layers)
 

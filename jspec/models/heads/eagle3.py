@@ -125,6 +125,6 @@ class Eagle3Head(nnx.Module):
             head.mask_feature, head.mask_hidden = nnx.data(nnx.Param(fused)), nnx.data(None)
         return with_draft_tokens(head)
 
-    def cache_shape(self) -> CacheShape:
+    def cache_shape(self) -> tuple[CacheShape | None, ...]:
         """The cache of one slot."""
         return cache_shape(self.config.layers)

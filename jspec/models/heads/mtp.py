@@ -94,6 +94,6 @@ class MTPHead(nnx.Module):
         """The draft head that serves, with the same arrays and the token of each logit."""
         return with_draft_tokens(with_quantized_inputs(self))
 
-    def cache_shape(self) -> CacheShape:
+    def cache_shape(self) -> tuple[CacheShape | None, ...]:
         """The cache of one slot."""
         return cache_shape(self.config.layers)

@@ -1,0 +1,72 @@
+"""What one decoder layer has of its own: sizes of its attention and MLP, and where its keys and values come from."""
+
+import dataclasses
+
+from jspec._validation import is_int, require
+
+_SIZES = ("head_dim", "num_kv_heads", "intermediate_size")
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerConfig:
+    """The sizes of a decoder layer, and where its keys and values come from.
+
+    Attributes:
+      head_dim: H.
+      num_kv_heads: G.
+      intermediate_size: F, the width of the MLP.
+      keys_are_values: whether the layer has no projection of values: its keys, before their norm and rotation, take their
+        place (Gemma 4, 2026).
+      reads_cache_of: the earlier layer whose keys and values this layer attends to, because it has none (Brandon et al.,
+        "Reducing Transformer Key-Value Cache Size with Cross-Layer Attention", 2024); None if it has its own.
+
+    Example::
+
+        global_layer_of_gemma_4_31b = LayerConfig(512, 4, 21504, keys_are_values=True)
+    """
+
+    head_dim: int
+    num_kv_heads: int
+    intermediate_size: int
+    keys_are_values: bool = False
+    reads_cache_of: int | None = None
+
+    def __post_init__(self):
+        for name in _SIZES:
+            value = getattr(self, name)
+            sized = is_int(value) and 1 <= value < 2**31
+            require(sized, f"layers.{name}", value, "an integer of at least 1 and below 2^31")
+        require(isinstance(self.keys_are_values, bool), "layers.keys_are_values", self.keys_are_values, "True or False")
+        source = self.reads_cache_of
+        known = source is None or (is_int(source) and source >= 0)
+        require(known, "layers.reads_cache_of", source, "None or the number of an earlier layer")
+
+    @property
+    def projections(self) -> int:
+        """How many projections of keys and values there are beside that of queries: 2, 1 or 0."""
+        return 0 if self.reads_cache_of is not None else 1 if self.keys_are_values else 2
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """The size of each dimension letter that may differ between layers."""
+        return {"H": self.head_dim, "G": self.num_kv_heads, "F": self.intermediate_size}
+
+    def require_source(self, layer: int, others: "tuple[LayerConfig, ...]", windows: tuple[int | None, ...]):
+        """Raise a ValueError unless this layer, the one with number ``layer``, can read the cache that it names."""
+        source = self.reads_cache_of
+        if source is None:
+            return
+        earlier = source < layer and others[source].reads_cache_of is None
+        require(
+            earlier, "layers.reads_cache_of", source, f"an earlier layer than {layer} with keys and values of its own"
+        )
+        same = [(other.head_dim, other.num_kv_heads) for other in (self, others[source])]
+        require(
+            same[0] == same[1], "layers.reads_cache_of", source, f"a layer with the heads of layer {layer}, {same[0]}"
+        )
+        require(
+            windows[source] == windows[layer],
+            "layers.reads_cache_of",
+            source,
+            f"a layer with the window of layer {layer}, {windows[layer]}",
+        )

@@ -1,0 +1,190 @@
+"""What a ``ModelConfig`` has to satisfy: checks of its fields, each with an error that names the field and its value."""
+
+from typing import TYPE_CHECKING, Any
+
+from jspec._validation import is_int, is_number, require
+from jspec.config.layer import LayerConfig
+from jspec.config.mla import Latent
+from jspec.config.moe import Experts
+from jspec.config.rope import Rope
+from jspec.config.tensor_names import names_of
+
+if TYPE_CHECKING:
+    from jspec.config.model import ModelConfig
+
+QUANTIZATIONS = ("int8", "fp8", "int4")
+NORMS = ("rms", "rms_wide", "rms_offset", "layer")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+# norm_placement -> the norms of a layer, in the order in which it applies them.
+LAYER_NORMS = {
+    "before": ("attention_norm", "mlp_norm"),
+    "around": ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"),
+    "after": ("attention_out_norm", "mlp_out_norm"),
+    "after_sum": ("attention_out_norm", "mlp_out_norm"),
+}
+
+
+def require_quantization(quantization: object):
+    """Raise a ValueError unless weights can be stored so; None is for weights that are not quantised."""
+    known = (None, *QUANTIZATIONS)
+    require(quantization in known, "quantization", quantization, f"one of {', '.join(map(str, known))}")
+
+
+def require_part(name: str, size: Any, vocab_size: int | None):
+    """Raise a ValueError unless ``size`` is None or the size of a part of a vocabulary."""
+    inside = size is None or (is_int(size) and size >= 1 and (vocab_size is None or size < vocab_size))
+    expected = "None or an integer of at least 1, and a known vocab_size"
+    if vocab_size is not None:
+        expected = f"None or an integer in 1..{vocab_size - 1}, fewer than the vocabulary's {vocab_size} tokens"
+    require(inside and (size is None or vocab_size is not None), name, size, expected)
+
+
+def require_valid(config: "ModelConfig"):
+    """Raise a ValueError that names the first field of ``config`` that is wrong, its value, and what is expected."""
+    sizes = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_layers",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "max_position",
+    )
+    for name in sizes:
+        value = getattr(config, name)
+        require(is_int(value) and 1 <= value < 2**31, name, value, "an integer of at least 1 and below 2^31")
+    require(
+        config.num_heads % config.num_kv_heads == 0,
+        "num_kv_heads",
+        config.num_kv_heads,
+        f"a divisor of num_heads, {config.num_heads}",
+    )
+    # With latents, only a part of a head is rotated.
+    even = config.latent is not None or config.head_dim % 2 == 0
+    require(even, "head_dim", config.head_dim, "an even number (rotary pairs)")
+    require(
+        is_number(config.rms_norm_eps) and config.rms_norm_eps > 0,
+        "rms_norm_eps",
+        config.rms_norm_eps,
+        "a positive number",
+    )
+    require(
+        len(config.windows) == config.num_layers, "windows", config.windows, f"{config.num_layers} entries, one a layer"
+    )
+    for window in config.windows:
+        require(window is None or (is_int(window) and window >= 1), "windows", window, "None or at least 1")
+    for token in config.eos_token_ids:
+        require(
+            is_int(token) and 0 <= token < config.vocab_size, "eos_token_ids", token, f"in 0..{config.vocab_size - 1}"
+        )
+    require_quantization(config.quantization)
+    further = config.mtp_layers
+    require(is_int(further) and further >= 0, "mtp_layers", further, "an integer of at least 0")
+    require_part("draft_vocab_size", config.draft_vocab_size, config.vocab_size)
+    untied = config.draft_vocab_size is None or not config.tie_embeddings
+    require(untied, "tie_embeddings", True, "False with a draft_vocab_size, as the embedding has all tokens")
+    _require_choices(config)
+    _require_layers(config)
+    _require_latent(config)
+    _require_positions(config)
+
+
+def _require_choices(config: "ModelConfig"):
+    choices = {
+        "norm": NORMS,
+        "norm_placement": tuple(LAYER_NORMS),
+        "qk_norm_over": ("head", "projection"),
+        "activation": ACTIVATIONS,
+    }
+    for name, known in choices.items():
+        value = getattr(config, name)
+        require(isinstance(value, str) and value in known, name, value, f"one of {', '.join(known)}")
+    for name in ("final_norm", "gated_mlp", "quantized_head", "attention_sinks", "value_norm", "layer_scalars"):
+        require(isinstance(getattr(config, name), bool), name, getattr(config, name), "True or False")
+    for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor"):
+        value = getattr(config, name)
+        require(is_number(value) and value > 0, name, value, "a positive number")
+    for name in ("attention_scale", "attention_softcap", "logit_softcap"):
+        value = getattr(config, name)
+        require(value is None or (is_number(value) and value > 0), name, value, "None or a positive number")
+    _require_experts(config)
+    for name in ("embedding_size", "per_layer_inputs", "per_layer_vocab_size"):
+        width = getattr(config, name)
+        require(width is None or (is_int(width) and 1 <= width < 2**31), name, width, "None or at least 1")
+    tabled = config.per_layer_vocab_size is None or config.per_layer_inputs is not None
+    require(tabled, "per_layer_vocab_size", config.per_layer_vocab_size, "None without per_layer_inputs")
+
+
+def _require_layers(config: "ModelConfig"):
+    listed = isinstance(config.layers, tuple) and all(isinstance(layer, LayerConfig) for layer in config.layers)
+    require(
+        listed and len(config.layers) in (0, config.num_layers),
+        "layers",
+        config.layers,
+        f"() or {config.num_layers} entries, each a LayerConfig",
+    )
+    for number, layer in enumerate(config.layers):
+        heads = layer.num_kv_heads
+        require(
+            config.num_heads % heads == 0, "layers.num_kv_heads", heads, f"a divisor of num_heads, {config.num_heads}"
+        )
+        even = config.latent is not None or layer.head_dim % 2 == 0
+        require(even, "layers.head_dim", layer.head_dim, "an even number (rotary pairs)")
+        layer.require_source(number, config.layers, config.windows)
+
+
+def _require_latent(config: "ModelConfig"):
+    latent = config.latent
+    if latent is None:
+        return
+    require(isinstance(latent, Latent), "latent", latent, "Latent or None")
+    latent.require_fit(config.head_dim)
+    heads = config.num_kv_heads == config.num_heads
+    require(
+        heads, "num_kv_heads", config.num_kv_heads, f"num_heads, {config.num_heads}, as every head has a key of its own"
+    )
+    plain = not (config.qk_norm or config.attention_sinks or config.attention_softcap) and not any(config.windows)
+    require(plain, "latent", latent, "None for attention with windows, soft caps, sinks or norms of queries and keys")
+    uniform = not config.layers and not config.value_norm
+    require(uniform, "latent", latent, "None for layers that differ, or norms of values")
+    require(
+        config.rope is not None and not config.layer_ropes, "rope", config.rope, "one Rope for all layers with latents"
+    )
+    biased = config.qkv_bias and latent.query_rank is None
+    require(not biased, "latent.query_rank", None, "a rank, where attention has biases")
+
+
+def _require_experts(config: "ModelConfig"):
+    experts = config.experts
+    if experts is None:
+        return
+    require(isinstance(experts, Experts), "experts", experts, "Experts or None")
+    require(
+        len(experts.layers) in (0, config.num_layers),
+        "experts.layers",
+        experts.layers,
+        f"() or {config.num_layers} entries, one a layer",
+    )
+    if experts.stored is not None:
+        experts.require_stored_in_groups(config.hidden_size)
+        known = names_of(config.architecture).stacked_maps is not None
+        require(known, "experts.stored", experts.stored, f"None for experts of {config.architecture}")
+    gated = config.activation == "silu" and config.gated_mlp and not config.mlp_bias
+    require(gated, "experts", experts, "a gated MLP with activation silu and without biases")
+
+
+def _require_positions(config: "ModelConfig"):
+    offset, ropes = config.position_offset, config.layer_ropes
+    require(offset is None or (is_int(offset) and offset >= 0), "position_offset", offset, "None or at least 0")
+    require(config.rope is None or isinstance(config.rope, Rope), "rope", config.rope, "a Rope or None")
+    listed = isinstance(ropes, tuple) and all(rope is None or isinstance(rope, Rope) for rope in ropes)
+    require(
+        listed and len(ropes) in (0, config.num_layers),
+        "layer_ropes",
+        ropes,
+        f"() or {config.num_layers} entries, each a Rope or None",
+    )
+    for number in range(config.num_layers):
+        if (rope := config.rope_of(number)) is not None:
+            rope.require_fit(config.rotary_head(number))
