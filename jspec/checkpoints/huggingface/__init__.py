@@ -2,8 +2,7 @@
 
 model.py                 ``HuggingFaceModel``: what a folder holds, from which params are assembled
 config.py                from config.json to a ``ModelConfig``
-families.py              the families of language models, one entry for each transformers class
-family_keys.py           keys of config.json that only some families have
+families/                the families of language models, one entry for each transformers class
 rope.py                  rotary embeddings
 windows.py               attention windows
 multimodal.py            the text model inside a multimodal checkpoint

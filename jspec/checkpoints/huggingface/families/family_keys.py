@@ -68,7 +68,7 @@ def gemma3(fields: Fields) -> Choices:
 
 def mixtral(fields: Fields) -> Choices:
     """Mixtral: every layer has experts, as wide as an MLP would be."""
-    count, chosen = _experts(fields, "num_local_experts")
+    count, chosen = expert_counts(fields, "num_local_experts")
     return {"experts": Experts(count, chosen, fields.integer("intermediate_size"))}
 
 
@@ -79,7 +79,7 @@ def qwen3_moe(fields: Fields) -> Choices:
     if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
         raise fields.refuse("mlp_only_layers", "a list of layers")
     # transformers 5 writes what checkpoints before it call num_experts.
-    count, chosen = _experts(fields, "num_experts" if "num_experts" in fields.raw else "num_local_experts")
+    count, chosen = expert_counts(fields, "num_experts" if "num_experts" in fields.raw else "num_local_experts")
     width, renormalise = fields.integer("moe_intermediate_size"), fields.flag("norm_topk_prob")
     sparse = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
     return {"experts": Experts(count, chosen, width, renormalise, sparse) if any(sparse) else None}
@@ -89,7 +89,7 @@ def gpt_oss(fields: Fields) -> Choices:
     """gpt-oss: experts with biases and a clamped SwiGLU, stored in MXFP4 if ``quantization_config`` says so."""
     if fields.number("swiglu_alpha", 1.702) != 1.702:
         raise fields.refuse("swiglu_alpha", "1.702, as every published model has it")
-    count, chosen = _experts(fields, "num_local_experts")
+    count, chosen = expert_counts(fields, "num_local_experts")
     width, clamp = fields.integer("intermediate_size"), float(fields.number("swiglu_limit"))
     quantization = fields.nested("quantization_config")
     stored = "mxfp4" if quantization is not None and quantization.raw.get("quant_method") == "mxfp4" else None
@@ -137,7 +137,7 @@ def _deepseek_experts(fields: Fields) -> Experts | None:
     else:
         raise fields.refuse("mlp_layer_types", f"a list of 'dense' or 'sparse' for each of {layers} layers")
     key = "n_routed_experts" if "n_routed_experts" in fields.raw else "num_local_experts"
-    count, chosen = _experts(fields, key)
+    count, chosen = expert_counts(fields, key)
     experts = Experts(
         count,
         chosen,
@@ -154,7 +154,7 @@ def _deepseek_experts(fields: Fields) -> Experts | None:
     return experts if any(sparse) else None
 
 
-def _experts(fields: Fields, key: str) -> tuple[int, int]:
-    """How many experts there are, and how many of them a token goes through."""
+def expert_counts(fields: Fields, key: str, chosen: str = "num_experts_per_tok") -> tuple[int, int]:
+    """How many experts there are, and how many of them a token goes through, by the keys that say so."""
     count = fields.integer(key, high=MAX_EXPERTS)
-    return count, fields.integer("num_experts_per_tok", high=count)
+    return count, fields.integer(chosen, high=count)

@@ -7,6 +7,8 @@ import dataclasses
 from typing import Any
 
 from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.huggingface.families.family import Family
+from jspec.checkpoints.huggingface.families.family_keys import expert_counts
 from jspec.checkpoints.huggingface.rope import read_rope
 from jspec.config import Experts, LayerConfig
 
@@ -117,6 +119,43 @@ def _sizes(fields: Fields, kinds: list[str]) -> list[tuple[int, int]]:
 
 
 def _experts(fields: Fields) -> Experts | None:
+    """The experts that stand beside the MLP of every layer, if there are any."""
     if not fields.flag("enable_moe_block"):
         return None
-    raise fields.refuse("enable_moe_block", "false")
+    count, chosen = expert_counts(fields, "num_experts", "top_k_experts")
+    return Experts(count, chosen, fields.integer("moe_intermediate_size"), beside_mlp=True)
+
+
+_GEMMA4 = Family(
+    "Gemma 4: the text models of E2B, E4B, 26B-A4B and 31B",
+    {
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "sliding_window": 512,
+        "tie_word_embeddings": True,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+    },
+    {"norm": "rms_wide", "norm_placement": "around", "qk_norm": True, "value_norm": True, "layer_scalars": True},
+    keys={"hidden_act": "hidden_activation"},
+    slides=all_but_every_sixth,
+    lists_windows=True,
+    biases="configured",
+    ropes=read_gemma4_ropes,
+    more=gemma4,
+)
+_UNIFIED = {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262144, "sliding_window": 1024}
+
+GEMMA4 = {
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4UnifiedForCausalLM": dataclasses.replace(
+        _GEMMA4, models="Gemma 4 12B: its text model", defaults={**_GEMMA4.defaults, **_UNIFIED}
+    ),
+}

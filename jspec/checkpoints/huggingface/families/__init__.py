@@ -1,0 +1,39 @@
+"""The families of language models that jspec reads: one entry for each transformers class.
+
+family.py       what an entry says
+dense.py        families whose layers have an MLP
+mixtures.py     families whose layers have a mixture of experts
+gemma4.py       Gemma 4, whose layers differ
+family_keys.py  keys of config.json that only some families have
+
+An entry says what the class takes for keys that config.json lacks, which choices of ``ModelConfig`` the class fixes, and
+how the rest is read. Names of tensors that are not Llama's stand in ``jspec.config.tensor_names``."""
+
+from jspec.checkpoints.huggingface.families.dense import DENSE
+from jspec.checkpoints.huggingface.families.family import Family as Family
+from jspec.checkpoints.huggingface.families.gemma4 import GEMMA4
+from jspec.checkpoints.huggingface.families.mixtures import MIXTURES
+
+FAMILIES: dict[str, Family] = {**DENSE, **MIXTURES, **GEMMA4}
+
+# The ``model_type`` of config.json -> the class that transformers reads it as, where ``architectures`` does not say.
+MODEL_TYPES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "opt": "OPTForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+}

@@ -1,0 +1,115 @@
+"""Families whose layers have a mixture of experts each, but for a few."""
+
+from jspec.checkpoints.huggingface.families import family_keys
+from jspec.checkpoints.huggingface.families.family import Family
+from jspec.checkpoints.huggingface.windows import all_but_every_nth, always
+
+_DEEPSEEK = {
+    "qk_rope_head_dim": 64,
+    "rope_interleave": True,
+    "norm_topk_prob": True,
+    "n_shared_experts": 1,
+}
+
+MIXTURES = {
+    "MixtralForCausalLM": Family(
+        "Mixtral 8x7B, 8x22B",
+        {
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        slides=always,
+        more=family_keys.mixtral,
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "Qwen3-30B-A3B, Qwen3-235B-A22B",
+        {
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "num_local_experts": 128,
+        },
+        {"qk_norm": True},
+        slides=always,
+        window_switch=True,
+        biases="configured",
+        more=family_keys.qwen3_moe,
+    ),
+    "GptOssForCausalLM": Family(
+        "gpt-oss-20b, gpt-oss-120b",
+        {
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "rope_theta": 150_000.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": False,
+            },
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_limit": 7.0,
+        },
+        {"norm": "rms_wide", "attention_sinks": True},
+        slides=all_but_every_nth,
+        lists_windows=True,
+        biases="configured",
+        more=family_keys.gpt_oss,
+        reads_quantization=("mxfp4",),
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        "DeepSeek-V3, DeepSeek-R1",
+        {
+            **_DEEPSEEK,
+            "max_position_embeddings": 4096,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048,
+            "routed_scaling_factor": 2.5,
+            "n_group": 8,
+            "topk_group": 4,
+            "first_k_dense_replace": 3,
+        },
+        biases="configured",
+        more=family_keys.deepseek,
+        own_code=True,
+    ),
+    "Glm4MoeLiteForCausalLM": Family(
+        "GLM-4.7-Flash",
+        {
+            **_DEEPSEEK,
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
+            "routed_scaling_factor": 1.8,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+        biases="configured",
+        more=family_keys.deepseek,
+    ),
+}
