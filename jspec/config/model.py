@@ -93,6 +93,8 @@ class ModelConfig(Declared):
         which a target needs. The embedding has all tokens and is not tied.
       mtp_layers: number of layers for multi-token prediction (DeepSeek-V3, 2024) that the checkpoint has after the last
         one. They belong to a draft head and not to the model.
+      qk_norm_after_rope: whether the norms of queries and keys are applied after the rotation (Hunyuan, 2025), and not
+        before.
 
     Example::
 
@@ -151,6 +153,7 @@ class ModelConfig(Declared):
     latent: Latent | None = None
     mtp_layers: int = 0
     draft_vocab_size: int | None = None
+    qk_norm_after_rope: bool = False
 
     # Members of ``DraftConfig``; a draft model makes any number of drafts.
     method = "draft_model"
@@ -218,7 +221,7 @@ class ModelConfig(Declared):
         for name, known in choices.items():
             value = getattr(self, name)
             require(isinstance(value, str) and value in known, name, value, f"one of {', '.join(known)}")
-        for name in ("final_norm", "gated_mlp", "quantized_head", "attention_sinks"):
+        for name in ("final_norm", "gated_mlp", "quantized_head", "attention_sinks", "qk_norm_after_rope"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor"):
             value = getattr(self, name)
@@ -247,6 +250,8 @@ class ModelConfig(Declared):
         require(
             self.rope is not None and not self.layer_ropes, "rope", self.rope, "one Rope for all layers with latents"
         )
+        growth = 0 if self.rope is None else self.rope.query_growth
+        require(growth == 0, "rope.query_growth", growth, "0 for attention with latents")
         biased = self.qkv_bias and latent.query_rank is None
         require(not biased, "latent.query_rank", None, "a rank, where attention has biases")
 

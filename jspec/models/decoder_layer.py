@@ -9,9 +9,10 @@ from flax import nnx
 
 from jspec.config import ModelConfig, Shards
 from jspec.config.sharding import axis_of
-from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, rotation_at, times
+from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, query_scale_at, rotation_at, times
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
+from jspec.pallas.attention.reference import apply_rope
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import activate_and_quantize
@@ -46,6 +47,7 @@ class Attention(nnx.Module):
         self.qkv = linear(in_features or D, (N + 2 * G) * H, bias=config.qkv_bias)
         self.out = linear(N * H, D, bias=config.output_bias, reduce_axis=axis_of(shards), allow_partial_sums=True)
         self.norm_projection = config.qk_norm_over == "projection"
+        self.norm_after_rope = config.qk_norm_after_rope
         sizes = (N * H, G * H) if self.norm_projection else (H, H)
         reduce_axis = axis_of(shards) if self.norm_projection else None
         make = functools.partial(Norm, eps=config.rms_norm_eps, kind=config.norm, reduce_axis=reduce_axis, dtype=dtype)
@@ -57,23 +59,31 @@ class Attention(nnx.Module):
         ones.
 
         The first may be ``PartialSums``."""
-        qkv = self._queries_keys_values(x)
+        qkv, rotation = self._queries_keys_values(x, positions)
         sinks = None if self.sinks is None else self.sinks[...]
         spec = AttentionSpec(self.window, self.scale, self.softcap, sinks)
-        rotation = rotation_at(positions, self.rope, self.head_dim)
         attended, kv = view.extend(qkv, rotation, kv, self.num_kv_heads, spec)
         return self.out(attended.reshape(x.shape[0], -1, self.num_heads * self.head_dim)), kv
 
     def write_kv(self, x, positions, kv, view):
         """``kv`` with keys and values of tokens ``x [B, T, in_features]``, which do not attend."""
-        rotation = rotation_at(positions, self.rope, self.head_dim)
-        return view.rope_and_write_kv(self._queries_keys_values(x), rotation, kv, self.num_kv_heads)[1]
+        return view.rope_and_write_kv(*self._queries_keys_values(x, positions), kv, self.num_kv_heads)[1]
 
-    def _queries_keys_values(self, x):
-        """``[B, T, N + 2G, H]``, queries and keys normed, not rotated."""
+    def _queries_keys_values(self, x, positions):
+        """``[B, T, N + 2G, H]``, queries and keys normed, and the rotation that they have yet to get, or None."""
         B, T, _ = x.shape
-        qkv = self.qkv(x).reshape(B, T, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        return qkv if self.q_norm is None or self.k_norm is None else self._normed(qkv, self.q_norm, self.k_norm)
+        N, G, rotation = self.num_heads, self.num_kv_heads, rotation_at(positions, self.rope, self.head_dim)
+        qkv = self.qkv(x).reshape(B, T, N + 2 * G, self.head_dim)
+        if self.norm_after_rope:
+            rotated = apply_rope(qkv[:, :, : N + G], rotation)
+            qkv, rotation = jnp.concatenate([rotated, qkv[:, :, N + G :]], axis=2), None
+        if self.q_norm is not None and self.k_norm is not None:
+            qkv = self._normed(qkv, self.q_norm, self.k_norm)
+        if self.rope is not None and self.rope.query_growth:  # a rotation leaves lengths alone, so it may come later
+            scale = query_scale_at(positions, self.rope)[:, :, None, None]
+            queries = (qkv[:, :, :N].astype(jnp.float32) * scale).astype(qkv.dtype)
+            qkv = jnp.concatenate([queries, qkv[:, :, N:]], axis=2)
+        return qkv, rotation
 
     def _normed(self, qkv, q_norm: Norm, k_norm: Norm):
         """``[B, T, N + 2G, H]`` with norms of queries and keys, over each head or over all heads of a token."""
