@@ -14,8 +14,8 @@ from jspec.checkpoints.files.fields import Fields
 _TRAINING = """
     attention_dropout attn_pdrop aux_loss_alpha aux_loss_coef classifier_dropout dropout embd_dropout embd_pdrop
     embed_requires_grad ep_size gradient_checkpointing hidden_dropout hidden_dropout_prob init_std initializer_factor
-    initializer_range layerdrop num_anchors output_router_logits pretraining_tp resid_pdrop router_aux_loss_coef
-    router_jitter_noise seq_aux step_loss_decay ttt_length z_loss_coef
+    initializer_range layerdrop num_anchors output_router_logits pretraining_tp resid_pdrop residual_dropout
+    router_aux_loss_coef router_jitter_noise seq_aux step_loss_decay ttt_length z_loss_coef
 """
 _ABOUT_THE_FILE = """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash _experts_implementation
@@ -29,6 +29,12 @@ _OTHER_USES = """
     is_decoder is_encoder_decoder mask_token_id num_labels output_attentions output_hidden_states pad_token_id pooling_type
     prefix pruned_heads return_dict sep_token_id tf_legacy_loss tie_encoder_decoder torchscript use_bfloat16 use_cache
     use_return_dict
+"""
+# Of MiniMax-M2 and Hunyuan: parts that their published files do not have, and tokens that only other uses mark.
+_WITHOUT_MEANING = """
+    add_classification_head cla_share_factor class_num dense_list eod_token_id im_end_id im_newline_id im_start_id
+    mask_init_id mlp_intermediate_size mtp_transformer_layers num_mtp_modules org_vocab_size pad_id pool_type shared_moe_mode
+    text_end_id text_start_id use_mtp
 """
 _GENERATION = """
     bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
@@ -57,7 +63,18 @@ _ROPE = """
     original_max_position_embeddings partial_rotary_factor rope_theta rope_type short_factor truncate type
 """
 HARMLESS = frozenset(
-    " ".join((_TRAINING, _ABOUT_THE_FILE, _OTHER_USES, _GENERATION, _DRAFTING, _LENGTHS, _DECIDED_BY_OTHERS)).split()
+    " ".join(
+        (
+            _TRAINING,
+            _ABOUT_THE_FILE,
+            _OTHER_USES,
+            _WITHOUT_MEANING,
+            _GENERATION,
+            _DRAFTING,
+            _LENGTHS,
+            _DECIDED_BY_OTHERS,
+        )
+    ).split()
 )
 HARMLESS_IN_ROPES = frozenset(_ROPE.split())
 _ROPES = ("rope_scaling", "rope_parameters")

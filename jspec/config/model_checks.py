@@ -100,7 +100,8 @@ def _require_choices(config: "ModelConfig"):
     for name, known in choices.items():
         value = getattr(config, name)
         require(isinstance(value, str) and value in known, name, value, f"one of {', '.join(known)}")
-    for name in ("final_norm", "gated_mlp", "quantized_head", "attention_sinks", "value_norm", "layer_scalars"):
+    flags = ("final_norm", "gated_mlp", "quantized_head", "attention_sinks", "value_norm", "layer_scalars")
+    for name in (*flags, "qk_norm_after_rope"):
         require(isinstance(getattr(config, name), bool), name, getattr(config, name), "True or False")
     for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor"):
         value = getattr(config, name)
@@ -151,6 +152,8 @@ def _require_latent(config: "ModelConfig"):
     require(
         config.rope is not None and not config.layer_ropes, "rope", config.rope, "one Rope for all layers with latents"
     )
+    growth = 0 if config.rope is None else config.rope.query_growth
+    require(growth == 0, "rope.query_growth", growth, "0 for attention with latents")
     biased = config.qkv_bias and latent.query_rank is None
     require(not biased, "latent.query_rank", None, "a rank, where attention has biases")
 

@@ -22,6 +22,9 @@ class Rope:
     ``long_factors`` for longer ones. Keys that were cached with one list are of no use to queries with the other, so a
     text cannot change lists as it grows. ``long_texts`` says which list is used, for all texts; see ``for_length``.
 
+    With a ``query_growth`` of b, queries at position p are also multiplied by
+    ``1 + b ln(1 + floor(p / original_max_position))`` (Ministral 3, 2025).
+
     Example::
 
         llama_3 = Rope(theta=500000.0, kind="llama3", factor=8.0, original_max_position=8192)
@@ -41,6 +44,7 @@ class Rope:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     long_texts: bool = False
+    query_growth: float = 0.0
 
     def __post_init__(self):
         require(self.kind in ROPE_KINDS, "rope.kind", self.kind, f"one of {', '.join(ROPE_KINDS)}")
@@ -59,6 +63,8 @@ class Rope:
         part = self.fraction
         require(is_number(part) and 0 < part <= 1, "rope.fraction", part, "a number above 0 and at most 1")
         require(isinstance(self.long_texts, bool), "rope.long_texts", self.long_texts, "True or False")
+        growth = self.query_growth
+        require(is_number(growth) and growth >= 0, "rope.query_growth", growth, "a number of at least 0")
         self._require_factors()
 
     def _require_factors(self):

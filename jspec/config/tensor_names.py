@@ -82,13 +82,22 @@ _AROUND = {
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_out_norm": "post_feedforward_layernorm",
 }
+_AFTER = {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
 NAMES = {
+    "Exaone4ForCausalLM": TensorNames(norms=_AFTER),
     "Gemma2ForCausalLM": TensorNames(norms=_AROUND),
     "Gemma3ForCausalLM": TensorNames(norms=_AROUND),
     "Gemma4ForCausalLM": TensorNames(norms=_AROUND),
     "Gemma4UnifiedForCausalLM": TensorNames(norms=_AROUND),
     "GptOssForCausalLM": TensorNames(
         router="mlp.router", stacked_maps=("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    ),
+    "HunYuanDenseV1ForCausalLM": TensorNames(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm"),
+    "MiniMaxM2ForCausalLM": TensorNames(
+        router="block_sparse_moe.gate",
+        experts="block_sparse_moe.experts",
+        correction="block_sparse_moe.e_score_correction_bias",
+        expert_maps=("w1", "w3", "w2"),
     ),
     "MixtralForCausalLM": TensorNames(
         router="block_sparse_moe.gate", experts="block_sparse_moe.experts", expert_maps=("w1", "w3", "w2")
@@ -106,9 +115,8 @@ NAMES = {
         up="fc1",
         down="fc2",
     ),
-    "Olmo2ForCausalLM": TensorNames(
-        norms={"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
-    ),
+    "Olmo2ForCausalLM": TensorNames(norms=_AFTER),
+    "Olmo3ForCausalLM": TensorNames(norms=_AFTER),
     "Phi3ForCausalLM": TensorNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
 }
 

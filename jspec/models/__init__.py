@@ -2,6 +2,7 @@
 
 decoder.py         the decoder of all families
 decoder_layer.py   a decoder layer: attention, MLP and the residual stream
+attention.py       grouped-query attention of a layer
 layers.py          linear maps, norms, activations and rotary frequencies
 mla.py             multi-head latent attention
 moe.py             a mixture of experts

@@ -9,105 +9,13 @@ from flax import nnx
 
 from jspec.config import ModelConfig, Shards
 from jspec.config.sharding import axis_of
-from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, rotation_at, times
+from jspec.models.attention import Attention
+from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, times
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
 from jspec.models.per_layer import OwnInputs
-from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import activate_and_quantize
-from jspec.pallas.norm.qk_norm import qk_norm
-from jspec.pallas.norm.rms_norm import norm
-
-
-class Attention(nnx.Module):
-    """Grouped-query attention. The weights of queries, keys and values are stacked in one ``[(N + 2G) H, in_features]``.
-
-    ``in_features`` is the width of the input. None means D, the width of the model. With ``shards``, config and heads
-    are those of one shard. A layer whose keys are its values too has ``[(N + G) H, in_features]``, and one that reads the
-    cache of another ``[N H, in_features]`` (``LayerConfig``).
-
-    Attributes:
-      sinks: ``[N]``, the sink of each attention head, one more score in its softmaxes (``AttentionSpec``), or None.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        in_features: int | None = None,
-        *,
-        shards: Shards | None = None,
-        dtype,
-        rngs: nnx.Rngs,
-    ):
-        own, N, D = config.layer(layer), config.num_heads, config.hidden_size
-        G, H = own.num_kv_heads, own.head_dim
-        self.num_heads, self.num_kv_heads, self.head_dim = N, G, H
-        self.projections, self.value_norm, self.eps = own.projections, config.value_norm, config.rms_norm_eps
-        self.rope, self.window = config.rope_of(layer), config.windows[layer]
-        self.scale, self.softcap = config.attention_scale, config.attention_softcap
-        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
-        self.qkv = linear(in_features or D, (N + own.projections * G) * H, bias=config.qkv_bias)
-        self.out = linear(N * H, D, bias=config.output_bias, reduce_axis=axis_of(shards), allow_partial_sums=True)
-        self.norm_projection = config.qk_norm_over == "projection"
-        sizes = (N * H, G * H) if self.norm_projection else (H, H)
-        reduce_axis = axis_of(shards) if self.norm_projection else None
-        make = functools.partial(Norm, eps=config.rms_norm_eps, kind=config.norm, reduce_axis=reduce_axis, dtype=dtype)
-        self.q_norm = make(sizes[0]) if config.qk_norm else None
-        self.k_norm = make(sizes[1]) if config.qk_norm and own.projections else None
-        self.sinks = nnx.Param(jnp.zeros(N, dtype)) if config.attention_sinks else None
-
-    def __call__(self, x, positions, kv, view):
-        """``[B, T, in_features] -> [B, T, D]``, of those tokens alone that ``view`` has attend, and ``kv`` with new
-        ones.
-
-        The first may be ``PartialSums``."""
-        sinks = None if self.sinks is None else self.sinks[...]
-        spec = AttentionSpec(self.window, self.scale, self.softcap, sinks)
-        rotation = rotation_at(positions, self.rope, self.head_dim)
-        if self.projections:
-            attended, kv = view.extend(self._queries_keys_values(x), rotation, kv, self.num_kv_heads, spec)
-        else:
-            attended = view.attend_cached(self._queries(x), rotation, kv, spec)
-        return self.out(attended.reshape(x.shape[0], -1, self.num_heads * self.head_dim)), kv
-
-    def write_kv(self, x, positions, kv, view):
-        """``kv`` with keys and values of tokens ``x [B, T, in_features]``, which do not attend."""
-        rotation = rotation_at(positions, self.rope, self.head_dim)
-        return view.rope_and_write_kv(self._queries_keys_values(x), rotation, kv, self.num_kv_heads)[1]
-
-    def _queries(self, x):
-        """``[B, T, N, H]``, normed, not rotated, of a layer without keys and values."""
-        q = self.qkv(x).reshape(*x.shape[:2], self.num_heads, self.head_dim)
-        return q if self.q_norm is None else _over_heads(self.q_norm, q, self.norm_projection)
-
-    def _queries_keys_values(self, x):
-        """``[B, T, N + 2G, H]``, normed, not rotated."""
-        N, G, H = self.num_heads, self.num_kv_heads, self.head_dim
-        qkv = self.qkv(x).reshape(*x.shape[:2], N + self.projections * G, H)
-        if self.projections == 1:
-            qkv = jnp.concatenate([qkv, qkv[:, :, N:]], axis=2)
-        qkv = qkv if self.q_norm is None or self.k_norm is None else self._normed(qkv, self.q_norm, self.k_norm)
-        if not self.value_norm:
-            return qkv
-        values = norm(qkv[:, :, N + G :], jnp.ones(H, qkv.dtype), None, self.eps, "rms_wide")
-        return jnp.concatenate([qkv[:, :, : N + G], values], axis=2)
-
-    def _normed(self, qkv, q_norm: Norm, k_norm: Norm):
-        """``[B, T, N + 2G, H]`` with norms of queries and keys, over each head or over all heads of a token."""
-        N, G = self.num_heads, self.num_kv_heads
-        if self.norm_projection:
-            q, k, v = jnp.split(qkv, [N, N + G], axis=2)
-            return jnp.concatenate([_over_heads(q_norm, q, True), _over_heads(k_norm, k, True), v], axis=2)
-        weights = q_norm.weight[...], k_norm.weight[...]
-        biases = tuple(None if norm.bias is None else norm.bias[...] for norm in (q_norm, k_norm))
-        return qk_norm(qkv, weights, biases, (N, G), q_norm.eps, q_norm.kind)
-
-
-def _over_heads(norm: Norm, x, together: bool):
-    """Heads ``[B, T, heads, H]`` after a norm over each, or over all of a token ``together``."""
-    return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape) if together else norm(x)
 
 
 class MLP(nnx.Module):

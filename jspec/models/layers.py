@@ -148,6 +148,12 @@ def _yarn(rope: Rope, frequency, head_dim: int):
     return frequency / rope.factor * ramp + frequency * (1 - ramp)
 
 
+def query_scale_at(positions, rope: Rope) -> jax.Array:
+    """What queries at int32 positions ``[B, T]`` are multiplied by, float32 ``[B, T]``: see ``Rope.query_growth``."""
+    past = jnp.maximum(positions, 0) // rope.original_max_position  # invalid tokens may be anywhere
+    return 1 + rope.query_growth * jnp.log(1 + past.astype(jnp.float32))
+
+
 def rotation_at(positions, rope: Rope | None, head_dim: int) -> Rotation | None:
     """Cosines and sines of the rotary embedding at int32 positions ``[B, T]``, each float32 ``[B, T, H / 2]``.
 

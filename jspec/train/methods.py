@@ -255,7 +255,8 @@ def _rope(rope: Rope | None) -> Rope:
     """The target's rotary embedding, or the plain one of its base where layouts of draft heads cannot state it."""
     if rope is None:
         return Rope()
-    return Rope(theta=rope.theta) if rope.kind == "longrope" or rope.fraction < 1 else rope
+    plain = rope.kind != "longrope" and rope.fraction == 1 and not rope.query_growth
+    return rope if plain else Rope(theta=rope.theta)
 
 
 def _eagle_layer(target: ModelConfig, sizes: Sizes) -> ModelConfig:

@@ -99,6 +99,25 @@ DEEPSEEK = {
     "first_k_dense_replace": 1,
 }
 GLM = {key: value for key, value in DEEPSEEK.items() if key not in ("n_group", "topk_group", "first_k_dense_replace")}
+GLM4_MOE = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+}
+MINIMAX = {"num_local_experts": 5, "num_experts_per_tok": 2, "rotary_dim": 8}
+OLMO3_ROPES = {
+    "full_attention": {**YARN, "attention_factor": 1.2},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+GROWING = {
+    **YARN,
+    "original_max_position_embeddings": 8,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
 YARN_SCORES = {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 1.1}}
 LONGROPE = {"rope_parameters": LONG_FACTORS, "original_max_position_embeddings": 32}
 
@@ -196,5 +215,52 @@ CASES = {
     "deepseek-in-halves": ("DeepseekV3", {**DEEPSEEK, "rope_interleave": False, "attention_bias": True}),
     "glm": ("Glm4MoeLite", GLM),
     "glm-listed": ("Glm4MoeLite", {**GLM, "mlp_layer_types": ["sparse", "dense", "sparse"], "rms_norm_eps": 1e-3}),
+    "glm4-moe": ("Glm4Moe", {**GLM4_MOE, "use_qk_norm": True, "attention_bias": True}),
+    "glm4-moe-air": ("Glm4Moe", {**GLM4_MOE, "n_shared_experts": 2, "n_group": 3, "topk_group": 2}),
+    "glm4-moe-yarn": (
+        "Glm4Moe",
+        {**GLM4_MOE, "rope_parameters": {**YARN, "partial_rotary_factor": 0.75}, "norm_topk_prob": False},
+    ),
+    "minimax-m2": ("MiniMaxM2", MINIMAX),
+    "minimax-m2-yarn": (
+        "MiniMaxM2",
+        {
+            **MINIMAX,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "rope_parameters": {**YARN, "partial_rotary_factor": 0.75},
+        },
+    ),
+    "olmo3": ("Olmo3", {"sliding_window": 7, "num_hidden_layers": 5}),
+    "olmo3-yarn": (
+        "Olmo3",
+        {
+            **{
+                "sliding_window": 7,
+                "rope_parameters": OLMO3_ROPES,
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+            },
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "ministral3": ("Ministral3", {"rope_parameters": GROWING}),
+    "ministral3-sliding": (
+        "Ministral3",
+        {"rope_parameters": GROWING, "sliding_window": 7, "head_dim": 32, "tie_word_embeddings": True},
+    ),
+    "ministral3-default": ("Ministral3", {"num_key_value_heads": 1}),
+    "seed-oss": ("SeedOss", {"head_dim": 32, "attention_bias": True}),
+    "seed-oss-all-biases": ("SeedOss", {"attention_out_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
+    "exaone4": ("Exaone4", {"sliding_window": 7, "num_hidden_layers": 5}),
+    "exaone4-small": (
+        "Exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True},
+    ),
+    "hunyuan": ("HunYuanDenseV1", {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}}),
+    "hunyuan-plain": (
+        "HunYuanDenseV1",
+        {"attention_bias": True, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True},
+    ),
     "gpt-oss-no-biases": ("GptOss", {**GPT_OSS, "attention_bias": False, "tie_word_embeddings": True}),
 }

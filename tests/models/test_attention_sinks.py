@@ -13,7 +13,7 @@ from flax import nnx
 from jspec.checkpoints.export import to_tensors
 from jspec.checkpoints.huggingface.names import tensor_table
 from jspec.models import Decoder
-from jspec.models.decoder_layer import Attention
+from jspec.models.attention import Attention
 from jspec.models.kv_cache import CausalView, PagedView, init_pool
 from jspec.models.params import build, flat_params
 from jspec.pallas.attention.reference import grouped_attention

@@ -7,6 +7,7 @@ transformers' ``modeling_rope_utils``.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from jspec._validation import require
@@ -37,18 +38,78 @@ def read_ropes_of_some_layers(config: Fields, windows: Windows) -> Ropes:
     return {"rope": rope, "layer_ropes": () if all(rotated) else tuple(rope if flag else None for flag in rotated)}
 
 
-def read_ropes_by_attention(config: Fields, windows: Windows) -> Ropes:
-    """The fields ``rope`` and ``layer_ropes`` where layers with a window have a rope of their own (Gemma 3).
+def read_partial_rope(config: Fields, windows: Windows) -> Ropes:
+    """The field ``rope`` of a ``ModelConfig`` whose layers all have the same, which may rotate a part of each head."""
+    del windows
+    return {"rope": read_rope(config, partial=True)}
+
+
+def read_rope_by_dimension(config: Fields, windows: Windows) -> Ropes:
+    """The field ``rope`` of MiniMax-M2, where ``rotary_dim`` may say how many numbers of each head rotate."""
+    rotated = config.integer("rotary_dim", None)
+    if rotated is not None:
+        head_dim = config.integer("head_dim")
+        if rotated > head_dim:
+            raise config.refuse("rotary_dim", f"at most head_dim, {head_dim}")
+        fraction = config.raw.get("partial_rotary_factor", rotated / head_dim)
+        config = dataclasses.replace(config, raw={**config.raw, "partial_rotary_factor": fraction})
+    return read_partial_rope(config, windows)
+
+
+def read_ropes_of_windows(config: Fields, windows: Windows) -> Ropes:
+    """The fields ``rope`` and ``layer_ropes`` where only layers with a window rotate (EXAONE 4): all of them if config.json
+    has no ``sliding_window``."""
+    rope = read_rope(config)
+    everywhere = config.raw.get("sliding_window") is None
+    return {"rope": rope, "layer_ropes": () if everywhere else tuple(rope if window else None for window in windows)}
+
+
+def read_growing_rope(config: Fields, windows: Windows) -> Ropes:
+    """The field ``rope`` of Ministral 3, whose object may also say how queries grow with their position."""
+    del windows
+    rope, scaling = read_rope(config), config.nested("rope_scaling") or config.nested("rope_parameters")
+    growth = 0.0 if scaling is None else scaling.number("llama_4_scaling_beta", 0.0)
+    if scaling is not None and scaling.raw.get("max_position_embeddings") is not None:  # repeats the key outside
+        scaling.integer("max_position_embeddings")
+    if growth == 0.0:
+        return {"rope": rope}
+    assert scaling is not None
+    original = scaling.integer("original_max_position_embeddings")
+    return {"rope": dataclasses.replace(rope, query_growth=float(growth), original_max_position=original)}
+
+
+def read_rope_with_alpha(config: Fields, windows: Windows) -> Ropes:
+    """The field ``rope`` of Hunyuan: ``dynamic`` with a number ``alpha`` stands for a larger theta, for texts of any
+    length."""
+    del windows
+    rope, scaling = read_rope(config), config.nested("rope_scaling") or config.nested("rope_parameters")
+    if rope.kind != "dynamic" or scaling is None or scaling.raw.get("alpha") in (None, 0):
+        return {"rope": rope}
+    heads = config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", config.integer("hidden_size") // heads or None, low=4)
+    theta = rope.theta * scaling.number("alpha") ** (head_dim / (head_dim - 2))
+    return {"rope": Rope(theta=float(theta))}
+
+
+# Kind of attention -> the key of its theta in older configs, and the theta of the class.
+_GEMMA3_THETAS = {
+    "full_attention": ("rope_theta", 1_000_000.0),
+    "sliding_attention": ("rope_local_base_freq", 10_000.0),
+}
+OLMO3_THETAS = dict.fromkeys(("full_attention", "sliding_attention"), ("rope_theta", 500_000.0))
+
+
+def read_ropes_by_attention(
+    config: Fields, windows: Windows, thetas: Mapping[str, tuple[str, float]] = _GEMMA3_THETAS
+) -> Ropes:
+    """The fields ``rope`` and ``layer_ropes`` where layers with a window have a rope of their own (Gemma 3, OLMo 3).
 
     Newer configs have an object ``rope_parameters`` with one rope for each kind of attention. Older ones have those of
-    full attention where other families have theirs, and ``rope_local_base_freq``."""
+    full attention where other families have theirs, and a theta alone for windows."""
     parameters = config.nested("rope_parameters")
     by_kind = parameters is not None and any(isinstance(value, dict) for value in parameters.raw.values())
     ropes = {}
-    for kind, key, theta in (
-        ("full_attention", "rope_theta", 1_000_000.0),
-        ("sliding_attention", "rope_local_base_freq", 10_000.0),
-    ):
+    for kind, (key, theta) in thetas.items():
         raw = {
             "rope_theta": config.number(key, theta),
             "max_position_embeddings": config.raw["max_position_embeddings"],
@@ -124,10 +185,11 @@ def write_rope(rope: Rope | None) -> dict[str, Any]:
     """The keys of config.json for ``rope``: ``rope_theta`` and ``rope_scaling``, which old and new readers understand.
 
     Raises:
-      ValueError: there is no rope, or it rotates a part of each head, which draft heads cannot state.
+      ValueError: there is no rope, or it rotates a part of each head or scales queries, which draft heads cannot state.
     """
-    rotates_whole_heads = rope is not None and rope.fraction == 1
-    require(rotates_whole_heads, "rope", rope, "a rotary embedding of whole heads, as layouts of draft heads have")
+    plain = rope is not None and rope.fraction == 1 and rope.query_growth == 0
+    expected = "a rotary embedding of whole heads, without query_growth, as layouts of draft heads have"
+    require(plain, "rope", rope, expected)
     assert rope is not None
     long = {"rope_type": rope.kind, "type": rope.kind, "factor": rope.factor}
     if rope.kind in ("llama3", "yarn", "longrope"):

@@ -38,6 +38,13 @@ def all_but_every_nth(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % n != 0 for layer in range(layers))
 
 
+def listed_or_every_nth(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Those that ``layer_types`` lists, or else all but every n-th (EXAONE 4, whose pattern may also be letters)."""
+    if fields.raw.get("layer_types") is not None or fields.raw.get("sliding_window") is None:
+        return never(fields, layers)
+    return all_but_every_nth(fields, layers)
+
+
 def read_windows(fields: Fields, layers: int, slides: Slides, switch: bool, listed: bool) -> Windows:
     """The attention window of each layer, in tokens; None for full attention.
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config.heads import Eagle3Config
-from jspec.models.decoder_layer import MLP, Attention, Layer, add
+from jspec.models.attention import Attention
+from jspec.models.decoder_layer import MLP, Layer, add
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.heads.eagle import init_embedding
 from jspec.models.kv_cache import CacheShape, cache_shape

@@ -1,14 +1,26 @@
 """Families whose layers have an MLP each."""
 
+import functools
+
 from jspec.checkpoints.huggingface.families import family_keys
 from jspec.checkpoints.huggingface.families.family import Family
 from jspec.checkpoints.huggingface.rope import (
+    OLMO3_THETAS,
     no_ropes,
+    read_growing_rope,
     read_phi3_rope,
+    read_rope_with_alpha,
     read_ropes_by_attention,
     read_ropes_of_some_layers,
+    read_ropes_of_windows,
 )
-from jspec.checkpoints.huggingface.windows import all_but_every_nth, always, from_a_layer_on, without_rotation
+from jspec.checkpoints.huggingface.windows import (
+    all_but_every_nth,
+    always,
+    from_a_layer_on,
+    listed_or_every_nth,
+    without_rotation,
+)
 
 _GEMMA = {
     "vocab_size": 256000,
@@ -67,6 +79,20 @@ DENSE = {
         {"norm": "rms_wide", "norm_placement": "after", "qk_norm": True, "qk_norm_over": "projection"},
         biases="configured",
     ),
+    "Olmo3ForCausalLM": Family(
+        "OLMo 3",
+        {
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        {"norm": "rms_wide", "norm_placement": "after", "qk_norm": True, "qk_norm_over": "projection"},
+        slides=all_but_every_nth,
+        lists_windows=True,
+        biases="configured",
+        ropes=functools.partial(read_ropes_by_attention, thetas=OLMO3_THETAS),
+    ),
     "SmolLM3ForCausalLM": Family(
         "SmolLM3",
         {
@@ -122,5 +148,58 @@ DENSE = {
         biases="configured",
         ropes=read_ropes_by_attention,
         more=family_keys.gemma3,
+    ),
+    "Ministral3ForCausalLM": Family(
+        "Ministral 3, Devstral 2",
+        {
+            "max_position_embeddings": 262144,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1_000_000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+        slides=always,
+        ropes=read_growing_rope,
+    ),
+    "SeedOssForCausalLM": Family(
+        "Seed-OSS 36B",
+        {
+            "max_position_embeddings": 524288,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+        },
+        mlp_bias=True,
+        more=family_keys.seed_oss,
+    ),
+    "Exaone4ForCausalLM": Family(
+        "EXAONE 4.0 1.2B, 32B",
+        {
+            "max_position_embeddings": 2048,
+            "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        {"norm_placement": "after", "qk_norm": True},
+        slides=listed_or_every_nth,
+        lists_windows=True,
+        ropes=read_ropes_of_windows,
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(
+        "Hunyuan dense 0.5B to 7B",
+        {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+        {"qk_norm": True, "qk_norm_after_rope": True},
+        biases="configured",
+        ropes=read_rope_with_alpha,
+        more=family_keys.hunyuan,
     ),
 }

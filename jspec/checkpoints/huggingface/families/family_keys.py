@@ -66,6 +66,29 @@ def gemma3(fields: Fields) -> Choices:
     return choices
 
 
+def seed_oss(fields: Fields) -> Choices:
+    """Seed-OSS: queries, keys and values have biases or not, and so has the output of attention."""
+    return {"qkv_bias": fields.flag("attention_bias"), "output_bias": fields.flag("attention_out_bias")}
+
+
+def hunyuan(fields: Fields) -> Choices:
+    """Hunyuan: what its checkpoints say beside the keys of the class, which computes one thing only."""
+    if not fields.flag("use_qk_norm", True):
+        raise fields.refuse("use_qk_norm", "true, because this architecture norms queries and keys")
+    if fields.flag("use_cla", False):
+        raise fields.refuse("use_cla", "false, because layers that share keys and values are not supported")
+    if not fields.flag("use_rotary_pos_emb", True):
+        raise fields.refuse("use_rotary_pos_emb", "true, because this architecture rotates queries and keys")
+    if fields.text("norm_type", "rms") != "rms":
+        raise fields.refuse("norm_type", "'rms', as this architecture has it")
+    if fields.integer("num_experts", 1) != 1:
+        raise fields.refuse("num_experts", "1, because this architecture has no mixture of experts")
+    size = fields.integer("head_dim", None)
+    if fields.integer("attention_head_dim", size) != size:
+        raise fields.refuse("attention_head_dim", f"head_dim, {size}, which decides")
+    return {}
+
+
 def mixtral(fields: Fields) -> Choices:
     """Mixtral: every layer has experts, as wide as an MLP would be."""
     count, chosen = expert_counts(fields, "num_local_experts")
@@ -107,8 +130,6 @@ def deepseek(fields: Fields) -> Choices:
         fields.integer("q_lora_rank", None),
         interleaved=fields.flag("rope_interleave"),
     )
-    # transformers 5 also takes the second name.
-    mtp = "num_nextn_predict_layers" if "num_nextn_predict_layers" in fields.raw else "num_mtp_layers"
     if fields.integer("num_key_value_heads", heads) != heads:
         raise fields.refuse("num_key_value_heads", f"num_attention_heads, {heads}, because each head has its own key")
     return {
@@ -117,8 +138,44 @@ def deepseek(fields: Fields) -> Choices:
         "num_kv_heads": heads,
         "attention_scale": None if (factor := yarn_score_factor(fields)) == 1 else factor * size**-0.5,
         "experts": _deepseek_experts(fields),
-        "mtp_layers": fields.integer(mtp, 0, low=0, high=MAX_MTP_LAYERS),
+        "mtp_layers": _mtp_layers(fields),
     }
+
+
+def glm4_moe(fields: Fields) -> Choices:
+    """GLM-4.5 to 4.7: the experts of DeepSeek-V3 behind attention with heads."""
+    return {
+        "qkv_bias": fields.flag("attention_bias"),
+        "qk_norm": fields.flag("use_qk_norm"),
+        "experts": _deepseek_experts(fields),
+        "mtp_layers": _mtp_layers(fields),
+    }
+
+
+def minimax_m2(fields: Fields) -> Choices:
+    """MiniMax-M2: experts that are chosen by corrected sigmoids, and keys that older models of MiniMax gave a meaning."""
+    for key in ("use_qk_norm", "use_routing_bias"):
+        if not fields.flag(key, True):
+            raise fields.refuse(key, "true, as this architecture has it")
+    for key, only in (("scoring_func", "sigmoid"), ("qk_norm_type", "per_layer")):
+        if fields.text(key, only) != only:
+            raise fields.refuse(key, f"{only!r}, as this architecture has it")
+    if fields.integer("shared_intermediate_size", 0, low=0):
+        raise fields.refuse("shared_intermediate_size", "0, because this architecture has no shared expert")
+    for part in ("full_attention", "linear_attention", "mlp"):
+        if fields.number(key := f"layernorm_{part}_beta", 1.0) != 1.0:
+            raise fields.refuse(key, "1, because residuals are not scaled")
+    kinds = fields.raw.get("attn_type_list")
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
+        raise fields.refuse("attn_type_list", "a list of ones, because linear attention is not supported")
+    count, chosen = expert_counts(fields, "num_local_experts")
+    return {"experts": Experts(count, chosen, fields.integer("intermediate_size"), scores="sigmoid", corrected=True)}
+
+
+def _mtp_layers(fields: Fields) -> int:
+    """How many layers for multi-token prediction the checkpoint may have; transformers 5 also takes the second name."""
+    key = "num_nextn_predict_layers" if "num_nextn_predict_layers" in fields.raw else "num_mtp_layers"
+    return fields.integer(key, 0, low=0, high=MAX_MTP_LAYERS)
 
 
 def _deepseek_experts(fields: Fields) -> Experts | None:

@@ -48,7 +48,10 @@ def gemma4(fields: Fields) -> dict[str, Any]:
     """The choices of ``ModelConfig`` that keys of Gemma 4's own decide."""
     if fields.raw.get("use_bidirectional_attention") == "all":
         raise fields.refuse("use_bidirectional_attention", "null or 'vision', as text is generated from left to right")
-    width, tokens = fields.integer("hidden_size_per_layer_input", 0, low=0), fields.raw.get("vocab_size_per_layer_input")
+    width, tokens = (
+        fields.integer("hidden_size_per_layer_input", 0, low=0),
+        fields.raw.get("vocab_size_per_layer_input"),
+    )
     return {
         "attention_scale": 1.0,
         "embedding_multiplier": fields.integer("hidden_size") ** 0.5,

@@ -2,6 +2,7 @@
 
 from jspec.checkpoints.huggingface.families import family_keys
 from jspec.checkpoints.huggingface.families.family import Family
+from jspec.checkpoints.huggingface.rope import read_partial_rope, read_rope_by_dimension
 from jspec.checkpoints.huggingface.windows import all_but_every_nth, always
 
 _DEEPSEEK = {
@@ -71,7 +72,7 @@ MIXTURES = {
         reads_quantization=("mxfp4",),
     ),
     "DeepseekV3ForCausalLM": Family(
-        "DeepSeek-V3, DeepSeek-R1",
+        "DeepSeek-V3, DeepSeek-R1, Kimi-K2",
         {
             **_DEEPSEEK,
             "max_position_embeddings": 4096,
@@ -111,5 +112,41 @@ MIXTURES = {
         },
         biases="configured",
         more=family_keys.deepseek,
+    ),
+    "Glm4MoeForCausalLM": Family(
+        "GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7",
+        {
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "norm_topk_prob": True,
+            "n_shared_experts": 1,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "routed_scaling_factor": 1.0,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+        ropes=read_partial_rope,
+        more=family_keys.glm4_moe,
+    ),
+    "MiniMaxM2ForCausalLM": Family(
+        "MiniMax-M2, M2.1, M2.5",
+        {
+            "max_position_embeddings": 196608,
+            "intermediate_size": 1536,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rope_theta": 5_000_000.0,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+        },
+        {"qk_norm": True, "qk_norm_over": "projection"},
+        ropes=read_rope_by_dimension,
+        more=family_keys.minimax_m2,
+        own_code=True,
     ),
 }
