@@ -13,7 +13,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.gguf import refuse_gguf
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES, Family
-from jspec.checkpoints.huggingface.multimodal import TEXT_MODELS, module_names, text_fields
+from jspec.checkpoints.huggingface.multimodal import WRAPPERS, module_names, text_fields
 from jspec.checkpoints.huggingface.quantization_config import (
     StoredQuantization,
     read_quantization,
@@ -21,6 +21,7 @@ from jspec.checkpoints.huggingface.quantization_config import (
 )
 from jspec.checkpoints.huggingface.rope import write_rope
 from jspec.checkpoints.huggingface.scales import with_stored_quantization
+from jspec.checkpoints.huggingface.unread_classes import why_not
 from jspec.checkpoints.huggingface.windows import read_windows
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
@@ -143,7 +144,8 @@ def _first_architecture(fields: Fields) -> str:
 def _architecture(fields: Fields) -> str:
     name, model_type = _first_architecture(fields), fields.raw.get("model_type")
     if name not in FAMILIES:
-        raise fields.refuse("architectures", f"one of {', '.join((*FAMILIES, *TEXT_MODELS))}")
+        shown = "model_type" if fields.raw.get("architectures") in (None, []) and model_type else "architectures"
+        raise fields.refuse(shown, why_not(name or _camel_case(model_type), (*FAMILIES, *WRAPPERS)))
     other = MODEL_TYPES.get(model_type, name) if isinstance(model_type, str) else name
     if other != name:
         raise Refusal(
@@ -151,6 +153,13 @@ def _architecture(fields: Fields) -> str:
             "contradict each other; correct the one that is wrong"
         )
     return name
+
+
+def _camel_case(model_type: object) -> str:
+    """The name of a class as transformers makes it of a ``model_type`` in most cases; empty if there is none."""
+    if not isinstance(model_type, str):
+        return ""
+    return "".join(part[:1].upper() + part[1:] for part in model_type.split("_")) + "ForCausalLM"
 
 
 def with_defaults(fields: Fields, family: Family) -> Fields:
