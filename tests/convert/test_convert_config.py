@@ -10,6 +10,9 @@ from benchmarks.shapes import GLM_47_FLASH
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import read_config
+from jspec.checkpoints.huggingface.families import FAMILIES
+from jspec.checkpoints.huggingface.multimodal import WRAPPERS
+from jspec.checkpoints.huggingface.unread_classes import why_not
 from jspec.config import ModelConfig, Rope
 
 
@@ -111,9 +114,21 @@ def test_eos_ids_are_united(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM"),
-        ({"architectures": None, "model_type": None}, "LlamaForCausalLM"),
-        ({"architectures": None, "model_type": "mamba"}, "LlamaForCausalLM"),
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            "architectures=['MambaForCausalLM']: not read, because some of its layers have a recurrent",
+        ),
+        (
+            {"architectures": ["Qwen3Forcausallm"]},
+            "expected one class of those that docs/guides/models.md lists; the nearest are Qwen3ForCausalLM, ",
+        ),
+        (
+            {"architectures": ["???"]},
+            "architectures=['???']: expected one class of those that docs/guides/models.md lists",
+        ),
+        ({"architectures": ["A", "B"]}, "architectures=['A', 'B']: expected one class of those"),
+        ({"architectures": None, "model_type": None}, "architectures=None: expected one class of those"),
+        ({"architectures": None, "model_type": "mamba"}, "model_type='mamba': not read, because"),
         ({"auto_map": {"AutoModel": "modeling.Model"}}, "remote code"),
         ({"quantization_config": {"quant_method": "hqq"}}, "hqq"),
         ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu': expected one of silu, swish, gelu"),
@@ -326,6 +341,41 @@ def test_a_multimodal_config_without_its_text_model_is_refused(tmp_path):
     nested = tiny_config("Gemma3ForCausalLM", hidden_size="x")
     with pytest.raises(Refusal, match=r"text_config\.hidden_size='x'"):
         read(tmp_path, {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": nested})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Qwen3NextForCausalLM", "recurrent state"),
+        ("Qwen3_5ForCausalLM", "recurrent state"),
+        ("Qwen3_5MoeForConditionalGeneration", "recurrent state"),
+        ("Qwen4ExpForCausalLM", "hyper-connections and embeddings of n-grams"),
+        ("DeepseekV4ForCausalLM", "attention to compressed keys"),
+        ("DeepseekV32ForCausalLM", "chooses the keys of each query by an indexer"),
+        ("GlmMoeDsaForCausalLM", "chooses the keys of each query by an indexer"),
+        *(
+            (f"{name}ForCausalLM", "recurrent state")
+            for name in ("NemotronH", "Jamba", "Bamba", "FalconH1", "MiniMaxM1")
+        ),
+        *(
+            (f"{name}ForCausalLM", "recurrent state")
+            for name in ("GraniteMoeHybrid", "Zamba2", "KimiLinear", "MiniMax")
+        ),
+    ],
+)
+def test_a_class_that_is_not_read_is_told_what_is_missing(tmp_path, name, words):
+    with pytest.raises(Refusal) as refusal:
+        read(tmp_path, {**tiny_config(), "architectures": [name], "model_type": "other"})
+    message = str(refusal.value)
+    assert f"architectures=['{name}']: not read, because " in message
+    assert words in message
+    assert len(message.replace(str(tmp_path), "")) < 250
+    assert not any(other in message for other in FAMILIES)
+
+
+def test_classes_that_are_read_are_not_said_to_be_unread():
+    for name in (*FAMILIES, *WRAPPERS):
+        assert "not read" not in why_not(name, ())
 
 
 def test_code_of_a_builtin_architecture_is_not_run(tmp_path):

@@ -145,7 +145,8 @@ def _architecture(fields: Fields) -> str:
     name, model_type = _first_architecture(fields), fields.raw.get("model_type")
     if name not in FAMILIES:
         shown = "model_type" if fields.raw.get("architectures") in (None, []) and model_type else "architectures"
-        raise fields.refuse(shown, why_not(name or _camel_case(model_type), (*FAMILIES, *WRAPPERS)))
+        value, words = fields.raw.get(shown), why_not(name or _camel_case(model_type), (*FAMILIES, *WRAPPERS))
+        raise Refusal(f"{fields.where}: {fields.prefix}{shown}={value!r}: {words}")
     other = MODEL_TYPES.get(model_type, name) if isinstance(model_type, str) else name
     if other != name:
         raise Refusal(

@@ -70,15 +70,18 @@ WRAPPERS = {
     ),
 }
 
-# How tensors of the text model begin in such checkpoints -> how they begin in those of the text model alone. A checkpoint
-# has one of the first three. The first that a name begins with counts.
-_PREFIXES = {"model.language_model.": "model.", "language_model.": "", "model.": "model.", "lm_head.": "lm_head."}
-_EITHER = ("model.language_model.", "language_model.", "model.")
+# How tensors of the text model begin in such checkpoints -> how they begin in those of the text model alone. The first that
+# a name begins with counts. A checkpoint has one of ``_EITHER``, or the names of the text model alone, ``_PLAIN``.
+_PREFIXES = {"model.language_model.": "model.", "language_model.": "", "lm_head.": "lm_head."}
+_EITHER = ("model.language_model.", "language_model.")
+_PLAIN = ("model.embed_tokens.", "model.layers.", "model.norm.")
 # How the names of tensors of other parts begin, behind ``model.`` or not.
 _PARTS = (
     *("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "audio_tower.", "embed_vision."),
     "embed_audio.",
 )
+# Keys beside those of the text model where a config is flat.
+_OF_IMAGES = ("vision_start_token_id", "vision_end_token_id", "vision_token_id", "image_token_id", "video_token_id")
 _TOKENS = ("bos_token_id", "eos_token_id")
 _TIED = "tie_word_embeddings"
 # Keys that must not say two things, one in text_config and one beside it.
@@ -126,6 +129,8 @@ def text_fields(fields: Fields) -> Fields:
     if text is None:
         if not wrapper.flat or fields.raw.get("hidden_size") is None:
             raise Refusal(f"{fields.where}: text_config is missing: expected the config of the text model")
+        for key in _OF_IMAGES:
+            fields.raw.get(key)  # known, so nobody is warned of it
         text = dataclasses.replace(fields, raw={k: v for k, v in fields.raw.items() if k != "model_type"})
     else:
         _require_agreement(fields, text)
@@ -208,25 +213,30 @@ def text_tensors(tensors: dict[str, Tensor], where: str) -> tuple[dict[str, Tens
     Raises:
       Refusal: the names of the text model's tensors begin in two ways.
     """
-    renamed, others, first = {}, [], {}
+    renamed, others, origin, first = {}, [], {}, {}
     for name, tensor in tensors.items():
         if name.removeprefix("model.").startswith(_PARTS):
             others.append(name)
             renamed[name] = tensor
             continue
-        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
-        if prefix in _EITHER:
+        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+        new = _PREFIXES.get(prefix, "") + name.removeprefix(prefix)
+        if new in origin:
+            raise _two_beginnings(where, tensor, origin[new])
+        if prefix in _EITHER or name.startswith(_PLAIN):
             first.setdefault(prefix, name)
-        new = name if prefix is None else _PREFIXES[prefix] + name.removeprefix(prefix)
-        if new in renamed or len(first) > 1:
-            begins = [begin for begin in first.values() if begin != name]
-            other = begins[0] if begins else new
-            raise Refusal(
-                f"{where}/{tensor.file}: holds tensor {name!r} besides {other!r}, whose names begin in two ways, so they "
-                "belong to two models; delete one of them"
-            )
-        renamed[new] = tensor
+        renamed[new], origin[new] = tensor, name
+    if len(first) > 1:
+        one, other, *_ = first.values()
+        raise _two_beginnings(where, tensors[one], other)
     return renamed, frozenset(others)
+
+
+def _two_beginnings(where: str, tensor: Tensor, other: str) -> Refusal:
+    return Refusal(
+        f"{where}/{tensor.file}: holds tensor {tensor.name!r} besides {other!r}, whose names begin in two ways, so they "
+        "belong to two models; delete those of one"
+    )
 
 
 def module_names(fields: Fields) -> Callable[[str], tuple[str, ...]]:

@@ -42,10 +42,10 @@ _LACKING = {
 
 
 def why_not(name: str, known: Iterable[str]) -> str:
-    """What a user is told about the transformers class ``name``, which is not among ``known``."""
+    """What a user is told about the transformers class ``name``, which is not among ``known``; empty for none."""
     lacking = next((words for prefix, words in _LACKING.items() if name.startswith(prefix)), None)
     if lacking is not None:
-        return f"{name} is not read: {lacking}; {PAGE} lists the classes that are"
+        return f"not read, because {lacking}; {PAGE} lists the classes that are"
     near = difflib.get_close_matches(name, list(known), _NEAREST)
-    nearest = f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}, and " if near else ""
-    return f"expected a class that jspec reads: {nearest}{PAGE} lists all of them"
+    nearest = f"; the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}" if near else ""
+    return f"expected one class of those that {PAGE} lists{nearest}"
