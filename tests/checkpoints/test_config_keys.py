@@ -14,6 +14,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import decoder_config, read_fields
 from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES
+from jspec.checkpoints.huggingface.multimodal import has_text_config
 from jspec.checkpoints.unread_keys import unread_keys
 
 torch = pytest.importorskip("torch")
@@ -117,7 +118,7 @@ def read(folder, raw: dict):
     (folder / "config.json").write_text(json.dumps(raw))
     try:
         fields = read_fields(Folder(folder))
-        return decoder_config(Folder(folder), fields), unread_keys(fields)
+        return decoder_config(Folder(folder), fields), unread_keys(fields, has_text_config(fields))
     except Refusal:
         return None, []
 

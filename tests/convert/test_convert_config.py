@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 import pytest
-from tiny import tiny_config
+from tiny import tiny_config, tiny_tokenizer
 
 from benchmarks.shapes import GLM_47_FLASH
 from jspec.checkpoints.files.folder import Folder
@@ -13,6 +13,7 @@ from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.huggingface.families import FAMILIES
 from jspec.checkpoints.huggingface.multimodal import WRAPPERS
 from jspec.checkpoints.huggingface.unread_classes import why_not
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import ModelConfig, Rope
 
 
@@ -385,6 +386,28 @@ def test_code_of_a_builtin_architecture_is_not_run(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["code.T", None]}}))
     with pytest.raises(Refusal, match=r"tokenizer_config\.json: auto_map asks for remote code"):
         read(tmp_path, tiny_config("Phi3ForCausalLM"))
+
+
+def test_the_tokenizer_of_kimi_k2(tmp_path):
+    """Its rules are code, so it is refused with what to do. Beside a tokenizer.json, the code is not needed."""
+    named = {"auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "model_type": "kimi_k2"}
+    config = tiny_config("DeepseekV3ForCausalLM", **named)
+    wanted = read(tmp_path, tiny_config("DeepseekV3ForCausalLM"))
+    (tmp_path / "tiktoken.model").write_text("YQ== 0\n")
+    settings = {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(
+        Refusal, match=r"tiktoken\.model: the rules .* write tokenizer\.json beside it .*models\.md shows"
+    ):
+        read(tmp_path, config)
+    with pytest.raises(Refusal, match=r"tiktoken\.model: the rules of this tokenizer are Python code"):
+        load_tokenizer(tmp_path)
+    tiny_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "TikTokenTokenizer"}))
+    assert read(tmp_path, config) == wanted
+    assert load_tokenizer(tmp_path).encode("ab") == [66, 67]
+    with pytest.raises(Refusal, match=r"tokenizer_config\.json: auto_map asks for remote code"):
+        read(tmp_path, tiny_config())
 
 
 @pytest.mark.parametrize(
