@@ -173,17 +173,23 @@ def transformers_logits(folder: str | os.PathLike, sequences: list[np.ndarray]) 
       Refusal: transformers cannot load the model.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-        ).eval()
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        is_text = type(config) in AutoModelForCausalLM._model_mapping
+        model = (
+            (AutoModelForCausalLM if is_text else AutoModelForImageTextToText)
+            .from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+            )
+            .eval()
+        )
     except Exception as error:  # transformers raises many kinds
         raise Refusal(
             f"{folder}: transformers cannot load it ({reason_of(error)[:MAX_REASON]}); correct that, or verify shapes only"

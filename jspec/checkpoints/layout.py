@@ -9,6 +9,7 @@ import numpy as np
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement, is_buffer, renamed, tensor_table
 from jspec.checkpoints.huggingface.parts import rearrange
+from jspec.checkpoints.huggingface.split_experts import split_experts
 from jspec.checkpoints.huggingface.stacked_experts import with_stacked_experts
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
@@ -97,7 +98,7 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         config,
         config.architecture,
         table,
-        rearrange(config, with_stacked_experts(config, tensors)),
+        rearrange(config, with_stacked_experts(config, split_experts(config, tensors))),
         duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
         left_out=frozenset(

@@ -10,6 +10,7 @@ from pathlib import Path
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.json_files import limit_of, reason_of, require_depth
 from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tiktoken import refuse_tiktoken
 from jspec.text.detokenizer import Tokenizer
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a folder with a tokenizer has one of these
@@ -38,6 +39,7 @@ def load_tokenizer(path: str | os.PathLike | Folder) -> Tokenizer | None:
       Refusal: a file is too large, lies outside the folder, or is damaged; one sentence with the file and the reason.
     """
     folder = path if isinstance(path, Folder) else Folder(path)
+    refuse_tiktoken(folder)
     if not any(map(folder.has, VOCABULARIES)):
         return None
     with tempfile.TemporaryDirectory(prefix="jspec-") as copies:

@@ -80,6 +80,7 @@ HARMLESS_IN_ROPES = frozenset(_ROPE.split())
 _ROPES = ("rope_scaling", "rope_parameters")
 # Objects whose readers check them, or that describe what is not computed.
 _UNCHECKED = ("quantization_config", "compression_config", "speculators_config", "task_specific_params", "auto_map")
+_UNCHECKED += ("vision_config",)
 
 
 def warn_of_unread_keys(fields: Fields, multimodal: bool = False):

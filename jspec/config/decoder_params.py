@@ -131,6 +131,8 @@ def _layers_alike(
 
     eight_bits = in_eight_bits(config.quantization)
     sparse, dense = (tuple(copy for copy in copies if config.has_experts(copy[0]) is has) for has in (True, False))
+    beside = config.experts is not None and config.experts.beside_mlp
+    dense = tuple(copies) if beside else dense
     latent = config.latent
     if latent is None:
         parts = 1 + layer.projections
@@ -154,6 +156,11 @@ def _layers_alike(
     add_map("mlp.down", names.down, (EMBED,), MLP, config.mlp_bias, dense)
     if config.experts is not None:
         parameters += _experts(config.experts, names, theirs, sparse, eight_bits)
+    if beside:
+        for name, tensor in names.beside_norms.items():
+            parameters += norm(f"{ours}beside.{name}", theirs + tensor, EMBED, copies, kind=config.norm)
+        parameters.append(vector(f"{ours}beside.router_norm.weight", theirs + names.router_scale, EMBED, copies))
+        parameters.append(vector(f"{ours}beside.expert_scale", theirs + names.expert_scale, EXPERTS, copies))
     normed = (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV))[: 2 if layer.projections else 1]
     for name, tensor, axis in normed if config.qk_norm else ():
         size = axis if config.qk_norm_over == "projection" else HEAD_DIM
@@ -174,9 +181,10 @@ def _experts(
 ) -> Iterator[Parameter]:
     """The parameters of a mixture of experts, whose maps are stacked along the output channels: one expert after another,
     and of each expert gate before up."""
-    yield from linear("layers.{}.mlp.router", {prefix + names.router: EXPERTS}, EMBED, copies, bias=experts.biases)
+    ours = "layers.{}.beside.mixture." if experts.beside_mlp else "layers.{}.mlp."
+    yield from linear(f"{ours}router", {prefix + names.router: EXPERTS}, EMBED, copies, bias=experts.biases)
     if experts.corrected:
-        correction = vector("layers.{}.mlp.correction", prefix + names.correction, EXPERTS, copies)
+        correction = vector(f"{ours}correction", prefix + names.correction, EXPERTS, copies)
         yield dataclasses.replace(correction, dtype="float32")
     if names.stacked_maps is not None:
         yield from _stacked_maps(experts, [prefix + name for name in names.stacked_maps], copies, quantization)
@@ -188,9 +196,9 @@ def _experts(
     every += [f"{names.shared_experts}.{{}}{i}" for i in shared]
     gate_up = {prefix + expert.format(tensor): EXPERT_MLP for expert in every for tensor in (gate, up)}
     more = {"bias": experts.biases, "quantization": quantization}
-    yield from linear("layers.{}.mlp.gate_up", gate_up, EMBED, copies, **more)
+    yield from linear(f"{ours}gate_up", gate_up, EMBED, copies, **more)
     downs = {prefix + expert.format(down): EMBED for expert in every}
-    yield from linear("layers.{}.mlp.down", downs, EXPERT_MLP, copies, **more)
+    yield from linear(f"{ours}down", downs, EXPERT_MLP, copies, **more)
 
 
 def _stacked_maps(

@@ -185,7 +185,7 @@ class ModelConfig(Declared):
         return LayerConfig(self.head_dim, self.num_kv_heads, self.intermediate_size)
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer has experts in place of the MLP."""
+        """Whether a layer has experts, in place of the MLP or beside it."""
         return self.experts is not None and (not self.experts.layers or self.experts.layers[layer])
 
     @property

@@ -173,8 +173,11 @@ def _require_experts(config: "ModelConfig"):
         experts.require_stored_in_groups(config.hidden_size)
         known = names_of(config.architecture).stacked_maps is not None
         require(known, "experts.stored", experts.stored, f"None for experts of {config.architecture}")
-    gated = config.activation == "silu" and config.gated_mlp and not config.mlp_bias
-    require(gated, "experts", experts, "a gated MLP with activation silu and without biases")
+    activation = "gelu_tanh" if experts.beside_mlp else "silu"
+    gated = config.activation == activation and config.gated_mlp and not config.mlp_bias
+    require(gated, "experts", experts, f"a gated MLP with activation {activation} and without biases")
+    placed = config.norm_placement == "around" or not experts.beside_mlp
+    require(placed, "experts.beside_mlp", experts.beside_mlp, "False, unless norm_placement is 'around'")
 
 
 def _require_positions(config: "ModelConfig"):

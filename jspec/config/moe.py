@@ -35,6 +35,8 @@ class Experts:
       corrected: whether a learned number of each expert is added to its sigmoid when experts are chosen; it does not
         change the weight of a chosen expert.
       shared: how many shared experts there are in addition, X, X + 1, ..., with weight 1.
+      beside_mlp: whether the experts stand beside the MLP of a layer, and not in its place, with norms of their own
+        (``jspec.models.moe.MixtureBesideMLP``; Gemma 4, 2026).
 
     Example::
 
@@ -55,6 +57,7 @@ class Experts:
     scale: float = 1.0
     corrected: bool = False
     shared: int = 0
+    beside_mlp: bool = False
 
     def __post_init__(self):
         for name in ("count", "chosen", "width", "groups", "chosen_groups"):
@@ -65,7 +68,7 @@ class Experts:
         )
         flags = isinstance(self.layers, tuple) and all(isinstance(flag, bool) for flag in self.layers)
         require(flags, "experts.layers", self.layers, "a tuple of True or False, one a layer")
-        for name in ("renormalise", "biases", "corrected"):
+        for name in ("renormalise", "biases", "corrected", "beside_mlp"):
             require(isinstance(getattr(self, name), bool), f"experts.{name}", getattr(self, name), "True or False")
         clamp = self.clamp
         require(clamp is None or (is_number(clamp) and clamp > 0), "experts.clamp", clamp, "None or a positive number")
@@ -94,6 +97,13 @@ class Experts:
         corrects = not self.corrected or (self.scores == "sigmoid" and not self.biases)
         require(
             corrects, "experts.corrected", self.corrected, "False, unless scores are sigmoid and there are no biases"
+        )
+        alone = self.stored is None and not (self.biases or self.shared or self.layers or self.scores != "softmax")
+        require(
+            alone or not self.beside_mlp,
+            "experts.beside_mlp",
+            self.beside_mlp,
+            "False for experts with biases, in four bits, with sigmoids, shared, or in some layers only",
         )
         plain = not self.shared or (self.stored is None and not self.biases and self.clamp is None)
         require(plain, "experts.shared", self.shared, "0 for experts with biases, clamps or four bits")

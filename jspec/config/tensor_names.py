@@ -30,6 +30,9 @@ class TensorNames:
       router, experts: of a mixture of experts; behind ``experts`` stand the number of an expert and one of ``expert_maps``,
         which are gate, up and down. Behind ``shared_experts`` stand the same three maps of all shared experts.
       correction: the bias of the experts' probabilities when experts are chosen; the name is complete.
+      beside_norms: of experts beside the MLP, name of a norm in the params -> its name in the checkpoint.
+      router_scale, expert_scale: of experts beside the MLP: the factors of the router's inputs, and of the experts' weights;
+        the names are complete.
       stacked_maps: None, or the two tensors in which a layer has the maps of all its experts: those of gate and up, row by
         row in turn, and those of down. They have no last part ``.weight``
         (``jspec.checkpoints.huggingface.stacked_experts``).
@@ -71,6 +74,15 @@ class TensorNames:
     experts: str = "mlp.experts"
     shared_experts: str = "mlp.shared_experts"
     correction: str = "mlp.gate.e_score_correction_bias"
+    beside_norms: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: {
+            "mlp_norm": "post_feedforward_layernorm_1",
+            "norm": "pre_feedforward_layernorm_2",
+            "out_norm": "post_feedforward_layernorm_2",
+        }
+    )
+    router_scale: str = "router.scale"
+    expert_scale: str = "router.per_expert_scale"
     expert_maps: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     stacked_maps: tuple[str, str] | None = None
 
@@ -87,7 +99,7 @@ NAMES = {
     "Exaone4ForCausalLM": TensorNames(norms=_AFTER),
     "Gemma2ForCausalLM": TensorNames(norms=_AROUND),
     "Gemma3ForCausalLM": TensorNames(norms=_AROUND),
-    "Gemma4ForCausalLM": TensorNames(norms=_AROUND),
+    "Gemma4ForCausalLM": TensorNames(norms=_AROUND, router="router.proj", experts="experts"),
     "Gemma4UnifiedForCausalLM": TensorNames(norms=_AROUND),
     "GptOssForCausalLM": TensorNames(
         router="mlp.router", stacked_maps=("mlp.experts.gate_up_proj", "mlp.experts.down_proj")

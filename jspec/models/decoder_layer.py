@@ -12,7 +12,7 @@ from jspec.config.sharding import axis_of
 from jspec.models.attention import Attention
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, times
 from jspec.models.mla import LatentAttention
-from jspec.models.moe import Mixture
+from jspec.models.moe import Mixture, MixtureBesideMLP
 from jspec.models.per_layer import OwnInputs
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import activate_and_quantize
@@ -55,6 +55,7 @@ class Layer(nnx.Module):
       attention_norm, mlp_norm: the norms of the inputs of attention and MLP. None for placements that have none.
       attention_out_norm, mlp_out_norm: the norms of their outputs, or with ``norm_sums`` of the residual stream after
         they were added. None for placements that have none.
+      beside: a mixture of experts beside the MLP; None without one.
       inputs: what the layer makes of per-layer inputs; None without them.
       scalar: ``[1]``, what the residual stream is multiplied by at the end; None for a layer that does not.
     """
@@ -79,8 +80,10 @@ class Layer(nnx.Module):
         self.attention: Any = attention(config, layer, shards=shards, dtype=dtype, rngs=rngs)
         self.attention_out_norm, self.mlp_norm = normed("attention_out_norm"), normed("mlp_norm")
         experts = config.experts if config.has_experts(layer) else None
-        make = functools.partial(MLP, layer=layer) if experts is None else functools.partial(Mixture, experts=experts)
-        self.mlp: Any = make(config, shards=shards, dtype=dtype, rngs=rngs)
+        placed, beside = {"shards": shards, "dtype": dtype, "rngs": rngs}, experts is not None and experts.beside_mlp
+        replaced = experts is not None and not beside
+        self.mlp: Any = Mixture(config, experts=experts, **placed) if replaced else MLP(config, layer, **placed)
+        self.beside = MixtureBesideMLP(config, experts=experts, **placed) if beside else None
         self.mlp_out_norm = normed("mlp_out_norm")
         self.inputs = None if config.per_layer_inputs is None else OwnInputs(config, dtype=dtype, rngs=rngs)
         self.scalar = nnx.Param(jnp.ones(1, dtype)) if config.layer_scalars else None
@@ -103,9 +106,11 @@ class Layer(nnx.Module):
         """
         attended, kv = self.attention(normed, positions, kv, view)
         x, normed = self._add(x, attended, self.attention_out_norm, self.mlp_norm)
+        made = self.mlp(normed)
+        made = made if self.beside is None else self.beside(x, made)
         if self.inputs is None and self.scalar is None:
-            return *self._add(x, self.mlp(normed), self.mlp_out_norm, after), kv
-        x, _ = self._add(x, self.mlp(normed), self.mlp_out_norm, None)
+            return *self._add(x, made, self.mlp_out_norm, after), kv
+        x, _ = self._add(x, made, self.mlp_out_norm, None)
         x = x if self.inputs is None else x + self.inputs(x, own_inputs)
         x = x if self.scalar is None else x * self.scalar[0]
         return x, x if after is None else after(x), kv

@@ -9,9 +9,9 @@ from flax import nnx
 from jspec.config import Experts, ModelConfig, Shards
 from jspec.config.param_specs import in_eight_bits
 from jspec.config.sharding import axis_of
-from jspec.models.layers import Linear
+from jspec.models.layers import Linear, Norm, times
 from jspec.pallas.matmul import matmul
-from jspec.pallas.matmul.partial_sums import PartialSums, all_reduce
+from jspec.pallas.matmul.partial_sums import PartialSums, all_reduce, reduce_partial_sums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
 from jspec.pallas.moe.router_reference import Routed
@@ -58,23 +58,28 @@ class Mixture(nnx.Module):
         bias, make = experts.biases, functools.partial(Linear, quantization=in_eight_bits(config.quantization))
         linear = functools.partial(MXFP4Weight if experts.stored else make, bias=bias, dtype=dtype, rngs=rngs)
         self.experts, self.reduce_axis, self.num_local_experts = experts, axis_of(shards), X
+        self.activation = config.activation
         self.router = Linear(D, experts.count, bias=bias, dtype=dtype, rngs=rngs)
         self.correction = nnx.Param(jnp.zeros(experts.count, jnp.float32)) if experts.corrected else None
         self.gate_up, self.down = linear(D, X * 2 * Fe), linear(Fe, X * D)
 
-    def __call__(self, x):
+    def __call__(self, x, routed_by=None, expert_scale=None):
+        """Arguments: the inputs of the experts ``[B, T, D]``; those of the router, None for the same; and factors of the
+        experts' weights ``[count]``, None for ones."""
         tokens = x.reshape(-1, x.shape[-1])
+        routed_by = tokens if routed_by is None else routed_by.reshape(tokens.shape)
         added = self.router.bias if self.correction is None else self.correction
         bias = None if added is None else added[...]
-        logits = matmul(tokens, self.router.weight[...], dtype=jnp.float32)
+        logits = matmul(routed_by, self.router.weight[...], dtype=jnp.float32)
         routed, local = route(logits, bias, self.experts), None
+        if expert_scale is not None:
+            routed = routed._replace(weight=routed.weight * expert_scale.astype(jnp.float32)[routed.expert])
         if self.reduce_axis is not None and self.num_local_experts < self.experts.all:
             routed, local = self._local_assignments(
                 routed, jax.lax.axis_index(self.reduce_axis) * self.num_local_experts
             )
-        outputs = grouped_mlp(
-            tokens, routed, self._by_expert(self.gate_up), self._by_expert(self.down), self.experts.clamp
-        )
+        weights = self._by_expert(self.gate_up), self._by_expert(self.down)
+        outputs = grouped_mlp(tokens, routed, *weights, self.experts.clamp, self.activation)
         if local is not None:  # the others were not computed, and may be anything
             outputs = jnp.where(local[:, :, None], outputs, jnp.zeros((), outputs.dtype))
         outputs = PartialSums(outputs.reshape(*x.shape[:-1], *outputs.shape[1:]))
@@ -107,3 +112,28 @@ class Mixture(nnx.Module):
             None if scale is None else by_expert(scale[...]),
             None if bias is None else by_expert(bias[...], 0),
         )
+
+
+class MixtureBesideMLP(nnx.Module):
+    """A mixture of experts beside the MLP of a layer (Gemma 4, 2026): ``mlp_norm(mlp(...)) + out_norm(mixture(norm(x)))``.
+
+    Attributes:
+      mixture: the experts. Its router reads the residual stream x after ``router_norm``, divided by ``sqrt(D)``.
+      mlp_norm, norm, out_norm: over D; of the output of the MLP, of the inputs of the experts, and of their outputs.
+      router_norm: over D, which rounds before it multiplies.
+      expert_scale: ``[count]``, the factor of each expert's weight.
+    """
+
+    def __init__(self, config: ModelConfig, *, experts: Experts, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
+        D, make = config.hidden_size, functools.partial(Norm, eps=config.rms_norm_eps, dtype=dtype)
+        self.mixture = Mixture(config, experts=experts, shards=shards, dtype=dtype, rngs=rngs)
+        self.mlp_norm, self.norm, self.out_norm = (make(D, kind=config.norm) for _ in range(3))
+        self.router_norm = make(D, kind="rms")
+        self.expert_scale = nnx.Param(jnp.ones(experts.count, dtype))
+
+    def __call__(self, x, mlp):
+        """``[B, T, D]``, from the residual stream x before the MLP, and the MLP's output, which may be ``PartialSums``."""
+        routed_by = times(self.router_norm(x), x.shape[-1] ** -0.5)
+        made = self.mixture(self.norm(x), routed_by, self.expert_scale[...])
+        mlp, made = (reduce_partial_sums(y, x.dtype) for y in (mlp, made))
+        return self.mlp_norm(mlp) + self.out_norm(made)

@@ -14,6 +14,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import decoder_config, read_fields
 from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES
+from jspec.checkpoints.huggingface.multimodal import has_text_config
 from jspec.checkpoints.unread_keys import unread_keys
 
 torch = pytest.importorskip("torch")
@@ -47,6 +48,20 @@ SMALL = {
     "Gemma2ForCausalLM": {"sliding_window": 7},
     "Gemma3ForCausalLM": {"sliding_window": 7},
     "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "Glm4MoeForCausalLM": {
+        **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "use_qk_norm": True},
+        "attention_bias": True,
+    },
+    "MiniMaxM2ForCausalLM": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "Olmo3ForCausalLM": {"sliding_window": 7, "num_hidden_layers": 5},
+    "Exaone4ForCausalLM": {"sliding_window": 7, "num_hidden_layers": 5},
+    "Ministral3ForCausalLM": {
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8},
+            **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+        },
+    },
+    "HunYuanDenseV1ForCausalLM": {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}},
 }
 
 
@@ -103,7 +118,7 @@ def read(folder, raw: dict):
     (folder / "config.json").write_text(json.dumps(raw))
     try:
         fields = read_fields(Folder(folder))
-        return decoder_config(Folder(folder), fields), unread_keys(fields)
+        return decoder_config(Folder(folder), fields), unread_keys(fields, has_text_config(fields))
     except Refusal:
         return None, []
 

@@ -92,7 +92,8 @@ def slots(target, head, tokens):
 
 
 @pytest.mark.parametrize(
-    ("family", "settings"), [("DeepseekV3", DEEPSEEK), ("Glm4MoeLite", GLM), CASES["deepseek-yarn"]]
+    ("family", "settings"),
+    [("DeepseekV3", DEEPSEEK), ("Glm4MoeLite", GLM), CASES["deepseek-yarn"], CASES["glm4-moe"], CASES["glm4-moe-air"]],
 )
 def test_logits_equal_transformers(tmp_path, family, settings):
     torch, model, mtp = reference(tmp_path, family, settings, 1)
@@ -106,7 +107,27 @@ def test_logits_equal_transformers(tmp_path, family, settings):
     assert np.abs(found - expected).max() / np.abs(expected).max() < 2e-5
 
 
-@pytest.mark.parametrize("architecture", ["Glm4MoeLiteForCausalLM", "DeepseekV3ForCausalLM"])
+def test_the_state_that_is_chained_is_that_of_transformers(tmp_path):
+    """The second draft of GLM-4.5 reads the first layer's output after its norm, ``shared_head.norm``."""
+    torch, model, mtp = reference(tmp_path, *CASES["glm4-moe"], 2)
+    tokens = np.random.default_rng(2).integers(97, size=12)
+    target, head = draft_of(tmp_path)
+    with torch.no_grad():
+        text = torch.tensor(tokens)[None]
+        state = model.model(text).last_hidden_state[:, :-2]
+        first = mtp.forward_layer(0, state, torch.arange(1, 11)[None], None, input_ids=text[:, 1:-1])
+        second = mtp.forward_layer(1, first, torch.arange(2, 12)[None], None, input_ids=text[:, 2:])
+        expected = model.lm_head(second)[0].numpy()
+    embedded, where = head.embed(jnp.asarray(tokens, jnp.int32)[None], target), jnp.arange(10, dtype=jnp.int32)[None]
+    cache, hidden = (None, None), jnp.asarray(state.numpy())
+    for k in range(2):
+        hidden, cache = head.read(k, embedded[:, k + 1 : k + 11], hidden, where, cache, CausalView(where))
+        hidden = head.recycle(hidden)
+    found = head.logits(hidden, target)[0]
+    assert np.abs(found - expected).max() / np.abs(expected).max() < 2e-5
+
+
+@pytest.mark.parametrize("architecture", ["Glm4MoeLiteForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_they_draft_for_their_target(tmp_path, architecture, layers):
     """From its Hugging Face folder and from the converted one, with the same texts, which are the target's own."""

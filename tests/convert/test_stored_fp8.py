@@ -188,6 +188,31 @@ def test_the_weights_of_a_multimodal_one(tmp_path):
     assert "the fp8 weights and their scales are kept as they are stored" in notes
 
 
+def test_the_scales_of_ministral_3(tmp_path):
+    """They have the name that transformers has for them, where those of blocks have it too, and the weights are in a
+    multimodal checkpoint whose activations have fixed scales."""
+    src = fp8_checkpoint(tmp_path / "src", "Ministral3ForCausalLM", quantization=vllm_fp8())
+    expected, tensors = load_folder(src), {}
+    for name in names_in(src):
+        module, end = name.removesuffix(".weight_scale"), ".weight_scale"
+        outer = f"language_model.{module}"
+        if name.endswith(end):
+            tensors[f"{outer}.activation_scale"] = np.ones((), np.float32)
+            tensors[f"{outer}.weight_scale_inv"] = _raw(src, name).reshape(())
+        else:
+            tensors[outer] = _raw(src, name)
+    write_weights(src, tensors)
+    text = {**json.loads((src / "config.json").read_text()), "model_type": "ministral3"}
+    own = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None, "dequantize": False}
+    own["modules_to_not_convert"] = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "quantization_config": own, "text_config": text}
+    del text["quantization_config"], text["architectures"]
+    (src / "config.json").write_text(json.dumps(outer))
+    config, params = load_folder(src)
+    assert config == expected[0]
+    assert all(np.array_equal(params[name], array) for name, array in expected[1].items())
+
+
 def test_a_draft_model(tmp_path):
     """A PARD model, of which jspec stores the config in the manifest."""
     src = fp8_checkpoint(tmp_path / "src", pard_token=tiny_heads.MASK)

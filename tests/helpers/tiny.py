@@ -91,6 +91,30 @@ FAMILY_KEYS = {
         "moe_intermediate_size": 24,
     },
     "Gemma3ForCausalLM": {"sliding_window": 5, "sliding_window_pattern": 2, "query_pre_attn_scalar": 24},
+    "Glm4MoeForCausalLM": {
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
+    "MiniMaxM2ForCausalLM": {"num_local_experts": 3, "num_experts_per_tok": 2, "rotary_dim": 8},
+    "Olmo3ForCausalLM": {
+        "sliding_window": 5,
+        "sliding_window_pattern": 2,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    },
+    "Ministral3ForCausalLM": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 8,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
+    "SeedOssForCausalLM": {"attention_out_bias": True},
+    "Exaone4ForCausalLM": {"sliding_window": 5, "sliding_window_pattern": 2},
+    "HunYuanDenseV1ForCausalLM": {"rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
 }
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

@@ -26,7 +26,7 @@ CASES = [
     *((architecture, Shards(count)) for architecture in ARCHITECTURES for count in (2, 4)),
     *((architecture, Shards(2, by_expert=True)) for architecture in MIXTURES),
 ]
-EXPERTS = {"num_local_experts": 4, "num_experts": 4}  # which 2 and 4 divide
+EXPERTS = {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4}  # which 2 and 4 divide
 
 
 def spread_logits(model, tokens) -> np.ndarray:

@@ -8,5 +8,6 @@ ranges.py         parts of an array in a file
 pickles.py        ``torch.save`` files, read without unpickling them in this process
 unpickle/         the process that interprets them
 gguf.py           GGUF files, which are refused
+tiktoken.py       vocabularies of tiktoken, which are refused
 refusal.py        the exceptions ``Refusal`` and ``Mismatch``
 """

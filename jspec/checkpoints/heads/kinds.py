@@ -16,7 +16,7 @@ from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.heads.published import answered
 from jspec.checkpoints.heads.wrapping import WRAPPER, names_without_prefix, unwrap
 from jspec.checkpoints.huggingface.config import require_size, stored_quantization
-from jspec.checkpoints.huggingface.multimodal import is_multimodal
+from jspec.checkpoints.huggingface.multimodal import has_text_config
 from jspec.checkpoints.huggingface.quantization_config import refuse_quantized_head
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.unread_keys import warn_of_unread_keys
@@ -96,7 +96,7 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
     except ValueError as error:
         raise Refusal(f"{fields.where}: {error}") from None
     require_size(layout.config, fields.where)
-    warn_of_unread_keys(fields, multimodal=is_multimodal(fields))
+    warn_of_unread_keys(fields, multimodal=has_text_config(fields))
     if has_code and head_format.needs_target:
         notes = (
             *notes,

@@ -22,7 +22,7 @@ from jspec.config.heads import PardConfig
 def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
     config, stored = decoder_config(folder, fields), stored_quantization(fields)
-    text, others = text_tensors(tensors) if is_multimodal(fields) else (tensors, frozenset())
+    text, others = text_tensors(tensors, folder.given) if is_multimodal(fields) else (tensors, frozenset())
     replaced = dequantized(text, stored_shapes(tensor_table(config), rearranged_tensors(config)), stored, folder.given)
     require_some(replaced, stored)
     layout = decoder_layout(config, replaced.tensors)

@@ -6,11 +6,13 @@ families/                the families of language models, one entry for each tra
 rope.py                  rotary embeddings
 windows.py               attention windows
 multimodal.py            the text model inside a multimodal checkpoint
+unread_classes.py        classes that are not read, and why
 quantization_config.py   how stored weights are quantised, by config.json
 quantization_fields.py   checks and lists of modules that readers of a ``quantization_config`` share
 names.py                 which slice of which parameter each tensor fills
 parts.py                 tensors in another order, or of several parameters
-stacked_experts.py       tensors that hold all experts of a layer
+stacked_experts.py       tensors that hold all experts of a layer, as the params do
+split_experts.py         tensors that hold all experts of a layer, where each has names of its own
 scales.py                weights of eight bits and their scales
 weights.py               the headers and the tensors of weight files
 """

@@ -12,8 +12,9 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.gguf import refuse_gguf
 from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tiktoken import refuse_tiktoken
 from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES, Family
-from jspec.checkpoints.huggingface.multimodal import TEXT_MODELS, module_names, text_fields
+from jspec.checkpoints.huggingface.multimodal import WRAPPERS, module_names, text_fields
 from jspec.checkpoints.huggingface.quantization_config import (
     StoredQuantization,
     read_quantization,
@@ -21,6 +22,7 @@ from jspec.checkpoints.huggingface.quantization_config import (
 )
 from jspec.checkpoints.huggingface.rope import write_rope
 from jspec.checkpoints.huggingface.scales import with_stored_quantization
+from jspec.checkpoints.huggingface.unread_classes import why_not
 from jspec.checkpoints.huggingface.windows import read_windows
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
@@ -97,8 +99,7 @@ def stored_quantization(fields: Fields) -> StoredQuantization | BlockFormat | No
 
 def decoder_config(folder: Folder, fields: Fields) -> ModelConfig:
     """The causal language model that ``fields`` describes; see ``read_config``."""
-    own_code = getattr(FAMILIES.get(_first_architecture(fields)), "own_code", False)
-    refuse_remote_code(folder, {} if own_code else fields.raw)
+    refuse_remote_code(folder, fields.raw, getattr(FAMILIES.get(_first_architecture(fields)), "own_code", False))
     stored, called = stored_quantization(fields), module_names(fields)
     try:
         fields = text_fields(fields)
@@ -119,9 +120,19 @@ def require_size(config: ModelConfig | HeadConfig, where: str):
         raise Refusal(f"{where}: its sizes multiply to {config.num_parameters} parameters, beyond any model")
 
 
-def refuse_remote_code(folder: Folder, config: Mapping[str, Any]):
-    """Raise a ``Refusal`` if config.json (``config``) or tokenizer_config.json names Python code to run (``auto_map``)."""
+def refuse_remote_code(folder: Folder, config: Mapping[str, Any], own_code: bool):
+    """Raise a ``Refusal`` if config.json or tokenizer_config.json names Python code to run (``auto_map``).
+
+    Args:
+      folder: the folder.
+      config: its config.json.
+      own_code: whether the family's checkpoints name code that is not needed. That of a tokenizer is not where there is a
+        tokenizer.json.
+    """
+    refuse_tiktoken(folder)
     tokenizer = folder.json("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
+    config = {} if own_code else config
+    tokenizer = {} if own_code and folder.has("tokenizer.json") else tokenizer
     for name, raw in (("config.json", config), ("tokenizer_config.json", tokenizer)):
         if raw.get("auto_map"):
             raise Refusal(
@@ -143,7 +154,9 @@ def _first_architecture(fields: Fields) -> str:
 def _architecture(fields: Fields) -> str:
     name, model_type = _first_architecture(fields), fields.raw.get("model_type")
     if name not in FAMILIES:
-        raise fields.refuse("architectures", f"one of {', '.join((*FAMILIES, *TEXT_MODELS))}")
+        shown = "model_type" if fields.raw.get("architectures") in (None, []) and model_type else "architectures"
+        value, words = fields.raw.get(shown), why_not(name or _camel_case(model_type), (*FAMILIES, *WRAPPERS))
+        raise Refusal(f"{fields.where}: {fields.prefix}{shown}={value!r}: {words}")
     other = MODEL_TYPES.get(model_type, name) if isinstance(model_type, str) else name
     if other != name:
         raise Refusal(
@@ -151,6 +164,13 @@ def _architecture(fields: Fields) -> str:
             "contradict each other; correct the one that is wrong"
         )
     return name
+
+
+def _camel_case(model_type: object) -> str:
+    """The name of a class as transformers makes it of a ``model_type`` in most cases; empty if there is none."""
+    if not isinstance(model_type, str):
+        return ""
+    return "".join(part[:1].upper() + part[1:] for part in model_type.split("_")) + "ForCausalLM"
 
 
 def with_defaults(fields: Fields, family: Family) -> Fields:

@@ -4,6 +4,7 @@ A checkpoint has the scales of ``model.layers.0.mlp.down_proj.weight`` in the te
 become the parameter ``layers.0.mlp.down.scale``. Weights are read as they are stored, bit for bit."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Container, Iterable
 
 import numpy as np
@@ -22,7 +23,7 @@ from jspec.config.tensor_names import names_of
 
 # How the names of tensors end that hold scales of queries, keys and values in a cache of eight bits, or of activations.
 _CACHE = (".q_scale", ".k_scale", ".v_scale", ".kv_scale")
-_ACTIVATIONS = (".input_scale", ".output_scale", *_CACHE)
+_ACTIVATIONS = (".input_scale", ".output_scale", ".activation_scale", *_CACHE)
 _NAMED = 3  # modules that an error names
 
 
@@ -105,6 +106,9 @@ def with_scales(layout: Layout, stored: StoredQuantization, where: str) -> Layou
             continue
         scale, channels = f"{name}_scale", at.shape[0]
         table[scale] = Placement(params[at.param], at.start, (channels,))
+        if stored.scales == "tensor" and scale not in tensors and _is_number(tensors.get(f"{scale}_inv")):
+            # What transformers calls the scale of a weight, and Ministral 3 with it, is the scale all the same.
+            tensors[scale] = tensors.pop(f"{scale}_inv")
         if f"{scale}_inv" in tensors:
             raise Refusal(f"{where}: tensor '{scale}_inv' holds scales of blocks, expected {scale!r}; {INSTEAD}")
         if scale in tensors:
@@ -143,6 +147,11 @@ def without_cache_scales(layout: Layout) -> Layout:
         return layout
     note = f"{count(len(scales), 'scale')} of the cache left out, because jspec's cache has the dtype of the weights"
     return dataclasses.replace(layout, left_out=layout.left_out | scales, notes=(*layout.notes, note))
+
+
+def _is_number(tensor: Tensor | None) -> bool:
+    """Whether a tensor holds one number."""
+    return tensor is not None and math.prod(tensor.shape) == 1
 
 
 def _scales(tensor: Tensor, channels: int, stored: StoredQuantization, where: str) -> Scales:

@@ -21,14 +21,20 @@ from jspec.pallas.triton import block_ids, kernel_call
 from jspec.quantization.mxfp4 import PAIR
 
 
-def grouped_mlp(x, routed: Routed, gate_up: ExpertWeights, down: ExpertWeights, clamp: float | None = None):
+def grouped_mlp(
+    x, routed: Routed, gate_up: ExpertWeights, down: ExpertWeights, clamp: float | None = None, activation: str = "silu"
+):
     """``grouped_mlp_reference``, and on an NVIDIA GPU the kernels."""
-    kernel, reference = (functools.partial(f, clamp=clamp) for f in (grouped_mlp_kernel, grouped_mlp_reference))
+    kernel, reference = (
+        functools.partial(f, clamp=clamp, activation=activation) for f in (grouped_mlp_kernel, grouped_mlp_reference)
+    )
     return by_platform(kernel, reference, x, routed, gate_up, down)
 
 
-def grouped_mlp_reference(x, routed: Routed, gate_up: ExpertWeights, down: ExpertWeights, clamp: float | None = None):
-    """The outputs of each token's experts, weighted; an expert is a SwiGLU MLP (Shazeer, 2020). Their sum is
+def grouped_mlp_reference(
+    x, routed: Routed, gate_up: ExpertWeights, down: ExpertWeights, clamp: float | None = None, activation: str = "silu"
+):
+    """The outputs of each token's experts, weighted; an expert is a gated MLP (Shazeer, 2020). Their sum is
     that of ``PartialSums``, which the norm that follows computes.
 
     Every expert reads every token here, which is as exact as the kernels and slow.
@@ -38,21 +44,24 @@ def grouped_mlp_reference(x, routed: Routed, gate_up: ExpertWeights, down: Exper
       routed: the Y experts of each token.
       gate_up: ``[X, 2Fe, D]``, the output features of gate before those of up.
       down: ``[X, D, Fe]``.
-      clamp: of ``gated``.
+      clamp, activation: of ``gated``.
 
     Returns:
       ``[M, Y, D]`` in the dtype of x, to which the input of ``down`` is rounded, too. Sums are in float32.
     """
     gate, up = jnp.split(_matmul_all("md,xfd->mxf", x, gate_up), 2, axis=-1)
-    outputs = _matmul_all("mxf,xdf->mxd", gated(gate, up, clamp).astype(x.dtype), down)
+    outputs = _matmul_all("mxf,xdf->mxd", gated(gate, up, clamp, activation).astype(x.dtype), down)
     chosen = jnp.take_along_axis(outputs, routed.expert[:, :, None], axis=1)  # [M, Y, D]
     return (chosen * routed.weight[:, :, None]).astype(x.dtype)
 
 
-def gated(gate, up, clamp: float | None = None):
-    """``silu(gate) * up``, or with ``clamp`` c the activation of gpt-oss (OpenAI, 2025).
+def gated(gate, up, clamp: float | None = None, activation: str = "silu"):
+    """``activation(gate) * up``, where the activation is ``silu`` or ``gelu_tanh``, or with ``clamp`` c that of gpt-oss
+    (OpenAI, 2025).
 
     That is ``g sigmoid(1.702 g) (u + 1)``, where g is the gate, at most c, and u is up, between -c and c."""
+    if activation == "gelu_tanh":
+        return jax.nn.gelu(gate, approximate=True) * up
     if clamp is None:
         return gate * jax.nn.sigmoid(gate) * up
     gate = jnp.where(gate > clamp, clamp, gate)  # NaN stays, unlike in a minimum of Triton
@@ -100,7 +109,7 @@ def _tiling_of_four_bits(A: int, per_expert: float) -> ExpertTiling:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("clamp", "up_tiling", "down_tiling", "interpret")
+    jax.jit, static_argnames=("clamp", "activation", "up_tiling", "down_tiling", "interpret")
 )  # layers share one trace
 def grouped_mlp_kernel(
     x,
@@ -108,6 +117,7 @@ def grouped_mlp_kernel(
     gate_up: ExpertWeights,
     down: ExpertWeights,
     clamp: float | None = None,
+    activation: str = "silu",
     *,
     up_tiling: ExpertTiling | None = None,
     down_tiling: ExpertTiling | None = None,
@@ -120,7 +130,7 @@ def grouped_mlp_kernel(
     grouped = routed.sizes, routed.order
     run = functools.partial(_run, A=A, X=X, interpret=interpret)
     hidden = jax.ShapeDtypeStruct((A, Fe), x.dtype)
-    hidden = run(_up, up_tiling or up_default, hidden, gate_up, *grouped, x, Y=Y, clamp=clamp)
+    hidden = run(_up, up_tiling or up_default, hidden, gate_up, *grouped, x, Y=Y, clamp=clamp, activation=activation)
     made = jax.ShapeDtypeStruct((A, D), x.dtype)
     made = run(_down, down_tiling or down_default, made, down, *grouped, hidden, routed.weight.reshape(A))
     return made.reshape(M, Y, D)
@@ -152,6 +162,7 @@ def _up(
     tiling: ExpertTiling,
     Y: int,
     clamp: float | None,
+    activation: str,
 ):
     """``gated`` of a tile, written in the order by expert; ``weights`` has refs."""
     Fe = hidden_ref.shape[1]
@@ -162,7 +173,7 @@ def _up(
     def _():
         token, outputs = jax.lax.div(tile.assignment, jnp.int32(Y)), (output, Fe + output)
         gate, up = grouped_matmul(x_ref, token, tile, weights, outputs, tiling.output_mask(output, Fe), tiling)
-        store_tile(hidden_ref, tile.place, output, tile.real, gated(gate, up, clamp))
+        store_tile(hidden_ref, tile.place, output, tile.real, gated(gate, up, clamp, activation))
 
 
 def _down(sizes_ref, order_ref, hidden_ref, factor_ref, weights: ExpertWeights, made_ref, *, tiling: ExpertTiling):

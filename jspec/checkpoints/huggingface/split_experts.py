@@ -1,0 +1,129 @@
+"""Checkpoints that hold the maps of all experts of a layer in one tensor, of families whose experts have names of their own.
+
+The text models of multimodal checkpoints are stored so, Qwen3-VL-MoE for one. A checkpoint has one of two orientations:
+
+| tensor | as published | as transformers 5 writes it | of one expert, in families |
+|---|---|---|---|
+| ``gate_up_proj`` | ``[X, D, 2 Fe]`` | ``[X, 2 Fe, D]`` | ``gate_proj`` and ``up_proj``, ``[Fe, D]`` each |
+| ``down_proj`` | ``[X, Fe, D]`` | ``[X, D, Fe]`` | ``down_proj``, ``[D, Fe]`` |
+
+Gate comes before up. The shapes say which orientation it is. One tensor of a layer may be square, and then the other one,
+which is not, decides for both: D is Fe or 2 Fe, and never both."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from jspec.checkpoints.files.ranges import Index, bounds_of
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
+from jspec.config import ModelConfig
+from jspec.config.tensor_names import names_of
+
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertMap(Tensor):
+    """A linear map ``[out, in]`` of one expert, in a tensor of all experts.
+
+    Attributes:
+      origin: that tensor.
+      expert: the number of the expert.
+      start: the first of its output features.
+      transposed: whether the tensor has input features before output features.
+    """
+
+    origin: Tensor
+    expert: int
+    start: int
+    transposed: bool
+
+    def read(self) -> np.ndarray:
+        return self.read_part(())
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. No other expert is read."""
+        rows, columns = bounds_of(index, self.shape)
+        outputs, inputs = slice(self.start + rows[0], self.start + max(rows)), slice(*columns)
+        places = (inputs, outputs) if self.transposed else (outputs, inputs)
+        part = self.origin.read_part((slice(self.expert, self.expert + 1), *places))[0]
+        return part.T if self.transposed else part
+
+
+def split_experts(
+    config: ModelConfig, tensors: Mapping[str, Tensor], layers: Sequence[int] | None = None, prefix: str | None = None
+) -> dict[str, Tensor]:
+    """``tensors``, with the maps of each expert in place of tensors that hold those of all experts of a layer.
+
+    Args:
+      config: the config of the decoder layers.
+      tensors: those in the files, by name.
+      layers: the numbers that the layers have in the checkpoint; by default those of a language model.
+      prefix: what stands before ``layers.``; by default what the architecture has there.
+
+    Raises:
+      Refusal: one of them has another shape or dtype than ``config`` asks for, the two of a layer are oriented differently,
+        or an expert is stored twice.
+    """
+    replaced, experts, names = dict(tensors), config.experts, names_of(config.architecture)
+    if experts is None or names.stacked_maps is not None:
+        return replaced
+    start = names.prefix if prefix is None else prefix
+    gate, up, down = names.expert_maps
+    X, D, Fe = experts.count, config.hidden_size, experts.width
+    for i, layer in enumerate(range(config.num_layers) if layers is None else layers):
+        at = f"{start}layers.{layer}.{names.experts}."
+        held = {part: tensors[at + part] for part in (GATE_UP, DOWN) if at + part in tensors}
+        if not held or not config.has_experts(i):
+            continue
+        transposed = _orientation(held, {GATE_UP: (X, 2 * Fe, D), DOWN: (X, D, Fe)})
+        for part, maps, shape in ((GATE_UP, (gate, up), (Fe, D)), (DOWN, (down,), (D, Fe))):
+            if part in held:
+                del replaced[at + part]
+                _add(replaced, at, held[part], maps, shape, transposed)
+    return replaced
+
+
+def _add(
+    tensors: dict[str, Tensor], at: str, origin: Tensor, maps: Iterable[str], shape: tuple[int, int], transposed: bool
+):
+    """Add the ``maps`` of each expert, which are one after another in ``origin``."""
+    for expert in range(origin.shape[0]):
+        for number, name in enumerate(maps):
+            own = f"{at}{expert}.{name}.weight"
+            if own in tensors:
+                raise Refusal(
+                    f"{origin.file}: holds tensor {origin.name!r} besides {own!r}, which is a part of it; delete one of them"
+                )
+            start = number * shape[0]
+            tensors[own] = ExpertMap(
+                own, origin.file, origin.path, shape, origin.dtype, origin, expert, start, transposed
+            )
+
+
+def _orientation(held: Mapping[str, Tensor], plain: Mapping[str, tuple[int, int, int]]) -> bool:
+    """Whether the tensors of a layer have input features before output features.
+
+    Args:
+      held: ``GATE_UP`` or ``DOWN`` -> the tensor, for those that the files have.
+      plain: the shape of each with output features first.
+    """
+    found: dict[bool, Tensor] = {}
+    for part, tensor in held.items():
+        X, out, inputs = plain[part]
+        if tensor.dtype not in FLOAT_DTYPES or tensor.shape not in ((X, out, inputs), (X, inputs, out)):
+            raise Refusal(
+                f"{tensor.file}: tensor {tensor.name!r} is {tensor.dtype} {list(tensor.shape)}, but config.json asks for "
+                f"one of {', '.join(FLOAT_DTYPES)} and {[X, inputs, out]} or {[X, out, inputs]}"
+            )
+        if out != inputs:
+            found[tensor.shape[1] == inputs] = tensor
+    if len(found) > 1:
+        shapes = " and ".join(f"{tensor.name!r} {list(tensor.shape)}" for tensor in found.values())
+        raise Refusal(
+            f"{found[True].file}: tensors {shapes} are oriented differently: expected both as published, with input "
+            "features before output features, or both the other way round"
+        )
+    return next(iter(found), True)  # published files have input features first
