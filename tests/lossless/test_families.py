@@ -2,6 +2,8 @@
 
 The target reads texts through pages and drafts of every kind; the oracle has causal passes over whole histories alone."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 from flax import nnx
@@ -24,6 +26,7 @@ QUICK = (
     HeadProgram("rejection", "eagle", architecture="GptOssForCausalLM"),
     HeadProgram("match", "medusa", architecture="Gemma2ForCausalLM"),
     HeadProgram("block", "mlp", architecture="OPTForCausalLM"),
+    HeadProgram("rejection", "eagle", architecture="Gemma4ForCausalLM"),
 )
 
 
@@ -48,6 +51,17 @@ def with_values_of_one_head(target):
     for layer in broken.layers:
         values, heads = layer.attention.values.weight[...], layer.attention.num_heads
         layer.attention.values.weight = nnx.Param(jnp.tile(values[: len(values) // heads], (heads, 1)))
+    return broken
+
+
+def with_an_earlier_cache(target):
+    """The target whose layer without a cache reads that of the first layer with a window, and not of the last."""
+    graph, state = nnx.split(target)
+    broken = nnx.merge(graph, state)
+    layers = list(broken.config.layers)
+    assert layers[3].reads_cache_of == 1
+    layers[3] = dataclasses.replace(layers[3], reads_cache_of=0)
+    broken.config = dataclasses.replace(broken.config, layers=tuple(layers))
     return broken
 
 
@@ -81,6 +95,7 @@ class TestSteps(Losslessness):
         ("family", "broken"),
         [
             ("GptOssForCausalLM", without_sinks),
+            pytest.param("Gemma4ForCausalLM", with_an_earlier_cache, marks=pytest.mark.nightly),
             pytest.param("MixtralForCausalLM", with_a_capacity, marks=pytest.mark.long),
             pytest.param("Glm4MoeLiteForCausalLM", with_values_of_one_head, marks=pytest.mark.long),
         ],
