@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from disturbances import preempting, serve
 from engines import TARGET, causal
 from flax import nnx
+from tiers import in_tiers
 from tiny import ARCHITECTURES, tiny_checkpoint
 from tiny_heads import NO_EMBEDDING, eagle, speculators
 
@@ -95,6 +97,26 @@ def test_drafts_leave_the_greedy_text_of_the_target(tmp_path, architecture, draf
     assert drafted > 0
     if draft == "draft_model":
         assert accepted > drafted // 2
+
+
+@pytest.mark.parametrize("architecture", in_tiers(ARCHITECTURES, test=("DeepseekV3ForCausalLM", "Gemma4ForCausalLM")))
+def test_disturbances_leave_the_greedy_text_of_the_target(tmp_path, architecture):
+    """Requests that share a prefix, with a budget of tokens to verify, and are swapped out of the device and back."""
+    how = {"num_draft_tokens": 3, "verify_budget": 2.5, "max_len": 64, "page_size": 8, "prefill_chunk": 16}
+    llm = jspec.load(tiny_checkpoint(tmp_path, architecture), "ngram", max_batch=3, **how)
+    prefix = [5, 6, 7, 8] * 6
+    prompts = [[*prefix, *rest] for rest in ([9], [10, 11], [12, 13, 14], [5, 6], [15])]
+    params = jspec.SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    requests = [llm.engine.request(prompt, params) for prompt in prompts]
+    with preempting(llm.engine):
+        actives = serve(llm.engine, requests, at_a_time=2)
+    metrics = llm.engine.metrics()
+    assert metrics.num_preemptions > 0
+    assert metrics.num_cached_tokens > 0
+    for prompt, active in zip(prompts, actives, strict=True):
+        tokens = list(active.tokens)
+        likeliest = np.argmax(llm.logits([*prompt, *tokens]), axis=-1).tolist()
+        assert likeliest[len(prompt) - 1 : -1] == tokens
 
 
 @pytest.mark.parametrize(("dtype", "multiplier"), [(jnp.float32, 3584**0.5), (jnp.bfloat16, 59.75)])
