@@ -86,6 +86,16 @@ BLOCK_FORMATS = ("jspec.checkpoints.heads.block:FORMAT", "jspec.checkpoints.head
 
 METHODS = (
     DraftMethod(
+        name="assistant",
+        help="an assistant of Gemma 4: K passes over the target's own keys and values, fed with its last hidden state",
+        drafter="jspec.drafting.assistant:Assistant",
+        config="jspec.config.heads.assistant:AssistantConfig",
+        module="jspec.models.heads.assistant:AssistantHead",
+        formats=("jspec.checkpoints.heads.assistant:FORMAT",),
+        argmax_below=0.3,  # as for EAGLE heads; not measured on a checkpoint with an assistant
+        options=DRAWN,
+    ),
+    DraftMethod(
         name="dspark",
         help="a DSpark head: one pass fills a block of mask tokens, and each draft depends on the one before it",
         drafter="jspec.drafting.block:Block",

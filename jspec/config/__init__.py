@@ -31,6 +31,7 @@ Dimension letters have one meaning in code, comments and einsums everywhere in j
 from jspec.config.engine import MAX_POSITIONS as MAX_POSITIONS
 from jspec.config.engine import NULL_PAGE as NULL_PAGE
 from jspec.config.engine import EngineConfig as EngineConfig
+from jspec.config.layer import OF_TARGET as OF_TARGET
 from jspec.config.layer import LayerConfig as LayerConfig
 from jspec.config.mla import Latent as Latent
 from jspec.config.model import ModelConfig as ModelConfig

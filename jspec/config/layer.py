@@ -4,6 +4,7 @@ import dataclasses
 
 from jspec._validation import is_int, require
 
+OF_TARGET = -1  # as ``LayerConfig.reads_cache_of``: a layer of the target that a draft head drafts for
 _SIZES = ("head_dim", "num_kv_heads", "intermediate_size")
 
 
@@ -18,7 +19,8 @@ class LayerConfig:
       keys_are_values: whether the layer has no projection of values: its keys, before their norm and rotation, take their
         place (Gemma 4, 2026).
       reads_cache_of: the earlier layer whose keys and values this layer attends to, because it has none (Brandon et al.,
-        "Reducing Transformer Key-Value Cache Size with Cross-Layer Attention", 2024); None if it has its own.
+        "Reducing Transformer Key-Value Cache Size with Cross-Layer Attention", 2024); None if it has its own. ``OF_TARGET``
+        for a layer of a draft head that attends to keys and values of its target.
 
     Example::
 
@@ -38,7 +40,7 @@ class LayerConfig:
             require(sized, f"layers.{name}", value, "an integer of at least 1 and below 2^31")
         require(isinstance(self.keys_are_values, bool), "layers.keys_are_values", self.keys_are_values, "True or False")
         source = self.reads_cache_of
-        known = source is None or (is_int(source) and source >= 0)
+        known = source is None or (is_int(source) and source >= OF_TARGET)
         require(known, "layers.reads_cache_of", source, "None or the number of an earlier layer")
 
     @property
@@ -54,7 +56,7 @@ class LayerConfig:
     def require_source(self, layer: int, others: "tuple[LayerConfig, ...]", windows: tuple[int | None, ...]):
         """Raise a ValueError unless this layer, the one with number ``layer``, can read the cache that it names."""
         source = self.reads_cache_of
-        if source is None:
+        if source in (None, OF_TARGET):
             return
         earlier = source < layer and others[source].reads_cache_of is None
         require(

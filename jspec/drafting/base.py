@@ -91,6 +91,8 @@ class Context:
       processing: changes of each request's logits before the temperature, stop tokens that come too early included.
       noise: the noise of the round, which is the only noise that a drafter may draw with.
       fixed: drafts that take the place of the drafter's own, which it continues; None if no row has any.
+      cache: the target's keys and values, one entry for each layer (``DecodeState.cache``), valid in slots 0 .. length - 2
+        of a row. A drafter may read them, and never writes.
 
     Example::
 
@@ -109,6 +111,7 @@ class Context:
     processing: Processing
     noise: RoundNoise
     fixed: FixedDrafts | None = None
+    cache: Any = None
 
     def tokens_at(self, positions) -> jax.Array:
         """Committed tokens at int32 positions ``[B, J]``, int32 ``[B, J]``.

@@ -15,7 +15,7 @@ from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.gguf import refuse_gguf
 from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.config import ModelConfig, Shards, Speculation
-from jspec.config.heads import DraftConfig, HeadConfig
+from jspec.config.heads import AssistantConfig, DraftConfig, HeadConfig
 from jspec.drafting.base import Drafter
 from jspec.drafting.methods import drafter_for
 from jspec.engine.multihost.leader import fewest
@@ -166,6 +166,11 @@ def check_pair(pair: Pair, speculation: Speculation, max_len: int) -> CheckedPai
 
 def require_shards(shards: Sequence[Shards | None], target: ModelConfig, draft: DraftConfig | None):
     """Raise a ValueError unless target and draft can be split into ``shards``, and there are so many devices."""
+    if isinstance(draft, AssistantConfig) and shards[0] is not None:
+        raise ValueError(
+            f"tensor_parallel={shards[0].count}: expected 1 with an assistant, which reads keys and values of all heads of "
+            "the target, while each device has those of some; leave out tensor_parallel, or draft with draft='ngram'"
+        )
     for shard, config in zip(shards, (target, None if draft is None else draft.language_model), strict=True):
         if shard is not None:
             mesh_of(shard.count, shard.axis)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ from causal_heads import causal_drafts
 from engines import CONFIG, DRAFT, LATENTS, MAX_LEN, TARGET, V, plain_greedy, ragged_prompts, shared, target
 from flax import nnx
 
-from jspec.config import Speculation
+from jspec.config import OF_TARGET, LayerConfig, Speculation
 from jspec.config.heads import (
+    AssistantConfig,
     BlockConfig,
     Eagle3Config,
     EagleConfig,
@@ -33,6 +35,19 @@ D, REDUCED = TARGET.hidden_size, 20
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
 LAYERS = dataclasses.replace(TARGET, num_layers=2, windows=(None, 9))
 MASK = 5
+_OF_TARGET = LayerConfig(TARGET.head_dim, TARGET.num_kv_heads, 20, reads_cache_of=OF_TARGET)
+ASSISTANT = dataclasses.replace(
+    TARGET,
+    architecture="Gemma4ForCausalLM",
+    hidden_size=12,
+    num_layers=2,
+    windows=(3, None),
+    qk_norm=True,
+    norm="rms_wide",
+    norm_placement="around",
+    layer_scalars=True,
+    layers=(_OF_TARGET, _OF_TARGET),
+)
 BLOCK = dataclasses.replace(
     TARGET, architecture="Qwen3ForCausalLM", num_layers=2, windows=(None, 9), qk_norm=True, max_position=MAX_LEN
 )
@@ -49,6 +64,7 @@ HEADS: dict[str, HeadConfig] = {
     "dspark": BlockConfig(
         BLOCK, REDUCED, D, (1, 3), 4, MASK, True, (False, False), "gated", 6, "markov", own_head=True
     ),
+    "assistant": AssistantConfig(ASSISTANT, D, V, 9),
     "eagle-small": EagleConfig(LAYER, draft_vocab_size=REDUCED).with_quantization("int8"),
 }
 SHORT = 27  # number of positions of a draft head that has fewer than its target
@@ -80,6 +96,8 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     ),
     "dspark-rnn": BlockConfig(BLOCK, V, D, (2,), 8, MASK, True, (False, False), "rnn", 4, "hidden"),
     "dspark-vanilla": BlockConfig(BLOCK, V, D, (1, 2), 5, MASK, False, (False, False), "vanilla", 4),
+    "assistant-all-tokens": AssistantConfig(dataclasses.replace(ASSISTANT, windows=(None, 12)), D),
+    "assistant-int8": AssistantConfig(ASSISTANT, D).with_quantization("int8"),
     "medusa-borrowed-head": MedusaConfig(V, D, 12, num_blocks=2, own_head=False),
     "eagle3-int8": HEADS["eagle3"].with_quantization("int8"),
     "p-eagle-fp8": HEADS["p-eagle"].with_quantization("fp8"),
@@ -142,6 +160,8 @@ def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> 
         ids, Vd = np.full(shape, -1), config.dimensions["Vd"]
         ids[np.sort(rng.permutation(len(ids))[:Vd])] = np.arange(Vd)
         return ids
+    if name == "cluster_tokens":
+        return rng.permutation(math.prod(shape)).reshape(shape)
     noise = rng.standard_normal(shape).astype(np.float32)
     if len(shape) > 1:
         return noise * (0.1 if "embedding" in name else shape[1] ** -0.5)

@@ -23,6 +23,7 @@ speculators.py         EAGLE, EAGLE-3 and P-EAGLE in the speculators format
 block.py               block drafters (DFlash, JetSpec, DSpark) in the native layouts
 block_settings.py      their settings in config.json
 block_speculators.py   block drafters in the speculators format
+assistant.py           assistants of Gemma 4
 mtp.py                 multi-token prediction layers
 medusa.py              Medusa heads
 mlp.py                 MLP speculators

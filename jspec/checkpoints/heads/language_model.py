@@ -28,7 +28,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     layout = decoder_layout(config, replaced.tensors)
     if is_multimodal(fields):
         note = f"{len(others)} tensors of other parts than the text model were left out"
-        layout = dataclasses.replace(layout, left_out=others, notes=(*layout.notes, note))
+        layout = dataclasses.replace(layout, left_out=layout.left_out | others, notes=(*layout.notes, note))
     layout = with_note(layout, replaced)
     if stored is None:
         return without_cache_scales(layout)

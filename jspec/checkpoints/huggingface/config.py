@@ -24,7 +24,7 @@ from jspec.checkpoints.huggingface.rope import write_rope
 from jspec.checkpoints.huggingface.scales import with_stored_quantization
 from jspec.checkpoints.huggingface.unread_classes import why_not
 from jspec.checkpoints.huggingface.windows import read_windows
-from jspec.config import ModelConfig
+from jspec.config import OF_TARGET, ModelConfig
 from jspec.config.heads import HeadConfig
 
 # No dense decoder exceeds these. They bound the work that a hostile config can cause.
@@ -111,6 +111,10 @@ def decoder_config(folder: Folder, fields: Fields) -> ModelConfig:
     except ValueError as error:
         raise Refusal(f"{fields.where}: {error}") from None
     require_size(config, fields.where)
+    if any(config.layer(number).reads_cache_of == OF_TARGET for number in range(config.num_layers)):
+        raise fields.refuse(
+            "num_kv_shared_layers", f"fewer than the {config.num_layers} layers, as no layer would have keys and values"
+        )
     return config if stored is None else with_stored_quantization(config, stored, called)
 
 

@@ -9,19 +9,22 @@ eagle.py      EAGLE and EAGLE-2
 eagle3.py     EAGLE-3 and P-EAGLE
 mtp.py        multi-token prediction layers
 block.py      DFlash, JetSpec and DSpark
+assistant.py  assistants of Gemma 4
 mlp.py        MLP speculator
 medusa.py     Medusa heads
 pard.py       PARD, a language model with mask tokens
 
-Dimension letters are those of ``jspec.config``, and five more:
+Dimension letters are those of ``jspec.config``, and seven more:
 
     E   size of a feature: how many numbers of the target one slot of the draft head reads
     Vd  draft vocabulary: how many of the V tokens the draft head can propose
     Dt  width of the target, where the draft head has a width D of its own
     W   width of the state of an MLP speculator
     Rm  rank of the Markov head of a DSpark head
+    Nc  clusters of tokens in the output head of an assistant, of Vc tokens each
 """
 
+from jspec.config.heads.assistant import AssistantConfig as AssistantConfig
 from jspec.config.heads.base import EMBEDDING as EMBEDDING
 from jspec.config.heads.base import DraftConfig as DraftConfig
 from jspec.config.heads.base import HeadConfig as HeadConfig

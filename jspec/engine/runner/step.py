@@ -278,6 +278,7 @@ class DecodeStep:
             warp=request.warp,
             processing=processing,
             noise=noise,
+            cache=state.cache,
         )
         return self.drafter.propose(state.draft, context)
 

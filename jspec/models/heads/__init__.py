@@ -6,4 +6,5 @@ medusa.py             Medusa
 mlp_speculator.py     MLP speculators
 mtp.py                multi-token prediction layers
 block.py              block drafters: DFlash, JetSpec and DSpark
+assistant.py          assistants of Gemma 4
 draft_vocabulary.py   from tokens of a draft vocabulary to the target's, and back"""

@@ -10,7 +10,7 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.huggingface.families.family import Family
 from jspec.checkpoints.huggingface.families.family_keys import expert_counts
 from jspec.checkpoints.huggingface.rope import read_rope
-from jspec.config import Experts, LayerConfig
+from jspec.config import OF_TARGET, Experts, LayerConfig
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _DEFAULT_ROPES = {
@@ -65,13 +65,16 @@ def gemma4(fields: Fields) -> dict[str, Any]:
 
 def _layers(fields: Fields) -> tuple[LayerConfig, ...]:
     kinds = _kinds(fields)
-    first_shared = len(kinds) - fields.integer("num_kv_shared_layers", 0, low=0, high=len(kinds))
+    shared = fields.integer("num_kv_shared_layers", 0, low=0, high=len(kinds))
+    first_shared = len(kinds) - shared
     sizes, width = _sizes(fields, kinds), fields.integer("intermediate_size")
     same, double = fields.flag("attention_k_eq_v"), fields.flag("use_double_wide_mlp")
     layers = []
     for number, kind in enumerate(kinds):
         shares, source = number >= first_shared, None
-        if shares:
+        if shared == len(kinds):
+            source = OF_TARGET
+        elif shares:
             own = [other for other in range(first_shared) if kinds[other] == kind]
             if not own:
                 raise fields.refuse(
