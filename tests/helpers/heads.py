@@ -37,6 +37,8 @@ BLOCK = dataclasses.replace(
     TARGET, architecture="Qwen3ForCausalLM", num_layers=2, windows=(None, 9), qk_norm=True, max_position=MAX_LEN
 )
 
+CONVOLVED = {"conv_taps": 2, "conv_group": 4, "selector_rank": 6, "candidates": 5}  # of a DFlash2 head
+
 HEADS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYERS, fuse_bias=True),
     "mtp": MTPConfig(LAYER),
@@ -50,6 +52,7 @@ HEADS: dict[str, HeadConfig] = {
         BLOCK, REDUCED, D, (1, 3), 4, MASK, True, (False, False), "gated", 6, "markov", own_head=True
     ),
     "eagle-small": EagleConfig(LAYER, draft_vocab_size=REDUCED).with_quantization("int8"),
+    "dflash2": BlockConfig(BLOCK, V, D, (0, 2), 5, MASK, False, (False, False), **CONVOLVED),
 }
 SHORT = 27  # number of positions of a draft head that has fewer than its target
 VARIANTS: dict[str, HeadConfig] = HEADS | {
@@ -80,6 +83,9 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     ),
     "dspark-rnn": BlockConfig(BLOCK, V, D, (2,), 8, MASK, True, (False, False), "rnn", 4, "hidden"),
     "dspark-vanilla": BlockConfig(BLOCK, V, D, (1, 2), 5, MASK, False, (False, False), "vanilla", 4),
+    "dflash2-causal": BlockConfig(
+        BLOCK, V, D, (2,), 8, MASK, True, (True, True), own_head=True, **CONVOLVED | {"conv_taps": 3, "candidates": V}
+    ),
     "medusa-borrowed-head": MedusaConfig(V, D, 12, num_blocks=2, own_head=False),
     "eagle3-int8": HEADS["eagle3"].with_quantization("int8"),
     "p-eagle-fp8": HEADS["p-eagle"].with_quantization("fp8"),
@@ -91,6 +97,7 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "mtp-small": MTPConfig(LAYERS, draft_vocab_size=REDUCED).with_quantization("int8"),
     "mtp-plain-output-small": MTPConfig(LAYER, norm_output=False, mask_first=True, draft_vocab_size=REDUCED),
     "dspark-int8": HEADS["dspark"].with_quantization("int8"),
+    "dflash2-int8": HEADS["dflash2"].with_quantization("int8"),
     "dflash-small": HEADS["dflash"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
     "pard-small": HEADS["pard"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
     "mlp-small": MLPConfig(V, D, 24, 4, draft_vocab_size=REDUCED, quantization="int8"),

@@ -20,7 +20,8 @@ eagle.py               EAGLE in SafeAILab's layout
 eagle3.py              EAGLE-3 and P-EAGLE in the native layouts
 eagle3_settings.py     where their config.json has settings, and what ``norm_output`` means
 speculators.py         EAGLE, EAGLE-3 and P-EAGLE in the speculators format
-block.py               block drafters (DFlash, JetSpec, DSpark) in the native layouts
+block.py               block drafters (DFlash, DFlash2, JetSpec, DSpark) in the native layouts
+block_dflash2.py       what DFlash2 heads have besides
 block_settings.py      their settings in config.json
 block_speculators.py   block drafters in the speculators format
 mtp.py                 multi-token prediction layers

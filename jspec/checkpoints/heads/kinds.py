@@ -23,15 +23,9 @@ from jspec.checkpoints.unread_keys import warn_of_unread_keys
 from jspec.registry import METHODS, resolve
 
 # Kinds of checkpoints that jspec refuses, each with the test that finds it. A supported layout would recognise them too:
-# a DFlash 2 head, for example, has the tensors of a DFlash head, but computes something else.
+# an XPress head, for example, has the tensors of a DFlash head, but computes something else.
 _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = (
-    (
-        "DFlash 2 heads, which have convolutions around their layers,",
-        lambda fields, names: (
-            "dflash2" in architectures(fields)
-            or any("attention_conv" in name or "candidate_selector" in name for name in names)
-        ),
-    ),
+    ("DFlash2Beam heads", lambda fields, _: "dflash2beam" in architectures(fields)),
     ("XPress heads, which refine their drafts,", lambda fields, _: "xpress" in architectures(fields)),
     ("LiLiCorr heads", lambda fields, _: "lilicorr" in architectures(fields)),
     ("Domino heads", lambda fields, _: "domino" in architectures(fields)),

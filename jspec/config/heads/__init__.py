@@ -8,18 +8,21 @@ auxiliary.py  the base of heads that fuse auxiliary hidden states: eagle3.py and
 eagle.py      EAGLE and EAGLE-2
 eagle3.py     EAGLE-3 and P-EAGLE
 mtp.py        multi-token prediction layers
-block.py      DFlash, JetSpec and DSpark
+block.py      DFlash, DFlash2, JetSpec and DSpark
 mlp.py        MLP speculator
 medusa.py     Medusa heads
 pard.py       PARD, a language model with mask tokens
 
-Dimension letters are those of ``jspec.config``, and five more:
+Dimension letters are those of ``jspec.config``, and eight more:
 
     E   size of a feature: how many numbers of the target one slot of the draft head reads
     Vd  draft vocabulary: how many of the V tokens the draft head can propose
     Dt  width of the target, where the draft head has a width D of its own
     W   width of the state of an MLP speculator
     Rm  rank of the Markov head of a DSpark head
+    Tc  slots over which a convolution of a DFlash2 head reaches
+    Gc  groups of numbers that share the computed part of its kernels
+    Rs  rank of the candidate selector of a DFlash2 head
 """
 
 from jspec.config.heads.base import EMBEDDING as EMBEDDING
