@@ -162,7 +162,7 @@ def _convolved(config, conv, x):
         rows = []
         for t in range(n):
             delta = conv.kernel_projection(x[:, t : t + 1]).reshape(-1, *shape)[:, which]
-            kernel = conv.base_kernel[...][which] + jnp.repeat(delta, config.conv_group, axis=2)
+            kernel = conv.base_kernel[...][which][None] + jnp.repeat(delta, config.conv_group, axis=2)
             rows.append(sum(kernel[:, back] * y[:, t - back] for back in range(min(config.conv_taps, t + 1))))
         return jnp.stack(rows, axis=1)
 

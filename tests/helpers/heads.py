@@ -150,6 +150,8 @@ def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> 
         ids[np.sort(rng.permutation(len(ids))[:Vd])] = np.arange(Vd)
         return ids
     noise = rng.standard_normal(shape).astype(np.float32)
+    if name.endswith("kernel_projection.weight"):
+        noise *= 0.3  # of convolutions, several of which follow each other
     if len(shape) > 1:
         return noise * (0.1 if "embedding" in name else shape[1] ** -0.5)
     return 0.1 * noise if name.endswith("bias") else noise if name == "mask_hidden" else 1 + 0.1 * noise

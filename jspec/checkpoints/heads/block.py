@@ -8,9 +8,10 @@ settings differ in where they are and in what they mean:
 | ``target_layer_ids``, ``mask_token_id`` | in ``dflash_config`` | in ``dflash_config`` | at the top |
 | first slot that drafts | the second | the anchor's | the anchor's |
 | block attention | both ways; causal with ``causal_head``, and in layers with a window | the same | both ways |
-| beside the layers | nothing, or what DFlash2 has (``block_dflash2``) | Markov and confidence heads | these, and copies of embedding and output head |
+| beside the layers | nothing; DFlash2: see below | Markov and confidence heads | these, copies of embedding and head |
 
-Layer id i means the residual stream after layer i, so -1 is the embedding. Nothing in a DFlash head's tensors says which
+What a DFlash2 head has beside the layers, and in them, ``block_dflash2`` reads. Layer id i means the residual stream after
+layer i, so -1 is the embedding. Nothing in a DFlash head's tensors says which
 slot drafts first: the class in ``architectures`` decides, unless ``sample_from_anchor`` says it, or
 ``query_zero_predicts_next``, which means the same. Either may be in ``dflash_config`` or at the top, in every layout
 (``jspec.checkpoints.heads.block_settings``)."""
@@ -213,8 +214,8 @@ def _confidence(top: Fields, tensors: dict[str, Tensor], hidden_size: int, rank:
 def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
     """The config.json: of DeepSpec's layout for heads whose anchor drafts and for DSpark heads, of z-lab's for others.
 
-    DeepSpec's layout has neither causal layers nor windows, nor DFlash2 heads. A head whose first draft is not where the class of its layout
-    has it says so under ``ANCHOR_KEYS``.
+    DeepSpec's layout has neither causal layers nor windows, nor DFlash2 heads. A head whose first draft is not where the
+    class of its layout has it says so under ``ANCHOR_KEYS``.
 
     Raises:
       ValueError: neither layout can state ``config``.
@@ -235,7 +236,10 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
         every, plain = all(config.causal), tuple(window is not None for window in windows)
         both_ways = {"is_causal": False} if config.is_dflash2 and any(windows) and not any(config.causal) else {}
         require(
-            every or config.causal == plain or bool(both_ways), "causal", config.causal, f"True for each layer, or {plain}"
+            every or config.causal == plain or bool(both_ways),
+            "causal",
+            config.causal,
+            f"True for each layer, or {plain}",
         )
         require(config.markov is None, "markov", config.markov, "None where a layer is causal or has a window")
         dflash = {"mask_token_id": config.mask_token_id, OUTPUT_IDS: ids, **({"causal_head": True} if every else {})}

@@ -189,7 +189,7 @@ class BlockConfig(AuxiliaryConfig):
 
     @property
     def _convolution_parameters(self) -> tuple[Parameter, ...]:
-        """The convolutions of a DFlash2 head's layers, never quantised: they are small, and hold what depends on the slot."""
+        """The convolutions of a DFlash2 head's layers. They are small and never quantised."""
         if not self.is_dflash2:
             return ()
         copies, parameters = indices(0, self.layers.num_layers), []

@@ -13,15 +13,15 @@ see the hidden states before it, and the selector the draft before it.
 where x is a on side 0, and on side 1 the output of the sublayer, before it is added to the residual stream. Both deltas are
 of the same a. Taps do not reach before the block: the context goes through no convolution.
 
-**Candidate selector.** Let u_i be the logits of draft i, h_i the hidden state after the final norm, p the draft before it, or
-the anchor, and C the ``candidates`` likeliest tokens of u_i. With A, B ``[V, Rs]`` and W ``[Rs, D]``,
+**Candidate selector.** Let u_i be the logits of draft i, h_i the hidden state after the final norm, p the draft before it,
+or the anchor, and C the ``candidates`` likeliest tokens of u_i. With A, B ``[V, Rs]`` and W ``[Rs, D]``,
 
     score(c) = u_i[c] + sum over r of A[p, r] (W h_i)[r] B[c, r]    for c in C, and -inf for any other token
 
 and draft i is drawn from the softmax of score / temperature: its distribution is exactly that.
 
-Sources: speculators 0.9.0, ``models/dflash2/model_definitions.py`` (after z-lab/dflash 07ebd93, ``dflash/model.py``), for the
-modules; vLLM 030da624, ``qwen3_dflash2.py`` and ``spec_decode/dflash2/speculator.py``, for how drafts are drawn: scores in
+Sources: speculators 0.9.0, ``models/dflash2/model_definitions.py`` (after z-lab/dflash 07ebd93, ``dflash/model.py``), for
+the modules; vLLM 030da624, ``qwen3_dflash2.py`` and ``spec_decode/dflash2/speculator.py``, for how drafts are drawn: scores in
 float32, the candidates fixed before the selector adds anything."""
 
 import jax
