@@ -104,7 +104,9 @@ def require_fit(source: HuggingFaceModel, target: Checkpoint, needless: bool):
         model = target.config
     except Refusal as error:
         if not isinstance(source.config, ModelConfig):
-            raise Refusal(f"{error}; a draft head is converted without --target (target=), too, but not checked") from None
+            raise Refusal(
+                f"{error}; a draft head is converted without --target (target=), too, but not checked"
+            ) from None
         raise
     if isinstance(source.config, ModelConfig) and needless:
         raise Refusal(f"{source.folder.given}: holds a language model, not a draft head, so no target is needed")

@@ -28,7 +28,8 @@ _OTHER_USES = """
     add_cross_attention add_pooling_layer chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id
     image_token_id image_token_index is_decoder is_encoder_decoder mask_token_id modal_type num_labels output_attentions
     output_hidden_states pad_token_id pooling_type prefix pruned_heads return_dict sep_token_id tf_legacy_loss
-    tie_encoder_decoder torchscript use_bfloat16 use_cache use_return_dict video_token_id vision_end_token_id vision_start_token_id
+    tie_encoder_decoder torchscript use_bfloat16 use_cache use_return_dict video_token_id vision_end_token_id
+    vision_start_token_id
 """
 _GENERATION = """
     bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size

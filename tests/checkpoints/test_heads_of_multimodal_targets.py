@@ -8,7 +8,6 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiers import in_tiers
 from tiny import tiny_checkpoint, write_weights
 from tiny_heads import NO_EMBEDDING, eagle3, medusa, speculators
 
@@ -46,7 +45,11 @@ MULTIMODAL = {
         {**THETA, "target_model_type": "qwen3_vl", "rope_scaling": {"rope_type": "default", **INTERLEAVED}},
         {},
     ),
-    "SpecForge, Qwen3-VL-MoE": (eagle3, {**THETA, "target_model_type": "qwen3_vl_moe", "rope_scaling": INTERLEAVED}, {}),
+    "SpecForge, Qwen3-VL-MoE": (
+        eagle3,
+        {**THETA, "target_model_type": "qwen3_vl_moe", "rope_scaling": INTERLEAVED},
+        {},
+    ),
     # SpecForge, configs/qwen2-5-vl-eagle3.json
     "SpecForge, Qwen2.5-VL": (
         eagle3,
@@ -126,7 +129,8 @@ def test_additional_maps_are_refused(tmp_path):
         read_draft_config(eagle3(tmp_path / "head", additional_fc=True))
 
 
-@pytest.mark.parametrize("name", in_tiers(["SpecForge, Gemma 3", "speculators, Qwen3-VL"], test=["SpecForge, Gemma 3"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["SpecForge, Gemma 3", "speculators, Qwen3-VL"])
 def test_a_head_drafts_for_the_text_of_a_multimodal_target(tmp_path, name):
     write, keys, said = MULTIMODAL[name]
     target, head = multimodal(tmp_path / "target"), write(tmp_path / "head", **keys)

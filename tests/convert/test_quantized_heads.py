@@ -8,8 +8,8 @@ import json
 import numpy as np
 import pytest
 import tiny_heads
-from block_checkpoints import KINDS, Kind, model_optimizer_config, stored_as
-from fp8_checkpoints import _quantized, compressed_tensors, vllm_fp8
+from block_checkpoints import KINDS, Kind, model_optimizer_config, nvfp4_config, stored_as
+from fp8_checkpoints import FP8, _quantized, compressed_tensors, vllm_fp8
 from heads import random_head
 from mtp_checkpoints import with_layers
 from safetensors.numpy import load_file
@@ -143,6 +143,45 @@ def test_a_head_is_read_as_the_weights_that_it_stands_for(tmp_path, case):
     assert_same(load_draft(tmp_path / "out", "float32"), load_draft(wide, "float32"))
 
 
+def as_array(tensor) -> np.ndarray:
+    """A tensor of torch as an array; NumPy does not know FP8."""
+    if "float8" in str(tensor.dtype):
+        return tensor.view(dtype=pytest.importorskip("torch").uint8).numpy().view(FP8)
+    return tensor.numpy()
+
+
+def by_compressed_tensors(weight: np.ndarray, strategy: str):
+    """A weight as the library itself stores it, and as the library dequantises it."""
+    torch = pytest.importorskip("torch")
+    library = pytest.importorskip("compressed_tensors")
+    pack = pytest.importorskip("compressed_tensors.compressors.nvfp4.helpers").pack_fp4_to_uint8
+    steps = pytest.importorskip("compressed_tensors.quantization.lifecycle.forward")
+    wide, more = torch.from_numpy(weight), {}
+    known = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
+    if strategy == "tensor_group":
+        known |= {"num_bits": 4, "group_size": 16}
+        overall = (448 * 6 / wide.abs().max()).reshape(1)
+        peaks = wide.reshape(len(wide), -1, 16).abs().amax(-1)
+        scale, more = (peaks / 6 * overall).to(torch.float8_e4m3fn), {"global_scale": overall}
+    else:
+        scale = (wide.abs().amax(1, keepdim=True) if strategy == "channel" else wide.abs().amax().reshape(1)) / 448
+    how = library.quantization.QuantizationArgs(**known)
+    dtype = torch.float32 if more else torch.float8_e4m3fn
+    stored = steps.quantize(wide, scale.float(), torch.zeros_like(scale.float()), how, dtype=dtype, **more)
+    expected = steps.dequantize(stored, scale.float(), args=how, **more).float().numpy()
+    parts = {".weight_packed": pack(stored), ".weight_global_scale": overall} if more else {".weight": stored}
+    return {end: as_array(part) for end, part in {**parts, ".weight_scale": scale}.items()}, expected
+
+
+@pytest.mark.parametrize("strategy", ["channel", "tensor", "tensor_group"])
+def test_compressed_tensors_reads_the_same(tmp_path, strategy):
+    config = nvfp4_config() if strategy == "tensor_group" else compressed_tensors(strategy)
+    kind = Kind(config, lambda weight: by_compressed_tensors(weight, strategy), "")
+    src, wide = stored_head(tmp_path / "head", "eagle3", kind)
+    with pytest.warns(UserWarning, match="dequantised"):
+        assert_same(load_draft(src, "float32"), load_draft(wide, "float32"))
+
+
 def test_each_format_is_tried_quickly():
     assert {name for _, name in QUICK} == set(FORMATS)
     assert {head for head, _ in QUICK} == set(HEADS)
@@ -249,5 +288,5 @@ def test_a_config_that_says_so_of_plain_weights_is_refused(tmp_path, make):
     src = make(tmp_path / "head")
     config = json.loads((src / "config.json").read_text())
     (src / "config.json").write_text(json.dumps({**config, "quantization_config": compressed_tensors()}))
-    with pytest.raises(Refusal, match="says that the weights are FP8 .*, but none of the files is; remove it if they"):
+    with pytest.raises(Refusal, match=r"says that the weights are FP8 .*, but none of the files is; remove it if they"):
         load_draft(src, "float32")

@@ -21,8 +21,8 @@ or the anchor, and C the ``candidates`` likeliest tokens of u_i. With A, B ``[V,
 and draft i is drawn from the softmax of score / temperature: its distribution is exactly that.
 
 Sources: speculators 0.9.0, ``models/dflash2/model_definitions.py`` (after z-lab/dflash 07ebd93, ``dflash/model.py``), for
-the modules; vLLM 030da624, ``qwen3_dflash2.py`` and ``spec_decode/dflash2/speculator.py``, for how drafts are drawn: scores in
-float32, the candidates fixed before the selector adds anything."""
+the modules; vLLM 030da624, ``qwen3_dflash2.py`` and ``spec_decode/dflash2/speculator.py``, for how drafts are drawn: scores
+in float32, the candidates fixed before the selector adds anything."""
 
 import jax
 import jax.numpy as jnp
