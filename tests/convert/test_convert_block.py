@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from heads import VARIANTS, random_head
 from safetensors.numpy import load_file, save_file
+from tiny import tiny_checkpoint
 
 from convert import convert, load_draft, verifier_of
 from jspec.checkpoints.export import export_draft
@@ -17,6 +18,7 @@ from jspec.checkpoints.files.refusal import Mismatch, Refusal
 from jspec.config.heads import BlockConfig
 from jspec.models import flat_params
 
+SIZES = {"vocab_size": 29, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}  # of their target
 BLOCKS = {
     name: config
     for name, config in VARIANTS.items()
@@ -147,6 +149,51 @@ def test_defaults_of_dflash2_in_the_speculators_format(tmp_path):
     file.write_text(json.dumps(fields))
     config = load_draft(folder)[0]
     assert (config.candidates, config.layers.windows, config.causal) == (16, (9, 9), (False, False))
+
+
+# What ``save_pretrained`` of speculators 0.9.0 writes besides what an export has.
+OF_SPECULATORS = {
+    "auto_map": {"": "config.DFlash2SpeculatorConfig"},
+    "dtype": "float32",
+    "speculators_version": "0.9.0",
+    "target_hidden_size": None,
+    "transformers_version": "5.24.0",
+}
+OF_ITS_LAYERS = {
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "max_window_layers": 28,
+    "pad_token_id": None,
+    "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+    "rope_scaling": None,
+    "rope_theta": None,
+    "sliding_window": 9,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "use_sliding_window": True,
+}
+
+
+def test_what_speculators_writes_is_read_without_a_warning(tmp_path):
+    _, params, folder = exported(tmp_path / "head", "dflash2", "speculators", **OF_SPECULATORS)
+    file = folder / "config.json"
+    fields = json.loads(file.read_text())
+    fields["transformer_layer_config"] |= OF_ITS_LAYERS
+    file.write_text(json.dumps(fields))
+    config, back = load_draft(folder)
+    assert (config.layers.windows, config.causal, config.layers.rope.theta) == ((9, None), (False, False), 1e6)
+    assert (config.conv_taps, config.conv_group, config.selector_rank, config.candidates) == (2, 4, 6, 5)
+    assert verifier_of(folder) == "the/target"
+    same(back, params)
+
+
+def test_a_dflash2_head_gets_no_draft_vocabulary(tmp_path):
+    _, _, folder = exported(tmp_path / "head", "dflash2", "native")
+    with pytest.raises(Refusal, match="draft_vocab_size=3: expected 29: a DFlash2 head has the target's whole voc"):
+        convert(
+            folder, tmp_path / "out", draft_vocabulary=[1, 2, 3], target=tiny_checkpoint(tmp_path / "target", **SIZES)
+        )
 
 
 DFLASH2_REFUSED = [
