@@ -99,7 +99,15 @@ def _reduced(
 def require_fit(source: HuggingFaceModel, target: Checkpoint, needless: bool):
     """Raise a ``Refusal`` unless ``source`` is a draft head that fits the model in ``target``, or a language model while
     ``needless`` is False."""
-    model, where = target.config, target.folder.given
+    where = target.folder.given
+    try:
+        model = target.config
+    except Refusal as error:
+        if not isinstance(source.config, ModelConfig):
+            raise Refusal(
+                f"{error}; a draft head is converted without --target (target=), too, but not checked"
+            ) from None
+        raise
     if isinstance(source.config, ModelConfig) and needless:
         raise Refusal(f"{source.folder.given}: holds a language model, not a draft head, so no target is needed")
     if not isinstance(model, ModelConfig):

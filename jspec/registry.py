@@ -109,7 +109,7 @@ METHODS = (
     ),
     DraftMethod(
         name="dflash",
-        help="a DFlash or JetSpec head: one pass fills a block of mask tokens",
+        help="a DFlash, DFlash2 or JetSpec head: one pass fills a block of mask tokens",
         drafter="jspec.drafting.block:Block",
         config="jspec.config.heads.block:BlockConfig",
         module="jspec.models.heads.block:BlockHead",

@@ -26,9 +26,10 @@ _ABOUT_THE_FILE = """
 """
 _OTHER_USES = """
     add_cross_attention add_pooling_layer chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id
-    is_decoder is_encoder_decoder mask_token_id num_labels output_attentions output_hidden_states pad_token_id pooling_type
-    prefix pruned_heads return_dict sep_token_id tf_legacy_loss tie_encoder_decoder torchscript use_bfloat16 use_cache
-    use_return_dict
+    image_token_id image_token_index is_decoder is_encoder_decoder mask_token_id modal_type num_labels output_attentions
+    output_hidden_states pad_token_id pooling_type prefix pruned_heads return_dict sep_token_id tf_legacy_loss
+    tie_encoder_decoder torchscript use_bfloat16 use_cache use_return_dict video_token_id vision_end_token_id
+    vision_start_token_id
 """
 # Of MiniMax-M2 and Hunyuan: parts that their published files do not have, and tokens that only other uses mark.
 _WITHOUT_MEANING = """
@@ -45,7 +46,7 @@ _GENERATION = """
 # Of draft heads: candidates of trees, where jspec drafts a chain, and what the tensors or another key decide.
 _DRAFTING = """
     confidence_head_with_markov dspark_noise_token_id enable_confidence_head markov_head_type n_candidates pard_token
-    parallel_drafting ptd_token_id top_k_tokens_per_head
+    parallel_drafting ptd_token_id reuse_target_lm_head top_k_tokens_per_head
 """
 _LENGTHS = "initial_context_length max_sequence_length model_max_length num_lookahead_tokens seq_length"
 # Keys that another key or the size of a tensor decides, and keys that count under certain values of others alone:

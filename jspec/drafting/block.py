@@ -1,4 +1,4 @@
-"""Block drafters: DFlash, JetSpec and DSpark. One pass computes the hidden states of all drafts."""
+"""Block drafters: DFlash, DFlash2, JetSpec and DSpark. One pass computes the hidden states of all drafts."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ from jspec.sampling.verify import Proposal
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A draft head that fills a block of mask tokens behind the newest token (DFlash, JetSpec and DSpark, 2026).
+    """A draft head that fills a block of mask tokens behind the newest token (DFlash, DFlash2, JetSpec and DSpark, 2026).
 
     The pass of a round caches the context of the tokens that the last round committed, whose features the target has
     computed by now, and reads the block behind them. The block begins with the newest committed token, which has no feature
@@ -27,7 +27,7 @@ class Block:
 
     A head whose slots see all others was trained for blocks of one size: it always has that many slots, of which a smaller K
     draws the first. The drafts of a DFlash or JetSpec head do not see each other, as in ``drafting.parallel``. Those of a
-    DSpark head are drawn one after another.
+    DSpark head are drawn one after another, and so are those of a DFlash2 head, each among the likeliest tokens of its slot.
 
     Attributes:
       head: the draft head.
@@ -89,11 +89,13 @@ class Block:
         hidden, cache = self._read(state, context)
         hidden = hidden[:, self.first : self.first + K]
         logits, newest = self.head.draft_logits(hidden, self.target), context.tokens_at(anchor[:, None])
-        if self.head.markov is None:
+        if self.head.selector is not None:
+            proposal = self._selected(drawing, hidden, logits, newest, room)
+        elif self.head.markov is not None:
+            proposal = self._sequential(drawing, hidden, logits, newest, room)
+        else:
             distribution, tokens = drawing.draw(logits, 0)
             proposal = drawing.proposal(distribution, tokens, room)
-        else:
-            proposal = self._sequential(drawing, hidden, logits, newest, room)
         return cache, self._with_confidence(proposal, hidden, newest)
 
     def _with_confidence(self, proposal: Proposal, hidden, anchor) -> Proposal:
@@ -135,3 +137,21 @@ class Block:
 
         state, first = of_slot(markov.start(len(hidden)), anchor, 0)
         return drawing.chain(first, state, of_slot, room, unroll_all=True)[1]
+
+    def _selected(self, drawing: Drawing, hidden, logits, anchor, room) -> Proposal:
+        """Draws in sequence among the candidates of each slot, by the draft before; arguments as of ``_sequential``.
+
+        What tokens are candidates depends on no draft, and any other token has the logit -inf."""
+        selector = self.head.selector
+        assert selector is not None
+        values, tokens = selector.candidates(logits)
+        row = jnp.arange(len(logits), dtype=jnp.int32)[:, None]
+
+        def of_slot(state, previous, i):
+            at = lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1, axis=1)  # noqa: E731
+            scores = selector.scores(at(hidden), previous, at(values), at(tokens))
+            none = jnp.full((len(logits), logits.shape[-1]), -jnp.inf, scores.dtype)
+            return state, none.at[row, at(tokens)[:, 0]].set(scores[:, 0])[:, None]
+
+        _, first = of_slot((), anchor, 0)
+        return drawing.chain(first, (), of_slot, room, unroll_all=True)[1]

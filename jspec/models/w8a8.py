@@ -39,7 +39,9 @@ def with_quantized_inputs(drafter: Any, *, head: bool = True, concatenated: bool
             continue
         _quantize_inputs_of(mlp.down)
         if layer.mlp_norm is not None:
-            _quantize_inputs_of(mlp.up if mlp.gate_up is None else mlp.gate_up, layer.mlp_norm)
+            convolved = hasattr(layer, "mlp_conv")  # which reads the norm's outputs before the MLP does
+            first = mlp.up if mlp.gate_up is None else mlp.gate_up
+            _quantize_inputs_of(first, None if convolved else layer.mlp_norm)
     if head:
         _quantize_inputs_of(drafter.head)
     return drafter

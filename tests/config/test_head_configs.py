@@ -26,6 +26,7 @@ ONE_LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
 TWO_LAYERS = dataclasses.replace(TARGET, num_layers=2, windows=(), qk_norm=True, qkv_bias=True)
 EAGLE3 = Eagle3Config(ONE_LAYER, 20, D, 3, (1, 2, 3))
 BLOCK = BlockConfig(TWO_LAYERS, V, D, (1, 3), 5, 0, False, (False, False), confidence="hidden")
+DFLASH2 = {"conv_taps": 2, "conv_group": 4, "selector_rank": 6, "candidates": 5}
 HEADS = [
     EagleConfig(ONE_LAYER),
     EagleConfig(TWO_LAYERS, fuse_bias=True, own_embedding=True),
@@ -43,6 +44,7 @@ HEADS = [
     BLOCK,
     dataclasses.replace(BLOCK, markov="rnn", markov_rank=5, confidence="markov"),
     BlockConfig(TWO_LAYERS, 9, D, (0, 2), 4, 3, True, (False, True), "gated", 4, own_embedding=True, own_head=True),
+    dataclasses.replace(BLOCK, **DFLASH2),
 ]
 # The draft vocabularies of heads whose checkpoints have none, and heads whose linear maps take eight bits.
 REDUCED = [
@@ -151,7 +153,7 @@ def test_configs_name_their_method():
     methods = [head.method for head in HEADS]
     assert methods == ["eagle"] * 2 + ["eagle3", "parallel", "eagle3", "eagle3", "eagle3", "parallel"] + ["mlp"] * 3 + [
         "medusa"
-    ] * 2 + ["dflash", "dspark", "dspark"]
+    ] * 2 + ["dflash", "dspark", "dspark", "dflash"]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,12 @@ def test_configs_name_their_method():
         ({"markov": "rnn"}, "markov_rank=0"),
         ({"confidence": "markov"}, "confidence='markov': expected one of"),
         ({"draft_vocab_size": 9}, rf"draft_vocab_size=9: expected {V}, .*because its head is borrowed"),
+        ({"conv_taps": 2}, rf"conv_group=0: expected an integer in 1..{D} in a DFlash2 head"),
+        ({**DFLASH2, "conv_taps": 6}, "conv_taps=6: expected an integer in 1..5"),
+        ({**DFLASH2, "conv_group": 5}, f"conv_group=5: expected a divisor of the hidden size, {D}"),
+        ({**DFLASH2, "candidates": V + 1}, rf"candidates={V + 1}: expected an integer in 1..{V}"),
+        ({**DFLASH2, "markov": "vanilla", "markov_rank": 3}, "markov='vanilla': expected None in a DFlash2 head"),
+        ({**DFLASH2, "draft_vocab_size": 9, "own_head": True}, f"draft_vocab_size=9: expected {V}: a DFlash2 head"),
     ],
 )
 def test_bad_block_configs_are_refused(change, message):

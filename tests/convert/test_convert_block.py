@@ -10,19 +10,22 @@ import numpy as np
 import pytest
 from heads import VARIANTS, random_head
 from safetensors.numpy import load_file, save_file
+from tiny import tiny_checkpoint
 
 from convert import convert, load_draft, verifier_of
 from jspec.checkpoints.export import export_draft
-from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.refusal import Mismatch, Refusal
 from jspec.config.heads import BlockConfig
 from jspec.models import flat_params
 
+SIZES = {"vocab_size": 29, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}  # of their target
 BLOCKS = {
     name: config
     for name, config in VARIANTS.items()
     if isinstance(config, BlockConfig) and config.quantization is None  # layouts have no scales
 }
-SPECULATORS = [name for name in BLOCKS if name != "jetspec"]  # whose layers are causal without windows
+# The format has no causal layers without windows.
+SPECULATORS = [name for name in BLOCKS if name not in ("jetspec", "dflash2-causal")]
 
 
 def exported(
@@ -126,14 +129,103 @@ def test_contradictions_are_refused(tmp_path, name, keys, message):
     assert message in str(refusal.value)
 
 
-def test_dflash_2_is_refused(tmp_path):
-    _, _, folder = exported(tmp_path / "head", "dflash", "native")
-    weights = load_file(folder / "model.safetensors")
-    save_file(
-        {**weights, "layers.0.attention_conv.base_kernel": np.zeros((2, 3, 16), np.float32)},
-        folder / "model.safetensors",
-    )
-    with pytest.raises(Refusal, match="DFlash 2 heads, which have convolutions around their layers, are not supported"):
+@pytest.mark.parametrize("layout", ["native", "speculators"])
+def test_windows_of_a_dflash2_head_are_stated(tmp_path, layout):
+    layers = dataclasses.replace(BLOCKS["dflash2"].layers, windows=(9, 9))
+    head = dataclasses.replace(BLOCKS["dflash2"], layers=layers)
+    params = {name: np.asarray(array) for name, array in flat_params(random_head(head)).items()}
+    export_draft(tmp_path / "head", head, params, target_name="the/target", dtype="float32", layout=layout)
+    assert load_draft(tmp_path / "head")[0] == head
+
+
+def test_defaults_of_dflash2_in_the_speculators_format(tmp_path):
+    """Absent keys stand for the defaults of its class: windows that are not causal, 16 candidates."""
+    _, _, folder = exported(tmp_path / "head", "dflash2", "speculators", selector_top_k=None, sample_from_anchor=False)
+    file = folder / "config.json"
+    fields = json.loads(file.read_text())
+    window = {"sliding_window": 9, "layer_types": ["sliding_attention"] * 2}
+    fields["transformer_layer_config"] |= window
+    del fields["sliding_window_non_causal"]
+    file.write_text(json.dumps(fields))
+    config = load_draft(folder)[0]
+    assert (config.candidates, config.layers.windows, config.causal) == (16, (9, 9), (False, False))
+
+
+# What ``save_pretrained`` of speculators 0.9.0 writes besides what an export has.
+OF_SPECULATORS = {
+    "auto_map": {"": "config.DFlash2SpeculatorConfig"},
+    "dtype": "float32",
+    "speculators_version": "0.9.0",
+    "target_hidden_size": None,
+    "transformers_version": "5.24.0",
+}
+OF_ITS_LAYERS = {
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "max_window_layers": 28,
+    "pad_token_id": None,
+    "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+    "rope_scaling": None,
+    "rope_theta": None,
+    "sliding_window": 9,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "use_sliding_window": True,
+}
+
+
+def test_what_speculators_writes_is_read_without_a_warning(tmp_path):
+    _, params, folder = exported(tmp_path / "head", "dflash2", "speculators", **OF_SPECULATORS)
+    file = folder / "config.json"
+    fields = json.loads(file.read_text())
+    fields["transformer_layer_config"] |= OF_ITS_LAYERS
+    file.write_text(json.dumps(fields))
+    config, back = load_draft(folder)
+    assert (config.layers.windows, config.causal, config.layers.rope.theta) == ((9, None), (False, False), 1e6)
+    assert (config.conv_taps, config.conv_group, config.selector_rank, config.candidates) == (2, 4, 6, 5)
+    assert verifier_of(folder) == "the/target"
+    same(back, params)
+
+
+def test_a_dflash2_head_gets_no_draft_vocabulary(tmp_path):
+    _, _, folder = exported(tmp_path / "head", "dflash2", "native")
+    with pytest.raises(Refusal, match="draft_vocab_size=3: expected 29: a DFlash2 head has the target's whole voc"):
+        convert(
+            folder, tmp_path / "out", draft_vocabulary=[1, 2, 3], target=tiny_checkpoint(tmp_path / "target", **SIZES)
+        )
+
+
+DFLASH2_REFUSED = [
+    ({"conv_kernel_size": 3}, {}, "conv_kernel_size=3: expected 2, because of the shape of tensor 'layers.0.att"),
+    ({"conv_group_size": 8}, {}, "conv_group_size=8: expected 4, because of the shape of tensor 'layers.0.attention"),
+    ({"selector_rank": 8}, {}, "selector_rank=8: expected 6, because of the shape of tensor 'candidate_selector.pred"),
+    ({"selector_top_k": 30}, {}, "candidates=30: expected an integer in 1..29 in a DFlash2 head"),
+    ({"selector_top_k": None}, {}, "selector_top_k is missing"),
+    ({"conv_kernel_size": "two"}, {}, "conv_kernel_size='two'"),
+    ({}, {"layers.1.mlp_conv.base_kernel": None}, "tensor 'layers.1.mlp_conv.base_kernel' is missing"),
+    ({}, {"candidate_selector.successor_codebook": np.zeros((29, 5), np.float32)}, "[29, 5]"),
+    ({"markov_rank": 4}, {"markov_head.markov_w1.weight": np.zeros((29, 4), np.float32)}, "markov='vanilla'"),
+]
+
+
+@pytest.mark.parametrize(("keys", "changes", "message"), DFLASH2_REFUSED)
+def test_contradictions_of_dflash2_heads_are_refused(tmp_path, keys, changes, message):
+    _, _, folder = exported(tmp_path / "head", "dflash2", "native")
+    file = folder / "config.json"
+    fields = json.loads(file.read_text())
+    fields["dflash_config"] |= keys
+    file.write_text(json.dumps(fields))
+    weights = load_file(folder / "model.safetensors") | changes
+    save_file({name: array for name, array in weights.items() if array is not None}, folder / "model.safetensors")
+    with pytest.raises((Refusal, Mismatch)) as refusal:
+        load_draft(folder)
+    assert message in str(refusal.value)
+
+
+def test_a_speculator_of_another_type_with_dflash2_settings_is_refused(tmp_path):
+    _, _, folder = exported(tmp_path / "head", "dflash2", "speculators", speculators_model_type="dflash")
+    with pytest.raises(Refusal, match="speculators_model_type='dflash': expected 'dflash2', because"):
         load_draft(folder)
 
 
@@ -160,7 +252,7 @@ def test_export_refuses_heads_the_layout_cannot_express(tmp_path):
         ("Qwen3XPressModel", "XPress heads"),
         ("LiLiCorrDraftModel", "LiLiCorr heads"),
         ("DominoDraftModel", "Domino heads"),
-        ("DFlash2BeamDraftModel", "DFlash 2 heads"),
+        ("DFlash2BeamDraftModel", "DFlash2Beam heads"),
     ],
 )
 def test_heads_of_other_kinds_with_the_same_tensors_are_refused(tmp_path, name, what):
@@ -179,5 +271,5 @@ def test_an_unknown_class_is_read_with_a_warning(tmp_path):
 
 def test_other_kinds_of_speculators_are_refused(tmp_path):
     _, _, folder = exported(tmp_path / "head", "dflash", "speculators", speculators_model_type="mlp")
-    with pytest.raises(Refusal, match="expected one of eagle3, peagle, eagle, dflash, dspark; other kinds"):
+    with pytest.raises(Refusal, match="expected one of eagle3, peagle, eagle, dflash, dflash2, dspark; other kinds"):
         load_draft(folder)

@@ -254,3 +254,37 @@ def test_the_former_key(tmp_path):
     config["compression_config"] = config.pop("quantization_config")
     (src / "config.json").write_text(json.dumps(config))
     assert Checkpoint.open(src).target_config.quantization == "fp8"
+
+
+def of_model_optimizer(src, algorithm="FP8", beside=False):
+    """A checkpoint of vLLM's method ``fp8``, described as NVIDIA Model Optimizer does it, in config.json or beside it."""
+    config = json.loads((src / "config.json").read_text())
+    described = {"quant_algo": algorithm, "exclude_modules": ["lm_head*", "model.vision*"], "kv_cache_quant_algo": None}
+    config["quantization_config"] = None if beside else {"quant_method": "modelopt", **described}
+    (src / "config.json").write_text(json.dumps(config))
+    if beside:
+        written = {"producer": {"name": "modelopt"}, "quantization": described}
+        (src / "hf_quant_config.json").write_text(json.dumps(written))
+    return src
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_weights_of_model_optimizer_are_kept(tmp_path, beside):
+    src = fp8_checkpoint(tmp_path / "src", quantization=vllm_fp8())
+    config, params = load_folder(src)
+    found, kept = load_folder(of_model_optimizer(src, beside=beside))
+    assert found == config
+    assert config.quantization == "fp8"
+    assert kept.keys() == params.keys()
+    assert all(np.array_equal(kept[name].view(np.uint8), array.view(np.uint8)) for name, array in params.items())
+
+
+def test_two_files_that_name_different_algorithms_are_refused(tmp_path):
+    src = of_model_optimizer(fp8_checkpoint(tmp_path / "src", quantization=vllm_fp8()), beside=True)
+    config = json.loads((src / "config.json").read_text())
+    for own in ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, vllm_fp8()):
+        (src / "config.json").write_text(json.dumps({**config, "quantization_config": own}))
+        with pytest.raises(
+            Refusal, match=r"hf_quant_config\.json: quantization\.quant_algo='FP8': expected what quant"
+        ):
+            read_config(Folder(src))

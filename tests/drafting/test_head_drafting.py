@@ -210,6 +210,8 @@ QUICK = [
     ("medusa", 4),
     ("dflash", 3),  # fewer drafts than the block has
     ("dspark", 4),
+    ("dflash2", 3),
+    ("dflash2-causal", 8),
     ("jetspec", 8),
     ("dflash-short", 8),
     ("dspark-rnn", 3),

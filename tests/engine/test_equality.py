@@ -42,6 +42,7 @@ LONG += (
     "ngram/4/batch-sharded",
     "mtp/2/batch-sharded",
     "dflash/4",
+    "dflash2/2",
     "dspark/2/batch-sharded",
 )
 KINDS = [

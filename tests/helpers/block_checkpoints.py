@@ -3,8 +3,10 @@
 Weights are rounded and packed here number by number, and the weights that they stand for are computed from the numbers
 before packing, so that nothing of what reads them is used."""
 
+import itertools
 import json
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from fp8_checkpoints import FP8, LINEAR
 from safetensors.numpy import load_file
-from tiny import tiny_checkpoint, write_weights
+from tiny import tiny_checkpoint, tiny_config, write_weights
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 Stored = tuple[dict[str, np.ndarray], np.ndarray]  # end of a name -> array in the files; the weight, float32 [out, in]
@@ -144,6 +146,33 @@ def fp8(weight: np.ndarray, block=(40, 24), end=".weight_scale_inv", dtype=np.fl
     return {".weight": stored, end: scales}, wide
 
 
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of NVFP4 codes
+
+
+def nvfp4(weight: np.ndarray, model_optimizer: bool = False) -> Stored:
+    """As compressed-tensors or NVIDIA Model Optimizer writes it: they have the number of the whole weight the other way
+    round."""
+    outputs, inputs = weight.shape
+    largest = np.abs(weight).max()
+    overall = np.float32(largest / (448 * 6)) if model_optimizer else np.float32(448 * 6 / largest)
+    codes, wide = np.zeros(weight.shape, np.uint8), np.zeros(weight.shape, np.float32)
+    scales = np.zeros((outputs, inputs // 16), FP8)
+    for o, group in itertools.product(range(outputs), range(inputs // 16)):
+        numbers = weight[o, 16 * group : 16 * group + 16]
+        stored = np.abs(numbers).max() / 6
+        scales[o, group] = FP8.type(stored / overall if model_optimizer else stored * overall)
+        scale = np.float32(scales[o, group])
+        scale = scale * overall if model_optimizer else scale / overall
+        for k, number in enumerate(numbers, 16 * group):
+            nearest = min(range(8), key=lambda code: abs(abs(number) - MAGNITUDES[code] * scale))
+            codes[o, k] = nearest + (8 if number < 0 else 0)
+            wide[o, k] = np.float32(MAGNITUDES[nearest] * (-1 if number < 0 else 1)) * scale
+    packed_codes = codes[:, ::2] | (codes[:, 1::2] << 4)
+    if model_optimizer:
+        return {".weight": packed_codes, ".weight_scale": scales, ".weight_scale_2": np.array(overall)}, wide
+    return {".weight_packed": packed_codes, ".weight_scale": scales, ".weight_global_scale": overall.reshape(1)}, wide
+
+
 def gptq_config(**changes) -> dict[str, Any]:
     """``quantization_config`` as GPTQModel writes it."""
     known = {"bits": 4, "group_size": 8, "desc_act": False, "sym": False, "checkpoint_format": "gptq", "lm_head": False}
@@ -179,14 +208,29 @@ def pack_config(**weights) -> dict[str, Any]:
     return compressed_config("pack-quantized", **{**known, **weights})
 
 
+def nvfp4_config(**weights) -> dict[str, Any]:
+    """``quantization_config`` of the format ``nvfp4-pack-quantized``."""
+    known = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+    return compressed_config("nvfp4-pack-quantized", **{**known, **weights})
+
+
+def model_optimizer_config(algorithm: str = "NVFP4", **changes) -> dict[str, Any]:
+    """``quantization_config`` as NVIDIA Model Optimizer writes it."""
+    known = {"quant_algo": algorithm, "kv_cache_scheme": None, "group_size": 16, "ignore": ["lm_head*"]}
+    return {"quant_method": "modelopt", "producer": {"name": "modelopt", "version": "0.39.0"}, **known, **changes}
+
+
 class Kind(NamedTuple):
-    """A format: its ``quantization_config``, what rounds and packs a weight, and what it is called in notes."""
+    """A format: its ``quantization_config``, what rounds and packs a weight, what it is called in notes, and what has to be
+    of another size than in other tiny checkpoints."""
 
     config: dict[str, Any]
     store: Callable[[np.ndarray], Stored]
     words: str
+    sizes: Mapping[str, int] = types.MappingProxyType({})
 
 
+SIXTEENS = {"moe_intermediate_size": 32, "q_lora_rank": 32}  # of these features share a scale
 _BLOCK = compressed_config("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[40, 24])
 KINDS = {
     "fp8": Kind(fp8_config(), fp8, "FP8 with a scale for each block of 40 x 24"),
@@ -217,6 +261,10 @@ KINDS = {
     "packed channel": Kind(
         pack_config(strategy="channel", group_size=None), lambda weight: pack_quantized(weight, -1), "(pack-quantized)"
     ),
+    "nvfp4": Kind(nvfp4_config(), nvfp4, "NVFP4, four bits with a scale for each 16 input features", SIXTEENS),
+    "nvfp4 modelopt": Kind(
+        model_optimizer_config(), lambda weight: nvfp4(weight, model_optimizer=True), "NVFP4, four bits", SIXTEENS
+    ),
 }
 
 
@@ -232,7 +280,8 @@ def block_checkpoint(
       head: whether the output head is stored so too.
       shards, overrides: as for ``tiny_checkpoint``.
     """
-    wide = tiny_checkpoint(path.with_name(f"{path.name}-wide"), architecture, **overrides)
+    sizes = {key: size for key, size in kind.sizes.items() if key in tiny_config(architecture)}
+    wide = tiny_checkpoint(path.with_name(f"{path.name}-wide"), architecture, **{**sizes, **overrides})
     return stored_as(path, wide, kind, head=head, shards=shards)
 
 

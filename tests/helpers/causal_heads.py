@@ -126,15 +126,17 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
     fused, x, written = head.fuse(features), head.embed(tokens, target), []
     for i, layer in enumerate(head.layers):
         a, window = layer.attention, config.layers.windows[i]
-        qkv = a._queries_keys_values(jnp.concatenate([fused, layer.attention_norm(x)], axis=1))
+        slots, finish = _convolved(config, getattr(layer, "attention_conv", None), layer.attention_norm(x))
+        qkv = a._queries_keys_values(jnp.concatenate([fused, slots], axis=1))
         q, k, v = jnp.split(qkv, [a.num_heads, a.num_heads + a.num_kv_heads], axis=2)
         q, k = (apply_rope(part, rotation_at(positions, a.rope, a.head_dim)) for part in (q, k))
         seen = _seen(positions, anchor, config.causal[i], window, S, config.layers.max_position)
         k, v = (jnp.moveaxis(part, 2, 0) for part in (k, v))
         written.append((k[:, :, :S], v[:, :, :S]))
         v = jnp.where(jnp.any(seen, axis=1)[None, :, :, None], v, 0)  # what nobody sees may be NaN
-        x = x + a.out(grouped_attention(q[:, S:], k, v, seen, AttentionSpec()).reshape(len(x), n, -1))
-        x = x + layer.mlp(layer.mlp_norm(x))
+        x = x + finish(a.out(grouped_attention(q[:, S:], k, v, seen, AttentionSpec()).reshape(len(x), n, -1)))
+        slots, finish = _convolved(config, getattr(layer, "mlp_conv", None), layer.mlp_norm(x))
+        x = x + finish(layer.mlp(slots))
     hidden = head.norm(x)[:, first : first + K]
     logits = head.draft_logits(hidden, target)
     if head.markov is not None:
@@ -143,7 +145,36 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
             one, state = head.markov(hidden[:, i : i + 1], _at(text, length - 1 + i), state)
             added.append(one)
         logits = logits + jnp.concatenate(added, axis=1)
+    if head.selector is not None:
+        logits = jnp.stack([_selected(head, logits, hidden, text, length, i) for i in range(K)], axis=1)
     return Drafts(logits, written, length - 1)
+
+
+def _convolved(config, conv, x):
+    """What a sublayer reads of slots ``[B, n, D]``, and a function of what it returns; nothing is changed without ``conv``.
+
+    Slot by slot: a slot adds up itself and those before it, each times a kernel of its own."""
+    if conv is None:
+        return x, lambda y: y
+    n, shape = x.shape[1], (2, config.conv_taps, config.dimensions["Gc"])
+
+    def side(which, y):
+        rows = []
+        for t in range(n):
+            delta = conv.kernel_projection(x[:, t : t + 1]).reshape(-1, *shape)[:, which]
+            kernel = conv.base_kernel[...][which][None] + jnp.repeat(delta, config.conv_group, axis=2)
+            rows.append(sum(kernel[:, back] * y[:, t - back] for back in range(min(config.conv_taps, t + 1))))
+        return jnp.stack(rows, axis=1)
+
+    return side(0, x), lambda y: side(1, y)
+
+
+def _selected(head, logits, hidden, text, length, i: int):
+    """The scores of all tokens for draft i, ``[B, V]``, by the token before it: -inf for those that are no candidates."""
+    chosen, unary = head.selector, logits[:, i]
+    gate = chosen.predecessors[...][_at(text, length - 1 + i)[:, 0]] * chosen.project(hidden[:, i : i + 1])[:, 0]
+    least = jnp.sort(unary, axis=-1)[:, -head.config.candidates]
+    return jnp.where(unary >= least[:, None], unary + gate @ chosen.successors[...].T, -jnp.inf)
 
 
 def _seen(positions, anchor, causal: bool, window: int | None, S: int, max_position: int):

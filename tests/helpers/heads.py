@@ -52,6 +52,8 @@ BLOCK = dataclasses.replace(
     TARGET, architecture="Qwen3ForCausalLM", num_layers=2, windows=(None, 9), qk_norm=True, max_position=MAX_LEN
 )
 
+CONVOLVED = {"conv_taps": 2, "conv_group": 4, "selector_rank": 6, "candidates": 5}  # of a DFlash2 head
+
 HEADS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYERS, fuse_bias=True),
     "mtp": MTPConfig(LAYER),
@@ -66,6 +68,7 @@ HEADS: dict[str, HeadConfig] = {
     ),
     "assistant": AssistantConfig(ASSISTANT, D, V, 9),
     "eagle-small": EagleConfig(LAYER, draft_vocab_size=REDUCED).with_quantization("int8"),
+    "dflash2": BlockConfig(BLOCK, V, D, (0, 2), 5, MASK, False, (False, False), **CONVOLVED),
 }
 SHORT = 27  # number of positions of a draft head that has fewer than its target
 VARIANTS: dict[str, HeadConfig] = HEADS | {
@@ -98,6 +101,9 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "dspark-vanilla": BlockConfig(BLOCK, V, D, (1, 2), 5, MASK, False, (False, False), "vanilla", 4),
     "assistant-all-tokens": AssistantConfig(dataclasses.replace(ASSISTANT, windows=(None, 12)), D),
     "assistant-int8": AssistantConfig(ASSISTANT, D).with_quantization("int8"),
+    "dflash2-causal": BlockConfig(
+        BLOCK, V, D, (2,), 8, MASK, True, (True, True), own_head=True, **CONVOLVED | {"conv_taps": 3, "candidates": V}
+    ),
     "medusa-borrowed-head": MedusaConfig(V, D, 12, num_blocks=2, own_head=False),
     "eagle3-int8": HEADS["eagle3"].with_quantization("int8"),
     "p-eagle-fp8": HEADS["p-eagle"].with_quantization("fp8"),
@@ -109,6 +115,7 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "mtp-small": MTPConfig(LAYERS, draft_vocab_size=REDUCED).with_quantization("int8"),
     "mtp-plain-output-small": MTPConfig(LAYER, norm_output=False, mask_first=True, draft_vocab_size=REDUCED),
     "dspark-int8": HEADS["dspark"].with_quantization("int8"),
+    "dflash2-int8": HEADS["dflash2"].with_quantization("int8"),
     "dflash-small": HEADS["dflash"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
     "pard-small": HEADS["pard"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
     "mlp-small": MLPConfig(V, D, 24, 4, draft_vocab_size=REDUCED, quantization="int8"),
@@ -163,6 +170,8 @@ def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> 
     if name == "cluster_tokens":
         return rng.permutation(math.prod(shape)).reshape(shape)
     noise = rng.standard_normal(shape).astype(np.float32)
+    if name.endswith("kernel_projection.weight"):
+        noise *= 0.3  # of convolutions, several of which follow each other
     if len(shape) > 1:
         return noise * (0.1 if "embedding" in name else shape[1] ** -0.5)
     return 0.1 * noise if name.endswith("bias") else noise if name == "mask_hidden" else 1 + 0.1 * noise

@@ -56,6 +56,9 @@ HEADS: dict[str, HeadConfig] = {
     "mlp-small": MLPConfig(V, D, 8, K, quantization="fp8", draft_vocab_size=3),
     "dspark-rnn": BlockConfig(BLOCK, V, D, (1, 2), K + 1, 3, False, (False,), "rnn", 4),
     "dspark-sure": BlockConfig(BLOCK, V, D, (0, 2), K, 1, True, (False,), "vanilla", 4, "markov"),  # or not so sure
+    "dflash2": BlockConfig(  # a slot has three candidates of four tokens
+        BLOCK, V, D, (0, 1), K + 1, 1, False, (False,), conv_taps=2, conv_group=4, selector_rank=4, candidates=3
+    ),
     "mtp-small": MTPConfig(LAYER, draft_vocab_size=3).with_quantization("int8"),
 }
 

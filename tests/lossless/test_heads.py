@@ -21,6 +21,7 @@ QUICK = (
     HeadProgram("rejection", "p-eagle", "auto"),
     HeadProgram("match", "pard", "coupled"),
     HeadProgram("rejection", "dspark"),
+    HeadProgram("block", "dflash2"),
     HeadProgram("rejection", "eagle-small"),
 )
 NIGHTLY = (

@@ -142,6 +142,41 @@ def test_dflash_whose_anchor_drafts_agrees_with_its_original(tmp_path):
     assert_close(head.draft_logits(hidden, lender), original["base_logits"])
 
 
+def dflash2_checkpoint(folder: Path, **keys) -> Path:
+    """The DFlash head of its golden file with the convolutions and the selector of a DFlash2 head."""
+    config = json.loads(str(golden("dflash2")["config_json"]))
+    folder = checkpoint(folder, "dflash", block_size=None, **{**config, **keys})
+    weights = {name.removeprefix("w."): array for name, array in golden("dflash2").items() if name.startswith("w.")}
+    save_file(load_file(folder / "model.safetensors") | weights, folder / "model.safetensors")
+    return folder
+
+
+WINDOWS = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6, "is_causal": False}
+
+
+@pytest.mark.parametrize(("end", "keys"), [("", {}), ("_windows", WINDOWS)])
+def test_dflash2_agrees_with_its_original(tmp_path, end, keys):
+    head, original, lender = head_of(dflash2_checkpoint(tmp_path / "head", **keys)), golden("dflash2"), Lender("dflash")
+    config = head.config
+    assert (config.method, config.max_drafts, config.causal) == ("dflash", 4, (False, False))
+    assert (config.conv_taps, config.conv_group, config.selector_rank, config.candidates) == (3, 4, 8, 5)
+    hidden, _ = rounds(head, "dflash")
+    assert_close(hidden, original[f"block_hidden{end}"])
+    logits, hidden = head.draft_logits(hidden, lender)[:, 1:], hidden[:, 1:]
+    values, tokens = head.selector.candidates(logits)
+    previous = jnp.asarray(golden("dflash")["token_ids"])[golden("dflash")["starts"]][:, None]
+    for i in range(config.max_drafts):
+        at = slice(i, i + 1)
+        scores = head.selector.scores(hidden[:, at], previous, values[:, at], tokens[:, at])
+        if not end:
+            np.testing.assert_array_equal(tokens[:, i], original["candidates"][:, i])
+            assert_close(scores[:, 0], original["scores"][:, i])
+        previous = jnp.take_along_axis(tokens[:, i], jnp.argmax(scores[:, 0], axis=-1, keepdims=True), axis=1)
+        np.testing.assert_array_equal(previous[:, 0], original[f"greedy_tokens{end}"][:, i])
+    if not end:
+        assert_close(logits, original["draft_logits"])
+
+
 @pytest.mark.parametrize("kind", MARKOVS)
 def test_dspark_agrees_with_its_original(tmp_path, kind):
     head, original, lender = head_of(checkpoint(tmp_path / "head", "dspark", kind)), golden("dspark"), Lender("dspark")

@@ -61,6 +61,7 @@ WHICH = {
     "eagle-small": layer(0, *MAPS[1:], "mlp_norm") | {"head"},  # its attention reads the residual stream
     "mtp-int8": layer(0, *MAPS, *NORMS),  # the output head is the target's
     "dspark-int8": layer(0, *MAPS, "mlp_norm") | layer(1, *MAPS, "mlp_norm") | {"head"},  # normed, beside the context
+    "dflash2-int8": layer(0, *MAPS) | layer(1, *MAPS),  # convolutions read what the norms return
     "eagle": set(),
     "p-eagle-fp8": set(),
     "eagle-int4": set(),

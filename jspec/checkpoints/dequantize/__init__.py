@@ -9,17 +9,20 @@ No kernel multiplies with them as they are stored. Each format has one file here
 | ``gptq`` | ``qweight`` ``[in / 8, out]`` | ``qzeros`` ``[groups, out / 8]`` | ``scales`` ``[groups, out]`` |
 | ``awq`` | ``qweight`` ``[in, out / 8]`` | ``qzeros`` ``[groups, out / 8]`` | ``scales`` ``[groups, out]`` |
 | ``packed`` | ``weight_packed`` ``[out, in / 8]`` | ``weight_zero_point`` ``[out / 8, groups]`` | ``weight_scale`` |
+| ``nvfp4`` | ``weight_packed`` or ``weight`` ``[out, in / 2]`` | | ``weight_scale`` ``[out, in / 16]``, and one number |
 
 A number of the weight is the FP8 number times the scale of its block, or ``(code - zero) * scale`` of its group of input
-features. GPTQ may say which group each is in (``g_idx``, ``[in]``). Codes and zeros of four bits are int32, eight in one.
-The weight is computed in float32, one tensor at a time. With four bits and scales in float16 or bfloat16 that is exact, and
-otherwise each number is rounded once.
+features; in NVFP4 it is the number that a code stands for times the scale of its group. GPTQ may say which group each is in
+(``g_idx``, ``[in]``). Codes and zeros of four bits are int32, eight in one, and in NVFP4 uint8, two in one. The weight is
+computed in float32, one tensor at a time. With four bits and scales in float16 or bfloat16 that is exact, and otherwise each
+number is rounded once. Draft heads may also have FP8 with a scale for each output channel, or with one for all (``fp8``).
 
 format.py      ``BlockFormat``, the base class of the formats
 fp8.py         FP8 of DeepSeek-V3 and of llm-compressor
 gptq.py        GPTQ
 awq.py         AWQ
 packed.py      ``pack-quantized`` of compressed-tensors
+nvfp4.py       NVFP4 of compressed-tensors and of NVIDIA Model Optimizer
 four_bits.py   unpacks codes of four bits
 layout.py      replaces stored tensors by dequantised weights
 """

@@ -46,6 +46,10 @@ class AWQ(FourBitFormat):
     def summary(self) -> str:
         return f"AWQ, four bits with a scale for each {self.groups}"
 
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        codes = parts.tensors.get(".qweight")
+        return None if codes is None else (8 * codes.shape[-1], *codes.shape[:-1])
+
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> AWQWeight:
         outputs, inputs = shape
         parts.require_multiple("output", outputs, 8)

@@ -89,6 +89,12 @@ class BlockFormat(abc.ABC):
         """The suffixes of the tensors from which a weight is computed."""
 
     @abc.abstractmethod
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        """The shape of the weight that is made of ``parts``, by their own shapes; None if those that tell it are missing.
+
+        For checkpoints whose config.json does not say it, as those of draft heads."""
+
+    @abc.abstractmethod
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> Dequantized:
         """The weight that is made of ``parts``.
 

@@ -1,4 +1,5 @@
-"""FP8 weights with a scale for each block, as DeepSeek-V3 and Qwen3 publish them, and llm-compressor writes them."""
+"""FP8 weights with a scale for each block, as DeepSeek-V3 and Qwen3 publish them, and llm-compressor writes them; and those
+of draft heads, of which a whole output channel or a whole weight may share a scale."""
 
 import dataclasses
 
@@ -72,10 +73,75 @@ class FP8Blocks(BlockFormat):
     def is_quantized(self, tensors) -> bool:
         return self.scale_end in tensors or (".weight" in tensors and tensors[".weight"].dtype == FP8)
 
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        return shape_of_numbers(parts)
+
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> FP8BlockWeight:
         blocks = tuple(-(-size // of) for size, of in zip(shape, self.block, strict=True))
         stored, scales = parts.take(".weight", shape, (FP8,)), parts.take(self.scale_end, blocks)
         return FP8BlockWeight(name, stored.file, stored.path, shape, "float32", stored, scales, self.block)
+
+
+@dataclasses.dataclass(frozen=True)
+class FP8Weight(Dequantized):
+    """A weight ``[out, in]`` whose numbers are multiplied by the scales of their output channels.
+
+    Attributes:
+      stored: float8_e4m3fn ``[out, in]``.
+      scales: with a number for each output channel, or with one for all.
+    """
+
+    stored: Tensor
+    scales: Tensor
+
+    def read(self) -> np.ndarray:
+        return self.read_part(())
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. It reads no other numbers, but all scales, which are few."""
+        (first, stop), _ = bounds_of(index, self.shape)
+        scales = np.broadcast_to(read_scales(self.scales).reshape(-1), self.shape[:1])
+        return self.stored.read_part(index).astype(np.float32) * scales[first:stop, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class FP8Scaled(BlockFormat):
+    """FP8 with a scale for each output channel or for each weight. Language models keep it, draft heads dequantise it.
+
+    Attributes:
+      scales: whether there is a scale for each output ``channel``, or one for a whole ``tensor``.
+    """
+
+    scales: str
+
+    bytes_each = "one"
+
+    @property
+    def summary(self) -> str:
+        return f"FP8 with a scale for each {'output channel' if self.scales == 'channel' else 'weight'}"
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return ".weight", ".weight_scale"
+
+    def is_quantized(self, tensors) -> bool:
+        return ".weight_scale" in tensors or (".weight" in tensors and tensors[".weight"].dtype == FP8)
+
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        return shape_of_numbers(parts)
+
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> FP8Weight:
+        known = [(shape[0], 1), (shape[0],)] if self.scales == "channel" else [(1,), (), (1, 1)]
+        found = parts.tensors.get(".weight_scale")
+        stored = parts.take(".weight", shape, (FP8,))
+        scales = parts.take(".weight_scale", found.shape if found is not None and found.shape in known else known[0])
+        return FP8Weight(name, stored.file, stored.path, shape, "float32", stored, scales)
+
+
+def shape_of_numbers(parts: WeightTensors) -> tuple[int, ...] | None:
+    """The shape of a weight whose numbers are in one tensor of the same shape, as ``BlockFormat.shape`` returns it."""
+    stored = parts.tensors.get(".weight")
+    return None if stored is None else stored.shape
 
 
 def read_fp8_blocks(fields: Fields) -> FP8Blocks:

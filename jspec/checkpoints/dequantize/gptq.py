@@ -113,6 +113,10 @@ class GPTQ(FourBitFormat):
     def summary(self) -> str:
         return f"GPTQ, four bits with a scale for each {self.groups}"
 
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        codes = parts.tensors.get(".qweight")
+        return None if codes is None else (codes.shape[-1], *(8 * size for size in codes.shape[:-1]))
+
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> GPTQWeight:
         (outputs, inputs), order = shape, None
         parts.require_multiple("input", inputs, 8)

@@ -9,8 +9,8 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.names import Placement
 from jspec.checkpoints.huggingface.parts import RearrangedTensor
-from jspec.checkpoints.huggingface.quantization_config import StoredQuantization
 from jspec.checkpoints.huggingface.scales import scales_left_out
+from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.layout import PREFIX, Layout
 
 WEIGHT, BIAS = ".weight", ".bias"

@@ -65,6 +65,10 @@ class PackQuantized(FourBitFormat):
     def summary(self) -> str:
         return f"four bits with a scale for each {self.groups} (pack-quantized)"
 
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        size = parts.tensors.get(".weight_shape")
+        return None if size is None or size.shape != (2,) else tuple(size.read().tolist())
+
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> PackedWeight:
         (outputs, inputs), zeros = shape, None
         groups = inputs // (group := self.group(inputs, parts))

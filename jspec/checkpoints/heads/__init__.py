@@ -4,10 +4,11 @@ Several projects publish checkpoints of the same drafting method in different la
 config.json. Each public layout has one file here, which ends with a ``HeadFormat``: a predicate that recognises the layout
 by its config.json and tensor names, a function that reads it and, for some, functions that write it.
 
-``kinds.recognise`` removes prefixes and outer configs that some tools add (``wrapping.py``) and refuses the kinds that
-jspec cannot draft with. It then asks each ``HeadFormat`` in the order of ``jspec.registry.METHODS``; the first that
-recognises the folder reads it. The last one, a plain language model, accepts every folder. Example: config.json with
-``"architectures": ["LlamaForCausalLMEagle3"]`` is recognised by ``eagle3.FORMAT``.
+``kinds.recognise`` puts dequantised weights in place of what a head stores in FP8 or NVFP4 (``quantized.py``), removes
+prefixes and outer configs that some tools add (``wrapping.py``) and refuses the kinds that jspec cannot draft with. It then
+asks each ``HeadFormat`` in the order of ``jspec.registry.METHODS``; the first that recognises the folder reads it. The last
+one, a plain language model, accepts every folder. Example: config.json with ``"architectures": ["LlamaForCausalLMEagle3"]``
+is recognised by ``eagle3.FORMAT``.
 
 A folder that ``jspec-convert`` wrote is not recognised again: its manifest holds the config of the draft head.
 
@@ -15,12 +16,14 @@ kinds.py               recognises what a folder holds
 format.py              ``HeadFormat``: a public layout
 options.py             ``HeadOptions``: settings that checkpoints leave open
 published.py           what is known of published heads whose checkpoints leave them open
+quantized.py           heads whose weights are stored in eight or four bits
 wrapping.py            prefixes and outer configs around EAGLE heads
 eagle.py               EAGLE in SafeAILab's layout
 eagle3.py              EAGLE-3 and P-EAGLE in the native layouts
 eagle3_settings.py     where their config.json has settings, and what ``norm_output`` means
 speculators.py         EAGLE, EAGLE-3 and P-EAGLE in the speculators format
-block.py               block drafters (DFlash, JetSpec, DSpark) in the native layouts
+block.py               block drafters (DFlash, DFlash2, JetSpec, DSpark) in the native layouts
+block_dflash2.py       what DFlash2 heads have besides
 block_settings.py      their settings in config.json
 block_speculators.py   block drafters in the speculators format
 assistant.py           assistants of Gemma 4

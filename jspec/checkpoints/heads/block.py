@@ -1,4 +1,4 @@
-"""Block drafters in the layouts of z-lab (DFlash), JetSpec, SpecForge and DeepSpec (DSpark and its DFlash), all of 2026.
+"""Block drafters in the layouts of z-lab (DFlash, DFlash2), JetSpec, SpecForge and DeepSpec (DSpark and its DFlash).
 
 The layers have the same tensors in all of them: ``fc``, ``hidden_norm``, ``norm``, and ``layers.i.*`` as in Qwen3. The
 settings differ in where they are and in what they mean:
@@ -8,9 +8,10 @@ settings differ in where they are and in what they mean:
 | ``target_layer_ids``, ``mask_token_id`` | in ``dflash_config`` | in ``dflash_config`` | at the top |
 | first slot that drafts | the second | the anchor's | the anchor's |
 | block attention | both ways; causal with ``causal_head``, and in layers with a window | the same | both ways |
-| beside the layers | nothing | Markov and confidence heads | these, and copies of embedding and output head |
+| beside the layers | nothing; DFlash2: see below | Markov and confidence heads | these, copies of embedding and head |
 
-Layer id i means the residual stream after layer i, so -1 is the embedding. Nothing in a DFlash head's tensors says which
+What a DFlash2 head has beside the layers, and in them, ``block_dflash2`` reads. Layer id i means the residual stream after
+layer i, so -1 is the embedding. Nothing in a DFlash head's tensors says which
 slot drafts first: the class in ``architectures`` decides, unless ``sample_from_anchor`` says it, or
 ``query_zero_predicts_next``, which means the same. Either may be in ``dflash_config`` or at the top, in every layout
 (``jspec.checkpoints.heads.block_settings``)."""
@@ -18,7 +19,7 @@ slot drafts first: the class in ``architectures`` decides, unless ``sample_from_
 import os
 import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.aux_layers import OUTPUT_IDS, given_aux_layers
+from jspec.checkpoints.heads.block_dflash2 import CLASS, is_dflash2, read_sizes, size_fields
 from jspec.checkpoints.heads.block_settings import (
     ANCHOR_KEYS,
     DFLASH,
@@ -48,7 +50,7 @@ from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, tensor_table
 from jspec.checkpoints.layout import Layout
 from jspec.config.heads import EMBEDDING, BlockConfig
 
-CLASSES = ("dflashdraftmodel", "dsparkdraftmodel", "qwen3dsparkmodel")  # in lower case
+CLASSES = ("dflashdraftmodel", "dflash2draftmodel", "dsparkdraftmodel", "qwen3dsparkmodel")  # in lower case
 TYPE_OF_SPECULATORS = "speculators_model_type"  # in that format alone
 MARKOV, CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 
@@ -69,7 +71,8 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     aux_layers = given_aux_layers(settings, options.aux_convention, least=-1)
     if aux_layers is None:
         raise settings.object_with(OUTPUT_IDS).refuse(OUTPUT_IDS, "a list of layer ids of at least -1")
-    layout = build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows))
+    own = read_sizes(settings, tensors, layers.hidden_size, None) if is_dflash2(fields, settings, tensors) else {}
+    layout = build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows), own)
     _warn_of_unknown_class(fields, layout.label)
     return layout
 
@@ -93,6 +96,7 @@ def build(
     aux_layers: tuple[int, ...],
     anchor_first: bool,
     causal: tuple[bool, ...],
+    own: Mapping[str, int],
 ) -> Layout:
     """The ``Layout`` of a block drafter.
 
@@ -102,6 +106,7 @@ def build(
       options: of the user.
       layers: the config of the layers.
       aux_layers, anchor_first, causal: as in ``BlockConfig``.
+      own: the fields of ``BlockConfig`` that a DFlash2 head alone has.
 
     Raises:
       Refusal: config.json and the tensors contradict each other, or a setting is not supported.
@@ -123,14 +128,20 @@ def build(
         confidence=_confidence(top, tensors, layers.hidden_size, rank),
         own_embedding=EMBEDDING in tensors,
         own_head=OUTPUT_HEAD in tensors,
+        **own,
     )
     replaced, folder = dict(tensors), os.path.dirname(top.where)
     if D2T in tensors and config.reduced:
         replaced[D2T] = draft_ids(folder, tensors[D2T], tensors.get(T2D), config.draft_vocab_size, layers.vocab_size)
     elif D2T in tensors:
         require_identity(folder, tensors[D2T], config.draft_vocab_size)
-    label = {"dflash": "JetSpec head" if all(causal) else "DFlash head", "dspark": "DSpark head"}[config.method]
-    return Layout(config, label, tensor_table(config), replaced, left_out=frozenset((D2T, T2D)))
+    return Layout(config, _label(config), tensor_table(config), replaced, left_out=frozenset((D2T, T2D)))
+
+
+def _label(config: BlockConfig) -> str:
+    if config.is_dflash2:
+        return "DFlash2 head"
+    return {"dflash": "JetSpec head" if all(config.causal) else "DFlash head", "dspark": "DSpark head"}[config.method]
 
 
 def _layers(fields: Fields, tensors: dict[str, Tensor]):
@@ -203,8 +214,8 @@ def _confidence(top: Fields, tensors: dict[str, Tensor], hidden_size: int, rank:
 def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
     """The config.json: of DeepSpec's layout for heads whose anchor drafts and for DSpark heads, of z-lab's for others.
 
-    DeepSpec's layout has neither causal layers nor windows. A head whose first draft is not where the class of its layout
-    has it says so under ``ANCHOR_KEYS``.
+    DeepSpec's layout has neither causal layers nor windows, nor DFlash2 heads. A head whose first draft is not where the
+    class of its layout has it says so under ``ANCHOR_KEYS``.
 
     Raises:
       ValueError: neither layout can state ``config``.
@@ -221,13 +232,19 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
         "tie_word_embeddings": False,
     }
     anchor: dict[str, bool] = dict.fromkeys(ANCHOR_KEYS, config.anchor_first)
-    if any(config.causal) or any(windows) or not (config.anchor_first or config.markov):
+    if config.is_dflash2 or any(config.causal) or any(windows) or not (config.anchor_first or config.markov):
         every, plain = all(config.causal), tuple(window is not None for window in windows)
-        require(every or config.causal == plain, "causal", config.causal, f"True for each layer, or {plain}")
+        both_ways = {"is_causal": False} if config.is_dflash2 and any(windows) and not any(config.causal) else {}
+        require(
+            every or config.causal == plain or bool(both_ways),
+            "causal",
+            config.causal,
+            f"True for each layer, or {plain}",
+        )
         require(config.markov is None, "markov", config.markov, "None where a layer is causal or has a window")
         dflash = {"mask_token_id": config.mask_token_id, OUTPUT_IDS: ids, **({"causal_head": True} if every else {})}
-        own = {DFLASH: dflash | (anchor if config.anchor_first else {})}
-        return {"architectures": ["DFlashDraftModel"], **shared, **own}
+        own = {DFLASH: dflash | size_fields(config) | (anchor if config.anchor_first else {})}
+        return {"architectures": [CLASS if config.is_dflash2 else "DFlashDraftModel"], **shared, **both_ways, **own}
     markov = {"markov_head_type": config.markov} if config.markov is not None else {}
     return {
         "architectures": ["Qwen3DSparkModel"],

@@ -31,9 +31,6 @@ _FIXED: tuple[tuple[str, float | bool | None], ...] = (
     ("attention_sink_bias", False),  # of MiMo, like the next two
     ("add_swa_attention_sink_bias", False),
     ("attention_value_scale", 1),
-    ("conv_kernel_size", 0),  # of DFlash 2, like the next two
-    ("selector_rank", 0),
-    ("selector_top_k", 0),
 )
 
 

@@ -1,8 +1,9 @@
-"""Block drafters in the format of the ``speculators`` package: the types ``dflash`` and ``dspark``.
+"""Block drafters in the format of the ``speculators`` package: the types ``dflash``, ``dflash2`` and ``dspark``.
 
 Settings are at the top of config.json, and those of the layers in ``transformer_layer_config``. Unlike in other layouts, id
 k in ``aux_hidden_state_layer_ids`` means the residual stream after k layers. A layer with a window is causal unless
-``sliding_window_non_causal`` says otherwise; without a window a layer never is."""
+``sliding_window_non_causal`` says otherwise, whose default is true for ``dflash2`` and false for the others; without a
+window a layer never is."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads import block
 from jspec.checkpoints.heads.aux_layers import listed_after
+from jspec.checkpoints.heads.block_dflash2 import CLASS, DEFAULT_CANDIDATES, KIND, is_dflash2, read_sizes, size_fields
 from jspec.checkpoints.heads.block_settings import ANCHOR_KEYS, refuse_mask_embedding, said_of_anchor, settings_of
 from jspec.checkpoints.heads.eagle3_settings import Settings
 from jspec.checkpoints.heads.format import HeadFormat
@@ -44,10 +46,14 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     refuse_mask_embedding(folder)
     settings = settings_of(fields)
     layers = read_layers(layers_of(fields, tensors), tensors, "layers.0.", bias_key="attention_bias")
-    slides = fields.flag("sliding_window_non_causal")
+    dflash2 = is_dflash2(fields, settings, tensors)
+    if dflash2 and fields.raw.get(TYPE) != KIND:
+        raise fields.refuse(TYPE, f"{KIND!r}, because of what its settings or its tensors are")
+    slides = fields.flag("sliding_window_non_causal", dflash2)
     causal = tuple(window is not None and not slides for window in layers.windows)
     aux_layers, first = listed_after(settings, IDS, shift=0, least=0), _anchor_first(settings, fields)
-    return block.build(settings, tensors, options, layers, aux_layers, first, causal)
+    own = read_sizes(settings, tensors, layers.hidden_size, DEFAULT_CANDIDATES) if dflash2 else {}
+    return block.build(settings, tensors, options, layers, aux_layers, first, causal, own)
 
 
 def _anchor_first(settings: Settings, fields: Fields) -> bool:
@@ -71,7 +77,8 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
     slides = any(windows) and not any(config.causal)
     plain = tuple(window is not None and not slides for window in windows)
     require(config.causal == plain, "causal", config.causal, f"{plain} in the speculators format")
-    kind = config.method
+    kind = KIND if config.is_dflash2 else config.method
+    classes = {KIND: CLASS, "dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator"}
     dspark = {
         "markov_rank": config.markov_rank,
         "markov_head_type": config.markov,
@@ -79,7 +86,7 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
         "confidence_head_with_markov": config.confidence == "markov",
     }
     return {
-        "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
+        "architectures": [classes[kind]],
         TYPE: kind,
         "speculators_version": VERSION,
         IDS: list(config.aux_layers),
@@ -88,7 +95,8 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.anchor_first,
         "tie_word_embeddings": False,
-        **({"sliding_window_non_causal": True} if slides else {}),
+        **({"sliding_window_non_causal": slides} if slides or kind == KIND else {}),
+        **size_fields(config),
         **(dspark if kind == "dspark" or config.confidence is not None else {}),
         LAYERS: nested_layer_fields(config.layers),
         CONFIG: proposal_fields(kind, config.max_drafts, target_name, target_architectures),

@@ -41,6 +41,7 @@ _FIXED: tuple[tuple[str, float | bool], ...] = (
     ("use_input_layernorm_in_first_layer", True),
     ("use_mtp_layernorm", False),
     ("parallel_draft_step", 1),
+    ("additional_fc", False),  # of SpecForge
 )
 
 
@@ -58,7 +59,9 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
     norm_output = norm_meaning(fields, settings.object_with(NORM_KEY), options.norm_output, tensors)
     norm = final_norm(settings, tensors, norm_output)
     parallel = "peagle" in str(fields.raw.get("architectures")).lower() or fields.flag("parallel_drafting")
-    if "Qwen3" in str(fields.raw.get("architectures")) and not any("q_norm" in name for name in tensors):
+    # The heads of vLLM's class for Qwen3-VL, ``Eagle3Qwen3vlForCausalLM``, have Llama's layers.
+    qwen3 = re.search("Qwen3(?!vl)", str(fields.raw.get("architectures")))
+    if qwen3 and not any("q_norm" in name for name in tensors):
         raise fields.refuse("architectures", "one without query and key norms, because the files hold none")
     layout = build(_layers(fields, tensors), settings, tensors, aux_layers, norm, parallel, options.mask_token_id)
     said = "output_of" if settings.object_with(OUTPUT_IDS).raw.get(OUTPUT_IDS) else None

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from jspec.checkpoints.dequantize.format import BlockFormat
+from jspec.checkpoints.dequantize.layout import Replaced, with_note
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
@@ -14,24 +15,18 @@ from jspec.checkpoints.heads.format import HeadFormat, architectures
 from jspec.checkpoints.heads.mtp import FORMAT as MTP
 from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.heads.published import answered
+from jspec.checkpoints.heads.quantized import dequantized_head, names_of_weights, without_quantization
 from jspec.checkpoints.heads.wrapping import WRAPPER, names_without_prefix, unwrap
 from jspec.checkpoints.huggingface.config import require_size, stored_quantization
 from jspec.checkpoints.huggingface.multimodal import has_text_config
-from jspec.checkpoints.huggingface.quantization_config import refuse_quantized_head
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.unread_keys import warn_of_unread_keys
 from jspec.registry import METHODS, resolve
 
 # Kinds of checkpoints that jspec refuses, each with the test that finds it. A supported layout would recognise them too:
-# a DFlash 2 head, for example, has the tensors of a DFlash head, but computes something else.
+# an XPress head, for example, has the tensors of a DFlash head, but computes something else.
 _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = (
-    (
-        "DFlash 2 heads, which have convolutions around their layers,",
-        lambda fields, names: (
-            "dflash2" in architectures(fields)
-            or any("attention_conv" in name or "candidate_selector" in name for name in names)
-        ),
-    ),
+    ("DFlash2Beam heads", lambda fields, _: "dflash2beam" in architectures(fields)),
     ("XPress heads, which refine their drafts,", lambda fields, _: "xpress" in architectures(fields)),
     ("LiLiCorr heads", lambda fields, _: "lilicorr" in architectures(fields)),
     ("Domino heads", lambda fields, _: "domino" in architectures(fields)),
@@ -52,7 +47,7 @@ def is_head(fields: Fields, names: Iterable[str]) -> bool:
       names: the names of its tensors.
     """
     wrapped = fields.raw.get("model_type") == WRAPPER
-    return wrapped or _format(fields, names_without_prefix(fields, names).values()).needs_target
+    return wrapped or _format_of_files(fields, names).needs_target
 
 
 def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions = NO_OPTIONS) -> Layout:
@@ -68,7 +63,8 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
       Refusal: no supported layout fits, or config.json and the tensors contradict each other.
     """
     wrapped, has_code = fields.raw.get("model_type") == WRAPPER, bool(fields.raw.get("auto_map"))
-    fields, tensors, left_out, notes = unwrap(fields, tensors)
+    fields, replaced = _dequantized(folder, fields, tensors, options)
+    fields, tensors, left_out, notes = unwrap(fields, replaced.tensors)
     for what, applies in _UNSUPPORTED:
         if applies(fields, tensors):
             raise Refusal(f"{folder.given}: {what} are not supported")
@@ -77,8 +73,6 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
         raise Refusal(
             f"{fields.where}: model_type={WRAPPER!r} says that this is an EAGLE head, but 'fc.weight' is missing"
         )
-    if head_format.needs_target and not (head_format is MTP and isinstance(stored_quantization(fields), BlockFormat)):
-        refuse_quantized_head(fields)
     if head_format.lists_layers and head_format.name == "native":
         options, known = answered(folder, fields, options)
         notes = (*notes, *known)
@@ -95,6 +89,7 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
         raise
     except ValueError as error:
         raise Refusal(f"{fields.where}: {error}") from None
+    layout = with_note(layout, replaced)
     require_size(layout.config, fields.where)
     warn_of_unread_keys(fields, multimodal=has_text_config(fields))
     if has_code and head_format.needs_target:
@@ -109,6 +104,23 @@ def describe(layout: Layout, target_name: str | None = None) -> str:
     """One line for the user that says what was recognised; ``target_name`` is the target that the checkpoint names."""
     target = f", verifier {target_name}" if target_name else ""
     return f"recognised: {layout.label}, {layout.config.summary}{target}"
+
+
+def _dequantized(
+    folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions
+) -> tuple[Fields, Replaced]:
+    """config.json and tensors of a draft head without quantisation; those of anything else, which dequantises itself what
+    has to be, are returned as they are."""
+    head_format = MTP if options.mtp else _format_of_files(fields, tensors)
+    reads_itself = head_format is MTP and isinstance(stored_quantization(fields), BlockFormat)
+    if not head_format.needs_target or reads_itself:
+        return fields, Replaced(tensors)
+    return without_quantization(fields), dequantized_head(fields, tensors, folder.given)
+
+
+def _format_of_files(fields: Fields, names: Iterable[str]) -> HeadFormat:
+    """``_format`` by the names of the tensors in the files, which may have a prefix, or stand for weights."""
+    return _format(fields, names_without_prefix(fields, names_of_weights(names)).values())
 
 
 def _format(fields: Fields, names: Iterable[str]) -> HeadFormat:

@@ -13,8 +13,8 @@ from jspec.checkpoints.huggingface.config import decoder_config, stored_quantiza
 from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
 from jspec.checkpoints.huggingface.names import tensor_table
 from jspec.checkpoints.huggingface.parts import rearranged_tensors
-from jspec.checkpoints.huggingface.quantization_config import StoredQuantization
 from jspec.checkpoints.huggingface.scales import with_scales, without_cache_scales
+from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.layout import Layout, decoder_layout
 from jspec.config.heads import PardConfig
 

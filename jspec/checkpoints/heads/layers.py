@@ -19,6 +19,8 @@ _DECIDED_BY_TARGET = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
 # Keys that ``_windows`` reads instead of ``model_config``, because in a draft head they do not depend on the class.
 _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
+_ROPES = ("rope_scaling", "rope_parameters")
+
 # model_type -> the transformers class whose defaults stand for absent keys. Any other model_type takes Llama's.
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -55,6 +57,7 @@ def read_layers(fields: Fields, tensors: dict[str, Tensor], first: str, bias_key
     """
     family = _CLASSES.get(str(fields.raw.get("model_type")), "LlamaForCausalLM")
     own = {key: value for key, value in fields.raw.items() if key not in (*_DECIDED_BY_TARGET, *_WINDOWS)}
+    own |= {key: _for_text(fields, key) for key in _ROPES if key in own}
     try:
         config = model_config(dataclasses.replace(fields, raw=own), family)
         if config.activation != "silu":
@@ -73,6 +76,22 @@ def read_layers(fields: Fields, tensors: dict[str, Tensor], first: str, bias_key
         raise
     except ValueError as error:
         raise Refusal(f"{fields.where}: {error}") from None
+
+
+def _for_text(fields: Fields, key: str) -> Any:
+    """The rope under ``key`` as it is for text.
+
+    The heads of Qwen-VL models repeat their ``mrope``, which rotates by three positions: time, height and width. These are
+    equal for text, so that it is a plain rope, however the pairs are divided among the three (``mrope_section``,
+    ``mrope_interleaved``)."""
+    scaling = fields.nested(key)
+    if scaling is None:
+        return fields.raw[key]
+    scaling.flag("mrope_interleaved")
+    if scaling.raw.get("mrope_section") is not None:
+        scaling.numbers("mrope_section")
+    plain = {name: value for name, value in scaling.raw.items() if name not in ("mrope_section", "mrope_interleaved")}
+    return plain | {name: "default" for name in ("rope_type", "type") if plain.get(name) == "mrope"}
 
 
 def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:

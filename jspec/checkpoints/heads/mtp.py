@@ -17,6 +17,7 @@ from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import layer_fields, refuse_draft_vocabulary, require_no_windows
 from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.heads.quantized import names_of_weights
 from jspec.checkpoints.huggingface.config import decoder_config, stored_quantization
 from jspec.checkpoints.huggingface.names import renamed, tensor_table
 from jspec.checkpoints.huggingface.parts import rearrange, rearranged_tensors
@@ -37,7 +38,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     target = decoder_config(folder, _of_target(fields) if alone else fields)
     first = 0 if alone else target.num_layers
     count = target.num_layers if alone else target.mtp_layers
-    if mtp_mark(first) not in tensors:
+    if mtp_mark(first) not in names_of_weights(tensors):
         raise Refusal(
             f"{folder.given}: holds no multi-token prediction layers (tensor {mtp_mark(first)!r}), which draft='mtp' asks "
             "for; give another draft"

@@ -24,7 +24,7 @@ from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config
 
 KINDS = ("eagle3", "peagle", "eagle")
-BLOCK_KINDS = ("dflash", "dspark")  # which ``jspec.checkpoints.heads.block_speculators`` reads
+BLOCK_KINDS = ("dflash", "dflash2", "dspark")  # which ``jspec.checkpoints.heads.block_speculators`` reads
 VERSION = "0.5.0"  # the version of the format that ``hf_config`` writes
 TYPE, LAYERS, CONFIG = "speculators_model_type", "transformer_layer_config", "speculators_config"
 

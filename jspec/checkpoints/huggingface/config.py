@@ -14,14 +14,12 @@ from jspec.checkpoints.files.gguf import refuse_gguf
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tiktoken import refuse_tiktoken
 from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES, Family
+from jspec.checkpoints.huggingface.model_optimizer import with_model_optimizer
 from jspec.checkpoints.huggingface.multimodal import WRAPPERS, module_names, text_fields
-from jspec.checkpoints.huggingface.quantization_config import (
-    StoredQuantization,
-    read_quantization,
-    refuse_model_optimizer,
-)
+from jspec.checkpoints.huggingface.quantization_config import read_quantization
 from jspec.checkpoints.huggingface.rope import write_rope
 from jspec.checkpoints.huggingface.scales import with_stored_quantization
+from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.huggingface.unread_classes import why_not
 from jspec.checkpoints.huggingface.windows import read_windows
 from jspec.config import OF_TARGET, ModelConfig
@@ -70,8 +68,7 @@ def read_fields(folder: Folder) -> Fields:
     if not folder.has("config.json"):
         refuse_gguf(folder.paths())
         _refuse_adapter(folder)
-    fields = Fields(folder.json("config.json"), f"{folder.given}/config.json")
-    refuse_model_optimizer(folder)
+    fields = with_model_optimizer(folder, Fields(folder.json("config.json"), f"{folder.given}/config.json"))
     stored_quantization(fields)
     return fields
 

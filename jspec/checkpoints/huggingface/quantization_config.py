@@ -2,49 +2,26 @@
 
 ``READERS`` has one entry for each method that is read. FP8 weights with a scale for each output channel, as jspec stores
 them itself, or with a single scale for each weight are a ``StoredQuantization``. Weights with a scale for each block are a
-``BlockFormat``. A family of models may read another method by itself (``Family.reads_quantization``). Everything else is
-refused by its name."""
+``BlockFormat``, those in NVFP4 among them. A family of models may read another method by itself
+(``Family.reads_quantization``). Everything else is refused by its name."""
 
-import dataclasses
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Collection
+from typing import Any
 
 from jspec.checkpoints.dequantize.awq import read_awq
 from jspec.checkpoints.dequantize.format import BlockFormat
 from jspec.checkpoints.dequantize.fp8 import read_compressed_blocks, read_fp8_blocks
 from jspec.checkpoints.dequantize.gptq import read_gptq
+from jspec.checkpoints.dequantize.nvfp4 import read_nvfp4_pack_quantized
 from jspec.checkpoints.dequantize.packed import read_pack_quantized
 from jspec.checkpoints.files.fields import Fields
-from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.huggingface.quantization_fields import INSTEAD, Modules, read_modules, require_one_of
+from jspec.checkpoints.huggingface.model_optimizer import METHOD, read_model_optimizer
+from jspec.checkpoints.huggingface.quantization_fields import INSTEAD, read_modules, require_one_of
+from jspec.checkpoints.huggingface.stored_quantization import EVERY_LINEAR, StoredQuantization
 
 KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
-NVIDIA = "hf_quant_config.json"  # stands beside config.json in checkpoints of NVIDIA Model Optimizer
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredQuantization:
-    """How the weights in the files are quantised.
-
-    Attributes:
-      quantization: the value of ``ModelConfig.quantization`` that they can be read as.
-      scales: whether there is a scale for each output ``channel``, or one for a whole ``tensor``.
-      targets: which modules are quantised.
-      ignored: which of these are not, after all.
-      where: the file that says so, for messages.
-    """
-
-    quantization: Literal["fp8"]
-    scales: Literal["channel", "tensor"]
-    targets: Modules
-    ignored: Modules
-    where: str
-
-    def includes(self, names: Iterable[str]) -> bool:
-        """Whether a linear map is quantised, to which the checkpoint may give any of these names."""
-        names = tuple(names)
-        return self.targets.include(names) and not self.ignored.include(names)
+PACK, NVFP4 = "pack-quantized", "nvfp4-pack-quantized"
 
 
 def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> StoredQuantization | BlockFormat | None:
@@ -70,29 +47,6 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> Stored
     return READERS[method](own)
 
 
-def refuse_model_optimizer(folder: Folder):
-    """Raise a ``Refusal`` if a file beside config.json says that NVIDIA Model Optimizer has quantised the weights."""
-    if not folder.has(NVIDIA):
-        return
-    fields = Fields(folder.json(NVIDIA), f"{folder.given}/{NVIDIA}").nested("quantization")
-    algorithm = None if fields is None else fields.text("quant_algo", None)
-    if fields is not None and algorithm is not None:
-        raise Refusal(
-            f"{fields.where}: {fields.prefix}quant_algo={algorithm!r}, of NVIDIA Model Optimizer, is not read; {INSTEAD}"
-        )
-
-
-def refuse_quantized_head(fields: Fields):
-    """Raise a ``Refusal`` if the config.json ``fields`` of a draft head says that its weights are quantised."""
-    for own in map(fields.nested, KEYS):
-        if own is not None:
-            method = own.raw.get("quant_method")
-            raise Refusal(
-                f"{own.where}: {own.prefix}quant_method={method!r} says that the weights of this draft head are quantised; "
-                "those of targets and draft models may be, for a draft head use its bfloat16 checkpoint"
-            )
-
-
 def _is_of_cache_alone(fields: Fields) -> bool:
     """Whether a ``quantization_config`` quantises the cache of keys and values and no weights, as compressed-tensors and
     NVIDIA Model Optimizer write it."""
@@ -109,7 +63,7 @@ def _unnamed_method(fields: Fields) -> str:
 
 def _compressed_tensors(fields: Fields) -> StoredQuantization | BlockFormat:
     """The library compressed-tensors, which llm-compressor writes with."""
-    require_one_of(fields, "format", "float-quantized", "pack-quantized")
+    require_one_of(fields, "format", "float-quantized", PACK, NVFP4)
     for name in ("sparsity_config", "transform_config"):
         nested = fields.nested(name)
         if nested is not None and nested.raw.get("format") != "dense":
@@ -123,8 +77,10 @@ def _compressed_tensors(fields: Fields) -> StoredQuantization | BlockFormat:
     if group is None or weights is None:
         raise groups.refuse(names[0], "an object with weights, because no others are quantised here")
     require_one_of(group, "format", fields.raw["format"], absent=fields.raw["format"])
-    if fields.raw["format"] == "pack-quantized":
+    if fields.raw["format"] == PACK:
         return read_pack_quantized(fields, weights)
+    if fields.raw["format"] == NVFP4:
+        return read_nvfp4_pack_quantized(fields, weights)
     return _float_quantized(fields, group, weights)
 
 
@@ -152,8 +108,7 @@ def _fp8(fields: Fields) -> StoredQuantization | BlockFormat:
         return read_fp8_blocks(fields)
     require_one_of(fields, "fmt", "e4m3", absent="e4m3")
     key = "modules_to_not_convert" if "modules_to_not_convert" in fields.raw else "ignored_layers"
-    every = Modules(frozenset(("Linear",)), (), "")
-    return StoredQuantization("fp8", "tensor", every, read_modules(fields, key), fields.where)
+    return StoredQuantization("fp8", "tensor", EVERY_LINEAR, read_modules(fields, key), fields.where)
 
 
 # quant_method of config.json -> the function that reads the rest of ``quantization_config``.
@@ -162,4 +117,5 @@ READERS: dict[str, Callable[[Fields], StoredQuantization | BlockFormat]] = {
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
     "gptq": read_gptq,
+    METHOD: read_model_optimizer,
 }

@@ -14,8 +14,8 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement, tensor_table
 from jspec.checkpoints.huggingface.parts import modules_of_parts
-from jspec.checkpoints.huggingface.quantization_config import StoredQuantization
 from jspec.checkpoints.huggingface.quantization_fields import INSTEAD
+from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.layout import Layout
 from jspec.config import ModelConfig
 from jspec.config.model import count
@@ -23,7 +23,7 @@ from jspec.config.tensor_names import names_of
 
 # How the names of tensors end that hold scales of queries, keys and values in a cache of eight bits, or of activations.
 _CACHE = (".q_scale", ".k_scale", ".v_scale", ".kv_scale")
-_ACTIVATIONS = (".input_scale", ".output_scale", ".activation_scale", *_CACHE)
+_ACTIVATIONS = (".input_scale", ".input_global_scale", ".output_scale", ".activation_scale", *_CACHE)
 _NAMED = 3  # modules that an error names
 
 

@@ -8,13 +8,13 @@ auxiliary.py  the base of heads that fuse auxiliary hidden states: eagle3.py and
 eagle.py      EAGLE and EAGLE-2
 eagle3.py     EAGLE-3 and P-EAGLE
 mtp.py        multi-token prediction layers
-block.py      DFlash, JetSpec and DSpark
+block.py      DFlash, DFlash2, JetSpec and DSpark
 assistant.py  assistants of Gemma 4
 mlp.py        MLP speculator
 medusa.py     Medusa heads
 pard.py       PARD, a language model with mask tokens
 
-Dimension letters are those of ``jspec.config``, and seven more:
+Dimension letters are those of ``jspec.config``, and ten more:
 
     E   size of a feature: how many numbers of the target one slot of the draft head reads
     Vd  draft vocabulary: how many of the V tokens the draft head can propose
@@ -22,6 +22,9 @@ Dimension letters are those of ``jspec.config``, and seven more:
     W   width of the state of an MLP speculator
     Rm  rank of the Markov head of a DSpark head
     Nc  clusters of tokens in the output head of an assistant, of Vc tokens each
+    Tc  slots over which a convolution of a DFlash2 head reaches
+    Gc  groups of numbers that share the computed part of its kernels
+    Rs  rank of the candidate selector of a DFlash2 head
 """
 
 from jspec.config.heads.assistant import AssistantConfig as AssistantConfig

@@ -1,4 +1,4 @@
-"""The config of a block drafter: DFlash, JetSpec or DSpark."""
+"""The config of a block drafter: DFlash, DFlash2, JetSpec or DSpark."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,13 +21,15 @@ from jspec.config.param_specs import (
 )
 
 RANK, GATE, CELL = Axis("Rm", "markov"), Axis("Dg", "gate"), Axis("Dc", "gate")
+SIDES, TAPS, KERNELS = Axis("2", "sides"), Axis("Tc", "taps"), Axis("2TcGc", "kernels")
+SELECTOR_RANK = Axis("Rs", "selector")
 MARKOVS = ("vanilla", "gated", "rnn")
 CONFIDENCES = ("hidden", "markov")
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig(AuxiliaryConfig):
-    """DFlash (2026), JetSpec (2026) and DSpark (2026): decoder layers that fill a block of mask tokens in one pass.
+    """DFlash, DFlash2, JetSpec and DSpark (all of 2026): decoder layers that fill a block of mask tokens in one pass.
 
     The block is the newest committed token, its *anchor*, and mask tokens. Every layer attends to the *context*, the
     target's auxiliary hidden states of the tokens before the anchor, fused into ``[D]``, from which each layer computes
@@ -52,6 +54,11 @@ class BlockConfig(AuxiliaryConfig):
       confidence: the input of the confidence head: the hidden state of a slot (``hidden``), or that and the embedding of
         the draft before it (``markov``). None without a confidence head.
       own_embedding, own_head: whether the checkpoint has a token embedding and an output head. If not, the target's serve.
+      conv_taps: Tc, over how many slots of a block each convolution of a DFlash2 head reaches, its own included
+        (``jspec.models.heads.dflash2``). 0 in other heads, as are the next three.
+      conv_group: how many neighbouring numbers of the hidden state share what the hidden state adds to a kernel.
+      selector_rank: Rs, of the candidate selector of a DFlash2 head, by which each draft depends on the one before it.
+      candidates: how many tokens, the likeliest of each slot, the candidate selector chooses among.
 
     Example::
 
@@ -85,6 +92,10 @@ class BlockConfig(AuxiliaryConfig):
     confidence: str | None = None
     own_embedding: bool = False
     own_head: bool = False
+    conv_taps: int = 0
+    conv_group: int = 0
+    selector_rank: int = 0
+    candidates: int = 0
 
     def __post_init__(self):
         V, mask = self.layers.vocab_size, self.mask_token_id
@@ -102,6 +113,27 @@ class BlockConfig(AuxiliaryConfig):
         require(fits, "markov_rank", rank, "an integer of at least 1 with a Markov head, 0 without")
         known = (None, *CONFIDENCES) if self.markov is not None else (None, "hidden")
         require(self.confidence in known, "confidence", self.confidence, f"one of {known}")
+        if self.is_dflash2:
+            self._require_dflash2()
+
+    def _require_dflash2(self):
+        """Raise a ValueError unless the sizes of convolutions and candidate selector fit each other and the layers."""
+        D, V, Vd, B = self.layers.hidden_size, self.layers.vocab_size, self.draft_vocab_size, self.block_size
+        for name, size, most in (
+            ("conv_taps", self.conv_taps, B),
+            ("conv_group", self.conv_group, D),
+            ("selector_rank", self.selector_rank, 2**31 - 1),
+            ("candidates", self.candidates, V),
+        ):
+            require(is_int(size) and 1 <= size <= most, name, size, f"an integer in 1..{most} in a DFlash2 head")
+        require(D % self.conv_group == 0, "conv_group", self.conv_group, f"a divisor of the hidden size, {D}")
+        require(self.markov is None, "markov", self.markov, "None in a DFlash2 head, which has a candidate selector")
+        require(Vd == V, "draft_vocab_size", Vd, f"{V}: a DFlash2 head has the target's whole vocabulary")
+
+    @property
+    def is_dflash2(self) -> bool:
+        """Whether the layers have convolutions and a candidate selector chooses the drafts."""
+        return any((self.conv_taps, self.conv_group, self.selector_rank, self.candidates))
 
     @property
     def method(self) -> str:
@@ -119,7 +151,9 @@ class BlockConfig(AuxiliaryConfig):
     def dimensions(self) -> Mapping[str, int]:
         D, Rm = self.layers.hidden_size, self.markov_rank
         # Dg is the size of the inputs of gate and confidence head, and Dc of those of the recurrent cell.
-        return {**super().dimensions, "Rm": Rm, "Dg": D + Rm, "Dc": D + 2 * Rm}
+        markov = {"Rm": Rm, "Dg": D + Rm, "Dc": D + 2 * Rm}
+        groups = D // self.conv_group if self.conv_group else 0
+        return {**super().dimensions, **markov, "Tc": self.conv_taps, "Gc": groups, "Rs": self.selector_rank}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -129,9 +163,11 @@ class BlockConfig(AuxiliaryConfig):
             *linear("fuse_in", {"fc": EMBED}, FEATURE, quantization=kind),
             vector("context_norm.weight", "hidden_norm.weight", EMBED),
             *decoder_layers(c, indices(0, c.num_layers)),
+            *self._convolution_parameters,
             vector("norm.weight", "norm.weight", EMBED),
             *self.output_head,
             *self._markov_parameters,
+            *self._selector_parameters,
             *self._confidence_parameters,
         )
 
@@ -152,6 +188,31 @@ class BlockConfig(AuxiliaryConfig):
         )
 
     @property
+    def _convolution_parameters(self) -> tuple[Parameter, ...]:
+        """The convolutions of a DFlash2 head's layers. They are small and never quantised."""
+        if not self.is_dflash2:
+            return ()
+        copies, parameters = indices(0, self.layers.num_layers), []
+        for name in ("attention_conv", "mlp_conv"):
+            base = f"layers.{{}}.{name}.base_kernel"
+            parameters.append(Parameter(base, {base: SIDES}, (TAPS, EMBED), copies))
+            projection = f"layers.{{}}.{name}.kernel_projection"
+            parameters += linear(projection, {projection: KERNELS}, EMBED, copies)
+        return tuple(parameters)
+
+    @property
+    def _selector_parameters(self) -> tuple[Parameter, ...]:
+        """The candidate selector of a DFlash2 head, never quantised."""
+        if not self.is_dflash2:
+            return ()
+        theirs = "candidate_selector."
+        return (
+            matrix("selector.predecessors", f"{theirs}predecessor_codebook", VOCAB, SELECTOR_RANK),
+            matrix("selector.successors", f"{theirs}successor_codebook", VOCAB, SELECTOR_RANK),
+            *linear("selector.project", {f"{theirs}hidden_projection": SELECTOR_RANK}, EMBED),
+        )
+
+    @property
     def _confidence_parameters(self) -> tuple[Parameter, ...]:
         """Weight and bias of the confidence head, never quantised: one output channel, computed in float32."""
         if self.confidence is None:
@@ -163,5 +224,7 @@ class BlockConfig(AuxiliaryConfig):
     def summary(self) -> str:
         block = f"{'causal ' if all(self.causal) else ''}block of {self.block_size}, {count(self.max_drafts, 'draft')}"
         markov = "" if self.markov is None else f", {self.markov} Markov head of rank {self.markov_rank}"
+        if self.is_dflash2:
+            markov = f", convolutions over {self.conv_taps} slots, selector of {self.candidates} candidates"
         aux = f"auxiliary layers {', '.join(map(str, self.aux_layers))}"
         return f"{count(self.layers.num_layers, 'layer')}, {block}{markov}, {self.vocabulary_summary}, {aux}"

@@ -1,4 +1,4 @@
-"""Block drafters: DFlash (2026), JetSpec (2026) and DSpark (2026), whose layers fill a block of mask tokens in one pass.
+"""Block drafters: DFlash, DFlash2, JetSpec and DSpark (all of 2026), whose layers fill a block of mask tokens in one pass.
 
 The *context* of a block are the tokens before its first slot, the anchor. All layers compute their keys and values of
 the context from its fused features (``fuse``), so the context goes through neither attention nor MLPs.
@@ -9,7 +9,7 @@ the context from its fused features (``fuse``), so the context goes through neit
     logits = head.draft_logits(hidden, target)                       # [B, n, Vd], over the draft vocabulary
 
 The Markov head of a DSpark head adds to the logits of a slot by the draft before it, so drafts are drawn one after
-another (``MarkovHead``)."""
+another (``MarkovHead``). So does the candidate selector of a DFlash2 head (``jspec.models.heads.dflash2``)."""
 
 import dataclasses
 import functools
@@ -21,6 +21,7 @@ from flax import nnx
 
 from jspec.config.heads import BlockConfig
 from jspec.models.decoder_layer import Layer
+from jspec.models.heads.dflash2 import CandidateSelector, ConvolvedLayer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.heads.eagle import init_embedding
 from jspec.models.kv_cache import CacheShape, LayerKV, PagedView, cache_shape
@@ -122,6 +123,7 @@ class BlockHead(nnx.Module):
     Attributes:
       draft_ids: as in ``jspec.models.heads.draft_vocabulary``; None if every token can be proposed.
       markov: of a DSpark head; None in others.
+      selector: of a DFlash2 head, whose layers are ``ConvolvedLayer``; None in others.
       confidence: a linear map of the inputs that ``BlockConfig.confidence`` names to a logit: that of the probability
         that the draft of a slot is accepted if those before it are. None in a head without.
     """
@@ -133,13 +135,15 @@ class BlockHead(nnx.Module):
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.fuse_in = linear(E, D)
         self.context_norm = Norm(D, c.rms_norm_eps, dtype=dtype)
-        self.layers: Any = nnx.List([Layer(c, i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
+        layer = functools.partial(ConvolvedLayer, config) if config.is_dflash2 else functools.partial(Layer, c)
+        self.layers: Any = nnx.List([layer(i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
         self.norm = Norm(D, c.rms_norm_eps, dtype=dtype)
         self.head = linear(D, config.draft_vocab_size) if config.own_head else None
         ids = first_tokens(c.vocab_size, config.draft_vocab_size) if config.reduced else None
         self.draft_ids = None if ids is None else nnx.Param(ids)
         self.draft_tokens = None  # before ``prepare``
         self.markov = MarkovHead(config, dtype=dtype, rngs=rngs) if config.markov is not None else None
+        self.selector = CandidateSelector(config, dtype=dtype, rngs=rngs) if config.is_dflash2 else None
         sizes = {None: 0, "hidden": D, "markov": D + Rm}
         read = sizes[config.confidence]
         self.confidence = Linear(read, 1, bias=True, dtype=dtype, rngs=rngs) if read else None
@@ -179,7 +183,7 @@ class BlockHead(nnx.Module):
         return normed, tuple(written)
 
     def draft_logits(self, hidden, target):
-        """``[..., D] -> [..., Vd]``, over the draft vocabulary, without those of a Markov head."""
+        """``[..., D] -> [..., Vd]``, over the draft vocabulary, without what a Markov head or a selector adds."""
         return target.logits(hidden) if self.head is None else self.head(hidden)
 
     def confidence_logits(self, hidden, previous):

@@ -1,0 +1,292 @@
+"""Draft heads of every kind whose weights are stored in eight or four bits: dequantised exactly, with a warning.
+
+The cases are generated: every head in every format. The weights that a checkpoint stands for are computed by those who
+packed it (tests/helpers/block_checkpoints.py), and saved beside it in float32."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny_heads
+from block_checkpoints import KINDS, Kind, model_optimizer_config, nvfp4_config, stored_as
+from fp8_checkpoints import FP8, _quantized, compressed_tensors, vllm_fp8
+from heads import random_head
+from mtp_checkpoints import with_layers
+from safetensors.numpy import load_file
+from test_stored_blocks import assert_same
+from tiers import in_tiers
+from tiny import tiny_checkpoint, write_weights
+
+import jspec
+from convert import Refusal, convert, load_draft
+from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.export import export_draft
+from jspec.config import ModelConfig
+from jspec.config.heads import BlockConfig, MTPConfig
+from jspec.models import flat_params
+
+SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
+V, D = tiny_heads.V, tiny_heads.D
+LAYERS = ModelConfig("Qwen3ForCausalLM", V, D, 96, 2, 4, 2, 16, 128, qk_norm=True)
+DSPARK = BlockConfig(LAYERS, V, D, (1, 2), 4, 5, True, (False, False), "gated", 16, "markov")
+SIZES = {"conv_taps": 2, "conv_group": 8, "selector_rank": 16, "candidates": 5}
+EXPORTED = {
+    "dflash": (BlockConfig(LAYERS, V, D, (1, 2), 4, 5, False, (False, False)), "native"),
+    "dspark": (DSPARK, "native"),
+    "dspark-speculators": (DSPARK, "speculators"),
+    "dflash2": (BlockConfig(LAYERS, V, D, (1, 2), 4, 5, False, (False, False), **SIZES), "native"),
+    "dflash2-speculators": (BlockConfig(LAYERS, V, D, (1, 2), 4, 5, False, (False, False), **SIZES), "speculators"),
+    "mtp": (MTPConfig(ModelConfig("LlamaForCausalLM", V, D, 96, 2, 4, 2, 16, 128)), "native"),
+}
+TINY = {
+    "eagle": lambda folder: tiny_heads.eagle(folder, num_hidden_layers=2),
+    "eagle3": tiny_heads.eagle3,
+    "deepspec": tiny_heads.deepspec_eagle3,
+    "p-eagle": tiny_heads.p_eagle,
+    "eagle3-speculators": tiny_heads.speculators,
+    "p-eagle-speculators": lambda folder: tiny_heads.speculators(folder, "peagle"),
+    "mlp": lambda folder: tiny_heads.mlp_speculator(folder, inner_dim=32),
+    "medusa": lambda folder: tiny_heads.medusa(folder, file="model.safetensors"),
+}
+
+
+def scaled(one: bool):
+    """What stores a weight in FP8 with one scale, or with one for each output channel."""
+
+    def store(weight):
+        numbers, scale = _quantized(weight, one, np.float32)
+        return {".weight": numbers, ".weight_scale": scale}, numbers.astype(np.float32) * scale.reshape(-1, 1)
+
+    return store
+
+
+def scaled_without_axis(weight):
+    """As NVIDIA Model Optimizer writes it: a scale ``[]``, and one of activations."""
+    parts, wide = scaled(True)(weight)
+    return {
+        **parts,
+        ".weight_scale": parts[".weight_scale"].reshape(()),
+        ".input_scale": np.array(0.5, np.float32),
+    }, wide
+
+
+FORMATS = {
+    "channel": Kind(compressed_tensors(), scaled(False), "FP8 with a scale for each output channel"),
+    "tensor": Kind(compressed_tensors("tensor"), scaled(True), "FP8 with a scale for each weight"),
+    "tensor vllm": Kind(vllm_fp8(), scaled(True), "FP8 with a scale for each weight"),
+    "tensor modelopt": Kind(model_optimizer_config("FP8"), scaled_without_axis, "FP8 with a scale for each weight"),
+    **{
+        name: KINDS[name]
+        for name in ("fp8", "fp8 128", "fp8 compressed", "nvfp4", "nvfp4 modelopt", "packed", "gptq", "awq")
+    },
+}
+HEADS = (*TINY, *EXPORTED)
+EVERY = [(head, name) for head in HEADS for name in FORMATS]
+# Each head in one format, and each format of one head at least.
+QUICK = [(head, list(FORMATS)[i % len(FORMATS)]) for i, head in enumerate(HEADS)]
+
+
+def written(folder, head: str):
+    if head in TINY:
+        return TINY[head](folder)
+    config, layout = EXPORTED[head]
+    params = flat_params(random_head(config))
+    export_draft(folder, config, params, target_name="target", dtype="float32", layout=layout)
+    return folder
+
+
+def is_linear(name: str, array: np.ndarray) -> bool:
+    """Whether a tensor is the weight of a linear map that llm-compressor would quantise; sizes are those of any format."""
+    other = ("emb", "markov_w1", "lm_head", "confidence", "candidate_selector", "kernel_projection")
+    whole = array.ndim == 2 and array.shape[0] % 8 == 0 and array.shape[1] % 16 == 0
+    return whole and name.endswith(".weight") and not any(part in name for part in other)
+
+
+def stored_head(path, head: str, kind: Kind, changes=None, change=lambda stored: stored, more=()):
+    """A head in a format, and beside it, as ``<name>-wide``, the float32 one that it stands for.
+
+    Args:
+      path: the folder.
+      head: one of ``HEADS``.
+      kind: the format.
+      changes: keys of config.json.
+      change: what is done with the tensors of the stored head, by name, before they are written.
+      more: names of tensors that are stored so, too.
+    """
+    wide = written(path.with_name(f"{path.name}-wide"), head)
+    tensors, stored = load_file(wide / "model.safetensors"), {}
+    for name, array in tensors.items():
+        if is_linear(name, array) or name in more:
+            parts, tensors[name] = kind.store(array)
+            stored |= {name.removesuffix(".weight") + end: part for end, part in parts.items()}
+        else:
+            stored[name] = array
+    path.mkdir()
+    config = json.loads((wide / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "quantization_config": kind.config, **(changes or {})}))
+    write_weights(path, change(stored))
+    write_weights(wide, tensors)
+    return path, wide
+
+
+@pytest.mark.parametrize("case", in_tiers(EVERY, test=QUICK), ids=lambda case: " in ".join(case))
+def test_a_head_is_read_as_the_weights_that_it_stands_for(tmp_path, case):
+    head, name = case
+    src, wide = stored_head(tmp_path / "head", head, FORMATS[name])
+    with pytest.warns(UserWarning, match="dequantised as they are read") as found:
+        loaded = load_draft(src, "float32")
+    [warning] = found
+    assert FORMATS[name].words in str(warning.message)
+    assert_same(loaded, load_draft(wide, "float32"))
+    report = convert(src, tmp_path / "out", dtype="float32", verify="shapes")
+    assert any(FORMATS[name].words in note for note in report.notes)
+    assert_same(load_draft(tmp_path / "out", "float32"), load_draft(wide, "float32"))
+
+
+def as_array(tensor) -> np.ndarray:
+    """A tensor of torch as an array; NumPy does not know FP8."""
+    if "float8" in str(tensor.dtype):
+        return tensor.view(dtype=pytest.importorskip("torch").uint8).numpy().view(FP8)
+    return tensor.numpy()
+
+
+def by_compressed_tensors(weight: np.ndarray, strategy: str):
+    """A weight as the library itself stores it, and as the library dequantises it."""
+    torch = pytest.importorskip("torch")
+    library = pytest.importorskip("compressed_tensors")
+    pack = pytest.importorskip("compressed_tensors.compressors.nvfp4.helpers").pack_fp4_to_uint8
+    steps = pytest.importorskip("compressed_tensors.quantization.lifecycle.forward")
+    wide, more = torch.from_numpy(weight), {}
+    known = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
+    if strategy == "tensor_group":
+        known |= {"num_bits": 4, "group_size": 16}
+        overall = (448 * 6 / wide.abs().max()).reshape(1)
+        peaks = wide.reshape(len(wide), -1, 16).abs().amax(-1)
+        scale, more = (peaks / 6 * overall).to(torch.float8_e4m3fn), {"global_scale": overall}
+    else:
+        scale = (wide.abs().amax(1, keepdim=True) if strategy == "channel" else wide.abs().amax().reshape(1)) / 448
+    how = library.quantization.QuantizationArgs(**known)
+    dtype = torch.float32 if more else torch.float8_e4m3fn
+    stored = steps.quantize(wide, scale.float(), torch.zeros_like(scale.float()), how, dtype=dtype, **more)
+    expected = steps.dequantize(stored, scale.float(), args=how, **more).float().numpy()
+    parts = {".weight_packed": pack(stored), ".weight_global_scale": overall} if more else {".weight": stored}
+    return {end: as_array(part) for end, part in {**parts, ".weight_scale": scale}.items()}, expected
+
+
+@pytest.mark.parametrize("strategy", ["channel", "tensor", "tensor_group"])
+def test_compressed_tensors_reads_the_same(tmp_path, strategy):
+    config = nvfp4_config() if strategy == "tensor_group" else compressed_tensors(strategy)
+    kind = Kind(config, lambda weight: by_compressed_tensors(weight, strategy), "")
+    src, wide = stored_head(tmp_path / "head", "eagle3", kind)
+    with pytest.warns(UserWarning, match="dequantised"):
+        assert_same(load_draft(src, "float32"), load_draft(wide, "float32"))
+
+
+def test_each_format_is_tried_quickly():
+    assert {name for _, name in QUICK} == set(FORMATS)
+    assert {head for head, _ in QUICK} == set(HEADS)
+
+
+@pytest.mark.parametrize("head", in_tiers(["eagle3", "dflash2"], test=["dflash2"]))
+def test_a_head_in_nvfp4_drafts_beside_its_target(tmp_path, head):
+    target = tiny_checkpoint(tmp_path / "target", num_hidden_layers=8)
+    src, _ = stored_head(tmp_path / "head", head, KINDS["nvfp4"])
+    with pytest.warns(UserWarning, match="NVFP4"):
+        llm = jspec.load(target, src, num_draft_tokens=3, **SMALL)
+    prompt = [7, 8, 9] * 3
+    [result] = jspec.generate(llm, [prompt], temperature=0, max_tokens=12, ignore_eos=True)
+    likeliest = np.argmax(llm.logits([*prompt, *result.token_ids]), axis=-1).tolist()
+    assert likeliest[len(prompt) - 1 : -1] == result.token_ids
+    assert result.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("name", ["channel", "nvfp4"])
+def test_an_output_head_may_be_stored_so(tmp_path, name):
+    kind = FORMATS[name]
+    keys = {"quantization_config": {**kind.config, "ignore": []}}
+    src, wide = stored_head(tmp_path / "head", "eagle3", kind, keys, more=("lm_head.weight",))
+    with pytest.warns(UserWarning, match="dequantised"):
+        assert_same(load_draft(src, "float32"), load_draft(wide, "float32"))
+
+
+def test_what_model_optimizer_writes_beside_config_json(tmp_path):
+    src, wide = stored_head(tmp_path / "head", "eagle3", KINDS["nvfp4 modelopt"], {"quantization_config": None})
+    described = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head*"], "kv_cache_quant_algo": None}
+    (src / "hf_quant_config.json").write_text(json.dumps({"quantization": described}))
+    with pytest.warns(UserWarning, match="NVFP4"):
+        assert_same(load_draft(src, "float32"), load_draft(wide, "float32"))
+
+
+def test_prefixes_are_removed_from_names_of_codes(tmp_path):
+    """As NeMo Automodel writes them."""
+
+    def prefixed(stored):
+        return {f"model.{name}": array for name, array in stored.items()}
+
+    src, wide = stored_head(tmp_path / "head", "eagle3", KINDS["nvfp4"], change=prefixed)
+    with pytest.warns(UserWarning, match="NVFP4"):
+        assert_same(load_draft(src, "float32"), load_draft(wide, "float32"))
+
+
+@pytest.mark.parametrize("name", ["channel", "tensor"])
+def test_multi_token_prediction_layers_of_a_target_that_is_kept(tmp_path, name):
+    """The target stays FP8; its layers for multi-token prediction are dequantised."""
+    wide = with_layers(tmp_path / "wide", "DeepseekV3ForCausalLM")
+    src = stored_as(tmp_path / "src", wide, FORMATS[name])
+    assert Checkpoint.open(src).target_config.quantization == "fp8"
+    with pytest.warns(UserWarning, match=FORMATS[name].words):
+        drafts = load_draft(src, "float32", mtp=True)
+    assert_same(drafts, load_draft(wide, "float32", mtp=True))
+
+
+def dropped(name):
+    return lambda stored: {key: array for key, array in stored.items() if key != name}
+
+
+def replaced(name, array):
+    return lambda stored: {**stored, name: array}
+
+
+REFUSED = [
+    ("eagle3", "channel", dropped("fc.weight_scale"), None, "weight_scale' is missing, and"),
+    ("eagle3", "channel", dropped("fc.weight"), None, "which make no weight"),
+    ("eagle3", "channel", replaced("fc.weight_scale", np.ones(3, np.float32)), None, "float32 [3], but"),
+    ("eagle3", "nvfp4", dropped("fc.weight_packed"), None, "which make no weight"),
+    ("eagle3", "nvfp4", dropped("fc.weight_global_scale"), None, "weight_global_scale' is missing, and"),
+    ("eagle3", "nvfp4", replaced("fc.weight_scale", np.ones((64, 12), np.float32)), None, "float32 [64, 12], but"),
+    ("eagle3", "nvfp4", replaced("fc.weight_packed", np.ones((64, 4), np.uint8)), None, "a multiple of 16, because so"),
+    ("eagle3", "channel", dict, ("ignore", ["fc"]), "ignore says that 'fc' is not quantised, but"),
+    ("medusa", "channel", dict, ("format", "int-quantized"), "format='int-quantized': expected"),
+    ("mlp", "channel", dict, ("quant_method", "bitsandbytes"), "quant_method='bitsandbytes' is not read"),
+]
+
+
+@pytest.mark.parametrize(("head", "name", "change", "key", "message"), REFUSED)
+def test_what_does_not_fit_is_refused(tmp_path, head, name, change, key, message):
+    config = {**FORMATS[name].config, **({key[0]: key[1]} if key else {})}
+    src, _ = stored_head(tmp_path / "head", head, FORMATS[name], {"quantization_config": config}, change)
+    with pytest.raises(Refusal) as refusal:
+        load_draft(src, "float32")
+    assert message in str(refusal.value)
+
+
+def test_scales_that_are_no_numbers_are_refused(tmp_path):
+    def damaged(stored):
+        scales = stored["fc.weight_scale"].copy()
+        scales.view(np.uint8)[0, 0] = 0x7F  # NaN
+        return {**stored, "fc.weight_scale": scales}
+
+    src, _ = stored_head(tmp_path / "head", "eagle3", KINDS["nvfp4"], change=damaged)
+    refuses = pytest.raises(Refusal, match=r"'fc\.weight_scale' holds numbers that are negative or NaN")
+    with pytest.warns(UserWarning, match="NVFP4"), refuses:
+        load_draft(src, "float32")
+
+
+@pytest.mark.parametrize("make", [tiny_heads.eagle, tiny_heads.speculators, tiny_heads.medusa])
+def test_a_config_that_says_so_of_plain_weights_is_refused(tmp_path, make):
+    """As in a copy of the config of a quantised target."""
+    src = make(tmp_path / "head")
+    config = json.loads((src / "config.json").read_text())
+    (src / "config.json").write_text(json.dumps({**config, "quantization_config": compressed_tensors()}))
+    with pytest.raises(Refusal, match=r"says that the weights are FP8 .*, but none of the files is; remove it if they"):
+        load_draft(src, "float32")
