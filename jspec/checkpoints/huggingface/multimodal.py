@@ -181,7 +181,7 @@ def _text_architecture(text: Fields, wrapper: Wrapper) -> str:
     if not isinstance(kind, str) or kind not in wrapper.texts:
         raise text.refuse("model_type", f"one of {', '.join(wrapper.texts)}")
     architecture, stated = wrapper.texts[kind], text.raw.get("architectures")
-    families = {name for one in WRAPPERS.values() for name in one.texts.values()}
+    families = [name for one in WRAPPERS.values() for name in one.texts.values()]
     if isinstance(stated, list) and any(name in families and name != architecture for name in stated):
         raise text.refuse("architectures", f"[{architecture!r}], as model_type={kind!r} says")
     return architecture
