@@ -26,11 +26,15 @@ import xml.etree.ElementTree
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.huggingface.config import model_config
 from jspec.checkpoints.huggingface.families import FAMILIES
+from jspec.checkpoints.huggingface.multimodal import WRAPPERS
 from jspec.config import ModelConfig
 
 PAGE = pathlib.Path(__file__).parent / "guides" / "models.md"
 RESULTS = pathlib.Path(__file__).parent / "models_results.json"
-BLOCKS = {name: re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.S) for name in ("families", "tests")}
+BLOCKS = {
+    name: re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.S)
+    for name in ("families", "multimodal", "tests")
+}
 PACKAGES = ("jax", "flax", "transformers")
 # Heading of a column -> the tests that it counts, by the name that pytest gives them.
 COLUMNS = {
@@ -64,13 +68,20 @@ def choices(config: ModelConfig) -> list[str]:
     """What is particular to a family, in a few words each, as its class has it by default."""
     found = [f"{NORMS[config.norm]} {PLACEMENTS[config.norm_placement]}"]
     if config.qk_norm:
-        found.append("norms of query and key" + (", over all heads" if config.qk_norm_over == "projection" else ""))
+        where = " after the rotation" if config.qk_norm_after_rope else ""
+        found.append(
+            f"norms of query and key{where}" + (", over all heads" if config.qk_norm_over == "projection" else "")
+        )
     if config.position_offset is not None:
         found.append("learned positions")
     if None in config.layer_ropes:
         found.append("layers without positions")
     elif config.layer_ropes:
         found.append("another rope for windows")
+    if config.rope is not None and config.rope.fraction < 1:
+        found.append("a part of each head rotated")
+    if config.rope is not None and config.rope.query_growth:
+        found.append("queries scaled by position")
     if any(config.windows):
         found.append("windows" if all(config.windows) else "windows in some layers")
     if config.latent is not None:
@@ -97,6 +108,15 @@ def table(cases) -> str:
         config = model_config(Fields(SIZES, architecture), architecture)
         cells = f"`{architecture}`", family.models, ", ".join(choices(config)), ", ".join(_cases(architecture, cases))
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def multimodal() -> str:
+    """The rows of the multimodal classes whose text is read."""
+    lines = ["| `architectures` | models | the text model is read as |", "|---|---|---|"]
+    for name, wrapper in WRAPPERS.items():
+        classes = ", ".join(f"`{one}`" for one in dict.fromkeys(wrapper.texts.values()))
+        lines.append(f"| `{name}` | {wrapper.models} | {classes} |")
     return "\n".join(lines) + "\n"
 
 
@@ -149,7 +169,7 @@ def page(cases) -> str:
     """What docs/guides/models.md should contain."""
     results = json.loads(RESULTS.read_text("utf-8"))
     text = PAGE.read_text("utf-8")
-    for name, block in {"families": table(cases), "tests": tested(cases, results)}.items():
+    for name, block in {"families": table(cases), "multimodal": multimodal(), "tests": tested(cases, results)}.items():
         text = BLOCKS[name].sub(lambda _, block=block: block, text)
     return text
 

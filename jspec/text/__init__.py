@@ -2,6 +2,7 @@
 
 prompts.py         the forms of prompts: text, token ids, dictionaries
 chat_messages.py   chat messages, checked
+chat_parts.py      messages as lists of parts, for templates that write no other
 chat_roles.py      system and developer messages in the form that a chat template writes
 deadline.py        ends Python code that takes too much CPU time
 chat_template.py   from chat messages to the tokens of a prompt

@@ -14,6 +14,7 @@ from typing import Any
 
 from jspec._validation import is_int, require
 from jspec.text.chat_messages import is_conversation_list, plain_messages, short, with_argument_objects
+from jspec.text.chat_parts import in_parts, needs_parts
 from jspec.text.chat_roles import written_instructions
 from jspec.text.deadline import TooSlow, limited
 from jspec.text.detokenizer import COUNTED_CONTEXTS, TooLong, encode_within, kept_tokens
@@ -72,6 +73,8 @@ def prompt_tokens(
         _text, tokenizer, template, options | {"add_generation_prompt": False, "continue_final_message": False}
     )
     try:
+        if needs_parts(template, small):
+            renders, small = (functools.partial(_text_in_parts, form) for form in (renders, small))
         text = _render(where, written_instructions(conversation, where, small), renders)
     except TooSlow as error:
         raise ValueError(f"{where}: the chat template {error}; expected another chat_template") from None
@@ -169,6 +172,11 @@ def _text(tokenizer: Any, template: str, options: dict[str, Any], conversation: 
         tokenizer.apply_chat_template, list(conversation), chat_template=template, tokenize=False, **options
     )
     return limited(render, MAX_SECONDS)
+
+
+def _text_in_parts(renders: Callable[[Sequence[dict[str, Any]]], str], conversation: Sequence[dict[str, Any]]) -> str:
+    """The text of a conversation under a template that goes through the parts of each message."""
+    return renders(in_parts(conversation))
 
 
 def _render(

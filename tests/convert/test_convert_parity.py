@@ -56,8 +56,9 @@ def write_legacy_spelling(folder):
     path = folder / "config.json"
     config = json.loads(path.read_text())
     rope, key = config.pop("rope_parameters"), "type"
-    if "full_attention" in rope:  # Gemma 3, in which transformers reads no ``type``
-        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+    if "full_attention" in rope:  # Gemma 3 and OLMo 3, in which transformers reads no ``type``
+        if config["model_type"].startswith("gemma3"):
+            config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope, key = rope["full_attention"], "rope_type"
     config["rope_theta"] = rope.pop("rope_theta")
     if "partial_rotary_factor" in rope:
@@ -96,7 +97,8 @@ def test_short_texts_take_the_short_factors(tmp_path, case):
 LEGACY = [
     *["llama", "llama-llama3-rope", "llama-linear-rope", "llama-yarn-mscale", "qwen2-sliding-by-layer"],
     *["smollm3", "phi4-partial", "phi3-longrope", "granite", "gemma2", "gemma3", "gemma3-scaled"],
-    "deepseek-yarn",
+    *["deepseek-yarn", "glm4-moe", "glm4-moe-yarn", "minimax-m2", "minimax-m2-yarn", "olmo3-yarn", "ministral3"],
+    *["seed-oss", "exaone4", "hunyuan"],
 ]
 
 

@@ -189,6 +189,14 @@ BROKEN_CONFIGS = {
         lambda raw: {**raw, "text_config": {**raw["text_config"], "architectures": other_text(raw)}},
         "text_config.architectures=",
     ),
+    "a model_type that is no text": (
+        lambda raw: {**raw, "text_config": {**raw["text_config"], "model_type": {"a": 1}}},
+        "text_config.model_type={'a': 1}: expected one of ",
+    ),
+    "a rotary embedding that is a list": (
+        lambda raw: {**raw, "text_config": {**raw["text_config"], "rope_scaling": [1]}},
+        "text_config.rope_scaling=[1]: expected an object or null",
+    ),
     "a model_type of another wrapper": (
         lambda raw: {**raw, "model_type": "gemma3" if raw["model_type"] != "gemma3" else "qwen3_vl"},
         "contradict each other; correct the one that is wrong",
@@ -344,3 +352,16 @@ def test_a_fixed_choice_is_refused_otherwise(saved, tmp_path):
     rewrite(other, config=lambda raw: {**raw, "text_config": {**raw["text_config"], "norm_topk_prob": False}})
     with pytest.raises(Refusal, match=r"text_config\.norm_topk_prob=False: expected true, which is what Qwen3VLMoeFor"):
         load_folder(other)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["qwen3-vl-moe", "ministral3"])
+def test_two_devices_write_the_texts_of_transformers(saved, tmp_path, name):
+    """Each reads its parts of the experts from the tensors that hold all of them, as they are published."""
+    folder, model = saved(name)
+    other = copied(folder, tmp_path / "published")
+    rewrite(other, tensors=transposed)
+    llm = jspec.load(other, "ngram", dtype="float32", num_draft_tokens=3, tensor_parallel=2, **SMALL)
+    [result] = jspec.generate(llm, [TEXT[:20]], temperature=0, max_tokens=16, ignore_eos=True)
+    text = [*TEXT[:20], *result.token_ids]
+    assert np.argmax(logits_of(model, text), axis=-1).tolist()[19:-1] == result.token_ids

@@ -106,7 +106,8 @@ def test_an_output_head_may_be_stored_so(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "architecture", ["Phi3ForCausalLM", "OPTForCausalLM", "MixtralForCausalLM", "Qwen2ForCausalLM"]
+    "architecture",
+    ["Phi3ForCausalLM", "OPTForCausalLM", "MixtralForCausalLM", "Qwen2ForCausalLM", "MiniMaxM2ForCausalLM"],
 )
 @pytest.mark.parametrize("name", ["fp8", "awq"])
 def test_other_families(tmp_path, architecture, name):
@@ -155,7 +156,7 @@ def test_rearranged_tensors_are_dequantised(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["fp8", "gptq", "awq"])
-@pytest.mark.parametrize("architecture", [DEEPSEEK, "Glm4MoeLiteForCausalLM"])
+@pytest.mark.parametrize("architecture", [DEEPSEEK, "Glm4MoeLiteForCausalLM", "Glm4MoeForCausalLM"])
 def test_multi_token_prediction_layers(tmp_path, name, architecture):
     wide = with_layers(tmp_path / "wide", architecture)
     src, out = stored_as(tmp_path / "src", wide, KINDS[name]), tmp_path / "out"

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*are dequantised as they are re
             )
             for block in ([0, 128], [128], [128, 128, 128], [128, 1.5], [True, 1], 128, [2**21, 1])
         ),
-        (fp8_config(fmt="e5m2"), "quantization_config.fmt='e5m2': expected 'e4m3'; of quantised"),
+        (fp8_config(fmt="e5m2"), "quantization_config.fmt='e5m2': expected 'e4m3' or 'float8_e4m3fn'; of quantised"),
         (
             fp8_config(modules_to_not_convert="lm_head"),
             "modules_to_not_convert='lm_head': expected a list of module names",

@@ -108,8 +108,8 @@ GLM4_MOE = {
 }
 MINIMAX = {"num_local_experts": 5, "num_experts_per_tok": 2, "rotary_dim": 8}
 OLMO3_ROPES = {
-    "full_attention": {**YARN, "attention_factor": 1.2},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {**YARN, "attention_factor": 1.2, "rope_theta": 5e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }
 GROWING = {
     **YARN,
@@ -242,7 +242,10 @@ CASES = {
             "rope_parameters": {**YARN, "partial_rotary_factor": 0.75},
         },
     ),
-    "olmo3": ("Olmo3", {"sliding_window": 7, "num_hidden_layers": 5}),
+    "olmo3": (
+        "Olmo3",
+        {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
     "olmo3-yarn": (
         "Olmo3",
         {
@@ -252,7 +255,7 @@ CASES = {
                 "attention_bias": True,
                 "tie_word_embeddings": True,
             },
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_hidden_layers": 5,
         },
     ),
     "ministral3": ("Ministral3", {"rope_parameters": GROWING}),

@@ -35,6 +35,9 @@ ALIKE = (
     "Olmo2ForCausalLM",
     "Gemma2ForCausalLM",
     "Glm4MoeLiteForCausalLM",
+    "Olmo3ForCausalLM",
+    "SeedOssForCausalLM",
+    "Exaone4ForCausalLM",
 )
 
 

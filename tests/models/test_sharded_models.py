@@ -21,12 +21,12 @@ from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, indices_of, mesh_of
 from jspec.pallas.matmul import table
 
-MIXTURES = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM")
+MIXTURES = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM", "MiniMaxM2ForCausalLM")
 CASES = [
     *((architecture, Shards(count)) for architecture in ARCHITECTURES for count in (2, 4)),
     *((architecture, Shards(2, by_expert=True)) for architecture in MIXTURES),
 ]
-EXPERTS = {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4}  # which 2 and 4 divide
+EXPERTS = {"num_local_experts": 4, "num_experts": 4}  # which 2 and 4 divide
 
 
 def spread_logits(model, tokens) -> np.ndarray:

@@ -40,6 +40,41 @@ def text(tokenizer):
     return make
 
 
+# As templates of multimodal models are: for lists of parts alone, for these or texts, and for these in a message's object.
+PARTS = (
+    "{% for m in messages %}[{{ m.role }}:{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+)
+EITHER = (
+    "{% for m in messages %}[{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if 'text' in part %}{{ part.text }}{% endif %}{% endfor %}{% endif %}]{% endfor %}"
+    "{% if enable_thinking %}<think>{% endif %}>"
+)
+
+
+@pytest.mark.parametrize("template", [PARTS, EITHER])
+def test_templates_that_go_through_the_parts_of_a_message(text, template):
+    made = functools.partial(text, chat_template=template)
+    assert made(HI) == "[user:hi]>"
+    assert made([{"role": "user", "content": [{"type": "text", "text": "hi"}]}]) == "[user:hi]>"
+    talk = [{"role": "system", "content": "be"}, *HI, {"role": "assistant", "content": ""}]
+    assert made(talk) == "[system:be][user:hi][assistant:]>"
+    developer = [{"role": "developer", "content": "be"}, *HI]
+    assert made(developer) == "[developer:be][user:hi]>"
+    half = [*HI, {"role": "assistant", "content": "Well, "}]
+    went_on = made(half, add_generation_prompt=False, continue_final_message=True)
+    assert went_on.rstrip() == "[user:hi][assistant:Well,"
+    with pytest.raises(ValueError, match=r"type='image_url': images, audio and files are not supported"):
+        made([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+
+
+def test_a_variable_of_the_template_switches_thinking(text):
+    made = functools.partial(text, HI, chat_template=EITHER)
+    assert made(template_kwargs={"enable_thinking": True}) == "[user:hi]<think>>"
+    assert made(template_kwargs={"enable_thinking": False}) == made() == "[user:hi]>"
+
+
 class Message:
     """As the OpenAI client returns one."""
 

@@ -150,7 +150,7 @@ def read_fp8_blocks(fields: Fields) -> FP8Blocks:
     Raises:
       Refusal: it says something that is not read.
     """
-    require_one_of(fields, "fmt", "e4m3", absent="e4m3")
+    require_one_of(fields, "fmt", "e4m3", "float8_e4m3fn", absent="e4m3")
     plain, key = read_plain(fields, "modules_to_not_convert", "ignored_layers")
     return FP8Blocks(plain, key, fields.where, read_block(fields, "weight_block_size"), ".weight_scale_inv")
 

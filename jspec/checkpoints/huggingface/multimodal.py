@@ -17,6 +17,7 @@ class Wrapper:
     """How the text model of a multimodal class is read.
 
     Attributes:
+      models: the models that have this class, for readers of docs/guides/models.md.
       model_type: what config.json has under ``model_type``.
       texts: ``model_type`` of ``text_config`` -> the transformers class of such a text model alone. The first one is that
         of a ``text_config`` without ``model_type``.
@@ -27,6 +28,7 @@ class Wrapper:
         ``text_config``.
     """
 
+    models: str
     model_type: str
     texts: Mapping[str, str]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -39,19 +41,21 @@ _QWEN2_5_VL = {"max_position_embeddings": 32768, "num_key_value_heads": 8, "rms_
 
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": Wrapper(
-        "gemma3", {"gemma3_text": "Gemma3ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
+        "Gemma 3 4B to 27B", "gemma3", {"gemma3_text": "Gemma3ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
     ),
     "Gemma4ForConditionalGeneration": Wrapper("gemma4", {"gemma4_text": "Gemma4ForCausalLM"}),
     "Gemma4UnifiedForConditionalGeneration": Wrapper(
         "gemma4_unified", {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}
     ),
     "Qwen3VLForConditionalGeneration": Wrapper(
+        "Qwen3-VL 2B to 32B",
         "qwen3_vl",
         {"qwen3_vl_text": "Qwen3ForCausalLM"},
         {**_QWEN3_VL, "num_key_value_heads": 32, "head_dim": 128},
         {"use_sliding_window": False},
     ),
     "Qwen3VLMoeForConditionalGeneration": Wrapper(
+        "Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B",
         "qwen3_vl_moe",
         {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"},
         {
@@ -64,13 +68,16 @@ WRAPPERS = {
         {"use_sliding_window": False, "norm_topk_prob": True},
     ),
     "Qwen2_5_VLForConditionalGeneration": Wrapper(
+        "Qwen2.5-VL 3B to 72B",
         "qwen2_5_vl",
         {"qwen2_5_vl_text": "Qwen2ForCausalLM"},
         {**_QWEN2_5_VL, "max_window_layers": 80},
         flat=True,
     ),
     "Mistral3ForConditionalGeneration": Wrapper(
-        "mistral3", {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
+        "Mistral Small 3.1 and 3.2, Devstral, Ministral 3",
+        "mistral3",
+        {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
     ),
 }
 
@@ -178,7 +185,7 @@ def _text_architecture(text: Fields, wrapper: Wrapper) -> str:
     if not isinstance(kind, str) or kind not in wrapper.texts:
         raise text.refuse("model_type", f"one of {', '.join(wrapper.texts)}")
     architecture, stated = wrapper.texts[kind], text.raw.get("architectures")
-    families = {name for one in WRAPPERS.values() for name in one.texts.values()}
+    families = [name for one in WRAPPERS.values() for name in one.texts.values()]
     if isinstance(stated, list) and any(name in families and name != architecture for name in stated):
         raise text.refuse("architectures", f"[{architecture!r}], as model_type={kind!r} says")
     return architecture

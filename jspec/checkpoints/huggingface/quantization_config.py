@@ -106,7 +106,7 @@ def _fp8(fields: Fields) -> StoredQuantization | BlockFormat:
     """The method ``fp8``: of vLLM, with a scale for each weight, or of DeepSeek, with a scale for each block."""
     if fields.raw.get("weight_block_size") is not None:
         return read_fp8_blocks(fields)
-    require_one_of(fields, "fmt", "e4m3", absent="e4m3")
+    require_one_of(fields, "fmt", "e4m3", "float8_e4m3fn", absent="e4m3")
     key = "modules_to_not_convert" if "modules_to_not_convert" in fields.raw else "ignored_layers"
     return StoredQuantization("fp8", "tensor", EVERY_LINEAR, read_modules(fields, key), fields.where)
 

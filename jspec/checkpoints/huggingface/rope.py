@@ -92,11 +92,14 @@ def read_rope_with_alpha(config: Fields, windows: Windows) -> Ropes:
 
 
 # Kind of attention -> the key of its theta in older configs, and the theta of the class.
-_GEMMA3_THETAS = {
+_GEMMA3_THETAS: Mapping[str, tuple[str, float]] = {
     "full_attention": ("rope_theta", 1_000_000.0),
     "sliding_attention": ("rope_local_base_freq", 10_000.0),
 }
-OLMO3_THETAS = dict.fromkeys(("full_attention", "sliding_attention"), ("rope_theta", 500_000.0))
+OLMO3_THETAS: Mapping[str, tuple[str, float]] = {
+    "full_attention": ("rope_theta", 500_000.0),
+    "sliding_attention": ("rope_theta", 500_000.0),
+}
 
 
 def read_ropes_by_attention(
