@@ -88,6 +88,11 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
 
 
+def same(folder: str, source: Path) -> bool:
+    """Whether every file of a downloaded folder is the source's."""
+    return all(path.read_bytes() == (source / path.name).read_bytes() for path in Path(folder).iterdir())
+
+
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
