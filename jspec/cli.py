@@ -85,10 +85,25 @@ def _parser() -> argparse.ArgumentParser:
     add_train_arguments(train)
     train.set_defaults(run=_train)
 
-    doctor = commands.add_parser("doctor", help="find out why few drafts are accepted")
+    doctor = commands.add_parser(
+        "doctor", help="find out why few drafts are accepted, or whether a target computes what transformers does"
+    )
     doctor.add_argument("--target", required=True, help="checkpoint folder, or a name on the hub")
-    doctor.add_argument("--draft", required=True, help="the same of a draft model or a draft head; or mtp")
+    doctor.add_argument("--draft", help="the same of a draft model or a draft head; or mtp. Needed without --reference")
     add_download_option(doctor)
+    doctor.add_argument(
+        "--reference",
+        metavar="PATH",
+        help="compare the target with transformers on this original checkpoint, a folder or a name on the hub: logits, "
+        "greedy texts and where they first differ",
+    )
+    doctor.add_argument("--reference-dtype", choices=("float32", "bfloat16"), default="float32", help="of transformers")
+    doctor.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), help="of jspec; bfloat16 on a GPU, float32 elsewhere"
+    )
+    doctor.add_argument(
+        "--output", type=pathlib.Path, metavar="FILE", help="with --reference: write the report there, too"
+    )
     doctor.add_argument(
         "--prompts", type=pathlib.Path, help="a text file with one prompt a line, or .jsonl with the text under prompt"
     )
@@ -169,22 +184,9 @@ def _train(args) -> int:
 
 
 def _doctor(args) -> int:
-    from jspec.doctor import diagnose, read_prompts, show
+    from jspec.doctor import run
 
-    diagnosis = diagnose(
-        args.target,
-        args.draft,
-        None if args.prompts is None else read_prompts(args.prompts),
-        aux_convention=args.aux_convention,
-        norm_output=args.norm_output,
-        mask_token_id=args.mask_token_id,
-        num_draft_tokens=args.num_draft_tokens,
-        max_tokens=args.max_tokens,
-        chat=False if args.no_chat else None,
-        download=args.download,
-    )
-    show(diagnosis)
-    return 0 if diagnosis.healthy else 1
+    return run(args)
 
 
 def _speculation(args) -> "jspec.Speculation":

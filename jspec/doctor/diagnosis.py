@@ -130,7 +130,7 @@ def diagnose(
         return Diagnosis("mismatch", f"Target and draft do not belong together: {wrong.detail}.", tuple(results))
 
     tokens = token_ids(PROMPTS if prompts is None else prompts, tokenizer, config, chat)
-    engine = _engine_config(config, tokens, max_tokens, dtype)
+    engine = engine_config(config, tokens, max_tokens, dtype)
     with warnings.catch_warnings():  # the checks report the same
         warnings.simplefilter("ignore", UserWarning)
         known = with_positions(config, given, engine.max_len)
@@ -203,7 +203,7 @@ def _as_message(tokenizer, text: str) -> list[int]:
     return tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
 
 
-def _engine_config(target: ModelConfig, tokens: Sequence[Sequence[int]], max_tokens: int, dtype: str) -> EngineConfig:
+def engine_config(target: ModelConfig, tokens: Sequence[Sequence[int]], max_tokens: int, dtype: str) -> EngineConfig:
     return EngineConfig(
         max_batch=min(len(tokens), MOST_ROWS),
         max_len=min(max(map(len, tokens)) + max_tokens, target.max_position),
