@@ -47,7 +47,7 @@ KNOWS = {
     "train": FOUNDATION
     | {"checkpoints", "commands", "drafting", "engine", "hub", "llm", "loading", "models", "pallas", "sampling"},
     "doctor": FOUNDATION
-    | {"checkpoints", "drafting", "llm", "loading", "models", "sampling", "text", "train.block_attention"}
+    | {"checkpoints", "drafting", "hub", "llm", "loading", "models", "sampling", "text", "train.block_attention"}
     | {"train.ttt_attention"},
     "cli": FOUNDATION | {"bench", "commands", "doctor", "serving", "train"},
 }

@@ -116,7 +116,7 @@ def _load(folder: str | os.PathLike, dtype: Any) -> Any:
     random = sorted({*map(str, info["missing_keys"]), *(str(key) for key, *_ in info["mismatched_keys"])})
     if random:  # transformers only warns that these are not the checkpoint's
         raise Refusal(
-            f"{folder}: transformers finds no tensor of the right shape for {random[0]}; fetch the checkpoint again"
+            f"{folder}: transformers finds no tensor of the right shape for {random[0]}; fetch the folder again"
         )
     return model
 

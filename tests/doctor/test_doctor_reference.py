@@ -8,18 +8,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny import tiny_checkpoint, tiny_tokenizer
+from tiny import ARCHITECTURES, tiny_checkpoint, tiny_tokenizer
 
 from convert.cli import main as convert_main
 from jspec.cli import main
 from jspec.doctor import Comparison, compare_with_reference
 from jspec.doctor.comparison import TOLERANCES
 from jspec.doctor.figures import Texts, logit_figures, text_difference
+from jspec.doctor.reference import Reference
 
 pytest.importorskip("torch", reason="transformers computes with torch")
 
 LAYERS = 3
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [20, 21]]
+# Of the families whose class in transformers wants to know more than jspec.
+SETTINGS_OF = {
+    "Qwen3MoeForCausalLM": {"model_type": "qwen3_moe"},
+    "GptOssForCausalLM": {"model_type": "gpt_oss"},
+    "SmolLM3ForCausalLM": {"pad_token_id": 0, "num_hidden_layers": 2},
+    "Phi3ForCausalLM": {"pad_token_id": 0},
+    "OPTForCausalLM": {"num_key_value_heads": 4},
+    "Gemma3ForCausalLM": {"model_type": "gemma3_text"},
+    "DeepseekV3ForCausalLM": {"model_type": "deepseek_v3"},
+    "Glm4MoeLiteForCausalLM": {"model_type": "glm4_moe_lite"},
+}
 SETTINGS = {"prompts": PROMPTS, "max_tokens": 6}
 
 
@@ -54,10 +66,9 @@ def changed(original: Path, folder: Path, tensor: str | None = None, **keys) -> 
     return folder
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM", "OPTForCausalLM"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_same_checkpoint_is_equal(tmp_path, architecture):
-    settings = {"Gemma3ForCausalLM": {"model_type": "gemma3_text"}, "OPTForCausalLM": {"num_key_value_heads": 4}}
-    folder = checkpoint(tmp_path / "checkpoint", architecture, **settings.get(architecture, {}))
+    folder = checkpoint(tmp_path / "checkpoint", architecture, **SETTINGS_OF.get(architecture, {}))
     found = compared(folder, folder)
     assert found.equal, found.explanation
     assert found.first_layer is None
@@ -93,14 +104,14 @@ def test_the_command_compares_a_converted_folder_and_a_draft(original, tmp_path,
     assert "import os" not in report
 
 
-def test_a_perturbed_weight_is_found_in_its_layer(original, tmp_path):
-    for layer, tensor in ((1, "model.layers.1.mlp.down_proj.weight"), (2, "model.layers.2.self_attn.o_proj.weight")):
-        found = compared(changed(original, tmp_path / str(layer), tensor), original)
-        assert not found.equal
-        assert found.first_layer is not None
-        assert found.first_layer.index == layer + 1
-        assert f"begin to differ after layer {layer} of 0 to 2" in found.explanation
-        assert found.configs == ()
+@pytest.mark.parametrize(("layer", "tensor"), [(1, "mlp.down_proj"), (2, "self_attn.o_proj")])
+def test_a_perturbed_weight_is_found_in_its_layer(original, tmp_path, layer, tensor):
+    found = compared(changed(original, tmp_path / "other", f"model.layers.{layer}.{tensor}.weight"), original)
+    assert not found.equal
+    assert found.first_layer is not None
+    assert found.first_layer.index == layer + 1
+    assert f"begin to differ after layer {layer} of 0 to 2" in found.explanation
+    assert found.configs == ()
 
 
 def test_a_perturbed_output_head_is_found_behind_the_layers(original, tmp_path):
@@ -128,13 +139,11 @@ def test_a_wrong_key_is_named_with_where_it_begins(original, tmp_path, capsys):
         assert words in out.rpartition("A report")[2]
 
 
-def test_bfloat16_has_a_tolerance_of_its_own(original, tmp_path):
+def test_bfloat16_has_a_tolerance_of_its_own(original):
     found = compared(original, original, dtype="bfloat16")
     assert found.equal, found.explanation
     assert "bfloat16: KL within 0.02 nats" in found.explanation
     assert max(text.max_absolute for text in found.texts) > 1e-3  # which float32 would not pass
-    found = compared(changed(original, tmp_path / "other", rope_theta=500.0), original, dtype="bfloat16")
-    assert not found.equal
 
 
 def test_where_texts_differ_and_by_what_margin():
@@ -213,7 +222,9 @@ def test_code_of_the_reference_is_never_run(original, tmp_path):
     names = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
     hostile = changed(original, tmp_path / "hostile", auto_map=names)
     (hostile / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    assert compared(original, hostile).equal
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert len(Reference(hostile, "float32").write([3, 4], 2, ())) == 2
     shutil.rmtree(hostile)
     hostile = changed(original, tmp_path / "hostile", auto_map=names, model_type="mine")
     (hostile / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
