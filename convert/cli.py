@@ -18,6 +18,8 @@ from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.config import QUANTIZATIONS
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
+from jspec.hub.folders import local_checkpoints
+from jspec.hub.names import is_hub_name
 
 OK, MISMATCH, REFUSED = 0, 1, 2
 
@@ -34,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.check is not None:
             return _check(options.check)
+        _find_on_hub(options)
         return _dry_run(options) if options.dry_run else _convert(options)
     except Mismatch as mismatch:
         print(f"jspec-convert: {_printable(mismatch)}", file=sys.stderr)
@@ -51,8 +54,19 @@ def _parser() -> argparse.ArgumentParser:
         prog="jspec-convert",
         description="Convert a Hugging Face checkpoint, a language model or a draft head, to Flax params that jspec loads.",
     )
-    parser.add_argument("src", metavar="SRC", nargs="?", help="folder with config.json and safetensors")
+    parser.add_argument(
+        "src",
+        metavar="SRC",
+        nargs="?",
+        help="folder with config.json and safetensors, or a name on the hub, org/name[@revision]",
+    )
     parser.add_argument("out", metavar="OUT", nargs="?", help="folder to create")
+    parser.add_argument(
+        "--download",
+        action="store_true",
+        default=None,
+        help="download SRC and the target from the Hugging Face hub, as far as its local cache lacks them",
+    )
     parser.add_argument(
         "--dtype",
         choices=NUMPY_DTYPES,
@@ -85,8 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target",
         metavar="DIR",
-        help="the model that a draft head is for: refuse one that does not fit; with --draft-vocabulary also where the rows "
-        "of an output head come from that a draft head lacks, and the tokenizer that SRC lacks",
+        help="folder or name of the model that a draft head is for: refuse one that does not fit; with --draft-vocabulary "
+        "also where the rows of an output head come from that a draft head lacks, and the tokenizer that SRC lacks",
     )
     parser.add_argument(
         "--quantize",
@@ -127,6 +141,14 @@ def _token_id(text: str) -> int:
 
 def _draft_vocabulary(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
+
+
+def _find_on_hub(options: argparse.Namespace):
+    """Put folders of the hub's local cache in place of the names of models, which are downloaded if the user agrees."""
+    names = {key: value for key in ("src", "target") if (value := getattr(options, key)) and is_hub_name(value)}
+    folders = local_checkpoints(list(names.values()), options.download, options.allow_pickle)
+    for key, folder in zip(names, folders, strict=True):
+        setattr(options, key, folder)
 
 
 def _check(out: str) -> int:

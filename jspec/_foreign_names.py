@@ -5,7 +5,6 @@ _BEAMS = "jspec samples and has no beam search; leave it out"
 _N = "it is n, the number of completions; jspec ranks none of them"
 _DRAFT = "it is draft of jspec.load(): a checkpoint folder, 'ngram' or 'mtp'"
 _MAX_LEN = "it is max_len of jspec.load(), the longest prompt plus completion"
-_LOADED = "jspec reads local folders only; download the checkpoint and give its folder"
 
 # Name -> end of the sentence "jspec.generate() has no argument ...: ..." that names the replacement.
 FOREIGN_NAMES = {
@@ -59,8 +58,8 @@ FOREIGN_NAMES = {
     "load_in_8bit": "quantise with jspec-convert --quantize int8, and load the folder that it writes",
     "trust_remote_code": "jspec never runs code from a checkpoint",
     "enforce_eager": "jspec always compiles; leave it out",
-    "revision": _LOADED,
-    "download_dir": _LOADED,
+    "revision": "it stands behind the name of a model: org/name@revision",
+    "download_dir": "downloads go into the hub's local cache, whose folder the variable HF_HOME names",
     "tokenizer": "the tokenizer is read from the target's folder",
     "speculative_model": _DRAFT,
     "assistant_model": _DRAFT,

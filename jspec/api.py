@@ -55,6 +55,7 @@ def load(
     compilation_cache: bool | Path = True,
     generation_config: str = "auto",
     check_files: bool = False,
+    download: bool | None = None,
     **options,
 ) -> LLM:
     """Load a target and what drafts for it; returns a model to generate from.
@@ -65,12 +66,13 @@ def load(
         print(llm.generate("def main(", temperature=0, max_tokens=64).text)
 
     Args:
-      target: a checkpoint folder, either converted by ``jspec-convert`` or in Hugging Face's layout. Without ``draft`` it
-        may also be the folder of a draft head in the ``speculators`` format, which names its target.
-      draft: a checkpoint folder, ``"ngram"``, ``"mtp"`` for the multi-token prediction layers in the target's own
-        checkpoint, or None for plain decoding. The drafting method follows from what a checkpoint is: a smaller model with
-        the same vocabulary, a PARD model, an EAGLE, EAGLE-3, P-EAGLE, MLP or Medusa draft head, or layers for multi-token
-        prediction.
+      target: a checkpoint folder, either converted by ``jspec-convert`` or in Hugging Face's layout, or the name of a model
+        on the Hugging Face hub, ``"org/name"`` or ``"org/name@revision"``. Without ``draft`` it may also be a draft head in
+        the ``speculators`` format, which names its target.
+      draft: a checkpoint folder or a name on the hub, ``"ngram"``, ``"mtp"`` for the multi-token prediction layers in the
+        target's own checkpoint, or None for plain decoding. The drafting method follows from what a checkpoint is: a
+        smaller model with the same vocabulary, a PARD model, an EAGLE, EAGLE-3, P-EAGLE, MLP or Medusa draft head, or
+        layers for multi-token prediction.
       speculation: how many drafts a round makes, how they are drawn and how they are verified. None takes the fields of
         ``Speculation`` among ``options``. With ``num_draft_tokens=0`` the draft is not loaded, and the model decodes
         plainly as it does with ``draft=None``.
@@ -114,6 +116,9 @@ def load(
       check_files: whether every file of both folders is hashed and compared with the manifest, as ``jspec-convert --check``
         does; only converted folders have one. With False, names, sizes and small files of converted folders are
         compared.
+      download: whether the names of models on the hub may be downloaded into its local cache. True downloads what the hub
+        has now and the cache lacks, and says how much on standard error. False takes the cache alone. None does so too,
+        but asks first where standard input and standard error are terminals (docs/guides/downloading.md).
       **options: fields of ``Speculation`` and of ``EngineConfig`` by name, ``num_draft_tokens=4`` or ``max_batch=16`` for
         example, instead of the objects.
 
@@ -130,6 +135,7 @@ def load(
     head_options = HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp=draft == MTP)
     speculation.require_lossless()
     require(isinstance(check_files, bool), "check_files", check_files, "True or False")
+    require(download in (True, False, None), "download", download, "True, False or None")
     _check_costs(costs)
     _check_reproducible(reproducible, speculation, width)
     if reproducible:
@@ -137,7 +143,7 @@ def load(
     share = gpu_memory_utilization
     require(is_number(share) and 0 < share <= 1, "gpu_memory_utilization", share, "a number above 0 and at most 1")
     enable_compilation_cache(compilation_cache)
-    pair = open_pair(target, draft, head_options, {"ngram_corpus": ngram_corpus}, speculation)
+    pair = open_pair(target, draft, head_options, {"ngram_corpus": ngram_corpus}, speculation, download)
     if check_files:
         pair.require_intact(hash_all=False)  # the rest is hashed when it is loaded
     defaults = default_params(pair.target, generation_config)

@@ -10,7 +10,7 @@ from jspec._validation import MISTAKES
 from jspec.bench.command import add_arguments as add_bench_arguments
 from jspec.commands.chat import add_arguments as add_chat_arguments
 from jspec.commands.generate import add_arguments as add_generate_arguments
-from jspec.commands.model_args import add_verifying_options, draft_count_of
+from jspec.commands.model_args import add_download_option, add_verifying_options, draft_count_of
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 from jspec.serving.openai.command import add_arguments as add_serve_arguments
@@ -85,9 +85,25 @@ def _parser() -> argparse.ArgumentParser:
     add_train_arguments(train)
     train.set_defaults(run=_train)
 
-    doctor = commands.add_parser("doctor", help="find out why few drafts are accepted")
-    doctor.add_argument("--target", required=True, help="checkpoint folder")
-    doctor.add_argument("--draft", required=True, help="checkpoint folder of a draft model or a draft head")
+    doctor = commands.add_parser(
+        "doctor", help="find out why few drafts are accepted, or whether a target computes what transformers does"
+    )
+    doctor.add_argument("--target", required=True, help="checkpoint folder, or a name on the hub")
+    doctor.add_argument("--draft", help="the same of a draft model or a draft head; or mtp. Needed without --reference")
+    add_download_option(doctor)
+    doctor.add_argument(
+        "--reference",
+        metavar="PATH",
+        help="compare the target with transformers on this original checkpoint, a folder or a name on the hub: logits, "
+        "greedy texts and where they first differ",
+    )
+    doctor.add_argument("--reference-dtype", choices=("float32", "bfloat16"), default="float32", help="of transformers")
+    doctor.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), help="of jspec; bfloat16 on a GPU, float32 elsewhere"
+    )
+    doctor.add_argument(
+        "--output", type=pathlib.Path, metavar="FILE", help="with --reference: write the report there, too"
+    )
     doctor.add_argument(
         "--prompts", type=pathlib.Path, help="a text file with one prompt a line, or .jsonl with the text under prompt"
     )
@@ -105,7 +121,8 @@ def _parser() -> argparse.ArgumentParser:
 
     for command in (demo, generate, chat):
         command.add_argument(
-            "--draft", help="checkpoint folder, ngram or mtp; for the demo also a name beside its target"
+            "--draft",
+            help="checkpoint folder, name on the hub, ngram or mtp; for the demo also a name beside its target",
         )
         command.add_argument("--temperature", type=float, default=command.get_default("temperature"))
         command.add_argument("--top-p", type=float, default=command.get_default("top_p"))
@@ -167,21 +184,9 @@ def _train(args) -> int:
 
 
 def _doctor(args) -> int:
-    from jspec.doctor import diagnose, read_prompts, show
+    from jspec.doctor import run
 
-    diagnosis = diagnose(
-        args.target,
-        args.draft,
-        None if args.prompts is None else read_prompts(args.prompts),
-        aux_convention=args.aux_convention,
-        norm_output=args.norm_output,
-        mask_token_id=args.mask_token_id,
-        num_draft_tokens=args.num_draft_tokens,
-        max_tokens=args.max_tokens,
-        chat=False if args.no_chat else None,
-    )
-    show(diagnosis)
-    return 0 if diagnosis.healthy else 1
+    return run(args)
 
 
 def _speculation(args) -> "jspec.Speculation":

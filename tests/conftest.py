@@ -35,6 +35,7 @@ if jax.__version_info__ < (0, 11):
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # for models in shards; everything else runs on the first of them
 os.environ["XLA_FLAGS"] = f"{HASTE} {os.environ.get('XLA_FLAGS', '')}".rstrip()  # the user's come last, and win
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub; tests/hub has a stand-in for it
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jspec-tests-")  # where ``jspec.load`` keeps compiled programs
 
 MOST_MAPPINGS = 20_000  # after a file of tests; one adds up to 10,000

@@ -36,17 +36,18 @@ KNOWS = {
     "drafting": FOUNDATION | {"models", "pallas", "sampling", "text.detokenizer"},
     "engine": FOUNDATION | {"compilation_cache", "drafting", "models", "sampling", "text"},
     "checkpoints": FOUNDATION | {"models", "text.detokenizer"},
-    "loading": FOUNDATION | {"checkpoints", "drafting", "engine", "models", "sampling", "text"},
+    "hub": FOUNDATION | {"checkpoints"},
+    "loading": FOUNDATION | {"checkpoints", "drafting", "engine", "hub", "models", "sampling", "text"},
     "llm": FOUNDATION | {"engine", "models", "sampling", "text"},
     "api": FOUNDATION
     | {"checkpoints", "compilation_cache", "drafting", "engine", "llm", "loading", "sampling", "text"},
-    "commands": FOUNDATION | {"llm", "loading", "text"},
+    "commands": FOUNDATION | {"hub", "llm", "loading", "text"},
     "serving": FOUNDATION | {"commands.model_args", "engine", "llm", "sampling", "text"},
     "bench": FOUNDATION | {"checkpoints", "commands.model_args", "sampling", "text"},
     "train": FOUNDATION
-    | {"checkpoints", "commands", "drafting", "engine", "llm", "loading", "models", "pallas", "sampling"},
+    | {"checkpoints", "commands", "drafting", "engine", "hub", "llm", "loading", "models", "pallas", "sampling"},
     "doctor": FOUNDATION
-    | {"checkpoints", "drafting", "llm", "loading", "models", "sampling", "text", "train.block_attention"}
+    | {"checkpoints", "drafting", "hub", "llm", "loading", "models", "sampling", "text", "train.block_attention"}
     | {"train.ttt_attention"},
     "cli": FOUNDATION | {"bench", "commands", "doctor", "serving", "train"},
 }

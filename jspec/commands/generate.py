@@ -11,20 +11,21 @@ import time
 from typing import Any
 
 import jspec
+from jspec.commands.model_args import add_download_option
 from jspec.commands.terminal import Screen, summary
 from jspec.config import EngineConfig
 from jspec.text.chat_template import read_template
 from jspec.text.token_spans import TokenSpans
 
 SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
-LOADING = ("ngram_corpus", "max_len", "dtype", "tensor_parallel", "generation_config")
+LOADING = ("ngram_corpus", "max_len", "dtype", "tensor_parallel", "generation_config", "download")
 STDIN = "-"
 SHOWN = 60  # how many characters of a prompt are printed above its completion
 
 
 def add_arguments(parser: argparse.ArgumentParser):
     """Declare the arguments, except those that ``jspec demo`` has too; ``cli`` declares these."""
-    parser.add_argument("target", help="checkpoint folder")
+    parser.add_argument("target", help="checkpoint folder, or the name of a model on the hub, org/name[@revision]")
     parser.add_argument(
         "prompts", nargs="*", metavar="prompt", help="text to complete; - reads one prompt from standard input"
     )
@@ -61,6 +62,7 @@ def add_request_arguments(parser: argparse.ArgumentParser, max_tokens: int | Non
     parser.add_argument("--min-p", type=float)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="text to stop at; may be given several times")
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the end of the text")
+    add_download_option(parser)
     parser.add_argument("--max-len", type=int, help="longest prompt plus completion, in tokens")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
     parser.add_argument("--tensor-parallel", type=int, metavar="N", help="GPUs that share the target; 1")

@@ -27,6 +27,7 @@ _LOADING = {
     "ngram_corpus": "ngram_corpus",
     "tensor_parallel_size": "tensor_parallel",
     "enable_expert_parallel": "expert_parallel",
+    "download": "download",
 }
 ENVIRONMENT, RAY = "environment", "ray"  # where the addresses of the group's processes come from
 _HOSTS = ("nnodes", "node_rank", "master_addr")  # options that need each other
@@ -110,8 +111,8 @@ def chosen_model(args: argparse.Namespace) -> ChosenModel:
       ValueError: an option is given twice, a value cannot be used, or a folder has no checkpoint.
       TypeError: a key of ``--speculative-config`` is unknown.
     """
-    draft, speculation, method = speculation_of(args)
-    target = checkpoint_folder(args.target)
+    target, draft = local_models(args)
+    _, speculation, method = speculation_of(args)
     require_draft(args, target, draft)
     return ChosenModel(target, draft, speculation, method, loading_of(args), group_of(args))
 
@@ -123,7 +124,8 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
       parser: of a command.
       max_num_seqs: the default of that option; None where the command computes one.
     """
-    parser.add_argument("target", help="checkpoint folder, or the name of a model in the local hub cache")
+    parser.add_argument("target", help="checkpoint folder, or the name of a model on the hub, org/name[@revision]")
+    add_download_option(parser)
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument(
         "--max-model-len", type=int, help="longest prompt plus completion; the target's, as memory allows"
@@ -144,6 +146,17 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
         choices=("auto", "jspec", "vllm"),
         default="auto",
         help="auto: sampling defaults are the checkpoint's; jspec or vllm: they are those of SamplingParams",
+    )
+
+
+def add_download_option(parser: argparse.ArgumentParser):
+    """Declare ``--download``, which every command has that takes names of models."""
+    parser.add_argument(
+        "--download",
+        action="store_true",
+        default=None,
+        help="download models that are given by name from the Hugging Face hub, as far as the local cache lacks them; "
+        "without it a terminal is asked, and the local cache is used otherwise",
     )
 
 
@@ -187,7 +200,7 @@ def add_group_options(parser: argparse.ArgumentParser, ray: bool = False):
 def add_speculation_options(parser: argparse.ArgumentParser):
     """Declare the options of speculation."""
     group = parser.add_argument_group("speculation")
-    group.add_argument("--draft", help="checkpoint folder, the name of a model in the local hub cache, mtp, or ngram")
+    group.add_argument("--draft", help="checkpoint folder, the name of a model on the hub, mtp, or ngram")
     group.add_argument(
         "--num-speculative-tokens", type=draft_count_of, metavar="K", help="drafts of a round, or auto; 4"
     )
@@ -284,8 +297,22 @@ def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, s
         ok = not beside
         require(ok, "speculative_config", args.speculative_config, f"it alone, without --{beside and beside[0]}")
         draft, fields, method = _config(args.speculative_config)
-    draft = draft if draft in (None, *_IN_TARGET) else checkpoint_folder(draft)
     return draft, Speculation(**fields), method
+
+
+def local_models(args: argparse.Namespace) -> tuple[str, str | None]:
+    """The folders of the target and of the draft that the options name, downloaded if the user agrees; the draft as it is
+    if it has no folder.
+
+    Raises:
+      ValueError: one is neither a folder nor in the local hub cache, and was not downloaded, or options exclude each other.
+    """
+    draft, *_ = speculation_of(args)
+    given = [args.target] if draft in (None, *_IN_TARGET) else [args.target, draft]
+    from jspec.hub.folders import local_checkpoints  # here, because it reads checkpoints, which take a second to import
+
+    target, *drafts = local_checkpoints(given, args.download)
+    return target, drafts[0] if drafts else draft
 
 
 def require_draft(args: argparse.Namespace, target: str, draft: str | None):
@@ -298,7 +325,7 @@ def require_draft(args: argparse.Namespace, target: str, draft: str | None):
 
     options = ("num_speculative_tokens", "verify", "draft_sampling", "verify_budget", "ngram_corpus", "lookup")
     given = [name for name in options if getattr(args, name) is not None]
-    if draft is None and given and open_checkpoints(target, None)[1] is None:
+    if draft is None and given and open_checkpoints(target, None, download=args.download)[1] is None:
         value = getattr(args, given[0])
         raise ValueError(f"{given[0]}={value!r}: expected --draft beside it, a checkpoint folder, mtp or ngram")
 
@@ -331,23 +358,24 @@ def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
 def checkpoint_folder(name: str) -> str:
     """The folder of a checkpoint: ``name`` itself, or that of the model of this name in the local hub cache.
 
-    Nothing is downloaded.
+    Nothing is downloaded, and the weights need not be there.
 
     Raises:
       ValueError: neither exists.
     """
     if os.path.exists(name):
         return name
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from jspec.hub.cache import cached_folder
+    from jspec.hub.names import repository_of
 
-    try:
-        return snapshot_download(name, local_files_only=True)
-    except (HFValidationError, LocalEntryNotFoundError, OSError):
+    repository = repository_of(name)
+    folder = None if repository is None else cached_folder(repository)
+    if folder is None:
         raise ValueError(
             f"{name!r} is no folder, and the local hub cache has no such model: expected a checkpoint folder, or run "
             f"hf download {name} first"
-        ) from None
+        )
+    return str(folder)
 
 
 def draft_count_of(text: str) -> int | str:

@@ -1,17 +1,31 @@
-"""Diagnosis of low acceptance: ``diagnose`` checks a target and its draft, measures acceptance, and gives one verdict.
+"""Two questions about checkpoints, each with one answer: why are few drafts accepted, and is a target what it should be?
+
+``diagnose`` checks a target and its draft, measures acceptance, and gives one verdict.
 
 A draft head with one wrong setting still drafts, but badly, and its checkpoint often does not state the right setting. So
 the head is tried with each alternative on texts that the target generates: with auxiliary hidden states from one layer
 below and one layer above, and with its output fed back before and after its final norm.
 
-diagnosis.py  ``diagnose``: from checks and measurements to the verdict
-checks.py     checks of configs, tokenizers and weights
-variants.py   the alternative settings of a head
-trials.py     acceptance of a head on given texts, without the engine
-report.py     prints a diagnosis
+``compare_with_reference`` has transformers and jspec read and write the same texts, and says where they first differ.
+
+diagnosis.py          ``diagnose``: from checks and measurements to the verdict
+checks.py             checks of configs, tokenizers and weights
+variants.py           the alternative settings of a head
+trials.py             acceptance of a head on given texts, without the engine
+report.py             prints a diagnosis
+comparison.py         ``compare_with_reference``: from both sides' readings to figures, and where the difference begins
+reference.py          what transformers computes
+under_test.py         what jspec computes
+figures.py            how far apart logits, hidden states and texts are, and what counts as equal
+config_difference.py  keys in which two config.json differ
+bug_report.py         prints a comparison, and as a report that can be pasted into a bug
+command.py            ``jspec doctor``
 """
 
 from jspec.doctor.checks import Check as Check
+from jspec.doctor.command import run as run
+from jspec.doctor.comparison import Comparison as Comparison
+from jspec.doctor.comparison import compare_with_reference as compare_with_reference
 from jspec.doctor.diagnosis import Diagnosis as Diagnosis
 from jspec.doctor.diagnosis import diagnose as diagnose
 from jspec.doctor.diagnosis import read_prompts as read_prompts

@@ -84,14 +84,16 @@ def diagnose(
     max_tokens: int = 64,
     dtype: str | None = None,
     chat: bool | None = None,
+    download: bool | None = None,
 ) -> Diagnosis:
     """Diagnose whether a draft fits its target and is used with the settings that it was trained with.
 
     All texts are greedy, so the same arguments give the same diagnosis again.
 
     Args:
-      target, draft, aux_convention, norm_output, mask_token_id, dtype: as in ``jspec.load``; ``draft`` is a folder, or
-        ``"mtp"``. An ``aux_convention`` or ``norm_output`` that the checkpoint needs and nobody gives is measured.
+      target, draft, aux_convention, norm_output, mask_token_id, dtype, download: as in ``jspec.load``; ``draft`` is a
+        folder, a name on the hub, or ``"mtp"``. An ``aux_convention`` or ``norm_output`` that the checkpoint needs and
+        nobody gives is measured.
       prompts: texts or token ids, best of the kind that the draft was trained on. None takes four built-in prompts.
       num_draft_tokens: K, the drafts of a round.
       max_tokens: how many new tokens each prompt gets at most.
@@ -108,7 +110,7 @@ def diagnose(
     """
     given_options = HeadOptions(aux_convention, norm_output, mask_token_id, mtp=draft == MTP)
     require(is_int(max_tokens) and max_tokens >= 2, "max_tokens", max_tokens, "an integer of at least 2")
-    target_checkpoint, draft_checkpoint = open_checkpoints(target, draft, given_options)
+    target_checkpoint, draft_checkpoint = open_checkpoints(target, draft, given_options, download)
     if draft_checkpoint is None:
         raise ValueError(f"draft={draft!r}: expected the folder of a draft model or a draft head")
     draft_checkpoint = _with_open_settings(draft_checkpoint)
@@ -128,7 +130,7 @@ def diagnose(
         return Diagnosis("mismatch", f"Target and draft do not belong together: {wrong.detail}.", tuple(results))
 
     tokens = token_ids(PROMPTS if prompts is None else prompts, tokenizer, config, chat)
-    engine = _engine_config(config, tokens, max_tokens, dtype)
+    engine = engine_config(config, tokens, max_tokens, dtype)
     with warnings.catch_warnings():  # the checks report the same
         warnings.simplefilter("ignore", UserWarning)
         known = with_positions(config, given, engine.max_len)
@@ -201,7 +203,7 @@ def _as_message(tokenizer, text: str) -> list[int]:
     return tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
 
 
-def _engine_config(target: ModelConfig, tokens: Sequence[Sequence[int]], max_tokens: int, dtype: str) -> EngineConfig:
+def engine_config(target: ModelConfig, tokens: Sequence[Sequence[int]], max_tokens: int, dtype: str) -> EngineConfig:
     return EngineConfig(
         max_batch=min(len(tokens), MOST_ROWS),
         max_len=min(max(map(len, tokens)) + max_tokens, target.max_position),

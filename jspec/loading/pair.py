@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import pathlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,8 @@ from jspec.config.heads import AssistantConfig, DraftConfig, HeadConfig
 from jspec.drafting.base import Drafter
 from jspec.drafting.methods import drafter_for
 from jspec.engine.multihost.leader import fewest
+from jspec.hub.folders import local_checkpoints
+from jspec.hub.names import is_hub_name
 from jspec.loading.compatibility import check_options, check_tokenizers, with_available_drafts, with_positions
 from jspec.models import Decoder, build, build_head
 from jspec.models.sharding import build_shards, mesh_of, on_every_device
@@ -29,7 +30,6 @@ from jspec.text.detokenizer import Tokenizer
 Path = str | pathlib.Path
 # The fields of generation_config.json that jspec follows.
 ADOPTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,12 @@ class CheckedPair:
 
 
 def open_pair(
-    target: Path, draft: Path | None, options: HeadOptions, arguments: Mapping[str, Any], speculation: Speculation
+    target: Path,
+    draft: Path | None,
+    options: HeadOptions,
+    arguments: Mapping[str, Any],
+    speculation: Speculation,
+    download: bool | None = False,
 ) -> Pair:
     """The pair that the arguments of ``jspec.load`` name. A draft that never drafts, because K is 0, is left out.
 
@@ -90,28 +95,34 @@ def open_pair(
       ValueError: a folder that is none, or an argument that the drafting method does not take.
     """
     method = choose(draft, arguments)
-    target_checkpoint, draft_checkpoint = open_checkpoints(target, draft, options)
+    target_checkpoint, draft_checkpoint = open_checkpoints(target, draft, options, download)
     drafts = speculation.most_draft_tokens > 0
     return Pair(target_checkpoint, (draft_checkpoint or method) if drafts else None, arguments)
 
 
 def open_checkpoints(
-    target: Path, draft: Path | None, options: HeadOptions = NO_OPTIONS
+    target: Path, draft: Path | None, options: HeadOptions = NO_OPTIONS, download: bool | None = False
 ) -> tuple[Checkpoint, Checkpoint | None]:
     """The checkpoints of a target and of its draft, None if it has none.
 
     A draft head in the speculators format names its target. It can be given alone, as ``target``. Multi-token prediction
     layers are in the folder of the target.
+
+    Args:
+      target, draft, options: folders, or names on the hub, and what the user said of a draft head.
+      download: whether names may be downloaded; ``jspec.hub.folders.local_checkpoints`` explains True, False and None.
     """
-    checkpoint = Checkpoint.open(_folder("target", target))
+    by_name = draft is None or draft in chosen_by_name()
+    target, *drafts = _folders({"target": target} if by_name else {"target": target, "draft": draft}, download)
+    checkpoint = Checkpoint.open(target)
     if draft == MTP:
         return checkpoint, checkpoint.mtp(options)
     if draft is not None:
-        return checkpoint, None if draft in chosen_by_name() else Checkpoint.open(_folder("draft", draft), options)
+        return checkpoint, Checkpoint.open(drafts[0], options) if drafts else None
     if checkpoint.target_name is None:
         return checkpoint, None
     head = Checkpoint(checkpoint.folder, options)
-    return Checkpoint.open(_target_folder(head.folder.given, checkpoint.target_name)), head
+    return Checkpoint.open(_target_folder(head.folder.given, checkpoint.target_name, download)), head
 
 
 def default_params(target: Checkpoint, generation_config: str) -> SamplingParams:
@@ -316,30 +327,36 @@ def _same(ours: np.ndarray, theirs: jax.Array, rows: int) -> bool:
     return True
 
 
-def _folder(what: str, path: Path) -> pathlib.Path:
-    if not isinstance(path, str | os.PathLike):
-        also = f", {', '.join(map(repr, chosen_by_name()))} or None" if what == "draft" else ""
-        raise ValueError(f"{what}={path!r}: expected the path of a checkpoint folder{also}")
-    folder, name = pathlib.Path(path), str(path)
-    if folder.is_dir():
-        return folder
-    if folder.is_file():
-        refuse_gguf([name])
-        raise ValueError(f"{what}={name!r} is a file: expected the checkpoint folder that it is in")
-    hint = ""
-    if HUB_NAME.fullmatch(name):
-        hint = (
-            "; jspec reads local folders, so if this is a name on the Hugging Face hub, download it with "
-            f"'hf download {name} --local-dir {folder.name}' and give the folder {folder.name!r}"
-        )
-    raise ValueError(f"{what}={name!r}: expected a checkpoint folder{hint}")
+def _folders(given: Mapping[str, Any], download: bool | None) -> list[pathlib.Path]:
+    """The folder of each checkpoint: argument of ``jspec.load`` -> its value, a folder or a name on the hub."""
+    names = []
+    for what, path in given.items():
+        if not isinstance(path, str | os.PathLike):
+            also = f", {', '.join(map(repr, chosen_by_name()))} or None" if what == "draft" else ""
+            raise ValueError(f"{what}={path!r}: expected the path of a checkpoint folder{also}")
+        folder, name = pathlib.Path(path), str(path)
+        if folder.is_file():
+            refuse_gguf([name])
+            raise ValueError(f"{what}={name!r} is a file: expected the checkpoint folder that it is in")
+        if not folder.is_dir() and not is_hub_name(path):
+            raise ValueError(
+                f"{what}={name!r}: expected a checkpoint folder, or the name of a model on the hub, org/name"
+            )
+        names.append(name)
+    return [pathlib.Path(folder) for folder in local_checkpoints(names, download)]
 
 
-def _target_folder(head: str, name: str) -> pathlib.Path:
-    """The folder of the target that the draft head in ``head`` names: as it stands, or from the head's own folder."""
+def _target_folder(head: str, name: str, download: bool | None) -> pathlib.Path:
+    """The folder of the target that the draft head in ``head`` names: as it stands, from the head's own folder, or from
+    the hub."""
     for folder in (pathlib.Path(name), pathlib.Path(head, name)):
         if folder.is_dir():
             return folder
+    if is_hub_name(name):
+        try:
+            return pathlib.Path(local_checkpoints([name], download)[0])
+        except ValueError as reason:
+            raise ValueError(f"target={head!r} is a draft head for another checkpoint: {reason}") from None
     raise ValueError(
         f"target={head!r} is a draft head for {name!r}, which is no folder here; download that checkpoint and give "
         f"its folder as target and {head!r} as draft"

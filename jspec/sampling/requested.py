@@ -15,7 +15,7 @@ ENGINE_FIELDS = tuple(field.name for field in dataclasses.fields(EngineConfig))
 LOAD_ARGUMENTS = (
     *("draft", "speculation", "engine", "ngram_corpus", "aux_convention", "norm_output", "mask_token_id", "mask_first"),
     *("costs", "tensor_parallel", "draft_tensor_parallel", "expert_parallel", "gpu_memory_utilization"),
-    *("compilation_cache", "generation_config", "check_files"),
+    *("compilation_cache", "generation_config", "check_files", "download"),
 )
 LOAD_ALIASES = Speculation.aliases | {
     f"{name}_size": name for name in ("tensor_parallel", "draft_tensor_parallel")

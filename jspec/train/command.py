@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 
-from jspec.commands.model_args import add_shard_options
+from jspec.commands.model_args import add_download_option, add_shard_options
 from jspec.registry import trained
 
 METHODS = tuple(trained())
@@ -12,7 +12,8 @@ METHODS = tuple(trained())
 def add_arguments(parser: argparse.ArgumentParser):
     """Declare the arguments, without importing JAX."""
     parser.add_argument("--method", choices=METHODS, required=True, help="kind of draft head")
-    parser.add_argument("--target", type=pathlib.Path, required=True, help="checkpoint folder of the target")
+    parser.add_argument("--target", required=True, help="checkpoint folder of the target, or its name on the hub")
+    add_download_option(parser)
     parser.add_argument(
         "--data",
         type=pathlib.Path,
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument("--resume", action="store_true", help="continue from the newest state in OUT")
     parser.add_argument(
         "--target-name",
-        help="name of the target in the head's config.json, in layouts that have it; default: its path",
+        help="name of the target in the head's config.json, in layouts that have it; default: its path, or the name given",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -124,9 +125,10 @@ def run(args: argparse.Namespace) -> int:
         loss=args.loss,
         anchor_spacing=args.anchor_spacing,
     )
+    folder = _folder(args.target, args.download)
     run_settings = TrainingRun(
         method=args.method,
-        target=args.target,
+        target=folder,
         data=args.data,
         out=args.out,
         plan=plan,
@@ -135,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         seed=args.seed,
         resume=args.resume,
-        target_name=args.target_name,
+        target_name=args.target_name or (None if folder == pathlib.Path(args.target) else args.target),
         tensor_parallel=1 if args.tensor_parallel_size is None else args.tensor_parallel_size,
         expert_parallel=bool(args.enable_expert_parallel),
     )
@@ -146,6 +148,14 @@ def run(args: argparse.Namespace) -> int:
     lengths = ", ".join(f"{length:.2f} at temperature {t}" for t, length in figures["acceptance_length"].items())
     print(f"{args.out / HEAD_FOLDER}: {figures['parameters']:,} parameters, acceptance length {lengths}")
     return 0
+
+
+def _folder(target: str, download: bool | None) -> pathlib.Path:
+    """The folder of the target, downloaded if it is a name on the hub and the user agrees."""
+    from jspec.hub.folders import local_checkpoints
+    from jspec.hub.names import is_hub_name
+
+    return pathlib.Path(local_checkpoints([target], download)[0] if is_hub_name(target) else target)
 
 
 def _integers(text: str) -> tuple[int, ...]:

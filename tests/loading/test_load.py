@@ -167,8 +167,8 @@ def test_load_refuses_with_field_value_and_fix(folders, llm):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"draft": "nowhere"}, ValueError, "draft='nowhere': expected a checkpoint folder$"),
-        ({"draft": "org/model"}, ValueError, "'hf download org/model --local-dir model' and give the folder 'model'"),
+        ({"draft": "nowhere"}, ValueError, "draft='nowhere': expected a checkpoint folder, or the name .*, org/name$"),
+        ({"draft": "org/model"}, ValueError, "'org/model' is no folder, and the local hub cache .* --download"),
         ({"draft": 3}, ValueError, "draft=3: expected the path of a checkpoint folder, 'mtp', 'ngram' or None"),
         ({"costs": 3}, ValueError, "costs=3: expected None, a CostTable, or the path of one"),
         ({"speculation": 3}, TypeError, r"speculation=3: .* jspec.Speculation\(num_draft_tokens=3\)"),
@@ -336,12 +336,12 @@ def test_a_penalty_of_the_checkpoint_is_followed(suggesting):
 
 def test_a_target_that_is_no_folder_is_refused(folders, tmp_path):
     for name in ("meta/model", "meta-llama/Llama-3.1-8B"):
-        with pytest.raises(ValueError, match=f"target='{name}': expected a checkpoint folder; .*'hf download {name} "):
+        with pytest.raises(ValueError, match=f"'{name}' is no folder, .*: expected a checkpoint folder, or --download"):
             jspec.load(name)
     for target, words in (
         (None, "target=None: expected the path of a checkpoint folder"),
         (folders / "target" / "config.json", "config.json' is a file: expected the checkpoint folder that it is in"),
-        ("/no/such/folder", "target='/no/such/folder': expected a checkpoint folder$"),
+        ("/no/such/folder", "target='/no/such/folder': expected a checkpoint folder, or the name"),
     ):
         with pytest.raises(ValueError, match=words):
             jspec.load(target)

@@ -168,7 +168,7 @@ def test_a_target_is_a_folder_or_in_the_hub_cache(tmp_path, monkeypatch):
         (["--num-speculative-tokens", "3"], "num_speculative_tokens=3: expected --draft"),
         (["--lookup"], "lookup=True: expected --draft"),
         (["--host", "no such host"], "host='no such host'"),
-        (["--draft", "nobody/nothing"], "hf download nobody/nothing"),
+        (["--draft", "nobody/nothing"], "or --download (download=True)"),
     ],
 )
 def test_bad_options_are_refused_before_loading(options, error, tmp_path, capsys, monkeypatch):

@@ -4,7 +4,14 @@ import argparse
 import dataclasses
 import importlib.util
 
-from jspec.commands.model_args import add_group_options, add_model_options, add_speculation_options, group_of
+from jspec.commands.model_args import (
+    RAY,
+    add_group_options,
+    add_model_options,
+    add_speculation_options,
+    group_of,
+    local_models,
+)
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
@@ -95,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
     if several:
         from jspec.serving.supervisor.command import supervise
 
+        if args.distributed != RAY:
+            local_models(args)  # here somebody may answer a question; this host's worker then finds them in the cache
         return supervise(args, settings)
     from jspec.serving.openai.http_server import listener
     from jspec.serving.openai.lifecycle import run as serve

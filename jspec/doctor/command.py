@@ -1,0 +1,70 @@
+"""``jspec doctor``: diagnosis of the draft, comparison with transformers, or both. ``jspec.cli`` declares its arguments."""
+
+import argparse
+import gc
+
+from jspec.checkpoints.heads.options import HeadOptions
+from jspec.doctor.bug_report import bug_report, show_comparison
+from jspec.doctor.comparison import Comparison, compare_with_reference
+from jspec.doctor.diagnosis import Diagnosis, diagnose, read_prompts
+from jspec.doctor.report import show
+from jspec.loading.pair import open_checkpoints
+from jspec.registry import MTP
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; returns 0 if nothing is wrong and 1 otherwise.
+
+    Raises:
+      ValueError: an argument or a checkpoint cannot be used.
+    """
+    if args.reference is None and args.draft is None:
+        raise ValueError("draft=None: expected --draft, whose acceptance is measured, or --reference, or both")
+    if args.reference is None and args.output is not None:
+        raise ValueError(f"output={str(args.output)!r}: expected --reference beside it, whose report it is for")
+    prompts = None if args.prompts is None else read_prompts(args.prompts)
+    settings = {"max_tokens": args.max_tokens, "dtype": args.dtype, "chat": False if args.no_chat else None}
+    settings["download"] = args.download
+    if args.reference is None:
+        diagnosis = _diagnose(args, prompts, settings)
+        return 0 if diagnosis.healthy else 1
+    comparison = compare_with_reference(
+        args.target, args.reference, prompts, reference_dtype=args.reference_dtype, **settings
+    )
+    show_comparison(comparison)
+    diagnosis, failure = None, None
+    if args.draft is not None:
+        gc.collect()  # the weights of the comparison
+        try:
+            diagnosis = _diagnose(args, prompts, settings)
+        except ValueError as error:  # said after the report, which it must not take along
+            failure = error
+    _report(args, comparison, diagnosis)
+    if failure is not None:
+        raise failure
+    return 0 if comparison.equal and (diagnosis is None or diagnosis.healthy) else 1
+
+
+def _diagnose(args: argparse.Namespace, prompts: list[str] | None, settings: dict) -> Diagnosis:
+    diagnosis = diagnose(
+        args.target,
+        args.draft,
+        prompts,
+        aux_convention=args.aux_convention,
+        norm_output=args.norm_output,
+        mask_token_id=args.mask_token_id,
+        num_draft_tokens=args.num_draft_tokens,
+        **settings,
+    )
+    show(diagnosis)
+    return diagnosis
+
+
+def _report(args: argparse.Namespace, comparison: Comparison, diagnosis: Diagnosis | None):
+    draft = None
+    if args.draft is not None:
+        _, draft = open_checkpoints(args.target, args.draft, HeadOptions(mtp=args.draft == MTP))
+    text = bug_report(comparison, diagnosis, None if draft is None else draft.folder)
+    print(f"\nA report for a bug, without your texts and paths:\n\n{text}")
+    if args.output is not None:
+        args.output.write_text(text, "utf-8")
