@@ -3,14 +3,23 @@
 Nothing is cached.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jspec.config.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, PardConfig
-from jspec.models.kv_cache import CausalView
-from jspec.models.layers import rotation_at
+from jspec.config.heads import (
+    AssistantConfig,
+    BlockConfig,
+    EagleConfig,
+    HeadConfig,
+    MedusaConfig,
+    MLPConfig,
+    MTPConfig,
+    PardConfig,
+)
+from jspec.models.kv_cache import CausalView, View
 from jspec.pallas.attention.reference import apply_rope, grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.sampling.warped_logits import over_vocabulary
@@ -62,6 +71,8 @@ def _drafts(config: HeadConfig, head, target, text, length, K: int) -> Drafts:
     features = _features(config, target, text)
     if isinstance(config, BlockConfig):
         return _block(config, head, target, features, text, length, K)
+    if isinstance(config, AssistantConfig):
+        return _assistant(config, head, target, text, length, K)
     if isinstance(config, MLPConfig):
         return _mlp(head, features, text, length, K)
     if isinstance(config, MedusaConfig):
@@ -127,9 +138,9 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
     for i, layer in enumerate(head.layers):
         a, window = layer.attention, config.layers.windows[i]
         slots, finish = _convolved(config, getattr(layer, "attention_conv", None), layer.attention_norm(x))
-        qkv = a._queries_keys_values(jnp.concatenate([fused, slots], axis=1))
+        qkv, rotation = a._queries_keys_values(jnp.concatenate([fused, slots], axis=1), positions)
         q, k, v = jnp.split(qkv, [a.num_heads, a.num_heads + a.num_kv_heads], axis=2)
-        q, k = (apply_rope(part, rotation_at(positions, a.rope, a.head_dim)) for part in (q, k))
+        q, k = (apply_rope(part, rotation) for part in (q, k))
         seen = _seen(positions, anchor, config.causal[i], window, S, config.layers.max_position)
         k, v = (jnp.moveaxis(part, 2, 0) for part in (k, v))
         written.append((k[:, :, :S], v[:, :, :S]))
@@ -198,6 +209,32 @@ def _pard(config, model, text, length, K: int) -> Drafts:
     hidden, kv = model(tokens, positions, (None,) * config.model.num_layers, CausalView(positions))
     hidden = jnp.concatenate([_at(hidden, length - 1 + i) for i in range(K)], axis=1)
     return Drafts(model.logits(hidden), kv, length)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Newest(View):
+    """Attention of one token of each row over whole texts ``[G, B, S, H]``, up to slot ``last``, int32 ``[B]``."""
+
+    last: jax.Array
+
+    def attend(self, q, kv, spec: AttentionSpec):
+        slot, last = jnp.arange(kv.k.shape[2], dtype=jnp.int32)[None, None], self.last[:, None, None]
+        seen = slot <= last if spec.window is None else (slot <= last) & (slot > last - spec.window)
+        return grouped_attention(q, kv.k, kv.v, seen, spec)
+
+
+def _assistant(config, head, target, text, length, K: int) -> Drafts:
+    """Queries over keys and values of a causal pass of the target; those of drafts are in it, and are not seen."""
+    positions, layers = _positions(text), target.config.num_layers
+    _, features, written = target.with_auxiliary(text, positions, (None,) * layers, CausalView(positions), ())
+    caches = [written[source] for source in config.sources(target.config)]
+    hidden, logits = _at(features, length - 2), []
+    for i in range(K):
+        embedded = target.embed(_at(text, length - 1 + i))
+        normed, hidden = head(embedded, hidden, length[:, None] - 1, caches, _Newest(length - 2))
+        logits.append(head.logits(normed))
+    return Drafts(jnp.concatenate(logits, axis=1), (), length - 1)
 
 
 def _mlp(head, features, text, length, K: int) -> Drafts:

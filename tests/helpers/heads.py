@@ -66,7 +66,7 @@ HEADS: dict[str, HeadConfig] = {
     "dspark": BlockConfig(
         BLOCK, REDUCED, D, (1, 3), 4, MASK, True, (False, False), "gated", 6, "markov", own_head=True
     ),
-    "assistant": AssistantConfig(ASSISTANT, D, V, 9),
+    "assistant": AssistantConfig(ASSISTANT, D),
     "eagle-small": EagleConfig(LAYER, draft_vocab_size=REDUCED).with_quantization("int8"),
     "dflash2": BlockConfig(BLOCK, V, D, (0, 2), 5, MASK, False, (False, False), **CONVOLVED),
 }
@@ -100,6 +100,7 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "dspark-rnn": BlockConfig(BLOCK, V, D, (2,), 8, MASK, True, (False, False), "rnn", 4, "hidden"),
     "dspark-vanilla": BlockConfig(BLOCK, V, D, (1, 2), 5, MASK, False, (False, False), "vanilla", 4),
     "assistant-all-tokens": AssistantConfig(dataclasses.replace(ASSISTANT, windows=(None, 12)), D),
+    "assistant-clusters": AssistantConfig(ASSISTANT, D, V, 9),
     "assistant-int8": AssistantConfig(ASSISTANT, D).with_quantization("int8"),
     "dflash2-causal": BlockConfig(
         BLOCK, V, D, (2,), 8, MASK, True, (True, True), own_head=True, **CONVOLVED | {"conv_taps": 3, "candidates": V}

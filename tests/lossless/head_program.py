@@ -16,8 +16,9 @@ from tiny import ARCHITECTURES, FAMILY_KEYS, tiny_config
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.huggingface.config import model_config
-from jspec.config import ModelConfig, Speculation
+from jspec.config import OF_TARGET, ModelConfig, Speculation
 from jspec.config.heads import (
+    AssistantConfig,
     BlockConfig,
     Eagle3Config,
     EagleConfig,
@@ -41,6 +42,28 @@ D, LLAMA = 8, "LlamaForCausalLM"
 TARGET = ModelConfig(LLAMA, V, D, 12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, max_position=S)
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
 BLOCK = dataclasses.replace(LAYER, qk_norm=True)
+
+
+def assistant_for(target: ModelConfig, clusters: int | None = None, best: int | None = None) -> AssistantConfig:
+    """An assistant with a layer for each kind of attention that ``target`` has."""
+    kinds = {target.windows[i]: i for i in range(target.num_layers) if target.layer(i).reads_cache_of is None}
+    own = [dataclasses.replace(target.layer(i), intermediate_size=12, reads_cache_of=OF_TARGET) for i in kinds.values()]
+    layers = dataclasses.replace(
+        TARGET,
+        architecture="Gemma4ForCausalLM",
+        hidden_size=6,
+        num_layers=len(own),
+        num_heads=target.num_heads,
+        windows=tuple(kinds),
+        qk_norm=True,
+        norm="rms_wide",
+        norm_placement="around",
+        layer_scalars=True,
+        layers=tuple(dataclasses.replace(layer, keys_are_values=False) for layer in own),
+    )
+    return AssistantConfig(layers, target.hidden_size, clusters, best)
+
+
 HEADS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYER),
     "eagle3": Eagle3Config(LAYER, 2, D, 2, aux_layers=(0, 2)),  # knows two tokens of four
@@ -60,6 +83,7 @@ HEADS: dict[str, HeadConfig] = {
         BLOCK, V, D, (0, 1), K + 1, 1, False, (False,), conv_taps=2, conv_group=4, selector_rank=4, candidates=3
     ),
     "mtp-small": MTPConfig(LAYER, draft_vocab_size=3).with_quantization("int8"),
+    "assistant": assistant_for(TARGET, clusters=2, best=1),  # knows two tokens of four, which depend on the text
 }
 
 
@@ -76,6 +100,10 @@ def family_config(architecture: str) -> ModelConfig:
 FOUR_HEADS = "four heads"
 TARGETS = {**{name: family_config(name) for name in ARCHITECTURES}, LLAMA: TARGET}
 TARGETS[FOUR_HEADS] = dataclasses.replace(TARGET, num_heads=4, num_kv_heads=2)
+OF_LLAMA = tuple(HEADS)  # the heads that fit a target of Llama's family, and below those that fit any
+ANY_TARGET = tuple(name for name in HEADS if name != "assistant")
+GEMMA4_ASSISTANT = "assistant of Gemma 4"
+HEADS[GEMMA4_ASSISTANT] = assistant_for(TARGETS["Gemma4ForCausalLM"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,12 +8,15 @@ from unittest import mock
 import jax.numpy as jnp
 import pytest
 
+from jspec.drafting import assistant
 from jspec.drafting.block import Block
+from jspec.models.kv_cache import PagedView
 from jspec.sampling import verify
-from lossless.checks import FIRST, p_values
-from lossless.head_program import HEADS, HeadOracle, HeadProgram
+from lossless.checks import FIRST, assert_acceptance, p_values
+from lossless.head_program import OF_LLAMA, HeadOracle, HeadProgram
 from lossless.losslessness import Losslessness, Run, runs_of
 from lossless.statistics import LEVEL
+from lossless.steps import play
 
 RULES, DRAWN = ("match", "rejection", "block"), ("sample", "argmax", "auto")
 FACTORS = ("head", "verify", "draft_sampling")
@@ -31,10 +34,11 @@ NIGHTLY = (
     HeadProgram("block", "dflash"),
     HeadProgram("block", "mlp-small", "auto"),
     HeadProgram("rejection", "mtp-small"),
+    HeadProgram("rejection", "assistant"),
 )
 PAIRS = (
-    *(HeadProgram("match", head, "coupled") for head in HEADS),
-    *(HeadProgram(rule, head, DRAWN[(i + j) % 3]) for i, head in enumerate(HEADS) for j, rule in enumerate(RULES)),
+    *(HeadProgram("match", head, "coupled") for head in OF_LLAMA),
+    *(HeadProgram(rule, head, DRAWN[(i + j) % 3]) for i, head in enumerate(OF_LLAMA) for j, rule in enumerate(RULES)),
 )
 
 
@@ -53,6 +57,34 @@ def test_heads_rules_and_draft_sampling_are_covered_pairwise():
         levels = ({getattr(program, name) for program in PAIRS} for name in (a, b))
         missing = set(itertools.product(*levels)) - covered
         assert missing == ({("rejection", "coupled"), ("block", "coupled")} if a == "verify" else set())
+
+
+@dataclasses.dataclass(frozen=True)
+class SeesTooMuch(HeadProgram):
+    """A program whose assistant sees the slot of the newest token, which the target has not read."""
+
+    def drafter(self, target, head):
+        drafter = super().drafter(target, head)
+
+        @dataclasses.dataclass(frozen=True)
+        class Late(type(drafter)):
+            def propose(self, state, context):
+                view = lambda table, positions, valid: PagedView(table, positions + 1, valid)  # noqa: E731
+                with mock.patch.object(assistant, "PagedView", view):
+                    return super().propose(state, context)
+
+        return Late(**{field.name: getattr(drafter, field.name) for field in dataclasses.fields(drafter)})
+
+
+@pytest.mark.nightly
+def test_keys_of_a_refused_draft_are_detected():
+    """By the drafts that are accepted: the text is the target's, whatever is drafted."""
+    program = SeesTooMuch("rejection", "assistant")
+    played = HeadLosslessness.with_oracles(program, play(program, None, 8_000, seed=74))
+    sampled = [pair for pair in played if pair[0].ask.warp.temperature]
+    assert min(p_values(sampled, FIRST)) > LEVEL
+    with pytest.raises(AssertionError, match="accepted drafts"):
+        assert_acceptance(*sampled[0])
 
 
 def dropping(rule):

@@ -43,9 +43,11 @@ WRAPPERS = {
     "Gemma3ForConditionalGeneration": Wrapper(
         "Gemma 3 4B to 27B", "gemma3", {"gemma3_text": "Gemma3ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
     ),
-    "Gemma4ForConditionalGeneration": Wrapper("gemma4", {"gemma4_text": "Gemma4ForCausalLM"}),
+    "Gemma4ForConditionalGeneration": Wrapper(
+        "Gemma 4 E2B, E4B, 26B-A4B, 31B", "gemma4", {"gemma4_text": "Gemma4ForCausalLM"}
+    ),
     "Gemma4UnifiedForConditionalGeneration": Wrapper(
-        "gemma4_unified", {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}
+        "Gemma 4 12B", "gemma4_unified", {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}
     ),
     "Qwen3VLForConditionalGeneration": Wrapper(
         "Qwen3-VL 2B to 32B",

@@ -1,0 +1,209 @@
+"""Assistants of Gemma 4 equal transformers', draft through the engine, and are refused where they do not fit."""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from parity_cases import GEMMA4_LARGE, GEMMA4_SMALL, SIZES
+from safetensors.numpy import load_file, save_file
+
+import jspec
+from convert import load_folder
+from convert.cli import main as convert
+from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.models import build, build_head
+from jspec.models.kv_cache import PagedView, init_pool
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+P, K, CLUSTERED = 8, 4, {"use_ordered_embeddings": True, "num_centroids": 12, "centroid_intermediate_top_k": 3}
+TARGETS = {"large": GEMMA4_LARGE, "small": GEMMA4_SMALL}
+V = 96  # a multiple of the clusters
+
+
+def randomised(model):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+            if name.endswith("token_ordering"):
+                parameter.copy_(torch.randperm(V))
+            elif "norm" in name or name.endswith("layer_scalar"):
+                parameter.copy_(1 + 0.1 * torch.randn_like(parameter))
+            elif parameter.ndim > 1:
+                parameter.copy_(parameter.shape[-1] ** -0.5 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def target_of(folder, kind: str):
+    settings = {**SIZES, **TARGETS[kind], "vocab_size": V, "bos_token_id": 1, "eos_token_id": 2}
+    model = randomised(transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**settings)))
+    model.save_pretrained(folder)
+    return model
+
+
+def assistant_of(folder, kind: str, **more):
+    large = TARGETS[kind] is GEMMA4_LARGE
+    text = transformers.Gemma4TextConfig(
+        vocab_size=V,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        global_head_dim=32,
+        attention_k_eq_v=large,
+        num_global_key_value_heads=1 if large else None,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        sliding_window=7,
+        num_kv_shared_layers=3,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=0,
+        max_position_embeddings=128,
+        pad_token_id=None,
+    )
+    config = transformers.Gemma4AssistantConfig(text_config=text, backbone_hidden_size=64, **more)
+    model = randomised(transformers.Gemma4AssistantForCausalLM(config))
+    model.save_pretrained(folder)
+    return model
+
+
+def by_transformers(target, assistant, tokens) -> np.ndarray:
+    """The logits of K drafts behind a text, ``[K, V]``, by the steps of transformers' candidate generator."""
+    with torch.no_grad():
+        read = target(tokens[:, :-1], output_hidden_states=True, return_shared_kv_states=True, use_cache=True)
+        hidden, token, logits = read.hidden_states[-1][:, -1:], tokens[:, -1:], []
+        position = torch.tensor([[tokens.shape[1] - 1]])
+        for _ in range(K):
+            inputs = torch.cat([target.get_input_embeddings()(token), hidden], dim=-1)
+            out = assistant(
+                inputs_embeds=inputs, position_ids=position, shared_kv_states=read.shared_kv_states, use_cache=False
+            )
+            token, hidden = out.logits.argmax(dim=-1), out.last_hidden_state
+            logits.append(out.logits[0, -1].numpy())
+    return np.array(logits)
+
+
+def by_jspec(target_folder, folder, tokens) -> np.ndarray:
+    config, params = load_folder(target_folder)
+    target = build(config, params)
+    checkpoint: Any = Checkpoint.open(folder)
+    head_config, params = checkpoint.config, checkpoint.params()
+    head, L = build_head(head_config, params), tokens.shape[1]
+    table = 1 + jnp.arange(-(-L // P), dtype=jnp.int32)[None]
+    positions = jnp.arange(L - 1, dtype=jnp.int32)[None]
+    pool = init_pool(target.cache_shape(), 1 + table.size, P, jnp.float32)
+
+    @jax.jit
+    def drafts(tokens, pool):
+        view = PagedView(table, positions, positions >= 0)
+        hidden, pool = target(tokens[:, :-1], positions, pool, view)
+        hidden, token, logits = hidden[:, -1:], tokens[:, -1:], []
+        newest = jnp.full((1, 1), L - 1, jnp.int32)
+        caches = [pool[source] for source in head_config.sources(config)]
+        for _ in range(K):
+            view = PagedView(table, newest - 1, newest > 0)
+            normed, hidden = head(target.embed(token), hidden, newest, caches, view)
+            logits.append(head.logits(normed)[0, 0])
+            token = jnp.argmax(logits[-1])[None, None]
+        return jnp.stack(logits)
+
+    return np.asarray(drafts(jnp.asarray(tokens), pool))
+
+
+@pytest.mark.parametrize(("kind", "more"), [("large", {}), ("small", CLUSTERED)], ids=["large", "small"])
+@pytest.mark.parametrize("length", [5, 9, 30])
+def test_drafts_equal_transformers(tmp_path, kind, more, length):
+    """For texts shorter than a window, just longer, and much longer; transformers' window holds one key more here."""
+    target, assistant = target_of(tmp_path / "target", kind), assistant_of(tmp_path / "assistant", kind, **more)
+    tokens = np.random.default_rng(length).integers(3, V, size=(1, length)).astype(np.int32)
+    wanted = by_transformers(target, assistant, torch.tensor(tokens, dtype=torch.long))
+    got = by_jspec(tmp_path / "target", tmp_path / "assistant", tokens)
+    scored = np.isfinite(got)
+    assert scored.sum(axis=1).tolist() == [3 * V // 12 if more else V] * K
+    np.testing.assert_allclose(got[scored], wanted[scored], rtol=2e-4, atol=2e-4)
+    if more:  # transformers gives the other tokens a logit below all of these, jspec none
+        lowest = np.where(scored, wanted, np.inf).min(axis=1, keepdims=True)
+        assert (np.where(scored, -np.inf, wanted) < lowest).all()
+
+
+def test_an_assistant_drafts_and_the_text_is_the_targets(tmp_path, capsys):
+    target = target_of(tmp_path / "target", "small")
+    assistant_of(tmp_path / "assistant", "small", **CLUSTERED)
+    assert convert([str(tmp_path / "assistant"), str(tmp_path / "converted")]) == 0
+    assert "assistant of Gemma 4" in capsys.readouterr().out
+    prompts, texts = [[5], [7, 8, 9] * 3, list(range(3, 27))], []
+    for draft in ("assistant", "converted"):
+        llm = jspec.load(
+            tmp_path / "target", tmp_path / draft, num_draft_tokens=3, max_batch=2, max_len=48, page_size=16
+        )
+        assert llm.method == "assistant"
+        results = jspec.generate(llm, prompts, temperature=0, max_tokens=20, ignore_eos=True)
+        assert sum(result.stats.num_draft_tokens for result in results) > 20
+        texts.append([result.token_ids for result in results])
+    for prompt, text in zip(prompts, texts[0], strict=True):
+        whole = torch.tensor([[*prompt, *text]])
+        with torch.no_grad():
+            likeliest = target(whole).logits[0].argmax(dim=-1).tolist()
+        assert likeliest[len(prompt) - 1 : -1] == text
+    assert texts[0] == texts[1]
+
+
+def changed(folder, key: str, value, text: bool = True):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    (config["text_config"] if text else config)[key] = value
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text", "message"),
+    [
+        ("num_kv_shared_layers", 2, True, "num_kv_shared_layers=2: expected 3, all layers"),
+        ("enable_moe_block", True, True, "enable_moe_block=True: expected 0 or false"),
+        ("text_config", None, False, "text_config is missing"),
+        ("tie_word_embeddings", False, False, "tie_word_embeddings=False: expected true"),
+        ("num_centroids", 13, False, "clusters=13: expected a divisor of the vocabulary, 96"),
+        ("centroid_intermediate_top_k", 13, False, "best_clusters=13: expected at most the 12 clusters"),
+        ("backbone_hidden_size", 72, False, "has shape .*, but config.json asks for"),
+        ("sliding_window", 9, True, "a window of 9 tokens, and this target has none"),
+        ("head_dim", 8, True, "has shape .*, but config.json asks for"),
+    ],
+)
+def test_assistants_that_do_not_fit_are_refused(tmp_path, key, value, text, message):
+    target_of(tmp_path / "target", "small")
+    assistant_of(tmp_path / "assistant", "small", **CLUSTERED)
+    changed(tmp_path / "assistant", key, value, text)
+    with pytest.raises(ValueError, match=message):
+        jspec.load(tmp_path / "target", tmp_path / "assistant")
+
+
+def test_an_ordering_that_repeats_a_token_is_refused(tmp_path):
+    assistant_of(tmp_path, "small", **CLUSTERED)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    order = tensors["masked_embedding.token_ordering"].copy()
+    order[3] = order[4]
+    save_file({**tensors, "masked_embedding.token_ordering": order}, file)
+    with pytest.raises(ValueError, match="token_ordering' does not hold each of the 96 tokens once"):
+        Checkpoint.open(tmp_path).config  # noqa: B018
+
+
+def test_shards_of_a_target_are_refused(tmp_path):
+    target_of(tmp_path / "target", "small")
+    assistant_of(tmp_path / "assistant", "small")
+    with pytest.raises(ValueError, match="tensor_parallel=2: expected 1 with an assistant"):
+        jspec.load(tmp_path / "target", tmp_path / "assistant", tensor_parallel=2)
+
+
+def test_a_target_without_keys_is_refused(tmp_path):
+    """The layers of an assistant alone are no language model."""
+    target_of(tmp_path, "small")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_kv_shared_layers": 6}))
+    with pytest.raises(ValueError, match="num_kv_shared_layers=6: expected fewer than the 6 layers"):
+        jspec.load(tmp_path)
