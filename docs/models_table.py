@@ -72,6 +72,15 @@ def choices(config: ModelConfig) -> list[str]:
         found.append(
             f"norms of query and key{where}" + (", over all heads" if config.qk_norm_over == "projection" else "")
         )
+    if config.value_norm:
+        found.append("of value")
+    sizes = {config.layer(layer).head_dim for layer in range(config.num_layers)}
+    if len(sizes) > 1:
+        found.append(f"heads of {' and '.join(map(str, sorted(sizes)))} numbers")
+    if config.per_layer_inputs is not None:
+        found.append("inputs of each layer")
+    if config.layer_scalars:
+        found.append("a scalar for each layer")
     if config.position_offset is not None:
         found.append("learned positions")
     if None in config.layer_ropes:
