@@ -97,7 +97,7 @@ def _token(token: int | None, comparison: Comparison, decode: bool) -> str:
     if token is None:
         return "the end"
     tokenizer = comparison.target.tokenizer if decode else None
-    return str(token) if tokenizer is None else f"{token} {tokenizer.decode([token])!r}"
+    return str(token) if tokenizer is None else f"{token} {tokenizer.decode([token], skip_special_tokens=False)!r}"
 
 
 def _acceptance(stats: Stats) -> str:

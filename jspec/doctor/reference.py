@@ -110,9 +110,10 @@ def _load(folder: str | os.PathLike, dtype: Any) -> Any:
             f" (model_type {config.model_type!r}), and code of the checkpoint is never run; try a later transformers"
         )
     try:
-        model, info = model_class.from_pretrained(folder, output_loading_info=True, **options)
+        loaded: Any = model_class.from_pretrained(folder, output_loading_info=True, **options)
     except Exception as error:
         raise _refusal(folder, error) from None
+    model, info = loaded
     random = sorted({*map(str, info["missing_keys"]), *(str(key) for key, *_ in info["mismatched_keys"])})
     if random:  # transformers only warns that these are not the checkpoint's
         raise Refusal(

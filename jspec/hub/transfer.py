@@ -4,12 +4,14 @@ huggingface_hub makes the requests, and the links of a snapshot. It throws a par
 part is kept here, beside the contents of the cache, until its size and its digest are those of the hub's listing.
 """
 
-import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import os
+import queue
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -98,22 +100,39 @@ def _part(blobs: Path, file: RemoteFile) -> Path:
     return blobs / f"{file.digest}.jspec.incomplete"
 
 
-def _fetch(listing: Listing, files) -> Path:
+def _fetch(listing: Listing, files: Sequence[RemoteFile]) -> Path:
     """Download ``files``, several at a time, with one progress bar; returns the snapshot's folder."""
     blobs, stop = storage(listing.repository) / "blobs", threading.Event()
     total, here = sum(file.size for file in files), sum(_stored(blobs, file) for file in files)
     options = {"unit": "B", "unit_scale": True, "leave": False, "disable": not sys.stderr.isatty()}
+    waiting: queue.SimpleQueue[RemoteFile] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    for file in files:
+        waiting.put(file)
+
+    def work(progress: _Progress):
+        while not stop.is_set() and not waiting.empty():
+            with contextlib.suppress(queue.Empty):
+                file = waiting.get_nowait()
+                try:
+                    _fetch_one(listing, file, blobs, progress)
+                    ended.put(None)
+                except Exception as error:
+                    ended.put(error)
+
     with tqdm(total=total, initial=here, desc=listing.repository.name, file=sys.stderr, **options) as bar:
         progress = _Progress(bar, stop)
-        with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
-            waiting = [pool.submit(_fetch_one, listing, file, blobs, progress) for file in files]
-            try:
-                for done in concurrent.futures.as_completed(waiting):
-                    done.result()
-            except BaseException:  # Ctrl-C too: the other threads end at their next piece
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
+        threads = [threading.Thread(target=work, args=(progress,), daemon=True) for _ in files[:WORKERS]]
+        for thread in threads:
+            thread.start()
+        try:
+            error = next((error for _ in files if (error := ended.get()) is not None), None)
+        finally:  # Ctrl-C waits for no thread: one may wait for the network, and writes nothing any more when it goes on
+            stop.set()
+        for thread in threads:
+            thread.join()
+        if error is not None:
+            raise error
     return storage(listing.repository) / "snapshots" / listing.commit
 
 
@@ -122,7 +141,8 @@ class _Stopped(Exception):
 
 
 class _Progress:
-    """What huggingface_hub takes for the progress bar of a file: counts into that of all files."""
+    """What huggingface_hub takes for the progress bar of a file: counts into that of all files. It is told of bytes before
+    they are written, so that what is stopped writes nothing more."""
 
     def __init__(self, bar: tqdm, stop: threading.Event):
         self._bar, self._stop, self._lock = bar, stop, threading.Lock()

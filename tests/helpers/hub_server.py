@@ -39,7 +39,11 @@ class Hub:
       sent: (name of a file, first byte, number of bytes) of each answer with content.
       requests: method and path of every request.
       cut: name of a file -> how many bytes of it are sent before the connection breaks, once.
+      hold: name of a file -> how many bytes of it are sent before the stand-in falls silent, until ``released``.
+      elsewhere: whether large files are somewhere else, where a redirect leads, as on the hub.
+      tokens: the header Authorization of every request for content, with the host that was asked.
       down: whether every connection is closed without an answer.
+      down_after_cut: whether that is so from the next cut on.
       lies: name of a file -> what is sent in place of its content.
     """
 
@@ -49,6 +53,10 @@ class Hub:
         self.requests: list[str] = []
         self.cut: dict[str, int] = {}
         self.lies: dict[str, bytes] = {}
+        self.hold: dict[str, int] = {}
+        self.released = threading.Event()
+        self.elsewhere = False
+        self.tokens: list[tuple[str, str | None]] = []
         self.down = False
         self.down_after_cut = False
         self.url = ""
@@ -70,12 +78,14 @@ def hub_server() -> Iterator[Hub]:
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = True
+    server.handle_error = lambda *_: None  # a client that has gone
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
         yield hub
     finally:
+        hub.released.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -110,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         api = re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/(revision/(?P<revision>.+)|auth-check)", path)
-        file = re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/(\w+)/(.+)", path)
+        file = re.fullmatch(r"(?:/elsewhere)?/([\w.-]+/[\w.-]+)/resolve/(\w+)/(.+)", path)
         name = api[1] if api else file[1] if file else ""
         hosted = self.hub.repositories.get(name)
         if hosted is None:
@@ -149,6 +159,11 @@ class _Handler(BaseHTTPRequestHandler):
         digest = digest_of(content)
         headers = {"X-Repo-Commit": commit, "ETag": f'"{digest}"', "X-Linked-ETag": f'"{digest}"'}
         headers |= {"X-Linked-Size": str(len(content)), "Accept-Ranges": "bytes"}
+        if self.command == "GET":
+            self.hub.tokens.append((self.headers["Host"].partition(":")[0], self.headers["Authorization"]))
+        if self.hub.elsewhere and len(content) > LARGE and not self.path.startswith("/elsewhere"):
+            place = self.hub.url.replace("127.0.0.1", "localhost")
+            return self._answer(302, b"", {**headers, "Location": f"{place}/elsewhere{self.path}"})
         content = self.hub.lies.get(name, content)
         given = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         first = int(given[1]) if given else 0
@@ -168,6 +183,13 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[: self.hub.cut.pop(of[0])]
             self.hub.down = self.hub.down_after_cut
             self.close_connection = True
+        if of is not None and of[0] in self.hub.hold:
+            size = self.hub.hold.pop(of[0])
+            self.wfile.write(body[:size])
+            self.hub.sent.append((*of, size))
+            self.hub.released.wait()
+            self.close_connection = True
+            return
         self.wfile.write(body)
         if of is not None:
             self.hub.sent.append((*of, len(body)))

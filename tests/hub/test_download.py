@@ -1,12 +1,15 @@
 """Models by name: what is downloaded, after which consent, and how a download goes on."""
 
 import os
+import signal
 import subprocess
 import sys
+import textwrap
+import time
 from pathlib import Path
 
 import pytest
-from hub_server import Hub, same
+from hub_server import Hub, digest_of, same
 from tiny import tiny_checkpoint
 from tiny_heads import speculators
 
@@ -191,13 +194,56 @@ def test_a_draft_head_alone_brings_its_target(hub, folders, tmp_path):
     assert jspec.load("org/head", download=True, num_draft_tokens=3, max_len=32, max_batch=1).method == "eagle3"
 
 
-def test_the_environment_names_hub_and_cache(hub, tmp_path):
-    """In a process of its own, because huggingface_hub reads its variables when it is imported."""
-    code = (
-        "import sys; from jspec.hub.folders import local_checkpoints; print(*local_checkpoints(['org/target'], True))"
+def environment(hub: Hub, home: Path) -> dict[str, str]:
+    """The variables of a process of its own, because huggingface_hub reads them when it is imported."""
+    variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret"}
+    return {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+
+
+CODE = """
+    import sys
+    import huggingface_hub.constants
+    from jspec.hub.folders import local_checkpoints
+    huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 1000
+    print(*local_checkpoints(['org/target'], True))
+"""
+
+
+def test_the_environment_names_hub_cache_and_token(hub, tmp_path):
+    hub.elsewhere = True
+    command = [sys.executable, "-c", textwrap.dedent(CODE)]
+    run = subprocess.run(
+        command, env=environment(hub, tmp_path / "home"), capture_output=True, text=True, check=True, timeout=60
     )
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
-    environment |= {"HF_TOKEN": "hf_secret", "HF_HUB_OFFLINE": "0"}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.startswith(str(tmp_path / "home" / "hub" / "models--org--target" / "snapshots"))
     assert "hf_secret" not in run.stdout + run.stderr
+    tokens = dict(hub.tokens)
+    assert tokens["127.0.0.1"] == "Bearer hf_secret"
+    assert tokens["localhost"] is None  # where a redirect leads gets no token
+
+
+def test_ctrl_c_ends_a_download_at_once_and_keeps_what_has_come(hub, tmp_path):
+    """Even where the network is silent, for which huggingface_hub waits for a minute in all."""
+    content = hub.repositories["org/target"].files["model.safetensors"]
+    hub.hold["model.safetensors"] = 50_000
+    command = [sys.executable, "-c", textwrap.dedent(CODE)]
+    variables = environment(hub, tmp_path / "home")
+    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
+        blobs = tmp_path / "home" / "hub" / "models--org--target" / "blobs"
+        part = blobs / f"{digest_of(content)}.jspec.incomplete"
+        deadline = time.monotonic() + 60
+        while not part.exists() or not part.stat().st_size:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in process.communicate(timeout=60)[1]
+        assert time.monotonic() - start < 5
+    hub.released.set()
+    kept = part.stat().st_size
+    assert 0 < kept <= 50_000
+    hub.sent.clear()
+    subprocess.run(command, env=variables, capture_output=True, check=True, timeout=60)
+    assert [(first, size) for name, first, size in hub.sent if name == "model.safetensors"] == [
+        (kept, len(content) - kept)
+    ]
