@@ -67,6 +67,7 @@ GEMMA4 = {
     "layer_types": TWO_KINDS * 2,
 }
 GEMMA4_LARGE = {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24}
 GEMMA4_SMALL = {
     **GEMMA4,
     "num_hidden_layers": 6,
@@ -200,14 +201,7 @@ CASES = {
     "gemma4-shared-caches": ("Gemma4", GEMMA4_SMALL),
     "gemma4-experts": (
         "Gemma4",
-        {
-            **GEMMA4_LARGE,
-            "enable_moe_block": True,
-            "num_experts": 5,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 24,
-            "num_attention_heads": 4,
-        },
+        {**GEMMA4_LARGE, **GEMMA4_EXPERTS},
     ),
     "gemma4-unified": ("Gemma4Unified", {k: v for k, v in GEMMA4_LARGE.items() if k != "hidden_size_per_layer_input"}),
     "gpt-oss": ("GptOss", GPT_OSS),

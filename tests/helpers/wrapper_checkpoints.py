@@ -5,7 +5,17 @@ import json
 from pathlib import Path
 
 import numpy as np
-from parity_cases import GEMMA3, GEMMA3_ROPES, GROWING, QWEN3_MOE, SIZES, YARN
+from parity_cases import (
+    GEMMA3,
+    GEMMA3_ROPES,
+    GEMMA4_EXPERTS,
+    GEMMA4_LARGE,
+    GEMMA4_SMALL,
+    GROWING,
+    QWEN3_MOE,
+    SIZES,
+    YARN,
+)
 from safetensors.numpy import load_file, save_file
 
 VISION = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
@@ -13,6 +23,7 @@ QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_head
 QWEN3_VISION = {**QWEN_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
 PIXTRAL = {**VISION, "model_type": "pixtral", "num_hidden_layers": 1, "head_dim": 8, "image_size": 28, "patch_size": 14}
 MROPE = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
+GEMMA4_TOKENS = {"image_token_id": 93, "video_token_id": 94, "audio_token_id": 95, "tie_word_embeddings": True}
 # name -> (prefix of transformers' classes, the text model's settings, those of the vision part, further ones, the class of
 # the text model alone). The settings of a text model are those besides ``SIZES``.
 WRAPPED = {
@@ -22,6 +33,27 @@ WRAPPED = {
         {**VISION, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14},
         {"mm_tokens_per_image": 4, "image_token_index": 96},
         "Gemma3ForCausalLM",
+    ),
+    "gemma4": (
+        "Gemma4",
+        {**GEMMA4_SMALL, "pad_token_id": 0},
+        {**VISION, "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 64},
+        GEMMA4_TOKENS,
+        "Gemma4ForCausalLM",
+    ),
+    "gemma4-experts": (
+        "Gemma4",
+        {**GEMMA4_LARGE, **GEMMA4_EXPERTS, "pad_token_id": 0},
+        {**VISION, "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 64},
+        GEMMA4_TOKENS,
+        "Gemma4ForCausalLM",
+    ),
+    "gemma4-unified": (
+        "Gemma4Unified",
+        {**{k: v for k, v in GEMMA4_LARGE.items() if k != "hidden_size_per_layer_input"}, "pad_token_id": 0},
+        {"mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 64, "patch_size": 2},
+        GEMMA4_TOKENS,
+        "Gemma4UnifiedForCausalLM",
     ),
     "qwen3-vl": (
         "Qwen3VL",
@@ -96,7 +128,7 @@ def save_wrapper(folder, name: str, **changes):
             if tensor.endswith("bias"):
                 parameter.copy_(0.1 * noise)
             elif "norm" in tensor:
-                parameter.copy_((not prefix.startswith("Gemma")) + 0.1 * noise)
+                parameter.copy_((prefix != "Gemma3") + 0.1 * noise)
             else:
                 parameter.copy_(parameter.shape[-1] ** -0.5 * noise)
     model.save_pretrained(folder)

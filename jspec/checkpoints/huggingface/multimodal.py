@@ -91,7 +91,7 @@ _PLAIN = ("model.embed_tokens.", "model.layers.", "model.norm.")
 # How the names of tensors of other parts begin, behind ``model.`` or not.
 _PARTS = (
     *("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "audio_tower.", "embed_vision."),
-    "embed_audio.",
+    *("embed_audio.", "vision_embedder.", "audio_embedder."),
 )
 # Keys beside those of the text model where a config is flat.
 _OF_IMAGES = ("vision_start_token_id", "vision_end_token_id", "vision_token_id", "image_token_id", "video_token_id")
