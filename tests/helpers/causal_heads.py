@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from jspec.config.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, PardConfig
 from jspec.models.kv_cache import CausalView
-from jspec.models.layers import rotation_at
 from jspec.pallas.attention.reference import apply_rope, grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.sampling.warped_logits import over_vocabulary
@@ -126,9 +125,10 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
     fused, x, written = head.fuse(features), head.embed(tokens, target), []
     for i, layer in enumerate(head.layers):
         a, window = layer.attention, config.layers.windows[i]
-        qkv = a._queries_keys_values(jnp.concatenate([fused, layer.attention_norm(x)], axis=1))
+        inputs = jnp.concatenate([fused, layer.attention_norm(x)], axis=1)
+        qkv, rotation = a._queries_keys_values(inputs, positions)
         q, k, v = jnp.split(qkv, [a.num_heads, a.num_heads + a.num_kv_heads], axis=2)
-        q, k = (apply_rope(part, rotation_at(positions, a.rope, a.head_dim)) for part in (q, k))
+        q, k = (apply_rope(part, rotation) for part in (q, k))
         seen = _seen(positions, anchor, config.causal[i], window, S, config.layers.max_position)
         k, v = (jnp.moveaxis(part, 2, 0) for part in (k, v))
         written.append((k[:, :, :S], v[:, :, :S]))
