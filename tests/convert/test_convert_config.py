@@ -4,16 +4,12 @@ import dataclasses
 import json
 
 import pytest
-from tiny import tiny_config, tiny_tokenizer
+from tiny import tiny_config
 
 from benchmarks.shapes import GLM_47_FLASH
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import read_config
-from jspec.checkpoints.huggingface.families import FAMILIES
-from jspec.checkpoints.huggingface.multimodal import WRAPPERS
-from jspec.checkpoints.huggingface.unread_classes import why_not
-from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import ModelConfig, Rope
 
 
@@ -374,72 +370,6 @@ def test_a_multimodal_config_without_its_text_model_is_refused(tmp_path):
     nested = tiny_config("Gemma3ForCausalLM", hidden_size="x")
     with pytest.raises(Refusal, match=r"text_config\.hidden_size='x'"):
         read(tmp_path, {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": nested})
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("Qwen3NextForCausalLM", "recurrent state"),
-        ("Qwen3_5ForCausalLM", "recurrent state"),
-        ("Qwen3_5MoeForConditionalGeneration", "recurrent state"),
-        ("Qwen4ExpForCausalLM", "hyper-connections and embeddings of n-grams"),
-        ("DeepseekV4ForCausalLM", "attention to compressed keys"),
-        ("DeepseekV32ForCausalLM", "chooses the keys of each query by an indexer"),
-        ("GlmMoeDsaForCausalLM", "chooses the keys of each query by an indexer"),
-        *(
-            (f"{name}ForCausalLM", "recurrent state")
-            for name in ("NemotronH", "Jamba", "Bamba", "FalconH1", "MiniMaxM1")
-        ),
-        *(
-            (f"{name}ForCausalLM", "recurrent state")
-            for name in ("GraniteMoeHybrid", "Zamba2", "KimiLinear", "MiniMax")
-        ),
-    ],
-)
-def test_a_class_that_is_not_read_is_told_what_is_missing(tmp_path, name, words):
-    with pytest.raises(Refusal) as refusal:
-        read(tmp_path, {**tiny_config(), "architectures": [name], "model_type": "other"})
-    message = str(refusal.value)
-    assert f"architectures=['{name}']: not read, because " in message
-    assert words in message
-    assert len(message.replace(str(tmp_path), "")) < 250
-    assert not any(other in message for other in FAMILIES)
-
-
-def test_classes_that_are_read_are_not_said_to_be_unread():
-    for name in (*FAMILIES, *WRAPPERS):
-        assert "not read" not in why_not(name, ())
-
-
-def test_code_of_a_builtin_architecture_is_not_run(tmp_path):
-    """Checkpoints of Phi-3 name code that computes what the transformers class does; it is neither run nor refused."""
-    named = {"auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}}
-    assert read(tmp_path, tiny_config("Phi3ForCausalLM", **named)) == read(tmp_path, tiny_config("Phi3ForCausalLM"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["code.T", None]}}))
-    with pytest.raises(Refusal, match=r"tokenizer_config\.json: auto_map asks for remote code"):
-        read(tmp_path, tiny_config("Phi3ForCausalLM"))
-
-
-def test_the_tokenizer_of_kimi_k2(tmp_path):
-    """Its rules are code, so it is refused with what to do. Beside a tokenizer.json, the code is not needed."""
-    named = {"auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "model_type": "kimi_k2"}
-    config = tiny_config("DeepseekV3ForCausalLM", **named)
-    wanted = read(tmp_path, tiny_config("DeepseekV3ForCausalLM"))
-    (tmp_path / "tiktoken.model").write_text("YQ== 0\n")
-    settings = {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(
-        Refusal, match=r"tiktoken\.model: the rules .* write tokenizer\.json beside it .*models\.md shows"
-    ):
-        read(tmp_path, config)
-    with pytest.raises(Refusal, match=r"tiktoken\.model: the rules of this tokenizer are Python code"):
-        load_tokenizer(tmp_path)
-    tiny_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "TikTokenTokenizer"}))
-    assert read(tmp_path, config) == wanted
-    assert load_tokenizer(tmp_path).encode("ab") == [66, 67]
-    with pytest.raises(Refusal, match=r"tokenizer_config\.json: auto_map asks for remote code"):
-        read(tmp_path, tiny_config())
 
 
 @pytest.mark.parametrize(
