@@ -90,6 +90,11 @@ def decoder_layers(
     return tuple(parameters)
 
 
+def halves_of_queries(names: TensorNames) -> tuple[str, str]:
+    """The two parts of the tensor of queries where that has the gates of attention, too: queries, and gates."""
+    return f"{names.qkv[0]}.queries", f"{names.qkv[0]}.gates"
+
+
 def _kind(layer: "LayerConfig") -> tuple:
     """What layers have in common that have the same parameters."""
     return tuple(layer.dimensions.values()), layer.projections
@@ -136,8 +141,11 @@ def _layers_alike(
     latent = config.latent
     if latent is None:
         parts = 1 + layer.projections
-        tensors = names.qkv if isinstance(names.qkv, str) else names.qkv[:parts]
-        add_map("attention.qkv", tensors, (HEADS, KV, KV)[:parts], attention_inputs, config.qkv_bias)
+        tensors, axes = names.qkv if isinstance(names.qkv, str) else names.qkv[:parts], (HEADS, KV, KV)[:parts]
+        if config.attention_gate and not isinstance(tensors, str):
+            queries, gates = halves_of_queries(names)
+            tensors, axes = (queries, *tensors[1:], gates), (*axes, HEADS)
+        add_map("attention.qkv", tensors, axes, attention_inputs, config.qkv_bias)
     else:
         query, axis = (names.query, HEADS) if latent.query_rank is None else (names.query_down, QUERY_RANK)
         down = [query, names.latent_down]
@@ -186,6 +194,8 @@ def _experts(
     if experts.corrected:
         correction = vector(f"{ours}correction", prefix + names.correction, EXPERTS, copies)
         yield dataclasses.replace(correction, dtype="float32")
+    if experts.shared_gate:
+        yield from linear(f"{ours}shared_gate", {prefix + names.shared_gate: ONE}, EMBED, copies)
     if names.stacked_maps is not None:
         yield from _stacked_maps(experts, [prefix + name for name in names.stacked_maps], copies, quantization)
         return

@@ -76,6 +76,8 @@ class ModelConfig(Declared):
       per_layer_inputs: Wl, if each layer adds to the residual stream what it makes of Wl numbers of its own, which a table
         has for each token (``jspec.models.per_layer``; Gemma 3n and Gemma 4); None if there is no such table.
       per_layer_vocab_size: the number of tokens in that table; None for ``vocab_size``.
+      attention_gate: whether the output of each attention head is multiplied by the sigmoid of a linear map of the
+        attention's input, number by number (Qiu et al., "Gated Attention for Large Language Models", 2025).
       qk_norm_after_rope: whether the norms of queries and keys are applied after the rotation (Hunyuan, 2025), and not
         before.
 
@@ -142,6 +144,7 @@ class ModelConfig(Declared):
     per_layer_inputs: int | None = None
     per_layer_vocab_size: int | None = None
     qk_norm_after_rope: bool = False
+    attention_gate: bool = False
 
     # Members of ``DraftConfig``; a draft model makes any number of drafts.
     method = "draft_model"

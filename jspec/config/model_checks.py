@@ -101,7 +101,7 @@ def _require_choices(config: "ModelConfig"):
         value = getattr(config, name)
         require(isinstance(value, str) and value in known, name, value, f"one of {', '.join(known)}")
     flags = ("final_norm", "gated_mlp", "quantized_head", "attention_sinks", "value_norm", "layer_scalars")
-    for name in (*flags, "qk_norm_after_rope"):
+    for name in (*flags, "qk_norm_after_rope", "attention_gate"):
         require(isinstance(getattr(config, name), bool), name, getattr(config, name), "True or False")
     for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor"):
         value = getattr(config, name)
@@ -109,6 +109,8 @@ def _require_choices(config: "ModelConfig"):
     for name in ("attention_scale", "attention_softcap", "logit_softcap"):
         value = getattr(config, name)
         require(value is None or (is_number(value) and value > 0), name, value, "None or a positive number")
+    apart = not isinstance(names_of(config.architecture).qkv, str)
+    require(apart or not config.attention_gate, "attention_gate", True, f"False for a {config.architecture}")
     _require_experts(config)
     for name in ("embedding_size", "per_layer_inputs", "per_layer_vocab_size"):
         width = getattr(config, name)
@@ -147,8 +149,8 @@ def _require_latent(config: "ModelConfig"):
     )
     plain = not (config.qk_norm or config.attention_sinks or config.attention_softcap) and not any(config.windows)
     require(plain, "latent", latent, "None for attention with windows, soft caps, sinks or norms of queries and keys")
-    uniform = not config.layers and not config.value_norm
-    require(uniform, "latent", latent, "None for layers that differ, or norms of values")
+    uniform = not (config.layers or config.value_norm or config.attention_gate)
+    require(uniform, "latent", latent, "None for layers that differ, norms of values, or gates of attention")
     require(
         config.rope is not None and not config.layer_ropes, "rope", config.rope, "one Rope for all layers with latents"
     )

@@ -35,6 +35,8 @@ class Experts:
       corrected: whether a learned number of each expert is added to its sigmoid when experts are chosen; it does not
         change the weight of a chosen expert.
       shared: how many shared experts there are in addition, X, X + 1, ..., with weight 1.
+      shared_gate: whether the outputs of shared experts are multiplied by a number of each token, the sigmoid of a linear
+        map (Qwen2-MoE, 2024).
       beside_mlp: whether the experts stand beside the MLP of a layer, and not in its place, with norms of their own
         (``jspec.models.moe.MixtureBesideMLP``; Gemma 4, 2026).
 
@@ -58,6 +60,7 @@ class Experts:
     corrected: bool = False
     shared: int = 0
     beside_mlp: bool = False
+    shared_gate: bool = False
 
     def __post_init__(self):
         for name in ("count", "chosen", "width", "groups", "chosen_groups"):
@@ -68,7 +71,7 @@ class Experts:
         )
         flags = isinstance(self.layers, tuple) and all(isinstance(flag, bool) for flag in self.layers)
         require(flags, "experts.layers", self.layers, "a tuple of True or False, one a layer")
-        for name in ("renormalise", "biases", "corrected", "beside_mlp"):
+        for name in ("renormalise", "biases", "corrected", "beside_mlp", "shared_gate"):
             require(isinstance(getattr(self, name), bool), f"experts.{name}", getattr(self, name), "True or False")
         clamp = self.clamp
         require(clamp is None or (is_number(clamp) and clamp > 0), "experts.clamp", clamp, "None or a positive number")
@@ -105,6 +108,7 @@ class Experts:
             self.beside_mlp,
             "False for experts with biases, in four bits, with sigmoids, shared, or in some layers only",
         )
+        require(self.shared > 0 or not self.shared_gate, "experts.shared_gate", True, "False without shared experts")
         plain = not self.shared or (self.stored is None and not self.biases and self.clamp is None)
         require(plain, "experts.shared", self.shared, "0 for experts with biases, clamps or four bits")
 

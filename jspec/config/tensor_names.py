@@ -29,6 +29,7 @@ class TensorNames:
       layer_gate, layer_out, layer_out_norm: of per-layer inputs, in a layer.
       router, experts: of a mixture of experts; behind ``experts`` stand the number of an expert and one of ``expert_maps``,
         which are gate, up and down. Behind ``shared_experts`` stand the same three maps of all shared experts.
+      shared_gate: the map to the number that the outputs of shared experts are multiplied by.
       correction: the bias of the experts' probabilities when experts are chosen; the name is complete.
       beside_norms: of experts beside the MLP, name of a norm in the params -> its name in the checkpoint.
       router_scale, expert_scale: of experts beside the MLP: the factors of the router's inputs, and of the experts' weights;
@@ -73,6 +74,7 @@ class TensorNames:
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
     shared_experts: str = "mlp.shared_experts"
+    shared_gate: str = "mlp.shared_expert_gate"
     correction: str = "mlp.gate.e_score_correction_bias"
     beside_norms: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: {
@@ -129,6 +131,7 @@ NAMES = {
     ),
     "Olmo2ForCausalLM": TensorNames(norms=_AFTER),
     "Olmo3ForCausalLM": TensorNames(norms=_AFTER),
+    "Qwen2MoeForCausalLM": TensorNames(shared_experts="mlp.shared_expert"),
     "Phi3ForCausalLM": TensorNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
 }
 

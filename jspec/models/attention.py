@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -19,7 +20,8 @@ class Attention(nnx.Module):
 
     ``in_features`` is the width of the input. None means D, the width of the model. With ``shards``, config and heads
     are those of one shard. A layer whose keys are its values too has ``[(N + G) H, in_features]``, and one that reads the
-    cache of another ``[N H, in_features]`` (``LayerConfig``).
+    cache of another ``[N H, in_features]`` (``LayerConfig``). With gates (``ModelConfig.attention_gate``), those of N heads
+    stand behind all others.
 
     Attributes:
       sinks: ``[N]``, the sink of each attention head, one more score in its softmaxes (``AttentionSpec``), or None.
@@ -41,7 +43,9 @@ class Attention(nnx.Module):
         self.rope, self.window = config.rope_of(layer), config.windows[layer]
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
-        self.qkv = linear(in_features or D, (N + own.projections * G) * H, bias=config.qkv_bias)
+        self.gated = config.attention_gate
+        heads = (2 if self.gated else 1) * N + own.projections * G
+        self.qkv = linear(in_features or D, heads * H, bias=config.qkv_bias)
         self.out = linear(N * H, D, bias=config.output_bias, reduce_axis=axis_of(shards), allow_partial_sums=True)
         self.norm_projection, self.norm_after_rope = config.qk_norm_over == "projection", config.qk_norm_after_rope
         sizes = (N * H, G * H) if self.norm_projection else (H, H)
@@ -57,25 +61,31 @@ class Attention(nnx.Module):
         ones. A layer that reads the cache of another leaves ``kv``, which is that layer's, as it is.
 
         The first may be ``PartialSums``."""
-        qkv, rotation = self._queries_keys_values(x, positions)
+        qkv, gate, rotation = self._projected(x, positions)
         sinks = None if self.sinks is None else self.sinks[...]
         spec = AttentionSpec(self.window, self.scale, self.softcap, sinks)
         if self.projections:
             attended, kv = view.extend(qkv, rotation, kv, self.num_kv_heads, spec)
         else:
             attended = view.attend_cached(qkv, rotation, kv, spec)
+        if gate is not None:
+            attended = attended * jax.nn.sigmoid(gate[:, -attended.shape[1] :])
         return self.out(attended.reshape(x.shape[0], -1, self.num_heads * self.head_dim)), kv
 
     def write_kv(self, x, positions, kv, view):
         """``kv`` with keys and values of tokens ``x [B, T, in_features]``, which do not attend."""
-        return view.rope_and_write_kv(*self._queries_keys_values(x, positions), kv, self.num_kv_heads)[1]
+        qkv, _, rotation = self._projected(x, positions)
+        return view.rope_and_write_kv(qkv, rotation, kv, self.num_kv_heads)[1]
 
-    def _queries_keys_values(self, x, positions):
-        """``[B, T, N + 2G, H]`` after their norms, and the rotation that they have yet to get, or None. Of a layer that
-        reads the cache of another, queries ``[B, T, N, H]`` alone."""
-        N, G, H = self.num_heads, self.num_kv_heads, self.head_dim
+    def _projected(self, x, positions):
+        """Queries, keys and values ``[B, T, N + 2G, H]`` after their norms, of a layer that reads the cache of another
+        queries ``[B, T, N, H]`` alone; the gates ``[B, T, N, H]`` before their sigmoid, or None; and the rotation that
+        queries and keys have yet to get, or None."""
+        N, G, H, gate = self.num_heads, self.num_kv_heads, self.head_dim, None
         rotation, turned = rotation_at(positions, self.rope, H), N + G if self.projections else N
-        qkv = self.qkv(x).reshape(*x.shape[:2], N + self.projections * G, H)
+        qkv = self.qkv(x).reshape(*x.shape[:2], -1, H)
+        if self.gated:
+            qkv, gate = jnp.split(qkv, [qkv.shape[2] - N], axis=2)
         if self.projections == 1:
             qkv = jnp.concatenate([qkv, qkv[:, :, N:]], axis=2)
         if self.norm_after_rope:
@@ -87,7 +97,7 @@ class Attention(nnx.Module):
         if self.rope is not None and self.rope.query_growth:  # a rotation leaves lengths alone, so it may come later
             scale = query_scale_at(positions, self.rope)[:, :, None, None]
             qkv = _of_heads(qkv, 0, N, lambda x: (x.astype(jnp.float32) * scale).astype(x.dtype))
-        return qkv, rotation
+        return qkv, gate, rotation
 
     def _normed(self, qkv):
         """The same with norms of queries and keys, over each head or over all heads of a token."""

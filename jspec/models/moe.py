@@ -44,6 +44,7 @@ class Mixture(nnx.Module):
       gate_up: the experts' maps ``[2Fe, D]`` one after another, ``[X 2Fe, D]``; gate before up. X counts all experts,
         and the shared ones are the last.
       down: the experts' maps ``[D, Fe]`` one after another, ``[X D, Fe]``.
+      shared_gate: the linear map ``[1, D]`` whose sigmoid the outputs of shared experts are multiplied by, or None.
       correction: float32 ``[count]``, added to the probabilities of experts to choose among them, or None.
 
     Router and experts have biases if the config says so. A call gives the outputs of the Y experts of each token as
@@ -61,6 +62,7 @@ class Mixture(nnx.Module):
         self.activation = config.activation
         self.router = Linear(D, experts.count, bias=bias, dtype=dtype, rngs=rngs)
         self.correction = nnx.Param(jnp.zeros(experts.count, jnp.float32)) if experts.corrected else None
+        self.shared_gate = Linear(D, 1, dtype=dtype, rngs=rngs) if experts.shared_gate else None
         self.gate_up, self.down = linear(D, X * 2 * Fe), linear(Fe, X * D)
 
     def __call__(self, x, routed_by=None, expert_scale=None):
@@ -72,6 +74,10 @@ class Mixture(nnx.Module):
         bias = None if added is None else added[...]
         logits = matmul(routed_by, self.router.weight[...], dtype=jnp.float32)
         routed, local = route(logits, bias, self.experts), None
+        if self.shared_gate is not None:
+            gate = jax.nn.sigmoid(matmul(tokens, self.shared_gate.weight[...], dtype=jnp.float32))
+            chosen = jnp.arange(self.experts.per_token, dtype=jnp.int32)[None] < self.experts.chosen
+            routed = routed._replace(weight=jnp.where(chosen, routed.weight, gate))
         if expert_scale is not None:
             routed = routed._replace(weight=routed.weight * expert_scale.astype(jnp.float32)[routed.expert])
         if self.reduce_axis is not None and self.num_local_experts < self.experts.all:

@@ -138,7 +138,7 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
     for i, layer in enumerate(head.layers):
         a, window = layer.attention, config.layers.windows[i]
         slots, finish = _convolved(config, getattr(layer, "attention_conv", None), layer.attention_norm(x))
-        qkv, rotation = a._queries_keys_values(jnp.concatenate([fused, slots], axis=1), positions)
+        qkv, _, rotation = a._projected(jnp.concatenate([fused, slots], axis=1), positions)
         q, k, v = jnp.split(qkv, [a.num_heads, a.num_heads + a.num_kv_heads], axis=2)
         q, k = (apply_rope(part, rotation) for part in (q, k))
         seen = _seen(positions, anchor, config.causal[i], window, S, config.layers.max_position)

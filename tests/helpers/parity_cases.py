@@ -148,6 +148,19 @@ CASES = {
     "qwen3-yarn": ("Qwen3", {"rope_parameters": YARN}),
     "mixtral": ("Mixtral", {"num_local_experts": 5}),
     "mixtral-sliding": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 7}),
+    "qwen2-moe": ("Qwen2Moe", {**QWEN3_MOE, "shared_expert_intermediate_size": 72, "head_dim": 16}),
+    "qwen2-moe-sliding": (
+        "Qwen2Moe",
+        {
+            **QWEN3_MOE,
+            "shared_expert_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "max_window_layers": 2,
+        },
+    ),
     "qwen3-moe": ("Qwen3Moe", {**QWEN3_MOE, "norm_topk_prob": True}),
     "qwen3-moe-some-layers": (
         "Qwen3Moe",

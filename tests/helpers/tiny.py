@@ -34,6 +34,12 @@ FAMILY_KEYS = {
         "moe_intermediate_size": 24,
         "mlp_only_layers": [0],
     },
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 48,
+    },
     "GraniteForCausalLM": {
         "embedding_multiplier": 12.0,
         "attention_multiplier": 0.3,

@@ -6,6 +6,7 @@
 | ``kv_a_proj_with_mqa`` | the numbers of the rotated key likewise | likewise |
 | ``kv_b_proj`` | for each head the rows of its key and of its value | all keys; all values |
 | ``shared_experts.*`` | several shared experts as one wide MLP | one expert after another |
+| queries with gates (``q_proj``) | for each head the rows of its query and of its gate | all queries; all gates |
 
 The first two are rearranged where rotary pairs are *interleaved* (``Latent.interleaved``). A rotation of interleaved pairs
 and one of the first half with the second are then the same up to this order, which queries and keys share."""
@@ -20,6 +21,7 @@ from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.config import Experts, Latent, ModelConfig
+from jspec.config.decoder_params import halves_of_queries
 from jspec.config.tensor_names import TensorNames, names_of
 
 
@@ -136,6 +138,8 @@ def rearranged_tensors(
         at = f"{start}layers.{layer}."
         if config.latent is not None:
             tensors |= dict(_of_latents(config, config.latent, names, at))
+        if config.attention_gate:
+            tensors |= dict(_of_gated_queries(config, config.layer(i).head_dim, names, at))
         if config.experts is not None and config.has_experts(i) and config.experts.shared > 1:
             tensors |= dict(_of_shared_experts(config, config.experts, names, at))
     return tensors
@@ -157,6 +161,18 @@ def _of_latents(
     keys = Part(f"{up}.keys.weight", 0, N * Hn, functools.partial(of_each_head, 0, Hn))
     values = Part(f"{up}.values.weight", 0, N * Hv, functools.partial(of_each_head, Hn, Hn + Hv))
     yield f"{up}.weight", RearrangedTensor((N * (Hn + Hv), latent.rank), [keys, values])
+
+
+def _of_gated_queries(
+    config: ModelConfig, H: int, names: TensorNames, at: str
+) -> Iterator[tuple[str, RearrangedTensor]]:
+    N, D, query = config.num_heads, config.hidden_size, f"{at}{names.qkv[0]}"
+    queries, gates = (f"{at}{name}" for name in halves_of_queries(names))
+    of_each_head = functools.partial(_of_each_head, N, 2 * H)
+    for suffix, inputs in (("weight", (D,)), *((("bias", ()),) if config.qkv_bias else ())):
+        first = Part(f"{queries}.{suffix}", 0, N * H, functools.partial(of_each_head, 0, H))
+        second = Part(f"{gates}.{suffix}", 0, N * H, functools.partial(of_each_head, H, 2 * H))
+        yield f"{query}.{suffix}", RearrangedTensor((2 * N * H, *inputs), [first, second])
 
 
 def _of_each_head(heads: int, size: int, start: int, stop: int) -> np.ndarray:

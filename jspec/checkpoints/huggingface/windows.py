@@ -27,6 +27,12 @@ def from_a_layer_on(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(layer >= first for layer in range(layers))
 
 
+def every_other_below_a_layer(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Every other layer has it, from the first on, up to the one before ``max_window_layers`` (Qwen2-MoE)."""
+    last = fields.integer("max_window_layers", 28, low=0)
+    return tuple(layer % 2 == 0 and layer < last for layer in range(layers))
+
+
 def without_rotation(fields: Fields, layers: int) -> tuple[bool, ...]:
     """The layers without rotary embedding have it (SmolLM3)."""
     return tuple(not rotated for rotated in rotated_layers(fields, layers))
@@ -56,8 +62,11 @@ def read_windows(fields: Fields, layers: int, slides: Slides, switch: bool, list
       listed: whether ``layer_types`` may differ from what ``slides`` says.
     """
     sliding = slides(fields, layers)
-    window = fields.integer("sliding_window", None)
-    if not (any(sliding) or listed) or (switch and not fields.flag("use_sliding_window")):
+    switched_off = switch and not fields.flag("use_sliding_window")
+    window = fields.integer(
+        "sliding_window", None, low=0 if switched_off else 1
+    )  # 0 is written of one that is not used
+    if not (any(sliding) or listed) or switched_off:
         window = None
     derived = tuple(window if slid else None for slid in sliding)
     if fields.raw.get("layer_types") is None:

@@ -1,5 +1,6 @@
 """The keys of config.json that only some families have, read as choices of ``ModelConfig`` (``Family.more``)."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,6 +107,18 @@ def qwen3_moe(fields: Fields) -> Choices:
     width, renormalise = fields.integer("moe_intermediate_size"), fields.flag("norm_topk_prob")
     sparse = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
     return {"experts": Experts(count, chosen, width, renormalise, sparse) if any(sparse) else None}
+
+
+def qwen2_moe(fields: Fields) -> Choices:
+    """Qwen2-MoE: as Qwen3-MoE, with a shared expert that is as wide as several, and has a gate."""
+    choices = qwen3_moe(fields)
+    experts, wide = choices["experts"], fields.integer("shared_expert_intermediate_size")
+    if experts is None:
+        return {"qkv_bias": fields.flag("qkv_bias"), **choices}
+    if wide % experts.width or wide // experts.width > MAX_EXPERTS:
+        raise fields.refuse("shared_expert_intermediate_size", f"a multiple of moe_intermediate_size, {experts.width}")
+    experts = dataclasses.replace(experts, shared=wide // experts.width, shared_gate=True)
+    return {"qkv_bias": fields.flag("qkv_bias"), "experts": experts}
 
 
 def gpt_oss(fields: Fields) -> Choices:

@@ -3,7 +3,7 @@
 from jspec.checkpoints.huggingface.families import family_keys
 from jspec.checkpoints.huggingface.families.family import Family
 from jspec.checkpoints.huggingface.rope import read_partial_rope, read_rope_by_dimension
-from jspec.checkpoints.huggingface.windows import all_but_every_nth, always
+from jspec.checkpoints.huggingface.windows import all_but_every_nth, always, every_other_below_a_layer
 
 _DEEPSEEK = {
     "qk_rope_head_dim": 64,
@@ -25,6 +25,25 @@ MIXTURES = {
         },
         slides=always,
         more=family_keys.mixtral,
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
+        {
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 16,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "num_experts_per_tok": 4,
+            "num_local_experts": 60,
+            "qkv_bias": True,
+        },
+        slides=every_other_below_a_layer,
+        window_switch=True,
+        lists_windows=True,
+        more=family_keys.qwen2_moe,
     ),
     "Qwen3MoeForCausalLM": Family(
         "Qwen3-30B-A3B, Qwen3-235B-A22B",
