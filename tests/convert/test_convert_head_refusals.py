@@ -48,8 +48,8 @@ def refuses(src, *parts, **arguments):
         ({}, {"layers__0__input_layernorm__weight": np.ones(64, np.float32)}, ("input_layernorm", "no place")),
         ({}, {"layers__0__mlp__up_proj__weight": None}, ("up_proj", "missing", "EAGLE head")),
         ({"num_hidden_layers": 0}, {}, ("num_hidden_layers=0",)),
-        ({"rope_scaling": {"type": "mrope"}}, {}, ("rope_scaling.type='mrope'",)),
-        ({"quantization_config": {"quant_method": "fp8"}}, {}, ("quantised", "fp8")),
+        ({"rope_scaling": {"type": "ntk"}}, {}, ("rope_scaling.type='ntk'",)),
+        ({"quantization_config": {"quant_method": "fp8"}}, {}, ("quantised", "FP8")),
         ({"hidden_act": "gelu"}, {}, ("hidden_act='gelu'",)),
     ],
 )
