@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from jspec.config import Experts, Latent, ModelConfig, Rope, Shards
+from jspec.config import OF_TARGET, Experts, Latent, LayerConfig, ModelConfig, Rope, Shards
 from jspec.config.heads import (
+    AssistantConfig,
     BlockConfig,
     Eagle3Config,
     EagleConfig,
@@ -118,6 +119,53 @@ def gpt_oss(num_layers: int, num_experts: int) -> ModelConfig:
     )
 
 
+def gemma4(
+    num_layers: int, hidden_size: int, width: int, heads: tuple[int, int, int], experts: Experts | None = None
+) -> ModelConfig:
+    """The shape of a large Gemma 4, whose every sixth layer has full attention, with keys for values.
+
+    Args:
+      num_layers, hidden_size, width: L, D and F.
+      heads: N, and G of layers with a window and of those without.
+      experts: beside the MLP.
+    """
+    N, G, full_G = heads
+    full = [layer % 6 == 5 for layer in range(num_layers)]
+    window, all_pairs = Rope(theta=1e4), Rope(theta=1e6, kind="proportional", fraction=0.25)
+    return ModelConfig(
+        architecture="Gemma4ForCausalLM",
+        vocab_size=262144,
+        hidden_size=hidden_size,
+        intermediate_size=width,
+        num_layers=num_layers,
+        num_heads=N,
+        num_kv_heads=G,
+        head_dim=256,
+        max_position=262144,
+        rms_norm_eps=1e-6,
+        rope=all_pairs,
+        layer_ropes=tuple(all_pairs if whole else window for whole in full),
+        tie_embeddings=True,
+        qk_norm=True,
+        value_norm=True,
+        windows=tuple(None if whole else 1024 for whole in full),
+        norm="rms_wide",
+        norm_placement="around",
+        activation="gelu_tanh",
+        attention_scale=1.0,
+        logit_softcap=30.0,
+        embedding_multiplier=hidden_size**0.5,
+        layer_scalars=True,
+        experts=experts,
+        layers=tuple(
+            LayerConfig(512, full_G, width, keys_are_values=True) if whole else LayerConfig(256, G, width)
+            for whole in full
+        ),
+    )
+
+
+GEMMA4_31B = gemma4(60, 5376, 21504, (32, 16, 4))
+GEMMA4_26B_A4B = gemma4(30, 2816, 2112, (16, 8, 2), Experts(128, 8, 704, beside_mlp=True))
 GPT_OSS_20B, GPT_OSS_120B = gpt_oss(24, 32), gpt_oss(36, 128)
 TINY = dataclasses.replace(
     LLAMA_8B,
@@ -174,6 +222,8 @@ SHAPES = {
     "qwen3-30b-a3b": Pair(QWEN3_30B_A3B, QWEN3_06B),
     "gpt-oss-20b": Pair(GPT_OSS_20B, dataclasses.replace(LLAMA_1B, vocab_size=201088)),  # no smaller one is published
     "glm-4.7-flash": Pair(GLM_47_FLASH, dataclasses.replace(LLAMA_1B, vocab_size=154880)),
+    "gemma-4-31b": Pair(GEMMA4_31B, dataclasses.replace(LLAMA_1B, vocab_size=262144)),
+    "gemma-4-26b-a4b": Pair(GEMMA4_26B_A4B, dataclasses.replace(LLAMA_1B, vocab_size=262144)),
     "gpt-oss-120b": Pair(GPT_OSS_120B, GPT_OSS_20B),
     "tiny": Pair(TINY, TINY_DRAFT),
     "tiny-latent": Pair(TINY_LATENT, TINY_DRAFT),
@@ -190,7 +240,12 @@ def head_for(target: ModelConfig, method: str) -> HeadConfig:
     # Published heads are of Llama's architecture, whatever their target's is.
     dense = {"architecture": "LlamaForCausalLM", "experts": None, "attention_sinks": False, "norm": "rms"}
     plain = {"rope": Rope(theta=target.rope.theta), "qkv_bias": False, "output_bias": False, "qk_norm": False}
-    if target.experts is not None:
+    if method == "assistant":
+        return assistant_of(target)
+    if target.layers:
+        layers = {"layers": (), "layer_ropes": (), "value_norm": False, "layer_scalars": False, "head_dim": 128}
+        plain |= {**layers, "norm_placement": "before", "attention_scale": None, "activation": "silu"}
+    if target.experts is not None or target.layers:
         target = dataclasses.replace(target, intermediate_size=6 * D, **dense, **plain)
     one, four, five = (dataclasses.replace(target, num_layers=n, windows=(), quantization=None) for n in (1, 4, 5))
     five = dataclasses.replace(five, architecture="Qwen3ForCausalLM", qk_norm=True)
@@ -207,6 +262,25 @@ def head_for(target: ModelConfig, method: str) -> HeadConfig:
             five, V, D, aux_layers, drafts, 0, True, (False,) * 5, "vanilla", min(256, D // 2), "markov"
         ),
     }[method]
+
+
+def assistant_of(target: ModelConfig) -> AssistantConfig:
+    """An assistant of four layers that are 1024 wide, three of them with a window. Its MLP and heads are guessed."""
+    kinds = [i for i in (0, 0, 0, 5) if target.layers]
+    layers = [dataclasses.replace(target.layer(i), intermediate_size=4096, reads_cache_of=OF_TARGET) for i in kinds]
+    own = dataclasses.replace(
+        target,
+        hidden_size=1024,
+        num_layers=len(kinds),
+        windows=tuple(target.windows[i] for i in kinds),
+        layer_ropes=tuple(target.rope_of(i) for i in kinds),
+        layers=tuple(dataclasses.replace(layer, keys_are_values=False) for layer in layers),
+        experts=None,
+        logit_softcap=None,
+        embedding_multiplier=1.0,
+        tie_embeddings=False,
+    )
+    return AssistantConfig(own, target.hidden_size)
 
 
 _LARGE = 500  # times the standard deviation of an embedding, 0.02

@@ -94,6 +94,7 @@ def test_lowers_to_the_reference_elsewhere(name):
         *[{"B": 1, "T": 1}, {"B": 1, "T": 5, "H": 64, "P": 16}, {"B": 4, "T": 9, "H": 256, "window": 100}],
         *[{"B": 1, "T": 64, "P": 48}, {"B": 2, "T": 5, "H": 16, "P": 128, "window": 1}],
         {"B": 1, "T": 5, "H": 256, "window": 100, "scale": 1 / 16, "softcap": 50.0},
+        {"B": 1, "T": 5, "H": 512, "scale": 1.0},
         {"B": 1, "T": 5, "H": 64, "window": 128, "sinks": True},
     ],
     ids=str,
@@ -106,7 +107,7 @@ def test_attention_of_many_rows_merges_nothing():
     assert kernels_of(for_cuda(*_attention(B=64, T=5))) == ["attend_split"]
 
 
-@pytest.mark.parametrize("H", [8, 80, 512])
+@pytest.mark.parametrize("H", [8, 80, 1024])
 def test_attention_without_a_kernel_for_its_heads_is_the_reference(H):
     assert not kernels_of(for_cuda(*_attention(B=1, T=5, H=H)))
 
@@ -129,6 +130,7 @@ def _decode_attention(B, T, H=128, P=64, dtype="bfloat16", rotary=None, slots=10
         *[{"B": 1, "T": 1}, {"B": 1, "T": 5, "H": 64, "P": 16}, {"B": 2, "T": 16, "H": 16, "P": 48, "window": 100}],
         *[{"B": 1, "T": 3, "rotary": 96}, {"B": 1, "T": 3, "H": 256, "rotary": 0, "scale": 1 / 16, "softcap": 50.0}],
         {"B": 1, "T": 5, "H": 64, "window": 128, "sinks": True},
+        {"B": 1, "T": 5, "H": 512, "scale": 1.0},
         {"B": 64, "T": 5, "slots": 131_072},  # rows with short texts leave most of their splits unused
     ],
     ids=str,

@@ -27,7 +27,7 @@ from jspec.pallas.attention.paged import has_kernel
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
-from jspec.pallas.attention.tiling import TILINGS, AttentionTiling
+from jspec.pallas.attention.tiling import AttentionTiling, tiling_of
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 
 _MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well
@@ -71,7 +71,8 @@ def decode_attention_kernel(
       H]``, with arbitrary finite numbers in the padding.
     """
     (heads, H), (G, pages, P, _) = qkv.shape[2:], k_pool.shape
-    tiling, ragged_tokens = tiling or TILINGS[qkv.dtype], None if ragged is None else qkv.shape[1]
+    tiling, ragged_tokens = tiling or tiling_of(qkv.dtype, H), None if ragged is None else qkv.shape[1]
+    assert tiling is not None, f"no kernel for heads of {H} numbers in {qkv.dtype}"
     if ragged is not None:
         tiling = dataclasses.replace(tiling, queries=min(tiling.queries, _RAGGED_QUERIES))
     launch = AttentionLaunch.of(queries, heads - 2 * G, k_pool, spec, tiling, ragged_tokens)

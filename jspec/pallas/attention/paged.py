@@ -8,7 +8,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.flash import (
@@ -21,17 +20,15 @@ from jspec.pallas.attention.flash import (
 )
 from jspec.pallas.attention.reference import causal_mask, grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
-from jspec.pallas.attention.tiling import TILINGS, AttentionTiling
+from jspec.pallas.attention.tiling import AttentionTiling, tiling_of
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
-
-_LARGEST_HEAD = 256
+from jspec.pallas.triton import broadcast_columns, line_indices
 
 
 def paged_attention(q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec) -> jax.Array:
     """``paged_attention_reference``, and on an NVIDIA GPU the kernel, which reads only live slots.
 
-    The kernel is for bfloat16 and float32, and for head dimensions that are powers of two in 16..256. Other models run
+    The kernel is for bfloat16 and float32, and for head dimensions that are powers of two in 16..512. Other models run
     the reference implementation, on a GPU as well."""
     args = q, k_pool, v_pool, queries, spec
     if not has_kernel(q, k_pool):
@@ -74,9 +71,7 @@ def gather_pages(pool, table) -> jax.Array:
 
 def has_kernel(q, pool) -> bool:
     """Whether the kernels support queries and pools like these."""
-    H = q.shape[-1]
-    head = pl.next_power_of_2(H) == H and MMA_SIZE <= H <= _LARGEST_HEAD
-    return head and q.dtype == pool.dtype and q.dtype in TILINGS
+    return q.dtype == pool.dtype and tiling_of(q.dtype, q.shape[-1]) is not None
 
 
 @functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace
@@ -92,7 +87,8 @@ def paged_attention_kernel(
 ):
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
     (B, T, N, H), (G, pages, P, _) = q.shape, k_pool.shape
-    tiling = tiling or TILINGS[q.dtype]
+    tiling = tiling or tiling_of(q.dtype, H)
+    assert tiling is not None, f"no kernel for heads of {H} numbers in {q.dtype}"
     launch = AttentionLaunch.of(queries, N, k_pool, spec, tiling)
     pools = (pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool))
     last = queries.last_slots(P)

@@ -55,8 +55,20 @@ class AttentionTiling:
         return max(min_splits, min(self.max_splits, pl.next_power_of_2(pl.cdiv(slots, self.split_slots))))
 
 
+_USUAL_HEAD, LARGEST_HEAD = 256, 512
 # fp32 is multiplied outside the tensor cores, from registers, and takes long enough for a merge to pay.
-TILINGS = {
+_TILINGS = {
     jnp.dtype("bfloat16"): AttentionTiling(),
     jnp.dtype("float32"): AttentionTiling(tile_bytes=8192, queries=16, instances=264),
 }
+# Larger heads: the weighted sums of fewer queries fill as many registers. These sizes have not been timed.
+_OF_LARGE_HEADS = {
+    jnp.dtype("bfloat16"): AttentionTiling(queries=32, num_warps=8, num_stages=2),
+    jnp.dtype("float32"): AttentionTiling(queries=16, instances=264, num_warps=8, num_stages=2),
+}
+
+
+def tiling_of(dtype, H: int) -> AttentionTiling | None:
+    """The tiling for heads of H numbers; None if the kernels do not support them."""
+    fits = pl.next_power_of_2(H) == H and MMA_SIZE <= H <= LARGEST_HEAD
+    return (_TILINGS if H <= _USUAL_HEAD else _OF_LARGE_HEADS).get(jnp.dtype(dtype)) if fits else None

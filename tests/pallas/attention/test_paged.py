@@ -14,12 +14,13 @@ from jspec.models.kv_cache import LayerKV, PagedView
 from jspec.pallas.attention.flash import AttentionLaunch
 from jspec.pallas.attention.paged import paged_attention, paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
-from jspec.pallas.attention.tiling import AttentionTiling
+from jspec.pallas.attention.tiling import AttentionTiling, tiling_of
 
 G = 2
 LIVE, DEAD, FULL, SHORT, EARLY, ONE = range(6)  # rows of a problem
 SMALL = AttentionTiling(tile_bytes=4096, queries=16, instances=64)  # several splits, tiles and blocks of rows
 WHOLE = AttentionTiling(instances=1)  # nothing is split
+LARGE = tiling_of("bfloat16", 512)
 SHARED = AttentionTiling(tile_bytes=4096, instances=1, split_slots=32, max_splits=4)  # only long rows are split
 
 
@@ -74,6 +75,7 @@ CASES = [
     Case(T=5, R=2, H=64, P=16, pages=9, scale=0.3, softcap=2.0, rotary=48),
     Case(T=5, R=2, H=256, P=64, pages=3, window=40, dtype="bfloat16", softcap=3.0, rotary=0),
     Case(T=3, R=4, H=32, P=16, pages=5, dtype="bfloat16", scale=0.05, rotary=16, tiling=WHOLE),
+    Case(T=5, R=8, H=512, P=64, pages=2, dtype="bfloat16", scale=1.0, tiling=LARGE),
     Case(T=5, R=4, H=64, P=16, pages=9, sink=1.0),
     Case(T=5, R=7, H=64, P=24, pages=5, window=33, dtype="bfloat16", sink=3.0),
     Case(T=1, R=8, H=64, P=64, pages=5, dtype="bfloat16", tiling=SHARED, sink=2.0),
