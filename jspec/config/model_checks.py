@@ -109,6 +109,10 @@ def _require_choices(config: "ModelConfig"):
     for name in ("attention_scale", "attention_softcap", "logit_softcap"):
         value = getattr(config, name)
         require(value is None or (is_number(value) and value > 0), name, value, "None or a positive number")
+    kinds = config.qk_norm and config.qk_norm_over == "head" and config.norm in ("rms", "rms_wide")
+    require(
+        kinds or not config.value_norm, "value_norm", True, "False without RMS norms of each head of queries and keys"
+    )
     apart = not isinstance(names_of(config.architecture).qkv, str)
     require(apart or not config.attention_gate, "attention_gate", True, f"False for a {config.architecture}")
     _require_experts(config)

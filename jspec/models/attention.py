@@ -12,7 +12,6 @@ from jspec.models.layers import Linear, Norm, query_scale_at, rotation_at
 from jspec.pallas.attention.reference import apply_rope
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.norm.qk_norm import qk_norm
-from jspec.pallas.norm.rms_norm import norm
 
 
 class Attention(nnx.Module):
@@ -53,7 +52,7 @@ class Attention(nnx.Module):
         make = functools.partial(Norm, eps=config.rms_norm_eps, kind=config.norm, reduce_axis=reduce_axis, dtype=dtype)
         self.q_norm = make(sizes[0]) if config.qk_norm else None
         self.k_norm = make(sizes[1]) if config.qk_norm and own.projections else None
-        self.value_norm, self.eps = config.value_norm and own.projections > 0, config.rms_norm_eps
+        self.value_norm = config.value_norm and own.projections > 0
         self.sinks = nnx.Param(jnp.zeros(N, dtype)) if config.attention_sinks else None
 
     def __call__(self, x, positions, kv, view):
@@ -91,29 +90,30 @@ class Attention(nnx.Module):
         if self.norm_after_rope:
             qkv, rotation = _of_heads(qkv, 0, turned, lambda x: apply_rope(x, rotation)), None
         qkv = self._normed(qkv)
-        if self.value_norm:
-            plain = jnp.ones(H, qkv.dtype)
-            qkv = _of_heads(qkv, N + G, N + 2 * G, lambda x: norm(x, plain, None, self.eps, "rms_wide"))
         if self.rope is not None and self.rope.query_growth:  # a rotation leaves lengths alone, so it may come later
             scale = query_scale_at(positions, self.rope)[:, :, None, None]
             qkv = _of_heads(qkv, 0, N, lambda x: (x.astype(jnp.float32) * scale).astype(x.dtype))
         return qkv, gate, rotation
 
     def _normed(self, qkv):
-        """The same with norms of queries and keys, over each head or over all heads of a token."""
+        """The same with norms of queries and keys, over each head or over all heads of a token, and of values."""
         N, G, q_norm, k_norm = self.num_heads, self.num_kv_heads, self.q_norm, self.k_norm
         if q_norm is None:
             return qkv
-        if k_norm is None or self.norm_projection:
-            qkv = _of_heads(qkv, 0, N, lambda x: self._over(q_norm, x))
-            return qkv if k_norm is None else _of_heads(qkv, N, N + G, lambda x: self._over(k_norm, x))
-        weights = q_norm.weight[...], k_norm.weight[...]
-        biases = tuple(None if norm.bias is None else norm.bias[...] for norm in (q_norm, k_norm))
-        return qk_norm(qkv, weights, biases, (N, G), q_norm.eps, q_norm.kind)
+        if self.norm_projection:
+            qkv = _of_heads(qkv, 0, N, lambda x: _over_all_heads(q_norm, x))
+            return qkv if k_norm is None else _of_heads(qkv, N, N + G, lambda x: _over_all_heads(k_norm, x))
+        if k_norm is None:
+            k_norm, G = q_norm, 0
+        norms, plain = (q_norm, k_norm), (jnp.ones(self.head_dim, qkv.dtype),) * self.value_norm
+        biases = tuple(None if norm.bias is None else norm.bias[...] for norm in norms)
+        weights = *(norm.weight[...] for norm in norms), *plain
+        return qk_norm(qkv, weights, (*biases, *(None for _ in plain)), (N, G), q_norm.eps, q_norm.kind)
 
-    def _over(self, norm: Norm, x):
-        """Heads ``[B, T, heads, H]`` after a norm over each of them, or over all of a token."""
-        return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape) if self.norm_projection else norm(x)
+
+def _over_all_heads(norm: Norm, x):
+    """Heads ``[B, T, heads, H]`` after a norm over all numbers of a token."""
+    return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
 
 
 def _of_heads(x, start: int, stop: int, function):

@@ -108,24 +108,27 @@ class Layer(nnx.Module):
         x, normed = self._add(x, attended, self.attention_out_norm, self.mlp_norm)
         made = self.mlp(normed)
         made = made if self.beside is None else self.beside(x, made)
-        if self.inputs is None and self.scalar is None:
-            return *self._add(x, made, self.mlp_out_norm, after), kv
+        scale = None if self.scalar is None else self.scalar[...]
+        if self.inputs is None:
+            return *self._add(x, made, self.mlp_out_norm, after, scale), kv
         x, _ = self._add(x, made, self.mlp_out_norm, None)
-        x = x if self.inputs is None else x + self.inputs(x, own_inputs)
-        x = x if self.scalar is None else x * self.scalar[0]
-        return x, x if after is None else after(x), kv
+        return *self._add(x, self.inputs(x, own_inputs), self.inputs.norm, after, scale), kv
 
-    def _add(self, x, y, out_norm: Norm | None, after: Norm | None):
+    def _add(self, x, y, out_norm: Norm | None, after: Norm | None, scale=None):
         """The residual stream with y added, and the same after ``after``; norms of y or of the sum included. y may be
-        ``PartialSums``, which are added up in the launch that adds them where no other step is before it."""
+        ``PartialSums``, which are added up in the launch that adds them where no other step is before it. The sum is
+        multiplied by ``scale [1]``."""
         if self.multiplier != 1:
             y = times(reduce_partial_sums(y, x.dtype), self.multiplier)
-        if out_norm is None:
-            return add(x, y, after)
-        if not self.norm_sums:
-            return add(x, out_norm(reduce_partial_sums(y, x.dtype)), after)
-        _, x = out_norm.after_adding(x, y)
-        return x, x if after is None else after(x)
+        if out_norm is not None and self.norm_sums:
+            _, x = out_norm.after_adding(x, y)
+            return x, x if after is None else after(x)
+        if after is not None:
+            return after.after_adding(x, y, out_norm, scale)
+        y = reduce_partial_sums(y, x.dtype)
+        total = x + (y if out_norm is None else out_norm(y))
+        total = total if scale is None else total * scale[0]
+        return total, total
 
 
 def apply_layer(layer: Layer, x, normed, positions, kv, view, after: Norm | None, own_inputs=None):

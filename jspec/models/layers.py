@@ -17,7 +17,7 @@ from jspec.models.quantization import random_weight
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
-from jspec.pallas.norm.rms_norm import add_norm, norm
+from jspec.pallas.norm.rms_norm import SumOptions, add_norm, norm
 
 
 class Linear(nnx.Module):
@@ -80,10 +80,14 @@ class Norm(nnx.Module):
         normed = norm(x, self.weight[...], self._bias, self.eps, self.kind, self.reduce_axis)
         return quantize_tokens(normed) if self.quantize_outputs else normed
 
-    def after_adding(self, x, y) -> tuple[jax.Array, Any]:
+    def after_adding(self, x, y, out_norm: "Norm | None" = None, scale=None) -> tuple[jax.Array, Any]:
         """(x + y, norm of x + y): the residual stream x with the output y of a layer, and the inputs of the next part. y
-        may be ``PartialSums``."""
-        return add_norm(x, y, self.weight[...], self._bias, self.eps, self.kind, self.quantize_outputs)
+        may be ``PartialSums``; ``out_norm`` is applied to it first, and the sum is multiplied by ``scale [1]``."""
+        options = SumOptions(scale=scale)
+        if out_norm is not None:
+            options = SumOptions(out_norm.weight[...], out_norm._bias, scale)
+        how = self.eps, self.kind, self.quantize_outputs
+        return add_norm(x, y, self.weight[...], self._bias, *how, options)
 
     @property
     def scale(self) -> jax.Array:

@@ -41,10 +41,11 @@ class LayerInputs(nnx.Module):
 
 
 class OwnInputs(nnx.Module):
-    """What a layer makes of its per-layer inputs: ``norm(out(activation(gate x) * inputs))``, ``[B, T, D]``.
+    """What a layer makes of its per-layer inputs: ``out(activation(gate x) * inputs)``, ``[B, T, D]``.
 
     Attributes:
-      gate: ``[Wl, D]``; out: ``[D, Wl]``; norm: over D.
+      gate: ``[Wl, D]``; out: ``[D, Wl]``.
+      norm: over D, of the result, before the layer adds it.
     """
 
     def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
@@ -55,4 +56,4 @@ class OwnInputs(nnx.Module):
 
     def __call__(self, x, inputs) -> jax.Array:
         """Arguments: the residual stream ``[B, T, D]``, and the inputs ``[B, T, Wl]``."""
-        return self.norm(self.out(ACTIVATE[self.activation](self.gate(x)) * inputs))
+        return self.out(ACTIVATE[self.activation](self.gate(x)) * inputs)

@@ -1,5 +1,5 @@
-"""Norms of each head of queries and keys, in one launch, as in Qwen3 and Gemma 3 (Henry et al., "Query-Key Normalization
-for Transformers", 2020)."""
+"""Norms of each head of queries and keys, and of values if need be, in one launch, as in Qwen3, Gemma 3 and Gemma 4
+(Henry et al., "Query-Key Normalization for Transformers", 2020)."""
 
 import functools
 from typing import Any
@@ -29,12 +29,12 @@ def qk_norm(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: 
 
 
 def qk_norm_reference(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str):
-    """Queries, keys and values, with ``norm`` applied to every head of queries and keys.
+    """Queries, keys and values, with ``norm`` applied to every head of queries and keys, or of all three.
 
     Args:
       qkv: ``[B, T, N + 2G, H]``.
-      weights: of the norm of queries, and of that of keys, ``[H]`` each.
-      biases: likewise for the kind ``layer``, (None, None) for the others.
+      weights: of the norm of queries, and of that of keys, ``[H]`` each; a third one if values are normed, too.
+      biases: likewise for the kind ``layer``, None for the others.
       num_heads: (N, G).
       eps, kind: as ``norm`` has them.
 
@@ -42,9 +42,9 @@ def qk_norm_reference(qkv, weights, biases, num_heads: tuple[int, int], eps: flo
       an array like ``qkv``.
     """
     N, G = num_heads
-    q, k, v = jnp.split(qkv, [N, N + G], axis=2)
-    q, k = (norm(x, w, b, eps, kind) for x, w, b in zip((q, k), weights, biases, strict=True))
-    return jnp.concatenate([q, k, v], axis=2)
+    parts = jnp.split(qkv, [N, N + G], axis=2)
+    normed = [norm(x, w, b, eps, kind) for x, w, b in zip(parts, weights, biases, strict=False)]
+    return jnp.concatenate([*normed, *parts[len(normed) :]], axis=2)
 
 
 @functools.partial(jax.jit, static_argnames=("num_heads", "eps", "kind", "interpret"))  # layers share one trace
@@ -53,13 +53,13 @@ def qk_norm_kernel(
 ) -> jax.Array:
     """``qk_norm_reference`` as a kernel; a program instance has one head of some tokens.
 
-    Queries and keys are written in place, so that values need not be moved."""
+    Normed heads are written in place, so that others need not be moved."""
     (B, T, heads, H), (N, G) = qkv.shape, num_heads
     block = min(max(_NUMBERS // H, 1), pl.next_power_of_2(B * T))
     flat: Any = kernel_call(
         _qk_norm,
         *(qkv.reshape(B * T * heads, H), weights, biases),
-        grid=(pl.cdiv(B * T, block), N + G),
+        grid=(pl.cdiv(B * T, block), N + (len(weights) - 1) * G),
         out_shape=jax.ShapeDtypeStruct((B * T * heads, H), qkv.dtype),
         num_warps=max(1, block * H // _WARP_NUMBERS),
         interpret=interpret,
@@ -80,6 +80,12 @@ def _qk_norm(x_ref, weight_refs, bias_refs, out_ref, *, num_heads, block: int, e
     # An interpreted kernel writes masked elements back as they were, which must not be where others are written.
     at, mask = line_indices(jnp.where(real, token * heads + head, x_ref.shape[0]), H), broadcast_columns(real, H)
 
-    weight, bias = (None if q is None else jnp.where(head < N, q[...], k[...]) for q, k in (weight_refs, bias_refs))
+    def of_head(refs):
+        if refs[0] is None:
+            return None
+        of_keys = refs[1][...] if len(refs) == 2 else jnp.where(head < N + G, refs[1][...], refs[2][...])
+        return jnp.where(head < N, refs[0][...], of_keys)
+
+    weight, bias = of_head(weight_refs), of_head(bias_refs)
     x = pltriton.load(x_ref.at[at], mask=mask, other=0.0)
     pltriton.store(out_ref.at[at], norm(x, weight, bias, eps, kind), mask=mask)

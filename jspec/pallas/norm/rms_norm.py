@@ -6,6 +6,7 @@ to the dtype of x, and then multiplied by the weight. ``rms_wide`` multiplies in
 fp32."""
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,17 +25,38 @@ from jspec.pallas.triton import block_ids, kernel_call, load_block, store_block
 _NUMBERS = 512  # of a token that one warp has
 
 
-def add_norm(x, y, weight, bias, eps: float, kind: str, quantize: bool = False):
+class SumOptions(NamedTuple):
+    """What else ``add_norm`` does to the numbers that it adds.
+
+    Attributes:
+      weight, bias: of a norm of y before it is added, of the same kind and epsilon; None without one.
+      scale: ``[1]``, what the sum is multiplied by; None for nothing.
+    """
+
+    weight: Any = None
+    bias: Any = None
+    scale: Any = None
+
+
+PLAIN_SUM = SumOptions()
+
+
+def add_norm(x, y, weight, bias, eps: float, kind: str, quantize: bool = False, options: SumOptions = PLAIN_SUM):
     """``add_norm_reference``, and on an NVIDIA GPU the kernel."""
     kernel, reference = (
         functools.partial(f, eps=eps, kind=kind, quantize=quantize) for f in (add_norm_kernel, add_norm_reference)
     )
-    return differentiable(kernel, reference, x, y, weight, bias)
+    return differentiable(kernel, reference, x, y, weight, bias, options)
 
 
-def add_norm_reference(x, y, weight, bias, eps: float, kind: str, quantize: bool = False):
-    """x + y ``[..., D]`` in the dtype of x, and its ``norm``, in int8 if ``quantize``. y may be ``PartialSums``."""
-    x = x + reduce_partial_sums(y, x.dtype)
+def add_norm_reference(
+    x, y, weight, bias, options: SumOptions = PLAIN_SUM, *, eps: float, kind: str, quantize: bool = False
+):
+    """x + y ``[..., D]`` in the dtype of x, and its ``norm``, in int8 if ``quantize``. y may be ``PartialSums``, and
+    ``options`` may have it normed first, and the sum multiplied. Each step is rounded."""
+    y = reduce_partial_sums(y, x.dtype)
+    x = x + (y if options.weight is None else norm(y, options.weight, options.bias, eps, kind))
+    x = x if options.scale is None else x * options.scale[0]
     normed = norm(x, weight, bias, eps, kind)
     return x, quantize_tokens_reference(normed) if quantize else normed
 
@@ -73,7 +95,18 @@ def scale_in_float32(normed, weight, bias, kind: str):
 
 
 @functools.partial(jax.jit, static_argnames=("eps", "kind", "quantize", "interpret"))  # layers share one trace
-def add_norm_kernel(x, y, weight, bias, eps: float, kind: str, quantize: bool = False, *, interpret=False):
+def add_norm_kernel(
+    x,
+    y,
+    weight,
+    bias,
+    options: SumOptions = PLAIN_SUM,
+    *,
+    eps: float,
+    kind: str,
+    quantize: bool = False,
+    interpret=False,
+):
     """``add_norm_reference`` as a kernel; a program instance has one token."""
     D = x.shape[-1]
     size = pl.next_power_of_2(D)
@@ -82,7 +115,7 @@ def add_norm_kernel(x, y, weight, bias, eps: float, kind: str, quantize: bool = 
     shape = jax.ShapeDtypeStruct((tokens, D), x.dtype)
     added, *normed = kernel_call(
         _add_norm,
-        *(x.reshape(tokens, D), y.reshape(tokens * (partials or 1), D), weight, *(() if bias is None else (bias,))),
+        *(x.reshape(tokens, D), y.reshape(tokens * (partials or 1), D), weight, bias, options),
         grid=(tokens,),
         out_shape=[shape, *(quantized_output_shapes(tokens, D) if quantize else [shape])],
         num_warps=min(max(size // _NUMBERS, 1), 16),
@@ -96,10 +129,26 @@ def add_norm_kernel(x, y, weight, bias, eps: float, kind: str, quantize: bool = 
     return added.reshape(x.shape), out.reshape(*x.shape)
 
 
-def _add_norm(x_ref, y_ref, weight_ref, *refs, size: int, partials: int | None, eps: float, kind: str):
-    bias_ref, (added_ref, *normed_refs) = (refs[:1], refs[1:]) if kind == "layer" else ((), refs)
+def _add_norm(
+    x_ref,
+    y_ref,
+    weight_ref,
+    bias_ref,
+    options: SumOptions,
+    added_ref,
+    *normed_refs,
+    size: int,
+    partials: int | None,
+    eps: float,
+    kind: str,
+):
     i, D, ids = pl.program_id(0), x_ref.shape[1], block_ids(0, size)
     token = (i,)
+
+    def normed(x, *vector_refs):
+        weight, bias = (None if ref is None else load_block(ref, (), 0, ids, D, other=0.0) for ref in vector_refs)
+        return _normed_token(x, weight, bias, ids, D, eps, kind)
+
     x = load_block(x_ref, token, 0, ids, D, other=0.0)
     if partials is None:
         y = load_block(y_ref, token, 0, ids, D, other=0.0)
@@ -108,19 +157,22 @@ def _add_norm(x_ref, y_ref, weight_ref, *refs, size: int, partials: int | None, 
             load_block(y_ref, (i * partials + p,), 0, ids, D, other=0.0).astype(jnp.float32) for p in range(partials)
         ]
         y = functools.reduce(jnp.add, summands).astype(x.dtype)
-    weight = load_block(weight_ref, (), 0, ids, D, other=0.0)
-    x = x + y
+    x = x + (y if options.weight is None else normed(y, options.weight, options.bias))
+    x = x if options.scale is None else x * options.scale[0]
+    store_block(added_ref, token, 0, ids, D, x)
+    out = normed(x, weight_ref, bias_ref)
+    if len(normed_refs) == 2:
+        store_quantized(normed_refs[0], normed_refs[1], i, ids, out)
+    else:
+        store_block(normed_refs[0], token, 0, ids, D, out)
+
+
+def _normed_token(x, weight, bias, ids, D: int, eps: float, kind: str):
+    """``norm`` of the D numbers of a token, which are followed by zeros."""
     x32 = x.astype(jnp.float32)
     if kind == "layer":
         x32 = jnp.where(ids < D, x32 - jnp.sum(x32) / D, 0.0)
     normed = x32 * jax.lax.rsqrt(jnp.sum(x32 * x32) / D + eps)
-    store_block(added_ref, token, 0, ids, D, x)
     if kind == "rms":
-        normed = normed.astype(x.dtype) * weight
-    else:
-        bias = load_block(bias_ref[0], (), 0, ids, D, other=0.0) if bias_ref else None
-        normed = scale_in_float32(normed, weight, bias, kind).astype(x.dtype)
-    if len(normed_refs) == 2:
-        store_quantized(normed_refs[0], normed_refs[1], i, ids, normed)
-    else:
-        store_block(normed_refs[0], token, 0, ids, D, normed)
+        return normed.astype(x.dtype) * weight
+    return scale_in_float32(normed, weight, bias, kind).astype(x.dtype)

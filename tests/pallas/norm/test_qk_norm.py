@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.pallas.norm.qk_norm import qk_norm, qk_norm_kernel, qk_norm_reference
+from jspec.pallas.norm.rms_norm import norm
 
 EPS = 1e-5
 KINDS = ("rms", "rms_wide", "rms_offset", "layer")
@@ -50,6 +51,16 @@ class TestQKNorm:
             # The normed numbers and the result are rounded by at most 2^-9 of themselves each.
             bound = 2**-7 * (np.abs(wanted) + np.abs(added)) + 1e-6 if dtype == "bfloat16" else 2e-5
             assert (np.abs(np.asarray(normed[:, :, heads], np.float64) - wanted - added) <= bound).all()
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_values_are_normed_by_a_third_weight(self, dtype):
+        qkv, weights, biases = problem((2, 3, 8, 64), dtype, "rms_wide")
+        third = jnp.arange(64).astype(dtype) / 64
+        normed = self.qk_norm(qkv, (*weights, third), (*biases, None), num_heads=(4, 2), kind="rms_wide")
+        two = self.qk_norm(qkv, weights, biases, num_heads=(4, 2), kind="rms_wide")
+        np.testing.assert_array_equal(normed[:, :, :6], two[:, :, :6])
+        wanted = np.asarray(norm(qkv[:, :, 6:], third, None, EPS, "rms_wide"), np.float32)
+        np.testing.assert_allclose(np.asarray(normed[:, :, 6:], np.float32), wanted, rtol=2**-7, atol=1e-6)
 
     def test_a_head_that_is_not_finite_leaves_the_others_alone(self):
         qkv, *vectors = problem((2, 3, 4, 16), "float32")

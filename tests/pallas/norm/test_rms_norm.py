@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.pallas.matmul.partial_sums import PartialSums
-from jspec.pallas.norm.rms_norm import add_norm, add_norm_kernel, add_norm_reference
+from jspec.pallas.norm.rms_norm import SumOptions, add_norm, add_norm_kernel, add_norm_reference, norm
 
 EPS = 1e-5
 
@@ -67,6 +67,24 @@ class TestAddNorm:
         again = np.asarray(self.add_norm(added, jnp.zeros_like(y), *vectors)[1], np.float64)
         np.testing.assert_allclose(np.asarray(normed, np.float64), again, rtol=2**-6 if dtype == "bfloat16" else 1e-5)
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("parts", [None, 3])
+    @pytest.mark.parametrize(("kind", "scaled"), [*((kind, True) for kind in KINDS), ("rms_wide", False)])
+    def test_norms_what_it_adds_and_multiplies_the_sum(self, kind, scaled, parts, dtype):
+        """As if each were a step of its own, whose result is rounded."""
+        x, y, weight, bias = problem((2, 3, 320), dtype, kind)
+        _, _, own_weight, own_bias = problem((2, 1, 320), dtype, kind)
+        scale = jnp.full(1, 0.83, dtype) if scaled else None
+        summed = y if parts is None else PartialSums(jnp.stack([y, 2 * y, -y], axis=-2))
+        total = y if parts is None else summed.total(y.dtype)
+        added, normed = self.add_norm(x, summed, weight, bias, SumOptions(own_weight, own_bias, scale), kind=kind)
+        wanted = x + norm(total, own_weight, own_bias, EPS, kind)
+        wanted = wanted * scale[0] if scaled else wanted
+        close = {"rtol": 2**-6, "atol": 2**-6} if dtype == "bfloat16" else {"rtol": 1e-5, "atol": 1e-5}
+        for got, by_steps in ((added, wanted), (normed, norm(wanted, weight, bias, EPS, kind))):
+            assert got.dtype == x.dtype
+            np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(by_steps, np.float64), **close)
+
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self, kind):
         x, y, *vectors = problem((2, 3, 320), "float32", kind)
@@ -83,6 +101,6 @@ def test_has_the_derivative_of_its_reference(kind, parts):
     args = x, y if parts is None else PartialSums(jnp.stack([y] * parts, axis=-2)), *vectors
     loss = lambda f: jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a)[1])), argnums=(0, 1, 2)))(*args)  # noqa: E731
     got = loss(lambda *a: add_norm(*a, EPS, kind))
-    wanted = loss(lambda *a: add_norm_reference(*a, EPS, kind))
+    wanted = loss(functools.partial(add_norm_reference, eps=EPS, kind=kind))
     for x, y in zip(*map(jax.tree.leaves, (got, wanted)), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-6)
