@@ -80,10 +80,13 @@ class Layer(nnx.Module):
         self.attention: Any = attention(config, layer, shards=shards, dtype=dtype, rngs=rngs)
         self.attention_out_norm, self.mlp_norm = normed("attention_out_norm"), normed("mlp_norm")
         experts = config.experts if config.has_experts(layer) else None
-        placed, beside = {"shards": shards, "dtype": dtype, "rngs": rngs}, experts is not None and experts.beside_mlp
-        replaced = experts is not None and not beside
-        self.mlp: Any = Mixture(config, experts=experts, **placed) if replaced else MLP(config, layer, **placed)
-        self.beside = MixtureBesideMLP(config, experts=experts, **placed) if beside else None
+        how, beside = {"shards": shards, "dtype": dtype, "rngs": rngs}, None
+        if experts is None or experts.beside_mlp:
+            self.mlp: Any = MLP(config, layer, **how)
+            beside = None if experts is None else MixtureBesideMLP(config, experts=experts, **how)
+        else:
+            self.mlp = Mixture(config, experts=experts, **how)
+        self.beside = beside
         self.mlp_out_norm = normed("mlp_out_norm")
         self.inputs = None if config.per_layer_inputs is None else OwnInputs(config, dtype=dtype, rngs=rngs)
         self.scalar = nnx.Param(jnp.ones(1, dtype)) if config.layer_scalars else None

@@ -143,7 +143,7 @@ def test_eos_ids_are_united(tmp_path):
         ({"rope_theta": 10**400}, "rope_theta="),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false': expected true or false"),
         ({"eos_token_id": [2, 97]}, "eos_token_id=[2, 97]: expected token ids in 0..96"),
-        ({"rope_scaling": {"type": "proportional"}}, "rope_scaling.type='proportional': expected one of"),
+        ({"rope_scaling": {"type": "axial"}}, "rope_scaling.type='axial': expected one of"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.short_factor is missing"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": -4.0}}, "rope_scaling.factor=-4.0"),

@@ -192,5 +192,5 @@ def test_a_head_whose_target_is_missing_is_refused(tmp_path):
     head = tiny_heads.speculators(tmp_path / "head", verifier="Qwen/Qwen3-8B")
     config = json.loads((head / "config.json").read_text())
     assert config["speculators_config"]["verifier"]["name_or_path"] == "Qwen/Qwen3-8B"
-    with pytest.raises(ValueError, match=r"Qwen/Qwen3-8B.*download that checkpoint and give its folder as target"):
+    with pytest.raises(ValueError, match=r"Qwen/Qwen3-8B.*expected a checkpoint folder, or --download"):
         jspec.load(head, **SMALL)

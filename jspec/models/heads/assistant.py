@@ -76,9 +76,9 @@ class AssistantHead(nnx.Module):
 
     def logits(self, hidden):
         """``[B, 1, D] -> [B, 1, V]``. With clusters, -inf for the tokens of all but the best ones."""
-        if self.centroids is None or self.cluster_tokens is None:
-            return matmul(hidden, self.head[...])
         config, (B, T, _) = self.config, hidden.shape
+        if self.centroids is None or self.cluster_tokens is None or config.best_clusters is None:
+            return matmul(hidden, self.head[...])
         _, best = jax.lax.top_k(self.centroids(hidden).astype(jnp.float32), config.best_clusters)
         tokens = self.cluster_tokens[...][best].reshape(B, T, -1)
         precision = jax.lax.Precision.HIGHEST if hidden.dtype == jnp.float32 else None
