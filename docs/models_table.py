@@ -70,13 +70,11 @@ def choices(config: ModelConfig) -> list[str]:
     if config.qk_norm:
         where = " after the rotation" if config.qk_norm_after_rope else ""
         found.append(
-            f"norms of query and key{where}" + (", over all heads" if config.qk_norm_over == "projection" else "")
+            f"norms of {'query, key and value' if config.value_norm else 'query and key'}{where}"
+            + (", over all heads" if config.qk_norm_over == "projection" else "")
         )
-    if config.value_norm:
-        found.append("of value")
-    sizes = {config.layer(layer).head_dim for layer in range(config.num_layers)}
-    if len(sizes) > 1:
-        found.append(f"heads of {' and '.join(map(str, sorted(sizes)))} numbers")
+    if len({config.layer(layer).head_dim for layer in range(config.num_layers)}) > 1:
+        found.append("larger heads in some layers")
     if config.per_layer_inputs is not None:
         found.append("inputs of each layer")
     if config.layer_scalars:
@@ -98,7 +96,8 @@ def choices(config: ModelConfig) -> list[str]:
     if config.experts is not None:
         shared = f" and {config.experts.shared} shared" if config.experts.shared else ""
         by = ", chosen by sigmoids" if config.experts.scores == "sigmoid" else ""
-        found.append(f"{config.experts.chosen} of {config.experts.count} experts{shared}{by}")
+        gated = " with a gate" if config.experts.shared_gate else ""
+        found.append(f"{config.experts.chosen} of {config.experts.count} experts{shared}{gated}{by}")
     clamped = "clamped " if config.experts is not None and config.experts.clamp is not None else ""
     found.append(f"{clamped}{config.activation.replace('_', ' ')} {'gated' if config.gated_mlp else 'plain'} MLP")
     if config.qkv_bias:
