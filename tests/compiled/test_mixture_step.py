@@ -11,23 +11,24 @@ from deviceless import compiled_for_h200, why_not
 
 from benchmarks.rounds.hlo import launched, moves
 from benchmarks.rounds.programs import Decoding, decoding_program
-from benchmarks.shapes import GLM_47_FLASH, GPT_OSS_20B, QWEN3_30B_A3B, abstract_module
+from benchmarks.shapes import GEMMA4_26B_A4B, GLM_47_FLASH, GPT_OSS_20B, QWEN3_30B_A3B, abstract_module
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 LARGE = 1 << 20  # bytes
 LAYERS = 3  # what layers share, they share from the third on at the latest
-MODELS = {"qwen3": QWEN3_30B_A3B, "gpt-oss": GPT_OSS_20B, "glm": GLM_47_FLASH}
+MODELS = {"qwen3": QWEN3_30B_A3B, "gpt-oss": GPT_OSS_20B, "glm": GLM_47_FLASH, "gemma-4": GEMMA4_26B_A4B}
 # Launches of one more layer, by model and rows. Those of Llama's layer are in test_decode_step.py.
 LAYER_BUDGET = {("qwen3", 1): 11, ("qwen3", 64): 11, ("gpt-oss", 1): 10, ("gpt-oss", 64): 15}
-LAYER_BUDGET |= {("glm", 1): 14, ("glm", 64): 15}
+LAYER_BUDGET |= {("glm", 1): 14, ("glm", 64): 15, ("gemma-4", 1): 20, ("gemma-4", 64): 19}
 
 
 @functools.cache
 def compiled(model: str, batch: int, layers: int):
     config = MODELS[model]
     experts = dataclasses.replace(config.experts, layers=config.experts.layers[:layers])
-    fewer = dataclasses.replace(config, num_layers=layers, windows=config.windows[:layers], experts=experts)
+    lists = {name: getattr(config, name)[:layers] for name in ("windows", "layer_ropes", "layers")}
+    fewer = dataclasses.replace(config, num_layers=layers, experts=experts, **lists)
     target = abstract_module(fewer)
     what = Decoding(None, 0, batch, start=512, new=256)
     program = decoding_program(target, None, None, what.engine_config("bfloat16"), what)
