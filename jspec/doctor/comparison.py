@@ -30,10 +30,8 @@ from jspec.loading.pair import Path, open_checkpoints
 from jspec.models import build
 from jspec.text.prompts import Prompt
 
-MOST_PROMPTS, LONGEST = (
-    8,
-    128,
-)  # prompts, and tokens of a prompt: logits of the whole vocabulary are kept for each token
+MOST_PROMPTS = 8
+LONGEST = 128  # tokens of a prompt: logits of the whole vocabulary are kept for each of them
 TOLERANCES = {
     "float32": Tolerance("float32", logits=1e-3, mean_kl=1e-5, margin=0.0),
     # A logit of 16 to 32 is rounded to 1/8, in every layer something like it happens, and greedy choices of nearly equal
