@@ -5,7 +5,7 @@ import json
 import warnings
 
 import pytest
-from parity_cases import SIZES
+from parity_cases import GEMMA4_EXPERTS, GEMMA4_LARGE, GEMMA4_SMALL, SIZES
 from tiny import ARCHITECTURES, tiny_checkpoint, tiny_config
 from tiny_heads import eagle3
 
@@ -61,6 +61,8 @@ SMALL = {
             **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
         },
     },
+    "Gemma4ForCausalLM": {**GEMMA4_SMALL, **GEMMA4_EXPERTS},
+    "Gemma4UnifiedForCausalLM": {k: v for k, v in GEMMA4_LARGE.items() if k != "hidden_size_per_layer_input"},
     "HunYuanDenseV1ForCausalLM": {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}},
 }
 
@@ -68,13 +70,20 @@ SMALL = {
 NOT_OF_OPT = ("intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps")
 
 
+def config_class(architecture: str):
+    """The class of transformers that reads config.json."""
+    name = architecture.removesuffix("ForCausalLM")
+    return getattr(
+        transformers, f"{name}TextConfig" if name in ("Gemma3", "Gemma4", "Gemma4Unified") else f"{name}Config"
+    )
+
+
 def base_config(architecture: str) -> dict:
     """config.json of a tiny model as transformers writes it, with every key of its class."""
     sizes = {**SIZES, **SMALL.get(architecture, {})}
     if architecture == "OPTForCausalLM":
         sizes = {key: sizes[key] for key in sizes if key not in NOT_OF_OPT}
-    name = architecture.removesuffix("ForCausalLM").replace("Gemma3", "Gemma3Text")
-    raw = getattr(transformers, f"{name}Config")(**copy.deepcopy(sizes)).to_dict()
+    raw = config_class(architecture)(**copy.deepcopy(sizes)).to_dict()
     return {**json.loads(json.dumps(raw)), "architectures": [architecture]}
 
 
@@ -96,9 +105,8 @@ def other_values(value):
 def logits(raw: dict, architecture: str, weights=None):
     """What transformers computes by a config.json, and its weights; None if it refuses it, or needs other weights."""
     raw = copy.deepcopy(raw)
-    name = architecture.removesuffix("ForCausalLM").replace("Gemma3", "Gemma3Text")
     try:
-        config = getattr(transformers, f"{name}Config").from_dict(raw)
+        config = config_class(architecture).from_dict(raw)
         config._attn_implementation = "eager"
         torch.manual_seed(0)
         model = getattr(transformers, architecture)(config).eval()

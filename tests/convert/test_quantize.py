@@ -42,8 +42,8 @@ def family(tmp_path_factory, request):
 
 def in_eight_bits(config, name: str) -> bool:
     """Whether it is a map of experts or of the heads of latent attention, which ``int4`` leaves at eight bits."""
-    if ".mlp." in name:
-        return config.has_experts(int(name.split(".")[1]))
+    if ".mlp." in name or ".beside.mixture." in name:
+        return config.has_experts(int(name.split(".")[1])) and (".beside." in name) == config.experts.beside_mlp
     return ".attention.keys" in name or ".attention.values" in name
 
 

@@ -23,7 +23,7 @@ QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_head
 QWEN3_VISION = {**QWEN_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
 PIXTRAL = {**VISION, "model_type": "pixtral", "num_hidden_layers": 1, "head_dim": 8, "image_size": 28, "patch_size": 14}
 MROPE = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
-GEMMA4_TOKENS = {"image_token_id": 93, "video_token_id": 94, "audio_token_id": 95, "tie_word_embeddings": True}
+GEMMA4_TOKENS = {"image_token_id": 190, "video_token_id": 191, "audio_token_id": 192, "tie_word_embeddings": True}
 # name -> (prefix of transformers' classes, the text model's settings, those of the vision part, further ones, the class of
 # the text model alone). The settings of a text model are those besides ``SIZES``.
 WRAPPED = {
