@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from tiny import ARCHITECTURES, tiny_checkpoint, tiny_tokenizer
 
 from convert.cli import main as convert_main
+from jspec.checkpoints.huggingface.families import MODEL_TYPES
 from jspec.cli import main
 from jspec.doctor import Comparison, compare_with_reference
 from jspec.doctor.comparison import TOLERANCES
@@ -23,15 +24,22 @@ LAYERS = 3
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [20, 21]]
 # Of the families whose class in transformers wants to know more than jspec.
 SETTINGS_OF = {
-    "Qwen3MoeForCausalLM": {"model_type": "qwen3_moe"},
-    "GptOssForCausalLM": {"model_type": "gpt_oss"},
     "SmolLM3ForCausalLM": {"pad_token_id": 0, "num_hidden_layers": 2},
     "Phi3ForCausalLM": {"pad_token_id": 0},
     "OPTForCausalLM": {"num_key_value_heads": 4},
-    "Gemma3ForCausalLM": {"model_type": "gemma3_text"},
-    "DeepseekV3ForCausalLM": {"model_type": "deepseek_v3"},
-    "Glm4MoeLiteForCausalLM": {"model_type": "glm4_moe_lite"},
+    "Olmo3ForCausalLM": {  # transformers has a theta of its own for windows, and no pattern of layers
+        "rope_theta": 500_000.0,
+        "rope_scaling": None,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
+    "Gemma4ForCausalLM": {  # experts are stacked there
+        "num_hidden_layers": 5,
+        "enable_moe_block": False,
+        "vocab_size_per_layer_input": 258,
+    },
+    "Gemma4UnifiedForCausalLM": {"num_hidden_layers": 2},
 }
+TYPES = {architecture: model_type for model_type, architecture in MODEL_TYPES.items()}
 SETTINGS = {"prompts": PROMPTS, "max_tokens": 6}
 
 
@@ -68,7 +76,8 @@ def changed(original: Path, folder: Path, tensor: str | None = None, **keys) -> 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_same_checkpoint_is_equal(tmp_path, architecture):
-    folder = checkpoint(tmp_path / "checkpoint", architecture, **SETTINGS_OF.get(architecture, {}))
+    settings = {"model_type": TYPES[architecture], **SETTINGS_OF.get(architecture, {})}
+    folder = checkpoint(tmp_path / "checkpoint", architecture, **settings)
     found = compared(folder, folder)
     assert found.equal, found.explanation
     assert found.first_layer is None

@@ -14,7 +14,7 @@ from tiny import tiny_checkpoint, write_weights
 from jspec.models.quantization import STORED, quantize
 
 # The tensors of linear maps, by what their names end with; an output head and routers are none of them.
-LINEAR = re.compile(r"(proj|proj_with_mqa|fc1|fc2|w1|w2|w3|project_in|project_out)\.weight$")
+LINEAR = re.compile(r"(?<!router\.)(proj|proj_with_mqa|fc1|fc2|w1|w2|w3|project_in|project_out)\.weight$")
 FP8 = STORED["fp8"]
 
 

@@ -52,6 +52,8 @@ def gemma4(fields: Fields) -> dict[str, Any]:
         fields.integer("hidden_size_per_layer_input", 0, low=0),
         fields.raw.get("vocab_size_per_layer_input"),
     )
+    if width and tokens is not None and fields.integer("vocab_size_per_layer_input") < fields.integer("vocab_size"):
+        raise fields.refuse("vocab_size_per_layer_input", "at least vocab_size, as every token has per-layer inputs")
     return {
         "attention_scale": 1.0,
         "embedding_multiplier": fields.integer("hidden_size") ** 0.5,
