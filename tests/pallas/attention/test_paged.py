@@ -75,7 +75,7 @@ CASES = [
     Case(T=5, R=2, H=64, P=16, pages=9, scale=0.3, softcap=2.0, rotary=48),
     Case(T=5, R=2, H=256, P=64, pages=3, window=40, dtype="bfloat16", softcap=3.0, rotary=0),
     Case(T=3, R=4, H=32, P=16, pages=5, dtype="bfloat16", scale=0.05, rotary=16, tiling=WHOLE),
-    Case(T=5, R=8, H=512, P=64, pages=2, dtype="bfloat16", scale=1.0, tiling=LARGE),
+    Case(T=5, R=8, H=512, P=64, pages=2, dtype="bfloat16", scale=0.05, tiling=LARGE),
     Case(T=5, R=4, H=64, P=16, pages=9, sink=1.0),
     Case(T=5, R=7, H=64, P=24, pages=5, window=33, dtype="bfloat16", sink=3.0),
     Case(T=1, R=8, H=64, P=64, pages=5, dtype="bfloat16", tiling=SHARED, sink=2.0),
