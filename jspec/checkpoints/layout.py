@@ -91,6 +91,7 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
     if tensors.keys().isdisjoint(prefixed) and any(name.removeprefix(PREFIX) in tensors for name in prefixed):
         table = renamed(table, {PREFIX: ""})
     embedding = next(name for name, at in table.items() if at.param == "embedding")
+    unused = (*_of_mtp(config), *_of_shared_caches(config))
     stored_twice = tied and embedding in tensors
     if tied and not stored_twice:
         table[OUTPUT_HEAD] = table.pop(embedding)
@@ -101,11 +102,7 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         rearrange(config, with_stacked_experts(config, split_experts(config, tensors))),
         duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
-        left_out=frozenset(
-            name
-            for name in tensors
-            if 0 in tensors[name].shape or name.startswith((*_of_mtp(config), *_of_shared_caches(config)))
-        ),
+        left_out=frozenset(name for name in tensors if 0 in tensors[name].shape or name.startswith(unused)),
         notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored == "mxfp4" else (),
     )
 

@@ -213,6 +213,18 @@ def test_shards_of_a_target_are_refused(saved):
         jspec.load(saved / "target", saved / "assistant", tensor_parallel=2)
 
 
+def test_keys_of_layers_that_read_another_cache_are_left_out(saved, tmp_path):
+    """Published files carry them, and nothing reads them."""
+    target = copied(saved, "target", tmp_path)
+    tensors, at = load_file(target / "model.safetensors"), "model.layers.5.self_attn."
+    more = {f"{at}k_proj.weight": np.ones((64, 64), np.float32), f"{at}k_norm.weight": np.ones(32, np.float32)}
+    save_file({**tensors, **more}, target / "model.safetensors", metadata={"format": "pt"})
+    assert Checkpoint.open(target).hugging_face.unused == []
+    (config, params), (again, others) = load_folder(saved / "target"), load_folder(target)
+    assert config == again
+    assert all(np.array_equal(params[name], others[name]) for name in params)
+
+
 def test_a_target_without_keys_is_refused(saved, tmp_path):
     """The layers of an assistant alone are no language model."""
     target = copied(saved, "target", tmp_path)

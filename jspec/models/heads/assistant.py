@@ -45,9 +45,8 @@ class AssistantHead(nnx.Module):
         clusters, tokens = config.clusters, jnp.arange(c.vocab_size, dtype=jnp.int32)
         self.centroids = None if clusters is None else Linear(c.hidden_size, clusters, dtype=dtype, rngs=rngs)
         self.cluster_tokens = None if clusters is None else nnx.Param(tokens.reshape(clusters, -1))
-        self.multiplier = float(
-            np.asarray(Dt**0.5).astype(dtype)
-        )  # of the target's embeddings, rounded as it rounds it
+        # Of the target's embeddings, rounded as the target rounds it.
+        self.multiplier = float(np.asarray(Dt**0.5).astype(dtype))
 
     def prepare(self) -> "AssistantHead":
         """The module itself: nothing is computed before it serves."""

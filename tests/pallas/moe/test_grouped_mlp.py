@@ -79,7 +79,7 @@ def dequantize_mxfp4(weight, scale, inputs: int):
     return numbers
 
 
-def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None):
+def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None, activation: str = "silu"):
     """``grouped_mlp`` of one token after another, in float64."""
     x, weight = np.asarray(x, np.float64), np.asarray(routed.weight, np.float64)
     Fe, X = gate_up.num_outputs // 2, routed.sizes.shape[0]
@@ -92,7 +92,9 @@ def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None):
     for m, experts in enumerate(np.asarray(routed.expert)):
         for c, e in enumerate(experts):
             gate, up = np.split(gate_up[e] @ x[m] + up_bias[e], 2)
-            if clamp is None:
+            if activation == "gelu_tanh":
+                hidden = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+            elif clamp is None:
                 hidden = gate / (1 + np.exp(-gate)) * up
             else:
                 gate, up = np.minimum(gate, clamp), np.clip(up, -clamp, clamp)
@@ -114,10 +116,10 @@ TILINGS = [None, ExpertTiling(16, 16, 16, 4, 2), ExpertTiling(32, 64, 64, 4, 2)]
 class TestGroupedMLP:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        def sums(tiling, clamp=None):
+        def sums(tiling, **how):
             made = implementation(
-                functools.partial(grouped_mlp_reference, clamp=clamp),
-                functools.partial(grouped_mlp_kernel, clamp=clamp, up_tiling=tiling, down_tiling=tiling),
+                functools.partial(grouped_mlp_reference, **how),
+                functools.partial(grouped_mlp_kernel, **how, up_tiling=tiling, down_tiling=tiling),
             )
             return lambda x, *args: PartialSums(made(x, *args)).total(x.dtype)
 
@@ -150,6 +152,13 @@ class TestGroupedMLP:
         x = x / 4
         actual = self.experts(None, clamp=0.5)(x, *args)
         np.testing.assert_allclose(actual, by_token(x, *args, clamp=0.5), rtol=1e-5, atol=1e-5)
+
+    def test_the_activation_of_gemma_agrees_with_float64(self):
+        x, *args = layer(5, 64, 96, 8, 3, "float32")
+        wanted = by_token(x / 4, *args, activation="gelu_tanh")
+        actual = self.experts(None, activation="gelu_tanh")(x / 4, *args)
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
+        assert np.abs(wanted - by_token(x / 4, *args)).max() > 1e-3  # of silu
 
     def test_a_token_does_not_depend_on_its_neighbours(self):
         x, routed, gate_up, down = layer(9, 64, 48, 8, 2, "float32")
