@@ -103,7 +103,8 @@ def _part(blobs: Path, file: RemoteFile) -> Path:
 def _fetch(listing: Listing, files: Sequence[RemoteFile]) -> Path:
     """Download ``files``, several at a time, with one progress bar; returns the snapshot's folder."""
     blobs, stop = storage(listing.repository) / "blobs", threading.Event()
-    total, here = sum(file.size for file in files), sum(_stored(blobs, file) for file in files)
+    contents = {file.digest: file for file in files}.values()  # files may have the same
+    total, here = sum(file.size for file in contents), sum(_stored(blobs, file) for file in contents)
     options = {"unit": "B", "unit_scale": True, "leave": False, "disable": not sys.stderr.isatty()}
     waiting: queue.SimpleQueue[RemoteFile] = queue.SimpleQueue()
     ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
@@ -156,10 +157,15 @@ class _Progress:
 
 def _fetch_one(listing: Listing, file: RemoteFile, blobs: Path, progress: _Progress):
     from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.utils import WeakFileLock
 
     with explained(listing.repository):
-        if not (blobs / file.digest).exists() and file.size <= LARGEST_REQUEST:
-            _fetch_content(listing, file, blobs, progress)
+        if file.size <= LARGEST_REQUEST:
+            lock = blobs.parents[1] / ".locks" / blobs.parent.name / f"{file.digest}.jspec.lock"
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with WeakFileLock(lock):  # another file, or another process, may want the same content
+                if not (blobs / file.digest).exists():
+                    _fetch_content(listing, file, blobs, progress)
         whole = (blobs / file.digest).exists()
         link = hf_hub_download(
             listing.repository.name,

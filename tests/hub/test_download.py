@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,22 @@ def test_a_second_run_goes_on_where_the_first_ended(hub, folders, capsys):
     assert hub.bytes_of("config.json") == len(hub.repositories["org/target"].files["config.json"])
     assert "are here already" in capsys.readouterr().err
     assert not list(Path(folder).parents[1].rglob("*.incomplete"))
+
+
+def test_content_that_several_files_and_downloads_want_comes_once(hub, folders):
+    """As many of them at a time as threads fetch, and two downloads beside each other, which are as two processes."""
+    hosted, content = hub.repositories["org/target"], bytes(3_000_000)
+    hosted.files |= {
+        "tokenizer_config.json": content,
+        "generation_config.json": content,
+        "chat_template.jinja": content,
+    }
+    with ThreadPoolExecutor(3) as pool:
+        found = {folder for [folder] in pool.map(lambda _: local_checkpoints(["org/target"], True), range(3))}
+    (folder,) = found
+    for name in ("chat_template.jinja", "generation_config.json", "tokenizer_config.json"):
+        assert (Path(folder) / name).read_bytes() == content
+    assert sum(hub.bytes_of(name) for name in hosted.files if hosted.files[name] == content) == len(content)
 
 
 def test_a_new_commit_fetches_what_changed(hub, folders):
