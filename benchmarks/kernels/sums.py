@@ -16,6 +16,7 @@ A figure is the difference between a program with many sums and one with few, so
 results are compared with those of ``sum`` before anything is timed."""
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import os
@@ -29,6 +30,7 @@ if "--smoke" in sys.argv:  # before JAX starts
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.sharding import Mesh, PartitionSpec
 
@@ -36,8 +38,9 @@ from benchmarks.shapes import LLAMA_8B
 from jspec.config import Shards
 from jspec.engine.runner.compile import decode_options
 from jspec.models.sharding import mesh_of
-from jspec.pallas.collectives.peer_sum import peer_sum_kernel
-from jspec.pallas.collectives.workspace import Peers, Workspace
+from jspec.pallas.collectives.peers import Peers
+from jspec.pallas.collectives.workspace import Room, Workspace
+from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.norm.rms_norm import add_norm
 
 SHARDS = Shards(2)
@@ -45,10 +48,9 @@ AXIS = SHARDS.axis
 EPS = 1e-5
 SUMS, MORE = 64, 256  # one after another: those of a model of 32 layers, and what is timed beside them
 TOKENS = (1, 5, 16, 64, 80, 320)
-WORDS = TOKENS[-1] * LLAMA_8B.hidden_size // 2  # of the workspaces
 
 # (x, y, weight) -> (x and the sum of all y, its norm), ``[tokens, D]`` each. ``scattered`` has the device's own part of x;
-# ``packets`` takes ``Peers`` and the epoch besides, and returns the next epoch.
+# ``packets`` takes ``Peers`` besides.
 Way = Callable[..., tuple[jax.Array, ...]]
 
 
@@ -98,13 +100,13 @@ def peer(x, y, weight):
     )(x, y, weight)
 
 
-def packets(x, y, weight, peers, epoch):
-    return peer_sum_kernel(x, y, weight, peers, epoch, EPS, "rms", WORDS)
+def packets(x, y, weight, sums: Peers):
+    return sums.add_norm(x, PartialSums(y[:, None], None, AXIS), weight, EPS, "rms")
 
 
 @functools.cache
 def workspace() -> Workspace:
-    return Workspace.create(mesh_of(SHARDS.count, AXIS), WORDS)
+    return Workspace.create(mesh_of(SHARDS.count, AXIS), Room(TOKENS[-1], LLAMA_8B.hidden_size // 2))
 
 
 WAYS: Mapping[str, Way] = {"sum": summed, "scattered": scattered, "peer": peer, "packets": packets}
@@ -113,37 +115,36 @@ _epochs = itertools.count(1, MORE)  # of calls: epochs never return
 
 
 def chained(way: str, tokens: int, mesh: Mesh, sums: int = SUMS) -> Callable:
-    """``(x, y, weight, addresses, epoch) -> normed``: sums one after another, over all devices. What one of them normed is
-    added up next."""
+    """``(x, y, weight, exchange) -> normed``: sums one after another, over all devices. What one of them normed is added up
+    next."""
 
-    def one_device(x, y, weight, addresses, epoch):
+    def one_device(x, y, weight, exchange):
         if way == "scattered":
             rows = -(-tokens // SHARDS.count)
             own = jax.lax.axis_index(AXIS) * rows
             padded = jnp.pad(x, ((0, rows * SHARDS.count - tokens), (0, 0)))
             x = jax.lax.dynamic_slice_in_dim(padded, own, rows)
 
-        peers = Peers.of(addresses, AXIS)
-
+        more = (Peers.begin(exchange, AXIS),) if way == "packets" else ()
         for _ in range(sums):  # as the layers of a model are, which no loop goes through
-            if way == "packets":
-                x, y, epoch = WAYS[way](x, y, weight, peers, epoch)
-            else:
-                x, normed = WAYS[way](x, y, weight)
-                y = normed[:tokens]
+            x, normed = WAYS[way](x, y, weight, *more)
+            y = normed[:tokens]
         return y
 
     same = PartitionSpec()
     over = jax.shard_map(
-        one_device, mesh=mesh, in_specs=(same, PartitionSpec(AXIS), same, same, same), out_specs=same, check_vma=False
+        one_device, mesh=mesh, in_specs=(same, PartitionSpec(AXIS), same, same), out_specs=same, check_vma=False
     )
     return lambda x, y, *others: over(x, y.reshape(-1, x.shape[1]), *others)
 
 
-def with_epoch(way: str, args: tuple) -> tuple:
+def with_exchange(way: str, args: tuple) -> tuple:
     """The arguments of the next call."""
-    addresses = workspace().addresses if way == "packets" else jnp.zeros((SHARDS.count, 2), jnp.int32)
-    return *args, addresses, jnp.full(1, next(_epochs), jnp.int32)
+    if way != "packets":
+        return *args, None
+    exchange, epoch = workspace().exchange(), next(_epochs)
+    epochs = jax.device_put(np.full(exchange.epochs.shape, epoch, np.int32), exchange.epochs.sharding)
+    return *args, dataclasses.replace(exchange, epochs=epochs)
 
 
 def arguments(tokens: int, D: int, dtype) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -159,11 +160,11 @@ def microseconds(way: str, tokens: int, D: int, dtype, repeats: int) -> float:
     for sums in (SUMS, MORE):
         function = chained(way, tokens, mesh_of(SHARDS.count, AXIS), sums)
         compiled = (
-            jax.jit(function, compiler_options=decode_options(args, tokens)).lower(*with_epoch(way, args)).compile()
+            jax.jit(function, compiler_options=decode_options(args, tokens)).lower(*with_exchange(way, args)).compile()
         )
         took = []
         for _ in range(repeats + 1):
-            given = jax.block_until_ready(with_epoch(way, args))
+            given = jax.block_until_ready(with_exchange(way, args))
             began = time.perf_counter()
             jax.block_until_ready(compiled(*given))
             took.append(time.perf_counter() - began)
@@ -174,7 +175,7 @@ def microseconds(way: str, tokens: int, D: int, dtype, repeats: int) -> float:
 def largest_difference(way: str, tokens: int, D: int, dtype) -> float:
     """Of what two sums give, from those of ``sum``; normed numbers are around 1."""
     args, mesh = arguments(tokens, D, dtype), mesh_of(SHARDS.count, AXIS)
-    found, wanted = (jax.jit(chained(one, tokens, mesh, sums=2))(*with_epoch(one, args)) for one in (way, "sum"))
+    found, wanted = (jax.jit(chained(one, tokens, mesh, sums=2))(*with_exchange(one, args)) for one in (way, "sum"))
     return float(jnp.max(jnp.abs(found.astype(jnp.float32) - wanted.astype(jnp.float32))))
 
 

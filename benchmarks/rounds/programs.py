@@ -28,6 +28,8 @@ from jspec.models.flatten import flatten
 from jspec.models.kv_cache import PagedView, init_pool
 from jspec.models.params import DTYPES
 from jspec.models.sharding import mesh_of, on_every_device
+from jspec.pallas.collectives.peers import room_for
+from jspec.pallas.collectives.workspace import Exchange, Workspace, are_lost
 from jspec.sampling.distribution import Warp
 from jspec.sampling.stops import forbid_early_stops
 from jspec.sampling.synthetic import rule_of
@@ -164,7 +166,9 @@ class Program(NamedTuple):
     options: dict[str, str | int]
 
 
-def decoding_program(target, module, draft, config: EngineConfig, what: Decoding) -> Program:
+def decoding_program(
+    target, module, draft, config: EngineConfig, what: Decoding, exchange: Callable[[], Exchange | None] = lambda: None
+) -> Program:
     """Rounds as the engine runs them.
 
     Args:
@@ -172,13 +176,16 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
       draft: the configuration of the draft, None for plain decoding.
       config: of the engine.
       what: the rounds.
+      exchange: makes what the sums over GPUs are made by; None leaves them to XLA.
     """
     make, spread = drafter_for(draft, target.config, what.speculation), ProgramSharding.of(target, module)
     rule = rule_of(what.speculation) if what.K else RULES["match"]
     (of, merge_of), (by, merge_by) = flatten(target), flatten(module)
 
-    def rounds(leaves, state):
+    def rounds(leaves, state, peers=None):
         model = merge_of(leaves[0])
+        if peers is not None:
+            model.peers = peers
         drafter = make(model, merge_by(leaves[1]))
         return DecodeStep(model, drafter, rule, what.K + 1, budget=what.budget).decode(state, what.rounds)
 
@@ -192,7 +199,11 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
     if spread is None:
         return Program(rounds, (of, by), lambda: _with_noise(begun()), options)
     on_devices = spread.creating(begun)
-    return Program(spread.model_program(rounds), (of, by), lambda: _with_noise(on_devices()), options)
+
+    def fresh():
+        return dataclasses.replace(_with_noise(on_devices()), exchange=exchange())
+
+    return Program(spread.model_program(rounds), (of, by), fresh, options)
 
 
 def forward_program(target, dtype: str, what: Forward) -> Program:
@@ -232,6 +243,7 @@ class Bench:
       repeats: timed calls of each program, after one that is not.
       profiled: whether to print, too, which kernels take the time of a round.
       shards: of the target, on so many devices, each of which has all of the draft; None for one device.
+      packets: whether these devices add up by packets (``jspec.pallas.collectives``).
     """
 
     def __init__(
@@ -242,10 +254,12 @@ class Bench:
         repeats: int,
         profiled: bool = False,
         shards: Shards | None = None,
+        packets: bool = False,
     ):
         self.pair, self.dtype, self.bandwidth, self.repeats = pair, dtype, bandwidth, repeats
         self.profiled, self.shards = profiled, shards
-        self._timed: dict[Decoding | Forward, Timed] = {}
+        self.packets, self._workspace = packets, None
+        self._timed: dict[tuple[Decoding | Forward, bool], Timed] = {}
 
     @functools.cache  # noqa: B019 (a bench lives as long as the program)
     def target_in(self, quantization: str | None):
@@ -274,15 +288,18 @@ class Bench:
 
     def time(self, what: Decoding | Forward) -> Timed:
         """The times of a program, which is compiled and run the first time that it is asked for."""
-        if what not in self._timed:
-            self._timed[what] = self._decoding(what) if isinstance(what, Decoding) else self._forward(what)
-        return self._timed[what]
+        key = what, self.packets
+        if key not in self._timed:
+            self._timed[key] = self._decoding(what) if isinstance(what, Decoding) else self._forward(what)
+        return self._timed[key]
 
     def _decoding(self, what: Decoding) -> Timed:
         config, module = self.draft(what.method, what.draft_quantization, what.draft_vocabulary)
         target = self.target_in(what.quantization)
-        program = decoding_program(target, module, config, what.engine_config(self.dtype), what)
+        program = decoding_program(target, module, config, what.engine_config(self.dtype), what, self._exchange)
         seconds, kernels, (state, logs) = self._run(program, what.rounds)
+        if logs.epochs is not None and are_lost(logs.epochs):
+            raise RuntimeError(f"a GPU waited for the other one in vain in {what}")
         log = RoundLog.unpacked(logs)
         if np.any(log.outcome != LIVE):
             raise RuntimeError(f"a row ended before the last round of {what}: its round would be too cheap")
@@ -295,6 +312,19 @@ class Bench:
         if what.K:
             least += floor(draft_passes(target, module, what.K, what.batch, length), self.bandwidth)
         return Timed(seconds, least, kernels, length, tokens, hit)
+
+    def _exchange(self) -> Exchange | None:
+        """For the next call, which counts its epochs from 1."""
+        if not self.packets:
+            return None
+        if self._workspace is None:
+            shards = self.shards
+            assert shards is not None
+            room = room_for(self.pair.target.hidden_size, DTYPES[self.dtype], shards.count)
+            self._workspace = Workspace.create(mesh_of(shards.count, shards.axis), room)
+        else:
+            self._workspace = self._workspace.renewed()
+        return self._workspace.exchange()
 
     def _forward(self, what: Forward) -> Timed:
         target = self.target_in(what.quantization)

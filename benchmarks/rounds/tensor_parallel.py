@@ -3,6 +3,7 @@
     python -m benchmarks.rounds.tensor_parallel                       # needs two NVIDIA GPUs: every line
     python -m benchmarks.rounds.tensor_parallel --shape llama-3.1-8b  # the lines of one shape
     python -m benchmarks.rounds.tensor_parallel --json FILE         # also writes a result, see benchmarks/report/results.py
+    python -m benchmarks.rounds.tensor_parallel --peer                # sums by packets beside those of XLA, line by line
     python -m benchmarks.rounds.tensor_parallel --alone               # one of the two GPUs by itself; needs one GPU
     python -m benchmarks.rounds.tensor_parallel --smoke               # tiny and anywhere, with meaningless times
 
@@ -15,6 +16,7 @@ and of the vocabulary. Nothing is added up, so that times are those of two GPUs 
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -38,6 +40,7 @@ from benchmarks.shapes import LLAMA_8B, SHAPES
 from jspec.config import Shards
 
 SHARDS = Shards(2)
+XLA, PACKETS = "XLA", "packets"  # ways to add up
 PROMPT, NEW = 512, 256
 
 
@@ -60,33 +63,39 @@ def plain(batch: int) -> Decoding:
 
 LINES: dict[str, Sequence[Line]] = {
     "llama-3.1-8b": (
-        Line(1, "batch 1", plain(1), 3.4, 3.0),
-        Line(1, "batch 16", plain(16), 3.6, 3.2),
-        Line(1, "batch 64", plain(64), 4.5, 4.2),
-        Line(2, "", Decoding("eagle3", 4, 1, PROMPT, NEW), 4.3, 3.9),
+        Line(1, "batch 1", plain(1), 2.5, 2.4),
+        Line(1, "batch 16", plain(16), 3.0, 2.8),
+        Line(1, "batch 64", plain(64), 4.0, 3.7),
+        Line(2, "", Decoding("eagle3", 4, 1, PROMPT, NEW), 3.8, 3.5),
     ),
-    "llama-3.3-70b": (Line(4, "", plain(1), share=(0.80, 0.85)),),
+    "llama-3.3-70b": (Line(4, "", plain(1), share=(0.92, 0.95)),),
+    "gpt-oss-20b": (Line(6, "batch 1", plain(1)), Line(6, "batch 16", plain(16)), Line(6, "batch 64", plain(64))),
+    "qwen3-30b-a3b": (Line(7, "batch 1", plain(1)), Line(7, "batch 16", plain(16)), Line(7, "batch 64", plain(64))),
 }
 SMALL: Sequence[Line] = (Line(1, "batch 2", Decoding(None, 0, 2, 16, 8)), Line(2, "", Decoding("eagle3", 2, 1, 16, 8)))
-ROWS = {5: (7, 5), 80: (14, 10)}  # tokens -> microseconds to reach, and what would be better
+ROWS = {1: (6, 5), 16: (6, 5), 64: (11, 10), 80: (13, 10)}  # tokens -> microseconds to reach, and what would be better
 
 
-def rounds(shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: int) -> Iterator[Figure]:
-    """The figures of a shape, whose weights are made first."""
+def rounds(
+    shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: int, ways: Sequence[str]
+) -> Iterator[Figure]:
+    """The figures of a shape, whose weights are made first: of each line one for every way to add up."""
     began = time.perf_counter()
     bench = Bench(SHAPES[shape], dtype, rate, repeats, shards=SHARDS)
     jax.block_until_ready(jax.tree.leaves(bench.target))
     held = SHARDS.weight_bytes(bench.pair.target, 2) / 1e9
     print(f"{shape}: {held:.1f} GB of weights on each GPU, made in {time.perf_counter() - began:.0f} s", flush=True)
-    for line in lines:
+    for line, way in itertools.product(lines, ways):
+        bench.packets = way == PACKETS
         timed = bench.time(line.what)
         goals = line.goal, line.stretch
         if line.share is not None:
             goals = tuple(1e3 * timed.floor / share for share in line.share)
         tokens = timed.tokens if line.what.K else None
         times = 1e3 * timed.seconds, 1e3 * timed.floor
-        what = f"{shape}, {line.what}"
-        yield Figure(line.number, line.variant, what, "ms", *times, *goals, kernels=timed.kernels, tokens=tokens)
+        what = f"{shape}, {line.what}; sums by {way}"
+        variant = f"{line.variant} {PACKETS}".strip() if bench.packets else line.variant
+        yield Figure(line.number, variant, what, "ms", *times, *goals, kernels=timed.kernels, tokens=tokens)
 
 
 def alone(shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: int) -> Iterator[Figure]:
@@ -115,6 +124,7 @@ def main() -> int:
         "--bandwidth", type=float, help="bytes per second of one GPU for the floors, instead of measuring"
     )
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
+    parser.add_argument("--peer", action="store_true", help="sums by packets, too, beside those of XLA")
     parser.add_argument("--alone", action="store_true", help="one shard by itself, on one GPU, without sums")
     parser.add_argument("--smoke", action="store_true", help="a tiny shape, two simulated devices, meaningless times")
     args = parser.parse_args()
@@ -128,13 +138,15 @@ def main() -> int:
     settings = {"shapes": list(shapes), "dtype": dtype, "alone": args.alone, "smoke": args.smoke}
     result = results.begin("tensor_parallel", settings, rate, rates)
     print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s of each GPU\n{HEADER}", flush=True)
-    of_shape = alone if args.alone else rounds
+    ways = (XLA, PACKETS) if args.peer else (XLA,)
+    of_shape = alone if args.alone else functools.partial(rounds, ways=ways)
     figures = [of_shape(shape, lines, dtype, rate, repeats) for shape, lines in shapes.items()]
     D = 64 if args.smoke else LLAMA_8B.hidden_size
     figures.append(
-        Figure(5, f"{rows} tokens", f"sum over the GPUs of {rows} x {D}, with norm", "us", took, 0.0, *goals)
+        Figure(5, f"{rows} tokens, {way}", f"sum over the GPUs of {rows} x {D}, with norm", "us", took, 0.0, *goals)
         for rows, goals in ({} if args.alone else ROWS).items()
-        for took in [microseconds("sum", rows, D, jnp.dtype(dtype), 5 * repeats)]
+        for way in ("sum", "packets")[: len(ways)]
+        for took in [microseconds(way, rows, D, jnp.dtype(dtype), 5 * repeats)]
     )
     keep(itertools.chain.from_iterable(figures), result, args.json)
     return 0

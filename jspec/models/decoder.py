@@ -24,8 +24,9 @@ from jspec.models.layers import Linear, Norm, times
 from jspec.models.per_layer import LayerInputs
 from jspec.models.quantization import as_float32, random_weight
 from jspec.models.w8a8 import with_quantized_inputs
+from jspec.pallas.collectives.peers import Peers
 from jspec.pallas.matmul import matmul
-from jspec.pallas.matmul.partial_sums import all_reduce
+from jspec.pallas.matmul.partial_sums import PartialSums, reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
 
 
@@ -49,6 +50,8 @@ class Decoder(nnx.Module):
         other, and of every target.
       embedding_scale: one scale for each token, float32 ``[V]``, or those of its groups. None for an embedding that is
         not quantised.
+      peers: the other GPUs, with which this one adds up and gathers; each program sets them as it begins. None leaves
+        that to XLA.
       quantize_head_inputs: whether the hidden states that the output head reads are quantised to int8, as in an int8
         draft model.
 
@@ -78,6 +81,7 @@ class Decoder(nnx.Module):
         self.head = None if tied else linear(W or D, rows, quantization=config.head_quantization)
         self.draft_ids = nnx.Param(first_tokens(config.vocab_size, rows)) if config.reduced else None
         self.draft_tokens, self.quantize_head_inputs = None, False  # before ``prepare``
+        self.peers: Peers | None = nnx.data(None)
         self.project_in, self.project_out = (None, None) if W is None else (linear(W, D), linear(D, W))
         self.multiplier, rows = float(np.asarray(config.embedding_multiplier).astype(dtype)), config.dimensions["Pe"]
         learned = config.position_offset is not None
@@ -88,7 +92,9 @@ class Decoder(nnx.Module):
     def prepare(self) -> "Decoder":
         """The drafter that this model becomes, with the same arrays and the token of each logit of a draft vocabulary.
         Products with int8 weights quantise their inputs in it. A target is never prepared."""
+        peers, self.peers = self.peers, None  # which cannot be copied
         drafter = with_quantized_inputs(self, head=False)
+        drafter.peers = self.peers = peers
         drafter.quantize_head_inputs = self.output_weight.dtype == jnp.int8 and self.norm is not None
         return with_draft_tokens(drafter)
 
@@ -106,7 +112,8 @@ class Decoder(nnx.Module):
             width = self.config.embedding_size or self.config.hidden_size
             stored = as_float32(stored, self.embedding_scale[...][rows], width).astype(self.dtype)
         if self.shards is not None and here is not None:  # one shard has the token, and the others add zeros
-            stored = all_reduce(jnp.where(here[..., None], stored, 0), self.shards.axis)
+            part = PartialSums(jnp.where(here[..., None], stored, 0)[..., None, :], reduce_axis=self.shards.axis)
+            stored = reduce_partial_sums(part, stored.dtype, self.peers)
         return stored if self.project_in is None else self.project_in(stored)
 
     def _inputs(self, tokens, positions):
@@ -151,7 +158,7 @@ class Decoder(nnx.Module):
         for number, (layer, after, kv) in enumerate(zip(self.layers, norms[1:], cache, strict=True)):
             source = self.config.layer(number).reads_cache_of
             kv = kv if source is None else written[source]
-            x, normed, kv = apply_layer(layer, x, normed, positions, kv, view, after, own_inputs[number])
+            x, normed, kv = apply_layer(layer, x, normed, positions, kv, view, after, own_inputs[number], self.peers)
             streams.append(x)
             written.append(kv if source is None else None)
         return (
@@ -170,7 +177,10 @@ class Decoder(nnx.Module):
         logits = self._shard_logits(hidden)
         if self.shards is None or self.draft_ids is not None:
             return logits
-        gathered = jax.lax.all_gather(logits, self.shards.axis, axis=logits.ndim - 1, tiled=True)
+        if self.peers is not None and self.peers.serve_parts(logits.shape, logits.dtype):
+            gathered = _side_by_side(self.peers.all_gather(logits))
+        else:
+            gathered = jax.lax.all_gather(logits, self.shards.axis, axis=logits.ndim - 1, tiled=True)
         return gathered[..., : self.config.vocab_size]
 
     def batch_sharded_logits(self, hidden):
@@ -182,7 +192,11 @@ class Decoder(nnx.Module):
         """In shards: all logits of this shard's rows, ``[B / n, ..., V]``, from those of its part of the vocabulary for
         all rows ``[B, ..., V / n]``; each of n shards has its own rows."""
         assert self.shards is not None
-        rows = jax.lax.all_to_all(logits, self.shards.axis, split_axis=0, concat_axis=logits.ndim - 1, tiled=True)
+        parts = self.shards.count, logits.shape[0] // self.shards.count, *logits.shape[1:]
+        if self.peers is not None and self.peers.serve_parts(parts[1:], logits.dtype):
+            rows = _side_by_side(self.peers.all_to_all(logits.reshape(parts)))
+        else:
+            rows = jax.lax.all_to_all(logits, self.shards.axis, split_axis=0, concat_axis=logits.ndim - 1, tiled=True)
         return rows[..., : self.config.vocab_size]
 
     def _shard_logits(self, hidden):
@@ -223,3 +237,8 @@ class Decoder(nnx.Module):
     def cache_shape(self) -> tuple[CacheShape | None, ...]:
         """What each layer caches for a token, in all shards together; None for layers that cache nothing."""
         return cache_shape(self.config, 1 if self.shards is None else self.shards.count)
+
+
+def _side_by_side(parts) -> jax.Array:
+    """``[n, ..., m] -> [..., n m]``."""
+    return jnp.moveaxis(parts, 0, -2).reshape(*parts.shape[1:-1], -1)

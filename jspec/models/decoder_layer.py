@@ -14,6 +14,7 @@ from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, ti
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture, MixtureBesideMLP
 from jspec.models.per_layer import OwnInputs
+from jspec.pallas.collectives.peers import Peers
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import activate_and_quantize
 
@@ -91,7 +92,7 @@ class Layer(nnx.Module):
         self.inputs = None if config.per_layer_inputs is None else OwnInputs(config, dtype=dtype, rngs=rngs)
         self.scalar = nnx.Param(jnp.ones(1, dtype)) if config.layer_scalars else None
 
-    def __call__(self, x, normed, positions, kv, view, after: Norm | None, own_inputs=None):
+    def __call__(self, x, normed, positions, kv, view, after: Norm | None, own_inputs=None, peers: Peers | None = None):
         """Apply the layer.
 
         Args:
@@ -102,49 +103,53 @@ class Layer(nnx.Module):
           view: as for ``Decoder``.
           after: the next norm of the residual stream, such as that of the next layer, or None.
           own_inputs: ``[B, T, Wl]``, the per-layer inputs of this layer; None without them.
+          peers: what adds up over GPUs where the layer is a shard; None for XLA's sums.
 
         Returns:
           the new residual stream ``[B, T, D]``, the same after ``after`` (or without a norm if that is None), and ``kv``
           with the new keys and values.
         """
         attended, kv = self.attention(normed, positions, kv, view)
-        x, normed = self._add(x, attended, self.attention_out_norm, self.mlp_norm)
+        add = functools.partial(self._add, peers=peers)
+        x, normed = add(x, attended, self.attention_out_norm, self.mlp_norm)
         made = self.mlp(normed)
-        made = made if self.beside is None else self.beside(x, made)
+        made = made if self.beside is None else self.beside(x, made, peers)
         scale = None if self.scalar is None else self.scalar[...]
         if self.inputs is None:
-            return *self._add(x, made, self.mlp_out_norm, after, scale), kv
-        x, _ = self._add(x, made, self.mlp_out_norm, None)
-        return *self._add(x, self.inputs(x, own_inputs), self.inputs.norm, after, scale), kv
+            return *add(x, made, self.mlp_out_norm, after, scale), kv
+        x, _ = add(x, made, self.mlp_out_norm, None)
+        return *add(x, self.inputs(x, own_inputs), self.inputs.norm, after, scale), kv
 
-    def _add(self, x, y, out_norm: Norm | None, after: Norm | None, scale=None):
+    def _add(self, x, y, out_norm: Norm | None, after: Norm | None, scale=None, *, peers: Peers | None):
         """The residual stream with y added, and the same after ``after``; norms of y or of the sum included. y may be
         ``PartialSums``, which are added up in the launch that adds them where no other step is before it. The sum is
         multiplied by ``scale [1]``."""
         if self.multiplier != 1:
-            y = times(reduce_partial_sums(y, x.dtype), self.multiplier)
+            y = times(reduce_partial_sums(y, x.dtype, peers), self.multiplier)
         if out_norm is not None and self.norm_sums:
-            _, x = out_norm.after_adding(x, y)
+            _, x = out_norm.after_adding(x, y, peers=peers)
             return x, x if after is None else after(x)
         if after is not None:
-            return after.after_adding(x, y, out_norm, scale)
-        y = reduce_partial_sums(y, x.dtype)
+            return after.after_adding(x, y, out_norm, scale, peers)
+        y = reduce_partial_sums(y, x.dtype, peers)
         total = x + (y if out_norm is None else out_norm(y))
         total = total if scale is None else total * scale[0]
         return total, total
 
 
-def apply_layer(layer: Layer, x, normed, positions, kv, view, after: Norm | None, own_inputs=None):
-    """``layer(x, normed, positions, kv, view, after, own_inputs)``, as a call of a function that is traced and lowered once
-    for all layers that differ in their weights alone. XLA compiles it as if the layer stood there."""
+def apply_layer(
+    layer: Layer, x, normed, positions, kv, view, after: Norm | None, own_inputs=None, peers: Peers | None = None
+):
+    """``layer(x, normed, positions, kv, view, after, own_inputs, peers)``, as a call of a function that is traced and
+    lowered once for all layers that differ in their weights alone. XLA compiles it as if the layer stood there."""
     graph, state = nnx.split((layer, after))
-    return _merged_layer(graph, state, x, normed, positions, kv, view, own_inputs)
+    return _merged_layer(graph, state, x, normed, positions, kv, view, own_inputs, peers)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _merged_layer(graph, state, x, normed, positions, kv, view, own_inputs):
+def _merged_layer(graph, state, x, normed, positions, kv, view, own_inputs, peers):
     layer, after = nnx.merge(graph, state)
-    return layer(x, normed, positions, kv, view, after, own_inputs)
+    return layer(x, normed, positions, kv, view, after, own_inputs, peers)
 
 
 def add(x, y, after: Norm | None):

@@ -15,7 +15,10 @@ from flax import nnx
 from jspec.config import Rope
 from jspec.models.quantization import random_weight
 from jspec.pallas.attention.reference import Rotation
+from jspec.pallas.collectives.peer_sum import KINDS
+from jspec.pallas.collectives.peers import Peers
 from jspec.pallas.matmul import matmul
+from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
 from jspec.pallas.norm.rms_norm import SumOptions, add_norm, norm
 
@@ -80,9 +83,16 @@ class Norm(nnx.Module):
         normed = norm(x, self.weight[...], self._bias, self.eps, self.kind, self.reduce_axis)
         return quantize_tokens(normed) if self.quantize_outputs else normed
 
-    def after_adding(self, x, y, out_norm: "Norm | None" = None, scale=None) -> tuple[jax.Array, Any]:
+    def after_adding(
+        self, x, y, out_norm: "Norm | None" = None, scale=None, peers: Peers | None = None
+    ) -> tuple[jax.Array, Any]:
         """(x + y, norm of x + y): the residual stream x with the output y of a layer, and the inputs of the next part. y
-        may be ``PartialSums``; ``out_norm`` is applied to it first, and the sum is multiplied by ``scale [1]``."""
+        may be ``PartialSums``, which ``peers`` add up over GPUs where they serve them; ``out_norm`` is applied to it
+        first, and the sum is multiplied by ``scale [1]``."""
+        if peers is not None and isinstance(y, PartialSums) and peers.serve_sum(y, x.dtype):
+            if out_norm is None and scale is None and self._in_sums:
+                return peers.add_norm(x, y, self.weight[...], self.eps, self.kind)
+            y = peers.total(y, x.dtype)
         options = SumOptions(scale=scale)
         if out_norm is not None:
             options = SumOptions(out_norm.weight[...], out_norm._bias, scale)
@@ -93,6 +103,11 @@ class Norm(nnx.Module):
     def scale(self) -> jax.Array:
         """The factors of normed numbers, ``[features]``."""
         return 1 + self.weight[...] if self.kind == "rms_offset" else self.weight[...]
+
+    @property
+    def _in_sums(self) -> bool:
+        """Whether the launch that adds up over GPUs can norm the sum, too."""
+        return self.kind in KINDS and not self.quantize_outputs
 
     @property
     def _bias(self):

@@ -10,8 +10,9 @@ from jspec.config import Experts, ModelConfig, Shards
 from jspec.config.param_specs import in_eight_bits
 from jspec.config.sharding import axis_of
 from jspec.models.layers import Linear, Norm, times
+from jspec.pallas.collectives.peers import Peers
 from jspec.pallas.matmul import matmul
-from jspec.pallas.matmul.partial_sums import PartialSums, all_reduce, reduce_partial_sums
+from jspec.pallas.matmul.partial_sums import PartialSums, reduce_partial_sums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
 from jspec.pallas.moe.router_reference import Routed
@@ -48,8 +49,8 @@ class Mixture(nnx.Module):
       correction: float32 ``[count]``, added to the probabilities of experts to choose among them, or None.
 
     Router and experts have biases if the config says so. A call gives the outputs of the Y experts of each token as
-    ``PartialSums`` of ``[B, T, D]``. With ``shards``, which have a part of each expert or some of the experts, it gives
-    the sum over Y and over the shards, ``[B, T, D]``.
+    ``PartialSums`` of ``[B, T, D]``, which with ``shards`` are to be added up over these: each has a part of each expert,
+    or some of the experts.
     """
 
     def __init__(self, config: ModelConfig, *, experts: Experts, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
@@ -88,8 +89,7 @@ class Mixture(nnx.Module):
         outputs = grouped_mlp(tokens, routed, *weights, self.experts.clamp, self.activation)
         if local is not None:  # the others were not computed, and may be anything
             outputs = jnp.where(local[:, :, None], outputs, jnp.zeros((), outputs.dtype))
-        outputs = PartialSums(outputs.reshape(*x.shape[:-1], *outputs.shape[1:]))
-        return outputs if self.reduce_axis is None else all_reduce(outputs.total(x.dtype), self.reduce_axis)
+        return PartialSums(outputs.reshape(*x.shape[:-1], *outputs.shape[1:]), reduce_axis=self.reduce_axis)
 
     def _local_assignments(self, routed: Routed, first) -> tuple[Routed, jax.Array]:
         """The routing to the experts ``first`` to ``first + num_local_experts - 1``, counted from 0, and which choices
@@ -137,9 +137,10 @@ class MixtureBesideMLP(nnx.Module):
         self.router_norm = make(D, kind="rms")
         self.expert_scale = nnx.Param(jnp.ones(experts.count, dtype))
 
-    def __call__(self, x, mlp):
-        """``[B, T, D]``, from the residual stream x before the MLP, and the MLP's output, which may be ``PartialSums``."""
+    def __call__(self, x, mlp, peers: Peers | None = None):
+        """``[B, T, D]``, from the residual stream x before the MLP, and the MLP's output, which may be ``PartialSums``.
+        ``peers`` as for ``Layer``."""
         routed_by = times(self.router_norm(x), x.shape[-1] ** -0.5)
         made = self.mixture(self.norm(x), routed_by, self.expert_scale[...])
-        mlp, made = (reduce_partial_sums(y, x.dtype) for y in (mlp, made))
+        mlp, made = (reduce_partial_sums(y, x.dtype, peers) for y in (mlp, made))
         return self.mlp_norm(mlp) + self.out_norm(made)

@@ -1,5 +1,5 @@
 """The decode step of a target in two shards, as XLA compiles it for two H200s: each GPU launches what one would for its
-part, moves no cache and no weight, and adds up twice a layer."""
+part, moves no cache and no weight, and adds up twice a layer: in launches of the norms, or by XLA."""
 
 import dataclasses
 import functools
@@ -18,19 +18,22 @@ from jspec.config import Shards
 from jspec.config.sharding import AXIS
 from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models.sharding import abstract_shards
+from jspec.pallas.collectives.peers import room_for
+from jspec.pallas.collectives.workspace import MOST_BLOCKS, Exchange
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 LARGE = 1 << 20  # bytes
 SHARDS = Shards(2)
 MODELS = {"llama": LLAMA_8B, "gpt-oss": GPT_OSS_20B}
-# Launches of one more layer, sums over the GPUs included: those of one GPU (test_decode_step.py, test_mixture_step.py), two
-# sums, and with sharding by expert the selection of a GPU's own experts.
-LAYER_BUDGET = {("llama", 1): 12, ("llama", 16): 14, ("gpt-oss", 1): 18, ("gpt-oss", 16): 23}
+# Launches of one more layer, sums over the GPUs included: those of one GPU (test_decode_step.py, test_mixture_step.py), and
+# with sharding by expert the selection of a GPU's own experts. Sums of XLA are launches of their own.
+LAYER_BUDGET = {("llama", 1): 9, ("llama", 16): 11, ("gpt-oss", 1): 15, ("gpt-oss", 16): 20}
+MORE_FOR_XLA = 3
 
 
 @functools.cache
-def text(model: str, batch: int, layers: int) -> str:
+def text(model: str, batch: int, layers: int, packets: bool = True) -> str:
     """The compiled rounds of a batch."""
     config = dataclasses.replace(MODELS[model], num_layers=layers, windows=MODELS[model].windows[:layers])
     mesh = gpus(SHARDS.count, AXIS)
@@ -44,13 +47,21 @@ def text(model: str, batch: int, layers: int) -> str:
         place = NamedSharding(mesh, spec)
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), part)
 
-    state = jax.tree.map(placed, spread.state, jax.eval_shape(program.fresh), is_leaf=lambda x: x is None)
+    state = jax.eval_shape(program.fresh)
+    if packets:
+        shapes = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((SHARDS.count, 2), (MOST_BLOCKS,)))
+        state = dataclasses.replace(
+            state, exchange=Exchange(*shapes, room_for(config.hidden_size, jnp.bfloat16, SHARDS.count))
+        )
+    state = jax.tree.map(placed, spread.state, state, is_leaf=lambda x: x is None)
     how = {"donate_argnums": 1, "compiler_options": program.options}
     return compiled_on(mesh, program.function, program.leaves, state, **how).as_text()
 
 
-def sums(hlo: str) -> int:
-    return sum(op.kind.startswith("all-reduce") for op in launched(hlo, loop=True))
+def sums(hlo: str) -> list[int]:
+    """How many sums a round has, by packets and by XLA."""
+    ops = launched(hlo, loop=True)
+    return [sum("jspec_peer_sum" in op.line for op in ops), sum(op.kind.startswith("all-reduce") for op in ops)]
 
 
 @pytest.mark.parametrize("batch", [1, 16])
@@ -61,11 +72,13 @@ class TestStep:
         assert [op.line for op in moves(text(model, batch, 2), LARGE) if "fusion(%all_gather" not in op.line] == []
 
     def test_adds_up_twice_a_layer_and_once_for_the_embeddings(self, model, batch):
-        assert [sums(text(model, batch, layers)) for layers in (2, 3)] == [5, 7]
+        assert [sums(text(model, batch, layers)) for layers in (2, 3)] == [[5, 0], [7, 0]]
+        assert sums(text(model, batch, 2, packets=False)) == [0, 5]
 
-    def test_a_layer_launches_no_more_than_it_did(self, model, batch):
-        fewer, more = (len(launched(text(model, batch, layers), loop=True)) for layers in (2, 3))
-        assert 0 < more - fewer <= LAYER_BUDGET[model, batch]
+    @pytest.mark.parametrize("packets", [True, False])
+    def test_a_layer_launches_no_more_than_it_did(self, model, batch, packets):
+        fewer, more = (len(launched(text(model, batch, layers, packets), loop=True)) for layers in (2, 3))
+        assert 0 < more - fewer <= LAYER_BUDGET[model, batch] + (0 if packets else MORE_FOR_XLA)
 
 
 @pytest.mark.parametrize(
@@ -83,15 +96,23 @@ def test_ways_to_add_up_compile(way, kinds):
     shapes = [((16, 4096), ()), ((2, 16, 4096), (AXIS,)), ((4096,), ())]
     args = [jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(*at))) for s, at in shapes]
     same = NamedSharding(mesh, PartitionSpec())
-    args += [jax.ShapeDtypeStruct(shape, jnp.int32, sharding=same) for shape in ((SHARDS.count, 2), (1,))]
-    hlo = compiled_on(mesh, benchmarks.kernels.sums.chained(way, 16, mesh, sums=2), *args).as_text()
+    shapes = (jax.ShapeDtypeStruct(s, jnp.int32, sharding=same) for s in ((SHARDS.count, 2), (MOST_BLOCKS,)))
+    exchange = Exchange(*shapes, room_for(4096, jnp.bfloat16, SHARDS.count)) if way == "packets" else None
+    hlo = compiled_on(mesh, benchmarks.kernels.sums.chained(way, 16, mesh, sums=2), *args, exchange).as_text()
     op_kinds = {op.kind.removesuffix("-start") for op in launched(hlo)}
     assert sorted(op_kinds - {"fusion", "copy"}) == kinds
 
 
+@pytest.mark.parametrize("batch", [1, 16, 64])
+def test_a_round_is_one_graph(batch):
+    """XLA's exchanges end a CUDA graph: a round with none of them is launched at once, as that of one GPU is."""
+    kinds = {op.kind.removesuffix("-start") for op in launched(text("llama", batch, 2), loop=True)}
+    assert kinds <= {"fusion", "copy", "custom-call", "while"}
+
+
 def test_many_rows_are_verified_in_batch_shards():
     """The logits of a row go to one GPU, and are put in order there without a copy of their own."""
-    hlo = text("llama", 64, 2)
+    hlo = text("llama", 64, 2, packets=False)
     exchanged = [op.line for op in launched(hlo, loop=True) if op.kind.startswith(("all-gather", "all-to-all"))]
     assert len(exchanged) == 2
     assert "bf16[64,1,64512]" in exchanged[0]

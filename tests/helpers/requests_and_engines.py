@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from disturbances import outcome_of, serve
 from engines import (
     GREEDY,
@@ -25,6 +26,7 @@ from jspec.config.sharding import AXIS
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
+from jspec.engine.multihost import shard_map
 from jspec.engine.request import Request
 from jspec.models.sharding import mesh_of, on_every_device
 from jspec.sampling.params import SamplingParams
@@ -51,9 +53,12 @@ def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection
 
     For ``latents``, attention is over latents, that of the target and of what drafts for it; for ``latents/expanded``,
     prefill computes keys and values of all heads. ``eagle/2`` is ``eagle`` with a target in two shards, and
-    ``draft_model/2/2`` has a draft model in as many. In ``eagle/2/batch-sharded`` each device verifies two of
+    ``draft_model/2/2`` has a draft model in as many; with ``/packets`` behind it, programs add up as they do where GPUs
+    exchange packets. In ``eagle/2/batch-sharded`` each device verifies two of
     four rows. Beside the drafter of ``eagle+lookup``, texts are looked up whose newest token occurs earlier."""
     kind, *shards = kind.split("/")
+    packets = "packets" in shards
+    shards = [one for one in shards if one != "packets"]
     kind, plus, _ = kind.partition("+lookup")
     if shards == ["expanded"]:
         config, shards = dataclasses.replace(config, expand_latents=True), []
@@ -80,7 +85,11 @@ def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection
         model = in_shards(model, count, **how)
         by = in_shards(by, count) if len(shards) > 1 else on_every_device(by, mesh_of(count, AXIS))
     lengths = settings.draft_lengths if settings.auto else None
-    return Engine(model, by, Decoding(drafter, verify, draft_lengths=lengths, budgets=settings.budgets), config)
+    decoding = Decoding(drafter, verify, draft_lengths=lengths, budgets=settings.budgets)
+    with pytest.MonkeyPatch.context() as patch:
+        if packets:
+            patch.setattr(shard_map, "reason_against_packets", lambda mesh: None)
+        return Engine(model, by, decoding, config)
 
 
 def alone(engine: Engine, requests) -> list[tuple]:

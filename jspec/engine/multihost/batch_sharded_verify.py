@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import Shards
+from jspec.pallas.collectives.peers import Peers
 from jspec.sampling.verify import VerifyResult
 
 Tree = TypeVar("Tree")
@@ -30,10 +31,12 @@ class BatchSharding:
     Attributes:
       shards: of the target.
       rows: B / n, how many each device has.
+      peers: the target's other GPUs; None leaves exchanges to XLA.
     """
 
     shards: Shards
     rows: int
+    peers: Peers | None = None
 
     @staticmethod
     def of(target: Any, hidden) -> "BatchSharding | None":
@@ -43,7 +46,9 @@ class BatchSharding:
         if shards is None or B % shards.count:
             return None
         logits = B * T * target.config.vocab_size * hidden.dtype.itemsize
-        return BatchSharding(shards, B // shards.count) if logits >= shards.batch_sharded_from else None
+        if logits < shards.batch_sharded_from:
+            return None
+        return BatchSharding(shards, B // shards.count, getattr(target, "peers", None))
 
     def logits(self, target: Any, hidden) -> jax.Array:
         """The logits of this device's rows, ``[B, T, D] -> [B / n, T, V]``."""
@@ -56,6 +61,8 @@ class BatchSharding:
 
     def all_rows(self, x) -> jax.Array:
         """The rows of all devices, ``[B / n, ...] -> [B, ...]``."""
+        if self.peers is not None and self.peers.serve_parts(x.shape, x.dtype):
+            return self.peers.all_gather(x).reshape(-1, *x.shape[1:])
         return jax.lax.all_gather(x, self.shards.axis, tiled=True)
 
     def gather_results(self, result: VerifyResult) -> VerifyResult:

@@ -5,6 +5,7 @@ has its own shard of the weights and of the KV cache's heads (``jspec.config.sha
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.config import Shards
 from jspec.engine.runner.state import OF_ROWS, DecodeState, Saved
+from jspec.engine.runner.step_io import CallLogs
 from jspec.models.flatten import flatten
 from jspec.models.protocols import Target
+from jspec.pallas.collectives.access import reason_against_packets
+from jspec.pallas.collectives.peers import Peers, room_for
+from jspec.pallas.collectives.workspace import Workspace
+
+log = logging.getLogger("jspec.engine")
 
 _REPLICATED = PartitionSpec()
 
@@ -57,7 +64,7 @@ class ProgramSharding:
     @property
     def state(self) -> Any:
         """The spec of every array of a ``DecodeState``."""
-        replicated = dict.fromkeys((*OF_ROWS, "stats_of_confidence"), _REPLICATED)
+        replicated = dict.fromkeys((*OF_ROWS, "stats_of_confidence", "exchange"), _REPLICATED)
         return DecodeState(**replicated, cache=self.cache, draft=self.draft)  # pyright: ignore[reportArgumentType]
 
     @property
@@ -76,14 +83,40 @@ class ProgramSharding:
         # Replicated results are computed from replicated arrays and sums over all devices, which is not checked.
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
+    @property
+    def axis(self) -> str:
+        """The mesh axis."""
+        [axis] = self.mesh.axis_names
+        return axis
+
     def model_program(self, function: Callable) -> Callable:
-        """``(leaves, state, *inputs) -> (state, other)`` over all devices."""
+        """``(leaves, state, *inputs) -> (state, other)`` over all devices, of ``function(leaves, state, *inputs,
+        peers=)``. Logs of a call have the epochs behind it."""
+
+        def on_device(leaves, state, *inputs):
+            if state.exchange is None:
+                return function(leaves, state, *inputs)
+            peers = Peers.begin(state.exchange, self.axis)
+            state, other = function(leaves, state, *inputs, peers=peers)
+            exchange = peers.exchange()
+            if isinstance(other, CallLogs):
+                other = other._replace(epochs=exchange.epochs)
+            return dataclasses.replace(state, exchange=exchange), other
 
         def sharded(leaves, state, *inputs):
             in_specs = self.leaves, self.state, *[_REPLICATED] * len(inputs)
-            return self.shard_map(function, in_specs, (self.state, _REPLICATED))(leaves, state, *inputs)
+            return self.shard_map(on_device, in_specs, (self.state, _REPLICATED))(leaves, state, *inputs)
 
         return sharded
+
+    def workspace(self, target: Target, draft_model: Any) -> Workspace | None:
+        """Memory for sums by packets, of a target and of its draft model; None where the devices' sums are XLA's."""
+        if (reason := reason_against_packets(self.mesh)) is not None:
+            log.info("sums over %d devices are XLA's: %s", self.mesh.size, reason)
+            return None
+        sharded = [model for model in (target, draft_model) if getattr(model, "shards", None) is not None]
+        width = max(model.config.hidden_size for model in sharded)
+        return Workspace.create(self.mesh, room_for(width, target.dtype, self.mesh.size))
 
     def forward(self, function: Callable) -> Callable:
         """``(leaves of the target, tokens) -> logits`` over all devices."""

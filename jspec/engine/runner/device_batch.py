@@ -17,6 +17,7 @@ from jspec.engine.multihost.leader import Leader, group_of
 from jspec.engine.runner.compile import Program, compile_all
 from jspec.engine.runner.programs import OUTCOME, WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
 from jspec.engine.runner.state import DecodeState, of_rows, save
+from jspec.pallas.collectives.workspace import Workspace, are_lost
 
 
 class DeviceBatch:
@@ -26,6 +27,7 @@ class DeviceBatch:
       builder: builds the step of every program.
       leaves: the arrays of the target, and those of the draft model.
       draft_lengths: every K of rounds.
+      workspace: memory for sums over GPUs by packets, if there are any.
 
     Attributes:
       sharding: how programs run on several devices; None on one.
@@ -33,15 +35,19 @@ class DeviceBatch:
       leaves: as given.
       programs: all programs, compiled or not.
       state: the batch, as the last program sent will leave it. Every program takes its buffers away.
+      workspace: memory for sums over GPUs by packets; None where there are none of these.
       is_wanted: whether anybody still waits for a compilation; the engine's thread replaces it.
     """
 
-    def __init__(self, builder: StepBuilder, leaves: Leaves, draft_lengths: Sequence[int]):
+    def __init__(
+        self, builder: StepBuilder, leaves: Leaves, draft_lengths: Sequence[int], workspace: Workspace | None = None
+    ):
         self._builder, self.leaves, self.sharding = builder, leaves, builder.sharding
         self.programs = Programs(builder, leaves[0], draft_lengths)
         self.group = None if self.sharding is None else group_of(self.sharding.mesh)
         self.is_wanted: Callable[[], bool] = lambda: True
-        self.state: DecodeState = builder.empty_state(leaves)
+        self.workspace = workspace
+        self.state: DecodeState = self._empty_state()
 
     @property
     def num_compilations(self) -> int:
@@ -58,7 +64,19 @@ class DeviceBatch:
         """Replace the state by that of an empty batch."""
         self._broadcast("reset_state")
         self.__dict__.pop("state", None)  # frees its memory for the new one
-        self.state = self._builder.empty_state(self.leaves)
+        if self.workspace is not None:
+            self.workspace = self.workspace.renewed()
+        self.state = self._empty_state()
+
+    def _empty_state(self) -> DecodeState:
+        exchange = None if self.workspace is None else self.workspace.exchange()
+        return dataclasses.replace(self._builder.empty_state(self.leaves), exchange=exchange)
+
+    def begin_epochs_anew(self):
+        """Have sums by packets count from 1 again, once everything sent before has ended."""
+        assert self.workspace is not None
+        self.workspace = self.workspace.renewed()
+        self.state = dataclasses.replace(self.state, exchange=self.workspace.exchange())
 
     def swap_programs(self) -> Iterator[tuple[Program, tuple]]:
         """The programs that swap requests to host memory and back, with arguments that change nothing."""
@@ -119,4 +137,5 @@ class DeviceBatch:
             jax.block_until_ready(leaves)
         except jax.errors.JaxRuntimeError:  # the program that computed it failed
             return False
-        return True
+        exchange = self.state.exchange
+        return exchange is None or not are_lost(exchange.epochs)

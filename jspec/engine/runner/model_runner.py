@@ -28,9 +28,20 @@ from jspec.engine.runner.swap import SwapBlocks, to_memory_kind
 from jspec.engine.scheduler.prefill_batching import Chunk
 from jspec.engine.scheduler.schedule import Schedule, Swap
 from jspec.models.flatten import flatten
+from jspec.pallas.collectives.workspace import are_lost
 from jspec.text.grammar.grammars import available
 
 GIB = 2**30
+LAST_EPOCH = 2**30  # half of int32: calls that were sent already may go on for as many exchanges again
+
+
+class LostPacket(RuntimeError):
+    """A sum over GPUs did not get what another GPU was to send."""
+
+    def __init__(self):
+        super().__init__(
+            "a GPU waited for another one for two seconds in vain, in a sum over both: its program did not start, or failed"
+        )
 
 
 class ModelRunner(DeviceBatch):
@@ -76,11 +87,13 @@ class ModelRunner(DeviceBatch):
         self.num_draft_tokens, self.width = most, self._builder.width(most)
         if self.width <= most:
             raise ValueError(f"width={self.width}: expected at least num_draft_tokens + 1, which is {most + 1}")
-        super().__init__(self._builder, (target_leaves, draft_leaves), self.draft_lengths)
+        workspace = sharding.workspace(target, draft_model) if sharding is not None and config.packets else None
+        super().__init__(self._builder, (target_leaves, draft_leaves), self.draft_lengths, workspace)
         # A process compiles for its own devices, so an executable is of no use to another process of the group.
         cache = ExecutableCache(fingerprint(target, draft_model, self._builder) if self.group is None else None)
         for program in self.programs:
             program.cache = cache
+        self._highest_epoch = 0  # of sums by packets, as far as logs were read
         self._inputs = ProgramInputs(self.programs, config, target.config.vocab_size)
         self._swap_blocks = SwapBlocks()
         self.split_rounds = SplitRounds(self.programs, config, most, lambda *args: self._send(*args))
@@ -108,6 +121,9 @@ class ModelRunner(DeviceBatch):
 
         It waits for the drafts of constrained requests, whose verify pass the device is busy with.
         """
+        if self._highest_epoch > LAST_EPOCH:
+            self._highest_epoch = 0
+            self.begin_epochs_anew()
         for swap in schedule.swap_out:
             self._swap_out(swap)
         if schedule.chunks:
@@ -141,8 +157,17 @@ class ModelRunner(DeviceBatch):
         return Call.of(self._config, bucket, [*rows], pages, schedule.rounds)
 
     def read(self, logs: CallLogs) -> RoundLog:
-        """Wait for a call to end; returns its logs on the host, fields ``[rounds, b]``."""
-        return RoundLog.unpacked(jax.tree.map(np.asarray, logs))
+        """Wait for a call to end; returns its logs on the host, fields ``[rounds, b]``.
+
+        Raises:
+          LostPacket: a GPU has waited for another one in vain, so that the logs mean nothing.
+        """
+        logs = jax.tree.map(np.asarray, logs)
+        if logs.epochs is not None:
+            if are_lost(logs.epochs):
+                raise LostPacket
+            self._highest_epoch = int(logs.epochs.max())
+        return RoundLog.unpacked(logs)
 
     def restore(self) -> bool:
         """Rebuild the device state if an error invalidated it.

@@ -41,6 +41,7 @@ from jspec.engine.runner.step_io import (
     empty_prefill,
 )
 from jspec.models.params import DTYPES
+from jspec.pallas.collectives.peers import Peers
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.verify import RULES, Proposal
 
@@ -78,12 +79,16 @@ class StepBuilder:
         """How many query tokens the target reads for each row in a round of K drafts."""
         return self.config.width or K + 1
 
-    def step(self, leaves: Leaves, K: int, budget: int | None = None) -> DecodeStep:
+    def step(self, leaves: Leaves, K: int, budget: int | None = None, peers: Peers | None = None) -> DecodeStep:
         """For rounds of K drafts, of which the target reads up to ``budget`` tokens in all, None for every one.
 
-        With K = 0 the drafter is the one of the most drafts, which catches up later.
+        With K = 0 the drafter is the one of the most drafts, which catches up later. Models in shards are added up by
+        ``peers``.
         """
         target, draft_model = self.merge_target(leaves[0]), self.merge_draft(leaves[1])
+        for model in (target, draft_model):
+            if peers is not None and getattr(model, "shards", None) is not None:
+                model.peers = peers
         own = K in (0, self.most)
         drafter = self.decoding.make_drafter(target, draft_model, *(() if own else (K,)))
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
@@ -91,31 +96,42 @@ class StepBuilder:
         return DecodeStep(target, drafter, rule, self.width(K), self.decoding.noise, expand, budget=budget)
 
     def rounds(
-        self, leaves: Leaves, state: DecodeState, call: Call, K: int, budget: int | None
+        self,
+        leaves: Leaves,
+        state: DecodeState,
+        call: Call,
+        K: int,
+        budget: int | None,
+        peers: Peers | None = None,
     ) -> tuple[DecodeState, CallLogs]:
         """``call.rounds`` rounds of up to K drafts of the rows of the call, and their logs.
 
-        No row of the call has processors or wants log-probabilities. Arguments ``K`` and ``budget`` as for ``step``.
+        No row of the call has processors or wants log-probabilities. Arguments ``K``, ``budget`` and
+        ``peers`` as for ``step``.
         """
-        new, logs = self._rounds(self.step(leaves, K, budget), with_processors(state, None), call, K)
+        new, logs = self._rounds(self.step(leaves, K, budget, peers), with_processors(state, None), call, K)
         return with_processors(new, state.request.processors), logs
 
-    def processing_rounds(self, leaves: Leaves, state: DecodeState, call: Call) -> tuple[DecodeState, CallLogs]:
+    def processing_rounds(
+        self, leaves: Leaves, state: DecodeState, call: Call, peers: Peers | None = None
+    ) -> tuple[DecodeState, CallLogs]:
         """Rounds of up to the most drafts, of rows that may have processors and want log-probabilities.
 
         These cost time even where no row does.
         """
-        return self._rounds(self._processing_step(leaves), state, call, self.most)
+        return self._rounds(self._processing_step(leaves, peers), state, call, self.most)
 
-    def draft(self, leaves: Leaves, state: DecodeState, call: Call, processing: bool) -> tuple[DecodeState, Proposal]:
+    def draft(
+        self, leaves: Leaves, state: DecodeState, call: Call, processing: bool, peers: Peers | None = None
+    ) -> tuple[DecodeState, Proposal]:
         """The first part of a round of the rows of a call: ``DecodeStep.draft``.
 
         Args:
-          leaves, state, call: as for ``rounds``.
+          leaves, state, call, peers: as for ``rounds``.
           processing: whether one of the rows may have processors, or want log-probabilities.
         """
         rows = take(state if processing else with_processors(state, None), call.rows, call.table)
-        after, proposal = self.step(leaves, self.most).draft(rows)
+        after, proposal = self.step(leaves, self.most, peers=peers).draft(rows)
         return dataclasses.replace(state, draft=after.draft), proposal
 
     def grammar(self, outcome: jax.Array, inputs: GrammarInputs) -> jax.Array:
@@ -127,10 +143,16 @@ class StepBuilder:
         return inputs.of_all_rows(self.config.max_batch)
 
     def verify_pass(
-        self, leaves: Leaves, state: DecodeState, proposal: Proposal, inputs: VerifyInputs
+        self,
+        leaves: Leaves,
+        state: DecodeState,
+        proposal: Proposal,
+        inputs: VerifyInputs,
+        peers: Peers | None = None,
     ) -> tuple[DecodeState, VerifyPass]:
         """``DecodeStep.verify_pass`` of the same rows, whose jump-forward tokens become their first drafts."""
-        rows, step = take(state, inputs.call.rows, inputs.call.table), self.step(leaves, self.most)
+        rows = take(state, inputs.call.rows, inputs.call.table)
+        step = self.step(leaves, self.most, peers=peers)
         after, verified = step.verify_pass(rows, inputs.jump_forward.put_into(proposal, step.room(rows)))
         return dataclasses.replace(state, cache=after.cache), verified
 
@@ -142,35 +164,42 @@ class StepBuilder:
         allowed: jax.Array,
         call: Call,
         processing: bool,
+        peers: Peers | None = None,
     ) -> tuple[DecodeState, CallLogs]:
         """``DecodeStep.finish`` of the same rows; ``processing`` as for ``draft``."""
-        step = self._processing_step(leaves) if processing else self.step(leaves, self.most)
+        plain = functools.partial(self.step, K=self.most)
+        step = (self._processing_step if processing else plain)(leaves, peers=peers)
         batch = state if processing else with_processors(state, None)
         rows, log = step.finish(take(batch, call.rows, call.table), verified, allowed[: len(call.rows)])
         logs = jax.tree.map(lambda x: x[None], CallLogs(log.packed(), log.logprobs))
         return with_processors(put(batch, call.rows, rows), state.request.processors), logs
 
-    def _processing_step(self, leaves: Leaves) -> DecodeStep:
-        return dataclasses.replace(self.step(leaves, self.most), logprobs_mode=self.config.logprobs_mode)
+    def _processing_step(self, leaves: Leaves, peers: Peers | None) -> DecodeStep:
+        step = self.step(leaves, self.most, peers=peers)
+        return dataclasses.replace(step, logprobs_mode=self.config.logprobs_mode)
 
     def _rounds(self, step: DecodeStep, state: DecodeState, call: Call, K: int) -> tuple[DecodeState, CallLogs]:
         decode = step.decode_plainly if K == 0 < self.most else step.decode
         rows, logs = decode(take(state, call.rows, call.table), self.config.rounds, call.rounds)
         return put(state, call.rows, rows), logs
 
-    def prefill(self, leaves: Leaves, state: DecodeState, inputs: PrefillInputs) -> tuple[DecodeState, None]:
+    def prefill(
+        self, leaves: Leaves, state: DecodeState, inputs: PrefillInputs, peers: Peers | None = None
+    ) -> tuple[DecodeState, None]:
         """``DecodeStep.prefill``."""
-        return self.step(leaves, self.most).prefill(state, inputs), None
+        return self.step(leaves, self.most, peers=peers).prefill(state, inputs), None
 
     def prefill_with_logprobs(
-        self, leaves: Leaves, state: DecodeState, inputs: PrefillInputs
+        self, leaves: Leaves, state: DecodeState, inputs: PrefillInputs, peers: Peers | None = None
     ) -> tuple[DecodeState, jax.Array]:
         """``DecodeStep.prefill_with_logprobs``."""
-        return self.step(leaves, self.most).prefill_with_logprobs(state, inputs)
+        return self.step(leaves, self.most, peers=peers).prefill_with_logprobs(state, inputs)
 
-    def catch_up(self, leaves: Leaves, state: DecodeState, call: Call) -> tuple[DecodeState, None]:
+    def catch_up(
+        self, leaves: Leaves, state: DecodeState, call: Call, peers: Peers | None = None
+    ) -> tuple[DecodeState, None]:
         """The drafter reads the tokens that a round of the most drafts may have left unread."""
-        rows = self.step(leaves, self.most).catch_up(take(state, call.rows, call.table), self.most + 1)
+        rows = self.step(leaves, self.most, peers=peers).catch_up(take(state, call.rows, call.table), self.most + 1)
         return put(state, call.rows, rows), None
 
     def empty_state(self, leaves: Leaves) -> DecodeState:

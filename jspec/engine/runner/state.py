@@ -17,6 +17,7 @@ from jspec.engine.adaptive.draft_selection import AcceptanceStats, no_stats
 from jspec.engine.request import LIVE, STOPPED, Request
 from jspec.models.kv_cache import NULL_PAGE, LayerKV, init_pool
 from jspec.models.protocols import Target
+from jspec.pallas.collectives.workspace import Exchange
 from jspec.sampling.distribution import Warp
 from jspec.sampling.params import MAX_STOP_TOKENS
 from jspec.sampling.processors import Processing, Processors
@@ -85,6 +86,7 @@ class DecodeState:
       stats_of_request: float32 ``[B, 2, K]`` for the largest K, ``AcceptanceStats.of_request``. None if every draft is
         verified.
       stats_of_confidence: float32 ``[2, BINS]``, ``AcceptanceStats.of_confidence``, of all requests together. None likewise.
+      exchange: what sums over GPUs are made by; None on one GPU, and where they are XLA's.
 
     Example::
 
@@ -101,6 +103,7 @@ class DecodeState:
     draft: Any
     stats_of_request: jax.Array | None = None
     stats_of_confidence: jax.Array | None = None
+    exchange: Exchange | None = None
 
     @property
     def acceptance_stats(self) -> AcceptanceStats | None:

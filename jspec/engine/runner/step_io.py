@@ -134,10 +134,12 @@ class CallLogs(NamedTuple):
       rounds: ``RoundLog.packed`` of every round, int32 ``[rounds, B, K + 5]``.
       logprobs: ``TokenLogprobs.packed`` of the emitted tokens, int32 ``[rounds, B, K + 1, PACKED]``; entries of
         rows that want none mean nothing. None where no request may want any.
+      epochs: ``Exchange.epochs`` after the call; None where no sums over GPUs are made by packets.
     """
 
     rounds: Any
     logprobs: Any = None
+    epochs: Any = None
 
 
 @jax.tree_util.register_dataclass

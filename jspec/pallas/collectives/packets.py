@@ -18,15 +18,15 @@ from jax.experimental.pallas import triton as pltriton
 
 PACKET_BYTES = 8
 PATIENCE = 4_000_000_000  # cycles of a multiprocessor for which a packet is awaited: two seconds or a little more
-LOST = 0x7FC07FC0  # the word of a packet that has not come in that time: two NaNs of bfloat16, or a NaN of float32
+_SUSPECT = 0x7FC07FC0  # the word of a packet that has not come, and of some that have: two NaNs of bfloat16
 
+# Operands of each: result; offset, the halves of the base address, epoch, whether the element exists, value.
 _ADDRESS = """
 .reg .b64 address, offset;
 mov.b64 address, {$2, $3};
 cvt.u64.u32 offset, $1;
 add.s64 address, address, offset;
 """
-# Operands: result; offset, the halves of the base address, epoch, whether the element exists, word.
 _SEND = f"""{{
 .reg .pred exists;
 .reg .b64 packet;
@@ -36,26 +36,43 @@ mov.b64 packet, {{$6, $4}};
 @exists st.relaxed.sys.global.b64 [address], packet;
 mov.b32 $0, 0;
 }}"""
-# Operands: result; offset, the halves of the base address, epoch, whether the element exists, what a send returned.
-_RECEIVE = f"""{{
-.reg .pred absent, done;
-.reg .b32 epoch;
-.reg .b64 packet, began, now;
+_IS_LATE = f"""{{
+.reg .pred exists;
+.reg .b32 word, epoch;
+.reg .b64 packet;
 {_ADDRESS}
-setp.eq.b32 absent, $5, 0;
-mov.b32 $0, $6;
-@absent bra END;
+setp.ne.b32 exists, $5, 0;
+mov.b64 packet, {{$6, $4}};
+@exists ld.relaxed.sys.global.b64 packet, [address];
+mov.b64 {{word, epoch}}, packet;
+sub.s32 $0, epoch, $4;
+}}"""
+
+
+def _receive(n: int) -> str:
+    """The same of n elements, of each operand one after another: their packets are awaited together, so that a thread
+    waits for one load and not for n of them."""
+    offset, low, high, epoch, exists, value = ([f"${n * (k + 1) + i}" for i in range(n)] for k in range(6))
+    each = lambda line: "\n".join(line(i) for i in range(n))  # noqa: E731
+    return f"""{{
+.reg .pred wait<{n}>, any;
+.reg .b32 epoch<{n}>;
+.reg .b64 packet<{n}>, address<{n}>, offset, began, now;
+{each(lambda i: f"mov.b64 address{i}, {{{low[i]}, {high[i]}}};")}
+{each(lambda i: f"cvt.u64.u32 offset, {offset[i]}; add.s64 address{i}, address{i}, offset;")}
+{each(lambda i: f"setp.ne.b32 wait{i}, {exists[i]}, 0; mov.b32 ${i}, {value[i]};")}
 mov.u64 began, %clock64;
 WAIT:
-ld.relaxed.sys.global.b64 packet, [address];
-mov.b64 {{$0, epoch}}, packet;
-setp.eq.b32 done, epoch, $4;
-@done bra END;
+mov.pred any, 0;
+{each(lambda i: f"@wait{i} ld.relaxed.sys.global.b64 packet{i}, [address{i}];")}
+{each(lambda i: f"@wait{i} mov.b64 {{${i}, epoch{i}}}, packet{i};")}
+{each(lambda i: f"@wait{i} setp.ne.b32 wait{i}, epoch{i}, {epoch[i]}; or.pred any, any, wait{i};")}
+@!any bra END;
 mov.u64 now, %clock64;
 sub.u64 now, now, began;
-setp.lt.u64 done, now, {PATIENCE};
-@done bra WAIT;
-mov.b32 $0, {LOST};
+setp.lt.u64 any, now, {PATIENCE};
+@any bra WAIT;
+{each(lambda i: f"@wait{i} mov.b32 ${i}, {_SUSPECT};")}
 END:
 }}"""
 
@@ -76,26 +93,32 @@ def send(words, base, offsets, epoch, exists) -> jax.Array:
     return _packets(_SEND, words, base, offsets, epoch, exists)
 
 
-def receive(sent, base, offsets, epoch, exists) -> jax.Array:
-    """In a kernel: wait for packets, and return their words, int32 ``[n]``.
-
-    Where no packet comes for ``PATIENCE`` the word is ``LOST``.
+def receive(sent, base, offsets, epoch, exists, together: int) -> tuple[jax.Array, jax.Array]:
+    """In a kernel: wait for packets.
 
     Args:
       sent: what ``send`` returned, before which no packet is awaited.
       base: int32 ``(low, high)``, the halves of an address in this GPU's memory.
       offsets, epoch, exists: as for ``send``; the word of an element that does not exist is 0.
+      together: for how many packets a thread waits at a time. Each thread has to have a multiple of that: Triton would
+        fill up a smaller number with elements that have no address.
+
+    Returns:
+      their words, int32 ``[n]``; and which packets have not come for ``PATIENCE``, bool ``[n]``.
     """
-    return _packets(_RECEIVE, sent, base, offsets, epoch, exists)
+    words = _packets(_receive(together), sent, base, offsets, epoch, exists, together)
+    # JAX lowers no assembly of two results. So a word that may stand for no packet is looked up once more.
+    late = _packets(_IS_LATE, jnp.zeros_like(words), base, offsets, epoch, exists & (words == _SUSPECT))
+    return words, late != 0
 
 
-def _packets(asm: str, values, base, offsets, epoch, exists) -> jax.Array:
+def _packets(asm: str, value, base, offsets, epoch, exists, together: int = 1) -> jax.Array:
     each = lambda value: jnp.broadcast_to(jnp.asarray(value, jnp.int32), offsets.shape)  # noqa: E731
     [result] = pltriton.elementwise_inline_asm(
         asm,
-        args=[each(value) for value in (offsets, *base, epoch, exists.astype(jnp.int32), values)],
-        constraints="=&r" + ",r" * 6,
-        pack=1,
+        args=[each(operand) for operand in (offsets, *base, epoch, exists.astype(jnp.int32), value)],
+        constraints=",".join(["=&r"] * together + ["r"] * (6 * together)),
+        pack=together,
         result_shape_dtypes=[jax.ShapeDtypeStruct(offsets.shape, jnp.int32)],
     )
     return result

@@ -1,30 +1,29 @@
-"""A sum over the GPUs of one process with the residual sum and the norm behind it, in one launch.
+"""A sum over the GPUs of one process, with the residual sum and the norm behind it, in one launch.
 
 Every GPU sends its part to all others, in packets, and adds up all parts in the order of the GPUs. So all of them have the
 same numbers, bit for bit, and none waits for more than one trip. This is for few tokens: the parts of n GPUs cross n - 1
 times, where reduce-scatter and all-gather send each part twice.
 
-An exchange has an epoch, one more than the exchange before; packets of epoch e go into slot e mod 2. Two slots are enough
-if every GPU sends to every other one in every epoch: who sends epoch e + 2 has received all of e + 1, which the others
-sent after their kernel of e had ended. Epochs never return, however many programs use a workspace. The epoch is an operand
-and a result of each sum, so that a program cannot make two of them in another order.
+A block has some of the tokens; a token always belongs to the same block, and has its own place in the workspaces.
 
-``benchmarks.kernels.sums`` times it beside XLA's sum, which is what models have.
+``benchmarks.kernels.sums`` times it beside XLA's sum.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.collectives.packets import PACKET_BYTES, receive, send
-from jspec.pallas.collectives.workspace import SLOTS, Peers
-from jspec.pallas.norm.rms_norm import norm, scale_in_float32
+from jspec.pallas.collectives.mailboxes import Mailboxes, packets_together
+from jspec.pallas.collectives.words import as_numbers, as_words, joined, split
+from jspec.pallas.collectives.workspace import LOST, MOST_BLOCKS, Exchange
+from jspec.pallas.matmul.partial_sums import PartialSums
+from jspec.pallas.norm.rms_norm import add_norm_reference, scale_in_float32
 from jspec.pallas.triton import kernel_call
 
-MOST_BLOCKS = 96  # that wait for those of other GPUs, and so have to run together; an H100 has 132 multiprocessors
 _WORDS = (
     64  # of a token that one warp has: 14 us instead of 18 for 80 tokens of 4,096 numbers with half as many threads
 )
@@ -32,116 +31,175 @@ _WORDS = (
 KINDS = ("rms", "rms_wide", "rms_offset")
 
 
-def peer_sum_reference(x, y, weight, eps: float, kind: str, axis: str) -> tuple[jax.Array, jax.Array]:
-    """``x`` and the sum of ``y`` over a mesh axis, and the norm of that, ``[tokens, D]`` each in the dtype of x.
+class Stream(NamedTuple):
+    """The residual stream that a sum is added to, and the norm of the result.
 
-    The sums are computed in float32 and rounded once. Inside of a ``jax.shard_map``.
+    Attributes:
+      x: ``[..., D]``, the same on every device.
+      weight: of the norm, ``[D]``.
+    """
+
+    x: Any
+    weight: Any
+
+
+def peer_sum_reference(
+    y: PartialSums, stream: Stream | None, exchange: Exchange, *, dtype, eps: float, kind: str
+) -> tuple[Any, jax.Array]:
+    """The total of y, or with a ``stream`` the residual stream with it added, and the norm of that.
+
+    Inside of a ``jax.shard_map`` over ``y.reduce_axis``.
 
     Args:
-      x: the residual stream ``[tokens, D]``, the same on every device.
-      y: this device's part of what is added to it, ``[tokens, D]``.
-      weight: of the norm, ``[D]``.
-      eps, kind: as ``norm`` has them.
-      axis: of the mesh.
+      y: this device's summands ``[..., Y, D]``, of ``dtype`` or in float32. Their sum, in ``dtype``, is what the device
+        sends.
+      stream: of ``dtype``; None for the total alone.
+      exchange: of which exchange this is.
+      dtype: of the results.
+      eps, kind: of the norm, as ``norm`` has them.
+
+    Returns:
+      the total ``[..., D]``, or a tuple of both results; and the epochs of the next exchange.
     """
-    parts = jax.lax.all_gather(y.astype(jnp.float32), axis)
-    new = (x.astype(jnp.float32) + functools.reduce(jnp.add, parts)).astype(x.dtype)
-    return new, norm(new, weight, None, eps, kind)
+    tokens, total = _num_tokens(y), y.total(dtype)
+    used = jnp.arange(MOST_BLOCKS, dtype=jnp.int32) < tokens
+    epochs = jnp.where(exchange.epochs > 0, exchange.epochs + used, LOST)
+    if stream is None:
+        return total, epochs
+    return add_norm_reference(stream.x, total, stream.weight, None, eps=eps, kind=kind), epochs
 
 
 def peer_sum_kernel(
-    x, y, weight, peers: Peers, epoch, eps: float, kind: str, words: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """``peer_sum_reference`` as a kernel, for bfloat16 and float32; one block has some of the tokens.
+    y: PartialSums, stream: Stream | None, exchange: Exchange, *, dtype, eps: float, kind: str
+) -> tuple[Any, jax.Array]:
+    """``peer_sum_reference`` as a kernel, for bfloat16 and float32; a block has some of the tokens.
 
-    Args:
-      x, y, weight, eps, kind: as for ``peer_sum_reference``.
-      peers: the other devices' workspaces, and this one's.
-      epoch: int32 ``[1]``, the epoch of this exchange.
-      words: ``Workspace.words``.
-
-    Returns:
-      ``peer_sum_reference``'s results, and the epoch of the next exchange. Where a packet of another GPU does not come,
-      the results are NaN.
+    The sum over devices, the bias and the residual stream are added up in float32, and rounded once.
 
     Raises:
       ValueError: the workspace is too small.
     """
-    return _launch(x, y, weight, *peers, epoch, None, eps, kind, words, interpret=False)
+    rank = jax.lax.axis_index(y.reduce_axis).astype(jnp.int32).reshape(1)
+    return peer_sum_of_rank(y, stream, exchange, rank, dtype=dtype, eps=eps, kind=kind)
 
 
-@functools.partial(jax.jit, static_argnames=("eps", "kind", "words", "interpret"))  # layers share one trace
-def _launch(x, y, weight, addresses, rank, epoch, parts, eps: float, kind: str, words: int, *, interpret: bool):
-    """``parts``, all devices' y ``[n, tokens, D]``, take the place of packets where the kernel is interpreted."""
-    (tokens, D), per_word = x.shape, 4 // x.dtype.itemsize
-    width = D // per_word
-    if tokens * width > words:
-        raise ValueError(f"{tokens} tokens of {width} words: the workspace has room for {words} words")
-    size = pl.next_power_of_2(width)
-    shape = jax.ShapeDtypeStruct((tokens, width), jnp.int32)
-    new, normed, following = kernel_call(
+def peer_sum_of_rank(y: PartialSums, stream: Stream | None, exchange: Exchange, rank, *, dtype, eps: float, kind: str):
+    """``peer_sum_kernel`` on the device of ``rank``, int32 ``[1]``. Programs find it out once: that takes a launch."""
+    return _launch(y, stream, exchange, rank, None, dtype=jnp.dtype(dtype), eps=eps, kind=kind, interpret=False)
+
+
+@functools.partial(jax.jit, static_argnames=("dtype", "eps", "kind", "interpret"))  # layers share one trace
+def _launch(
+    y: PartialSums,
+    stream: Stream | None,
+    exchange: Exchange,
+    rank,
+    parts,
+    *,
+    dtype,
+    eps: float,
+    kind: str,
+    interpret: bool,
+):
+    """``parts``, what all devices send ``[n, tokens, D]``, take the place of packets where the kernel is interpreted."""
+    shape, room = y.summands.shape, exchange.room
+    tokens, D = _num_tokens(y), shape[-1]
+    width = D * dtype.itemsize // 4
+    if tokens > room.tokens or width > room.words:
+        raise ValueError(f"{tokens} tokens of {width} words: the workspace has room for {room.tokens} of {room.words}")
+    summands = y.summands.reshape(tokens, shape[-2], D)
+    x = None if stream is None else stream.x.reshape(tokens, D)
+    weight = None if stream is None else stream.weight.astype(dtype)
+    bias = None if y.bias is None else y.bias.astype(dtype)
+    size, words = pl.next_power_of_2(width), jax.ShapeDtypeStruct((tokens, width), jnp.int32)
+    num_warps = min(max(size // _WORDS, 1), 32)
+    summands = summands if summands.dtype != dtype else as_words(summands)
+    inputs = summands, *map(as_words, (bias, x, weight, parts)), exchange.addresses, rank, exchange.epochs
+    *sums, epochs = kernel_call(
         _peer_sum,
-        *map(_as_words, (x, y, weight)),
-        *(addresses, rank, epoch, *(() if parts is None else (_as_words(parts),))),
+        *inputs,
         grid=(min(tokens, MOST_BLOCKS),),
-        out_shape=[shape, shape, jax.ShapeDtypeStruct((1,), jnp.int32)],
-        num_warps=min(max(size // _WORDS, 1), 32),
+        out_shape=[*([words] if stream is None else [words] * 2), jax.ShapeDtypeStruct((MOST_BLOCKS,), jnp.int32)],
+        num_warps=num_warps,
         interpret=interpret,
+        aliases={sum(array is not None for array in inputs) - 1: 1 if stream is None else 2},
         size=size,
-        words=words,
-        dtype=x.dtype,
+        together=packets_together(size, num_warps),
+        room=room,
+        dtype=dtype,
         eps=eps,
         kind=kind,
     )
-    return _as_numbers(new, x.dtype), _as_numbers(normed, x.dtype), following
+    sums = [as_numbers(words, dtype).reshape(*shape[:-2], D) for words in sums]
+    return (sums[0] if stream is None else tuple(sums)), epochs
 
 
-def _peer_sum(x_ref, y_ref, weight_ref, address_ref, rank_ref, epoch_ref, *refs, size, words, dtype, eps, kind):
-    parts_ref, (new_ref, normed_ref, following_ref) = (refs[0] if len(refs) == 4 else None), refs[-3:]
-    (tokens, width), n, blocks = x_ref.shape, address_ref.shape[0], pl.num_programs(0)
-    epoch, rank, first = epoch_ref[0], rank_ref[0], pl.program_id(0)
+def _peer_sum(
+    y_ref,
+    bias_ref,
+    x_ref,
+    weight_ref,
+    parts_ref,
+    address_ref,
+    rank_ref,
+    epochs_ref,
+    *out_refs,
+    size,
+    together,
+    room,
+    dtype,
+    eps,
+    kind,
+):
+    *sum_refs, next_epochs_ref = out_refs
+    mailboxes = Mailboxes.open(address_ref, rank_ref, epochs_ref, next_epochs_ref, room, together)
+    (tokens, width), n, blocks = sum_refs[0].shape, mailboxes.count, pl.num_programs(0)
     ids = jnp.arange(size, dtype=jnp.int32)
 
-    def one_token(i, _):
-        token = first + i * blocks
+    def numbers(ref, *at, exists):
+        if ref.dtype == jnp.int32:
+            return split(pltriton.load(ref.at[(*at, ids)], mask=exists, other=0), dtype)
+        places = (2 * ids, 2 * ids + 1)  # summands in float32 of numbers in bfloat16
+        return [pltriton.load(ref.at[(*at, place)], mask=exists, other=0) for place in places]
+
+    def one_token(i, late):
+        token = mailboxes.block + i * blocks
         exists = (ids < width) & (token < tokens)
-        at = (token, ids)
-        load = lambda ref, *before: pltriton.load(ref.at[(*before, *at)], mask=exists, other=0)  # noqa: E731
-        own = load(y_ref)
+        own = _added([numbers(y_ref, token, part, exists=exists) for part in range(y_ref.shape[1])])
+        own = joined([part.astype(dtype) for part in own])
+        bias, stream, weight = (  # loaded before packets are awaited
+            None if ref is None else numbers(ref, *at, exists=exists)
+            for ref, *at in ((bias_ref,), (x_ref, token), (weight_ref,))
+        )
         if parts_ref is None:
-            others = _exchange(own, address_ref, rank, epoch, token * width + ids, exists, words)
+            place = token * room.words + ids
+            sent = mailboxes.send(lambda _: own, place, exists)
+            others, absent = mailboxes.receive(sent, place, exists)
+            late |= absent.astype(jnp.int32)
         else:
-            others = [load(parts_ref, device) for device in range(n)]
+            others = [pltriton.load(parts_ref.at[(device, token, ids)], mask=exists, other=0) for device in range(n)]
         # Each part in the place of its device, so that all of them add up in the same order.
-        by_device = [jnp.where(device == rank, own, other) for device, other in enumerate(others)]
-        total = [functools.reduce(jnp.add, part) for part in zip(*(_split(w, dtype) for w in by_device), strict=True)]
-        stream = _split(load(x_ref), dtype)
-        new = [(x + y).astype(dtype) for x, y in zip(stream, total, strict=True)]
-        squares = sum(jnp.sum(jnp.where(exists, part.astype(jnp.float32) ** 2, 0.0)) for part in new)
-        scale = jax.lax.rsqrt(squares / (width * len(new)) + eps)
-        weights = _split(pltriton.load(weight_ref.at[at[1]], mask=exists, other=0), dtype)
-        normed = [_scaled(part, scale, weight, kind) for part, weight in zip(new, weights, strict=True)]
-        pltriton.store(new_ref.at[at], _joined(new), mask=exists)
-        pltriton.store(normed_ref.at[at], _joined(normed), mask=exists)
-        return _
+        by_device = [jnp.where(device == mailboxes.rank, own, other) for device, other in enumerate(others)]
+        total = _added([split(words, dtype) for words in by_device])
+        total = total if bias is None else _added([total, bias])
+        total = total if stream is None else _added([stream, total])
+        new = [jnp.where(late > 0, jnp.float32(jnp.nan), part).astype(dtype) for part in total]
+        pltriton.store(sum_refs[0].at[(token, ids)], joined(new), mask=exists)
+        if weight is not None:
+            squares = jnp.sum(sum(jnp.where(exists, part.astype(jnp.float32) ** 2, 0.0) for part in new))
+            scale = jax.lax.rsqrt(squares / (width * len(new)) + eps)
+            normed = [_scaled(part, scale, factor, kind) for part, factor in zip(new, weight, strict=True)]
+            pltriton.store(sum_refs[1].at[(token, ids)], joined(normed), mask=exists)
+        return late
 
-    jax.lax.fori_loop(0, pl.cdiv(tokens, min(tokens, MOST_BLOCKS)), one_token, 0)
-    following_ref[0] = epoch + 1  # by every block
+    late = jnp.broadcast_to((mailboxes.epoch <= 0).astype(jnp.int32), (size,))
+    mailboxes.close(jax.lax.fori_loop(0, pl.cdiv(tokens, min(tokens, MOST_BLOCKS)), one_token, late) > 0)
 
 
-def _exchange(own, address_ref, rank, epoch, place, exists, words: int) -> list[jax.Array]:
-    """Send a token's words to all other devices; returns what each device has sent, and zeros for this one."""
-    n = address_ref.shape[0]
-    slot = (epoch % SLOTS) * n
-    sent = jnp.zeros_like(own)
-    for device in range(n):
-        base = address_ref[device, 0], address_ref[device, 1]
-        sent |= send(own, base, ((slot + rank) * words + place) * PACKET_BYTES, epoch, exists & (device != rank))
-    mine = [pltriton.load(address_ref.at[rank, half]) for half in (0, 1)]
-    return [
-        receive(sent, mine, ((slot + device) * words + place) * PACKET_BYTES, epoch, exists & (device != rank))
-        for device in range(n)
-    ]
+def _added(parts) -> list[jax.Array]:
+    """In a kernel: the sums of what ``split`` has of several words, in float32."""
+    wide = ([number.astype(jnp.float32) for number in part] for part in parts)
+    return [functools.reduce(jnp.add, numbers) for numbers in zip(*wide, strict=True)]
 
 
 def _scaled(new, scale, weight, kind: str):
@@ -152,29 +210,6 @@ def _scaled(new, scale, weight, kind: str):
     return scale_in_float32(normed, weight, None, kind).astype(new.dtype)
 
 
-def _as_words(x) -> jax.Array:
-    """bfloat16 or float32 ``[.., D]`` as 32-bit words ``[.., D / 2]`` or ``[.., D]``, without a copy."""
-    if x.dtype.itemsize == 2:
-        x = x.reshape(*x.shape[:-1], -1, 2)
-    return jax.lax.bitcast_convert_type(x, jnp.int32)
-
-
-def _as_numbers(words, dtype) -> jax.Array:
-    numbers = jax.lax.bitcast_convert_type(words, dtype)
-    return numbers.reshape(len(words), -1)
-
-
-def _split(words, dtype) -> list[jax.Array]:
-    """In a kernel: the numbers of words, float32; of bfloat16 the lower halves, and the upper ones."""
-    if dtype == jnp.float32:
-        return [jax.lax.bitcast_convert_type(words, jnp.float32)]
-    halves = jnp.left_shift(words, 16), words & jnp.int32(-65536)
-    return [jax.lax.bitcast_convert_type(half, jnp.float32) for half in halves]
-
-
-def _joined(numbers) -> jax.Array:
-    """In a kernel: the words of numbers that ``_split`` has, in their dtype."""
-    if len(numbers) == 1:
-        return jax.lax.bitcast_convert_type(numbers[0], jnp.int32)
-    low, high = (jax.lax.bitcast_convert_type(half.astype(jnp.float32), jnp.int32) for half in numbers)
-    return jnp.right_shift(low, 16) & jnp.int32(65535) | high & jnp.int32(-65536)
+def _num_tokens(y: PartialSums) -> int:
+    *before, _, _ = y.summands.shape
+    return functools.reduce(int.__mul__, before, 1)

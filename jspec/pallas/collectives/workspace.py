@@ -4,53 +4,78 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.pallas.collectives.packets import PACKET_BYTES
 
-SLOTS = 2  # exchanges of one epoch and of the next; see ``peer_sum``
+SLOTS = 2  # exchanges of one epoch and of the next; see ``mailboxes``
+MOST_BLOCKS = 96  # that wait for those of other GPUs, and so have to run together; an H100 has 132 multiprocessors
+LOST = -1  # the epoch of a block that has waited in vain
 
 
-class Peers(NamedTuple):
-    """What a kernel knows of the devices that it exchanges packets with.
+class Room(NamedTuple):
+    """How much an exchange may send to each of the other GPUs.
 
     Attributes:
-      addresses: int32 ``[n, 2]``, the low and high halves of the addresses of all workspaces.
-      rank: int32 ``[1]``, which of them is this device's.
+      tokens: the most tokens of a sum.
+      words: the most 32-bit words of a token of it.
+      parts: the most words of a part of an array that is gathered.
+    """
+
+    tokens: int
+    words: int
+    parts: int = 0
+
+    @property
+    def of_sums(self) -> int:
+        """How many words sums have room for; parts lie behind them."""
+        return self.tokens * self.words
+
+    @property
+    def size(self) -> int:
+        """How many words there is room for in all."""
+        return self.of_sums + self.parts
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """What programs know of the workspaces, and how many exchanges there have been. The same on every GPU.
+
+    Attributes:
+      addresses: int32 ``[n, 2]``, the low and high halves of the addresses of all n workspaces.
+      epochs: int32 ``[MOST_BLOCKS]``, of each block of a kernel the epoch of its next exchange, from 1 on; ``LOST`` after an
+        exchange in which a packet did not come. A block that an exchange does not need does not count it.
+      room: of each workspace.
     """
 
     addresses: jax.Array
-    rank: jax.Array
-
-    @staticmethod
-    def of(addresses: jax.Array, axis: str) -> "Peers":
-        """Inside of a ``jax.shard_map``; once in a program, since finding out the rank is a kernel of its own."""
-        return Peers(addresses, jax.lax.axis_index(axis).astype(jnp.int32).reshape(1))
+    epochs: jax.Array
+    room: Room = dataclasses.field(metadata={"static": True})
 
 
 @dataclasses.dataclass(frozen=True)
 class Workspace:
-    """Memory for exchanges of up to ``words`` words between n GPUs of one process.
+    """Memory for exchanges between n GPUs of one process.
 
     On each GPU there is room for ``SLOTS`` exchanges with each of the n, itself included, which leaves its own part unused.
 
     Attributes:
-      words: the most words that a GPU sends to each of the others in an exchange.
+      mesh: the GPUs, along its one axis.
+      room: how much an exchange may send.
       memory: the arrays, one for each GPU, which have to live as long as any program that has their addresses.
-      addresses: int32 ``[n, 2]`` on every GPU, the low and high halves of the addresses of all of them.
     """
 
-    words: int
+    mesh: Mesh
+    room: Room
     memory: Any
-    addresses: jax.Array
 
     @staticmethod
-    def create(mesh: Mesh, words: int) -> "Workspace":
+    def create(mesh: Mesh, room: Room) -> "Workspace":
         """For the GPUs of a mesh of one axis, all of them of this process.
 
-        Packets are zeros at first, so that epochs begin at 1.
+        It returns when every GPU has done what it was sent before, and no packet is in memory. Epochs may then begin at 1.
 
         Raises:
           ValueError: some of the devices belong to another process.
@@ -58,11 +83,26 @@ class Workspace:
         devices = list(mesh.devices.flat)
         if any(device.process_index != jax.process_index() for device in devices):
             raise ValueError("a workspace is for GPUs of one process: sums over several processes are those of XLA")
-        size = SLOTS * len(devices) * words * PACKET_BYTES
         [axis] = mesh.axis_names
+        # A program behind all others of a GPU: one that still runs may be sending.
+        jax.block_until_ready([jax.device_put(np.int32(0), device) + 1 for device in devices])
+        size = SLOTS * len(devices) * room.size * PACKET_BYTES
         memory = jax.device_put(np.zeros((len(devices), size // 4), np.int32), NamedSharding(mesh, PartitionSpec(axis)))
-        memory.block_until_ready()
-        by_device = {shard.device: shard.data.unsafe_buffer_pointer() for shard in memory.addressable_shards}
-        pointers = np.array([by_device[device] for device in devices], np.uint64)
+        return Workspace(mesh, room, memory.block_until_ready())
+
+    def exchange(self) -> Exchange:
+        """Before the first exchange, on every GPU."""
+        by_device = {shard.device: shard.data.unsafe_buffer_pointer() for shard in self.memory.addressable_shards}
+        pointers = np.array([by_device[device] for device in self.mesh.devices.flat], np.uint64)
         halves = np.stack([pointers & 0xFFFFFFFF, pointers >> np.uint64(32)], axis=1).astype(np.uint32).view(np.int32)
-        return Workspace(words, memory, jax.device_put(halves, NamedSharding(mesh, PartitionSpec())))
+        put = lambda array: jax.device_put(array, NamedSharding(self.mesh, PartitionSpec()))  # noqa: E731
+        return Exchange(put(halves), put(np.ones(MOST_BLOCKS, np.int32)), self.room)
+
+    def renewed(self) -> "Workspace":
+        """Another one of the same size, for epochs that begin anew. Packets of this one are never seen again."""
+        return Workspace.create(self.mesh, self.room)
+
+
+def are_lost(epochs) -> bool:
+    """Whether a packet has not come, by the epochs after some exchanges; for the host."""
+    return bool(np.any(np.asarray(epochs) == LOST))

@@ -1,31 +1,51 @@
 """Results in parts: those whose sum is left to the norm that follows, and those of shards."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from jspec.pallas.collectives.peers import Peers
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PartialSums:
     """Summands of a result ``[..., D]`` that is added to the residual stream, where the norm that follows adds them up in
-    its own launch (``jspec.pallas.norm.rms_norm.add_norm``).
+    its own launch (``jspec.pallas.norm.rms_norm.add_norm``, or over GPUs ``jspec.pallas.collectives``).
 
     Attributes:
       summands: ``[..., Y, D]``. Y counts the splits of a product with split-K, or the experts of a token.
+      bias: ``[D]``, added to their sum; None for nothing.
+      reduce_axis: the mesh axis over which the sums of all shards are to be added up; None if all summands are here.
     """
 
     summands: jax.Array
+    bias: jax.Array | None = None
+    reduce_axis: str | None = dataclasses.field(default=None, metadata={"static": True})
 
     def total(self, dtype) -> jax.Array:
-        """Their sum, computed in float32 and rounded to ``dtype``."""
+        """Their sum, computed in float32 and rounded to ``dtype``; over shards as ``all_reduce`` has it."""
+        own = self.of_shard(dtype)
+        total = all_reduce(own, self.reduce_axis)
+        return total if self.bias is None else total + self.bias.astype(dtype).reshape((1,) * (total.ndim - 1) + (-1,))
+
+    def of_shard(self, dtype) -> jax.Array:
+        """The sum of the summands that are here, without the bias; rounded to ``dtype``."""
+        if self.summands.shape[-2] == 1:
+            return self.summands[..., 0, :].astype(dtype)
         return jnp.sum(self.summands.astype(jnp.float32), axis=-2).astype(dtype)
 
 
-def reduce_partial_sums(y, dtype) -> jax.Array:
-    """The ``total`` of ``PartialSums`` in ``dtype``; any other y unchanged."""
-    return y.total(dtype) if isinstance(y, PartialSums) else y
+def reduce_partial_sums(y, dtype, peers: "Peers | None" = None) -> jax.Array:
+    """The ``total`` of ``PartialSums`` in ``dtype``, by ``peers`` where these serve it; any other y unchanged."""
+    if not isinstance(y, PartialSums):
+        return y
+    if peers is not None and peers.serve_sum(y, dtype):
+        return peers.total(y, dtype)
+    return y.total(dtype)
 
 
 def all_reduce(x, reduce_axis: str | None) -> jax.Array:

@@ -39,15 +39,20 @@ def matmul(
       dtype: of the result; that of x if None.
       reduce_axis: the mesh axis whose shards have parts of the inputs each. Products are added up over them, to the same
         bits in each shard, before the bias is added. None if all inputs are here.
-      allow_partial_sums: whether the result may be ``PartialSums``. It is not if there is a bias or a ``reduce_axis``,
-        which need the sum.
+      allow_partial_sums: whether the result may be ``PartialSums``, as that of shards then is. It is not if there is a
+        bias without a ``reduce_axis``.
     """
-    needs_sum = bias is not None or reduce_axis is not None
-    product = Product(x, weight, scale, bias, dtype or x.dtype, allow_partial_sums and not needs_sum)
+    to_reduce = allow_partial_sums and reduce_axis is not None
+    in_parts = to_reduce or (allow_partial_sums and bias is None)
+    product = Product(x, weight, scale, bias, dtype or x.dtype, in_parts)
     row = row_of(product)
     if row.adds_bias and reduce_axis is None:
         return row.compute(product)
-    y = all_reduce(row.compute(product._replace(bias=None)), reduce_axis)
+    y = row.compute(product._replace(bias=None))
+    if to_reduce:
+        summands = y.summands if isinstance(y, PartialSums) else y[..., None, :]
+        return PartialSums(summands, bias, reduce_axis)
+    y = all_reduce(y, reduce_axis)
     return y if bias is None else y + per_feature(bias, y)
 
 

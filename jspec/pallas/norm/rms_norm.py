@@ -42,7 +42,9 @@ PLAIN_SUM = SumOptions()
 
 
 def add_norm(x, y, weight, bias, eps: float, kind: str, quantize: bool = False, options: SumOptions = PLAIN_SUM):
-    """``add_norm_reference``, and on an NVIDIA GPU the kernel."""
+    """``add_norm_reference``, and on an NVIDIA GPU the kernel. Summands of shards are added up before."""
+    if isinstance(y, PartialSums) and y.reduce_axis is not None:
+        y = y.total(x.dtype)
     kernel, reference = (
         functools.partial(f, eps=eps, kind=kind, quantize=quantize) for f in (add_norm_kernel, add_norm_reference)
     )

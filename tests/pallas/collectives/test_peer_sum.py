@@ -1,92 +1,192 @@
 """Sums over GPUs in the kernel that needs them: arithmetic anywhere, lowering for a GPU, and packets on two real ones."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cuda_lowering import for_cuda, kernels_of
 from jax.sharding import PartitionSpec
+from packets import AXIS, exchange_of, needs_two, over_devices
 
 from jspec.models.sharding import mesh_of
 from jspec.pallas.collectives import peer_sum
-from jspec.pallas.collectives.peer_sum import KINDS, peer_sum_kernel, peer_sum_reference
-from jspec.pallas.collectives.workspace import Peers, Workspace
+from jspec.pallas.collectives.peer_sum import KINDS, Stream, peer_sum_kernel, peer_sum_reference
+from jspec.pallas.collectives.peers import MOST_TOKENS, Peers, room_for
+from jspec.pallas.collectives.workspace import LOST, MOST_BLOCKS, Room, Workspace, are_lost
+from jspec.pallas.matmul.partial_sums import PartialSums
 
-EPS, AXIS = 1e-5, "model"
+EPS = 1e-5
 WIDTHS = (2048, 2880, 4096, 5120, 8192)
+HOW = {"eps": EPS, "kind": "rms"}
 
 
-def arguments(tokens: int, D: int, dtype, n: int = 3):
-    """x, every device's y, and the weight."""
-    keys = jax.random.split(jax.random.key(D + tokens), 3)
+def arguments(tokens: int, D: int, dtype, n: int = 3, Y: int = 1):
+    """The residual stream, every device's summands ``[n, tokens, Y, D]``, and a bias."""
+    keys = jax.random.split(jax.random.key(D + tokens), 4)
     x, weight = jax.random.normal(keys[0], (tokens, D), dtype), jax.random.normal(keys[2], (D,), dtype)
-    return x, jax.random.normal(keys[1], (n, tokens, D), dtype), weight
+    summands = jax.random.normal(keys[1], (n, tokens, Y, D), dtype)
+    return Stream(x, weight), summands, jax.random.normal(keys[3], (D,), dtype)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("D", [64, 96, 160])  # two of them are no powers of two
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_interpreted_kernel_agrees_with_the_reference(dtype, D, kind, monkeypatch):
-    monkeypatch.setattr(peer_sum, "MOST_BLOCKS", 2)  # so that blocks have two tokens, and one of them one
+@pytest.fixture
+def two_blocks(monkeypatch):
+    """So that blocks have two tokens, and one of them one."""
+    monkeypatch.setattr(peer_sum, "MOST_BLOCKS", 2)
     peer_sum._launch.clear_cache()
-    x, parts, weight = arguments(3, D, dtype)
-    expected = jax.vmap(lambda y: peer_sum_reference(x, y, weight, EPS, kind, AXIS), axis_name=AXIS)(parts)
-    addresses, epoch = jnp.zeros((len(parts), 2), jnp.int32), jnp.array([7], jnp.int32)
-    found = [
-        peer_sum._launch(
-            *(x, y, weight, addresses, jnp.array([rank], jnp.int32), epoch, parts, EPS, kind, 3 * D), interpret=True
-        )
-        for rank, y in enumerate(parts)
-    ]
+    yield
     peer_sum._launch.clear_cache()
-    for rank, (new, normed, following) in enumerate(found):
-        np.testing.assert_array_equal(new, expected[0][rank])
-        tolerance = 1e-5 if dtype == jnp.float32 else 1e-2  # one rounding
-        np.testing.assert_allclose(*(a.astype(jnp.float32) for a in (normed, expected[1][rank])), rtol=tolerance)
-        assert following.tolist() == [8]
-        assert np.array_equal(new, found[0][0])
-        assert np.array_equal(normed, found[0][1])
 
 
-@pytest.mark.parametrize(("D", "n"), [(2048, 2), (2880, 2), (4096, 4), (5120, 8), (8192, 2)])
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_kernel_lowers_for_a_gpu(dtype, D, n):
-    x, parts, weight = arguments(5, D, dtype, n)
-    args = x, parts[0], weight, jnp.zeros((n, 2), jnp.int32), jnp.ones(1, jnp.int32), jnp.zeros(1, jnp.int32)
+def interpreted(summands, bias, stream, exchange, kind="rms", dtype=None) -> list:
+    """What the kernel returns on every device."""
+    dtype = jnp.dtype(dtype or summands.dtype)
+    y = [PartialSums(part, bias, AXIS) for part in summands]
+    parts = jnp.stack([part.of_shard(dtype) for part in y])
+    ranks = jnp.arange(len(y), dtype=jnp.int32)[:, None]
+    how = {"dtype": dtype, "eps": EPS, "kind": kind, "interpret": True}
+    return [peer_sum._launch(part, stream, exchange, rank, parts, **how) for part, rank in zip(y, ranks, strict=True)]
 
-    def launch(*args):
-        return peer_sum._launch(*args, None, EPS, "rms", 5 * D, interpret=False)
 
-    assert kernels_of(for_cuda(launch, args)) == ["peer_sum"]
+def references(summands, bias, stream, exchange, kind="rms", dtype=None):
+    """The same of the reference implementation, with an axis of devices in front."""
+
+    def one(part):
+        how = {"dtype": dtype or summands.dtype, "eps": EPS, "kind": kind}
+        return peer_sum_reference(PartialSums(part, bias, AXIS), stream, exchange, **how)
+
+    return jax.vmap(one, axis_name=AXIS)(summands)
+
+
+def wide(x) -> np.ndarray:
+    return np.asarray(x, np.float32)
+
+
+@pytest.mark.usefixtures("two_blocks")
+class TestInterpreted:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("D", "Y", "biased"), [(64, 1, False), (96, 2, True), (160, 3, False)])
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+    def test_kernel_agrees_with_the_reference(self, dtype, D, Y, biased, kind):
+        stream, summands, bias = arguments(3, D, dtype, Y=Y)
+        bias, exchange = bias if biased else None, exchange_of(3, Room(3, D), peer_sum.MOST_BLOCKS)
+        (expected, expected_normed), epochs = references(summands, bias, stream, exchange, kind)
+        found = interpreted(summands, bias, stream, exchange, kind)
+        exact = dtype == jnp.float32 and not biased
+        for rank, ((new, normed), following) in enumerate(found):
+            tolerance = 1e-5 if dtype == jnp.float32 else 3e-2  # the reference rounds the sum before it adds it
+            np.testing.assert_allclose(wide(new), wide(expected[rank]), rtol=tolerance, atol=tolerance * (not exact))
+            np.testing.assert_allclose(wide(normed), wide(expected_normed[rank]), rtol=tolerance, atol=tolerance)
+            assert np.array_equal(wide(new), wide(found[0][0][0]))
+            assert np.array_equal(wide(normed), wide(found[0][0][1]))
+            assert following[:2].tolist() == [2, 2]
+        assert np.all(epochs == 2)
+
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+    def test_total_alone(self, dtype):
+        _, summands, bias = arguments(3, 96, dtype, Y=2)
+        exchange = exchange_of(3, Room(4, 96), peer_sum.MOST_BLOCKS)
+        expected, _ = references(summands, bias, None, exchange)
+        for total, _ in interpreted(summands, bias, None, exchange):
+            np.testing.assert_allclose(wide(total), wide(expected[0]), rtol=1e-2, atol=2e-2)
+
+    def test_summands_may_be_wider_than_the_result(self):
+        stream, summands, _ = arguments(3, 96, jnp.bfloat16, Y=2)
+        summands, exchange = summands.astype(jnp.float32) * 1.001, exchange_of(3, Room(4, 48), peer_sum.MOST_BLOCKS)
+        (expected, _), _ = references(summands, None, stream, exchange, dtype=jnp.bfloat16)
+        for (new, _), _ in interpreted(summands, None, stream, exchange, dtype=jnp.bfloat16):
+            np.testing.assert_allclose(wide(new), wide(expected[0]), rtol=1e-2, atol=3e-2)
+
+    @pytest.mark.parametrize("with_stream", [False, True])
+    def test_a_block_that_has_lost_a_packet_stays_lost(self, with_stream):
+        stream, summands, _ = arguments(3, 64, jnp.float32)
+        exchange = exchange_of(3, Room(3, 64), peer_sum.MOST_BLOCKS)
+        exchange = dataclasses.replace(exchange, epochs=exchange.epochs.at[1].set(LOST))
+        result, epochs = interpreted(summands, None, stream if with_stream else None, exchange)[0]
+        for array in result if with_stream else [result]:
+            broken = np.isnan(wide(array))
+            assert np.all(broken[1])  # the token of block 1
+            assert not np.any(broken[[0, 2]])
+        assert epochs[:2].tolist() == [2, LOST]
+        assert are_lost(epochs)
+        assert not are_lost(epochs[:1])
 
 
 def test_too_small_a_workspace_is_refused():
-    x, parts, weight = arguments(5, 64, jnp.float32)
-    with pytest.raises(ValueError, match="5 tokens of 64 words: the workspace has room for 319 words"):
-        peer_sum._launch(x, parts[0], weight, None, None, None, None, EPS, "rms", 319, interpret=True)
+    stream, summands, _ = arguments(5, 64, jnp.float32)
+    for room in (Room(4, 64), Room(5, 63)):
+        with pytest.raises(
+            ValueError, match=f"5 tokens of 64 words: the workspace has room for {room[0]} of {room[1]}"
+        ):
+            interpreted(summands, None, stream, exchange_of(3, room, peer_sum.MOST_BLOCKS))
 
 
-needs_two = pytest.mark.skipif(jax.default_backend() != "gpu" or len(jax.devices()) < 2, reason="packets need two GPUs")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "axis", "served"),
+    [
+        ((MOST_TOKENS, 1, 64), jnp.float32, AXIS, True),
+        ((MOST_TOKENS + 1, 1, 64), jnp.float32, AXIS, False),
+        ((2, 3, 8, 64), jnp.float32, AXIS, True),
+        ((1, 1, 66), jnp.float32, AXIS, False),  # wider than the residual stream
+        ((1, 1, 64), jnp.float32, None, False),  # one device has all
+        ((1, 1, 64), jnp.bfloat16, AXIS, False),  # less than the residual stream's
+    ],
+)
+def test_which_sums_are_served(shape, dtype, axis, served):
+    sums = Peers(None, None, None, room_for(64, jnp.float32, 2), AXIS)
+    y = PartialSums(jax.ShapeDtypeStruct(shape, dtype), None, axis)
+    assert sums.serve_sum(y, jnp.float32) == served
 
 
-def on_every_device(mesh, words: int):
-    """The results of the kernel on every device."""
+def test_an_odd_number_of_halves_is_not_served():
+    sums = Peers(None, None, None, room_for(64, jnp.bfloat16, 2), AXIS)
+    assert sums.serve_sum(PartialSums(jax.ShapeDtypeStruct((1, 1, 64), jnp.float32), None, AXIS), jnp.bfloat16)
+    assert not sums.serve_sum(PartialSums(jax.ShapeDtypeStruct((1, 1, 64), jnp.float16), None, AXIS), jnp.float16)
+    even, odd = (PartialSums(jax.ShapeDtypeStruct((1, 1, D), jnp.bfloat16), None, AXIS) for D in (62, 63))
+    assert sums.serve_sum(even, jnp.bfloat16)
+    assert not sums.serve_sum(odd, jnp.bfloat16)
 
-    def on_one(x, y, weight, addresses, epoch):
-        found = peer_sum_kernel(x, y[0], weight, Peers.of(addresses, AXIS), epoch, EPS, "rms", words)
-        return jax.tree.map(lambda array: array[None], found)
+
+@pytest.mark.parametrize(("D", "n", "Y"), [(2048, 2, 1), (2880, 2, 4), (4096, 4, 2), (5120, 8, 1), (8192, 2, 8)])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("with_stream", [False, True])
+def test_kernel_lowers_for_a_gpu(with_stream, dtype, D, n, Y):
+    stream, summands, bias = arguments(5, D, dtype, n, Y)
+    rank, exchange = jnp.ones(1, jnp.int32), exchange_of(n, room_for(D, dtype, 2), peer_sum.MOST_BLOCKS)
+
+    def launch(y, bias, stream, exchange, rank):
+        y = PartialSums(y, bias, AXIS)
+        return peer_sum._launch(y, stream, exchange, rank, None, dtype=jnp.dtype(dtype), **HOW, interpret=False)
+
+    summands = summands.astype(jnp.float32) if Y == 4 else summands  # as those of products with split-K
+    args = summands[0], bias if Y > 1 else None, stream if with_stream else None, exchange, rank
+    assert kernels_of(for_cuda(launch, args)) == ["peer_sum"]
+
+
+def on_every_device(stream, summands, bias, exchange):
+    """The results of the kernel on every device, and the next exchange."""
+
+    def on_one(stream, summands, bias, exchange):
+        result, epochs = peer_sum_kernel(
+            PartialSums(summands[0], bias, AXIS), stream, exchange, dtype=stream.x.dtype, **HOW
+        )
+        return jax.tree.map(lambda array: array[None], (result, epochs))
 
     same, split = PartitionSpec(), PartitionSpec(AXIS)
-    specs = same, split, same, same, same
-    return jax.jit(jax.shard_map(on_one, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False))
+    result, epochs = over_devices(on_one, (same, split, same, same), split)(stream, summands, bias, exchange)
+    return result, dataclasses.replace(exchange, epochs=epochs[0])
 
 
-def by_definition(x, parts, weight) -> tuple[np.ndarray, np.ndarray]:
-    """What the reference says, in NumPy: XLA may leave roundings to bfloat16 out."""
-    x, parts, weight, dtype = np.asarray(x), np.asarray(parts, np.float32), np.asarray(weight, np.float32), x.dtype
-    new = (x.astype(np.float32) + (parts[0] + parts[1])).astype(dtype)
-    wide = new.astype(np.float32)
-    return new, wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + EPS) * weight
+def by_definition(stream, summands, bias) -> tuple[np.ndarray, np.ndarray]:
+    """What the kernel computes, in NumPy: XLA may leave roundings to bfloat16 out."""
+    dtype = stream.x.dtype
+    parts = functools.reduce(np.add, np.moveaxis(wide(summands), 2, 0)).astype(dtype).astype(np.float32)
+    total = parts[0] + parts[1]
+    new = (wide(stream.x) + (total if bias is None else total + wide(bias))).astype(dtype)
+    normed = wide(new) / np.sqrt(np.mean(wide(new) ** 2, axis=-1, keepdims=True) + EPS) * wide(stream.weight)
+    return new, normed
 
 
 @pytest.mark.gpu
@@ -95,58 +195,74 @@ class TestOnTwoGPUs:
     @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
     @pytest.mark.parametrize("D", WIDTHS)
     def test_results_are_those_of_the_definition_and_equal_on_all(self, D, dtype):
-        mesh = mesh_of(2, AXIS)
-        workspace = Workspace.create(mesh, 100 * D)
-        epoch = jnp.ones(1, jnp.int32)
-        for tokens in (1, 3, 80, 100):  # the last are more than there are blocks
-            x, parts, weight = arguments(tokens, D, dtype, 2)
-            args = x, parts, weight, workspace.addresses, epoch
-            new, normed, following = on_every_device(mesh, 100 * D)(*args)
-            expected, expected_normed = by_definition(x, parts, weight)
+        workspace = Workspace.create(mesh_of(2, AXIS), room_for(D, dtype, 2))
+        exchange = workspace.exchange()
+        for tokens, Y, biased in ((1, 1, True), (3, 4, False), (80, 2, True), (100, 1, False)):  # 100 > MOST_BLOCKS
+            stream, summands, bias = arguments(tokens, D, dtype, 2, Y)
+            bias = bias if biased else None
+            (new, normed), exchange = on_every_device(stream, summands, bias, exchange)
+            expected, expected_normed = by_definition(stream, summands, bias)
             np.testing.assert_array_equal(new[0], new[1])
             np.testing.assert_array_equal(normed[0], normed[1])
-            np.testing.assert_array_equal(new[0], expected)
-            tolerance = 1e-5 if dtype == jnp.float32 else 2e-2  # two roundings
-            np.testing.assert_allclose(normed[0].astype(jnp.float32), expected_normed, rtol=tolerance, atol=tolerance)
-            epoch = following[0]
+            if Y < 3:  # else sums in another order
+                np.testing.assert_array_equal(new[0], expected)
+            tolerance = 1e-5 if dtype == jnp.float32 else 3e-2  # two roundings
+            np.testing.assert_allclose(wide(normed[0]), expected_normed, rtol=tolerance, atol=tolerance)
+        assert exchange.epochs[0] == 5
+        assert exchange.epochs[MOST_BLOCKS - 1] == 2
 
     def test_many_sums_with_delays_on_either_device(self):
         """Every device knows what the other one sends, so that nothing but the packets brings them together."""
         D, sizes, rounds = 2880, (1, 5, 16, 80), 25_000
-        mesh = mesh_of(2, AXIS)
-        workspace = Workspace.create(mesh, 80 * D)
+        workspace = Workspace.create(mesh_of(2, AXIS), room_for(D, jnp.bfloat16, 2))  # which has to live until the end
 
         def sent(epoch, rank, tokens):
-            place = jnp.arange(tokens * D, dtype=jnp.int32).reshape(tokens, D)
+            place = jnp.arange(tokens * D, dtype=jnp.int32).reshape(tokens, 1, D)
             return ((place * 31 + epoch * 17 + rank * 7) % 127).astype(jnp.bfloat16)
 
-        def one_device(addresses, epoch):
-            peers = Peers.of(addresses, AXIS)
-            rank = peers.rank[0]
+        def one_device(exchange):
+            sums = Peers.begin(exchange, AXIS)
+            rank, weight = sums.rank[0], jnp.ones(D, jnp.bfloat16)
 
             def one_round(_, carry):
-                epoch, wrong, noise = carry
+                wrong, noise = carry
                 for tokens in sizes:
-                    turns = (epoch[0] * 7919 + rank * 104_729) % 23
+                    epoch = sums.epochs[...][0]
+                    turns = (epoch * 7919 + rank * 104_729) % 23
                     noise = jax.lax.fori_loop(0, jnp.where(turns < 4, 5 * turns, 0), lambda _, x: x @ x, noise)
-                    y = [sent(epoch[0], device, tokens) for device in range(2)]
-                    own = jnp.where(rank == 0, y[0], y[1]) + (0 * noise[:1, :1]).astype(jnp.bfloat16)
-                    x, weight = jnp.zeros((tokens, D), jnp.bfloat16), jnp.ones(D, jnp.bfloat16)
-                    new, _, epoch = peer_sum_kernel(x, own, weight, peers, epoch, EPS, "rms", 80 * D)
-                    wrong += jnp.sum(new != y[0] + y[1])
-                return epoch, wrong, noise
+                    y = [sent(epoch, device, tokens) for device in range(2)]
+                    own = jnp.where(rank == 0, y[0], y[1]) + (0 * noise[:1, :1]).astype(jnp.bfloat16)[None]
+                    x = jnp.zeros((tokens, D), jnp.bfloat16)
+                    new, _ = sums.add_norm(x, PartialSums(own, None, AXIS), weight, EPS, "rms")
+                    wrong += jnp.sum(new != (y[0] + y[1])[:, 0])
+                return wrong, noise
 
-            noise = jnp.eye(256, dtype=jnp.float32)
-            epoch, wrong, _ = jax.lax.fori_loop(0, rounds, one_round, (epoch, jnp.int32(0), noise))
-            return epoch, wrong[None]
+            wrong, _ = jax.lax.fori_loop(0, rounds, one_round, (jnp.int32(0), jnp.eye(256, dtype=jnp.float32)))
+            return sums.exchange(), wrong[None]
 
-        over = jax.shard_map(
-            one_device,
-            mesh=mesh,
-            in_specs=PartitionSpec(),
-            out_specs=(PartitionSpec(), PartitionSpec(AXIS)),
-            check_vma=False,
-        )
-        epoch, wrong = jax.jit(over)(workspace.addresses, jnp.ones(1, jnp.int32))
+        out_specs = PartitionSpec(), PartitionSpec(AXIS)
+        exchange, wrong = over_devices(one_device, PartitionSpec(), out_specs)(workspace.exchange())
         assert wrong.tolist() == [0, 0]
-        assert epoch.tolist() == [1 + rounds * len(sizes)]
+        assert exchange.epochs[0] == 1 + rounds * len(sizes)
+
+    def test_a_device_that_waits_in_vain_gives_up(self):
+        """The other device has another epoch, and so never sends what this one waits for."""
+        stream, summands, _ = arguments(3, 2048, jnp.bfloat16, 2)
+        workspace = Workspace.create(mesh_of(2, AXIS), room_for(2048, jnp.bfloat16, 2))
+
+        def one_device(stream, summands, exchange):
+            sums = Peers.begin(exchange, AXIS)
+            ahead = jnp.where(jnp.arange(MOST_BLOCKS, dtype=jnp.int32) == 1, sums.rank[0], 0)
+            sums.epochs[...] = sums.epochs[...] + 2 * ahead  # of block 1 of one device
+            y = PartialSums(summands[0], None, AXIS)
+            for _ in range(1000):  # which would take half an hour if each of them waited
+                new, _ = sums.add_norm(stream.x, y, stream.weight, EPS, "rms")
+            return new[None], sums.exchange().epochs[None]
+
+        specs = PartitionSpec(), PartitionSpec(AXIS), PartitionSpec()
+        over = over_devices(one_device, specs, PartitionSpec(AXIS))
+        new, epochs = over(stream, summands, workspace.exchange())
+        for device in range(2):
+            assert np.all(np.isnan(wide(new[device, 1])))
+            assert not np.any(np.isnan(wide(new[device])[[0, 2]]))
+            assert are_lost(epochs[device])

@@ -1,0 +1,77 @@
+"""Engines whose devices add up by packets, as two GPUs do: on simulated devices XLA makes each of these sums, and
+everything around them is the same."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from engines import GREEDY, assert_nothing_is_held, decode, ragged_prompts, tokens_of
+from requests_and_engines import CONFIG, engine_of
+
+from jspec.engine.runner import model_runner
+from jspec.pallas.collectives.peers import MOST_TOKENS
+from jspec.pallas.collectives.workspace import LOST, MOST_BLOCKS
+from jspec.sampling.params import SamplingParams
+
+DRAWN = SamplingParams(temperature=1.0, max_tokens=20)
+KINDS = ["eagle/2", "draft_model/2/2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_those_of_other_sums_and_of_one_device(kind):
+    by_packets = engine_of(f"{kind}/packets")
+    for params in (GREEDY, DRAWN):
+        found, wanted = (
+            tokens_of(decode(engine, ragged_prompts(), params)) for engine in (by_packets, engine_of(kind))
+        )
+        assert found == wanted
+    alone = engine_of(kind.partition("/")[0])
+    assert tokens_of(decode(by_packets, ragged_prompts(), GREEDY)) == tokens_of(decode(alone, ragged_prompts(), GREEDY))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_device_counts_the_same_exchanges(kind):
+    engine = engine_of(f"{kind}/packets")
+    before = np.asarray(engine.runner.state.exchange.epochs)
+    decode(engine, ragged_prompts(), DRAWN)
+    exchange = engine.runner.state.exchange
+    copies = [np.asarray(shard.data) for shard in exchange.epochs.addressable_shards]
+    assert len(copies) == 2
+    assert np.array_equal(*copies)
+    counted = copies[0] - before
+    assert counted[0] > 0
+    assert np.all(np.diff(counted) <= 0)  # the first blocks have tokens in every exchange
+    assert exchange.room.tokens == MOST_TOKENS
+    assert engine_of(kind).runner.state.exchange is None
+
+
+def lose(engine):
+    """Have a block of the next exchange find that an earlier one was lost."""
+    exchange = engine.runner.state.exchange
+    lost = jax.device_put(np.full(MOST_BLOCKS, LOST, np.int32), exchange.epochs.sharding)
+    engine.runner.state = dataclasses.replace(engine.runner.state, exchange=dataclasses.replace(exchange, epochs=lost))
+
+
+def test_lost_packets_fail_requests_and_the_next_ones_are_served():
+    engine = engine_of("eagle/2/packets")
+    wanted = tokens_of(decode(engine, ragged_prompts(), GREEDY))
+    before = engine.runner.workspace
+    lose(engine)
+    with pytest.raises(model_runner.LostPacket, match="a GPU waited for another one for two seconds in vain"):
+        decode(engine, ragged_prompts(), GREEDY)
+    assert_nothing_is_held(engine)
+    assert engine.runner.workspace is not before
+    assert tokens_of(decode(engine, ragged_prompts(), GREEDY)) == wanted
+    assert not np.any(np.asarray(engine.runner.state.exchange.epochs) == LOST)
+
+
+def test_epochs_begin_anew_before_they_run_out(monkeypatch):
+    engine = engine_of("eagle/2/packets")
+    wanted = tokens_of(decode(engine, ragged_prompts(), DRAWN))
+    monkeypatch.setattr(model_runner, "LAST_EPOCH", 20)
+    before = engine.runner.workspace
+    assert tokens_of(decode(engine, ragged_prompts(), DRAWN)) == wanted
+    assert engine.runner.workspace is not before
+    one_call = CONFIG.rounds * 100
+    assert np.asarray(engine.runner.state.exchange.epochs).max() < 20 + 4 * one_call

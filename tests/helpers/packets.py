@@ -1,0 +1,22 @@
+"""For tests of exchanges between GPUs: an exchange without GPUs, and functions of two real ones."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jspec.models.sharding import mesh_of
+from jspec.pallas.collectives.workspace import Exchange, Room
+
+AXIS = "model"
+needs_two = pytest.mark.skipif(jax.default_backend() != "gpu" or len(jax.devices()) < 2, reason="packets need two GPUs")
+
+
+def exchange_of(n: int, room: Room, blocks: int) -> Exchange:
+    """Of n GPUs whose memory is nowhere."""
+    return Exchange(jnp.zeros((n, 2), jnp.int32), jnp.ones(blocks, jnp.int32), room)
+
+
+def over_devices(function, in_specs, out_specs):
+    """A function of the inside of a ``jax.shard_map`` over two devices, compiled."""
+    mesh = mesh_of(2, AXIS)
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
