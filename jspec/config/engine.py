@@ -46,7 +46,7 @@ class EngineConfig:
         next request. None is half of ``max_batch``, but at most 16, and 0 below 4 rows.
       expand_latents: whether prefill may compute keys and values of all heads from latents, on GPUs that have a kernel for
         it (``jspec.pallas.mla.prefill``). The texts of a prefill batch then have at most ``pages_of_prefill`` pages.
-      packets: whether GPUs of one process that share a target add up small arrays by storing packets into each other's
+      peer_packets: whether GPUs of one process that share a target add up small arrays by storing packets into each other's
         memory (``jspec.pallas.collectives``), where they can. False leaves every sum to XLA.
       logprobs_mode: which distribution log-probabilities are of: ``raw_logprobs``, the target's own, or
         ``processed_logprobs``, the one that tokens are drawn from (at temperature 0: that of temperature 1).
@@ -71,7 +71,7 @@ class EngineConfig:
     max_waiting: int | None = None
     read_ahead: int | None = None
     expand_latents: bool = False
-    packets: bool = True
+    peer_packets: bool = True
     logprobs_mode: str = "raw_logprobs"
 
     def __post_init__(self):
@@ -94,7 +94,7 @@ class EngineConfig:
             value = getattr(self, name)
             ok = value is None or (is_int(value) and low <= value <= LARGEST_INT)
             require(ok, name, value, f"None or an integer in {low}..{LARGEST_INT}")
-        for name in ("reproducible", "prefix_cache", "expand_latents", "packets"):
+        for name in ("reproducible", "prefix_cache", "expand_latents", "peer_packets"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         mode = self.logprobs_mode
         require(mode in LOGPROBS_MODES, "logprobs_mode", mode, f"one of {', '.join(map(repr, LOGPROBS_MODES))}")

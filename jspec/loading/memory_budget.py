@@ -9,6 +9,7 @@ import psutil
 from jspec.config import EngineConfig, ModelConfig, Shards
 from jspec.config.heads import HeadConfig
 from jspec.engine.multihost.leader import fewest
+from jspec.engine.multihost.shard_map import exchange_bytes
 from jspec.loading.context_length import LADDER
 from jspec.models.kv_cache import gathers_pages
 
@@ -24,9 +25,9 @@ class Budget:
     Attributes:
       weights: the weights of target and draft.
       cache: keys and values of both, in all pages.
-      work: the largest temporaries: of a round, the logits of target and draft, and one layer's keys and values where
-        attention gathers them from their pages; of a prefill batch, one layer's activations, and its keys and values if
-        they follow from latents.
+      work: what exchanges between GPUs take, and the largest temporaries: of a round, the logits of target and draft, and
+        one layer's keys and values where attention gathers them from their pages; of a prefill batch, one layer's
+        activations, and its keys and values if they follow from latents.
     """
 
     weights: int
@@ -75,8 +76,14 @@ class ModelMemory:
         return Budget(
             weights=sum(_weight_bytes(model, shards, size) for model, shards in sharded),
             cache=sum(decoder.kv_bytes(slots, size) for decoder in decoders),
-            work=max(logits * (size + 4) + gathered, passes),
+            work=max(logits * (size + 4) + gathered, passes) + self._exchange_bytes(config),
         )
+
+    def _exchange_bytes(self, config: EngineConfig) -> int:
+        shards = self.shards[0]
+        if shards is None or not (config.peer_packets and on_gpu()):
+            return 0
+        return exchange_bytes(self.target.hidden_size, config.dtype, shards.count)
 
     def least_budget(self, config: EngineConfig) -> Budget:
         """The bytes of an engine with as many pages as one row may need."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -19,12 +20,16 @@ from jspec.config.sharding import SHARDED, ParameterSharding
 from jspec.models.decoder import Decoder
 from jspec.models.params import DTYPES, abstract_params, named_leaves, require_params, stored_parts
 
+# With XLA's own kernel for small sums every sum failed under jax 0.12.0.1 and CUDA 13, in ``ncclGetPeerDevicePointer``.
+ONE_SHOT_OFF = "--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false"
+
 
 def mesh_of(count: int, axis: str) -> Mesh:
-    """A mesh of the first ``count`` devices along one axis.
+    """A mesh of the first ``count`` devices along one axis; several GPUs have added up once.
 
     Raises:
       ValueError: there are fewer devices.
+      RuntimeError: the GPUs cannot add up.
     """
     devices = jax.devices()
     if len(devices) < count:
@@ -35,7 +40,31 @@ def mesh_of(count: int, axis: str) -> Mesh:
         raise ValueError(
             f"tensor_parallel={count}: expected {len(devices)}, the number of devices of all {jax.process_count()} processes"
         )
-    return Mesh(np.array(devices[:count]), (axis,))
+    mesh = Mesh(np.array(devices[:count]), (axis,))
+    if count > 1 and devices[0].platform == "gpu":
+        require_sums(mesh)
+    return mesh
+
+
+def require_sums(mesh: Mesh):
+    """Add up once over the devices of a mesh of one axis.
+
+    Raises:
+      RuntimeError: that fails. The message says what to set.
+    """
+    [axis] = mesh.axis_names
+    everywhere = PartitionSpec()
+    ones = jax.shard_map(lambda: jax.lax.psum(jnp.float32(1), axis), mesh=mesh, in_specs=(), out_specs=everywhere)
+    try:
+        total = float(jax.jit(ones)())
+    except jax.errors.JaxRuntimeError as error:
+        raise RuntimeError(
+            f"a sum over {mesh.size} GPUs failed under jax {jax.__version__}, so that they cannot share a target "
+            f"({str(error).splitlines()[0]}): try XLA_FLAGS={ONE_SHOT_OFF}, or jax 0.11.2, with which jspec has run on two "
+            "GPUs; NCCL_DEBUG=INFO makes NCCL say more"
+        ) from error
+    if total != mesh.size:
+        raise RuntimeError(f"a sum of ones over {mesh.size} GPUs is {total:g}: their connection is broken")
 
 
 def build_shards(

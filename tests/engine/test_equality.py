@@ -31,9 +31,17 @@ QUICK = (
     "dspark",
     "latents/expanded",
     "eagle+lookup",
-    "eagle/2/batch-sharded",
+    "eagle/2/packets/batch-sharded",
 )  # the last in two shards
-NIGHTLY = ("ngram", "p-eagle", "dflash-wide", "latents", "draft_model/2")
+NIGHTLY = (
+    "eagle/2/batch-sharded",
+    "draft_model/2/2/packets",
+    "ngram",
+    "p-eagle",
+    "dflash-wide",
+    "latents",
+    "draft_model/2",
+)
 LONG = ("none", "eagle3", "pard", "mlp", "medusa", "mtp")
 LONG += ("draft_model/2/2", "ngram/4", "eagle/4", "eagle3/2", "p-eagle/2", "mlp/2", "medusa/4", "mtp/2", "latents/2")
 LONG += ("draft_model+lookup/2/2", "dspark+lookup", "p-eagle+lookup/2", "eagle+lookup/2/batch-sharded")

@@ -5,9 +5,12 @@ import dataclasses
 import pytest
 from engines import DRAFT, LATENTS, TARGET
 
-from jspec.config import EngineConfig
+from jspec.config import EngineConfig, Shards
 from jspec.loading import memory_budget
 from jspec.loading.memory_budget import ModelMemory
+from jspec.models.sharding import mesh_of
+from jspec.pallas.collectives.peers import room_for
+from jspec.pallas.collectives.workspace import Workspace
 
 CONFIG = EngineConfig(max_batch=3, max_len=40, page_size=8)
 
@@ -79,6 +82,18 @@ def test_the_pool_takes_what_remains(monkeypatch):
         pages = ModelMemory(TARGET, DRAFT, 5).with_num_pages(CONFIG, 0.5).num_pages
         assert 15 / 16 * fits - 1 <= pages <= fits
         assert pages % 2 ** max(pages.bit_length() - 5, 0) == 0  # the same, if a little less is free
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_gpus_that_share_a_target_need_a_workspace(count, monkeypatch):
+    memory = ModelMemory(TARGET, None, 5, (Shards(count), None))
+    without = memory.budget(CONFIG).work
+    monkeypatch.setattr(memory_budget, "on_gpu", lambda: True)
+    room = room_for(TARGET.hidden_size, CONFIG.dtype, count)
+    [shard, *_] = Workspace.create(mesh_of(count, "tp"), room).memory.addressable_shards
+    config = dataclasses.replace(CONFIG, peer_packets=False)
+    assert memory.budget(CONFIG).work - memory.budget(config).work == shard.data.nbytes
+    assert memory.budget(config).work <= without  # a GPU gathers no pages
 
 
 def test_free_bytes_are_positive():

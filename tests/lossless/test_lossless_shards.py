@@ -11,13 +11,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
+from packets import exchange_of
 
 from jspec.config import Shards
 from jspec.engine.multihost.batch_sharded_verify import BatchSharding
 from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models import flat_params
 from jspec.models.sharding import build_shards, mesh_of, on_every_device
-from jspec.pallas.matmul import table
+from jspec.pallas.collectives import peers
+from jspec.pallas.collectives.peers import Peers, room_for
+from jspec.pallas.collectives.workspace import MOST_BLOCKS
+from jspec.pallas.matmul import partial_sums
+from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.sampling.streams import RoundNoise
 from lossless.checks import LAST, p_values
 from lossless.head_program import ANY_TARGET, FOUR_HEADS, HEADS, HeadOracle, HeadProgram, head_of, serving, target
@@ -31,11 +36,13 @@ RULES = ("rejection", "block", "match")
 class ShardedProgram(HeadProgram):
     """``HeadProgram`` with a target in so many shards, and a head that every device has.
 
-    If ``batch_sharded``, each device verifies some of the rows; otherwise all devices verify all.
+    If ``batch_sharded``, each device verifies some of the rows; otherwise all devices verify all. With ``packets``, programs
+    add up and gather as they do where GPUs exchange packets.
     """
 
     shards: int = 2
     batch_sharded: bool = False
+    packets: bool = False
     noise: Callable[..., RoundNoise] = RoundNoise  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def models(self, tables):
@@ -49,6 +56,7 @@ class ShardedProgram(HeadProgram):
         spread = ProgramSharding.of(*models)
         assert spread is not None
         places = [jax.tree.map(lambda leaf: leaf.sharding.spec, model) for model in models]
+        function = by_packets(function, self.shards) if self.packets else function
         return spread.shard_map(function, (*places, spread.state), spread.state if gives_state else PartitionSpec())
 
 
@@ -57,6 +65,18 @@ def _models(architecture: str, head: str, shards: Shards):
     whole, mesh = target(architecture), mesh_of(shards.count, "tp")
     split = build_shards(whole.config, flat_params(whole), "float32", shards, mesh)
     return split, on_every_device(serving(HEADS[head], head_of(head)), mesh)
+
+
+def by_packets(function, shards: int):
+    """The function of a target, a head and a state, with peers for the target."""
+
+    def with_peers(target, head, state):
+        exchange = exchange_of(shards, room_for(target.config.hidden_size, jnp.float32, shards), MOST_BLOCKS)
+        target.peers = Peers.begin(exchange, "tp")
+        result, target.peers = function(target, head, state), None
+        return result
+
+    return with_peers
 
 
 def noise_of_its_own(key_data, length) -> RoundNoise:
@@ -71,8 +91,12 @@ ALL = [
         (("LlamaForCausalLM", 2), (FOUR_HEADS, 4), ("Qwen3MoeForCausalLM", 2), ("Glm4MoeLiteForCausalLM", 2))
     )
 ]
-QUICK = (ShardedProgram("block", "eagle", batch_sharded=True),)
-NIGHTLY = (ShardedProgram("rejection", "eagle"), ShardedProgram("rejection", "eagle3", batch_sharded=True))
+QUICK = (ShardedProgram("block", "eagle", batch_sharded=True, packets=True),)
+NIGHTLY = (
+    ShardedProgram("rejection", "eagle"),
+    ShardedProgram("match", "medusa", packets=True),
+    ShardedProgram("rejection", "eagle3", batch_sharded=True),
+)
 
 
 class TestSteps(Losslessness):
@@ -95,9 +119,23 @@ class TestSteps(Losslessness):
         assert self._least(ShardedProgram("rejection", "eagle", batch_sharded=True)) < LEVEL
         jax.clear_caches()
 
+    def test_packets_that_have_not_come_are_detected(self, monkeypatch):
+        """Every second sum reads a place of the workspace before its packets have come: only its own part is there."""
+        peer_sum_reference = peers.peer_sum_reference
+
+        def early(y, stream, exchange, **how):
+            factor = jnp.where(exchange.epochs[0] % 2 == 0, jax.lax.axis_index(y.reduce_axis) == 0, 1)
+            seen = PartialSums(y.summands * factor.astype(y.summands.dtype), y.bias, y.reduce_axis)
+            return peer_sum_reference(seen, stream, exchange, **how)
+
+        monkeypatch.setattr(peers, "peer_sum_reference", early)
+        jax.clear_caches()
+        assert self._least(ShardedProgram("rejection", "eagle", packets=True)) < LEVEL
+        jax.clear_caches()
+
     @pytest.mark.long
     def test_missing_sums_over_shards_are_detected(self, monkeypatch):
-        monkeypatch.setattr(table, "all_reduce", lambda x, reduce_axis: x)
+        monkeypatch.setattr(partial_sums, "all_reduce", lambda x, reduce_axis: x)
         jax.clear_caches()
         assert self._least(ShardedProgram("rejection", "medusa", shards=2)) < LEVEL
         jax.clear_caches()

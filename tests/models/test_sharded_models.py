@@ -19,7 +19,7 @@ from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models import Decoder, build, causal_logits, flat_params
 from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, indices_of, mesh_of
-from jspec.pallas.matmul import table
+from jspec.pallas.matmul import partial_sums
 
 MIXTURES = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM", "MiniMaxM2ForCausalLM")
 CASES = [
@@ -86,7 +86,7 @@ def test_mxfp4_is_sharded_by_expert():
 def test_a_missing_all_reduce_is_detected(monkeypatch):
     model, tokens = Decoder(TARGET, rngs=nnx.Rngs(1)), some_tokens(TARGET)
     wanted = jax.jit(functools.partial(causal_logits, model))(tokens)
-    monkeypatch.setattr(table, "all_reduce", lambda x, reduce_axis: x)
+    monkeypatch.setattr(partial_sums, "all_reduce", lambda x, reduce_axis: x)
     jax.clear_caches()  # of layers that add up
     assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) > 0.01
     jax.clear_caches()

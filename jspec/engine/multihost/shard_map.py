@@ -19,7 +19,7 @@ from jspec.models.flatten import flatten
 from jspec.models.protocols import Target
 from jspec.pallas.collectives.access import reason_against_packets
 from jspec.pallas.collectives.peers import Peers, room_for
-from jspec.pallas.collectives.workspace import Workspace
+from jspec.pallas.collectives.workspace import Workspace, bytes_of
 
 log = logging.getLogger("jspec.engine")
 
@@ -109,14 +109,15 @@ class ProgramSharding:
 
         return sharded
 
-    def workspace(self, target: Target, draft_model: Any) -> Workspace | None:
-        """Memory for sums by packets, of a target and of its draft model; None where the devices' sums are XLA's."""
+    def workspace(self, target: Target, draft_model: Any, dtype) -> Workspace | None:
+        """Memory for exchanges by packets, of a target and a draft model in ``dtype``; None where these are left to XLA."""
         if (reason := reason_against_packets(self.mesh)) is not None:
-            log.info("sums over %d devices are XLA's: %s", self.mesh.size, reason)
+            say = log.warning if self.mesh.devices.flat[0].platform == "gpu" else log.info
+            say("exchanges between %d devices are left to XLA: %s", self.mesh.size, reason)
             return None
         sharded = [model for model in (target, draft_model) if getattr(model, "shards", None) is not None]
         width = max(model.config.hidden_size for model in sharded)
-        return Workspace.create(self.mesh, room_for(width, target.dtype, self.mesh.size))
+        return Workspace.create(self.mesh, room_for(width, dtype, self.mesh.size))
 
     def forward(self, function: Callable) -> Callable:
         """``(leaves of the target, tokens) -> logits`` over all devices."""
@@ -142,6 +143,11 @@ class ProgramSharding:
         """``create`` for many calls, compiled once."""
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.state if specs is None else specs)
         return jax.jit(make, out_shardings=shardings)
+
+
+def exchange_bytes(hidden_size: int, dtype: str, gpus: int) -> int:
+    """The memory that exchanges by packets take on each of so many GPUs, which share a target of such a width."""
+    return bytes_of(room_for(hidden_size, dtype, gpus), gpus)
 
 
 def _pool_spec(model: Any) -> PartitionSpec:

@@ -28,6 +28,7 @@ from jspec.engine.runner.swap import SwapBlocks, to_memory_kind
 from jspec.engine.scheduler.prefill_batching import Chunk
 from jspec.engine.scheduler.schedule import Schedule, Swap
 from jspec.models.flatten import flatten
+from jspec.models.params import DTYPES
 from jspec.pallas.collectives.workspace import are_lost
 from jspec.text.grammar.grammars import available
 
@@ -87,7 +88,9 @@ class ModelRunner(DeviceBatch):
         self.num_draft_tokens, self.width = most, self._builder.width(most)
         if self.width <= most:
             raise ValueError(f"width={self.width}: expected at least num_draft_tokens + 1, which is {most + 1}")
-        workspace = sharding.workspace(target, draft_model) if sharding is not None and config.packets else None
+        workspace = None
+        if sharding is not None and config.peer_packets:
+            workspace = sharding.workspace(target, draft_model, DTYPES[config.dtype])
         super().__init__(self._builder, (target_leaves, draft_leaves), self.draft_lengths, workspace)
         # A process compiles for its own devices, so an executable is of no use to another process of the group.
         cache = ExecutableCache(fingerprint(target, draft_model, self._builder) if self.group is None else None)

@@ -76,17 +76,17 @@ class ConvolvedLayer(Layer):
         self.attention_conv = Convolution(config, dtype=dtype, rngs=rngs)
         self.mlp_conv = Convolution(config, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x, normed, positions, kv, view, after: Norm | None, own_inputs=None):
+    def __call__(self, x, normed, positions, kv, view, after: Norm | None, own_inputs=None, peers=None):
         """Apply the layer; results as of ``Layer``.
 
         Args:
           x: the residual stream of the block, ``[B, n, D]``.
           normed: the context ``[B, C, D]``, and behind it the block after ``attention_norm``.
           positions: int32 ``[B, C + n]``.
-          kv, after: as for ``Layer``. There are no per-layer inputs.
+          kv, after: as for ``Layer``. There are no per-layer inputs, and no peers, since heads are not in shards.
           view: a ``BlockView``.
         """
-        assert own_inputs is None
+        assert (own_inputs, peers) == (None, None)
         context, slots = jnp.split(normed, [normed.shape[1] - x.shape[1]], axis=1)
         slots, deltas = self.attention_conv.before(slots)
         attended, kv = self.attention(jnp.concatenate([context, slots], axis=1), positions, kv, view)

@@ -86,8 +86,8 @@ class Workspace:
         [axis] = mesh.axis_names
         # A program behind all others of a GPU: one that still runs may be sending.
         jax.block_until_ready([jax.device_put(np.int32(0), device) + 1 for device in devices])
-        size = SLOTS * len(devices) * room.size * PACKET_BYTES
-        memory = jax.device_put(np.zeros((len(devices), size // 4), np.int32), NamedSharding(mesh, PartitionSpec(axis)))
+        shape = len(devices), bytes_of(room, len(devices)) // 4
+        memory = jax.device_put(np.zeros(shape, np.int32), NamedSharding(mesh, PartitionSpec(axis)))
         return Workspace(mesh, room, memory.block_until_ready())
 
     def exchange(self) -> Exchange:
@@ -101,6 +101,11 @@ class Workspace:
     def renewed(self) -> "Workspace":
         """Another one of the same size, for epochs that begin anew. Packets of this one are never seen again."""
         return Workspace.create(self.mesh, self.room)
+
+
+def bytes_of(room: Room, gpus: int) -> int:
+    """The memory of a workspace on each of so many GPUs."""
+    return SLOTS * gpus * room.size * PACKET_BYTES
 
 
 def are_lost(epochs) -> bool:

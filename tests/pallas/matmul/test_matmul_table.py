@@ -157,13 +157,17 @@ def test_every_kernel_of_the_folder_is_in_the_table():
 
 @pytest.mark.parametrize(("bias", "reduce_axis"), [(False, None), (True, None), (False, "shards"), (True, "shards")])
 @pytest.mark.parametrize("name", HOPPER_ONLY)
-def test_only_a_product_that_nothing_is_added_to_has_partial_sums(name, bias, reduce_axis):
+def test_which_products_have_partial_sums(name, bias, reduce_axis):
+    """Not one that a bias is added to, unless that waits for the sum over shards."""
     case, _ = EXAMPLES[name]
     x, weight, scale, bias, _, _ = case._replace(bias=bias).product
     how = {"reduce_axis": reduce_axis, "allow_partial_sums": True}
     mapped = jax.vmap(functools.partial(matmul, **how), axis_name="shards", in_axes=None, axis_size=2)
     y = jax.eval_shape(mapped, x, weight, scale, bias)
-    assert isinstance(y, PartialSums) == (bias is None and reduce_axis is None)
+    assert isinstance(y, PartialSums) == (bias is None or reduce_axis is not None)
+    if reduce_axis is not None:
+        assert (y.bias is None) == (bias is None)
+        assert y.reduce_axis == reduce_axis
 
 
 def test_a_bias_is_added_after_the_sum_over_shards():
@@ -171,3 +175,8 @@ def test_a_bias_is_added_after_the_sum_over_shards():
     add = functools.partial(matmul, reduce_axis="shards")
     y = jax.vmap(lambda x, weight: add(x, weight, None, bias), axis_name="shards")(x, weight)
     assert y.tolist() == [[[29.0, 30.0, 31.0]]] * 2
+
+    def later(x, weight):
+        return add(x, weight, None, bias, allow_partial_sums=True).total(x.dtype)
+
+    assert jax.vmap(later, axis_name="shards")(x, weight).tolist() == y.tolist()
