@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from jspec.config import Speculation
 from jspec.drafting.base import Context, Setup, Stateless
 from jspec.drafting.drawing import Drawing
+from jspec.models.gathered_view import GatheredView
 from jspec.models.heads.assistant import AssistantHead
-from jspec.models.kv_cache import PagedView
+from jspec.models.kv_cache import PagedView, View
 from jspec.models.protocols import Target
 
 
@@ -46,7 +47,9 @@ class Assistant(Stateless):
         drawing = Drawing(self.speculation, context, self.head.config.method, None)
         newest = context.length[:, None] - 1
         room = jnp.where(context.length > 1, context.room, 0)
-        view = PagedView(context.table, newest - 1, (room > 0)[:, None])
+        view: View = PagedView(context.table, newest - 1, (room > 0)[:, None])
+        if (shards := getattr(self.target, "shards", None)) is not None:
+            view = GatheredView(view, getattr(self.target, "peers", None), shards)
         caches = [context.cache[source] for source in self.sources]
 
         def next_pass(hidden, token, i):

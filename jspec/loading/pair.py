@@ -177,10 +177,10 @@ def check_pair(pair: Pair, speculation: Speculation, max_len: int) -> CheckedPai
 
 def require_shards(shards: Sequence[Shards | None], target: ModelConfig, draft: DraftConfig | None):
     """Raise a ValueError unless target and draft can be split into ``shards``, and there are so many devices."""
-    if isinstance(draft, AssistantConfig) and shards[0] is not None:
+    if isinstance(draft, AssistantConfig) and shards[0] is not None and draft.layers.num_heads % shards[0].count:
         raise ValueError(
-            f"tensor_parallel={shards[0].count}: expected 1 with an assistant, which reads keys and values of all heads of "
-            "the target, while each device has those of some; leave out tensor_parallel, or draft with draft='ngram'"
+            f"tensor_parallel={shards[0].count}: expected a divisor of {draft.layers.num_heads}, how many attention heads "
+            "an assistant has: each device attends with some of them; or draft with draft='ngram'"
         )
     for shard, config in zip(shards, (target, None if draft is None else draft.language_model), strict=True):
         if shard is not None:

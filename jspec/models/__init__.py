@@ -6,6 +6,7 @@ attention.py       grouped-query attention of a layer
 layers.py          linear maps, norms, activations and rotary frequencies
 mla.py             multi-head latent attention
 moe.py             a mixture of experts
+gathered_view.py   a view of a cache in shards, for heads that every device has
 per_layer.py       per-layer inputs: numbers of each token that one layer alone reads
 heads/             draft heads
 kv_cache.py        the paged KV cache, and the views that read and write it

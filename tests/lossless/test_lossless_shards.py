@@ -95,6 +95,7 @@ QUICK = (ShardedProgram("block", "eagle", batch_sharded=True, packets=True),)
 NIGHTLY = (
     ShardedProgram("rejection", "eagle"),
     ShardedProgram("match", "medusa", packets=True),
+    ShardedProgram("rejection", "assistant", packets=True),
     ShardedProgram("rejection", "eagle3", batch_sharded=True),
 )
 

@@ -16,6 +16,9 @@ import jspec
 from convert import load_folder
 from convert.cli import main as convert
 from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.config import Shards
+from jspec.engine.multihost import shard_map
+from jspec.loading.pair import require_shards
 from jspec.models import build, build_head
 from jspec.models.kv_cache import PagedView, init_pool
 
@@ -208,9 +211,32 @@ def test_an_ordering_that_repeats_a_token_is_refused(saved, tmp_path):
         Checkpoint.open(assistant).config  # noqa: B018
 
 
-def test_shards_of_a_target_are_refused(saved):
-    with pytest.raises(ValueError, match="tensor_parallel=2: expected 1 with an assistant"):
-        jspec.load(saved / "target", saved / "assistant", tensor_parallel=2)
+@pytest.mark.parametrize("packets", [False, True])
+def test_texts_and_drafts_are_those_of_a_target_in_shards(saved, packets, monkeypatch):
+    if packets:
+        monkeypatch.setattr(shard_map, "reason_against_packets", lambda mesh: None)
+    how = {"max_len": 96, "max_batch": 2, "page_size": 16, "dtype": "float32", "num_draft_tokens": 3}
+    prompts = [list(range(3, 9)), list(range(20, 61))]
+    found, wanted = (
+        jspec.generate(
+            jspec.load(saved / "target", saved / "assistant", tensor_parallel=count, **how),
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            temperature=1.0,
+            seed=5,
+            max_tokens=30,
+            ignore_eos=True,
+        )
+        for count in (2, 1)
+    )
+    assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+    assert [one.sources for one in found] == [one.sources for one in wanted]
+
+
+def test_more_shards_than_divide_the_heads_of_an_assistant_are_refused(saved):
+    heads = Checkpoint.open(saved / "assistant").config
+    shards = Shards(3), None
+    with pytest.raises(ValueError, match="tensor_parallel=3: expected a divisor of"):
+        require_shards(shards, Checkpoint.open(saved / "target").config, heads)
 
 
 def test_keys_of_layers_that_read_another_cache_are_left_out(saved, tmp_path):
