@@ -1,0 +1,71 @@
+"""Engines on two GPUs that exchange packets: texts, preemption, programs compiled in between, and a GPU that waits in
+vain."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from packets import needs_two
+
+import jspec
+from jspec.engine.runner.model_runner import LostPacket
+from jspec.pallas.collectives.workspace import are_lost
+
+pytestmark = [pytest.mark.gpu, needs_two]
+
+FAMILY = Path(jspec.__file__).parent / "family"
+PROMPTS = ["def add(a, b):\n", "import os\n\nfor name in", "class A:\n", "x = 1\n"]
+SMALL = {"max_batch": 4, "max_len": 160, "page_size": 16, "num_pages": 64, "dtype": "float32", "num_draft_tokens": 4}
+DRAFTS = ["eagle3", "draft"]
+
+
+@functools.cache
+def loaded(draft: str, count: int, **more) -> jspec.LLM:
+    return jspec.load(FAMILY / "target", FAMILY / draft, tensor_parallel=count, **SMALL | more)
+
+
+def texts(llm: jspec.LLM, **options) -> list[list[int]]:
+    results = jspec.generate(llm, PROMPTS, **{"temperature": 0, "max_tokens": 64} | options)
+    return [one.token_ids for one in results]
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_greedy_texts_are_those_of_one_gpu(draft):
+    wanted = texts(loaded(draft, 1))
+    llm = loaded(draft, 2)
+    assert texts(llm) == wanted
+    epochs = np.asarray(llm.engine.runner.state.exchange.epochs)
+    assert epochs[0] > 64
+    assert not are_lost(epochs)
+    assert texts(loaded(draft, 2, peer_packets=False)) == wanted
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_a_seed_means_one_text(draft):
+    llm = loaded(draft, 2)
+    assert texts(llm, temperature=1, seed=3) == texts(llm, temperature=1, seed=3)
+
+
+def test_preempted_requests_have_the_same_texts():
+    """Pages go to the host and come back between exchanges, and programs are compiled when they are needed first."""
+    roomy, tight = loaded("eagle3", 2), loaded("eagle3", 2, num_pages=12)
+    assert texts(tight) == texts(roomy)
+    assert tight.engine.metrics().num_preemptions > 0
+
+
+def test_a_gpu_that_waits_in_vain_fails_requests_and_not_the_next_ones():
+    llm = loaded("eagle3", 2)
+    wanted, runner = texts(llm), llm.engine.runner
+    exchange, copies = runner.state.exchange, []
+    for place, shard in enumerate(exchange.epochs.addressable_shards):  # one GPU is two exchanges ahead of the other
+        epochs = np.array(shard.data)
+        epochs[0] += 2 * place
+        copies.append(jax.device_put(epochs, shard.device))
+    apart = jax.make_array_from_single_device_arrays(exchange.epochs.shape, exchange.epochs.sharding, copies)
+    runner.state = dataclasses.replace(runner.state, exchange=dataclasses.replace(exchange, epochs=apart))
+    with pytest.raises(LostPacket):
+        texts(llm)
+    assert texts(llm) == wanted
