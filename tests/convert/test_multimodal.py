@@ -5,6 +5,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from block_checkpoints import fp8, fp8_config
 from wrapper_checkpoints import WRAPPED, logits_of, renamed, rewrite, save_wrapper
 
 import jspec
@@ -154,6 +155,75 @@ def test_experts_are_stacked_in_either_orientation(saved, tmp_path, width):
     params = load_folder(folder)[1]
     name = "layers.0.mlp.gate_up.weight"
     assert len({params[name][i * width : (i + 1) * width].tobytes() for i in range(14)}) == 14
+
+
+BLOCK = (12, 24)  # output features of which gate and up have two blocks each; the last block of 64 inputs is ragged
+
+
+def in_fp8(tensors, orient=lambda array: array):
+    """The stacked experts in FP8 with a scale for each block, and what that stands for in float32; two times tensors."""
+    stored, wide = dict(tensors), dict(tensors)
+    for name, array in tensors.items():
+        if ".experts." in name:
+            made = [fp8(expert, BLOCK) for expert in array]
+            numbers, scales = (np.stack([parts[end] for parts, _ in made]) for end in (".weight", ".weight_scale_inv"))
+            stored |= {name: orient(numbers), f"{name}_scale_inv": orient(scales)}
+            wide[name] = np.stack([weight for _, weight in made])
+    return stored, wide
+
+
+def with_fp8(raw):
+    return {**raw, "quantization_config": fp8_config(weight_block_size=list(BLOCK))}
+
+
+@pytest.mark.parametrize(
+    "orient", [lambda array: array, lambda array: array.swapaxes(1, 2)], ids=["plain", "transposed"]
+)
+def test_stacked_experts_in_fp8_are_dequantised(saved, tmp_path, orient):
+    folder, _ = saved("qwen3-vl-moe", moe_intermediate_size=24)
+    small, large = (copied(folder, tmp_path / name) for name in ("fp8", "float32"))
+    rewrite(small, with_fp8, lambda tensors: in_fp8(tensors, orient)[0])
+    rewrite(large, tensors=lambda tensors: in_fp8(tensors)[1])
+    with pytest.warns(UserWarning, match="FP8 with a scale for each block of 12 x 24"):
+        (config, params), (again, others) = load_folder(small, "float32"), load_folder(large, "float32")
+    assert config == again
+    assert all(np.array_equal(params[name], others[name]) for name in params)
+    unscaled = load_folder(folder, "float32")[1]["layers.0.mlp.gate_up.weight"]
+    assert not np.array_equal(params["layers.0.mlp.gate_up.weight"], unscaled)
+
+
+BAD_SCALES = {
+    "none": (
+        lambda t: {k: v for k, v in t.items() if not k.endswith("gate_up_proj_scale_inv")},
+        "weight_scale_inv' is missing",
+    ),
+    "fewer": (
+        lambda t: {k: v[:, :-1] if k.endswith("gate_up_proj_scale_inv") else v for k, v in t.items()},
+        r"gate_up_proj_scale_inv' has shape \[7, 3, 3\]: expected \[7, 4, 3\]",
+    ),
+    "nan": (
+        lambda t: {k: v * np.float32("nan") if k.endswith("down_proj_scale_inv") else v for k, v in t.items()},
+        "down_proj_scale_inv' holds nan",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*dequantised:UserWarning")
+@pytest.mark.parametrize("what", BAD_SCALES)
+def test_bad_scales_of_stacked_experts_are_refused(saved, tmp_path, what):
+    change, message = BAD_SCALES[what]
+    folder = copied(saved("qwen3-vl-moe", moe_intermediate_size=24)[0], tmp_path / "fp8")
+    rewrite(folder, with_fp8, lambda tensors: change(in_fp8(tensors)[0]))
+    with pytest.raises(Refusal, match=message):
+        load_folder(folder, "float32")
+
+
+def test_blocks_of_gate_and_up_together_are_refused(saved, tmp_path):
+    folder = copied(saved("qwen3-vl-moe", moe_intermediate_size=24)[0], tmp_path / "fp8")
+    rewrite(folder, lambda raw: {**raw, "quantization_config": fp8_config(weight_block_size=[16, 24])})
+    rewrite(folder, tensors=lambda tensors: in_fp8(tensors)[0])
+    with pytest.raises(Refusal, match="blocks in which gate and up meet are not read"):
+        load_folder(folder, "float32")
 
 
 def test_the_square_experts_of_transformers_are_read_as_it_writes_them(saved):

@@ -4,6 +4,7 @@
 
 import dataclasses
 
+from jspec.checkpoints.dequantize.fp8 import FP8Blocks
 from jspec.checkpoints.dequantize.layout import dequantized, require_some, stored_shapes, with_note
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
@@ -14,6 +15,7 @@ from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
 from jspec.checkpoints.huggingface.names import tensor_table
 from jspec.checkpoints.huggingface.parts import rearranged_tensors
 from jspec.checkpoints.huggingface.scales import with_scales, without_cache_scales
+from jspec.checkpoints.huggingface.split_experts import split_experts
 from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.layout import Layout, decoder_layout
 from jspec.config.heads import PardConfig
@@ -23,6 +25,8 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
     config, stored = decoder_config(folder, fields), stored_quantization(fields)
     text, others = text_tensors(tensors, folder.given) if is_multimodal(fields) else (tensors, frozenset())
+    if isinstance(stored, FP8Blocks):
+        text = split_experts(config, text, block=stored.block)
     replaced = dequantized(text, stored_shapes(tensor_table(config), rearranged_tensors(config)), stored, folder.given)
     require_some(replaced, stored)
     layout = decoder_layout(config, replaced.tensors)

@@ -8,7 +8,10 @@ The text models of multimodal checkpoints are stored so, Qwen3-VL-MoE for one. A
 | ``down_proj`` | ``[X, Fe, D]`` | ``[X, D, Fe]`` | ``down_proj``, ``[D, Fe]`` |
 
 Gate comes before up. The shapes say which orientation it is. One tensor of a layer may be square, and then the other one,
-which is not, decides for both: D is Fe or 2 Fe, and never both."""
+which is not, decides for both: D is Fe or 2 Fe, and never both.
+
+In FP8 with a scale for each block, the scales of ``gate_up_proj`` are ``gate_up_proj_scale_inv``, one matrix for each
+expert in the same orientation. They become those of its maps, ``<map>.weight_scale_inv``."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +25,7 @@ from jspec.config import ModelConfig
 from jspec.config.tensor_names import names_of
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
+FP8, SCALES = "float8_e4m3fn", "_scale_inv"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,11 @@ class ExpertMap(Tensor):
 
 
 def split_experts(
-    config: ModelConfig, tensors: Mapping[str, Tensor], layers: Sequence[int] | None = None, prefix: str | None = None
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    layers: Sequence[int] | None = None,
+    prefix: str | None = None,
+    block: tuple[int, int] | None = None,
 ) -> dict[str, Tensor]:
     """``tensors``, with the maps of each expert in place of tensors that hold those of all experts of a layer.
 
@@ -62,10 +70,11 @@ def split_experts(
       tensors: those in the files, by name.
       layers: the numbers that the layers have in the checkpoint; by default those of a language model.
       prefix: what stands before ``layers.``; by default what the architecture has there.
+      block: output and input features that share a scale, if config.json says that there are FP8 weights.
 
     Raises:
       Refusal: one of them has another shape or dtype than ``config`` asks for, the two of a layer are oriented differently,
-        or an expert is stored twice.
+        an expert is stored twice, or blocks of gate and up are the same.
     """
     replaced, experts, names = dict(tensors), config.experts, names_of(config.architecture)
     if experts is None or names.stacked_maps is not None:
@@ -78,45 +87,79 @@ def split_experts(
         held = {part: tensors[at + part] for part in (GATE_UP, DOWN) if at + part in tensors}
         if not held or not config.has_experts(i):
             continue
-        transposed = _orientation(held, {GATE_UP: (X, 2 * Fe, D), DOWN: (X, D, Fe)})
+        transposed = _orientation(held, {GATE_UP: (X, 2 * Fe, D), DOWN: (X, D, Fe)}, block is not None)
         for part, maps, shape in ((GATE_UP, (gate, up), (Fe, D)), (DOWN, (down,), (D, Fe))):
-            if part in held:
-                del replaced[at + part]
-                _add(replaced, at, held[part], maps, shape, transposed)
+            if part not in held:
+                continue
+            del replaced[at + part]
+            _add(replaced, at, held[part], maps, shape, transposed)
+            scales = replaced.get(at + part + SCALES)
+            if block is not None and scales is not None and held[part].dtype == FP8:
+                del replaced[at + part + SCALES]
+                _add(replaced, at, scales, maps, _blocks(scales, maps, shape, block, transposed), transposed, SCALES)
     return replaced
 
 
+def _blocks(
+    scales: Tensor, maps: Sequence[str], shape: tuple[int, int], block: tuple[int, int], transposed: bool
+) -> tuple[int, int]:
+    """How many blocks a map of ``shape`` has, output and input features; ``scales`` are those of all experts."""
+    rows, columns = (-(-size // of) for size, of in zip(shape, block, strict=True))
+    if len(maps) > 1 and shape[0] % block[0]:
+        raise Refusal(
+            f"{scales.file}: tensor {scales.name!r} has scales of blocks of {block[0]} output features, but the gate of an "
+            f"expert has {shape[0]}, which is no multiple: blocks in which gate and up meet are not read"
+        )
+    X, expected = scales.shape[0], (len(maps) * rows, columns)
+    expected = [X, *(expected[::-1] if transposed else expected)]
+    if list(scales.shape) != expected:
+        raise Refusal(
+            f"{scales.file}: tensor {scales.name!r} has shape {list(scales.shape)}: expected {expected}, a scale for each "
+            f"block of {block[0]} x {block[1]}; fetch it again"
+        )
+    return rows, columns
+
+
 def _add(
-    tensors: dict[str, Tensor], at: str, origin: Tensor, maps: Iterable[str], shape: tuple[int, int], transposed: bool
+    tensors: dict[str, Tensor],
+    at: str,
+    origin: Tensor,
+    maps: Iterable[str],
+    shape: tuple[int, int],
+    transposed: bool,
+    end: str = "",
 ):
-    """Add the ``maps`` of each expert, which are one after another in ``origin``."""
+    """Add the ``maps`` of each expert, which are one after another in ``origin``, under names with this ``end``."""
     for expert in range(origin.shape[0]):
         for number, name in enumerate(maps):
-            own = f"{at}{expert}.{name}.weight"
+            own = f"{at}{expert}.{name}.weight{end}"
             if own in tensors:
                 raise Refusal(
                     f"{origin.file}: holds tensor {origin.name!r} besides {own!r}, which is a part of it; delete one of them"
                 )
             start = number * shape[0]
+            named = origin.name if end else own  # scales that are wrong are called as the file calls them
             tensors[own] = ExpertMap(
-                own, origin.file, origin.path, shape, origin.dtype, origin, expert, start, transposed
+                named, origin.file, origin.path, shape, origin.dtype, origin, expert, start, transposed
             )
 
 
-def _orientation(held: Mapping[str, Tensor], plain: Mapping[str, tuple[int, int, int]]) -> bool:
+def _orientation(held: Mapping[str, Tensor], plain: Mapping[str, tuple[int, int, int]], in_fp8: bool) -> bool:
     """Whether the tensors of a layer have input features before output features.
 
     Args:
       held: ``GATE_UP`` or ``DOWN`` -> the tensor, for those that the files have.
       plain: the shape of each with output features first.
+      in_fp8: whether they may be in FP8.
     """
     found: dict[bool, Tensor] = {}
+    dtypes = (*FLOAT_DTYPES, FP8) if in_fp8 else tuple(FLOAT_DTYPES)
     for part, tensor in held.items():
         X, out, inputs = plain[part]
-        if tensor.dtype not in FLOAT_DTYPES or tensor.shape not in ((X, out, inputs), (X, inputs, out)):
+        if tensor.dtype not in dtypes or tensor.shape not in ((X, out, inputs), (X, inputs, out)):
             raise Refusal(
                 f"{tensor.file}: tensor {tensor.name!r} is {tensor.dtype} {list(tensor.shape)}, but config.json asks for "
-                f"one of {', '.join(FLOAT_DTYPES)} and {[X, inputs, out]} or {[X, out, inputs]}"
+                f"one of {', '.join(dtypes)} and {[X, inputs, out]} or {[X, out, inputs]}"
             )
         if out != inputs:
             found[tensor.shape[1] == inputs] = tensor
