@@ -1,6 +1,7 @@
 """Checkpoints whose weights are FP8 already: read as they are stored, converted as they are stored, or refused by name."""
 
 import json
+import re
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -152,22 +153,47 @@ def test_routers_may_be_ignored(tmp_path, ignore):
     assert load_folder(src)[1]["layers.1.mlp.router.weight"].dtype == ml_dtypes.bfloat16
 
 
+PLAIN = {  # what is not quantised, by quantization_config; and the maps that are not
+    "a map": (compressed_tensors(ignore=["lm_head", DOWN]), re.escape(DOWN)),
+    "a map, by a method": (vllm_fp8(["lm_head", DOWN]), re.escape(DOWN)),
+    "a kind of map": (compressed_tensors(ignore=["lm_head", "re:.*self_attn.*"]), r".*self_attn\..*_proj"),
+    "all but a kind": (compressed_tensors(group__targets=["re:.*down_proj$"]), r".*(?<!down)_proj"),
+    "a layer, a scale for each weight": (
+        compressed_tensors("tensor", ignore=["lm_head", "re:.*layers.0.*"]),
+        r".*layers\.0\..*_proj",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PLAIN)
+def test_weights_of_which_some_are_plain_are_dequantised(tmp_path, what):
+    quantization, plain = PLAIN[what]
+    src = fp8_checkpoint(tmp_path / "src", quantization=quantization)
+    changes = {}
+    for name in names_in(src):
+        if re.fullmatch(f"{plain}\\.weight", name):
+            wide = _raw(src, name).astype(np.float32) * _raw(src, f"{name}_scale").astype(np.float32).reshape(-1, 1)
+            changes |= {name: wide, f"{name}_scale": None}
+    assert changes
+    changed(src, **changes)
+    with pytest.warns(UserWarning, match="FP8 with a scale for each .*, but for model.layers.* are kept alike"):
+        found = logits(src)
+    assert Checkpoint.open(src).target_config.quantization is None
+    assert compare(logits(tmp_path / "src-wide"), found).exact
+
+
 def test_the_text_model_of_a_multimodal_one(tmp_path):
     """Its modules have other names there, by which ``ignore`` may mean them."""
     text = {**tiny_config("Gemma3ForCausalLM"), "architectures": None}
     outer = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
-    for ignore, words in (
-        (["language_model.lm_head", "re:vision_tower.*"], None),
-        (["re:.*lm_head", "re:language_model.model.layers.0.*"], "self_attn.q_proj, "),
-        (["model.language_model.layers.1.mlp.up_proj"], "leave model.layers.1.mlp.up_proj as they were"),
+    for ignore, kept in (
+        (["language_model.lm_head", "re:vision_tower.*"], "fp8"),
+        (["re:.*lm_head", "re:language_model.model.layers.0.*"], None),
+        (["model.language_model.layers.1.mlp.up_proj"], None),
     ):
         quantization = compressed_tensors(ignore=ignore)
         (tmp_path / "config.json").write_text(json.dumps({**outer, "quantization_config": quantization}))
-        if words is None:
-            assert read_config(Folder(tmp_path)).quantization == "fp8"
-            continue
-        with pytest.raises(Refusal, match=words):
-            read_config(Folder(tmp_path))
+        assert read_config(Folder(tmp_path)).quantization == kept
 
 
 def test_the_weights_of_a_multimodal_one(tmp_path):

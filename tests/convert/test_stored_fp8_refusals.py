@@ -94,17 +94,6 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
                 "a" * 101,
             )
         ),
-        (
-            compressed_tensors(ignore=["lm_head", DOWN]),
-            f"quantization_config.ignore and targets leave {DOWN} as they were: expected none but the output head and",
-        ),
-        (
-            compressed_tensors(ignore=["lm_head", "re:.*self_attn.*"]),
-            "q_proj, model.layers.0.self_attn.k_proj, model.layers.0.self_attn.v_proj and 5 more as they were",
-        ),
-        (compressed_tensors(group__targets=["re:.*down_proj$"]), "q_proj, model.layers.0.self_attn.k_proj, "),
-        (compressed_tensors(ignore=["Linear"]), "v_proj and 11 more as they were"),
-        (vllm_fp8(["model.layers.0.mlp.up_proj"]), "ignored_layers and targets leave model.layers.0.mlp.up_proj as"),
         (vllm_fp8(fmt="e5m2"), "quantization_config.fmt='e5m2': expected 'e4m3'"),
         ({"bits": 4}, "quantization_config.quant_method='unnamed' is not read"),
         ({"load_in_4bit": True}, "quantization_config.quant_method='bitsandbytes' is not read"),

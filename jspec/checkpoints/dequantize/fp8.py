@@ -2,6 +2,7 @@
 of draft heads, of which a whole output channel or a whole weight may share a scale."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,8 +18,10 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.quantization_fields import require_one_of
+from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 
 FP8 = "float8_e4m3fn"
+_NAMED = 3  # maps that a note names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,19 +109,39 @@ class FP8Weight(Dequantized):
 
 @dataclasses.dataclass(frozen=True)
 class FP8Scaled(BlockFormat):
-    """FP8 with a scale for each output channel or for each weight. Language models keep it, draft heads dequantise it.
+    """FP8 with a scale for each output channel or for each weight. Language models keep it if all of their linear maps are
+    stored so; draft heads, and other language models, dequantise it.
 
     Attributes:
       scales: whether there is a scale for each output ``channel``, or one for a whole ``tensor``.
+      others: names of linear maps of a language model that are not stored so.
     """
 
     scales: str
+    others: tuple[str, ...] = ()
 
     bytes_each = "one"
+
+    @staticmethod
+    def of(stored: StoredQuantization, others: Sequence[str] = ()) -> "FP8Scaled":
+        """What a ``quantization_config`` says, of weights that are to be dequantised."""
+        return FP8Scaled(
+            stored.ignored.names - {"Linear"}, stored.ignored.key, stored.where, stored.scales, tuple(others)
+        )
 
     @property
     def summary(self) -> str:
         return f"FP8 with a scale for each {'output channel' if self.scales == 'channel' else 'weight'}"
+
+    @property
+    def note(self) -> str:
+        if not self.others:
+            return super().note
+        more = f" and {len(self.others) - _NAMED} more" if len(self.others) > _NAMED else ""
+        return (
+            f"the weights are stored in {self.summary}, but for {', '.join(self.others[:_NAMED])}{more}, and those of all "
+            "layers are kept alike: they are dequantised as they are read, and take two bytes in bfloat16 instead of one"
+        )
 
     @property
     def ends(self) -> tuple[str, ...]:

@@ -4,17 +4,17 @@
 
 import dataclasses
 
-from jspec.checkpoints.dequantize.fp8 import FP8Blocks
+from jspec.checkpoints.dequantize.fp8 import FP8Blocks, FP8Scaled
 from jspec.checkpoints.dequantize.layout import dequantized, require_some, stored_shapes, with_note
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.huggingface.config import decoder_config, stored_quantization
-from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
+from jspec.checkpoints.huggingface.multimodal import is_multimodal, module_names, text_tensors
 from jspec.checkpoints.huggingface.names import tensor_table
 from jspec.checkpoints.huggingface.parts import rearranged_tensors
-from jspec.checkpoints.huggingface.scales import with_scales, without_cache_scales
+from jspec.checkpoints.huggingface.scales import plain_maps, with_scales, without_cache_scales
 from jspec.checkpoints.huggingface.split_experts import split_experts
 from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.layout import Layout, decoder_layout
@@ -25,6 +25,9 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
     config, stored = decoder_config(folder, fields), stored_quantization(fields)
     text, others = text_tensors(tensors, folder.given) if is_multimodal(fields) else (tensors, frozenset())
+    if isinstance(stored, StoredQuantization) and config.quantization is None:  # since some maps are not quantised
+        quantized = dataclasses.replace(config, quantization=stored.quantization)
+        stored = FP8Scaled.of(stored, plain_maps(quantized, stored, module_names(fields)))
     if isinstance(stored, FP8Blocks):
         text = split_experts(config, text, block=stored.block)
     replaced = dequantized(text, stored_shapes(tensor_table(config), rearranged_tensors(config)), stored, folder.given)

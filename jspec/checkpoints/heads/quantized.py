@@ -48,7 +48,7 @@ def dequantized_head(fields: Fields, tensors: dict[str, Tensor], where: str) -> 
     if stored is None:
         return Replaced(tensors)
     if isinstance(stored, StoredQuantization):
-        stored = FP8Scaled(stored.ignored.names - {"Linear"}, stored.ignored.key, stored.where, stored.scales)
+        stored = FP8Scaled.of(stored)
     replaced = dequantized(tensors, _shapes(tensors, stored, where), stored, where)
     require_some(replaced, stored)
     return replaced

@@ -21,10 +21,10 @@ from jspec.config import ModelConfig
 from jspec.config.model import count
 from jspec.config.tensor_names import names_of
 
+_HEAD = OUTPUT_HEAD.removesuffix(".weight")
 # How the names of tensors end that hold scales of queries, keys and values in a cache of eight bits, or of activations.
 _CACHE = (".q_scale", ".k_scale", ".v_scale", ".kv_scale")
 _ACTIVATIONS = (".input_scale", ".input_global_scale", ".output_scale", ".activation_scale", *_CACHE)
-_NAMED = 3  # modules that an error names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Scales(Tensor):
 def with_stored_quantization(
     config: ModelConfig, stored: StoredQuantization | BlockFormat, called: Callable[[str], tuple[str, ...]]
 ) -> ModelConfig:
-    """``config`` with the quantisation of the weights in the files; ``config`` itself if they are dequantised when read.
+    """``config`` with the quantisation of the weights in the files; ``config`` itself if they are dequantised when read,
+    as FP8 weights of layers are unless all of them are quantised.
 
     Args:
       config: the model's config, without quantisation.
@@ -57,8 +58,7 @@ def with_stored_quantization(
       called: module name -> the names that the checkpoint may have for the module.
 
     Raises:
-      Refusal: some linear maps of layers are quantised and some are not, or the files hold the experts of a layer in one
-        tensor.
+      Refusal: the files hold the experts of a layer in one tensor.
     """
     if names_of(config.architecture).stacked_maps is not None:
         what = stored.summary if isinstance(stored, BlockFormat) else stored.quantization
@@ -70,22 +70,25 @@ def with_stored_quantization(
         return config
     # An embedding is no linear map, so it is never quantised, and neither is an output head that is tied to it.
     quantized = dataclasses.replace(config, quantization=stored.quantization, quantized_head=not config.tie_embeddings)
-    scales, suffix = quantized.scale_names(), ".weight"
-    modules = modules_of_parts(config)
-    maps = [name.removesuffix(suffix) for name, at in tensor_table(quantized).items() if at.param in scales]
-    maps = list(dict.fromkeys(modules.get(name, name) for name in maps))
-    plain = [name for name in maps if not stored.includes(called(name))]
-    if OUTPUT_HEAD.removesuffix(suffix) in plain:
-        plain.remove(OUTPUT_HEAD.removesuffix(suffix))
+    if _HEAD in _plain(quantized, stored, called):
         quantized = dataclasses.replace(quantized, quantized_head=False)
-    if plain:
-        more = f" and {len(plain) - _NAMED} more" if len(plain) > _NAMED else ""
-        raise Refusal(
-            f"{stored.where}: {stored.ignored.key or 'ignore'} and targets leave {', '.join(plain[:_NAMED])}{more} as they "
-            f"were: expected none but the output head and routers, because all linear maps of layers are stored alike; "
-            f"{INSTEAD}"
-        )
-    return quantized
+    return config if plain_maps(quantized, stored, called) else quantized
+
+
+def plain_maps(
+    quantized: ModelConfig, stored: StoredQuantization, called: Callable[[str], tuple[str, ...]]
+) -> list[str]:
+    """The names of the linear maps of layers that are not quantised, of those that are in a model of the config
+    ``quantized``; other arguments as for ``with_stored_quantization``."""
+    return [name for name in _plain(quantized, stored, called) if name != _HEAD]
+
+
+def _plain(quantized: ModelConfig, stored: StoredQuantization, called: Callable[[str], tuple[str, ...]]) -> list[str]:
+    """The same, and the output head if it is not quantised either."""
+    scales, modules = quantized.scale_names(), modules_of_parts(quantized)
+    maps = [name.removesuffix(".weight") for name, at in tensor_table(quantized).items() if at.param in scales]
+    maps = list(dict.fromkeys(modules.get(name, name) for name in maps))
+    return [name for name in maps if not stored.includes(called(name))]
 
 
 def with_scales(layout: Layout, stored: StoredQuantization, where: str) -> Layout:
