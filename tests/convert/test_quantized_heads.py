@@ -50,11 +50,11 @@ TINY = {
 }
 
 
-def scaled(one: bool):
-    """What stores a weight in FP8 with one scale, or with one for each output channel."""
+def scaled(one: bool, kind: str = "fp8"):
+    """What stores a weight in FP8 or int8 with one scale, or with one for each output channel."""
 
     def store(weight):
-        numbers, scale = _quantized(weight, one, np.float32)
+        numbers, scale = _quantized(weight, kind, one, np.float32)
         return {".weight": numbers, ".weight_scale": scale}, numbers.astype(np.float32) * scale.reshape(-1, 1)
 
     return store
@@ -73,6 +73,11 @@ def scaled_without_axis(weight):
 FORMATS = {
     "channel": Kind(compressed_tensors(), scaled(False), "FP8 with a scale for each output channel"),
     "tensor": Kind(compressed_tensors("tensor"), scaled(True), "FP8 with a scale for each weight"),
+    "int8": Kind(
+        compressed_tensors(format="int-quantized", weights__type="int"),
+        scaled(False, "int8"),
+        "int8 with a scale for each output channel",
+    ),
     "tensor vllm": Kind(vllm_fp8(), scaled(True), "FP8 with a scale for each weight"),
     "tensor modelopt": Kind(model_optimizer_config("FP8"), scaled_without_axis, "FP8 with a scale for each weight"),
     **{
@@ -158,24 +163,28 @@ def by_compressed_tensors(weight: np.ndarray, strategy: str):
     steps = pytest.importorskip("compressed_tensors.quantization.lifecycle.forward")
     wide, more = torch.from_numpy(weight), {}
     known = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
+    if strategy == "int8":
+        known |= {"type": "int", "strategy": "channel"}
     if strategy == "tensor_group":
         known |= {"num_bits": 4, "group_size": 16}
         overall = (448 * 6 / wide.abs().max()).reshape(1)
         peaks = wide.reshape(len(wide), -1, 16).abs().amax(-1)
         scale, more = (peaks / 6 * overall).to(torch.float8_e4m3fn), {"global_scale": overall}
     else:
-        scale = (wide.abs().amax(1, keepdim=True) if strategy == "channel" else wide.abs().amax().reshape(1)) / 448
+        peak = wide.abs().amax().reshape(1) if strategy == "tensor" else wide.abs().amax(1, keepdim=True)
+        scale = peak / (127 if strategy == "int8" else 448)
     how = library.quantization.QuantizationArgs(**known)
-    dtype = torch.float32 if more else torch.float8_e4m3fn
+    dtype = torch.float32 if more else torch.int8 if strategy == "int8" else torch.float8_e4m3fn
     stored = steps.quantize(wide, scale.float(), torch.zeros_like(scale.float()), how, dtype=dtype, **more)
     expected = steps.dequantize(stored, scale.float(), args=how, **more).float().numpy()
     parts = {".weight_packed": pack(stored), ".weight_global_scale": overall} if more else {".weight": stored}
     return {end: as_array(part) for end, part in {**parts, ".weight_scale": scale}.items()}, expected
 
 
-@pytest.mark.parametrize("strategy", ["channel", "tensor", "tensor_group"])
+@pytest.mark.parametrize("strategy", ["channel", "tensor", "tensor_group", "int8"])
 def test_compressed_tensors_reads_the_same(tmp_path, strategy):
     config = nvfp4_config() if strategy == "tensor_group" else compressed_tensors(strategy)
+    config = FORMATS["int8"].config if strategy == "int8" else config
     kind = Kind(config, lambda weight: by_compressed_tensors(weight, strategy), "")
     src, wide = stored_head(tmp_path / "head", "eagle3", kind)
     with pytest.warns(UserWarning, match="dequantised"):
@@ -256,7 +265,7 @@ REFUSED = [
     ("eagle3", "nvfp4", replaced("fc.weight_scale", np.ones((64, 12), np.float32)), None, "float32 [64, 12], but"),
     ("eagle3", "nvfp4", replaced("fc.weight_packed", np.ones((64, 4), np.uint8)), None, "a multiple of 16, because so"),
     ("eagle3", "channel", dict, ("ignore", ["fc"]), "ignore says that 'fc' is not quantised, but"),
-    ("medusa", "channel", dict, ("format", "int-quantized"), "format='int-quantized': expected"),
+    ("medusa", "channel", dict, ("format", "mixed-precision"), "format='mixed-precision': expected"),
     ("mlp", "channel", dict, ("quant_method", "bitsandbytes"), "quant_method='bitsandbytes' is not read"),
 ]
 

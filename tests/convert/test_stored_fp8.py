@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are FP8 already: read as they are stored, converted as they are stored, or refused by name."""
+"""Checkpoints whose weights are FP8 or int8 already: read and converted as they are stored, or refused by name."""
 
 import json
 import re
@@ -27,7 +27,13 @@ KINDS = {
     "channel": compressed_tensors(),
     "tensor": compressed_tensors("tensor"),
     "fp8": vllm_fp8(),
+    "int8": compressed_tensors(format="int-quantized", weights__type="int"),
+    "int8 of a tensor": compressed_tensors("tensor", format="naive-quantized", weights__type="int"),
 }
+
+
+def stored_in(kind: str) -> str:
+    return "int8" if kind.startswith("int8") else "fp8"
 
 
 def names_in(folder) -> list[str]:
@@ -49,7 +55,7 @@ def _raw(folder, name) -> np.ndarray:
     data = (folder / "model.safetensors").read_bytes()
     length = int.from_bytes(data[:8], "little")
     entry = json.loads(data[8 : 8 + length])[name]
-    kinds = {"F8_E4M3": FP8, "BF16": ml_dtypes.bfloat16, "F32": np.float32}
+    kinds = {"F8_E4M3": FP8, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "I8": np.int8}
     start, stop = (8 + length + offset for offset in entry["data_offsets"])
     return np.frombuffer(data[start:stop], kinds[entry["dtype"]]).reshape(entry["shape"])
 
@@ -66,7 +72,7 @@ def logits(folder) -> list[np.ndarray]:
 def test_logits_are_those_of_dequantised_weights(tmp_path, architecture, kind):
     src = fp8_checkpoint(tmp_path / "src", architecture, quantization=KINDS[kind])
     config, params = load_folder(src)
-    assert (config.quantization, config.quantized_head) == ("fp8", False)
+    assert (config.quantization, config.quantized_head) == (stored_in(kind), False)
     assert config == Checkpoint.open(src).target_config == read_draft_config(src)
     assert {n: (a.shape, a.dtype) for n, a in params.items()} == {
         n: (leaf.shape, leaf.dtype) for n, leaf in abstract_params(config, "bfloat16").items()
@@ -84,7 +90,7 @@ def test_bits_are_those_of_the_files(tmp_path, kind):
     np.testing.assert_array_equal(weight.view(np.uint8), np.concatenate(parts).view(np.uint8))
     expected = [np.broadcast_to(one, len(part)) for one, part in zip(scales, parts, strict=True)]
     np.testing.assert_array_equal(scale, np.concatenate(expected))
-    assert len(set(scale.tolist())) == (128 if kind == "channel" else 3)
+    assert len(set(scale.tolist())) == (128 if kind in ("channel", "int8") else 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +98,7 @@ def test_bits_are_those_of_the_files(tmp_path, kind):
 def test_conversion_keeps_every_bit(tmp_path, kind, architecture):
     src, out = fp8_checkpoint(tmp_path / "src", architecture, quantization=KINDS[kind], shards=2), tmp_path / "out"
     report = convert(src, out, verify="shapes")
-    assert (report.dtype, report.quantization) == ("bfloat16", "fp8")
+    assert (report.dtype, report.quantization) == ("bfloat16", stored_in(kind))
     assert any("params are the source's, as they are stored" in note for note in report.notes)
     (config, params), (again, kept) = load_folder(src), load_folder(out)
     assert (config, list(params)) == (again, list(kept))
@@ -156,6 +162,10 @@ def test_routers_may_be_ignored(tmp_path, ignore):
 PLAIN = {  # what is not quantised, by quantization_config; and the maps that are not
     "a map": (compressed_tensors(ignore=["lm_head", DOWN]), re.escape(DOWN)),
     "a map, by a method": (vllm_fp8(["lm_head", DOWN]), re.escape(DOWN)),
+    "a map, of int8": (
+        compressed_tensors(format="int-quantized", weights__type="int", ignore=["lm_head", DOWN]),
+        re.escape(DOWN),
+    ),
     "a kind of map": (compressed_tensors(ignore=["lm_head", "re:.*self_attn.*"]), r".*self_attn\..*_proj"),
     "all but a kind": (compressed_tensors(group__targets=["re:.*down_proj$"]), r".*(?<!down)_proj"),
     "a layer, a scale for each weight": (
@@ -176,7 +186,7 @@ def test_weights_of_which_some_are_plain_are_dequantised(tmp_path, what):
             changes |= {name: wide, f"{name}_scale": None}
     assert changes
     changed(src, **changes)
-    with pytest.warns(UserWarning, match="FP8 with a scale for each .*, but for model.layers.* are kept alike"):
+    with pytest.warns(UserWarning, match="(FP8|int8) with a scale for each .*, but for model.layers.* are kept alike"):
         found = logits(src)
     assert Checkpoint.open(src).target_config.quantization is None
     assert compare(logits(tmp_path / "src-wide"), found).exact

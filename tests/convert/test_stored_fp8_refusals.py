@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fp8_checkpoints import FP8, LINEAR, compressed_tensors, fp8_checkpoint, vllm_fp8
-from test_stored_fp8 import DOWN, GPT_OSS, KINDS, Q, changed
+from test_stored_fp8 import DOWN, GPT_OSS, KINDS, Q, changed, stored_in
 from tiny import tiny_checkpoint, tiny_config
 
 from convert import Refusal, load_draft, load_folder
@@ -42,16 +42,12 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
     ("quantization", "words"),
     [
         *(
-            (compressed_tensors(format=name), f".format='{name}': expected 'float-quantized' or 'pack-quantized' or ")
-            for name in (
-                "int-quantized",
-                "naive-quantized",
-                "mixed-precision",
-            )
+            (compressed_tensors(format=name), f".format='{name}': expected 'float-quantized' or 'int-quantized' or ")
+            for name in ("mixed-precision", "marlin-24")
         ),
         (
             compressed_tensors(format=None),
-            "quantization_config.format=None: expected 'float-quantized' or 'pack-quantized' or 'nvfp4-pack-quantized'",
+            "quantization_config.format=None: expected 'float-quantized' or 'int-quantized' or 'naive-quantized' or",
         ),
         (
             compressed_tensors(group__format="int-quantized"),
@@ -59,6 +55,11 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         ),
         (compressed_tensors(weights__num_bits=4), "config_groups.group_0.weights.num_bits=4: expected 8; of quantised"),
         (compressed_tensors(weights__type="int"), "config_groups.group_0.weights.type='int': expected 'float'"),
+        (compressed_tensors(format="int-quantized"), "config_groups.group_0.weights.type='float': expected 'int'"),
+        (
+            compressed_tensors("block", format="int-quantized", weights__type="int"),
+            "group_0.weights.strategy='block': expected 'channel' or 'tensor'",
+        ),
         (compressed_tensors(weights__symmetric=False), "group_0.weights.symmetric=False: expected True"),
         (compressed_tensors(weights__dynamic=True), "group_0.weights.dynamic=True: expected False"),
         (compressed_tensors("block"), "group_0.weights.block_structure=None: expected two integers in 1..1048576, the"),
@@ -120,7 +121,7 @@ def test_experts_in_one_tensor_are_not_read(tmp_path, kind):
     config = {**tiny_config(GPT_OSS), "quantization_config": KINDS[kind]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        Refusal, match="are fp8, which is not read of GptOssForCausalLM, whose experts are in one tensor"
+        Refusal, match=f"are {stored_in(kind)}, which is not read of GptOssForCausalLM, whose experts are in one tensor"
     ):
         read_config(Folder(tmp_path))
 

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
-from jspec.models.quantization import STORED, quantize
+from jspec.models.quantization import LARGEST, STORED, quantize
 
 # The tensors of linear maps, by what their names end with; an output head and routers are none of them.
 LINEAR = re.compile(r"(?<!router\.)(proj|proj_with_mqa|fc1|fc2|w1|w2|w3|project_in|project_out)\.weight$")
@@ -87,9 +87,11 @@ def fp8_checkpoint(
     one_scale = quantization["quant_method"] == "fp8" or (
         quantization["config_groups"]["group_0"]["weights"]["strategy"] == "tensor"
     )
+    groups = quantization.get("config_groups")
+    kind = "int8" if groups is not None and groups["group_0"]["weights"]["type"] == "int" else "fp8"
     for name, array in tensors.items():
         if LINEAR.search(name) or (head and name == "lm_head.weight"):
-            weight, scale = _quantized(array, one_scale, scale_dtype)
+            weight, scale = _quantized(array, kind, one_scale, scale_dtype)
             stored |= {name: weight, f"{name}_scale": scale}
             tensors[name] = weight.astype(np.float32) * scale.astype(np.float32).reshape(-1, 1)
         else:
@@ -102,12 +104,12 @@ def fp8_checkpoint(
     return path
 
 
-def _quantized(weight: np.ndarray, one_scale: bool, scale_dtype) -> tuple[np.ndarray, np.ndarray]:
-    """FP8 numbers ``[out, in]``, and scales ``[out, 1]`` or ``[1]``, which are rounded to their dtype first."""
+def _quantized(weight: np.ndarray, kind: str, one_scale: bool, scale_dtype) -> tuple[np.ndarray, np.ndarray]:
+    """FP8 or int8 numbers ``[out, in]``, and scales ``[out, 1]`` or ``[1]``, which are rounded to their dtype first."""
     if not one_scale:
-        _, scale = quantize(weight, "fp8")
+        _, scale = quantize(weight, kind)
         scale = scale.astype(scale_dtype)[:, None]
     else:
-        scale = np.array([np.abs(weight).max() / 448], scale_dtype)
-    scaled = weight / scale.astype(np.float32)
-    return np.clip(scaled, -448, 448).astype(FP8), scale
+        scale = np.array([np.abs(weight).max() / LARGEST[kind]], scale_dtype)
+    scaled = np.clip(weight / scale.astype(np.float32), -LARGEST[kind], LARGEST[kind])
+    return (np.rint(scaled) if kind == "int8" else scaled).astype(STORED[kind]), scale

@@ -87,13 +87,20 @@ def test_quantised_models_run_in_bfloat16(folders):
     assert generated(drafted) == generated(alone)
 
 
-@pytest.mark.parametrize("kind", ["channel", "tensor"])
-def test_an_fp8_checkpoint_loads_without_conversion(tmp_path, kind):
+STORED_KINDS = {
+    "channel": compressed_tensors(),
+    "tensor": compressed_tensors("tensor"),
+    "int8": compressed_tensors(format="int-quantized", weights__type="int"),
+}
+
+
+@pytest.mark.parametrize("kind", STORED_KINDS)
+def test_a_checkpoint_in_eight_bits_loads_without_conversion(tmp_path, kind):
     """Loaded as it came or converted, it is the model of its wide weights; as a draft it changes nothing."""
-    src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(kind))
+    src = fp8_checkpoint(tmp_path / "src", quantization=STORED_KINDS[kind])
     convert.convert(src, tmp_path / "out")
     wide, stored, converted = (jspec.load(tmp_path / name, **SMALL) for name in ("src-wide", "src", "out"))
-    assert stored.target.layers[1].mlp.down.weight[...].dtype == STORED["fp8"]
+    assert stored.target.layers[1].mlp.down.weight[...].dtype == STORED["int8" if kind == "int8" else "fp8"]
     assert stored.target.output_scale is None
     expected, texts = wide.logits(PROMPTS[2]), generated(stored)
     np.testing.assert_allclose(stored.logits(PROMPTS[2]), expected, rtol=1e-4, atol=1e-5)
@@ -112,11 +119,11 @@ def test_a_head_borrows_an_output_head_that_is_not_quantised(tmp_path):
 
 
 def test_a_checkpoint_of_another_kind_is_refused(tmp_path):
-    src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(format="int-quantized"))
+    src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(format="mixed-precision"))
     plain = tiny_checkpoint(tmp_path / "plain")
     for target, draft in ((src, None), (plain, src)):
         with pytest.raises(
-            ValueError, match=r"quantization_config\.format='int-quantized': expected 'float-quantized'"
+            ValueError, match=r"quantization_config\.format='mixed-precision': expected 'float-quantized'"
         ):
             jspec.load(target, draft, speculation=K3, **SMALL)
     (tmp_path / "model.gguf").touch()

@@ -86,11 +86,11 @@ class FP8Blocks(BlockFormat):
 
 
 @dataclasses.dataclass(frozen=True)
-class FP8Weight(Dequantized):
+class ScaledWeight(Dequantized):
     """A weight ``[out, in]`` whose numbers are multiplied by the scales of their output channels.
 
     Attributes:
-      stored: float8_e4m3fn ``[out, in]``.
+      stored: float8_e4m3fn or int8 ``[out, in]``.
       scales: with a number for each output channel, or with one for all.
     """
 
@@ -108,30 +108,38 @@ class FP8Weight(Dequantized):
 
 
 @dataclasses.dataclass(frozen=True)
-class FP8Scaled(BlockFormat):
-    """FP8 with a scale for each output channel or for each weight. Language models keep it if all of their linear maps are
-    stored so; draft heads, and other language models, dequantise it.
+class Scaled(BlockFormat):
+    """FP8 or int8 with a scale for each output channel or for each weight. Language models keep it if all of their linear
+    maps are stored so; draft heads, and other language models, dequantise it.
 
     Attributes:
+      quantization: ``fp8`` or ``int8``.
       scales: whether there is a scale for each output ``channel``, or one for a whole ``tensor``.
       others: names of linear maps of a language model that are not stored so.
     """
 
+    quantization: str
     scales: str
     others: tuple[str, ...] = ()
 
     bytes_each = "one"
 
     @staticmethod
-    def of(stored: StoredQuantization, others: Sequence[str] = ()) -> "FP8Scaled":
+    def of(stored: StoredQuantization, others: Sequence[str] = ()) -> "Scaled":
         """What a ``quantization_config`` says, of weights that are to be dequantised."""
-        return FP8Scaled(
-            stored.ignored.names - {"Linear"}, stored.ignored.key, stored.where, stored.scales, tuple(others)
+        return Scaled(
+            stored.ignored.names - {"Linear"},
+            stored.ignored.key,
+            stored.where,
+            stored.quantization,
+            stored.scales,
+            tuple(others),
         )
 
     @property
     def summary(self) -> str:
-        return f"FP8 with a scale for each {'output channel' if self.scales == 'channel' else 'weight'}"
+        kind = "FP8" if self.quantization == "fp8" else self.quantization
+        return f"{kind} with a scale for each {'output channel' if self.scales == 'channel' else 'weight'}"
 
     @property
     def note(self) -> str:
@@ -144,21 +152,25 @@ class FP8Scaled(BlockFormat):
         )
 
     @property
+    def _numbers(self) -> str:
+        return FP8 if self.quantization == "fp8" else self.quantization
+
+    @property
     def ends(self) -> tuple[str, ...]:
         return ".weight", ".weight_scale"
 
     def is_quantized(self, tensors) -> bool:
-        return ".weight_scale" in tensors or (".weight" in tensors and tensors[".weight"].dtype == FP8)
+        return ".weight_scale" in tensors or (".weight" in tensors and tensors[".weight"].dtype == self._numbers)
 
     def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
         return shape_of_numbers(parts)
 
-    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> FP8Weight:
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> ScaledWeight:
         known = [(shape[0], 1), (shape[0],)] if self.scales == "channel" else [(1,), (), (1, 1)]
         found = parts.tensors.get(".weight_scale")
-        stored = parts.take(".weight", shape, (FP8,))
+        stored = parts.take(".weight", shape, (self._numbers,))
         scales = parts.take(".weight_scale", found.shape if found is not None and found.shape in known else known[0])
-        return FP8Weight(name, stored.file, stored.path, shape, "float32", stored, scales)
+        return ScaledWeight(name, stored.file, stored.path, shape, "float32", stored, scales)
 
 
 def shape_of_numbers(parts: WeightTensors) -> tuple[int, ...] | None:

@@ -15,7 +15,7 @@ FLOAT_DTYPES = {
     "float16": np.dtype(np.float16),
 }
 NUMPY_DTYPES = {name: FLOAT_DTYPES[name] for name in ("float32", "bfloat16")}  # of parameters
-STORED_DTYPES = FLOAT_DTYPES | {name: np.dtype(name) for name in ("int64", "int32", "uint32", "uint8", "bool")}
+STORED_DTYPES = FLOAT_DTYPES | {name: np.dtype(name) for name in ("int64", "int32", "int8", "uint32", "uint8", "bool")}
 STORED_DTYPES["float8_e4m3fn"] = np.dtype(ml_dtypes.float8_e4m3fn)
 
 

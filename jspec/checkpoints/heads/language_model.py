@@ -4,7 +4,7 @@
 
 import dataclasses
 
-from jspec.checkpoints.dequantize.fp8 import FP8Blocks, FP8Scaled
+from jspec.checkpoints.dequantize.fp8 import FP8Blocks, Scaled
 from jspec.checkpoints.dequantize.layout import dequantized, require_some, stored_shapes, with_note
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
@@ -27,7 +27,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     text, others = text_tensors(tensors, folder.given) if is_multimodal(fields) else (tensors, frozenset())
     if isinstance(stored, StoredQuantization) and config.quantization is None:  # since some maps are not quantised
         quantized = dataclasses.replace(config, quantization=stored.quantization)
-        stored = FP8Scaled.of(stored, plain_maps(quantized, stored, module_names(fields)))
+        stored = Scaled.of(stored, plain_maps(quantized, stored, module_names(fields)))
     if isinstance(stored, FP8Blocks):
         text = split_experts(config, text, block=stored.block)
     replaced = dequantized(text, stored_shapes(tensor_table(config), rearranged_tensors(config)), stored, folder.given)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 from jspec.checkpoints.dequantize.format import BlockFormat, WeightTensors
-from jspec.checkpoints.dequantize.fp8 import FP8Scaled
+from jspec.checkpoints.dequantize.fp8 import Scaled
 from jspec.checkpoints.dequantize.layout import WEIGHT, Replaced, dequantized, require_some
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
@@ -48,7 +48,7 @@ def dequantized_head(fields: Fields, tensors: dict[str, Tensor], where: str) -> 
     if stored is None:
         return Replaced(tensors)
     if isinstance(stored, StoredQuantization):
-        stored = FP8Scaled.of(stored)
+        stored = Scaled.of(stored)
     replaced = dequantized(tensors, _shapes(tensors, stored, where), stored, where)
     require_some(replaced, stored)
     return replaced

@@ -1,8 +1,8 @@
 """Reads how stored weights are quantised (``quantization_config`` of config.json).
 
-``READERS`` has one entry for each method that is read. FP8 weights with a scale for each output channel, as jspec stores
-them itself, or with a single scale for each weight are a ``StoredQuantization``. Weights with a scale for each block are a
-``BlockFormat``, those in NVFP4 among them. A family of models may read another method by itself
+``READERS`` has one entry for each method that is read. Weights in FP8 or int8 with a scale for each output channel, as jspec
+stores them itself, or with a single scale for each weight are a ``StoredQuantization``. Weights with a scale for each block
+are a ``BlockFormat``, those in NVFP4 among them. A family of models may read another method by itself
 (``Family.reads_quantization``). Everything else is refused by its name."""
 
 from collections.abc import Callable, Collection
@@ -22,6 +22,8 @@ from jspec.checkpoints.huggingface.stored_quantization import EVERY_LINEAR, Stor
 
 KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
 PACK, NVFP4 = "pack-quantized", "nvfp4-pack-quantized"
+# Formats of compressed-tensors with eight bits -> the types of numbers that they may have.
+EIGHT_BITS = {"float-quantized": ("float",), "int-quantized": ("int",), "naive-quantized": ("float", "int")}
 
 
 def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> StoredQuantization | BlockFormat | None:
@@ -63,7 +65,7 @@ def _unnamed_method(fields: Fields) -> str:
 
 def _compressed_tensors(fields: Fields) -> StoredQuantization | BlockFormat:
     """The library compressed-tensors, which llm-compressor writes with."""
-    require_one_of(fields, "format", "float-quantized", PACK, NVFP4)
+    require_one_of(fields, "format", *EIGHT_BITS, PACK, NVFP4)
     for name in ("sparsity_config", "transform_config"):
         nested = fields.nested(name)
         if nested is not None and nested.raw.get("format") != "dense":
@@ -81,25 +83,22 @@ def _compressed_tensors(fields: Fields) -> StoredQuantization | BlockFormat:
         return read_pack_quantized(fields, weights)
     if fields.raw["format"] == NVFP4:
         return read_nvfp4_pack_quantized(fields, weights)
-    return _float_quantized(fields, group, weights)
+    return _eight_bits(fields, group, weights)
 
 
-def _float_quantized(fields: Fields, group: Fields, weights: Fields) -> StoredQuantization | BlockFormat:
-    """The format ``float-quantized`` of compressed-tensors, with its only group, and what this says of weights."""
-    for name, only, absent in (
-        ("num_bits", 8, 8),
-        ("type", "float", "int"),
-        ("symmetric", True, True),
-        ("dynamic", False, False),
-    ):
+def _eight_bits(fields: Fields, group: Fields, weights: Fields) -> StoredQuantization | BlockFormat:
+    """A format of compressed-tensors with eight bits, with its only group, and what this says of weights."""
+    for name, only, absent in (("num_bits", 8, 8), ("symmetric", True, True), ("dynamic", False, False)):
         require_one_of(weights, name, only, absent=absent)
-    require_one_of(weights, "strategy", "channel", "tensor", "block", absent="tensor")
+    require_one_of(weights, "type", *EIGHT_BITS[fields.raw["format"]], absent="int")
+    is_float = weights.text("type", "int") == "float"
+    blocks = ("block",) if is_float else ()
+    require_one_of(weights, "strategy", "channel", "tensor", *blocks, absent="tensor")
     scales: Any = weights.text("strategy", "tensor")
     if scales == "block":
         return read_compressed_blocks(fields, weights)
-    return StoredQuantization(
-        "fp8", scales, read_modules(group, "targets", ["Linear"]), read_modules(fields, "ignore"), fields.where
-    )
+    targets, ignored = read_modules(group, "targets", ["Linear"]), read_modules(fields, "ignore")
+    return StoredQuantization("fp8" if is_float else "int8", scales, targets, ignored, fields.where)
 
 
 def _fp8(fields: Fields) -> StoredQuantization | BlockFormat:

@@ -10,9 +10,9 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 
 INSTEAD = (
-    "of quantised checkpoints jspec reads FP8 (compressed-tensors float-quantized, fp8, modelopt), GPTQ, AWQ and "
-    "compressed-tensors pack-quantized in four bits, NVFP4 (compressed-tensors, modelopt), and gpt-oss in MXFP4; else use "
-    "the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
+    "of quantised checkpoints jspec reads FP8 (compressed-tensors float-quantized, fp8, modelopt), int8 (compressed-tensors "
+    "int-quantized), GPTQ, AWQ and compressed-tensors pack-quantized in four bits, NVFP4 (compressed-tensors, modelopt), "
+    "and gpt-oss in MXFP4; else use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
 )
 # The names of modules are matched with regular expressions that a checkpoint brings. Only simple ones are taken, because
 # others can keep a matcher busy forever: its work grows with the power of how many repetitions and choices there are. What

@@ -24,7 +24,14 @@ from jspec.config.tensor_names import names_of
 _HEAD = OUTPUT_HEAD.removesuffix(".weight")
 # How the names of tensors end that hold scales of queries, keys and values in a cache of eight bits, or of activations.
 _CACHE = (".q_scale", ".k_scale", ".v_scale", ".kv_scale")
-_ACTIVATIONS = (".input_scale", ".input_global_scale", ".output_scale", ".activation_scale", *_CACHE)
+_ACTIVATIONS = (
+    ".input_scale",
+    ".input_zero_point",
+    ".input_global_scale",
+    ".output_scale",
+    ".activation_scale",
+    *_CACHE,
+)
 
 
 @dataclasses.dataclass(frozen=True)

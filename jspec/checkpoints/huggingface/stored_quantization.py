@@ -1,4 +1,4 @@
-"""``StoredQuantization``: FP8 weights that are kept as they are stored."""
+"""``StoredQuantization``: weights in FP8 or int8 that are kept as they are stored."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ class StoredQuantization:
       where: the file that says so, for messages.
     """
 
-    quantization: Literal["fp8"]
+    quantization: Literal["fp8", "int8"]
     scales: Literal["channel", "tensor"]
     targets: Modules
     ignored: Modules

@@ -28,6 +28,7 @@ SOURCE_DTYPES = {
     "F16": "float16",
     "I64": "int64",
     "I32": "int32",
+    "I8": "int8",
     "U8": "uint8",
     "BOOL": "bool",
     "F8_E4M3": "float8_e4m3fn",
