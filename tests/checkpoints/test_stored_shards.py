@@ -48,7 +48,14 @@ CHECKPOINTS = {
 }
 # How many times its share of the bytes a shard may read: with tiny sizes, scales and the groups of input features are many.
 # A part of the input features may be of any groups if these are scattered ("order").
-SLACK = {"gptq": 1.25, "gptq v2": 1.25, "gptq order": 1.6, "gptq latents": 1.6}
+SLACK = {
+    "gptq": 1.25,
+    "gptq v2": 1.25,
+    "gptq order": 1.6,
+    "gptq 8 bits": 1.6,
+    "gptq 8 bits symmetric": 1.25,
+    "gptq latents": 1.6,
+}
 
 
 @pytest.fixture(params=CHECKPOINTS)

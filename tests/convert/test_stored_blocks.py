@@ -16,8 +16,8 @@ import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
-from jspec.checkpoints.dequantize.four_bits import IN_TURN, unpacked
 from jspec.checkpoints.dequantize.fp8 import FP8BlockWeight
+from jspec.checkpoints.dequantize.packed_codes import unpacked
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.huggingface.config import read_config
@@ -272,17 +272,29 @@ def open_names(folder) -> list[str]:
 ANY = np.random.default_rng(3).integers(-(2**31), 2**31, (6, 5), dtype=np.int32)
 
 
-@pytest.mark.parametrize("order", [IN_TURN, (0, 2, 4, 6, 1, 3, 5, 7)])
-def test_every_code_of_every_number(order):
+@pytest.mark.parametrize(("bits", "order"), [(4, None), (4, (0, 2, 4, 6, 1, 3, 5, 7)), (8, None)])
+def test_every_code_of_every_number(bits, order):
     """Negative numbers too, bit by bit."""
-    rows, columns = unpacked(ANY, 0, order), unpacked(ANY, 1, order)
-    assert rows.shape == (48, 5)
-    assert columns.shape == (6, 40)
+    rows, columns = unpacked(ANY, 0, bits, order), unpacked(ANY, 1, bits, order)
+    n = 32 // bits
+    assert rows.shape == (6 * n, 5)
+    assert columns.shape == (6, 5 * n)
     for i, j in np.ndindex(ANY.shape):
-        bits = f"{int(ANY[i, j]) % 2**32:032b}"
-        for nibble, place in enumerate(order):
-            code = int(bits[28 - 4 * nibble : 32 - 4 * nibble], 2)
-            assert rows[8 * i + place, j] == columns[i, 8 * j + place] == code
+        word = f"{int(ANY[i, j]) % 2**32:032b}"
+        for number, place in enumerate(order or range(n)):
+            code = int(word[32 - bits * (number + 1) : 32 - bits * number], 2)
+            assert rows[n * i + place, j] == columns[i, n * j + place] == code
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_are_packed_as_compressed_tensors_packs_them(bits):
+    torch, helpers = map(pytest.importorskip, ("torch", "compressed_tensors.compressors.pack_quantized.helpers"))
+    middle = 1 << (bits - 1)
+    numbers = np.random.default_rng(0).integers(-middle, middle, (6, 19))
+    for axis in (0, 1):
+        theirs = helpers.pack_to_int32(torch.from_numpy(numbers.astype(np.int8)), bits, packed_dim=axis).numpy()
+        codes = unpacked(theirs, axis, bits).astype(int)
+        np.testing.assert_array_equal(codes[:6, :19] - middle, numbers)
 
 
 def test_fp8_is_that_of_transformers(tmp_path):

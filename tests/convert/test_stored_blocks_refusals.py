@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*are dequantised as they are re
             fp8_config(modules_to_not_convert="lm_head"),
             "modules_to_not_convert='lm_head': expected a list of module names",
         ),
-        *((gptq_config(bits=bits), f"bits={bits}: expected 4; of quantised checkpoints") for bits in (8, 3, None)),
+        *((gptq_config(bits=bits), f"bits={bits}: expected 4 or 8; of quantised") for bits in (2, 3, None)),
         (
             gptq_config(checkpoint_format="marlin"),
             "checkpoint_format='marlin': expected 'gptq' or 'gptq_v2'; of quantised",
@@ -78,7 +78,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*are dequantised as they are re
         ),
         (awq_config(version=None, format="gemv"), "quantization_config.format='gemv': expected 'gemm'"),
         (awq_config(version=3), "quantization_config.version=3: expected a string"),
-        (pack_config(num_bits=8), "group_0.weights.num_bits=8: expected 4; of quantised"),
+        (pack_config(num_bits=2), "group_0.weights.num_bits=2: expected 4 or 8; of quantised"),
         (pack_config(type="float"), "group_0.weights.type='float': expected 'int'"),
         (pack_config(actorder="group"), "group_0.weights.actorder='group': expected False or 'weight' or 'static'"),
         (pack_config(strategy="tensor"), "group_0.weights.strategy='tensor': expected 'group' or 'channel'"),

@@ -20,8 +20,8 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 Stored = tuple[dict[str, np.ndarray], np.ndarray]  # end of a name -> array in the files; the weight, float32 [out, in]
 
 
-class FourBits(NamedTuple):
-    """A weight ``[out, in]`` in four bits, before it is packed.
+class Coded(NamedTuple):
+    """A weight ``[out, in]`` in four or eight bits, before it is packed.
 
     Attributes:
       codes: int ``[out, in]``, 0..15.
@@ -48,55 +48,57 @@ class FourBits(NamedTuple):
         return np.array(rows, np.float32)
 
 
-def four_bits(weight: np.ndarray, group_size: int, symmetric: bool = False, order: bool = False) -> FourBits:
-    """``weight`` rounded to four bits.
+def coded(weight: np.ndarray, group_size: int, symmetric: bool = False, order: bool = False, bits: int = 4) -> Coded:
+    """``weight`` rounded to codes of so many bits.
 
     Args:
       weight: ``[out, in]``.
       group_size: -1 for one group.
-      symmetric: whether code 8 is the zero everywhere; some scales are negative then, as AutoRound chooses them.
+      symmetric: whether the code in the middle is the zero everywhere; some scales are negative then, as AutoRound chooses
+        them.
       order: whether the input features of a group are scattered.
     """
-    outputs, inputs = weight.shape
+    (outputs, inputs), last = weight.shape, (1 << bits) - 1
     size = inputs if group_size == -1 else group_size
     groups = np.arange(inputs) // size
     if order:
         groups = np.random.default_rng(inputs).permutation(groups)
     codes = np.zeros(weight.shape, int)
-    zeros, scales = np.full((outputs, inputs // size), 8), np.zeros((outputs, inputs // size), np.float16)
+    zeros, scales = np.full((outputs, inputs // size), (last + 1) // 2), np.zeros((outputs, inputs // size), np.float16)
     for group in range(inputs // size):
         numbers = weight[:, groups == group]
         low, high = numbers.min(1), numbers.max(1)
         if symmetric:
-            scales[:, group] = np.where(-low > high, -low, -high) / 8
+            scales[:, group] = np.where(-low > high, -low, -high) / ((last + 1) // 2)
         else:
-            scales[:, group] = (high - low) / 15
-            zeros[:, group] = np.clip(np.round(-low / scales[:, group]), 0, 15)
+            scales[:, group] = (high - low) / last
+            zeros[:, group] = np.clip(np.round(-low / scales[:, group]), 0, last)
         scale, zero = scales[:, group, None].astype(np.float32), zeros[:, group, None]
-        codes[:, groups == group] = np.clip(np.round(numbers / scale) + zero, 0, 15)
-    return FourBits(codes, zeros, scales, groups)
+        codes[:, groups == group] = np.clip(np.round(numbers / scale) + zero, 0, last)
+    return Coded(codes, zeros, scales, groups)
 
 
-def packed(codes: np.ndarray, axis: int, order: Sequence[int] = tuple(range(8))) -> np.ndarray:
-    """``codes``, int of two dimensions, eight in an int32 along ``axis``: code ``order[i]`` of eight from bit 4i on."""
-    rows = codes if axis == 1 else codes.T
-    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8)))
+def packed(codes: np.ndarray, axis: int, order: Sequence[int] | None = None, bits: int = 4) -> np.ndarray:
+    """``codes``, int of two dimensions, n of them in an int32 along ``axis``: code ``order[i]`` of n from bit ``bits i``
+    on."""
+    rows, n = codes if axis == 1 else codes.T, 32 // bits
+    rows, order = np.pad(rows, ((0, 0), (0, -rows.shape[1] % n))), range(n) if order is None else order
     words = [
-        [sum(int(row[start + place]) << 4 * i for i, place in enumerate(order)) for start in range(0, len(row), 8)]
+        [sum(int(row[start + place]) << bits * i for i, place in enumerate(order)) for start in range(0, len(row), n)]
         for row in rows
     ]
     found = np.array(words, np.uint32).view(np.int32)
     return np.ascontiguousarray(found if axis == 1 else found.T)
 
 
-def gptq(weight: np.ndarray, group_size=8, symmetric=False, order=False, v2=False, g_idx=True) -> Stored:
+def gptq(weight: np.ndarray, group_size=8, symmetric=False, order=False, v2=False, g_idx=True, bits=4) -> Stored:
     """As AutoGPTQ and GPTQModel write it: zeros as they are if ``v2``, else less one."""
-    rounded = four_bits(weight, group_size, symmetric, order)
-    zeros = packed(rounded.zeros.T, 1)
+    rounded = coded(weight, group_size, symmetric, order, bits)
+    zeros = packed(rounded.zeros.T, 1, bits=bits)
     if not v2:
-        zeros = (zeros.view(np.uint32) - np.uint32(0x11111111)).view(np.int32)
+        zeros = (zeros.view(np.uint32) - np.uint32(0x11111111 if bits == 4 else 0x01010101)).view(np.int32)
     parts = {
-        ".qweight": packed(rounded.codes.T, 0),
+        ".qweight": packed(rounded.codes.T, 0, bits=bits),
         ".qzeros": zeros,
         ".scales": np.ascontiguousarray(rounded.scales.T),
         ".g_idx": rounded.groups.astype(np.int32),
@@ -108,7 +110,7 @@ def gptq(weight: np.ndarray, group_size=8, symmetric=False, order=False, v2=Fals
 
 def awq(weight: np.ndarray, group_size=8) -> Stored:
     """As AutoAWQ writes it in its version ``gemm``."""
-    rounded = four_bits(weight, group_size)
+    rounded = coded(weight, group_size)
     parts = {
         ".qweight": packed(rounded.codes.T, 1, AWQ_ORDER),
         ".qzeros": packed(rounded.zeros.T, 1, AWQ_ORDER),
@@ -117,16 +119,16 @@ def awq(weight: np.ndarray, group_size=8) -> Stored:
     return parts, rounded.weight
 
 
-def pack_quantized(weight: np.ndarray, group_size=8, symmetric=True) -> Stored:
+def pack_quantized(weight: np.ndarray, group_size=8, symmetric=True, bits=4) -> Stored:
     """As compressed-tensors writes it."""
-    rounded = four_bits(weight, group_size, symmetric)
+    rounded = coded(weight, group_size, symmetric, bits=bits)
     parts = {
-        ".weight_packed": packed(rounded.codes, 1),
+        ".weight_packed": packed(rounded.codes, 1, bits=bits),
         ".weight_scale": rounded.scales,
         ".weight_shape": np.array(weight.shape),
     }
     if not symmetric:
-        parts[".weight_zero_point"] = packed(rounded.zeros, 0)
+        parts[".weight_zero_point"] = packed(rounded.zeros, 0, bits=bits)
     return parts, rounded.weight
 
 
@@ -252,6 +254,14 @@ KINDS = {
         "GPTQ, four bits with a scale for each output channel",
     ),
     "gptq v2": Kind(gptq_config(checkpoint_format="gptq_v2"), lambda weight: gptq(weight, v2=True), "GPTQ, four bits"),
+    "gptq 8 bits": Kind(
+        gptq_config(bits=8, desc_act=True),
+        lambda weight: gptq(weight, order=True, bits=8),
+        "GPTQ, eight bits with a scale for each 8 input features",
+    ),
+    "gptq 8 bits symmetric": Kind(
+        gptq_config(bits=8, sym=True), lambda weight: gptq(weight, symmetric=True, bits=8), "GPTQ, eight bits"
+    ),
     "awq": Kind(awq_config(), awq, "AWQ, four bits with a scale for each 8 input features"),
     "awq channel": Kind(awq_config(group_size=-1, version="GEMM"), lambda weight: awq(weight, -1), "AWQ, four bits"),
     "packed": Kind(pack_config(), pack_quantized, "four bits with a scale for each 8 input features (pack-quantized)"),
@@ -260,6 +270,16 @@ KINDS = {
     ),
     "packed channel": Kind(
         pack_config(strategy="channel", group_size=None), lambda weight: pack_quantized(weight, -1), "(pack-quantized)"
+    ),
+    "packed 8 bits": Kind(
+        pack_config(num_bits=8, strategy="channel", group_size=None),
+        lambda weight: pack_quantized(weight, -1, bits=8),
+        "eight bits with a scale for each output channel (pack-quantized)",
+    ),
+    "packed 8 bits, zeros": Kind(
+        pack_config(num_bits=8, symmetric=False),
+        lambda weight: pack_quantized(weight, symmetric=False, bits=8),
+        "eight bits with a scale for each 8 input features (pack-quantized)",
     ),
     "nvfp4": Kind(nvfp4_config(), nvfp4, "NVFP4, four bits with a scale for each 16 input features", SIXTEENS),
     "nvfp4 modelopt": Kind(

@@ -23,6 +23,6 @@ gptq.py        GPTQ
 awq.py         AWQ
 packed.py      ``pack-quantized`` of compressed-tensors
 nvfp4.py       NVFP4 of compressed-tensors and of NVIDIA Model Optimizer
-four_bits.py   unpacks codes of four bits
+packed_codes.py  unpacks codes of four and eight bits
 layout.py      replaces stored tensors by dequantised weights
 """

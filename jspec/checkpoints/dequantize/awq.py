@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from jspec.checkpoints.dequantize.format import WeightTensors, read_group_size, read_plain, read_scales
-from jspec.checkpoints.dequantize.four_bits import FourBitFormat, FourBitWeight, in_words, unpacked
+from jspec.checkpoints.dequantize.packed_codes import CodesFormat, PackedCodes, each, in_words, unpacked
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.quantization_fields import INSTEAD, require_one_of
@@ -14,7 +14,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the place of each code of a number among eig
 
 
 @dataclasses.dataclass(frozen=True)
-class AWQWeight(FourBitWeight):
+class AWQWeight(PackedCodes):
     """A weight ``[out, in]``, of which the codes of eight output channels are in one number, in the order ``ORDER``.
 
     Attributes:
@@ -28,14 +28,14 @@ class AWQWeight(FourBitWeight):
     scales: Tensor
 
     def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        words, within = in_words(outputs)
-        codes = unpacked(self.codes.read_part((inputs, words)), 1, ORDER)[:, within]
-        zeros = unpacked(self.zeros.read_part((groups, words)), 1, ORDER)[:, within]
+        words, within = in_words(outputs, self.bits)
+        codes = unpacked(self.codes.read_part((inputs, words)), 1, self.bits, ORDER)[:, within]
+        zeros = unpacked(self.zeros.read_part((groups, words)), 1, self.bits, ORDER)[:, within]
         return codes, zeros, read_scales(self.scales, True, (groups, outputs))
 
 
 @dataclasses.dataclass(frozen=True)
-class AWQ(FourBitFormat):
+class AWQ(CodesFormat):
     """AWQ of four bits."""
 
     @property
@@ -48,16 +48,16 @@ class AWQ(FourBitFormat):
 
     def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
         codes = parts.tensors.get(".qweight")
-        return None if codes is None else (8 * codes.shape[-1], *codes.shape[:-1])
+        return None if codes is None else (each(self.bits) * codes.shape[-1], *codes.shape[:-1])
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> AWQWeight:
         outputs, inputs = shape
-        parts.require_multiple("output", outputs, 8)
+        parts.require_multiple("output", outputs, self.bits)
         group = self.group(inputs, parts)
-        codes = parts.take(".qweight", (inputs, outputs // 8), ("int32",))
-        zeros = parts.take(".qzeros", (inputs // group, outputs // 8), ("int32",))
+        codes = parts.take(".qweight", (inputs, outputs // each(self.bits)), ("int32",))
+        zeros = parts.take(".qzeros", (inputs // group, outputs // each(self.bits)), ("int32",))
         scales = parts.take(".scales", (inputs // group, outputs))
-        return AWQWeight(name, codes.file, codes.path, shape, "float32", group, codes, zeros, scales)
+        return AWQWeight(name, codes.file, codes.path, shape, "float32", self.bits, group, codes, zeros, scales)
 
 
 def read_awq(fields: Fields) -> AWQ:
@@ -73,4 +73,4 @@ def read_awq(fields: Fields) -> AWQ:
         if fields.text(key, "gemm").lower() != "gemm":
             raise fields.refuse(key, f"'gemm', because weights lie in other orders elsewhere; {INSTEAD}")
     plain, listed = read_plain(fields, "modules_to_not_convert")
-    return AWQ(plain, listed, fields.where, read_group_size(fields), f"{fields.prefix}group_size")
+    return AWQ(plain, listed, fields.where, 4, read_group_size(fields), f"{fields.prefix}group_size")

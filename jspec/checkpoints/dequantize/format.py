@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import ClassVar
 
 import numpy as np
 
@@ -53,12 +52,12 @@ class WeightTensors:
             )
         return tensor
 
-    def require_multiple(self, what: str, size: int, of: int):
-        """Raise a ``Refusal`` unless ``size``, the number of the features ``what``, is a multiple of ``of``."""
-        if size % of:
+    def require_multiple(self, what: str, size: int, bits: int):
+        """Raise a ``Refusal`` unless codes of so many ``bits``, of ``size`` features ``what``, fill an int32 each."""
+        if size % (of := 32 // bits):
             raise Refusal(
                 f"{self.where}/config.json: {self.module!r} has {size} {what} features: expected a multiple of {of}, "
-                "because eight codes of four bits are stored in one number"
+                f"because {'eight codes of four' if bits == 4 else 'four codes of eight'} bits are stored in one number"
             )
 
 
@@ -76,7 +75,10 @@ class BlockFormat(abc.ABC):
     key: str
     where: str
 
-    bytes_each: ClassVar[str]  # of a number in the files, in words
+    @property
+    @abc.abstractmethod
+    def bytes_each(self) -> str:
+        """Of a number in the files, in words: ``one``."""
 
     @property
     @abc.abstractmethod

@@ -63,7 +63,9 @@ class FP8Blocks(BlockFormat):
     block: tuple[int, int]
     scale_end: str
 
-    bytes_each = "one"
+    @property
+    def bytes_each(self) -> str:
+        return "one"
 
     @property
     def summary(self) -> str:
@@ -122,7 +124,9 @@ class Scaled(BlockFormat):
     scales: str
     others: tuple[str, ...] = ()
 
-    bytes_each = "one"
+    @property
+    def bytes_each(self) -> str:
+        return "one"
 
     @staticmethod
     def of(stored: StoredQuantization, others: Sequence[str] = ()) -> "Scaled":

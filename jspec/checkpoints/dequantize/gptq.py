@@ -1,4 +1,4 @@
-"""GPTQ weights of four bits (Frantar et al., 2022), as AutoGPTQ, GPTQModel and AutoRound publish them."""
+"""GPTQ weights of four or eight bits (Frantar et al., 2022), as AutoGPTQ, GPTQModel and AutoRound publish them."""
 
 import dataclasses
 import functools
@@ -6,28 +6,28 @@ import functools
 import numpy as np
 
 from jspec.checkpoints.dequantize.format import WeightTensors, read_group_size, read_plain, read_scales
-from jspec.checkpoints.dequantize.four_bits import MIDDLE, FourBitFormat, FourBitWeight, in_words, unpacked
+from jspec.checkpoints.dequantize.packed_codes import CodesFormat, PackedCodes, each, in_words, middle, unpacked
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.quantization_fields import INSTEAD, require_one_of
 
-_ONES = np.uint32(0x11111111)  # one in each of eight codes
-_STORED_MIDDLES = (int(MIDDLE) - 1, int(MIDDLE))  # how the zero of a symmetric weight is stored
+_ONES = {4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}  # one in each code of an int32, by bits of a code
 
 
 @dataclasses.dataclass(frozen=True)
-class GPTQWeight(FourBitWeight):
-    """A weight ``[out, in]``, of which the codes of eight input features are in one number, the first in the lowest bits.
+class GPTQWeight(PackedCodes):
+    """A weight ``[out, in]``, of which the codes of n input features are in one number, the first in the lowest bits; n is
+    8 for four bits, and 4 for eight.
 
     Attributes:
-      codes: int32 ``[in / 8, out]``.
-      zeros: int32 ``[groups, out / 8]``.
+      codes: int32 ``[in / n, out]``.
+      zeros: int32 ``[groups, out / n]``.
       scales: ``[groups, out]``.
       order: int32 ``[in]``, the group of each input feature; None if the groups follow each other.
       ordered: whether they may not.
       less_one: whether one was subtracted from the zeros, as the first version of the format does.
-      symmetric: whether code 8 is the zero of all numbers, whatever ``less_one`` says.
+      symmetric: whether the code in the middle, 8 or 128, is the zero of all numbers, whatever ``less_one`` says.
     """
 
     codes: Tensor
@@ -39,39 +39,41 @@ class GPTQWeight(FourBitWeight):
     symmetric: bool
 
     def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        of_inputs, rows = in_words(inputs)
-        codes = unpacked(self.codes.read_part((of_inputs, outputs)), 0)[rows]
+        of_inputs, rows = in_words(inputs, self.bits)
+        codes = unpacked(self.codes.read_part((of_inputs, outputs)), 0, self.bits)[rows]
         scales = read_scales(self.scales, True, (groups, outputs))
         if self.symmetric:
             return codes, np.broadcast_to(self._middle, scales.shape), scales
-        words, columns = in_words(outputs)
+        words, columns = in_words(outputs, self.bits)
         zeros = self.zeros.read_part((groups, words)).view(np.uint32)
         if self.less_one:
             # To whole numbers, as GPTQModel does: it subtracts so when it writes, and a zero of 0 borrows from the next.
-            zeros = zeros + _ONES
-        return codes, unpacked(zeros, 1)[:, columns], scales
+            zeros = zeros + _ONES[self.bits]
+        return codes, unpacked(zeros, 1, self.bits)[:, columns], scales
 
     @functools.cached_property
     def _middle(self) -> np.uint8:
         """The zero of all numbers of a symmetric weight.
 
-        Some writers store it as 8 and some less one, as 7, and ``checkpoint_format`` does not tell which it was. Kernels for
-        symmetric weights never look at what is stored. All zeros are read once, also where parts of the weight are read, so
-        that a file is refused or not whatever the parts are.
+        Some writers store it as 8 (of eight bits as 128) and some less one, and ``checkpoint_format`` does not tell which it
+        was. Kernels for symmetric weights never look at what is stored. All zeros are read once, also where parts of the
+        weight are read, so that a file is refused or not whatever the parts are.
 
         Raises:
           Refusal: something else is stored, which contradicts ``sym``.
         """
-        words = self.zeros.read().view(np.uint32)
-        if not any(np.all(words == zero * _ONES) for zero in _STORED_MIDDLES):
-            middles = np.unique(unpacked(words, 1)).tolist()
-            held = next((zero for zero in middles if zero not in _STORED_MIDDLES), "both 7 and 8")
+        words, zero = self.zeros.read().view(np.uint32), middle(self.bits)
+        stored, ones = (int(zero) - 1, int(zero)), _ONES[self.bits]
+        if not any(np.all(words == one * ones) for one in stored):
+            middles = np.unique(unpacked(words, 1, self.bits)).tolist()
+            held = next((one for one in middles if one not in stored), f"both {stored[0]} and {stored[1]}")
             raise Refusal(
-                f"{self.file}: tensor {self.zeros.name!r} holds {held}: expected 7 everywhere or 8 everywhere, because "
-                "quantization_config.sym, which is true unless config.json says otherwise, puts the zero of each number in "
-                "the middle; set sym to false if the weights were not quantised symmetrically, else fetch the file again"
+                f"{self.file}: tensor {self.zeros.name!r} holds {held}: expected {stored[0]} everywhere or {stored[1]} "
+                "everywhere, because quantization_config.sym, which is true unless config.json says otherwise, puts the "
+                "zero of each number in the middle; set sym to false if the weights were not quantised symmetrically, else "
+                "fetch the file again"
             )
-        return MIDDLE
+        return zero
 
     def groups(self) -> np.ndarray:
         consecutive = self.consecutive()
@@ -93,8 +95,8 @@ class GPTQWeight(FourBitWeight):
 
 
 @dataclasses.dataclass(frozen=True)
-class GPTQ(FourBitFormat):
-    """GPTQ of four bits.
+class GPTQ(CodesFormat):
+    """GPTQ of four or eight bits.
 
     Attributes:
       ordered: whether input features were quantised in another order than they have (``desc_act``).
@@ -111,23 +113,24 @@ class GPTQ(FourBitFormat):
 
     @property
     def summary(self) -> str:
-        return f"GPTQ, four bits with a scale for each {self.groups}"
+        return f"GPTQ, {self.bits_in_words} with a scale for each {self.groups}"
 
     def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
         codes = parts.tensors.get(".qweight")
-        return None if codes is None else (codes.shape[-1], *(8 * size for size in codes.shape[:-1]))
+        return None if codes is None else (codes.shape[-1], *(each(self.bits) * size for size in codes.shape[:-1]))
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> GPTQWeight:
         (outputs, inputs), order = shape, None
-        parts.require_multiple("input", inputs, 8)
-        parts.require_multiple("output", outputs, 8)
+        n = each(self.bits)
+        parts.require_multiple("input", inputs, self.bits)
+        parts.require_multiple("output", outputs, self.bits)
         group = self.group(inputs, parts)
         if self.ordered or ".g_idx" in parts.tensors:
             order = parts.take(".g_idx", (inputs,), ("int32",))
-        codes = parts.take(".qweight", (inputs // 8, outputs), ("int32",))
-        zeros = parts.take(".qzeros", (inputs // group, outputs // 8), ("int32",))
+        codes = parts.take(".qweight", (inputs // n, outputs), ("int32",))
+        zeros = parts.take(".qzeros", (inputs // group, outputs // n), ("int32",))
         scales = parts.take(".scales", (inputs // group, outputs))
-        about = name, codes.file, codes.path, shape, "float32", group
+        about = name, codes.file, codes.path, shape, "float32", self.bits, group
         return GPTQWeight(*about, codes, zeros, scales, order, self.ordered, self.less_one, self.symmetric)
 
 
@@ -137,7 +140,7 @@ def read_gptq(fields: Fields) -> GPTQ:
     Raises:
       Refusal: it says something that is not read.
     """
-    require_one_of(fields, "bits", 4)
+    require_one_of(fields, "bits", 4, 8)
     require_one_of(fields, "pack_dtype", "int32", absent="int32")
     require_one_of(fields, "is_marlin_format", False, absent=False)
     key = "checkpoint_format" if fields.raw.get("checkpoint_format") is not None else "format"
@@ -152,4 +155,14 @@ def read_gptq(fields: Fields) -> GPTQ:
     plain, listed = read_plain(fields, "modules_to_not_convert")
     size, ordered, less_one = read_group_size(fields), fields.flag("desc_act"), fields.raw.get(key) != "gptq_v2"
     symmetric = fields.flag("sym", True)  # as in AutoGPTQ, GPTQModel and transformers
-    return GPTQ(plain, listed, fields.where, size, f"{fields.prefix}group_size", ordered, less_one, symmetric)
+    return GPTQ(
+        plain,
+        listed,
+        fields.where,
+        fields.raw["bits"],
+        size,
+        f"{fields.prefix}group_size",
+        ordered,
+        less_one,
+        symmetric,
+    )

@@ -78,7 +78,9 @@ class NVFP4(BlockFormat):
     overall_end: str
     divides: bool
 
-    bytes_each = "half a one"
+    @property
+    def bytes_each(self) -> str:
+        return "half a one"
 
     @property
     def summary(self) -> str:

@@ -1,11 +1,11 @@
-"""Weights of four bits in the format ``pack-quantized`` of the library compressed-tensors, which llm-compressor writes."""
+"""Weights of four or eight bits in the format ``pack-quantized`` of compressed-tensors, which llm-compressor writes."""
 
 import dataclasses
 
 import numpy as np
 
 from jspec.checkpoints.dequantize.format import WeightTensors, read_group_size, read_plain, read_scales
-from jspec.checkpoints.dequantize.four_bits import MIDDLE, FourBitFormat, FourBitWeight, in_words, unpacked
+from jspec.checkpoints.dequantize.packed_codes import CodesFormat, PackedCodes, each, in_words, middle, unpacked
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
@@ -15,15 +15,16 @@ ZEROS = ".weight_zero_point"  # how the name of a tensor of zeros ends
 
 
 @dataclasses.dataclass(frozen=True)
-class PackedWeight(FourBitWeight):
-    """A weight ``[out, in]``, of which the codes of eight input features are in one number, the first in the lowest bits.
+class PackedWeight(PackedCodes):
+    """A weight ``[out, in]``, of which the codes of n input features are in one number, the first in the lowest bits; n is
+    8 for four bits, and 4 for eight.
 
-    Codes and zeros were -8..7, and ``MIDDLE`` was added to each of them before they were stored.
+    Codes and zeros were -8..7 or -128..127, and 8 or 128 was added to each of them before they were stored.
 
     Attributes:
-      codes: int32 ``[out, ceil(in / 8)]``.
+      codes: int32 ``[out, ceil(in / n)]``.
       scales: ``[out, groups]``.
-      zeros: int32 ``[ceil(out / 8), groups]``, or None if code 8 is the zero everywhere.
+      zeros: int32 ``[ceil(out / n), groups]``, or None if 8 or 128 is the zero everywhere.
       size: ``[2]``, the shape of the weight.
     """
 
@@ -37,22 +38,22 @@ class PackedWeight(FourBitWeight):
             raise Refusal(
                 f"{self.file}: tensor {self.size.name!r} holds {size}, but config.json asks for a weight {list(self.shape)}"
             )
-        words, columns = in_words(inputs)
-        codes = unpacked(self.codes.read_part((outputs, words)), 1)[:, columns]
+        words, columns = in_words(inputs, self.bits)
+        codes = unpacked(self.codes.read_part((outputs, words)), 1, self.bits)[:, columns]
         scales = read_scales(self.scales, True, (outputs, groups))
-        zeros = np.broadcast_to(MIDDLE, scales.shape)
+        zeros = np.broadcast_to(middle(self.bits), scales.shape)
         if self.zeros is not None:
-            words, rows = in_words(outputs)
-            zeros = unpacked(self.zeros.read_part((words, groups)), 0)[rows]
+            words, rows = in_words(outputs, self.bits)
+            zeros = unpacked(self.zeros.read_part((words, groups)), 0, self.bits)[rows]
         return codes.T, zeros.T, scales.T
 
 
 @dataclasses.dataclass(frozen=True)
-class PackQuantized(FourBitFormat):
-    """The format ``pack-quantized`` with four bits.
+class PackQuantized(CodesFormat):
+    """The format ``pack-quantized`` with four or eight bits.
 
     Attributes:
-      symmetric: whether code 8 is the zero everywhere.
+      symmetric: whether the code in the middle is the zero everywhere.
     """
 
     symmetric: bool
@@ -63,7 +64,7 @@ class PackQuantized(FourBitFormat):
 
     @property
     def summary(self) -> str:
-        return f"four bits with a scale for each {self.groups} (pack-quantized)"
+        return f"{self.bits_in_words} with a scale for each {self.groups} (pack-quantized)"
 
     def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
         size = parts.tensors.get(".weight_shape")
@@ -72,18 +73,20 @@ class PackQuantized(FourBitFormat):
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> PackedWeight:
         (outputs, inputs), zeros = shape, None
         groups = inputs // (group := self.group(inputs, parts))
-        codes = parts.take(".weight_packed", (outputs, -(-inputs // 8)), ("int32",))
+        codes = parts.take(".weight_packed", (outputs, -(-inputs // each(self.bits))), ("int32",))
         scales = parts.take(".weight_scale", (outputs, groups))
         size = parts.take(".weight_shape", (2,), ("int64", "int32"))
         if not self.symmetric:
-            zeros = parts.take(ZEROS, (-(-outputs // 8), groups), ("int32",))
+            zeros = parts.take(ZEROS, (-(-outputs // each(self.bits)), groups), ("int32",))
         elif (extra := parts.tensors.get(ZEROS)) is not None:
             key = self.group_key.replace("group_size", "symmetric")
             raise Refusal(
                 f"{parts.where}/{extra.file}: tensor {extra.name!r} is there, but {key}, which is true unless config.json "
                 "says otherwise, says that there are no zeros; set it to false if there are"
             )
-        return PackedWeight(name, codes.file, codes.path, shape, "float32", group, codes, scales, zeros, size)
+        return PackedWeight(
+            name, codes.file, codes.path, shape, "float32", self.bits, group, codes, scales, zeros, size
+        )
 
 
 def read_pack_quantized(fields: Fields, weights: Fields) -> PackQuantized:
@@ -96,7 +99,7 @@ def read_pack_quantized(fields: Fields, weights: Fields) -> PackQuantized:
     Raises:
       Refusal: it says something that is not read.
     """
-    require_one_of(weights, "num_bits", 4)
+    require_one_of(weights, "num_bits", 4, 8)
     require_one_of(weights, "type", "int", absent="int")
     require_one_of(weights, "dynamic", False, absent=False)
     require_one_of(weights, "actorder", False, "weight", "static", absent=False)
@@ -104,4 +107,5 @@ def read_pack_quantized(fields: Fields, weights: Fields) -> PackQuantized:
     size = read_group_size(weights) if weights.raw["strategy"] == "group" else -1
     plain, listed = read_plain(fields, "ignore")
     symmetric = weights.flag("symmetric", True)
-    return PackQuantized(plain, listed, fields.where, size, f"{weights.prefix}group_size", symmetric)
+    bits, key = weights.raw["num_bits"], f"{weights.prefix}group_size"
+    return PackQuantized(plain, listed, fields.where, bits, size, key, symmetric)

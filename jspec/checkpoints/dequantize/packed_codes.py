@@ -1,4 +1,5 @@
-"""Weights of four bits: eight codes in an int32, and a zero and a scale for each group of input features."""
+"""Weights of four or eight bits: eight or four codes in an int32, and a zero and a scale for each group of input
+features."""
 
 import abc
 import dataclasses
@@ -11,8 +12,17 @@ from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, Weight
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 
-IN_TURN = tuple(range(8))
-MIDDLE = np.uint8(8)  # the code that stands for 0 where a weight is symmetric
+IN_WORDS = {4: "four", 8: "eight"}  # numbers of bits
+
+
+def middle(bits: int) -> np.uint8:
+    """The code that stands for 0 where a weight is symmetric."""
+    return np.uint8(1 << (bits - 1))
+
+
+def each(bits: int) -> int:
+    """How many codes an int32 holds."""
+    return 32 // bits
 
 
 class Numbers(NamedTuple):
@@ -32,13 +42,15 @@ class Numbers(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class FourBitWeight(Dequantized):
+class PackedCodes(Dequantized):
     """A weight ``[out, in]``, each number of which is ``(code - zero) * scale``.
 
     Attributes:
+      bits: of a code, 4 or 8.
       group: how many input features share a zero and a scale.
     """
 
+    bits: int
     group: int
 
     def read(self) -> np.ndarray:
@@ -52,7 +64,7 @@ class FourBitWeight(Dequantized):
         groups = self.groups()[inputs]
         used = slice(groups.min(), groups.max() + 1)
         codes, zeros, scales = self.numbers(outputs, inputs, used)
-        return dequantized(Numbers(codes, zeros, scales, groups - used.start)).T
+        return dequantized(Numbers(codes, zeros, scales, groups - used.start), self.bits).T
 
     @abc.abstractmethod
     def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -68,18 +80,27 @@ class FourBitWeight(Dequantized):
 
 
 @dataclasses.dataclass(frozen=True)
-class FourBitFormat(BlockFormat):
-    """How a checkpoint stores weights of four bits.
+class CodesFormat(BlockFormat):
+    """How a checkpoint stores weights of four or eight bits.
 
     Attributes:
+      bits: of a code.
       group_size: how many input features share a scale; -1 if all do.
       group_key: the key of config.json that says so, for messages.
     """
 
+    bits: int
     group_size: int
     group_key: str
 
-    bytes_each = "half a one"
+    @property
+    def bytes_each(self) -> str:
+        return "half a one" if self.bits == 4 else "one"
+
+    @property
+    def bits_in_words(self) -> str:
+        """``four bits``."""
+        return f"{IN_WORDS[self.bits]} bits"
 
     @property
     def groups(self) -> str:
@@ -102,33 +123,36 @@ class FourBitFormat(BlockFormat):
         return self.group_size
 
 
-def in_words(part: slice) -> tuple[slice, slice]:
+def in_words(part: slice, bits: int) -> tuple[slice, slice]:
     """Which int32 hold the codes of consecutive features, and which of the codes in these they are."""
-    words = slice(part.start // 8, -(-part.stop // 8))
-    return words, slice(part.start - 8 * words.start, part.stop - 8 * words.start)
+    n = each(bits)
+    words = slice(part.start // n, -(-part.stop // n))
+    return words, slice(part.start - n * words.start, part.stop - n * words.start)
 
 
-def unpacked(words: np.ndarray, axis: int, order: Sequence[int] = IN_TURN) -> np.ndarray:
-    """The codes in ``words``, uint8 with eight times the length along ``axis``.
+def unpacked(words: np.ndarray, axis: int, bits: int, order: Sequence[int] | None = None) -> np.ndarray:
+    """The codes in ``words``, uint8 with n times the length along ``axis``, n being those in an int32.
 
     Args:
       words: int32 or uint32, of two dimensions.
-      axis: the one along which the eight codes of a number follow each other.
-      order: the place among these eight of the code in the lowest four bits, of that in the next four, and so on.
+      axis: the one along which the n codes of a number follow each other.
+      bits: of a code.
+      order: the place among these n of the code in the lowest bits, of that in the next, and so on; None is in turn.
     """
-    words = words.view(np.uint32)
-    codes = np.empty([8 * size if i == axis else size for i, size in enumerate(words.shape)], np.uint8)
+    words, n = words.view(np.uint32), each(bits)
+    codes = np.empty([n * size if i == axis else size for i, size in enumerate(words.shape)], np.uint8)
     places = codes.swapaxes(0, axis)  # a view, like the next line's
-    for i, place in enumerate(order):
-        places[place::8] = (words.swapaxes(0, axis) >> np.uint32(4 * i)) & np.uint32(15)
+    for i, place in enumerate(range(n) if order is None else order):
+        places[place::n] = (words.swapaxes(0, axis) >> np.uint32(bits * i)) & np.uint32((1 << bits) - 1)
     return codes
 
 
-def dequantized(numbers: Numbers) -> np.ndarray:
+def dequantized(numbers: Numbers, bits: int) -> np.ndarray:
     """``(code - zero) * scale``, float32 ``[in, out]``."""
     codes, zeros, scales, groups = numbers
-    codes, zeros, values = codes.view(np.int8), zeros.view(np.int8), np.empty_like(codes, np.float32)
-    # Neighbours of one group are multiplied together. Differences of codes fit into eight bits.
+    values = np.empty_like(codes, np.float32)
+    # Neighbours of one group are multiplied together. Differences of codes of four bits fit into eight.
+    codes, zeros = (x.view(np.int8) if bits == 4 else x.astype(np.int16) for x in (codes, zeros))
     starts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist()]
     for start, stop in zip(starts, [*starts[1:], len(codes)], strict=True):
         group = groups[start]
