@@ -118,7 +118,7 @@ def test_dtype_that_cannot_be_read(refused, single):
     refused(single, "model.safetensors", "model.norm.weight", "F8_E5M2")
 
 
-@pytest.mark.parametrize(("dtype", "called"), [(np.int8, "I8"), (np.int64, "int64"), (np.bool_, "bool")])
+@pytest.mark.parametrize(("dtype", "called"), [(np.int8, "int8"), (np.int64, "int64"), (np.bool_, "bool")])
 def test_integers_in_the_place_of_a_weight(refused, single, dtype, called):
     tensors = load_file(single / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(dtype)
