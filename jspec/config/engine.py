@@ -46,8 +46,8 @@ class EngineConfig:
         next request. None is half of ``max_batch``, but at most 16, and 0 below 4 rows.
       expand_latents: whether prefill may compute keys and values of all heads from latents, on GPUs that have a kernel for
         it (``jspec.pallas.mla.prefill``). The texts of a prefill batch then have at most ``pages_of_prefill`` pages.
-      peer_packets: whether GPUs of one process that share a target add up small arrays by storing packets into each other's
-        memory (``jspec.pallas.collectives``), where they can. False leaves every sum to XLA.
+      peer_packets: whether GPUs of one process that share a target add up and gather small arrays by storing packets into
+        each other's memory (``jspec.pallas.collectives``), where they can. False leaves every exchange to XLA.
       logprobs_mode: which distribution log-probabilities are of: ``raw_logprobs``, the target's own, or
         ``processed_logprobs``, the one that tokens are drawn from (at temperature 0: that of temperature 1).
 

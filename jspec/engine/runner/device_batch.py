@@ -73,10 +73,15 @@ class DeviceBatch:
         return dataclasses.replace(self._builder.empty_state(self.leaves), exchange=exchange)
 
     def begin_epochs_anew(self):
-        """Have sums by packets count from 1 again, once everything sent before has ended."""
+        """Have exchanges by packets count from 1 again, once everything sent before has ended.
+
+        If making the new workspace fails, state and old workspace stand: a state never has the addresses of memory that
+        nobody holds.
+        """
         assert self.workspace is not None
-        self.workspace = self.workspace.renewed()
-        self.state = dataclasses.replace(self.state, exchange=self.workspace.exchange())
+        workspace = self.workspace.renewed()
+        state = dataclasses.replace(self.state, exchange=workspace.exchange())
+        self.workspace, self.state = workspace, state
 
     def swap_programs(self) -> Iterator[tuple[Program, tuple]]:
         """The programs that swap requests to host memory and back, with arguments that change nothing."""

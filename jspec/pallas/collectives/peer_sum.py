@@ -70,21 +70,15 @@ def peer_sum_reference(
 
 
 def peer_sum_kernel(
-    y: PartialSums, stream: Stream | None, exchange: Exchange, *, dtype, eps: float, kind: str
+    y: PartialSums, stream: Stream | None, exchange: Exchange, rank, *, dtype, eps: float, kind: str
 ) -> tuple[Any, jax.Array]:
-    """``peer_sum_reference`` as a kernel, for bfloat16 and float32; a block has some of the tokens.
+    """``peer_sum_reference`` as a kernel, for bfloat16 and float32, on the device of ``rank``, int32 ``[1]``.
 
     The sum over devices, the bias and the residual stream are added up in float32, and rounded once.
 
     Raises:
       ValueError: the workspace is too small.
     """
-    rank = jax.lax.axis_index(y.reduce_axis).astype(jnp.int32).reshape(1)
-    return peer_sum_of_rank(y, stream, exchange, rank, dtype=dtype, eps=eps, kind=kind)
-
-
-def peer_sum_of_rank(y: PartialSums, stream: Stream | None, exchange: Exchange, rank, *, dtype, eps: float, kind: str):
-    """``peer_sum_kernel`` on the device of ``rank``, int32 ``[1]``. Programs find it out once: that takes a launch."""
     return _launch(y, stream, exchange, rank, None, dtype=jnp.dtype(dtype), eps=eps, kind=kind, interpret=False)
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.pallas.collectives.peer_parts import peer_parts_kernel, peer_parts_reference
-from jspec.pallas.collectives.peer_sum import KINDS, Stream, peer_sum_of_rank, peer_sum_reference
+from jspec.pallas.collectives.peer_sum import KINDS, Stream, peer_sum_kernel, peer_sum_reference
 from jspec.pallas.collectives.words import as_numbers, as_words
 from jspec.pallas.collectives.workspace import Exchange, Room
 from jspec.pallas.dispatch import by_platform
@@ -69,7 +69,7 @@ class Peers:
         return self._sum(y, Stream(x, weight), dtype=x.dtype, eps=eps, kind=kind)
 
     def _sum(self, y: PartialSums, stream: Stream | None, **how):
-        kernel, reference = (functools.partial(f, **how) for f in (peer_sum_of_rank, _of_any_rank))
+        kernel, reference = (functools.partial(f, **how) for f in (peer_sum_kernel, _of_any_rank))
         result, self.epochs[...] = by_platform(kernel, reference, y, stream, self.exchange(), self.rank)
         return result
 

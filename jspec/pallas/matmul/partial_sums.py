@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from jspec.pallas.matmul.reference import per_feature
+
 if TYPE_CHECKING:
     from jspec.pallas.collectives.peers import Peers
 
@@ -30,7 +32,7 @@ class PartialSums:
         """Their sum, computed in float32 and rounded to ``dtype``; over shards as ``all_reduce`` has it."""
         own = self.of_shard(dtype)
         total = all_reduce(own, self.reduce_axis)
-        return total if self.bias is None else total + self.bias.astype(dtype).reshape((1,) * (total.ndim - 1) + (-1,))
+        return total if self.bias is None else total + per_feature(self.bias.astype(dtype), total)
 
     def of_shard(self, dtype) -> jax.Array:
         """The sum of the summands that are here, without the bias; rounded to ``dtype``."""

@@ -11,7 +11,7 @@ from requests_and_engines import CONFIG, engine_of
 
 from jspec.engine.runner import model_runner
 from jspec.pallas.collectives.peers import MOST_TOKENS
-from jspec.pallas.collectives.workspace import LOST, MOST_BLOCKS
+from jspec.pallas.collectives.workspace import LOST, MOST_BLOCKS, Workspace
 from jspec.sampling.params import SamplingParams
 
 DRAWN = SamplingParams(temperature=1.0, max_tokens=20)
@@ -75,3 +75,19 @@ def test_epochs_begin_anew_before_they_run_out(monkeypatch):
     assert engine.runner.workspace is not before
     one_call = CONFIG.rounds * 100
     assert np.asarray(engine.runner.state.exchange.epochs).max() < 20 + 4 * one_call
+
+
+def test_a_workspace_that_cannot_be_made_leaves_the_old_one(monkeypatch):
+    """A state with addresses of memory that nobody holds would have GPUs write anywhere."""
+    runner = engine_of("eagle/2/packets").runner
+    before = runner.workspace, runner.state
+
+    def fail(workspace):
+        raise MemoryError("no memory for addresses")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "exchange", fail)
+        with pytest.raises(MemoryError, match="no memory for addresses"):
+            runner.begin_epochs_anew()
+    assert runner.workspace is before[0]
+    assert runner.state is before[1]

@@ -169,9 +169,8 @@ def on_every_device(stream, summands, bias, exchange):
     """The results of the kernel on every device, and the next exchange."""
 
     def on_one(stream, summands, bias, exchange):
-        result, epochs = peer_sum_kernel(
-            PartialSums(summands[0], bias, AXIS), stream, exchange, dtype=stream.x.dtype, **HOW
-        )
+        y, rank = PartialSums(summands[0], bias, AXIS), jax.lax.axis_index(AXIS).astype(jnp.int32).reshape(1)
+        result, epochs = peer_sum_kernel(y, stream, exchange, rank, dtype=stream.x.dtype, **HOW)
         return jax.tree.map(lambda array: array[None], (result, epochs))
 
     same, split = PartitionSpec(), PartitionSpec(AXIS)
