@@ -24,6 +24,7 @@ from jspec.config.heads import (
 )
 from jspec.models import Decoder, init
 from jspec.models.sharding import abstract_shards, with_leaves
+from jspec.quantization import mxfp4
 
 DRAFT_VOCABULARY = 32_000  # of published EAGLE-3 heads
 
@@ -312,23 +313,30 @@ def _made(config, seed: int, dtype: str, drafts: bool):
     return module.prepare() if drafts or not isinstance(config, ModelConfig) else module
 
 
-def random_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str = "bfloat16") -> Decoder:
-    """A target in shards on the devices of ``mesh``, whose weights each device makes for itself."""
-    if config.quantization is not None or config.experts is not None:
-        raise ValueError(f"{config.architecture}: random shards are made of dense models that are not quantised")
-    keys = map(functools.partial(jax.random.fold_in, jax.random.key(0)), itertools.count())
+def random_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str = "bfloat16", seed: int = 0) -> Decoder:
+    """A language model in shards on the devices of ``mesh``, whose weights each device makes for itself; embeddings of
+    mixtures are large, as those of ``random_module`` are."""
+    if config.quantization is not None:
+        raise ValueError(f"{config.architecture}: random shards are made of models that are not quantised")
+    keys = map(functools.partial(jax.random.fold_in, jax.random.key(seed)), itertools.count())
+    large = config.experts is not None and not config.tie_embeddings
 
-    def made(_, leaf) -> jax.Array:
-        return _random_weight(leaf.shape, leaf.dtype, leaf.sharding)(next(keys))
+    def made(name: str, leaf) -> jax.Array:
+        times = _LARGE if large and name == "embedding" else 1
+        return _random_weight(leaf.shape, leaf.dtype, leaf.sharding, times)(next(keys))
 
     return with_leaves(abstract_shards(config, shards, mesh, dtype), made)
 
 
 @functools.cache  # layers share one program
-def _random_weight(shape: tuple[int, ...], dtype, sharding: NamedSharding):
+def _random_weight(shape: tuple[int, ...], dtype, sharding: NamedSharding, times: int):
     def make(key):
         if len(shape) == 1:  # of norms
             return jnp.ones(shape, dtype)
-        return jax.random.normal(key, shape, dtype) * jnp.asarray(shape[-1] ** -0.5, dtype)
+        if dtype == jnp.uint8:  # codes of four bits
+            return jax.random.bits(key, shape, dtype)
+        if dtype == jnp.uint32:  # their scales, an axis of pairs of groups and one of output features
+            return jnp.full(shape, mxfp4.factors_of_random_codes(shape[-2] * mxfp4.PAIR), dtype)
+        return jax.random.normal(key, shape, dtype) * jnp.asarray(times * shape[-1] ** -0.5, dtype)
 
     return jax.jit(make, out_shardings=sharding)

@@ -2,6 +2,7 @@
 
     python -m benchmarks.engine.serving --shape llama-3.1-8b --out DIR  # every line, about seven minutes on an H200
     python -m benchmarks.engine.serving --only 1 2 6                    # some lines
+    python -m benchmarks.engine.serving --only 1 2 --gpus 2             # over a target in shards on two GPUs
     python -m benchmarks.engine.serving --smoke                         # tiny and anywhere, with meaningless times
 
 Weights are in bf16. Drafts are four of an EAGLE head, accepted by chance, each with probability 0.7 if those before it were
@@ -78,6 +79,7 @@ from benchmarks.report.figures import HEADER, Figure, printed
 from benchmarks.rounds.programs import PAGE, Bench
 from benchmarks.shapes import SHAPES
 from jspec.compilation_cache import enable_compilation_cache
+from jspec.config import Shards
 
 Measure = Callable[[], Iterator[Figure]]
 
@@ -319,7 +321,7 @@ def start_figures(shape: str, divisor: int, cache: pathlib.Path, goals: bool) ->
 def run(args, cache: pathlib.Path) -> bool:
     """Print the lines and write the result; whether all of them could be measured."""
     until, shape = time.monotonic() + args.seconds, "tiny" if args.smoke else args.shape
-    divisor, goals = SMALLER if shape == "tiny" else 1, shape == "llama-3.1-8b"
+    divisor, goals = SMALLER if shape == "tiny" else 1, shape == "llama-3.1-8b" and args.gpus == 1
     failed, figures = [], []
     if 9 in args.only:  # before anything here touches the device
         failed += _measured(lambda: start_figures(shape, divisor, cache, goals), 9, "start", figures.append)
@@ -327,7 +329,13 @@ def run(args, cache: pathlib.Path) -> bool:
         raise SystemExit("no GPU: times of this shape need one; --smoke runs a tiny version here")
     enable_compilation_cache(cache)
     dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
-    settings = {"shape": shape, "dtype": dtype, "synthetic_acceptance": ACCEPTANCE, "smoke": shape == "tiny"}
+    settings = {
+        "shape": shape,
+        "dtype": dtype,
+        "synthetic_acceptance": ACCEPTANCE,
+        "gpus": args.gpus,
+        "smoke": shape == "tiny",
+    }
     result = results.begin("serving", settings | {"repeats": args.repeats, "failed": failed, "left_out": []})
     file = args.json or (args.out and args.out / f"serving-{result.date[:16].replace(':', '')}.json")
 
@@ -341,7 +349,8 @@ def run(args, cache: pathlib.Path) -> bool:
     print(f"{shape}, {dtype}, random weights, on {result.device['kind']}; jax {jax.__version__}\n{HEADER}", flush=True)
     for figure in figures:
         add(figure)
-    with Engines(Bench(SHAPES[shape], dtype, 0.0, args.repeats)) as engines:
+    shards = None if args.gpus == 1 else Shards(args.gpus)
+    with Engines(Bench(SHAPES[shape], dtype, 0.0, args.repeats, shards=shards)) as engines:
         for line, name, measure in chosen(Table(engines, divisor, args.repeats, goals).lines(), args.only):
             if time.monotonic() > until:
                 result.settings["left_out"].append([line, name])
@@ -382,6 +391,7 @@ def _measured(measure: Measure, line: int, name: str, add: Callable[[Figure], No
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs that share the target; not for line 9")
     parser.add_argument("--only", type=int, nargs="+", choices=LINES, default=LINES, metavar="N", help="lines")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of the lines that are short")
     where = parser.add_mutually_exclusive_group()

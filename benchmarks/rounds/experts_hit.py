@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.config import ModelConfig
 from jspec.models import moe
 from jspec.models.kv_cache import PagedView
 
@@ -32,3 +33,11 @@ def experts_hit(target, tokens, positions, cache, table) -> float | None:
         jax.effects_barrier()
     jax.clear_caches()  # of layers that do
     return float(np.mean(found))
+
+
+def experts_hit_evenly(config: ModelConfig, tokens: int) -> float | None:
+    """The same of tokens that choose evenly among the experts, as an expected number."""
+    experts = config.experts
+    if experts is None:
+        return None
+    return experts.count * (1 - (1 - experts.chosen / experts.count) ** tokens)

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.rounds.experts_hit import experts_hit
+from benchmarks.rounds.experts_hit import experts_hit, experts_hit_evenly
 from benchmarks.rounds.floors import draft_passes, floor, target_pass
 from benchmarks.rounds.hlo import launched
 from benchmarks.rounds.profile import kernel_times, report
 from benchmarks.shapes import Pair, head_for, random_module, random_shards
-from jspec.config import EngineConfig, Shards, Speculation
+from jspec.config import EngineConfig, ModelConfig, Shards, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.engine.runner.compile import decode_options
@@ -55,6 +55,7 @@ class Decoding:
       draft_quantization: of the weights of the draft model or draft head.
       draft_vocabulary: of how many tokens the draft has logits; None for those that ``shapes`` gives it.
       budget: how many tokens the target reads in a round, of all rows together; None for every draft.
+      draft_in_shards: whether a draft model is split over the devices as the target is; otherwise each has all of it.
     """
 
     method: str | None
@@ -69,6 +70,7 @@ class Decoding:
     draft_quantization: Any = None
     draft_vocabulary: int | None = None
     budget: int | None = None
+    draft_in_shards: bool = False
 
     def __str__(self) -> str:
         weights = f"{self.quantization} weights, " if self.quantization else ""
@@ -78,6 +80,7 @@ class Decoding:
             return f"plain decoding, {where}"
         drafts = f"{self.draft_sampling} drafts, " if self.draft_sampling != "sample" else ""
         drafts = f"{self.draft_quantization} drafter, {drafts}" if self.draft_quantization else drafts
+        drafts = f"drafts in shards, {drafts}" if self.draft_in_shards else drafts
         drafts = f"{self.draft_vocabulary:,} draft tokens, {drafts}" if self.draft_vocabulary else drafts
         rates = " / ".join(f"{rate:g}" for rate in self.kinds)
         return f"{self.method}, K = {self.K}, {drafts}{where}; synthetic acceptance {rates}"
@@ -139,7 +142,8 @@ class Timed:
       kernels: launches of a round.
       length: live slots of a row, on average.
       tokens: tokens that a round gave a row, on average.
-      experts: of how many experts a layer of the target read the weights, on average; None if it has none.
+      experts: of how many experts a layer of the target read the weights, on average; None if it has none. In shards it
+        is not counted: as many as tokens hit that choose evenly.
     """
 
     seconds: float
@@ -183,10 +187,11 @@ def decoding_program(
     (of, merge_of), (by, merge_by) = flatten(target), flatten(module)
 
     def rounds(leaves, state, peers=None):
-        model = merge_of(leaves[0])
-        if peers is not None:
-            model.peers = peers
-        drafter = make(model, merge_by(leaves[1]))
+        model, draft_model = merge_of(leaves[0]), merge_by(leaves[1])
+        for one in (model, draft_model):
+            if peers is not None and getattr(one, "shards", None) is not None:
+                one.peers = peers
+        drafter = make(model, draft_model)
         return DecodeStep(model, drafter, rule, what.K + 1, budget=what.budget).decode(state, what.rounds)
 
     def begun():
@@ -274,16 +279,26 @@ class Bench:
         return self.target_in(None)
 
     @functools.cache  # noqa: B019
-    def draft(self, method: str | None, quantization: Any = None, vocabulary: int | None = None):
-        """(configuration, module) of the draft that a method uses, with weights in this format and logits of so many tokens;
-        (None, None) for plain decoding."""
+    def draft(
+        self,
+        method: str | None,
+        quantization: Any = None,
+        vocabulary: int | None = None,
+        in_shards: bool = False,
+    ):
+        """(configuration, module) of the draft that a method uses, with weights in this format and logits of so many tokens,
+        on each device or in shards; (None, None) for plain decoding."""
         if method is None:
             return None, None
         config = self.pair.draft if method == "draft_model" else head_for(self.pair.target, method)
         config = config if vocabulary is None else config.with_draft_vocabulary(vocabulary)
         config = config if quantization is None else config.with_quantization(quantization)
-        module = random_module(config, 1, self.dtype, drafts=True)
         shards = self.shards
+        if in_shards:
+            assert shards is not None
+            assert isinstance(config, ModelConfig)
+            return config, random_shards(config, shards, mesh_of(shards.count, shards.axis), self.dtype, 1)
+        module = random_module(config, 1, self.dtype, drafts=True)
         return config, module if shards is None else on_every_device(module, mesh_of(shards.count, shards.axis))
 
     def time(self, what: Decoding | Forward) -> Timed:
@@ -294,7 +309,7 @@ class Bench:
         return self._timed[key]
 
     def _decoding(self, what: Decoding) -> Timed:
-        config, module = self.draft(what.method, what.draft_quantization, what.draft_vocabulary)
+        config, module = self.draft(what.method, what.draft_quantization, what.draft_vocabulary, what.draft_in_shards)
         target = self.target_in(what.quantization)
         program = decoding_program(target, module, config, what.engine_config(self.dtype), what, self._exchange)
         seconds, kernels, (state, logs) = self._run(program, what.rounds)
@@ -305,12 +320,16 @@ class Bench:
             raise RuntimeError(f"a row ended before the last round of {what}: its round would be too cheap")
         before = what.start + np.cumsum(log.count, axis=0) - log.count
         length, tokens = float(np.mean(before)), float(np.mean(log.count))
-        hit = experts_hit(target, *_next_pass(state, what.K, target.config.vocab_size))
+        if self.shards is None:
+            hit = experts_hit(target, *_next_pass(state, what.K, target.config.vocab_size))
+        else:
+            hit = experts_hit_evenly(self.pair.target, what.batch * (what.K + 1))
         width = what.budget / what.batch if what.budget else what.K + 1
         least = floor([target_pass(target, what.batch, width, length, hit)], self.bandwidth)
         least /= 1 if self.shards is None else self.shards.count  # every device reads and multiplies its own part
         if what.K:
-            least += floor(draft_passes(target, module, what.K, what.batch, length), self.bandwidth)
+            of_draft = floor(draft_passes(target, module, what.K, what.batch, length), self.bandwidth)
+            least += of_draft / (self.shards.count if what.draft_in_shards and self.shards else 1)
         return Timed(seconds, least, kernels, length, tokens, hit)
 
     def _exchange(self) -> Exchange | None:

@@ -210,9 +210,10 @@ class TestOnTwoGPUs:
         assert exchange.epochs[0] == 5
         assert exchange.epochs[MOST_BLOCKS - 1] == 2
 
-    def test_many_sums_with_delays_on_either_device(self):
+    @pytest.mark.parametrize("rounds", [10_000, pytest.param(100_000, marks=pytest.mark.long)])
+    def test_many_sums_with_delays_on_either_device(self, rounds):
         """Every device knows what the other one sends, so that nothing but the packets brings them together."""
-        D, sizes, rounds = 2880, (1, 5, 16, 80), 25_000
+        D, sizes = 2880, (1, 5, 16, 80, 33, 2, 61, 9, 47, 16)
         workspace = Workspace.create(mesh_of(2, AXIS), room_for(D, jnp.bfloat16, 2))  # which has to live until the end
 
         def sent(epoch, rank, tokens):
@@ -243,6 +244,28 @@ class TestOnTwoGPUs:
         exchange, wrong = over_devices(one_device, PartitionSpec(), out_specs)(workspace.exchange())
         assert wrong.tolist() == [0, 0]
         assert exchange.epochs[0] == 1 + rounds * len(sizes)
+
+    def test_an_exception_on_one_device_fails_the_call_and_not_the_next_one(self):
+        """What one device's program raises ends it before it sends. The other one waits for a while, then both are free."""
+        workspace, failing = Workspace.create(mesh_of(2, AXIS), room_for(2048, jnp.bfloat16, 2)), [True]
+
+        def on_host(rank):
+            if rank == 1 and failing[0]:
+                raise RuntimeError("device 1 fails")
+            return np.float32(0)
+
+        def one_device(exchange):
+            peers = Peers.begin(exchange, AXIS)
+            zero = jax.pure_callback(on_host, jax.ShapeDtypeStruct((), jnp.float32), peers.rank[0])
+            own = jnp.ones((4, 1, 2048), jnp.bfloat16) * (1 + peers.rank[0]) + zero.astype(jnp.bfloat16)
+            total = peers.total(PartialSums(own, None, AXIS), jnp.bfloat16)
+            return total[None]
+
+        call = over_devices(one_device, PartitionSpec(), PartitionSpec(AXIS))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="device 1 fails"):
+            jax.block_until_ready(call(workspace.exchange()))
+        failing[0], workspace = False, workspace.renewed()
+        assert np.all(wide(call(workspace.exchange())) == 3)
 
     def test_a_device_that_waits_in_vain_gives_up(self):
         """The other device has another epoch, and so never sends what this one waits for."""
