@@ -47,10 +47,12 @@ class Mailboxes:
     together: int
 
     @staticmethod
-    def open(addresses, rank_ref, epochs, next_epochs, room: Room, together: int) -> "Mailboxes":
+    def open(addresses, rank_ref, epochs, next_epochs, room: Room, together: int, interpret: bool) -> "Mailboxes":
         """For this block of the kernel, at its beginning; counts the exchange."""
         block, rank = pl.program_id(0), rank_ref[0]
         epoch = epochs[block]
+        if not interpret:  # both are the same memory: every thread has to read its epoch before one of them counts on
+            pltriton.debug_barrier()
         next_epochs[block] = jnp.where(epoch > 0, epoch + 1, jnp.int32(LOST))
         return Mailboxes(addresses, epochs, next_epochs, rank, block, epoch, room, together)
 

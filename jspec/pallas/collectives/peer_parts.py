@@ -68,7 +68,8 @@ def _launch(x, exchange: Exchange, rank, parts, *, interpret: bool):
 def _peer_parts(
     x_ref, parts_ref, address_ref, rank_ref, epochs_ref, out_ref, next_epochs_ref, *, room: Room, together: int
 ):
-    mailboxes = Mailboxes.open(address_ref, rank_ref, epochs_ref, next_epochs_ref, room, together)
+    refs = address_ref, rank_ref, epochs_ref, next_epochs_ref
+    mailboxes = Mailboxes.open(*refs, room, together, interpret=parts_ref is not None)
     n, words = out_ref.shape
     blocks, trips = pl.num_programs(0), pl.cdiv(pl.cdiv(words, CHUNK), num_blocks(words))
 

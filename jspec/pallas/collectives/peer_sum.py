@@ -146,7 +146,8 @@ def _peer_sum(
     kind,
 ):
     *sum_refs, next_epochs_ref = out_refs
-    mailboxes = Mailboxes.open(address_ref, rank_ref, epochs_ref, next_epochs_ref, room, together)
+    refs = address_ref, rank_ref, epochs_ref, next_epochs_ref
+    mailboxes = Mailboxes.open(*refs, room, together, interpret=parts_ref is not None)
     (tokens, width), n, blocks = sum_refs[0].shape, mailboxes.count, pl.num_programs(0)
     ids = jnp.arange(size, dtype=jnp.int32)
 
