@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from benchmarks.kernels import small_batch_products, sums
+from benchmarks.kernels import lowerings, small_batch_products, sums
 
 
 def test_a_smoke_run_of_sums_prints_a_line_for_each_number_of_tokens(monkeypatch, capsys):
@@ -26,3 +26,10 @@ def test_a_smoke_run_of_small_batch_products_finds_no_wrong_result(monkeypatch, 
     assert "!" not in found
     assert "wrong" not in found
     assert last in found.splitlines()[-1]
+
+
+def test_a_smoke_run_of_lowerings_compares_every_way_with_float32(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lowerings", "--smoke", "--tokens", "3", "--weights", "bf16", "blocks"])
+    assert lowerings.main() == 0
+    table = capsys.readouterr().out.rpartition("\n\n")[2]
+    assert [line.split()[:2] for line in table.splitlines()] == [["weight", "tokens"], ["bf16", "3"], ["blocks", "3"]]

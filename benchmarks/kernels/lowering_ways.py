@@ -1,0 +1,104 @@
+"""The ways to compute a product that ``benchmarks.kernels.lowerings`` compares, and weights of each form."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.kernels.triton_blocks import BLOCK, block_product
+from jspec.pallas.matmul.bf16 import bf16_matmul_kernel
+from jspec.pallas.matmul.reference import matmul_reference
+from jspec.pallas.matmul.small_batch import small_batch_tiling
+from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
+
+KINDS = ("bf16", "int8", "fp8", "blocks")
+WAYS = ("mosaic", "triton", "xla", "cublas")
+MOSAIC = jax.__version_info__ >= (0, 11)  # older versions have other names in this lowering
+
+Weight = tuple[jax.Array, ...]  # and its scales
+
+
+class Candidate(NamedTuple):
+    """A product by one way, and what to call it."""
+
+    way: str
+    name: str
+    product: Callable[..., jax.Array]
+    in_order: bool = False
+    options: dict[str, str | int | bool] = {}  # noqa: RUF012
+
+
+@functools.cache
+def weights_of(kind: str, shape: tuple[int, int], count: int) -> list[Weight]:
+    """Random weights whose products with normal numbers are of order 1. Scales differ, or a wrong index would not show."""
+    outputs, inputs = shape
+
+    @jax.jit
+    def make(key) -> Weight:
+        numbers, scales = jax.random.split(key)
+        weight = jax.random.normal(numbers, shape, jnp.bfloat16)
+        if kind == "bf16":
+            return ((weight * inputs**-0.5).astype(jnp.bfloat16),)
+        scale_shape = (outputs // BLOCK, inputs // BLOCK) if kind == "blocks" else (outputs,)
+        scale = jax.random.uniform(scales, scale_shape, jnp.float32, 0.5, 1.5) * inputs**-0.5 / 32
+        if kind == "int8":
+            return jnp.clip(jnp.round(weight * 32), -127, 127).astype(jnp.int8), scale
+        return (weight * 32).astype(jnp.float8_e4m3fn), scale
+
+    return [make(key) for key in jax.random.split(jax.random.key(0), count)]
+
+
+def by_blocks(scale) -> jax.Array:
+    """A scale for each number of the weight."""
+    return jnp.repeat(jnp.repeat(scale, BLOCK, axis=0), BLOCK, axis=1)
+
+
+def by_definition(x, weight, scale=None):
+    """The product in float32."""
+    wide = weight.astype(jnp.float32)
+    if scale is not None:
+        wide *= scale[:, None] if scale.ndim == 1 else by_blocks(scale)
+    return matmul_reference(x.astype(jnp.float32), wide)
+
+
+def by_xla(x, weight, scale=None):
+    """The product as a model would ask XLA for it."""
+    if scale is None:
+        return matmul_reference(x, weight, None)
+    if scale.ndim == 1:
+        return (matmul_reference(x, weight.astype(x.dtype)) * scale[None]).astype(x.dtype)
+    return matmul_reference(x, (weight.astype(jnp.float32) * by_blocks(scale)).astype(x.dtype), None)
+
+
+def by_triton(x, weight, scale=None, interpret: bool = False):
+    """The product by today's kernels."""
+    if scale is None:
+        tiling = small_batch_tiling(len(x), *weight.shape, itemsize=weight.dtype.itemsize)
+        return bf16_matmul_kernel(x, weight, tiling=tiling, interpret=interpret)
+    if scale.ndim == 1:
+        return weight_only_matmul_kernel(x, weight, scale, x.dtype, interpret=interpret)
+    return block_product(x, weight, scale, interpret=interpret)
+
+
+def candidates(kind: str, tokens: int, ways, smoke: bool) -> Iterator[Candidate]:
+    """What is compared, the ways in their order."""
+    if "mosaic" in ways and MOSAIC:
+        from benchmarks.kernels.mosaic_product import mosaic_product
+        from benchmarks.kernels.mosaic_tilings import SMALL_TILINGS, tilings_for
+
+        how: dict[str, Any] = {}
+        if smoke:
+            from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore
+
+            how = {"instances": 3, "interpret": InterpretGPUParams()}
+        for tiling in SMALL_TILINGS if smoke else tilings_for(kind, tokens):
+            product = functools.partial(mosaic_product, tiling=tiling, **how)
+            yield Candidate("mosaic", str(tiling), product, kind != "bf16")
+    if "triton" in ways:
+        yield Candidate("triton", "", functools.partial(by_triton, interpret=smoke))
+    if "xla" in ways:
+        yield Candidate("xla", "", by_xla)
+    if "cublas" in ways and kind == "bf16":
+        yield Candidate("cublas", "", by_xla, options={"xla_gpu_enable_triton_gemm": False})
