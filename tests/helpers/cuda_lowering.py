@@ -55,9 +55,14 @@ def kernels_of(text: str) -> list[str]:
 
 def dropping_nan(text: str) -> list[str]:
     """Those of the kernels in a lowered program that have a maximum or minimum of floats which drops NaN."""
+    return [name for name, code in code_of(text) if re.search(r"arith\.(max|min)numf", code)]
+
+
+def code_of(text: str) -> list[tuple[str, str]]:
+    """(name, operations of Triton) of each kernel in a lowered program."""
     found = re.findall(r'ir = "((?:[^"\\]|\\.)*)", name = "jspec_(\w+)"', text)
     assert text.count("@__gpu$xla.gpu.triton") == len(found)
-    return [name for escaped, name in found if re.search(r"arith\.(max|min)numf", _readable(escaped))]
+    return [(name, _readable(escaped)) for escaped, name in found]
 
 
 def _readable(escaped: str) -> str:
@@ -69,4 +74,5 @@ def _readable(escaped: str) -> str:
     code = re.sub(rb"\\(\\|[0-9A-F]{2})", byte, escaped.encode())
     with ir.Context() as context:
         dialect.register_dialect(context)
+        context.allow_unregistered_dialects = True  # of barriers
         return str(ir.Module.parse(code))

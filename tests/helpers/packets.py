@@ -1,8 +1,11 @@
 """For tests of exchanges between GPUs: an exchange without GPUs, and functions of two real ones."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
+from cuda_lowering import code_of
 
 from jspec.models.sharding import mesh_of
 from jspec.pallas.collectives.workspace import Exchange, Room
@@ -20,3 +23,10 @@ def over_devices(function, in_specs, out_specs):
     """A function of the inside of a ``jax.shard_map`` over two devices, compiled."""
     mesh = mesh_of(2, AXIS)
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
+
+
+def assert_epochs_are_read_before_they_are_counted(lowered: str):
+    """Both lie in the same memory: a thread that reads behind the store of another one would be an exchange ahead."""
+    for name, code in code_of(lowered):
+        order = re.findall(r"tt\.load|gpu\.barrier|tt\.store", code)
+        assert order[:3] == ["tt.load", "tt.load", "gpu.barrier"], name  # of the rank, and of the epoch

@@ -55,12 +55,18 @@ def prefill(
 def prompt_logprobs(target: Target, hidden, tokens) -> jax.Array:
     """``TokenLogprobs.packed`` of tokens int32 ``[n, c]``, each after its hidden state ``[n, c, D]``: ``[n, c, PACKED]``."""
 
-    def of_chunk(chunk):
-        hidden, following = chunk
+    def of_chunks(chunks):
+        hidden, following = chunks
         return token_logprobs(as_float32(target.logits(hidden)), following).packed()
 
-    # Few chunks at a time, because the logits of all of them would not fit.
-    return jax.lax.map(of_chunk, (hidden, tokens), batch_size=CHUNKS_AT_A_TIME)
+    # Few chunks at a time, because the logits of all of them would not fit. Not vectorised: a target in shards counts its
+    # exchanges in a reference.
+    n, some = len(tokens), min(CHUNKS_AT_A_TIME, len(tokens))
+    whole = n - n % some
+    groups = (x[:whole].reshape(-1, some, *x.shape[1:]) for x in (hidden, tokens))
+    packed = jax.lax.map(of_chunks, tuple(groups))
+    packed = packed.reshape(whole, *packed.shape[2:])
+    return packed if whole == n else jnp.concatenate([packed, of_chunks((hidden[whole:], tokens[whole:]))])
 
 
 def catch_up(drafter: Drafter, state: DecodeState, slots: int) -> DecodeState:

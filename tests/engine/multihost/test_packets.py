@@ -12,6 +12,7 @@ from requests_and_engines import CONFIG, engine_of
 from jspec.engine.runner import model_runner
 from jspec.pallas.collectives.peers import MOST_TOKENS
 from jspec.pallas.collectives.workspace import LOST, MOST_BLOCKS, Workspace
+from jspec.sampling.logprobs import TokenLogprobs
 from jspec.sampling.params import SamplingParams
 
 DRAWN = SamplingParams(temperature=1.0, max_tokens=20)
@@ -28,6 +29,26 @@ def test_texts_are_those_of_other_sums_and_of_one_device(kind):
         assert found == wanted
     alone = engine_of(kind.partition("/")[0])
     assert tokens_of(decode(by_packets, ragged_prompts(), GREEDY)) == tokens_of(decode(alone, ragged_prompts(), GREEDY))
+
+
+def test_every_program_exchanges():
+    """Those of requests with processors, and those that tell the log-probabilities of prompts, too."""
+    options = {"max_tokens": 6, "temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1, "presence_penalty": 0.5}
+    found, wanted = (
+        decode(engine_of(kind), ragged_prompts(), SamplingParams(**options))
+        for kind in (f"{KINDS[0]}/packets", KINDS[0])
+    )
+    assert tokens_of(found) == tokens_of(wanted)
+    logprobs, its = (
+        [
+            TokenLogprobs.unpacked(np.asarray(packed)[place, :length]).chosen
+            for one in decoded
+            for length, packed, place in one.prompt_logprobs.values()
+        ]
+        for decoded in (found, wanted)
+    )
+    assert logprobs
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), logprobs, its)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cuda_lowering import for_cuda, kernels_of
 from jax.sharding import PartitionSpec
-from packets import AXIS, exchange_of, needs_two, over_devices
+from packets import AXIS, assert_epochs_are_read_before_they_are_counted, exchange_of, needs_two, over_devices
 
 from jspec.models.sharding import mesh_of
 from jspec.pallas.collectives import peer_parts
@@ -76,7 +76,9 @@ def test_kernel_lowers_for_a_gpu(same, n):
     def launch(x, exchange, rank):
         return peer_parts._launch(x, exchange, rank, None, interpret=False)
 
-    assert kernels_of(for_cuda(launch, (x, exchange, jnp.ones(1, jnp.int32)))) == ["peer_parts"]
+    lowered = for_cuda(launch, (x, exchange, jnp.ones(1, jnp.int32)))
+    assert kernels_of(lowered) == ["peer_parts"]
+    assert_epochs_are_read_before_they_are_counted(lowered)
 
 
 @pytest.mark.parametrize(
@@ -109,18 +111,18 @@ def test_parts_come_on_two_gpus(dtype):
             return ((places * 7 + gpu * 11 + i) % 251).astype(dtype)
 
         def one(i, wrong):
-            for shape in ((2, 2), (2, 4, 64512), (2, 3, 5000)):
+            for shape in ((2, 2), (2, 16, 100_352), (2, 3, 5000)):
                 both = jnp.stack([of(gpu, i, shape[1:]) for gpu in range(2)])
                 wrong += jnp.sum(peers.all_gather(both[peers.rank[0]]) != both)
                 sent = jnp.stack([of(gpu, i, shape) for gpu in range(2)])  # by each, to both
                 wrong += jnp.sum(peers.all_to_all(sent[peers.rank[0]]) != sent[:, peers.rank[0]])
             return wrong
 
-        wrong = jax.lax.fori_loop(0, 300, one, wrong)
+        wrong = jax.lax.fori_loop(0, 3000, one, wrong)
         return peers.exchange(), wrong[None]
 
     over = over_devices(one_device, PartitionSpec(), (PartitionSpec(), PartitionSpec(AXIS)))
     exchange, wrong = over(workspace.exchange())
     assert wrong.tolist() == [0, 0]
     assert not are_lost(exchange.epochs)
-    assert exchange.epochs[0] == 1 + 300 * 6
+    assert exchange.epochs[0] == 1 + 3000 * 6

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cuda_lowering import for_cuda, kernels_of
 from jax.sharding import PartitionSpec
-from packets import AXIS, exchange_of, needs_two, over_devices
+from packets import AXIS, assert_epochs_are_read_before_they_are_counted, exchange_of, needs_two, over_devices
 
 from jspec.models.sharding import mesh_of
 from jspec.pallas.collectives import peer_sum
@@ -162,7 +162,9 @@ def test_kernel_lowers_for_a_gpu(with_stream, dtype, D, n, Y):
 
     summands = summands.astype(jnp.float32) if Y == 4 else summands  # as those of products with split-K
     args = summands[0], bias if Y > 1 else None, stream if with_stream else None, exchange, rank
-    assert kernels_of(for_cuda(launch, args)) == ["peer_sum"]
+    lowered = for_cuda(launch, args)
+    assert kernels_of(lowered) == ["peer_sum"]
+    assert_epochs_are_read_before_they_are_counted(lowered)
 
 
 def on_every_device(stream, summands, bias, exchange):
