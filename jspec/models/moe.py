@@ -15,7 +15,6 @@ from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums, reduce_partial_sums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
-from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertWeights
 from jspec.quantization import mxfp4
 
@@ -74,36 +73,19 @@ class Mixture(nnx.Module):
         added = self.router.bias if self.correction is None else self.correction
         bias = None if added is None else added[...]
         logits = matmul(routed_by, self.router.weight[...], dtype=jnp.float32)
-        routed, local = route(logits, bias, self.experts), None
+        routed = route(logits, bias, self.experts)
         if self.shared_gate is not None:
             gate = jax.nn.sigmoid(matmul(tokens, self.shared_gate.weight[...], dtype=jnp.float32))
             chosen = jnp.arange(self.experts.per_token, dtype=jnp.int32)[None] < self.experts.chosen
             routed = routed._replace(weight=jnp.where(chosen, routed.weight, gate))
         if expert_scale is not None:
             routed = routed._replace(weight=routed.weight * expert_scale.astype(jnp.float32)[routed.expert])
+        first = None
         if self.reduce_axis is not None and self.num_local_experts < self.experts.all:
-            routed, local = self._local_assignments(
-                routed, jax.lax.axis_index(self.reduce_axis) * self.num_local_experts
-            )
+            first = (jax.lax.axis_index(self.reduce_axis) * self.num_local_experts).reshape(1)
         weights = self._by_expert(self.gate_up), self._by_expert(self.down)
-        outputs = grouped_mlp(tokens, routed, *weights, self.experts.clamp, self.activation)
-        if local is not None:  # the others were not computed, and may be anything
-            outputs = jnp.where(local[:, :, None], outputs, jnp.zeros((), outputs.dtype))
+        outputs = grouped_mlp(tokens, routed, *weights, self.experts.clamp, self.activation, first)
         return PartialSums(outputs.reshape(*x.shape[:-1], *outputs.shape[1:]), reduce_axis=self.reduce_axis)
-
-    def _local_assignments(self, routed: Routed, first) -> tuple[Routed, jax.Array]:
-        """The routing to the experts ``first`` to ``first + num_local_experts - 1``, counted from 0, and which choices
-        of each token are among them, bool ``[M, Y]``. The assignments to others come behind those to these, and count to
-        no expert."""
-        ids = jnp.arange(routed.sizes.shape[0], dtype=jnp.int32)
-        before = jnp.sum(jnp.where(ids < first, routed.sizes, 0))
-        sizes = jax.lax.dynamic_slice_in_dim(routed.sizes, first, self.num_local_experts)
-        expert = routed.expert - first
-        local = (expert >= 0) & (expert < self.num_local_experts)
-        routed = Routed(
-            jnp.clip(expert, 0, self.num_local_experts - 1), routed.weight, sizes, jnp.roll(routed.order, -before)
-        )
-        return routed, local
 
     def _by_expert(self, linear: Linear | MXFP4Weight) -> ExpertWeights:
         X, scale, bias = self.num_local_experts, linear.scale, linear.bias

@@ -22,17 +22,29 @@ from jspec.quantization.mxfp4 import PAIR
 
 
 def grouped_mlp(
-    x, routed: Routed, gate_up: ExpertWeights, down: ExpertWeights, clamp: float | None = None, activation: str = "silu"
+    x,
+    routed: Routed,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    clamp: float | None = None,
+    activation: str = "silu",
+    first=None,
 ):
     """``grouped_mlp_reference``, and on an NVIDIA GPU the kernels."""
     kernel, reference = (
         functools.partial(f, clamp=clamp, activation=activation) for f in (grouped_mlp_kernel, grouped_mlp_reference)
     )
-    return by_platform(kernel, reference, x, routed, gate_up, down)
+    return by_platform(kernel, reference, x, routed, gate_up, down, first)
 
 
 def grouped_mlp_reference(
-    x, routed: Routed, gate_up: ExpertWeights, down: ExpertWeights, clamp: float | None = None, activation: str = "silu"
+    x,
+    routed: Routed,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    first=None,
+    clamp: float | None = None,
+    activation: str = "silu",
 ):
     """The outputs of each token's experts, weighted; an expert is a gated MLP (Shazeer, 2020). Their sum is
     that of ``PartialSums``, which the norm that follows computes.
@@ -41,9 +53,11 @@ def grouped_mlp_reference(
 
     Args:
       x: ``[M, D]``.
-      routed: the Y experts of each token.
-      gate_up: ``[X, 2Fe, D]``, the output features of gate before those of up.
+      routed: the Y experts of each token, among all that there are.
+      gate_up: ``[X, 2Fe, D]``, the output features of gate before those of up, of X experts.
       down: ``[X, D, Fe]``.
+      first: int32 ``[1]``, the first of these X experts among all; None if they are all. The outputs of other experts are
+        zeros.
       clamp, activation: of ``gated``.
 
     Returns:
@@ -51,8 +65,11 @@ def grouped_mlp_reference(
     """
     gate, up = jnp.split(_matmul_all("md,xfd->mxf", x, gate_up), 2, axis=-1)
     outputs = _matmul_all("mxf,xdf->mxd", gated(gate, up, clamp, activation).astype(x.dtype), down)
-    chosen = jnp.take_along_axis(outputs, routed.expert[:, :, None], axis=1)  # [M, Y, D]
-    return (chosen * routed.weight[:, :, None]).astype(x.dtype)
+    expert = routed.expert if first is None else routed.expert - first[0]
+    chosen = jnp.take_along_axis(outputs, expert[:, :, None], axis=1, mode="clip")  # [M, Y, D]
+    made = (chosen * routed.weight[:, :, None]).astype(x.dtype)
+    here = (expert >= 0) & (expert < gate_up.num_experts)
+    return made if first is None else jnp.where(here[:, :, None], made, jnp.zeros((), x.dtype))
 
 
 def gated(gate, up, clamp: float | None = None, activation: str = "silu"):
@@ -80,7 +97,8 @@ def _matmul_all(subscripts: str, x, weights: ExpertWeights):
 
 
 def tilings_of(A: int, X: int, dtype, weights: ExpertWeights) -> tuple[ExpertTiling, ExpertTiling]:
-    """The tilings for A assignments to X experts: of gate and up, and of down. ``weights`` are those of one of these.
+    """The tilings for A assignments to X experts, which are all that there are: of gate and up, and of down. ``weights``
+    are those of one of these.
 
     A tile has room for the assignments of most experts. The other sizes are the fastest of ``benchmarks.experts
     --sweep``."""
@@ -116,6 +134,7 @@ def grouped_mlp_kernel(
     routed: Routed,
     gate_up: ExpertWeights,
     down: ExpertWeights,
+    first=None,
     clamp: float | None = None,
     activation: str = "silu",
     *,
@@ -127,8 +146,8 @@ def grouped_mlp_kernel(
     (M, Y), X, D, Fe = routed.expert.shape, routed.sizes.shape[0], x.shape[1], gate_up.num_outputs // 2
     A = M * Y
     up_default, down_default = tilings_of(A, X, x.dtype, gate_up)
-    grouped = routed.sizes, routed.order
-    run = functools.partial(_run, A=A, X=X, interpret=interpret)
+    grouped = routed.sizes, routed.order, first
+    run = functools.partial(_run, A=A, X=gate_up.num_experts, interpret=interpret)
     hidden = jax.ShapeDtypeStruct((A, Fe), x.dtype)
     hidden = run(_up, up_tiling or up_default, hidden, gate_up, *grouped, x, Y=Y, clamp=clamp, activation=activation)
     made = jax.ShapeDtypeStruct((A, D), x.dtype)
@@ -139,10 +158,11 @@ def grouped_mlp_kernel(
 def _run(function, tiling: ExpertTiling, out, weights: ExpertWeights, *args, A: int, X: int, interpret: bool, **static):
     """The output of a kernel whose program instances have a tile and some output features each."""
     hit = min(A, X)  # the most experts that can have a tile of their own
+    elsewhere = args[2] is not None  # a tile more, as the last one of other experts' assignments may not be full
     return kernel_call(
         function,
         *(*args, weights),
-        grid=(hit + (A - hit) // tiling.assignments, pl.cdiv(out.shape[1], tiling.outputs)),
+        grid=(hit + (A - hit) // tiling.assignments + elsewhere, pl.cdiv(out.shape[1], tiling.outputs)),
         out_shape=out,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
@@ -155,6 +175,7 @@ def _run(function, tiling: ExpertTiling, out, weights: ExpertWeights, *args, A: 
 def _up(
     sizes_ref,
     order_ref,
+    first_ref,
     x_ref,
     weights: ExpertWeights,
     hidden_ref,
@@ -166,7 +187,7 @@ def _up(
 ):
     """``gated`` of a tile, written in the order by expert; ``weights`` has refs."""
     Fe = hidden_ref.shape[1]
-    has_tile, tile = tile_of_instance(sizes_ref, order_ref, tiling.assignments)
+    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling.assignments, weights.num_experts)
     output = block_ids(pl.program_id(1), tiling.outputs)
 
     @pl.when(has_tile)
@@ -176,10 +197,21 @@ def _up(
         store_tile(hidden_ref, tile.place, output, tile.real, gated(gate, up, clamp, activation))
 
 
-def _down(sizes_ref, order_ref, hidden_ref, factor_ref, weights: ExpertWeights, made_ref, *, tiling: ExpertTiling):
-    """``down`` of a tile, times the weights of the expert for its tokens, written in the order of assignments."""
+def _down(
+    sizes_ref,
+    order_ref,
+    first_ref,
+    hidden_ref,
+    factor_ref,
+    weights: ExpertWeights,
+    made_ref,
+    *,
+    tiling: ExpertTiling,
+):
+    """``down`` of a tile, times the weights of the expert for its tokens, written in the order of assignments. Outputs of
+    experts that are elsewhere are zeros."""
     D = made_ref.shape[1]
-    has_tile, tile = tile_of_instance(sizes_ref, order_ref, tiling.assignments)
+    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling.assignments, weights.num_experts)
     output = block_ids(pl.program_id(1), tiling.outputs)
 
     @pl.when(has_tile)
@@ -189,3 +221,10 @@ def _down(sizes_ref, order_ref, hidden_ref, factor_ref, weights: ExpertWeights, 
         )
         factor = pltriton.load(factor_ref.at[tile.assignment], mask=tile.real, other=0.0)
         store_tile(made_ref, tile.assignment, output, tile.real, made * factor[:, None])
+
+    if first_ref is not None:
+
+        @pl.when(jnp.logical_not(has_tile))
+        def _():
+            zeros = jnp.zeros((tiling.assignments, tiling.outputs), jnp.float32)
+            store_tile(made_ref, tile.assignment, output, tile.real, zeros)

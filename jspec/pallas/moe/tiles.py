@@ -34,6 +34,11 @@ class ExpertWeights(NamedTuple):
         return self.weight.dtype == jnp.uint8
 
     @property
+    def num_experts(self) -> int:
+        """X."""
+        return self.weight.shape[1 if self.is_mxfp4 else 0]
+
+    @property
     def num_outputs(self) -> int:
         """How many output features there are."""
         return self.weight.shape[2 if self.is_mxfp4 else 1]
@@ -67,7 +72,7 @@ class ExpertTile(NamedTuple):
     """Assignments of one expert.
 
     Attributes:
-      expert: the expert.
+      expert: the expert, counted from the first of those that are here.
       place: int32 ``[assignments]``, their places in the order by expert.
       real: bool ``[assignments]``, false past the expert's last assignment.
       assignment: int32 ``[assignments]``.
@@ -79,22 +84,38 @@ class ExpertTile(NamedTuple):
     assignment: jax.Array
 
 
-def tile_of_instance(sizes_ref, order_ref, size: int) -> tuple[jax.Array, ExpertTile]:
-    """In a kernel: whether this program instance has a tile, and the tile."""
-    t, X = pl.program_id(0), sizes_ref.shape[0]
-    ids = block_ids(0, pl.next_power_of_2(X))
-    sizes = pltriton.load(sizes_ref.at[ids], mask=ids < X, other=0)
-    tiles = (sizes + size - 1) // size
-    expert = jnp.sum((jnp.cumsum(tiles) <= t).astype(jnp.int32))
-    earlier = ids < expert
-    first = jnp.sum(jnp.where(earlier, sizes, 0)) + size * (t - jnp.sum(jnp.where(earlier, tiles, 0)))
-    end = jnp.sum(jnp.where(ids <= expert, sizes, 0))
-    place, has_tile = first + jnp.arange(size, dtype=jnp.int32), t < jnp.sum(tiles)
-    real = (place < end) & has_tile
+def tile_of_instance(sizes_ref, order_ref, first_ref, size: int, X: int) -> tuple[jax.Array, ExpertTile]:
+    """In a kernel: whether this program instance has a tile of one of the X experts whose weights are here, and the tile.
+
+    An instance without such a tile has one of assignments to experts that are elsewhere, which may be empty.
+
+    Args:
+      sizes_ref, order_ref: of ``Routed``, with all experts.
+      first_ref: int32 ``[1]``, the first of the X experts; None if all experts are here.
+      size: assignments of a tile.
+      X: how many experts are here.
+    """
+    t, count = pl.program_id(0), sizes_ref.shape[0]
+    ids = block_ids(0, pl.next_power_of_2(count))
+    sizes = pltriton.load(sizes_ref.at[ids], mask=ids < count, other=0)
+    start = jnp.int32(0) if first_ref is None else first_ref[0]
+    here = (ids >= start) & (ids < start + X)
+    tiles = jnp.where(here, (sizes + size - 1) // size, 0)
+    expert, num_tiles = jnp.sum((jnp.cumsum(tiles) <= t).astype(jnp.int32)), jnp.sum(tiles)
+    earlier, has_tile = ids < expert, t < num_tiles
+    begin = jnp.sum(jnp.where(earlier, sizes, 0)) + size * (t - jnp.sum(jnp.where(earlier, tiles, 0)))
+    place = begin + jnp.arange(size, dtype=jnp.int32)
+    real = (place < jnp.sum(jnp.where(ids <= expert, sizes, 0))) & has_tile
+    if first_ref is not None:
+        before, own = jnp.sum(jnp.where(ids < start, sizes, 0)), jnp.sum(jnp.where(here, sizes, 0))
+        other = size * (t - num_tiles) + jnp.arange(size, dtype=jnp.int32)
+        place = jnp.where(has_tile, place, jnp.where(other < before, other, other + own))
+        real |= (place < order_ref.shape[0]) & jnp.logical_not(has_tile)
     # An interpreted kernel writes masked elements back as they were, which must not be where others are written.
     nowhere = order_ref.shape[0]
     assignment = pltriton.load(order_ref.at[place], mask=real, other=nowhere)
-    return has_tile, ExpertTile(jnp.minimum(expert, X - 1), jnp.where(real, place, nowhere), real, assignment)
+    expert = jnp.clip(expert - start, 0, X - 1)
+    return has_tile, ExpertTile(expert, jnp.where(real, place, nowhere), real, assignment)
 
 
 def store_tile(ref, line, output, real, x):

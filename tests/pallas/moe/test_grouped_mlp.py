@@ -116,14 +116,17 @@ TILINGS = [None, ExpertTiling(16, 16, 16, 4, 2), ExpertTiling(32, 64, 64, 4, 2)]
 class TestGroupedMLP:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        def sums(tiling, **how):
-            made = implementation(
+        def made(tiling, **how):
+            return implementation(
                 functools.partial(grouped_mlp_reference, **how),
                 functools.partial(grouped_mlp_kernel, **how, up_tiling=tiling, down_tiling=tiling),
             )
-            return lambda x, *args: PartialSums(made(x, *args)).total(x.dtype)
 
-        self.experts = sums
+        def sums(tiling, **how):
+            outputs = made(tiling, **how)
+            return lambda x, *args: PartialSums(outputs(x, *args)).total(x.dtype)
+
+        self.made, self.experts = made, sums
 
     @pytest.mark.parametrize("tiling", TILINGS, ids=str)
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -132,6 +135,26 @@ class TestGroupedMLP:
         args = layer(*shape, dtype=dtype)
         actual = np.asarray(self.experts(tiling)(*args), np.float64)
         np.testing.assert_allclose(actual, by_token(*args), atol=5e-2 if dtype == "bfloat16" else 2e-5)
+
+    @pytest.mark.parametrize("quantization", [None, "mxfp4"])
+    @pytest.mark.parametrize("M", [1, 7, 33])
+    @pytest.mark.parametrize("tiling", TILINGS[1:], ids=str)
+    def test_experts_that_are_elsewhere_add_zeros(self, tiling, M, quantization):
+        """Each of two devices has half of the experts, which may be none of those that are chosen."""
+        x, routed, *stacked = layer(M, 64, 64, 8, 2, "float32", quantization)
+        whole = self.made(tiling)(x, routed, *stacked)
+        expert, halves = np.asarray(routed.expert), []
+        for first in (0, 4):
+            axis = 1 if quantization else 0
+            own = [
+                ExpertWeights(
+                    *(None if a is None else jnp.take(a, jnp.arange(first, first + 4), axis) for a in weights)
+                )
+                for weights in stacked
+            ]
+            halves.append(np.asarray(self.made(tiling)(x, routed, *own, jnp.array([first], jnp.int32))))
+            assert np.all(halves[-1][(expert < first) | (expert >= first + 4)] == 0)
+        np.testing.assert_allclose(halves[0] + halves[1], whole, rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize("quantization", ["int8", "fp8"])
     def test_quantised_weights_agree_with_float64(self, quantization):
