@@ -85,17 +85,17 @@ def by_triton(x, weight, scale=None, interpret: bool = False):
 def candidates(kind: str, tokens: int, ways, smoke: bool) -> Iterator[Candidate]:
     """What is compared, the ways in their order."""
     if "mosaic" in ways and MOSAIC:
-        from benchmarks.kernels.mosaic_product import mosaic_product
         from benchmarks.kernels.mosaic_tilings import SMALL_TILINGS, tilings_for
+        from jspec.pallas.matmul.few_tokens_sm90 import few_tokens_matmul_kernel
 
         how: dict[str, Any] = {}
         if smoke:
             from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore
 
             how = {"instances": 3, "interpret": InterpretGPUParams()}
-        for tiling in SMALL_TILINGS if smoke else tilings_for(kind, tokens):
-            product = functools.partial(mosaic_product, tiling=tiling, **how)
-            yield Candidate("mosaic", str(tiling), product, kind != "bf16")
+        for tiling in SMALL_TILINGS[: 1 if kind == "bf16" else 2] if smoke else tilings_for(kind, tokens):
+            product = functools.partial(few_tokens_matmul_kernel, tiling=tiling, **how)
+            yield Candidate("mosaic", str(tiling), product, tiling.ordered)
     if "triton" in ways:
         yield Candidate("triton", "", functools.partial(by_triton, interpret=smoke))
     if "xla" in ways:

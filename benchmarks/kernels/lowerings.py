@@ -13,15 +13,15 @@ The product is ``y[T, 28672] = x[T, 4096] @ weight^T``, in bfloat16, with a weig
 
 The ways to compute it are
 
-    mosaic    ``benchmarks.kernels.mosaic_product``, in Pallas' Mosaic GPU lowering: the best of some tilings, which is named
+    mosaic    ``jspec.pallas.matmul.few_tokens_sm90``, in Pallas' Mosaic GPU lowering: the best of some tilings, which is named
     triton    the kernels of ``jspec.pallas.matmul``, in Pallas' Triton lowering; that of blocks is
               ``benchmarks.kernels.triton_blocks``
     xla       XLA's product, which dequantises the weight in its own kernel or, of blocks, before it
     cublas    XLA's product of bfloat16 without its Triton kernels
 
 A program multiplies several weights, more than fit into the L2 cache, and is one CUDA graph. The results of its first and
-its last product are compared with those of float32 before it is timed; ``wrong`` is one that differs. For ``mosaic``, x of
-eight-bit weights has its inputs in another order, which is not timed: what computes x could write it so.
+its last product are compared with those of float32 before it is timed; ``wrong`` is one that differs. In the tilings of
+``mosaic`` that are ``ordered``, x has its inputs in another order, which is not timed: what computes x could write it so.
 
 ``read`` is the time in which weight, scales, x and y can be read or written once, and ``multiply`` that in which tensor
 cores multiply at 790 TFLOP/s. The share is the larger of both, divided by the time."""

@@ -107,19 +107,23 @@ def _twice(number: float) -> str:
     return f"0x{2 * np.array(number, ml_dtypes.bfloat16).tobytes()[::-1].hex()}"
 
 
-# $0 and $1 are two numbers of bfloat16 each, made of the four bytes of $2. A permutation (prmt) takes bytes of its first
-# operand by the digits 0 to 3, zero by 4, and by 8 more their sign in all bits.
+# $0 and $1 are two numbers of bfloat16 each, made of the four bytes of $2, or of the two low bytes of $2 and of $3. A
+# permutation (prmt) takes bytes of its first operand by the digits 0 to 3, of its second or zero by 4 to 7, and by 8 more
+# their sign in all bits.
 _TWO_AND_TWO = "prmt.b32 a, bytes, 0, 0x4140; prmt.b32 b, bytes, 0, 0x4342;"
-INT8 = (  # n + 128 is moved to bit 0
+INT8, INT8_PAIRS = (  # n + 128 is moved to bit 0
     f"{{ .reg .b32 bytes, a, b, factor, zero; mov.b32 factor, {_twice(2.0**133 / SHRINK)};"
-    f" mov.b32 zero, {_twice(-128 / SHRINK)}; xor.b32 bytes, $2, 0x80808080; {_TWO_AND_TWO}"
+    f" mov.b32 zero, {_twice(-128 / SHRINK)}; {move} xor.b32 bytes, bytes, 0x80808080; {_TWO_AND_TWO}"
     " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
+    for move in ("mov.b32 bytes, $2;", "prmt.b32 bytes, $2, $3, 0x5410;")
 )
-FP8 = (  # becomes a sign, 0000, four bits of exponent, three of mantissa, 0000: 2^-120 of the number. -0 changes no sign
+FP8, FP8_PAIRS = (
+    # becomes a sign, 0000, four bits of exponent, three of mantissa, 0000: 2^-120 of the number. -0 changes no sign
     f"{{ .reg .b32 a, b, factor, zero; mov.b32 factor, {_twice(2.0**120 / SHRINK)}; mov.b32 zero, {_twice(-0.0)};"
-    " prmt.b32 a, $2, 0, 0x9180; prmt.b32 b, $2, 0, 0xB3A2; shl.b32 a, a, 4; shl.b32 b, b, 4;"
+    f" prmt.b32 a, $2, 0, 0x9180; prmt.b32 b, {second}; shl.b32 a, a, 4; shl.b32 b, b, 4;"
     " and.b32 a, a, 0x87F087F0; and.b32 b, b, 0x87F087F0;"
     " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
+    for second in ("$2, 0, 0xB3A2", "$3, 0, 0x9180")
 )
 LOW, HIGH = (  # $3 and $4 are factors, and $5 and $6 what is added
     f"{{ .reg .b32 bytes, a, b; {move} and.b32 bytes, bytes, 0xF0F0F0F0; {_TWO_AND_TWO}"

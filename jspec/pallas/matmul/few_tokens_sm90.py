@@ -5,9 +5,8 @@
 multiprocessor, which computes one tile of outputs after the other. One of its warpgroups (four warps) copies weights into
 shared memory, many reads ahead of the others, which multiply.
 
-A weight of eight bits passes through registers, where it becomes bfloat16. A thread reads 16 bytes of a line at once, which
-are 16 inputs side by side, while the instruction wants pairs of inputs from it. So x has its inputs in another order
-(``to_mma_order``), and every product meets its own input again. Sums are multiplied by the scales in float32."""
+A weight of eight bits passes through registers, where it becomes bfloat16. Sums are multiplied by the scales in
+float32."""
 
 import functools
 from typing import Any, NamedTuple
@@ -18,11 +17,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from benchmarks.kernels.mosaic_registers import ORDER_INPUTS, in_order, load_bfloat16
-from benchmarks.kernels.mosaic_tilings import LOAD_REGISTERS, MosaicTiling
+from jspec.pallas.matmul.sm90_registers import in_order, load_bfloat16, transforms
+from jspec.pallas.matmul.sm90_tiling import LOAD_REGISTERS, MosaicTiling
 from jspec.pallas.matmul.unpack import SHRINK
 
 MULTIPROCESSORS = 132
+CONVERTED = 64  # inputs of a weight of eight bits that become bfloat16 while others are multiplied
 LINES = 64  # of the left operand, which a warpgroup multiplies at once
 BLOCK = 128  # outputs and inputs that share a scale, where these come in blocks
 _PER_OUTPUT = plgpu.Layout.WGMMA.reduce(1)  # the layout of one number for each output feature
@@ -62,7 +62,7 @@ class _Memory(NamedTuple):
             weight=plgpu.SMEM(
                 (tiling.num_stages, tiling.tile_outputs, tiling.inputs),
                 weight.dtype,
-                transforms=swizzled if weight.dtype == x.dtype else (),
+                transforms=swizzled if weight.dtype == x.dtype else transforms(tiling.inputs),
             ),
             x=plgpu.SMEM((parts, tiling.tokens, tiling.inputs), x.dtype, transforms=swizzled),
             y=plgpu.SMEM((tiling.side_by_side, tiling.tokens, LINES), dtype),
@@ -76,7 +76,7 @@ class _Memory(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("tiling", "dtype", "instances", "interpret"))  # products share one trace
-def mosaic_product(
+def few_tokens_matmul_kernel(
     x,
     weight,
     scale=None,
@@ -89,7 +89,7 @@ def mosaic_product(
     """The product in ``dtype``, ``[T, out]``.
 
     Args:
-      x: bfloat16 ``[T, in]``, for a weight of eight bits in the order of ``to_mma_order``.
+      x: bfloat16 ``[T, in]``.
       weight: bfloat16, int8 or float8_e4m3fn ``[out, in]``.
       scale: None, float32 ``[out]``, or ``[out / 128, in / 128]`` for blocks.
       tiling: whose ``tile_outputs`` and ``inputs`` divide the weight.
@@ -113,7 +113,7 @@ def mosaic_product(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         scratch_types=_Memory.types(tiling, weight, x, dtype, steps),
         interpret=interpret,
-        kernel_name="mosaic_product",
+        kernel_name="jspec_few_tokens_matmul",
     )(x, weight, scale)
 
 
@@ -210,9 +210,8 @@ def _sums(await_operands, read, scale_ref, output, trips: int, turn, tiling: Mos
         if weight.dtype == x.dtype:
             plgpu.wgmma(acc, weight, x)
         else:  # some inputs are converted while others are multiplied
-            for j in range(0, tiling.inputs, ORDER_INPUTS):
-                here = pl.ds(j, ORDER_INPUTS)
-                plgpu.wgmma(acc, load_bfloat16(weight.at[:, here]), x.at[here])
+            for j in range(0, tiling.inputs, CONVERTED):
+                plgpu.wgmma(acc, load_bfloat16(weight, j, CONVERTED, tiling.ordered), x.at[pl.ds(j, CONVERTED)])
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(read.at[stage])
 
@@ -226,7 +225,7 @@ def _sums(await_operands, read, scale_ref, output, trips: int, turn, tiling: Mos
         if not interpret:
             return pl.run_scoped(one, plgpu.ACC(shape, jnp.float32))
         stage, weight, x = await_operands(trip)
-        weight = weight[...] if weight.dtype == x.dtype else in_order(weight[...])
+        weight = weight[...] if weight.dtype == x.dtype else in_order(weight[...], tiling.ordered)
         result = jnp.dot(weight, x[...], preferred_element_type=jnp.float32)
         plgpu.barrier_arrive(read.at[stage])
         return result
