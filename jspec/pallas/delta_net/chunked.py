@@ -25,38 +25,39 @@ CHUNK = 64  # tokens
 _FULL = jax.lax.Precision.HIGHEST  # not TF32, which is how NVIDIA GPUs multiply float32 otherwise
 
 
-def chunked(q, k, v, g, beta, S, chunk: int = CHUNK) -> tuple[jax.Array, jax.Array]:
-    """Outputs float32 ``[B, T, Nv, Dv]``, and the state after T tokens: what ``recurrent`` gives, up to rounding.
+def chunked(q, k, v, g, beta, S, tokens, chunk: int = CHUNK) -> tuple[jax.Array, jax.Array]:
+    """Outputs float32 ``[B, T, Nv, Dv]``, and the state after the valid tokens: what ``recurrent`` gives, up to rounding.
 
     Args:
       q, k: ``[B, T, Nk, Dk]``, as the convolution gives them: not normed.
       v: ``[B, T, Nv, Dv]``.
       g, beta: float32 ``[B, T, Nv]``.
       S: float32 ``[B, Nv, Dk, Dv]``, before them.
+      tokens: int32 ``[B]``, how many of the T are valid, the first ones. Outputs of the others are 0.
       chunk: Q, how many tokens a chunk has.
     """
     B, T, Nv, Dv = v.shape
-    q, k = normed_heads(q, k, Nv)
     count = -(-T // chunk)
+    valid = jnp.arange(T, dtype=jnp.int32)[None] < tokens[:, None]
 
     def chunks(x) -> jax.Array:
-        """``[B, T, Nv, ...]`` to float32 ``[chunks, B, Nv, Q, ...]``, filled up with zeros."""
-        x = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, count * chunk - T), *[(0, 0)] * (x.ndim - 2)))
-        return jnp.moveaxis(jnp.moveaxis(x.reshape(B, count, chunk, *x.shape[2:]), 1, 0), 3, 2)
+        """``[B, T, heads, ...]`` to float32 ``[chunks, B, Q, heads, ...]``, with zeros for what is not valid."""
+        x = jnp.where(valid.reshape(*valid.shape, *(1,) * (x.ndim - 2)), x.astype(jnp.float32), 0.0)
+        x = jnp.pad(x, ((0, 0), (0, count * chunk - T), *[(0, 0)] * (x.ndim - 2)))
+        return jnp.moveaxis(x.reshape(B, count, chunk, *x.shape[2:]), 1, 0)
 
-    S, o = jax.lax.scan(_chunk, S, tuple(map(chunks, (q, k, v, g, beta))))
-    return jnp.moveaxis(jnp.moveaxis(o, 2, 3), 0, 1).reshape(B, count * chunk, Nv, Dv)[:, :T], S
+    inputs = tuple(map(chunks, (q, k, v, g, beta)))
 
+    def body(i, carry):
+        S, outputs = carry
+        S, o = _chunk(S, tuple(jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in inputs))
+        return S, jax.lax.dynamic_update_index_in_dim(outputs, o, i, 0)
 
-def mask_invalid(tokens, q, k, v, g, beta) -> tuple[jax.Array, ...]:
-    """The arguments of ``chunked`` with zeros for tokens past the valid ones, which then leave the state as it is.
-
-    Args:
-      tokens: int32 ``[B]``, how many are valid.
-    """
-    valid = jnp.arange(q.shape[1])[None] < tokens[:, None]
-    masked = lambda x: jnp.where(valid.reshape(*valid.shape, *(1,) * (x.ndim - 2)), x, 0)  # noqa: E731
-    return tuple(map(masked, (q, k, v, g, beta)))
+    # A number of trips that the compiler does not know: a single one would become other code, which rounds otherwise.
+    trips = (jnp.max(tokens, initial=0) + chunk - 1) // chunk
+    S, o = jax.lax.fori_loop(0, trips, body, (S, jnp.zeros((count, B, Nv, chunk, Dv), jnp.float32)))
+    o = jnp.moveaxis(jnp.moveaxis(o, 2, 3), 0, 1).reshape(B, count * chunk, Nv, Dv)[:, :T]
+    return jnp.where(valid[:, :, None, None], o, 0.0), S
 
 
 def _chunk(S, tokens) -> tuple[jax.Array, jax.Array]:
@@ -64,9 +65,10 @@ def _chunk(S, tokens) -> tuple[jax.Array, jax.Array]:
 
     Args:
       S: float32 ``[B, Nv, Dk, Dv]``.
-      tokens: q and k, normed, float32 ``[B, Nv, Q, Dk]``; v ``[B, Nv, Q, Dv]``; g and beta ``[B, Nv, Q]``.
+      tokens: q and k float32 ``[B, Q, Nk, Dk]``, not normed; v ``[B, Q, Nv, Dv]``; g and beta ``[B, Q, Nv]``.
     """
     q, k, v, g, beta = tokens
+    q, k, v, g, beta = (jnp.moveaxis(x, 1, 2) for x in (*normed_heads(q, k, v.shape[2]), v, g, beta))
     column = lambda x: x[..., None]  # noqa: E731
     total = jnp.cumsum(g, axis=-1)
     last = total[..., -1:]

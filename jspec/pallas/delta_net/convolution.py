@@ -27,7 +27,7 @@ def convolve(before, x, weight) -> jax.Array:
       weight: ``[W, Cc]``, the last tap that of the token itself. Checkpoints store it as ``[Cc, 1, W]``.
     """
     T, inputs = x.shape[1], jnp.concatenate([before, x], axis=1).astype(jnp.float32)
-    taps = weight.astype(jnp.float32)
+    taps = weight.astype(jnp.float32)[:, None, None]
     total = inputs[:, :T] * taps[0]
     for j in range(1, len(taps)):
         total = total + inputs[:, j : j + T] * taps[j]

@@ -89,8 +89,6 @@ def verify_reference(state: DeltaState, rows: VerifyRows, qkv, g, beta) -> tuple
     Nv, Nk = state.heads.values, state.heads.keys
     at = jnp.clip(rows.row, 0, Bs - 1)
     written, ran = written_row(rows, Bs), rows.is_live(Bs)
-    q, new_k = normed_heads(q, k, Nv)
-    heads = lambda x: jnp.repeat(x, Nv // x.shape[2], axis=2)  # noqa: E731
     pending_k, pending_u, pending_g = (x[rows.half, at] for x in (state.k, state.u, state.g))
 
     def joined(pending, new) -> jax.Array:
@@ -99,29 +97,30 @@ def verify_reference(state: DeltaState, rows: VerifyRows, qkv, g, beta) -> tuple
         return jnp.moveaxis(jnp.concatenate([pending, new.astype(jnp.float32)], axis=1), 1, 0)
 
     # One loop over both kinds of token, so that the compiler makes one piece of code for them and rounds alike.
-    tokens = joined(None, q), joined(heads(pending_k), new_k), joined(None, v), joined(pending_g, g), joined(None, beta)
+    tokens = joined(None, q), joined(pending_k, k), joined(None, v), joined(pending_g, g), joined(None, beta)
     count = jnp.where(rows.fresh, 0, rows.accepted)
 
     def body(carry, token):
-        (S, folded), (i, u, *token) = carry, token
+        (S, folded), (i, u, q, k, *rest) = carry, token
         is_new, t = i >= Tm, i - Tm
-        after, u, o = step(S, *token, u=u, is_known=~is_new)
+        k = jnp.where(is_new, l2_norm(k), k)
+        heads = (jnp.repeat(x, Nv // Nk, axis=1) for x in (l2_norm(q) * q.shape[-1] ** -0.5, k))
+        after, u, o = step(S, *heads, *rest, u=u, is_known=~is_new)
         S = jnp.where(per_row(jnp.where(is_new, t < rows.tokens, i < count), S), after, S)
-        return (S, jnp.where(is_new, folded, S)), (u, o)
+        return (S, jnp.where(is_new, folded, S)), (k, u, o)
 
     S = jnp.where(per_row(rows.fresh, state.S), 0.0, state.S[at])
     known = joined(pending_u, jnp.zeros_like(v))
     order = jnp.arange(Tm + T, dtype=jnp.int32)
-    (_, folded), (u, o) = jax.lax.scan(body, (S, S), (order, known, *tokens))
+    (_, folded), made = jax.lax.scan(body, (S, S), (order, known, *tokens))
 
     valid = (jnp.arange(T)[None] < rows.tokens[:, None]) & ran[:, None]
-    u, o = (jnp.moveaxis(x[Tm:], 0, 1) for x in (u, o))
+    k, u, o = (jnp.moveaxis(x[Tm:], 0, 1) for x in made)
     put = lambda x, new: x.at[1 - rows.half, written, :T].set(new, mode="drop")  # noqa: E731
-    key_heads = new_k[:, :, :: Nv // Nk]
     return jnp.where(valid[:, :, None, None], o, 0.0).astype(v.dtype), dataclasses.replace(
         state,
         S=state.S.at[written].set(folded, mode="drop"),
-        k=put(state.k, key_heads),
+        k=put(state.k, k),
         u=put(state.u, u),
         g=put(state.g, g),
     )
