@@ -19,7 +19,7 @@ from jspec.pallas.delta_net.reference import NORM_EPS
 from jspec.pallas.delta_net.state import DeltaState, PrefillRows, per_row, written_row
 from jspec.pallas.delta_net.verify import has_kernel
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.triton import dot, kernel_call, multiply_add, tile_indices
+from jspec.pallas.triton import is_interpreted, kernel_call, multiply_add, tile_indices
 
 
 class PrefillTiling(NamedTuple):
@@ -85,6 +85,7 @@ def prefill_kernel(
         grid=(count, Nv, B),
         out_shape=[f32(Dk), f32(Dv), f32(CHUNK), f32()],
         num_warps=tiling.prepare_warps,
+        num_stages=1,
         interpret=interpret,
         sizes=(Nk, Dk, Dv),
     )
@@ -99,6 +100,7 @@ def prefill_kernel(
             jax.ShapeDtypeStruct(state.S.shape, state.S.dtype),
         ],
         num_warps=tiling.num_warps,
+        num_stages=1,
         interpret=interpret,
         aliases={len(jax.tree.leaves(before)): 1},
         values=values,
@@ -133,12 +135,12 @@ def _prepare_chunks(
         total = jnp.sum(jnp.where(column <= line, jnp.broadcast_to(g[None, :], square), 0.0), axis=1)
         across = jnp.sum(jnp.where(line <= column, jnp.broadcast_to(g[:, None], square), 0.0), axis=0)  # the same sums
         decay = jnp.exp(jnp.where(column <= line, total[:, None] - across[None, :], -jnp.inf))
-        A = jnp.where(column < line, beta[:, None] * dot(k, k, trans_b=True) * decay, 0.0)
+        A = jnp.where(column < line, beta[:, None] * _dot(k, k, b_axis=1) * decay, 0.0)
         X = _inverse(A, line, column)
         at = lambda width: (b, head, *tile_indices(token, jnp.arange(width, dtype=jnp.int32)))  # noqa: E731
-        pltriton.store(W_ref.at[at(Dk)], dot(X, k * (beta * jnp.exp(total))[:, None]))
-        pltriton.store(U_ref.at[at(Dv)], dot(X, load(2 * Nk * Dk + head * Dv, Dv) * beta[:, None]))
-        pltriton.store(scores_ref.at[at(CHUNK)], dot(q, k, trans_b=True) * decay)
+        pltriton.store(W_ref.at[at(Dk)], _dot(X, k * (beta * jnp.exp(total))[:, None]))
+        pltriton.store(U_ref.at[at(Dv)], _dot(X, load(2 * Nk * Dk + head * Dv, Dv) * beta[:, None]))
+        pltriton.store(scores_ref.at[at(CHUNK)], _dot(q, k, b_axis=1) * decay)
         pltriton.store(total_ref.at[b, head, token], total)
 
 
@@ -151,6 +153,15 @@ def _inverse(A, line, column):
         return multiply_add(-of_column[:, None], of_line[None, :], X)
 
     return jax.lax.fori_loop(0, CHUNK - 1, eliminate, jnp.where(line == column, 1.0, 0.0))
+
+
+def _dot(a, b, a_axis: int = 1, b_axis: int = 0):
+    """In a kernel: the product of two matrices, summed over these axes, as exact as products of float32 are.
+
+    Tensor cores make it of six products of bfloat16 matrices, whose sums are the float32 ones."""
+    precision = jax.lax.Precision.HIGHEST if is_interpreted() else jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6
+    axes = (((a_axis,), (b_axis,)), ((), ()))
+    return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _load_lines(qkv_ref, b, token, channel, tokens):
@@ -209,12 +220,12 @@ def _run_chunks(
         of_q, of_k = _factor(q) * (jnp.exp(total) * Dk**-0.5), _factor(k) * jnp.exp(last - total)
         U = load(U_ref, value)
         for line, tile in zip(lines, tiles, strict=True):
-            U = U - dot(load(W_ref, line), tile)
-        o = dot(load(scores_ref, chunk), U)
+            U = U - _dot(load(W_ref, line), tile)
+        o = _dot(load(scores_ref, chunk), U)
         for x, tile in zip(q, tiles, strict=True):
-            o = o + dot(x * of_q[:, None], tile)
+            o = o + _dot(x * of_q[:, None], tile)
         write(token, o)
-        change = [pltriton.dot(x * of_k[:, None], U, trans_a=True, precision=jax.lax.Precision.HIGHEST) for x in k]
+        change = [_dot(x * of_k[:, None], U, a_axis=0) for x in k]
         return tuple(multiply_add(jnp.exp(last), tile, x) for tile, x in zip(tiles, change, strict=True))
 
     known = jnp.broadcast_to(is_live & ~fresh, (keys, values))
