@@ -31,7 +31,7 @@ def normed_heads(q, k, num_value_heads: int) -> tuple[jax.Array, jax.Array]:
     return repeated(l2_norm(q) * q.shape[-1] ** -0.5), repeated(l2_norm(k))
 
 
-def step(S, q, k, v, g, beta, u=None, is_known=None) -> tuple[jax.Array, jax.Array, jax.Array]:
+def step(S, q, k, v, g, beta, known=None) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One token: the state after it, what was added to the state along the key, and the token's output.
 
     Args:
@@ -39,7 +39,7 @@ def step(S, q, k, v, g, beta, u=None, is_known=None) -> tuple[jax.Array, jax.Arr
       q, k: float32 ``[..., Dk]``, as ``normed_heads`` gives them.
       v: float32 ``[..., Dv]``.
       g, beta: float32 ``[...]``.
-      u: float32 ``[..., Dv]``, what is added where ``is_known``, bool ``[]``; None if it is to be computed.
+      known: u float32 ``[..., Dv]``, and bool ``[]``, whether that is what is added; None if it is to be computed.
 
     Returns:
       S, u, and the output ``[..., Dv]``.
@@ -47,7 +47,7 @@ def step(S, q, k, v, g, beta, u=None, is_known=None) -> tuple[jax.Array, jax.Arr
     column = lambda x: x[..., :, None]  # noqa: E731
     decayed = jnp.exp(g)[..., None, None] * S
     computed = beta[..., None] * (v - jnp.sum(decayed * column(k), axis=-2))
-    u = computed if u is None else jnp.where(is_known, u, computed)
+    u = computed if known is None else jnp.where(known[1], known[0], computed)
     S = decayed + column(k) * u[..., None, :]
     return S, u, jnp.sum(S * column(q), axis=-2)
 
@@ -105,7 +105,7 @@ def verify_reference(state: DeltaState, rows: VerifyRows, qkv, g, beta) -> tuple
         is_new, t = i >= Tm, i - Tm
         k = jnp.where(is_new, l2_norm(k), k)
         heads = (jnp.repeat(x, Nv // Nk, axis=1) for x in (l2_norm(q) * q.shape[-1] ** -0.5, k))
-        after, u, o = step(S, *heads, *rest, u=u, is_known=~is_new)
+        after, u, o = step(S, *heads, *rest, known=(u, ~is_new))
         S = jnp.where(per_row(jnp.where(is_new, t < rows.tokens, i < count), S), after, S)
         return (S, jnp.where(is_new, folded, S)), (k, u, o)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from delta_nets import float64_convolution, float64_recurrence
+from tiers import in_tiers
 
 from jspec.pallas.delta_net import chunked as chunks
 from jspec.pallas.delta_net.convolution import convolve
@@ -123,7 +124,9 @@ def transformers_layer(kind: str, heads: DeltaHeads, D: int):
     return layer, {name: x.detach().numpy() for name, x in layer.state_dict().items()}
 
 
-@pytest.mark.parametrize("heads", [DeltaHeads(2, 4, 16, 8), DeltaHeads(2, 6, 8, 16), DeltaHeads(3, 3, 8, 8)], ids=str)
+@pytest.mark.parametrize(
+    "heads", in_tiers([DeltaHeads(2, 6, 8, 16), DeltaHeads(3, 3, 8, 8)], test=[(2, 6, 8, 16)]), ids=str
+)
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5"])
 def test_a_layer_agrees_with_transformers(kind, heads):
     """More than a chunk of tokens, of two texts."""
