@@ -1,0 +1,31 @@
+"""Gated delta nets, the recurrent layers of Qwen3-Next and Qwen3.5 (Yang et al., "Gated Delta Networks", 2024).
+
+projections.py        from the input projections of a layer to queries, keys, values, decays and betas
+convolution.py        the short causal convolution, and its columns in decoding and in prefill
+state.py              what a layer keeps of its rows, and which rows a pass reads
+reference.py          the recurrence token by token, and the verify pass with exact rollback, which are the specification
+verify.py             the verify pass as a kernel
+chunked.py            many tokens in chunks of 64, for prefill
+prefill.py            prefill of several rows, by kernels or by ``chunked.py``
+gated_norm.py         the norm of the outputs, multiplied by their gate
+
+A layer computes, from its normed input y and for each value head:
+
+    qkv, z, b, a = projections of y
+    q, k, v = silu(convolution(qkv))                q and k divided by their lengths, q divided by sqrt(Dk), in float32
+    g = -exp(A_log) softplus(a + dt_bias)           the logarithm of the decay, at most 0
+    beta = sigmoid(b)                               how much of a value is written
+    S = exp(g) S;   u = beta (v - S^T k);   S = S + k u^T;   o = S^T q
+    output = projection of (norm(o) * weight * silu(z))
+
+Everything between the convolution and o is in float32, in prefill, decoding and verify passes alike.
+
+Besides the dimension letters of ``jspec/config/__init__.py``, this package has
+
+    Nk key heads, which queries share             Nv value heads, each with an S of its own
+    Dk size of a key                              Dv size of a value
+    W taps of the convolution                     Cc channels of the convolution: 2 Nk Dk + Nv Dv
+    Bs rows of the state, of which a pass has B   Tm the most query tokens that a verify pass may have
+    Q = 64 tokens of a chunk
+
+Value head n reads the queries and keys of key head n // (Nv / Nk)."""

@@ -1,0 +1,131 @@
+"""What a gated delta net keeps of each row, and how drafts that are rejected leave no trace in it.
+
+A verify pass runs T = K + 1 query tokens, of which the verification rule lets the first few stand. With keys and values
+the others are forgotten by counting fewer of them. A recurrent state has no such slots, and a copy of it after every
+token would be T times as large (151 MB a row of a 27B model). But each token changes S by little:
+
+    S_t = exp(g_t) S_(t-1) + k_t u_t^T,        u_t = beta_t (v_t - exp(g_t) S_(t-1)^T k_t)
+
+So a verify pass writes none of its states. It leaves the *pending* triples (k_t, u_t, g_t) of its tokens, and the next
+pass, which knows how many were accepted, first *folds* those into S. S therefore stands before the tokens of the last
+pass, the newest committed token among them, as the KV cache does. Since u_t is kept rather than v_t, folding is the same
+product and the same sum as in the pass before, and gives the same bits. One read and one write of S a round is all.
+
+The columns of the convolution work likewise: they hold the W - 1 inputs before the last pass, then its own inputs, and
+the next pass begins behind the accepted ones.
+
+The rows of a state are never gathered: a pass says which rows it has, and the kernels read and write them in place."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jspec.pallas.delta_net.projections import DeltaHeads
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeltaState:
+    """The recurrent state of one layer, of all Bs rows.
+
+    Pending triples have two halves: a verify pass reads those of the pass before from one half and writes its own to the
+    other, because the program instances that share a key head do not all read before the first of them writes. A row
+    whose ``accepted`` is 0 has no pending triples, whatever the arrays hold.
+
+    Attributes:
+      S: float32 ``[Bs, Nv, Dk, Dv]``, before the tokens of the last verify pass.
+      k: float32 ``[2, Bs, Tm, Nk, Dk]``, keys of that pass, of length 1.
+      u: float32 ``[2, Bs, Tm, Nv, Dv]``, what was added to S along them.
+      g: float32 ``[2, Bs, Tm, Nv]``, logarithms of decays.
+      columns: ``[Bs, W - 1 + Tm, Cc]`` in the dtype of activations, inputs of the convolution: the W - 1 before that
+        pass, then those of its tokens.
+    """
+
+    S: jax.Array
+    k: jax.Array
+    u: jax.Array
+    g: jax.Array
+    columns: jax.Array
+
+    @property
+    def heads(self) -> DeltaHeads:
+        _, Nv, Dk, Dv = self.S.shape
+        return DeltaHeads(self.k.shape[3], Nv, Dk, Dv)
+
+
+class VerifyRows(NamedTuple):
+    """The rows of a verify pass, and where each of them stands. All layers of a model share it.
+
+    Attributes:
+      row: int32 ``[B]``, the row of the state, each at most once; Bs where there is none, for which nothing is written.
+      tokens: int32 ``[B]``, how many of the T query tokens are valid, the first ones. A row with 0 sits the pass out: its
+        state stays as it is, what is pending included. Outputs of query tokens that are not valid are 0.
+      accepted: int32 ``[B]``, how many tokens of the row's last verify pass are committed; 0 after prefill.
+      half: int32 ``[B]``, 0 or 1, which half has the pending triples of that pass.
+      fresh: bool ``[B]``, whether the row begins here, from zero, whatever another text has left in it.
+    """
+
+    row: jax.Array
+    tokens: jax.Array
+    accepted: jax.Array
+    half: jax.Array
+    fresh: jax.Array
+
+    def is_live(self, num_rows: int) -> jax.Array:
+        """Which rows write anything, bool ``[B]``, of a state of so many rows."""
+        return (self.row >= 0) & (self.row < num_rows) & (self.tokens > 0)
+
+    def after(self, accepted) -> tuple[jax.Array, jax.Array]:
+        """``accepted`` and ``half`` of the next pass, if so many tokens of this one, int32 ``[B]``, are committed."""
+        ran = self.tokens > 0
+        return jnp.where(ran, accepted, self.accepted), jnp.where(ran, 1 - self.half, self.half)
+
+
+class PrefillRows(NamedTuple):
+    """The rows of a prefill pass, which reads one segment of each row's prompt. All layers of a model share it.
+
+    Attributes:
+      row: int32 ``[B]``, the row of the state, each at most once; Bs where there is none, for which nothing is written.
+      tokens: int32 ``[B]``, how many tokens of the segment are valid, the first ones. Only the last segment of a prompt
+        may have a number that is no multiple of 64.
+      fresh: bool ``[B]``, whether the segment is the first of its prompt, and begins from zero.
+    """
+
+    row: jax.Array
+    tokens: jax.Array
+    fresh: jax.Array
+
+    def is_live(self, num_rows: int) -> jax.Array:
+        """Which rows write anything, bool ``[B]``, of a state of so many rows."""
+        return (self.row >= 0) & (self.row < num_rows) & (self.tokens > 0)
+
+
+def init_state(num_rows: int, heads: DeltaHeads, taps: int, most_tokens: int, dtype) -> DeltaState:
+    """The state of a layer, all zeros.
+
+    Args:
+      num_rows: Bs.
+      taps: W, of the convolution.
+      most_tokens: Tm, K + 1 of the largest K.
+      dtype: of activations.
+    """
+    f32 = lambda *shape: jnp.zeros(shape, jnp.float32)  # noqa: E731
+    return DeltaState(
+        S=f32(num_rows, heads.values, heads.key_size, heads.value_size),
+        k=f32(2, num_rows, most_tokens, heads.keys, heads.key_size),
+        u=f32(2, num_rows, most_tokens, heads.values, heads.value_size),
+        g=f32(2, num_rows, most_tokens, heads.values),
+        columns=jnp.zeros((num_rows, taps - 1 + most_tokens, heads.channels), dtype),
+    )
+
+
+def written_row(rows: VerifyRows | PrefillRows, num_rows: int) -> jax.Array:
+    """The row of a state that each row of a pass writes, int32 ``[B]``; ``num_rows``, past the end, where it writes none."""
+    return jnp.where(rows.is_live(num_rows), rows.row, num_rows)
+
+
+def per_row(flags, like) -> jax.Array:
+    """Flags ``[B]`` with as many axes as ``like`` ``[B, ...]``."""
+    return flags.reshape(flags.shape + (1,) * (like.ndim - 1))
