@@ -167,6 +167,29 @@ def gemma4(
 
 GEMMA4_31B = gemma4(60, 5376, 21504, (32, 16, 4))
 GEMMA4_26B_A4B = gemma4(30, 2816, 2112, (16, 8, 2), Experts(128, 8, 704, beside_mlp=True))
+MISTRAL_SMALL_24B = dataclasses.replace(
+    LLAMA_8B,
+    architecture="MistralForCausalLM",
+    vocab_size=131072,
+    hidden_size=5120,
+    intermediate_size=32768,
+    num_layers=40,
+    rope=Rope(theta=1e9),
+    windows=(),
+)
+SEED_OSS_36B = dataclasses.replace(
+    LLAMA_8B,
+    architecture="SeedOssForCausalLM",
+    vocab_size=155136,
+    hidden_size=5120,
+    intermediate_size=27648,
+    num_layers=64,
+    num_heads=80,
+    max_position=524288,
+    rope=Rope(theta=1e7),
+    qkv_bias=True,
+    windows=(),
+)
 GPT_OSS_20B, GPT_OSS_120B = gpt_oss(24, 32), gpt_oss(36, 128)
 TINY = dataclasses.replace(
     LLAMA_8B,
@@ -225,6 +248,8 @@ SHAPES = {
     "glm-4.7-flash": Pair(GLM_47_FLASH, dataclasses.replace(LLAMA_1B, vocab_size=154880)),
     "gemma-4-31b": Pair(GEMMA4_31B, dataclasses.replace(LLAMA_1B, vocab_size=262144)),
     "gemma-4-26b-a4b": Pair(GEMMA4_26B_A4B, dataclasses.replace(LLAMA_1B, vocab_size=262144)),
+    "mistral-small-24b": Pair(MISTRAL_SMALL_24B, dataclasses.replace(LLAMA_1B, vocab_size=131072)),
+    "seed-oss-36b": Pair(SEED_OSS_36B, dataclasses.replace(LLAMA_1B, vocab_size=155136)),
     "gpt-oss-120b": Pair(GPT_OSS_120B, GPT_OSS_20B),
     "tiny": Pair(TINY, TINY_DRAFT),
     "tiny-latent": Pair(TINY_LATENT, TINY_DRAFT),

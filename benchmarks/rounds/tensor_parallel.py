@@ -89,6 +89,7 @@ SMALL: Sequence[Line] = (
     Line(2, "", Decoding("eagle3", 2, 1, 16, 8)),
     Line(3, "draft in shards", Decoding("draft_model", 2, 1, 16, 8, draft_in_shards=True)),
 )
+SMALL_MIXTURE: Sequence[Line] = (Line(7, "batch 2", Decoding(None, 0, 2, 16, 8)),)
 ROWS = {1: (6, 5), 16: (6, 5), 64: (11, 10), 80: (13, 10)}  # tokens -> microseconds to reach, and what would be better
 
 
@@ -160,7 +161,11 @@ def main() -> int:
     if not args.smoke and (not on_gpu or len(jax.devices()) < needed):
         parser.error(f"fewer than {needed} GPUs: times need them; --smoke runs a tiny version here")
     rates, rate = bandwidth.for_floors(args.bandwidth)
-    shapes = {"tiny": SMALL, "tiny-mixture": SMALL[:1]} if args.smoke else {shape: LINES[shape] for shape in args.shape}
+    shapes = (
+        {"tiny": SMALL, "tiny-mixture": SMALL_MIXTURE} if args.smoke else {shape: LINES[shape] for shape in args.shape}
+    )
+    if args.alone:  # which of a mixture's experts a shard has, its config does not say
+        shapes = {shape: lines for shape, lines in shapes.items() if SHAPES[shape].target.experts is None}
     dtype, repeats = ("bfloat16" if on_gpu else "float32"), (1 if args.smoke else args.repeats)
     settings = {"shapes": list(shapes), "dtype": dtype, "alone": args.alone, "whole": args.whole, "smoke": args.smoke}
     result = results.begin("tensor_parallel", settings, rate, rates)

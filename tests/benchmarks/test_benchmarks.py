@@ -16,7 +16,7 @@ from benchmarks.host import loading, shards
 from benchmarks.kernels import bandwidth, sums, verify
 from benchmarks.kernels.references import Comparison
 from benchmarks.report import results
-from benchmarks.rounds import efficiency, hlo, quantization, round, tensor_parallel
+from benchmarks.rounds import efficiency, families, hlo, quantization, round, tensor_parallel
 from benchmarks.rounds.floors import draft_passes, floor, target_pass
 from benchmarks.rounds.programs import Decoding
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, abstract_module, head_for, random_module
@@ -66,9 +66,19 @@ def test_a_smoke_run_over_two_devices_measures_more_than_the_floor(monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["tensor_parallel", "--smoke", "--json", str(tmp_path / "out.json")])
     assert tensor_parallel.main() == 0
     result = results.read(tmp_path / "out.json")
-    assert list(result.measured) == ["1, batch 2", "2", "5, 5 tokens", "5, 80 tokens"]
+    sums = [f"5, {tokens} tokens, sum" for tokens in tensor_parallel.ROWS]
+    assert list(result.measured) == ["1, batch 2", "2", "3, draft in shards", "7, batch 2", *sums]
     assert all(result.measured[key] > result.floors[key] for key in result.measured)
-    assert result.goals.keys() == {"5, 5 tokens", "5, 80 tokens"}
+    assert [*result.goals] == sums
+
+
+def test_a_smoke_run_of_families_has_a_goal_beside_the_floor(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["families", "--smoke", "--json", str(tmp_path / "out.json")])
+    assert families.main() == 0
+    result = results.read(tmp_path / "out.json")
+    assert list(result.measured) == ["1, tiny, batch 2"]
+    goal, *_ = result.goals["1, tiny, batch 2"]
+    assert goal == pytest.approx(1.5 * result.floors["1, tiny, batch 2"])
 
 
 def test_a_smoke_run_of_one_shard_alone_has_no_goals(monkeypatch, tmp_path):
