@@ -77,8 +77,7 @@ def test_a_smoke_run_of_families_has_a_goal_beside_the_floor(monkeypatch, tmp_pa
     assert families.main() == 0
     result = results.read(tmp_path / "out.json")
     assert list(result.measured) == ["1, tiny, batch 2"]
-    goal, *_ = result.goals["1, tiny, batch 2"]
-    assert goal == pytest.approx(1.5 * result.floors["1, tiny, batch 2"])
+    assert result.goals["1, tiny, batch 2"]["goal"] == pytest.approx(1.5 * result.floors["1, tiny, batch 2"])
 
 
 def test_a_smoke_run_of_one_shard_alone_has_no_goals(monkeypatch, tmp_path):
