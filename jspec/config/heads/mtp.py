@@ -74,4 +74,5 @@ def mtp_layers(target: ModelConfig, layers: int) -> ModelConfig:
         mtp_layers=0,
         tie_embeddings=False,
         quantization=None,
+        plain_maps=(),
     )
