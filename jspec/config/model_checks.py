@@ -83,7 +83,7 @@ def require_valid(config: "ModelConfig"):
     plain = config.plain_maps
     names = isinstance(plain, tuple) and all(isinstance(name, str) for name in plain)
     require(names, "plain_maps", plain, "a tuple of names of linear maps")
-    require(config.quantization or not plain, "plain_maps", plain, "() without quantization")
+    require(config.quantization is not None or not plain, "plain_maps", plain, "() without quantization")
     further = config.mtp_layers
     require(is_int(further) and further >= 0, "mtp_layers", further, "an integer of at least 0")
     require_part("draft_vocab_size", config.draft_vocab_size, config.vocab_size)
