@@ -111,8 +111,9 @@ def _rows_of_output_head(model: HuggingFaceModel, tokens: np.ndarray) -> Rows:
     """The rows ``[Vd, D]`` of the output head of a language model, which may be its embedding, as its files have them.
 
     Their scales are left out. No caller needs them: draft heads in the folder of a target with scales are refused."""
-    names = {at.param: name for name, at in model.table.items()}
-    return _rows(model.tensors[names[HEAD if HEAD in names else "embedding"]], tokens)
+    layout = model.layout.unkept or model.layout
+    names = {at.param: name for name, at in layout.table.items()}
+    return _rows(layout.tensors[names[HEAD if HEAD in names else "embedding"]], tokens)
 
 
 def _rows_of_target(

@@ -11,6 +11,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.huggingface.config import decoder_config, stored_quantization
+from jspec.checkpoints.huggingface.kept_blocks import with_kept_blocks
 from jspec.checkpoints.huggingface.multimodal import is_multimodal, module_names, text_tensors
 from jspec.checkpoints.huggingface.names import tensor_table
 from jspec.checkpoints.huggingface.parts import rearranged_tensors
@@ -37,6 +38,8 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
         note = f"{len(others)} tensors of other parts than the text model were left out"
         layout = dataclasses.replace(layout, left_out=layout.left_out | others, notes=(*layout.notes, note))
     layout = with_note(layout, replaced)
+    if isinstance(stored, FP8Blocks):
+        return with_kept_blocks(layout, stored)
     if stored is None:
         return without_cache_scales(layout)
     return with_scales(layout, stored, folder.given) if isinstance(stored, StoredQuantization) else layout

@@ -1,0 +1,210 @@
+"""Checkpoints in FP8 with blocks of 128 x 128: kept as they are stored, through loading and converting."""
+
+import json
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from block_checkpoints import KEPT, KEPT_SIZES, block_checkpoint
+from fp8_checkpoints import FP8, changed, names_in, raw_tensor
+from test_stored_blocks import assert_same
+from test_stored_fp8 import logits
+from tiers import in_tiers
+from tiny import write_weights
+
+import jspec
+from convert import Refusal, convert, load_folder
+from convert.verify import compare
+from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
+from jspec.models.params import abstract_params
+from jspec.quantization import fp8_block
+
+LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
+FAMILIES = [LLAMA, MIXTURE, "Phi3ForCausalLM", "OPTForCausalLM", "MiniMaxM2ForCausalLM", "Gemma3ForCausalLM"]
+DOWN = "model.layers.1.mlp.down_proj"  # [160, 264]
+SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
+
+
+@pytest.mark.parametrize("name", in_tiers(list(KEPT), test=["deepseek", "compressed"]))
+@pytest.mark.parametrize("architecture", in_tiers(FAMILIES, test=FAMILIES[:4]))
+def test_logits_are_those_of_the_numbers_in_the_files(tmp_path, architecture, name):
+    src = block_checkpoint(tmp_path / "src", KEPT[name], architecture, shards=2)
+    config, params = load_folder(src)  # without a warning
+    assert (config.quantization, config.quantized_head, config.plain_maps) == ("fp8_block", False, ())
+    assert config == Checkpoint.open(src).target_config == read_draft_config(src)
+    assert {n: (a.shape, a.dtype) for n, a in params.items()} == {
+        n: (leaf.shape, leaf.dtype) for n, leaf in abstract_params(config, "bfloat16").items()
+    }
+    assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_bits_are_those_of_the_files(tmp_path, name):
+    """Scales are repeated for each output channel. Queries, keys and values have their own."""
+    src = block_checkpoint(tmp_path / "src", KEPT[name])
+    _, params = load_folder(src)
+    end = "weight_scale" if name == "compressed" else "weight_scale_inv"
+    for param, tensors in (
+        ("attention.qkv", [f"self_attn.{part}_proj" for part in "qkv"]),
+        ("mlp.gate_up", ["mlp.gate_proj", "mlp.up_proj"]),
+        ("mlp.down", ["mlp.down_proj"]),
+    ):
+        numbers = [raw_tensor(src, f"model.layers.0.{tensor}.weight") for tensor in tensors]
+        scales = [raw_tensor(src, f"model.layers.0.{tensor}.{end}").astype(np.float32) for tensor in tensors]
+        found = params[f"layers.0.{param}.weight"], params[f"layers.0.{param}.scale"]
+        assert [array.dtype for array in found] == [FP8, np.float32]
+        np.testing.assert_array_equal(found[0].view(np.uint8), np.concatenate(numbers).view(np.uint8))
+        each = [np.repeat(s, 128, axis=0)[: len(n)] for n, s in zip(numbers, scales, strict=True)]
+        np.testing.assert_array_equal(found[1], np.concatenate(each))
+        assert found[1].shape[1] == -(-numbers[0].shape[1] // 128) > 1
+
+
+def test_other_readings_of_the_scales_give_other_weights(tmp_path):
+    """Scales that are divided by, as their name ``inv`` might suggest, and blocks that are transposed."""
+    src = block_checkpoint(tmp_path / "src", KEPT["deepseek"], hidden_size=256, intermediate_size=256)
+    _, wide = load_folder(tmp_path / "src-wide")
+    _, params = load_folder(src)
+    numbers, scale = params["layers.0.mlp.down.weight"], params["layers.0.mlp.down.scale"]
+    expected = wide["layers.0.mlp.down.weight"]
+    np.testing.assert_array_equal(fp8_block.dequantize(numbers, scale), expected)
+    grid = scale[::128]
+    for wrong in (1 / grid, grid.T):
+        assert not np.allclose(fp8_block.dequantize(numbers, np.repeat(wrong, 128, axis=0)), expected, rtol=1e-3)
+
+
+def test_the_numbers_are_those_that_transformers_reads(tmp_path):
+    """Of weights that whole blocks fill, because it takes no others."""
+    torch = pytest.importorskip("torch")
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    src = block_checkpoint(tmp_path / "src", KEPT["qwen"], hidden_size=256, intermediate_size=384)
+    _, params = load_folder(src)
+    numbers = torch.from_numpy(raw_tensor(src, f"{DOWN}.weight").view(np.uint8).copy()).view(torch.float8_e4m3fn)
+    scales = torch.from_numpy(raw_tensor(src, f"{DOWN}.weight_scale_inv").astype(np.float32))
+    wanted = Fp8Dequantize(None)._dequantize_one(numbers, scales, torch.float32).numpy()
+    found = fp8_block.dequantize(params["layers.1.mlp.down.weight"], params["layers.1.mlp.down.scale"])
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_live_bytes_are_those_of_the_files(tmp_path):
+    src = block_checkpoint(tmp_path / "src", KEPT["qwen"], hidden_size=256, intermediate_size=512)
+    config, params = load_folder(src)
+    size = sum(array.nbytes for array in params.values())
+    assert size <= 1.1 * (src / "model.safetensors").stat().st_size
+    assert size == config.weight_bytes(2)
+
+
+@pytest.mark.parametrize("architecture", in_tiers([LLAMA, MIXTURE, DEEPSEEK], test=[MIXTURE]))
+@pytest.mark.filterwarnings("ignore:.*kv_b_proj.*are dequantised:UserWarning")
+def test_conversion_keeps_every_bit(tmp_path, architecture):
+    src, out = block_checkpoint(tmp_path / "src", KEPT["qwen"], architecture), tmp_path / "out"
+    report = convert(src, out, verify="shapes")
+    assert (report.dtype, report.quantization) == ("bfloat16", "fp8_block")
+    assert any("params are the source's, as they are stored" in note for note in report.notes)
+    assert_same(load_folder(src), load_folder(out))
+
+
+@pytest.mark.parametrize("kind", in_tiers(["int8", "fp8", "int4"], test=["int8"]))
+def test_they_may_be_quantised_otherwise(tmp_path, kind):
+    src, out = block_checkpoint(tmp_path / "src", KEPT["deepseek"]), tmp_path / "out"
+    assert convert(src, out, quantize=kind, dtype="bfloat16", verify="shapes").quantization == kind
+    convert(tmp_path / "src-wide", tmp_path / "wide", quantize=kind, dtype="bfloat16")
+    assert_same(load_folder(out), load_folder(tmp_path / "wide"))
+
+
+def with_plain(folder, pattern: str):
+    """The checkpoint with bfloat16 in place of FP8 for the linear maps whose names match."""
+    wide, changes = load_wide(folder), {}
+    for name in names_in(folder):
+        if re.fullmatch(f"{pattern}\\.weight", name):
+            changes |= {name: wide[name].astype(ml_dtypes.bfloat16), f"{name}_scale_inv": None}
+            wide[name] = changes[name].astype(np.float32)
+    assert changes
+    write_weights(folder.with_name(f"{folder.name}-wide"), wide)
+    return changed(folder, **changes)
+
+
+def load_wide(folder) -> dict[str, np.ndarray]:
+    wide = folder.with_name(f"{folder.name}-wide")
+    return {name: raw_tensor(wide, name).copy() for name in names_in(wide)}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pattern", "plain"),
+    [
+        (LLAMA, re.escape(DOWN), ["layers.1.mlp.down"]),
+        (
+            LLAMA,
+            r"model\.layers\.0\..*",
+            [f"layers.0.{n}" for n in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")],
+        ),
+        (MIXTURE, r".*experts\..*\.down_proj", ["layers.1.mlp.down"]),
+    ],
+)
+def test_single_maps_may_be_plain(tmp_path, architecture, pattern, plain):
+    """What the tensors say decides, whether or not a list of modules says so."""
+    src = with_plain(block_checkpoint(tmp_path / "src", KEPT["deepseek"], architecture), pattern)
+    config, params = load_folder(src)
+    assert config.quantization == "fp8_block"
+    assert sorted(config.plain_maps) == sorted(plain)
+    assert params[f"{plain[0]}.weight"].dtype == ml_dtypes.bfloat16
+    assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
+    convert(src, tmp_path / "out", verify="shapes")
+    assert_same(load_folder(src), load_folder(tmp_path / "out"))
+
+
+def test_a_part_that_is_plain_has_its_neighbours_dequantised(tmp_path):
+    src = with_plain(block_checkpoint(tmp_path / "src", KEPT["deepseek"]), r"model\.layers\.0\.self_attn\.v_proj")
+    words = (
+        r"src: model\.layers\.0\.self_attn\.q_proj, model\.layers\.0\.self_attn\.k_proj, stored in FP8 .*128, are deq"
+    )
+    with pytest.warns(UserWarning, match=words):
+        config, params = load_folder(src)
+    assert config.plain_maps == ("layers.0.attention.qkv",)
+    assert params["layers.1.attention.qkv.weight"].dtype == FP8
+    with pytest.warns(UserWarning, match="q_proj"):
+        assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_output_head_may_be_stored_so(tmp_path, tied):
+    src = block_checkpoint(tmp_path / "src", KEPT["deepseek"], head=not tied, tie_word_embeddings=tied)
+    config, params = load_folder(src)
+    assert config.quantized_head is not tied
+    assert params["embedding" if tied else "head.weight"].dtype == (ml_dtypes.bfloat16 if tied else FP8)
+    assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
+
+
+def test_latent_attention_keeps_all_but_the_map_of_keys_and_values(tmp_path):
+    """Rows of queries and latents are in another order in the params, and their scales with them."""
+    src = block_checkpoint(tmp_path / "src", KEPT["deepseek"], DEEPSEEK)
+    with pytest.warns(UserWarning, match=r"model\.layers\.0\.self_attn\.kv_b_proj"):
+        config, params = load_folder(src)
+    assert config.quantization == "fp8_block"
+    for name in ("attention.compress", "attention.queries", "attention.out"):
+        assert params[f"layers.1.{name}.weight"].dtype == FP8
+    assert params["layers.1.attention.keys.weight"].dtype == ml_dtypes.bfloat16
+    with pytest.warns(UserWarning, match="kv_b_proj"):
+        assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
+
+
+def test_a_kept_model_generates(tmp_path):
+    src = block_checkpoint(tmp_path / "src", KEPT["qwen"], MIXTURE)
+    found, wanted = (
+        jspec.load(path, dtype="float32", **SMALL).logits([3, 4, 5, 6]) for path in (src, tmp_path / "src-wide")
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_list_that_contradicts_the_files_is_refused(tmp_path):
+    src = block_checkpoint(tmp_path / "src", KEPT["deepseek"])
+    config = json.loads((src / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"] = ["lm_head", DOWN]
+    (src / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Refusal, match=f"modules_to_not_convert says that '{re.escape(DOWN)}' is not quantised, but"):
+        load_folder(src)
+
+
+def test_sizes_are_those_of_several_blocks():
+    assert all(size > 128 and size % 128 for size in KEPT_SIZES.values())
