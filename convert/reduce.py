@@ -31,6 +31,9 @@ class Rows(Tensor):
     origin: Tensor
     rows: np.ndarray
 
+    def check(self):
+        self.origin.check()
+
     def read(self) -> np.ndarray:
         return self.origin.read()[self.rows]
 
@@ -86,7 +89,9 @@ def reduced(source: HuggingFaceModel, chosen: Chosen, target: HuggingFaceModel |
         name = _OF.format(published[param])
         tensors[name], table[name] = tensor, Placement(param, 0, tensor.shape)
     notes = (*layout.notes, chosen.note)
-    layout = dataclasses.replace(layout, config=config, table=table, tensors=tensors, notes=notes)
+    unkept = layout.unkept
+    unkept = None if unkept is None else reduced(dataclasses.replace(source, layout=unkept), chosen, target).layout
+    layout = dataclasses.replace(layout, config=config, table=table, tensors=tensors, notes=notes, unkept=unkept)
     if dequantizes and source.exact_dtype == "bfloat16":  # one tensor of float32 is not to make all of them float32
         note = "the rows of the target's output head are dequantised"
         layout = dataclasses.replace(layout, dequantized=note, notes=(*notes, note))

@@ -21,6 +21,7 @@ from jspec.checkpoints.heads.kinds import is_head, recognise
 from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.huggingface.config import decoder_config, read_fields, stored_quantization
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
+from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.huggingface.weights import read_headers
 from jspec.checkpoints.params import StoredParams
 from jspec.checkpoints.tokenizer import load_tokenizer
@@ -30,6 +31,7 @@ from jspec.text.detokenizer import Tokenizer
 
 Params = dict[str, np.ndarray]
 GENERATION_CONFIG = "generation_config.json"
+_BY_TENSORS = (FP8Blocks, StoredQuantization)  # quantisations of which tensors may say what is kept
 MTP = "mtp"  # the folder of multi-token prediction layers in a converted folder, which is a converted folder too
 
 
@@ -120,13 +122,14 @@ class Checkpoint:
     def target_config(self) -> ModelConfig:
         """The config of a language model that is to be a target, from JSON files.
 
-        A folder whose weights are missing or damaged is not refused here. A language model with a draft vocabulary is. Of
-        FP8 in blocks, the headers of the weight files say which maps are kept so; other weight files are not opened."""
+        A folder whose weights are missing or damaged is not refused here. A language model with a draft vocabulary is. Where
+        only the headers of the weight files say which maps are quantised, they are read; other weight files are not opened.
+        """
         if self.is_converted:
             config = self.converted.language_model_config
         else:
             config = decoder_config(self.folder, self.fields)
-            if isinstance(stored_quantization(self.fields), FP8Blocks):
+            if config.quantization is None and isinstance(stored_quantization(self.fields), _BY_TENSORS):
                 config = self._of_files or config
         refuse_reduced(config, self.folder.given)
         return config

@@ -133,7 +133,7 @@ def _layers_alike(
         parts = [tensors] if isinstance(tensors, str) else tensors
         parts = parts if joined is None else [f"{tensors}.{i}" for i in range(len(axes))]
         prefixed = {theirs + part: axis for part, axis in zip(parts, axes, strict=True)}
-        for stored, group in _by_quantization(config, ours + name, copies):
+        for stored, group in by_quantization(config, ours + name, copies):
             how = {"quantization": kind(stored), "joined": joined}
             parameters.extend(linear(ours + name, prefixed, inputs, group, bias=bias, **how))
 
@@ -186,7 +186,7 @@ def _layers_alike(
     return parameters
 
 
-def _by_quantization(config: "ModelConfig", name: str, copies: Copies) -> Iterator[tuple[str | None, Copies]]:
+def by_quantization(config: "ModelConfig", name: str, copies: Copies) -> Iterator[tuple[str | None, Copies]]:
     """The quantisations of the linear maps ``name``, with a ``{}`` for the layer, and the copies that have each."""
     if not config.plain_maps:
         yield config.quantization, copies
@@ -221,7 +221,7 @@ def _experts(
     gate_up = {prefix + expert.format(tensor): EXPERT_MLP for expert in every for tensor in (gate, up)}
     downs = {prefix + expert.format(down): EMBED for expert in every}
     for name, tensors, inputs in ((f"{ours}gate_up", gate_up, EMBED), (f"{ours}down", downs, EXPERT_MLP)):
-        for stored, group in _by_quantization(config, name, copies):
+        for stored, group in by_quantization(config, name, copies):
             yield from linear(name, tensors, inputs, group, bias=experts.biases, quantization=of_experts(stored))
 
 

@@ -6,17 +6,19 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from block_checkpoints import KEPT, KEPT_SIZES, block_checkpoint
-from fp8_checkpoints import FP8, changed, names_in, raw_tensor
+from block_checkpoints import KEPT, KEPT_SIZES, block_checkpoint, stored_as
+from fp8_checkpoints import FP8, changed, fp8_checkpoint, names_in, raw_tensor
+from mtp_checkpoints import with_layers
 from test_stored_blocks import assert_same
 from test_stored_fp8 import logits
 from tiers import in_tiers
 from tiny import write_weights
 
 import jspec
-from convert import Refusal, convert, load_folder
+from convert import Refusal, convert, load_draft, load_folder
 from convert.verify import compare
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
+from jspec.checkpoints.files.fp8_numbers import has_nan
 from jspec.models.params import abstract_params
 from jspec.quantization import fp8_block
 
@@ -187,6 +189,61 @@ def test_latent_attention_keeps_all_but_the_map_of_keys_and_values(tmp_path):
     assert params["layers.1.attention.keys.weight"].dtype == ml_dtypes.bfloat16
     with pytest.warns(UserWarning, match="kv_b_proj"):
         assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
+
+
+@pytest.mark.filterwarnings("ignore:.*kv_b_proj.*are dequantised:UserWarning")
+@pytest.mark.parametrize("architecture", in_tiers([DEEPSEEK, "Glm4MoeForCausalLM"], test=["Glm4MoeForCausalLM"]))
+def test_multi_token_prediction_layers(tmp_path, architecture):
+    """Their maps are kept too, but for that of embedding and feature, which checkpoints do not quantise."""
+    wide = with_layers(tmp_path / "wide", architecture, **KEPT_SIZES)
+    src, out = stored_as(tmp_path / "src", wide, KEPT["deepseek"]), tmp_path / "out"
+    config, params = load_draft(src, mtp=True)
+    assert config.layers.quantization == "fp8_block"
+    assert "fuse_in.0" in config.layers.plain_maps
+    assert params["layers.0.mlp.gate_up.weight"].dtype == FP8
+    _, expected = load_draft(wide, "float32", mtp=True)
+    name = "layers.0.mlp.down"
+    found = fp8_block.dequantize(params[f"{name}.weight"], params[f"{name}.scale"])
+    np.testing.assert_array_equal(found, expected[f"{name}.weight"])
+    convert(src, out, verify="shapes")
+    assert_same(load_folder(out), load_folder(src))
+    assert_same(load_draft(out / "mtp"), (config, params))
+    llm = jspec.load(src, draft="mtp", num_draft_tokens=2, **SMALL)
+    [result] = jspec.generate(llm, [[7, 8, 9] * 3], temperature=0, max_tokens=6, ignore_eos=True)
+    assert result.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("quantize", in_tiers([None, "int8"], test=[None]))
+def test_a_draft_vocabulary(tmp_path, quantize):
+    src = block_checkpoint(tmp_path / "src", KEPT["deepseek"], head=True)
+    convert(src, tmp_path / "out", draft_vocabulary=[3, 5], quantize=quantize, dtype="bfloat16", verify="shapes")
+    config, params = load_draft(tmp_path / "out")
+    assert config.quantization == (quantize or "fp8_block")
+    assert params["head.weight"].shape[0] == 2
+    if quantize is None:
+        _, whole = load_folder(src)
+        for name in ("head.weight", "head.scale"):
+            np.testing.assert_array_equal(params[name].view(np.uint8), whole[name][[3, 5]].view(np.uint8))
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_numbers_that_are_nan_are_refused(tmp_path, code):
+    for kind in ("blocks", "channels"):
+        (tmp_path / kind).mkdir()
+        path = tmp_path / kind / "src"
+        src = block_checkpoint(path, KEPT["deepseek"]) if kind == "blocks" else fp8_checkpoint(path)
+        numbers = raw_tensor(src, f"{DOWN}.weight").copy()
+        numbers.view(np.uint8)[-1, -1] = code
+        changed(src, **{f"{DOWN}.weight".replace(".", "__"): numbers})
+        with pytest.raises(Refusal, match=rf"tensor '{re.escape(DOWN)}\.weight' holds NaN \(0x7f or 0xff\)"):
+            load_folder(src)
+
+
+def test_every_number_but_nan_is_one():
+    for code in range(256):
+        numbers = np.full(19, 0x3C, np.uint8)
+        numbers[code % 19] = code
+        assert has_nan(numbers.view(FP8)) == (code & 0x7F == 0x7F)
 
 
 def test_a_kept_model_generates(tmp_path):

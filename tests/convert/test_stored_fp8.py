@@ -151,7 +151,7 @@ PLAIN = {  # what is not quantised, by quantization_config; and the maps that ar
 
 
 @pytest.mark.parametrize("what", PLAIN)
-def test_weights_of_which_some_are_plain_are_dequantised(tmp_path, what):
+def test_maps_that_are_plain_beside_others_that_are_kept(tmp_path, what):
     quantization, plain = PLAIN[what]
     src = fp8_checkpoint(tmp_path / "src", quantization=quantization)
     changes = {}
@@ -163,10 +163,17 @@ def test_weights_of_which_some_are_plain_are_dequantised(tmp_path, what):
             changes |= {name: wide, f"{name}_scale": None}
     assert changes
     changed(src, **changes)
-    with pytest.warns(UserWarning, match="(FP8|int8) with a scale for each .*, but for model.layers.* are kept alike"):
-        found = logits(src)
-    assert Checkpoint.open(src).target_config.quantization is None
-    assert compare(logits(tmp_path / "src-wide"), found).exact
+    config, params = load_folder(src)
+    assert config == Checkpoint.open(src).target_config
+    assert config.quantization == ("int8" if "int8" in what else "fp8")
+    layers = [name.removeprefix("model.").split(".")[1] for name in changes if name.endswith(".weight")]
+    assert {name.split(".")[1] for name in config.plain_maps} == set(layers)
+    assert {params[f"{name}.weight"].dtype.itemsize for name in config.plain_maps} == {2}
+    assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
+    convert(src, tmp_path / "out", verify="shapes")
+    again, kept = load_folder(tmp_path / "out")
+    assert config == again
+    assert all(np.array_equal(array.view(np.uint8), kept[name].view(np.uint8)) for name, array in params.items())
 
 
 def test_the_text_model_of_a_multimodal_one(tmp_path):

@@ -146,7 +146,12 @@ class HuggingFaceModel:
 
         Args:
           dtype: as for ``param``; None for ``default_dtype``.
+
+        Raises:
+          Refusal: scales of FP8 or int8 weights are wrong.
         """
+        for name in self.table:
+            self.tensors[name].check()
         if self.layout.dequantized:
             warnings.warn(f"{self.folder.given}: {self.layout.dequantized}", stacklevel=6)
         chosen = dtype or self.default_dtype

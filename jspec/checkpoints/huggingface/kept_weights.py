@@ -1,21 +1,23 @@
-"""FP8 weights with a scale for each block that are kept as they are stored (``jspec.quantization.fp8_block``).
+"""Weights of eight bits that are kept as they are stored, each parameter by the tensors that fill it.
 
-Each parameter is decided by the tensors that fill it. It is kept if all of them are FP8 and their blocks have whole groups
-of 128 inputs; it may have any number of output channels. Parameters for which there is no kernel, and those of which a
-part is not FP8, are dequantised, and a note names their tensors."""
+These are FP8 weights with a scale for each block (``jspec.quantization.fp8_block``), whose blocks have whole groups of 128
+inputs and any number of output channels; and weights in FP8 or int8 with a scale for each output channel or for each weight,
+in checkpoints of which some maps are not quantised. A parameter is kept if all tensors are stored so that fill it. Others,
+and those for which there is no kernel, are dequantised, and a note names their tensors."""
 
 import dataclasses
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jspec.checkpoints.dequantize.format import read_scales
-from jspec.checkpoints.dequantize.fp8 import FP8Blocks, FP8BlockWeight
+from jspec.checkpoints.dequantize.fp8 import FP8Blocks, FP8BlockWeight, Scaled, ScaledWeight
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.names import Placement
 from jspec.checkpoints.huggingface.parts import Part, TensorPart
+from jspec.checkpoints.huggingface.scales import Scales
 from jspec.checkpoints.layout import Layout
 from jspec.config import ModelConfig
 from jspec.quantization.groups import GROUP, num_groups
@@ -25,7 +27,7 @@ _NAMED = 3  # tensors that a note names
 
 
 class Kept(NamedTuple):
-    """A weight ``[out, in]`` as it is stored: float8_e4m3fn ``[out, in]``, and float32 ``[out, ceil(in / 128)]``."""
+    """A weight ``[out, in]`` as it is stored: its numbers ``[out, in]``, and its scales, ``[out]`` or ``[out, groups]``."""
 
     numbers: Tensor
     scales: Tensor
@@ -46,6 +48,9 @@ class GroupScales(Tensor):
     def read(self) -> np.ndarray:
         return self.read_part(())
 
+    def check(self):
+        read_scales(self.stored)
+
     def read_part(self, index: Index) -> np.ndarray:
         """``read()[index]``. All stored scales are read, which are few."""
         (first, stop), (left, right) = bounds_of(index, self.shape)
@@ -62,12 +67,20 @@ def kept(tensor: Tensor) -> Kept | None:
         scales, shape = tensor.scales, (outputs, num_groups(inputs))
         named = scales.name, scales.file, scales.path, shape, "float32"
         return Kept(tensor.stored, GroupScales(*named, scales, tensor.block))
+    if isinstance(tensor, ScaledWeight):
+        scales = tensor.scales
+        return Kept(
+            tensor.stored, Scales(scales.name, scales.file, scales.path, tensor.shape[:1], scales.dtype, scales)
+        )
     whole = kept(tensor.origin) if isinstance(tensor, TensorPart) else None
     if not isinstance(tensor, TensorPart) or whole is None:
         return None
     part = tensor.part
+    numbers = _part_of(whole.numbers, part)
+    if part.axis == 1 and len(whole.scales.shape) == 1:
+        return Kept(numbers, whole.scales)
     groups = part if part.axis == 0 else _groups_of(part)
-    return None if groups is None else Kept(_part_of(whole.numbers, part), _part_of(whole.scales, groups))
+    return None if groups is None else Kept(numbers, _part_of(whole.scales, groups))
 
 
 def _groups_of(part: Part) -> Part | None:
@@ -85,19 +98,18 @@ def _part_of(tensor: Tensor, part: Part) -> TensorPart:
     return TensorPart(tensor.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, part)
 
 
-def with_kept_blocks(layout: Layout, stored: FP8Blocks) -> Layout:
-    """``layout`` with FP8 weights as they are stored, and their scales; unchanged if none can be kept.
+def with_kept_weights(layout: Layout, stored: FP8Blocks | Scaled) -> Layout:
+    """``layout`` with weights as they are stored, and their scales; unchanged if none can be kept.
 
     Args:
       layout: that of a language model or of multi-token prediction layers, with dequantised weights.
       stored: what config.json says of its weights.
     """
-    config, of_param = layout.config, {}
-    model = config if isinstance(config, ModelConfig) else config.layers
-    quantized = dataclasses.replace(
-        model, quantization="fp8_block", quantized_head=not model.tie_embeddings, plain_maps=()
-    )
-    scales = _with_layers(config, quantized).scale_names()
+    config: Any = layout.config
+    model: ModelConfig = config if isinstance(config, ModelConfig) else config.layers
+    kind: Any = stored.quantization
+    quantized = dataclasses.replace(model, quantization=kind, quantized_head=not model.tie_embeddings, plain_maps=())
+    scales, of_param = _with_layers(config, quantized).scale_names(), {}
     for name, at in layout.table.items():
         if at.param in scales and name in layout.tensors:
             of_param.setdefault(at.param, {})[name] = kept(layout.tensors[name])
@@ -107,7 +119,7 @@ def with_kept_blocks(layout: Layout, stored: FP8Blocks) -> Layout:
     plain = [param.removesuffix(WEIGHT) for param in scales if param not in keeps]
     quantized = dataclasses.replace(
         quantized,
-        quantized_head="head" not in plain and quantized.quantized_head,
+        quantized_head=f"head{WEIGHT}" in keeps,
         plain_maps=tuple(name for name in plain if name != "head"),
     )
     tensors, table = dict(layout.tensors), {}
@@ -134,17 +146,17 @@ def with_kept_blocks(layout: Layout, stored: FP8Blocks) -> Layout:
     )
 
 
-def _with_layers(config, model: ModelConfig):
+def _with_layers(config: Any, model: ModelConfig) -> Any:
     """``config`` with the config ``model`` of its decoder layers."""
     return model if isinstance(config, ModelConfig) else dataclasses.replace(config, layers=model)
 
 
 def _is_dequantized(tensor: Tensor | None) -> bool:
     origin = tensor.origin if isinstance(tensor, TensorPart) else tensor
-    return isinstance(origin, FP8BlockWeight)
+    return isinstance(origin, FP8BlockWeight | ScaledWeight)
 
 
-def _note(names: Iterable[str], stored: FP8Blocks) -> str:
+def _note(names: Iterable[str], stored: FP8Blocks | Scaled) -> str:
     """The sentence for the user on weights that are dequantised, by their names."""
     listed = list(dict.fromkeys(name.removesuffix(WEIGHT) for name in names))
     more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
