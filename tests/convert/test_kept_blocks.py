@@ -62,6 +62,36 @@ def test_bits_are_those_of_the_files(tmp_path, name):
         assert found[1].shape[1] == -(-numbers[0].shape[1] // 128) > 1
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_blocks_of_model_optimizer(tmp_path, beside):
+    """Its scales have four axes."""
+    src = block_checkpoint(tmp_path / "src", KEPT["compressed"])
+    expected = load_folder(src)
+    scales = {name: raw_tensor(src, name)[:, None, :, None] for name in names_in(src) if name.endswith(".weight_scale")}
+    changed(src, **{name.replace(".", "__"): array for name, array in scales.items()})
+    described = {"quant_algo": "FP8_PB_WO", "exclude_modules": ["lm_head*"], "kv_cache_quant_algo": None}
+    own = None if beside else {"quant_method": "modelopt", **described}
+    if beside:
+        (src / "hf_quant_config.json").write_text(json.dumps({"quantization": described}))
+    rewrite(src, quantization_config=own)
+    assert_same(load_folder(src), expected)
+
+
+def test_a_block_as_older_files_write_it(tmp_path):
+    src = block_checkpoint(tmp_path / "src", KEPT["compressed"])
+    expected, config = load_folder(src), KEPT["compressed"].config
+    weights = {**config["config_groups"]["group_0"]["weights"], "block_structure": "128x128"}
+    groups = {"group_0": {**config["config_groups"]["group_0"], "weights": weights}}
+    rewrite(src, quantization_config={**config, "config_groups": groups})
+    assert_same(load_folder(src), expected)
+
+
+def rewrite(folder, **keys):
+    """Set keys of config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **keys}))
+
+
 def test_other_readings_of_the_scales_give_other_weights(tmp_path):
     """Scales that are divided by, as their name ``inv`` might suggest, and blocks that are transposed."""
     src = block_checkpoint(tmp_path / "src", KEPT["deepseek"], hidden_size=256, intermediate_size=256)
@@ -202,7 +232,7 @@ def test_multi_token_prediction_layers(tmp_path, architecture):
     assert "fuse_in.0" in config.layers.plain_maps
     assert params["layers.0.mlp.gate_up.weight"].dtype == FP8
     _, expected = load_draft(wide, "float32", mtp=True)
-    name = "layers.0.mlp.down"
+    name = "layers.0.attention.out"
     found = fp8_block.dequantize(params[f"{name}.weight"], params[f"{name}.scale"])
     np.testing.assert_array_equal(found, expected[f"{name}.weight"])
     convert(src, out, verify="shapes")
@@ -256,11 +286,55 @@ def test_a_kept_model_generates(tmp_path):
 
 def test_a_list_that_contradicts_the_files_is_refused(tmp_path):
     src = block_checkpoint(tmp_path / "src", KEPT["deepseek"])
-    config = json.loads((src / "config.json").read_text())
-    config["quantization_config"]["modules_to_not_convert"] = ["lm_head", DOWN]
-    (src / "config.json").write_text(json.dumps(config))
+    rewrite(src, quantization_config={**KEPT["deepseek"].config, "modules_to_not_convert": ["lm_head", DOWN]})
     with pytest.raises(Refusal, match=f"modules_to_not_convert says that '{re.escape(DOWN)}' is not quantised, but"):
         load_folder(src)
+
+
+def test_two_descriptions_that_disagree_are_refused(tmp_path):
+    src = block_checkpoint(tmp_path / "src", KEPT["deepseek"])
+    expected = load_folder(src)
+    rewrite(src, compression_config=KEPT["deepseek"].config)
+    assert_same(load_folder(src), expected)
+    rewrite(src, compression_config=KEPT["compressed"].config)
+    with pytest.raises(
+        Refusal, match="quantization_config and compression_config contradict each other; remove the one"
+    ):
+        load_folder(src)
+
+
+@pytest.mark.parametrize(
+    ("end", "array", "words"),
+    [
+        (".weight_scale_inv", None, f"src: tensor '{DOWN}.weight_scale_inv' is missing, and '{DOWN}.weight' needs it"),
+        (".weight_scale_inv", np.ones((3, 2), np.float32), "is float32 [3, 2], but config.json asks for float32 or bf"),
+        (
+            ".weight_scale_inv",
+            np.ones((2, 3), np.uint8),
+            "is uint8 [2, 3], but config.json asks for float32 or bfloat16",
+        ),
+        (
+            ".weight_scale",
+            np.ones((2, 3), np.float32),
+            f"tensor '{DOWN}.weight_scale' has no place in LlamaForCausalLM",
+        ),
+        *(
+            (
+                ".weight_scale_inv",
+                np.full((2, 3), wrong, np.float32),
+                f"{DOWN}.weight_scale_inv' holds {shown}: expected",
+            )
+            for wrong, shown in ((np.nan, "nan"), (np.inf, "inf"), (0, "0.0"), (-1, "-1.0"))
+        ),
+    ],
+)
+def test_damaged_scales_are_refused(tmp_path, end, array, words):
+    """By their name, and before any weight is read."""
+    src = block_checkpoint(tmp_path / "src", KEPT["deepseek"])
+    changed(src, **{f"{DOWN}{end}".replace(".", "__"): array})
+    with pytest.raises(Refusal) as refusal:
+        Checkpoint.open(src).params()
+    assert words in str(refusal.value)
 
 
 def test_sizes_are_those_of_several_blocks():

@@ -87,7 +87,10 @@ class FP8Blocks(BlockFormat):
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> FP8BlockWeight:
         blocks = tuple(-(-size // of) for size, of in zip(shape, self.block, strict=True))
-        stored, scales = FP8Numbers.of(parts.take(".weight", shape, (FP8,))), parts.take(self.scale_end, blocks)
+        stored, found = FP8Numbers.of(parts.take(".weight", shape, (FP8,))), parts.tensors.get(self.scale_end)
+        of_four_axes = (blocks[0], 1, blocks[1], 1)  # as NVIDIA Model Optimizer writes them
+        is_such = found is not None and found.shape == of_four_axes
+        scales = dataclasses.replace(parts.take(self.scale_end, of_four_axes if is_such else blocks), shape=blocks)
         return FP8BlockWeight(name, stored.file, stored.path, shape, "float32", stored, scales, self.block)
 
 
@@ -188,6 +191,17 @@ def read_fp8_blocks(fields: Fields) -> FP8Blocks:
     require_one_of(fields, "fmt", "e4m3", "float8_e4m3fn", absent="e4m3")
     plain, key = read_plain(fields, "modules_to_not_convert", "ignored_layers")
     return FP8Blocks(plain, key, fields.where, read_block(fields, "weight_block_size"), ".weight_scale_inv")
+
+
+def blocks_of_model_optimizer(fields: Fields, *lists: str) -> FP8Blocks:
+    """The ``FP8_PB_WO`` of NVIDIA Model Optimizer, whose blocks are 128 x 128.
+
+    Args:
+      fields: the object that says so.
+      lists: what the list of modules that are not quantised may be called.
+    """
+    plain, key = read_plain(fields, *lists)
+    return FP8Blocks(plain, key, fields.where, (128, 128), ".weight_scale")
 
 
 def read_compressed_blocks(fields: Fields, weights: Fields) -> FP8Blocks:
