@@ -3,8 +3,7 @@ bits.
 
 Output channel o of the weight W stands for ``scale[o] * weight[o]``. Quantisation is symmetric, as in W8A16 checkpoints:
 the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Weights of four bits (``int4``) and FP8 weights
-in blocks (``fp8_block``) have a scale for each group of inputs, see ``jspec.quantization``. The latter come from
-checkpoints alone. Activations are quantised in int8 drafters only
+in blocks (``fp8_block``) have a scale for each group of inputs, see ``jspec.quantization``. Activations are quantised in int8 drafters only
 (``jspec.models.w8a8``)."""
 
 import jax
@@ -28,14 +27,16 @@ _BLOCK = 2**20  # weights that are converted at a time, so that their float32 co
 def quantize(weight: np.ndarray, quantization: str) -> tuple[np.ndarray, np.ndarray]:
     """The quantised weight ``[out, in]``, rounded to nearest even, and its scales, float32 ``[out]``.
 
-    With ``int4`` it is ``jspec.quantization.int4.quantize``.
+    With ``int4`` and ``fp8_block`` it is what ``jspec.quantization`` makes.
 
     Args:
       weight: ``[out, in]``, finite, of any float dtype.
-      quantization: ``int8``, ``fp8`` (float8_e4m3fn) or ``int4``.
+      quantization: ``int8``, ``fp8`` (float8_e4m3fn), ``int4`` or ``fp8_block``.
     """
     if quantization == "int4":
         return int4.quantize(weight)
+    if quantization == "fp8_block":
+        return fp8_block.quantize(weight)
     largest, step = np.float32(LARGEST[quantization]), max(1, _BLOCK // weight.shape[1])
     rounded = np.empty(weight.shape, STORED[quantization])
     scale = np.empty(len(weight), np.float32)
