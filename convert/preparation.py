@@ -74,7 +74,8 @@ def mtp_beside(
         opened.require_match()
         further = opened if draft_vocabulary is None else _reduced(opened, source, target, draft_vocabulary, corpus)
         of_vocabulary = [f"{MTP}/: {note}" for note in further.layout.notes[len(opened.layout.notes) :]]
-        further = further if source.config.quantization is None else quantized(further, source.config.quantization)
+        kind = source.config.quantization
+        further = further if kind in (None, "fp8_block") else quantized(further, kind)
     except Refusal as refusal:
         if mtp:
             raise

@@ -22,8 +22,10 @@ def quantized(source: HuggingFaceModel, quantization: str) -> HuggingFaceModel:
     """``source`` with a config that says that the weights are quantised to ``int8``, ``fp8`` or ``int4``.
 
     Raises:
-      Refusal: its weights are quantised already.
+      Refusal: its weights are quantised already, and not in blocks of FP8, which are dequantised first.
     """
+    if source.layout.unkept is not None:
+        source = dataclasses.replace(source, layout=source.layout.unkept)
     config = source.config
     if source.layout.holds_scales:
         raise Refusal(

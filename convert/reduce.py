@@ -31,6 +31,9 @@ class Rows(Tensor):
     origin: Tensor
     rows: np.ndarray
 
+    def check(self):
+        self.origin.check()
+
     def read(self) -> np.ndarray:
         return self.origin.read()[self.rows]
 
@@ -86,7 +89,9 @@ def reduced(source: HuggingFaceModel, chosen: Chosen, target: HuggingFaceModel |
         name = _OF.format(published[param])
         tensors[name], table[name] = tensor, Placement(param, 0, tensor.shape)
     notes = (*layout.notes, chosen.note)
-    layout = dataclasses.replace(layout, config=config, table=table, tensors=tensors, notes=notes)
+    unkept = layout.unkept
+    unkept = None if unkept is None else reduced(dataclasses.replace(source, layout=unkept), chosen, target).layout
+    layout = dataclasses.replace(layout, config=config, table=table, tensors=tensors, notes=notes, unkept=unkept)
     if dequantizes and source.exact_dtype == "bfloat16":  # one tensor of float32 is not to make all of them float32
         note = "the rows of the target's output head are dequantised"
         layout = dataclasses.replace(layout, dequantized=note, notes=(*notes, note))
@@ -111,8 +116,9 @@ def _rows_of_output_head(model: HuggingFaceModel, tokens: np.ndarray) -> Rows:
     """The rows ``[Vd, D]`` of the output head of a language model, which may be its embedding, as its files have them.
 
     Their scales are left out. No caller needs them: draft heads in the folder of a target with scales are refused."""
-    names = {at.param: name for name, at in model.table.items()}
-    return _rows(model.tensors[names[HEAD if HEAD in names else "embedding"]], tokens)
+    layout = model.layout.unkept or model.layout
+    names = {at.param: name for name, at in layout.table.items()}
+    return _rows(layout.tensors[names[HEAD if HEAD in names else "embedding"]], tokens)
 
 
 def _rows_of_target(

@@ -68,6 +68,13 @@ def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collectio
         )
 
 
+def _plain(model: ModelConfig) -> dict:
+    """The entries of the manifest that say which linear maps of a quantised model are not quantised."""
+    return (
+        {} if model.quantization is None else {"quantized_head": model.quantized_head, "plain_maps": model.plain_maps}
+    )
+
+
 def _description(source: HuggingFaceModel, dtype: str) -> dict:
     """The entries of the manifest that say what the folder was made from and what it holds."""
     model = source.config.language_model
@@ -80,6 +87,7 @@ def _description(source: HuggingFaceModel, dtype: str) -> dict:
         "architecture": source.layout.label,
         "dtype": dtype,
         "quantization": source.config.quantization,
+        **({} if model is None else _plain(model)),
         "draft_vocab_size": None if model is None else model.draft_vocab_size,
         "tensor_count": len(source.table),
         "parameter_count": source.config.num_parameters,

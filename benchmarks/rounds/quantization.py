@@ -1,18 +1,22 @@
-"""What quantised weights cost: how far they move the distribution of the shipped target, and how long a verify pass of many
-query tokens takes with them.
+"""What quantised weights cost: how far they move the distribution of the shipped target, and how long passes and rounds take
+with them.
 
     python -m benchmarks.rounds.quantization --json FILE       # writes a result, see benchmarks/report/results.py
     python -m benchmarks.rounds.quantization --only kl         # the distribution alone, which needs no GPU
     python -m benchmarks.rounds.quantization --only passes     # the passes alone
-    python -m benchmarks.rounds.quantization --smoke           # tiny passes, anywhere, with meaningless times
+    python -m benchmarks.rounds.quantization --only rounds     # the rounds alone, of FP8 in blocks
+    python -m benchmarks.rounds.quantization --only rounds --shape qwen3-30b-a3b --formats fp8 fp8_block  # some of them
+    python -m benchmarks.rounds.quantization --smoke           # tiny passes and rounds, anywhere, with meaningless times
 
 The distribution: KL(original || quantised) in nats for each token, and the share of tokens of which both have the same
 likeliest next one, over the random tokens of ``jspec-convert --verify logits``, in float32. Keys of the result are ``kl,
 <format>``. The passes: 8 of the 32 layers of the Llama-3.1-8B shape and the output head, 16 rows of 5 query tokens, in
-microseconds. Keys of the result are ``8 layers, 16 x 5, <format>``."""
+microseconds. Keys of the result are ``8 layers, 16 x 5, <format>``. The rounds: plain decoding of whole models, and a verify
+pass, in milliseconds. Keys of the result are ``rounds, <shape>, <what>, <format>``."""
 
 import argparse
 import dataclasses
+import gc
 import pathlib
 import sys
 import tempfile
@@ -23,17 +27,24 @@ import numpy as np
 
 from benchmarks.kernels import bandwidth
 from benchmarks.report import results
-from benchmarks.rounds.programs import PAGE, Bench, Forward
-from benchmarks.shapes import LLAMA_8B, TINY, Pair
+from benchmarks.rounds.programs import PAGE, Bench, Decoding, Forward
+from benchmarks.shapes import LLAMA_8B, SHAPES, TINY, Pair
 from convert import convert
 from convert.verify import LENGTHS, Comparison, compare, jspec_logits
 from jspec.checkpoints.checkpoint import load_folder
 from jspec.commands.demo import FAMILY
-from jspec.config import QUANTIZATIONS
+from jspec.config import QUANTIZATIONS, STORED_QUANTIZATIONS
 from jspec.models import build
 
 FORMATS = QUANTIZATIONS
 LAYERS = 8
+PLAIN = {f"batch {batch}": Decoding(None, 0, batch, 512, 256) for batch in (1, 16, 64)}
+ROUNDS = {
+    "llama-3.1-8b": {**PLAIN, "verify 16 x 5": Forward(16, 5, 1024, 1024, 64)},
+    "qwen3-30b-a3b": PLAIN,
+}
+SMALL = {"batch 2": Decoding(None, 0, 2, 16, 8), "verify 2 x 3": Forward(2, 3, PAGE, PAGE, 1)}
+SMOKE = {"tiny": SMALL, "tiny-latent": SMALL}
 
 
 def divergences(lengths: Sequence[int] = LENGTHS) -> dict[str, Comparison]:
@@ -69,7 +80,7 @@ def measure_passes(result: results.Result, smoke: bool, rate: float, file: pathl
     dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     bench = Bench(Pair(base, base), dtype, rate, 1 if smoke else 5)
     live, passes = (PAGE, 1) if smoke else (1024, 64)
-    for kind in (None, *FORMATS):
+    for kind in (None, *STORED_QUANTIZATIONS):
         timed = bench.time(Forward(16, 5, live, live, passes, kind))
         key = f"8 layers, 16 x 5, {kind or dtype}"
         result.measured[key], result.floors[key] = 1e6 * timed.seconds, 1e6 * timed.floor
@@ -79,20 +90,51 @@ def measure_passes(result: results.Result, smoke: bool, rate: float, file: pathl
             results.write(result, file)
 
 
+def measure_rounds(
+    result: results.Result,
+    smoke: bool,
+    rate: float,
+    file: pathlib.Path | None,
+    shapes: Sequence[str],
+    kinds: Sequence[str],
+):
+    """Put the figures of every shape in these formats into ``result``, and write it after each."""
+    dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    for shape, kind in ((shape, kind) for shape in shapes for kind in kinds):
+        bench = Bench(SHAPES[shape], dtype, rate, 1 if smoke else 3)
+        for name, what in (SMOKE if smoke else ROUNDS)[shape].items():
+            timed = bench.time(dataclasses.replace(what, quantization=None if kind == "none" else kind))
+            key = f"rounds, {shape}, {name}, {dtype if kind == 'none' else kind}"
+            result.measured[key], result.floors[key] = 1e3 * timed.seconds, 1e3 * timed.floor
+            result.details[key] = {"unit": "ms", "kernels": timed.kernels, "experts": timed.experts}
+            print(f"{key}: {1e3 * timed.seconds:.3f} ms, floor {1e3 * timed.floor:.3f}", flush=True)
+            if file:
+                results.write(result, file)
+        Bench.target_in.cache_clear()  # the next weights need the memory of these
+        del bench
+        gc.collect()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("kl", "passes"), help="one half of it")
+    parser.add_argument("--only", choices=("kl", "passes", "rounds"), help="one part of it")
+    parser.add_argument("--shape", nargs="+", choices=ROUNDS, default=list(ROUNDS), help="of rounds")
+    formats = ("none", *STORED_QUANTIZATIONS)
+    parser.add_argument("--formats", nargs="+", choices=formats, default=["fp8_block"], help="of rounds")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
-    parser.add_argument("--smoke", action="store_true", help="tiny passes, any machine, meaningless times")
+    parser.add_argument("--smoke", action="store_true", help="tiny models, any machine, meaningless times")
     args = parser.parse_args()
     if not args.smoke and args.only != "kl" and jax.default_backend() != "gpu":
-        parser.error("no GPU: times of passes need one; --only kl runs here, --smoke runs tiny passes")
+        parser.error("no GPU: times need one; --only kl runs here, --smoke runs tiny models")
     rates, rate = bandwidth.for_floors(None) if args.only != "kl" else ({}, None)
     result = results.begin("quantization", {"smoke": args.smoke}, rate, rates)
-    if args.only != "passes":
+    if args.only in (None, "kl"):
         measure_divergences(result)
-    if args.only != "kl":
+    if args.only in (None, "passes"):
         measure_passes(result, args.smoke, rate or bandwidth.ASSUMED, args.json)
+    if args.only in (None, "rounds"):
+        shapes = SMOKE if args.smoke else args.shape
+        measure_rounds(result, args.smoke, rate or bandwidth.ASSUMED, args.json, list(shapes), args.formats)
     if args.json:
         results.write(result, args.json)
     return 0

@@ -11,6 +11,7 @@ from jspec._validation import require
 from jspec.checkpoints.converted.manifest import NAME, PARAMS, is_converted
 from jspec.checkpoints.converted.model import ConvertedModel
 from jspec.checkpoints.converted.orbax import METADATA
+from jspec.checkpoints.dequantize.fp8 import FP8Blocks
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
@@ -18,8 +19,9 @@ from jspec.checkpoints.files.tensor import NUMPY_DTYPES, Tensor
 from jspec.checkpoints.heads import speculators
 from jspec.checkpoints.heads.kinds import is_head, recognise
 from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
-from jspec.checkpoints.huggingface.config import decoder_config, read_fields
+from jspec.checkpoints.huggingface.config import decoder_config, read_fields, stored_quantization
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
+from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.huggingface.weights import read_headers
 from jspec.checkpoints.params import StoredParams
 from jspec.checkpoints.tokenizer import load_tokenizer
@@ -29,6 +31,7 @@ from jspec.text.detokenizer import Tokenizer
 
 Params = dict[str, np.ndarray]
 GENERATION_CONFIG = "generation_config.json"
+_BY_TENSORS = (FP8Blocks, StoredQuantization)  # quantisations of which tensors may say what is kept
 MTP = "mtp"  # the folder of multi-token prediction layers in a converted folder, which is a converted folder too
 
 
@@ -117,14 +120,27 @@ class Checkpoint:
 
     @functools.cached_property
     def target_config(self) -> ModelConfig:
-        """The config of a language model that is to be a target, from JSON files alone.
+        """The config of a language model that is to be a target, from JSON files.
 
-        The weight files are not opened, so a folder whose weights are missing or damaged is not refused here. A language
-        model with a draft vocabulary is."""
-        converted = self.is_converted
-        config = self.converted.language_model_config if converted else decoder_config(self.folder, self.fields)
+        A folder whose weights are missing or damaged is not refused here. A language model with a draft vocabulary is. Where
+        only the headers of the weight files say which maps are quantised, they are read; other weight files are not opened.
+        """
+        if self.is_converted:
+            config = self.converted.language_model_config
+        else:
+            config = decoder_config(self.folder, self.fields)
+            if config.quantization is None and isinstance(stored_quantization(self.fields), _BY_TENSORS):
+                config = self._of_files or config
         refuse_reduced(config, self.folder.given)
         return config
+
+    @property
+    def _of_files(self) -> ModelConfig | None:
+        """The config of the language model in a Hugging Face folder, by its files; None if they are damaged."""
+        try:
+            return self.hugging_face.config.language_model
+        except Refusal:
+            return None
 
     @functools.cached_property
     def config(self) -> ModelConfig | HeadConfig:

@@ -39,6 +39,8 @@ class Layout:
         that are to be quantised have yet to be.
       dequantized: the note of those below that says that weights are dequantised while they are read; empty if none are.
       notes: one sentence for the user on each thing to know about how the checkpoint was read.
+      unkept: the same layout with dequantised weights in place of those that are kept as they are stored; None if they
+        cannot be dequantised, or none are kept.
     """
 
     config: ModelConfig | HeadConfig
@@ -53,6 +55,7 @@ class Layout:
     holds_scales: bool = False
     dequantized: str = ""
     notes: tuple[str, ...] = ()
+    unkept: "Layout | None" = None
 
     def ignores(self, name: str) -> bool:
         """Whether a tensor that has no place in the table may be in the files all the same."""

@@ -38,6 +38,7 @@ from jspec.config.model import ModelConfig as ModelConfig
 from jspec.config.model import count as count
 from jspec.config.model_checks import LAYER_NORMS as LAYER_NORMS
 from jspec.config.model_checks import QUANTIZATIONS as QUANTIZATIONS
+from jspec.config.model_checks import STORED_QUANTIZATIONS as STORED_QUANTIZATIONS
 from jspec.config.model_checks import require_part as require_part
 from jspec.config.model_checks import require_quantization as require_quantization
 from jspec.config.moe import Experts as Experts

@@ -1,7 +1,7 @@
 """The parameters of decoder layers and of language models, declared as in ``jspec.config.param_specs``."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jspec.config.param_specs import (
@@ -32,11 +32,12 @@ from jspec.config.param_specs import (
     WORD_EMBED,
     Axis,
     Parameter,
-    in_eight_bits,
     indices,
     linear,
     matrix,
     norm,
+    of_experts,
+    of_latents,
     vector,
 )
 from jspec.config.tensor_names import LLAMA, TensorNames, names_of
@@ -126,15 +127,16 @@ def _layers_alike(
         inputs: Axis,
         bias: bool,
         copies=copies,
-        kind: str | None = config.quantization,
+        kind: Callable[[str | None], str | None] = lambda quantization: quantization,
     ):
         joined = theirs + tensors if isinstance(tensors, str) and len(axes) > 1 else None
         parts = [tensors] if isinstance(tensors, str) else tensors
         parts = parts if joined is None else [f"{tensors}.{i}" for i in range(len(axes))]
         prefixed = {theirs + part: axis for part, axis in zip(parts, axes, strict=True)}
-        parameters.extend(linear(ours + name, prefixed, inputs, copies, bias=bias, quantization=kind, joined=joined))
+        for stored, group in by_quantization(config, ours + name, copies):
+            how = {"quantization": kind(stored), "joined": joined}
+            parameters.extend(linear(ours + name, prefixed, inputs, group, bias=bias, **how))
 
-    eight_bits = in_eight_bits(config.quantization)
     sparse, dense = (tuple(copy for copy in copies if config.has_experts(copy[0]) is has) for has in (True, False))
     beside = config.experts is not None and config.experts.beside_mlp
     dense = tuple(copies) if beside else dense
@@ -154,8 +156,8 @@ def _layers_alike(
             parameters += norm(f"{ours}attention.query_norm", theirs + names.query_norm, QUERY_RANK, copies)
             add_map("attention.queries", names.query_up, (HEADS,), QUERY_RANK, False)
         parameters += norm(f"{ours}attention.latent_norm", theirs + names.latent_norm, LATENT, copies)
-        add_map("attention.keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT, False, kind=eight_bits)
-        add_map("attention.values", f"{names.latent_up}.values", (VALUES,), LATENT, False, kind=eight_bits)
+        add_map("attention.keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT, False, kind=of_latents)
+        add_map("attention.values", f"{names.latent_up}.values", (VALUES,), LATENT, False, kind=of_latents)
     add_map("attention.out", names.out, (EMBED,), HEADS if latent is None else VALUES, config.output_bias)
     if config.gated_mlp:
         add_map("mlp.gate_up", names.gate_up, (MLP, MLP), EMBED, config.mlp_bias, dense)
@@ -163,7 +165,7 @@ def _layers_alike(
         add_map("mlp.up", names.up, (MLP,), EMBED, config.mlp_bias, dense)
     add_map("mlp.down", names.down, (EMBED,), MLP, config.mlp_bias, dense)
     if config.experts is not None:
-        parameters += _experts(config.experts, names, theirs, sparse, eight_bits)
+        parameters += _experts(config, config.experts, names, theirs, sparse)
     if beside:
         for name, tensor in names.beside_norms.items():
             parameters += norm(f"{ours}beside.{name}", theirs + tensor, EMBED, copies, kind=config.norm)
@@ -184,8 +186,19 @@ def _layers_alike(
     return parameters
 
 
+def by_quantization(config: "ModelConfig", name: str, copies: Copies) -> Iterator[tuple[str | None, Copies]]:
+    """The quantisations of the linear maps ``name``, with a ``{}`` for the layer, and the copies that have each."""
+    if not config.plain_maps:
+        yield config.quantization, copies
+        return
+    groups: dict[str | None, list[tuple[int, ...]]] = {}
+    for copy in copies:
+        groups.setdefault(config.quantization_of(name.format(*copy)), []).append(copy)
+    yield from ((quantization, tuple(group)) for quantization, group in groups.items())
+
+
 def _experts(
-    experts: "Experts", names: TensorNames, prefix: str, copies: Copies, quantization: str | None
+    config: "ModelConfig", experts: "Experts", names: TensorNames, prefix: str, copies: Copies
 ) -> Iterator[Parameter]:
     """The parameters of a mixture of experts, whose maps are stacked along the output channels: one expert after another,
     and of each expert gate before up."""
@@ -197,7 +210,8 @@ def _experts(
     if experts.shared_gate:
         yield from linear(f"{ours}shared_gate", {prefix + names.shared_gate: ONE}, EMBED, copies)
     if names.stacked_maps is not None:
-        yield from _stacked_maps(experts, [prefix + name for name in names.stacked_maps], copies, quantization)
+        stacked = [prefix + name for name in names.stacked_maps]
+        yield from _stacked_maps(experts, stacked, copies, of_experts(config.quantization))
         return
     gate, up, down = names.expert_maps
     every = [f"{names.experts}.{expert}.{{}}" for expert in range(experts.count)]
@@ -205,10 +219,10 @@ def _experts(
     shared = [""] if experts.shared == 1 else [f".{i}" for i in range(experts.shared)]
     every += [f"{names.shared_experts}.{{}}{i}" for i in shared]
     gate_up = {prefix + expert.format(tensor): EXPERT_MLP for expert in every for tensor in (gate, up)}
-    more = {"bias": experts.biases, "quantization": quantization}
-    yield from linear(f"{ours}gate_up", gate_up, EMBED, copies, **more)
     downs = {prefix + expert.format(down): EMBED for expert in every}
-    yield from linear(f"{ours}down", downs, EXPERT_MLP, copies, **more)
+    for name, tensors, inputs in ((f"{ours}gate_up", gate_up, EMBED), (f"{ours}down", downs, EXPERT_MLP)):
+        for stored, group in by_quantization(config, name, copies):
+            yield from linear(name, tensors, inputs, group, bias=experts.biases, quantization=of_experts(stored))
 
 
 def _stacked_maps(
@@ -237,7 +251,7 @@ def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
 
     A tied embedding is also the output head and is quantised if that is. An embedding that is not tied is never quantised.
     """
-    kind, tied, names = config.quantization, config.tie_embeddings, names_of(config.architecture)
+    tied, names = config.tie_embeddings, names_of(config.architecture)
     start, full_width = names.prefix, config.embedding_size is None
     width = EMBED if full_width else WORD_EMBED
     embedding = matrix("embedding", f"{start}{names.embedding}.weight", VOCAB, width)
@@ -245,6 +259,7 @@ def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
     if config.position_offset is not None:
         parameters.append(matrix("positions", f"{start}{names.positions}.weight", POSITIONS, EMBED))
     if not full_width:
+        kind = config.quantization_of("project_in")
         parameters += linear("project_in", {start + names.project_in: EMBED}, WORD_EMBED, quantization=kind)
     if config.per_layer_inputs is not None:
         ours = "layer_inputs."
@@ -256,6 +271,7 @@ def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
     if config.final_norm:
         parameters += norm("norm", start + names.norm, EMBED, kind=config.norm)
     if not full_width:
+        kind = config.quantization_of("project_out")
         parameters += linear("project_out", {start + names.project_out: WORD_EMBED}, EMBED, quantization=kind)
     if not tied:
         outputs = DRAFT_VOCAB if config.reduced else VOCAB

@@ -38,6 +38,7 @@ class ModelConfig(Declared):
         None they are stored as all other weights are.
       quantized_head: whether ``quantization`` applies to the output head too. If not, the output head, and an embedding
         that is tied to it, are stored as the weights that are not quantised.
+      plain_maps: names of linear maps, ``layers.3.mlp.down``, to which ``quantization`` does not apply.
       layer_ropes: one rotary embedding for each layer, or None for a layer that does not rotate; ``()`` if ``rope`` is
         that of all layers.
       position_offset: None, or that a learned vector is added to the embedding of each token, row ``p + position_offset``
@@ -116,7 +117,7 @@ class ModelConfig(Declared):
     windows: tuple[int | None, ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    quantization: Literal["int8", "fp8", "int4"] | None = None
+    quantization: Literal["int8", "fp8", "int4", "fp8_block"] | None = None
     layer_ropes: tuple[Rope | None, ...] = ()
     position_offset: int | None = None
     norm: Literal["rms", "rms_wide", "rms_offset", "layer"] = "rms"
@@ -145,6 +146,7 @@ class ModelConfig(Declared):
     per_layer_vocab_size: int | None = None
     qk_norm_after_rope: bool = False
     attention_gate: bool = False
+    plain_maps: tuple[str, ...] = ()
 
     # Members of ``DraftConfig``; a draft model makes any number of drafts.
     method = "draft_model"
@@ -192,9 +194,13 @@ class ModelConfig(Declared):
         return self.experts is not None and (not self.experts.layers or self.experts.layers[layer])
 
     @property
-    def head_quantization(self) -> Literal["int8", "fp8", "int4"] | None:
+    def head_quantization(self) -> Literal["int8", "fp8", "int4", "fp8_block"] | None:
         """The type in which the output head is stored, and with it a tied embedding; None if they are not quantised."""
         return self.quantization if self.quantized_head else None
+
+    def quantization_of(self, name: str) -> Literal["int8", "fp8", "int4", "fp8_block"] | None:
+        """The type in which the linear map ``name``, other than the output head, is stored; None if it is not quantised."""
+        return None if name in self.plain_maps else self.quantization
 
     @property
     def layer_norms(self) -> tuple[str, ...]:
@@ -235,7 +241,12 @@ class ModelConfig(Declared):
 
     def with_quantization(self, quantization: str) -> Self:
         """The same config, with linear maps and output head stored as ``quantization`` says."""
-        return dataclasses.replace(self, quantization=quantization, quantized_head=True)  # pyright: ignore[reportArgumentType]
+        return dataclasses.replace(
+            self,
+            quantization=quantization,  # pyright: ignore[reportArgumentType]
+            quantized_head=True,
+            plain_maps=(),
+        )
 
     def with_draft_vocabulary(self, size: int) -> Self:
         """The same config with an output head of its own, which has logits for ``size`` tokens only."""

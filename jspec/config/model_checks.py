@@ -12,7 +12,8 @@ from jspec.config.tensor_names import names_of
 if TYPE_CHECKING:
     from jspec.config.model import ModelConfig
 
-QUANTIZATIONS = ("int8", "fp8", "int4")
+QUANTIZATIONS = ("int8", "fp8", "int4")  # that weights can be converted to
+STORED_QUANTIZATIONS = (*QUANTIZATIONS, "fp8_block")  # the last one comes from checkpoints alone
 NORMS = ("rms", "rms_wide", "rms_offset", "layer")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 # norm_placement -> the norms of a layer, in the order in which it applies them.
@@ -26,7 +27,7 @@ LAYER_NORMS = {
 
 def require_quantization(quantization: object):
     """Raise a ValueError unless weights can be stored so; None is for weights that are not quantised."""
-    known = (None, *QUANTIZATIONS)
+    known = (None, *STORED_QUANTIZATIONS)
     require(quantization in known, "quantization", quantization, f"one of {', '.join(map(str, known))}")
 
 
@@ -79,6 +80,10 @@ def require_valid(config: "ModelConfig"):
             is_int(token) and 0 <= token < config.vocab_size, "eos_token_ids", token, f"in 0..{config.vocab_size - 1}"
         )
     require_quantization(config.quantization)
+    plain = config.plain_maps
+    names = isinstance(plain, tuple) and all(isinstance(name, str) for name in plain)
+    require(names, "plain_maps", plain, "a tuple of names of linear maps")
+    require(config.quantization is not None or not plain, "plain_maps", plain, "() without quantization")
     further = config.mtp_layers
     require(is_int(further) and further >= 0, "mtp_layers", further, "an integer of at least 0")
     require_part("draft_vocab_size", config.draft_vocab_size, config.vocab_size)

@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from jspec.quantization.groups import GROUP, four_bit_groups
+from jspec.quantization.groups import GROUP, num_groups
 
 SCALE_BYTES = 4  # float32
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
@@ -80,7 +80,8 @@ class Parameter:
       copies: the indices of each parameter of the family: ``((0,), (1,))`` for one parameter in each of two layers. They
         replace ``{}`` in ``name`` and in the names of the tensors.
       quantization: ``int8`` or ``fp8`` for a weight that is stored in eight bits, with one scale for each output channel;
-        ``int4`` for one in four bits, with one for each 128 inputs of an output channel. None for any other parameter.
+        ``int4`` for one in four bits, and ``fp8_block`` for one in eight, with one for each 128 inputs of an output
+        channel. None for any other parameter.
       dtype: a key of ``DTYPE_BYTES``. None for the dtype of the weights, which nearly all parameters have.
       weights_each: number of the model's weights in one stored number: 2 in a byte of MXFP4 codes, 0 in their scales.
       sizes: sizes of dimension letters that are not those of the config, such as H in layers with heads of another size.
@@ -177,7 +178,7 @@ class Declared:
         return {p.name.format(*copy): p.scale.format(*copy) for p, copy in expanded(quantized)}
 
     def quantizations(self) -> dict[str, str]:
-        """How each quantised parameter is stored, by its name: ``int8``, ``fp8`` or ``int4``."""
+        """How each quantised parameter is stored, by its name: ``int8``, ``fp8``, ``int4`` or ``fp8_block``."""
         return {
             p.name.format(*copy): p.quantization for p, copy in expanded(self.parameters) if p.quantization is not None
         }
@@ -192,15 +193,22 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
     shape = parameter.shape(dimensions)
     each = math.prod(shape) * DTYPE_BYTES.get(parameter.dtype or "", itemsize)
     if parameter.quantization == "int4":
-        each = (GROUP // 2 + 2) * math.prod(shape[:-1]) * four_bit_groups(shape[-1])  # a scale is bfloat16
+        each = (GROUP // 2 + 2) * math.prod(shape[:-1]) * num_groups(shape[-1])  # a scale is bfloat16
+    elif parameter.quantization == "fp8_block":
+        each = math.prod(shape) + SCALE_BYTES * math.prod(shape[:-1]) * num_groups(shape[-1])
     elif parameter.quantization is not None:
         each = math.prod(shape) + SCALE_BYTES * shape[0]
     return len(parameter.copies) * each
 
 
-def in_eight_bits(quantization: str | None) -> str | None:
-    """``quantization`` with ``int8`` in place of ``int4``, for weights without an int4 kernel."""
+def of_experts(quantization: str | None) -> str | None:
+    """How experts are stored where other maps are stored as ``quantization``: in eight bits, for want of an int4 kernel."""
     return "int8" if quantization == "int4" else quantization
+
+
+def of_latents(quantization: str | None) -> str | None:
+    """How the maps from latents to keys and values are stored: with one scale for each output channel, or not quantised."""
+    return None if quantization == "fp8_block" else of_experts(quantization)
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:

@@ -15,6 +15,7 @@ from jspec.quantization.groups import GROUP
 
 AXIS = "tp"  # of the mesh
 VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabulary, the last of them padded
+_IN_GROUPS = ("int4", "fp8_block")  # quantisations with scales for groups of inputs
 SHARDED = ("heads", "kv", "mlp", "expert_mlp", "vocab")  # the logical axes that are sharded
 
 
@@ -106,7 +107,7 @@ class Shards:
             sharding = self._split(parameter, config)
             shardings[parameter.name.format(*copy)] = sharding
             if parameter.quantization is not None:  # scales [out] or [out, groups], with weights [out, in]
-                sharded = sharding.axis == 0 or parameter.quantization == "int4"
+                sharded = sharding.axis == 0 or parameter.quantization in _IN_GROUPS
                 shardings[parameter.scale.format(*copy)] = sharding if sharded else sharding._replace(axis=None)
         return shardings
 
@@ -139,9 +140,9 @@ class Shards:
             require(experts.width % n == 0, name, n, f"a divisor of the width of an expert, {experts.width}")
 
     def _require_whole_groups(self, config: ModelConfig):
-        """Raise a ValueError if a shard would have a part of an int4 group."""
+        """Raise a ValueError if a shard would have a part of a group of inputs that share a scale."""
         for parameter in config.parameters:
-            if parameter.quantization == "int4" and self._split(parameter, config).axis == 1:
+            if parameter.quantization in _IN_GROUPS and self._split(parameter, config).axis == 1:
                 inputs, name = parameter.shape(config.dimensions)[1], parameter.name.format("i")
                 what = (
                     f"a divisor of the groups of {GROUP} inputs that have a scale in {name}, which has {inputs} inputs"

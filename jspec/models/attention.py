@@ -8,7 +8,7 @@ from flax import nnx
 
 from jspec.config import ModelConfig, Shards
 from jspec.config.sharding import axis_of
-from jspec.models.layers import Linear, Norm, query_scale_at, rotation_at
+from jspec.models.layers import Norm, linear_maps, query_scale_at, rotation_at
 from jspec.pallas.attention.reference import apply_rope
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.norm.qk_norm import qk_norm
@@ -41,11 +41,12 @@ class Attention(nnx.Module):
         self.num_heads, self.num_kv_heads, self.head_dim, self.projections = N, G, H, own.projections
         self.rope, self.window = config.rope_of(layer), config.windows[layer]
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
-        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        linear = linear_maps(config, f"layers.{layer}.attention.", dtype=dtype, rngs=rngs)
         self.gated = config.attention_gate
         heads = (2 if self.gated else 1) * N + own.projections * G
-        self.qkv = linear(in_features or D, heads * H, bias=config.qkv_bias)
-        self.out = linear(N * H, D, bias=config.output_bias, reduce_axis=axis_of(shards), allow_partial_sums=True)
+        self.qkv = linear("qkv", in_features or D, heads * H, bias=config.qkv_bias)
+        reduced = {"reduce_axis": axis_of(shards), "allow_partial_sums": True}
+        self.out = linear("out", N * H, D, bias=config.output_bias, **reduced)
         self.norm_projection, self.norm_after_rope = config.qk_norm_over == "projection", config.qk_norm_after_rope
         sizes = (N * H, G * H) if self.norm_projection else (H, H)
         reduce_axis = axis_of(shards) if self.norm_projection else None

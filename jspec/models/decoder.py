@@ -20,7 +20,7 @@ from jspec.config import ModelConfig, Shards
 from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.kv_cache import CacheShape, cache_shape
-from jspec.models.layers import Linear, Norm, times
+from jspec.models.layers import Linear, Norm, linear_maps, times
 from jspec.models.per_layer import LayerInputs
 from jspec.models.quantization import as_float32, random_weight
 from jspec.models.w8a8 import with_quantized_inputs
@@ -70,7 +70,8 @@ class Decoder(nnx.Module):
         local = config if shards is None else shards.local(config)
         V = V if shards is None else shards.vocabulary(V)
         tied = config.tie_embeddings
-        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        linear = functools.partial(Linear, dtype=dtype, rngs=rngs)
+        projection = linear_maps(config, "", dtype=dtype, rngs=rngs)
         shape, stored = (V, W or D), config.head_quantization if tied else None
         self.embedding, self.embedding_scale = random_weight(rngs.params(), shape, 0.02, dtype, stored)
         self.layers = nnx.List(
@@ -82,7 +83,8 @@ class Decoder(nnx.Module):
         self.draft_ids = nnx.Param(first_tokens(config.vocab_size, rows)) if config.reduced else None
         self.draft_tokens, self.quantize_head_inputs = None, False  # before ``prepare``
         self.peers: Peers | None = nnx.data(None)
-        self.project_in, self.project_out = (None, None) if W is None else (linear(W, D), linear(D, W))
+        self.project_in = None if W is None else projection("project_in", W, D)
+        self.project_out = None if W is None else projection("project_out", D, W)
         self.multiplier, rows = float(np.asarray(config.embedding_multiplier).astype(dtype)), config.dimensions["Pe"]
         learned = config.position_offset is not None
         self.positions = random_weight(rngs.params(), (rows, D), 0.02, dtype, None)[0] if learned else None

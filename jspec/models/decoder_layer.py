@@ -10,7 +10,7 @@ from flax import nnx
 from jspec.config import ModelConfig, Shards
 from jspec.config.sharding import axis_of
 from jspec.models.attention import Attention
-from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, times
+from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Norm, linear_maps, times
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture, MixtureBesideMLP
 from jspec.models.per_layer import OwnInputs
@@ -27,13 +27,11 @@ class MLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, layer: int = 0, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
         D, F = config.hidden_size, config.layer(layer).intermediate_size
-        linear = functools.partial(
-            Linear, bias=config.mlp_bias, quantization=config.quantization, dtype=dtype, rngs=rngs
-        )
+        linear = linear_maps(config, f"layers.{layer}.mlp.", bias=config.mlp_bias, dtype=dtype, rngs=rngs)
         self.activation = config.activation
-        self.gate_up: Any = linear(D, 2 * F) if config.gated_mlp else None
-        self.up: Any = None if config.gated_mlp else linear(D, F)
-        self.down = linear(F, D, reduce_axis=axis_of(shards), allow_partial_sums=True)
+        self.gate_up: Any = linear("gate_up", D, 2 * F) if config.gated_mlp else None
+        self.up: Any = None if config.gated_mlp else linear("up", D, F)
+        self.down = linear("down", F, D, reduce_axis=axis_of(shards), allow_partial_sums=True)
 
     def __call__(self, x):
         activate = ACTIVATE[self.activation]
@@ -84,9 +82,9 @@ class Layer(nnx.Module):
         how, beside = {"shards": shards, "dtype": dtype, "rngs": rngs}, None
         if experts is None or experts.beside_mlp:
             self.mlp: Any = MLP(config, layer, **how)
-            beside = None if experts is None else MixtureBesideMLP(config, experts=experts, **how)
+            beside = None if experts is None else MixtureBesideMLP(config, layer, experts=experts, **how)
         else:
-            self.mlp = Mixture(config, experts=experts, **how)
+            self.mlp = Mixture(config, f"layers.{layer}.mlp.", experts=experts, **how)
         self.beside = beside
         self.mlp_out_norm = normed("mlp_out_norm")
         self.inputs = None if config.per_layer_inputs is None else OwnInputs(config, dtype=dtype, rngs=rngs)

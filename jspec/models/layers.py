@@ -5,6 +5,7 @@ as one fused reduction over the weight."""
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jspec.config import Rope
+from jspec.config import ModelConfig, Rope
 from jspec.models.quantization import random_weight
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.collectives.peer_sum import KINDS
@@ -29,7 +30,8 @@ class Linear(nnx.Module):
     Attributes:
       weight: ``[out, in]`` of ``dtype``. A quantised one is int8 or float8_e4m3fn, or packed codes of four bits, uint8
         ``[out, 64 groups]``.
-      scale: float32 ``[out]``, bfloat16 ``[out, groups]`` of a weight of four bits. None for one that is not quantised.
+      scale: float32 ``[out]``; of FP8 in blocks float32 ``[out, groups]``, and of four bits bfloat16 ``[out, groups]``.
+        None for a weight that is not quantised.
       bias: ``[out]`` of ``dtype``, or None.
       reduce_axis: the mesh axis whose shards have parts of the inputs each, and over which products are therefore added
         up; None if all inputs are here.
@@ -60,6 +62,17 @@ class Linear(nnx.Module):
         x = quantize_tokens(x) if self.quantize_inputs else x
         how = {"reduce_axis": self.reduce_axis, "allow_partial_sums": self.allow_partial_sums}
         return matmul(x, self.weight[...], scale, bias, **how)
+
+
+def linear_maps(config: ModelConfig, prefix: str, **how) -> Callable[..., Linear]:
+    """A function ``(name, in_features, out_features, **more)`` that makes a linear map of a language model, quantised as its
+    config says of the map ``prefix + name``. Arguments ``how`` and ``more`` are those of ``Linear``."""
+
+    def make(name: str, in_features: int, out_features: int, **more) -> Linear:
+        options: dict[str, Any] = {"quantization": config.quantization_of(prefix + name), **how, **more}
+        return Linear(in_features, out_features, **options)
+
+    return make
 
 
 class Norm(nnx.Module):

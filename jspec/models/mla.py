@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config import ModelConfig, Shards
-from jspec.config.param_specs import in_eight_bits
+from jspec.config.param_specs import of_latents
 from jspec.config.sharding import axis_of
-from jspec.models.layers import Linear, Norm, rotation_at
+from jspec.models.layers import Linear, Norm, linear_maps, rotation_at
 from jspec.pallas.attention.reference import apply_rope
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.mla.absorb_queries import absorb_queries
@@ -37,23 +37,22 @@ class LatentAttention(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, layer: int, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
-        del layer  # all layers are alike
         latent = config.latent
         assert latent is not None
         N, H, D, Cq = config.num_heads, config.head_dim, config.hidden_size, latent.query_rank
         self.num_heads, self.head_dim, self.latent, self.rope = N, H, latent, config.rope
         self.scale = H**-0.5 if config.attention_scale is None else config.attention_scale
-        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
-        self.compress = linear(D, (Cq or N * H) + latent.cached, bias=config.qkv_bias)
+        prefix = f"layers.{layer}.attention."
+        linear = linear_maps(config, prefix, dtype=dtype, rngs=rngs)
+        self.compress = linear("compress", D, (Cq or N * H) + latent.cached, bias=config.qkv_bias)
         self.query_norm = None if Cq is None else Norm(Cq, latent.norm_eps, dtype=dtype)
-        self.queries = None if Cq is None else linear(Cq, N * H)
+        self.queries = None if Cq is None else linear("queries", Cq, N * H)
         self.latent_norm = Norm(latent.rank, latent.norm_eps, dtype=dtype)
-        head_linear = functools.partial(linear, quantization=in_eight_bits(config.quantization))
-        self.keys = head_linear(latent.rank, N * (H - latent.rotated))
-        self.values = head_linear(latent.rank, N * latent.value_dim)
-        self.out = linear(
-            N * latent.value_dim, D, bias=config.output_bias, reduce_axis=axis_of(shards), allow_partial_sums=True
-        )
+        kinds = {name: of_latents(config.quantization_of(prefix + name)) for name in ("keys", "values")}
+        self.keys = linear("keys", latent.rank, N * (H - latent.rotated), quantization=kinds["keys"])
+        self.values = linear("values", latent.rank, N * latent.value_dim, quantization=kinds["values"])
+        reduced = {"reduce_axis": axis_of(shards), "allow_partial_sums": True}
+        self.out = linear("out", N * latent.value_dim, D, bias=config.output_bias, **reduced)
 
     def __call__(self, x, positions, kv, view):
         rotation = rotation_at(positions, self.rope, self.latent.rotated)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config import Experts, ModelConfig, Shards
-from jspec.config.param_specs import in_eight_bits
+from jspec.config.param_specs import of_experts
 from jspec.config.sharding import axis_of
 from jspec.models.layers import Linear, Norm, times
 from jspec.pallas.collectives.peers import Peers
@@ -47,23 +47,32 @@ class Mixture(nnx.Module):
       shared_gate: the linear map ``[1, D]`` whose sigmoid the outputs of shared experts are multiplied by, or None.
       correction: float32 ``[count]``, added to the probabilities of experts to choose among them, or None.
 
-    Router and experts have biases if the config says so. A call gives the outputs of the Y experts of each token as
-    ``PartialSums`` of ``[B, T, D]``, which with ``shards`` are to be added up over these: each has a part of each expert,
-    or some of the experts.
+    ``prefix`` is what stands before the names of its maps in the params. Router and experts have biases if the config
+    says so. A call gives the outputs of the Y experts of each token as ``PartialSums`` of ``[B, T, D]``, which with
+    ``shards`` are to be added up over these: each has a part of each expert, or some of the experts.
     """
 
-    def __init__(self, config: ModelConfig, *, experts: Experts, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self, config: ModelConfig, prefix: str, *, experts: Experts, shards: Shards | None = None, dtype, rngs: nnx.Rngs
+    ):
         D, X, Fe = config.hidden_size, experts.all, experts.width
         if shards is not None and shards.splits_experts(experts):
             X //= shards.count
-        bias, make = experts.biases, functools.partial(Linear, quantization=in_eight_bits(config.quantization))
-        linear = functools.partial(MXFP4Weight if experts.stored else make, bias=bias, dtype=dtype, rngs=rngs)
+        bias = experts.biases
         self.experts, self.reduce_axis, self.num_local_experts = experts, axis_of(shards), X
         self.activation = config.activation
         self.router = Linear(D, experts.count, bias=bias, dtype=dtype, rngs=rngs)
         self.correction = nnx.Param(jnp.zeros(experts.count, jnp.float32)) if experts.corrected else None
         self.shared_gate = Linear(D, 1, dtype=dtype, rngs=rngs) if experts.shared_gate else None
-        self.gate_up, self.down = linear(D, X * 2 * Fe), linear(Fe, X * D)
+
+        def stacked(name: str, in_features: int, out_features: int) -> Linear | MXFP4Weight:
+            how = {"bias": bias, "dtype": dtype, "rngs": rngs}
+            if experts.stored:
+                return MXFP4Weight(in_features, out_features, **how)
+            kind = of_experts(config.quantization_of(prefix + name))
+            return Linear(in_features, out_features, quantization=kind, **how)
+
+        self.gate_up, self.down = stacked("gate_up", D, X * 2 * Fe), stacked("down", Fe, X * D)
 
     def __call__(self, x, routed_by=None, expert_scale=None):
         """Arguments: the inputs of the experts ``[B, T, D]``; those of the router, None for the same; and factors of the
@@ -112,9 +121,12 @@ class MixtureBesideMLP(nnx.Module):
       expert_scale: ``[count]``, the factor of each expert's weight.
     """
 
-    def __init__(self, config: ModelConfig, *, experts: Experts, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self, config: ModelConfig, layer: int, *, experts: Experts, shards: Shards | None = None, dtype, rngs: nnx.Rngs
+    ):
         D, make = config.hidden_size, functools.partial(Norm, eps=config.rms_norm_eps, dtype=dtype)
-        self.mixture = Mixture(config, experts=experts, shards=shards, dtype=dtype, rngs=rngs)
+        prefix = f"layers.{layer}.beside.mixture."
+        self.mixture = Mixture(config, prefix, experts=experts, shards=shards, dtype=dtype, rngs=rngs)
         self.mlp_norm, self.norm, self.out_norm = (make(D, kind=config.norm) for _ in range(3))
         self.router_norm = make(D, kind="rms")
         self.expert_scale = nnx.Param(jnp.ones(experts.count, dtype))

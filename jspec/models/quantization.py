@@ -2,8 +2,8 @@
 bits.
 
 Output channel o of the weight W stands for ``scale[o] * weight[o]``. Quantisation is symmetric, as in W8A16 checkpoints:
-the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Weights of four bits (``int4``) have a scale
-for each group of inputs, see ``jspec.quantization.int4``. Activations are quantised in int8 drafters only
+the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Weights of four bits (``int4``) and FP8 weights
+in blocks (``fp8_block``) have a scale for each group of inputs, see ``jspec.quantization``. Activations are quantised in int8 drafters only
 (``jspec.models.w8a8``)."""
 
 import jax
@@ -13,11 +13,13 @@ import numpy as np
 from flax import nnx
 
 from jspec.pallas.matmul import quantize_activations
-from jspec.quantization import int4
-from jspec.quantization.groups import GROUP, four_bit_groups
+from jspec.quantization import fp8_block, int4
+from jspec.quantization.groups import GROUP, num_groups
 
 STORED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn), "int4": int4.STORED}
+STORED["fp8_block"] = fp8_block.STORED
 SCALES = {"int8": np.dtype(np.float32), "fp8": np.dtype(np.float32), "int4": int4.SCALE}
+SCALES["fp8_block"] = fp8_block.SCALE
 LARGEST = {"int8": quantize_activations.LARGEST, "fp8": 448}  # the largest magnitude that is used
 _BLOCK = 2**20  # weights that are converted at a time, so that their float32 copies stay in a CPU's cache
 
@@ -25,14 +27,16 @@ _BLOCK = 2**20  # weights that are converted at a time, so that their float32 co
 def quantize(weight: np.ndarray, quantization: str) -> tuple[np.ndarray, np.ndarray]:
     """The quantised weight ``[out, in]``, rounded to nearest even, and its scales, float32 ``[out]``.
 
-    With ``int4`` it is ``jspec.quantization.int4.quantize``.
+    With ``int4`` and ``fp8_block`` it is what ``jspec.quantization`` makes.
 
     Args:
       weight: ``[out, in]``, finite, of any float dtype.
-      quantization: ``int8``, ``fp8`` (float8_e4m3fn) or ``int4``.
+      quantization: ``int8``, ``fp8`` (float8_e4m3fn), ``int4`` or ``fp8_block``.
     """
     if quantization == "int4":
         return int4.quantize(weight)
+    if quantization == "fp8_block":
+        return fp8_block.quantize(weight)
     largest, step = np.float32(LARGEST[quantization]), max(1, _BLOCK // weight.shape[1])
     rounded = np.empty(weight.shape, STORED[quantization])
     scale = np.empty(len(weight), np.float32)
@@ -56,9 +60,11 @@ def _scale(peak: np.ndarray, largest: np.float32) -> np.ndarray:
 
 def quantized_shapes(shape: tuple[int, ...], quantization: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of the two arrays in which a weight ``shape`` = (out, in) is stored: the weight's and the scales'."""
-    if quantization != "int4":
+    if quantization not in ("int4", "fp8_block"):
         return shape, shape[:1]
-    groups = four_bit_groups(shape[1])
+    groups = num_groups(shape[1])
+    if quantization == "fp8_block":
+        return shape, (shape[0], groups)
     return (shape[0], groups * GROUP // 2), (shape[0], groups)
 
 
@@ -66,7 +72,7 @@ def dequantize(weight: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray
     """The numbers of quantised output channels, float32 ``[out, inputs]``, from weight and scales as they are stored."""
     if weight.dtype == int4.STORED:
         return int4.dequantize(weight, scale, inputs)
-    return weight.astype(np.float32) * scale[:, None]
+    return fp8_block.dequantize(weight, scale) if scale.ndim == 2 else weight.astype(np.float32) * scale[:, None]
 
 
 def as_float32(weight, scale, inputs: int) -> jax.Array:
@@ -79,6 +85,8 @@ def as_float32(weight, scale, inputs: int) -> jax.Array:
     """
     if weight.dtype == int4.STORED:
         return int4.dequantize(weight, scale, inputs)
+    if scale is not None and scale.ndim == weight.ndim:
+        return fp8_block.dequantize(weight, scale)
     weight = weight.astype(jnp.float32)
     return weight if scale is None else weight * scale[..., None]
 
@@ -91,12 +99,14 @@ def random_weight(key, shape: tuple[int, int], std: float, dtype, quantization: 
       shape: (out, in).
       std: standard deviation of the numbers, once they are multiplied by their scales.
       dtype: of a weight that is not quantised.
-      quantization: ``int8``, ``fp8``, ``int4`` or None.
+      quantization: ``int8``, ``fp8``, ``int4``, ``fp8_block`` or None.
     """
     if quantization is None:
         return nnx.Param(std * jax.random.normal(key, shape, dtype)), None
     if quantization == "int4":
         return tuple(nnx.Param(array) for array in int4.random_codes(key, shape, std))
+    if quantization == "fp8_block":
+        return tuple(nnx.Param(array) for array in fp8_block.random_numbers(key, shape, std))
     largest = LARGEST[quantization]
     numbers = jnp.clip(jax.random.normal(key, shape) * largest / 4, -largest, largest)
     numbers = jnp.round(numbers) if quantization == "int8" else numbers

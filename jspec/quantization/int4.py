@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jspec.quantization.groups import GROUP, four_bit_groups
+from jspec.quantization.groups import GROUP, num_groups
 
 STORED, SCALE = np.dtype(np.uint8), np.dtype(ml_dtypes.bfloat16)
 HALF, ZERO = GROUP // 2, 8  # bytes of the codes of a group, and the code of zero
@@ -33,7 +33,7 @@ def quantize(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       weight: ``[out, in]``, of magnitudes below ``LARGEST``, of any float dtype.
     """
     outputs, inputs = weight.shape
-    groups = four_bit_groups(inputs)
+    groups = num_groups(inputs)
     packed, scale = np.empty((outputs, groups * HALF), STORED), np.empty((outputs, groups), SCALE)
     step = max(1, _BLOCK // (groups * GROUP))
     for start in range(0, outputs, step):
@@ -86,7 +86,7 @@ def random_codes(key, shape: tuple[int, int], std: float) -> tuple[jax.Array, ja
       shape: (out, in).
       std: standard deviation of the numbers that they stand for.
     """
-    outputs, groups = shape[0], four_bit_groups(shape[1])
+    outputs, groups = shape[0], num_groups(shape[1])
     numbers = jax.random.normal(key, (outputs, groups, 2, HALF)) * (ZERO / 3)
     codes = (jnp.clip(jnp.round(numbers), -ZERO, ZERO - 1) + ZERO).astype(STORED)
     packed = codes[:, :, 0] | codes[:, :, 1] << 4

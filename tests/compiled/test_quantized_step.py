@@ -16,14 +16,16 @@ from jspec.pallas.matmul import matmul
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 SMALLEST = 2 * 2048 * 2048  # bytes in bfloat16 of the draft's smallest weight; the target's has 4 times as many
-KINDS = ("int8", "fp8", "int4")
+KINDS = ("int8", "fp8", "int4", "fp8_block")
 
 
 def temporaries(compiled) -> int:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize(("kind", "batch"), [("int8", 16), ("fp8", 1), ("int4", 1), ("int4", 16)])
+@pytest.mark.parametrize(
+    ("kind", "batch"), [("int8", 16), ("fp8", 1), ("int4", 1), ("int4", 16), ("fp8_block", 1), ("fp8_block", 16)]
+)
 def test_a_round_makes_no_dequantised_weight(kind, batch):
     """Of two layers and the output head, and of a draft model with a tied one.
 

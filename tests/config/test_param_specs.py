@@ -15,7 +15,7 @@ from jspec.models import abstract_params
 
 MODELS = [
     dataclasses.replace(TARGET, quantization=kind, **options)
-    for kind in (None, "int8", "fp8", "int4")
+    for kind in (None, "int8", "fp8", "int4", "fp8_block")
     for options in (
         {},
         {"tie_embeddings": True},
@@ -35,6 +35,9 @@ MODELS = [
         {"draft_vocab_size": 9},
     )
 ]
+PLAIN = ("layers.1.attention.qkv", "layers.0.mlp.down", "project_in")  # beside others that are quantised
+MODELS += [dataclasses.replace(TARGET, quantization="fp8_block", plain_maps=PLAIN, embedding_size=6)]
+MODELS += [dataclasses.replace(TARGET, quantization="int8", plain_maps=PLAIN, experts=Experts(5, 2, 12))]
 CONFIGS = [*MODELS, *HEADS, *REDUCED, *QUANTIZED]
 
 

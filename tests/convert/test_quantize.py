@@ -307,6 +307,6 @@ def test_a_manifest_of_another_quantization_is_refused(src, out):
         load_folder(out)
     write_manifest(out, {"dtype": manifest["dtype"], "quantization": "nf4"})
     with pytest.raises(
-        Refusal, match=r"manifest\.json: quantization='nf4': expected one of None, int8, fp8, int4; convert"
+        Refusal, match=r"manifest\.json: quantization='nf4': expected one of None, int8, fp8, int4, fp8_block; convert"
     ):
         load_folder(out)

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 import tiny_heads
-from block_checkpoints import KINDS, Kind, model_optimizer_config, nvfp4_config, stored_as
+from block_checkpoints import KEPT, KINDS, Kind, model_optimizer_config, nvfp4_config, stored_as
 from fp8_checkpoints import FP8, _quantized, compressed_tensors, vllm_fp8
 from heads import random_head
 from mtp_checkpoints import with_layers
@@ -80,10 +80,9 @@ FORMATS = {
     ),
     "tensor vllm": Kind(vllm_fp8(), scaled(True), "FP8 with a scale for each weight"),
     "tensor modelopt": Kind(model_optimizer_config("FP8"), scaled_without_axis, "FP8 with a scale for each weight"),
-    **{
-        name: KINDS[name]
-        for name in ("fp8", "fp8 128", "fp8 compressed", "nvfp4", "nvfp4 modelopt", "packed", "gptq", "awq")
-    },
+    "fp8": KINDS["fp8"],
+    "fp8 128": KEPT["qwen"],
+    **{name: KINDS[name] for name in ("fp8 compressed", "nvfp4", "nvfp4 modelopt", "packed", "gptq", "awq")},
 }
 HEADS = (*TINY, *EXPORTED)
 EVERY = [(head, name) for head in HEADS for name in FORMATS]

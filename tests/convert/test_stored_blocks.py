@@ -205,13 +205,13 @@ def test_a_dequantised_model_generates(tmp_path):
 
 
 def test_scales_of_activations_are_left_out(tmp_path, capsys):
-    src = block_checkpoint(tmp_path / "src", KINDS["fp8 128"])
+    src = block_checkpoint(tmp_path / "src", KINDS["fp8"])
     scale = {"model.layers.0.mlp.down_proj.input_scale": np.ones(1, np.float32)}
     with_raw(src, scale)
     assert main([str(src), "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert (
-        "note: the weights are stored in FP8 with a scale for each block of 128 x 128, for which there is no" in printed
+        "note: the weights are stored in FP8 with a scale for each block of 40 x 24, for which there is no" in printed
     )
     assert "note: 1 scale of activations or of the cache left out, because neither is quantised" in printed
 

@@ -8,8 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tiny_heads
-from fp8_checkpoints import FP8, compressed_tensors, fp8_checkpoint, vllm_fp8
-from safetensors import safe_open
+from fp8_checkpoints import FP8, changed, compressed_tensors, fp8_checkpoint, names_in, raw_tensor, vllm_fp8
 from tiny import ARCHITECTURES, tiny_config, write_weights
 
 from convert import Refusal, convert, load_draft, load_folder
@@ -36,30 +35,6 @@ def stored_in(kind: str) -> str:
     return "int8" if kind.startswith("int8") else "fp8"
 
 
-def names_in(folder) -> list[str]:
-    """Names of the tensors in model.safetensors."""
-    with safe_open(folder / "model.safetensors", framework="numpy") as file:
-        return list(file.keys())
-
-
-def changed(folder, **changes):
-    """Put other tensors into a checkpoint, or leave out those that are None; ``__`` stands for a dot in a name."""
-    stored = {name: _raw(folder, name) for name in names_in(folder)}
-    stored |= {name.replace("__", "."): array for name, array in changes.items()}
-    write_weights(folder, {name: array for name, array in stored.items() if array is not None})
-    return folder
-
-
-def _raw(folder, name) -> np.ndarray:
-    """A tensor of model.safetensors, read without jspec, because safetensors reads no FP8 for NumPy."""
-    data = (folder / "model.safetensors").read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    entry = json.loads(data[8 : 8 + length])[name]
-    kinds = {"F8_E4M3": FP8, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "I8": np.int8}
-    start, stop = (8 + length + offset for offset in entry["data_offsets"])
-    return np.frombuffer(data[start:stop], kinds[entry["dtype"]]).reshape(entry["shape"])
-
-
 def logits(folder) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     config, params = load_folder(folder, "float32")
@@ -84,8 +59,8 @@ def test_logits_are_those_of_dequantised_weights(tmp_path, architecture, kind):
 def test_bits_are_those_of_the_files(tmp_path, kind):
     src = fp8_checkpoint(tmp_path / "src", quantization=KINDS[kind], scale_dtype=np.float32)
     _, params = load_folder(src)
-    parts = [_raw(src, f"model.layers.0.self_attn.{part}_proj.weight") for part in "qkv"]
-    scales = [_raw(src, f"model.layers.0.self_attn.{part}_proj.weight_scale").reshape(-1) for part in "qkv"]
+    parts = [raw_tensor(src, f"model.layers.0.self_attn.{part}_proj.weight") for part in "qkv"]
+    scales = [raw_tensor(src, f"model.layers.0.self_attn.{part}_proj.weight_scale").reshape(-1) for part in "qkv"]
     weight, scale = params["layers.0.attention.qkv.weight"], params["layers.0.attention.qkv.scale"]
     np.testing.assert_array_equal(weight.view(np.uint8), np.concatenate(parts).view(np.uint8))
     expected = [np.broadcast_to(one, len(part)) for one, part in zip(scales, parts, strict=True)]
@@ -176,20 +151,29 @@ PLAIN = {  # what is not quantised, by quantization_config; and the maps that ar
 
 
 @pytest.mark.parametrize("what", PLAIN)
-def test_weights_of_which_some_are_plain_are_dequantised(tmp_path, what):
+def test_maps_that_are_plain_beside_others_that_are_kept(tmp_path, what):
     quantization, plain = PLAIN[what]
     src = fp8_checkpoint(tmp_path / "src", quantization=quantization)
     changes = {}
     for name in names_in(src):
         if re.fullmatch(f"{plain}\\.weight", name):
-            wide = _raw(src, name).astype(np.float32) * _raw(src, f"{name}_scale").astype(np.float32).reshape(-1, 1)
+            wide = raw_tensor(src, name).astype(np.float32) * raw_tensor(src, f"{name}_scale").astype(
+                np.float32
+            ).reshape(-1, 1)
             changes |= {name: wide, f"{name}_scale": None}
     assert changes
     changed(src, **changes)
-    with pytest.warns(UserWarning, match="(FP8|int8) with a scale for each .*, but for model.layers.* are kept alike"):
-        found = logits(src)
-    assert Checkpoint.open(src).target_config.quantization is None
-    assert compare(logits(tmp_path / "src-wide"), found).exact
+    config, params = load_folder(src)
+    assert config == Checkpoint.open(src).target_config
+    assert config.quantization == ("int8" if "int8" in what else "fp8")
+    layers = [name.removeprefix("model.").split(".")[1] for name in changes if name.endswith(".weight")]
+    assert {name.split(".")[1] for name in config.plain_maps} == set(layers)
+    assert {params[f"{name}.weight"].dtype.itemsize for name in config.plain_maps} == {2}
+    assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
+    convert(src, tmp_path / "out", verify="shapes")
+    again, kept = load_folder(tmp_path / "out")
+    assert config == again
+    assert all(np.array_equal(array.view(np.uint8), kept[name].view(np.uint8)) for name, array in params.items())
 
 
 def test_the_text_model_of_a_multimodal_one(tmp_path):
@@ -208,7 +192,7 @@ def test_the_text_model_of_a_multimodal_one(tmp_path):
 
 def test_the_weights_of_a_multimodal_one(tmp_path):
     src = fp8_checkpoint(tmp_path / "src", "Gemma3ForCausalLM")
-    tensors = {f"language_model.{name}": _raw(src, name) for name in names_in(src)}
+    tensors = {f"language_model.{name}": raw_tensor(src, name) for name in names_in(src)}
     vision = {
         "vision_tower.fc1.weight": np.ones((3, 3), FP8),
         "vision_tower.fc1.weight_scale": np.ones((3, 1), np.float32),
@@ -234,9 +218,9 @@ def test_the_scales_of_ministral_3(tmp_path):
         outer = f"language_model.{module}"
         if name.endswith(end):
             tensors[f"{outer}.activation_scale"] = np.ones((), np.float32)
-            tensors[f"{outer}.weight_scale_inv"] = _raw(src, name).reshape(())
+            tensors[f"{outer}.weight_scale_inv"] = raw_tensor(src, name).reshape(())
         else:
-            tensors[outer] = _raw(src, name)
+            tensors[outer] = raw_tensor(src, name)
     write_weights(src, tensors)
     text = {**json.loads((src / "config.json").read_text()), "model_type": "ministral3"}
     own = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None, "dequantize": False}

@@ -3,6 +3,7 @@
 Weights are rounded and packed here number by number, and the weights that they stand for are computed from the numbers
 before packing, so that nothing of what reads them is used."""
 
+import functools
 import itertools
 import json
 import types
@@ -232,15 +233,30 @@ class Kind(NamedTuple):
     sizes: Mapping[str, int] = types.MappingProxyType({})
 
 
+_WORDS = "FP8 with a scale for each block of 128 x 128"
+# Blocks that are kept as they are stored, as DeepSeek, Qwen and llm-compressor write them. The sizes are those of models
+# in which some maps have several blocks, the last of which are smaller.
+KEPT_SIZES = types.MappingProxyType({"hidden_size": 160, "intermediate_size": 264})
+KEPT = {
+    name: Kind(config, functools.partial(fp8, block=(128, 128), end=end, dtype=dtype), _WORDS, KEPT_SIZES)
+    for name, config, end, dtype in (
+        ("deepseek", fp8_config(weight_block_size=[128, 128]), ".weight_scale_inv", np.float32),
+        ("qwen", fp8_config(weight_block_size=[128, 128]), ".weight_scale_inv", ml_dtypes.bfloat16),
+        ("qwen instruct", fp8_config(weight_block_size=[128, 128]), ".weight_scale_inv", np.float16),
+        (
+            "compressed",
+            compressed_config(
+                "float-quantized", num_bits=8, type="float", strategy="block", block_structure=[128, 128]
+            ),
+            ".weight_scale",
+            ml_dtypes.bfloat16,
+        ),
+    )
+}
 SIXTEENS = {"moe_intermediate_size": 32, "q_lora_rank": 32}  # of these features share a scale
 _BLOCK = compressed_config("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[40, 24])
 KINDS = {
     "fp8": Kind(fp8_config(), fp8, "FP8 with a scale for each block of 40 x 24"),
-    "fp8 128": Kind(
-        fp8_config(weight_block_size=[128, 128]),
-        lambda weight: fp8(weight, (128, 128), dtype=ml_dtypes.bfloat16),
-        "FP8 with a scale for each block of 128 x 128",
-    ),
     "fp8 compressed": Kind(_BLOCK, lambda weight: fp8(weight, end=".weight_scale"), "FP8 with a scale for each block"),
     "gptq": Kind(gptq_config(), gptq, "GPTQ, four bits with a scale for each 8 input features"),
     "gptq order": Kind(

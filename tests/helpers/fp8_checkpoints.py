@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
@@ -102,6 +103,30 @@ def fp8_checkpoint(
     write_weights(path, stored, shards)
     write_weights(wide, tensors)
     return path
+
+
+def names_in(folder) -> list[str]:
+    """Names of the tensors in model.safetensors."""
+    with safe_open(folder / "model.safetensors", framework="numpy") as file:
+        return list(file.keys())
+
+
+def changed(folder, **changes):
+    """Put other tensors into a checkpoint, or leave out those that are None; ``__`` stands for a dot in a name."""
+    stored = {name: raw_tensor(folder, name) for name in names_in(folder)}
+    stored |= {name.replace("__", "."): array for name, array in changes.items()}
+    write_weights(folder, {name: array for name, array in stored.items() if array is not None})
+    return folder
+
+
+def raw_tensor(folder, name) -> np.ndarray:
+    """A tensor of model.safetensors, read without jspec, because safetensors reads no FP8 for NumPy."""
+    data = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8 : 8 + length])[name]
+    kinds = {"F8_E4M3": FP8, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F16": np.float16, "I8": np.int8}
+    start, stop = (8 + length + offset for offset in entry["data_offsets"])
+    return np.frombuffer(data[start:stop], kinds[entry["dtype"]]).reshape(entry["shape"])
 
 
 def _quantized(weight: np.ndarray, kind: str, one_scale: bool, scale_dtype) -> tuple[np.ndarray, np.ndarray]:

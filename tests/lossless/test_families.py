@@ -10,7 +10,7 @@ from flax import nnx
 from tiny import ARCHITECTURES
 
 from lossless.checks import LAST, p_values
-from lossless.head_program import ANY_TARGET, GEMMA4_ASSISTANT, LLAMA, HeadOracle, HeadProgram
+from lossless.head_program import ANY_TARGET, FP8_BLOCKS, GEMMA4_ASSISTANT, LLAMA, HeadOracle, HeadProgram
 from lossless.losslessness import Losslessness, Run
 from lossless.statistics import LEVEL
 
@@ -30,6 +30,7 @@ QUICK = (
     HeadProgram("match", "medusa", architecture="Gemma2ForCausalLM"),
     HeadProgram("block", "mlp", architecture="OPTForCausalLM"),
     HeadProgram("rejection", GEMMA4_ASSISTANT, architecture="Gemma4ForCausalLM"),
+    HeadProgram("match", "mtp", architecture=FP8_BLOCKS),
 )
 
 

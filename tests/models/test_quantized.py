@@ -37,7 +37,7 @@ CONFIG = ModelConfig(
     qkv_bias=True,
 )
 KINDS = ("int8", "fp8")
-ALL = (*KINDS, "int4")
+ALL = (*KINDS, "int4", "fp8_block")
 FP8 = sorted({Fraction(float(x)) for x in np.arange(256, dtype=np.uint8).view(STORED["fp8"]) if np.isfinite(x)})
 FEW = EngineConfig(max_batch=2, max_len=32, page_size=16)
 

@@ -67,6 +67,28 @@ def test_quantised_weights_are_split_with_their_scales(quantization, tied):
     assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
 
 
+IN_BLOCKS = dataclasses.replace(TARGET, num_layers=1, windows=(), head_dim=64, quantization="fp8_block")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"intermediate_size": 512}, {"experts": Experts(4, 2, 256), "plain_maps": ("layers.0.attention.qkv",)}],
+    ids=["dense", "experts"],
+)
+def test_blocks_of_fp8_are_split_with_their_scales(changes):
+    config = dataclasses.replace(IN_BLOCKS, **changes)
+    params = {name: np.asarray(array) for name, array in flat_params(Decoder(config, rngs=nnx.Rngs(1))).items()}
+    for name in config.scale_names().values():
+        params[name] = params[name] * np.random.default_rng(len(name)).uniform(0.5, 2, params[name].shape)
+    tokens = some_tokens(config)
+    wanted = jax.jit(functools.partial(causal_logits, build(config, params)))(tokens)
+    for shards in (Shards(2), Shards(2, by_expert=config.experts is not None)):
+        spread = build_shards(config, params, "float32", shards, mesh_of(2, AXIS))
+        assert relative_error(spread_logits(spread, tokens), wanted) < 1e-5
+        held = [shard.data.nbytes for leaf in flatten(spread).leaves for shard in leaf.addressable_shards[:1]]
+        assert shards.weight_bytes(config, 4) == pytest.approx(sum(held), rel=0.02)
+
+
 def test_every_shard_has_the_entire_draft_vocabulary():
     config = dataclasses.replace(TARGET, quantization="int8").with_draft_vocabulary(9)
     model, tokens = Decoder(config, rngs=nnx.Rngs(1)), some_tokens(config)
@@ -140,6 +162,11 @@ def test_the_vocabulary_is_sharded_in_entire_groups():
             {"num_heads": 12, "num_kv_heads": 3},
             4,
             "tensor_parallel=4: expected a divisor or a multiple of num_kv_heads, 3",
+        ),
+        (
+            {"quantization": "fp8_block", "head_dim": 64, "intermediate_size": 640},
+            2,
+            "tensor_parallel=2: expected a divisor of the groups of 128 inputs .* in layers.i.mlp.down.weight, which has 640",
         ),
         ({"intermediate_size": 25}, 2, "tensor_parallel=2: expected a divisor of intermediate_size, 25"),
         ({"experts": Experts(3, 2, 9)}, 2, "tensor_parallel=2: expected a divisor of the width of an expert, 9"),

@@ -57,6 +57,8 @@ def _require_form(manifest: dict[str, Any], where: str):
         fields.text(name, None)
     for name in ("source", "versions", "head"):
         fields.nested(name)
+    if not isinstance(manifest.get("plain_maps", []), list):
+        raise fields.refuse("plain_maps", "a list of names of linear maps")
     for name in ("tensor_count", "parameter_count", "draft_vocab_size"):
         fields.integer(name, None, low=0, high=2**63)
     files, sizes = manifest.get("files"), manifest.get("sizes")

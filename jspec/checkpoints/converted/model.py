@@ -11,6 +11,7 @@ from jspec.checkpoints.converted.manifest import AGAIN, NAME, PARAMS, damage, re
 from jspec.checkpoints.converted.orbax import stored_arrays
 from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.fp8_numbers import has_nan
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.heads import stored
@@ -19,6 +20,7 @@ from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
+from jspec.models.quantization import STORED
 
 
 class ConvertedModel:
@@ -45,7 +47,13 @@ class ConvertedModel:
         vocabulary, are read from the manifest."""
         config, manifest = read_config(self.folder), self.manifest
         try:
-            config = dataclasses.replace(config, quantization=manifest.get("quantization"))
+            quantized = {
+                "quantization": manifest.get("quantization"),
+                "plain_maps": tuple(manifest.get("plain_maps", ())),
+            }
+            if "quantized_head" in manifest:
+                quantized["quantized_head"] = manifest["quantized_head"]
+            config = dataclasses.replace(config, **quantized)
             size = manifest.get("draft_vocab_size")
             return config if size is None else config.with_draft_vocabulary(size)
         except ValueError as error:
@@ -106,6 +114,8 @@ class ConvertedModel:
                 )
             if name in scales.values():
                 _require_scales(where, name, array)
+            if array.dtype == STORED["fp8"] and has_nan(array):
+                raise Refusal(f"{where}: parameter {name!r} holds NaN; convert the checkpoint again")
             return array.astype(kind, copy=False)
 
         return StoredParams(self.folder.given, shapes, _whole_arrays(read) if check_files else read)

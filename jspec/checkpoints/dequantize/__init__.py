@@ -1,6 +1,7 @@
 """Weights that a checkpoint stores with a scale for each block of numbers, and that are dequantised while they are read.
 
-No kernel multiplies with them as they are stored. Each format has one file here, which ends with the function that reads its
+No kernel multiplies with most of them as they are stored; ``jspec.checkpoints.huggingface.kept_weights`` keeps those of
+which there is one. Each format has one file here, which ends with the function that reads its
 ``quantization_config``. These tensors ``<name>.*`` stand for the weight ``[out, in]`` of the linear map ``<name>``:
 
 | file | codes | zeros | scales |

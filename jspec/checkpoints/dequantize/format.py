@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import re
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -158,8 +159,10 @@ def read_plain(fields: Fields, *keys: str) -> tuple[frozenset[str], str]:
 
 
 def read_block(fields: Fields, key: str) -> tuple[int, int]:
-    """The height and the width of a block, from the list under ``key``."""
+    """The height and the width of a block, from the list under ``key``, or as older files have it, ``128x128``."""
     block = fields.raw.get(key)
+    if isinstance(block, str) and (sizes := re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", block)):
+        block = [int(size) for size in sizes.groups()]
     if not isinstance(block, list) or len(block) != 2 or not all(type(b) is int and 0 < b <= MAX_BLOCK for b in block):
         raise fields.refuse(key, f"two integers in 1..{MAX_BLOCK}, the height and the width of a block")
     return block[0], block[1]

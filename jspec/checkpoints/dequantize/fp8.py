@@ -2,7 +2,6 @@
 of draft heads, of which a whole output channel or a whole weight may share a scale."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,13 +14,13 @@ from jspec.checkpoints.dequantize.format import (
     read_scales,
 )
 from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.fp8_numbers import FP8Numbers
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.quantization_fields import require_one_of
 from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 
 FP8 = "float8_e4m3fn"
-_NAMED = 3  # maps that a note names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +36,9 @@ class FP8BlockWeight(Dequantized):
     stored: Tensor
     scales: Tensor
     block: tuple[int, int]
+
+    def check(self):
+        read_scales(self.scales)
 
     def read(self) -> np.ndarray:
         return self.read_part(())
@@ -63,6 +65,8 @@ class FP8Blocks(BlockFormat):
     block: tuple[int, int]
     scale_end: str
 
+    quantization = "fp8_block"  # that of a config in which weights are kept as they are stored
+
     @property
     def bytes_each(self) -> str:
         return "one"
@@ -83,7 +87,10 @@ class FP8Blocks(BlockFormat):
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> FP8BlockWeight:
         blocks = tuple(-(-size // of) for size, of in zip(shape, self.block, strict=True))
-        stored, scales = parts.take(".weight", shape, (FP8,)), parts.take(self.scale_end, blocks)
+        stored, found = FP8Numbers.of(parts.take(".weight", shape, (FP8,))), parts.tensors.get(self.scale_end)
+        of_four_axes = (blocks[0], 1, blocks[1], 1)  # as NVIDIA Model Optimizer writes them
+        is_such = found is not None and found.shape == of_four_axes
+        scales = dataclasses.replace(parts.take(self.scale_end, of_four_axes if is_such else blocks), shape=blocks)
         return FP8BlockWeight(name, stored.file, stored.path, shape, "float32", stored, scales, self.block)
 
 
@@ -99,6 +106,9 @@ class ScaledWeight(Dequantized):
     stored: Tensor
     scales: Tensor
 
+    def check(self):
+        read_scales(self.scales)
+
     def read(self) -> np.ndarray:
         return self.read_part(())
 
@@ -111,25 +121,25 @@ class ScaledWeight(Dequantized):
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(BlockFormat):
-    """FP8 or int8 with a scale for each output channel or for each weight. Language models keep it if all of their linear
-    maps are stored so; draft heads, and other language models, dequantise it.
+    """FP8 or int8 with a scale for each output channel or for each weight. Language models keep it
+    (``jspec.checkpoints.huggingface.kept_weights``), and draft heads dequantise it.
 
     Attributes:
       quantization: ``fp8`` or ``int8``.
       scales: whether there is a scale for each output ``channel``, or one for a whole ``tensor``.
-      others: names of linear maps of a language model that are not stored so.
     """
 
     quantization: str
     scales: str
-    others: tuple[str, ...] = ()
+
+    scale_end = ".weight_scale"
 
     @property
     def bytes_each(self) -> str:
         return "one"
 
     @staticmethod
-    def of(stored: StoredQuantization, others: Sequence[str] = ()) -> "Scaled":
+    def of(stored: StoredQuantization) -> "Scaled":
         """What a ``quantization_config`` says, of weights that are to be dequantised."""
         return Scaled(
             stored.ignored.names - {"Linear"},
@@ -137,7 +147,6 @@ class Scaled(BlockFormat):
             stored.where,
             stored.quantization,
             stored.scales,
-            tuple(others),
         )
 
     @property
@@ -146,22 +155,12 @@ class Scaled(BlockFormat):
         return f"{kind} with a scale for each {'output channel' if self.scales == 'channel' else 'weight'}"
 
     @property
-    def note(self) -> str:
-        if not self.others:
-            return super().note
-        more = f" and {len(self.others) - _NAMED} more" if len(self.others) > _NAMED else ""
-        return (
-            f"the weights are stored in {self.summary}, but for {', '.join(self.others[:_NAMED])}{more}, and those of all "
-            "layers are kept alike: they are dequantised as they are read, and take two bytes in bfloat16 instead of one"
-        )
-
-    @property
     def _numbers(self) -> str:
         return FP8 if self.quantization == "fp8" else self.quantization
 
     @property
     def ends(self) -> tuple[str, ...]:
-        return ".weight", ".weight_scale"
+        return ".weight", self.scale_end
 
     def is_quantized(self, tensors) -> bool:
         return ".weight_scale" in tensors or (".weight" in tensors and tensors[".weight"].dtype == self._numbers)
@@ -172,7 +171,7 @@ class Scaled(BlockFormat):
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> ScaledWeight:
         known = [(shape[0], 1), (shape[0],)] if self.scales == "channel" else [(1,), (), (1, 1)]
         found = parts.tensors.get(".weight_scale")
-        stored = parts.take(".weight", shape, (self._numbers,))
+        stored = FP8Numbers.of(parts.take(".weight", shape, (self._numbers,)))
         scales = parts.take(".weight_scale", found.shape if found is not None and found.shape in known else known[0])
         return ScaledWeight(name, stored.file, stored.path, shape, "float32", stored, scales)
 
@@ -192,6 +191,17 @@ def read_fp8_blocks(fields: Fields) -> FP8Blocks:
     require_one_of(fields, "fmt", "e4m3", "float8_e4m3fn", absent="e4m3")
     plain, key = read_plain(fields, "modules_to_not_convert", "ignored_layers")
     return FP8Blocks(plain, key, fields.where, read_block(fields, "weight_block_size"), ".weight_scale_inv")
+
+
+def blocks_of_model_optimizer(fields: Fields, *lists: str) -> FP8Blocks:
+    """The ``FP8_PB_WO`` of NVIDIA Model Optimizer, whose blocks are 128 x 128.
+
+    Args:
+      fields: the object that says so.
+      lists: what the list of modules that are not quantised may be called.
+    """
+    plain, key = read_plain(fields, *lists)
+    return FP8Blocks(plain, key, fields.where, (128, 128), ".weight_scale")
 
 
 def read_compressed_blocks(fields: Fields, weights: Fields) -> FP8Blocks:

@@ -44,3 +44,6 @@ class Tensor(abc.ABC):
     def read_part(self, index: Index) -> np.ndarray:
         """``read()[index]``. Tensors that may be large and are loaded in parts read the bytes of that part alone."""
         return self.read()[index]
+
+    def check(self):  # noqa: B027 (most tensors are not read with others)
+        """Raise a ``Refusal`` if scales are wrong with which the values are read, so that nothing is loaded before."""

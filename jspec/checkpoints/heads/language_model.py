@@ -11,10 +11,11 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.huggingface.config import decoder_config, stored_quantization
-from jspec.checkpoints.huggingface.multimodal import is_multimodal, module_names, text_tensors
+from jspec.checkpoints.huggingface.kept_weights import with_kept_weights
+from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
 from jspec.checkpoints.huggingface.names import tensor_table
 from jspec.checkpoints.huggingface.parts import rearranged_tensors
-from jspec.checkpoints.huggingface.scales import plain_maps, with_scales, without_cache_scales
+from jspec.checkpoints.huggingface.scales import with_scales, without_cache_scales
 from jspec.checkpoints.huggingface.split_experts import split_experts
 from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.layout import Layout, decoder_layout
@@ -26,8 +27,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     config, stored = decoder_config(folder, fields), stored_quantization(fields)
     text, others = text_tensors(tensors, folder.given) if is_multimodal(fields) else (tensors, frozenset())
     if isinstance(stored, StoredQuantization) and config.quantization is None:  # since some maps are not quantised
-        quantized = dataclasses.replace(config, quantization=stored.quantization)
-        stored = Scaled.of(stored, plain_maps(quantized, stored, module_names(fields)))
+        stored = Scaled.of(stored)
     if isinstance(stored, FP8Blocks):
         text = split_experts(config, text, block=stored.block)
     replaced = dequantized(text, stored_shapes(tensor_table(config), rearranged_tensors(config)), stored, folder.given)
@@ -37,6 +37,8 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
         note = f"{len(others)} tensors of other parts than the text model were left out"
         layout = dataclasses.replace(layout, left_out=layout.left_out | others, notes=(*layout.notes, note))
     layout = with_note(layout, replaced)
+    if isinstance(stored, FP8Blocks | Scaled):
+        return with_kept_weights(layout, stored)
     if stored is None:
         return without_cache_scales(layout)
     return with_scales(layout, stored, folder.given) if isinstance(stored, StoredQuantization) else layout

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from jspec._validation import require
+from jspec.checkpoints.dequantize.fp8 import FP8Blocks
 from jspec.checkpoints.dequantize.layout import dequantized, stored_shapes, with_note
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
@@ -19,6 +20,7 @@ from jspec.checkpoints.heads.layers import layer_fields, refuse_draft_vocabulary
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.heads.quantized import names_of_weights
 from jspec.checkpoints.huggingface.config import decoder_config, stored_quantization
+from jspec.checkpoints.huggingface.kept_weights import with_kept_weights
 from jspec.checkpoints.huggingface.names import renamed, tensor_table
 from jspec.checkpoints.huggingface.parts import rearrange, rearranged_tensors
 from jspec.checkpoints.layout import PREFIX, Layout, mtp_mark
@@ -56,7 +58,8 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
         rearrange(config.layers, replaced.tensors, layers, PREFIX),
         left_out=frozenset(name for name in tensors if name in copies or not name.startswith(prefixes)),
     )
-    return with_note(layout, replaced)
+    layout, stored = with_note(layout, replaced), stored_quantization(fields)
+    return with_kept_weights(layout, stored) if isinstance(stored, FP8Blocks) and replaced.note else layout
 
 
 def is_alone(fields: Fields) -> bool:

@@ -67,6 +67,7 @@ def _model(values: dict[str, Any]) -> ModelConfig:
     if values["num_layers"] > MAX_LAYERS:
         raise ValueError(f"num_layers={values['num_layers']!r}: expected at most {MAX_LAYERS}")
     listed = {"windows": tuple(values["windows"]), "eos_token_ids": tuple(values["eos_token_ids"])}
+    listed["plain_maps"] = tuple(values.get("plain_maps", ()))
     ropes = {"rope": _rope(values["rope"]), "layer_ropes": tuple(map(_rope, values.get("layer_ropes", ())))}
     nested = {"experts": _experts(values.get("experts")), "latent": _latent(values.get("latent"))}
     layers = tuple(LayerConfig(**layer) for layer in values.get("layers", ()))

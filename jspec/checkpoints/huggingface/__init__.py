@@ -16,5 +16,6 @@ parts.py                 tensors in another order, or of several parameters
 stacked_experts.py       tensors that hold all experts of a layer, as the params do
 split_experts.py         tensors that hold all experts of a layer, where each has names of its own
 scales.py                weights of eight bits and their scales
+kept_weights.py          weights that are kept as they are stored, where the tensors say which
 weights.py               the headers and the tensors of weight files
 """

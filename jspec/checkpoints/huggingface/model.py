@@ -18,7 +18,7 @@ from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
-from jspec.models.quantization import STORED
+from jspec.models.quantization import SCALES, STORED, quantized_shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +83,10 @@ class HuggingFaceModel:
 
     @property
     def default_dtype(self) -> str:
-        """The dtype of the parameters by default: ``exact_dtype``, and ``bfloat16`` for weights that are
-        dequantised, because float32 would take four bytes where the files have one or less."""
-        return "bfloat16" if self.layout.dequantized else self.exact_dtype
+        """The dtype of the parameters by default: ``exact_dtype``, and ``bfloat16`` beside weights in blocks that are kept
+        or dequantised, because float32 would take four bytes where the files have one or less."""
+        in_blocks = self.layout.dequantized or self.layout.unkept is not None
+        return "bfloat16" if in_blocks else self.exact_dtype
 
     @property
     def has_float16(self) -> bool:
@@ -100,8 +101,10 @@ class HuggingFaceModel:
         """Parameter name -> shape of the whole parameter, for all that the files hold: scales are left out if they are yet
         to be computed."""
         shapes = self.config.param_shapes()
-        scales = self.config.scale_names() if self.layout.holds_scales else {}
-        return shapes | {scale: shapes[name][:1] for name, scale in scales.items()}
+        scales, kinds = (
+            (self.config.scale_names(), self.config.quantizations()) if self.layout.holds_scales else ({}, {})
+        )
+        return shapes | {scale: quantized_shapes(shapes[name], kinds[name])[1] for name, scale in scales.items()}
 
     @property
     def mistyped(self) -> dict[str, str]:
@@ -143,7 +146,12 @@ class HuggingFaceModel:
 
         Args:
           dtype: as for ``param``; None for ``default_dtype``.
+
+        Raises:
+          Refusal: scales of FP8 or int8 weights are wrong.
         """
+        for name in self.table:
+            self.tensors[name].check()
         if self.layout.dequantized:
             warnings.warn(f"{self.folder.given}: {self.layout.dequantized}", stacklevel=6)
         chosen = dtype or self.default_dtype
@@ -192,12 +200,11 @@ class HuggingFaceModel:
     @functools.cached_property
     def _kept(self) -> dict[str, np.dtype]:
         """Parameter name -> dtype, of the weights that the files hold in eight bits, and of their scales."""
-        quantization = self.config.quantization
-        if not self.layout.holds_scales or quantization is None:
+        if not self.layout.holds_scales:
             return {}
-        names = self.config.scale_names()
-        weights = {name: STORED[quantization] for name in names}
-        return weights | {scale: np.dtype(np.float32) for scale in names.values()}
+        kinds, names = self.config.quantizations(), self.config.scale_names()
+        weights = {name: STORED[kind] for name, kind in kinds.items()}
+        return weights | {names[name]: SCALES[kind] for name, kind in kinds.items()}
 
     @property
     def _plain_dtypes(self) -> set[str]:

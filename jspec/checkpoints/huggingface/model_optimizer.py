@@ -6,6 +6,7 @@ other file, which older versions wrote alone, in ``quantization``."""
 import dataclasses
 from typing import Any
 
+from jspec.checkpoints.dequantize.fp8 import FP8Blocks, blocks_of_model_optimizer
 from jspec.checkpoints.dequantize.nvfp4 import NVFP4, read_nvfp4_of_model_optimizer
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
@@ -16,6 +17,7 @@ from jspec.checkpoints.huggingface.stored_quantization import EVERY_LINEAR, Stor
 METHOD, FILE, KEY = "modelopt", "hf_quant_config.json", "quantization_config"
 LISTS = ("exclude_modules", "ignore")  # of modules that are not quantised
 _SCALES: dict[str, Any] = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}
+_BLOCKS = "FP8_PB_WO"
 _NVFP4 = ("NVFP4", "W4A16_NVFP4")
 
 
@@ -40,7 +42,7 @@ def with_model_optimizer(folder: Folder, fields: Fields) -> Fields:
     return fields
 
 
-def read_model_optimizer(fields: Fields) -> StoredQuantization | NVFP4:
+def read_model_optimizer(fields: Fields) -> StoredQuantization | NVFP4 | FP8Blocks:
     """How the linear maps of a checkpoint are quantised.
 
     Args:
@@ -52,6 +54,8 @@ def read_model_optimizer(fields: Fields) -> StoredQuantization | NVFP4:
     algorithm = fields.text("quant_algo").upper()
     if algorithm in _NVFP4:
         return read_nvfp4_of_model_optimizer(fields, *LISTS)
+    if algorithm == _BLOCKS:
+        return blocks_of_model_optimizer(fields, *LISTS)
     if algorithm not in _SCALES:
         raise Refusal(
             f"{fields.where}: {fields.prefix}quant_algo={fields.raw['quant_algo']!r}, of NVIDIA Model Optimizer, is not "

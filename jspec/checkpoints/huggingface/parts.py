@@ -63,6 +63,9 @@ class TensorPart(Tensor):
     origin: Tensor
     part: Part
 
+    def check(self):
+        self.origin.check()
+
     def read(self) -> np.ndarray:
         return np.take(self.origin.read(), self.part.index(), axis=self.part.axis)
 

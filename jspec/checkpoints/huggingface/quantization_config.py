@@ -36,9 +36,12 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> Stored
     Raises:
       Refusal: in a way that jspec does not read. Where the cache alone is quantised, the weights are not.
     """
-    own = next((nested for nested in map(fields.nested, KEYS) if nested is not None), None)
-    if own is None:
+    found = [nested for nested in map(fields.nested, KEYS) if nested is not None]
+    if not found:
         return None
+    own = found[0]
+    if any(other.raw != own.raw for other in found):
+        raise Refusal(f"{fields.where}: {' and '.join(KEYS)} contradict each other; remove the one that is wrong")
     method = own.text("quant_method", _unnamed_method(own))
     if method in elsewhere or _is_of_cache_alone(own):
         return None

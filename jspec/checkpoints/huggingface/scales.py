@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterable
 import numpy as np
 
 from jspec.checkpoints.dequantize.format import BlockFormat, read_scales
+from jspec.checkpoints.files.fp8_numbers import FP8Numbers
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement, tensor_table
@@ -44,6 +45,9 @@ class Scales(Tensor):
 
     stored: Tensor
 
+    def check(self):
+        read_scales(self.stored)
+
     def read(self) -> np.ndarray:
         """The scales.
 
@@ -57,7 +61,7 @@ def with_stored_quantization(
     config: ModelConfig, stored: StoredQuantization | BlockFormat, called: Callable[[str], tuple[str, ...]]
 ) -> ModelConfig:
     """``config`` with the quantisation of the weights in the files; ``config`` itself if they are dequantised when read,
-    as FP8 weights of layers are unless all of them are quantised.
+    or only the tensors say which are kept, as in blocks and where some maps of layers are not quantised.
 
     Args:
       config: the model's config, without quantisation.
@@ -79,19 +83,12 @@ def with_stored_quantization(
     quantized = dataclasses.replace(config, quantization=stored.quantization, quantized_head=not config.tie_embeddings)
     if _HEAD in _plain(quantized, stored, called):
         quantized = dataclasses.replace(quantized, quantized_head=False)
-    return config if plain_maps(quantized, stored, called) else quantized
-
-
-def plain_maps(
-    quantized: ModelConfig, stored: StoredQuantization, called: Callable[[str], tuple[str, ...]]
-) -> list[str]:
-    """The names of the linear maps of layers that are not quantised, of those that are in a model of the config
-    ``quantized``; other arguments as for ``with_stored_quantization``."""
-    return [name for name in _plain(quantized, stored, called) if name != _HEAD]
+    return config if any(name != _HEAD for name in _plain(quantized, stored, called)) else quantized
 
 
 def _plain(quantized: ModelConfig, stored: StoredQuantization, called: Callable[[str], tuple[str, ...]]) -> list[str]:
-    """The same, and the output head if it is not quantised either."""
+    """The names of the linear maps that are not quantised, by config.json, of those that are in a model of the config
+    ``quantized``; other arguments as for ``with_stored_quantization``."""
     scales, modules = quantized.scale_names(), modules_of_parts(quantized)
     maps = [name.removesuffix(".weight") for name, at in tensor_table(quantized).items() if at.param in scales]
     maps = list(dict.fromkeys(modules.get(name, name) for name in maps))
@@ -115,6 +112,8 @@ def with_scales(layout: Layout, stored: StoredQuantization, where: str) -> Layou
         if at.param not in params:
             continue
         scale, channels = f"{name}_scale", at.shape[0]
+        if name in tensors:
+            tensors[name] = FP8Numbers.of(tensors[name])
         table[scale] = Placement(params[at.param], at.start, (channels,))
         if stored.scales == "tensor" and scale not in tensors and _is_number(tensors.get(f"{scale}_inv")):
             # What transformers calls the scale of a weight, and Ministral 3 with it, is the scale all the same.

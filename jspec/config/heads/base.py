@@ -63,7 +63,7 @@ class DraftConfig(Protocol):
         ...
 
     def quantizations(self) -> dict[str, str]:
-        """How each quantised parameter is stored, by its name: ``int8``, ``fp8`` or ``int4``."""
+        """How each quantised parameter is stored, by its name: ``int8``, ``fp8``, ``int4`` or ``fp8_block``."""
         ...
 
     def param_dtypes(self) -> dict[str, str]:
@@ -171,7 +171,7 @@ class LayeredConfig(Declared):
     @property
     def reduced_head(self) -> tuple[Parameter, ...]:
         """The rows of the target's output head, and their token ids, of a head with a reduced vocabulary; else none."""
-        head = linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=self.quantization)
+        head = linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=self.layers.head_quantization)
         return (*head, DRAFT_IDS) if self.reduced else ()
 
     def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:

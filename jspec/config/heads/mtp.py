@@ -4,7 +4,7 @@ import dataclasses
 
 from jspec._validation import require
 from jspec.config import ModelConfig, require_part
-from jspec.config.decoder_params import decoder_layers
+from jspec.config.decoder_params import by_quantization, decoder_layers
 from jspec.config.heads.base import TWICE_EMBED, LayeredConfig
 from jspec.config.param_specs import EMBED, Parameter, indices, linear, norm
 from jspec.config.tensor_names import names_of
@@ -53,9 +53,11 @@ class MTPConfig(LayeredConfig):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        c, copies, kind = self.layers, indices(0, self.layers.num_layers), self.quantization
+        c, copies = self.layers, indices(0, self.layers.num_layers)
         norms = {"token_norms": "enorm", "feature_norms": "hnorm", "norms": "shared_head.norm"}
-        parameters = linear("fuse_in.{}", {"layers.{}.eh_proj": EMBED}, TWICE_EMBED, copies, quantization=kind)
+        parameters: tuple[Parameter, ...] = ()
+        for kind, group in by_quantization(c, "fuse_in.{}", copies):
+            parameters += linear("fuse_in.{}", {"layers.{}.eh_proj": EMBED}, TWICE_EMBED, group, quantization=kind)
         for name, tensor in norms.items():
             parameters += norm(f"{name}.{{}}", f"layers.{{}}.{tensor}", EMBED, copies, kind=c.norm)
         layers = decoder_layers(c, copies, names=names_of(c.architecture))
@@ -74,4 +76,5 @@ def mtp_layers(target: ModelConfig, layers: int) -> ModelConfig:
         mtp_layers=0,
         tie_embeddings=False,
         quantization=None,
+        plain_maps=(),
     )

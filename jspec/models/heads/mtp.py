@@ -5,8 +5,6 @@ head does. Its output gives the logits of token i + 2 through the target's outpu
 place of feature i + 1 where the target has not computed it yet. The methods are those of ``jspec.models.heads.eagle``,
 and ``read``."""
 
-import functools
-
 import jax.numpy as jnp
 from flax import nnx
 
@@ -14,7 +12,7 @@ from jspec.config.heads import MTPConfig
 from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
 from jspec.models.kv_cache import CacheShape, cache_shape
-from jspec.models.layers import Linear, Norm
+from jspec.models.layers import Norm, linear_maps
 from jspec.models.w8a8 import with_quantized_inputs
 
 
@@ -41,12 +39,11 @@ class MTPHead(nnx.Module):
             return nnx.List([Norm(c.hidden_size, c.rms_norm_eps, c.norm, dtype=dtype) for _ in range(c.num_layers)])
 
         self.token_norms, self.feature_norms, self.norms = norms(), norms(), norms()
-        linear = functools.partial(Linear, quantization=c.quantization, dtype=dtype, rngs=rngs)
-        maps = [linear(2 * c.hidden_size, c.hidden_size) for _ in range(c.num_layers)]
-        self.fuse_in = nnx.List(maps)
+        linear, D = linear_maps(c, "", dtype=dtype, rngs=rngs), c.hidden_size
+        self.fuse_in = nnx.List([linear(f"fuse_in.{i}", 2 * D, D) for i in range(c.num_layers)])
         self.layers = nnx.List([Layer(c, i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
         V, Vd = c.vocab_size, config.dimensions["Vd"]
-        self.head = linear(c.hidden_size, Vd) if config.reduced else None
+        self.head = linear("head", D, Vd, quantization=c.head_quantization) if config.reduced else None
         self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
         self.draft_tokens = None  # before ``prepare``
 

@@ -28,13 +28,14 @@ def matmul(
 
     Sums are computed in float32 and rounded once. fp32 is multiplied in full fp32, never in TF32. int8 and fp8 numbers
     are exact in bfloat16 and float32: they are multiplied as they are, and each sum is multiplied by the scale of its
-    output channel. The conversion takes place inside the product, so no dequantised copy of the weight is ever written.
-    Codes of four bits stand for numbers that are rounded to x's dtype.
+    output channel, or those over 128 inputs by the scale of their block. The conversion takes place inside the product, so
+    no dequantised copy of the weight is ever written. Codes of four bits stand for numbers that are rounded to x's dtype.
 
     Args:
       x: bfloat16 or float32, or ``QuantizedActivations`` for a weight of int8.
       weight: ``[out, in]`` of x's dtype, int8 or float8_e4m3fn; or codes of four bits, uint8 ``[out, 64 groups]``.
-      scale: of a quantised weight, float32 ``[out]``; of four bits, bfloat16 ``[out, groups]``.
+      scale: of a quantised weight, float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32
+        ``[out, groups]``, and of four bits bfloat16 ``[out, groups]``.
       bias: ``[out]``, or None.
       dtype: of the result; that of x if None.
       reduce_axis: the mesh axis whose shards have parts of the inputs each. Products are added up over them, to the same
@@ -80,7 +81,7 @@ def xla_matmul(product: Product) -> Any:
 
 _UNLIMITED = range(sys.maxsize)
 _BF16, _FLOATS = ("bfloat16",), ("bfloat16", "float32")
-_INT4, _INT8, _EIGHT_BITS = ("uint8",), ("int8",), ("int8", "float8_e4m3fn")
+_INT4, _INT8, _EIGHT_BITS, _FP8_BLOCKS = ("uint8",), ("int8",), ("int8", "float8_e4m3fn"), ("fp8_block",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,8 @@ class Row:
     Attributes:
       name: what the row is.
       compute: the result for a ``Product``.
-      activations, weights: dtypes of x and of the weight as they are stored; int8 x is ``QuantizedActivations``.
+      activations, weights: dtypes of x and of the weight as they are stored; int8 x is ``QuantizedActivations``, and
+        ``fp8_block`` is float8_e4m3fn with a scale for each 128 inputs.
       tokens, numbers, inputs: how many tokens, numbers of the weight and input features.
       hopper: whether it is for Hopper GPUs alone.
       widens: whether it gives float32 for x of bfloat16, too.
@@ -101,7 +103,7 @@ class Row:
     name: str
     compute: Callable[[Product], jax.Array | PartialSums]
     activations: tuple[str, ...] = ("int8", *_FLOATS)
-    weights: tuple[str, ...] = ("uint8", *_EIGHT_BITS, *_FLOATS)
+    weights: tuple[str, ...] = ("uint8", *_EIGHT_BITS, *_FP8_BLOCKS, *_FLOATS)
     tokens: range = _UNLIMITED
     numbers: range = _UNLIMITED
     inputs: range = _UNLIMITED
@@ -112,11 +114,12 @@ class Row:
 
     def serves(self, product: Product) -> bool:
         """Whether the row is for a product in programs for this machine's GPU."""
-        x, weight, _, bias, dtype, _ = product
+        x, weight, scale, bias, dtype, _ = product
         activations = x.numbers if isinstance(x, QuantizedActivations) else x
+        in_blocks = weight.dtype == jnp.float8_e4m3fn and scale is not None and scale.ndim == 2
         return (
             activations.dtype.name in self.activations
-            and weight.dtype.name in self.weights
+            and ("fp8_block" if in_blocks else weight.dtype.name) in self.weights
             and math.prod(x.shape[:-1]) in self.tokens
             and weight.size in self.numbers
             and x.shape[-1] in self.inputs
@@ -133,6 +136,8 @@ TABLE = (
     Row("W8A8", lambda p: w8a8_matmul(p.x, p.weight, p.scale, p.allow_partial_sums), _INT8, _INT8, _MANY, hopper=True),
     # Every tile of tokens reads and dequantises the weight again.
     Row("four bits", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT4, _MANY),
+    # XLA would write the dequantised weight. With many tokens it was not compared.
+    Row("FP8 blocks", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _FP8_BLOCKS),
     # XLA's product is as fast with small weights, and faster with more tokens. That of fp8 was not compared.
     Row("int8", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT8, _SEVERAL, _LARGE),
     Row("one token, eight bits", lambda p: padded_matmul(p.x, p.weight, p.scale, p.dtype), _FLOATS, _EIGHT_BITS, _ONE),

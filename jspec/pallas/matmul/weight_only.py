@@ -1,5 +1,5 @@
 """Weight-only quantised matmul (W8A16, W4A16): weights of eight or four bits are dequantised to bfloat16 in
-registers."""
+registers. FP8 numbers in blocks get their scales after each 128 inputs, in float32, so that no weight is rounded."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ from jspec.pallas.triton import (
     tile_indices,
     tile_mask,
 )
-from jspec.quantization import int4
+from jspec.quantization import fp8_block, int4
 from jspec.quantization.groups import GROUP
 from jspec.quantization.int4 import HALF
 
@@ -41,11 +41,14 @@ _MIN_TRIPS = 2  # of an instance, with split-K
 _PARTIAL_SUMS = 4  # float32 partial sums have at most one in this many of the bytes of the weight
 
 
-def weight_only_tiling(tokens: int, outputs: int, inputs: int, bits: int) -> MatmulTiling:
-    """The tiling for ``tokens`` and a weight ``[outputs, inputs]`` of four or eight bits."""
+def weight_only_tiling(tokens: int, outputs: int, inputs: int, bits: int, in_blocks: bool = False) -> MatmulTiling:
+    """The tiling for ``tokens`` and a weight ``[outputs, inputs]`` of four or eight bits.
+
+    With ``in_blocks``, which is for eight bits, a trip has the inputs of one block."""
     tile_tokens = min(max(MMA_SIZE, pl.next_power_of_2(tokens)), 128)
     few, min_depth = tile_tokens <= _FEW_TOKENS, GROUP if bits == 4 else ORDER_INPUTS
     depth = max(min(256 if few or bits == 4 else 128, pl.next_power_of_2(inputs)), min_depth)
+    depth = GROUP if in_blocks else depth
 
     def of_outputs(tile_outputs: int) -> MatmulTiling:
         tiling = MatmulTiling(
@@ -82,13 +85,16 @@ def weight_only_matmul_reference(x, weight, scale, dtype=jnp.float32):
       x: of bfloat16, or of float32, which is multiplied in full.
       weight: int8 or float8_e4m3fn ``[out, in]``, whose sums are multiplied by their scales; or codes of four bits,
         uint8 ``[out, 64 groups]``, which are multiplied by theirs and rounded to x's dtype before they are added up.
-      scale: float32 ``[out]``; of four bits, bfloat16 ``[out, groups]``.
+      scale: float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32 ``[out, groups]``, each of which
+        multiplies the sum over its group; of four bits, bfloat16 ``[out, groups]``.
       dtype: to which the results are rounded.
     """
     if weight.dtype == jnp.uint8:
         finfo = jnp.finfo(x.dtype)  # each number is rounded, even where XLA would rather leave that out
         numbers = jax.lax.reduce_precision(int4.dequantize(weight, scale, x.shape[-1]), finfo.nexp, finfo.nmant)
         return matmul_reference(x, numbers.astype(x.dtype)).astype(dtype)
+    if scale.ndim == 2:  # float32 holds the numbers and their products with x: only the sums are rounded
+        return matmul_reference(x.astype(jnp.float32), fp8_block.dequantize(weight, scale)).astype(dtype)
     return (matmul_reference(x, weight.astype(x.dtype)) * per_feature(scale, x)).astype(dtype)
 
 
@@ -99,7 +105,9 @@ def weight_only_matmul_kernel(
     """``weight_only_matmul_reference`` of bfloat16 as a kernel. Scales of four bits are below 2^19 in magnitude."""
     tokens = x.reshape(-1, x.shape[-1])
     (M, inputs), outputs = tokens.shape, weight.shape[0]
-    tiling = tiling or weight_only_tiling(M, outputs, inputs, 4 if weight.dtype == jnp.uint8 else 8)
+    in_four_bits = weight.dtype == jnp.uint8
+    in_blocks = scale.ndim == 2 and not in_four_bits
+    tiling = tiling or weight_only_tiling(M, outputs, inputs, 4 if in_four_bits else 8, in_blocks)
     sums = kernel_call(
         _weight_only_matmul,
         *(tokens, weight, scale),
@@ -119,36 +127,37 @@ def weight_only_matmul_kernel(
 def _weight_only_matmul(x_ref, weight_ref, scale_ref, sums_ref, *, tiling: MatmulTiling):
     (M, inputs), outputs = x_ref.shape, weight_ref.shape[0]
     token, output = block_ids(pl.program_id(0), tiling.tokens), block_ids(pl.program_id(1), tiling.outputs)
-    in_four_bits = weight_ref.dtype == jnp.uint8
-    operands = _four_bit_operands if in_four_bits else _eight_bit_operands
+    by_channel = len(scale_ref.shape) == 1
+    operands = _four_bit_operands if weight_ref.dtype == jnp.uint8 else _eight_bit_operands
     trips = pl.cdiv(inputs, tiling.inputs)
     split_trips = pl.cdiv(trips, tiling.num_splits)
     first = pl.program_id(2) * split_trips
     uneven = trips % tiling.num_splits != 0
 
     def add(i, total):
-        for weights, x in operands(x_ref, weight_ref, scale_ref, token, output, first + i, tiling):
-            total += dot(to_mma_order(weights), x if tiling.ordered else to_mma_order(x), trans_b=True)
+        for weights, x, scale in operands(x_ref, weight_ref, scale_ref, token, output, first + i, tiling):
+            product = dot(to_mma_order(weights), x if tiling.ordered else to_mma_order(x), trans_b=True)
+            total += product if scale is None else broadcast_columns(scale, tiling.tokens) * product
         return total
 
     end = jnp.clip(trips - first, 0, split_trips) if uneven else split_trips
     total = jax.lax.fori_loop(0, end, add, jnp.zeros((tiling.outputs, tiling.tokens), jnp.float32)) * SHRINK
-    if not in_four_bits:
+    if by_channel:
         total *= broadcast_columns(pltriton.load(scale_ref.at[output], mask=output < outputs, other=0.0), tiling.tokens)
     at = jnp.full((tiling.tokens, tiling.outputs), pl.program_id(2)), *tile_indices(token, output)
     pltriton.store(sums_ref.at[at], total.T.astype(sums_ref.dtype), mask=tile_mask(token, M, output, outputs))
 
 
 def _eight_bit_operands(x_ref, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling):
-    """In a kernel: the weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` that a trip multiplies, in bfloat16."""
-    depth = tiling.inputs
+    """In a kernel: the weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` that a trip multiplies, in bfloat16, and
+    what the sums are multiplied by, float32 ``[outputs]``, of FP8 in blocks; else None."""
+    depth, scale = tiling.inputs, None
     weight = load_tile(weight_ref, output, block_ids(trip, depth), depth)
-    return [
-        (
-            unpack_eight_bits(weight),
-            load_tile(x_ref, token, trip * depth + input_indices(depth, ORDER_INPUTS, tiling.ordered), depth),
-        )
-    ]
+    if len(scale_ref.shape) == 2:
+        assert depth == GROUP, "a trip has the inputs of one block"
+        scale = pltriton.load(scale_ref.at[output, trip], mask=output < weight_ref.shape[0], other=0.0)
+    x = load_tile(x_ref, token, trip * depth + input_indices(depth, ORDER_INPUTS, tiling.ordered), depth)
+    return [(unpack_eight_bits(weight), x, scale)]
 
 
 def _four_bit_operands(x_ref, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling):
@@ -160,4 +169,4 @@ def _four_bit_operands(x_ref, weight_ref, scale_ref, token, output, trip, tiling
     scale = load_tile(scale_ref, output, block_ids(trip, groups), groups)
     column = trip * depth + input_indices(size, GROUP, tiling.ordered)
     xs = (load_tile(x_ref, token, at, depth) for at in (column, column + HALF))
-    return list(zip(unpack_four_bits(packed, scale), xs, strict=True))
+    return [(weights, x, None) for weights, x in zip(unpack_four_bits(packed, scale), xs, strict=True)]

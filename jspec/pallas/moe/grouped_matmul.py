@@ -11,9 +11,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.matmul.mxfp4 import unpack_groups
+from jspec.pallas.matmul.unpack import SHRINK, to_mma_order, unpack_eight_bits
 from jspec.pallas.moe.tiles import ExpertTile, ExpertTiling, ExpertWeights
-from jspec.pallas.triton import block_ids, broadcast_columns, dot, tile_indices
+from jspec.pallas.triton import block_ids, broadcast_columns, dot, is_interpreted, tile_indices
+from jspec.quantization.groups import GROUP as BLOCK
 from jspec.quantization.mxfp4 import GROUP, PAIR, num_pairs
+
+_FEW = 32  # assignments of a tile, up to which unpacked weights are the left operand
 
 
 def grouped_matmul(
@@ -30,8 +34,10 @@ def grouped_matmul(
     Returns:
       float32 ``[assignments, outputs]`` for each of ``outputs``.
     """
-    make = _MXFP4Operands if expert_weights.is_mxfp4 else _PlainOperands
-    operands = make(x_ref, line, tile, expert_weights, output_mask, tiling)
+    make = _BlockOperands if expert_weights.in_blocks else _PlainOperands
+    operands = (_MXFP4Operands if expert_weights.is_mxfp4 else make)(
+        x_ref, line, tile, expert_weights, output_mask, tiling
+    )
 
     def add(i, sums):
         for x, weights in operands.of(i, outputs):
@@ -44,7 +50,7 @@ def grouped_matmul(
     def of_outputs(ref):
         return (_load(ref.at[tile.expert, output], output_mask) for output in outputs)
 
-    if expert_weights.scale is not None and not expert_weights.is_mxfp4:
+    if expert_weights.scale is not None and make is _PlainOperands and not expert_weights.is_mxfp4:
         sums = (total * scale[None, :] for total, scale in zip(sums, of_outputs(expert_weights.scale), strict=True))
     if expert_weights.bias is not None:
         sums = (
@@ -83,16 +89,25 @@ class _Operands(abc.ABC):
     def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
         """Blocks ``x [assignments, n]`` of trip i and, for each of ``outputs``, ``[outputs, n]`` to multiply it with."""
 
+    @property
+    def weights_first(self) -> bool:
+        """Whether weights are the left operand.
+
+        Of weights that are unpacked, a product of few assignments takes fewer instructions then: registers hold them in
+        the order in which they were unpacked. A product of many reads its right operand from shared memory in any case."""
+        return False
+
     def zeros(self):
         """The initial sum, of the shape of ``product``."""
-        return jnp.zeros((self.tiling.assignments, self.tiling.outputs), jnp.float32)
+        zeros = jnp.zeros((self.tiling.assignments, self.tiling.outputs), jnp.float32)
+        return zeros.T if self.weights_first else zeros
 
     def product(self, x, weight):
         return dot(x, weight, trans_b=True)
 
     def by_assignment(self, total):
         """``[assignments, outputs]`` of a sum of products."""
-        return total
+        return total.T if self.weights_first else total
 
     def mask(self, real, ids, n: int):
         """Which of ``[n, m]`` numbers there are, if ``real [n]`` says which lines there are, and ``ids [m]`` are
@@ -114,14 +129,55 @@ class _PlainOperands(_Operands):
     def depth(self) -> int:
         return min(self.tiling.inputs, max(pl.next_power_of_2(self.width), 16))
 
-    def of(self, i, outputs):
+    def of(self, i, outputs) -> list[tuple[Any, list[Any]]]:
         ids, ref = block_ids(i, self.depth), self.expert_weights.weight
         x = _load(self.x_ref.at[tile_indices(self.line, ids)], self.mask(self.tile.real, ids, self.tiling.assignments))
         mask = self.mask(self.output_mask, ids, self.tiling.outputs)
         weights = [
-            _load_weight(ref.at[self.tile.expert, *tile_indices(output, ids)], mask, x.dtype) for output in outputs
+            self.load_weight(ref.at[self.tile.expert, *tile_indices(output, ids)], mask, x.dtype) for output in outputs
         ]
         return [(x, weights)]
+
+    def load_weight(self, at, mask, dtype):
+        """A block of the weight in ``dtype``, 0 where ``mask`` is false."""
+        if jnp.issubdtype(at.dtype, jnp.integer) or at.dtype == dtype:
+            return _load(at, mask).astype(dtype)
+        weight = pltriton.load(at, mask=mask).astype(dtype)  # Triton has no fp8 literal for ``other``
+        return weight if mask is None else jnp.where(mask, weight, jnp.zeros((), dtype))
+
+
+class _BlockOperands(_PlainOperands):
+    """Operands of FP8 in blocks. A trip reads the inputs of one block, and a weight is a pair: its numbers, and the scales
+    that its products are multiplied by, float32 ``[outputs]``."""
+
+    @property
+    def depth(self) -> int:
+        return BLOCK
+
+    @property
+    def weights_first(self) -> bool:
+        return self.tiling.assignments <= _FEW and self.x_ref.dtype == jnp.bfloat16
+
+    def of(self, i, outputs) -> list[tuple[Any, list[Any]]]:
+        scale_ref: Any = self.expert_weights.scale
+        scales = (_load(scale_ref.at[self.tile.expert, output, i], self.output_mask) for output in outputs)
+        [(x, weights)] = super().of(i, outputs)
+        return [(x, list(zip(weights, scales, strict=True)))]
+
+    def load_weight(self, at, mask, dtype):
+        if dtype != jnp.bfloat16:
+            return super().load_weight(at, mask, dtype)
+        weight = pltriton.load(at, mask=mask)  # where there is none, any number becomes a finite one, and x is 0
+        if is_interpreted() and mask is not None:
+            weight = jnp.where(mask, weight, jnp.zeros((), weight.dtype))
+        return unpack_eight_bits(weight)
+
+    def product(self, x, weight):
+        numbers, scale = weight
+        scale = scale * SHRINK if x.dtype == jnp.bfloat16 else scale
+        if self.weights_first:
+            return dot(to_mma_order(numbers), to_mma_order(x), trans_b=True) * broadcast_columns(scale, x.shape[0])
+        return dot(x, numbers, trans_b=True) * scale[None, :]
 
 
 class _MXFP4Operands(_Operands):
@@ -156,35 +212,16 @@ class _MXFP4Operands(_Operands):
         """Features ``ids [n]`` of the lines, ``[n, assignments]`` if weights come first, else ``[assignments, n]``."""
         mask: Any = self.mask(self.tile.real, ids, self.tiling.assignments)
         line, feature = tile_indices(self.line, ids)
-        if self._weights_first:
+        if self.weights_first:
             line, feature, mask = line.T, feature.T, mask.T
         return _load(self.x_ref.at[line, feature], mask)
 
     @property
-    def _weights_first(self) -> bool:
-        """Whether weights are the left operand.
-
-        In a product of few assignments that takes fewer instructions: registers hold weights in the order in which they
-        were unpacked. A product of many reads its right operand from shared memory in any case."""
-        return self.tiling.assignments <= 32
-
-    def zeros(self):
-        zeros = super().zeros()
-        return zeros.T if self._weights_first else zeros
+    def weights_first(self) -> bool:
+        return self.tiling.assignments <= _FEW
 
     def product(self, x, weight):
-        return dot(weight, x) if self._weights_first else super().product(x, weight)
-
-    def by_assignment(self, total):
-        return total.T if self._weights_first else total
-
-
-def _load_weight(at, mask, dtype):
-    """In a kernel: a block of a weight in ``dtype``, 0 where ``mask`` is false."""
-    if jnp.issubdtype(at.dtype, jnp.integer) or at.dtype == dtype:
-        return _load(at, mask).astype(dtype)
-    weight = pltriton.load(at, mask=mask).astype(dtype)  # Triton has no fp8 literal for ``other``
-    return weight if mask is None else jnp.where(mask, weight, jnp.zeros((), dtype))
+        return dot(weight, x) if self.weights_first else super().product(x, weight)
 
 
 def _load(at, mask):

@@ -18,6 +18,7 @@ from jspec.pallas.moe.grouped_matmul import grouped_matmul
 from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights, store_tile, tile_of_instance
 from jspec.pallas.triton import block_ids, kernel_call
+from jspec.quantization import fp8_block
 from jspec.quantization.mxfp4 import PAIR
 
 
@@ -91,6 +92,9 @@ def _matmul_all(subscripts: str, x, weights: ExpertWeights):
     weight, scale = weights.weight, weights.scale
     if weights.is_mxfp4:
         weight, scale = mxfp4.dequantize(weight, scale, x.shape[-1]), None
+    if weights.in_blocks:  # float32 holds the numbers and their products with x: only the sums are rounded
+        x, weight, scale = x.astype(jnp.float32), fp8_block.dequantize(weight, scale), None
+        precision = jax.lax.Precision.HIGHEST
     product = jnp.einsum(subscripts, x, weight.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
     product = product if scale is None else product * scale[None]
     return product if weights.bias is None else product + weights.bias.astype(jnp.float32)[None]

@@ -19,8 +19,9 @@ class ExpertWeights(NamedTuple):
 
     Attributes:
       weight: ``[X, out, in]``, as it is stored; in MXFP4 (``jspec.quantization.mxfp4``) uint8 ``[pairs, X, out, 32]``.
-      scale: float32 ``[X, out]``, by which a quantised weight is multiplied; in MXFP4 uint32 ``[pairs, X, out]``. None
-        for a weight that is not quantised.
+      scale: float32 ``[X, out]``, by which a quantised weight is multiplied; of FP8 in blocks
+        (``jspec.quantization.fp8_block``) float32 ``[X, out, groups]``; in MXFP4 uint32 ``[pairs, X, out]``. None for a
+        weight that is not quantised.
       bias: ``[X, out]``, or None.
     """
 
@@ -37,6 +38,11 @@ class ExpertWeights(NamedTuple):
     def num_experts(self) -> int:
         """X."""
         return self.weight.shape[1 if self.is_mxfp4 else 0]
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the weight is FP8 in blocks."""
+        return self.scale is not None and not self.is_mxfp4 and len(self.scale.shape) == 3
 
     @property
     def num_outputs(self) -> int:

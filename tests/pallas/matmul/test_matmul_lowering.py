@@ -30,10 +30,12 @@ def _weight_only(M, out, inputs, stored):
     x = array((M, inputs), jnp.bfloat16)
     if stored == "uint8":
         return x, array((out, 64 * groups), stored), array((out, groups), jnp.bfloat16)
+    if stored == "fp8_block":
+        return x, array((out, inputs), jnp.float8_e4m3fn), array((out, groups), jnp.float32)
     return x, array((out, inputs), stored), array((out,), jnp.float32)
 
 
-@pytest.mark.parametrize("stored", ["uint8", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("stored", ["uint8", "int8", "float8_e4m3fn", "fp8_block"])
 @pytest.mark.parametrize(("out", "inputs"), [(6144, 4096), (1000, 100), (2880, 2880)])
 @pytest.mark.parametrize("M", [1, 40, 320])
 def test_weight_only_matmul_lowers_for_cuda(M, out, inputs, stored):
@@ -57,6 +59,14 @@ def test_few_tokens_of_bfloat16_have_the_kernel_for_four_bits(M, dtype, kernels)
 )
 def test_several_tokens_have_the_kernel_for_large_weights_of_int8(M, out, stored, kernels):
     assert len(kernels_of(for_cuda(matmul, _weight_only(M, out, 4096, stored)))) == kernels
+
+
+@pytest.mark.parametrize(
+    ("M", "dtype", "kernels"), [(1, "bfloat16", 1), (80, "bfloat16", 1), (600, "bfloat16", 1), (5, "float32", 0)]
+)
+def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels):
+    x, *weights = _weight_only(M, 256, 512, "fp8_block")
+    assert len(kernels_of(for_cuda(matmul, (x.update(dtype=jnp.dtype(dtype)), *weights)))) == kernels
 
 
 def test_weight_only_matmul_elsewhere_is_the_reference():

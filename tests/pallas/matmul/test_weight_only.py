@@ -20,11 +20,12 @@ from jspec.pallas.matmul.weight_only import (
 )
 from jspec.quantization import int4
 
-KINDS = ("int8", "fp8", "int4")
+KINDS = ("int8", "fp8", "int4", "fp8_block")
 
 
 def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False):
-    """x of bfloat16, a weight and its scales, and the numbers that are multiplied, before the scales of eight bits."""
+    """x of bfloat16, a weight and its scales, and the numbers that are multiplied, before the scales of eight bits, but in
+    blocks with them."""
     rng = np.random.default_rng(M + outputs + inputs)
     x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
     if kind == "int4":
@@ -52,14 +53,18 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False)
             rng.choice([-448, 448, 2.0**-9, 0], (outputs, inputs)) if extreme else rng.normal(0, 50, (outputs, inputs))
         )
         weight = jnp.asarray(numbers, jnp.float8_e4m3fn)
+    numbers = np.asarray(weight.astype(jnp.float32), np.float64)
+    if kind == "fp8_block":
+        scale = np.exp(rng.normal(-3, 1, (outputs, -(-inputs // 128)))).astype(np.float32)
+        return (x, weight, jnp.asarray(scale)), numbers * np.repeat(scale.astype(np.float64), 128, axis=1)[:, :inputs]
     scale = jnp.asarray(np.exp(rng.normal(-3, 1, outputs)), jnp.float32)
-    return (x, weight, scale), np.asarray(weight.astype(jnp.float32), np.float64)
+    return (x, weight, scale), numbers
 
 
 def check(got, args, numbers):
     """Sums in float32 may differ from exact ones by a little of what they add up."""
-    x, weight, scale = args
-    factor = 1.0 if weight.dtype == jnp.uint8 else np.asarray(scale, np.float64)
+    x, _, scale = args
+    factor = np.asarray(scale, np.float64) if scale.ndim == 1 else 1.0
     exact = np.asarray(x, np.float64)
     wanted, size = exact @ numbers.T * factor, np.abs(exact) @ np.abs(numbers).T * factor
     assert got.shape == wanted.shape
@@ -106,7 +111,8 @@ class TestWeightOnlyMatmul:
     @pytest.mark.parametrize("ordered", [False, True])
     def test_x_may_be_read_in_either_order(self, kind, ordered):
         args, numbers = problem(20, 70, 600, kind)
-        check(self.product(*args, tiling=MatmulTiling(64, 32, 256, 4, 3, ordered=ordered)), args, numbers)
+        depth = 128 if kind == "fp8_block" else 256
+        check(self.product(*args, tiling=MatmulTiling(64, 32, depth, 4, 3, ordered=ordered)), args, numbers)
 
     @pytest.mark.parametrize("num_splits", [1, 2])
     def test_results_are_rounded_once(self, num_splits):
@@ -150,6 +156,22 @@ def test_has_the_derivative_of_its_reference(kind):
     (x, *weights), _ = problem(2, 16, 128, kind)
     derivative = lambda product: jax.grad(lambda x: jnp.sum(jnp.sin(product(x, *weights))))(x)  # noqa: E731
     np.testing.assert_array_equal(derivative(weight_only_matmul), derivative(weight_only_matmul_reference))
+
+
+def test_products_of_a_block_are_added_up_before_its_scale():
+    """The definition, block by block, and two wrong readings of the scales."""
+    (x, weight, scale), _ = problem(3, 128, 256, "fp8_block")
+
+    def by_block(scale):
+        parts = (slice(0, 128), slice(128, 256))
+        sums = (jnp.einsum("mi,oi->mo", *(a[:, part].astype(jnp.float32) for a in (x, weight))) for part in parts)
+        return sum(scale[None, :, i] * total for i, total in enumerate(sums))
+
+    got = np.asarray(weight_only_matmul(x, weight, scale))
+    tolerance = {"rtol": 1e-5, "atol": 1e-5 * np.abs(got).max()}
+    np.testing.assert_allclose(got, by_block(scale), **tolerance)
+    for wrong in (1 / scale, scale[:, ::-1]):
+        assert not np.allclose(got, by_block(wrong), **tolerance)
 
 
 def words(byte: np.ndarray) -> np.ndarray:

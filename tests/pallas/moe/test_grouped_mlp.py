@@ -45,6 +45,10 @@ def quantized(weight, kind: str) -> ExpertWeights:
     X, width, inputs = weight.shape
     if kind == "mxfp4":
         return four_bits(np.random.default_rng(X).integers(0, 16, (X, width, inputs), np.uint8))
+    if kind == "fp8_block":
+        scale = np.random.default_rng(X).uniform(0.5, 2, (X, width, -(-inputs // 128))).astype(np.float32) / 64
+        numbers = np.asarray(weight, np.float32) / np.repeat(scale, 128, axis=-1)[..., :inputs]
+        return ExpertWeights(jnp.asarray(numbers, jnp.float8_e4m3fn), jnp.asarray(scale))
     stored, scale = quantize(np.asarray(weight.reshape(X * width, inputs), np.float32), kind)
     return ExpertWeights(jnp.asarray(stored).reshape(weight.shape), jnp.asarray(scale).reshape(X, width))
 
@@ -107,6 +111,8 @@ def dequantize(stacked: ExpertWeights, inputs: int):
     if stacked.is_mxfp4:
         return dequantize_mxfp4(stacked.weight, stacked.scale, inputs)
     weight = np.asarray(stacked.weight, np.float64)
+    if stacked.in_blocks:
+        return weight * np.repeat(np.asarray(stacked.scale, np.float64), 128, axis=-1)[..., :inputs]
     return weight if stacked.scale is None else weight * np.asarray(stacked.scale, np.float64)[:, :, None]
 
 
@@ -161,6 +167,17 @@ class TestGroupedMLP:
         args = layer(5, 72, 40, 16, 4, "float32", quantization)
         actual = self.experts(TILINGS[1])(*args)
         np.testing.assert_allclose(actual, by_token(*args), atol=2e-5)
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize(("D", "F"), [(256, 128), (200, 72), (72, 300)])
+    def test_blocks_of_fp8_agree_with_float64(self, D, F, dtype):
+        for tiling in (TILINGS[0], TILINGS[2], ExpertTiling(64, 32, 128, 4, 2)):
+            args = layer(5, D, F, 8, 3, dtype, "fp8_block")
+            wanted = by_token(*args)
+            actual = np.asarray(self.experts(tiling)(*args), np.float64)
+            np.testing.assert_allclose(
+                actual, wanted, atol=(3e-2 if dtype == "bfloat16" else 1e-5) * np.abs(wanted).max()
+            )
 
     @pytest.mark.parametrize("tiling", TILINGS, ids=str)
     @pytest.mark.parametrize(("D", "F"), [(128, 64), (96, 32), (64, 160)])
