@@ -3,8 +3,8 @@ bits.
 
 Output channel o of the weight W stands for ``scale[o] * weight[o]``. Quantisation is symmetric, as in W8A16 checkpoints:
 the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Weights of four bits (``int4``) and FP8 weights
-in blocks (``fp8_block``) have a scale for each group of inputs, see ``jspec.quantization``. Activations are quantised in int8 drafters only
-(``jspec.models.w8a8``)."""
+in blocks (``fp8_block``) have a scale for each group of inputs, see ``jspec.quantization``. Activations are quantised in
+int8 drafters only (``jspec.models.w8a8``)."""
 
 import jax
 import jax.numpy as jnp

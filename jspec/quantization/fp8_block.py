@@ -18,9 +18,10 @@ LARGEST = 448
 
 
 def quantize(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers ``[out, in]``, rounded to nearest even, and the scales, float32 ``[out, groups]``, of a weight in blocks of
-    128 x 128. The largest magnitude of a block becomes 448. A scale that would be subnormal, which a GPU may flush to zero,
-    is 1.
+    """The numbers ``[out, in]``, rounded to nearest even, and the scales, float32 ``[out, groups]``, of a weight in blocks.
+
+    A block has 128 output channels. Its largest magnitude becomes 448. A scale that would be subnormal, which a GPU may
+    flush to zero, is 1.
 
     Args:
       weight: ``[out, in]``, finite, of any float dtype.

@@ -7,7 +7,7 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from block_checkpoints import KINDS, block_checkpoint
+from block_checkpoints import KEPT, KINDS, block_checkpoint
 from fp8_checkpoints import fp8_checkpoint
 from tiny import tiny_checkpoint
 
@@ -24,12 +24,23 @@ HEADS = {"num_key_value_heads": 4}  # one for each of four shards
 EXPERTS = {"num_local_experts": 4, "num_key_value_heads": 4}
 LATENTS = {"qk_nope_head_dim": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1}
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+WHOLE_GROUPS = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "head_dim": 128,
+}  # four shards have groups of 128 inputs each
 FOUR_BITS = {"hidden_size": 96, "intermediate_size": 64, "quantization_config": MXFP4, "dtype": "bfloat16"}
 
 
 def converted(path, quantize=None, **options):
     convert(tiny_checkpoint(path.with_name("src"), **options), path, quantize=quantize)
     return path
+
+
+def reconverted(src):
+    out = src.with_name("converted")
+    convert(src, out)
+    return out
 
 
 CHECKPOINTS = {
@@ -39,6 +50,8 @@ CHECKPOINTS = {
     "mxfp4": lambda path: tiny_checkpoint(path, "GptOssForCausalLM", **FOUR_BITS, **EXPERTS),
     "fp8 channels": lambda path: fp8_checkpoint(path, **HEADS),
     **{name: lambda path, kind=kind: block_checkpoint(path, kind, **HEADS) for name, kind in KINDS.items()},
+    "fp8 blocks": lambda path: block_checkpoint(path, KEPT["qwen"], **HEADS, **WHOLE_GROUPS),
+    "converted fp8 blocks": lambda path: reconverted(block_checkpoint(path, KEPT["qwen"], **HEADS, **WHOLE_GROUPS)),
     "fp8 latents": lambda path: block_checkpoint(path, KINDS["fp8"], "DeepseekV3ForCausalLM", **LATENTS),
     "gptq latents": lambda path: block_checkpoint(path, KINDS["gptq order"], "DeepseekV3ForCausalLM", **LATENTS),
     "converted": lambda path: converted(path, **HEADS),

@@ -221,7 +221,8 @@ def routing(way: dict[str, Any], M: int, X: int) -> Problem:
 
 
 def mixture(quantization: str | None, clamp: float | None) -> Problem:
-    x, routed, *weights = layer(5, 64, 32, 6, 2, "float32", quantization)
+    dtype = "bfloat16" if quantization == "fp8_block" else "float32"
+    x, routed, *weights = layer(5, 64, 32, 6, 2, dtype, quantization)
     return simple(grouped_mlp_reference, grouped_mlp_kernel, x, routed, *weights, clamp=clamp)
 
 
@@ -320,7 +321,8 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     },
     "experts": functools.partial(mixture, None, None),
     "experts, clamped": functools.partial(mixture, "int8", 2.0),
-    **{f"weight-only product, {kind}": functools.partial(weight_only, kind) for kind in ("int8", "int4")},
+    "experts, FP8 in blocks": functools.partial(mixture, "fp8_block", None),
+    **{f"weight-only product, {kind}": functools.partial(weight_only, kind) for kind in ("int8", "int4", "fp8_block")},
     "bf16 product": functools.partial(bf16, "bfloat16"),
     "W8A8 product": w8a8,
     "greedy sample": functools.partial(sampling, 0.0),

@@ -143,9 +143,7 @@ def fp8(weight: np.ndarray, block=(40, 24), end=".weight_scale_inv", dtype=np.fl
             at = slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width)
             scales[i, j] = np.abs(weight[at]).max() / 448
             stored[at] = np.clip(weight[at] / scales[i, j].astype(np.float32), -448, 448).astype(FP8)
-            for o, row in enumerate(stored[at]):
-                for k, number in enumerate(row):
-                    wide[i * height + o, j * width + k] = np.float32(number) * np.float32(scales[i, j])
+            wide[at] = stored[at].astype(np.float32) * np.float32(scales[i, j])
     return {".weight": stored, end: scales}, wide
 
 

@@ -101,7 +101,9 @@ FOUR_HEADS = "four heads"
 TARGETS = {**{name: family_config(name) for name in ARCHITECTURES}, LLAMA: TARGET}
 TARGETS[FOUR_HEADS] = dataclasses.replace(TARGET, num_heads=4, num_kv_heads=2)
 FP8_BLOCKS = "experts in FP8 blocks"
-TARGETS[FP8_BLOCKS] = dataclasses.replace(TARGETS["Qwen3MoeForCausalLM"], quantization="fp8_block", quantized_head=False)
+TARGETS[FP8_BLOCKS] = dataclasses.replace(
+    TARGETS["Qwen3MoeForCausalLM"], quantization="fp8_block", quantized_head=False
+)
 OF_LLAMA = tuple(HEADS)  # the heads that fit a target of Llama's family, and below those that fit any
 ANY_TARGET = tuple(name for name in HEADS if name != "assistant")
 GEMMA4_ASSISTANT = "assistant of Gemma 4"

@@ -252,9 +252,25 @@ def _mixture(M, X, dtype):
     return function, (array((M, D), dtype), array((M, X), jnp.float32), *weights)
 
 
+def _in_blocks(weights: ExpertWeights) -> ExpertWeights:
+    """The same in FP8 with blocks."""
+    X, out, inputs = weights.weight.shape
+    array = jax.ShapeDtypeStruct
+    return ExpertWeights(array((X, out, inputs), jnp.float8_e4m3fn), array((X, out, -(-inputs // 128)), jnp.float32))
+
+
 def launches_of_experts(M: int) -> list[str]:
     """Few tokens are routed in one launch."""
     return ["down", "route_small_batch", "up"] if M <= MOST_TOKENS else ["choose", "down", "group", "up"]
+
+
+@pytest.mark.parametrize(
+    ("M", "dtype"), [(1, "bfloat16"), (16, "bfloat16"), (320, "bfloat16"), (4096, "bfloat16"), (5, "float32")]
+)
+def test_experts_in_blocks_of_fp8_lower_for_cuda(M, dtype):
+    function, (x, logits, *weights) = _mixture(M, 128, dtype)
+    actual = kernels_of(for_cuda(function, (x, logits, *map(_in_blocks, weights))))
+    assert sorted(actual) == launches_of_experts(M)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -13,7 +13,7 @@ class MatmulTiling:
       outputs: output features of a program instance, a power of two, at least 16.
       tokens: tokens of an instance, a power of two, at least 16.
       inputs: input features that an instance reads at a time, a power of two, at least 32; for weight-only matmuls at
-        least 64, with four bits 128, and in blocks of FP8 always 128.
+        least 64, and with groups that share a scale 128.
       num_warps: warps of an instance.
       num_stages: how many reads are under way at once, and one more.
       weight_first: whether the weight is the left operand, of which four warps multiply 64 lines at once. Otherwise the

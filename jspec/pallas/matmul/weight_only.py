@@ -44,11 +44,10 @@ _PARTIAL_SUMS = 4  # float32 partial sums have at most one in this many of the b
 def weight_only_tiling(tokens: int, outputs: int, inputs: int, bits: int, in_blocks: bool = False) -> MatmulTiling:
     """The tiling for ``tokens`` and a weight ``[outputs, inputs]`` of four or eight bits.
 
-    With ``in_blocks``, which is for eight bits, a trip has the inputs of one block."""
+    With ``in_blocks``, which is for FP8, a trip has whole groups of inputs that share a scale."""
     tile_tokens = min(max(MMA_SIZE, pl.next_power_of_2(tokens)), 128)
-    few, min_depth = tile_tokens <= _FEW_TOKENS, GROUP if bits == 4 else ORDER_INPUTS
+    few, min_depth = tile_tokens <= _FEW_TOKENS, GROUP if bits == 4 or in_blocks else ORDER_INPUTS
     depth = max(min(256 if few or bits == 4 else 128, pl.next_power_of_2(inputs)), min_depth)
-    depth = GROUP if in_blocks else depth
 
     def of_outputs(tile_outputs: int) -> MatmulTiling:
         tiling = MatmulTiling(
@@ -150,14 +149,23 @@ def _weight_only_matmul(x_ref, weight_ref, scale_ref, sums_ref, *, tiling: Matmu
 
 def _eight_bit_operands(x_ref, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling):
     """In a kernel: the weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` that a trip multiplies, in bfloat16, and
-    what the sums are multiplied by, float32 ``[outputs]``, of FP8 in blocks; else None."""
-    depth, scale = tiling.inputs, None
-    weight = load_tile(weight_ref, output, block_ids(trip, depth), depth)
-    if len(scale_ref.shape) == 2:
-        assert depth == GROUP, "a trip has the inputs of one block"
-        scale = pltriton.load(scale_ref.at[output, trip], mask=output < weight_ref.shape[0], other=0.0)
-    x = load_tile(x_ref, token, trip * depth + input_indices(depth, ORDER_INPUTS, tiling.ordered), depth)
-    return [(unpack_eight_bits(weight), x, scale)]
+    what the product is multiplied by, None or float32 ``[outputs]``. In blocks, these are of one group of inputs each."""
+    depth = tiling.inputs
+    if len(scale_ref.shape) == 1:
+        return [(*_eight_bit_tiles(x_ref, weight_ref, token, output, trip, depth, tiling), None)]
+    operands, count = [], depth // GROUP
+    for group in (trip * count + i for i in range(count)):
+        mask = (output < scale_ref.shape[0]) & (group < scale_ref.shape[1])
+        scale = pltriton.load(scale_ref.at[output, group], mask=mask, other=0.0)
+        operands.append((*_eight_bit_tiles(x_ref, weight_ref, token, output, group, GROUP, tiling), scale))
+    return operands
+
+
+def _eight_bit_tiles(x_ref, weight_ref, token, output, block, size: int, tiling: MatmulTiling):
+    """In a kernel: the weights ``[outputs, size]`` and ``x [tokens, size]`` of a block of ``size`` inputs, in bfloat16."""
+    weight = load_tile(weight_ref, output, block_ids(block, size), tiling.inputs)
+    at = block * size + input_indices(size, ORDER_INPUTS, tiling.ordered)
+    return unpack_eight_bits(weight), load_tile(x_ref, token, at, tiling.inputs)
 
 
 def _four_bit_operands(x_ref, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling):

@@ -35,7 +35,9 @@ class Case(NamedTuple):
         x: Any = array((self.tokens, self.inputs), self.x)
         if self.x == "int8":
             x = QuantizedActivations(x, array((self.tokens,), jnp.float32), jnp.dtype("bfloat16"))
-        weight, scale = array((self.outputs, self.inputs), self.weight), None
+        in_blocks = self.weight == "fp8_block"
+        weight = array((self.outputs, self.inputs), jnp.float8_e4m3fn if in_blocks else self.weight)
+        scale = array((self.outputs, groups), jnp.float32) if in_blocks else None
         if self.weight == "uint8":
             weight = array((self.outputs, 64 * groups), jnp.uint8)
             scale = array((self.outputs, groups), jnp.bfloat16)
@@ -54,6 +56,10 @@ EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
     "four bits": (
         Case(5, 256, 512, weight="uint8"),
         [({"tokens": 513}, "XLA"), ({"x": "float32"}, "XLA")],
+    ),
+    "FP8 blocks": (
+        Case(5, 256, 512, weight="fp8_block"),
+        [({"x": "float32"}, "XLA"), ({"weight": "float8_e4m3fn"}, "XLA")],
     ),
     "int8": (
         Case(16, 8192, 4096, weight="int8"),
@@ -98,6 +104,7 @@ EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
 WITHIN = {
     "W8A8": [{"tokens": 1}, {"tokens": 512}],
     "four bits": [{"tokens": 1}, {"tokens": 512}],
+    "FP8 blocks": [{"tokens": 1}, {"tokens": 8192}, {"bias": True}, {"dtype": "float32"}],
     "int8": [{"tokens": 2}, {"tokens": 64}, {"bias": True}, {"dtype": "float32"}],
     "one token, eight bits": [{"x": "bfloat16"}, {"weight": "int8"}, {"dtype": "bfloat16"}],
     "one token, reduction": [{"outputs": 611, "inputs": 16_384}, {"bias": True}, {"x": "float32", "weight": "float32"}],
