@@ -13,7 +13,7 @@ The product is ``y[T, 28672] = x[T, 4096] @ weight^T``, in bfloat16, with a weig
 
 The ways to compute it are
 
-    mosaic    ``jspec.pallas.matmul.few_tokens_sm90``, in Pallas' Mosaic GPU lowering: the best of some tilings, which is named
+    mosaic    ``jspec.pallas.matmul.few_tokens_sm90``, in Pallas' Mosaic GPU lowering: the best tiling of some, which is named
     triton    the kernels of ``jspec.pallas.matmul``, in Pallas' Triton lowering; that of blocks is
               ``benchmarks.kernels.triton_blocks``
     xla       XLA's product, which dequantises the weight in its own kernel or, of blocks, before it
