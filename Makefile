@@ -35,6 +35,7 @@ types: $(VENV)/dev
 # with another Python or jax in an environment of its own:
 #     make smoke PYTHON=python3.12 JAX=0.12.0.1 VENV=.venv312-jax0.12.0.1
 SMOKE = tests/pallas/test_lowering.py tests/pallas/matmul/test_matmul_lowering.py \
+	tests/pallas/matmul/test_few_tokens.py tests/pallas/matmul/test_matmul_table.py \
 	tests/pallas/attention/test_prefill_sm90.py \
 	tests/pallas/test_triton.py tests/pallas/norm/test_rms_norm.py \
 	tests/pallas/sampling/test_threefry.py tests/pallas/mla/test_mla_prefill.py tests/pallas/collectives \

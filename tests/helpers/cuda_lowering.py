@@ -53,6 +53,13 @@ def kernels_of(text: str) -> list[str]:
     return names
 
 
+def mosaic_kernels_of(text: str) -> list[str]:
+    """The names of the kernels in a lowered program that Pallas' Mosaic GPU lowering made."""
+    calls = re.findall(r"custom_call @mosaic_gpu_v2.*?jspec_(\w+?)_mosaic_gpu", text)
+    assert len(calls) == text.count("custom_call @mosaic_gpu_v2")
+    return calls
+
+
 def dropping_nan(text: str) -> list[str]:
     """Those of the kernels in a lowered program that have a maximum or minimum of floats which drops NaN."""
     return [name for name, code in code_of(text) if re.search(r"arith\.(max|min)numf", code)]

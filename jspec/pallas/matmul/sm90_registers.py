@@ -53,6 +53,32 @@ def load_bfloat16(weight, first: int, inputs: int, ordered: bool = False):
     return load(weight)
 
 
+def store_transposed(y, sums):
+    """In a kernel: store ``sums`` ``[64, tokens]`` of float32 in shared memory as ``y`` ``[tokens, 64]``, line by line.
+
+    jax stores numbers of 16 bits so, and no others."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WGMMA))
+    def store(_, ref, sums):
+        i32, i8, f32 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(8), ir.F32Type.get()
+        (pitch, _), _ = ir.MemRefType(ref.type).get_strides_and_offset()
+        thread = arith.remui(mgpu.thread_idx(), mgpu.c(128, i32))
+        warp, lane = arith.divui(thread, mgpu.c(32, i32)), arith.remui(thread, mgpu.c(32, i32))
+        line = arith.addi(arith.muli(warp, mgpu.c(16, i32)), arith.divui(lane, mgpu.c(4, i32)))
+        token = arith.muli(arith.remui(lane, mgpu.c(4, i32)), mgpu.c(2, i32))
+        own = arith.muli(arith.addi(arith.muli(token, mgpu.c(pitch, i32)), line), mgpu.c(4, i32))
+        base = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(ref), [own], i8)
+        by_core = sums.registers.reshape(-1, 2)  # the last axis is the two lines
+        for core, half in np.ndindex(*by_core.shape):
+            for i in range(2):
+                number = vector.extract(by_core[core, half], [], [i])
+                assert number.type == f32, number.type
+                offset = 4 * ((_CORE * core + i) * pitch + _CORE * half)
+                llvm.store(number, mgpu.utils.getelementptr(base, [offset], i8), alignment=4)
+
+    store(y, sums)
+
+
 def in_order(weight, ordered: bool):
     """Numbers ``[outputs, inputs]`` in bfloat16 as ``load_bfloat16`` would give them, but not divided: for interpreters."""
     return to_mma_order(weight.astype(jnp.bfloat16)) if ordered else weight.astype(jnp.bfloat16)

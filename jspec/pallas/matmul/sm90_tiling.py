@@ -1,9 +1,19 @@
-"""How ``jspec.pallas.matmul.few_tokens_sm90`` divides a product."""
+"""How ``jspec.pallas.matmul.few_tokens_sm90`` divides a product among the multiprocessors of a Hopper GPU."""
 
 from typing import NamedTuple
 
-# Of a thread in the warpgroup that loads, and of one in each warpgroup together.
-LOAD_REGISTERS, _REGISTERS = 40, 512
+from jax.experimental import pallas as pl
+
+MULTIPROCESSORS = 132
+LINES = 64  # of the left operand, which a warpgroup multiplies at once
+BLOCK = 128  # outputs and inputs that share a scale, where these come in blocks
+LOAD_REGISTERS, _REGISTERS = 40, 512  # of a thread in the warpgroup that loads, and of one in each warpgroup together
+_SHARED = 226 * 1024  # bytes of shared memory for arrays; a program instance has 227 KiB
+_FEW, _SEVERAL = 80, 160  # the most tokens whose sums leave registers for four warpgroups, and for one tile
+TOKEN_UNIT, DEPTH_UNIT = 8, 64  # tokens and inputs that lie together in shared memory
+_DEPTH, _MIN_STAGES = 128, 3  # inputs that are copied at a time, unless fewer copies than this fit then
+_UNEVEN = 1.25  # how much more the busiest instance may have to do than with smaller tiles
+_PARTIAL_SUMS = 4  # float32 partial sums have at most one in this many of the bytes of the weight
 
 
 class MosaicTiling(NamedTuple):
@@ -12,12 +22,14 @@ class MosaicTiling(NamedTuple):
     Attributes:
       outputs: output features of a warpgroup, a multiple of 64.
       tokens: tokens of a tile, a multiple of 8, at most 256.
-      inputs: input features that are copied at a time.
+      inputs: input features that are copied at a time, 64 or a multiple of 128. They divide those of the product or, of
+        several times 128, 128 does.
       num_stages: how many such copies are under way at once.
       side_by_side: warpgroups that multiply other output features of the same copy.
       in_turns: warpgroups that multiply one copy after the other in turn, and add up their sums in the end.
       keep_x: whether all of x stays in shared memory. Otherwise it is copied beside the weights of every tile.
-      ordered: whether x has its inputs in the order of ``to_mma_order``, in which weights of eight bits are read faster.
+      ordered: whether x has its inputs in the order of ``to_mma_order``, in which weights of eight bits are read at once.
+      num_splits: split-K, how many program instances share the inputs of the same results. Each stores partial sums.
     """
 
     outputs: int
@@ -28,6 +40,7 @@ class MosaicTiling(NamedTuple):
     in_turns: int = 1
     keep_x: bool = False
     ordered: bool = False
+    num_splits: int = 1
 
     @property
     def warpgroups(self) -> int:
@@ -43,3 +56,81 @@ class MosaicTiling(NamedTuple):
         all_warpgroups = self.warpgroups + 1
         started = all_warpgroups * min(232, _REGISTERS // all_warpgroups // 8 * 8)
         return min(232, (started - LOAD_REGISTERS) // self.warpgroups // 8 * 8)
+
+    def tiles(self, tokens: int, outputs: int) -> int:
+        """How many tiles a product has, those of other splits included."""
+        return pl.cdiv(tokens, self.tokens) * pl.cdiv(outputs, self.tile_outputs) * self.num_splits
+
+    def trips(self, inputs: int) -> int:
+        """How many copies each warpgroup multiplies for a tile. What is past the last input is zero."""
+        return pl.cdiv(inputs, self.inputs * self.in_turns * self.num_splits)
+
+    def split_inputs(self, inputs: int) -> int | None:
+        """How many of the inputs a split has; None without split-K."""
+        return self.trips(inputs) * self.in_turns * self.inputs if self.num_splits > 1 else None
+
+    def shared_bytes(self, inputs: int, weight_bytes: int, result_bytes: int) -> int:
+        """Of shared memory, for numbers of a weight and of results of so many bytes each; barriers are not counted."""
+        parts = self.trips(inputs) * self.in_turns if self.keep_x else self.num_stages
+        weight = self.num_stages * self.tile_outputs * self.inputs * weight_bytes
+        x, y = 2 * parts * self.tokens * self.inputs, result_bytes * self.side_by_side * self.tokens * LINES
+        return weight + x + y + 4 * (self.in_turns - 1) * self.tile_outputs * self.tokens
+
+
+def few_tokens_tiling(
+    tokens: int,
+    outputs: int,
+    inputs: int,
+    allow_partial_sums: bool = False,
+    result_bytes: int = 2,
+    in_blocks: bool = False,
+) -> MosaicTiling:
+    """The tiling for ``tokens`` and a weight of eight bits ``[outputs, inputs]``, with split-K only if
+    ``allow_partial_sums``.
+
+    Every tile reads x again, so tiles have many outputs, as long as the busiest instance has not much more to do than with
+    smaller ones. Where there are not enough tiles for all multiprocessors, their inputs are split.
+
+    Args:
+      result_bytes: of a number of the results, unless these are partial sums.
+      in_blocks: whether scales come in blocks, of which a copy has one.
+    """
+    few, several = (_FEW // 2, 128) if in_blocks else (_FEW, _SEVERAL)  # a block's sums are kept beside all sums
+    token_tiles = pl.cdiv(tokens, several)
+    tile_tokens = TOKEN_UNIT * pl.cdiv(pl.cdiv(tokens, token_tiles), TOKEN_UNIT)
+
+    def busiest(tiling: MosaicTiling) -> int:
+        return pl.cdiv(tiling.tiles(tokens, outputs), MULTIPROCESSORS) * tiling.tile_outputs
+
+    if tokens <= few:  # four warpgroups convert weights faster than two
+        divided = MosaicTiling(64, tile_tokens, 0, 0, 2, 2), MosaicTiling(64, tile_tokens, 0, 0, 1, 4)
+    else:
+        divided = MosaicTiling(64, tile_tokens, 0, 0, 2, 1), MosaicTiling(64, tile_tokens, 0, 0, 1, 2)
+        if token_tiles > 1 and outputs % 128 == 0 and not in_blocks:  # x is read less often
+            divided = MosaicTiling(128, tile_tokens, 0, 0, 2, 1), *divided
+    least = min(map(busiest, divided))
+    tiling = next(one for one in divided if busiest(one) <= _UNEVEN * least)
+    result_bytes = 4 if allow_partial_sums else result_bytes
+    depths = [depth for depth in (_DEPTH, DEPTH_UNIT) if inputs % depth == 0 and (depth == BLOCK or not in_blocks)]
+    deep = [_with_stages(tiling._replace(inputs=depth), inputs, result_bytes) for depth in depths]
+    tiling = next((one for one in deep if one.num_stages >= _MIN_STAGES), deep[-1])
+    while allow_partial_sums and _may_split(tiling, tokens, outputs, inputs):
+        tiling = tiling._replace(num_splits=2 * tiling.num_splits)
+    return tiling
+
+
+def _with_stages(tiling: MosaicTiling, inputs: int, result_bytes: int) -> MosaicTiling:
+    """With as many stages as fit into shared memory, a multiple of the turns, at most 16."""
+    fits = [
+        stages
+        for stages in range(tiling.in_turns, 17, tiling.in_turns)
+        if tiling._replace(num_stages=stages).shared_bytes(inputs, 1, result_bytes) <= _SHARED
+    ]
+    return tiling._replace(num_stages=max(fits, default=0))
+
+
+def _may_split(tiling: MosaicTiling, tokens: int, outputs: int, inputs: int) -> bool:
+    """Whether twice as many splits have multiprocessors of their own, two trips each, and partial sums that are few."""
+    twice = tiling._replace(num_splits=2 * tiling.num_splits)
+    few = 4 * tokens * twice.num_splits * _PARTIAL_SUMS <= inputs
+    return twice.tiles(tokens, outputs) <= MULTIPROCESSORS and twice.trips(inputs) >= 2 and few

@@ -5,11 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from cuda_lowering import for_cuda, kernels_of
+from cuda_lowering import for_cuda, kernels_of, mosaic_kernels_of
 from flax import nnx
 
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear
-from jspec.pallas.matmul import matmul
+from jspec.pallas.matmul import few_tokens, matmul
 from jspec.pallas.matmul.bf16 import bf16_matmul_kernel
 from jspec.pallas.matmul.quantize_activations import QuantizedActivations, activate_and_quantize, quantize_tokens
 from jspec.pallas.matmul.tiling import MatmulTiling
@@ -57,7 +57,9 @@ def test_few_tokens_of_bfloat16_have_the_kernel_for_four_bits(M, dtype, kernels)
         *((16, 8191, "int8", 0), (16, 8192, "float8_e4m3fn", 0)),
     ],
 )
-def test_several_tokens_have_the_kernel_for_large_weights_of_int8(M, out, stored, kernels):
+def test_several_tokens_have_the_kernel_for_large_weights_of_int8(M, out, stored, kernels, monkeypatch):
+    """Where there is no kernel of Pallas' Mosaic GPU lowering."""
+    monkeypatch.setattr(few_tokens, "LOWERS", False)
     assert len(kernels_of(for_cuda(matmul, _weight_only(M, out, 4096, stored)))) == kernels
 
 
@@ -67,6 +69,32 @@ def test_several_tokens_have_the_kernel_for_large_weights_of_int8(M, out, stored
 def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels):
     x, *weights = _weight_only(M, 256, 512, "fp8_block")
     assert len(kernels_of(for_cuda(matmul, (x.update(dtype=jnp.dtype(dtype)), *weights)))) == kernels
+
+
+@pytest.mark.skipif(not few_tokens.LOWERS, reason="jax 0.10 does not lower the kernel")
+@pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    ("out", "inputs", "how", "splits"),
+    [
+        *[(6144, 4096, {}, 1), (28672, 4096, {}, 1), (128256, 4096, {"dtype": jnp.float32}, 1)],
+        *[(4096, 14336, {"allow_partial_sums": True}, 2), (2048, 8192, {"allow_partial_sums": True}, 4)],
+    ],
+)
+@pytest.mark.parametrize("M", [1, 16, 80])
+def test_few_tokens_have_the_kernel_for_eight_bits(M, out, inputs, how, splits, stored):
+    product, args = functools.partial(matmul, **how), _weight_only(M, out, inputs, stored)
+    text = for_cuda(lambda *args: product(*args), args)  # not traced before
+    assert mosaic_kernels_of(text) == ["few_tokens_matmul"]
+    assert "triton" not in text
+    assert (f"tensor<{M}x{splits}x{out}xf32>" in text) == (splits > 1)
+
+
+@pytest.mark.skipif(not few_tokens.LOWERS, reason="jax 0.10 does not lower the kernel")
+def test_other_gpus_have_the_kernel_of_many_gpus(monkeypatch):
+    monkeypatch.setattr("jspec.pallas.matmul.table.on_hopper", lambda: False)
+    text = for_cuda(lambda *args: matmul(*args), _weight_only(16, 8192, 4096, "int8"))  # not traced before
+    assert kernels_of(text) == ["weight_only_matmul"]
+    assert not mosaic_kernels_of(text)
 
 
 def test_weight_only_matmul_elsewhere_is_the_reference():

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
-from cuda_lowering import for_cuda, kernels_of
+from cuda_lowering import for_cuda, kernels_of, mosaic_kernels_of
 
 import jspec.pallas.matmul
-from jspec.pallas.matmul import matmul, table
+from jspec.pallas.matmul import few_tokens, matmul, table
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import QuantizedActivations
 from jspec.pallas.matmul.table import TABLE, Product, row_of
@@ -51,22 +51,34 @@ class Case(NamedTuple):
 EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
     "W8A8": (
         Case(5, 4096, 4096, "int8", "int8"),
-        [({"tokens": 513}, "XLA"), ({"x": "bfloat16"}, "XLA"), ({"x": "float32"}, "XLA")],
+        [({"tokens": 513}, "XLA"), ({"x": "bfloat16"}, "few tokens, eight bits"), ({"x": "float32"}, "XLA")],
     ),
     "four bits": (
         Case(5, 256, 512, weight="uint8"),
         [({"tokens": 513}, "XLA"), ({"x": "float32"}, "XLA")],
+    ),
+    "few tokens, eight bits": (
+        Case(5, 4096, 4096, weight="int8"),
+        [
+            ({"tokens": 9}, "XLA"),  # no whole eights of tokens
+            ({"tokens": 328}, "XLA"),
+            ({"tokens": 1, "outputs": 2047}, "one token, eight bits"),
+            ({"outputs": 3072}, "XLA"),  # too few tiles
+            ({"outputs": 8200}, "int8"),
+            ({"x": "float32"}, "XLA"),
+        ],
     ),
     "FP8 blocks": (
         Case(5, 256, 512, weight="fp8_block"),
         [({"x": "float32"}, "XLA"), ({"weight": "float8_e4m3fn"}, "XLA")],
     ),
     "int8": (
-        Case(16, 8192, 4096, weight="int8"),
+        Case(16, 8200, 4096, weight="int8"),  # no whole tiles of 64 outputs
         [
             ({"tokens": 1}, "one token, eight bits"),
             ({"tokens": 65}, "XLA"),
             ({"outputs": 8191}, "XLA"),
+            ({"outputs": 8192}, "few tokens, eight bits"),
             ({"x": "float32"}, "XLA"),
             ({"weight": "float8_e4m3fn"}, "XLA"),
         ],
@@ -82,7 +94,7 @@ EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
             ({"outputs": 1000, "inputs": 10_000}, "XLA"),  # ten million numbers
             ({"inputs": 16_385}, "XLA"),
             ({"dtype": "float32"}, "XLA"),
-            ({"weight": "int8"}, "one token, eight bits"),
+            ({"weight": "int8"}, "few tokens, eight bits"),
         ],
     ),
     "bf16": (
@@ -95,7 +107,7 @@ EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
             ({"x": "float32", "weight": "float32"}, "XLA"),
             ({"dtype": "float32"}, "XLA"),
             ({"bias": True}, "XLA"),
-            ({"weight": "float8_e4m3fn"}, "XLA"),
+            ({"weight": "float8_e4m3fn"}, "few tokens, eight bits"),
         ],
     ),
     "XLA": (Case(1000, 64, 64, "float32", "float32"), []),
@@ -105,18 +117,24 @@ WITHIN = {
     "W8A8": [{"tokens": 1}, {"tokens": 512}],
     "four bits": [{"tokens": 1}, {"tokens": 512}],
     "FP8 blocks": [{"tokens": 1}, {"tokens": 8192}, {"bias": True}, {"dtype": "float32"}],
+    "few tokens, eight bits": [
+        *({"tokens": 1}, {"tokens": 320}, {"weight": "float8_e4m3fn"}, {"dtype": "float32"}, {"bias": True}),
+        {"outputs": 128256},
+    ],
     "int8": [{"tokens": 2}, {"tokens": 64}, {"bias": True}, {"dtype": "float32"}],
     "one token, eight bits": [{"x": "bfloat16"}, {"weight": "int8"}, {"dtype": "bfloat16"}],
     "one token, reduction": [{"outputs": 611, "inputs": 16_384}, {"bias": True}, {"x": "float32", "weight": "float32"}],
     "bf16": [{"tokens": 2}, {"tokens": 64}, {"outputs": 16_383}],
 }
-HOPPER_ONLY = "W8A8", "bf16"
+HOPPER_ONLY = "W8A8", "few tokens, eight bits", "bf16"
+MOSAIC = jax.__version_info__ >= (0, 11)
 
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch):
-    """Programs are lowered as for a Hopper GPU, but where a test says otherwise."""
+    """Programs are lowered as for a Hopper GPU by jax 0.11 or later, but where a test says otherwise."""
     monkeypatch.setattr(table, "on_hopper", lambda: True)
+    monkeypatch.setattr(few_tokens, "LOWERS", True)
 
 
 def test_every_row_has_examples():
@@ -150,7 +168,8 @@ def test_no_two_rows_before_the_last_serve_one_product():
         assert sum(row.serves(case.product) for row in TABLE[:-1]) <= 1
 
 
-def test_every_kernel_of_the_folder_is_in_the_table():
+def test_every_kernel_of_the_folder_is_in_the_table(monkeypatch):
+    monkeypatch.setattr(few_tokens, "LOWERS", MOSAIC)
     kernels = set()
     for module in pkgutil.iter_modules(jspec.pallas.matmul.__path__, "jspec.pallas.matmul."):
         functions = inspect.getmembers(importlib.import_module(module.name), callable)
@@ -158,14 +177,17 @@ def test_every_kernel_of_the_folder_is_in_the_table():
     launched = set()
     for case, _ in EXAMPLES.values():
         x, weight, scale, bias, dtype, _ = case.product
-        launched |= set(kernels_of(for_cuda(functools.partial(matmul, dtype=dtype), (x, weight, scale, bias))))
-    assert launched == kernels == {"bf16_matmul", "w8a8_matmul", "weight_only_matmul"}
+        text = for_cuda(functools.partial(matmul, dtype=dtype), (x, weight, scale, bias))
+        launched |= {*kernels_of(text), *mosaic_kernels_of(text)}
+    assert kernels == {"bf16_matmul", "few_tokens_matmul", "w8a8_matmul", "weight_only_matmul"}
+    assert launched == (kernels if MOSAIC else kernels - {"few_tokens_matmul"})
 
 
 @pytest.mark.parametrize(("bias", "reduce_axis"), [(False, None), (True, None), (False, "shards"), (True, "shards")])
 @pytest.mark.parametrize("name", HOPPER_ONLY)
-def test_which_products_have_partial_sums(name, bias, reduce_axis):
+def test_which_products_have_partial_sums(name, bias, reduce_axis, monkeypatch):
     """Not one that a bias is added to, unless that waits for the sum over shards."""
+    monkeypatch.setattr(few_tokens, "LOWERS", MOSAIC)
     case, _ = EXAMPLES[name]
     x, weight, scale, bias, _, _ = case._replace(bias=bias).product
     how = {"reduce_axis": reduce_axis, "allow_partial_sums": True}

@@ -1,0 +1,165 @@
+"""``jspec.pallas.matmul.few_tokens`` against sums in float64 of the same numbers, and which tilings it has.
+
+jax interprets kernels of this kind since 0.11. Before that, only the reference implementation is tried."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_mxfp4 import carried_out
+from test_weight_only import check, problem, words
+
+from jspec.pallas.matmul import few_tokens, unpack
+from jspec.pallas.matmul.few_tokens import few_tokens_matmul, suits_few_tokens
+from jspec.pallas.matmul.few_tokens_sm90 import few_tokens_matmul_kernel
+from jspec.pallas.matmul.partial_sums import PartialSums
+from jspec.pallas.matmul.sm90_tiling import MULTIPROCESSORS, MosaicTiling, few_tokens_tiling
+from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
+
+INTERPRETS = jax.__version_info__ >= (0, 11)
+KINDS = ("int8", "fp8")
+Tiling = MosaicTiling
+TILINGS = [
+    (3, 128, 512, Tiling(64, 8, 128, 4, side_by_side=2, in_turns=2)),
+    (5, 192, 320, Tiling(64, 8, 64, 2, side_by_side=2)),  # half a tile of outputs
+    (8, 64, 384, Tiling(64, 8, 128, 4, in_turns=4)),  # a copy past the last input
+    (24, 256, 192, Tiling(128, 16, 64, 3, side_by_side=2)),  # half a tile of tokens
+    (16, 128, 512, Tiling(64, 16, 256, 2, keep_x=True)),
+    (2, 128, 640, Tiling(64, 8, 128, 2, in_turns=2, num_splits=2)),  # uneven splits
+]
+
+
+class TestFewTokensMatmul:
+    @pytest.fixture(autouse=True)
+    def choose_implementation(self, request, implementation):
+        if "interpreted" in request.node.callspec.id and not INTERPRETS:
+            pytest.skip("jax 0.10 does not interpret Mosaic kernels of this kind")
+        self.implementation = implementation
+
+    def product(self, x, weight, scale, tiling: MosaicTiling, dtype=jnp.float32):
+        def kernel(*args, interpret=False):
+            how: dict[str, Any] = {}
+            if interpret:
+                from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
+
+                how = {"interpret": InterpretGPUParams(), "instances": 3}  # fewer than tiles
+            return few_tokens_matmul_kernel(*args, dtype, tiling=tiling, **how)
+
+        def reference(*args):
+            y = weight_only_matmul_reference(*args, dtype=dtype)
+            return y if tiling.num_splits == 1 else y[:, None]
+
+        y = self.implementation(reference, kernel)(x, weight, scale)
+        return y if tiling.num_splits == 1 else PartialSums(y).total(dtype)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("M", "outputs", "inputs", "tiling"), TILINGS, ids=str)
+    def test_agrees_with_float64(self, kind, M, outputs, inputs, tiling):
+        args, numbers = problem(M, outputs, inputs, kind)
+        check(self.product(*args, tiling), args, numbers)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_largest_and_the_smallest_numbers_are_exact(self, kind):
+        args, numbers = problem(5, 64, 256, kind, extreme=True)
+        check(self.product(*args, Tiling(64, 8, 128, 2, in_turns=2)), args, numbers)
+
+    def test_results_are_rounded_once(self):
+        args, _ = problem(3, 64, 256, "int8")
+        exact, rounded = (
+            self.product(*args, Tiling(64, 8, 128, 2), dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16)
+        )
+        np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
+
+    def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
+        (x, weight, scale), _ = problem(3, 64, 256, "fp8")
+        product = functools.partial(self.product, tiling=Tiling(64, 8, 128, 2))
+        clean, got = product(x, weight, scale), product(x.at[1, 7].set(jnp.nan), weight, scale)
+        assert jnp.isnan(got[1]).any()
+        np.testing.assert_array_equal(got[jnp.array([0, 2])], clean[jnp.array([0, 2])])
+
+    def test_a_token_gets_the_same_bits_in_any_row_beside_any_others(self):
+        (x, weight, scale), _ = problem(16, 128, 256, "int8")
+        product = functools.partial(self.product, tiling=Tiling(64, 8, 128, 4, in_turns=2))
+        moved = product(jnp.roll(x, 3, axis=0).at[0].set(7.0), weight, scale)
+        np.testing.assert_array_equal(moved[3:], product(x, weight, scale)[:-3])
+
+
+@pytest.mark.skipif(not INTERPRETS, reason="jax 0.10 does not interpret Mosaic kernels of this kind")
+@pytest.mark.parametrize("by", ["block", "output"])
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_scales_may_come_in_blocks(by, num_splits):
+    """Of 128 inputs, and of 128 outputs or of each."""
+    from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
+
+    (x, weight, _), numbers = problem(5, 256, 512, "fp8")
+    rows = 256 // 128 if by == "block" else 256
+    scale = np.exp(np.random.default_rng(0).normal(-3, 1, (rows, 4))).astype(np.float32)
+    tiling = Tiling(64, 8, 128, 4, side_by_side=2, in_turns=2, num_splits=num_splits)
+    how = {"tiling": tiling, "instances": 2, "interpret": InterpretGPUParams()}
+    y = few_tokens_matmul_kernel(x, weight, jnp.asarray(scale), jnp.float32, **how)
+    numbers = numbers * np.repeat(np.repeat(scale, 256 // rows, axis=0), 128, axis=1)
+    got = y if num_splits == 1 else PartialSums(y).total(jnp.float32)
+    check(got, (x, weight, jnp.ones(256)), numbers)
+
+
+@pytest.mark.parametrize("instructions", [(unpack.INT8, unpack.INT8_PAIRS), (unpack.FP8, unpack.FP8_PAIRS)])
+def test_numbers_are_the_same_from_a_word_as_from_two_pairs(instructions):
+    word = words(np.arange(256, dtype=np.uint8))
+    whole, pairs = instructions
+    actual = carried_out(pairs, {"$2": word & 0xFFFF, "$3": word >> 16})
+    np.testing.assert_array_equal(actual.astype(np.float32), carried_out(whole, {"$2": word}).astype(np.float32))
+
+
+@pytest.mark.parametrize("allow_partial_sums", [False, True])
+def test_elsewhere_is_the_reference_with_as_many_partial_sums(allow_partial_sums):
+    (x, weight, scale), _ = problem(6, 1024, 1024, "int8")
+    x = x.reshape(2, 3, -1)
+    y = jax.jit(few_tokens_matmul, static_argnums=(3, 4))(x, weight, scale, jnp.float32, allow_partial_sums)
+    splits = few_tokens_tiling(6, 1024, 1024, allow_partial_sums).num_splits
+    assert isinstance(y, PartialSums) == (splits > 1) == allow_partial_sums
+    total = y.total(jnp.float32) if isinstance(y, PartialSums) else y
+    np.testing.assert_allclose(total, weight_only_matmul_reference(x, weight, scale), rtol=1e-5, atol=1e-3)
+
+
+WEIGHTS = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (3072, 4096), (2880, 2880)]
+
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize("allow_partial_sums", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), WEIGHTS)
+def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, in_blocks):
+    if in_blocks and inputs % 128:
+        return
+    for tokens in (1, 5, 16, 40, 64, 80, 120, 160, 320):
+        tiling = few_tokens_tiling(tokens, outputs, inputs, allow_partial_sums, 4, in_blocks)
+        assert outputs % tiling.outputs == inputs % tiling.inputs == tiling.num_stages % tiling.in_turns == 0
+        assert tiling.num_stages >= 2
+        assert tiling.shared_bytes(inputs, 1, 4) <= 226 * 1024
+        # What the tensor cores add up, that of a block beside it, and 64 converted inputs of each line.
+        sums = tiling.outputs * tiling.tokens // 128 * (2 if in_blocks else 1)
+        assert sums + tiling.outputs * 64 // 2 // 128 <= tiling.registers() - 30
+        assert 128 * (tiling.warpgroups * tiling.registers() + 40) <= 65536
+        if tiling.num_splits > 1:
+            assert allow_partial_sums
+            assert tiling.tiles(tokens, outputs) <= MULTIPROCESSORS
+            assert math.ceil(inputs / tiling.split_inputs(inputs)) == tiling.num_splits  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "inputs", "allow_partial_sums", "served"),
+    [
+        *[(5, 4096, 4096, False, True), (8, 4096, 4096, False, True), (80, 4096, 4096, False, True)],
+        *[(9, 4096, 4096, False, False), (20, 4096, 4096, False, False)],  # no whole eights of tokens
+        *[(5, 4100, 4096, False, False), (5, 4096, 4112, False, False), (5, 2880, 2880, True, True)],
+        *[(5, 2880, 2880, False, False), (5, 3072, 4096, False, False), (5, 3072, 4096, True, True)],  # too few tiles
+    ],
+)
+def test_which_products_are_served(tokens, outputs, inputs, allow_partial_sums, served, monkeypatch):
+    monkeypatch.setattr(few_tokens, "LOWERS", True)
+    assert suits_few_tokens(tokens, outputs, inputs, allow_partial_sums) == served
+    monkeypatch.setattr(few_tokens, "LOWERS", False)
+    assert not suits_few_tokens(tokens, outputs, inputs, allow_partial_sums)
