@@ -82,8 +82,10 @@ def by_triton(x, weight, scale=None, interpret: bool = False):
     return block_product(x, weight, scale, interpret=interpret)
 
 
-def candidates(kind: str, tokens: int, ways, smoke: bool) -> Iterator[Candidate]:
-    """What is compared, the ways in their order."""
+def candidates(
+    kind: str, tokens: int, shape: tuple[int, int], in_parts: bool, ways, smoke: bool
+) -> Iterator[Candidate]:
+    """What is compared, the ways in their order. Only ``mosaic`` may compute ``in_parts``."""
     if "mosaic" in ways and MOSAIC:
         from benchmarks.kernels.mosaic_tilings import SMALL_TILINGS, tilings_for
         from jspec.pallas.matmul.few_tokens_sm90 import few_tokens_matmul_kernel
@@ -93,9 +95,10 @@ def candidates(kind: str, tokens: int, ways, smoke: bool) -> Iterator[Candidate]
             from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore
 
             how = {"instances": 3, "interpret": InterpretGPUParams()}
-        for tiling in SMALL_TILINGS[: 1 if kind == "bf16" else 2] if smoke else tilings_for(kind, tokens):
+        tilings = SMALL_TILINGS[: 1 if kind == "bf16" else 2] if smoke else tilings_for(kind, tokens, shape, in_parts)
+        for name, tiling in tilings:
             product = functools.partial(few_tokens_matmul_kernel, tiling=tiling, **how)
-            yield Candidate("mosaic", str(tiling), product, tiling.ordered)
+            yield Candidate("mosaic", f"{name} {tiling}".lstrip(), product, tiling.ordered)
     if "triton" in ways:
         yield Candidate("triton", "", functools.partial(by_triton, interpret=smoke))
     if "xla" in ways:

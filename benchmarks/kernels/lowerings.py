@@ -2,9 +2,11 @@
 
     python -m benchmarks.kernels.lowerings                                  # four minutes; needs a Hopper GPU
     python -m benchmarks.kernels.lowerings --weights int8 fp8 --tokens 1 16 --ways mosaic triton
+    python -m benchmarks.kernels.lowerings --shape 4096 14336 --parts --weights int8 fp8
     python -m benchmarks.kernels.lowerings --smoke                          # tiny and anywhere, with meaningless times
 
-The product is ``y[T, 28672] = x[T, 4096] @ weight^T``, in bfloat16, with a weight of one of these forms:
+The product is ``y[T, 28672] = x[T, 4096] @ weight^T`` or has another ``--shape``, in bfloat16; with ``--parts``, its sum may
+be left to what follows. The weight has one of these forms:
 
     bf16      bfloat16
     int8      int8, and a scale for each output feature
@@ -13,8 +15,8 @@ The product is ``y[T, 28672] = x[T, 4096] @ weight^T``, in bfloat16, with a weig
 
 The ways to compute it are
 
-    mosaic    ``jspec.pallas.matmul.few_tokens_sm90``, in Pallas' Mosaic GPU lowering: the best of some tilings,
-              which is named
+    mosaic    ``jspec.pallas.matmul.few_tokens_sm90``, in Pallas' Mosaic GPU lowering: the best of some tilings, which is
+              named, and ``chosen`` if it is the one that products have
     triton    the kernels of ``jspec.pallas.matmul``, in Pallas' Triton lowering; that of blocks is
               ``benchmarks.kernels.triton_blocks``
     xla       XLA's product, which dequantises the weight in its own kernel or, of blocks, before it
@@ -60,7 +62,7 @@ from jspec.pallas.matmul.unpack import to_mma_order
 OUTPUTS, INPUTS = 2 * LLAMA_8B.intermediate_size, LLAMA_8B.hidden_size
 SMALL = 256, 512  # the same where times mean nothing
 TOKENS = (1, 5, 16, 80, 320)
-WEIGHTS, XS = 4, 4  # and tokens: a program multiplies each with each
+PRODUCTS, LARGE = 16, 400_000_000  # of a program, and the fewest bytes of its weights, which L2 does not hold
 RATE = 790e12  # operations per second of tensor cores in bfloat16
 REPEATS, SECONDS = 5, 0.006  # timings, and how long each takes at least
 PATIENCE = 30  # seconds: a kernel that takes longer never ends
@@ -70,11 +72,11 @@ CLOSE = 5e-3  # of the norm of the result: rounding results to bfloat16 is 1.7e-
 class Case:
     """A form of weight and a number of tokens, of which several products are computed and timed."""
 
-    def __init__(self, kind: str, tokens: int, smoke: bool):
-        self.kind, self.tokens, self.smoke = kind, tokens, smoke
-        self.shape = SMALL if smoke else (OUTPUTS, INPUTS)
-        self.weights = weights_of(kind, self.shape, 1 if smoke else WEIGHTS)
-        keys = jax.random.split(jax.random.key(1), 1 if smoke else XS)
+    def __init__(self, kind: str, tokens: int, shape: tuple[int, int], smoke: bool):
+        self.kind, self.tokens, self.smoke, self.shape = kind, tokens, smoke, shape
+        weights = min(max(LARGE // ((2 if kind == "bf16" else 1) * shape[0] * shape[1]), 4), PRODUCTS)
+        self.weights = weights_of(kind, self.shape, 1 if smoke else weights)
+        keys = jax.random.split(jax.random.key(1), 1 if smoke else max(PRODUCTS // weights, 1))
         self.xs = [jax.random.normal(key, (tokens, self.shape[1]), jnp.bfloat16) for key in keys]
 
     @functools.cached_property
@@ -107,7 +109,7 @@ class Case:
     def error(self, results: list[jax.Array]) -> float:
         """How far the first and the last result are from what is wanted, as a share of its norm; NaN if one is NaN."""
         off = [
-            jnp.linalg.norm(got.astype(jnp.float32) - wanted) / jnp.linalg.norm(wanted)
+            jnp.linalg.norm(total(got).astype(jnp.float32) - wanted) / jnp.linalg.norm(wanted)
             for got, wanted in zip((results[0], results[-1]), self.wanted, strict=True)
         ]
         return float(jnp.max(jnp.stack(off)))
@@ -117,6 +119,11 @@ class Case:
         count = len(self.weights) * len(self.xs)
         calls = 1 if self.smoke else 1 + int(SECONDS / _seconds(call, 2))
         return 1e6 * statistics.median(_seconds(call, calls) for _ in range(1 if self.smoke else REPEATS)) / count
+
+
+def total(y: jax.Array) -> jax.Array:
+    """A product ``[T, out]``; of one in parts ``[T, parts, out]``, their sum."""
+    return jnp.sum(y, axis=1) if y.ndim == 3 else y
 
 
 def _seconds(call: Callable, calls: int) -> float:
@@ -137,8 +144,9 @@ def launched(compiled: Callable) -> str:
 class Table:
     """Measures cases and prints a line for each way as soon as it is known; ``failed`` if anything was."""
 
-    def __init__(self, rate: float, smoke: bool, until: float):
-        self.rate, self.smoke, self.until, self.failed = rate, smoke, until, False
+    def __init__(self, shape: tuple[int, int], in_parts: bool, rate: float, smoke: bool, until: float):
+        self.shape, self.in_parts, self.rate, self.smoke = shape, in_parts, rate, smoke
+        self.until, self.failed = until, False
         self.best: dict[tuple[str, int], dict[str, str]] = {}
 
     def run(self, kinds, tokens, ways):
@@ -146,7 +154,11 @@ class Table:
         with ThreadPoolExecutor(8) as pool:
             for kind in kinds:
                 cases = [
-                    (Case(kind, count, self.smoke), list(candidates(kind, count, ways, self.smoke))) for count in tokens
+                    (
+                        Case(kind, count, self.shape, self.smoke),
+                        list(candidates(kind, count, self.shape, self.in_parts, ways, self.smoke)),
+                    )
+                    for count in tokens
                 ]
                 # XLA times its own products while it compiles them, so these are compiled alone, and kernels ahead.
                 ahead = {
@@ -215,6 +227,10 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--weights", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument(
+        "--shape", nargs=2, type=int, default=(OUTPUTS, INPUTS), help="outputs and inputs of the weight"
+    )
+    parser.add_argument("--parts", action="store_true", help="the product may be partial sums")
     parser.add_argument("--seconds", type=float, default=220, help="nothing is begun later than this")
     parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors; measured without this")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, meaningless times")
@@ -226,7 +242,7 @@ def main() -> int:
     print(f"jax {jax.__version__}, {jax.devices()[0].device_kind}; {bandwidth.describe(by_way)}", flush=True)
     if "mosaic" in args.ways and not MOSAIC:
         print(f"mosaic is left out: it needs jax 0.11 or later, and this is {jax.__version__}")
-    table = Table(rate, args.smoke, until)
+    table = Table(SMALL if args.smoke else tuple(args.shape), args.parts, rate, args.smoke, until)
     table.run(args.weights, args.tokens, args.ways)
     table.summary(args.ways)
     return int(table.failed)

@@ -1,7 +1,7 @@
 """The tilings of ``jspec.pallas.matmul.few_tokens_sm90`` that ``benchmarks.kernels.lowerings`` tries, by weight and number
 of tokens."""
 
-from jspec.pallas.matmul.sm90_tiling import MosaicTiling
+from jspec.pallas.matmul.sm90_tiling import SHARED, MosaicTiling, few_tokens_tiling
 
 Tiling = MosaicTiling
 # Fewer outputs in a tile divide the product more evenly among the multiprocessors, and more of them read x less often.
@@ -69,13 +69,21 @@ BLOCKS = {
 }
 TILINGS = {"bf16": BF16, "int8": EIGHT_BITS, "fp8": EIGHT_BITS, "blocks": BLOCKS}
 SMALL_TILINGS = tuple(  # where they are interpreted
-    Tiling(64, 8, 128, 4, side_by_side=2, in_turns=2, ordered=ordered) for ordered in (False, True)
+    ("", Tiling(64, 8, 128, 4, side_by_side=2, in_turns=2, ordered=ordered)) for ordered in (False, True)
 )
 
 
-def tilings_for(kind: str, tokens: int) -> tuple[Tiling, ...]:
-    """Those of the smallest tile of tokens that holds all of them, or else of the largest; of weights of eight bits once
-    more with x in another order."""
+def tilings_for(kind: str, tokens: int, shape: tuple[int, int], in_parts: bool) -> list[tuple[str, Tiling]]:
+    """Some tilings and what to call each: the one that products of eight bits have, with more and fewer splits if
+    ``in_parts``, and with x in another order; then those above of the smallest tile of tokens that holds all of them, or
+    else of the largest."""
+    outputs, inputs = shape
     tiles = TILINGS[kind]
-    several = tiles[min((size for size in tiles if size >= tokens), default=max(tiles))]
-    return several if kind == "bf16" else several + tuple(tiling._replace(ordered=True) for tiling in several)
+    others = tiles[min((size for size in tiles if size >= tokens), default=max(tiles))]
+    named = [("", tiling) for tiling in others if tiling.shared_bytes(inputs, 2 if kind == "bf16" else 1, 2) <= SHARED]
+    if kind == "bf16":
+        return named
+    chosen = few_tokens_tiling(tokens, outputs, inputs, in_parts, in_blocks=kind == "blocks")
+    splits = [half for half in (chosen.num_splits // 2, 2 * chosen.num_splits) if half and in_parts]
+    variants = [chosen._replace(num_splits=count) for count in splits] + [chosen._replace(ordered=True)]
+    return [("chosen", chosen), *(("", tiling) for tiling in variants), *named]

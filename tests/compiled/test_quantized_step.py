@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from deviceless import compiled_for_h200, why_not
 
-from benchmarks.rounds.hlo import moves
+from benchmarks.rounds.hlo import launched, moves
 from benchmarks.rounds.programs import Decoding, decoding_program
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, abstract_module, head_for
 from jspec.models.quantization import SCALES, STORED, quantized_shapes
@@ -57,6 +57,24 @@ def test_an_int8_draft_makes_no_dequantised_weight(method, batch):
     logits = 4 * batch * (what.K + 1) * LLAMA_8B.vocab_size
     assert temporaries(step) < SMALLEST + 6 * logits
     assert [op.line for op in moves(step.as_text(), SMALLEST)] == []
+
+
+@pytest.mark.parametrize(("kind", "batch", "launches"), [("int8", 16, 8), ("fp8", 1, 9)])
+def test_each_product_of_eight_bits_is_one_launch(kind, batch, launches):
+    """Of one more layer, in plain rounds: four products, and what a layer of bfloat16 launches beside them."""
+
+    def round_of(layers: int):
+        target = abstract_module(dataclasses.replace(LLAMA_8B, num_layers=layers, windows=(), quantization=kind))
+        what = Decoding(None, 0, batch, start=64, new=32)
+        program = decoding_program(target, None, None, what.engine_config("bfloat16"), what)
+        how = {"donate_argnums": 1, "compiler_options": program.options}
+        return launched(
+            compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how).as_text()
+        )
+
+    few, more = round_of(1), round_of(2)
+    assert len(more) - len(few) <= launches
+    assert sum("mosaic_gpu_v2" in op.line for op in more) == 2 * 4 + 1  # and that of the output head
 
 
 @pytest.mark.parametrize("rows", [1, 5, 8, 16])

@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jspec.pallas.matmul.sm90_memory import Scales, SharedMemory
+from jspec.pallas.matmul.sm90_memory import Scales, SharedMemory, load
 from jspec.pallas.matmul.sm90_registers import in_order, load_bfloat16, store_transposed
 from jspec.pallas.matmul.sm90_tiling import (
     BLOCK,
@@ -31,6 +31,7 @@ from jspec.pallas.matmul.sm90_tiling import (
 )
 from jspec.pallas.matmul.unpack import SHRINK
 
+_ACC: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 CONVERTED = 64  # inputs of a weight of eight bits that become bfloat16 while others are multiplied
 
 
@@ -201,7 +202,7 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
             return acc[...]
 
         if not interpret:
-            return pl.run_scoped(one, plgpu.ACC(shape, jnp.float32))
+            return pl.run_scoped(one, _ACC(shape, jnp.float32))
         stage, weight, x = await_operands(trip)
         weight = weight[...] if weight.dtype == x.dtype else in_order(weight[...], tiling.ordered)
         result = jnp.dot(weight, x[...], preferred_element_type=jnp.float32)
@@ -222,7 +223,7 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
         zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
         total = lax.fori_loop(0, trips, add_scaled, (zeros, scales.of_trip(0)))[0]
     else:
-        total = pl.run_scoped(all_trips, plgpu.ACC(shape, jnp.float32))
+        total = pl.run_scoped(all_trips, _ACC(shape, jnp.float32))
     return total if scales.ref is None or interpret else total * SHRINK
 
 
@@ -239,7 +240,7 @@ def _add_turns(sums, shared: SharedMemory, beside, turn, i):
         plgpu.barrier_wait(shared.added)
         total = sums
         for other in range(shared.sums.shape[0]):
-            total += plgpu.load(shared.sums.at[other, beside], layout=plgpu.Layout.WGMMA, optimized=False)
+            total += load(shared.sums.at[other, beside], plgpu.Layout.WGMMA)
         plgpu.barrier_arrive(shared.summed)
         return total
 

@@ -13,6 +13,11 @@ from jspec.pallas.matmul.sm90_tiling import BLOCK, LINES, MosaicTiling
 PER_OUTPUT = plgpu.Layout.WGMMA.reduce(1)  # the layout of one number for each output feature
 
 
+def load(ref, layout):
+    """In a kernel: all numbers of a ref, in a layout that may read them one by one."""
+    return plgpu.load(ref, layout=layout, optimized=False)  # pyright: ignore[reportCallIssue]  # which is of jax 0.10
+
+
 class SharedMemory(NamedTuple):
     """Shared memory of a program instance. A barrier with a number of stages has one part for each of them.
 
@@ -88,7 +93,7 @@ class Scales:
         return self.ref is not None and len(self.ref.shape) == 2
 
     def of_outputs(self):
-        return plgpu.load(self.ref.at[pl.ds(self.output, self.tiling.outputs)], layout=PER_OUTPUT, optimized=False)
+        return load(self.ref.at[pl.ds(self.output, self.tiling.outputs)], PER_OUTPUT)
 
     def of_trip(self, trip):
         """Those of a trip's block, a number or one for each output; 1 where there are no blocks."""
@@ -98,5 +103,5 @@ class Scales:
         column = jnp.minimum((self.first + trip) * self.tiling.in_turns + self.turn, columns - 1)
         if rows == self.outputs:
             outputs = pl.ds(self.output, self.tiling.outputs)
-            return plgpu.load(self.ref.at[outputs, column], layout=PER_OUTPUT, optimized=False)
+            return load(self.ref.at[outputs, column], PER_OUTPUT)
         return self.ref[self.output // BLOCK, column]

@@ -4,6 +4,8 @@ Tensor cores multiply 16 inputs at once, and of each line a thread has the pairs
 bits a pair is two bytes. A warp reads the pairs i of eight lines at once, and the swizzle puts these eight bytes of each
 line into other banks of shared memory."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
@@ -50,7 +52,7 @@ def load_bfloat16(weight, first: int, inputs: int, ordered: bool = False):
         read(ref, by_core, first, is_int8)
         return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
-    return load(weight)
+    return load(weight)  # pyright: ignore[reportCallIssue]  # jax passes the context
 
 
 def store_transposed(y, sums):
@@ -76,7 +78,7 @@ def store_transposed(y, sums):
                 offset = 4 * ((_CORE * core + i) * pitch + _CORE * half)
                 llvm.store(number, mgpu.utils.getelementptr(base, [offset], i8), alignment=4)
 
-    store(y, sums)
+    store(y, sums)  # pyright: ignore[reportCallIssue]  # jax passes the context
 
 
 def in_order(weight, ordered: bool):
@@ -149,6 +151,6 @@ class _Tile:
 def _unpacked(asm: str, *words):
     """Two pairs of bfloat16, of the bytes of some words."""
     i32, pair = ir.IntegerType.get_signless(32), ir.VectorType.get((2,), ir.BF16Type.get())
-    both = llvm.inline_asm(llvm.StructType.get_literal([i32, i32]), list(words), asm, "=r,=r" + ",r" * len(words))
+    both: Any = llvm.inline_asm(llvm.StructType.get_literal([i32, i32]), list(words), asm, "=r,=r" + ",r" * len(words))
     single = ir.VectorType.get((1,), i32)
     return [vector.bitcast(pair, vector.broadcast(single, llvm.extractvalue(i32, both, [i]))) for i in range(2)]

@@ -8,7 +8,7 @@ MULTIPROCESSORS = 132
 LINES = 64  # of the left operand, which a warpgroup multiplies at once
 BLOCK = 128  # outputs and inputs that share a scale, where these come in blocks
 LOAD_REGISTERS, _REGISTERS = 40, 512  # of a thread in the warpgroup that loads, and of one in each warpgroup together
-_SHARED = 226 * 1024  # bytes of shared memory for arrays; a program instance has 227 KiB
+SHARED = 226 * 1024  # bytes of shared memory for arrays; a program instance has 227 KiB
 _FEW, _SEVERAL = 80, 160  # the most tokens whose sums leave registers for four warpgroups, and for one tile
 TOKEN_UNIT, DEPTH_UNIT = 8, 64  # tokens and inputs that lie together in shared memory
 _DEPTH, _MIN_STAGES = 128, 3  # inputs that are copied at a time, unless fewer copies than this fit then
@@ -124,7 +124,7 @@ def _with_stages(tiling: MosaicTiling, inputs: int, result_bytes: int) -> Mosaic
     fits = [
         stages
         for stages in range(tiling.in_turns, 17, tiling.in_turns)
-        if tiling._replace(num_stages=stages).shared_bytes(inputs, 1, result_bytes) <= _SHARED
+        if tiling._replace(num_stages=stages).shared_bytes(inputs, 1, result_bytes) <= SHARED
     ]
     return tiling._replace(num_stages=max(fits, default=0))
 

@@ -138,7 +138,8 @@ _MEDIUM, _LARGE, _REDUCED = range(2**24, 2**26), range(2**25, sys.maxsize), rang
 
 
 def _suits_few_tokens(p: Product) -> bool:
-    return suits_few_tokens(math.prod(p.x.shape[:-1]), *p.weight.shape, p.allow_partial_sums)
+    outputs, inputs = p.weight.shape
+    return suits_few_tokens(math.prod(p.x.shape[:-1]), outputs, inputs, p.allow_partial_sums)
 
 
 TABLE = (
@@ -150,7 +151,10 @@ TABLE = (
     Row(
         "few tokens, eight bits",
         lambda p: few_tokens_matmul(p.x, p.weight, p.scale, p.dtype, p.allow_partial_sums),
-        *(_BF16, _EIGHT_BITS, range(1, 321), range(2**23, sys.maxsize)),
+        _BF16,
+        _EIGHT_BITS,
+        range(1, 321),
+        range(2**23, sys.maxsize),
         hopper=True,
         suits=_suits_few_tokens,
     ),
