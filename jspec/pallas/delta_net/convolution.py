@@ -27,11 +27,16 @@ def convolve(before, x, weight) -> jax.Array:
       weight: ``[W, Cc]``, the last tap that of the token itself. Checkpoints store it as ``[Cc, 1, W]``.
     """
     T, inputs = x.shape[1], jnp.concatenate([before, x], axis=1).astype(jnp.float32)
-    taps = weight.astype(jnp.float32)[:, None, None]
-    total = inputs[:, :T] * taps[0]
-    for j in range(1, len(taps)):
-        total = total + inputs[:, j : j + T] * taps[j]
-    return jax.nn.silu(total).astype(x.dtype)
+    return _convolved([inputs[:, j : j + T] for j in range(len(weight))], weight).astype(x.dtype)
+
+
+def _convolved(window, weight) -> jax.Array:
+    """silu of the sum of W inputs ``[..., Cc]`` times the taps of ``[W, Cc]``, in float32."""
+    taps = weight.astype(jnp.float32).reshape(len(weight), *(1,) * (window[0].ndim - 1), -1)
+    total = window[0].astype(jnp.float32) * taps[0]
+    for x, tap in zip(window[1:], taps[1:], strict=True):
+        total = total + x.astype(jnp.float32) * tap
+    return jax.nn.silu(total)
 
 
 def convolve_prefill(columns, rows: PrefillRows, x, weight) -> tuple[jax.Array, jax.Array]:
@@ -70,9 +75,16 @@ def convolve_verify_reference(columns, rows: VerifyRows, x, weight) -> tuple[jax
     at = jnp.clip(rows.row, 0, Bs - 1)
     before = jnp.where(per_row(rows.fresh, x), 0, _window(columns[at], rows.accepted, kept))
     valid = (jnp.arange(T)[None] < rows.tokens[:, None]) & rows.is_live(Bs)[:, None]
-    y = jnp.where(valid[:, :, None], convolve(before, x, weight), 0)
     new = jnp.concatenate([before, x], axis=1)
     assert kept + T <= slots, (kept, T, slots)
+
+    def convolve_token(t, y):
+        window = [jax.lax.dynamic_index_in_dim(new, t + j, axis=1, keepdims=False) for j in range(kept + 1)]
+        return jax.lax.dynamic_update_index_in_dim(y, _convolved(window, weight).astype(y.dtype), t, axis=1)
+
+    # A token at a time, as the kernel does it: code for [B, T, Cc] would round by T, and by the place of a channel in it.
+    y = jax.lax.fori_loop(0, jnp.max(rows.tokens, initial=0), convolve_token, jnp.zeros_like(x))
+    y = jnp.where(valid[:, :, None], y, 0)
     return y, columns.at[written_row(rows, Bs), : kept + T].set(new, mode="drop")
 
 

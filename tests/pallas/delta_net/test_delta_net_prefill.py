@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cuda_lowering import for_cuda, kernels_of
 from delta_nets import HEADS, W, random_texts, wanted_of
 from tiers import in_tiers
 
 from jspec.pallas.delta_net.chunked import CHUNK
 from jspec.pallas.delta_net.convolution import convolve_prefill, convolve_verify_reference
-from jspec.pallas.delta_net.prefill import PrefillTiling, prefill_kernel, prefill_reference
+from jspec.pallas.delta_net.prefill import PrefillTiling, prefill, prefill_kernel, prefill_reference
+from jspec.pallas.delta_net.projections import DeltaHeads
 from jspec.pallas.delta_net.state import PrefillRows, VerifyRows, init_state
 from jspec.pallas.delta_net.verify import verify_reference
 
@@ -105,3 +107,15 @@ class TestPrefill:
         for r in range(R):
             wanted, _ = wanted_of(r, texts)
             np.testing.assert_allclose(o[r], wanted[-5:], rtol=2e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("T", "size", "kernels"), [(1000, 128, ["prepare_chunks", "run_chunks"]), (70, 24, [])])
+def test_lowers_for_cuda(T, size, kernels, dtype):
+    heads, array = DeltaHeads(2, 6, size, size), jax.ShapeDtypeStruct
+    state = jax.eval_shape(lambda: init_state(3, heads, W, 5, dtype))
+    rows = PrefillRows(array((2,), jnp.int32), array((2,), jnp.int32), array((2,), jnp.bool_))  # pyright: ignore
+    numbers = array((2, T, heads.values), jnp.float32)
+    args = state, rows, array((2, T, heads.channels), dtype), numbers, numbers
+    assert kernels_of(for_cuda(prefill, args)) == kernels
+    assert not kernels_of(jax.jit(prefill).lower(*args).as_text())
