@@ -397,6 +397,14 @@ def test_int8_diverges_less_than_fp8():
     assert found["int8"].positions == 33
 
 
+@pytest.mark.nightly
+def test_rounds_of_quantised_models_have_figures(tmp_path):
+    result = results.begin("quantization", {"smoke": True}, None, {})
+    quantization.measure_rounds(result, True, 1e12, tmp_path / "result.json", ["tiny"], ["fp8_block"])
+    assert set(result.measured) == {f"rounds, tiny, {what}, fp8_block" for what in quantization.SMALL}
+    assert all(result.measured[key] > result.floors[key] > 0 for key in result.measured)
+
+
 def test_documents_are_those_that_the_results_give():
     """After other results, ``python -m benchmarks.tables`` writes them."""
     assert tables.differing() == []
