@@ -37,7 +37,7 @@ class PrefillTiling(NamedTuple):
     num_warps: int
 
 
-TILING = PrefillTiling(32, 32, 4, 4)
+TILING = PrefillTiling(32, 64, 8, 4)
 
 
 def prefill(state: DeltaState, rows: PrefillRows, qkv, g, beta) -> tuple[jax.Array, DeltaState]:
