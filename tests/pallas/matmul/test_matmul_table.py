@@ -178,9 +178,10 @@ def test_every_kernel_of_the_folder_is_in_the_table(monkeypatch):
 
 @pytest.mark.parametrize(("bias", "reduce_axis"), [(False, None), (True, None), (False, "shards"), (True, "shards")])
 @pytest.mark.parametrize("name", HOPPER_ONLY)
-def test_which_products_have_partial_sums(name, bias, reduce_axis, monkeypatch):
+def test_which_products_have_partial_sums(name, bias, reduce_axis):
     """Not one that a bias is added to, unless that waits for the sum over shards."""
-    monkeypatch.setattr(few_tokens, "LOWERS", MOSAIC)
+    if name == "few tokens, eight bits" and not MOSAIC:
+        pytest.skip("jax 0.10 does not lower the kernel")
     case, _ = EXAMPLES[name]
     x, weight, scale, bias, _, _ = case._replace(bias=bias).product
     how = {"reduce_axis": reduce_axis, "allow_partial_sums": True}
