@@ -118,10 +118,10 @@ def test_numbers_are_the_same_from_a_word_as_from_two_pairs(instructions):
 @newer
 @pytest.mark.parametrize("allow_partial_sums", [False, True])
 def test_elsewhere_is_the_reference_with_as_many_partial_sums(allow_partial_sums):
-    (x, weight, scale), _ = problem(6, 1024, 1024, "int8")
+    (x, weight, scale), _ = problem(6, 1024, 2048, "int8")
     x = x.reshape(2, 3, -1)
     y = jax.jit(few_tokens_matmul, static_argnums=(3, 4))(x, weight, scale, jnp.float32, allow_partial_sums)
-    splits = few_tokens_tiling(6, 1024, 1024, allow_partial_sums).num_splits
+    splits = few_tokens_tiling(6, 1024, 2048, allow_partial_sums).num_splits
     assert isinstance(y, PartialSums) == (splits > 1) == allow_partial_sums
     total = y.total(jnp.float32) if isinstance(y, PartialSums) else y
     np.testing.assert_allclose(total, weight_only_matmul_reference(x, weight, scale), rtol=1e-5, atol=1e-3)
