@@ -130,7 +130,9 @@ def _with_stages(tiling: MosaicTiling, inputs: int, result_bytes: int) -> Mosaic
 
 
 def _may_split(tiling: MosaicTiling, tokens: int, outputs: int, inputs: int) -> bool:
-    """Whether twice as many splits have multiprocessors of their own, two trips each, and partial sums that are few."""
+    """Whether twice as many splits have multiprocessors of their own, two trips and inputs each, and partial sums that are
+    few."""
     twice = tiling._replace(num_splits=2 * tiling.num_splits)
+    before_last = twice.trips(inputs) * twice.in_turns * twice.inputs * (twice.num_splits - 1)
     few = 4 * tokens * twice.num_splits * _PARTIAL_SUMS <= inputs
-    return twice.tiles(tokens, outputs) <= MULTIPROCESSORS and twice.trips(inputs) >= 2 and few
+    return twice.tiles(tokens, outputs) <= MULTIPROCESSORS and twice.trips(inputs) >= 2 and before_last < inputs and few
