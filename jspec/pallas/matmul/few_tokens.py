@@ -9,21 +9,23 @@ import jax.numpy as jnp
 
 from jspec.pallas.dispatch import differentiable
 from jspec.pallas.matmul.partial_sums import PartialSums
-from jspec.pallas.matmul.sm90_tiling import DEPTH_UNIT, LINES, TOKEN_UNIT, MosaicTiling, few_tokens_tiling
+from jspec.pallas.matmul.sm90_tiling import BLOCK, DEPTH_UNIT, LINES, TOKEN_UNIT, MosaicTiling, few_tokens_tiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
 
 LOWERS = jax.__version_info__ >= (0, 11)  # Pallas' Mosaic GPU lowering of jax 0.10 lacks what the kernel needs
 _MIN_TILES = 64  # with fewer, too few multiprocessors read
 
 
-def suits_few_tokens(tokens: int, outputs: int, inputs: int, allow_partial_sums: bool) -> bool:
+def suits_few_tokens(tokens: int, outputs: int, inputs: int, allow_partial_sums: bool, in_blocks: bool = False) -> bool:
     """Whether the kernel can multiply a weight ``[outputs, inputs]`` here, and has tiles for half of a GPU.
 
     A copy to shared memory may reach past the end of x by a part of eight tokens only if there are fewer than eight."""
-    whole = outputs % LINES == inputs % DEPTH_UNIT == 0 and (tokens <= TOKEN_UNIT or tokens % TOKEN_UNIT == 0)
+    depth = BLOCK if in_blocks else DEPTH_UNIT
+    whole = outputs % LINES == inputs % depth == 0 and (tokens <= TOKEN_UNIT or tokens % TOKEN_UNIT == 0)
     if not (LOWERS and whole):
         return False
-    return few_tokens_tiling(tokens, outputs, inputs, allow_partial_sums).tiles(tokens, outputs) >= _MIN_TILES
+    tiling = few_tokens_tiling(tokens, outputs, inputs, allow_partial_sums, in_blocks=in_blocks)
+    return tiling.tiles(tokens, outputs) >= _MIN_TILES
 
 
 def few_tokens_matmul(x, weight, scale, dtype, allow_partial_sums: bool = False) -> jax.Array | PartialSums:
@@ -51,5 +53,6 @@ def _reference(x, weight, scale, dtype, split_inputs: int | None) -> jax.Array |
     if split_inputs is None:
         return weight_only_matmul_reference(x, weight, scale, dtype)
     cuts = [slice(begin, begin + split_inputs) for begin in range(0, x.shape[-1], split_inputs)]
-    parts = [weight_only_matmul_reference(x[..., cut], weight[:, cut], scale) for cut in cuts]
+    of_cut = lambda cut: scale if scale.ndim == 1 else scale[:, cut.start // BLOCK : -(-cut.stop // BLOCK)]  # noqa: E731
+    parts = [weight_only_matmul_reference(x[..., cut], weight[:, cut], of_cut(cut)) for cut in cuts]
     return PartialSums(jnp.stack(parts, axis=-2))

@@ -139,7 +139,8 @@ _MEDIUM, _LARGE, _REDUCED = range(2**24, 2**26), range(2**25, sys.maxsize), rang
 
 def _suits_few_tokens(p: Product) -> bool:
     outputs, inputs = p.weight.shape
-    return suits_few_tokens(math.prod(p.x.shape[:-1]), outputs, inputs, p.allow_partial_sums)
+    in_blocks = p.scale is not None and p.scale.ndim == 2
+    return suits_few_tokens(math.prod(p.x.shape[:-1]), outputs, inputs, p.allow_partial_sums, in_blocks)
 
 
 TABLE = (
@@ -153,13 +154,13 @@ TABLE = (
         "few tokens, eight bits",
         lambda p: few_tokens_matmul(p.x, p.weight, p.scale, p.dtype, p.allow_partial_sums),
         _BF16,
-        _EIGHT_BITS,
+        (*_EIGHT_BITS, *_FP8_BLOCKS),
         range(1, 321),
         range(2**23, sys.maxsize),
         hopper=True,
         suits=_suits_few_tokens,
     ),
-    # XLA would write the dequantised weight. With many tokens it was not compared.
+    # What the row before does not serve. XLA would write the dequantised weight; with many tokens it was not compared.
     Row("FP8 blocks", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _FP8_BLOCKS),
     # XLA's product is as fast with small weights, and faster with more tokens. That of fp8 was not compared.
     Row("int8", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT8, _SEVERAL, _LARGE),
