@@ -1,6 +1,7 @@
 """How many drafts ``rejection`` and ``block`` accept in expectation over their uniforms, on the same rounds of sampled
 drafts."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -76,6 +77,12 @@ class Recorder:
         self._prefill = jax.jit(lambda leaves, state, segments: step(leaves, rejection).prefill(state, segments))
         self._round = jax.jit(one_round, donate_argnums=1)
         self._admit = jax.jit(admit)
+
+    def with_draft(self, draft: Any) -> "Recorder":
+        """The same compiled programs for another draft module, which differs in the values of arrays alone."""
+        other = copy.copy(self)
+        other._models, other._leaves = (self._models[0], draft), (self._leaves[0], flatten(draft).leaves)
+        return other
 
     def acceptance_lengths(self, texts: Texts) -> tuple[float, float]:
         """Expected tokens per round under ``rejection`` and ``block``, the bonus or recovered token included."""
