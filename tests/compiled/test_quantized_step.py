@@ -59,7 +59,7 @@ def test_an_int8_draft_makes_no_dequantised_weight(method, batch):
     assert [op.line for op in moves(step.as_text(), SMALLEST)] == []
 
 
-@pytest.mark.parametrize(("kind", "batch", "launches"), [("int8", 16, 8), ("fp8", 1, 9)])
+@pytest.mark.parametrize(("kind", "batch", "launches"), [("int8", 16, 8), ("fp8_block", 1, 9)])
 def test_each_product_of_eight_bits_is_one_launch(kind, batch, launches):
     """Of one more layer, in plain rounds: four products, and what a layer of bfloat16 launches beside them."""
 

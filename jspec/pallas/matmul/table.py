@@ -134,7 +134,16 @@ class Row:
 
 
 _ONE, _SEVERAL, _MANY = range(1, 2), range(2, 65), range(1, 513)  # tokens
-_MEDIUM, _LARGE, _REDUCED = range(2**24, 2**26), range(2**25, sys.maxsize), range(10_000_001, sys.maxsize)  # numbers
+_SOME, _MEDIUM, _LARGE, _REDUCED = (
+    range(2**23, sys.maxsize),
+    range(2**24, 2**26),
+    range(2**25, sys.maxsize),
+    range(10_000_001, sys.maxsize),
+)  # numbers
+
+
+def _few_tokens(p: Product) -> jax.Array | PartialSums:
+    return few_tokens_matmul(p.x, p.weight, p.scale, p.dtype, p.allow_partial_sums)
 
 
 def _suits_few_tokens(p: Product) -> bool:
@@ -148,19 +157,30 @@ TABLE = (
     Row("W8A8", lambda p: w8a8_matmul(p.x, p.weight, p.scale, p.allow_partial_sums), _INT8, _INT8, _MANY, hopper=True),
     # Every tile of tokens reads and dequantises the weight again.
     Row("four bits", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT4, _MANY),
-    # [28672, 4096] with 1, 16, 80 and 320 tokens: 36, 36, 43 and 120 us on an H200. The rows that follow take 56, 41, 72 and
-    # 224. Of 5 tokens XLA's product is as fast, but other weights, and what follows them, take launches more.
+    # [28672, 4096] with 16, 80 and 320 tokens: 36, 43 and 120 us on an H200. The rows that follow take 41, 72 and 224. XLA's
+    # product of one to eight tokens is faster, and so are whole rounds of them.
     Row(
         "few tokens, eight bits",
-        lambda p: few_tokens_matmul(p.x, p.weight, p.scale, p.dtype, p.allow_partial_sums),
+        _few_tokens,
         _BF16,
-        (*_EIGHT_BITS, *_FP8_BLOCKS),
-        range(1, 321),
-        range(2**23, sys.maxsize),
+        _EIGHT_BITS,
+        range(9, 321),
+        _SOME,
         hopper=True,
         suits=_suits_few_tokens,
     ),
-    # What the row before does not serve. XLA would write the dequantised weight; with many tokens it was not compared.
+    # With 1, 16, 80 and 320 tokens: 37, 36, 55 and 159 us. The row that follows takes 40, 44, 157 and 431.
+    Row(
+        "few tokens, FP8 blocks",
+        _few_tokens,
+        _BF16,
+        _FP8_BLOCKS,
+        range(1, 321),
+        _SOME,
+        hopper=True,
+        suits=_suits_few_tokens,
+    ),
+    # XLA would write the dequantised weight; with many tokens it was not compared.
     Row("FP8 blocks", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _FP8_BLOCKS),
     # XLA's product is as fast with small weights, and faster with more tokens. That of fp8 was not compared.
     Row("int8", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT8, _SEVERAL, _LARGE),

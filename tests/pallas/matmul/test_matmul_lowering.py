@@ -1,6 +1,7 @@
 """Which products, and which quantisations of their inputs, lower to kernels for CUDA on a machine without a GPU."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,6 @@ def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels):
 
 
 @pytest.mark.skipif(not few_tokens.LOWERS, reason="jax 0.10 does not lower the kernel")
-@pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
 @pytest.mark.parametrize(
     ("out", "inputs", "how", "splits"),
     [
@@ -80,7 +80,9 @@ def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels):
         *[(4096, 14336, {"allow_partial_sums": True}, 2), (2048, 8192, {"allow_partial_sums": True}, 4)],
     ],
 )
-@pytest.mark.parametrize("M", [1, 16, 80])
+@pytest.mark.parametrize(
+    ("M", "stored"), [*itertools.product([16, 80], ["int8", "float8_e4m3fn"]), (1, "fp8_block"), (80, "fp8_block")]
+)
 def test_few_tokens_have_the_kernel_for_eight_bits(M, out, inputs, how, splits, stored):
     product, args = functools.partial(matmul, **how), _weight_only(M, out, inputs, stored)
     text = for_cuda(lambda *args: product(*args), args)  # not traced before
