@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import jax
 
-from benchmarks.rounds.programs import PAGE, Bench
+from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.programs import PAGE
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding

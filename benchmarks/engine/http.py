@@ -46,7 +46,7 @@ from benchmarks.engine.engines import Setting, make_engine
 from benchmarks.engine.loads import Client, Load, Texts, observed
 from benchmarks.engine.serving import setting_of
 from benchmarks.report import results
-from benchmarks.rounds.programs import Bench
+from benchmarks.rounds.bench import Bench
 from benchmarks.shapes import SHAPES
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import Speculation

@@ -76,7 +76,8 @@ from benchmarks.engine.scenarios import (
 )
 from benchmarks.report import results
 from benchmarks.report.figures import HEADER, Figure, printed
-from benchmarks.rounds.programs import PAGE, Bench
+from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.programs import PAGE
 from benchmarks.shapes import SHAPES
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import Shards

@@ -15,7 +15,7 @@ import jax
 
 from benchmarks.engine.engines import Setting, make_engine
 from benchmarks.report import results
-from benchmarks.rounds.programs import Bench
+from benchmarks.rounds.bench import Bench
 from benchmarks.shapes import SHAPES
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.models.flatten import flatten

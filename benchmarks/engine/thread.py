@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import jspec
-from benchmarks.rounds.programs import Bench
+from benchmarks.rounds.bench import Bench
 from benchmarks.shapes import SHAPES
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for

@@ -30,7 +30,8 @@ from benchmarks.acceptance.drafters import prompts
 from benchmarks.kernels import bandwidth
 from benchmarks.report import results
 from benchmarks.report.markdown import paragraph, table
-from benchmarks.rounds.programs import Bench, Decoding
+from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.programs import Decoding
 from benchmarks.rounds.round import Figure
 from benchmarks.shapes import SHAPES
 from jspec.commands.demo import FAMILY

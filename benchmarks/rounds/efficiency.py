@@ -23,7 +23,8 @@ import jax
 from benchmarks.kernels import bandwidth
 from benchmarks.report import results
 from benchmarks.report.markdown import paragraph, table
-from benchmarks.rounds.programs import Bench, Decoding
+from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.programs import Decoding
 from benchmarks.shapes import SHAPES
 
 BATCHES, DRAFTS = (1, 16, 64, 4), tuple(range(9))  # the most telling batch first

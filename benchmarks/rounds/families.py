@@ -19,7 +19,8 @@ import jax
 
 from benchmarks.kernels import bandwidth
 from benchmarks.report import results
-from benchmarks.rounds.programs import Bench, Decoding
+from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.programs import Decoding
 from benchmarks.rounds.round import HEADER, Figure, keep
 from benchmarks.shapes import SHAPES
 

@@ -24,7 +24,8 @@ import jax
 
 from benchmarks.kernels import bandwidth
 from benchmarks.report import results
-from benchmarks.rounds.programs import Bench, Decoding, Forward
+from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.programs import Decoding, Forward
 from benchmarks.rounds.round import HEADER, Figure, keep
 from benchmarks.shapes import SHAPES
 

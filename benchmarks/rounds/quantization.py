@@ -27,7 +27,8 @@ import numpy as np
 
 from benchmarks.kernels import bandwidth
 from benchmarks.report import results
-from benchmarks.rounds.programs import PAGE, Bench, Decoding, Forward
+from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.programs import PAGE, Decoding, Forward
 from benchmarks.shapes import LLAMA_8B, SHAPES, TINY, Pair
 from convert import convert
 from convert.verify import LENGTHS, Comparison, compare, jspec_logits

@@ -48,7 +48,8 @@ import jax
 
 from benchmarks.kernels import bandwidth
 from benchmarks.report import results
-from benchmarks.rounds.programs import PAGE, Bench, Decoding, Forward
+from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.programs import PAGE, Decoding, Forward
 from benchmarks.rounds.wall import generate_seconds
 from benchmarks.shapes import SHAPES
 

@@ -38,7 +38,8 @@ import jax.numpy as jnp
 from benchmarks.kernels import bandwidth
 from benchmarks.kernels.sums import microseconds
 from benchmarks.report import results
-from benchmarks.rounds.programs import Bench, Decoding
+from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.programs import Decoding
 from benchmarks.rounds.round import HEADER, Figure, keep
 from benchmarks.shapes import LLAMA_8B, SHAPES
 from jspec.config import Shards

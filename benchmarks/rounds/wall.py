@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 import jspec
-from benchmarks.rounds.programs import Bench, Decoding
+from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.programs import Decoding
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.llm import LLM

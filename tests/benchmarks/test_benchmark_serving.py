@@ -15,7 +15,7 @@ from benchmarks.engine.engines import Engines, Setting, make_engine
 from benchmarks.engine.loads import Client, Followed, Load, Texts, longest_gap, observed
 from benchmarks.report import results
 from benchmarks.report.figures import Figure, printed
-from benchmarks.rounds.programs import Bench
+from benchmarks.rounds.bench import Bench
 from benchmarks.shapes import SHAPES, TINY, Pair
 from jspec.sampling.verify import RULES
 
