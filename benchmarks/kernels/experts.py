@@ -94,7 +94,7 @@ def mixture(layer: Layer, interpret: bool, tiling: ExpertTiling | None = None):
     def function(x, logits, gate_up, down):
         routed = route_kernel(logits, None, Experts(layer.X, layer.Y, layer.F), interpret=interpret)
         tilings = {"up_tiling": tiling, "down_tiling": tiling}
-        outputs = grouped_mlp_kernel(x, routed, gate_up, down, layer.clamp, **tilings, interpret=interpret)
+        outputs = grouped_mlp_kernel(x, routed, gate_up, down, clamp=layer.clamp, **tilings, interpret=interpret)
         return PartialSums(outputs).total(x.dtype)
 
     return function
@@ -109,7 +109,7 @@ def check(layer: Layer, weights, counts, interpret: bool) -> bool:
         got = kernels(x, logits, *weights)
         some = slice(0, min(M, 16))  # the reference implementation has every expert read every token
         routed = route_reference(logits[some], None, Experts(layer.X, layer.Y, layer.F))
-        wanted = PartialSums(grouped_mlp_reference(x[some], routed, *weights, layer.clamp)).total(x.dtype)
+        wanted = PartialSums(grouped_mlp_reference(x[some], routed, *weights, clamp=layer.clamp)).total(x.dtype)
         error = float(jnp.max(jnp.abs(got[some].astype(jnp.float32) - wanted.astype(jnp.float32))))
         other_x, other_logits = layer.tokens(jax.random.key(M + 1), M)
         mixed = kernels(other_x.at[-1].set(x[0]), other_logits.at[-1].set(logits[0]), *weights)
