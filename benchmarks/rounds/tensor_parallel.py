@@ -117,8 +117,7 @@ def rounds(
         tokens = timed.tokens if line.what.K else None
         times = 1e3 * timed.seconds, 1e3 * timed.floor
         how = "one GPU" if whole else f"sums by {way}"
-        variant = " ".join(word for word in (line.variant, how if whole or bench.packets else "") if word)
-        variant = variant.replace(f"sums by {PACKETS}", PACKETS)
+        variant = f"{line.variant} {'one GPU' if whole else PACKETS if bench.packets else ''}".strip()
         more = {"kernels": timed.kernels, "tokens": tokens}
         yield Figure(
             line.number, variant, f"{shape}, {line.what}; {how}", "ms", *times, *([] if whole else goals), **more

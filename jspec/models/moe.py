@@ -93,7 +93,7 @@ class Mixture(nnx.Module):
         if self.reduce_axis is not None and self.num_local_experts < self.experts.all:
             first = (jax.lax.axis_index(self.reduce_axis) * self.num_local_experts).reshape(1)
         weights = self._by_expert(self.gate_up), self._by_expert(self.down)
-        outputs = grouped_mlp(tokens, routed, *weights, self.experts.clamp, self.activation, first)
+        outputs = grouped_mlp(tokens, routed, *weights, first, clamp=self.experts.clamp, activation=self.activation)
         return PartialSums(outputs.reshape(*x.shape[:-1], *outputs.shape[1:]), reduce_axis=self.reduce_axis)
 
     def _by_expert(self, linear: Linear | MXFP4Weight) -> ExpertWeights:

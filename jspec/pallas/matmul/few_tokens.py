@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jspec.pallas.dispatch import differentiable
 from jspec.pallas.matmul.partial_sums import PartialSums
+from jspec.pallas.matmul.reference import cuts_of
 from jspec.pallas.matmul.sm90_tiling import BLOCK, DEPTH_UNIT, LINES, TOKEN_UNIT, MosaicTiling, few_tokens_tiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
 
@@ -52,7 +53,7 @@ def _kernel(x, weight, scale, dtype, tiling: MosaicTiling) -> jax.Array | Partia
 def _reference(x, weight, scale, dtype, split_inputs: int | None) -> jax.Array | PartialSums:
     if split_inputs is None:
         return weight_only_matmul_reference(x, weight, scale, dtype)
-    cuts = [slice(begin, begin + split_inputs) for begin in range(0, x.shape[-1], split_inputs)]
+    cuts = cuts_of(x.shape[-1], split_inputs)
     of_cut = lambda cut: scale if scale.ndim == 1 else scale[:, cut.start // BLOCK : -(-cut.stop // BLOCK)]  # noqa: E731
     parts = [weight_only_matmul_reference(x[..., cut], weight[:, cut], of_cut(cut)) for cut in cuts]
     return PartialSums(jnp.stack(parts, axis=-2))

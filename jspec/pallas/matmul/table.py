@@ -69,6 +69,11 @@ class Product(NamedTuple):
     dtype: Any = jnp.float32
     allow_partial_sums: bool = False
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the weight is FP8 in blocks."""
+        return self.weight.dtype == jnp.float8_e4m3fn and self.scale is not None and self.scale.ndim == 2
+
 
 def xla_matmul(product: Product) -> Any:
     """Any product, as XLA computes it: the reference implementation for what x and weight are."""
@@ -117,12 +122,11 @@ class Row:
 
     def serves(self, product: Product) -> bool:
         """Whether the row is for a product in programs for this machine's GPU."""
-        x, weight, scale, bias, dtype, _ = product
+        x, weight, _, bias, dtype, _ = product
         activations = x.numbers if isinstance(x, QuantizedActivations) else x
-        in_blocks = weight.dtype == jnp.float8_e4m3fn and scale is not None and scale.ndim == 2
         return (
             activations.dtype.name in self.activations
-            and ("fp8_block" if in_blocks else weight.dtype.name) in self.weights
+            and ("fp8_block" if product.in_blocks else weight.dtype.name) in self.weights
             and math.prod(x.shape[:-1]) in self.tokens
             and weight.size in self.numbers
             and x.shape[-1] in self.inputs
@@ -134,12 +138,8 @@ class Row:
 
 
 _ONE, _SEVERAL, _MANY = range(1, 2), range(2, 65), range(1, 513)  # tokens
-_SOME, _MEDIUM, _LARGE, _REDUCED = (
-    range(2**23, sys.maxsize),
-    range(2**24, 2**26),
-    range(2**25, sys.maxsize),
-    range(10_000_001, sys.maxsize),
-)  # numbers
+_SOME, _MEDIUM = range(2**23, sys.maxsize), range(2**24, 2**26)  # numbers
+_LARGE, _REDUCED = range(2**25, sys.maxsize), range(10_000_001, sys.maxsize)
 
 
 def _few_tokens(p: Product) -> jax.Array | PartialSums:
@@ -148,8 +148,7 @@ def _few_tokens(p: Product) -> jax.Array | PartialSums:
 
 def _suits_few_tokens(p: Product) -> bool:
     outputs, inputs = p.weight.shape
-    in_blocks = p.scale is not None and p.scale.ndim == 2
-    return suits_few_tokens(math.prod(p.x.shape[:-1]), outputs, inputs, p.allow_partial_sums, in_blocks)
+    return suits_few_tokens(math.prod(p.x.shape[:-1]), outputs, inputs, p.allow_partial_sums, p.in_blocks)
 
 
 TABLE = (
@@ -158,7 +157,7 @@ TABLE = (
     # Every tile of tokens reads and dequantises the weight again.
     Row("four bits", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT4, _MANY),
     # [28672, 4096] with 16, 80 and 320 tokens: 36, 43 and 120 us on an H200. The rows that follow take 41, 72 and 224. XLA's
-    # product of one to eight tokens is faster, and so are whole rounds of them.
+    # product of five is faster, and so is a whole round of one, which it multiplies as eight.
     Row(
         "few tokens, eight bits",
         _few_tokens,

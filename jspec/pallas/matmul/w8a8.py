@@ -9,6 +9,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import QuantizedActivations
+from jspec.pallas.matmul.reference import cuts_of
 from jspec.pallas.matmul.small_batch import (
     multiply_tile,
     run_by_platform,
@@ -44,7 +45,7 @@ def w8a8_matmul_reference(
     """
     if split_inputs is None:
         return _scaled_product(x, weight, scale)
-    cuts = [slice(begin, begin + split_inputs) for begin in range(0, x.shape[-1], split_inputs)]
+    cuts = cuts_of(x.shape[-1], split_inputs)
     pieces = (dataclasses.replace(x, numbers=x.numbers[..., cut]) for cut in cuts)
     sums = [_scaled_product(piece, weight[:, cut], scale) for piece, cut in zip(pieces, cuts, strict=True)]
     return PartialSums(jnp.stack(sums, axis=-2))

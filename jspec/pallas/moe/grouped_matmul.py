@@ -34,10 +34,9 @@ def grouped_matmul(
     Returns:
       float32 ``[assignments, outputs]`` for each of ``outputs``.
     """
-    make = _BlockOperands if expert_weights.in_blocks else _PlainOperands
-    operands = (_MXFP4Operands if expert_weights.is_mxfp4 else make)(
-        x_ref, line, tile, expert_weights, output_mask, tiling
-    )
+    in_groups = expert_weights.is_mxfp4 or expert_weights.in_blocks  # whose scales are in the products
+    make = _PlainOperands if not in_groups else _MXFP4Operands if expert_weights.is_mxfp4 else _BlockOperands
+    operands = make(x_ref, line, tile, expert_weights, output_mask, tiling)
 
     def add(i, sums):
         for x, weights in operands.of(i, outputs):
@@ -50,7 +49,7 @@ def grouped_matmul(
     def of_outputs(ref):
         return (_load(ref.at[tile.expert, output], output_mask) for output in outputs)
 
-    if expert_weights.scale is not None and make is _PlainOperands and not expert_weights.is_mxfp4:
+    if expert_weights.scale is not None and not in_groups:
         sums = (total * scale[None, :] for total, scale in zip(sums, of_outputs(expert_weights.scale), strict=True))
     if expert_weights.bias is not None:
         sums = (

@@ -27,9 +27,10 @@ def grouped_mlp(
     routed: Routed,
     gate_up: ExpertWeights,
     down: ExpertWeights,
+    first=None,
+    *,
     clamp: float | None = None,
     activation: str = "silu",
-    first=None,
 ):
     """``grouped_mlp_reference``, and on an NVIDIA GPU the kernels."""
     kernel, reference = (
@@ -44,6 +45,7 @@ def grouped_mlp_reference(
     gate_up: ExpertWeights,
     down: ExpertWeights,
     first=None,
+    *,
     clamp: float | None = None,
     activation: str = "silu",
 ):
@@ -139,34 +141,46 @@ def grouped_mlp_kernel(
     gate_up: ExpertWeights,
     down: ExpertWeights,
     first=None,
+    *,
     clamp: float | None = None,
     activation: str = "silu",
-    *,
     up_tiling: ExpertTiling | None = None,
     down_tiling: ExpertTiling | None = None,
     interpret=False,
 ):
     """``grouped_mlp_reference`` as two kernels."""
-    (M, Y), X, D, Fe = routed.expert.shape, routed.sizes.shape[0], x.shape[1], gate_up.num_outputs // 2
+    (M, Y), D, Fe = routed.expert.shape, x.shape[1], gate_up.num_outputs // 2
     A = M * Y
-    up_default, down_default = tilings_of(A, X, x.dtype, gate_up)
-    grouped = routed.sizes, routed.order, first
-    run = functools.partial(_run, A=A, X=gate_up.num_experts, interpret=interpret)
+    up_default, down_default = tilings_of(A, routed.sizes.shape[0], x.dtype, gate_up)
+    run = functools.partial(_run, routed, first, interpret=interpret)
     hidden = jax.ShapeDtypeStruct((A, Fe), x.dtype)
-    hidden = run(_up, up_tiling or up_default, hidden, gate_up, *grouped, x, Y=Y, clamp=clamp, activation=activation)
+    hidden = run(_up, up_tiling or up_default, hidden, gate_up, x, Y=Y, clamp=clamp, activation=activation)
     made = jax.ShapeDtypeStruct((A, D), x.dtype)
-    made = run(_down, down_tiling or down_default, made, down, *grouped, hidden, routed.weight.reshape(A))
+    made = run(_down, down_tiling or down_default, made, down, hidden, routed.weight.reshape(A))
     return made.reshape(M, Y, D)
 
 
-def _run(function, tiling: ExpertTiling, out, weights: ExpertWeights, *args, A: int, X: int, interpret: bool, **static):
+def _run(
+    routed: Routed,
+    first,
+    function,
+    tiling: ExpertTiling,
+    out,
+    weights: ExpertWeights,
+    *args,
+    interpret: bool,
+    **static,
+):
     """The output of a kernel whose program instances have a tile and some output features each."""
-    hit = min(A, X)  # the most experts that can have a tile of their own
-    elsewhere = args[2] is not None  # a tile more, as the last one of other experts' assignments may not be full
+    A = len(routed.order)
+    hit = min(A, weights.num_experts)  # the most experts here that can have a tile of their own
+    tiles = hit + (A - hit) // tiling.assignments
+    if first is not None:  # the last tile of other experts' assignments may not be full
+        tiles += 1
     return kernel_call(
         function,
-        *(*args, weights),
-        grid=(hit + (A - hit) // tiling.assignments + elsewhere, pl.cdiv(out.shape[1], tiling.outputs)),
+        *(routed.sizes, routed.order, first, *args, weights),
+        grid=(tiles, pl.cdiv(out.shape[1], tiling.outputs)),
         out_shape=out,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
