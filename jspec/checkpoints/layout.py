@@ -132,5 +132,7 @@ def _of_shared_caches(config: ModelConfig) -> tuple[str, ...]:
 
 def _of_mtp(config: ModelConfig) -> tuple[str, ...]:
     """How the names of tensors begin that belong to the layers behind the last, which predict further tokens."""
+    if (own := names_of(config.architecture).mtp) is not None:
+        return (own,)
     layers = range(config.num_layers, config.num_layers + config.mtp_layers)
     return tuple(f"{names_of(config.architecture).prefix}layers.{layer}." for layer in layers)

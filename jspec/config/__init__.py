@@ -5,6 +5,7 @@ layer.py           what one layer of it has of its own
 rope.py            rotary position embedding
 mla.py             multi-head latent attention
 moe.py             mixture of experts
+delta_net.py       gated delta nets
 heads/             draft heads
 speculation.py     settings of speculation
 engine.py          resources of the engine and shapes of its programs
@@ -25,9 +26,11 @@ Dimension letters have one meaning in code, comments and einsums everywhere in j
     Wl width of per-layer inputs     Vl tokens of their table
     X experts of a layer             Y experts that a token goes through
     Fe width of an expert
+    Nk, Nv heads of keys and of values of a gated delta net, Dk, Dv their sizes, Wc taps of its convolution
     Ck, Cq ranks of latent attention Hn, Hr parts of a query that are not and are rotated        Hv size of a value
 """
 
+from jspec.config.delta_net import DeltaNets as DeltaNets
 from jspec.config.engine import MAX_POSITIONS as MAX_POSITIONS
 from jspec.config.engine import NULL_PAGE as NULL_PAGE
 from jspec.config.engine import EngineConfig as EngineConfig

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 from jspec.config.param_specs import (
     ALL_LAYER_INPUTS,
     CACHED,
+    DELTA_HEADS,
+    DELTA_KEYS,
+    DELTA_VALUE,
+    DELTA_VALUES,
     DOWNS,
     DRAFT_IDS,
     DRAFT_VOCAB,
@@ -26,6 +30,7 @@ from jspec.config.param_specs import (
     PAIR,
     POSITIONS,
     QUERY_RANK,
+    TAPS,
     UNROTATED,
     VALUES,
     VOCAB,
@@ -73,7 +78,8 @@ def decoder_layers(
     """
     alike: dict[tuple, list[tuple[int, ...]]] = {}
     for copy in copies:
-        alike.setdefault(_kind(config.layer(copy[0])), []).append(copy)
+        kind = _kind(config.layer(copy[0])), config.has_delta_net(copy[0])
+        alike.setdefault(kind, []).append(copy)
     parameters: list[Parameter] = []
     for group in alike.values():
         layer = config.layer(group[0][0])
@@ -121,44 +127,18 @@ def _layers_alike(
         parameters += norm(ours + name, theirs + tensor, EMBED, copies, kind=config.norm)
 
     def add_map(
-        name: str,
-        tensors: Sequence[str] | str,
-        axes: tuple[Axis, ...],
-        inputs: Axis,
-        bias: bool,
-        copies=copies,
-        kind: Callable[[str | None], str | None] = lambda quantization: quantization,
+        name: str, tensors: Sequence[str] | str, axes: tuple[Axis, ...], inputs: Axis, bias: bool, of: Copies = copies
     ):
-        joined = theirs + tensors if isinstance(tensors, str) and len(axes) > 1 else None
-        parts = [tensors] if isinstance(tensors, str) else tensors
-        parts = parts if joined is None else [f"{tensors}.{i}" for i in range(len(axes))]
-        prefixed = {theirs + part: axis for part, axis in zip(parts, axes, strict=True)}
-        for stored, group in by_quantization(config, ours + name, copies):
-            how = {"quantization": kind(stored), "joined": joined}
-            parameters.extend(linear(ours + name, prefixed, inputs, group, bias=bias, **how))
+        parameters.extend(_linear_map(config, name, tensors, axes, inputs, bias, of, theirs))
 
     sparse, dense = (tuple(copy for copy in copies if config.has_experts(copy[0]) is has) for has in (True, False))
     beside = config.experts is not None and config.experts.beside_mlp
     dense = tuple(copies) if beside else dense
-    latent = config.latent
-    if latent is None:
-        parts = 1 + layer.projections
-        tensors, axes = names.qkv if isinstance(names.qkv, str) else names.qkv[:parts], (HEADS, KV, KV)[:parts]
-        if config.attention_gate and not isinstance(tensors, str):
-            queries, gates = halves_of_queries(names)
-            tensors, axes = (queries, *tensors[1:], gates), (*axes, HEADS)
-        add_map("attention.qkv", tensors, axes, attention_inputs, config.qkv_bias)
+    recurrent = config.has_delta_net(copies[0][0])
+    if recurrent:
+        parameters += _delta_net(config, names, theirs, copies)
     else:
-        query, axis = (names.query, HEADS) if latent.query_rank is None else (names.query_down, QUERY_RANK)
-        down = [query, names.latent_down]
-        add_map("attention.compress", down, (axis, CACHED), attention_inputs, config.qkv_bias)
-        if latent.query_rank is not None:
-            parameters += norm(f"{ours}attention.query_norm", theirs + names.query_norm, QUERY_RANK, copies)
-            add_map("attention.queries", names.query_up, (HEADS,), QUERY_RANK, False)
-        parameters += norm(f"{ours}attention.latent_norm", theirs + names.latent_norm, LATENT, copies)
-        add_map("attention.keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT, False, kind=of_latents)
-        add_map("attention.values", f"{names.latent_up}.values", (VALUES,), LATENT, False, kind=of_latents)
-    add_map("attention.out", names.out, (EMBED,), HEADS if latent is None else VALUES, config.output_bias)
+        parameters += _attention(config, layer, names, theirs, copies, attention_inputs)
     if config.gated_mlp:
         add_map("mlp.gate_up", names.gate_up, (MLP, MLP), EMBED, config.mlp_bias, dense)
     else:
@@ -171,12 +151,8 @@ def _layers_alike(
             parameters += norm(f"{ours}beside.{name}", theirs + tensor, EMBED, copies, kind=config.norm)
         parameters.append(vector(f"{ours}beside.router_norm.weight", theirs + names.router_scale, EMBED, copies))
         parameters.append(vector(f"{ours}beside.expert_scale", theirs + names.expert_scale, EXPERTS, copies))
-    normed = (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV))[: 2 if layer.projections else 1]
-    for name, tensor, axis in normed if config.qk_norm else ():
-        size = axis if config.qk_norm_over == "projection" else HEAD_DIM
-        parameters += norm(f"{ours}attention.{name}", theirs + tensor, size, copies, kind=config.norm)
-    if config.attention_sinks:
-        parameters.append(vector(f"{ours}attention.sinks", theirs + names.sinks, HEAD_COUNT, copies))
+    if not recurrent:
+        parameters += _attention_norms(config, layer, names, theirs, copies)
     if config.per_layer_inputs is not None:
         parameters += linear(f"{ours}inputs.gate", {theirs + names.layer_gate: LAYER_INPUTS}, EMBED, copies)
         parameters += linear(f"{ours}inputs.out", {theirs + names.layer_out: EMBED}, LAYER_INPUTS, copies)
@@ -184,6 +160,95 @@ def _layers_alike(
     if config.layer_scalars:
         parameters.append(vector(f"{ours}scalar", theirs + names.scalar, ONE, copies))
     return parameters
+
+
+def _linear_map(
+    config: "ModelConfig",
+    name: str,
+    tensors: Sequence[str] | str,
+    axes: tuple[Axis, ...],
+    inputs: Axis,
+    bias: bool,
+    copies: Copies,
+    prefix: str,
+    kind: Callable[[str | None], str | None] = lambda quantization: quantization,
+) -> Iterator[Parameter]:
+    """The parameters of a linear map of a layer, which may be quantised.
+
+    Args:
+      config: the config of the model.
+      name: of the map, behind ``layers.{}.``.
+      tensors: their names in the checkpoint, behind ``prefix``; a single name for several ``axes`` means that the checkpoint
+        holds them joined.
+      axes: the output features of each of them.
+      inputs, bias: as for ``linear``.
+      copies: the indices of the layers.
+      prefix: the names of a layer's tensors before theirs.
+      kind: how such maps are stored where the config says how linear maps are.
+    """
+    joined = prefix + tensors if isinstance(tensors, str) and len(axes) > 1 else None
+    parts = [tensors] if isinstance(tensors, str) else tensors
+    parts = parts if joined is None else [f"{tensors}.{i}" for i in range(len(axes))]
+    prefixed = {prefix + part: axis for part, axis in zip(parts, axes, strict=True)}
+    ours = f"layers.{{}}.{name}"
+    for stored, group in by_quantization(config, ours, copies):
+        yield from linear(ours, prefixed, inputs, group, bias=bias, quantization=kind(stored), joined=joined)
+
+
+def _attention(
+    config: "ModelConfig", layer: "LayerConfig", names: TensorNames, prefix: str, copies: Copies, inputs: Axis
+) -> Iterator[Parameter]:
+    """The parameters of the attention of layers, but for the norms of its heads and its sinks."""
+    ours, latent = "layers.{}.attention.", config.latent
+
+    def linear_map(name: str, tensors: Sequence[str] | str, axes: tuple[Axis, ...], inputs: Axis, bias: bool, **how):
+        return _linear_map(config, f"attention.{name}", tensors, axes, inputs, bias, copies, prefix, **how)
+
+    if latent is None:
+        parts = 1 + layer.projections
+        tensors, axes = names.qkv if isinstance(names.qkv, str) else names.qkv[:parts], (HEADS, KV, KV)[:parts]
+        if config.attention_gate and not isinstance(tensors, str):
+            queries, gates = halves_of_queries(names)
+            tensors, axes = (queries, *tensors[1:], gates), (*axes, HEADS)
+        yield from linear_map("qkv", tensors, axes, inputs, config.qkv_bias)
+    else:
+        query, axis = (names.query, HEADS) if latent.query_rank is None else (names.query_down, QUERY_RANK)
+        yield from linear_map("compress", [query, names.latent_down], (axis, CACHED), inputs, config.qkv_bias)
+        if latent.query_rank is not None:
+            yield from norm(f"{ours}query_norm", prefix + names.query_norm, QUERY_RANK, copies)
+            yield from linear_map("queries", names.query_up, (HEADS,), QUERY_RANK, False)
+        yield from norm(f"{ours}latent_norm", prefix + names.latent_norm, LATENT, copies)
+        yield from linear_map("keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT, False, kind=of_latents)
+        yield from linear_map("values", f"{names.latent_up}.values", (VALUES,), LATENT, False, kind=of_latents)
+    yield from linear_map("out", names.out, (EMBED,), HEADS if latent is None else VALUES, config.output_bias)
+
+
+def _attention_norms(
+    config: "ModelConfig", layer: "LayerConfig", names: TensorNames, prefix: str, copies: Copies
+) -> Iterator[Parameter]:
+    """The norms of queries and keys, and the sinks."""
+    ours = "layers.{}.attention."
+    normed = (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV))[: 2 if layer.projections else 1]
+    for name, tensor, axis in normed if config.qk_norm else ():
+        size = axis if config.qk_norm_over == "projection" else HEAD_DIM
+        yield from norm(f"{ours}{name}", prefix + tensor, size, copies, kind=config.norm)
+    if config.attention_sinks:
+        yield vector(f"{ours}sinks", prefix + names.sinks, HEAD_COUNT, copies)
+
+
+def _delta_net(config: "ModelConfig", names: TensorNames, prefix: str, copies: Copies) -> Iterator[Parameter]:
+    """The parameters of a gated delta net. Betas and decays are never quantised: errors in decays add up over a text."""
+    assert names.delta_inputs is not None
+    ours, (wide, narrow) = "layers.{}.delta_net.", names.delta_inputs
+    axes = DELTA_KEYS, DELTA_KEYS, DELTA_VALUES
+    yield from _linear_map(config, "delta_net.qkvz", wide, (*axes, DELTA_VALUES), EMBED, False, copies, prefix)
+    yield from linear(f"{ours}ba", {prefix + name: DELTA_HEADS for name in narrow}, EMBED, copies)
+    convolved = {f"{prefix}{names.delta_convolution}.{i}.weight": axis for i, axis in enumerate(axes)}
+    yield Parameter(f"{ours}convolution", convolved, (ONE, TAPS), copies)
+    for name, tensor in (("decay", names.delta_decay), ("bias", names.delta_bias)):
+        yield dataclasses.replace(vector(f"{ours}{name}", prefix + tensor, DELTA_HEADS, copies), dtype="float32")
+    yield from norm(f"{ours}norm", prefix + names.delta_norm, DELTA_VALUE, copies)
+    yield from _linear_map(config, "delta_net.out", names.delta_out, (EMBED,), DELTA_VALUES, False, copies, prefix)
 
 
 def by_quantization(config: "ModelConfig", name: str, copies: Copies) -> Iterator[tuple[str | None, Copies]]:

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from jspec._validation import is_int
 from jspec.config.decoder_params import language_model
+from jspec.config.delta_net import DeltaNets
 from jspec.config.layer import LayerConfig
 from jspec.config.mla import Latent
 from jspec.config.model_checks import LAYER_NORMS, require_valid
@@ -81,6 +82,7 @@ class ModelConfig(Declared):
         attention's input, number by number (Qiu et al., "Gated Attention for Large Language Models", 2025).
       qk_norm_after_rope: whether the norms of queries and keys are applied after the rotation (Hunyuan, 2025), and not
         before.
+      delta_nets: the gated delta nets that some layers have in the place of attention; None if there are none.
 
     Example::
 
@@ -147,6 +149,7 @@ class ModelConfig(Declared):
     qk_norm_after_rope: bool = False
     attention_gate: bool = False
     plain_maps: tuple[str, ...] = ()
+    delta_nets: DeltaNets | None = None
 
     # Members of ``DraftConfig``; a draft model makes any number of drafts.
     method = "draft_model"
@@ -177,6 +180,7 @@ class ModelConfig(Declared):
             "Vl": self.per_layer_vocab_size or self.vocab_size,
             **({} if self.experts is None else self.experts.dimensions(self.hidden_size)),
             **({} if self.latent is None else self.latent.dimensions(self.head_dim)),
+            **({} if self.delta_nets is None else self.delta_nets.dimensions),
         }
 
     def rotary_head(self, layer: int) -> int:
@@ -192,6 +196,10 @@ class ModelConfig(Declared):
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts, in place of the MLP or beside it."""
         return self.experts is not None and (not self.experts.layers or self.experts.layers[layer])
+
+    def has_delta_net(self, layer: int) -> bool:
+        """Whether a layer has a gated delta net in the place of attention."""
+        return self.delta_nets is not None and self.delta_nets.layers[layer]
 
     @property
     def head_quantization(self) -> Literal["int8", "fp8", "int4", "fp8_block"] | None:
@@ -257,8 +265,11 @@ class ModelConfig(Declared):
         return sum(self.layer_kv_numbers(layer) for layer in range(self.num_layers)) * slots * itemsize
 
     def layer_kv_numbers(self, layer: int) -> int:
-        """How many numbers a layer caches for a token: keys and values, or latents; 0 if it reads another layer's."""
+        """How many numbers a layer caches for a token: keys and values, or latents; 0 if it reads another layer's, or has a
+        gated delta net."""
         shape = self.layer(layer)
+        if self.has_delta_net(layer):
+            return 0
         if self.latent is not None:
             return self.latent.cached
         return 0 if shape.reads_cache_of is not None else 2 * shape.num_kv_heads * shape.head_dim

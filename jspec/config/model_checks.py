@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from jspec._validation import is_int, is_number, require
+from jspec.config.delta_net import DeltaNets
 from jspec.config.layer import LayerConfig
 from jspec.config.mla import Latent
 from jspec.config.moe import Experts
@@ -92,6 +93,7 @@ def require_valid(config: "ModelConfig"):
     _require_choices(config)
     _require_layers(config)
     _require_latent(config)
+    _require_delta_nets(config)
     _require_positions(config)
 
 
@@ -167,6 +169,18 @@ def _require_latent(config: "ModelConfig"):
     require(growth == 0, "rope.query_growth", growth, "0 for attention with latents")
     biased = config.qkv_bias and latent.query_rank is None
     require(not biased, "latent.query_rank", None, "a rank, where attention has biases")
+
+
+def _require_delta_nets(config: "ModelConfig"):
+    nets = config.delta_nets
+    if nets is None:
+        return
+    require(isinstance(nets, DeltaNets), "delta_nets", nets, "DeltaNets or None")
+    nets.require_fit(config.num_layers)
+    known = names_of(config.architecture).delta_inputs is not None
+    require(known, "delta_nets", nets, f"None for a {config.architecture}")
+    plain = config.latent is None and not (config.layers or any(config.windows) or config.attention_sinks)
+    require(plain, "delta_nets", nets, "None beside latents, windows, sinks, or layers that differ in their sizes")
 
 
 def _require_experts(config: "ModelConfig"):

@@ -63,6 +63,9 @@ HEAD_COUNT = Axis("N", "heads")
 # Of latent attention: all queries, the unrotated parts of all keys, all values, and the ranks.
 QUERY_RANK, LATENT, CACHED = Axis("Cq", "query_rank"), Axis("Ck", "latent"), Axis("Cc", "latent")
 UNROTATED, VALUES = Axis("NHn", "heads"), Axis("NHv", "heads")
+# Of gated delta nets: all numbers of queries or keys, all of values, the value heads, the taps of the convolution.
+DELTA_KEYS, DELTA_VALUES = Axis("NkDk", "heads"), Axis("NvDv", "heads")
+DELTA_HEADS, DELTA_VALUE, TAPS = Axis("Nv", "heads"), Axis("Dv", "head_dim"), Axis("Wc", "taps")
 PAIR = Axis("32", "pair")  # the bytes of a pair of groups of MXFP4 codes
 
 

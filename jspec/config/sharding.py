@@ -70,6 +70,7 @@ class Shards:
             num_kv_heads=local_heads,
             intermediate_size=config.intermediate_size // n,
             experts=experts,
+            delta_nets=config.delta_nets and config.delta_nets.local(n),
             layers=tuple(
                 dataclasses.replace(
                     layer,
@@ -130,6 +131,8 @@ class Shards:
             grouped = config.latent is not None or heads % n == 0 or n % heads == 0
             require(grouped, name, n, f"a divisor or a multiple of num_kv_heads, {heads}")
             require(width % n == 0, name, n, f"a divisor of intermediate_size, {width}")
+        if (nets := config.delta_nets) is not None:
+            require(nets.key_heads % n == 0, name, n, f"a divisor of delta_nets.key_heads, {nets.key_heads}")
         self._require_whole_groups(config)
         experts = config.experts
         if experts is None:

@@ -34,6 +34,11 @@ class TensorNames:
       beside_norms: of experts beside the MLP, name of a norm in the params -> its name in the checkpoint.
       router_scale, expert_scale: of experts beside the MLP: the factors of the router's inputs, and of the experts' weights;
         the names are complete.
+      mtp: how all names of layers for multi-token prediction begin; None if these stand behind the last layer, with its names.
+      delta_inputs: None, or of a gated delta net the parts of tensors with the rows of queries, keys, values and gates; then
+        those of betas and decays (``jspec.checkpoints.huggingface.delta_parts``).
+      delta_convolution, delta_decay, delta_bias, delta_norm, delta_out: of a gated delta net: its convolution, the logarithm
+        of its rate of decay, what is added to its decays, both complete; the norm of its outputs, and their linear map.
       stacked_maps: None, or the two tensors in which a layer has the maps of all its experts: those of gate and up, row by
         row in turn, and those of down. They have no last part ``.weight``
         (``jspec.checkpoints.huggingface.stacked_experts``).
@@ -86,10 +91,27 @@ class TensorNames:
     router_scale: str = "router.scale"
     expert_scale: str = "router.per_expert_scale"
     expert_maps: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    mtp: str | None = None
+    delta_inputs: tuple[tuple[str, str, str, str], tuple[str, str]] | None = None
+    delta_convolution: str = "linear_attn.conv1d"
+    delta_decay: str = "linear_attn.A_log"
+    delta_bias: str = "linear_attn.dt_bias"
+    delta_norm: str = "linear_attn.norm"
+    delta_out: str = "linear_attn.out_proj"
     stacked_maps: tuple[str, str] | None = None
 
 
 LLAMA = TensorNames()
+_QKVZ, _BA, _QKV = "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.in_proj_qkv"
+# ``TensorNames.delta_inputs`` of Qwen3-Next, whose two projections have one key head after another, and of Qwen3.5.
+INTERLEAVED_INPUTS = (
+    (f"{_QKVZ}.queries", f"{_QKVZ}.keys", f"{_QKVZ}.values", f"{_QKVZ}.gates"),
+    (f"{_BA}.betas", f"{_BA}.decays"),
+)
+SEPARATE_INPUTS = (
+    (f"{_QKV}.queries", f"{_QKV}.keys", f"{_QKV}.values", "linear_attn.in_proj_z"),
+    ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+)
 _AROUND = {
     "attention_norm": "input_layernorm",
     "attention_out_norm": "post_attention_layernorm",
@@ -132,6 +154,11 @@ NAMES = {
     "Olmo2ForCausalLM": TensorNames(norms=_AFTER),
     "Olmo3ForCausalLM": TensorNames(norms=_AFTER),
     "Qwen2MoeForCausalLM": TensorNames(shared_experts="mlp.shared_expert"),
+    "Qwen3NextForCausalLM": TensorNames(
+        shared_experts="mlp.shared_expert", delta_inputs=INTERLEAVED_INPUTS, mtp="mtp."
+    ),
+    "Qwen3_5ForCausalLM": TensorNames(delta_inputs=SEPARATE_INPUTS, mtp="mtp."),
+    "Qwen3_5MoeForCausalLM": TensorNames(shared_experts="mlp.shared_expert", delta_inputs=SEPARATE_INPUTS, mtp="mtp."),
     "Phi3ForCausalLM": TensorNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
 }
 

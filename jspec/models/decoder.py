@@ -19,7 +19,7 @@ from flax import nnx
 from jspec.config import ModelConfig, Shards
 from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
-from jspec.models.kv_cache import CacheShape, cache_shape
+from jspec.models.kv_cache import LayerShape, cache_shape
 from jspec.models.layers import Linear, Norm, linear_maps, times
 from jspec.models.per_layer import LayerInputs
 from jspec.models.quantization import as_float32, random_weight
@@ -236,7 +236,7 @@ class Decoder(nnx.Module):
         """The factors of the final norm, ``[D]``; ones if there is no such norm."""
         return jnp.ones(self.config.hidden_size, self.dtype) if self.norm is None else self.norm.scale
 
-    def cache_shape(self) -> tuple[CacheShape | None, ...]:
+    def cache_shape(self) -> tuple[LayerShape, ...]:
         """What each layer caches for a token, in all shards together; None for layers that cache nothing."""
         return cache_shape(self.config, 1 if self.shards is None else self.shards.count)
 

@@ -1,4 +1,4 @@
-"""A decoder layer, attention and MLP around one residual stream, with the choices of ``ModelConfig``."""
+"""A decoder layer, attention (or what stands in its place) and MLP around one residual stream, with the choices of ``ModelConfig``."""
 
 import functools
 from typing import Any
@@ -10,6 +10,7 @@ from flax import nnx
 from jspec.config import ModelConfig, Shards
 from jspec.config.sharding import axis_of
 from jspec.models.attention import Attention
+from jspec.models.delta_net import GatedDeltaNet
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Norm, linear_maps, times
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture, MixtureBesideMLP
@@ -51,6 +52,7 @@ class Layer(nnx.Module):
     With ``shards``, ``config`` and the layer are those of one shard.
 
     Attributes:
+      attention, delta_net: what mixes tokens: attention, or a gated delta net in its place; the other one is None.
       attention_norm, mlp_norm: the norms of the inputs of attention and MLP. None for placements that have none.
       attention_out_norm, mlp_out_norm: the norms of their outputs, or with ``norm_sums`` of the residual stream after
         they were added. None for placements that have none.
@@ -76,10 +78,13 @@ class Layer(nnx.Module):
         self.norm_sums, self.multiplier = config.norm_placement == "after_sum", config.residual_multiplier
         self.attention_norm = normed("attention_norm") if norm else None
         attention = Attention if config.latent is None else LatentAttention
-        self.attention: Any = attention(config, layer, shards=shards, dtype=dtype, rngs=rngs)
+        how = {"shards": shards, "dtype": dtype, "rngs": rngs}
+        recurrent = config.has_delta_net(layer)
+        self.attention: Any = None if recurrent else attention(config, layer, **how)
+        self.delta_net = GatedDeltaNet(config, layer, **how) if recurrent else None
         self.attention_out_norm, self.mlp_norm = normed("attention_out_norm"), normed("mlp_norm")
         experts = config.experts if config.has_experts(layer) else None
-        how, beside = {"shards": shards, "dtype": dtype, "rngs": rngs}, None
+        beside = None
         if experts is None or experts.beside_mlp:
             self.mlp: Any = MLP(config, layer, **how)
             beside = None if experts is None else MixtureBesideMLP(config, layer, experts=experts, **how)
@@ -97,7 +102,7 @@ class Layer(nnx.Module):
           x: the residual stream ``[B, T, D]``.
           normed: the same after this layer's ``attention_norm``, which the attention reads.
           positions: int32 ``[B, T]``.
-          kv: the keys and values of this layer that ``view`` reads and writes.
+          kv: the keys and values of this layer that ``view`` reads and writes, or its recurrent state.
           view: as for ``Decoder``.
           after: the next norm of the residual stream, such as that of the next layer, or None.
           own_inputs: ``[B, T, Wl]``, the per-layer inputs of this layer; None without them.
@@ -107,7 +112,8 @@ class Layer(nnx.Module):
           the new residual stream ``[B, T, D]``, the same after ``after`` (or without a norm if that is None), and ``kv``
           with the new keys and values.
         """
-        attended, kv = self.attention(normed, positions, kv, view)
+        mix = self.attention if self.delta_net is None else self.delta_net
+        attended, kv = mix(normed, positions, kv, view)
         add = functools.partial(self._add, peers=peers)
         x, normed = add(x, attended, self.attention_out_norm, self.mlp_norm)
         made = self.mlp(normed)

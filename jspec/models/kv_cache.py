@@ -26,6 +26,9 @@ from jspec.pallas.attention.prefill_sm90 import prefill_attention
 from jspec.pallas.attention.reference import Rotation, apply_rope, causal_mask, grouped_attention
 from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.delta_net.projections import DeltaHeads
+from jspec.pallas.delta_net.recur import DeltaInputs, recur, recur_from_zero
+from jspec.pallas.delta_net.state import DeltaState, PrefillRows, VerifyRows, init_state
 from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.mla.attention import has_kernel as has_latent_kernel
 from jspec.pallas.mla.attention import latent_attention
@@ -59,16 +62,36 @@ class CacheShape(NamedTuple):
     latents: bool = False
 
 
-def cache_shape(config: ModelConfig, shards: int = 1) -> tuple[CacheShape | None, ...]:
-    """The cache of one token in each decoder layer, None in those that read another layer's. If there are more shards than
-    KV heads, each has a copy of its own."""
+class StateShape(NamedTuple):
+    """What a layer with a gated delta net keeps of one row, however long its text is: the sizes of a ``DeltaState``.
+
+    Attributes:
+      heads: the number and the sizes of heads.
+      taps: W, of the convolution.
+    """
+
+    heads: DeltaHeads
+    taps: int
+
+
+LayerShape = CacheShape | StateShape | None
+
+
+def cache_shape(config: ModelConfig, shards: int = 1) -> tuple[LayerShape, ...]:
+    """The cache of one token in each decoder layer, or of one row in those with a gated delta net; None in layers that
+    read another layer's. If there are more shards than KV heads, each has a copy of its own."""
     if config.latent is not None:
         return (CacheShape(1, config.latent.cached, latents=True),) * config.num_layers
-    layers = (config.layer(number) for number in range(config.num_layers))
-    return tuple(
-        CacheShape(max(layer.num_kv_heads, shards), layer.head_dim) if layer.reads_cache_of is None else None
-        for layer in layers
-    )
+
+    def of_layer(number: int) -> LayerShape:
+        layer, nets = config.layer(number), config.delta_nets
+        if nets is not None and config.has_delta_net(number):
+            return StateShape(DeltaHeads(nets.key_heads, nets.value_heads, nets.key_size, nets.value_size), nets.taps)
+        if layer.reads_cache_of is not None:
+            return None
+        return CacheShape(max(layer.num_kv_heads, shards), layer.head_dim)
+
+    return tuple(map(of_layer, range(config.num_layers)))
 
 
 def gathers_pages(config: ModelConfig, dtype: str, on_gpu: bool) -> bool:
@@ -92,6 +115,20 @@ def init_pool(shapes: Sequence[CacheShape | None], pages: int, page_size: int, d
         return LayerKV(zeros(), None if shape.latents else zeros())
 
     return tuple(None if shape is None else pool(shape) for shape in shapes)
+
+
+def init_cache(
+    shapes: Sequence[LayerShape], pages: int, page_size: int, num_rows: int, most_tokens: int, dtype
+) -> tuple[LayerKV | DeltaState | None, ...]:
+    """``init_pool`` of a model that may have gated delta nets, with a state of ``num_rows`` rows for each of these; their
+    verify passes have up to ``most_tokens`` query tokens."""
+
+    def of_layer(shape: LayerShape) -> LayerKV | DeltaState | None:
+        if isinstance(shape, StateShape):
+            return init_state(num_rows, shape.heads, shape.taps, most_tokens, dtype)
+        return init_pool([shape], pages, page_size, dtype)[0]
+
+    return tuple(map(of_layer, shapes))
 
 
 class View:
@@ -139,6 +176,10 @@ class View:
         """Rotate queries ``[B, T, N, H]``, and attend to keys and values that another layer has written of the same
         tokens; returns the same shape."""
         return self.attend(apply_rope(q, rotation), kv, spec)
+
+    def recur(self, inputs: DeltaInputs, state: DeltaState | None) -> tuple[jax.Array, DeltaState | None]:
+        """Let a gated delta net read the new tokens; returns its outputs ``[B, T, Nv, Dv]``, and its state behind them."""
+        raise NotImplementedError
 
     def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv):
         """Norm, rotate and write latents and keys of the new tokens; arguments as of ``norm_rope_latents``.
@@ -202,6 +243,7 @@ class PagedView(View):
         have written.
       may_up_project: whether latent attention may compute keys and values of all heads. Then the rows' texts have no
         more pages than ``jspec.pallas.mla.prefill.max_prefill_pages``.
+      recurrent: which rows of recurrent states the tokens belong to; None for models without such states.
 
     Example::
 
@@ -214,6 +256,7 @@ class PagedView(View):
     valid: jax.Array
     shared: bool = dataclasses.field(default=False, metadata={"static": True})
     may_up_project: bool = dataclasses.field(default=False, metadata={"static": True})
+    recurrent: VerifyRows | PrefillRows | None = None
 
     caches_latents = True
 
@@ -236,6 +279,11 @@ class PagedView(View):
             return pool.at[:, page, slot].set(new, mode="drop")
 
         return LayerKV(put(kv.k, k), None if kv.v is None else put(kv.v, v))
+
+    def recur(self, inputs: DeltaInputs, state: DeltaState) -> tuple[jax.Array, DeltaState]:
+        """As ``View.recur``."""
+        assert self.recurrent is not None
+        return recur(inputs, state, self.recurrent)
 
     def attend(self, q, kv: LayerKV, spec: AttentionSpec) -> jax.Array:
         """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same
@@ -317,3 +365,8 @@ class CausalView(View):
         slots = jnp.arange(q.shape[1], dtype=jnp.int32)
         mask = causal_mask(jnp.broadcast_to(slots[None], q.shape[:2]), slots, spec.window)
         return grouped_attention(q, kv.k, kv.v, mask, spec)
+
+    def recur(self, inputs: DeltaInputs, state: None) -> tuple[jax.Array, None]:
+        """As ``View.recur``, of entire texts; no state is kept."""
+        del state
+        return recur_from_zero(inputs), None

@@ -13,7 +13,7 @@ import jax
 
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, EagleConfig, MTPConfig
-from jspec.models.kv_cache import CacheShape, View
+from jspec.models.kv_cache import LayerShape, View
 
 
 class LanguageModel(Protocol):
@@ -50,7 +50,7 @@ class LanguageModel(Protocol):
         model with a draft vocabulary has ``[..., Vd]``."""
         ...
 
-    def cache_shape(self) -> tuple[CacheShape | None, ...]:
+    def cache_shape(self) -> tuple[LayerShape, ...]:
         """What each layer caches for a token; None for layers that read the cache of another."""
         ...
 
@@ -170,7 +170,7 @@ class DraftHead(Protocol):
         """Compute everything that does not depend on a request, before serving; returns the draft head that serves."""
         ...
 
-    def cache_shape(self) -> tuple[CacheShape | None, ...]:
+    def cache_shape(self) -> tuple[LayerShape, ...]:
         """What each layer caches for a slot."""
         ...
 

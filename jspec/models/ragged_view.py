@@ -13,6 +13,8 @@ from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_at
 from jspec.pallas.attention.flash import RaggedLayout
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec
+from jspec.pallas.delta_net.recur import DeltaInputs
+from jspec.pallas.delta_net.state import DeltaState
 from jspec.pallas.dispatch import by_platform
 
 
@@ -83,6 +85,12 @@ class RaggedView(View):
         args = self, qkv, rotation, kv
         has_kernel = has_decode_attention_kernel(qkv, kv.k, self.rows.positions.shape[1])
         return by_platform(kernel, composed, *args) if has_kernel else composed(*args)
+
+    def recur(self, inputs: DeltaInputs, state: DeltaState) -> tuple[jax.Array, DeltaState]:
+        """As ``View.recur``, of Q tokens."""
+        in_rows = (self.to_rows(x) for x in (inputs.qkv, inputs.g, inputs.beta))
+        o, state = self.rows.recur(DeltaInputs(*in_rows, *inputs[3:]), state)
+        return self.from_rows(o), state
 
     def attend_cached(self, q, rotation: Rotation | None, kv, spec: AttentionSpec) -> jax.Array:
         """As ``View.attend_cached``, of ``[1, Q, N, H]``."""

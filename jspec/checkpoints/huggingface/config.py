@@ -21,7 +21,7 @@ from jspec.checkpoints.huggingface.rope import write_rope
 from jspec.checkpoints.huggingface.scales import with_stored_quantization
 from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.huggingface.unread_classes import why_not
-from jspec.checkpoints.huggingface.windows import read_windows
+from jspec.checkpoints.huggingface.windows import Windows, read_windows
 from jspec.config import OF_TARGET, ModelConfig
 from jspec.config.heads import HeadConfig
 
@@ -188,7 +188,9 @@ def model_config(fields: Fields, architecture: str, eos_token_ids: tuple[int, ..
     max_position = fields.integer("max_position_embeddings")
     num_heads = fields.integer("num_attention_heads")
     bias = family.biases == "configured" and fields.flag("attention_bias")
-    windows = read_windows(fields, layers, family.slides, family.window_switch, family.lists_windows)
+    windows: Windows = (None,) * layers
+    if not family.has_delta_nets:
+        windows = read_windows(fields, layers, family.slides, family.window_switch, family.lists_windows)
     more = family.more(fields)
     read = {
         "vocab_size": (vocab_size := fields.integer("vocab_size")),

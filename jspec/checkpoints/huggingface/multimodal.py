@@ -76,6 +76,14 @@ WRAPPERS = {
         {**_QWEN2_5_VL, "max_window_layers": 80},
         flat=True,
     ),
+    "Qwen3_5ForConditionalGeneration": Wrapper(
+        "Qwen3.5 0.8B to 27B, Qwen3.6-27B, Qwen3.8-27B", "qwen3_5", {"qwen3_5_text": "Qwen3_5ForCausalLM"}
+    ),
+    "Qwen3_5MoeForConditionalGeneration": Wrapper(
+        "Qwen3.5-35B-A3B to 397B-A17B, Qwen3.6-35B-A3B",
+        "qwen3_5_moe",
+        {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
+    ),
     "Mistral3ForConditionalGeneration": Wrapper(
         "Mistral Small 3.1 and 3.2, Devstral, Ministral 3",
         "mistral3",

@@ -6,6 +6,9 @@
 | ``kv_a_proj_with_mqa`` | the numbers of the rotated key likewise | likewise |
 | ``kv_b_proj`` | for each head the rows of its key and of its value | all keys; all values |
 | ``shared_experts.*`` | several shared experts as one wide MLP | one expert after another |
+| inputs of delta nets (``in_proj_qkv``, ``in_proj_qkvz``) | queries, keys, values, gates; or these for each key head | queries of all heads; keys; values; gates |
+| ``in_proj_ba`` | for each key head the rows of its betas and of its decays | all betas; all decays |
+| ``conv1d`` | the channels of queries, of keys, of values | each by itself |
 | queries with gates (``q_proj``) | for each head the rows of its query and of its gate | all queries; all gates |
 
 The first two are rearranged where rotary pairs are *interleaved* (``Latent.interleaved``). A rotation of interleaved pairs
@@ -13,6 +16,7 @@ and one of the first half with the second are then the same up to this order, wh
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -20,7 +24,7 @@ import numpy as np
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.config import Experts, Latent, ModelConfig
+from jspec.config import DeltaNets, Experts, Latent, ModelConfig
 from jspec.config.decoder_params import halves_of_queries
 from jspec.config.tensor_names import TensorNames, names_of
 
@@ -141,7 +145,9 @@ def rearranged_tensors(
         at = f"{start}layers.{layer}."
         if config.latent is not None:
             tensors |= dict(_of_latents(config, config.latent, names, at))
-        if config.attention_gate:
+        if config.delta_nets is not None and config.has_delta_net(i):
+            tensors |= dict(_of_delta_net(config.hidden_size, config.delta_nets, names, at))
+        elif config.attention_gate:
             tensors |= dict(_of_gated_queries(config, config.layer(i).head_dim, names, at))
         if config.experts is not None and config.has_experts(i) and config.experts.shared > 1:
             tensors |= dict(_of_shared_experts(config, config.experts, names, at))
@@ -176,6 +182,37 @@ def _of_gated_queries(
         first = Part(f"{queries}.{suffix}", 0, N * H, functools.partial(of_each_head, 0, H))
         second = Part(f"{gates}.{suffix}", 0, N * H, functools.partial(of_each_head, H, 2 * H))
         yield f"{query}.{suffix}", RearrangedTensor((2 * N * H, *inputs), [first, second])
+
+
+def _of_delta_net(D: int, nets: DeltaNets, names: TensorNames, at: str) -> Iterator[tuple[str, RearrangedTensor]]:
+    assert names.delta_inputs is not None
+    Nk, shared, (wide, narrow) = nets.key_heads, nets.value_heads // nets.key_heads, names.delta_inputs
+    keys, values = Nk * nets.key_size, nets.value_heads * nets.value_size
+    yield _in_groups(f"{at}{names.delta_convolution}", "012", 1, (keys, keys, values), 1, nets.taps)
+    held, own = wide[0].removesuffix(".queries"), [name.rpartition(".")[2] for name in wide]
+    if narrow[0].endswith(".betas"):
+        sizes = nets.key_size, nets.key_size, shared * nets.value_size, shared * nets.value_size
+        yield _in_groups(f"{at}{held}", own, Nk, sizes, D)
+        yield _in_groups(f"{at}{narrow[0].removesuffix('.betas')}", ("betas", "decays"), Nk, (shared, shared), D)
+    else:
+        yield _in_groups(f"{at}{held}", own[:3], 1, (keys, keys, values), D)
+
+
+def _in_groups(
+    module: str, parts: Sequence[str], groups: int, sizes: Sequence[int], *others: int
+) -> tuple[str, RearrangedTensor]:
+    """A weight whose rows are ``groups`` of the same form, each with ``sizes`` rows for one part after another."""
+    size, starts = sum(sizes), itertools.accumulate(sizes, initial=0)
+    every = [
+        Part(
+            f"{module}.{name}.weight",
+            0,
+            groups * rows,
+            functools.partial(_of_each_head, groups, size, start, start + rows),
+        )
+        for name, rows, start in zip(parts, sizes, starts, strict=False)
+    ]
+    return f"{module}.weight", RearrangedTensor((groups * size, *others), every)
 
 
 def _of_each_head(heads: int, size: int, start: int, stop: int) -> np.ndarray:

@@ -7,7 +7,7 @@ PAGE = "docs/guides/models.md"
 _NEAREST = 3  # names that are proposed
 
 _RECURRENT = (
-    "some of its layers have a recurrent state in place of cached keys and values, which jspec does not keep yet"
+    "some of its layers have a recurrent state of another kind than gated delta nets, which jspec does not compute"
 )
 _SPARSE = "its attention chooses the keys of each query by an indexer, which jspec does not compute"
 # How names of classes begin -> what they need that jspec lacks. The first that a name begins with counts.
@@ -17,8 +17,6 @@ _LACKING = {
     "DeepseekV32": _SPARSE,
     "DeepseekV2": "its experts are chosen by a softmax in groups, and jspec computes latents with those of DeepSeek-V3 only",
     "GlmMoeDsa": _SPARSE,
-    "Qwen3Next": _RECURRENT,
-    "Qwen3_5": _RECURRENT,
     "KimiLinear": _RECURRENT,
     "NemotronH": _RECURRENT,
     "Jamba": _RECURRENT,

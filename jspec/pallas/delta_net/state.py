@@ -16,7 +16,7 @@ the next pass begins behind the accepted ones.
 
 The rows of a state are never gathered: a pass says which rows it has, and the kernels read and write them in place."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -53,6 +53,10 @@ class DeltaState:
     def heads(self) -> DeltaHeads:
         _, Nv, Dk, Dv = self.S.shape
         return DeltaHeads(self.k.shape[3], Nv, Dk, Dv)
+
+    def with_columns(self, columns) -> "DeltaState":
+        """The same with other columns."""
+        return replace(self, columns=columns)
 
 
 class VerifyRows(NamedTuple):

@@ -4,6 +4,7 @@ family.py       what an entry says
 dense.py        families whose layers have an MLP
 mixtures.py     families whose layers have a mixture of experts
 gemma4.py       Gemma 4, whose layers differ
+hybrids.py      families with gated delta nets in most layers
 family_keys.py  keys of config.json that only some families have
 
 An entry says what the class takes for keys that config.json lacks, which choices of ``ModelConfig`` the class fixes, and
@@ -12,9 +13,10 @@ how the rest is read. Names of tensors that are not Llama's stand in ``jspec.con
 from jspec.checkpoints.huggingface.families.dense import DENSE
 from jspec.checkpoints.huggingface.families.family import Family as Family
 from jspec.checkpoints.huggingface.families.gemma4 import GEMMA4
+from jspec.checkpoints.huggingface.families.hybrids import HYBRIDS
 from jspec.checkpoints.huggingface.families.mixtures import MIXTURES
 
-FAMILIES: dict[str, Family] = {**DENSE, **MIXTURES, **GEMMA4}
+FAMILIES: dict[str, Family] = {**DENSE, **MIXTURES, **GEMMA4, **HYBRIDS}
 
 # The ``model_type`` of config.json -> the class that transformers reads it as, where ``architectures`` does not say.
 MODEL_TYPES = {
@@ -25,6 +27,9 @@ MODEL_TYPES = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM",
     "olmo2": "Olmo2ForCausalLM",

@@ -27,6 +27,7 @@ class Family:
         ``attention_bias`` is true.
       mlp_bias: whether the key ``mlp_bias`` says that the MLP has biases.
       ropes: reads the fields ``rope`` and ``layer_ropes``, from config.json and the window of each layer.
+      has_delta_nets: whether some layers have gated delta nets, which ``layer_types`` lists; no layer has a window then.
       more: reads the choices that keys of the class's own decide.
       reads_quantization: the ``quant_method`` of a ``quantization_config`` that ``more`` reads.
       own_code: whether its checkpoints name Python code of their own (``auto_map``) that computes what the class does.
@@ -46,6 +47,7 @@ class Family:
     more: Callable[[Fields], Choices] = family_keys.nothing_more
     reads_quantization: tuple[str, ...] = ()
     own_code: bool = False
+    has_delta_nets: bool = False
 
     def key(self, usual: str) -> str:
         """What the class calls a key."""

@@ -1,0 +1,160 @@
+"""Families in which three of four layers are gated delta nets: Qwen3-Next, and Qwen3.5 with its successors."""
+
+import dataclasses
+from typing import Any
+
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.huggingface.families.family import Family
+from jspec.checkpoints.huggingface.families.family_keys import (
+    MAX_EXPERTS,
+    Choices,
+    expert_counts,
+    qwen3_moe,
+)
+from jspec.checkpoints.huggingface.rope import read_partial_rope
+from jspec.checkpoints.huggingface.windows import Windows
+from jspec.config import DeltaNets, Experts
+
+LINEAR, FULL = "linear_attention", "full_attention"
+_SECTIONS = ("mrope_section", "mrope_interleaved")
+MAX_TAPS = 64  # of a convolution; published models have 4
+
+
+def read_delta_nets(fields: Fields) -> DeltaNets | None:
+    """The gated delta nets that config.json describes; None if every layer has attention."""
+    count, listed = fields.integer("num_hidden_layers"), fields.raw.get("layer_types")
+    interval = fields.integer("full_attention_interval")
+    derived = [FULL if (layer + 1) % interval == 0 else LINEAR for layer in range(count)]
+    if listed is None:
+        listed = derived
+    elif not isinstance(listed, list) or len(listed) != count or not all(kind in (LINEAR, FULL) for kind in listed):
+        raise fields.refuse("layer_types", f"{count} entries, each {LINEAR} or {FULL}")
+    if LINEAR not in listed:
+        return None
+    if FULL not in listed:
+        raise fields.refuse("layer_types", f"{FULL} for one layer or more")
+    sizes = (
+        *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+        "linear_conv_kernel_dim",
+    )
+    numbers = [fields.integer(name) for name in sizes]
+    if not 2 <= numbers[-1] <= MAX_TAPS:
+        raise fields.refuse("linear_conv_kernel_dim", f"an integer in 2..{MAX_TAPS}")
+    return DeltaNets(*numbers, layers=tuple(kind == LINEAR for kind in listed))
+
+
+def _hybrid(fields: Fields) -> Choices:
+    """What Qwen3-Next and Qwen3.5 have in common."""
+    if not fields.flag("attn_output_gate", True):
+        raise fields.refuse("attn_output_gate", "true, as this architecture has it")
+    if fields.text("mamba_ssm_dtype", "float32") not in ("float32", "auto"):
+        raise fields.refuse("mamba_ssm_dtype", "'float32', the only type in which recurrent states are kept")
+    return {"delta_nets": read_delta_nets(fields)}
+
+
+def _mtp_layers(fields: Fields, absent: int) -> Choices:
+    """How many layers for multi-token prediction there are."""
+    count = fields.integer("mtp_num_hidden_layers", absent, low=0)
+    if count > 1:
+        raise fields.refuse("mtp_num_hidden_layers", "0 or 1")
+    if fields.flag("mtp_use_dedicated_embeddings"):
+        raise fields.refuse("mtp_use_dedicated_embeddings", "false, as the layers have no embedding of their own")
+    return {"mtp_layers": count}
+
+
+def qwen3_5(fields: Fields) -> Choices:
+    """Qwen3.5, dense."""
+    return {**_hybrid(fields), **_mtp_layers(fields, 0)}
+
+
+def qwen3_5_moe(fields: Fields) -> Choices:
+    """Qwen3.5 with experts in every layer, whose weights add up to 1, and one shared expert with a gate."""
+    count, chosen = expert_counts(fields, "num_experts" if "num_experts" in fields.raw else "num_local_experts")
+    experts = Experts(count, chosen, fields.integer("moe_intermediate_size"))
+    return {**qwen3_5(fields), "experts": _with_shared(fields, experts)}
+
+
+def qwen3_next(fields: Fields) -> Choices:
+    """Qwen3-Next: experts in the layers that config.json names, one of them shared with a gate. It has no key for its
+    layer for multi-token prediction, which every published model has."""
+    experts = qwen3_moe(fields)["experts"]
+    if experts is not None:
+        experts = _with_shared(fields, experts)
+    return {**_hybrid(fields), **_mtp_layers(fields, 1), "experts": experts}
+
+
+def _with_shared(fields: Fields, experts: Experts) -> Experts:
+    wide = fields.integer("shared_expert_intermediate_size")
+    if wide % experts.width or wide // experts.width > MAX_EXPERTS:
+        raise fields.refuse("shared_expert_intermediate_size", f"a multiple of moe_intermediate_size, {experts.width}")
+    return dataclasses.replace(experts, shared=wide // experts.width, shared_gate=True)
+
+
+def read_hybrid_rope(fields: Fields, windows: Windows) -> Choices:
+    """The field ``rope``: a part of each head rotates. Positions of images (``mrope``) are those of text here."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = fields.nested(name)
+        for key in _SECTIONS if rope is not None else ():
+            assert rope is not None
+            rope.raw.get(key)  # known, so nobody is warned of it
+    return read_partial_rope(fields, windows)
+
+
+_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": 32768,
+    "head_dim": 256,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_CHOICES: Choices = {"norm": "rms_offset", "qk_norm": True, "attention_gate": True}
+
+HYBRIDS = {
+    "Qwen3NextForCausalLM": Family(
+        "Qwen3-Next-80B-A3B, Qwen3-Coder-Next",
+        {
+            **_DEFAULTS,
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "num_experts_per_tok": 10,
+            "num_experts": 512,
+            "norm_topk_prob": True,
+        },
+        _CHOICES,
+        biases="configured",
+        ropes=read_hybrid_rope,
+        more=qwen3_next,
+        has_delta_nets=True,
+    ),
+    "Qwen3_5ForCausalLM": Family(
+        "Qwen3.5 0.8B to 27B, Qwen3.6-27B, Qwen3.8-27B",
+        {**_DEFAULTS, "num_key_value_heads": 4},
+        _CHOICES,
+        biases="configured",
+        ropes=read_hybrid_rope,
+        more=qwen3_5,
+        has_delta_nets=True,
+    ),
+    "Qwen3_5MoeForCausalLM": Family(
+        "Qwen3.5-35B-A3B to 397B-A17B, Qwen3.6-35B-A3B",
+        {
+            **_DEFAULTS,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "num_experts_per_tok": 8,
+            "num_experts": 256,
+        },
+        _CHOICES,
+        keys={"intermediate_size": "moe_intermediate_size"},
+        biases="configured",
+        ropes=read_hybrid_rope,
+        more=qwen3_5_moe,
+        has_delta_nets=True,
+    ),
+}

@@ -1,0 +1,50 @@
+"""What a layer does with its projections: the convolution and the recurrence, over the rows of a pass or over whole texts."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jspec.pallas.delta_net.chunked import chunked
+from jspec.pallas.delta_net.convolution import convolve, convolve_prefill, convolve_verify
+from jspec.pallas.delta_net.prefill import prefill
+from jspec.pallas.delta_net.projections import DeltaHeads, split_heads
+from jspec.pallas.delta_net.state import DeltaState, PrefillRows, VerifyRows
+from jspec.pallas.delta_net.verify import verify
+
+
+class DeltaInputs(NamedTuple):
+    """What the recurrence of a layer reads of T tokens.
+
+    Attributes:
+      qkv: ``[B, T, Cc]``, queries, keys and values before the convolution.
+      g: float32 ``[B, T, Nv]``, the logarithms of decays.
+      beta: float32 ``[B, T, Nv]``.
+      convolution: ``[W, Cc]``, the weights of the convolution.
+      heads: the number and the sizes of heads.
+    """
+
+    qkv: jax.Array
+    g: jax.Array
+    beta: jax.Array
+    convolution: jax.Array
+    heads: DeltaHeads
+
+
+def recur(inputs: DeltaInputs, state: DeltaState, rows: VerifyRows | PrefillRows) -> tuple[jax.Array, DeltaState]:
+    """Outputs ``[B, T, Nv, Dv]`` of the tokens of some rows, in the dtype of ``inputs.qkv``, and the state behind them."""
+    convolved = convolve_verify if isinstance(rows, VerifyRows) else convolve_prefill
+    qkv, columns = convolved(state.columns, rows, inputs.qkv, inputs.convolution)
+    state = state.with_columns(columns)
+    if isinstance(rows, VerifyRows):
+        return verify(state, rows, qkv, inputs.g, inputs.beta)
+    return prefill(state, rows, qkv, inputs.g, inputs.beta)
+
+
+def recur_from_zero(inputs: DeltaInputs) -> jax.Array:
+    """Outputs ``[B, T, Nv, Dv]`` of whole texts, in the dtype of ``inputs.qkv``."""
+    (B, T, _), (taps, channels), heads = inputs.qkv.shape, inputs.convolution.shape, inputs.heads
+    qkv = convolve(jnp.zeros((B, taps - 1, channels), inputs.qkv.dtype), inputs.qkv, inputs.convolution)
+    zero = jnp.zeros((B, heads.values, heads.key_size, heads.value_size), jnp.float32)
+    o, _ = chunked(*split_heads(qkv, heads), inputs.g, inputs.beta, zero, jnp.full(B, T, jnp.int32))
+    return o.astype(qkv.dtype)
