@@ -11,7 +11,8 @@ MAX_ROUNDS = 2**16  # rounds of a call
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
 PASS_TOKENS = {"reproducible": 512, "dense": 4096, "mixture": 8192}  # defaults of prefill_tokens
-CHUNK, CHUNK_OF_LATENTS = 32, 128  # defaults of prefill_chunk
+CHUNK, CHUNK_OF_LATENTS, CHUNK_OF_STATES = 32, 128, 64  # defaults of prefill_chunk
+SNAPSHOT_EVERY = 1024  # tokens, the default of snapshot_every
 NULL_PAGE = 0  # the page of the KV cache that page tables are padded with; it is never written
 
 
@@ -27,7 +28,8 @@ class EngineConfig:
       num_pages: how many pages the pool has, without the null page. None gives every row room for max_len tokens.
       prefill_chunk: c, the tokens of a prefill chunk. Chunks begin at multiples of c, and several of them, of one prompt
         or of many, share a prefill batch. None takes 32, or 128 for a target with latents (``for_target``), whose
-        attention reads prompts 128 tokens at a time.
+        attention reads prompts 128 tokens at a time, or 64 for one with gated delta nets, whose chunks have to be
+        multiples of 64 tokens.
       prefill_tokens: the most tokens of a prefill batch, padding included. None takes 512 if ``reproducible``, where every
         batch has that many, and otherwise 4,096, or 8,192 for a target that is a mixture of experts (``for_target``).
       rounds: the most rounds of one call to the device. There are fewer while requests wait. Clients get the tokens of a
@@ -41,6 +43,10 @@ class EngineConfig:
       prefix_cache: whether pages of prompts are cached for later prompts that begin with the same tokens.
       swap_space: GiB of host memory for requests that were preempted because the pool ran out of pages. Requests are
         admitted only while no deadlock is possible, so a small number makes them wait longer.
+      snapshot_every: how many tokens of a prompt lie between two snapshots of the recurrent states of a target with gated
+        delta nets, at whose ends alone later prompts can go on; one more is made near the end of each prompt. None takes
+        1,024 for such a target (``for_target``), and no other target has snapshots.
+      snapshot_space: GiB of host memory for snapshots. The one that was used longest ago makes room for a new one.
       max_waiting: how many requests may wait; None is any number.
       read_ahead: how many prompts may be prefilled while all rows decode, so that a row never waits for the prefill of its
         next request. None is half of ``max_batch``, but at most 16, and 0 below 4 rows.
@@ -68,6 +74,8 @@ class EngineConfig:
     reproducible: bool = True
     prefix_cache: bool = True
     swap_space: float = 4.0
+    snapshot_every: int | None = None
+    snapshot_space: float = 8.0
     max_waiting: int | None = None
     read_ahead: int | None = None
     expand_latents: bool = False
@@ -90,6 +98,7 @@ class EngineConfig:
         known = isinstance(self.dtype, str) and self.dtype in ("float32", "bfloat16")
         require(known, "dtype", self.dtype, "'float32' or 'bfloat16'")
         least = {"num_pages": 1, "width": 1, "prefill_tokens": chunk or CHUNK, "max_waiting": 1, "read_ahead": 0}
+        least["snapshot_every"] = 1
         for name, low in least.items():
             value = getattr(self, name)
             ok = value is None or (is_int(value) and low <= value <= LARGEST_INT)
@@ -98,21 +107,58 @@ class EngineConfig:
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         mode = self.logprobs_mode
         require(mode in LOGPROBS_MODES, "logprobs_mode", mode, f"one of {', '.join(map(repr, LOGPROBS_MODES))}")
-        space = self.swap_space
-        require(is_number(space) and 0 <= space <= LARGEST_NUMBER, "swap_space", space, "a number of GiB, at least 0")
+        for name in ("swap_space", "snapshot_space"):
+            space = getattr(self, name)
+            require(is_number(space) and 0 <= space <= LARGEST_NUMBER, name, space, "a number of GiB, at least 0")
 
     def for_target(self, target: ModelConfig) -> "EngineConfig":
         """This config with the best defaults for a target, where the user has not set a value.
 
         A mixture of experts has larger prefill batches, because each batch reads all experts and pads each of them.
-        Latents are expanded, in chunks as long as a block of the attention kernel."""
+        Latents are expanded, in chunks as long as a block of the attention kernel. Chunks for gated delta nets are cut where
+        their own chunks are.
+
+        Raises:
+          ValueError: the target has gated delta nets, and ``prefill_chunk`` is no multiple of 64; or it has none, and
+            ``snapshot_every`` is a number.
+        """
         config, tokens = self, self.prefill_tokens
+        if target.delta_nets is not None:
+            config = self._for_states()
+        else:
+            every = self.snapshot_every
+            require(every is None, "snapshot_every", every, "None for a target without recurrent states")
         if target.latent is not None:
             chunk = self.prefill_chunk or min(CHUNK_OF_LATENTS, tokens or CHUNK_OF_LATENTS)
             config = dataclasses.replace(config, prefill_chunk=chunk, expand_latents=True)
         if target.experts is None or self.reproducible or tokens is not None:
             return config
         return dataclasses.replace(config, prefill_tokens=max(PASS_TOKENS["mixture"], config.chunk))
+
+    def _for_states(self) -> "EngineConfig":
+        size = CHUNK_OF_STATES
+        chunk = size if self.prefill_chunk is None else self.prefill_chunk
+        whole = chunk % size == 0
+        require(whole, "prefill_chunk", chunk, f"a multiple of {size}, for a target with gated delta nets")
+        fits = self.prefill_tokens is None or self.prefill_tokens >= chunk
+        require(fits, "prefill_tokens", self.prefill_tokens, f"at least prefill_chunk, {chunk}")
+        every = self.snapshot_every or SNAPSHOT_EVERY
+        return dataclasses.replace(self, prefill_chunk=chunk, snapshot_every=every if self.prefix_cache else None)
+
+    @property
+    def snapshot_step(self) -> int:
+        """Snapshots are made behind multiples of so many tokens, where chunks and pages end."""
+        return math.lcm(self.page_size, self.chunk)
+
+    def next_snapshot(self, start: int, last: int) -> int | None:
+        """How many tokens of a prompt the next snapshot of its states covers, if ``start`` of them have been read, and the
+        text that others may share has ``last``; None if there is none any more."""
+        if self.snapshot_every is None:
+            return None
+        step = self.snapshot_step
+        every = -(-self.snapshot_every // step) * step
+        end = min((start // every + 1) * every, last // step * step)
+        return end if end > start else None
 
     @property
     def pages_per_row(self) -> int:

@@ -60,6 +60,8 @@ class Loop:
             runner.swap_pages,
             plain_rounds=draft_lengths is not None and 0 in draft_lengths,
             slots_beyond=runner.slots_beyond,
+            states=runner.swap_pages_of_states,
+            most_snapshots=runner.most_snapshots,
         )
         self.controller: Controller | None = None
         self._chooses = any(len(runner.round_shapes(b)) > 1 for b in config.batch_buckets)

@@ -24,7 +24,7 @@ class Budget:
 
     Attributes:
       weights: the weights of target and draft.
-      cache: keys and values of both, in all pages.
+      cache: keys and values of both, in all pages, and the recurrent states of all rows.
       work: what exchanges between GPUs take, and the largest temporaries: of a round, the logits of target and draft, and
         one layer's keys and values where attention gathers them from their pages; of a prefill batch, one layer's
         activations, and its keys and values if they follow from latents.
@@ -75,7 +75,7 @@ class ModelMemory:
         passes += max(_expanded_bytes(decoder, config) for decoder in decoders)
         return Budget(
             weights=sum(_weight_bytes(model, shards, size) for model, shards in sharded),
-            cache=sum(decoder.kv_bytes(slots, size) for decoder in decoders),
+            cache=sum(decoder.kv_bytes(slots, size) for decoder in decoders) + self._states_bytes(config),
             work=max(logits * (size + 4) + gathered, passes) + self._exchange_bytes(config),
         )
 
@@ -84,6 +84,10 @@ class ModelMemory:
         if shards is None or not (config.peer_packets and on_gpu()):
             return 0
         return exchange_bytes(self.target.hidden_size, config.dtype, shards.count)
+
+    def _states_bytes(self, config: EngineConfig) -> int:
+        nets = _local(self.target, self.shards[0]).delta_nets
+        return 0 if nets is None else config.num_rows * nets.row_bytes(self.width, ITEMSIZE[config.dtype])
 
     def least_budget(self, config: EngineConfig) -> Budget:
         """The bytes of an engine with as many pages as one row may need."""
@@ -132,9 +136,11 @@ class ModelMemory:
         """How many pages fit, and at least those that one row may need."""
         least = dataclasses.replace(config, num_pages=config.pages_per_row)
         need = self.budget(least)
-        page = need.cache // least.pool_pages
+        states = self._states_bytes(config)
+        page = (need.cache - states) // least.pool_pages
         if on_gpu():
-            pages = _rounded_down(int((share * free - need.weights - need.work) // max(page, 1)) - 1)
+            room = share * free - need.weights - need.work - states
+            pages = _rounded_down(int(room // max(page, 1)) - 1)
         else:
             pages = min(config.max_batch * config.pages_per_row, CPU_CACHE // max(page, 1))
         if self.shards[0] is not None:

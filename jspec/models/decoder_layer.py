@@ -1,4 +1,5 @@
-"""A decoder layer, attention (or what stands in its place) and MLP around one residual stream, with the choices of ``ModelConfig``."""
+"""A decoder layer, attention or what stands in its place, and MLP, around one residual stream, with the choices of
+``ModelConfig``."""
 
 import functools
 from typing import Any

@@ -1,5 +1,5 @@
-"""Gated delta nets (Yang et al., 2024) as layers of a decoder, in the place of attention; ``jspec.pallas.delta_net`` has what
-they compute."""
+"""Gated delta nets (Yang et al., 2024) as layers of a decoder, in the place of attention; ``jspec.pallas.delta_net`` says
+what they compute."""
 
 import jax
 import jax.numpy as jnp

@@ -64,7 +64,7 @@ class FollowerRunner:
         """Send a program with weights, state, results that are here, and these arguments."""
         program = self._programs[index]
         on_host = [*self._taken(program), *on_host]
-        if program is self._runner.programs.restore:
+        if program in (self._runner.programs.restore, self._runner.programs.restore_states):
             saved = self._arguments(program)[-1] if self._restored is None else self._restored
             on_host, self._restored = [*on_host, saved], None
         self._result = self._runner._send(program, *on_host)
@@ -77,7 +77,7 @@ class FollowerRunner:
         self._runner._compile([(program, self._arguments(program)) for program in programs], threads)
 
     def swap_out(self, key: int):
-        """Copy the result of the last program, which is ``save``, to host memory."""
+        """Copy the result of the last program, ``save`` or ``save_states``, to host memory."""
         self._swapped[key] = to_memory_kind(self._result, "device", "pinned_host")
 
     def swap_in(self, key: int):

@@ -13,13 +13,16 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.config import Shards
-from jspec.engine.runner.state import OF_ROWS, DecodeState, Saved
+from jspec.engine.runner.saved import Saved, pools, states
+from jspec.engine.runner.state import OF_ROWS, DecodeState
 from jspec.engine.runner.step_io import CallLogs
 from jspec.models.flatten import flatten
+from jspec.models.kv_cache import CacheShape, LayerKV, StateShape
 from jspec.models.protocols import Target
 from jspec.pallas.collectives.access import reason_against_packets
 from jspec.pallas.collectives.peers import Peers, room_for
 from jspec.pallas.collectives.workspace import Workspace, bytes_of
+from jspec.pallas.delta_net.state import DeltaState
 
 log = logging.getLogger("jspec.engine")
 
@@ -34,13 +37,14 @@ class ProgramSharding:
       mesh: the devices.
       shards: of the target, and of the draft model; None for a model that is replicated.
       leaves: the spec of each array of the target, and of the draft model; lists as the programs get them.
-      cache, draft: the spec of every pool of the target, and of the drafter.
+      cache: the spec of every pool of the target, or a tuple of those of each layer if some have recurrent states.
+      draft: the spec of every pool of the drafter.
     """
 
     mesh: Mesh
     shards: tuple[Shards | None, Shards | None]
     leaves: tuple[list[PartitionSpec], list[PartitionSpec]]
-    cache: PartitionSpec
+    cache: Any
     draft: PartitionSpec
 
     @staticmethod
@@ -57,20 +61,26 @@ class ProgramSharding:
             leaves[0].sharding.mesh,
             (shards, getattr(draft_model, "shards", None)),
             (specs, draft_specs),
-            _pool_spec(target),
+            _cache_spec(target),
             _pool_spec(draft_model),
         )
 
     @property
     def state(self) -> Any:
         """The spec of every array of a ``DecodeState``."""
-        replicated = dict.fromkeys((*OF_ROWS, "stats_of_confidence", "exchange"), _REPLICATED)
+        replicated = dict.fromkeys((*OF_ROWS, "stats_of_confidence", "exchange", "row"), _REPLICATED)
         return DecodeState(**replicated, cache=self.cache, draft=self.draft)  # pyright: ignore[reportArgumentType]
 
     @property
     def saved(self) -> Any:
         """The spec of every array of a ``Saved``."""
-        return Saved(_REPLICATED, (self.cache, self.draft))  # pyright: ignore[reportArgumentType]
+        cache = pools(self.cache) if isinstance(self.cache, tuple) else self.cache
+        return Saved(_REPLICATED, (cache, self.draft))  # pyright: ignore[reportArgumentType]
+
+    @property
+    def saved_states(self) -> Any:
+        """The spec of every array of saved recurrent states."""
+        return jax.tree.map(_of_row, states(self.cache)) if isinstance(self.cache, tuple) else ()
 
     def shard_map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
         """The function as a program over all devices, each of which sees its own shards.
@@ -135,6 +145,16 @@ class ProgramSharding:
         """``(state, row, pages, saved) -> (state, None)`` over all devices."""
         return self.shard_map(restore, (self.state, _REPLICATED, _REPLICATED, self.saved), (self.state, _REPLICATED))
 
+    def save_states_program(self, save_states: Callable) -> Callable:
+        """``(state, row) -> (state, saved)`` over all devices."""
+        return self.shard_map(save_states, (self.state, _REPLICATED), (self.state, self.saved_states))
+
+    def restore_states_program(self, restore_states: Callable) -> Callable:
+        """``(state, row, saved) -> (state, None)`` over all devices."""
+        return self.shard_map(
+            restore_states, (self.state, _REPLICATED, self.saved_states), (self.state, _REPLICATED)
+        )
+
     def create(self, make: Callable[[], Any], specs: Any = None) -> Any:
         """The result of ``make()``, sharded from the start like a ``DecodeState``, or by ``specs``."""
         return self.creating(make, specs)()
@@ -150,10 +170,29 @@ def exchange_bytes(hidden_size: int, dtype: str, gpus: int) -> int:
     return bytes_of(room_for(hidden_size, dtype, gpus), gpus)
 
 
+def _cache_spec(target: Target) -> Any:
+    """The spec of every pool of a target, or a tuple of those of each layer if some have recurrent states, which are
+    sharded by their heads."""
+    shapes, pool = target.cache_shape(), _pool_spec(target)
+    if not any(isinstance(shape, StateShape) for shape in shapes):
+        return pool
+    axis = pool[0]
+    by_half = PartitionSpec(None, None, None, axis)
+    of_state = DeltaState(PartitionSpec(None, axis), by_half, by_half, by_half, PartitionSpec(None, None, axis))
+    specs = {CacheShape: LayerKV(pool, pool), StateShape: of_state}
+    return tuple(None if shape is None else specs[type(shape)] for shape in shapes)
+
+
+def _of_row(spec: PartitionSpec) -> PartitionSpec:
+    """The spec of one row of an array of recurrent states, without the axis of rows."""
+    at = 1 if len(spec) == 4 else 0
+    return PartitionSpec(*spec[:at], *spec[at + 1 :])
+
+
 def _pool_spec(model: Any) -> PartitionSpec:
     """The spec of every pool ``[G, pages, P, H]`` of a model: KV heads are sharded, latents are replicated."""
     shards = getattr(model, "shards", None)
     if shards is None:
         return _REPLICATED
-    latents = any(shape is not None and shape.latents for shape in model.cache_shape())
+    latents = any(isinstance(shape, CacheShape) and shape.latents for shape in model.cache_shape())
     return _REPLICATED if latents else PartitionSpec(shards.axis)

@@ -9,7 +9,9 @@ compile.py               compiles programs before their first call
 step.py                  a round: draft, verify, commit
 commit.py                the end of a round: emitted tokens, stored features
 prefill.py               prefill, and the drafter's catch-up
-state.py                 the arrays of the state; admission, copies of rows
+state.py                 the arrays of the state; admission, the rows of a call
+recurrent.py             how far each row is, of a target with recurrent states
+saved.py                 copies of rows, pages and recurrent states
 step_io.py               inputs and outputs of programs: chunks, calls, logs
 host_packing.py          packs small arrays into one
 split_rounds.py          rounds in two programs, between which the host asks the grammars of requests

@@ -42,6 +42,7 @@ def commit(state: DecodeState, proposal: Proposal, result: VerifyResult) -> tupl
         outcome=outcome,
         previous=jnp.where(live & (K > 0), request.length, state.previous),
         request=dataclasses.replace(request, length=request.length + count),
+        recurrent=None if state.recurrent is None else state.recurrent.commit(count, live),
     )
     log = RoundLog(
         tokens=jnp.where(offset < count[:, None], emitted, -1),

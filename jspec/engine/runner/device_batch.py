@@ -16,7 +16,8 @@ import numpy as np
 from jspec.engine.multihost.leader import Leader, group_of
 from jspec.engine.runner.compile import Program, compile_all
 from jspec.engine.runner.programs import OUTCOME, WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
-from jspec.engine.runner.state import DecodeState, of_rows, save
+from jspec.engine.runner.saved import pools, save, save_states, states
+from jspec.engine.runner.state import DecodeState, of_rows
 from jspec.pallas.collectives.workspace import Workspace, are_lost
 
 
@@ -57,8 +58,14 @@ class DeviceBatch:
     @property
     def page_bytes(self) -> int:
         """Bytes of a page, in all layers of target and drafter."""
-        pools = jax.tree.leaves((self.state.cache, self.state.draft))
-        return sum(math.prod(pool.shape) // pool.shape[1] * pool.dtype.itemsize for pool in pools)
+        leaves = jax.tree.leaves((pools(self.state.cache), self.state.draft))
+        return sum(math.prod(pool.shape) // pool.shape[1] * pool.dtype.itemsize for pool in leaves)
+
+    @property
+    def states_bytes(self) -> int:
+        """Bytes of the recurrent states of one row, in all layers of the target; 0 without such layers."""
+        leaves = jax.tree.leaves(states(self.state.cache))
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves) // self._builder.config.num_rows
 
     def reset_state(self):
         """Replace the state by that of an empty batch."""
@@ -86,14 +93,22 @@ class DeviceBatch:
     def swap_programs(self) -> Iterator[tuple[Program, tuple]]:
         """The programs that swap requests to host memory and back, with arguments that change nothing."""
         row, pages = np.int32(0), np.zeros(self.programs.most_moved, np.int32)
+        no_row, sharding = np.int32(self._builder.config.num_rows), self.sharding
         yield self.programs.save, (row, pages)
         saved = jax.eval_shape(save, self.state, row, pages)
+        yield self.programs.restore, (no_row, pages, self._zeros(saved, sharding and sharding.saved))
+        if self.states_bytes:
+            yield self.programs.save_states, (row,)
+            copy = jax.eval_shape(save_states, self.state, row)
+            yield self.programs.restore_states, (no_row, self._zeros(copy, sharding and sharding.saved_states))
+
+    def _zeros(self, shapes: Any, specs: Any) -> Any:
+        """Zeros of these shapes, sharded by these specs if there are several devices."""
 
         def make():
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), saved)
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        nothing = make() if self.sharding is None else self.sharding.create(make, self.sharding.saved)
-        yield self.programs.restore, (np.int32(self._builder.config.num_rows), pages, nothing)
+        return make() if self.sharding is None else self.sharding.create(make, specs)
 
     def _with_weights(self, program: Program, args: Sequence) -> tuple:
         if program is self.programs.admit:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jspec.config import EngineConfig
+from jspec.config.engine import CHUNK_OF_STATES
 from jspec.engine.adaptive.cost_table import RoundShape, drafts_of, round_shapes
 from jspec.engine.aot_cache.costs import Seconds
 from jspec.engine.aot_cache.executables import ExecutableCache
@@ -24,10 +25,11 @@ from jspec.engine.runner.programs import (
 from jspec.engine.runner.round_costs import round_costs
 from jspec.engine.runner.split_rounds import SplitRounds, VerifiedDrafts, processes, start_host_copies
 from jspec.engine.runner.step_io import Call, CallLogs, RoundLog
-from jspec.engine.runner.swap import SwapBlocks, to_memory_kind
+from jspec.engine.runner.swap import SwapBlock, SwapBlocks, to_memory_kind
 from jspec.engine.scheduler.prefill_batching import Chunk
 from jspec.engine.scheduler.schedule import Schedule, Swap
 from jspec.models.flatten import flatten
+from jspec.models.kv_cache import StateShape
 from jspec.models.params import DTYPES
 from jspec.pallas.collectives.workspace import are_lost
 from jspec.text.grammar.grammars import available
@@ -86,6 +88,7 @@ class ModelRunner(DeviceBatch):
             any(isinstance(shape, tuple) for b in config.batch_buckets for shape in self.round_shapes(b)),
         )
         self.num_draft_tokens, self.width = most, self._builder.width(most)
+        require_whole_chunks(target, config)
         if self.width <= most:
             raise ValueError(f"width={self.width}: expected at least num_draft_tokens + 1, which is {most + 1}")
         workspace = None
@@ -105,6 +108,17 @@ class ModelRunner(DeviceBatch):
     def swap_pages(self) -> int:
         """How many pages fit into ``config.swap_space``."""
         return int(self._config.swap_space * GIB // max(self.page_bytes, 1))
+
+    @property
+    def swap_pages_of_states(self) -> int:
+        """How many pages take as much host memory as the recurrent states of one row."""
+        return -(-self.states_bytes // max(self.page_bytes, 1))
+
+    @property
+    def most_snapshots(self) -> int | None:
+        """How many snapshots fit into ``config.snapshot_space``; None for a target without recurrent states."""
+        bytes_of_one = self.states_bytes
+        return int(self._config.snapshot_space * GIB // bytes_of_one) if bytes_of_one else None
 
     def round_shapes(self, bucket: int) -> list[RoundShape]:
         """Every round shape of a program of so many rows, in ascending order of K."""
@@ -129,8 +143,13 @@ class ModelRunner(DeviceBatch):
             self.begin_epochs_anew()
         for swap in schedule.swap_out:
             self._swap_out(swap)
+        for restore in schedule.restores:
+            self._restore_states(restore.row, restore.snapshot.saved)
         if schedule.chunks:
             self._prefill(schedule.chunks)
+        for snapshot in schedule.snapshots:
+            snapshot.saved = self._save_states(snapshot.row)
+            self._broadcast("drop", self._swap_blocks.collected())
         for inputs in self._inputs.admissions([(row_of(active), active.request) for active in schedule.admitted]):
             self.send_packed(self.programs.admit, inputs)
         for swap in schedule.swap_in:
@@ -242,11 +261,28 @@ class ModelRunner(DeviceBatch):
             saved = self._send(self.programs.save, np.int32(swap.row), pages)
             blocks.append(self._swap_blocks.allocate(to_memory_kind(saved, "device", "pinned_host")))
             self._broadcast("swap_out", blocks[-1].key)
+        if self.states_bytes:
+            blocks.append(self._save_states(swap.row))
         self._broadcast("drop", self._swap_blocks.collected())
         swap.active.saved = blocks
 
+    def _save_states(self, row: int) -> SwapBlock:
+        """A copy of a row's recurrent states in host memory."""
+        saved = self._send(self.programs.save_states, np.int32(row))
+        block = self._swap_blocks.allocate(to_memory_kind(saved, "device", "pinned_host"))
+        self._broadcast("swap_out", block.key)
+        return block
+
+    def _restore_states(self, row: int, block: SwapBlock):
+        self._broadcast("swap_in", block.key)
+        saved = to_memory_kind(block.saved, "pinned_host", "device")
+        self._send(self.programs.restore_states, np.int32(row), saved)
+
     def _swap_in(self, swap: Swap):
-        for pages, block in zip(self._inputs.page_groups(swap.pages), swap.active.saved, strict=True):
+        blocks = list(swap.active.saved)
+        if self.states_bytes:
+            self._restore_states(swap.row, blocks.pop())
+        for pages, block in zip(self._inputs.page_groups(swap.pages), blocks, strict=True):
             self._broadcast("swap_in", block.key)
             saved = to_memory_kind(block.saved, "pinned_host", "device")
             self._send(self.programs.restore, np.int32(swap.row), pages, saved)
@@ -256,9 +292,13 @@ class ModelRunner(DeviceBatch):
         """The programs that a schedule needs, with arguments that leave an idle batch as it is."""
         behind = bool(schedule.decoding) and self._is_behind(schedule, drafts_of(shape))
         yield from ((program, (program.idle,)) for program in self._inputs.programs_of(schedule, shape, behind))
-        swap_programs = self.programs.save, self.programs.restore
-        if (schedule.swap_out or schedule.swap_in) and not all(program.compiled for program in swap_programs):
-            yield from self.swap_programs()  # which JAX allocates memory for, each time
+        swaps, copies = (
+            schedule.swap_out or schedule.swap_in,
+            self.states_bytes and (schedule.snapshots or schedule.restores),
+        )
+        # JAX allocates memory for their arguments, each time.
+        if (swaps and not self.programs.restore.compiled) or (copies and not self.programs.restore_states.compiled):
+            yield from self.swap_programs()
 
     def _every_program(self) -> Iterator[tuple[Program, tuple]]:
         """All programs that may be needed, with arguments that leave an idle batch as it is."""
@@ -306,6 +346,16 @@ class ModelRunner(DeviceBatch):
     def serving(self):
         """Tell the follower processes that everything is compiled, and that requests are taken now."""
         self._broadcast("serving")
+
+
+def require_whole_chunks(target: Any, config: EngineConfig):
+    """Raise a ValueError if recurrent states would read prompts in chunks that end within their own."""
+    recurrent = any(isinstance(shape, StateShape) for shape in target.cache_shape())
+    if recurrent and config.chunk % CHUNK_OF_STATES and config.chunk < config.max_len:
+        raise ValueError(
+            f"prefill_chunk={config.chunk}: expected a multiple of {CHUNK_OF_STATES}, for a target with gated delta nets; "
+            "EngineConfig.for_target chooses one"
+        )
 
 
 class Sent(NamedTuple):

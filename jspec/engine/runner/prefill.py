@@ -22,7 +22,7 @@ def prefill(
     """Read n chunks of c tokens, of one prompt or of several, into the caches of target and drafter.
 
     In each layer all keys and values are written before any query attends, so a batch may hold consecutive chunks of one
-    prompt. The chunks of a prompt cover all of its tokens but the last, which the target reads as query token 0 of the
+    prompt. Recurrent states read chunks of a prompt one after the other. The chunks of a prompt cover all of its tokens but the last, which the target reads as query token 0 of the
     first round. The feature of the last token read goes to ``features[row, 0]``, where the first round finds it.
 
     Args:
@@ -40,7 +40,9 @@ def prefill(
     offset = jnp.arange(c, dtype=jnp.int32)[None]
     valid = offset < inputs.count[:, None]
     positions = inputs.start[:, None] + offset
-    view = PagedView(inputs.table, positions, valid, shared=True, may_up_project=expand_latents)
+    recurrent = None if state.recurrent is None else inputs.recurrent_rows(state.recurrent.accepted.shape[0])
+    how = {"shared": True, "may_up_project": expand_latents, "recurrent": recurrent}
+    view = PagedView(inputs.table, positions, valid, **how)
     tokens, following = inputs.tokens[:, :c], inputs.tokens[:, 1:]
     hidden, features, cache = run_target(target, drafter, tokens, state.cache, view)
     draft = drafter.prefill(state.draft, Prompt(tokens, following, features, view))

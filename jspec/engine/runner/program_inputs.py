@@ -49,7 +49,7 @@ class ProgramInputs:
         start, count = inputs.start.copy(), inputs.count.copy()
         for i, (active, begin, length) in enumerate(chunks):
             inputs.tokens[i, : length + 1] = active.request.prompt[begin : begin + length + 1]
-            start[i], count[i] = begin, length
+            start[i], count[i], inputs.request_row[i] = begin, length, row_of(active)
             if begin + length == active.num_to_prefill:
                 inputs.row[i] = row_of(active)
         table = page_tables([chunk.active.pages for chunk in chunks], n, config)

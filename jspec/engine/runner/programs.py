@@ -20,17 +20,8 @@ from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.engine.request import Request
 from jspec.engine.runner.compile import Program, decode_options
 from jspec.engine.runner.host_packing import HostPacking
-from jspec.engine.runner.state import (
-    AdmitInputs,
-    DecodeState,
-    admit,
-    init_state,
-    put,
-    restore,
-    save,
-    take,
-    with_processors,
-)
+from jspec.engine.runner.saved import restore, restore_states, save, save_states
+from jspec.engine.runner.state import AdmitInputs, DecodeState, admit, init_state, put, take, with_processors
 from jspec.engine.runner.step import DecodeStep, VerifyPass
 from jspec.engine.runner.step_io import (
     Call,
@@ -154,6 +145,11 @@ class StepBuilder:
         rows = take(state, inputs.call.rows, inputs.call.table)
         step = self.step(leaves, self.most, peers=peers)
         after, verified = step.verify_pass(rows, inputs.jump_forward.put_into(proposal, step.room(rows)))
+        if state.recurrent is not None:
+            placed = jax.tree.map(
+                lambda x, new: x.at[inputs.call.rows].set(new, mode="drop"), state.recurrent, after.recurrent
+            )
+            state = dataclasses.replace(state, recurrent=placed)
         return dataclasses.replace(state, cache=after.cache), verified
 
     def finish(
@@ -208,7 +204,8 @@ class StepBuilder:
         dtype, rows = DTYPES[self.config.dtype], self.config.num_rows
 
         def make() -> DecodeState:
-            return init_state(self.config, step.target, step.drafter, dtype, rows, self.vocab_size, self.estimates)
+            how = {"vocab_size": self.vocab_size, "estimates": self.estimates, "width": self.width(self.most)}
+            return init_state(self.config, step.target, step.drafter, dtype, rows, **how)
 
         return make() if self.sharding is None else self.sharding.create(make)
 
@@ -254,8 +251,10 @@ class Programs:
       grammar: m -> (outcome, inputs), ``StepBuilder.grammar`` of m rows that a grammar restricts.
       finish: (b, processing) -> (leaves, state, verified, allowed, call), its end; returns the ``CallLogs`` of one round.
       verify_shape: how many positions of a row ``GrammarInputs.allowed`` has, and V.
-      save: (state, row, pages), ``state.save``; returns the copy beside the state. Its arguments are not packed.
-      restore: (state, row, pages, saved), ``state.restore``. Its arguments are not packed.
+      save: (state, row, pages), ``saved.save``; returns the copy beside the state. Its arguments are not packed.
+      restore: (state, row, pages, saved), ``saved.restore``. Its arguments are not packed.
+      save_states, restore_states: (state, row) and (state, row, saved), ``saved.save_states`` and ``saved.restore_states``.
+        Their arguments are not packed. They do nothing where the target has no recurrent states.
       most_admitted: how many requests ``admit`` takes.
       most_moved: how many pages ``save`` and ``restore`` move.
     """
@@ -323,6 +322,14 @@ class Programs:
         self.restore = Program(
             _restore if sharding is None else sharding.restore_program(_restore), STATE, name="restore"
         )
+        self.save_states = Program(
+            _save_states if sharding is None else sharding.save_states_program(_save_states), STATE, name="save_states"
+        )
+        self.restore_states = Program(
+            _restore_states if sharding is None else sharding.restore_states_program(_restore_states),
+            STATE,
+            name="restore_states",
+        )
 
     def index(self, program: Program) -> int:
         """The index of a program among all, which is the same in every process."""
@@ -330,6 +337,7 @@ class Programs:
 
     def __iter__(self) -> Iterator[Program]:
         singles = self.prefill_with_logprobs, self.admit, self.catch_up, self.save, self.restore
+        singles += self.save_states, self.restore_states
         decode = self.decode, self.processing_decode, self.draft, self.verify_pass, self.grammar, self.finish
         return itertools.chain(self.prefill.values(), singles, *(programs.values() for programs in decode))
 
@@ -344,3 +352,11 @@ def _save(state: DecodeState, *args):
 
 def _restore(*args):
     return restore(*args), None
+
+
+def _save_states(state: DecodeState, *args):
+    return state, save_states(state, *args)
+
+
+def _restore_states(*args):
+    return restore_states(*args), None

@@ -1,9 +1,10 @@
-"""The state of the batch on the device, and how requests are admitted, swapped and taken out of it.
+"""The state of the batch on the device, and how requests are admitted and taken out of it.
 
 The state is ONE pytree. It is donated to every program, which returns a new one in the same memory.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,11 @@ from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.adaptive.draft_selection import AcceptanceStats, no_stats
 from jspec.engine.request import LIVE, STOPPED, Request
-from jspec.models.kv_cache import NULL_PAGE, LayerKV, init_pool
+from jspec.engine.runner.recurrent import RecurrentRows
+from jspec.models.kv_cache import NULL_PAGE, LayerKV, StateShape, init_cache
 from jspec.models.protocols import Target
 from jspec.pallas.collectives.workspace import Exchange
+from jspec.pallas.delta_net.state import DeltaState
 from jspec.sampling.distribution import Warp
 from jspec.sampling.params import MAX_STOP_TOKENS
 from jspec.sampling.processors import Processing, Processors
@@ -78,7 +81,8 @@ class DecodeState:
       previous: int32 ``[B]``, ``length`` when the row's last round with drafts began. When a request is admitted, and
         after ``DecodeStep.catch_up``, it is one less than ``length``. Tokens that the drafter has read at positions
         previous - 1 and later may have been its own drafts.
-      cache: the target's pages, one ``LayerKV`` for each layer, or None for one that reads another's.
+      cache: the target's pages, one ``LayerKV`` for each layer, or None for one that reads another's; a ``DeltaState`` of
+        all rows for a layer with a gated delta net.
       features: ``[B, K + 1, E]`` for the largest K, the features of the target that the drafter reads. Entry j belongs to
         position previous - 1 + j, and entries up to position length - 2 mean something. None if the drafter reads no
         features.
@@ -86,6 +90,9 @@ class DecodeState:
       stats_of_request: float32 ``[B, 2, K]`` for the largest K, ``AcceptanceStats.of_request``. None if every draft is
         verified.
       stats_of_confidence: float32 ``[2, BINS]``, ``AcceptanceStats.of_confidence``, of all requests together. None likewise.
+      recurrent: of a target with recurrent states, how the next verify pass begins in each row; None of any other.
+      row: int32 ``[B]``, in the state of some rows of a batch (``take``) with recurrent states, which rows these are; else
+        None.
       exchange: what sums over GPUs are made by; None on one GPU, and where they are XLA's.
 
     Example::
@@ -98,11 +105,13 @@ class DecodeState:
     outcome: jax.Array
     request: RequestArrays
     previous: jax.Array
-    cache: tuple[LayerKV | None, ...]
+    cache: tuple[LayerKV | DeltaState | None, ...]
     features: jax.Array | None
     draft: Any
     stats_of_request: jax.Array | None = None
     stats_of_confidence: jax.Array | None = None
+    recurrent: RecurrentRows | None = None
+    row: jax.Array | None = None
     exchange: Exchange | None = None
 
     @property
@@ -111,6 +120,11 @@ class DecodeState:
         if self.stats_of_request is None or self.stats_of_confidence is None:
             return None
         return AcceptanceStats(self.stats_of_request, self.stats_of_confidence)
+
+    @property
+    def rows(self) -> jax.Array:
+        """int32 ``[B]``, the place of each row in recurrent states."""
+        return jnp.arange(self.outcome.shape[0], dtype=jnp.int32) if self.row is None else self.row
 
     @property
     def live(self) -> jax.Array:
@@ -126,10 +140,11 @@ def init_state(
     num_rows: int | None = None,
     vocab_size: int | None = None,
     estimates: bool = False,
+    width: int | None = None,
 ) -> DecodeState:
     """An empty batch: every row is free and every page unwritten.
 
-    ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors.
+    ``width`` is the number of query tokens of a row in a verify pass, K + 1 if None. ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors.
     With ``estimates``, rounds may verify some of their drafts only.
     """
     B, S, M = num_rows or config.max_batch, config.max_len, config.pages_per_row
@@ -154,17 +169,20 @@ def init_state(
         processors=None if vocab_size is None else Processors.none(B, vocab_size),
     )
     stats = no_stats(B, drafter.num_draft_tokens) if estimates else None
+    width = drafter.num_draft_tokens + 1 if width is None else width
+    recurrent = any(isinstance(shape, StateShape) for shape in target.cache_shape())
     E = 0 if drafter.aux_layers is None else target.feature_size(drafter.aux_layers)
     return DecodeState(
         tokens=jnp.zeros((B, S), jnp.int32),
         outcome=every_row(STOPPED),
         request=request,
         previous=every_row(0),
-        cache=init_pool(target.cache_shape(), config.pool_pages, config.page_size, dtype),
+        cache=init_cache(target.cache_shape(), config.pool_pages, config.page_size, B, width, dtype),
         features=None if drafter.aux_layers is None else jnp.zeros((B, drafter.num_draft_tokens + 1, E), dtype),
         draft=drafter.init(config.pool_pages, config.page_size, dtype),
         stats_of_request=None if stats is None else stats.of_request,
         stats_of_confidence=None if stats is None else stats.of_confidence,
+        recurrent=RecurrentRows(every_row(0), every_row(0)) if recurrent else None,
     )
 
 
@@ -185,7 +203,7 @@ def processing_of(state: DecodeState) -> Processing:
     )
 
 
-OF_ROWS = ("tokens", "outcome", "request", "previous", "features", "stats_of_request")
+OF_ROWS = ("tokens", "outcome", "request", "previous", "features", "stats_of_request", "recurrent")
 
 
 def of_rows(state: DecodeState) -> dict[str, Any]:
@@ -274,12 +292,15 @@ def admit(rows: dict[str, Any], inputs: AdmitInputs) -> dict[str, Any]:
       that part of the new state.
     """
     at, request, stats = inputs.row, inputs.request, rows["stats_of_request"]
+    recurrent, begun = rows["recurrent"], RecurrentRows.of_admitted(request.length)
+    put_in = functools.partial(jax.tree.map, lambda x, new: x.at[at].set(new, mode="drop"))
     return rows | {
         "tokens": rows["tokens"].at[at].set(inputs.prompt, mode="drop"),
         "outcome": rows["outcome"].at[at].set(LIVE, mode="drop"),
-        "request": jax.tree.map(lambda x, new: x.at[at].set(new, mode="drop"), rows["request"], request),
+        "request": put_in(rows["request"], request),
         "previous": rows["previous"].at[at].set(request.length - 1, mode="drop"),
         "stats_of_request": None if stats is None else stats.at[at].set(0.0, mode="drop"),
+        "recurrent": None if recurrent is None else put_in(recurrent, begun),
     }
 
 
@@ -294,46 +315,10 @@ def take(state: DecodeState, rows, table) -> DecodeState:
     fields = jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), of_rows(state))
     fields["outcome"] = jnp.where(rows < state.outcome.shape[0], fields["outcome"], STOPPED)
     fields["request"] = dataclasses.replace(fields["request"], table=table)
-    return dataclasses.replace(state, **fields)
+    return dataclasses.replace(state, **fields, row=None if state.recurrent is None else rows)
 
 
 def put(state: DecodeState, rows, taken: DecodeState) -> DecodeState:
     """The batch after ``taken``, which began as ``take(state, rows, table)``, has made its rounds."""
     placed = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), of_rows(state), of_rows(taken))
-    return dataclasses.replace(taken, **placed)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Saved:
-    """A copy of one row, or of a part of its pages.
-
-    Attributes:
-      row: the row's part of every array of ``DecodeState`` that has an axis of rows, by field.
-      pages: the contents of m pages in every pool of the target and of the drafter, ``[G, m, P, H]`` each.
-    """
-
-    row: dict[str, Any]
-    pages: Any
-
-
-def save(state: DecodeState, row, pages) -> Saved:
-    """Copy a row, int32 ``[]``, and the contents of ``pages``, int32 ``[m]``."""
-    return Saved(
-        row=jax.tree.map(lambda x: x[row], of_rows(state)),
-        pages=jax.tree.map(lambda pool: jnp.take(pool, pages, axis=1), (state.cache, state.draft)),
-    )
-
-
-def restore(state: DecodeState, row, pages, saved: Saved) -> DecodeState:
-    """Put a copy back, bit for bit, into a row and pages that may be others than before.
-
-    Entries of ``pages`` that are the null page receive nothing.
-    """
-    placed = jax.tree.map(lambda x, old: x.at[row].set(old), of_rows(state), saved.row)
-
-    def put_pages(pool, old):
-        return pool.at[:, jnp.where(pages == NULL_PAGE, pool.shape[1], pages)].set(old, mode="drop")
-
-    cache, draft = jax.tree.map(put_pages, (state.cache, state.draft), saved.pages)
-    return dataclasses.replace(state, cache=cache, draft=draft, **placed)
+    return dataclasses.replace(taken, **placed, row=None)

@@ -125,7 +125,7 @@ class DecodeStep:
         are masked: they write nothing to the cache, and their logits mean nothing.
 
         Args:
-          state: the batch after ``draft``. Only the target's cache changes.
+          state: the batch after ``draft``. Only the target's cache changes, and which of its tokens are pending.
           proposal: the drafts.
         """
         request = state.request
@@ -135,14 +135,18 @@ class DecodeStep:
         offset = jnp.arange(self.width, dtype=jnp.int32)[None]
         positions = request.length[:, None] - 1 + offset
         valid = state.live[:, None] & (offset <= proposal.count[:, None])
-        rows, view = PagedView(request.table, positions, valid), None
+        read = jnp.where(state.live, proposal.count + 1, 0)
+        recurrent = None if state.recurrent is None else state.recurrent.begin(state.rows, read)
+        rows, view = PagedView(request.table, positions, valid, recurrent=recurrent), None
         if self.budget is None:
             hidden, features, cache = run_target(self.target, self.drafter, tokens, state.cache, rows)
         else:
             view = RaggedView.of(rows, self.budget)
             hidden, features, cache = run_target(self.target, self.drafter, view.from_rows(tokens), state.cache, view)
             features = view.to_rows(features)
-        return dataclasses.replace(state, cache=cache), VerifyPass(proposal, hidden, features, view)
+        after = None if state.recurrent is None else state.recurrent.after_pass(read)
+        state = dataclasses.replace(state, cache=cache, recurrent=after)
+        return state, VerifyPass(proposal, hidden, features, view)
 
     def finish(self, state: DecodeState, verified: "VerifyPass", allowed=None) -> tuple[DecodeState, RoundLog]:
         """The end of a round: rule, store features, commit.

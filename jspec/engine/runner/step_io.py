@@ -12,6 +12,7 @@ import numpy as np
 from jspec._validation import LARGEST_INT
 from jspec.config import NULL_PAGE, EngineConfig
 from jspec.drafting.base import FixedDrafts
+from jspec.pallas.delta_net.state import PrefillRows
 from jspec.sampling.processors import num_words
 
 _EVERY_TOKEN = 2**32 - 1  # 32 flags, all of them set
@@ -30,6 +31,8 @@ class PrefillInputs:
       start: int32 ``[n]``, the position of the first token.
       count: int32 ``[n]``, how many of the first c tokens are real; the others are padding.
       table: int32 ``[n, M]``, the pages of the chunk's request.
+      request_row: int32 ``[n]``, the batch row of the chunk's request, whether its prompt ends or not; any number of B or
+        more for a chunk of no request. Only targets with recurrent states need it.
     """
 
     row: Any
@@ -37,6 +40,13 @@ class PrefillInputs:
     start: Any
     count: Any
     table: Any
+    request_row: Any = None
+
+    def recurrent_rows(self, num_rows: int) -> PrefillRows:
+        """Which rows of recurrent states, of which there are so many, the chunks belong to."""
+        row, before = self.request_row, jnp.roll(self.request_row, 1)
+        follows = (row == before) & (row < num_rows) & (jnp.arange(len(row)) > 0)
+        return PrefillRows(row, self.count, self.start == 0, follows)
 
 
 @jax.tree_util.register_dataclass
@@ -122,9 +132,9 @@ def page_tables(pages: Sequence[Sequence[int]], count: int, config: EngineConfig
 
 def empty_prefill(config: EngineConfig, n: int) -> PrefillInputs:
     """A prefill batch of n chunks that reads nothing."""
-    zeros = np.zeros(n, np.int32)
+    zeros, none = np.zeros(n, np.int32), np.full(n, config.num_rows, np.int32)
     tokens = np.zeros((n, config.chunk + 1), np.int32)
-    return PrefillInputs(np.full(n, config.num_rows, np.int32), tokens, zeros, zeros, page_tables([], n, config))
+    return PrefillInputs(none, tokens, zeros, zeros, page_tables([], n, config), none.copy())
 
 
 class CallLogs(NamedTuple):

@@ -8,4 +8,5 @@ prefill_batching.py    the chunks of a prefill batch
 page_requirements.py   how many cache slots and pages a request needs
 page_pool.py           which pages are free, held, or cached
 prefix_cache.py        which page holds which prefix
+snapshots.py           snapshots of recurrent states, by page
 """

@@ -8,6 +8,7 @@ import numpy as np
 
 from jspec.config import NULL_PAGE
 from jspec.engine.scheduler.prefix_cache import PrefixIndex
+from jspec.engine.scheduler.snapshots import Snapshot, Snapshots
 
 
 class PagePool:
@@ -36,14 +37,23 @@ class PagePool:
       prefix_cache: whether pages are cached at all. Otherwise ``match`` finds nothing, and ``register`` does nothing.
       looks_ahead: whether slot i of the drafter's cache also depends on token i + 1, as with heads that are fed features
         of the target. A page is then found only by texts that have the same token after it.
+      snapshots: of recurrent states. A prefix is then found only as far as it ends with a snapshot. None for targets without
+        such states.
 
     Attributes:
       total: how many pages there are.
       page_size: P, the cache slots of a page.
     """
 
-    def __init__(self, total: int, page_size: int, prefix_cache: bool = True, looks_ahead: bool = False):
-        self.total, self.page_size = total, page_size
+    def __init__(
+        self,
+        total: int,
+        page_size: int,
+        prefix_cache: bool = True,
+        looks_ahead: bool = False,
+        snapshots: Snapshots | None = None,
+    ):
+        self.total, self.page_size, self._snapshots = total, page_size, snapshots
         self._prefix_cache, self._looks_ahead = prefix_cache, looks_ahead
         self.clear()
 
@@ -55,6 +65,8 @@ class PagePool:
         self._outdated: set[int] = set()  # held pages that are never to be registered
         pages = range(NULL_PAGE + 1, NULL_PAGE + 1 + self.total)
         self._free = list(reversed(pages))  # the last is handed out first
+        if self._snapshots is not None:
+            self._snapshots.clear()
 
     @property
     def free(self) -> int:
@@ -96,6 +108,8 @@ class PagePool:
         while self.free < count:
             page, _ = self._cached.popitem(last=False)
             self._index.forget(page)
+            if self._snapshots is not None:
+                self._snapshots.forget(page)
             self._free.append(page)
         taken = [self._free.pop() for _ in range(count)]
         self._holders.update(dict.fromkeys(taken, 1))
@@ -230,6 +244,19 @@ class PagePool:
         self._outdated = set(self._holders)
         self._free.extend(self._cached)
         self._cached.clear()
+        if self._snapshots is not None:
+            self._snapshots.clear()
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot that was made behind a page which has been registered since, or whose contents another one has."""
+        page = self._index.found_as(snapshot.page)
+        if self._snapshots is not None and page is not None:
+            self._snapshots.add(page, snapshot)
+
+    def snapshot_behind(self, page: int) -> Snapshot | None:
+        """The snapshot behind a page that ``match`` or ``look_again`` gave last; None for targets without recurrent
+        states."""
+        return None if self._snapshots is None else self._snapshots.use(page)
 
     def _match(
         self,
@@ -246,6 +273,11 @@ class PagePool:
         most_pages, step = self._index.full_pages(len(tokens), most_slots), self._step(grid) // self.page_size
         steps = math.ceil(span / self._step(grid))
         cached, key = self._index.find(tokens, before, most_pages, step, steps * step, salt)
+        if self._snapshots is not None:
+            known = self._snapshots.known(cached, step)
+            if len(known) < len(cached):
+                last = len(known) + steps * step
+                cached, key = known, self._index.key_of(cached[last - 1]) if last <= len(cached) else None
         for page in cached:
             self._holders[page] = self._holders.get(page, 0) + 1
             self._cached.pop(page, None)

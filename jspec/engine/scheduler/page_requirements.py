@@ -16,9 +16,13 @@ class PageRequirements:
       num_draft_tokens: K, the most drafts of a round.
       pages: the number and the size of pages.
       slots_beyond: how many cache slots the drafter may write in a round behind those of K drafts.
+      states: how many pages take as much host memory as the recurrent states of a request that is swapped.
     """
 
-    def __init__(self, config: EngineConfig, num_draft_tokens: int, pages: PagePool, slots_beyond: int = 0):
+    def __init__(
+        self, config: EngineConfig, num_draft_tokens: int, pages: PagePool, slots_beyond: int = 0, states: int = 0
+    ):
+        self.states = states
         self._config, self._num_draft_tokens, self._pages = config, num_draft_tokens, pages
         self._ahead = num_draft_tokens + slots_beyond
 
@@ -61,4 +65,5 @@ class PageRequirements:
         room for ``swap_pages``. A request is swapped as a whole, so as much room as the largest one takes may remain unused.
         """
         pages = [self._pages.pages(active.most_slots) for active in actives]
-        return sum(pages) <= self._pages.total + max(swap_pages - max(pages), 0)
+        beyond, states = sum(pages) - self._pages.total, self.states
+        return beyond <= 0 or beyond + states * len(pages) <= max(swap_pages - max(pages) - states, 0)

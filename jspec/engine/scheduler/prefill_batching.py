@@ -26,18 +26,30 @@ class Chunk(NamedTuple):
     length: int
 
 
-def chunks_of(active: ActiveRequest, c: int) -> Iterator[Chunk]:
-    """The remaining chunks of a prompt, cut at the multiples of c."""
-    start = active.num_prefilled
-    while start < active.num_to_prefill:
-        end = min(start - start % c + c, active.num_to_prefill)
+def chunks_of(active: ActiveRequest, config: EngineConfig) -> Iterator[Chunk]:
+    """The next chunks of a prompt, cut at the multiples of c; all that remain, or those up to the next snapshot."""
+    start, c = active.num_prefilled, config.chunk
+    stop = config.next_snapshot(start, most_cached(active)) or active.num_to_prefill
+    while start < stop:
+        end = min(start - start % c + c, stop)
         yield Chunk(active, start, end - start)
         start = end
 
 
+def most_cached(active: ActiveRequest) -> int:
+    """How many slots of its prompt a request shares at most: it prefills at least one token, and rounds write behind that.
+
+    A prompt whose log-probabilities are wanted is prefilled completely, and its pages are not shared either, because another
+    program wrote them.
+    """
+    if active.request.params.prompt_logprobs is not None:
+        return 0
+    return max(active.num_to_prefill - 1, 0)
+
+
 def _first(prefilling: Sequence[ActiveRequest], most: int, config: EngineConfig) -> list[Chunk]:
     """The first remaining chunks of these prompts, as many as a batch of ``most`` chunks has room for."""
-    remaining = itertools.chain(*(chunks_of(active, config.chunk) for active in prefilling))
+    remaining = itertools.chain(*(chunks_of(active, config) for active in prefilling))
     chunks = list(itertools.islice(remaining, most))
     while len(chunks) > 1 and not _fit(chunks, config):
         chunks.pop()

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from jspec.config import EngineConfig
 from jspec.engine.request import ActiveRequest
 from jspec.engine.scheduler.page_pool import PagePool
-from jspec.engine.scheduler.prefill_batching import WORTH_WAITING, Chunk, choose_prefill_batch
+from jspec.engine.scheduler.prefill_batching import WORTH_WAITING, Chunk, choose_prefill_batch, most_cached
+from jspec.engine.scheduler.snapshots import Restore, Snapshot
 
 
 class PrefillQueue:
@@ -23,6 +24,8 @@ class PrefillQueue:
       num_cached_tokens: how many prompt tokens were found in the prefix cache so far.
       num_prefill_tokens: how many prompt tokens have been prefilled so far.
       num_padding: how many tokens of padding the batches had.
+      restores: of targets with recurrent states, the snapshots from which prompts go on that have skipped a cached prefix;
+        ``take_restores`` empties it.
     """
 
     def __init__(self, config: EngineConfig, pages: PagePool):
@@ -33,13 +36,14 @@ class PrefillQueue:
         self.clear()
 
     def clear(self):
-        """Forget how long chunks have waited."""
+        """Forget how long chunks have waited, and what is to be restored."""
         self._calls_since_batch = 0
+        self.restores: list[Restore] = []
 
     def find(self, active: ActiveRequest) -> list[int]:
         """The pages of a prompt in the prefix cache, which the request holds from now on."""
         request = active.request
-        return self.pages.match(request.prompt, _most_cached(active), self._config.chunk, request.salt)
+        return self.pages.match(request.prompt, most_cached(active), self._config.chunk, request.salt)
 
     def begin(self, active: ActiveRequest, num_pages: int):
         """Start the prefill of a request that was admitted with so many cached pages."""
@@ -68,14 +72,31 @@ class PrefillQueue:
             chunk.active.num_prefilled += chunk.length
         return chunks
 
-    def dispatched(self, chunks: Sequence[Chunk]):
-        """Register the pages of a dispatched prefill in the prefix cache.
+    def take_restores(self) -> list[Restore]:
+        """The snapshots that are to be copied into rows before the next batch."""
+        restores, self.restores = self.restores, []
+        return restores
+
+    def snapshots(self, chunks: Sequence[Chunk]) -> list[Snapshot]:
+        """The snapshots to make behind a batch of these chunks."""
+        made, config = [], self._config
+        for active, start, length in chunks:
+            end = start + length
+            if end == config.next_snapshot(start, most_cached(active)):
+                assert active.row is not None
+                made.append(Snapshot(active.row, active.pages[end // config.page_size - 1]))
+        return made
+
+    def dispatched(self, chunks: Sequence[Chunk], snapshots: Sequence[Snapshot] = ()):
+        """Register the pages of a dispatched prefill in the prefix cache, and keep the snapshots made behind it.
 
         Later programs run after it, so they see its writes.
         """
         for active in dict.fromkeys(chunk.active for chunk in chunks):
-            slots = min(active.num_prefilled, _most_cached(active))
+            slots = min(active.num_prefilled, most_cached(active))
             self.pages.register(active.request.prompt, active.pages, slots, active.request.salt)
+        for snapshot in snapshots:
+            self.pages.keep(snapshot)
 
     def _share(self, prefilling: Sequence[ActiveRequest]) -> list[ActiveRequest]:
         """Exchange pages of prompts for those that other requests have prefilled of the same text meanwhile.
@@ -87,14 +108,16 @@ class PrefillQueue:
         """
         going, keys = [], set()
         for active in prefilling:
-            request, most = active.request, _most_cached(active)
+            request, most = active.request, most_cached(active)
+            next_snapshot = self._config.next_snapshot(active.num_prefilled, most)
+            span = self._worth_waiting if next_snapshot is None else next_snapshot - active.num_prefilled
             active.pages, slots, key = self.pages.look_again(
                 request.prompt,
                 active.pages,
                 active.num_prefilled,
                 most,
                 self._config.chunk,
-                self._worth_waiting,
+                span,
                 request.salt,
             )
             self._skip_cached(active, slots)
@@ -105,17 +128,11 @@ class PrefillQueue:
 
     def _skip_cached(self, active: ActiveRequest, slots: int):
         """Skip the first slots of a prompt, which are cached."""
+        if slots > active.num_prefilled:
+            snapshot = self.pages.snapshot_behind(active.pages[slots // self.pages.page_size - 1])
+            if snapshot is not None:
+                assert active.row is not None
+                self.restores.append(Restore(active.row, snapshot))
         active.num_cached_tokens += slots - active.num_prefilled
         self.num_cached_tokens += slots - active.num_prefilled
         active.num_prefilled = slots
-
-
-def _most_cached(active: ActiveRequest) -> int:
-    """How many slots of its prompt a request shares at most: it prefills at least one token, and rounds write behind that.
-
-    A prompt whose log-probabilities are wanted is prefilled completely, and its pages are not shared either, because another
-    program wrote them.
-    """
-    if active.request.params.prompt_logprobs is not None:
-        return 0
-    return max(active.num_to_prefill - 1, 0)

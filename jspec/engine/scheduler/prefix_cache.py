@@ -52,6 +52,16 @@ class PrefixIndex:
         link = self._links.get(page)
         return link is not None and self._pages.get(link.key) == page
 
+    def key_of(self, page: int) -> bytes | None:
+        """The key of a page, registered or not; None if it is not known."""
+        link = self._links.get(page)
+        return None if link is None else link.key
+
+    def found_as(self, page: int) -> int | None:
+        """The page that a text finds which has the contents of this one: itself, or another one that was first."""
+        link = self._links.get(page)
+        return None if link is None else self._pages.get(link.key)
+
     def full_pages(self, tokens: int, slots: int) -> int:
         """How many pages are filled by the first ``slots`` slots of a text of which so many tokens are known."""
         return max(0, min(slots, tokens - self._ahead) // self._page_size)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jspec.engine.request import ActiveRequest
 from jspec.engine.scheduler.prefill_batching import Chunk
+from jspec.engine.scheduler.snapshots import Restore, Snapshot
 
 
 class Swap(NamedTuple):
@@ -21,7 +22,9 @@ class Schedule:
 
     Attributes:
       swap_out: requests to copy to host memory.
+      restores: snapshots to copy into rows, which read what follows.
       chunks: the chunks of the prefill batch; none if there is no prefill.
+      snapshots: of recurrent states, to make behind that batch.
       admitted: requests whose prompt ends in that batch, which are put into their rows.
       swap_in: requests to copy back from host memory.
       verifying: requests whose drafts, of an earlier schedule, are verified under what their grammars allow.
@@ -31,7 +34,9 @@ class Schedule:
     """
 
     swap_out: list[Swap] = dataclasses.field(default_factory=list)
+    restores: list[Restore] = dataclasses.field(default_factory=list)
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
+    snapshots: list[Snapshot] = dataclasses.field(default_factory=list)
     admitted: list[ActiveRequest] = dataclasses.field(default_factory=list)
     swap_in: list[Swap] = dataclasses.field(default_factory=list)
     verifying: list[ActiveRequest] = dataclasses.field(default_factory=list)

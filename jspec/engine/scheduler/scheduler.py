@@ -19,6 +19,7 @@ from jspec.engine.scheduler.page_requirements import PageRequirements
 from jspec.engine.scheduler.prefill_batching import prefill_goes_first
 from jspec.engine.scheduler.prefill_queue import PrefillQueue
 from jspec.engine.scheduler.schedule import Schedule, Swap
+from jspec.engine.scheduler.snapshots import Snapshots
 from jspec.engine.scheduler.turns import Turns
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Scheduler:
       plain_rounds: whether there are calls without drafts, whose tokens the drafter reads later.
       pages: the page pool; None makes one.
       slots_beyond: as ``Drafter.slots_beyond``.
+      states: how many pages take as much host memory as the recurrent states of one row.
+      most_snapshots: how many snapshots of recurrent states there may be; None for a target without such states.
 
     Attributes:
       waiting: requests that have no row yet, as a heap by seniority.
@@ -73,15 +76,18 @@ class Scheduler:
         plain_rounds: bool = False,
         pages: PagePool | None = None,
         slots_beyond: int = 0,
+        states: int = 0,
+        most_snapshots: int | None = None,
     ):
         self._unread = (
             num_draft_tokens + 1 + plain_rounds * config.rounds
         )  # most tokens at the end of a text that the drafter has not read
         self._config, self._swap_pages = config, swap_pages
         if pages is None:
-            pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
+            snapshots = None if most_snapshots is None else Snapshots(most_snapshots)
+            pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead, snapshots)
         self.pages, self.prefill_queue = pages, PrefillQueue(config, pages)
-        self.requirements = PageRequirements(config, num_draft_tokens, pages, slots_beyond)
+        self.requirements = PageRequirements(config, num_draft_tokens, pages, slots_beyond, states)
         self.num_preemptions = 0
         self.waiting: list[tuple[tuple[int, int, int], ActiveRequest]] = []
         self._turns = Turns()
@@ -128,8 +134,8 @@ class Scheduler:
 
     @property
     def pages_swapped(self) -> int:
-        """How many pages are in host memory."""
-        return sum(active.num_saved_pages for active in self.swapped)
+        """How many pages are in host memory, with those that recurrent states take as much as."""
+        return sum(active.num_saved_pages + self.requirements.states for active in self.swapped)
 
     def add(self, active: ActiveRequest):
         """Queue a request that ``requirements.check`` has passed."""
@@ -184,7 +190,7 @@ class Scheduler:
 
     def dispatched(self, schedule: Schedule):
         """Note that the programs of a schedule have been sent, so that other prompts may find its prefilled pages."""
-        self.prefill_queue.dispatched(schedule.chunks)
+        self.prefill_queue.dispatched(schedule.chunks, schedule.snapshots)
 
     def update(self, decoded: Sequence[ActiveRequest], rounds: int, logs: "RoundLog") -> list[tuple[int, int]]:
         """Update requests with the logs of a call.
@@ -267,7 +273,7 @@ class Scheduler:
             youngest.num_prefilled = youngest.num_cached_tokens = 0
             self.add(youngest)
         else:
-            if self.pages_swapped + len(youngest.pages) > self._swap_pages:
+            if self.pages_swapped + len(youngest.pages) + self.requirements.states > self._swap_pages:
                 return False
             schedule.swap_out.append(Swap(youngest, self._row_of(youngest), list(youngest.pages)))
             youngest.num_saved_pages = len(youngest.pages)
@@ -311,7 +317,9 @@ class Scheduler:
         prefilling = sorted(
             (active for active in self._in_rows() if not active.decoding), key=lambda active: active.seniority
         )
-        schedule.chunks = self.prefill_queue.choose(prefilling, sum(active.decoding for active in self._in_rows()))
+        queue = self.prefill_queue
+        schedule.chunks = queue.choose(prefilling, sum(active.decoding for active in self._in_rows()))
+        schedule.restores, schedule.snapshots = queue.take_restores(), queue.snapshots(schedule.chunks)
         schedule.admitted = [active for active in prefilling if active.num_prefilled >= active.num_to_prefill]
         for active in schedule.admitted:
             active.decoding = True

@@ -1,4 +1,4 @@
-"""What a layer does with its projections: the convolution and the recurrence, over the rows of a pass or over whole texts."""
+"""What a layer does with its projections: convolution and recurrence, over the rows of a pass or over whole texts."""
 
 from typing import NamedTuple
 

@@ -58,6 +58,21 @@ class DeltaState:
         """The same with other columns."""
         return replace(self, columns=columns)
 
+    def of_row(self, row) -> "DeltaState":
+        """A copy of one row, int32 ``[]``, without the axis of rows."""
+        return DeltaState(self.S[row], self.k[:, row], self.u[:, row], self.g[:, row], self.columns[row])
+
+    def with_row(self, row, saved: "DeltaState") -> "DeltaState":
+        """The same with such a copy in a row; nothing happens if there is no such row."""
+        whole, halves = (lambda x, new: x.at[row].set(new, mode="drop")), (lambda x, new: x.at[:, row].set(new, mode="drop"))
+        return DeltaState(
+            whole(self.S, saved.S),
+            halves(self.k, saved.k),
+            halves(self.u, saved.u),
+            halves(self.g, saved.g),
+            whole(self.columns, saved.columns),
+        )
+
 
 class VerifyRows(NamedTuple):
     """The rows of a verify pass, and where each of them stands. All layers of a model share it.
