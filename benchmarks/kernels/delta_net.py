@@ -73,7 +73,21 @@ def verify_rows(B: int, T: int, accepted, half) -> VerifyRows:
 
 
 def prefill_rows(B: int, T: int, fresh: bool) -> PrefillRows:
-    return PrefillRows(jnp.arange(B, dtype=jnp.int32), jnp.full(B, T, jnp.int32), jnp.full(B, fresh))
+    row, tokens = jnp.arange(B, dtype=jnp.int32), jnp.full(B, T, jnp.int32)
+    return PrefillRows(row, tokens, jnp.full(B, fresh), jnp.zeros(B, bool))
+
+
+def chain_rows(B: int, tokens: tuple[int, ...]) -> PrefillRows:
+    """B prompts, of each of which a pass has segments of so many tokens, one behind another."""
+    first = jnp.arange(B * len(tokens), dtype=jnp.int32) % len(tokens) == 0
+    row = jnp.repeat(jnp.arange(B, dtype=jnp.int32), len(tokens))
+    return PrefillRows(row, jnp.tile(jnp.int32(tokens), B), first, ~first)
+
+
+def segments_of(x, count: int):
+    """``[B, T, ...]`` to ``[B count, CHUNK, ...]``, with zeros behind the T tokens."""
+    B, T, *rest = x.shape
+    return jnp.pad(x, ((0, 0), (0, count * CHUNK - T), *[(0, 0)] * len(rest))).reshape(B * count, CHUNK, *rest)
 
 
 def largest_difference(x, y) -> float:
@@ -105,6 +119,9 @@ def check(heads: DeltaHeads, interpret: bool) -> bool:
     _, cut = prefill(cut, prefill_rows(B, CHUNK + 9, False), *(x[:, CHUNK:] for x in prompt))
     same = bool(jnp.all(cut.S == read.S))
     good &= report("prefill, cut at 64", same, "the same bits" if same else "other bits")
+    _, chained = prefill(start, chain_rows(B, (CHUNK, CHUNK, 9)), *(segments_of(x, 3) for x in prompt))
+    same = bool(jnp.all(chained.S == read.S))
+    good &= report("prefill, three segments in a pass", same, "the same bits" if same else "other bits")
 
     one_by_one, last = decode(verify, read, texts, 1)
     for name, function in (("kernel", verify), ("reference", jax.jit(verify_reference))):

@@ -59,7 +59,7 @@ def test_rounds_move_no_state_and_launch_two_kernels_a_layer(B, T):
 
 
 def test_prefill_moves_no_state():
-    rows = PrefillRows(array((1,), jnp.int32), array((1,), jnp.int32), array((1,), jnp.bool_))  # pyright: ignore
+    rows = PrefillRows(*[array((1,), jnp.int32)] * 2, *[array((1,), jnp.bool_)] * 2)  # pyright: ignore
 
     def segment(state, rows, x, g, weight):
         qkv, columns = convolve_prefill(state.columns, rows, x, weight)

@@ -151,9 +151,7 @@ class ProgramSharding:
 
     def restore_states_program(self, restore_states: Callable) -> Callable:
         """``(state, row, saved) -> (state, None)`` over all devices."""
-        return self.shard_map(
-            restore_states, (self.state, _REPLICATED, self.saved_states), (self.state, _REPLICATED)
-        )
+        return self.shard_map(restore_states, (self.state, _REPLICATED, self.saved_states), (self.state, _REPLICATED))
 
     def create(self, make: Callable[[], Any], specs: Any = None) -> Any:
         """The result of ``make()``, sharded from the start like a ``DecodeState``, or by ``specs``."""

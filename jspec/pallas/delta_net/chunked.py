@@ -13,8 +13,8 @@ Exponents are differences, and those above the diagonal are -inf before exp: exp
 states decay fast. Products are in full float32, since keys that are nearly equal make the system ill-conditioned.
 
 A token with g = 0, beta = 0 and k = 0 leaves the state as it is, which is how the last chunk of a prompt is filled up.
-All chunks of a prompt lie on its own grid, and each goes through the same code, so that states and outputs have the same
-bits however a prompt is cut at multiples of 64."""
+All chunks of a prompt lie on its own grid, and each goes through the same code by itself, so that states and outputs have
+the same bits however a prompt is cut at multiples of 64, and whatever else is in a batch."""
 
 import jax
 import jax.numpy as jnp
@@ -25,61 +25,69 @@ CHUNK = 64  # tokens
 _FULL = jax.lax.Precision.HIGHEST  # not TF32, which is how NVIDIA GPUs multiply float32 otherwise
 
 
-def chunked(q, k, v, g, beta, S, tokens, chunk: int = CHUNK) -> tuple[jax.Array, jax.Array]:
-    """Outputs float32 ``[B, T, Nv, Dv]``, and the state after the valid tokens: what ``recurrent`` gives, up to rounding.
+def chunked(q, k, v, g, beta, S, tokens, follows) -> tuple[jax.Array, jax.Array]:
+    """Outputs float32 ``[B, T, Nv, Dv]``, and the state behind the valid tokens of each segment, float32 ``[B, Nv, Dk,
+    Dv]``: what ``recurrent`` gives, up to rounding.
 
     Args:
       q, k: ``[B, T, Nk, Dk]``, as the convolution gives them: not normed.
       v: ``[B, T, Nv, Dv]``.
       g, beta: float32 ``[B, T, Nv]``.
-      S: float32 ``[B, Nv, Dk, Dv]``, before them.
+      S: float32 ``[B, Nv, Dk, Dv]``, before them. That of a segment that follows is not read.
       tokens: int32 ``[B]``, how many of the T are valid, the first ones. Outputs of the others are 0.
-      chunk: Q, how many tokens a chunk has.
+      follows: bool ``[B]``, whether a segment begins with the state behind the one before.
     """
     B, T, Nv, Dv = v.shape
-    count = -(-T // chunk)
+    most = -(-T // CHUNK)  # chunks of a segment
     valid = jnp.arange(T, dtype=jnp.int32)[None] < tokens[:, None]
 
     def chunks(x) -> jax.Array:
-        """``[B, T, heads, ...]`` to float32 ``[chunks, B, Q, heads, ...]``, with zeros for what is not valid."""
+        """``[B, T, heads, ...]`` to float32 ``[B most, Q, heads, ...]``, with zeros for what is not valid."""
         x = jnp.where(valid.reshape(*valid.shape, *(1,) * (x.ndim - 2)), x.astype(jnp.float32), 0.0)
-        x = jnp.pad(x, ((0, 0), (0, count * chunk - T), *[(0, 0)] * (x.ndim - 2)))
-        return jnp.moveaxis(x.reshape(B, count, chunk, *x.shape[2:]), 1, 0)
+        x = jnp.pad(x, ((0, 0), (0, most * CHUNK - T), *[(0, 0)] * (x.ndim - 2)))
+        return x.reshape(B * most, CHUNK, *x.shape[2:])
 
     inputs = tuple(map(chunks, (q, k, v, g, beta)))
+    counts = (tokens + (CHUNK - 1)) // CHUNK  # chunks of each segment that have valid tokens
+    ends = jnp.cumsum(counts)
 
     def body(i, carry):
         S, outputs = carry
-        S, o = _chunk(S, tuple(jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in inputs))
-        return S, jax.lax.dynamic_update_index_in_dim(outputs, o, i, 0)
+        b = jnp.sum(ends <= i, dtype=jnp.int32)
+        c = i - (ends[b] - counts[b])
+        before = jnp.where((c == 0) & follows[b], b - 1, b)
+        chunk = (jax.lax.dynamic_index_in_dim(x, b * most + c, keepdims=False) for x in inputs)
+        new, o = _chunk(jax.lax.dynamic_index_in_dim(S, before, keepdims=False), *chunk)
+        put = jax.lax.dynamic_update_index_in_dim
+        return put(S, new, b, 0), put(outputs, o, b * most + c, 0)
 
     # A number of trips that the compiler does not know: a single one would become other code, which rounds otherwise.
-    trips = (jnp.max(tokens, initial=0) + chunk - 1) // chunk
-    S, o = jax.lax.fori_loop(0, trips, body, (S, jnp.zeros((count, B, Nv, chunk, Dv), jnp.float32)))
-    o = jnp.moveaxis(jnp.moveaxis(o, 2, 3), 0, 1).reshape(B, count * chunk, Nv, Dv)[:, :T]
+    S, o = jax.lax.fori_loop(0, ends[-1], body, (S, jnp.zeros((B * most, Nv, CHUNK, Dv), jnp.float32)))
+    o = jnp.moveaxis(o, 1, 2).reshape(B, most * CHUNK, Nv, Dv)[:, :T]
     return jnp.where(valid[:, :, None, None], o, 0.0), S
 
 
-def _chunk(S, tokens) -> tuple[jax.Array, jax.Array]:
-    """The state after one chunk, and its outputs ``[B, Nv, Q, Dv]``.
+def _chunk(S, q, k, v, g, beta) -> tuple[jax.Array, jax.Array]:
+    """The state after one chunk, and its outputs ``[Nv, Q, Dv]``.
 
     Args:
-      S: float32 ``[B, Nv, Dk, Dv]``.
-      tokens: q and k float32 ``[B, Q, Nk, Dk]``, not normed; v ``[B, Q, Nv, Dv]``; g and beta ``[B, Q, Nv]``.
+      S: float32 ``[Nv, Dk, Dv]``.
+      q, k: float32 ``[Q, Nk, Dk]``, not normed.
+      v: float32 ``[Q, Nv, Dv]``.
+      g, beta: float32 ``[Q, Nv]``.
     """
-    q, k, v, g, beta = tokens
-    q, k, v, g, beta = (jnp.moveaxis(x, 1, 2) for x in (*normed_heads(q, k, v.shape[2]), v, g, beta))
+    q, k, v, g, beta = (jnp.moveaxis(x, 0, 1) for x in (*normed_heads(q, k, v.shape[1]), v, g, beta))
     column = lambda x: x[..., None]  # noqa: E731
     total = jnp.cumsum(g, axis=-1)
-    last = total[..., -1:]
-    later = jnp.tril(jnp.ones((g.shape[-1],) * 2, bool))
-    decay = jnp.exp(jnp.where(later[None, None], column(total) - total[..., None, :], -jnp.inf))
-    A = jnp.tril(column(beta) * _product("bnik,bnjk->bnij", k, k) * decay, -1)
-    read = _product("bnik,bnkv->bniv", column(jnp.exp(total)) * k, S)
+    last = total[:, -1:]
+    later = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))
+    decay = jnp.exp(jnp.where(later[None], column(total) - total[:, None, :], -jnp.inf))
+    A = jnp.tril(column(beta) * _product("nik,njk->nij", k, k) * decay, -1)
+    read = _product("nik,nkv->niv", column(jnp.exp(total)) * k, S)
     U = jax.lax.linalg.triangular_solve(A, column(beta) * (v - read), left_side=True, lower=True, unit_diagonal=True)
-    o = _product("bnik,bnkv->bniv", column(jnp.exp(total)) * q, S)
-    o = o + _product("bnij,bnjv->bniv", _product("bnik,bnjk->bnij", q, k) * decay, U)
-    S = column(jnp.exp(last)) * S + _product("bnik,bniv->bnkv", column(jnp.exp(last - total)) * k, U)
+    o = _product("nik,nkv->niv", column(jnp.exp(total)) * q, S)
+    o = o + _product("nij,njv->niv", _product("nik,njk->nij", q, k) * decay, U)
+    S = column(jnp.exp(last)) * S + _product("nik,niv->nkv", column(jnp.exp(last - total)) * k, U)
     return S, o
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.delta_net.state import PrefillRows, VerifyRows, per_row, written_row
+from jspec.pallas.delta_net.state import PrefillRows, VerifyRows, per_row
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.triton import kernel_call, multiply_add
 
@@ -40,7 +40,7 @@ def _convolved(window, weight) -> jax.Array:
 
 
 def convolve_prefill(columns, rows: PrefillRows, x, weight) -> tuple[jax.Array, jax.Array]:
-    """``convolve`` of a segment of each row's prompt, and the columns behind the valid tokens of it.
+    """``convolve`` of the segments of a pass, and the columns behind the valid tokens of each chain.
 
     Args:
       columns: ``[Bs, W - 1 + Tm, Cc]``, of ``DeltaState``.
@@ -48,10 +48,12 @@ def convolve_prefill(columns, rows: PrefillRows, x, weight) -> tuple[jax.Array, 
       x: ``[B, T, Cc]``.
       weight: ``[W, Cc]``.
     """
-    kept = weight.shape[0] - 1
-    before = jnp.where(per_row(rows.fresh, x), 0, columns[jnp.clip(rows.row, 0, len(columns) - 1), :kept])
+    (Bs, _, _), T, kept = columns.shape, x.shape[1], weight.shape[0] - 1
+    before = jnp.where(per_row(rows.fresh, x), 0, columns[jnp.clip(rows.row, 0, Bs - 1), :kept])
+    behind = jnp.concatenate([before, x], axis=1)[:, T:]  # the last inputs of each segment, if all of it is valid
+    before = jnp.where(per_row(rows.follows, x), jnp.roll(behind, 1, axis=0), before)
     newest = _window(jnp.concatenate([before, x], axis=1), rows.tokens, kept)
-    return convolve(before, x, weight), columns.at[written_row(rows, len(columns)), :kept].set(newest, mode="drop")
+    return convolve(before, x, weight), columns.at[rows.written(Bs), :kept].set(newest, mode="drop")
 
 
 def convolve_verify(columns, rows: VerifyRows, x, weight) -> tuple[jax.Array, jax.Array]:
@@ -85,7 +87,7 @@ def convolve_verify_reference(columns, rows: VerifyRows, x, weight) -> tuple[jax
     # A token at a time, as the kernel does it: code for [B, T, Cc] would round by T, and by the place of a channel in it.
     y = jax.lax.fori_loop(0, jnp.max(rows.tokens, initial=0), convolve_token, jnp.zeros_like(x))
     y = jnp.where(valid[:, :, None], y, 0)
-    return y, columns.at[written_row(rows, Bs), : kept + T].set(new, mode="drop")
+    return y, columns.at[rows.written(Bs), : kept + T].set(new, mode="drop")
 
 
 def _window(inputs, start, width: int) -> jax.Array:

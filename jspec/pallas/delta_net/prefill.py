@@ -2,7 +2,8 @@
 
 On an NVIDIA GPU, one kernel does for all chunks at once what does not depend on the state. With the formulas and letters of
 ``jspec.pallas.delta_net.chunked``, and X = (I + A)^-1, it makes X beta V, W = X (beta exp(G) K) and Q K^T * D. A second one
-goes through the chunks of a head one after the other, with some columns of S in registers, where U = X beta V - W S."""
+goes through the chunks of a head one after the other, all segments of a chain, with some columns of S in registers, where
+U = X beta V - W S."""
 
 import dataclasses
 import functools
@@ -16,7 +17,7 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.delta_net.chunked import CHUNK, chunked
 from jspec.pallas.delta_net.projections import split_heads
 from jspec.pallas.delta_net.reference import NORM_EPS
-from jspec.pallas.delta_net.state import DeltaState, PrefillRows, per_row, written_row
+from jspec.pallas.delta_net.state import DeltaState, PrefillRows, per_row
 from jspec.pallas.delta_net.verify import has_kernel
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.triton import is_interpreted, kernel_call, multiply_add, tile_indices
@@ -49,7 +50,7 @@ def prefill(state: DeltaState, rows: PrefillRows, qkv, g, beta) -> tuple[jax.Arr
 
 
 def prefill_reference(state: DeltaState, rows: PrefillRows, qkv, g, beta) -> tuple[jax.Array, DeltaState]:
-    """Outputs of a segment of each row's prompt, and the state with S behind its valid tokens.
+    """Outputs of the segments of a pass, and the state with S behind the valid tokens of each chain.
 
     A row has nothing pending behind a segment: ``accepted`` of its first verify pass is 0.
 
@@ -65,9 +66,22 @@ def prefill_reference(state: DeltaState, rows: PrefillRows, qkv, g, beta) -> tup
     Bs = state.S.shape[0]
     S = jnp.where(per_row(rows.fresh, state.S), 0.0, state.S[jnp.clip(rows.row, 0, Bs - 1)])
     tokens = jnp.where(rows.is_live(Bs), rows.tokens, 0)
-    o, S = chunked(*split_heads(qkv, state.heads), g, beta, S, tokens)
-    written = written_row(rows, Bs)
-    return o.astype(qkv.dtype), dataclasses.replace(state, S=state.S.at[written].set(S, mode="drop"))
+    o, S = chunked(*split_heads(qkv, state.heads), g, beta, S, tokens, rows.follows)
+    return o.astype(qkv.dtype), dataclasses.replace(state, S=state.S.at[rows.written(Bs)].set(S, mode="drop"))
+
+
+class _Chains(NamedTuple):
+    """What the second kernel needs of the rows of a pass, int32 ``[B]``.
+
+    Attributes:
+      row, tokens, fresh: of ``PrefillRows``; ``tokens`` is 0 in entries that are not live.
+      length: of the chain that begins there, in entries; 0 for entries that follow.
+    """
+
+    row: Any
+    tokens: Any
+    fresh: Any
+    length: Any
 
 
 @functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace
@@ -75,13 +89,14 @@ def prefill_kernel(
     state: DeltaState, rows: PrefillRows, qkv, g, beta, *, tiling: PrefillTiling = TILING, interpret=False
 ) -> tuple[jax.Array, DeltaState]:
     """``prefill_reference`` as two kernels. S is updated in place if the caller donates it."""
-    (B, T, _), (Nk, Nv, Dk, Dv) = qkv.shape, state.heads
+    (B, T, _), (Nk, Nv, Dk, Dv), Bs = qkv.shape, state.heads, state.S.shape[0]
     count, values = pl.cdiv(T, CHUNK), min(tiling.values, Dv)
-    rows = rows._replace(fresh=rows.fresh.astype(jnp.int32))
+    tokens = jnp.where(rows.is_live(Bs), rows.tokens, 0)
+    chains = _Chains(rows.row, tokens, rows.fresh.astype(jnp.int32), rows.chain_lengths(Bs))
     f32 = lambda *last: jax.ShapeDtypeStruct((B, Nv, count * CHUNK, *last), jnp.float32)  # noqa: E731
     prepared: Any = kernel_call(
         _prepare_chunks,
-        *(rows.tokens, qkv, g, beta),
+        *(tokens, qkv, g, beta),
         grid=(count, Nv, B),
         out_shape=[f32(Dk), f32(Dv), f32(CHUNK), f32()],
         num_warps=tiling.prepare_warps,
@@ -89,7 +104,7 @@ def prefill_kernel(
         interpret=interpret,
         sizes=(Nk, Dk, Dv),
     )
-    before = (rows, qkv, *prepared)
+    before = (chains, qkv, *prepared)
     made: Any = kernel_call(
         _run_chunks,
         *before,
@@ -177,7 +192,7 @@ def _factor(parts):
 
 
 def _run_chunks(
-    rows: PrefillRows,
+    chains: _Chains,
     qkv_ref,
     W_ref,
     U_ref,
@@ -191,46 +206,51 @@ def _run_chunks(
     keys: int,
     num_key_heads: int,
 ):
-    """The chunks of one head of one row, one after the other, for some columns of S."""
-    (Bs, Nv, Dk, _), T, Nk = S_ref.shape, qkv_ref.shape[1], num_key_heads
-    head, b = pl.program_id(1), pl.program_id(2)
-    row, tokens, fresh = rows.row[b], rows.tokens[b], rows.fresh[b] != 0
-    is_live = (row >= 0) & (row < Bs) & (tokens > 0)
-    tokens, row = jnp.where(is_live, tokens, 0), jnp.where(is_live, row, 0)
+    """The chunks of one head of one chain, one after the other, for some columns of S."""
+    (_, Nv, Dk, _), T, Nk = S_ref.shape, qkv_ref.shape[1], num_key_heads
+    most = pl.cdiv(T, CHUNK)  # chunks of a segment
+    head, first = pl.program_id(1), pl.program_id(2)
+    length = chains.length[first]
+    last = first + jnp.maximum(length - 1, 0)
+    is_live = (length > 0) & (chains.tokens[first] > 0)
+    row = jnp.where(is_live, chains.row[first], 0)
     first_key = jax.lax.div(head, jnp.int32(Nv // Nk)) * Dk
     value = pl.program_id(0) * values + jnp.arange(values, dtype=jnp.int32)
     lines = [start + jnp.arange(keys, dtype=jnp.int32) for start in range(0, Dk, keys)]
     places = [(row, head, *tile_indices(line, value)) for line in lines]
     chunk = jnp.arange(CHUNK, dtype=jnp.int32)
 
-    def write(token, x):
+    def write(b, token, x):
         line, column = tile_indices(token, value)
         # An interpreted kernel writes masked elements back as they were, which must not be where others are written.
         line = jnp.where(line < T, line, T)
         pltriton.store(o_ref.at[b, line, head, column], x.astype(o_ref.dtype), mask=line < T)
 
-    def advance(c, tiles):
-        token = c * CHUNK + chunk
+    def advance(i, tiles):
+        b, c = first + jax.lax.div(i, jnp.int32(most)), jax.lax.rem(i, jnp.int32(most))
+        token, tokens = c * CHUNK + chunk, chains.tokens[b]
         load = lambda ref, ids: pltriton.load(ref.at[(b, head, *tile_indices(token, ids))])  # noqa: E731
-        total, last = pltriton.load(total_ref.at[b, head, token]), total_ref[b, head, c * CHUNK + CHUNK - 1]
+        total, end = pltriton.load(total_ref.at[b, head, token]), total_ref[b, head, c * CHUNK + CHUNK - 1]
         q, k = (
-            [_load_lines(qkv_ref, b, token, first + first_key + line, tokens) for line in lines]
-            for first in (0, Nk * Dk)
+            [_load_lines(qkv_ref, b, token, start + first_key + line, tokens) for line in lines]
+            for start in (0, Nk * Dk)
         )
-        of_q, of_k = _factor(q) * (jnp.exp(total) * Dk**-0.5), _factor(k) * jnp.exp(last - total)
+        of_q, of_k = _factor(q) * (jnp.exp(total) * Dk**-0.5), _factor(k) * jnp.exp(end - total)
         U = load(U_ref, value)
         for line, tile in zip(lines, tiles, strict=True):
             U = U - _dot(load(W_ref, line), tile)
         o = _dot(load(scores_ref, chunk), U)
         for x, tile in zip(q, tiles, strict=True):
             o = o + _dot(x * of_q[:, None], tile)
-        write(token, o)
+        write(b, token, o)
         change = [_dot(x * of_k[:, None], U, a_axis=0) for x in k]
-        return tuple(multiply_add(jnp.exp(last), tile, x) for tile, x in zip(tiles, change, strict=True))
+        return tuple(multiply_add(jnp.exp(end), tile, x) for tile, x in zip(tiles, change, strict=True))
 
-    known = jnp.broadcast_to(is_live & ~fresh, (keys, values))
+    known = jnp.broadcast_to(is_live & (chains.fresh[first] == 0), (keys, values))
     tiles = tuple(pltriton.load(S_ref.at[at], mask=known, other=0.0) for at in places)
-    trips = jax.lax.div(tokens + (CHUNK - 1), jnp.int32(CHUNK))
+    # All segments of a chain are full but the last one.
+    of_last = jnp.where(length > 0, jax.lax.div(chains.tokens[last] + (CHUNK - 1), jnp.int32(CHUNK)), most)
+    trips = jnp.where(is_live, (length - 1) * most + of_last, 0)
     tiles = jax.lax.fori_loop(jnp.int32(0), trips, advance, tiles)
 
     @pl.when(is_live)
@@ -239,7 +259,7 @@ def _run_chunks(
             pltriton.store(S_out_ref.at[at], tile)
 
     def write_zeros(c, nothing):
-        write(c * CHUNK + chunk, jnp.zeros((CHUNK, values), jnp.float32))
+        write(last, c * CHUNK + chunk, jnp.zeros((CHUNK, values), jnp.float32))
         return nothing
 
-    jax.lax.fori_loop(trips, jnp.int32(pl.cdiv(T, CHUNK)), write_zeros, jnp.int32(0))
+    jax.lax.fori_loop(of_last, jnp.int32(most), write_zeros, jnp.int32(0))

@@ -5,11 +5,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.delta_net.chunked import chunked
-from jspec.pallas.delta_net.convolution import convolve, convolve_prefill, convolve_verify
+from jspec.pallas.delta_net.convolution import convolve_prefill, convolve_verify
 from jspec.pallas.delta_net.prefill import prefill
-from jspec.pallas.delta_net.projections import DeltaHeads, split_heads
-from jspec.pallas.delta_net.state import DeltaState, PrefillRows, VerifyRows
+from jspec.pallas.delta_net.projections import DeltaHeads
+from jspec.pallas.delta_net.state import DeltaState, PrefillRows, VerifyRows, init_state
 from jspec.pallas.delta_net.verify import verify
 
 
@@ -43,8 +42,7 @@ def recur(inputs: DeltaInputs, state: DeltaState, rows: VerifyRows | PrefillRows
 
 def recur_from_zero(inputs: DeltaInputs) -> jax.Array:
     """Outputs ``[B, T, Nv, Dv]`` of whole texts, in the dtype of ``inputs.qkv``."""
-    (B, T, _), (taps, channels), heads = inputs.qkv.shape, inputs.convolution.shape, inputs.heads
-    qkv = convolve(jnp.zeros((B, taps - 1, channels), inputs.qkv.dtype), inputs.qkv, inputs.convolution)
-    zero = jnp.zeros((B, heads.values, heads.key_size, heads.value_size), jnp.float32)
-    o, _ = chunked(*split_heads(qkv, heads), inputs.g, inputs.beta, zero, jnp.full(B, T, jnp.int32))
-    return o.astype(qkv.dtype)
+    B, T = inputs.qkv.shape[:2]
+    state = init_state(B, inputs.heads, len(inputs.convolution), 1, inputs.qkv.dtype)
+    rows = PrefillRows(jnp.arange(B, dtype=jnp.int32), jnp.full(B, T, jnp.int32), jnp.full(B, True), jnp.full(B, False))
+    return recur(inputs, state, rows)[0]

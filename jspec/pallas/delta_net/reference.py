@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.pallas.delta_net.projections import split_heads
-from jspec.pallas.delta_net.state import DeltaState, VerifyRows, per_row, written_row
+from jspec.pallas.delta_net.state import DeltaState, VerifyRows, per_row
 
 NORM_EPS = 1e-6  # added to the sum of squares of a query or a key
 
@@ -88,7 +88,7 @@ def verify_reference(state: DeltaState, rows: VerifyRows, qkv, g, beta) -> tuple
     q, k, v = split_heads(qkv, state.heads)
     Nv, Nk = state.heads.values, state.heads.keys
     at = jnp.clip(rows.row, 0, Bs - 1)
-    written, ran = written_row(rows, Bs), rows.is_live(Bs)
+    written, ran = rows.written(Bs), rows.is_live(Bs)
     pending_k, pending_u, pending_g = (x[rows.half, at] for x in (state.k, state.u, state.g))
 
     def joined(pending, new) -> jax.Array:

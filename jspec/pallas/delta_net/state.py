@@ -64,7 +64,10 @@ class DeltaState:
 
     def with_row(self, row, saved: "DeltaState") -> "DeltaState":
         """The same with such a copy in a row; nothing happens if there is no such row."""
-        whole, halves = (lambda x, new: x.at[row].set(new, mode="drop")), (lambda x, new: x.at[:, row].set(new, mode="drop"))
+        whole, halves = (
+            (lambda x, new: x.at[row].set(new, mode="drop")),
+            (lambda x, new: x.at[:, row].set(new, mode="drop")),
+        )
         return DeltaState(
             whole(self.S, saved.S),
             halves(self.k, saved.k),
@@ -96,6 +99,11 @@ class VerifyRows(NamedTuple):
         """Which rows write anything, bool ``[B]``, of a state of so many rows."""
         return (self.row >= 0) & (self.row < num_rows) & (self.tokens > 0)
 
+    def written(self, num_rows: int) -> jax.Array:
+        """The row of a state that each row of the pass writes, int32 ``[B]``; ``num_rows``, past the end, where it writes
+        none."""
+        return jnp.where(self.is_live(num_rows), self.row, num_rows)
+
     def after(self, accepted) -> tuple[jax.Array, jax.Array]:
         """``accepted`` and ``half`` of the next pass, if so many tokens of this one, int32 ``[B]``, are committed."""
         ran = self.tokens > 0
@@ -103,22 +111,44 @@ class VerifyRows(NamedTuple):
 
 
 class PrefillRows(NamedTuple):
-    """The rows of a prefill pass, which reads one segment of each row's prompt. All layers of a model share it.
+    """The segments of a prefill pass. All layers of a model share it.
+
+    A segment is up to T consecutive tokens of one row's prompt. Entries of the pass that stand one behind another may have
+    consecutive segments of the same prompt. They are a *chain*, which begins with an entry that does not follow, and is
+    read one segment after another: the first goes on from the row's state, each of the others from the state behind the
+    one before, and only what is behind the last one is written to the row.
 
     Attributes:
-      row: int32 ``[B]``, the row of the state, each at most once; Bs where there is none, for which nothing is written.
+      row: int32 ``[B]``, the row of the state, the same in a chain, and in no other chain; Bs where there is none, for
+        which nothing is written.
       tokens: int32 ``[B]``, how many tokens of the segment are valid, the first ones. Only the last segment of a prompt
-        may have a number that is no multiple of 64.
+        may have a number that is no multiple of 64. An entry with 0 sits the pass out.
       fresh: bool ``[B]``, whether the segment is the first of its prompt, and begins from zero.
+      follows: bool ``[B]``, whether the segment goes on where the entry before it ended. All T tokens of that entry are
+        valid, and T is a multiple of 64. The first entry never follows.
     """
 
     row: jax.Array
     tokens: jax.Array
     fresh: jax.Array
+    follows: jax.Array
 
     def is_live(self, num_rows: int) -> jax.Array:
-        """Which rows write anything, bool ``[B]``, of a state of so many rows."""
+        """Which entries have tokens of a row, bool ``[B]``, of a state of so many rows."""
         return (self.row >= 0) & (self.row < num_rows) & (self.tokens > 0)
+
+    def written(self, num_rows: int) -> jax.Array:
+        """The row of a state that each entry writes, int32 ``[B]``; ``num_rows``, past the end, where it writes none."""
+        is_live = self.is_live(num_rows)
+        is_followed = jnp.append((self.follows & is_live)[1:], False)
+        return jnp.where(is_live & ~is_followed, self.row, num_rows)
+
+    def chain_lengths(self, num_rows: int) -> jax.Array:
+        """How many entries the chain has that begins with each entry, int32 ``[B]``: 0 for entries that follow, and 1 for
+        those without tokens or row."""
+        begins = ~(self.follows & self.is_live(num_rows))
+        chain = jnp.cumsum(begins)
+        return jnp.where(begins, jnp.sum(chain[:, None] == chain[None], axis=1, dtype=jnp.int32), 0)
 
 
 def init_state(num_rows: int, heads: DeltaHeads, taps: int, most_tokens: int, dtype) -> DeltaState:
@@ -138,11 +168,6 @@ def init_state(num_rows: int, heads: DeltaHeads, taps: int, most_tokens: int, dt
         g=f32(2, num_rows, most_tokens, heads.values),
         columns=jnp.zeros((num_rows, taps - 1 + most_tokens, heads.channels), dtype),
     )
-
-
-def written_row(rows: VerifyRows | PrefillRows, num_rows: int) -> jax.Array:
-    """The row of a state that each row of a pass writes, int32 ``[B]``; ``num_rows``, past the end, where it writes none."""
-    return jnp.where(rows.is_live(num_rows), rows.row, num_rows)
 
 
 def per_row(flags, like) -> jax.Array:

@@ -28,7 +28,8 @@ EPS = 1e-6
 
 
 def chunked(q, k, v, g, beta, S):
-    return chunks.chunked(q, k, v, g, beta, S, jnp.full(q.shape[:1], q.shape[1], jnp.int32))
+    B, T = q.shape[:2]
+    return chunks.chunked(q, k, v, g, beta, S, jnp.full(B, T, jnp.int32), jnp.zeros(B, bool))
 
 
 def golden(name: str) -> jax.Array:

@@ -20,6 +20,7 @@ from jspec.pallas.delta_net.verify import verify_reference
 
 R, N = 2, 4 * CHUNK + 21
 SMALL = PrefillTiling(values=16, keys=16, prepare_warps=4, num_warps=4)  # two tiles, two instances for each head
+ALONE = jnp.zeros(R, bool)  # no segment follows another
 convolve = jax.jit(convolve_prefill)
 
 
@@ -47,7 +48,7 @@ class TestPrefill:
         for start, end in zip((0, *cuts), (*cuts, texts.x.shape[1]), strict=True):
             more = ((0, 0), (0, max(room - (end - start), 0)), (0, 0))
             padded = (jnp.pad(x[:, start:end], more, constant_values=3) for x in texts[:3])
-            rows = PrefillRows(jnp.int32([2, 0]), jnp.full(R, end - start, jnp.int32), jnp.full(R, start == 0))
+            rows = PrefillRows(jnp.int32([2, 0]), jnp.full(R, end - start, jnp.int32), jnp.full(R, start == 0), ALONE)
             o, state = self.segment(state, rows, *padded, texts.weight)
             assert not np.asarray(o)[:, end - start :].any()
             outputs.append(np.asarray(o, np.float32)[:, : end - start])
@@ -90,7 +91,7 @@ class TestPrefill:
 
     def test_a_row_that_is_not_in_the_pass_stays_as_it_is(self):
         texts, state = random_texts(R, CHUNK, seed=6), used_state()
-        rows = PrefillRows(jnp.int32([R + 1, 1]), jnp.int32([CHUNK, 0]), jnp.array([True, True]))
+        rows = PrefillRows(jnp.int32([R + 1, 1]), jnp.int32([CHUNK, 0]), jnp.array([True, True]), ALONE)
         o, new = self.segment(state, rows, *texts)
         for x, y in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True):
             np.testing.assert_array_equal(x, y)
@@ -114,7 +115,7 @@ class TestPrefill:
 def test_lowers_for_cuda(T, size, kernels, dtype):
     heads, array = DeltaHeads(2, 6, size, size), jax.ShapeDtypeStruct
     state = jax.eval_shape(lambda: init_state(3, heads, W, 5, dtype))
-    rows = PrefillRows(array((2,), jnp.int32), array((2,), jnp.int32), array((2,), jnp.bool_))  # pyright: ignore
+    rows = PrefillRows(*[array((2,), jnp.int32)] * 2, *[array((2,), jnp.bool_)] * 2)  # pyright: ignore
     numbers = array((2, T, heads.values), jnp.float32)
     args = state, rows, array((2, T, heads.channels), dtype), numbers, numbers
     assert kernels_of(for_cuda(prefill, args)) == kernels
