@@ -22,8 +22,9 @@ def prefill(
     """Read n chunks of c tokens, of one prompt or of several, into the caches of target and drafter.
 
     In each layer all keys and values are written before any query attends, so a batch may hold consecutive chunks of one
-    prompt. Recurrent states read chunks of a prompt one after the other. The chunks of a prompt cover all of its tokens but the last, which the target reads as query token 0 of the
-    first round. The feature of the last token read goes to ``features[row, 0]``, where the first round finds it.
+    prompt. Recurrent states read the chunks of a prompt one after the other. The chunks of a prompt cover all of its tokens
+    but the last, which the target reads as query token 0 of the first round. The feature of the last token read goes to
+    ``features[row, 0]``, where the first round finds it.
 
     Args:
       target: the target.

@@ -144,8 +144,9 @@ def init_state(
 ) -> DecodeState:
     """An empty batch: every row is free and every page unwritten.
 
-    ``width`` is the number of query tokens of a row in a verify pass, K + 1 if None. ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors.
-    With ``estimates``, rounds may verify some of their drafts only.
+    ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors.
+    With ``estimates``, rounds may verify some of their drafts only. ``width`` is the number of query tokens of a row in a
+    verify pass; None takes K + 1.
     """
     B, S, M = num_rows or config.max_batch, config.max_len, config.pages_per_row
 

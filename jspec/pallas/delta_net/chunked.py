@@ -84,11 +84,23 @@ def _chunk(S, q, k, v, g, beta) -> tuple[jax.Array, jax.Array]:
     decay = jnp.exp(jnp.where(later[None], column(total) - total[:, None, :], -jnp.inf))
     A = jnp.tril(column(beta) * _product("nik,njk->nij", k, k) * decay, -1)
     read = _product("nik,nkv->niv", column(jnp.exp(total)) * k, S)
-    U = jax.lax.linalg.triangular_solve(A, column(beta) * (v - read), left_side=True, lower=True, unit_diagonal=True)
+    U = _substitute(A, column(beta) * (v - read))
     o = _product("nik,nkv->niv", column(jnp.exp(total)) * q, S)
     o = o + _product("nij,njv->niv", _product("nik,njk->nij", q, k) * decay, U)
     S = column(jnp.exp(last)) * S + _product("nik,niv->nkv", column(jnp.exp(last - total)) * k, U)
     return S, o
+
+
+def _substitute(A, right) -> jax.Array:
+    """U of ``(I + A) U = right`` by forward substitution, ``[..., Q, Dv]``, where A ``[..., Q, Q]`` is strictly lower.
+
+    LAPACK's solver is not used: on CPUs a compiled program that calls it crashes where JAX reads it from a file."""
+
+    def line(i, U):
+        lines = jax.lax.dynamic_index_in_dim(A, i, axis=-2), jax.lax.dynamic_index_in_dim(right, i, axis=-2)
+        return jax.lax.dynamic_update_slice_in_dim(U, lines[1] - _product("...ij,...jv->...iv", lines[0], U), i, axis=-2)
+
+    return jax.lax.fori_loop(0, A.shape[-1], line, jnp.zeros_like(right))
 
 
 def _product(subscripts: str, x, y) -> jax.Array:
