@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from disturbances import attribute, calls_of_any_length, few_pages, outcome_of, preempting, serve
-from engines import MAX_LEN, key_of, latents, plain_greedy, requests_of, target
-from requests_and_engines import CONFIG, PARAMS, PROMPTS, REQUESTS, K, P, alone, engine_of, passing
+from engines import MAX_LEN, hybrid, key_of, latents, plain_greedy, requests_of, target
+from requests_and_engines import CONFIG, PARAMS, PROMPTS, REQUESTS, K, P, alone, chunks_of_states, engine_of, passing
 from shared_prefixes import TEXT, cached_tokens, sharing
 
 from jspec.config import NULL_PAGE
 from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest, Request
+from jspec.engine.runner.saved import pools
 from jspec.engine.runner.step import DecodeStep
 from jspec.engine.scheduler.prefix_cache import PrefixIndex
 from jspec.models import Decoder
@@ -32,7 +33,8 @@ QUICK = (
     "latents/expanded",
     "eagle+lookup",
     "eagle/2/packets/batch-sharded",
-)  # the last in two shards
+    "hybrid",
+)  # the last but one in two shards
 NIGHTLY = (
     "eagle/2/batch-sharded",
     "draft_model/2/2/packets",
@@ -81,11 +83,18 @@ def _latents_expand_on_any_platform():
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _chunks_of_states():
+    with chunks_of_states():
+        yield
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def subject(request) -> Subject:
     kind = request.param.split("/")[0]
     expected = alone(engine_of(kind), REQUESTS)
-    return Subject(engine_of(request.param), expected, latents() if kind == "latents" else target())
+    models = {"latents": latents, "hybrid": hybrid}
+    return Subject(engine_of(request.param), expected, models.get(kind, target)())
 
 
 def test_compared_requests_draft_and_differ(subject):
@@ -150,7 +159,8 @@ def test_texts_under_all_disturbances(subject):
 def check_found(engine: Engine, actives: list[ActiveRequest]):
     """They came one after another, and no page was evicted meanwhile."""
     prompts = [list(active.request.prompt) for active in actives]
-    found = cached_tokens(prompts, engine.config.page_size, engine.config.chunk, engine.runner.looks_ahead)
+    config = engine.config
+    found = cached_tokens(prompts, config.page_size, config.chunk, engine.runner.looks_ahead, config.snapshot_every)
     assert [active.num_cached_tokens for active in actives] == found
 
 
@@ -207,9 +217,9 @@ class Contents:
 
     def look(self):
         state, index = self._engine.runner.state, self._engine.scheduler.pages._index
-        pools = [np.asarray(pool) for pool in jax.tree.leaves((state.cache, state.draft))]
+        arrays = [np.asarray(pool) for pool in jax.tree.leaves((pools(state.cache), state.draft))]
         for key, page in index._pages.items():
-            bits = [pool[:, page].tobytes() for pool in pools]
+            bits = [pool[:, page].tobytes() for pool in arrays]
             if self._seen.setdefault(key, bits) != bits:
                 self.changed.add(key)
             self.looks += 1

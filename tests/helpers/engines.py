@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jspec.config import EngineConfig, Latent, ModelConfig, Shards, Speculation
+from jspec.config import DeltaNets, EngineConfig, Latent, ModelConfig, Shards, Speculation
 from jspec.config.sharding import AXIS
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.lookup import with_lookup
@@ -46,6 +46,15 @@ TARGET = ModelConfig(  # one layer with a window longer than any K, one without,
 )
 DRAFT = dataclasses.replace(TARGET, num_layers=1, windows=(12,))
 LATENTS = dataclasses.replace(TARGET, num_kv_heads=4, head_dim=12, windows=(), latent=Latent(16, 4, 8, 10))
+HYBRID = dataclasses.replace(
+    TARGET,
+    architecture="Qwen3_5ForCausalLM",
+    windows=(),
+    norm="rms_offset",
+    qk_norm=True,
+    attention_gate=True,
+    delta_nets=DeltaNets(2, 4, 4, 4, taps=3, layers=(True, False, True)),
+)
 # Pages that do not divide max_len, prompts read in several chunks, and fewer rows than most tests have prompts.
 CONFIG = EngineConfig(max_batch=3, max_len=MAX_LEN, page_size=7, prefill_chunk=8, rounds=4)
 
@@ -69,6 +78,14 @@ def draft() -> Decoder:
 def latents() -> Decoder:
     """A target whose attention is over latents."""
     return Decoder(LATENTS, rngs=nnx.Rngs(5))
+
+
+@functools.cache
+def hybrid() -> Decoder:
+    """A target with gated delta nets in two layers of three, whose states hold on to what they read."""
+    params = flat_params(Decoder(HYBRID, rngs=nnx.Rngs(6)))
+    slow = {name: leaf - 3.0 for name, leaf in params.items() if name.endswith("delta_net.decay")}
+    return build(HYBRID, params | slow)
 
 
 @functools.cache

@@ -1,16 +1,20 @@
 """Requests of many kinds, engines with a drafter of each kind, and what becomes of a request that is alone on one."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
 from disturbances import outcome_of, serve
 from engines import (
     GREEDY,
+    HYBRID,
     LATENTS,
     MAX_LEN,
     TARGET,
     draft,
     drafting,
+    hybrid,
     in_shards,
     key_of,
     latents,
@@ -29,6 +33,7 @@ from jspec.engine.engine import Engine
 from jspec.engine.multihost import shard_map
 from jspec.engine.request import Request
 from jspec.models.sharding import mesh_of, on_every_device
+from jspec.pallas.delta_net import chunked
 from jspec.sampling.params import SamplingParams
 
 K, P = 4, 4
@@ -47,6 +52,14 @@ PARAMS = [
 REQUESTS = requests_of(PROMPTS, PARAMS)
 
 
+@contextlib.contextmanager
+def chunks_of_states() -> Iterator[None]:
+    """Have gated delta nets read prompts in chunks of ``P`` tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked, "CHUNK", P)
+        yield
+
+
 @shared
 def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection", **speculation) -> Engine:
     """An engine with a drafter of this kind, whose drafts are drawn, so that they tell of every number behind them.
@@ -54,7 +67,7 @@ def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection
     For ``latents``, attention is over latents, that of the target and of what drafts for it; for ``latents/expanded``,
     prefill computes keys and values of all heads. ``eagle/2`` is ``eagle`` with a target in two shards, and
     ``draft_model/2/2`` has a draft model in as many; with ``/packets`` behind it, programs add up as they do where GPUs
-    exchange packets. In ``eagle/2/batch-sharded`` each device verifies two of
+    exchange packets. ``hybrid`` has a target with gated delta nets, for which ``chunks_of_states`` has to be patched. In ``eagle/2/batch-sharded`` each device verifies two of
     four rows. Beside the drafter of ``eagle+lookup``, texts are looked up whose newest token occurs earlier."""
     kind, *shards = kind.split("/")
     packets = "packets" in shards
@@ -68,7 +81,13 @@ def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection
     beside = {"lookup": True, "ngram_min": 1} if plus else {}
     speculation = {"num_draft_tokens": K, "draft_sampling": "sample"} | beside | speculation
     settings, model = Speculation(verify=verify, **speculation), target()
-    if kind == "latents":
+    if kind == "hybrid":
+        config, model = dataclasses.replace(config, snapshot_every=2 * P), hybrid()
+        drafter, by = (
+            drafter_for(VARIANTS["mtp"], HYBRID, settings),
+            serving(VARIANTS["mtp"], random_head(VARIANTS["mtp"])),
+        )
+    elif kind == "latents":
         config_of_head, model = VARIANTS["mtp-latents"], latents()
         drafter, by = (
             drafter_for(config_of_head, LATENTS, settings),

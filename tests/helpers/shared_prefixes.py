@@ -28,19 +28,24 @@ def sharing(text: list[int]) -> list[list[int]]:
     return prompts
 
 
-def cached_tokens(prompts: list[list[int]], page: int, chunk: int, ahead: bool) -> list[int]:
+def cached_tokens(prompts: list[list[int]], page: int, chunk: int, ahead: bool, every: int | None = None) -> list[int]:
     """How many tokens of each prompt the engine should find of those before it.
 
     Pages are shared up to two slots before the end of the shorter prompt. A head that is fed features needs the token
-    after a page to agree as well.
+    after a page to agree as well. With ``every``, recurrent states are needed too, of which there are snapshots behind
+    multiples of so many tokens, and at the last place of a prompt where chunks and pages end.
     """
-    counts = []
+    counts, step = [], math.lcm(page, chunk)
     for n, prompt in enumerate(prompts):
         most = 0
         for other in prompts[:n]:
-            common = math.floor((min(len(prompt), len(other)) - 2) / page)
-            while common > 0 and prompt[: common * page + ahead] != other[: common * page + ahead]:
-                common -= 1
-            most = max(most, common * page)
-        counts.append(most - most % math.lcm(page, chunk))
+            common = (min(len(prompt), len(other)) - 2) // page * page
+            while common > 0 and prompt[: common + ahead] != other[: common + ahead]:
+                common -= page
+            places = range(0, max(common, 0) + 1, step)
+            if every is not None:
+                last = (len(other) - 2) // step * step
+                places = [place for place in places if place % every == 0 or place == last]
+            most = max(most, *places)
+        counts.append(most)
     return counts

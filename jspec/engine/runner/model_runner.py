@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from jspec.config import EngineConfig
-from jspec.config.engine import CHUNK_OF_STATES
 from jspec.engine.adaptive.cost_table import RoundShape, drafts_of, round_shapes
 from jspec.engine.aot_cache.costs import Seconds
 from jspec.engine.aot_cache.executables import ExecutableCache
@@ -32,6 +31,7 @@ from jspec.models.flatten import flatten
 from jspec.models.kv_cache import StateShape
 from jspec.models.params import DTYPES
 from jspec.pallas.collectives.workspace import are_lost
+from jspec.pallas.delta_net import chunked
 from jspec.text.grammar.grammars import available
 
 GIB = 2**30
@@ -351,9 +351,9 @@ class ModelRunner(DeviceBatch):
 def require_whole_chunks(target: Any, config: EngineConfig):
     """Raise a ValueError if recurrent states would read prompts in chunks that end within their own."""
     recurrent = any(isinstance(shape, StateShape) for shape in target.cache_shape())
-    if recurrent and config.chunk % CHUNK_OF_STATES and config.chunk < config.max_len:
+    if recurrent and config.chunk % chunked.CHUNK and config.chunk < config.max_len:
         raise ValueError(
-            f"prefill_chunk={config.chunk}: expected a multiple of {CHUNK_OF_STATES}, for a target with gated delta nets; "
+            f"prefill_chunk={config.chunk}: expected a multiple of {chunked.CHUNK}, for a target with gated delta nets; "
             "EngineConfig.for_target chooses one"
         )
 

@@ -98,7 +98,9 @@ def _substitute(A, right) -> jax.Array:
 
     def line(i, U):
         lines = jax.lax.dynamic_index_in_dim(A, i, axis=-2), jax.lax.dynamic_index_in_dim(right, i, axis=-2)
-        return jax.lax.dynamic_update_slice_in_dim(U, lines[1] - _product("...ij,...jv->...iv", lines[0], U), i, axis=-2)
+        return jax.lax.dynamic_update_slice_in_dim(
+            U, lines[1] - _product("...ij,...jv->...iv", lines[0], U), i, axis=-2
+        )
 
     return jax.lax.fori_loop(0, A.shape[-1], line, jnp.zeros_like(right))
 
