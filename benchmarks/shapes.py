@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from jspec.config import OF_TARGET, Experts, Latent, LayerConfig, ModelConfig, Rope, Shards
+from jspec.config import OF_TARGET, DeltaNets, Experts, Latent, LayerConfig, ModelConfig, Rope, Shards
 from jspec.config.heads import (
     AssistantConfig,
     BlockConfig,
@@ -165,6 +165,49 @@ def gemma4(
     )
 
 
+def qwen3_5(
+    num_layers: int,
+    hidden_size: int,
+    width: int,
+    heads: tuple[int, int],
+    value_heads: int,
+    experts: Experts | None = None,
+    vocab_size: int = 248320,
+) -> ModelConfig:
+    """The shape of a Qwen3.5 or 3.6, of which three of four layers have gated delta nets.
+
+    Args:
+      num_layers, hidden_size, width: L, D and F.
+      heads: N and G of the layers with attention.
+      value_heads: Nv of the others.
+      experts: in every layer, in place of the MLP.
+      vocab_size: V.
+    """
+    return ModelConfig(
+        architecture="Qwen3_5ForCausalLM" if experts is None else "Qwen3_5MoeForCausalLM",
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=width,
+        num_layers=num_layers,
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=256,
+        max_position=262144,
+        rms_norm_eps=1e-6,
+        rope=Rope(theta=1e7, fraction=0.25),
+        qk_norm=True,
+        norm="rms_offset",
+        attention_gate=True,
+        experts=experts,
+        delta_nets=DeltaNets(
+            16, value_heads, 128, 128, taps=4, layers=tuple(layer % 4 != 3 for layer in range(num_layers))
+        ),
+        mtp_layers=1,
+    )
+
+
+QWEN36_27B = qwen3_5(64, 5120, 17408, (24, 4), 48)
+QWEN36_35B_A3B = qwen3_5(40, 2048, 512, (16, 2), 32, Experts(256, 8, 512, shared=1, shared_gate=True))
 GEMMA4_31B = gemma4(60, 5376, 21504, (32, 16, 4))
 GEMMA4_26B_A4B = gemma4(30, 2816, 2112, (16, 8, 2), Experts(128, 8, 704, beside_mlp=True))
 MISTRAL_SMALL_24B = dataclasses.replace(
@@ -233,6 +276,13 @@ TINY_LATENT = dataclasses.replace(
 )
 
 
+TINY_HYBRID = dataclasses.replace(
+    qwen3_5(4, 32, 48, (4, 2), 16, vocab_size=211),
+    head_dim=8,
+    delta_nets=DeltaNets(2, 4, 8, 8, taps=4, layers=(True, True, True, False)),
+)
+
+
 class Pair(NamedTuple):
     """A target and the smaller model that drafts for it."""
 
@@ -250,8 +300,11 @@ SHAPES = {
     "gemma-4-26b-a4b": Pair(GEMMA4_26B_A4B, dataclasses.replace(LLAMA_1B, vocab_size=262144)),
     "mistral-small-24b": Pair(MISTRAL_SMALL_24B, dataclasses.replace(LLAMA_1B, vocab_size=131072)),
     "seed-oss-36b": Pair(SEED_OSS_36B, dataclasses.replace(LLAMA_1B, vocab_size=155136)),
+    "qwen3.6-27b": Pair(QWEN36_27B, dataclasses.replace(LLAMA_1B, vocab_size=248320)),
+    "qwen3.6-35b-a3b": Pair(QWEN36_35B_A3B, dataclasses.replace(LLAMA_1B, vocab_size=248320)),
     "gpt-oss-120b": Pair(GPT_OSS_120B, GPT_OSS_20B),
     "tiny": Pair(TINY, TINY_DRAFT),
+    "tiny-hybrid": Pair(TINY_HYBRID, TINY_DRAFT),
     "tiny-latent": Pair(TINY_LATENT, TINY_DRAFT),
     "tiny-mixture": Pair(TINY_MIXTURE, TINY_DRAFT),
 }

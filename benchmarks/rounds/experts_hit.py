@@ -9,6 +9,7 @@ import numpy as np
 from jspec.config import ModelConfig
 from jspec.models import moe
 from jspec.models.kv_cache import PagedView
+from jspec.pallas.delta_net.state import VerifyRows
 
 
 def experts_hit(target, tokens, positions, cache, table) -> float | None:
@@ -28,11 +29,17 @@ def experts_hit(target, tokens, positions, cache, table) -> float | None:
 
     jax.clear_caches()  # of layers that do not count
     with mock.patch.object(moe, "route", counting):
-        view = PagedView(table, positions, jnp.ones(positions.shape, bool))
+        view = PagedView(table, positions, jnp.ones(positions.shape, bool), recurrent=all_rows(*positions.shape))
         jax.block_until_ready(target(tokens, positions, cache, view)[0])
         jax.effects_barrier()
     jax.clear_caches()  # of layers that do
     return float(np.mean(found))
+
+
+def all_rows(B: int, T: int) -> VerifyRows:
+    """A verify pass of T tokens in each of B rows, after one of whose tokens all were committed."""
+    row, tokens = jnp.arange(B, dtype=jnp.int32), jnp.full(B, T, jnp.int32)
+    return VerifyRows(row, tokens, tokens, jnp.zeros_like(row), jnp.zeros(B, bool))
 
 
 def experts_hit_evenly(config: ModelConfig, tokens: int) -> float | None:

@@ -12,6 +12,7 @@ from jspec.models.heads.block import BlockHead
 from jspec.models.heads.eagle import EagleHead
 from jspec.models.heads.eagle3 import Eagle3Head
 from jspec.models.heads.mtp import MTPHead
+from jspec.models.kv_cache import StateShape
 
 FLOPS = 790e12  # of bfloat16 products on one H200, four fifths of its peak
 ITEMSIZE = 2  # of a number in the cache
@@ -34,7 +35,7 @@ class Pass:
     Attributes:
       weights: the arrays of the model that it reads, each once.
       tokens: query tokens that it reads, in all rows of the batch together.
-      kv_bytes: live keys and values, read once; attention does not overlap the products.
+      kv_bytes: live keys and values, read once, and recurrent states, read and written once; neither overlaps the products.
       times: passes of this kind in a round.
     """
 
@@ -107,11 +108,21 @@ def kv_bytes(model, slots: float) -> float:
 
 
 def _kv_numbers(model) -> list[int]:
-    """How many numbers of each token in the cache each layer reads."""
+    """How many numbers of each token in the cache each layer reads; 0 for one with a recurrent state."""
     shapes, decoder = model.cache_shape(), model.config.decoder
     sources = [decoder.layer(i).reads_cache_of for i in range(len(shapes))]
     read = [shapes[i if source is None else source] for i, source in enumerate(sources)]
-    return [(1 if shape.latents else 2) * shape.heads * shape.size for shape in read]
+    return [
+        0 if isinstance(shape, StateShape) else (1 if shape.latents else 2) * shape.heads * shape.size for shape in read
+    ]
+
+
+def state_bytes(model, batch: int) -> int:
+    """Bytes of the recurrent states of so many rows, which a pass reads and writes once."""
+    nets = model.config.decoder.delta_nets
+    if nets is None:
+        return 0
+    return 2 * 4 * batch * sum(nets.layers) * nets.value_heads * nets.key_size * nets.value_size
 
 
 def target_pass(target, batch: int, width: float, length: float, hit: float | None = None) -> Pass:
@@ -120,7 +131,7 @@ def target_pass(target, batch: int, width: float, length: float, hit: float | No
     Layers with a window read no more slots than that. ``hit`` is that of ``language_model``."""
     slots = (length if window is None else min(length, window) for window in target.config.windows)
     read = batch * ITEMSIZE * sum(slots * numbers for slots, numbers in zip(slots, _kv_numbers(target), strict=True))
-    return Pass(language_model(target, hit), batch * width, read)
+    return Pass(language_model(target, hit), batch * width, read + state_bytes(target, batch))
 
 
 def draft_passes(target, module, K: int, batch: int, length: float) -> list[Pass]:

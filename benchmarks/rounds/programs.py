@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks.rounds.experts_hit import all_rows
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.multihost.shard_map import ProgramSharding
@@ -16,7 +17,7 @@ from jspec.engine.runner.compile import decode_options
 from jspec.engine.runner.state import LIVE, init_state
 from jspec.engine.runner.step import DecodeStep
 from jspec.models.flatten import flatten
-from jspec.models.kv_cache import PagedView, init_pool
+from jspec.models.kv_cache import PagedView, init_cache
 from jspec.models.params import DTYPES
 from jspec.pallas.collectives.workspace import Exchange
 from jspec.sampling.distribution import Warp
@@ -188,7 +189,8 @@ def forward_program(target, dtype: str, what: Forward) -> Program:
 
     def one(leaves, state):
         tokens, cache, _ = state
-        model, view = merge(leaves), PagedView(tables(B, M), positions, jnp.ones(positions.shape, bool))
+        model, valid = merge(leaves), jnp.ones(positions.shape, bool)
+        view = PagedView(tables(B, M), positions, valid, recurrent=all_rows(B, what.width))
         hidden, cache = model(tokens, positions, cache, view)
         logits = forbid_early_stops(model.logits(hidden), positions + 1, *no_stops)
         # The next pass waits for this one: its tokens are the same, unless a logit is what no logit is.
@@ -199,7 +201,7 @@ def forward_program(target, dtype: str, what: Forward) -> Program:
 
     def fresh():
         tokens = jax.random.randint(jax.random.key(3), (B, what.width), 0, target.config.vocab_size, jnp.int32)
-        cache = _random(init_pool(target.cache_shape(), 1 + B * M, PAGE, DTYPES[dtype]))
+        cache = _random(init_cache(target.cache_shape(), 1 + B * M, PAGE, B, what.width, DTYPES[dtype]))
         return tokens, cache, jnp.zeros((B, what.width, target.config.vocab_size), DTYPES[dtype])
 
     return Program(passes, leaves, fresh, decode_options(leaves, B * what.width))

@@ -77,4 +77,5 @@ def mtp_layers(target: ModelConfig, layers: int) -> ModelConfig:
         tie_embeddings=False,
         quantization=None,
         plain_maps=(),
+        delta_nets=None,
     )

@@ -1,0 +1,24 @@
+"""The benchmark of targets with gated delta nets, at a tiny size."""
+
+import json
+import sys
+
+from benchmarks.rounds import floors, hybrids
+from benchmarks.shapes import QWEN36_27B, abstract_module
+
+
+def test_a_smoke_run_has_plain_and_mtp_rounds(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["hybrids", "--smoke", "--bandwidth", "1e11", "--json", str(tmp_path / "out.json")])
+    assert hybrids.main() == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert [*result["measured"]] == ["1, tiny-hybrid, batch 2", "2, tiny-hybrid, batch 1"]
+    assert min(result["measured"].values()) > 0
+
+
+def test_the_floor_counts_states_once_read_and_once_written():
+    target = abstract_module(QWEN36_27B)
+    per_row = 48 * 48 * 128 * 128 * 4
+    assert floors.state_bytes(target, 16) == 2 * 16 * per_row
+    without = floors.kv_bytes(target, 1024)
+    assert without == 2 * 1024 * 16 * 2 * 4 * 256  # 16 layers of four KV heads
+    assert floors.target_pass(target, 1, 1, 1024).kv_bytes == without + 2 * per_row
