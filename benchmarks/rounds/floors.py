@@ -76,7 +76,8 @@ def language_model(model, hit: float | None = None) -> Weights:
     if experts is None:
         return found
     assert hit is not None, "the floor of a mixture counts the experts that were hit"
-    mixtures = [layer.mlp for i, layer in enumerate(model.layers) if model.config.has_experts(i)]
+    layers = [layer for i, layer in enumerate(model.layers) if model.config.has_experts(i)]
+    mixtures = [layer.mlp if layer.beside is None else layer.beside.mixture for layer in layers]
     return _of_hit(found, mixtures, model.config, hit)
 
 
