@@ -46,7 +46,18 @@ NIGHTLY = (
     "hybrid/2/packets",
 )
 LONG = ("none", "eagle3", "pard", "mlp", "medusa", "mtp")
-LONG += ("hybrid/2", "draft_model/2/2", "ngram/4", "eagle/4", "eagle3/2", "p-eagle/2", "mlp/2", "medusa/4", "mtp/2", "latents/2")
+LONG += (
+    "hybrid/2",
+    "draft_model/2/2",
+    "ngram/4",
+    "eagle/4",
+    "eagle3/2",
+    "p-eagle/2",
+    "mlp/2",
+    "medusa/4",
+    "mtp/2",
+    "latents/2",
+)
 LONG += ("draft_model+lookup/2/2", "dspark+lookup", "p-eagle+lookup/2", "eagle+lookup/2/batch-sharded")
 LONG += (
     "draft_model/2/2/batch-sharded",

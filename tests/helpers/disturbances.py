@@ -6,6 +6,7 @@ decides, and nothing on the device.
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,8 +18,8 @@ from jspec.outputs import Delta
 
 
 @contextlib.contextmanager
-def preempting(engine: Engine, share: float = 0.0) -> Iterator[None]:
-    """Preempt the youngest requests before every call, whether or not pages are short.
+def preempting(engine: Engine, share: float = 0.0, every: int = 1) -> Iterator[None]:
+    """Preempt the youngest requests before every call, or before each of so many, whether or not pages are short.
 
     A request whose drafts wait is spared every second time: what it has done comes to nothing, and so often it would never
     end.
@@ -26,11 +27,14 @@ def preempting(engine: Engine, share: float = 0.0) -> Iterator[None]:
     Args:
       engine: whose requests.
       share: of the decoding requests, at least one, unless a younger request is prefilled.
+      every: how many calls there are for one of them.
     """
-    scheduler = engine.scheduler
+    scheduler, calls = engine.scheduler, itertools.count()
     grow, spared = scheduler._grow, set()
 
     def preempt_and_grow(rounds, schedule):
+        if next(calls) % every:
+            return grow(rounds, schedule)
         in_rows = sorted(filter(None, scheduler.rows), key=lambda active: active.seniority, reverse=True)
         for active in in_rows[: max(math.ceil(share * len(in_rows)), 1)]:
             if active.proposed and active not in spared:

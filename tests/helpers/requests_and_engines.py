@@ -65,10 +65,11 @@ def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection
     """An engine with a drafter of this kind, whose drafts are drawn, so that they tell of every number behind them.
 
     For ``latents``, attention is over latents, that of the target and of what drafts for it; for ``latents/expanded``,
-    prefill computes keys and values of all heads. ``eagle/2`` is ``eagle`` with a target in two shards, and
-    ``draft_model/2/2`` has a draft model in as many; with ``/packets`` behind it, programs add up as they do where GPUs
-    exchange packets. ``hybrid`` has a target with gated delta nets, for which ``chunks_of_states`` has to be patched. In ``eagle/2/batch-sharded`` each device verifies two of
-    four rows. Beside the drafter of ``eagle+lookup``, texts are looked up whose newest token occurs earlier."""
+    prefill computes keys and values of all heads. ``hybrid`` has a target with gated delta nets, for which
+    ``chunks_of_states`` has to be in force. ``eagle/2`` is ``eagle`` with a target in two shards, and ``draft_model/2/2``
+    has a draft model in as many; with ``/packets`` behind it, programs add up as they do where GPUs exchange packets. In
+    ``eagle/2/batch-sharded`` each device verifies two of four rows. Beside the drafter of ``eagle+lookup``, texts are looked
+    up whose newest token occurs earlier."""
     kind, *shards = kind.split("/")
     packets = "packets" in shards
     shards = [one for one in shards if one != "packets"]

@@ -129,6 +129,8 @@ class Device:
         self._target = np.full(config.pool_pages * config.page_size, GARBAGE, np.int64)
         self._draft, self._origin = self._target.copy(), np.zeros(len(self._target), np.int8)
         self.rows: list[Row | None] = [None] * config.num_rows
+        # Of each row the mark of the last token that its recurrent state has read, GARBAGE if it begins anew.
+        self._states = [GARBAGE] * config.num_rows
         self._features: list[ActiveRequest | None] = [None] * config.num_rows  # whose prompt has ended in which row
         self._texts: dict[ActiveRequest, Text] = {}
         # How many tokens of a prompt were read; each preemption begins a prefill anew.
@@ -152,8 +154,13 @@ class Device:
                 array[page * self._pages.page_size : (page + 1) * self._pages.page_size] = GARBAGE
         self._pages.renewed.clear()
         self.holders = collections.Counter(page for active in self._scheduler.under_way for page in active.pages)
+        for restore in schedule.restores:
+            self._states[restore.row] = restore.snapshot.saved
         if schedule.chunks:
             self._prefill_all(schedule.chunks)
+        for snapshot in schedule.snapshots:
+            snapshot.saved = self._states[snapshot.row]
+            assert self._target[(snapshot.page + 1) * self._config.page_size - 1] == snapshot.saved
         self._pages.keep_promises()
         for active in schedule.admitted:
             self._admit(active)
@@ -205,6 +212,7 @@ class Device:
         assert start % c == 0
         assert end == min(start + c, active.num_to_prefill) > start
         self._check_reads(active, start, start)
+        self._prefill_state(active, start, end)
         places = self._may_write(active, start, end)
         self._target[places], self._origin[places] = text.marks[start:end], PREFILLED
         self._draft[places] = text.marks[start + self._ahead : end + self._ahead]
@@ -212,6 +220,16 @@ class Device:
         if end == active.num_to_prefill:
             assert active.row is not None
             self._features[active.row] = active
+
+    def _prefill_state(self, active: ActiveRequest, start: int, end: int):
+        """Have the recurrent state of a row read tokens, which must be those behind what it has read; none if there are no
+        snapshots, as of other targets."""
+        if self._config.snapshot_every is None:
+            return
+        assert active.row is not None
+        marks = self.text(active).marks
+        assert start == 0 or self._states[active.row] == marks[start - 1], "a state that has not read what comes before"
+        self._states[active.row] = int(marks[end - 1])
 
     def _may_have(self, row: int, active: ActiveRequest):
         """Check that the row's previous request is done with it."""
@@ -235,14 +253,14 @@ class Device:
         assert old.active is active
         places = self._places(pages, 0, len(pages) * self._config.page_size)
         contents = [array[places] for array in (self._target, self._draft, self._origin)]
-        active.saved, self.rows[row] = (old, contents), None
+        active.saved, self.rows[row] = (old, contents, self._states[row]), None
 
     def _swap_in(self, swap: Swap):
         active, row, pages = swap
         assert len(pages) == active.num_saved_pages
         assert active.pages[: len(pages)] == pages
         self._may_have(row, active)
-        saved, contents = active.saved
+        saved, contents, self._states[row] = active.saved
         self.rows[row] = saved
         places = self._may_write(active, 0, len(pages) * self._config.page_size)
         for array, old in zip((self._target, self._draft, self._origin), contents, strict=True):
@@ -283,6 +301,9 @@ class Device:
         if K:
             self._catch_up(row)
         places = self._may_write(active, length - 1, length + room)
+        if self._config.snapshot_every is not None:
+            assert active.row is not None
+            assert length == 1 or self._states[active.row] == text.marks[length - 2], "a state of another text"
 
         accepted = 0
         while accepted < room and rng.random() < self._habits.accept:
@@ -296,6 +317,8 @@ class Device:
 
         for token in tokens:
             text.append(token)
+        if active.row is not None and count:  # it stands before the newest token
+            self._states[active.row] = int(text.marks[length + count - 2])
         right = min(accepted, count) + 1
         self._target[places], self._origin[places] = GARBAGE, DECODED
         self._target[places[:right]] = text.marks[length - 1 : length - 1 + right]

@@ -14,6 +14,7 @@ from jspec.config import EngineConfig
 from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
 from jspec.engine.scheduler.schedule import Schedule
 from jspec.engine.scheduler.scheduler import Scheduler
+from jspec.engine.scheduler.snapshots import Snapshots
 from jspec.sampling.params import SamplingParams
 
 
@@ -28,6 +29,8 @@ class Simulation:
       rng: what rounds emit, and whatever else is up to chance.
       habits: how likely things are in a round.
       chooses: whether each call has another number of drafts, up to K.
+      states: how many pages take as much host memory as the recurrent states of a row.
+      most_snapshots: how many snapshots of these there may be; None for a target without them.
       checks_contents: whether the device looks at everything that it reads, which takes most of the time.
     """
 
@@ -41,12 +44,15 @@ class Simulation:
         habits: Habits = Habits(),  # noqa: B008
         chooses: bool = False,
         checks_contents: bool = True,
+        states: int = 0,
+        most_snapshots: int | None = None,
     ):
         self.config, self.K, self.rng = config, K, rng or random.Random(0)
         self.swap_pages = swap_pages
-        self.pages = WatchedPages(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
+        snapshots = None if most_snapshots is None else Snapshots(most_snapshots)
+        self.pages = WatchedPages(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead, snapshots)
         self.scheduler = scheduler = Scheduler(
-            config, K, looks_ahead, swap_pages, plain_rounds=chooses, pages=self.pages
+            config, K, looks_ahead, swap_pages, plain_rounds=chooses, pages=self.pages, states=states
         )
         self.device = Device(config, K, looks_ahead, scheduler, self.pages, self.rng, habits, checks_contents)
         self.all: list[ActiveRequest] = []

@@ -217,3 +217,27 @@ def test_random_arrivals_and_aborts_damage_no_text(config, K, looks_ahead, choos
     play(simulation, coming)
     finish(simulation)
     check_end(simulation)
+
+
+@settings(max_examples=400, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    config=configs(),
+    K=st.integers(0, 3),
+    looks_ahead=st.booleans(),
+    every=st.sampled_from([1, 4, 8, 100]),
+    states=st.sampled_from([0, 1, 4]),
+    most_snapshots=st.sampled_from([0, 1, 2, 5, 100]),
+    swap_pages=st.sampled_from([0, 9, 40, 1000, 1000]),
+    coming=arrivals(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_recurrent_states_have_read_the_text_of_their_row(
+    config, K, looks_ahead, every, states, most_snapshots, swap_pages, coming, seed
+):
+    """Whatever is found in the prefix cache, preempted, aborted or failed in between."""
+    config = dataclasses.replace(config, snapshot_every=every if config.prefix_cache else None)
+    how = {"states": states, "most_snapshots": most_snapshots}
+    simulation = Simulation(config, K, looks_ahead, swap_pages, random.Random(seed), **how)
+    play(simulation, coming)
+    finish(simulation)
+    check_end(simulation)
