@@ -19,7 +19,9 @@ from jspec.pallas.delta_net.state import PrefillRows, VerifyRows, init_state
 from jspec.pallas.delta_net.verify import verify_reference
 
 R, N = 2, 4 * CHUNK + 21
-SMALL = PrefillTiling(values=16, keys=16, prepare_warps=4, num_warps=4)  # two tiles, two instances for each head
+SMALL = PrefillTiling(
+    values=16, keys=16, prepare_warps=4, num_warps=4, num_stages=2
+)  # two tiles, two instances for each head
 ALONE = jnp.zeros(R, bool)  # no segment follows another
 convolve = jax.jit(convolve_prefill)
 
