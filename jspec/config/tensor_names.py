@@ -34,9 +34,10 @@ class TensorNames:
       beside_norms: of experts beside the MLP, name of a norm in the params -> its name in the checkpoint.
       router_scale, expert_scale: of experts beside the MLP: the factors of the router's inputs, and of the experts' weights;
         the names are complete.
-      mtp: how all names of layers for multi-token prediction begin; None if these stand behind the last layer, with its names.
+      mtp: how all names of layers for multi-token prediction begin; None if these stand behind the last layer, with names of
+        the same beginning (``jspec.checkpoints.heads.mtp``).
       delta_inputs: None, or of a gated delta net the parts of tensors with the rows of queries, keys, values and gates; then
-        those of betas and decays (``jspec.checkpoints.huggingface.delta_parts``).
+        those of betas and decays (``jspec.checkpoints.huggingface.parts``).
       delta_convolution, delta_decay, delta_bias, delta_norm, delta_out: of a gated delta net: its convolution, the logarithm
         of its rate of decay, what is added to its decays, both complete; the norm of its outputs, and their linear map.
       stacked_maps: None, or the two tensors in which a layer has the maps of all its experts: those of gate and up, row by
