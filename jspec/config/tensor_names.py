@@ -40,6 +40,8 @@ class TensorNames:
         those of betas and decays (``jspec.checkpoints.huggingface.parts``).
       delta_convolution, delta_decay, delta_bias, delta_norm, delta_out: of a gated delta net: its convolution, the logarithm
         of its rate of decay, what is added to its decays, both complete; the norm of its outputs, and their linear map.
+      transposed_experts: where a checkpoint may hold the maps of all experts of a layer in one tensor, whether it has input
+        features before output features as published (``jspec.checkpoints.huggingface.split_experts``).
       stacked_maps: None, or the two tensors in which a layer has the maps of all its experts: those of gate and up, row by
         row in turn, and those of down. They have no last part ``.weight``
         (``jspec.checkpoints.huggingface.stacked_experts``).
@@ -99,6 +101,7 @@ class TensorNames:
     delta_bias: str = "linear_attn.dt_bias"
     delta_norm: str = "linear_attn.norm"
     delta_out: str = "linear_attn.out_proj"
+    transposed_experts: bool = False
     stacked_maps: tuple[str, str] | None = None
 
 
@@ -155,6 +158,7 @@ NAMES = {
     "Olmo2ForCausalLM": TensorNames(norms=_AFTER),
     "Olmo3ForCausalLM": TensorNames(norms=_AFTER),
     "Qwen2MoeForCausalLM": TensorNames(shared_experts="mlp.shared_expert"),
+    "Qwen3MoeForCausalLM": TensorNames(transposed_experts=True),  # those of Qwen3-VL
     "Qwen3NextForCausalLM": TensorNames(
         shared_experts="mlp.shared_expert", delta_inputs=INTERLEAVED_INPUTS, mtp="mtp."
     ),

@@ -120,14 +120,18 @@ def _part_of(tensor: Tensor, part: Part) -> TensorPart:
     return TensorPart(part.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, part)
 
 
+def wholes_of_parts(
+    config: ModelConfig, layers: Sequence[int] | None = None, prefix: str | None = None
+) -> dict[str, str]:
+    """Name of a part -> the name of the tensor that it is a part of; the arguments are those of ``rearranged_tensors``."""
+    rearranged = rearranged_tensors(config, layers, prefix)
+    return {part.name: name for name, tensor in rearranged.items() for part in tensor.parts}
+
+
 def modules_of_parts(config: ModelConfig) -> dict[str, str]:
     """Name of a part -> the name of the module whose tensor it is a part of, both without ``.weight``."""
     suffix = ".weight"
-    return {
-        part.name.removesuffix(suffix): name.removesuffix(suffix)
-        for name, rearranged in rearranged_tensors(config).items()
-        for part in rearranged.parts
-    }
+    return {part.removesuffix(suffix): name.removesuffix(suffix) for part, name in wholes_of_parts(config).items()}
 
 
 def rearranged_tensors(
