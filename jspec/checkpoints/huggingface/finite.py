@@ -34,8 +34,8 @@ class FiniteTensor(Tensor):
         wrong = values[~np.isfinite(values)]
         if wrong.size:
             raise Refusal(
-                f"{self.file}: tensor {self.name!r} holds {wrong.flat[0]}: expected finite numbers, not all of which float16 "
-                "has; fetch the checkpoint as it was published, in bfloat16"
+                f"{self.file}: tensor {self.name!r} holds {wrong.flat[0]}: expected finite numbers, which some are not in "
+                "float16; fetch the checkpoint as it was published, in bfloat16"
             )
         return values
 
