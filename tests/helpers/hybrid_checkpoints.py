@@ -1,6 +1,6 @@
-"""Tiny checkpoints of hybrids, models with gated delta nets, that transformers wrote, with layers for multi-token prediction.
+"""Tiny checkpoints of models with gated delta nets that transformers wrote, with a layer for multi-token prediction.
 
-transformers has no such layers for these classes. Here they are made of its own decoder layer, and computed as published."""
+transformers has no such layer for these classes. Here it is made of its own decoder layer, and computed as published."""
 
 import copy
 import re
@@ -19,8 +19,8 @@ class Reference(NamedTuple):
 
     Attributes:
       model: the language model.
-      fuse, norms, layer: of the layer for multi-token prediction: the linear map from embedding and feature, the norms of the
-        embedding, of the feature and of the outputs, and the decoder layer with attention.
+      fuse, norms, layer: of the layer for multi-token prediction: the linear map from embedding and feature; the norms of
+        the embedding, of the feature and of the outputs; and the decoder layer with attention.
     """
 
     model: Any

@@ -158,10 +158,17 @@ _SHARED_WITH_GATE = {"moe_intermediate_size": 24, "shared_expert_intermediate_si
 FAMILY_KEYS |= {
     "Qwen3_5ForCausalLM": {
         **_DELTA_NETS,
+        "model_type": "qwen3_5_text",
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
     },
-    "Qwen3_5MoeForCausalLM": {**_DELTA_NETS, **_SHARED_WITH_GATE, "num_experts": 5},
-    "Qwen3NextForCausalLM": {**_DELTA_NETS, **_SHARED_WITH_GATE, "num_experts": 5, "mlp_only_layers": [1]},
+    "Qwen3_5MoeForCausalLM": {**_DELTA_NETS, **_SHARED_WITH_GATE, "model_type": "qwen3_5_moe_text", "num_experts": 5},
+    "Qwen3NextForCausalLM": {
+        **_DELTA_NETS,
+        **_SHARED_WITH_GATE,
+        "model_type": "qwen3_next",
+        "num_experts": 5,
+        "mlp_only_layers": [1],
+    },
 }
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
