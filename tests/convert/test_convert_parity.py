@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from convert import load_folder
 from convert.verify import jspec_logits, transformers_logits
 from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.huggingface import parts
 from jspec.models.params import abstract_params, build
 
 torch = pytest.importorskip("torch")
@@ -183,6 +184,18 @@ def test_the_bound_sees_a_wrong_rope(tmp_path):
     save_reference(tmp_path / "a", "Llama", {})
     save_reference(tmp_path / "b", "Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 11000.0}})
     assert relative_error(tmp_path / "b", reference_folder=tmp_path / "a") > 1e-4
+
+
+def test_projections_without_their_groups_are_detected(tmp_path, monkeypatch):
+    """Those of Qwen3-Next have one head of keys after another. Read as those of Qwen3.5, they give other logits."""
+    in_groups = parts._in_groups
+
+    def in_one_group(module, names, groups, sizes, *others):
+        return in_groups(module, names, 1, [groups * size for size in sizes], *others)
+
+    save_reference(tmp_path, *CASES["qwen3-next"])
+    monkeypatch.setattr(parts, "_in_groups", in_one_group)
+    assert relative_error(tmp_path, length=length_of("qwen3-next")) > 1e-2
 
 
 @pytest.mark.parametrize("case", CASES)

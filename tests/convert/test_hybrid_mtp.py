@@ -65,6 +65,24 @@ def test_logits_equal_a_computation_by_the_published_equations(tmp_path, case, s
     assert np.abs(found - expected).max() / np.abs(expected).max() < 2e-5
 
 
+@pytest.mark.parametrize("fault", ["the feature before the embedding", "a feature without its norm"])
+def test_other_inputs_of_the_layer_are_detected(tmp_path, fault):
+    pytest.importorskip("torch")
+    reference = save_hybrid(tmp_path, "qwen3.5")
+    tokens = np.random.default_rng(1).integers(97, size=40)
+    features = reference.features(tokens)
+    _, expected = reference.slots(tokens[1:], features[:, :-1])
+    tensors = load_file(tmp_path / "model.safetensors")
+    if fault == "the feature before the embedding":
+        halves = np.split(tensors["mtp.fc.weight"], 2, axis=1)
+        tensors["mtp.fc.weight"] = np.concatenate(halves[::-1], axis=1)
+    else:
+        tensors["mtp.pre_fc_norm_hidden.weight"] = np.zeros_like(tensors["mtp.pre_fc_norm_hidden.weight"])
+    write_weights(tmp_path, tensors)
+    found, _ = slots(*modules(tmp_path), jnp.asarray(tokens, jnp.int32))
+    assert np.abs(found - expected).max() / np.abs(expected).max() > 1e-2
+
+
 def test_the_state_that_is_chained_is_normed(tmp_path):
     """A second draft reads what the first one's output head read."""
     pytest.importorskip("torch")
