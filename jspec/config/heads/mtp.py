@@ -73,7 +73,6 @@ def mtp_layers(target: ModelConfig, layers: int) -> ModelConfig:
         experts=experts,
         windows=(),
         layer_ropes=(),
-        delta_nets=None,
         mtp_layers=0,
         tie_embeddings=False,
         quantization=None,
