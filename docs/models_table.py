@@ -67,6 +67,12 @@ PLACEMENTS = {"before": "before", "after": "after", "around": "before and after"
 def choices(config: ModelConfig) -> list[str]:
     """What is particular to a family, in a few words each, as its class has it by default."""
     found = [f"{NORMS[config.norm]} {PLACEMENTS[config.norm_placement]}"]
+    if config.delta_nets is not None:
+        many, count = sum(config.delta_nets.layers), config.num_layers
+        share = "three of four" if 4 * many == 3 * count else f"{many} of {count}"
+        found.append(f"gated delta nets in {share} layers")
+    if config.attention_gate:
+        found.append("attention with a gate")
     if config.qk_norm:
         where = " after the rotation" if config.qk_norm_after_rope else ""
         found.append(

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.finite import with_finite_decays
 from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement, is_buffer, renamed, tensor_table
-from jspec.checkpoints.huggingface.parts import rearrange
+from jspec.checkpoints.huggingface.parts import rearrange, wholes_of_parts
 from jspec.checkpoints.huggingface.split_experts import split_experts
 from jspec.checkpoints.huggingface.stacked_experts import with_stacked_experts
 from jspec.config import ModelConfig
@@ -39,6 +40,7 @@ class Layout:
         that are to be quantised have yet to be.
       dequantized: the note of those below that says that weights are dequantised while they are read; empty if none are.
       notes: one sentence for the user on each thing to know about how the checkpoint was read.
+      wholes: tensor name -> name of the tensor in the files that it is a part of, for tensors that are parts.
       unkept: the same layout with dequantised weights in place of those that are kept as they are stored; None if they
         cannot be dequantised, or none are kept.
     """
@@ -55,6 +57,7 @@ class Layout:
     holds_scales: bool = False
     dequantized: str = ""
     notes: tuple[str, ...] = ()
+    wholes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unkept: "Layout | None" = None
 
     def ignores(self, name: str) -> bool:
@@ -102,22 +105,30 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         config,
         config.architecture,
         table,
-        rearrange(config, with_stacked_experts(config, split_experts(config, tensors))),
+        rearrange(config, with_finite_decays(config, with_stacked_experts(config, split_experts(config, tensors)))),
         duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
         left_out=frozenset(name for name in tensors if 0 in tensors[name].shape or name.startswith(unused)),
         notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored == "mxfp4" else (),
+        wholes=wholes_of_parts(config),
     )
 
 
-def mtp_mark(layer: int) -> str:
-    """The name of a tensor that a layer has if it is one for multi-token prediction, and that no other has."""
-    return f"{PREFIX}layers.{layer}.eh_proj.weight"
+def mtp_mark(architecture: str, layer: int) -> str:
+    """The name of a tensor that is in the files if there are layers for multi-token prediction, and only then.
+
+    Args:
+      architecture: that of the target.
+      layer: the number of the first of them, where they stand behind the target's last layer.
+    """
+    own = names_of(architecture).mtp
+    return f"{PREFIX}layers.{layer}.eh_proj.weight" if own is None else f"{own}fc.weight"
 
 
 def holds_mtp(layout: Layout) -> bool:
-    """Whether multi-token prediction layers stand behind the last layer of a language model."""
-    return isinstance(layout.config, ModelConfig) and mtp_mark(layout.config.num_layers) in layout.left_out
+    """Whether multi-token prediction layers are beside a language model, or stand behind its last layer."""
+    config = layout.config
+    return isinstance(config, ModelConfig) and mtp_mark(config.architecture, config.num_layers) in layout.left_out
 
 
 def _of_shared_caches(config: ModelConfig) -> tuple[str, ...]:
@@ -131,7 +142,7 @@ def _of_shared_caches(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _of_mtp(config: ModelConfig) -> tuple[str, ...]:
-    """How the names of tensors begin that belong to the layers behind the last, which predict further tokens."""
+    """How the names of tensors begin that belong to layers for multi-token prediction."""
     if (own := names_of(config.architecture).mtp) is not None:
         return (own,)
     layers = range(config.num_layers, config.num_layers + config.mtp_layers)

@@ -34,11 +34,14 @@ class TensorNames:
       beside_norms: of experts beside the MLP, name of a norm in the params -> its name in the checkpoint.
       router_scale, expert_scale: of experts beside the MLP: the factors of the router's inputs, and of the experts' weights;
         the names are complete.
-      mtp: how all names of layers for multi-token prediction begin; None if these stand behind the last layer, with its names.
+      mtp: how all names of layers for multi-token prediction begin; None if these stand behind the last layer, with names of
+        the same beginning (``jspec.checkpoints.heads.mtp``).
       delta_inputs: None, or of a gated delta net the parts of tensors with the rows of queries, keys, values and gates; then
-        those of betas and decays (``jspec.checkpoints.huggingface.delta_parts``).
+        those of betas and decays (``jspec.checkpoints.huggingface.parts``).
       delta_convolution, delta_decay, delta_bias, delta_norm, delta_out: of a gated delta net: its convolution, the logarithm
         of its rate of decay, what is added to its decays, both complete; the norm of its outputs, and their linear map.
+      transposed_experts: where a checkpoint may hold the maps of all experts of a layer in one tensor, whether it has input
+        features before output features as published (``jspec.checkpoints.huggingface.split_experts``).
       stacked_maps: None, or the two tensors in which a layer has the maps of all its experts: those of gate and up, row by
         row in turn, and those of down. They have no last part ``.weight``
         (``jspec.checkpoints.huggingface.stacked_experts``).
@@ -98,6 +101,7 @@ class TensorNames:
     delta_bias: str = "linear_attn.dt_bias"
     delta_norm: str = "linear_attn.norm"
     delta_out: str = "linear_attn.out_proj"
+    transposed_experts: bool = False
     stacked_maps: tuple[str, str] | None = None
 
 
@@ -154,6 +158,7 @@ NAMES = {
     "Olmo2ForCausalLM": TensorNames(norms=_AFTER),
     "Olmo3ForCausalLM": TensorNames(norms=_AFTER),
     "Qwen2MoeForCausalLM": TensorNames(shared_experts="mlp.shared_expert"),
+    "Qwen3MoeForCausalLM": TensorNames(transposed_experts=True),  # those of Qwen3-VL
     "Qwen3NextForCausalLM": TensorNames(
         shared_experts="mlp.shared_expert", delta_inputs=INTERLEAVED_INPUTS, mtp="mtp."
     ),

@@ -5,7 +5,7 @@ import json
 import warnings
 
 import pytest
-from parity_cases import GEMMA4_EXPERTS, GEMMA4_LARGE, GEMMA4_SMALL, SIZES
+from parity_cases import DELTA_EXPERTS, DELTA_NETS, GEMMA4_EXPERTS, GEMMA4_LARGE, GEMMA4_SMALL, SIZES
 from tiny import ARCHITECTURES, tiny_checkpoint, tiny_config
 from tiny_heads import eagle3
 
@@ -31,6 +31,7 @@ SHARED = {
     "per_layer_config": {"0": {"rms_norm_eps": 0.5}},
     "use_bidirectional_attention": True,
 }
+TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 SMALL = {
     "DeepseekV3ForCausalLM": {
         **{"num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12, "v_head_dim": 20},
@@ -64,7 +65,11 @@ SMALL = {
     "Gemma4ForCausalLM": {**GEMMA4_SMALL, **GEMMA4_EXPERTS},
     "Gemma4UnifiedForCausalLM": {k: v for k, v in GEMMA4_LARGE.items() if k != "hidden_size_per_layer_input"},
     "HunYuanDenseV1ForCausalLM": {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}},
+    "Qwen3_5ForCausalLM": {**DELTA_NETS, **TWO_LAYERS},
+    "Qwen3_5MoeForCausalLM": {**DELTA_EXPERTS, **TWO_LAYERS},
+    "Qwen3NextForCausalLM": {**DELTA_EXPERTS, **TWO_LAYERS},
 }
+OF_TEXT = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe")  # with a config class for their text model
 
 
 NOT_OF_OPT = ("intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps")
@@ -73,9 +78,7 @@ NOT_OF_OPT = ("intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_
 def config_class(architecture: str):
     """The class of transformers that reads config.json."""
     name = architecture.removesuffix("ForCausalLM")
-    return getattr(
-        transformers, f"{name}TextConfig" if name in ("Gemma3", "Gemma4", "Gemma4Unified") else f"{name}Config"
-    )
+    return getattr(transformers, f"{name}TextConfig" if name in OF_TEXT else f"{name}Config")
 
 
 def base_config(architecture: str) -> dict:

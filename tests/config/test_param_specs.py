@@ -8,7 +8,7 @@ from test_head_configs import HEADS, QUANTIZED, REDUCED, TARGET
 
 from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.huggingface.names import tensor_table
-from jspec.config import Experts
+from jspec.config import DeltaNets, Experts
 from jspec.config.param_specs import EMBED, KV, Parameter, size_of
 from jspec.config.param_specs import HEADS as QUERIES
 from jspec.models import abstract_params
@@ -34,6 +34,28 @@ MODELS = [
         {"attention_sinks": True},
         {"draft_vocab_size": 9},
     )
+]
+HYBRID = {
+    "architecture": "Qwen3_5ForCausalLM",
+    "windows": (),
+    "delta_nets": DeltaNets(2, 4, 6, 10, 3, (True, False, True)),
+    "attention_gate": True,
+    "qk_norm": True,
+    "norm": "rms_offset",
+}
+HYBRIDS = [
+    HYBRID,
+    {
+        **HYBRID,
+        "architecture": "Qwen3NextForCausalLM",
+        "experts": Experts(5, 2, 12, layers=(True, True, False), shared=1),
+    },
+    {**HYBRID, "architecture": "Qwen3_5MoeForCausalLM", "experts": Experts(5, 2, 12, shared=2, shared_gate=True)},
+]
+MODELS += [
+    dataclasses.replace(TARGET, quantization=kind, **options)
+    for kind in (None, "int8", "int4", "fp8_block")
+    for options in HYBRIDS
 ]
 PLAIN = ("layers.1.attention.qkv", "layers.0.mlp.down", "project_in")  # beside others that are quantised
 MODELS += [dataclasses.replace(TARGET, quantization="fp8_block", plain_maps=PLAIN, embedding_size=6)]

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from convert import load_folder
 from convert.verify import jspec_logits, transformers_logits
 from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.huggingface import parts
 from jspec.models.params import abstract_params, build
 
 torch = pytest.importorskip("torch")
@@ -20,6 +21,9 @@ transformers = pytest.importorskip("transformers")
 
 # transformers makes tensors without numbers where there are no shared experts, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+# Families whose norms multiply by 1 + weight, but for those of the outputs of gated delta nets.
+ZERO_CENTRED = ("Gemma2", "Gemma3", "Qwen3_5", "Qwen3_5Moe", "Qwen3Next")
+HYBRIDS = ("qwen3.5", "qwen3-next")
 NOT_OF_OPT = ("intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps")
 
 
@@ -32,7 +36,7 @@ def save_reference(folder, family: str, settings: dict, shard: bool = False):
     if family == "OPT":
         settings["ffn_dim"] = settings["intermediate_size"]
         settings = {"tie_word_embeddings": True, **{key: settings[key] for key in settings if key not in NOT_OF_OPT}}
-    with_text_config = family in ("Gemma3", "Gemma4", "Gemma4Unified")
+    with_text_config = family in ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe")
     config_class = f"{family}TextConfig" if with_text_config else f"{family}Config"
     config = getattr(transformers, config_class)(**settings)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
@@ -45,7 +49,10 @@ def save_reference(folder, family: str, settings: dict, shard: bool = False):
             if name.endswith("bias"):
                 parameter.copy_(0.1 * torch.randn_like(parameter))
             elif "norm" in name or name.endswith("layer_scalar"):
-                parameter.copy_((family not in ("Gemma2", "Gemma3")) + 0.1 * torch.randn_like(parameter))
+                one = family not in ZERO_CENTRED or "linear_attn" in name
+                parameter.copy_(one + 0.1 * torch.randn_like(parameter))
+            elif name.endswith("A_log"):  # states that remember from a few tokens to hundreds
+                parameter.copy_(1.5 * torch.randn_like(parameter) - 3)
             else:
                 parameter.copy_(parameter.shape[-1] ** -0.5 * torch.randn_like(parameter))
     model.save_pretrained(folder, max_shard_size="40KB" if shard else "1GB")
@@ -71,7 +78,7 @@ def write_legacy_spelling(folder):
 
 
 def relative_error(folder, reference_folder=None, length: int = 40) -> float:
-    """By default of a text that is longer than every window and original length."""
+    """Of the logits of a text of so many tokens."""
     config, params = load_folder(folder, "float32")
     tokens = np.random.default_rng(1).integers(config.vocab_size, size=length)
     [expected] = transformers_logits(reference_folder or folder, [tokens])
@@ -80,10 +87,15 @@ def relative_error(folder, reference_folder=None, length: int = 40) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
+def length_of(case: str) -> int:
+    """Of a text that is longer than every window and original length, and than two chunks of gated delta nets."""
+    return 150 if case.startswith(HYBRIDS) else 40
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(tmp_path, case):
     save_reference(tmp_path, *CASES[case])
-    assert relative_error(tmp_path) < 2e-5
+    assert relative_error(tmp_path, length=length_of(case)) < 2e-5
 
 
 @pytest.mark.parametrize("case", ["phi3-longrope", "phi4-longrope"])
@@ -98,7 +110,7 @@ LEGACY = [
     *["llama", "llama-llama3-rope", "llama-linear-rope", "llama-yarn-mscale", "qwen2-sliding-by-layer"],
     *["smollm3", "phi4-partial", "phi3-longrope", "granite", "gemma2", "gemma3", "gemma3-scaled"],
     *["deepseek-yarn", "glm4-moe", "glm4-moe-yarn", "minimax-m2", "minimax-m2-yarn", "olmo3-yarn", "ministral3"],
-    *["seed-oss", "exaone4", "hunyuan"],
+    *["seed-oss", "exaone4", "hunyuan", "qwen3.5", "qwen3.5-yarn", "qwen3.5-moe", "qwen3-next"],
 ]
 
 
@@ -110,7 +122,7 @@ def test_legacy_config_means_the_same_model(tmp_path, case):
     assert "rope_parameters" not in json.loads((tmp_path / "config.json").read_text())
     legacy, _ = load_folder(tmp_path)
     assert legacy == config
-    assert relative_error(tmp_path) < 2e-5
+    assert relative_error(tmp_path, length=length_of(case)) < 2e-5
 
 
 def test_sharded_checkpoint(tmp_path):
@@ -172,6 +184,18 @@ def test_the_bound_sees_a_wrong_rope(tmp_path):
     save_reference(tmp_path / "a", "Llama", {})
     save_reference(tmp_path / "b", "Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 11000.0}})
     assert relative_error(tmp_path / "b", reference_folder=tmp_path / "a") > 1e-4
+
+
+def test_projections_without_their_groups_are_detected(tmp_path, monkeypatch):
+    """Those of Qwen3-Next have one head of keys after another. Read as those of Qwen3.5, they give other logits."""
+    in_groups = parts._in_groups
+
+    def in_one_group(module, names, groups, sizes, *others):
+        return in_groups(module, names, 1, [groups * size for size in sizes], *others)
+
+    save_reference(tmp_path, *CASES["qwen3-next"])
+    monkeypatch.setattr(parts, "_in_groups", in_one_group)
+    assert relative_error(tmp_path, length=length_of("qwen3-next")) > 1e-2
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -61,8 +61,8 @@ def rewrite(folder, **changes):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_linear_maps_alone_are_quantised(tmp_path, out, architecture, kind, tied):
-    """Linear maps and the output head, which a tied embedding is; norms, biases, positions, routers, small maps and other
-    embeddings stay."""
+    """Linear maps and the output head, which a tied embedding is; norms, biases, positions, routers, small maps, betas and
+    decays of gated delta nets, and other embeddings stay."""
     src = tiny_checkpoint(tmp_path / "src", architecture, tie_word_embeddings=tied, shards=2)
     report = convert(src, out, quantize=kind, dtype="bfloat16")
     assert (report.dtype, report.quantization) == ("bfloat16", kind)
@@ -75,7 +75,7 @@ def test_linear_maps_alone_are_quantised(tmp_path, out, architecture, kind, tied
     }
     kinds = config.quantizations()
     for name, array in original.items():
-        kept = any(part in name for part in ("positions", "router", "layer_inputs", ".inputs.", "shared_gate"))
+        kept = any(part in name for part in ("positions", "router", "layer_inputs", ".inputs.", "shared_gate", ".ba."))
         rounded = array.ndim == 2 and not kept and (name != "embedding" or tied)
         if not rounded:
             np.testing.assert_array_equal(params[name], array.astype(params[name].dtype))

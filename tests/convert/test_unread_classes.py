@@ -23,9 +23,8 @@ def read(folder, config: dict) -> ModelConfig:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Qwen3NextForCausalLM", "recurrent state"),
-        ("Qwen3_5ForCausalLM", "recurrent state"),
-        ("Qwen3_5MoeForConditionalGeneration", "recurrent state"),
+        ("OlmoHybridForCausalLM", "recurrent state"),
+        ("Qwen4ExpForConditionalGeneration", "hyper-connections and embeddings of n-grams"),
         ("Qwen4ExpForCausalLM", "hyper-connections and embeddings of n-grams"),
         ("DeepseekV4ForCausalLM", "attention to compressed keys"),
         ("DeepseekV32ForCausalLM", "chooses the keys of each query by an indexer"),

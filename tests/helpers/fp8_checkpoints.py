@@ -15,7 +15,8 @@ from tiny import tiny_checkpoint, write_weights
 from jspec.models.quantization import LARGEST, STORED, quantize
 
 # The tensors of linear maps, by what their names end with; an output head and routers are none of them.
-LINEAR = re.compile(r"(?<!router\.)(proj|proj_with_mqa|fc1|fc2|w1|w2|w3|project_in|project_out)\.weight$")
+_NAMES = r"proj|proj_with_mqa|fc1|fc2|w1|w2|w3|project_in|project_out|in_proj_qkvz?|in_proj_z"
+LINEAR = re.compile(rf"(?<!router\.)({_NAMES})\.weight$")
 FP8 = STORED["fp8"]
 
 

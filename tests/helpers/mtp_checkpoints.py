@@ -1,4 +1,4 @@
-"""Tiny checkpoints with multi-token prediction layers behind their last layer."""
+"""Tiny checkpoints with multi-token prediction layers behind their last layer, or under names of their own."""
 
 import json
 
@@ -7,19 +7,22 @@ from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
 from convert import load_folder
+from jspec.checkpoints.heads.mtp import place_of
 from jspec.checkpoints.huggingface.names import renamed, tensor_table
 from jspec.checkpoints.huggingface.parts import rearranged_tensors
 from jspec.config.heads import MTPConfig, mtp_layers
+from jspec.config.tensor_names import names_of
 
 
 def with_layers(path, architecture="Glm4MoeLiteForCausalLM", layers=1, **overrides):
-    """A random checkpoint with multi-token prediction layers behind its last layer."""
-    folder = tiny_checkpoint(path, architecture, **overrides)
+    """A random checkpoint with multi-token prediction layers, as its family has them."""
+    folder, has_names = tiny_checkpoint(path, architecture, **overrides), names_of(architecture).mtp is not None
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": layers}))
+    key = "mtp_num_hidden_layers" if has_names else "num_nextn_predict_layers"
+    (folder / "config.json").write_text(json.dumps({**config, key: layers}))
     target, _ = load_folder(folder)
-    own, first, rng = mtp_layers(target, layers), target.num_layers, np.random.default_rng(7)
-    apart = rearranged_tensors(own, range(first, first + layers))
+    own, place, rng = mtp_layers(target, layers), place_of(target), np.random.default_rng(7)
+    apart = rearranged_tensors(own, place.layers, place.start)
     parts = {part.name for whole in apart.values() for part in whole.parts}
     source = placements(target, layers)
     shapes = {name: at.shape for name, at in source.items() if name not in parts}
@@ -28,7 +31,7 @@ def with_layers(path, architecture="Glm4MoeLiteForCausalLM", layers=1, **overrid
     for name, shape in shapes.items():
         noise = rng.standard_normal(shape)
         tensors[name] = (1 + 0.1 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5).astype(np.float32)
-    for k in range(first, first + layers):  # copies of the target's
+    for k in () if has_names else place.layers:  # copies of the target's
         tensors[f"model.layers.{k}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
         tensors[f"model.layers.{k}.shared_head.head.weight"] = tensors["lm_head.weight"]
     write_weights(folder, tensors)
@@ -37,5 +40,4 @@ def with_layers(path, architecture="Glm4MoeLiteForCausalLM", layers=1, **overrid
 
 def placements(target, layers):
     """Tensor name -> placement, of the layers that are yet to be written."""
-    places = {f"layers.{i}.": f"model.layers.{target.num_layers + i}." for i in range(layers)}
-    return renamed(tensor_table(MTPConfig(mtp_layers(target, layers))), places)
+    return renamed(tensor_table(MTPConfig(mtp_layers(target, layers))), place_of(target).renames)

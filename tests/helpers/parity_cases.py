@@ -121,6 +121,18 @@ GROWING = {
 }
 YARN_SCORES = {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 1.1}}
 LONGROPE = {"rope_parameters": LONG_FACTORS, "original_max_position_embeddings": 32}
+# Three of four layers have gated delta nets, and texts are longer than two of their chunks of 64 tokens.
+DELTA_NETS = {
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 256,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
+DELTA_EXPERTS = {**DELTA_NETS, **QWEN3_MOE, "shared_expert_intermediate_size": 48}
+DELTA_LISTED = {"layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]}
+SECTIONS = {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
 
 CASES = {
     "llama": ("Llama", {}),
@@ -282,6 +294,36 @@ CASES = {
     "hunyuan-plain": (
         "HunYuanDenseV1",
         {"attention_bias": True, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True},
+    ),
+    "qwen3.5": ("Qwen3_5", DELTA_NETS),
+    "qwen3.5-tied": ("Qwen3_5", {**DELTA_NETS, **DELTA_LISTED, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "qwen3.5-yarn": (
+        "Qwen3_5",
+        {
+            **DELTA_NETS,
+            "rope_parameters": {**YARN, "partial_rotary_factor": 0.5},
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+        },
+    ),
+    "qwen3.5-moe": ("Qwen3_5Moe", DELTA_EXPERTS),
+    "qwen3.5-moe-listed": (
+        "Qwen3_5Moe",
+        {**DELTA_EXPERTS, **DELTA_LISTED, "tie_word_embeddings": True, "shared_expert_intermediate_size": 24},
+    ),
+    "qwen3-next": ("Qwen3Next", {**DELTA_EXPERTS, "mlp_only_layers": [1, 3]}),
+    "qwen3-next-some-layers": (
+        "Qwen3Next",
+        {
+            **DELTA_EXPERTS,
+            **DELTA_LISTED,
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**YARN, "partial_rotary_factor": 0.25},
+        },
     ),
     "gpt-oss-no-biases": ("GptOss", {**GPT_OSS, "attention_bias": False, "tie_word_embeddings": True}),
 }

@@ -145,6 +145,31 @@ FAMILY_KEYS = {
     "Exaone4ForCausalLM": {"sliding_window": 5, "sliding_window_pattern": 2},
     "HunYuanDenseV1ForCausalLM": {"rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
 }
+# Heads of keys that four devices divide, and values of another size; the last layer has attention.
+_DELTA_NETS = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "partial_rotary_factor": 0.5,
+}
+_SHARED_WITH_GATE = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 48, "num_experts_per_tok": 2}
+FAMILY_KEYS |= {
+    "Qwen3_5ForCausalLM": {
+        **_DELTA_NETS,
+        "model_type": "qwen3_5_text",
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    },
+    "Qwen3_5MoeForCausalLM": {**_DELTA_NETS, **_SHARED_WITH_GATE, "model_type": "qwen3_5_moe_text", "num_experts": 5},
+    "Qwen3NextForCausalLM": {
+        **_DELTA_NETS,
+        **_SHARED_WITH_GATE,
+        "model_type": "qwen3_next",
+        "num_experts": 5,
+        "mlp_only_layers": [1],
+    },
+}
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -241,6 +266,8 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: 
     if name.endswith("_scales"):
         return rng.integers(121, 125, shape, np.uint8)
     noise = rng.standard_normal(shape)
+    if name.endswith("A_log"):  # states that remember from a few tokens to hundreds
+        return (1.5 * noise - 3).astype(DTYPES[dtype])
     if name.endswith("bias"):
         return (0.1 * noise).astype(DTYPES[dtype])
     return (1 + 0.1 * noise if len(shape) == 1 else noise * shape[1] ** -0.5).astype(DTYPES[dtype])

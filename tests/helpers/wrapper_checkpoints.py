@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from parity_cases import (
+    DELTA_EXPERTS,
+    DELTA_NETS,
     GEMMA3,
     GEMMA3_ROPES,
     GEMMA4_EXPERTS,
@@ -13,6 +15,7 @@ from parity_cases import (
     GEMMA4_SMALL,
     GROWING,
     QWEN3_MOE,
+    SECTIONS,
     SIZES,
     YARN,
 )
@@ -79,6 +82,24 @@ WRAPPED = {
         {},
         "Qwen2ForCausalLM",
     ),
+    "qwen3.5": (
+        "Qwen3_5",
+        {
+            **DELTA_NETS,
+            "rope_parameters": {**YARN, **SECTIONS, "partial_rotary_factor": 0.5},
+            "mtp_num_hidden_layers": 0,
+        },
+        {**QWEN_VISION, "num_position_embeddings": 16},
+        {"tie_word_embeddings": True},
+        "Qwen3_5ForCausalLM",
+    ),
+    "qwen3.5-moe": (
+        "Qwen3_5Moe",
+        {**DELTA_EXPERTS, "rope_parameters": {**MROPE, **SECTIONS, "partial_rotary_factor": 0.25}},
+        {**QWEN_VISION, "num_position_embeddings": 16},
+        {},
+        "Qwen3_5MoeForCausalLM",
+    ),
     "mistral3": (
         "Mistral3",
         {"model_type": "mistral", "head_dim": 32, "rope_parameters": YARN, "sliding_window": None},
@@ -128,7 +149,10 @@ def save_wrapper(folder, name: str, **changes):
             if tensor.endswith("bias"):
                 parameter.copy_(0.1 * noise)
             elif "norm" in tensor:
-                parameter.copy_((prefix != "Gemma3") + 0.1 * noise)
+                zero_centred = prefix == "Gemma3" or (prefix.startswith("Qwen3_5") and "linear_attn" not in tensor)
+                parameter.copy_((not zero_centred) + 0.1 * noise)
+            elif tensor.endswith("A_log"):
+                parameter.copy_(1.5 * noise - 3)
             else:
                 parameter.copy_(parameter.shape[-1] ** -0.5 * noise)
     model.save_pretrained(folder)

@@ -23,6 +23,9 @@ from jspec.models.kv_cache import CausalView, PagedView, init_pool
 
 S, P = 40, 8  # past every window, and past the original length of the longrope
 SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
+# Gated delta nets read prompts in whole chunks of 64 tokens.
+OF_DELTA_NETS = {"prefill_chunk": 64}
+HYBRIDS = tuple(name for name, family in FAMILIES.items() if family.has_delta_nets)
 PROMPTS = [[5], [7, 8, 9] * 3, list(range(3, 27))]  # the last is read in two pieces
 DRAFTS = ("draft_model", "ngram", "eagle", "eagle3", "p_eagle")
 # Scores of heads that are normed and not scaled, and a router: rounding to bfloat16 alone changes these logits by 0.24.
@@ -91,7 +94,8 @@ def test_drafts_leave_the_greedy_text_of_the_target(tmp_path, architecture, draf
         speculators(head, eagle_aux_hidden_state_layer_ids=[0, 1, 2])  # the embeddings, and the layers' outputs
     elif draft == "p_eagle":
         speculators(head, "peagle", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
-    llm = jspec.load(target, "ngram" if draft == "ngram" else head, num_draft_tokens=3, **SMALL)
+    how = {**SMALL, **(OF_DELTA_NETS if architecture in HYBRIDS else {})}
+    llm = jspec.load(target, "ngram" if draft == "ngram" else head, num_draft_tokens=3, **how)
     results = jspec.generate(llm, PROMPTS, temperature=0, max_tokens=24, ignore_eos=True)
     for prompt, result in zip(PROMPTS, results, strict=True):
         text = [*prompt, *result.token_ids]
@@ -108,6 +112,7 @@ def test_drafts_leave_the_greedy_text_of_the_target(tmp_path, architecture, draf
 def test_disturbances_leave_the_greedy_text_of_the_target(tmp_path, architecture):
     """Requests that share a prefix, with a budget of tokens to verify, and are swapped out of the device and back."""
     how = {"num_draft_tokens": 3, "verify_budget": 2.5, "max_len": 64, "page_size": 8, "prefill_chunk": 16}
+    how |= OF_DELTA_NETS if architecture in HYBRIDS else {}
     llm = jspec.load(tiny_checkpoint(tmp_path, architecture), "ngram", max_batch=3, **how)
     prefix = [5, 6, 7, 8] * 6
     prompts = [[*prefix, *rest] for rest in ([9], [10, 11], [12, 13, 14], [5, 6], [15])]

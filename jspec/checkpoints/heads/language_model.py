@@ -15,7 +15,7 @@ from jspec.checkpoints.huggingface.kept_weights import with_kept_weights
 from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
 from jspec.checkpoints.huggingface.names import tensor_table
 from jspec.checkpoints.huggingface.parts import rearranged_tensors
-from jspec.checkpoints.huggingface.scales import with_scales, without_cache_scales
+from jspec.checkpoints.huggingface.scales import holds_others, with_scales, without_cache_scales
 from jspec.checkpoints.huggingface.split_experts import split_experts
 from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.layout import Layout, decoder_layout
@@ -26,8 +26,11 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
     config, stored = decoder_config(folder, fields), stored_quantization(fields)
     text, others = text_tensors(tensors, folder.given) if is_multimodal(fields) else (tensors, frozenset())
-    if isinstance(stored, StoredQuantization) and config.quantization is None:  # since some maps are not quantised
-        stored = Scaled.of(stored)
+    if isinstance(stored, StoredQuantization):
+        if config.quantization is not None and holds_others(config, text):
+            config = dataclasses.replace(config, quantization=None, quantized_head=True)
+        if config.quantization is None:  # since some maps are not quantised, or some are that jspec keeps in floats
+            stored = Scaled.of(stored)
     if isinstance(stored, FP8Blocks):
         text = split_experts(config, text, block=stored.block)
     replaced = dequantized(text, stored_shapes(tensor_table(config), rearranged_tensors(config)), stored, folder.given)

@@ -23,6 +23,9 @@ WRAPPER = "eagle"  # the model_type in vLLM's wrapping config.json
 # Every EAGLE or EAGLE-3 head has at least one of these tensors, and no language model has any.
 _MARKER_TENSORS = ("fc.weight", "midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
 
+# How tensors of language models begin, of multimodal ones too, and none of a draft head.
+_LANGUAGE_MODEL = ("model.layers.", "model.language_model.", "language_model.")
+
 # Settings in vLLM's wrapping config, each with the only supported value. The same value is vLLM's default.
 _WRAPPER_FIXED = (("skip_prenorm", True), ("skip_output_norm", True), ("add_para_norm", False))
 
@@ -85,7 +88,7 @@ def names_without_prefix(fields: Fields, names: Iterable[str]) -> dict[str, str]
 
 
 def _require_no_prefix(fields: Fields, names: Collection[str]):
-    if any(name.startswith("model.layers.") for name in names):
+    if any(name.startswith(_LANGUAGE_MODEL) for name in names):
         return  # This is a language model, whose own multi-token-prediction layers may be named like a draft head's.
     for name in names:
         for mark in _MARKER_TENSORS:

@@ -162,6 +162,6 @@ def _note(names: Iterable[str], stored: FP8Blocks | Scaled) -> str:
     more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
     return (
         f"{', '.join(listed[:_NAMED])}{more}, stored in {stored.summary}, are dequantised as they are read, because no "
-        "kernel multiplies by them, or a map that is read together with them is not stored so: in bfloat16 they take two "
-        "bytes each instead of one"
+        "kernel multiplies by them, or they or maps that are read together with them are kept in floats: in bfloat16 they "
+        "take two bytes each instead of one"
     )

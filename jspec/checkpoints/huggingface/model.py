@@ -119,7 +119,7 @@ class HuggingFaceModel:
 
     def require_match(self):
         """Raise a ``Refusal`` that names the first disagreement between config.json and the tensors."""
-        where = self.folder.given
+        where, wholes = self.folder.given, self.layout.wholes
         for name in self.misshapen:
             raise Refusal(
                 f"{where}/{self.tensors[name].file}: tensor {name!r} has shape {list(self.tensors[name].shape)}, "
@@ -128,12 +128,14 @@ class HuggingFaceModel:
         for name, expected in self.mistyped.items():
             why = ", quantised as quantization_config says," if self.layout.holds_scales else ""
             raise Refusal(
-                f"{where}/{self.tensors[name].file}: tensor {name!r} is stored as {self.tensors[name].dtype}, "
-                f"but {self.layout.label}{why} needs {expected}"
+                f"{where}/{self.tensors[name].file}: tensor {wholes.get(name, name)!r} is stored as "
+                f"{self.tensors[name].dtype}, but {self.layout.label}{why} needs {expected}"
             )
         for name in self.missing:
             hint = "; is the output head tied to the embedding (tie_word_embeddings)?" if name == OUTPUT_HEAD else ""
-            raise Refusal(f"{where}: tensor {name!r} is missing, and {self.layout.label} needs it{hint}")
+            raise Refusal(
+                f"{where}: tensor {wholes.get(name, name)!r} is missing, and {self.layout.label} needs it{hint}"
+            )
         for name in self.unused:
             raise Refusal(
                 f"{where}/{self.tensors[name].file}: tensor {name!r} has no place in {self.layout.label} "

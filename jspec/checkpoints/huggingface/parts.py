@@ -6,7 +6,8 @@
 | ``kv_a_proj_with_mqa`` | the numbers of the rotated key likewise | likewise |
 | ``kv_b_proj`` | for each head the rows of its key and of its value | all keys; all values |
 | ``shared_experts.*`` | several shared experts as one wide MLP | one expert after another |
-| inputs of delta nets (``in_proj_qkv``, ``in_proj_qkvz``) | queries, keys, values, gates; or these for each key head | queries of all heads; keys; values; gates |
+| ``in_proj_qkv`` of delta nets | queries, keys, values | each by itself |
+| ``in_proj_qkvz`` of delta nets | for each key head its query, key, values and gates | all queries; all keys; ... |
 | ``in_proj_ba`` | for each key head the rows of its betas and of its decays | all betas; all decays |
 | ``conv1d`` | the channels of queries, of keys, of values | each by itself |
 | queries with gates (``q_proj``) | for each head the rows of its query and of its gate | all queries; all gates |
@@ -119,14 +120,18 @@ def _part_of(tensor: Tensor, part: Part) -> TensorPart:
     return TensorPart(part.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, part)
 
 
+def wholes_of_parts(
+    config: ModelConfig, layers: Sequence[int] | None = None, prefix: str | None = None
+) -> dict[str, str]:
+    """Name of a part -> the name of the tensor that it is a part of; the arguments are those of ``rearranged_tensors``."""
+    rearranged = rearranged_tensors(config, layers, prefix)
+    return {part.name: name for name, tensor in rearranged.items() for part in tensor.parts}
+
+
 def modules_of_parts(config: ModelConfig) -> dict[str, str]:
     """Name of a part -> the name of the module whose tensor it is a part of, both without ``.weight``."""
     suffix = ".weight"
-    return {
-        part.name.removesuffix(suffix): name.removesuffix(suffix)
-        for name, rearranged in rearranged_tensors(config).items()
-        for part in rearranged.parts
-    }
+    return {part.removesuffix(suffix): name.removesuffix(suffix) for part, name in wholes_of_parts(config).items()}
 
 
 def rearranged_tensors(

@@ -95,6 +95,21 @@ def _plain(quantized: ModelConfig, stored: StoredQuantization, called: Callable[
     return [name for name in maps if not stored.includes(called(name))]
 
 
+def holds_others(config: ModelConfig, names: Container[str]) -> bool:
+    """Whether a layer has a weight with scales that is none of those that are quantised in a model of ``config``, such as a
+    router, or the betas and decays of a gated delta net.
+
+    Args:
+      config: the model's config, with quantisation.
+      names: of the tensors in the files.
+    """
+    scales, modules, end = config.scale_names(), modules_of_parts(config), ".weight"
+    plain = (
+        name for name, at in tensor_table(config).items() if at.param not in scales and at.param.startswith("layers.")
+    )
+    return any(f"{modules.get(name, name)}{end}_scale" in names for name in (one.removesuffix(end) for one in plain))
+
+
 def with_scales(layout: Layout, stored: StoredQuantization, where: str) -> Layout:
     """``layout`` with the tensors that hold the scales of its quantised weights.
 

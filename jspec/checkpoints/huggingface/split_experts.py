@@ -1,14 +1,15 @@
 """Checkpoints that hold the maps of all experts of a layer in one tensor, of families whose experts have names of their own.
 
-The text models of multimodal checkpoints are stored so, Qwen3-VL-MoE for one. A checkpoint has one of two orientations:
+Text models of multimodal checkpoints are stored so, and Qwen3.5. A checkpoint has one of two orientations:
 
-| tensor | as published | as transformers 5 writes it | of one expert, in families |
+| tensor | transposed, as Qwen3-VL is published | as Qwen3.5 is, and as transformers 5 writes them | of one expert |
 |---|---|---|---|
 | ``gate_up_proj`` | ``[X, D, 2 Fe]`` | ``[X, 2 Fe, D]`` | ``gate_proj`` and ``up_proj``, ``[Fe, D]`` each |
 | ``down_proj`` | ``[X, Fe, D]`` | ``[X, D, Fe]`` | ``down_proj``, ``[D, Fe]`` |
 
 Gate comes before up. The shapes say which orientation it is. One tensor of a layer may be square, and then the other one,
-which is not, decides for both: D is Fe or 2 Fe, and never both.
+which is not, decides for both: D is Fe or 2 Fe, and never both. If the other map has a tensor for each expert, the
+architecture says how published files are (``TensorNames.transposed_experts``).
 
 In FP8 with a scale for each block, the scales of ``gate_up_proj`` are ``gate_up_proj_scale_inv``, one matrix for each
 expert in the same orientation. They become those of its maps, ``<map>.weight_scale_inv``."""
@@ -88,6 +89,7 @@ def split_experts(
         if not held or not config.has_experts(i):
             continue
         transposed = _orientation(held, {GATE_UP: (X, 2 * Fe, D), DOWN: (X, D, Fe)}, block is not None)
+        transposed = names.transposed_experts if transposed is None else transposed
         for part, maps, shape in ((GATE_UP, (gate, up), (Fe, D)), (DOWN, (down,), (D, Fe))):
             if part not in held:
                 continue
@@ -144,8 +146,8 @@ def _add(
             )
 
 
-def _orientation(held: Mapping[str, Tensor], plain: Mapping[str, tuple[int, int, int]], in_fp8: bool) -> bool:
-    """Whether the tensors of a layer have input features before output features.
+def _orientation(held: Mapping[str, Tensor], plain: Mapping[str, tuple[int, int, int]], in_fp8: bool) -> bool | None:
+    """Whether the tensors of a layer have input features before output features; None if they are square.
 
     Args:
       held: ``GATE_UP`` or ``DOWN`` -> the tensor, for those that the files have.
@@ -166,7 +168,7 @@ def _orientation(held: Mapping[str, Tensor], plain: Mapping[str, tuple[int, int,
     if len(found) > 1:
         shapes = " and ".join(f"{tensor.name!r} {list(tensor.shape)}" for tensor in found.values())
         raise Refusal(
-            f"{found[True].file}: tensors {shapes} are oriented differently: expected both as published, with input "
-            "features before output features, or both the other way round"
+            f"{found[True].file}: tensors {shapes} are oriented differently: expected both with input features "
+            "before output features, or both the other way round"
         )
-    return next(iter(found), True)  # published files have input features first
+    return next(iter(found), None)

@@ -65,7 +65,7 @@ class MTPConfig(LayeredConfig):
 
 
 def mtp_layers(target: ModelConfig, layers: int) -> ModelConfig:
-    """The config of the multi-token prediction layers of ``target``: all with experts if it has any."""
+    """The config of the multi-token prediction layers of ``target``: all with attention, and with experts if it has any."""
     experts = None if target.experts is None else dataclasses.replace(target.experts, layers=())
     return dataclasses.replace(
         target,

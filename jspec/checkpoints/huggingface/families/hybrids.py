@@ -22,13 +22,7 @@ MAX_TAPS = 64  # of a convolution; published models have 4
 
 def read_delta_nets(fields: Fields) -> DeltaNets | None:
     """The gated delta nets that config.json describes; None if every layer has attention."""
-    count, listed = fields.integer("num_hidden_layers"), fields.raw.get("layer_types")
-    interval = fields.integer("full_attention_interval")
-    derived = [FULL if (layer + 1) % interval == 0 else LINEAR for layer in range(count)]
-    if listed is None:
-        listed = derived
-    elif not isinstance(listed, list) or len(listed) != count or not all(kind in (LINEAR, FULL) for kind in listed):
-        raise fields.refuse("layer_types", f"{count} entries, each {LINEAR} or {FULL}")
+    listed = _layer_types(fields)
     if LINEAR not in listed:
         return None
     if FULL not in listed:
@@ -40,15 +34,37 @@ def read_delta_nets(fields: Fields) -> DeltaNets | None:
     numbers = [fields.integer(name) for name in sizes]
     if not 2 <= numbers[-1] <= MAX_TAPS:
         raise fields.refuse("linear_conv_kernel_dim", f"an integer in 2..{MAX_TAPS}")
+    if numbers[1] % numbers[0]:
+        raise fields.refuse("linear_num_value_heads", f"a multiple of linear_num_key_heads, {numbers[0]}")
     return DeltaNets(*numbers, layers=tuple(kind == LINEAR for kind in listed))
+
+
+def _layer_types(fields: Fields) -> list[str]:
+    """``LINEAR`` or ``FULL`` for each layer."""
+    count, listed = fields.integer("num_hidden_layers"), fields.raw.get("layer_types")
+    interval = fields.integer("full_attention_interval", 4)
+    derived = [FULL if (layer + 1) % interval == 0 else LINEAR for layer in range(count)]
+    if listed is None:
+        return derived
+    if not isinstance(listed, list) or len(listed) != count or not all(kind in (LINEAR, FULL) for kind in listed):
+        raise fields.refuse("layer_types", f"{count} entries, each {LINEAR} or {FULL}")
+    if fields.raw.get("full_attention_interval") is not None and listed != derived:
+        first = next(layer for layer in range(count) if listed[layer] != derived[layer])
+        raise fields.refuse(
+            "full_attention_interval",
+            f"what layer_types says, which has {listed[first]} for layer {first}; correct the one that is wrong",
+        )
+    return listed
 
 
 def _hybrid(fields: Fields) -> Choices:
     """What Qwen3-Next and Qwen3.5 have in common."""
     if not fields.flag("attn_output_gate", True):
         raise fields.refuse("attn_output_gate", "true, as this architecture has it")
-    if fields.text("mamba_ssm_dtype", "float32") not in ("float32", "auto"):
+    if fields.text("mamba_ssm_dtype", "float32") != "float32":
         raise fields.refuse("mamba_ssm_dtype", "'float32', the only type in which recurrent states are kept")
+    if fields.text("output_gate_type", "swish") not in ("swish", "silu"):
+        raise fields.refuse("output_gate_type", "'swish' or 'silu', the gate of the outputs of gated delta nets")
     return {"delta_nets": read_delta_nets(fields)}
 
 
@@ -105,7 +121,6 @@ _DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
     "num_key_value_heads": 2,
     "partial_rotary_factor": 0.25,
-    "full_attention_interval": 4,
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
