@@ -107,10 +107,12 @@ def gathers_pages(config: ModelConfig, dtype: str, on_gpu: bool) -> bool:
     return not all(has_kernel(query, query) for query in queries)
 
 
-def init_pool(shapes: Sequence[CacheShape | None], pages: int, page_size: int, dtype) -> tuple[LayerKV | None, ...]:
-    """An empty pool for each layer with such a ``CacheShape``. ``pages`` counts the null page too."""
+def init_pool(shapes: Sequence[LayerShape], pages: int, page_size: int, dtype) -> tuple[LayerKV | None, ...]:
+    """An empty pool for each layer with a ``CacheShape``, of models without recurrent states. ``pages`` counts the null
+    page too."""
 
-    def pool(shape: CacheShape) -> LayerKV:
+    def pool(shape: LayerShape) -> LayerKV:
+        assert isinstance(shape, CacheShape), shape
         zeros = functools.partial(jnp.zeros, (shape.heads, pages, page_size, shape.size), dtype)
         return LayerKV(zeros(), None if shape.latents else zeros())
 
@@ -280,9 +282,10 @@ class PagedView(View):
 
         return LayerKV(put(kv.k, k), None if kv.v is None else put(kv.v, v))
 
-    def recur(self, inputs: DeltaInputs, state: DeltaState) -> tuple[jax.Array, DeltaState]:
+    def recur(self, inputs: DeltaInputs, state: DeltaState | None) -> tuple[jax.Array, DeltaState | None]:
         """As ``View.recur``."""
         assert self.recurrent is not None
+        assert state is not None
         return recur(inputs, state, self.recurrent)
 
     def attend(self, q, kv: LayerKV, spec: AttentionSpec) -> jax.Array:
@@ -366,7 +369,7 @@ class CausalView(View):
         mask = causal_mask(jnp.broadcast_to(slots[None], q.shape[:2]), slots, spec.window)
         return grouped_attention(q, kv.k, kv.v, mask, spec)
 
-    def recur(self, inputs: DeltaInputs, state: None) -> tuple[jax.Array, None]:
+    def recur(self, inputs: DeltaInputs, state: DeltaState | None) -> tuple[jax.Array, None]:
         """As ``View.recur``, of entire texts; no state is kept."""
         del state
         return recur_from_zero(inputs), None

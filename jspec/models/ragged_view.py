@@ -86,10 +86,10 @@ class RaggedView(View):
         has_kernel = has_decode_attention_kernel(qkv, kv.k, self.rows.positions.shape[1])
         return by_platform(kernel, composed, *args) if has_kernel else composed(*args)
 
-    def recur(self, inputs: DeltaInputs, state: DeltaState) -> tuple[jax.Array, DeltaState]:
+    def recur(self, inputs: DeltaInputs, state: DeltaState | None) -> tuple[jax.Array, DeltaState | None]:
         """As ``View.recur``, of Q tokens."""
-        in_rows = (self.to_rows(x) for x in (inputs.qkv, inputs.g, inputs.beta))
-        o, state = self.rows.recur(DeltaInputs(*in_rows, *inputs[3:]), state)
+        qkv, g, beta = (self.to_rows(x) for x in (inputs.qkv, inputs.g, inputs.beta))
+        o, state = self.rows.recur(inputs._replace(qkv=qkv, g=g, beta=beta), state)
         return self.from_rows(o), state
 
     def attend_cached(self, q, rotation: Rotation | None, kv, spec: AttentionSpec) -> jax.Array:

@@ -175,10 +175,10 @@ def _cache_spec(target: Target) -> Any:
     if not any(isinstance(shape, StateShape) for shape in shapes):
         return pool
     axis = pool[0]
-    by_half = PartitionSpec(None, None, None, axis)
-    of_state = DeltaState(PartitionSpec(None, axis), by_half, by_half, by_half, PartitionSpec(None, None, axis))
-    specs = {CacheShape: LayerKV(pool, pool), StateShape: of_state}
-    return tuple(None if shape is None else specs[type(shape)] for shape in shapes)
+    by_half, of_columns = PartitionSpec(None, None, None, axis), PartitionSpec(None, None, axis)
+    of_state: Any = DeltaState(PartitionSpec(None, axis), by_half, by_half, by_half, of_columns)  # pyright: ignore
+    of_pools: Any = LayerKV(pool, pool)  # pyright: ignore
+    return tuple(None if shape is None else of_state if isinstance(shape, StateShape) else of_pools for shape in shapes)
 
 
 def _of_row(spec: PartitionSpec) -> PartitionSpec:

@@ -64,7 +64,8 @@ def save_states(state: DecodeState, row) -> tuple[DeltaState | None, ...]:
 
 def restore_states(state: DecodeState, row, saved: tuple[DeltaState | None, ...]) -> DecodeState:
     """Put such a copy into a row, which may be another one. Nothing happens if there is no such row."""
-    put = tuple(layer and layer.with_row(row, old) for layer, old in zip(states(state.cache), saved, strict=True))
+    layers = zip(states(state.cache), saved, strict=True)
+    put = tuple(None if layer is None or old is None else layer.with_row(row, old) for layer, old in layers)
     return dataclasses.replace(state, cache=_joined(pools(state.cache), put))
 
 

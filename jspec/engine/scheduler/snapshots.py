@@ -71,9 +71,9 @@ class Snapshots:
         """Forget the snapshot of a page, if there is one, because the page will be overwritten."""
         self._of_page.pop(page, None)
 
-    def known(self, pages: Sequence[int], step: int) -> Sequence[int]:
+    def known(self, pages: Sequence[int], step: int) -> list[int]:
         """As many of the first pages of a text as end with a snapshot; a multiple of ``step`` pages."""
         end = len(pages) // step * step
         while end and pages[end - 1] not in self._of_page:
             end -= step
-        return pages[:end]
+        return list(pages[:end])

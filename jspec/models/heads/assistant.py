@@ -13,7 +13,7 @@ from flax import nnx
 
 from jspec.config.heads import AssistantConfig
 from jspec.models.decoder_layer import Layer, apply_layer
-from jspec.models.kv_cache import CacheShape
+from jspec.models.kv_cache import LayerShape
 from jspec.models.layers import Linear, Norm, times
 from jspec.models.quantization import random_weight
 from jspec.pallas.matmul import matmul
@@ -86,6 +86,6 @@ class AssistantHead(nnx.Module):
         nothing = jnp.full((B, T, config.layers.vocab_size), -jnp.inf, hidden.dtype)
         return nothing.at[row, slot, tokens].set(scores.astype(hidden.dtype), unique_indices=True)
 
-    def cache_shape(self) -> tuple[CacheShape | None, ...]:
+    def cache_shape(self) -> tuple[LayerShape, ...]:
         """Nothing is cached."""
         return (None,) * len(self.layers)

@@ -24,7 +24,7 @@ from jspec.models.decoder_layer import Layer
 from jspec.models.heads.dflash2 import CandidateSelector, ConvolvedLayer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.heads.eagle import init_embedding
-from jspec.models.kv_cache import CacheShape, LayerKV, PagedView, cache_shape
+from jspec.models.kv_cache import LayerKV, LayerShape, PagedView, cache_shape
 from jspec.models.layers import Linear, Norm
 from jspec.models.w8a8 import with_quantized_inputs
 from jspec.pallas.attention.prefill_sm90 import prefill_attention
@@ -206,6 +206,6 @@ class BlockHead(nnx.Module):
         """The draft head that serves, with the same arrays and the token of each logit."""
         return with_draft_tokens(with_quantized_inputs(self, concatenated=True))
 
-    def cache_shape(self) -> tuple[CacheShape | None, ...]:
+    def cache_shape(self) -> tuple[LayerShape, ...]:
         """The cache of one token of the context."""
         return cache_shape(self.config.layers)

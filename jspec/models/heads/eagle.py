@@ -20,7 +20,7 @@ from flax import nnx
 from jspec.config.heads import EagleConfig
 from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
-from jspec.models.kv_cache import CacheShape, cache_shape
+from jspec.models.kv_cache import LayerShape, cache_shape
 from jspec.models.layers import Linear
 from jspec.models.w8a8 import with_quantized_inputs
 
@@ -78,7 +78,7 @@ class EagleHead(nnx.Module):
         """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
         return hidden
 
-    def cache_shape(self) -> tuple[CacheShape | None, ...]:
+    def cache_shape(self) -> tuple[LayerShape, ...]:
         """The cache of one slot."""
         return cache_shape(self.config.layers)
 

@@ -16,7 +16,7 @@ from jspec.models.attention import Attention
 from jspec.models.decoder_layer import MLP, Layer, add
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.heads.eagle import init_embedding
-from jspec.models.kv_cache import CacheShape, cache_shape
+from jspec.models.kv_cache import LayerShape, cache_shape
 from jspec.models.layers import Linear, Norm
 from jspec.models.w8a8 import with_quantized_inputs
 
@@ -126,6 +126,6 @@ class Eagle3Head(nnx.Module):
             head.mask_feature, head.mask_hidden = nnx.data(nnx.Param(fused)), nnx.data(None)
         return with_draft_tokens(head)
 
-    def cache_shape(self) -> tuple[CacheShape | None, ...]:
+    def cache_shape(self) -> tuple[LayerShape, ...]:
         """The cache of one slot."""
         return cache_shape(self.config.layers)

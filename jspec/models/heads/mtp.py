@@ -11,7 +11,7 @@ from flax import nnx
 from jspec.config.heads import MTPConfig
 from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
-from jspec.models.kv_cache import CacheShape, cache_shape
+from jspec.models.kv_cache import LayerShape, cache_shape
 from jspec.models.layers import Norm, linear_maps
 from jspec.models.w8a8 import with_quantized_inputs
 
@@ -91,6 +91,6 @@ class MTPHead(nnx.Module):
         """The draft head that serves, with the same arrays and the token of each logit."""
         return with_draft_tokens(with_quantized_inputs(self))
 
-    def cache_shape(self) -> tuple[CacheShape | None, ...]:
+    def cache_shape(self) -> tuple[LayerShape, ...]:
         """The cache of one slot."""
         return cache_shape(self.config.layers)

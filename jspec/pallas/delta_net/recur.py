@@ -32,12 +32,11 @@ class DeltaInputs(NamedTuple):
 
 def recur(inputs: DeltaInputs, state: DeltaState, rows: VerifyRows | PrefillRows) -> tuple[jax.Array, DeltaState]:
     """Outputs ``[B, T, Nv, Dv]`` of the tokens of some rows, in the dtype of ``inputs.qkv``, and the state behind them."""
-    convolved = convolve_verify if isinstance(rows, VerifyRows) else convolve_prefill
-    qkv, columns = convolved(state.columns, rows, inputs.qkv, inputs.convolution)
-    state = state.with_columns(columns)
     if isinstance(rows, VerifyRows):
-        return verify(state, rows, qkv, inputs.g, inputs.beta)
-    return prefill(state, rows, qkv, inputs.g, inputs.beta)
+        qkv, columns = convolve_verify(state.columns, rows, inputs.qkv, inputs.convolution)
+        return verify(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta)
+    qkv, columns = convolve_prefill(state.columns, rows, inputs.qkv, inputs.convolution)
+    return prefill(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta)
 
 
 def recur_from_zero(inputs: DeltaInputs) -> jax.Array:
