@@ -37,11 +37,12 @@ BLOCKS = {
 }
 PACKAGES = ("jax", "flax", "transformers")
 # Heading of a column -> the tests that it counts, by the name that pytest gives them.
+DRAFT_MODEL, REFUSED = "draft model", "refused"  # such a model cannot draft, but may be drafted for
 COLUMNS = {
     "converted": r"test_converted_folder_equals_the_source\[.*{architecture}.*\]",
     "logits": r"test_logits_equal_transformers\[({cases})\]",
     "pages": r"test_pages_give_the_logits_of_one_causal_pass\[.*{architecture}.*\]",
-    "draft model": r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-draft_model\]",
+    DRAFT_MODEL: r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-draft_model\]",
     "lookup": r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-ngram\]",
     "EAGLE": r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-eagle\]",
     "EAGLE-3": r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-eagle3\]",
@@ -148,6 +149,8 @@ def tested(cases, results) -> str:
     lines = [f"| `architectures` | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
     for architecture in FAMILIES:
         cells = [_passed(results["tests"], pattern, architecture, cases) for pattern in COLUMNS.values()]
+        if FAMILIES[architecture].has_delta_nets:
+            cells[list(COLUMNS).index(DRAFT_MODEL)] = REFUSED
         lines.append(f"| `{architecture}` | {' | '.join(cells)} |")
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     return "\n".join([*lines, "", f"Tests that passed, with {versions}."]) + "\n"

@@ -36,6 +36,19 @@ def check_options(draft: DraftConfig | str | None, speculation: Speculation):
             )
 
 
+def check_states(draft: ModelConfig | HeadConfig):
+    """Refuse a draft model with recurrent states, which it could not take back where drafts are rejected.
+
+    Targets with such states keep what their verify passes add, until it is known how much of it stands. A draft model runs
+    one pass for each draft."""
+    model = draft.language_model
+    if model is not None and model.delta_nets is not None:
+        raise ValueError(
+            f"a {model.architecture} cannot draft, because its gated delta nets cannot take back drafts that are rejected; "
+            "expected a draft head, draft='mtp', or a draft model whose layers all have attention"
+        )
+
+
 def with_available_drafts(speculation: Speculation, draft: ModelConfig | HeadConfig) -> Speculation:
     """``speculation`` with no more drafts than the draft has weights for.
 

@@ -20,7 +20,13 @@ from jspec.drafting.methods import drafter_for
 from jspec.engine.multihost.leader import fewest
 from jspec.hub.folders import local_checkpoints
 from jspec.hub.names import is_hub_name
-from jspec.loading.compatibility import check_options, check_tokenizers, with_available_drafts, with_positions
+from jspec.loading.compatibility import (
+    check_options,
+    check_states,
+    check_tokenizers,
+    with_available_drafts,
+    with_positions,
+)
 from jspec.models import Decoder, build, build_head
 from jspec.models.sharding import build_shards, mesh_of, on_every_device
 from jspec.registry import MTP, DraftMethod, choose, chosen_by_name, resolve
@@ -233,7 +239,7 @@ def build_model(config: ModelConfig, params: Mapping[str, np.ndarray], dtype: st
 def check_compatible(
     target: ModelConfig, config: ModelConfig | HeadConfig, tokenizer: Tokenizer | None, draft: Checkpoint
 ):
-    """Refuse a draft head of another target, or a draft model with other token ids.
+    """Refuse a draft head of another target, or a draft model with other token ids or recurrent states.
 
     Args:
       target, config: the configs of the target and of the draft.
@@ -241,6 +247,7 @@ def check_compatible(
       draft: the checkpoint that may hold the draft's tokenizer. That of a draft head is not read, because a head needs none.
     """
     config.require_fit(target)
+    check_states(config)
     if config.language_model is not None:
         check_tokenizers(target, config.language_model, tokenizer, draft.tokenizer)
 

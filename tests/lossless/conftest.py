@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from jspec.pallas.delta_net import chunked
 from lossless import statistics, table_model
 
 
@@ -16,6 +17,14 @@ def counted_together(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def logits_as_asked(request):
     table_model.LOGITS = request.config.getoption("--logits")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def chunks_of_few_tokens():
+    """Thousands of prompts of three tokens are not filled up to 64 each where gated delta nets read them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked, "CHUNK", 4)
+        yield
 
 
 @pytest.fixture(scope="class")

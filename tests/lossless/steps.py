@@ -238,7 +238,8 @@ def _prefill(program: Program, target, draft, tokens, request: RequestArrays) ->
 
         def read(state, request):
             row, prompt, length, table = request
-            inputs = PrefillInputs(row[None], prompt[None], jnp.zeros(1, jnp.int32), length[None] - 1, table[None])
+            first, count = jnp.zeros(1, jnp.int32), length[None] - 1
+            inputs = PrefillInputs(row[None], prompt[None], first, count, table[None], request_row=row[None])
             return step.prefill(state, inputs), None
 
         request, following = state.request, jnp.pad(state.tokens, ((0, 0), (0, 1)))

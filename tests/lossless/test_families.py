@@ -32,6 +32,7 @@ QUICK = (
     HeadProgram("rejection", GEMMA4_ASSISTANT, architecture="Gemma4ForCausalLM"),
     HeadProgram("match", "mtp", architecture=FP8_BLOCKS),
 )
+NIGHTLY = (HeadProgram("rejection", "eagle", architecture="Qwen3_5ForCausalLM"),)
 
 
 def test_every_rule_is_tested_with_every_head_and_family():
@@ -55,6 +56,16 @@ def with_values_of_one_head(target):
     for layer in broken.layers:
         values, heads = layer.attention.values.weight[...], layer.attention.num_heads
         layer.attention.values.weight = nnx.Param(jnp.tile(values[: len(values) // heads], (heads, 1)))
+    return broken
+
+
+def with_states_that_forget(target):
+    """The target whose gated delta nets forget faster."""
+    graph, state = nnx.split(target)
+    broken = nnx.merge(graph, state)
+    for layer in broken.layers:
+        if layer.delta_net is not None:
+            layer.delta_net.decay = nnx.Param(layer.delta_net.decay[...] + 3.0)
     return broken
 
 
@@ -92,7 +103,11 @@ def with_a_capacity(target):
 
 class TestSteps(Losslessness):
     tables, oracle = None, HeadOracle
-    runs = (*(Run(program, 20_000) for program in QUICK), *(Run(program, 100_000, "long") for program in ALL))
+    runs = (
+        *(Run(program, 20_000) for program in QUICK),
+        *(Run(program, 20_000, "nightly") for program in NIGHTLY),
+        *(Run(program, 100_000, "long") for program in ALL),
+    )
     seed = 73
 
     @pytest.mark.parametrize(
@@ -100,6 +115,7 @@ class TestSteps(Losslessness):
         [
             ("GptOssForCausalLM", without_sinks),
             pytest.param("Gemma4ForCausalLM", with_an_earlier_cache, marks=pytest.mark.nightly),
+            pytest.param("Qwen3_5ForCausalLM", with_states_that_forget, marks=pytest.mark.nightly),
             pytest.param("MixtralForCausalLM", with_a_capacity, marks=pytest.mark.long),
             pytest.param("Glm4MoeLiteForCausalLM", with_values_of_one_head, marks=pytest.mark.long),
         ],
