@@ -2,6 +2,7 @@
 
     python -m benchmarks.rounds.families                         # needs an NVIDIA GPU: every line
     python -m benchmarks.rounds.families --shape gemma-4-31b     # the lines of one shape
+    python -m benchmarks.rounds.families --rows 1 16             # with so many rows
     python -m benchmarks.rounds.families --json FILE             # also writes a result, see benchmarks/report/results.py
     python -m benchmarks.rounds.families --smoke                 # tiny and anywhere, with meaningless times
 
@@ -54,6 +55,7 @@ def figures(shape: str, rows: Mapping[int, float | None], dtype: str, rate: floa
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHARES, nargs="+", default=list(SHARES), help="the shapes, in this order")
+    parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="numbers of rows")
     parser.add_argument("--repeats", type=int, default=3, help="timed calls of each program")
     parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors, instead of measuring")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
@@ -64,6 +66,10 @@ def main() -> int:
         parser.error("no GPU: times need one; --smoke runs a tiny version here")
     rates, rate = bandwidth.for_floors(args.bandwidth)
     shapes = {"tiny": {2: 1.5}} if args.smoke else {shape: SHARES[shape] for shape in args.shape}
+    if args.rows is not None:
+        shapes = {
+            shape: {count: most for count, most in rows.items() if count in args.rows} for shape, rows in shapes.items()
+        }
     dtype, repeats = ("bfloat16" if on_gpu else "float32"), (1 if args.smoke else args.repeats)
     result = results.begin("families", {"shapes": list(shapes), "dtype": dtype, "smoke": args.smoke}, rate, rates)
     print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s\n{HEADER}", flush=True)

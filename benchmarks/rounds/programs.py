@@ -236,14 +236,17 @@ def last_positions(what: Forward):
 
 def _random(tree):
     """The tree with random numbers in its floating-point arrays: computing with zeros would take less power than with real
-    ones."""
+    ones. Arrays that have memory give it up first, as there may be no room for two of each."""
     leaves, structure = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(2), len(leaves) + 1)
 
     def made(leaf, key):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
-        sharding = None if isinstance(leaf, jax.core.Tracer) else leaf.sharding
+        sharding = None
+        if not isinstance(leaf, jax.core.Tracer):
+            sharding = leaf.sharding
+            leaf.delete()
         return _normal(leaf.shape, leaf.dtype, sharding)(key)
 
     return structure.unflatten(map(made, leaves, keys))
