@@ -167,6 +167,8 @@ class Table:
                     for one in several
                     if one.way in ("mosaic", "triton")
                 }
+                for program in ahead.values():  # while one is compiled and loaded, a call of another takes milliseconds
+                    program.exception()
                 for case, several in cases:
                     self._measure(case, several, ahead)
 

@@ -48,10 +48,11 @@ class GatedDeltaNet(nnx.Module):
         Positions say nothing to this layer: which tokens come before is in its state, and ``view`` knows the rows."""
         del positions
         (B, T, _), heads = x.shape, self.heads
-        qkv, z = jnp.split(self.qkvz(x), [heads.channels], axis=-1)
+        qkvz = self.qkvz(x)
         b, a = jnp.split(self.ba(x), 2, axis=-1)
         g, beta = decay_and_beta(a, b, self.decay[...], self.bias[...])
-        inputs = DeltaInputs(qkv, g, beta, self.convolution[...][:, 0].T, heads)
+        inputs = DeltaInputs(qkvz, g, beta, self.convolution[...][:, 0].T, heads)
         o, state = view.recur(inputs, state)
-        gated = gated_norm(o, z.reshape(B, T, heads.values, heads.value_size), self.norm.weight[...], self.norm.eps)
+        z = qkvz[:, :, heads.channels :].reshape(B, T, heads.values, heads.value_size)
+        gated = gated_norm(o, z, self.norm.weight[...], self.norm.eps)
         return self.out(gated.reshape(B, T, -1)), state

@@ -45,10 +45,11 @@ def convolve_prefill(columns, rows: PrefillRows, x, weight) -> tuple[jax.Array, 
     Args:
       columns: ``[Bs, W - 1 + Tm, Cc]``, of ``DeltaState``.
       rows: of the pass.
-      x: ``[B, T, Cc]``.
+      x: ``[B, T, Cc or more]``, of which the first Cc channels are convolved.
       weight: ``[W, Cc]``.
     """
-    (Bs, _, _), T, kept = columns.shape, x.shape[1], weight.shape[0] - 1
+    (Bs, _, Cc), T, kept = columns.shape, x.shape[1], weight.shape[0] - 1
+    x = x[:, :, :Cc]
     before = jnp.where(per_row(rows.fresh, x), 0, columns[jnp.clip(rows.row, 0, Bs - 1), :kept])
     behind = jnp.concatenate([before, x], axis=1)[:, T:]  # the last inputs of each segment, if all of it is valid
     before = jnp.where(per_row(rows.follows, x), jnp.roll(behind, 1, axis=0), before)
@@ -67,14 +68,14 @@ def convolve_verify_reference(columns, rows: VerifyRows, x, weight) -> tuple[jax
     Args:
       columns: ``[Bs, W - 1 + Tm, Cc]``, of ``DeltaState``.
       rows: of the pass.
-      x: ``[B, T, Cc]``, T at most Tm.
+      x: ``[B, T, Cc or more]``, T at most Tm, of which the first Cc channels are convolved.
       weight: ``[W, Cc]``.
 
     Returns:
       ``[B, T, Cc]``, 0 for query tokens that are not valid, and the columns.
     """
-    (Bs, slots, _), T, kept = columns.shape, x.shape[1], weight.shape[0] - 1
-    at = jnp.clip(rows.row, 0, Bs - 1)
+    (Bs, slots, Cc), T, kept = columns.shape, x.shape[1], weight.shape[0] - 1
+    x, at = x[:, :, :Cc], jnp.clip(rows.row, 0, Bs - 1)
     before = jnp.where(per_row(rows.fresh, x), 0, _window(columns[at], rows.accepted, kept))
     valid = (jnp.arange(T)[None] < rows.tokens[:, None]) & rows.is_live(Bs)[:, None]
     new = jnp.concatenate([before, x], axis=1)
@@ -100,14 +101,14 @@ def convolve_verify_kernel(columns, rows: VerifyRows, x, weight, *, interpret=Fa
     """``convolve_verify_reference`` as a kernel; a program instance has some channels of one row.
 
     The columns are updated in place if the caller donates them."""
-    B, _, Cc = x.shape
+    (B, T, _), Cc = x.shape, columns.shape[2]
     numbers = rows._replace(fresh=rows.fresh.astype(jnp.int32)), x, weight
     outputs: Any = kernel_call(
         _convolve_delta_net,
         *numbers,
         columns,
         grid=(pl.cdiv(Cc, _CHANNELS), B),
-        out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (x, columns)],
+        out_shape=[jax.ShapeDtypeStruct((B, T, Cc), x.dtype), jax.ShapeDtypeStruct(columns.shape, columns.dtype)],
         num_warps=1,
         interpret=interpret,
         aliases={len(jax.tree.leaves(numbers)): 1},

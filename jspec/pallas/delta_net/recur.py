@@ -16,7 +16,7 @@ class DeltaInputs(NamedTuple):
     """What the recurrence of a layer reads of T tokens.
 
     Attributes:
-      qkv: ``[B, T, Cc]``, queries, keys and values before the convolution.
+      qkv: ``[B, T, Cc or more]``, queries, keys and values before the convolution, and anything behind them.
       g: float32 ``[B, T, Nv]``, the logarithms of decays.
       beta: float32 ``[B, T, Nv]``.
       convolution: ``[W, Cc]``, the weights of the convolution.

@@ -18,11 +18,12 @@ _MIN_TILES = 64  # with fewer, too few multiprocessors read
 
 
 def suits_few_tokens(tokens: int, outputs: int, inputs: int, allow_partial_sums: bool, in_blocks: bool = False) -> bool:
-    """Whether the kernel can multiply a weight ``[outputs, inputs]`` here, and has tiles for half of a GPU.
+    """Whether the kernel should multiply a weight ``[outputs, inputs]`` here, and has tiles for half of a GPU.
 
-    A copy to shared memory may reach past the end of x by a part of eight tokens only if there are fewer than eight."""
-    depth = BLOCK if in_blocks else DEPTH_UNIT
-    whole = outputs % LINES == inputs % depth == 0 and (tokens <= TOKEN_UNIT or tokens % TOKEN_UNIT == 0)
+    Of more than eight tokens that are no whole eights it pads a copy. That is worth it for blocks, of which XLA would
+    write a dequantised weight."""
+    depth, eights = BLOCK if in_blocks else DEPTH_UNIT, tokens <= TOKEN_UNIT or tokens % TOKEN_UNIT == 0
+    whole = outputs % LINES == inputs % depth == 0 and (eights or in_blocks)
     if not (LOWERS and whole):
         return False
     tiling = few_tokens_tiling(tokens, outputs, inputs, allow_partial_sums, in_blocks=in_blocks)

@@ -49,7 +49,7 @@ def few_tokens_matmul_kernel(
     """The linear map ``[T, in], [out, in] -> [T, out]`` in ``dtype``; with split-K, ``[T, splits, out]`` in float32.
 
     Args:
-      x: bfloat16, of at most 8 tokens or a multiple of 8.
+      x: bfloat16. Of more than 8 tokens that are no multiple of 8, a copy with zeros is written first.
       weight: bfloat16, int8 or float8_e4m3fn.
       scale: None, float32 ``[out]``, or of blocks ``[out / 128, in / 128]`` or ``[out, in / 128]``.
       dtype: of the results.
@@ -58,10 +58,12 @@ def few_tokens_matmul_kernel(
       instances: how many program instances share the tiles.
       interpret: None, or how to run on any platform, slowly: ``InterpretGPUParams`` of jax 0.11 and later.
     """
-    (T, inputs), outputs = x.shape, weight.shape[0]
+    tokens, outputs = len(x), weight.shape[0]
+    if tokens > TOKEN_UNIT and tokens % TOKEN_UNIT:  # a copy to shared memory reaches past the end of fewer alone
+        x = jnp.pad(x, ((0, -tokens % TOKEN_UNIT), (0, 0)))
+    T, inputs = x.shape
     assert outputs % tiling.outputs == 0, (outputs, tiling)
     assert inputs % min(tiling.inputs, 2 * DEPTH_UNIT) == 0, (inputs, tiling)
-    assert T <= TOKEN_UNIT or T % TOKEN_UNIT == 0, T
     assert tiling.num_stages % tiling.in_turns == 0, tiling
     assert scale is None or scale.ndim == 1 or (tiling.inputs == BLOCK and BLOCK % tiling.outputs == 0), tiling
     assert tiling.num_splits == 1 or outputs % tiling.tile_outputs == 0, (outputs, tiling)
@@ -79,7 +81,8 @@ def few_tokens_matmul_kernel(
         interpret=interpret,
         kernel_name="jspec_few_tokens_matmul",
     )(x, weight, scale)
-    return y if tiling.num_splits == 1 else y.reshape(T, tiling.num_splits, outputs)
+    y = y if len(y) == tokens else y[:tokens]
+    return y if tiling.num_splits == 1 else y.reshape(tokens, tiling.num_splits, outputs)
 
 
 class _Place(NamedTuple):

@@ -63,6 +63,11 @@ class TestFewTokensMatmul:
         args, numbers = problem(M, outputs, inputs, kind)
         check(self.product(*args, tiling), args, numbers)
 
+    @pytest.mark.parametrize("num_splits", [1, 2])
+    def test_tokens_that_are_no_whole_eights(self, num_splits):
+        args, numbers = problem(11, 128, 512, "fp8_block")
+        check(self.product(*args, Tiling(64, 8, 128, 4, in_turns=2, num_splits=num_splits)), args, numbers)
+
     @pytest.mark.parametrize("kind", KINDS)
     def test_the_largest_and_the_smallest_numbers_are_exact(self, kind):
         args, numbers = problem(5, 64, 256, kind, extreme=True)
@@ -172,5 +177,8 @@ def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, in_blocks):
 def test_which_products_are_served(tokens, outputs, inputs, allow_partial_sums, served, monkeypatch):
     monkeypatch.setattr(few_tokens, "LOWERS", True)
     assert suits_few_tokens(tokens, outputs, inputs, allow_partial_sums) == served
+    if inputs % 128 == 0:
+        in_blocks = suits_few_tokens(tokens, outputs, inputs, allow_partial_sums, in_blocks=True)
+        assert in_blocks == (served or tokens in (9, 20))
     monkeypatch.setattr(few_tokens, "LOWERS", False)
     assert not suits_few_tokens(tokens, outputs, inputs, allow_partial_sums)

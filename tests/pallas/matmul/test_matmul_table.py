@@ -73,8 +73,7 @@ EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
     "few tokens, FP8 blocks": (
         Case(5, 4096, 4096, weight="fp8_block"),
         [
-            ({"tokens": 9}, "FP8 blocks"),  # no whole eights of tokens
-            ({"tokens": 328}, "FP8 blocks"),
+            ({"tokens": 321}, "FP8 blocks"),
             ({"outputs": 2047}, "FP8 blocks"),
             ({"inputs": 4160}, "FP8 blocks"),  # the last block is not whole
             ({"x": "float32"}, "XLA"),
@@ -132,7 +131,7 @@ WITHIN = {
     "few tokens, eight bits": [
         *({"tokens": 320}, {"weight": "float8_e4m3fn"}, {"dtype": "float32"}, {"bias": True}, {"outputs": 128256}),
     ],
-    "few tokens, FP8 blocks": [{"tokens": 1}, {"tokens": 8}, {"tokens": 320}, {"dtype": "float32"}, {"bias": True}],
+    "few tokens, FP8 blocks": [{"tokens": 1}, {"tokens": 9}, {"tokens": 320}, {"dtype": "float32"}, {"bias": True}],
     "int8": [{"tokens": 2}, {"tokens": 64}, {"bias": True}, {"dtype": "float32"}],
     "one token, eight bits": [{"x": "bfloat16"}, {"weight": "int8"}, {"dtype": "bfloat16"}],
     "one token, reduction": [{"outputs": 611, "inputs": 16_384}, {"bias": True}, {"x": "float32", "weight": "float32"}],
