@@ -5,6 +5,7 @@ decoder_layer.py   a decoder layer: attention, MLP and the residual stream
 attention.py       grouped-query attention of a layer
 layers.py          linear maps, norms, activations and rotary frequencies
 mla.py             multi-head latent attention
+delta_net.py       gated delta nets, in the place of attention
 moe.py             a mixture of experts
 gathered_view.py   a view of a cache in shards, for heads that every device has
 per_layer.py       per-layer inputs: numbers of each token that one layer alone reads
