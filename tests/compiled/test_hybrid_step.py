@@ -1,0 +1,68 @@
+"""Programs of a target with gated delta nets as XLA compiles them for an H200, without one: none moves a recurrent state, and
+a decode program launches as many kernels for one more layer as it is known to."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from deviceless import compiled_for_h200, why_not
+
+from benchmarks.rounds.hlo import launched, moves
+from benchmarks.shapes import QWEN36_27B, abstract_module, head_for
+from jspec.config import EngineConfig, Speculation
+from jspec.drafting.methods import drafter_for
+from jspec.engine.decoding import Decoding
+from jspec.engine.runner.programs import WEIGHTS_THEN_STATE, PackedProgram, Programs, StepBuilder
+from jspec.engine.runner.saved import save_states, states
+from jspec.models.flatten import flatten
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+
+K = 4
+CONFIG = EngineConfig(max_batch=16, max_len=1024, dtype="bfloat16", reproducible=False)
+
+
+@functools.cache
+def built(layers: int):
+    """The programs of an engine whose target has so many layers, the last with attention; its weights; its state."""
+    nets = dataclasses.replace(QWEN36_27B.delta_nets, layers=(True,) * (layers - 1) + (False,))
+    shape = dataclasses.replace(QWEN36_27B, num_layers=layers, windows=(), delta_nets=nets)
+    head = head_for(shape, "mtp")
+    (of, merge), (by, merge_head) = flatten(abstract_module(shape)), flatten(abstract_module(head))
+    decoding = Decoding(drafter_for(head, shape, Speculation(K)), "rejection")
+    builder = StepBuilder(merge, merge_head, decoding, CONFIG.for_target(shape), K, shape.vocab_size)
+    return Programs(builder, of, (K,)), (of, by), jax.eval_shape(lambda: builder.empty_state((of, by)))
+
+
+@functools.cache
+def compiled(layers: int, which: str):
+    programs, leaves, state = built(layers)
+    row = np.int32(0)
+    program, args = {
+        "decode": (programs.decode[16, K, None], None),
+        "prefill": (programs.prefill[16], None),
+        "save": (programs.save_states, (row,)),
+        "restore": (programs.restore_states, (row, jax.eval_shape(save_states, state, row))),
+    }[which]
+    args = (program.idle,) if isinstance(program, PackedProgram) else args
+    before = (leaves, state) if program.donate == WEIGHTS_THEN_STATE else (state,)
+    return compiled_for_h200(
+        program.function, *before, *args, donate_argnums=program.donate, compiler_options=program.options
+    )
+
+
+@pytest.mark.parametrize("which", ["decode", "prefill", "save", "restore"])
+def test_no_state_is_moved(which):
+    _, _, state = built(2)
+    sizes = [x.S.size * 4 for x in states(state.cache) if x is not None]
+    assert min(sizes) > 50e6
+    program = compiled(2, which)
+    assert [op.line for op in moves(program.as_text(), min(sizes) / 4)] == []
+    assert program.memory_analysis().alias_size_in_bytes >= sum(sizes)
+
+
+def test_one_more_layer_takes_13_launches():
+    fewer, more = (len(launched(compiled(layers, "decode").as_text(), loop=True)) for layers in (2, 3))
+    assert more - fewer == 13
