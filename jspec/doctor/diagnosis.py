@@ -28,6 +28,7 @@ from jspec.models import build
 from jspec.outputs import Stats
 from jspec.registry import MTP
 from jspec.sampling.params import SamplingParams
+from jspec.text.prompts import checked_ids
 
 PROMPTS = (
     "import os\nimport sys\n\n\ndef main(argv=None):",
@@ -188,10 +189,11 @@ def token_ids(prompts: Sequence[Prompt], tokenizer, target: ModelConfig, chat: b
     if chat is None:
         chat = bool(getattr(tokenizer, "chat_template", None))
     longest, encoded = min(LONGEST_PROMPT, target.max_position // 2), []
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
         if isinstance(prompt, str) and chat:
             prompt = _as_message(tokenizer, prompt)
         ids = tokenizer.encode(prompt) if isinstance(prompt, str) and tokenizer is not None else list(prompt)
+        ids = checked_ids(ids, target.vocab_size, f"prompt {number}")
         if not ids:
             raise ValueError("prompts has an empty one: expected at least one token each")
         encoded.append(ids[-longest:])

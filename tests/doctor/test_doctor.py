@@ -154,13 +154,15 @@ def test_texts_become_messages_where_there_is_a_chat_template(tmp_path):
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     template = "{% for message in messages %}[{{ message['role'] }}:{{ message['content'] }}]{% endfor %}>"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
-    tokenizer, config = load_tokenizer(tmp_path), dataclasses.replace(TARGET, max_position=64)
+    tokenizer, config = load_tokenizer(tmp_path), dataclasses.replace(TARGET, max_position=64, vocab_size=300)
     assert tokenizer is not None
     for chat, text in ((None, "[user:hi]>"), (True, "[user:hi]>"), (False, "hi")):
         [ids] = token_ids(["hi"], tokenizer, config, chat)
         assert ids == tokenizer.encode(text)
     [ids] = token_ids(["x" * 99], tokenizer, config, False)
     assert len(ids) == 32
+    with pytest.raises(ValueError, match=r"prompt 1 has token id \d+: expected 0\.\.28, the target's vocabulary"):
+        token_ids([[3], "hi"], tokenizer, TARGET, False)
 
 
 def test_prompts_are_read_from_files(tmp_path):
