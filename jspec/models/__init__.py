@@ -5,11 +5,13 @@ decoder_layer.py   a decoder layer: attention, MLP and the residual stream
 attention.py       grouped-query attention of a layer
 layers.py          linear maps, norms, activations and rotary frequencies
 mla.py             multi-head latent attention
+delta_net.py       a gated delta net, which stands in the place of attention
 moe.py             a mixture of experts
 gathered_view.py   a view of a cache in shards, for heads that every device has
 per_layer.py       per-layer inputs: numbers of each token that one layer alone reads
 heads/             draft heads
-kv_cache.py        the paged KV cache, and the views that read and write it
+cache_pools.py     what each layer keeps of the texts that it has read: pools of pages, recurrent states
+kv_cache.py        the views that read and write the paged KV cache
 ragged_view.py     the view of rows with different numbers of query tokens
 quantization.py    weights of eight and of four bits
 w8a8.py            int8 inputs of the products of drafters

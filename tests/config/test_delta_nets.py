@@ -8,7 +8,7 @@ from engines import TARGET
 
 from jspec.config import DeltaNets, Latent
 from jspec.config.heads import mtp_layers
-from jspec.models.kv_cache import cache_shape, init_cache
+from jspec.models.cache_pools import cache_shape, init_cache
 
 NETS = DeltaNets(2, 4, 6, 10, 3, (True, False, True))
 HYBRID = dataclasses.replace(TARGET, architecture="Qwen3_5ForCausalLM", windows=(), delta_nets=NETS)

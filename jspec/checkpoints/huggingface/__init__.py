@@ -17,5 +17,6 @@ stacked_experts.py       tensors that hold all experts of a layer, as the params
 split_experts.py         tensors that hold all experts of a layer, where each has names of its own
 scales.py                weights of eight bits and their scales
 kept_weights.py          weights that are kept as they are stored, where the tensors say which
+finite.py                tensors that have to be finite
 weights.py               the headers and the tensors of weight files
 """
