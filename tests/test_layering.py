@@ -34,7 +34,8 @@ KNOWS = {
     "text": FOUNDATION | {"sampling"},
     "models": FOUNDATION | {"pallas"},
     "drafting": FOUNDATION | {"models", "pallas", "sampling", "text.detokenizer"},
-    "engine": FOUNDATION | {"compilation_cache", "drafting", "models", "pallas.collectives", "pallas.delta_net", "sampling", "text"},
+    "engine": FOUNDATION
+    | {"compilation_cache", "drafting", "models", "pallas.collectives", "pallas.delta_net", "sampling", "text"},
     "checkpoints": FOUNDATION | {"models", "text.detokenizer"},
     "hub": FOUNDATION | {"checkpoints"},
     "loading": FOUNDATION | {"checkpoints", "drafting", "engine", "hub", "models", "sampling", "text"},

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from jspec.models.cache_pools import StateShape
 from jspec.models.heads.block import BlockHead
 from jspec.models.heads.eagle import EagleHead
 from jspec.models.heads.eagle3 import Eagle3Head
 from jspec.models.heads.mtp import MTPHead
-from jspec.models.kv_cache import StateShape
 
 FLOPS = 790e12  # of bfloat16 products on one H200, four fifths of its peak
 ITEMSIZE = 2  # of a number in the cache

@@ -16,8 +16,9 @@ from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.engine.runner.compile import decode_options
 from jspec.engine.runner.state import LIVE, init_state
 from jspec.engine.runner.step import DecodeStep
+from jspec.models.cache_pools import init_cache
 from jspec.models.flatten import flatten
-from jspec.models.kv_cache import PagedView, init_cache
+from jspec.models.kv_cache import PagedView
 from jspec.models.params import DTYPES
 from jspec.pallas.collectives.workspace import Exchange
 from jspec.sampling.distribution import Warp

@@ -23,6 +23,8 @@ _LOADING = {
     "num_gpu_blocks_override": "num_pages",
     "block_size": "page_size",
     "swap_space": "swap_space",
+    "snapshot_every": "snapshot_every",
+    "snapshot_space": "snapshot_space",
     "max_waiting": "max_waiting",  # only of a server
     "ngram_corpus": "ngram_corpus",
     "tensor_parallel_size": "tensor_parallel",
@@ -137,6 +139,13 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
     parser.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="pages of the KV cache; what fits")
     parser.add_argument("--block-size", type=int, help="tokens of a page; 64")
     parser.add_argument("--swap-space", type=float, metavar="GIB", help="host memory for preempted requests; 4")
+    parser.add_argument(
+        "--snapshot-every",
+        type=int,
+        metavar="N",
+        help="tokens of a prompt between snapshots of recurrent states, of a target that has them; 1024",
+    )
+    parser.add_argument("--snapshot-space", type=float, metavar="GIB", help="host memory for these snapshots; 8")
     parser.add_argument(
         "--no-enable-prefix-caching", action="store_true", help="prefill every prompt from its first token"
     )

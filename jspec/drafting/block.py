@@ -10,8 +10,8 @@ from jspec.config import Speculation
 from jspec.drafting.base import Context, Prompt, Setup
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.window import make_window
+from jspec.models.cache_pools import init_pool
 from jspec.models.heads.block import BlockHead, BlockView
-from jspec.models.kv_cache import init_pool
 from jspec.models.protocols import Target
 from jspec.sampling.draft_vocabulary import DraftVocabulary
 from jspec.sampling.verify import Proposal

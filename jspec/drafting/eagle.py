@@ -12,7 +12,8 @@ from jspec.config import Speculation
 from jspec.drafting.base import Context, Prompt, Setup
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.window import make_window
-from jspec.models.kv_cache import PagedView, init_pool
+from jspec.models.cache_pools import init_pool
+from jspec.models.kv_cache import PagedView
 from jspec.models.protocols import DraftHead, Target
 from jspec.sampling.draft_vocabulary import DraftVocabulary
 

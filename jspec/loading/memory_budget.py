@@ -11,7 +11,7 @@ from jspec.config.heads import HeadConfig
 from jspec.engine.multihost.leader import fewest
 from jspec.engine.multihost.shard_map import exchange_bytes
 from jspec.loading.context_length import LADDER
-from jspec.models.kv_cache import gathers_pages
+from jspec.models.cache_pools import gathers_pages
 
 GIB = 2**30
 CPU_CACHE = 4 * GIB  # for keys and values where there is no GPU

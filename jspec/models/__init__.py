@@ -10,7 +10,8 @@ moe.py             a mixture of experts
 gathered_view.py   a view of a cache in shards, for heads that every device has
 per_layer.py       per-layer inputs: numbers of each token that one layer alone reads
 heads/             draft heads
-kv_cache.py        the paged KV cache, and the views that read and write it
+cache_pools.py     what each layer keeps of the texts that it has read: pools of pages, recurrent states
+kv_cache.py        the views that read and write the paged KV cache
 ragged_view.py     the view of rows with different numbers of query tokens
 quantization.py    weights of eight and of four bits
 w8a8.py            int8 inputs of the products of drafters

@@ -17,9 +17,9 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig, Shards
+from jspec.models.cache_pools import LayerShape, cache_shape
 from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
-from jspec.models.kv_cache import LayerShape, cache_shape
 from jspec.models.layers import Linear, Norm, linear_maps, times
 from jspec.models.per_layer import LayerInputs
 from jspec.models.quantization import as_float32, random_weight

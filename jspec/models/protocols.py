@@ -3,8 +3,9 @@
 Any object with the methods of a protocol can take the model's place. Shapes use the letters of ``jspec.config``: B rows,
 T tokens in a row, D width, V vocabulary, L layers, G key/value heads, H head dimension. E is the size of a feature.
 
-A *cache* holds one ``LayerKV`` for each layer (``jspec.models.kv_cache``), or None for a layer that reads another's. With
-a ``PagedView`` these are pools of pages, with a ``CausalView`` the keys and values of the call's own tokens.
+A *cache* holds one ``LayerKV`` for each layer with attention (``jspec.models.cache_pools``), a ``DeltaState`` for each with
+a gated delta net, and None for a layer that reads another's. With a ``PagedView`` the former are pools of pages, with a
+``CausalView`` they are the keys and values of the call's own tokens, and no state is kept.
 """
 
 from typing import Any, Protocol, Self
@@ -13,7 +14,8 @@ import jax
 
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, EagleConfig, MTPConfig
-from jspec.models.kv_cache import LayerShape, View
+from jspec.models.cache_pools import LayerShape
+from jspec.models.kv_cache import View
 
 
 class LanguageModel(Protocol):
@@ -51,7 +53,7 @@ class LanguageModel(Protocol):
         ...
 
     def cache_shape(self) -> tuple[LayerShape, ...]:
-        """What each layer caches for a token; None for layers that read the cache of another."""
+        """What each layer caches for a token, or keeps of a row; None for layers that read the cache of another."""
         ...
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.models.kv_cache import LayerKV, PagedView, View
+from jspec.models.cache_pools import LayerKV
+from jspec.models.kv_cache import PagedView, View
 from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
 from jspec.pallas.attention.flash import RaggedLayout
 from jspec.pallas.attention.reference import Rotation

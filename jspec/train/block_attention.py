@@ -18,7 +18,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jspec.models.kv_cache import LayerKV, View
+from jspec.models.cache_pools import LayerKV
+from jspec.models.kv_cache import View
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec
 

@@ -27,7 +27,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jspec.models.kv_cache import LayerKV, View
+from jspec.models.cache_pools import LayerKV
+from jspec.models.kv_cache import View
 from jspec.pallas.attention.reference import causal_mask
 from jspec.pallas.attention.spec import AttentionSpec
 

@@ -14,7 +14,7 @@ from benchmarks.rounds.experts_hit import experts_hit
 from benchmarks.rounds.programs import Decoding
 from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_120B, QWEN3_30B_A3B, TINY, TINY_MIXTURE, random_module
 from benchmarks.shapes import SHAPES as PAIRS
-from jspec.models.kv_cache import init_pool
+from jspec.models.cache_pools import init_pool
 
 
 @pytest.fixture(scope="module")

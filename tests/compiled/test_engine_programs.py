@@ -17,7 +17,8 @@ from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding
 from jspec.engine.runner.programs import WEIGHTS_THEN_STATE, PackedProgram, Programs, StepBuilder
-from jspec.engine.runner.state import of_rows, save
+from jspec.engine.runner.saved import save
+from jspec.engine.runner.state import of_rows
 from jspec.models.flatten import flatten
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")

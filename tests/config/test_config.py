@@ -125,6 +125,12 @@ BAD = [
     *refused(EngineConfig, "expand_latents", [None, 1]),
     *refused(EngineConfig, "num_pages", [1.5, "3", True, 0, -1, 2**31]),
     *refused(EngineConfig, "width", [1.5, "3", True, 0, -1, 2**31]),
+    *refused(EngineConfig, "snapshot_every", [1.5, "3", True, 0, -1, 2**31]),
+    *(
+        case
+        for name in ("swap_space", "snapshot_space")
+        for case in refused(EngineConfig, name, [*NO_NUMBERS, -1, 1e39])
+    ),
 ]
 
 

@@ -6,9 +6,9 @@ import jax
 import pytest
 from engines import TARGET
 
-from jspec.config import DeltaNets, Latent
+from jspec.config import DeltaNets, EngineConfig, Latent
 from jspec.config.heads import mtp_layers
-from jspec.models.kv_cache import cache_shape, init_cache
+from jspec.models.cache_pools import cache_shape, init_cache
 
 NETS = DeltaNets(2, 4, 6, 10, 3, (True, False, True))
 HYBRID = dataclasses.replace(TARGET, architecture="Qwen3_5ForCausalLM", windows=(), delta_nets=NETS)
@@ -82,3 +82,89 @@ def test_those_of_published_models():
     of_35b = DeltaNets(16, 32, 128, 128, 4, (True, True, True, False) * 10)
     for nets, states, columns in ((of_27b, 151e6, 2.9e6), (of_35b, 62.9e6, 1.5e6)):
         assert nets.row_bytes(0, 2) == pytest.approx(states + columns, rel=0.01)
+
+
+class TestEngineConfig:
+    """The engine's config for a target with gated delta nets."""
+
+    @pytest.mark.parametrize("reproducible", [True, False])
+    def test_defaults(self, reproducible):
+        asked = EngineConfig(reproducible=reproducible, max_len=8192)
+        config = asked.for_target(HYBRID)
+        assert (config.chunk, config.snapshot_every) == (64, 1024)
+        assert config.chunk_buckets[-1] * config.chunk == asked.chunk_buckets[-1] * asked.chunk
+        assert config.for_target(HYBRID) == config
+        assert asked.for_target(TARGET) == asked
+
+    def test_what_is_given_stays(self):
+        asked = EngineConfig(prefill_chunk=128, prefill_tokens=128, snapshot_every=100)
+        assert asked.for_target(HYBRID) == asked
+
+    def test_without_a_prefix_cache_there_are_no_snapshots(self):
+        for every in (None, 100):
+            config = EngineConfig(prefix_cache=False, snapshot_every=every).for_target(HYBRID)
+            assert (config.chunk, config.snapshot_every) == (64, None)
+            assert config.next_snapshot(0, 2000) is None
+
+    @pytest.mark.parametrize("chunk", [1, 32, 63, 65, 96])
+    def test_chunks_that_end_within_those_of_the_states_are_refused(self, chunk):
+        words = f"prefill_chunk={chunk}: expected a multiple of 64, for a target with gated delta nets"
+        with pytest.raises(ValueError, match=words):
+            EngineConfig(prefill_chunk=chunk).for_target(HYBRID)
+
+    @pytest.mark.parametrize(("chunk", "tokens"), [(None, 63), (None, 32), (128, 127)])
+    def test_a_prefill_batch_has_room_for_a_chunk(self, chunk, tokens):
+        with pytest.raises(ValueError, match=f"prefill_tokens={tokens}: expected "):
+            EngineConfig(prefill_chunk=chunk, prefill_tokens=tokens).for_target(HYBRID)
+
+    def test_snapshots_of_another_target_are_refused(self):
+        with pytest.raises(ValueError, match="snapshot_every=512: expected None for a target without recurrent states"):
+            EngineConfig(snapshot_every=512).for_target(TARGET)
+
+    def test_a_short_max_len_has_one_chunk(self):
+        """A prompt that is shorter than a chunk is never cut, so that its length is no multiple of 64."""
+        config = EngineConfig(max_len=40, page_size=8).for_target(HYBRID)
+        assert (config.chunk, config.chunk_buckets[-1]) == (40, config.num_rows)
+        assert config.snapshot_step == 40
+
+
+@pytest.mark.parametrize(
+    ("start", "last", "expected"),
+    [
+        (0, 63, None),  # no page and chunk ends within the prompt
+        (0, 64, 64),
+        (0, 191, 128),  # the last place before its end
+        (64, 191, 128),
+        (128, 191, None),
+        (0, 256, 256),
+        (0, 1000, 256),
+        (128, 1000, 256),
+        (256, 1000, 512),  # it begins where a snapshot is
+        (512, 1000, 768),
+        (768, 1000, 960),  # no multiple of 256, but the last place
+        (960, 1000, None),
+        (0, 0, None),
+    ],
+)
+def test_where_the_next_snapshot_is(start, last, expected):
+    config = EngineConfig(page_size=32, prefill_chunk=64, snapshot_every=256)
+    assert config.next_snapshot(start, last) == expected
+    assert dataclasses.replace(config, snapshot_every=None).next_snapshot(start, last) is None
+
+
+@pytest.mark.parametrize(
+    ("page", "chunk", "every", "places"),
+    [
+        (64, 64, 1024, [1024, 2048, 2944]),
+        (64, 64, 1, [64 * i for i in range(1, 47)]),  # as often as chunks and pages end together
+        (48, 64, 100, [192 * i for i in range(1, 16)]),  # rounded up to multiples of 192
+        (64, 128, 1000, [1024, 2048, 2944]),
+        (64, 64, 10_000, [2944]),
+    ],
+)
+def test_snapshots_of_a_prompt(page, chunk, every, places):
+    """Of a prompt of 3,000 tokens, one after another."""
+    config, found, start = EngineConfig(page_size=page, prefill_chunk=chunk, snapshot_every=every), [], 0
+    while (place := config.next_snapshot(start, 2999)) is not None:
+        found.append(start := place)
+    assert found == places

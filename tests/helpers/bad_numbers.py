@@ -21,7 +21,8 @@ from test_w8a8 import problem as w8a8_problem
 from test_weight_only import problem as weight_only_problem
 
 from jspec.config import Experts
-from jspec.models.kv_cache import LayerKV, View
+from jspec.models.cache_pools import LayerKV
+from jspec.models.kv_cache import View
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS
 from jspec.pallas.attention.decode import decode_attention_kernel
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference

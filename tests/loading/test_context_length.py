@@ -14,7 +14,7 @@ from jspec.config.rope import Rope
 from jspec.loading import memory_budget
 from jspec.loading.context_length import LADDER, lengths_up_to, own_length, reproducible_length
 from jspec.loading.memory_budget import ModelMemory
-from jspec.models.kv_cache import gathers_pages
+from jspec.models.cache_pools import gathers_pages
 
 LONG = dataclasses.replace(TARGET, max_position=131_072)
 CONFIG = EngineConfig(max_batch=4, max_len=64, page_size=64, dtype="bfloat16", reproducible=False)

@@ -374,6 +374,18 @@ def test_a_draft_with_another_tokenizer_is_refused(folders, tmp_path):
         jspec.load(folders / "target", other, **SMALL)
 
 
+def test_a_draft_model_with_recurrent_states_is_refused(folders, tmp_path):
+    """The architecture alone tells, whatever the target is."""
+    sizes = {name: size for name, size in SIZES.items() if name != "num_hidden_layers"}
+    hybrid = tiny_checkpoint(tmp_path / "hybrid", "Qwen3_5ForCausalLM", **sizes)
+    tiny_tokenizer(hybrid)
+    for target in (folders / "target", hybrid):
+        with pytest.raises(
+            ValueError, match=r"a Qwen3_5ForCausalLM cannot draft, .* draft='mtp', or a draft model whose"
+        ):
+            jspec.load(target, hybrid, **SMALL | {"prefill_chunk": 64})
+
+
 def test_without_tokenizers_vocabularies_must_be_equal(folders):
     with pytest.raises(ValueError, match=f"draft has a vocabulary of 288 and the target of {V}"):
         jspec.load(folders / "ids", folders / "draft", **SMALL)

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from engines import DRAFT, LATENTS, TARGET
+from engines import DRAFT, HYBRID, LATENTS, TARGET
 
 from jspec.config import EngineConfig, Shards
 from jspec.loading import memory_budget
@@ -35,6 +35,40 @@ def test_keys_and_values_that_follow_from_latents_are_counted():
         dataclasses.replace(other, expand_latents=False)
     )
     assert ModelMemory(TARGET, None, 1).budget(expanding) == ModelMemory(TARGET, None, 1).budget(config)
+
+
+@pytest.mark.parametrize("width", [1, 5])
+def test_recurrent_states_of_all_rows_are_counted(width):
+    """Also those of prompts that are prefilled ahead, for which there are two rows beside four. Of three layers the one with
+    attention has pages, as if it were alone."""
+    config = dataclasses.replace(CONFIG, max_batch=4)
+    need = ModelMemory(HYBRID, None, width).budget(config)
+    states = (4 + 2) * HYBRID.delta_nets.row_bytes(width, 4)
+    assert need.cache == states + 4 * 2 * 1 * 2 * 4 * config.pool_pages * 8
+    more = ModelMemory(HYBRID, None, width).budget(dataclasses.replace(config, read_ahead=5))
+    assert more.cache - need.cache == 3 * HYBRID.delta_nets.row_bytes(width, 4)
+
+
+def test_pages_are_those_that_fit_beside_recurrent_states(monkeypatch):
+    memory, one_row = ModelMemory(HYBRID, None, 5), dataclasses.replace(CONFIG, num_pages=CONFIG.pages_per_row)
+    monkeypatch.setattr(memory_budget, "on_gpu", lambda: True)
+    need, states = memory.budget(one_row), CONFIG.num_rows * HYBRID.delta_nets.row_bytes(5, 4)
+    page = 4 * 2 * 1 * 2 * 4 * 8
+    assert need.cache == states + one_row.pool_pages * page
+    free = 2 * need.total + 100 * page
+    monkeypatch.setattr(memory_budget, "free_bytes", lambda: free)
+    fits = (0.5 * free - need.weights - need.work - states) / page
+    pages = memory.with_num_pages(CONFIG, 0.5).num_pages
+    assert 15 / 16 * fits - 2 <= pages <= fits
+    assert pages > CONFIG.pages_per_row
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_shard_has_the_states_of_its_heads(count):
+    whole, shard = (
+        ModelMemory(HYBRID, None, 5, (shards, None)).budget(CONFIG).cache for shards in (None, Shards(count))
+    )
+    assert whole == count * shard
 
 
 def test_half_the_bytes_in_bfloat16():

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.models.kv_cache import CacheShape
+from jspec.models.cache_pools import CacheShape
 from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.paged import gather_pages
 

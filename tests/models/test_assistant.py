@@ -20,7 +20,8 @@ from jspec.config import Shards
 from jspec.engine.multihost import shard_map
 from jspec.loading.pair import require_shards
 from jspec.models import build, build_head
-from jspec.models.kv_cache import PagedView, init_pool
+from jspec.models.cache_pools import init_pool
+from jspec.models.kv_cache import PagedView
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -14,7 +14,8 @@ from jspec.checkpoints.export import to_tensors
 from jspec.checkpoints.huggingface.names import tensor_table
 from jspec.models import Decoder
 from jspec.models.attention import Attention
-from jspec.models.kv_cache import CausalView, PagedView, init_pool
+from jspec.models.cache_pools import init_pool
+from jspec.models.kv_cache import CausalView, PagedView
 from jspec.models.params import build, flat_params
 from jspec.pallas.attention.reference import grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec

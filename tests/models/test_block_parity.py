@@ -14,8 +14,9 @@ from safetensors.numpy import load_file, save_file
 from convert import load_draft
 from jspec.config.heads.block import MARKOVS
 from jspec.models import build_head
+from jspec.models.cache_pools import init_pool
 from jspec.models.heads.block import BlockView
-from jspec.models.kv_cache import PagedView, init_pool
+from jspec.models.kv_cache import PagedView
 
 TOLERANCE = 1e-5
 GOLDEN = Path(__file__).parents[1] / "golden"

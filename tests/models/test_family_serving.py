@@ -19,7 +19,8 @@ import jspec
 from jspec.checkpoints.checkpoint import load_folder
 from jspec.checkpoints.huggingface.families import FAMILIES
 from jspec.models import Decoder, build
-from jspec.models.kv_cache import CausalView, PagedView, init_cache
+from jspec.models.cache_pools import init_cache
+from jspec.models.kv_cache import CausalView, PagedView
 from jspec.pallas.delta_net.state import PrefillRows, VerifyRows
 
 S, P = 40, 8  # past every window, and past the original length of the longrope

@@ -16,7 +16,8 @@ from tiny_heads import CASES, MASK
 from convert import convert, load_draft, load_folder
 from jspec.config.heads import default_aux_layers
 from jspec.models import build, build_head, causal_logits
-from jspec.models.kv_cache import CausalView, PagedView, init_pool
+from jspec.models.cache_pools import init_pool
+from jspec.models.kv_cache import CausalView, PagedView
 from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 TOLERANCE = 2e-5

@@ -5,7 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.models.kv_cache import NULL_PAGE, CacheShape, CausalView, LayerKV, PagedView, causal_mask, init_pool
+from jspec.config import NULL_PAGE
+from jspec.models.cache_pools import CacheShape, LayerKV, init_pool
+from jspec.models.kv_cache import CausalView, PagedView
+from jspec.pallas.attention.reference import causal_mask
 from jspec.pallas.attention.spec import AttentionSpec
 
 G, H, N, S = 2, 4, 4, 17

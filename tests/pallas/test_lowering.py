@@ -10,7 +10,8 @@ import pytest
 from cuda_lowering import for_cuda, kernels_of, shapes_of_queries
 
 from jspec.config import Experts
-from jspec.models.kv_cache import LayerKV, PagedView
+from jspec.models.cache_pools import LayerKV
+from jspec.models.kv_cache import PagedView
 from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.flash import RaggedLayout
 from jspec.pallas.attention.paged import paged_attention

@@ -32,6 +32,7 @@ def test_loading_options_are_arguments_of_load():
         args_of(
             *("--max-model-len", "99", "--max-num-seqs", "3", "--dtype", "bfloat16", "--gpu-memory-utilization", "0.5"),
             *("--num-gpu-blocks-override", "7", "--block-size", "16", "--swap-space", "1", "--max-waiting", "5"),
+            *("--snapshot-every", "512", "--snapshot-space", "0.5"),
             *("--reproducible", "--no-enable-prefix-caching", "--generation-config", "vllm", "--ngram-corpus", "f"),
         )
     )
@@ -43,6 +44,8 @@ def test_loading_options_are_arguments_of_load():
         "num_pages": 7,
         "page_size": 16,
         "swap_space": 1.0,
+        "snapshot_every": 512,
+        "snapshot_space": 0.5,
         "max_waiting": 5,
         "ngram_corpus": "f",
         "reproducible": True,

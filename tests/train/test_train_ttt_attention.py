@@ -13,7 +13,9 @@ from train_toys import HEADS, TARGET, V, head_params, module, objective, target
 from jspec.config import Speculation
 from jspec.drafting.base import Context, Prompt
 from jspec.drafting.methods import drafter_for
-from jspec.models.kv_cache import LayerKV, PagedView, grouped_attention
+from jspec.models.cache_pools import LayerKV
+from jspec.models.kv_cache import PagedView
+from jspec.pallas.attention.reference import grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.sampling.distribution import Warp
 from jspec.sampling.processors import Processing

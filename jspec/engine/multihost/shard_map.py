@@ -16,8 +16,8 @@ from jspec.config import Shards
 from jspec.engine.runner.saved import Saved, pools, states
 from jspec.engine.runner.state import OF_ROWS, DecodeState
 from jspec.engine.runner.step_io import CallLogs
+from jspec.models.cache_pools import CacheShape, LayerKV, StateShape
 from jspec.models.flatten import flatten
-from jspec.models.kv_cache import CacheShape, LayerKV, StateShape
 from jspec.models.protocols import Target
 from jspec.pallas.collectives.access import reason_against_packets
 from jspec.pallas.collectives.peers import Peers, room_for

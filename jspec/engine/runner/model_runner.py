@@ -27,8 +27,8 @@ from jspec.engine.runner.step_io import Call, CallLogs, RoundLog
 from jspec.engine.runner.swap import SwapBlock, SwapBlocks, to_memory_kind
 from jspec.engine.scheduler.prefill_batching import Chunk
 from jspec.engine.scheduler.schedule import Schedule, Swap
+from jspec.models.cache_pools import StateShape
 from jspec.models.flatten import flatten
-from jspec.models.kv_cache import StateShape
 from jspec.models.params import DTYPES
 from jspec.pallas.collectives.workspace import are_lost
 from jspec.pallas.delta_net import chunked

@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jspec.config import NULL_PAGE
 from jspec.engine.runner.state import DecodeState, of_rows
-from jspec.models.kv_cache import NULL_PAGE, LayerKV
+from jspec.models.cache_pools import LayerKV
 from jspec.pallas.delta_net.state import DeltaState
 
 

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.config import EngineConfig
+from jspec.config import NULL_PAGE, EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.adaptive.draft_selection import AcceptanceStats, no_stats
 from jspec.engine.request import LIVE, STOPPED, Request
 from jspec.engine.runner.recurrent import RecurrentRows
-from jspec.models.kv_cache import NULL_PAGE, LayerKV, StateShape, init_cache
+from jspec.models.cache_pools import LayerKV, StateShape, init_cache
 from jspec.models.protocols import Target
 from jspec.pallas.collectives.workspace import Exchange
 from jspec.pallas.delta_net.state import DeltaState

@@ -268,7 +268,7 @@ class PagePool:
         span: int,
     ) -> tuple[list[int], bytes | None]:
         """The known pages behind ``before``, which are held from now on, and the key of the pages that follow."""
-        if not self._prefix_cache:
+        if not self._prefix_cache or (self._snapshots is not None and not self._snapshots.most):
             return [], None
         most_pages, step = self._index.full_pages(len(tokens), most_slots), self._step(grid) // self.page_size
         steps = math.ceil(span / self._step(grid))
@@ -276,8 +276,9 @@ class PagePool:
         if self._snapshots is not None:
             known = self._snapshots.known(cached, step)
             if len(known) < len(cached):
-                last = len(known) + steps * step
-                cached, key = known, self._index.key_of(cached[last - 1]) if last <= len(cached) else None
+                end = len(before) + len(known) + steps * step
+                key = self._index.key_up_to(tokens, [*before, *cached], end, most_pages)
+                cached = known
         for page in cached:
             self._holders[page] = self._holders.get(page, 0) + 1
             self._cached.pop(page, None)

@@ -52,11 +52,6 @@ class PrefixIndex:
         link = self._links.get(page)
         return link is not None and self._pages.get(link.key) == page
 
-    def key_of(self, page: int) -> bytes | None:
-        """The key of a page, registered or not; None if it is not known."""
-        link = self._links.get(page)
-        return None if link is None else link.key
-
     def found_as(self, page: int) -> int | None:
         """The page that a text finds which has the contents of this one: itself, or another one that was first."""
         link = self._links.get(page)
@@ -100,6 +95,18 @@ class PrefixIndex:
                 return pages[: len(pages) - beyond], following[-1] if len(following) == span - beyond else None
             pages.append(page)
         return pages[: len(pages) // step * step], None
+
+    def key_up_to(
+        self, tokens: Sequence[int] | np.ndarray, pages: Sequence[int], end: int, most_pages: int
+    ) -> bytes | None:
+        """The key of the page that ends the first ``end`` pages of a text; None if that is beyond ``most_pages``.
+
+        The text begins with ``pages``, of which there is one at least, and whose keys are known.
+        """
+        if end > most_pages:
+            return None
+        known = self._links[pages[min(end, len(pages)) - 1]].key
+        return [known, *self._keys(tokens, len(pages), end, known)][-1]
 
     def add(self, tokens: Sequence[int] | np.ndarray, pages: Sequence[int], salt: str) -> list[int]:
         """Register the first pages of a text; returns those that were not registered before.

@@ -37,11 +37,11 @@ class Snapshots:
     """The snapshots that there are, of which the one used longest ago makes room for another.
 
     Args:
-      most: how many there may be.
+      most: how many there may be, also an attribute.
     """
 
     def __init__(self, most: int):
-        self._most = most
+        self.most = most
         self._of_page: collections.OrderedDict[int, Snapshot] = collections.OrderedDict()
 
     def __len__(self) -> int:
@@ -56,9 +56,9 @@ class Snapshots:
 
     def add(self, page: int, snapshot: Snapshot):
         """Keep a snapshot that was made behind a page, unless there is one already."""
-        if page in self._of_page or not self._most:
+        if page in self._of_page or not self.most:
             return
-        while len(self._of_page) >= self._most:
+        while len(self._of_page) >= self.most:
             self._of_page.popitem(last=False)
         self._of_page[page] = snapshot
 

@@ -12,8 +12,8 @@ import numpy as np
 from flax import nnx
 
 from jspec.config.heads import AssistantConfig
+from jspec.models.cache_pools import LayerShape
 from jspec.models.decoder_layer import Layer, apply_layer
-from jspec.models.kv_cache import LayerShape
 from jspec.models.layers import Linear, Norm, times
 from jspec.models.quantization import random_weight
 from jspec.pallas.matmul import matmul

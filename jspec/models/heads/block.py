@@ -20,11 +20,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config.heads import BlockConfig
+from jspec.models.cache_pools import LayerKV, LayerShape, cache_shape
 from jspec.models.decoder_layer import Layer
 from jspec.models.heads.dflash2 import CandidateSelector, ConvolvedLayer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.heads.eagle import init_embedding
-from jspec.models.kv_cache import LayerKV, LayerShape, PagedView, cache_shape
+from jspec.models.kv_cache import PagedView
 from jspec.models.layers import Linear, Norm
 from jspec.models.w8a8 import with_quantized_inputs
 from jspec.pallas.attention.prefill_sm90 import prefill_attention

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config.heads import EagleConfig
+from jspec.models.cache_pools import LayerShape, cache_shape
 from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
-from jspec.models.kv_cache import LayerShape, cache_shape
 from jspec.models.layers import Linear
 from jspec.models.w8a8 import with_quantized_inputs
 

@@ -13,10 +13,10 @@ from flax import nnx
 
 from jspec.config.heads import Eagle3Config
 from jspec.models.attention import Attention
+from jspec.models.cache_pools import LayerShape, cache_shape
 from jspec.models.decoder_layer import MLP, Layer, add
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.heads.eagle import init_embedding
-from jspec.models.kv_cache import LayerShape, cache_shape
 from jspec.models.layers import Linear, Norm
 from jspec.models.w8a8 import with_quantized_inputs
 

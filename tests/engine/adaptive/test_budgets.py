@@ -15,7 +15,8 @@ import jspec
 from jspec.config import Speculation, speculation
 from jspec.engine.adaptive.controller import Controller
 from jspec.engine.adaptive.cost_table import CostTable
-from jspec.models.kv_cache import PagedView, init_pool
+from jspec.models.cache_pools import init_pool
+from jspec.models.kv_cache import PagedView
 from jspec.models.ragged_view import RaggedView
 
 KINDS = ("draft_model", "eagle", "dspark", "ngram", "latents", "draft_model/2")

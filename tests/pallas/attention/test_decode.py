@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from test_paged import CASES, DEAD, SMALL, WHOLE, Case, G, problem
 
-from jspec.models.kv_cache import LayerKV, PagedView, View
+from jspec.models.cache_pools import LayerKV
+from jspec.models.kv_cache import PagedView, View
 from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
 from jspec.pallas.attention.reference import Rotation

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from cuda_lowering import shapes_of_queries
 
-from jspec.models.kv_cache import LayerKV, PagedView
+from jspec.models.cache_pools import LayerKV
+from jspec.models.kv_cache import PagedView
 from jspec.pallas.attention.flash import AttentionLaunch
 from jspec.pallas.attention.paged import paged_attention, paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jspec.config import Rope
-from jspec.models.kv_cache import LayerKV, PagedView
+from jspec.models.cache_pools import LayerKV
+from jspec.models.kv_cache import PagedView
 from jspec.models.layers import rotation_at
 from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling
