@@ -1,5 +1,6 @@
-"""Programs of a target with gated delta nets as XLA compiles them for an H200, without one: none moves a recurrent state, and
-a decode program launches as many kernels for one more layer as it is known to."""
+"""Programs of a target with gated delta nets as XLA compiles them for an H200, without one.
+
+None moves a recurrent state, and a decode program launches as many kernels for one more layer as it is known to."""
 
 import dataclasses
 import functools

@@ -19,7 +19,9 @@ def passes(tokens: int, accepted: int) -> list[Pass]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("tokens", "accepted"), [(5, 5), (5, 1), (1, 1)], ids=["all accepted", "all rejected", "plain"])
+@pytest.mark.parametrize(
+    ("tokens", "accepted"), [(5, 5), (5, 1), (1, 1)], ids=["all accepted", "all rejected", "plain"]
+)
 def test_errors_do_not_grow(tokens, accepted):
     """States that hold on to what they have read for thousands of tokens, beside float64."""
     texts = random_texts(1, N, seed=3)
