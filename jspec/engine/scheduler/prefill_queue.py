@@ -108,23 +108,29 @@ class PrefillQueue:
         """
         going, keys = [], set()
         for active in prefilling:
-            request, most = active.request, most_cached(active)
-            next_snapshot = self._config.next_snapshot(active.num_prefilled, most)
-            span = self._worth_waiting if next_snapshot is None else next_snapshot - active.num_prefilled
-            active.pages, slots, key = self.pages.look_again(
-                request.prompt,
-                active.pages,
-                active.num_prefilled,
-                most,
-                self._config.chunk,
-                span,
-                request.salt,
-            )
-            self._skip_cached(active, slots)
+            key = self._look_again(active)
             if key is None or key not in keys:
                 going.append(active)
                 keys.add(key)
         return going
+
+    def _look_again(self, active: ActiveRequest) -> bytes | None:
+        """Exchange pages of one prompt; returns the key of the text that it waits for if another request prefills that.
+
+        Without recurrent states that is so much as is worth waiting for, and with them the text up to the next snapshot,
+        which is another one once a snapshot was found.
+        """
+        request, most, config = active.request, most_cached(active), self._config
+        while True:
+            start = active.num_prefilled
+            end = config.next_snapshot(start, most)
+            span = self._worth_waiting if end is None else end - start
+            active.pages, slots, key = self.pages.look_again(
+                request.prompt, active.pages, start, most, config.chunk, span, request.salt
+            )
+            self._skip_cached(active, slots)
+            if slots == start or config.snapshot_every is None:
+                return key
 
     def _skip_cached(self, active: ActiveRequest, slots: int):
         """Skip the first slots of a prompt, which are cached."""
