@@ -42,7 +42,16 @@ def places(chunks) -> list[tuple[int, int, int]]:
     ],
 )
 def test_chunks_end_at_multiples_of_their_size(num_prefilled, expected):
-    assert places(chunks_of(prefilling(19, num_prefilled=num_prefilled)[0], 8)) == expected
+    config = EngineConfig(prefill_chunk=8, page_size=8)
+    assert places(chunks_of(prefilling(19, num_prefilled=num_prefilled)[0], config)) == expected
+
+
+@pytest.mark.parametrize(("num_prefilled", "ends"), [(0, [8, 16]), (8, [16]), (16, [24, 32]), (32, [40]), (40, [48])])
+def test_chunks_of_a_batch_end_with_the_next_snapshot(num_prefilled, ends):
+    """They lie behind 16 and 32 tokens, and behind the last whole page that others may share, of 40."""
+    config = EngineConfig(prefill_chunk=8, page_size=8, snapshot_every=16)
+    chunks = chunks_of(prefilling(48, num_prefilled=num_prefilled)[0], config)
+    assert [start + length for _, start, length in chunks] == ends
 
 
 @pytest.mark.parametrize(("num_held", "chunks"), [(0, 16), (3, 64)])
