@@ -79,8 +79,7 @@ class ServedAcceptance:
             max_len=self._max_len,
             dtype=self._dtype,
             page_size=32,
-            prefill_chunk=32,
-        )
+        ).for_target(self._target.config)
         return LLM(self._target, head, make_drafter, self._config.method, None, speculation, engine)
 
     def _measure(self, llm: LLM, temperature: float) -> Stats:

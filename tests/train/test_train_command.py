@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from tiers import in_tiers
+from tiny import tiny_checkpoint
 from train_toys import learnable
 
 import jspec
@@ -33,6 +34,7 @@ METHODS = {
         *("--tokens-per-step", "2048", "--peak-rate", "4e-2"),  # a mask slot learns to read the anchor's late
     ],
 }
+FEW_STEPS = "--steps 2 --evaluate-every 2 --tokens-per-step 128 --length 64 --prompts 2 --dtype float32"
 PLAN = "--steps 80 --evaluate-every 40 --tokens-per-step 256 --length 32 --peak-rate 2e-2 --prompts 2 --dtype float32"
 
 
@@ -70,6 +72,22 @@ def test_every_method_trains(folder, method, capsys):
     config, params = load_draft(out / "head", "float32")
     assert config.method == method
     assert sum(np.size(array) for array in params.values()) == config.num_parameters == figures["parameters"]
+
+
+@pytest.mark.nightly
+def test_heads_of_a_target_with_recurrent_states_train_and_serve(tmp_path, capsys):
+    target, text = (
+        tiny_checkpoint(tmp_path / "target", "Qwen3_5ForCausalLM"),
+        np.random.default_rng(0).integers(97, size=900),
+    )
+    np.savez(tmp_path / "tokens.npz", train=text[:700], held_out=text[700:])
+    plan = FEW_STEPS.split()
+    paths = ["--target", str(target), "--data", str(tmp_path / "tokens.npz"), "--out", str(tmp_path / "out")]
+    assert main(["train", "--method", "eagle", *paths, *plan]) == 0
+    assert "acceptance length" in capsys.readouterr().out
+    llm = jspec.load(target, tmp_path / "out" / "head", max_batch=2, max_len=96)
+    [result] = jspec.generate(llm, [text[:70].tolist()], temperature=0, max_tokens=9, ignore_eos=True)
+    assert len(result.token_ids) == 9
 
 
 def test_the_trained_head_serves(folder):
