@@ -83,6 +83,16 @@ def test_greedy_texts_are_those_of_whole_passes(drafts):
     assert texts(engine(drafts), requests) == [text[:18] for text in plain_greedy(hybrid(), PROMPTS)]
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("head", ["eagle", "eagle3", "p-eagle", "mlp", "medusa", "dflash", "dflash2", "dspark"])
+def test_greedy_texts_are_the_same_with_every_kind_of_head(head):
+    config = VARIANTS[head]
+    make, by = drafter_for(config, HYBRID, Speculation(K - 1)), serving(config, random_head(config))
+    of = Engine(hybrid(), by, Decoding(make, "rejection"), dataclasses.replace(CONFIG, snapshot_every=2 * P))
+    requests = requests_of(PROMPTS, [GREEDY] * len(PROMPTS))
+    assert texts(of, requests) == [text[:18] for text in plain_greedy(hybrid(), PROMPTS)]
+
+
 def state_behind(prompt: list[int], every: int) -> list[np.ndarray]:
     """The recurrent states of a prompt's row, once it was prefilled in batches of up to so many tokens."""
     one = engine(0, every=every)
