@@ -1,16 +1,9 @@
 """Shapes of published checkpoints, with random weights: speed does not depend on what the weights are."""
 
 import dataclasses
-import functools
-import itertools
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-from jax.sharding import Mesh, NamedSharding
-
-from jspec.config import OF_TARGET, DeltaNets, Experts, Latent, LayerConfig, ModelConfig, Rope, Shards
+from jspec.config import OF_TARGET, DeltaNets, Experts, Latent, LayerConfig, ModelConfig, Rope
 from jspec.config.heads import (
     AssistantConfig,
     BlockConfig,
@@ -22,9 +15,6 @@ from jspec.config.heads import (
     MTPConfig,
     mtp_layers,
 )
-from jspec.models import Decoder, init
-from jspec.models.sharding import abstract_shards, with_leaves
-from jspec.quantization import mxfp4
 
 DRAFT_VOCABULARY = 32_000  # of published EAGLE-3 heads
 
@@ -360,61 +350,3 @@ def assistant_of(target: ModelConfig) -> AssistantConfig:
         tie_embeddings=False,
     )
     return AssistantConfig(own, target.hidden_size)
-
-
-_LARGE = 500  # times the standard deviation of an embedding, 0.02
-
-
-def abstract_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16", *, drafts: bool = False):
-    """A module of ``config``, ready to serve, with shapes in place of arrays; ``drafts`` as for ``random_module``."""
-    return nnx.eval_shape(lambda: _made(config, seed, dtype, drafts))
-
-
-def random_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16", *, drafts: bool = False):
-    """A module of ``config``, ready to serve, its weights made on the device. A language model is a target, or with
-    ``drafts`` a draft model.
-
-    The arrays are made one after another, because a program that makes all of them takes minutes to compile.
-
-    The embeddings of a mixture of experts are large. What the layers add is then little beside them, and routers spread
-    different tokens evenly in every layer. Otherwise the tokens of a text that random weights write become alike from layer
-    to layer, and share experts.
-    """
-    module = _made(config, seed, dtype, drafts)
-    if isinstance(config, ModelConfig) and config.experts is not None and not config.tie_embeddings:
-        module.embedding[...] = module.embedding[...] * _LARGE
-    return module
-
-
-def _made(config, seed: int, dtype: str, drafts: bool):
-    module = init(config, nnx.Rngs(seed), dtype)
-    return module.prepare() if drafts or not isinstance(config, ModelConfig) else module
-
-
-def random_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str = "bfloat16", seed: int = 0) -> Decoder:
-    """A language model in shards on the devices of ``mesh``, whose weights each device makes for itself; embeddings of
-    mixtures are large, as those of ``random_module`` are."""
-    if config.quantization is not None:
-        raise ValueError(f"{config.architecture}: random shards are made of models that are not quantised")
-    keys = map(functools.partial(jax.random.fold_in, jax.random.key(seed)), itertools.count())
-    large = config.experts is not None and not config.tie_embeddings
-
-    def made(name: str, leaf) -> jax.Array:
-        times = _LARGE if large and name == "embedding" else 1
-        return _random_weight(leaf.shape, leaf.dtype, leaf.sharding, times)(next(keys))
-
-    return with_leaves(abstract_shards(config, shards, mesh, dtype), made)
-
-
-@functools.cache  # layers share one program
-def _random_weight(shape: tuple[int, ...], dtype, sharding: NamedSharding, times: int):
-    def make(key):
-        if len(shape) == 1:  # of norms
-            return jnp.ones(shape, dtype)
-        if dtype == jnp.uint8:  # codes of four bits
-            return jax.random.bits(key, shape, dtype)
-        if dtype == jnp.uint32:  # their scales, an axis of pairs of groups and one of output features
-            return jnp.full(shape, mxfp4.factors_of_random_codes(shape[-2] * mxfp4.PAIR), dtype)
-        return jax.random.normal(key, shape, dtype) * jnp.asarray(times * shape[-1] ** -0.5, dtype)
-
-    return jax.jit(make, out_shardings=sharding)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.random_modules import random_module, random_shards
 from benchmarks.rounds.experts_hit import experts_hit, experts_hit_evenly
 from benchmarks.rounds.floors import draft_passes, floor, target_pass
 from benchmarks.rounds.hlo import launched
@@ -24,7 +25,7 @@ from benchmarks.rounds.programs import (
     last_positions,
     tables,
 )
-from benchmarks.shapes import Pair, head_for, random_module, random_shards
+from benchmarks.shapes import Pair, head_for
 from jspec.config import ModelConfig, Shards
 from jspec.engine.runner.state import LIVE
 from jspec.engine.runner.step_io import RoundLog

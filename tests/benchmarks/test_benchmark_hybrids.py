@@ -3,8 +3,9 @@
 import json
 import sys
 
+from benchmarks.random_modules import abstract_module
 from benchmarks.rounds import floors, hybrids
-from benchmarks.shapes import QWEN36_27B, abstract_module
+from benchmarks.shapes import QWEN36_27B
 
 
 def test_a_smoke_run_has_plain_and_mtp_rounds(monkeypatch, tmp_path):

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.kernels import experts
+from benchmarks.random_modules import random_module
 from benchmarks.report import results
 from benchmarks.rounds import floors, mixtures
 from benchmarks.rounds.bench import Bench
 from benchmarks.rounds.experts_hit import experts_hit
 from benchmarks.rounds.programs import Decoding
-from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_120B, QWEN3_30B_A3B, TINY, TINY_MIXTURE, random_module
+from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_120B, QWEN3_30B_A3B, TINY, TINY_MIXTURE
 from benchmarks.shapes import SHAPES as PAIRS
 from jspec.models.cache_pools import init_pool
 

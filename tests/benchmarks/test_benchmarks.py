@@ -15,11 +15,12 @@ from benchmarks.acceptance import editing, small_drafts
 from benchmarks.host import loading, shards
 from benchmarks.kernels import bandwidth, sums, verify
 from benchmarks.kernels.references import Comparison
+from benchmarks.random_modules import abstract_module, random_module
 from benchmarks.report import results
 from benchmarks.rounds import efficiency, families, hlo, quantization, round, tensor_parallel
 from benchmarks.rounds.floors import draft_passes, floor, target_pass
 from benchmarks.rounds.programs import Decoding
-from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, abstract_module, head_for, random_module
+from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, head_for
 from jspec.checkpoints.checkpoint import load_folder, read_draft_config
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.commands.demo import FAMILY

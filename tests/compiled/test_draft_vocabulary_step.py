@@ -9,9 +9,10 @@ import jax
 import pytest
 from deviceless import compiled_for_h200, why_not
 
+from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import Op, launched
 from benchmarks.rounds.programs import Decoding, decoding_program
-from benchmarks.shapes import LLAMA_1B, LLAMA_8B, abstract_module, head_for
+from benchmarks.shapes import LLAMA_1B, LLAMA_8B, head_for
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from deviceless import compiled_for_h200, why_not
 
+from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import moves
-from benchmarks.shapes import LLAMA_8B, abstract_module, head_for
+from benchmarks.shapes import LLAMA_8B, head_for
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from deviceless import compiled_for_h200, why_not
 
+from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
-from benchmarks.shapes import QWEN36_27B, abstract_module, head_for
+from benchmarks.shapes import QWEN36_27B, head_for
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding

@@ -9,9 +9,10 @@ import jax
 import pytest
 from deviceless import compiled_for_h200, why_not
 
+from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
 from benchmarks.rounds.programs import Decoding, decoding_program
-from benchmarks.shapes import GEMMA4_26B_A4B, GLM_47_FLASH, GPT_OSS_20B, QWEN3_30B_A3B, abstract_module
+from benchmarks.shapes import GEMMA4_26B_A4B, GLM_47_FLASH, GPT_OSS_20B, QWEN3_30B_A3B
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 

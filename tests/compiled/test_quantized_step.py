@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import pytest
 from deviceless import compiled_for_h200, why_not
 
+from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
 from benchmarks.rounds.programs import Decoding, decoding_program
-from benchmarks.shapes import LLAMA_1B, LLAMA_8B, abstract_module, head_for
+from benchmarks.shapes import LLAMA_1B, LLAMA_8B, head_for
 from jspec.models.quantization import SCALES, STORED, quantized_shapes
 from jspec.pallas.matmul import matmul
 
