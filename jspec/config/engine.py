@@ -97,8 +97,14 @@ class EngineConfig:
         require(is_int(n) and 2 <= n <= MAX_POSITIONS, "max_len", n, f"an integer in 2..{MAX_POSITIONS}")
         known = isinstance(self.dtype, str) and self.dtype in ("float32", "bfloat16")
         require(known, "dtype", self.dtype, "'float32' or 'bfloat16'")
-        least = {"num_pages": 1, "width": 1, "prefill_tokens": chunk or CHUNK, "max_waiting": 1, "read_ahead": 0}
-        least["snapshot_every"] = 1
+        least = {
+            "num_pages": 1,
+            "width": 1,
+            "prefill_tokens": chunk or CHUNK,
+            "max_waiting": 1,
+            "read_ahead": 0,
+            "snapshot_every": 1,
+        }
         for name, low in least.items():
             value = getattr(self, name)
             ok = value is None or (is_int(value) and low <= value <= LARGEST_INT)

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import TARGET, in_shards
+from engines import HYBRID, in_shards
 from flax import nnx
 
 from jspec.config import DeltaNets, Experts, ModelConfig, Shards
@@ -15,15 +15,7 @@ from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView
 from jspec.models.sharding import indices_of, mesh_of
 
-DENSE = dataclasses.replace(
-    TARGET,
-    architecture="Qwen3_5ForCausalLM",
-    windows=(),
-    norm="rms_offset",
-    qk_norm=True,
-    attention_gate=True,
-    delta_nets=DeltaNets(4, 8, 6, 10, 3, (True, True, False)),
-)
+DENSE = dataclasses.replace(HYBRID, delta_nets=DeltaNets(4, 8, 6, 10, 3, (True, True, False)))
 MOE = dataclasses.replace(
     DENSE, architecture="Qwen3_5MoeForCausalLM", experts=Experts(4, 2, 8, shared=1, shared_gate=True)
 )

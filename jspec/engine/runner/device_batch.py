@@ -5,6 +5,7 @@ donated arrays.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -61,7 +62,7 @@ class DeviceBatch:
         leaves = jax.tree.leaves((pools(self.state.cache), self.state.draft))
         return sum(math.prod(pool.shape) // pool.shape[1] * pool.dtype.itemsize for pool in leaves)
 
-    @property
+    @functools.cached_property  # shapes never change, and there may be hundreds of arrays
     def states_bytes(self) -> int:
         """Bytes of the recurrent states of one row, in all layers of the target; 0 without such layers."""
         leaves = jax.tree.leaves(states(self.state.cache))

@@ -292,10 +292,7 @@ class ModelRunner(DeviceBatch):
         """The programs that a schedule needs, with arguments that leave an idle batch as it is."""
         behind = bool(schedule.decoding) and self._is_behind(schedule, drafts_of(shape))
         yield from ((program, (program.idle,)) for program in self._inputs.programs_of(schedule, shape, behind))
-        swaps, copies = (
-            schedule.swap_out or schedule.swap_in,
-            self.states_bytes and (schedule.snapshots or schedule.restores),
-        )
+        swaps, copies = schedule.swap_out or schedule.swap_in, schedule.snapshots or schedule.restores
         # JAX allocates memory for their arguments, each time.
         if (swaps and not self.programs.restore.compiled) or (copies and not self.programs.restore_states.compiled):
             yield from self.swap_programs()

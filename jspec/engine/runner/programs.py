@@ -21,7 +21,16 @@ from jspec.engine.request import Request
 from jspec.engine.runner.compile import Program, decode_options
 from jspec.engine.runner.host_packing import HostPacking
 from jspec.engine.runner.saved import restore, restore_states, save, save_states
-from jspec.engine.runner.state import AdmitInputs, DecodeState, admit, init_state, put, take, with_processors
+from jspec.engine.runner.state import (
+    AdmitInputs,
+    DecodeState,
+    admit,
+    init_state,
+    put,
+    put_rows,
+    take,
+    with_processors,
+)
 from jspec.engine.runner.step import DecodeStep, VerifyPass
 from jspec.engine.runner.step_io import (
     Call,
@@ -146,10 +155,8 @@ class StepBuilder:
         step = self.step(leaves, self.most, peers=peers)
         after, verified = step.verify_pass(rows, inputs.jump_forward.put_into(proposal, step.room(rows)))
         if state.recurrent is not None:
-            placed = jax.tree.map(
-                lambda x, new: x.at[inputs.call.rows].set(new, mode="drop"), state.recurrent, after.recurrent
-            )
-            state = dataclasses.replace(state, recurrent=placed)
+            recurrent = put_rows(state.recurrent, inputs.call.rows, after.recurrent)
+            state = dataclasses.replace(state, recurrent=recurrent)
         return dataclasses.replace(state, cache=after.cache), verified
 
     def finish(

@@ -40,6 +40,10 @@ class RecurrentRows(NamedTuple):
         return RecurrentRows(jnp.where(ran, 0, self.accepted), jnp.where(ran, 1 - self.half, self.half))
 
     def commit(self, count, live) -> "RecurrentRows":
-        """After so many tokens of each live row were committed. The newest of them is yet to be read; the one that was the
-        newest before was read in the pass, so that their numbers are the same."""
+        """After a round committed ``count`` tokens, int32 ``[B]``, in the rows that are ``live``, bool ``[B]``.
+
+        The verify pass of that round read the newest token of the text and the drafts behind it. The state may now take
+        the first ``count`` of these: the token that was the newest before, and ``count - 1`` accepted drafts. The last
+        token that the round committed, which the next pass reads first, is not among them.
+        """
         return self._replace(accepted=jnp.where(live, count, self.accepted))

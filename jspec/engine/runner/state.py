@@ -321,5 +321,9 @@ def take(state: DecodeState, rows, table) -> DecodeState:
 
 def put(state: DecodeState, rows, taken: DecodeState) -> DecodeState:
     """The batch after ``taken``, which began as ``take(state, rows, table)``, has made its rounds."""
-    placed = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), of_rows(state), of_rows(taken))
-    return dataclasses.replace(taken, **placed, row=None)
+    return dataclasses.replace(taken, **put_rows(of_rows(state), rows, of_rows(taken)), row=None)
+
+
+def put_rows(arrays: Any, rows, new: Any) -> Any:
+    """A pytree of arrays ``[B, ...]`` with ``new`` in these rows, int32; those out of range are left out."""
+    return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), arrays, new)

@@ -19,9 +19,9 @@ the same bits however a prompt is cut at multiples of 64, and whatever else is i
 import jax
 import jax.numpy as jnp
 
+from jspec.config.engine import CHUNK_OF_STATES as CHUNK  # tokens, on whose multiples prompts may be cut
 from jspec.pallas.delta_net.reference import normed_heads
 
-CHUNK = 64  # tokens
 _FULL = jax.lax.Precision.HIGHEST  # not TF32, which is how NVIDIA GPUs multiply float32 otherwise
 
 

@@ -112,13 +112,19 @@ def qwen3_moe(fields: Fields) -> Choices:
 def qwen2_moe(fields: Fields) -> Choices:
     """Qwen2-MoE: as Qwen3-MoE, with a shared expert that is as wide as several, and has a gate."""
     choices = qwen3_moe(fields)
-    experts, wide = choices["experts"], fields.integer("shared_expert_intermediate_size")
+    experts = with_shared_experts(fields, choices["experts"])
+    return {"qkv_bias": fields.flag("qkv_bias"), "experts": experts}
+
+
+def with_shared_experts(fields: Fields, experts: Experts | None) -> Experts | None:
+    """The experts of a family of Qwen, with the shared expert that config.json describes: it has a gate, and is as wide
+    as one routed expert or as several, so it is so many shared experts here. None stays None."""
+    wide = fields.integer("shared_expert_intermediate_size")
     if experts is None:
-        return {"qkv_bias": fields.flag("qkv_bias"), **choices}
+        return None
     if wide % experts.width or wide // experts.width > MAX_EXPERTS:
         raise fields.refuse("shared_expert_intermediate_size", f"a multiple of moe_intermediate_size, {experts.width}")
-    experts = dataclasses.replace(experts, shared=wide // experts.width, shared_gate=True)
-    return {"qkv_bias": fields.flag("qkv_bias"), "experts": experts}
+    return dataclasses.replace(experts, shared=wide // experts.width, shared_gate=True)
 
 
 def gpt_oss(fields: Fields) -> Choices:

@@ -1,15 +1,14 @@
 """Families in which three of four layers are gated delta nets: Qwen3-Next, and Qwen3.5 with its successors."""
 
-import dataclasses
 from typing import Any
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.huggingface.families.family import Family
 from jspec.checkpoints.huggingface.families.family_keys import (
-    MAX_EXPERTS,
     Choices,
     expert_counts,
     qwen3_moe,
+    with_shared_experts,
 )
 from jspec.checkpoints.huggingface.rope import read_partial_rope
 from jspec.checkpoints.huggingface.windows import Windows
@@ -87,23 +86,14 @@ def qwen3_5_moe(fields: Fields) -> Choices:
     """Qwen3.5 with experts in every layer, whose weights add up to 1, and one shared expert with a gate."""
     count, chosen = expert_counts(fields, "num_experts" if "num_experts" in fields.raw else "num_local_experts")
     experts = Experts(count, chosen, fields.integer("moe_intermediate_size"))
-    return {**qwen3_5(fields), "experts": _with_shared(fields, experts)}
+    return {**qwen3_5(fields), "experts": with_shared_experts(fields, experts)}
 
 
 def qwen3_next(fields: Fields) -> Choices:
     """Qwen3-Next: experts in the layers that config.json names, one of them shared with a gate. It has no key for its
     layer for multi-token prediction, which every published model has."""
-    experts = qwen3_moe(fields)["experts"]
-    if experts is not None:
-        experts = _with_shared(fields, experts)
+    experts = with_shared_experts(fields, qwen3_moe(fields)["experts"])
     return {**_hybrid(fields), **_mtp_layers(fields, 1), "experts": experts}
-
-
-def _with_shared(fields: Fields, experts: Experts) -> Experts:
-    wide = fields.integer("shared_expert_intermediate_size")
-    if wide % experts.width or wide // experts.width > MAX_EXPERTS:
-        raise fields.refuse("shared_expert_intermediate_size", f"a multiple of moe_intermediate_size, {experts.width}")
-    return dataclasses.replace(experts, shared=wide // experts.width, shared_gate=True)
 
 
 def read_hybrid_rope(fields: Fields, windows: Windows) -> Choices:
