@@ -20,7 +20,8 @@ from jspec.config.sharding import SHARDED, ParameterSharding
 from jspec.models.decoder import Decoder
 from jspec.models.params import DTYPES, abstract_params, named_leaves, require_params, stored_parts
 
-# With XLA's own kernel for small sums every sum failed under jax 0.12.0.1 and CUDA 13, in ``ncclGetPeerDevicePointer``.
+# XLA of jax 0.12 has a kernel of its own for small sums. It calls ``ncclGetPeerDevicePointer``, which NCCL has since 2.29,
+# while jax 0.12.0.1 asks for NCCL 2.27.7 or newer.
 ONE_SHOT_OFF = "--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false"
 
 
@@ -60,8 +61,8 @@ def require_sums(mesh: Mesh):
     except jax.errors.JaxRuntimeError as error:
         raise RuntimeError(
             f"a sum over {mesh.size} GPUs failed under jax {jax.__version__}, so that they cannot share a target "
-            f"({str(error).splitlines()[0]}): try XLA_FLAGS={ONE_SHOT_OFF}, or jax 0.11.2, with which jspec has run on two "
-            "GPUs; NCCL_DEBUG=INFO makes NCCL say more"
+            f"({str(error).splitlines()[0]}): if ncclGetPeerDevicePointer failed, which NCCL has since 2.29, install "
+            f"'nvidia-nccl-cu13>=2.29', or set XLA_FLAGS={ONE_SHOT_OFF}; NCCL_DEBUG=INFO makes NCCL say more"
         ) from error
     if total != mesh.size:
         raise RuntimeError(f"a sum of ones over {mesh.size} GPUs is {total:g}: their connection is broken")
