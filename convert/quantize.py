@@ -15,7 +15,6 @@ from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.models.quantization import quantize
-from jspec.quantization import int4
 
 
 def quantized(source: HuggingFaceModel, quantization: str) -> HuggingFaceModel:
@@ -59,7 +58,7 @@ def quantized_param(source: HuggingFaceModel, name: str) -> tuple[np.ndarray, np
     the files hold it in eight bits, it is as it is stored.
 
     Raises:
-      Refusal: the parameter has NaN or infinity, or numbers too large for the scales of four bits.
+      Refusal: the parameter has NaN or infinity.
     """
     if source.layout.holds_scales:
         weight, scale = (source.param(param, source.exact_dtype) for param in (name, source.config.scale_names()[name]))
@@ -69,11 +68,6 @@ def quantized_param(source: HuggingFaceModel, name: str) -> tuple[np.ndarray, np
         raise Refusal(
             f"{source.folder.given}: parameter {name!r} has NaN or infinity, which {quantization} weights cannot hold; "
             "convert it without quantize"
-        )
-    if quantization == "int4" and (peak := np.abs(weight).max()) >= int4.LARGEST:
-        raise Refusal(
-            f"{source.folder.given}: parameter {name!r} has a number of magnitude {peak:.3g}, and int4 weights hold those "
-            f"below {int4.LARGEST:,}; convert it with int8 or without quantize"
         )
     return quantize(weight, quantization)
 

@@ -35,8 +35,9 @@ class ModelConfig(Declared):
       rope: the rotary embedding of all layers that ``layer_ropes`` does not list otherwise. None for no rotation.
       windows: one entry for each layer: None for full attention, or W for a sliding window of W cache slots, the query
         token's own included.
-      quantization: the type in which linear maps and the output head are stored (``jspec.models.quantization``); with
-        None they are stored as all other weights are.
+      quantization: the type in which linear maps and the output head are stored: ``int8``, ``fp8``, ``fp8_block``, or a
+        format of four bits such as ``int4`` (``jspec.quantization.groups``). With None they are stored as all other
+        weights are.
       quantized_head: whether ``quantization`` applies to the output head too. If not, the output head, and an embedding
         that is tied to it, are stored as the weights that are not quantised.
       plain_maps: names of linear maps, ``layers.3.mlp.down``, to which ``quantization`` does not apply.
@@ -119,7 +120,7 @@ class ModelConfig(Declared):
     windows: tuple[int | None, ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    quantization: Literal["int8", "fp8", "int4", "fp8_block"] | None = None
+    quantization: str | None = None
     layer_ropes: tuple[Rope | None, ...] = ()
     position_offset: int | None = None
     norm: Literal["rms", "rms_wide", "rms_offset", "layer"] = "rms"
@@ -202,11 +203,11 @@ class ModelConfig(Declared):
         return self.delta_nets is not None and self.delta_nets.layers[layer]
 
     @property
-    def head_quantization(self) -> Literal["int8", "fp8", "int4", "fp8_block"] | None:
+    def head_quantization(self) -> str | None:
         """The type in which the output head is stored, and with it a tied embedding; None if they are not quantised."""
         return self.quantization if self.quantized_head else None
 
-    def quantization_of(self, name: str) -> Literal["int8", "fp8", "int4", "fp8_block"] | None:
+    def quantization_of(self, name: str) -> str | None:
         """The type in which the linear map ``name``, other than the output head, is stored; None if it is not quantised."""
         return None if name in self.plain_maps else self.quantization
 
@@ -251,7 +252,7 @@ class ModelConfig(Declared):
         """The same config, with linear maps and output head stored as ``quantization`` says."""
         return dataclasses.replace(
             self,
-            quantization=quantization,  # pyright: ignore[reportArgumentType]
+            quantization=quantization,
             quantized_head=True,
             plain_maps=(),
         )

@@ -9,12 +9,14 @@ from jspec.config.mla import Latent
 from jspec.config.moe import Experts
 from jspec.config.rope import Rope
 from jspec.config.tensor_names import names_of
+from jspec.quantization.groups import grouped
 
 if TYPE_CHECKING:
     from jspec.config.model import ModelConfig
 
 QUANTIZATIONS = ("int8", "fp8", "int4")  # that weights can be converted to
-STORED_QUANTIZATIONS = (*QUANTIZATIONS, "fp8_block")  # the last one comes from checkpoints alone
+# The last one comes from checkpoints alone, and so do formats of four bits besides int4 (``jspec.quantization.groups``).
+STORED_QUANTIZATIONS = (*QUANTIZATIONS, "fp8_block")
 NORMS = ("rms", "rms_wide", "rms_offset", "layer")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 # norm_placement -> the norms of a layer, in the order in which it applies them.
@@ -29,7 +31,10 @@ LAYER_NORMS = {
 def require_quantization(quantization: object):
     """Raise a ValueError unless weights can be stored so; None is for weights that are not quantised."""
     known = (None, *STORED_QUANTIZATIONS)
-    require(quantization in known, "quantization", quantization, f"one of {', '.join(map(str, known))}")
+    of_checkpoint = isinstance(quantization, str) and grouped(quantization) is not None
+    require(
+        of_checkpoint or quantization in known, "quantization", quantization, f"one of {', '.join(map(str, known))}"
+    )
 
 
 def require_part(name: str, size: Any, vocab_size: int | None):

@@ -28,9 +28,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from jspec.quantization.groups import GROUP, num_groups
+from jspec.quantization.groups import SCALE_BYTES, grouped, num_groups
 
-SCALE_BYTES = 4  # float32
+FLOAT32_BYTES = 4
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
 
@@ -83,8 +83,8 @@ class Parameter:
       copies: the indices of each parameter of the family: ``((0,), (1,))`` for one parameter in each of two layers. They
         replace ``{}`` in ``name`` and in the names of the tensors.
       quantization: ``int8`` or ``fp8`` for a weight that is stored in eight bits, with one scale for each output channel;
-        ``int4`` for one in four bits, and ``fp8_block`` for one in eight, with one for each 128 inputs of an output
-        channel. None for any other parameter.
+        ``fp8_block`` for one in eight, with one for each 128 inputs of an output channel; ``int4``, or another name of
+        ``jspec.quantization.groups``, for one in four bits. None for any other parameter.
       dtype: a key of ``DTYPE_BYTES``. None for the dtype of the weights, which nearly all parameters have.
       weights_each: number of the model's weights in one stored number: 2 in a byte of MXFP4 codes, 0 in their scales.
       sizes: sizes of dimension letters that are not those of the config, such as H in layers with heads of another size.
@@ -181,7 +181,7 @@ class Declared:
         return {p.name.format(*copy): p.scale.format(*copy) for p, copy in expanded(quantized)}
 
     def quantizations(self) -> dict[str, str]:
-        """How each quantised parameter is stored, by its name: ``int8``, ``fp8``, ``int4`` or ``fp8_block``."""
+        """How each quantised parameter is stored, by its name: ``int8``, ``fp8``, ``fp8_block``, ``int4`` and so on."""
         return {
             p.name.format(*copy): p.quantization for p, copy in expanded(self.parameters) if p.quantization is not None
         }
@@ -195,18 +195,19 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
     """Bytes of all copies of a parameter, scales included, where a number that is not quantised takes ``itemsize`` bytes."""
     shape = parameter.shape(dimensions)
     each = math.prod(shape) * DTYPE_BYTES.get(parameter.dtype or "", itemsize)
-    if parameter.quantization == "int4":
-        each = (GROUP // 2 + 2) * math.prod(shape[:-1]) * num_groups(shape[-1])  # a scale is bfloat16
-    elif parameter.quantization == "fp8_block":
-        each = math.prod(shape) + SCALE_BYTES * math.prod(shape[:-1]) * num_groups(shape[-1])
+    if parameter.quantization == "fp8_block":
+        each = math.prod(shape) + FLOAT32_BYTES * shape[0] * num_groups(shape[1])
+    elif (form := grouped(parameter.quantization or "")) is not None:
+        each = math.prod(form.weight_shape(shape)) + SCALE_BYTES[form.scale] * math.prod(form.scale_shape(shape))
     elif parameter.quantization is not None:
-        each = math.prod(shape) + SCALE_BYTES * shape[0]
+        each = math.prod(shape) + FLOAT32_BYTES * shape[0]
     return len(parameter.copies) * each
 
 
 def of_experts(quantization: str | None) -> str | None:
-    """How experts are stored where other maps are stored as ``quantization``: in eight bits, for want of an int4 kernel."""
-    return "int8" if quantization == "int4" else quantization
+    """How experts are stored where other maps are stored as ``quantization``. For want of a kernel with codes of four bits,
+    they take eight bits where weights are quantised to ``int4``, and are not quantised where a checkpoint's are kept."""
+    return "int8" if quantization == "int4" else None if grouped(quantization or "") else quantization
 
 
 def of_latents(quantization: str | None) -> str | None:

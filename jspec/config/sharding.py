@@ -11,11 +11,10 @@ from jspec._validation import is_int, require
 from jspec.config.model import ModelConfig
 from jspec.config.moe import Experts
 from jspec.config.param_specs import DOWNS, GATE_UPS, ONCE, Parameter, bytes_of, expanded
-from jspec.quantization.groups import GROUP
+from jspec.quantization.groups import GROUP, grouped
 
 AXIS = "tp"  # of the mesh
 VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabulary, the last of them padded
-_IN_GROUPS = ("int4", "fp8_block")  # quantisations with scales for groups of inputs
 SHARDED = ("heads", "kv", "mlp", "expert_mlp", "vocab")  # the logical axes that are sharded
 
 
@@ -108,7 +107,9 @@ class Shards:
             sharding = self._split(parameter, config)
             shardings[parameter.name.format(*copy)] = sharding
             if parameter.quantization is not None:  # scales [out] or [out, groups], with weights [out, in]
-                sharded = sharding.axis == 0 or parameter.quantization in _IN_GROUPS
+                form = grouped(parameter.quantization)
+                in_groups = parameter.quantization == "fp8_block" or (form is not None and form.group is not None)
+                sharded = sharding.axis == 0 or in_groups
                 shardings[parameter.scale.format(*copy)] = sharding if sharded else sharding._replace(axis=None)
         return shardings
 
@@ -145,10 +146,12 @@ class Shards:
     def _require_whole_groups(self, config: ModelConfig):
         """Raise a ValueError if a shard would have a part of a group of inputs that share a scale."""
         for parameter in config.parameters:
-            if parameter.quantization in _IN_GROUPS and self._split(parameter, config).axis == 1:
+            kind = parameter.quantization or ""
+            in_blocks = kind == "fp8_block" or grouped(kind) is not None
+            if in_blocks and self._split(parameter, config).axis == 1:
                 inputs, name = parameter.shape(config.dimensions)[1], parameter.name.format("i")
                 what = (
-                    f"a divisor of the groups of {GROUP} inputs that have a scale in {name}, which has {inputs} inputs"
+                    f"a divisor of the groups of {GROUP} inputs that {name} stores together, which has {inputs} inputs"
                 )
                 ok = inputs % (GROUP * self.count) == 0
                 require(ok, "tensor_parallel", self.count, f"{what}; int8 and fp8 weights have no groups")

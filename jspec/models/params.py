@@ -14,7 +14,7 @@ from flax import nnx
 from jspec.config import ModelConfig
 from jspec.config.heads import DraftConfig, HeadConfig
 from jspec.models.decoder import Decoder
-from jspec.models.quantization import STORED
+from jspec.models.quantization import STORED_DTYPES
 from jspec.registry import entry_of, resolve
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -116,7 +116,7 @@ def stored_parts(
 
 def _require_stored(name: str, array: jax.typing.ArrayLike, expected):
     dtype = jnp.result_type(array)
-    if expected in STORED.values() and dtype != expected:
+    if expected in STORED_DTYPES and dtype != expected:
         raise ValueError(
             f"parameter {name!r} is {dtype}: expected {expected}, as jspec.models.quantization.quantize has it"
         )

@@ -2,9 +2,9 @@
 bits.
 
 Output channel o of the weight W stands for ``scale[o] * weight[o]``. Quantisation is symmetric, as in W8A16 checkpoints:
-the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Weights of four bits (``int4``) and FP8 weights
-in blocks (``fp8_block``) have a scale for each group of inputs, see ``jspec.quantization``. Activations are quantised in
-int8 drafters only (``jspec.models.w8a8``)."""
+the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Weights of four bits (``int4`` and the other
+formats of ``jspec.quantization.groups``) and FP8 weights in blocks (``fp8_block``) have a scale for each group of inputs,
+see ``jspec.quantization``. Activations are quantised in int8 drafters only (``jspec.models.w8a8``)."""
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,25 @@ import numpy as np
 from flax import nnx
 
 from jspec.pallas.matmul import quantize_activations
-from jspec.quantization import fp8_block, int4
-from jspec.quantization.groups import GROUP, num_groups
+from jspec.quantization import codes, fp8_block, int4
+from jspec.quantization.groups import grouped, num_groups
 
-STORED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn), "int4": int4.STORED}
-STORED["fp8_block"] = fp8_block.STORED
-SCALES = {"int8": np.dtype(np.float32), "fp8": np.dtype(np.float32), "int4": int4.SCALE}
-SCALES["fp8_block"] = fp8_block.SCALE
+FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+_EIGHT_BITS = {"int8": np.dtype(np.int8), "fp8": FP8, "fp8_block": fp8_block.STORED}
+STORED_DTYPES = (*_EIGHT_BITS.values(), codes.STORED)  # of all quantised weights
 LARGEST = {"int8": quantize_activations.LARGEST, "fp8": 448}  # the largest magnitude that is used
 _BLOCK = 2**20  # weights that are converted at a time, so that their float32 copies stay in a CPU's cache
+
+
+def stored_dtype(quantization: str) -> np.dtype:
+    """The dtype in which the numbers or codes of weights in this quantisation are stored."""
+    return _EIGHT_BITS.get(quantization, codes.STORED)
+
+
+def scale_dtype(quantization: str) -> np.dtype:
+    """The dtype of their scales."""
+    form = grouped(quantization)
+    return np.dtype(np.float32) if form is None else jnp.dtype(form.scale)
 
 
 def quantize(weight: np.ndarray, quantization: str) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +48,7 @@ def quantize(weight: np.ndarray, quantization: str) -> tuple[np.ndarray, np.ndar
     if quantization == "fp8_block":
         return fp8_block.quantize(weight)
     largest, step = np.float32(LARGEST[quantization]), max(1, _BLOCK // weight.shape[1])
-    rounded = np.empty(weight.shape, STORED[quantization])
+    rounded = np.empty(weight.shape, _EIGHT_BITS[quantization])
     scale = np.empty(len(weight), np.float32)
     for start in range(0, len(weight), step):
         channels = slice(start, start + step)
@@ -60,18 +70,15 @@ def _scale(peak: np.ndarray, largest: np.float32) -> np.ndarray:
 
 def quantized_shapes(shape: tuple[int, ...], quantization: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of the two arrays in which a weight ``shape`` = (out, in) is stored: the weight's and the scales'."""
-    if quantization not in ("int4", "fp8_block"):
-        return shape, shape[:1]
-    groups = num_groups(shape[1])
-    if quantization == "fp8_block":
-        return shape, (shape[0], groups)
-    return (shape[0], groups * GROUP // 2), (shape[0], groups)
+    if (form := grouped(quantization)) is not None:
+        return form.weight_shape(shape), form.scale_shape(shape)
+    return shape, (shape[0], num_groups(shape[1])) if quantization == "fp8_block" else shape[:1]
 
 
 def dequantize(weight: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray:
     """The numbers of quantised output channels, float32 ``[out, inputs]``, from weight and scales as they are stored."""
-    if weight.dtype == int4.STORED:
-        return int4.dequantize(weight, scale, inputs)
+    if weight.dtype == codes.STORED:
+        return codes.dequantize(weight, scale, inputs)
     return fp8_block.dequantize(weight, scale) if scale.ndim == 2 else weight.astype(np.float32) * scale[:, None]
 
 
@@ -80,11 +87,11 @@ def as_float32(weight, scale, inputs: int) -> jax.Array:
 
     Args:
       weight: entire output channels, or tokens of an embedding, as stored: ``[..., inputs]``, or packed in four bits.
-      scale: float32 ``[...]``, one scale for each of them, or those of their groups. None if they are not quantised.
+      scale: one scale for each of them, or those of their groups. None if they are not quantised.
       inputs: how many numbers each of them has.
     """
-    if weight.dtype == int4.STORED:
-        return int4.dequantize(weight, scale, inputs)
+    if weight.dtype == codes.STORED:
+        return codes.dequantize(weight, scale, inputs)
     if scale is not None and scale.ndim == weight.ndim:
         return fp8_block.dequantize(weight, scale)
     weight = weight.astype(jnp.float32)
@@ -99,16 +106,16 @@ def random_weight(key, shape: tuple[int, int], std: float, dtype, quantization: 
       shape: (out, in).
       std: standard deviation of the numbers, once they are multiplied by their scales.
       dtype: of a weight that is not quantised.
-      quantization: ``int8``, ``fp8``, ``int4``, ``fp8_block`` or None.
+      quantization: ``int8``, ``fp8``, ``fp8_block``, a format of ``jspec.quantization.groups`` such as ``int4``, or None.
     """
     if quantization is None:
         return nnx.Param(std * jax.random.normal(key, shape, dtype)), None
-    if quantization == "int4":
-        return tuple(nnx.Param(array) for array in int4.random_codes(key, shape, std))
+    if (form := grouped(quantization)) is not None:
+        return tuple(nnx.Param(array) for array in codes.random_codes(key, shape, std, form))
     if quantization == "fp8_block":
         return tuple(nnx.Param(array) for array in fp8_block.random_numbers(key, shape, std))
     largest = LARGEST[quantization]
     numbers = jnp.clip(jax.random.normal(key, shape) * largest / 4, -largest, largest)
     numbers = jnp.round(numbers) if quantization == "int8" else numbers
     scale = jnp.full(shape[0], 4 * std / largest, jnp.float32)
-    return nnx.Param(numbers.astype(STORED[quantization])), nnx.Param(scale)
+    return nnx.Param(numbers.astype(_EIGHT_BITS[quantization])), nnx.Param(scale)

@@ -1,6 +1,7 @@
 """Weight formats in which groups of inputs share a scale: how their numbers and scales are stored.
 
-groups.py     how many inputs share a scale in int4 and fp8_block
-int4.py       codes of four bits in groups of 128 inputs with a scale each
+groups.py     how many inputs share a scale, and the names of formats of four bits
+codes.py      codes of four bits in groups: how they are packed, and what they stand for
+int4.py       rounds weights to codes of four bits in groups of 128 inputs
 fp8_block.py  FP8 numbers in groups of 128 inputs with a scale each
 mxfp4.py      MXFP4, the format of gpt-oss' experts"""

@@ -11,13 +11,13 @@ from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
 from benchmarks.rounds.programs import Decoding, decoding_program
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, head_for
-from jspec.models.quantization import SCALES, STORED, quantized_shapes
+from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype
 from jspec.pallas.matmul import matmul
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 SMALLEST = 2 * 2048 * 2048  # bytes in bfloat16 of the draft's smallest weight; the target's has 4 times as many
-KINDS = ("int8", "fp8", "int4", "fp8_block")
+KINDS = ("int8", "fp8", "int4", "fp8_block", "int4_32_float16_zeros", "int4_64_bfloat16", "int4_all_float32_zeros")
 
 
 def temporaries(compiled) -> int:
@@ -95,5 +95,5 @@ def test_the_check_detects_a_dequantised_weight():
 
 def _product(kind: str, rows: int):
     weight, scale = quantized_shapes((28672, 4096), kind)
-    shapes = ((rows, 1, 4096), jnp.bfloat16), (weight, STORED[kind]), (scale, SCALES[kind])
+    shapes = ((rows, 1, 4096), jnp.bfloat16), (weight, stored_dtype(kind)), (scale, scale_dtype(kind))
     return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes)

@@ -21,7 +21,7 @@ from jspec.checkpoints.dequantize.packed_codes import unpacked
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.huggingface.config import read_config
-from jspec.models.quantization import STORED, quantize
+from jspec.models.quantization import quantize, stored_dtype
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
 SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
@@ -91,7 +91,7 @@ def test_they_may_be_quantised_again(tmp_path, name, kind):
     _, wide = load_folder(tmp_path / "src-wide")
     assert config.quantization == kind
     kinds = config.quantizations()  # of experts, not in four bits
-    assert params["layers.1.mlp.down.weight"].dtype == STORED["int8" if kind == "int4" else kind]
+    assert params["layers.1.mlp.down.weight"].dtype == stored_dtype("int8" if kind == "int4" else kind)
     for part in ("attention.qkv", "mlp.gate_up"):
         expected = quantize(wide[f"layers.1.{part}.weight"], kinds[f"layers.1.{part}.weight"])
         for end, array in zip(("weight", "scale"), expected, strict=True):

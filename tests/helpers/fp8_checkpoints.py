@@ -12,12 +12,12 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
-from jspec.models.quantization import LARGEST, STORED, quantize
+from jspec.models.quantization import LARGEST, quantize, stored_dtype
 
 # The tensors of linear maps, by what their names end with; an output head and routers are none of them.
 _NAMES = r"proj|proj_with_mqa|fc1|fc2|w1|w2|w3|project_in|project_out|in_proj_qkvz?|in_proj_z"
 LINEAR = re.compile(rf"(?<!router\.)({_NAMES})\.weight$")
-FP8 = STORED["fp8"]
+FP8 = stored_dtype("fp8")
 
 
 def compressed_tensors(strategy: str = "channel", ignore: Sequence[str] = ("lm_head",), **changes) -> dict[str, Any]:
@@ -138,4 +138,4 @@ def _quantized(weight: np.ndarray, kind: str, one_scale: bool, scale_dtype) -> t
     else:
         scale = np.array([np.abs(weight).max() / LARGEST[kind]], scale_dtype)
     scaled = np.clip(weight / scale.astype(np.float32), -LARGEST[kind], LARGEST[kind])
-    return (np.rint(scaled) if kind == "int8" else scaled).astype(STORED[kind]), scale
+    return (np.rint(scaled) if kind == "int8" else scaled).astype(stored_dtype(kind)), scale

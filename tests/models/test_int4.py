@@ -17,7 +17,7 @@ from jspec.models import Decoder, causal_logits
 from jspec.models.layers import Linear
 from jspec.models.quantization import as_float32, dequantize
 from jspec.pallas.matmul import matmul
-from jspec.quantization import int4
+from jspec.quantization import codes
 from jspec.quantization.int4 import quantize
 
 
@@ -44,14 +44,14 @@ def test_codes_and_scales_are_laid_out_as_documented(inputs):
     assert (scale.shape, scale.dtype) == ((5, groups), ml_dtypes.bfloat16)
     expected = by_hand(packed, scale, inputs)
     for actual in (
-        int4.dequantize(packed, scale, inputs),
-        int4.dequantize(jnp.asarray(packed), jnp.asarray(scale), inputs),
+        codes.dequantize(packed, scale, inputs),
+        codes.dequantize(jnp.asarray(packed), jnp.asarray(scale), inputs),
     ):
         assert actual.dtype == np.float32
         np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(dequantize(packed, scale, inputs), expected)
     np.testing.assert_array_equal(as_float32(packed[2:4], scale[2:4], inputs), expected[2:4])
-    padding = int4.dequantize(packed, scale, 128 * groups)[:, inputs:]
+    padding = codes.dequantize(packed, scale, 128 * groups)[:, inputs:]
     assert not padding.any()
 
 
@@ -60,7 +60,7 @@ def test_every_number_becomes_the_nearest(dtype):
     """Of the sixteen that a code and the scale of the group can stand for."""
     weight = normal((7, 200), dtype=dtype)
     packed, scale = quantize(weight)
-    actual = int4.dequantize(packed, scale, 200)
+    actual = codes.dequantize(packed, scale, 200)
     steps = np.repeat(np.asarray(scale, np.float32), 128, axis=1)[:, :200]
     able = steps[..., None] * np.arange(-8, 8, dtype=np.float32)
     least = np.abs(able - np.asarray(weight, np.float32)[..., None]).min(axis=-1)
@@ -71,7 +71,7 @@ def test_no_other_peak_is_better():
     """The scale of a group is the one of three with the least squared error, and that is less than with peak / 7."""
     weight = normal((64, 128))
     packed, scale = quantize(weight)
-    error = np.square(int4.dequantize(packed, scale, 128) - weight).sum(axis=1)
+    error = np.square(codes.dequantize(packed, scale, 128) - weight).sum(axis=1)
     peak = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)
 
     def with_scale(scale, low):
@@ -91,19 +91,25 @@ def test_extreme_groups_are_exact():
     assert np.asarray(scale[:, 0], np.float32).tolist() == [-0.25, 0.25, 1, 1]
     expected = weight.copy()
     expected[2, 5] = 0
-    np.testing.assert_array_equal(int4.dequantize(packed, scale, 130), expected)
+    np.testing.assert_array_equal(codes.dequantize(packed, scale, 130), expected)
+
+
+def test_the_largest_numbers_have_scales():
+    packed, scale = quantize(np.array([[-3e38, 1.0]], np.float32))
+    np.testing.assert_array_equal(codes.dequantize(packed, scale, 2), [[-8 * np.float32(scale[0, 0]), 0]])
+    np.testing.assert_allclose(np.float32(scale), 3e38 / 8, rtol=2**-8)
 
 
 @pytest.mark.parametrize("rows", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("inputs", [64, 200])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_agree_with_dequantised_weights(dtype, inputs, rows):
-    """Of the numbers that the codes stand for, rounded to the dtype of the inputs; the sum is rounded once."""
+    """Of the numbers that the codes stand for, whatever the dtype of the inputs; the sum is rounded once."""
     packed, scale = (jnp.asarray(array) for array in quantize(normal((13, inputs))))
     x = jnp.asarray(normal((*rows, inputs), seed=1), dtype)
     y = matmul(x, packed, scale)
     assert y.dtype == dtype
-    weight = np.asarray(int4.dequantize(packed, scale, inputs).astype(dtype), np.float64)
+    weight = np.asarray(codes.dequantize(packed, scale, inputs), np.float64)
     exact = np.asarray(x, np.float64) @ weight.T
     size = np.abs(np.asarray(x, np.float64)) @ np.abs(weight).T
     half_unit = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 8) if dtype == "bfloat16" else 0
@@ -148,6 +154,6 @@ def test_maps_of_experts_stay_at_eight_bits():
 
 
 def test_random_codes_are_of_all_sizes():
-    packed, scale = int4.random_codes(jax.random.key(0), (64, 128), 0.5)
-    numbers = int4.dequantize(packed, scale, 128) / float(scale[0, 0])
+    packed, scale = codes.random_codes(jax.random.key(0), (64, 128), 0.5)
+    numbers = codes.dequantize(packed, scale, 128) / float(scale[0, 0])
     assert set(np.unique(numbers)) == set(range(-8, 8))

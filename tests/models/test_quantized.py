@@ -20,7 +20,7 @@ from jspec.loading.memory_budget import ModelMemory
 from jspec.models import abstract_params, build, flat_params, init, quantization
 from jspec.models.causal import causal_logits
 from jspec.models.layers import Linear
-from jspec.models.quantization import LARGEST, SCALES, STORED, as_float32, quantize
+from jspec.models.quantization import LARGEST, as_float32, quantize, scale_dtype, stored_dtype
 from jspec.pallas.matmul import matmul
 from jspec.quantization import int4
 
@@ -38,7 +38,7 @@ CONFIG = ModelConfig(
 )
 KINDS = ("int8", "fp8")
 ALL = (*KINDS, "int4", "fp8_block")
-FP8 = sorted({Fraction(float(x)) for x in np.arange(256, dtype=np.uint8).view(STORED["fp8"]) if np.isfinite(x)})
+FP8 = sorted({Fraction(float(x)) for x in np.arange(256, dtype=np.uint8).view(stored_dtype("fp8")) if np.isfinite(x)})
 FEW = EngineConfig(max_batch=2, max_len=32, page_size=16)
 
 
@@ -56,7 +56,7 @@ def nearest(quotient: Fraction, kind: str) -> Fraction:
         return Fraction(round(quotient))
     best = min(abs(code - quotient) for code in FP8)
     closest = [code for code in FP8 if abs(code - quotient) == best]
-    even = [code for code in closest if np.array(float(code), STORED["fp8"]).view(np.uint8) % 2 == 0]
+    even = [code for code in closest if np.array(float(code), stored_dtype("fp8")).view(np.uint8) % 2 == 0]
     return closest[0] if len(closest) == 1 else even[0]
 
 
@@ -66,7 +66,7 @@ def test_rounding_agrees_with_exact_arithmetic(kind, dtype):
     weight = normal((5, 37), dtype=dtype)
     weight[1] *= dtype(0.01)
     rounded, scale = quantize(weight, kind)
-    assert (rounded.dtype, scale.dtype, scale.shape) == (STORED[kind], np.float32, (5,))
+    assert (rounded.dtype, scale.dtype, scale.shape) == (stored_dtype(kind), np.float32, (5,))
     for row, numbers, by in zip(weight, rounded, scale, strict=True):
         assert by == np.float32(float(np.abs(row.astype(np.float64)).max()) / LARGEST[kind])
         for number, stored in zip(row, numbers, strict=True):
@@ -145,7 +145,7 @@ def test_a_model_agrees_with_its_dequantised_weights(kind, tied, head):
     dequantized, shapes = {name: value for name, value in params.items() if name not in scales}, config.param_shapes()
     for name, scale in scales.items():
         weight = "embedding" if name == "embedding_scale" else f"{name.removesuffix('.scale')}.weight"
-        assert (params[weight].dtype, scale.dtype) == (STORED[kind], SCALES[kind])
+        assert (params[weight].dtype, scale.dtype) == (stored_dtype(kind), scale_dtype(kind))
         dequantized[weight] = as_float32(params[weight], scale, shapes[weight][1])
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, config.vocab_size)
     expected = causal_logits(build(with_kind(None, tied), dequantized), tokens)

@@ -20,7 +20,7 @@ from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
-from jspec.models.quantization import STORED
+from jspec.models.quantization import FP8
 
 
 class ConvertedModel:
@@ -114,7 +114,7 @@ class ConvertedModel:
                 )
             if name in scales.values():
                 _require_scales(where, name, array)
-            if array.dtype == STORED["fp8"] and has_nan(array):
+            if array.dtype == FP8 and has_nan(array):
                 raise Refusal(f"{where}: parameter {name!r} holds NaN; convert the checkpoint again")
             return array.astype(kind, copy=False)
 

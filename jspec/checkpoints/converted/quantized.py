@@ -5,7 +5,7 @@ import numpy as np
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
-from jspec.models.quantization import SCALES, STORED, quantized_shapes
+from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype
 
 
 def stored_params(config: ModelConfig | HeadConfig, dtype: str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -20,5 +20,5 @@ def stored_params(config: ModelConfig | HeadConfig, dtype: str) -> dict[str, tup
     scales = config.scale_names()
     for name, kind in config.quantizations().items():
         of_weight, of_scale = quantized_shapes(shapes[name], kind)
-        params[name], params[scales[name]] = (of_weight, STORED[kind]), (of_scale, SCALES[kind])
+        params[name], params[scales[name]] = (of_weight, stored_dtype(kind)), (of_scale, scale_dtype(kind))
     return params

@@ -18,7 +18,7 @@ from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
-from jspec.models.quantization import SCALES, STORED, quantized_shapes
+from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,8 +205,8 @@ class HuggingFaceModel:
         if not self.layout.holds_scales:
             return {}
         kinds, names = self.config.quantizations(), self.config.scale_names()
-        weights = {name: STORED[kind] for name, kind in kinds.items()}
-        return weights | {names[name]: SCALES[kind] for name, kind in kinds.items()}
+        weights = {name: stored_dtype(kind) for name, kind in kinds.items()}
+        return weights | {names[name]: scale_dtype(kind) for name, kind in kinds.items()}
 
     @property
     def _plain_dtypes(self) -> set[str]:

@@ -63,7 +63,7 @@ class DraftConfig(Protocol):
         ...
 
     def quantizations(self) -> dict[str, str]:
-        """How each quantised parameter is stored, by its name: ``int8``, ``fp8``, ``int4`` or ``fp8_block``."""
+        """How each quantised parameter is stored, by its name: ``int8``, ``fp8``, ``fp8_block``, ``int4`` and so on."""
         ...
 
     def param_dtypes(self) -> dict[str, str]:

@@ -29,14 +29,15 @@ def matmul(
 
     Sums are computed in float32 and rounded once. fp32 is multiplied in full fp32, never in TF32. int8 and fp8 numbers
     are exact in bfloat16 and float32: they are multiplied as they are, and each sum is multiplied by the scale of its
-    output channel, or those over 128 inputs by the scale of their block. The conversion takes place inside the product, so
-    no dequantised copy of the weight is ever written. Codes of four bits stand for numbers that are rounded to x's dtype.
+    output channel, or those over 128 inputs by the scale of their block, and of codes of four bits, less their zero, those
+    over a group by its scale. The conversion takes place inside the product, so no dequantised copy of the weight is ever
+    written.
 
     Args:
       x: bfloat16 or float32, or ``QuantizedActivations`` for a weight of int8.
-      weight: ``[out, in]`` of x's dtype, int8 or float8_e4m3fn; or codes of four bits, uint8 ``[out, 64 groups]``.
+      weight: ``[out, in]`` of x's dtype, int8 or float8_e4m3fn; or codes of four bits, uint8 ``[out, 64 blocks]``.
       scale: of a quantised weight, float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32
-        ``[out, groups]``, and of four bits bfloat16 ``[out, groups]``.
+        ``[out, groups]``, and of four bits (``jspec.quantization.codes``) ``[out, groups]`` or ``[out, groups, 2]``.
       bias: ``[out]``, or None.
       dtype: of the result; that of x if None.
       reduce_axis: the mesh axis whose shards have parts of the inputs each. Products are added up over them, to the same
@@ -154,8 +155,8 @@ def _suits_few_tokens(p: Product) -> bool:
 TABLE = (
     # XLA's product of more tokens is as fast.
     Row("W8A8", lambda p: w8a8_matmul(p.x, p.weight, p.scale, p.allow_partial_sums), _INT8, _INT8, _MANY, hopper=True),
-    # Every tile of tokens reads and dequantises the weight again.
-    Row("four bits", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT4, _MANY),
+    # Every tile of tokens reads and dequantises the weight again. XLA would write it in float32.
+    Row("four bits", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT4),
     # [28672, 4096] with 16, 80 and 320 tokens: 36, 43 and 120 us on an H200. The rows that follow take 41, 72 and 224. XLA's
     # product of five is faster, and so is a whole round of one, which it multiplies as eight.
     Row(

@@ -3,10 +3,10 @@ outside.
 
 The lowest 256 numbers of bfloat16 from 0 on, subnormal ones included, are equally spaced: as bits, an integer n below
 256 is n times 2^-133. So the bits of a weight need only be moved to their place. One instruction then corrects this by a
-factor, for two numbers at once, and also subtracts 128 or 8. Some factors would be too large for bfloat16, so a kernel
-divides all of its numbers by ``SHRINK``, and multiplies its sums by that. A power of two changes no rounding.
+factor, for two numbers at once, and also subtracts 128 or the zero. Some factors would be too large for bfloat16, so a
+kernel divides all of its numbers by ``SHRINK``, and multiplies its sums by that. A power of two changes no rounding.
 
-Codes of four bits are those of ``jspec.quantization.int4``."""
+Codes of four bits are those of ``jspec.quantization.codes``."""
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,11 @@ import ml_dtypes
 import numpy as np
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.triton import is_interpreted
-from jspec.quantization.int4 import HALF, ZERO
+from jspec.pallas.triton import broadcast_columns, is_interpreted
+from jspec.quantization.codes import ZERO
 
 ORDER_INPUTS = 64  # inputs that ``to_mma_order`` permutes among each other
 SHRINK = 2.0**20
-LARGEST_SCALE = 2**19  # of four bits: the magnitudes below it have factors
 
 
 def to_mma_order(tile):
@@ -65,28 +64,23 @@ def unpack_eight_bits(tile):
     return _unpack(INT8 if tile.dtype == jnp.int8 else FP8, tile)
 
 
-def unpack_four_bits(packed, scale):
-    """In a kernel: the numbers of the low halves of bytes and those of the high halves, divided by ``SHRINK``, in
-    bfloat16.
-
-    Each is (code - 8) times its scale, rounded once.
+def unpack_four_bits(packed, high: bool, zero=None):
+    """In a kernel: the codes in the low or the high halves of bytes, less their zero and divided by ``SHRINK``: integers in
+    bfloat16, exactly.
 
     Args:
-      packed: uint8 ``[channels, 64 groups]``.
-      scale: bfloat16 ``[channels, groups]``, of magnitudes below ``LARGEST_SCALE``.
+      packed: uint8 ``[channels, n]``.
+      high: which halves, which are of one group.
+      zero: bfloat16 ``[channels]``, integers; None for 8.
     """
-    channels, groups = scale.shape
-
-    def to_bytes(x):  # [channels, groups] -> [channels, 64 groups]
-        return jnp.broadcast_to(x[:, :, None], (channels, groups, HALF)).reshape(channels, groups * HALF)
-
     if is_interpreted():
-        numbers = (code.astype(jnp.float32) - ZERO for code in (packed & 15, packed >> 4))
-        scales = to_bytes(scale.astype(jnp.float32)) / SHRINK
-        return [(number * scales).astype(jnp.bfloat16) for number in numbers]
-    factor = to_bytes(scale * jnp.asarray(2.0**129 / SHRINK, jnp.bfloat16))  # a code is moved to bit 4
-    zero = to_bytes(scale * jnp.asarray(-ZERO / SHRINK, jnp.bfloat16))
-    return [_unpack(asm, packed, factor, zero) for asm in (LOW, HIGH)]
+        zeros = ZERO if zero is None else broadcast_columns(zero.astype(jnp.float32), packed.shape[1])
+        code = packed >> 4 if high else packed & 15
+        return ((code.astype(jnp.float32) - zeros) / SHRINK).astype(jnp.bfloat16)
+    if zero is None:
+        return _unpack(HIGH if high else LOW, packed)
+    added = broadcast_columns(zero * jnp.asarray(-1 / SHRINK, jnp.bfloat16), packed.shape[1])
+    return _unpack(HIGH_LESS_ZEROS if high else LOW_LESS_ZEROS, packed, added)
 
 
 def _unpack(asm: str, tile, *numbers):
@@ -125,8 +119,10 @@ FP8, FP8_PAIRS = (
     " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
     for second in ("$2, 0, 0xB3A2", "$3, 0, 0x9180")
 )
-LOW, HIGH = (  # $3 and $4 are factors, and $5 and $6 what is added
-    f"{{ .reg .b32 bytes, a, b; {move} and.b32 bytes, bytes, 0xF0F0F0F0; {_TWO_AND_TWO}"
-    " fma.rn.bf16x2 $0, a, $3, $5; fma.rn.bf16x2 $1, b, $4, $6; }"
+LOW, HIGH, LOW_LESS_ZEROS, HIGH_LESS_ZEROS = (  # a code is moved to bit 4; what is added is -8, or it is in $3 and $4
+    f"{{ .reg .b32 bytes, a, b, factor, zero; mov.b32 factor, {_twice(2.0**129 / SHRINK)};"
+    f" mov.b32 zero, {_twice(-ZERO / SHRINK)}; {move} and.b32 bytes, bytes, 0xF0F0F0F0; {_TWO_AND_TWO}"
+    f" fma.rn.bf16x2 $0, a, factor, {first}; fma.rn.bf16x2 $1, b, factor, {second}; }}"
+    for first, second in (("zero", "zero"), ("$3", "$4"))
     for move in ("shl.b32 bytes, $2, 4;", "mov.b32 bytes, $2;")
 )

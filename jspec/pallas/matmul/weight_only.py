@@ -1,9 +1,13 @@
-"""Weight-only quantised matmul (W8A16, W4A16): weights of eight or four bits are dequantised to bfloat16 in
-registers. FP8 numbers in blocks get their scales after each 128 inputs, in float32, so that no weight is rounded."""
+"""Weight-only quantised matmul (W8A16, W4A16): weights of eight or four bits become bfloat16 in registers.
+
+The products of inputs that share a scale are added up in float32 and then multiplied by it: those of an output channel, of
+128 inputs of FP8 in blocks, of a group of codes of four bits. So every number that is multiplied is an integer or an FP8
+number, and no weight is rounded."""
 
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +35,9 @@ from jspec.pallas.triton import (
     tile_indices,
     tile_mask,
 )
-from jspec.quantization import fp8_block, int4
-from jspec.quantization.groups import GROUP
-from jspec.quantization.int4 import HALF
+from jspec.quantization import codes, fp8_block
+from jspec.quantization.codes import BLOCK, HALF, input_at
+from jspec.quantization.groups import GROUP, group_of
 
 _FEW_TOKENS = 32  # their sums are small: split-K makes several program instances for each multiprocessor
 _INSTANCES, _MULTIPROCESSORS = 190, 132  # the fewest program instances, for few tokens and for more
@@ -82,17 +86,17 @@ def weight_only_matmul_reference(x, weight, scale, dtype=jnp.float32):
 
     Args:
       x: of bfloat16, or of float32, which is multiplied in full.
-      weight: int8 or float8_e4m3fn ``[out, in]``, whose sums are multiplied by their scales; or codes of four bits,
-        uint8 ``[out, 64 groups]``, which are multiplied by theirs and rounded to x's dtype before they are added up.
-      scale: float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32 ``[out, groups]``, each of which
-        multiplies the sum over its group; of four bits, bfloat16 ``[out, groups]``.
+      weight: int8 or float8_e4m3fn ``[out, in]``; or codes of four bits, uint8 ``[out, 64 blocks]``. The sum over the inputs
+        that share a scale is multiplied by it.
+      scale: float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32 ``[out, groups]``; of four bits
+        (``jspec.quantization.codes``) ``[out, groups]`` or, with zeros, ``[out, groups, 2]``.
       dtype: to which the results are rounded.
     """
+    # Float32 holds the numbers times their scales of 8 or 11 bits, and the products with x: only sums are rounded.
     if weight.dtype == jnp.uint8:
-        finfo = jnp.finfo(x.dtype)  # each number is rounded, even where XLA would rather leave that out
-        numbers = jax.lax.reduce_precision(int4.dequantize(weight, scale, x.shape[-1]), finfo.nexp, finfo.nmant)
-        return matmul_reference(x, numbers.astype(x.dtype)).astype(dtype)
-    if scale.ndim == 2:  # float32 holds the numbers and their products with x: only the sums are rounded
+        numbers = codes.dequantize(weight, scale, x.shape[-1])
+        return matmul_reference(x.astype(jnp.float32), numbers).astype(dtype)
+    if scale.ndim == 2:
         return matmul_reference(x.astype(jnp.float32), fp8_block.dequantize(weight, scale)).astype(dtype)
     return (matmul_reference(x, weight.astype(x.dtype)) * per_feature(scale, x)).astype(dtype)
 
@@ -101,7 +105,7 @@ def weight_only_matmul_reference(x, weight, scale, dtype=jnp.float32):
 def weight_only_matmul_kernel(
     x, weight, scale, dtype=jnp.float32, *, tiling: MatmulTiling | None = None, interpret=False
 ):
-    """``weight_only_matmul_reference`` of bfloat16 as a kernel. Scales of four bits are below 2^19 in magnitude."""
+    """``weight_only_matmul_reference`` of bfloat16 as a kernel."""
     tokens = x.reshape(-1, x.shape[-1])
     (M, inputs), outputs = tokens.shape, weight.shape[0]
     in_four_bits = weight.dtype == jnp.uint8
@@ -134,8 +138,11 @@ def _weight_only_matmul(x_ref, weight_ref, scale_ref, sums_ref, *, tiling: Matmu
     uneven = trips % tiling.num_splits != 0
 
     def add(i, total):
-        for weights, x, scale in operands(x_ref, weight_ref, scale_ref, token, output, first + i, tiling):
-            product = dot(to_mma_order(weights), x if tiling.ordered else to_mma_order(x), trans_b=True)
+        for tiles, scale in operands(x_ref, weight_ref, scale_ref, token, output, first + i, tiling):
+            products = [
+                dot(_ordered(weights), x if tiling.ordered else _ordered(x), trans_b=True) for weights, x in tiles
+            ]
+            product = functools.reduce(jnp.add, products)
             total += product if scale is None else broadcast_columns(scale, tiling.tokens) * product
         return total
 
@@ -147,18 +154,30 @@ def _weight_only_matmul(x_ref, weight_ref, scale_ref, sums_ref, *, tiling: Matmu
     pltriton.store(sums_ref.at[at], total.T.astype(sums_ref.dtype), mask=tile_mask(token, M, output, outputs))
 
 
+def _ordered(tile):
+    """``to_mma_order``, which needs 64 inputs."""
+    return to_mma_order(tile) if tile.shape[1] % ORDER_INPUTS == 0 else tile
+
+
 def _eight_bit_operands(x_ref, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling):
-    """In a kernel: the weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` that a trip multiplies, in bfloat16, and
-    what the product is multiplied by, None or float32 ``[outputs]``. In blocks, these are of one group of inputs each."""
+    """In a kernel: what a trip multiplies, as pairs of a list of tiles and a scale, None or float32 ``[outputs]``, that
+    multiplies the sum of their products. Tiles are weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` in bfloat16. In
+    blocks, they are of one group of inputs each."""
     depth = tiling.inputs
     if len(scale_ref.shape) == 1:
-        return [(*_eight_bit_tiles(x_ref, weight_ref, token, output, trip, depth, tiling), None)]
+        return [([_eight_bit_tiles(x_ref, weight_ref, token, output, trip, depth, tiling)], None)]
     operands, count = [], depth // GROUP
     for group in (trip * count + i for i in range(count)):
-        mask = (output < scale_ref.shape[0]) & (group < scale_ref.shape[1])
-        scale = pltriton.load(scale_ref.at[output, group], mask=mask, other=0.0)
-        operands.append((*_eight_bit_tiles(x_ref, weight_ref, token, output, group, GROUP, tiling), scale))
+        scale = _of_group(scale_ref, output, group)
+        operands.append(([_eight_bit_tiles(x_ref, weight_ref, token, output, group, GROUP, tiling)], scale))
     return operands
+
+
+def _of_group(scale_ref, output, group, *which):
+    """In a kernel: the scales of a group, ``[outputs]``, 0 past the ends of ``scale_ref``; ``which`` is an index of its last
+    axis, if that has scales and zeros."""
+    mask = (output < scale_ref.shape[0]) & (group < scale_ref.shape[1])
+    return pltriton.load(scale_ref.at[(output, group, *which)], mask=mask, other=0.0)
 
 
 def _eight_bit_tiles(x_ref, weight_ref, token, output, block, size: int, tiling: MatmulTiling):
@@ -169,12 +188,33 @@ def _eight_bit_tiles(x_ref, weight_ref, token, output, block, size: int, tiling:
 
 
 def _four_bit_operands(x_ref, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling):
-    """In a kernel: the same as two products, of the inputs whose codes are in the low halves of bytes, and in the high
-    ones."""
-    depth, groups, size = tiling.inputs, tiling.inputs // GROUP, tiling.inputs // 2
-    packed = load_tile(weight_ref, output, block_ids(trip, size), size)
-    # Numbers past the end of an output channel add nothing: their scales are zero, and so is x.
-    scale = load_tile(scale_ref, output, block_ids(trip, groups), groups)
-    column = trip * depth + input_indices(size, GROUP, tiling.ordered)
-    xs = (load_tile(x_ref, token, at, depth) for at in (column, column + HALF))
-    return [(weights, x, None) for weights, x in zip(unpack_four_bits(packed, scale), xs, strict=True)]
+    """In a kernel: the same of codes. A tile has the low or the high halves of the bytes of a group, or of 64 bytes."""
+    inputs, groups = x_ref.shape[1], scale_ref.shape[1]
+    group, count = group_of(inputs, groups), tiling.inputs // BLOCK
+    width = min(group, HALF) if groups > 1 else HALF
+    operands = []
+    for block in (trip * count + i for i in range(count)):
+        of_groups: dict[int, tuple[list, Any, Any]] = {}
+        for start in range(0, HALF, width):
+            packed = load_tile(
+                weight_ref, output, block * HALF + start + jnp.arange(width, dtype=jnp.int32), count * HALF
+            )
+            byte = start + input_indices(width, ORDER_INPUTS, tiling.ordered and width == HALF)
+            for high in (False, True):
+                number = input_at(start, high) // group if groups > 1 else 0
+                if number not in of_groups:
+                    place = block * (BLOCK // group) + number if groups > 1 else 0
+                    of_groups[number] = ([], *_scale_and_zero(scale_ref, output, place))
+                tiles, _, zero = of_groups[number]
+                x = load_tile(x_ref, token, block * BLOCK + input_at(byte, high), tiling.inputs)
+                tiles.append((unpack_four_bits(packed, high, zero), x))
+        operands += [(tiles, scale) for tiles, scale, _ in of_groups.values()]
+    return operands
+
+
+def _scale_and_zero(scale_ref, output, group) -> tuple[Any, Any]:
+    """In a kernel: the scales, float32 ``[outputs]``, and the zeros, bfloat16 ``[outputs]`` or None, of a group of codes."""
+    if len(scale_ref.shape) == 2:
+        return _of_group(scale_ref, output, group).astype(jnp.float32), None
+    scale, zero = (_of_group(scale_ref, output, group, which) for which in (0, 1))
+    return scale.astype(jnp.float32), zero.astype(jnp.bfloat16)

@@ -11,36 +11,39 @@ from test_mxfp4 import carried_out
 
 from jspec.pallas.matmul import unpack
 from jspec.pallas.matmul.tiling import MatmulTiling
-from jspec.pallas.matmul.unpack import LARGEST_SCALE, SHRINK
+from jspec.pallas.matmul.unpack import SHRINK
 from jspec.pallas.matmul.weight_only import (
     weight_only_matmul,
     weight_only_matmul_kernel,
     weight_only_matmul_reference,
     weight_only_tiling,
 )
-from jspec.quantization import int4
+from jspec.quantization import codes
+from jspec.quantization.groups import grouped
 
-KINDS = ("int8", "fp8", "int4", "fp8_block")
+FOUR_BITS = ("int4", "int4_64_float16_zeros", "int4_32_float32", "int4_all_float16_zeros")
+KINDS = ("int8", "fp8", "fp8_block", *FOUR_BITS)
 
 
 def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False):
-    """x of bfloat16, a weight and its scales, and the numbers that are multiplied, before the scales of eight bits, but in
-    blocks with them."""
+    """x of bfloat16, a weight and its scales, and the numbers that are multiplied, float64: with their scales, but for those
+    of an output channel in eight bits."""
     rng = np.random.default_rng(M + outputs + inputs)
     x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
-    if kind == "int4":
-        shape = outputs, -(-inputs // 128)
-        packed = rng.choice([0, 15, 0x0F, 0xF0, 0x88], (shape[0], 64 * shape[1])) if extreme else None
-        packed = rng.integers(256, size=(shape[0], 64 * shape[1])) if packed is None else packed
-        scale = jnp.asarray(rng.choice([1, -1], shape) * np.exp(rng.normal(-3, 1, shape)), jnp.bfloat16)
-        packed = packed.astype(np.uint8)
-        numbers = int4.dequantize(packed, np.asarray(scale), inputs).astype(ml_dtypes.bfloat16)
-        # What is past the last input are codes of zero.
-        past = np.arange(shape[1] * 128).reshape(-1, 2, 64) >= inputs
-        low, high = (np.broadcast_to(past[:, i].reshape(1, -1), packed.shape) for i in (0, 1))
-        packed = np.where(low, packed & 0xF0 | 8, packed)
-        packed = np.where(high, packed & 0x0F | 0x80, packed)
-        return (x, jnp.asarray(packed, jnp.uint8), scale), np.asarray(numbers, np.float64)
+    if (form := grouped(kind)) is not None:
+        packed, shape = form.weight_shape((outputs, inputs)), form.scale_shape((outputs, inputs))
+        values = rng.choice([0, 15], (outputs, inputs)) if extreme else rng.integers(16, size=(outputs, inputs))
+        weight = codes.pack_codes(values.astype(np.uint8))
+        assert weight.shape == packed
+        scale = rng.choice([1, -1], shape[:2]) * np.exp(rng.normal(-3, 1, shape[:2]))
+        if form.zeros:
+            zeros = rng.choice([0, 16], shape[:2]) if extreme else rng.integers(17, size=shape[:2])
+            scale = np.stack([scale, zeros], axis=-1)
+        scale = np.asarray(jnp.asarray(scale, form.scale))
+        each, zero = (scale[..., 0], scale[..., 1]) if form.zeros else (scale, np.full(shape, 8))
+        size = inputs if form.group is None else form.group
+        each, zero = (np.repeat(np.asarray(a, np.float64), size, axis=1)[:, :inputs] for a in (each, zero))
+        return (x, jnp.asarray(weight), jnp.asarray(scale)), (values - zero) * each
     if kind == "int8":
         weight = (
             rng.choice([-128, -127, 0, 127], (outputs, inputs))
@@ -97,7 +100,8 @@ class TestWeightOnlyMatmul:
     @pytest.mark.parametrize("kind", KINDS)
     def test_zeros_give_zeros(self, kind):
         (x, weight, scale), _ = problem(2, 64, 128, kind)
-        zero = jnp.full_like(weight, 0x88 if kind == "int4" else 0)
+        zero = jnp.full_like(weight, 0x88 if kind in FOUR_BITS else 0)
+        scale = scale.at[..., 1].set(8) if scale.ndim == 3 else scale
         np.testing.assert_array_equal(self.product(x, zero, scale), 0)
         np.testing.assert_array_equal(self.product(jnp.zeros_like(x), weight, scale), 0)
 
@@ -143,11 +147,11 @@ def test_input_indices_are_in_mma_order(step):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_four_bits_are_rounded_before_they_are_multiplied(dtype):
-    (_, packed, scale), _ = problem(1, 16, 256, "int4")
-    wanted = int4.dequantize(np.asarray(packed), np.asarray(scale), 256).astype(dtype)
+@pytest.mark.parametrize("kind", FOUR_BITS)
+def test_four_bits_are_exact(dtype, kind):
+    (_, packed, scale), numbers = problem(1, 16, 256, kind)
     actual = jax.jit(weight_only_matmul_reference)(jnp.eye(256, dtype=dtype), packed, scale)
-    np.testing.assert_array_equal(actual, wanted.T.astype(np.float32))
+    np.testing.assert_array_equal(actual, numbers.T.astype(np.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,20 +195,19 @@ def test_fp8_instructions_agree_with_fp8():
     np.testing.assert_array_equal(actual, wanted)
 
 
-def test_int4_instructions_agree_with_the_definition():
-    rng = np.random.default_rng(0)
-    byte = np.tile(np.arange(256, dtype=np.uint8), 200)
-    scale = rng.choice([1, -1], len(byte) // 4) * np.exp2(rng.uniform(-80, 18.9, len(byte) // 4))
-    scale = scale.astype(ml_dtypes.bfloat16)
-    exact = scale.astype(np.float32)
-    assert LARGEST_SCALE / 2 < np.abs(exact).max() < LARGEST_SCALE
-    twice = lambda x: np.repeat(x.astype(ml_dtypes.bfloat16).view(np.uint16), 2).view(np.uint32)  # noqa: E731
-    factor, zero = twice(exact * np.float32(2.0**129 / SHRINK)), twice(exact * np.float32(-8 / SHRINK))
-    registers = {"$2": words(byte), "$3": factor, "$4": factor, "$5": zero, "$6": zero}
-    for asm, code in ((unpack.LOW, byte & 15), (unpack.HIGH, byte >> 4)):
-        wanted = ((code.astype(np.float32) - 8) * np.repeat(exact, 4)).astype(ml_dtypes.bfloat16)
+def test_instructions_for_four_bits_agree_with_the_definition():
+    byte = np.tile(np.arange(256, dtype=np.uint8), 17)
+    zeros = np.arange(17).repeat(64)  # one for each four bytes
+    added = (-zeros / SHRINK).astype(ml_dtypes.bfloat16).view(np.uint16).repeat(2).view(np.uint32)
+    registers = {"$2": words(byte), "$3": added, "$4": added}
+    for asm, code, zero in (
+        (unpack.LOW, byte & 15, 8),
+        (unpack.HIGH, byte >> 4, 8),
+        (unpack.LOW_LESS_ZEROS, byte & 15, zeros.repeat(4)),
+        (unpack.HIGH_LESS_ZEROS, byte >> 4, zeros.repeat(4)),
+    ):
         actual = carried_out(asm, registers).astype(np.float32).reshape(-1) * SHRINK
-        np.testing.assert_array_equal(actual, wanted.astype(np.float32))
+        np.testing.assert_array_equal(actual, code.astype(np.float32) - zero)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
