@@ -114,7 +114,9 @@ def put_out(files: Sequence[pathlib.Path]) -> float | None:
         try:
             os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # asking for a page must not bring in those behind it
+            os.posix_fadvise(
+                descriptor, 0, 0, os.POSIX_FADV_RANDOM
+            )  # asking for a page must not bring in those behind it
             pages = path.stat().st_size // PAGE
             for page in range(0, pages, max(pages // SAMPLES, 1)):
                 cached += _is_cached(descriptor, page * PAGE)

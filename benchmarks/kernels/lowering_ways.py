@@ -12,8 +12,12 @@ from jspec.pallas.matmul.bf16 import bf16_matmul_kernel
 from jspec.pallas.matmul.reference import matmul_reference
 from jspec.pallas.matmul.small_batch import small_batch_tiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
+from jspec.quantization.codes import dequantize, random_codes
+from jspec.quantization.groups import GROUP, INT4, Grouped
 
-KINDS = ("bf16", "int8", "fp8", "blocks")
+KINDS = ("bf16", "int8", "fp8", "blocks", "int4", "int4_zeros")
+CODES = {"int4": INT4, "int4_zeros": Grouped(GROUP, "float16", zeros=True)}
+BYTES = {"bf16": 2, "int4": 0.5, "int4_zeros": 0.5}  # of a number; of other kinds 1
 WAYS = ("mosaic", "triton", "xla", "cublas")
 MOSAIC = jax.__version_info__ >= (0, 11)  # older versions have other names in this lowering
 
@@ -38,6 +42,13 @@ def weights_of(kind: str, shape: tuple[int, int], count: int) -> list[Weight]:
     @jax.jit
     def make(key) -> Weight:
         numbers, scales = jax.random.split(key)
+        if kind in CODES:
+            packed, scale = random_codes(numbers, shape, inputs**-0.5, CODES[kind])
+            factors = jax.random.uniform(scales, scale.shape, jnp.float32, 0.5, 1.5)
+            if CODES[kind].zeros:
+                scale = scale.at[..., 1].set(jax.random.randint(scales, scale.shape[:2], 0, 17))
+                factors = factors.at[..., 1].set(1)
+            return packed, (scale * factors).astype(scale.dtype)
         weight = jax.random.normal(numbers, shape, jnp.bfloat16)
         if kind == "bf16":
             return ((weight * inputs**-0.5).astype(jnp.bfloat16),)
@@ -57,6 +68,8 @@ def by_blocks(scale) -> jax.Array:
 
 def by_definition(x, weight, scale=None):
     """The product in float32."""
+    if weight.dtype == jnp.uint8:
+        return matmul_reference(x.astype(jnp.float32), dequantize(weight, scale, x.shape[1]))
     wide = weight.astype(jnp.float32)
     if scale is not None:
         wide *= scale[:, None] if scale.ndim == 1 else by_blocks(scale)
@@ -67,6 +80,8 @@ def by_xla(x, weight, scale=None):
     """The product as a model would ask XLA for it."""
     if scale is None:
         return matmul_reference(x, weight, None)
+    if weight.dtype == jnp.uint8:
+        return matmul_reference(x, dequantize(weight, scale, x.shape[1]).astype(x.dtype), None)
     if scale.ndim == 1:
         return (matmul_reference(x, weight.astype(x.dtype)) * scale[None]).astype(x.dtype)
     return matmul_reference(x, (weight.astype(jnp.float32) * by_blocks(scale)).astype(x.dtype), None)
@@ -77,7 +92,7 @@ def by_triton(x, weight, scale=None, interpret: bool = False):
     if scale is None:
         tiling = small_batch_tiling(len(x), *weight.shape, itemsize=weight.dtype.itemsize)
         return bf16_matmul_kernel(x, weight, tiling=tiling, interpret=interpret)
-    if scale.ndim == 1:
+    if scale.ndim == 1 or weight.dtype == jnp.uint8:
         return weight_only_matmul_kernel(x, weight, scale, x.dtype, interpret=interpret)
     return block_product(x, weight, scale, interpret=interpret)
 
@@ -95,7 +110,8 @@ def candidates(
             from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore
 
             how = {"instances": 3, "interpret": InterpretGPUParams()}
-        tilings = SMALL_TILINGS[: 1 if kind == "bf16" else 2] if smoke else tilings_for(kind, tokens, shape, in_parts)
+        small = SMALL_TILINGS if BYTES.get(kind, 1) == 1 else SMALL_TILINGS[:1]
+        tilings = small if smoke else tilings_for(kind, tokens, shape, in_parts)
         for name, tiling in tilings:
             product = functools.partial(few_tokens_matmul_kernel, tiling=tiling, **how)
             yield Candidate("mosaic", f"{name} {tiling}".lstrip(), product, tiling.ordered)

@@ -12,6 +12,8 @@ be left to what follows. The weight has one of these forms:
     int8      int8, and a scale for each output feature
     fp8       float8_e4m3fn, and a scale for each output feature
     blocks    float8_e4m3fn, and a scale for each block of 128 outputs and 128 inputs
+    int4      codes of four bits, and a scale of bfloat16 for each 128 inputs of an output
+    int4_zeros  the same with zeros, and scales of float16
 
 The ways to compute it are
 
@@ -47,6 +49,7 @@ import jax.numpy as jnp
 
 from benchmarks.kernels import bandwidth
 from benchmarks.kernels.lowering_ways import (
+    BYTES,
     KINDS,
     MOSAIC,
     WAYS,
@@ -74,7 +77,7 @@ class Case:
 
     def __init__(self, kind: str, tokens: int, shape: tuple[int, int], smoke: bool):
         self.kind, self.tokens, self.smoke, self.shape = kind, tokens, smoke, shape
-        weights = min(max(LARGE // ((2 if kind == "bf16" else 1) * shape[0] * shape[1]), 4), PRODUCTS)
+        weights = min(max(LARGE // (int(BYTES.get(kind, 1) * shape[0] * shape[1])), 4), PRODUCTS)
         self.weights = weights_of(kind, self.shape, 1 if smoke else weights)
         keys = jax.random.split(jax.random.key(1), 1 if smoke else max(PRODUCTS // weights, 1))
         self.xs = [jax.random.normal(key, (tokens, self.shape[1]), jnp.bfloat16) for key in keys]

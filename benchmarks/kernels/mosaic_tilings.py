@@ -67,7 +67,28 @@ BLOCKS = {
     ),
     160: (Tiling(64, 160, 128, 3, side_by_side=2),),
 }
-TILINGS = {"bf16": BF16, "int8": EIGHT_BITS, "fp8": EIGHT_BITS, "blocks": BLOCKS}
+CODES = {
+    8: (
+        Tiling(64, 8, 256, 16, in_turns=2, keep_x=True),
+        Tiling(64, 8, 256, 16, in_turns=4, keep_x=True),
+        Tiling(64, 8, 256, 8, side_by_side=2, in_turns=2, keep_x=True),
+        Tiling(64, 8, 128, 16, side_by_side=2, in_turns=2),
+        Tiling(64, 8, 256, 12, side_by_side=2),
+    ),
+    16: (
+        Tiling(64, 16, 256, 8, in_turns=4),
+        Tiling(64, 16, 256, 10, side_by_side=2),
+        Tiling(64, 16, 128, 12, side_by_side=2, in_turns=2),
+        Tiling(64, 16, 256, 8, side_by_side=4),
+    ),
+    80: (
+        Tiling(64, 80, 128, 6, side_by_side=2),
+        Tiling(64, 80, 128, 4, side_by_side=4),
+        Tiling(64, 40, 128, 8, side_by_side=2, in_turns=2),
+    ),
+    160: (Tiling(64, 160, 128, 3, side_by_side=2), Tiling(64, 80, 128, 5, side_by_side=2)),
+}
+TILINGS = {"bf16": BF16, "int8": EIGHT_BITS, "fp8": EIGHT_BITS, "blocks": BLOCKS, "int4": CODES, "int4_zeros": CODES}
 SMALL_TILINGS = tuple(  # where they are interpreted
     ("", Tiling(64, 8, 128, 4, side_by_side=2, in_turns=2, ordered=ordered)) for ordered in (False, True)
 )
@@ -80,10 +101,13 @@ def tilings_for(kind: str, tokens: int, shape: tuple[int, int], in_parts: bool) 
     outputs, inputs = shape
     tiles = TILINGS[kind]
     others = tiles[min((size for size in tiles if size >= tokens), default=max(tiles))]
-    named = [("", tiling) for tiling in others if tiling.shared_bytes(inputs, 2 if kind == "bf16" else 1, 2) <= SHARED]
+    size = 2 if kind == "bf16" else 0.5 if kind in ("int4", "int4_zeros") else 1
+    named = [("", tiling) for tiling in others if tiling.shared_bytes(inputs, size, 2) <= SHARED]
     if kind == "bf16":
         return named
-    chosen = few_tokens_tiling(tokens, outputs, inputs, in_parts, in_blocks=kind == "blocks")
+    how = {"in_groups": kind == "blocks" or size < 1, "bits": int(8 * size)}
+    chosen = few_tokens_tiling(tokens, outputs, inputs, in_parts, **how)
     splits = [half for half in (chosen.num_splits // 2, 2 * chosen.num_splits) if half and in_parts]
-    variants = [chosen._replace(num_splits=count) for count in splits] + [chosen._replace(ordered=True)]
+    variants = [chosen._replace(num_splits=count) for count in splits]
+    variants += [chosen._replace(ordered=True)] if size == 1 else []
     return [("chosen", chosen), *(("", tiling) for tiling in variants), *named]

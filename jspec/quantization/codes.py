@@ -11,7 +11,19 @@ holds, and a product adds up the products of a group before it multiplies by the
 | scale | ``[out, groups]`` | of float16, bfloat16 or float32; the zero of every group is 8 |
 | | ``[out, groups, 2]`` | the scale of a group and its zero, an integer that each of these dtypes holds |
 
-Nothing but ``pack_codes``, ``unpack_codes`` and ``input_at`` knows which bits of a block are the code of which input."""
+A block has 64 bytes, 16 for each 32 inputs one after another, in an order in which a thread of Hopper's tensor cores reads
+at once what it multiplies at once. Of 16 inputs these multiply, thread q = 0 .. 3 of a line has inputs 2 q and 2 q + 1,
+and 8 + 2 q and 9 + 2 q. Its four bytes of 32 inputs are
+
+| byte | low half | high half |
+|---|---|---|
+| 0 | 2 q | 8 + 2 q |
+| 1 | 16 + 2 q | 24 + 2 q |
+| 2 | 1 + 2 q | 9 + 2 q |
+| 3 | 17 + 2 q | 25 + 2 q |
+
+so that four bits of a word and those 16 bits above them are neighbours, which a bfloat16 pair is made of. Nothing but
+``pack_codes``, ``unpack_codes`` and ``in_code_order`` knows which half of which byte is the code of which input."""
 
 from typing import Any
 
@@ -27,17 +39,20 @@ BLOCK = GROUP  # inputs whose codes are packed together
 HALF = BLOCK // 2  # bytes of a block
 
 
+# The axes of the inputs of a block: 32 of them, 16 of these, 8 of these, a thread of the tensor cores, one of its pair.
+_INPUTS = 4, 2, 2, 4, 2
+_TO_BYTES = 0, 3, 4, 1, 2  # the same axes in the order of bytes, of which the last is the half
+
+
 def pack_codes(codes: np.ndarray) -> np.ndarray:
     """Codes packed two in a byte: uint8 ``[..., in]`` -> uint8 ``[..., 64 blocks]``.
 
-    Byte c < 64 of a block has the code of input c of the block in its low half, and that of input 64 + c in its high half.
     Where the inputs do not fill the last block, the missing codes are 8."""
     *before, inputs = codes.shape
-    blocks = num_groups(inputs)
-    if missing := blocks * BLOCK - inputs:
+    if missing := num_groups(inputs) * BLOCK - inputs:
         codes = np.pad(codes, [(0, 0)] * len(before) + [(0, missing)], constant_values=ZERO)
-    halves = codes.reshape(*before, blocks, 2, HALF)
-    return (halves[..., 0, :] | halves[..., 1, :] << 4).reshape(*before, blocks * HALF)
+    halves = _permuted(codes.reshape(*before, -1, *_INPUTS), _TO_BYTES)
+    return (halves[..., 0] | halves[..., 1] << 4).reshape(*before, -1)
 
 
 def unpack_codes(packed, inputs: int):
@@ -45,29 +60,25 @@ def unpack_codes(packed, inputs: int):
 
     An array of NumPy gives one of NumPy, and one of JAX gives one of JAX."""
     *before, size = packed.shape
-    shifts = np.array([0, 4], np.uint8).reshape((1,) * (len(before) + 1) + (2, 1))
-    codes = (packed.reshape(*before, size // HALF, 1, HALF) >> shifts) & np.uint8(15)
-    return codes.reshape(*before, 2 * size)[..., :inputs]
+    xp = np if isinstance(packed, np.ndarray) else jnp
+    codes = xp.stack([packed & 15, packed >> 4], axis=-1)
+    codes = codes.reshape(*before, size // HALF, *(_INPUTS[axis] for axis in _TO_BYTES))
+    return _permuted(codes, tuple(np.argsort(_TO_BYTES))).reshape(*before, 2 * size)[..., :inputs]
 
 
-def input_at(byte, high: bool) -> Any:
-    """The input feature whose code is in the low or the high half of a byte.
-
-    Of 32 bytes from a multiple of 32 on, the low halves belong to one group of 32 inputs, and so do the high halves.
-
-    Args:
-      byte: its place in an output channel; ints, or integer arrays of NumPy or JAX.
-      high: which half.
-    """
-    return _quotient(byte, HALF) * BLOCK + HALF * high + _remainder(byte, HALF)
+def in_code_order(x) -> tuple[jax.Array, jax.Array]:
+    """Numbers of inputs ``[M, in]`` in the order of their codes: those of the low halves of bytes, and those of the high
+    halves, each ``[M, 64 blocks]``. Where the inputs do not fill the last block, the missing ones are 0."""
+    M, inputs = x.shape
+    x = jnp.pad(x, ((0, 0), (0, -inputs % BLOCK)))
+    halves = _permuted(x.reshape(M, -1, *_INPUTS), _TO_BYTES)
+    return halves[..., 0].reshape(M, -1), halves[..., 1].reshape(M, -1)
 
 
-def _quotient(x, y: int):
-    return jax.lax.div(x, jnp.int32(y)) if isinstance(x, jax.Array) else x // y
-
-
-def _remainder(x, y: int):
-    return jax.lax.rem(x, jnp.int32(y)) if isinstance(x, jax.Array) else x % y
+def _permuted(x, order: tuple[int, ...]):
+    """``x`` with its last five axes in another order."""
+    first = x.ndim - len(order)
+    return x.transpose(*range(first), *(first + axis for axis in order))
 
 
 def scales_and_zeros(weight, scale) -> tuple[Any, Any]:

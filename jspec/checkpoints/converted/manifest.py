@@ -16,7 +16,7 @@ from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 NAME = "manifest.json"
 PARAMS = "params"  # the folder of the Orbax checkpoint, beside the manifest
 FORMAT = "jspec-checkpoint"
-VERSION = 1
+VERSION = 2  # of 1, codes of four bits were packed in another order, and all else was as it is
 SMALL = 2**20  # bytes; a file up to this size is hashed whenever its folder is loaded
 AGAIN = "convert the checkpoint again, or fetch the folder again"
 UNREAD = ("README.md", "LICENSE")  # may be added to a converted folder, as hidden files may, because nothing reads them
@@ -36,10 +36,10 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
     where, manifest = f"{folder.given}/{NAME}", folder.json(NAME)
     if manifest.get("format") != FORMAT:
         raise Refusal(f"{where}: format={manifest.get('format')!r}: expected {FORMAT!r}")
-    if manifest.get("format_version") != VERSION:
-        raise Refusal(
-            f"{where}: format_version={manifest.get('format_version')!r}: this jspec reads {VERSION}; convert again"
-        )
+    version = manifest.get("format_version")
+    if version not in (1, VERSION) or (version == 1 and manifest.get("quantization") == "int4"):
+        of_codes = " for int4" if version == 1 else ""
+        raise Refusal(f"{where}: format_version={version!r}: this jspec reads {VERSION}{of_codes}; convert again")
     if manifest.get("manifest_sha256") != own_digest(manifest):
         raise Refusal(f"{where}: damaged, its own SHA-256 does not match; convert the checkpoint again")
     _require_form(manifest, where)

@@ -6,7 +6,7 @@ multiprocessor, which computes one tile of outputs after the other. One of its w
 shared memory, many reads ahead of the others, which multiply. What is past the last output, token or input is read as
 zero, and is not written.
 
-A weight of eight bits passes through registers, where it becomes bfloat16. Sums are multiplied by the scales in
+A weight of eight or four bits passes through registers, where it becomes bfloat16. Sums are multiplied by the scales in
 float32."""
 
 import functools
@@ -18,8 +18,14 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jspec.pallas.matmul.sm90_memory import Scales, SharedMemory, load
-from jspec.pallas.matmul.sm90_registers import in_order, load_bfloat16, store_transposed
+from jspec.pallas.matmul.sm90_memory import Scales, SharedMemory, load, numbers_in_one
+from jspec.pallas.matmul.sm90_registers import (
+    differences_of,
+    in_order,
+    load_bfloat16,
+    load_codes,
+    store_transposed,
+)
 from jspec.pallas.matmul.sm90_tiling import (
     BLOCK,
     DEPTH_UNIT,
@@ -32,7 +38,7 @@ from jspec.pallas.matmul.sm90_tiling import (
 from jspec.pallas.matmul.unpack import SHRINK
 
 _ACC: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
-CONVERTED = 64  # inputs of a weight of eight bits that become bfloat16 while others are multiplied
+CONVERTED = 64  # inputs of a weight of few bits that become bfloat16 while others are multiplied
 
 
 @functools.partial(jax.jit, static_argnames=("tiling", "dtype", "instances", "interpret"))  # products share one trace
@@ -50,11 +56,12 @@ def few_tokens_matmul_kernel(
 
     Args:
       x: bfloat16. Of more than 8 tokens that are no multiple of 8, a copy with zeros is written first.
-      weight: bfloat16, int8 or float8_e4m3fn.
-      scale: None, float32 ``[out]``, or of blocks ``[out / 128, in / 128]`` or ``[out, in / 128]``.
+      weight: bfloat16, int8 or float8_e4m3fn; or codes of four bits (``jspec.quantization.codes``).
+      scale: None, float32 ``[out]``, or of blocks ``[out / 128, in / 128]`` or ``[out, in / 128]``. Of codes it may have any
+        float dtype and zeros.
       dtype: of the results.
-      tiling: whose ``outputs`` divide those of the weight. It has 128 inputs, and at most 128 outputs, if scales come in
-        blocks.
+      tiling: whose ``outputs`` divide those of the weight. It has 128 inputs if scales come in blocks, and no fewer than a
+        group of codes has, and at most 128 outputs.
       instances: how many program instances share the tiles.
       interpret: None, or how to run on any platform, slowly: ``InterpretGPUParams`` of jax 0.11 and later.
     """
@@ -65,7 +72,9 @@ def few_tokens_matmul_kernel(
     assert outputs % tiling.outputs == 0, (outputs, tiling)
     assert inputs % min(tiling.inputs, 2 * DEPTH_UNIT) == 0, (inputs, tiling)
     assert tiling.num_stages % tiling.in_turns == 0, tiling
-    assert scale is None or scale.ndim == 1 or (tiling.inputs == BLOCK and BLOCK % tiling.outputs == 0), tiling
+    if scale is not None and scale.ndim > 1:
+        assert tiling.inputs == BLOCK or (weight.dtype == jnp.uint8 and tiling.inputs % BLOCK == 0), tiling
+        assert BLOCK % tiling.outputs == 0, tiling
     assert tiling.num_splits == 1 or outputs % tiling.tile_outputs == 0, (outputs, tiling)
     instances = min(instances, tiling.tiles(T, outputs))
     dtype = dtype if tiling.num_splits == 1 else jnp.float32
@@ -121,11 +130,10 @@ def _multiply_tiles(
             i, step = count // steps, lax.rem(count, jnp.int32(steps))
             (output, token, split), stage = place(i), stage_of(count)
             pl.when(count >= tiling.num_stages)(lambda: plgpu.barrier_wait(shared.read.at[stage]))
-            here = pl.ds((split * steps + step) * tiling.inputs, tiling.inputs)
-            of_x = x_ref.at[pl.ds(token, tiling.tokens), here]
-            plgpu.copy_gmem_to_smem(
-                weight_ref.at[pl.ds(output, tiling.tile_outputs), here], shared.weight.at[stage], shared.here.at[stage]
-            )
+            copy, line = split * steps + step, shared.weight.shape[2]
+            of_x = x_ref.at[pl.ds(token, tiling.tokens), pl.ds(copy * tiling.inputs, tiling.inputs)]
+            of_weight = weight_ref.at[pl.ds(output, tiling.tile_outputs), pl.ds(copy * line, line)]
+            plgpu.copy_gmem_to_smem(of_weight, shared.weight.at[stage], shared.here.at[stage])
             if tiling.keep_x:
                 pl.when(i == 0)(lambda: plgpu.copy_gmem_to_smem(of_x, shared.x.at[step], shared.x_here.at[step]))
             else:
@@ -157,7 +165,8 @@ def _multiply_tiles(
                 return stage, weight, shared.x.at[step if tiling.keep_x else stage].transpose((1, 0))
 
             scaled = jnp.minimum(output, outputs - tiling.outputs)  # not past the last one
-            scales = Scales(scale_ref, scaled, split * trips, turn, outputs, tiling)
+            of_codes = numbers_in_one(weight_ref) > 1
+            scales = Scales(scale_ref, scaled, split * trips, turn, outputs, inputs, of_codes, tiling)
             sums = _sums(await_operands, shared.read, scales, trips, tiling, interpret)
             if tiling.in_turns > 1:
                 sums = _add_turns(sums, shared, beside, turn, i)
@@ -183,51 +192,65 @@ def _multiply_tiles(
 
 
 def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling, interpret):
-    """The sums of a warpgroup's trips ``[outputs, tokens]``, float32; scaled only where scales come in blocks."""
-    shape = tiling.outputs, tiling.tokens
+    """The sums of a warpgroup's trips ``[outputs, tokens]``, float32; scaled only where groups of inputs have scales."""
+    shape, group = (tiling.outputs, tiling.tokens), scales.group
+    shrunk = scales.ref is not None and not scales.of_codes
 
-    def multiply(acc, trip):
-        """Add the products of a trip to ``acc``."""
-        stage, weight, x = await_operands(trip)
+    def multiply(acc, weight, x, start: int, zero=None):
+        """Add the products of a group of a copy's inputs, the first of which is ``start``, to ``acc``."""
         if weight.dtype == x.dtype:
             plgpu.wgmma(acc, weight, x)
         else:  # some inputs are converted while others are multiplied
-            for j in range(0, tiling.inputs, CONVERTED):
-                plgpu.wgmma(acc, load_bfloat16(weight, j, CONVERTED, tiling.ordered), x.at[pl.ds(j, CONVERTED)])
+            count = min(group, CONVERTED)
+            for j in range(start, start + group, count):
+                if scales.of_codes:
+                    numbers = load_codes(weight, j, count, zero)
+                else:
+                    numbers = load_bfloat16(weight, j, count, tiling.ordered)
+                plgpu.wgmma(acc, numbers, x.at[pl.ds(j, count)])
         plgpu.wgmma_wait(0)
-        plgpu.barrier_arrive(read.at[stage])
 
-    def products(trip):
-        """Those of a trip alone."""
+    def products(weight, x, start: int, zero):
+        """Those of a group alone."""
 
         def one(acc):
-            multiply(acc, trip)
+            multiply(acc, weight, x, start, zero)
             return acc[...]
 
         if not interpret:
             return pl.run_scoped(one, _ACC(shape, jnp.float32))
-        stage, weight, x = await_operands(trip)
-        weight = weight[...] if weight.dtype == x.dtype else in_order(weight[...], tiling.ordered)
-        result = jnp.dot(weight, x[...], preferred_element_type=jnp.float32)
-        plgpu.barrier_arrive(read.at[stage])
-        return result
+        if scales.of_codes:
+            numbers = differences_of(weight[...], tiling.inputs, zero)
+        else:
+            numbers = weight[...] if weight.dtype == x.dtype else in_order(weight[...], tiling.ordered)
+        here = slice(start, start + group)
+        return jnp.dot(numbers[:, here], x[...][here], preferred_element_type=jnp.float32)
 
     def add_scaled(trip, carry):
-        total, scale = carry
+        total, of_groups = carry
         following = scales.of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
-        by = lax.broadcast_in_dim(scale, shape, [0]) if scale.ndim else scale
-        return total + products(trip) * by, following
+        stage, weight, x = await_operands(trip)
+        for i, (scale, zero) in enumerate(of_groups):
+            by = lax.broadcast_in_dim(scale, shape, [0]) if scale.ndim else scale
+            total += products(weight, x, i * group, zero) * by
+        plgpu.barrier_arrive(read.at[stage])
+        return total, following
+
+    def add(acc, trip):
+        stage, weight, x = await_operands(trip)
+        multiply(acc, weight, x, 0)
+        plgpu.barrier_arrive(read.at[stage])
 
     def all_trips(acc):
-        pl.loop(0, trips)(lambda trip: multiply(acc, trip))
+        pl.loop(0, trips)(lambda trip: add(acc, trip))
         return acc[...]
 
-    if interpret or scales.in_blocks:
+    if interpret or scales.in_groups:
         zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
         total = lax.fori_loop(0, trips, add_scaled, (zeros, scales.of_trip(0)))[0]
     else:
         total = pl.run_scoped(all_trips, _ACC(shape, jnp.float32))
-    return total if scales.ref is None or interpret else total * SHRINK
+    return total * SHRINK if shrunk and not interpret else total
 
 
 def _add_turns(sums, shared: SharedMemory, beside, turn, i):

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jspec.pallas.matmul.sm90_registers import transforms
+from jspec.pallas.matmul.sm90_registers import PER_LINE, transforms
 from jspec.pallas.matmul.sm90_tiling import BLOCK, LINES, MosaicTiling
-
-PER_OUTPUT = plgpu.Layout.WGMMA.reduce(1)  # the layout of one number for each output feature
+from jspec.quantization.groups import group_of
 
 
 def load(ref, layout):
@@ -18,11 +17,16 @@ def load(ref, layout):
     return plgpu.load(ref, layout=layout, optimized=False)  # pyright: ignore[reportCallIssue]  # which is of jax 0.10
 
 
+def numbers_in_one(weight) -> int:
+    """How many numbers an element of a stored weight has."""
+    return 2 if weight.dtype == jnp.uint8 else 1
+
+
 class SharedMemory(NamedTuple):
     """Shared memory of a program instance. A barrier with a number of stages has one part for each of them.
 
     Attributes:
-      weight: ``[stages, outputs of a tile, inputs]``.
+      weight: ``[stages, outputs of a tile, inputs]``, or half as many bytes of codes.
       x: ``[stages, tokens, inputs]``, or all parts of x.
       y: ``[warpgroups side by side, tokens, 64]``, results on their way out.
       sums: ``[warpgroups but the first in turn, side by side, outputs, tokens]``, float32.
@@ -46,13 +50,14 @@ class SharedMemory(NamedTuple):
     def types(cls, tiling: MosaicTiling, weight, x, dtype) -> "SharedMemory":
         swizzled = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
         parts = tiling.trips(x.shape[1]) * tiling.in_turns if tiling.keep_x else tiling.num_stages
+        line = tiling.inputs // numbers_in_one(weight)
         others = max(1, tiling.in_turns - 1)
         sums = (others, tiling.side_by_side, tiling.outputs, tiling.tokens) if tiling.in_turns > 1 else (1, 1, 8, 16)
         return cls(
             weight=plgpu.SMEM(
-                (tiling.num_stages, tiling.tile_outputs, tiling.inputs),
+                (tiling.num_stages, tiling.tile_outputs, line),
                 weight.dtype,
-                transforms=swizzled if weight.dtype == x.dtype else transforms(tiling.inputs),
+                transforms=swizzled if weight.dtype == x.dtype else transforms(line),
             ),
             x=plgpu.SMEM((parts, tiling.tokens, tiling.inputs), x.dtype, transforms=swizzled),
             y=plgpu.SMEM((tiling.side_by_side, tiling.tokens, LINES), dtype),
@@ -65,6 +70,14 @@ class SharedMemory(NamedTuple):
         )
 
 
+class GroupScale(NamedTuple):
+    """What the products of a group of inputs are multiplied by, a number or float32 ``[outputs]``, and the zeros of its
+    codes, float32 ``[outputs]`` or None."""
+
+    scale: Any
+    zero: Any = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Scales:
     """The scales of a warpgroup's tile.
@@ -74,7 +87,8 @@ class Scales:
       output: the first output of the tile.
       first: the first trip of its split, and
       turn: of each, the copy that is multiplied.
-      outputs: how many outputs all tiles have.
+      outputs, inputs: how many there are in all tiles.
+      of_codes: whether they are of codes of four bits.
     """
 
     ref: Any
@@ -82,6 +96,8 @@ class Scales:
     first: Any
     turn: Any
     outputs: int
+    inputs: int
+    of_codes: bool
     tiling: MosaicTiling
 
     @property
@@ -89,19 +105,33 @@ class Scales:
         return self.ref is not None and len(self.ref.shape) == 1
 
     @property
-    def in_blocks(self) -> bool:
-        return self.ref is not None and len(self.ref.shape) == 2
+    def in_groups(self) -> bool:
+        """Whether inputs have other scales than other inputs, or zeros."""
+        return self.ref is not None and len(self.ref.shape) > 1
+
+    @property
+    def group(self) -> int:
+        """How many inputs of a copy share a scale."""
+        size = group_of(self.inputs, self.ref.shape[1]) if self.of_codes else BLOCK
+        return min(size, self.tiling.inputs) if self.in_groups else self.tiling.inputs
 
     def of_outputs(self):
-        return load(self.ref.at[pl.ds(self.output, self.tiling.outputs)], PER_OUTPUT)
+        return self._of_outputs()
 
-    def of_trip(self, trip):
-        """Those of a trip's block, a number or one for each output; 1 where there are no blocks."""
-        if not self.in_blocks:
-            return jnp.float32(1)
-        rows, columns = self.ref.shape
-        column = jnp.minimum((self.first + trip) * self.tiling.in_turns + self.turn, columns - 1)
-        if rows == self.outputs:
-            outputs = pl.ds(self.output, self.tiling.outputs)
-            return load(self.ref.at[outputs, column], PER_OUTPUT)
-        return self.ref[self.output // BLOCK, column]
+    def of_trip(self, trip) -> list[GroupScale]:
+        """Those of the groups of a trip; 1 where there are none."""
+        if not self.in_groups:
+            return [GroupScale(jnp.float32(1))]
+        columns, count = self.ref.shape[1], self.tiling.inputs // self.group
+        start = ((self.first + trip) * self.tiling.in_turns + self.turn) * count
+        return [self._of_group(jnp.minimum(start + i, columns - 1)) for i in range(count)]
+
+    def _of_group(self, column) -> GroupScale:
+        if len(self.ref.shape) == 3:
+            return GroupScale(self._of_outputs(column, 0), self._of_outputs(column, 1))
+        if self.ref.shape[0] == self.outputs:
+            return GroupScale(self._of_outputs(column))
+        return GroupScale(self.ref[self.output // BLOCK, column])
+
+    def _of_outputs(self, *at):
+        return load(self.ref.at[(pl.ds(self.output, self.tiling.outputs), *at)], PER_LINE).astype(jnp.float32)

@@ -1,8 +1,10 @@
-"""Weights of eight bits as the left operand of Hopper's tensor cores: from shared memory to registers, in bfloat16.
+"""Weights of eight and of four bits as the left operand of Hopper's tensor cores: from shared memory to registers, in
+bfloat16.
 
 Tensor cores multiply 16 inputs at once, and of each line a thread has the pairs i and 4 + i of these, i = 0 .. 3. In eight
 bits a pair is two bytes. A warp reads the pairs i of eight lines at once, and the swizzle puts these eight bytes of each
-line into other banks of shared memory."""
+line into other banks of shared memory. Codes of four bits are stored in the order in which a thread needs them
+(``jspec.quantization.codes``): four bytes of 32 inputs."""
 
 from typing import Any
 
@@ -13,16 +15,18 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from jspec.pallas.matmul.unpack import FP8, FP8_PAIRS, INT8, INT8_PAIRS, to_mma_order
+from jspec.pallas.matmul.unpack import CODES, FP8, FP8_PAIRS, INT8, INT8_PAIRS, to_mma_order, twice
+from jspec.quantization.codes import ZERO, unpack_codes
 
 _LINES, _CORE = 64, 8  # of the left operand; of a core matrix, of which a thread has a pair of inputs
 _PRODUCT = 16  # inputs that are multiplied at once, and the bytes that a swizzle moves together
+PER_LINE = plgpu.Layout.WGMMA.reduce(1)  # the layout of one number for each line of a left operand
 _TILE = 128  # the most bytes of a line that are side by side in shared memory
 
 
-def transforms(inputs: int) -> tuple:
-    """How weights of eight bits ``[outputs, inputs]`` lie in shared memory, for ``load_bfloat16``."""
-    width = min(inputs, _TILE)
+def transforms(line_bytes: int) -> tuple:
+    """How bytes of weights ``[outputs, line_bytes]`` lie in shared memory, for ``load_bfloat16`` and ``load_codes``."""
+    width = min(line_bytes, _TILE)
     return plgpu.TilingTransform((_CORE, width)), plgpu.SwizzleTransform(width)
 
 
@@ -36,23 +40,50 @@ def load_bfloat16(weight, first: int, inputs: int, ordered: bool = False):
       inputs: how many there are; both are multiples of 16, or of 64 if ``ordered``.
       ordered: whether the inputs come in the order of ``to_mma_order``: a thread reads 16 bytes of a line at once.
     """
-    lines = weight.shape[0]
     read = _read_ordered if ordered else _read_pairs
     is_int8 = weight.dtype == jnp.int8
 
+    def fill(ref, by_core):
+        read(ref, by_core, first, is_int8)
+
+    return _in_registers(weight, inputs, fill)
+
+
+def load_codes(weight, first: int, inputs: int, zero=None):
+    """In a kernel: the codes of some inputs of ``weight`` less their zero, bfloat16 ``[outputs, inputs]`` in registers.
+
+    Args:
+      weight: a ref in shared memory with ``transforms``, uint8 ``[outputs, bytes]``, of a multiple of 64 outputs.
+      first: the first of the inputs, and
+      inputs: how many there are; both are multiples of 32.
+      zero: float32 ``[outputs]`` in the layout of one number for each line; None for 8.
+    """
+    zeros = () if zero is None else (zero,)
+
+    def fill(ref, by_core, *zeros):
+        _read_codes(ref, by_core, first, *zeros)
+
+    return _in_registers(weight, inputs, fill, *zeros)
+
+
+def _in_registers(weight, inputs: int, fill, *by_line):
+    """A left operand ``[outputs, inputs]`` of bfloat16, whose registers ``fill(ref, registers, *by_line)`` makes.
+
+    The axes of ``registers`` are 64 lines, products, the two core matrices of a product, and the two lines of a thread.
+    ``by_line`` has a number for each line."""
+    lines = weight.shape[0]
+
     @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(transforms(weight.shape[1])),),
+        arg_types=(plgpu.RefType(transforms(weight.shape[1])), *(PER_LINE for _ in by_line)),
         return_type=plgpu.ShapeDtypeStruct((lines, inputs), jnp.bfloat16, layout=plgpu.Layout.WGMMA),
     )
-    def load(_, ref):
+    def load(_, ref, *by_line):
         layout = mgpu.WGMMA_LAYOUT
         registers = np.empty(layout.registers_shape((lines, inputs)), dtype=object)
-        # The last axes are the core matrices of a product, and the two lines of a thread.
-        by_core = registers.reshape(lines // _LINES, inputs // _PRODUCT, 2, 2)
-        read(ref, by_core, first, is_int8)
+        fill(ref, registers.reshape(lines // _LINES, inputs // _PRODUCT, 2, 2), *by_line)
         return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
-    return load(weight)  # pyright: ignore[reportCallIssue]  # jax passes the context
+    return load(weight, *by_line)  # pyright: ignore[reportCallIssue]  # jax passes the context
 
 
 def store_transposed(y, sums):
@@ -79,6 +110,13 @@ def store_transposed(y, sums):
                 llvm.store(number, mgpu.utils.getelementptr(base, [offset], i8), alignment=4)
 
     store(y, sums)  # pyright: ignore[reportCallIssue]  # jax passes the context
+
+
+def differences_of(weight, inputs: int, zero=None):
+    """Codes less their zeros ``[outputs, inputs]`` in bfloat16, as ``load_codes`` would give all of them: for
+    interpreters."""
+    codes = unpack_codes(weight, inputs).astype(jnp.float32)
+    return (codes - (ZERO if zero is None else zero[:, None])).astype(jnp.bfloat16)
 
 
 def in_order(weight, ordered: bool):
@@ -111,6 +149,31 @@ def _read_ordered(ref, by_core, first: int, is_int8: bool):
             read = llvm.load(words, shared.at(base, lines, half), alignment=_PRODUCT)
             for product in range(4):
                 by_core[lines, 4 * column + product, :, half] = _unpacked(asm, vector.extract(read, [], [product]))
+
+
+def _read_codes(ref, by_core, first: int, zero=None):
+    """Fill the registers of a thread: for each line and 32 inputs, it reads a word."""
+    i32 = ir.IntegerType.get_signless(32)
+    shared, by_word = _Tile(ref), 2 * _PRODUCT
+    byte = arith.muli(shared.quarter, mgpu.c(4, i32))
+    for word in range(by_core.shape[1] // 2):
+        base = shared.piece(first // by_word + word, byte)
+        for lines, half in np.ndindex(by_core.shape[0], 2):
+            code = llvm.load(i32, shared.at(base, lines, half), alignment=4)
+            pairs = _unpacked(CODES, code, _less(zero, lines, half), count=4)
+            by_core[lines, 2 * word : 2 * word + 2, :, half] = np.array(pairs, dtype=object).reshape(2, 2)
+
+
+def _less(zero, lines: int, half: int):
+    """``-(128 + zero)`` of a line of the thread, twice in a word."""
+    i32, bf16 = ir.IntegerType.get_signless(32), ir.BF16Type.get()
+    if zero is None:
+        return mgpu.c(int(twice(-128.0 - ZERO), 16), i32)
+    number = zero.registers.reshape(-1, 2)[lines, half]
+    number = number if number.type == ir.F32Type.get() else vector.extract(number, [], [0])
+    negative = arith.subf(mgpu.c(-128.0, ir.F32Type.get()), number)
+    bits = arith.extui(i32, arith.bitcast(ir.IntegerType.get_signless(16), arith.truncf(bf16, negative)))
+    return arith.ori(bits, arith.shli(bits, mgpu.c(16, i32)))
 
 
 class _Tile:
@@ -148,9 +211,10 @@ class _Tile:
         return mgpu.utils.getelementptr(base, [offset], self.i8)
 
 
-def _unpacked(asm: str, *words):
-    """Two pairs of bfloat16, of the bytes of some words."""
+def _unpacked(asm: str, *words, count: int = 2):
+    """``count`` pairs of bfloat16, of the bytes of some words."""
     i32, pair = ir.IntegerType.get_signless(32), ir.VectorType.get((2,), ir.BF16Type.get())
-    both: Any = llvm.inline_asm(llvm.StructType.get_literal([i32, i32]), list(words), asm, "=r,=r" + ",r" * len(words))
+    constraints = ",".join(["=&r"] * count + ["r"] * len(words))  # no result takes the place of a word
+    results: Any = llvm.inline_asm(llvm.StructType.get_literal([i32] * count), list(words), asm, constraints)
     single = ir.VectorType.get((1,), i32)
-    return [vector.bitcast(pair, vector.broadcast(single, llvm.extractvalue(i32, both, [i]))) for i in range(2)]
+    return [vector.bitcast(pair, vector.broadcast(single, llvm.extractvalue(i32, results, [i]))) for i in range(count)]

@@ -11,7 +11,11 @@ LOAD_REGISTERS, _REGISTERS = 40, 512  # of a thread in the warpgroup that loads,
 SHARED = 226 * 1024  # bytes of shared memory for arrays; a program instance has 227 KiB
 _FEW, _SEVERAL = 80, 160  # the most tokens whose sums leave registers for four warpgroups, and for one tile
 TOKEN_UNIT, DEPTH_UNIT = 8, 64  # tokens and inputs that lie together in shared memory
-_DEPTH, _MIN_STAGES = 128, 3  # inputs that are copied at a time, unless fewer copies than this fit then
+_LINE_BYTES, _MIN_STAGES = (
+    128,
+    3,
+)  # of a weight's line that are copied at a time, unless fewer copies than this fit then
+_KEPT_STAGES = 8  # the fewest copies beside x, where all of it stays: codes are read so fast that x beside them counts
 _UNEVEN = 1.25  # how much more the busiest instance may have to do than with smaller tiles
 _PARTIAL_SUMS = 4  # float32 partial sums have at most one in this many of the bytes of the weight
 
@@ -69,10 +73,10 @@ class MosaicTiling(NamedTuple):
         """How many of the inputs a split has; None without split-K."""
         return self.trips(inputs) * self.in_turns * self.inputs if self.num_splits > 1 else None
 
-    def shared_bytes(self, inputs: int, weight_bytes: int, result_bytes: int) -> int:
+    def shared_bytes(self, inputs: int, weight_bytes: float, result_bytes: int) -> int:
         """Of shared memory, for numbers of a weight and of results of so many bytes each; barriers are not counted."""
         parts = self.trips(inputs) * self.in_turns if self.keep_x else self.num_stages
-        weight = self.num_stages * self.tile_outputs * self.inputs * weight_bytes
+        weight = int(self.num_stages * self.tile_outputs * self.inputs * weight_bytes)
         x, y = 2 * parts * self.tokens * self.inputs, result_bytes * self.side_by_side * self.tokens * LINES
         return weight + x + y + 4 * (self.in_turns - 1) * self.tile_outputs * self.tokens
 
@@ -83,9 +87,10 @@ def few_tokens_tiling(
     inputs: int,
     allow_partial_sums: bool = False,
     result_bytes: int = 2,
-    in_blocks: bool = False,
+    in_groups: bool = False,
+    bits: int = 8,
 ) -> MosaicTiling:
-    """The tiling for ``tokens`` and a weight of eight bits ``[outputs, inputs]``, with split-K only if
+    """The tiling for ``tokens`` and a weight of eight or four bits ``[outputs, inputs]``, with split-K only if
     ``allow_partial_sums``.
 
     Every tile reads x again, so tiles have many outputs, as long as the busiest instance has not much more to do than with
@@ -93,9 +98,12 @@ def few_tokens_tiling(
 
     Args:
       result_bytes: of a number of the results, unless these are partial sums.
-      in_blocks: whether scales come in blocks, of which a copy has one.
+      in_groups: whether groups of inputs have scales of their own: blocks, of which a copy has one, or codes.
+      bits: of a number of the weight.
     """
-    few, several = (_FEW // 2, 128) if in_blocks else (_FEW, _SEVERAL)  # a block's sums are kept beside all sums
+    few, several = (_FEW // 2 if in_groups else _FEW), _SEVERAL  # a group's sums are kept beside all sums
+    if in_groups and bits == 8:
+        several = 128
     token_tiles = pl.cdiv(tokens, several)
     tile_tokens = TOKEN_UNIT * pl.cdiv(pl.cdiv(tokens, token_tiles), TOKEN_UNIT)
 
@@ -106,33 +114,37 @@ def few_tokens_tiling(
         divided = MosaicTiling(64, tile_tokens, 0, 0, 2, 2), MosaicTiling(64, tile_tokens, 0, 0, 1, 4)
     else:
         divided = MosaicTiling(64, tile_tokens, 0, 0, 2, 1), MosaicTiling(64, tile_tokens, 0, 0, 1, 2)
-        if token_tiles > 1 and outputs % 128 == 0 and not in_blocks:  # x is read less often
+        if token_tiles > 1 and outputs % 128 == 0 and not in_groups:  # x is read less often
             divided = MosaicTiling(128, tile_tokens, 0, 0, 2, 1), *divided
     least = min(map(busiest, divided))
     tiling = next(one for one in divided if busiest(one) <= _UNEVEN * least)
     result_bytes = 4 if allow_partial_sums else result_bytes
-    depths = [depth for depth in (_DEPTH, DEPTH_UNIT) if inputs % depth == 0 and (depth == BLOCK or not in_blocks)]
-    deep = [_with_stages(tiling._replace(inputs=depth), inputs, result_bytes) for depth in depths]
+    shallow = () if in_groups else (DEPTH_UNIT,)
+    depths = [depth for depth in (_LINE_BYTES * 8 // bits, BLOCK, *shallow) if inputs % depth == 0]
+    deep = [_with_stages(tiling._replace(inputs=depth), inputs, result_bytes, bits) for depth in depths]
     tiling = next((one for one in deep if one.num_stages >= _MIN_STAGES), deep[-1])
-    while allow_partial_sums and _may_split(tiling, tokens, outputs, inputs):
+    kept = _with_stages(tiling._replace(keep_x=True), inputs, result_bytes, bits)
+    if bits == 4 and tokens <= TOKEN_UNIT and kept.num_stages >= _KEPT_STAGES:
+        tiling = kept
+    while allow_partial_sums and _may_split(tiling, tokens, outputs, inputs, bits):
         tiling = tiling._replace(num_splits=2 * tiling.num_splits)
     return tiling
 
 
-def _with_stages(tiling: MosaicTiling, inputs: int, result_bytes: int) -> MosaicTiling:
+def _with_stages(tiling: MosaicTiling, inputs: int, result_bytes: int, bits: int) -> MosaicTiling:
     """With as many stages as fit into shared memory, a multiple of the turns, at most 16."""
     fits = [
         stages
         for stages in range(tiling.in_turns, 17, tiling.in_turns)
-        if tiling._replace(num_stages=stages).shared_bytes(inputs, 1, result_bytes) <= SHARED
+        if tiling._replace(num_stages=stages).shared_bytes(inputs, bits / 8, result_bytes) <= SHARED
     ]
     return tiling._replace(num_stages=max(fits, default=0))
 
 
-def _may_split(tiling: MosaicTiling, tokens: int, outputs: int, inputs: int) -> bool:
+def _may_split(tiling: MosaicTiling, tokens: int, outputs: int, inputs: int, bits: int) -> bool:
     """Whether twice as many splits have multiprocessors of their own, two trips and inputs each, and partial sums that are
     few."""
     twice = tiling._replace(num_splits=2 * tiling.num_splits)
     before_last = twice.trips(inputs) * twice.in_turns * twice.inputs * (twice.num_splits - 1)
-    few = 4 * tokens * twice.num_splits * _PARTIAL_SUMS <= inputs
+    few = 4 * tokens * twice.num_splits * _PARTIAL_SUMS <= inputs * bits // 8
     return twice.tiles(tokens, outputs) <= MULTIPROCESSORS and twice.trips(inputs) >= 2 and before_last < inputs and few

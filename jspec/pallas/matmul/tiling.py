@@ -19,8 +19,8 @@ class MatmulTiling:
       weight_first: whether the weight is the left operand, of which four warps multiply 64 lines at once. Otherwise the
         tokens are, and ``outputs`` may be fewer. Weight-only matmuls have the weight first.
       num_splits: split-K, how many instances share the inputs of the same results. Each of them stores partial sums.
-      ordered: of weight-only matmuls, whether x is read from memory in the order in which it is multiplied, in pairs of
-        inputs. Otherwise it is read in 16 bytes at a time and passes through shared memory twice.
+      ordered: of weight-only matmuls of eight bits, whether x is read from memory in the order in which it is multiplied,
+        in pairs of inputs. Otherwise it is read in 16 bytes at a time and passes through shared memory twice.
     """
 
     outputs: int

@@ -96,7 +96,7 @@ def _unpack(asm: str, tile, *numbers):
     return unpacked
 
 
-def _twice(number: float) -> str:
+def twice(number: float) -> str:
     """The bits of a bfloat16 number, twice in a word."""
     return f"0x{2 * np.array(number, ml_dtypes.bfloat16).tobytes()[::-1].hex()}"
 
@@ -106,23 +106,34 @@ def _twice(number: float) -> str:
 # their sign in all bits.
 _TWO_AND_TWO = "prmt.b32 a, bytes, 0, 0x4140; prmt.b32 b, bytes, 0, 0x4342;"
 INT8, INT8_PAIRS = (  # n + 128 is moved to bit 0
-    f"{{ .reg .b32 bytes, a, b, factor, zero; mov.b32 factor, {_twice(2.0**133 / SHRINK)};"
-    f" mov.b32 zero, {_twice(-128 / SHRINK)}; {move} xor.b32 bytes, bytes, 0x80808080; {_TWO_AND_TWO}"
+    f"{{ .reg .b32 bytes, a, b, factor, zero; mov.b32 factor, {twice(2.0**133 / SHRINK)};"
+    f" mov.b32 zero, {twice(-128 / SHRINK)}; {move} xor.b32 bytes, bytes, 0x80808080; {_TWO_AND_TWO}"
     " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
     for move in ("mov.b32 bytes, $2;", "prmt.b32 bytes, $2, $3, 0x5410;")
 )
 FP8, FP8_PAIRS = (
     # becomes a sign, 0000, four bits of exponent, three of mantissa, 0000: 2^-120 of the number. -0 changes no sign
-    f"{{ .reg .b32 a, b, factor, zero; mov.b32 factor, {_twice(2.0**120 / SHRINK)}; mov.b32 zero, {_twice(-0.0)};"
+    f"{{ .reg .b32 a, b, factor, zero; mov.b32 factor, {twice(2.0**120 / SHRINK)}; mov.b32 zero, {twice(-0.0)};"
     f" prmt.b32 a, $2, 0, 0x9180; prmt.b32 b, {second}; shl.b32 a, a, 4; shl.b32 b, b, 4;"
     " and.b32 a, a, 0x87F087F0; and.b32 b, b, 0x87F087F0;"
     " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
     for second in ("$2, 0, 0xB3A2", "$3, 0, 0x9180")
 )
 LOW, HIGH, LOW_LESS_ZEROS, HIGH_LESS_ZEROS = (  # a code is moved to bit 4; what is added is -8, or it is in $3 and $4
-    f"{{ .reg .b32 bytes, a, b, factor, zero; mov.b32 factor, {_twice(2.0**129 / SHRINK)};"
-    f" mov.b32 zero, {_twice(-ZERO / SHRINK)}; {move} and.b32 bytes, bytes, 0xF0F0F0F0; {_TWO_AND_TWO}"
+    f"{{ .reg .b32 bytes, a, b, factor, zero; mov.b32 factor, {twice(2.0**129 / SHRINK)};"
+    f" mov.b32 zero, {twice(-ZERO / SHRINK)}; {move} and.b32 bytes, bytes, 0xF0F0F0F0; {_TWO_AND_TWO}"
     f" fma.rn.bf16x2 $0, a, factor, {first}; fma.rn.bf16x2 $1, b, factor, {second}; }}"
     for first, second in (("zero", "zero"), ("$3", "$4"))
     for move in ("shl.b32 bytes, $2, 4;", "mov.b32 bytes, $2;")
+)
+# A word of ``jspec.quantization.codes`` as four pairs, each from four bits and those 16 bits above: 128 + code in bfloat16,
+# less 128 + zero, which is in both halves of $5.
+CODES = (
+    f"{{ .reg .b32 word, one; mov.b32 one, {twice(1)}; "
+    + " ".join(
+        f"shr.b32 word, $4, {4 * i}; lop3.b32 word, word, 0x000F000F, {twice(128)}, 0xEA;"
+        f" fma.rn.bf16x2 ${i}, word, one, $5;"
+        for i in range(4)
+    )
+    + " }"
 )

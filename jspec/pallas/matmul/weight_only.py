@@ -36,7 +36,7 @@ from jspec.pallas.triton import (
     tile_mask,
 )
 from jspec.quantization import codes, fp8_block
-from jspec.quantization.codes import BLOCK, HALF, input_at
+from jspec.quantization.codes import BLOCK, HALF, in_code_order
 from jspec.quantization.groups import GROUP, group_of
 
 _FEW_TOKENS = 32  # their sums are small: split-K makes several program instances for each multiprocessor
@@ -111,9 +111,10 @@ def weight_only_matmul_kernel(
     in_four_bits = weight.dtype == jnp.uint8
     in_blocks = scale.ndim == 2 and not in_four_bits
     tiling = tiling or weight_only_tiling(M, outputs, inputs, 4 if in_four_bits else 8, in_blocks)
+    xs = in_code_order(tokens) if in_four_bits else (tokens,)
     sums = kernel_call(
         _weight_only_matmul,
-        *(tokens, weight, scale),
+        *(xs, weight, scale),
         grid=tiling.grid(M, outputs),
         out_shape=jax.ShapeDtypeStruct(
             (tiling.num_splits, M, outputs), dtype if tiling.num_splits == 1 else jnp.float32
@@ -122,25 +123,28 @@ def weight_only_matmul_kernel(
         num_stages=tiling.num_stages,
         interpret=interpret,
         tiling=tiling,
+        inputs=inputs,
     )
     sums = sums.reshape(M, outputs) if tiling.num_splits == 1 else jnp.sum(sums, axis=0).astype(dtype)
     return sums.reshape(*x.shape[:-1], outputs)
 
 
-def _weight_only_matmul(x_ref, weight_ref, scale_ref, sums_ref, *, tiling: MatmulTiling):
-    (M, inputs), outputs = x_ref.shape, weight_ref.shape[0]
+def _weight_only_matmul(x_refs, weight_ref, scale_ref, sums_ref, *, tiling: MatmulTiling, inputs: int):
+    M, outputs = x_refs[0].shape[0], weight_ref.shape[0]
     token, output = block_ids(pl.program_id(0), tiling.tokens), block_ids(pl.program_id(1), tiling.outputs)
     by_channel = len(scale_ref.shape) == 1
-    operands = _four_bit_operands if weight_ref.dtype == jnp.uint8 else _eight_bit_operands
+    in_four_bits = weight_ref.dtype == jnp.uint8
+    operands = _four_bit_operands if in_four_bits else _eight_bit_operands
+    x_is_ordered = tiling.ordered and not in_four_bits
     trips = pl.cdiv(inputs, tiling.inputs)
     split_trips = pl.cdiv(trips, tiling.num_splits)
     first = pl.program_id(2) * split_trips
     uneven = trips % tiling.num_splits != 0
 
     def add(i, total):
-        for tiles, scale in operands(x_ref, weight_ref, scale_ref, token, output, first + i, tiling):
+        for tiles, scale in operands(x_refs, weight_ref, scale_ref, token, output, first + i, tiling, inputs):
             products = [
-                dot(_ordered(weights), x if tiling.ordered else _ordered(x), trans_b=True) for weights, x in tiles
+                dot(_ordered(weights), x if x_is_ordered else _ordered(x), trans_b=True) for weights, x in tiles
             ]
             product = functools.reduce(jnp.add, products)
             total += product if scale is None else broadcast_columns(scale, tiling.tokens) * product
@@ -159,11 +163,11 @@ def _ordered(tile):
     return to_mma_order(tile) if tile.shape[1] % ORDER_INPUTS == 0 else tile
 
 
-def _eight_bit_operands(x_ref, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling):
+def _eight_bit_operands(x_refs, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling, inputs: int):
     """In a kernel: what a trip multiplies, as pairs of a list of tiles and a scale, None or float32 ``[outputs]``, that
     multiplies the sum of their products. Tiles are weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` in bfloat16. In
     blocks, they are of one group of inputs each."""
-    depth = tiling.inputs
+    [x_ref], depth = x_refs, tiling.inputs
     if len(scale_ref.shape) == 1:
         return [([_eight_bit_tiles(x_ref, weight_ref, token, output, trip, depth, tiling)], None)]
     operands, count = [], depth // GROUP
@@ -187,28 +191,21 @@ def _eight_bit_tiles(x_ref, weight_ref, token, output, block, size: int, tiling:
     return unpack_eight_bits(weight), load_tile(x_ref, token, at, tiling.inputs)
 
 
-def _four_bit_operands(x_ref, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling):
-    """In a kernel: the same of codes. A tile has the low or the high halves of the bytes of a group, or of 64 bytes."""
-    inputs, groups = x_ref.shape[1], scale_ref.shape[1]
-    group, count = group_of(inputs, groups), tiling.inputs // BLOCK
-    width = min(group, HALF) if groups > 1 else HALF
+def _four_bit_operands(x_refs, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling, inputs: int):
+    """In a kernel: the same of codes; ``x_refs`` are ``in_code_order``. A tile has the low or the high halves of a
+    group's bytes, or of a block's if a group has more inputs."""
+    groups, size = scale_ref.shape[1], tiling.inputs // 2
+    group = group_of(inputs, groups)
+    width = min(group, BLOCK) // 2 if groups > 1 else HALF
     operands = []
-    for block in (trip * count + i for i in range(count)):
-        of_groups: dict[int, tuple[list, Any, Any]] = {}
-        for start in range(0, HALF, width):
-            packed = load_tile(
-                weight_ref, output, block * HALF + start + jnp.arange(width, dtype=jnp.int32), count * HALF
-            )
-            byte = start + input_indices(width, ORDER_INPUTS, tiling.ordered and width == HALF)
-            for high in (False, True):
-                number = input_at(start, high) // group if groups > 1 else 0
-                if number not in of_groups:
-                    place = block * (BLOCK // group) + number if groups > 1 else 0
-                    of_groups[number] = ([], *_scale_and_zero(scale_ref, output, place))
-                tiles, _, zero = of_groups[number]
-                x = load_tile(x_ref, token, block * BLOCK + input_at(byte, high), tiling.inputs)
-                tiles.append((unpack_four_bits(packed, high, zero), x))
-        operands += [(tiles, scale) for tiles, scale, _ in of_groups.values()]
+    for start in range(0, size, width):
+        at = trip * size + start + jnp.arange(width, dtype=jnp.int32)
+        packed = load_tile(weight_ref, output, at, size)
+        place = trip * (tiling.inputs // group) + start // width if groups > 1 else 0
+        scale, zero = _scale_and_zero(scale_ref, output, place)
+        xs = (load_tile(x_ref, token, at, size) for x_ref in x_refs)
+        tiles = [(unpack_four_bits(packed, high, zero), x) for high, x in zip((False, True), xs, strict=True)]
+        operands.append((tiles, scale))
     return operands
 
 

@@ -14,15 +14,18 @@ from test_mxfp4 import carried_out
 from test_weight_only import check, problem, words
 
 from jspec.pallas.matmul import few_tokens, unpack
-from jspec.pallas.matmul.few_tokens import few_tokens_matmul, suits_few_tokens
+from jspec.pallas.matmul.few_tokens import few_tokens_matmul, tiling_of
 from jspec.pallas.matmul.few_tokens_sm90 import few_tokens_matmul_kernel
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.sm90_tiling import MULTIPROCESSORS, MosaicTiling, few_tokens_tiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
+from jspec.quantization.codes import pack_codes
+from jspec.quantization.groups import grouped
 
 INTERPRETS = jax.__version_info__ >= (0, 11)
 newer = pytest.mark.skipif(not INTERPRETS, reason="jax 0.10 neither interprets nor lowers the kernel")
 KINDS = ("int8", "fp8")
+CODES = ("int4", "int4_64_float16_zeros", "int4_all_float32")
 Tiling = MosaicTiling
 TILINGS = [
     (3, 128, 512, Tiling(64, 8, 128, 4, side_by_side=2, in_turns=2)),
@@ -30,6 +33,12 @@ TILINGS = [
     (8, 64, 384, Tiling(64, 8, 128, 4, in_turns=4)),  # a copy past the last input
     (24, 256, 192, Tiling(128, 16, 64, 3, side_by_side=2)),  # half a tile of tokens
     (16, 128, 512, Tiling(64, 16, 256, 2, keep_x=True)),
+    (2, 128, 640, Tiling(64, 8, 128, 2, in_turns=2, num_splits=2)),  # uneven splits
+]
+OF_CODES = [
+    (3, 128, 512, Tiling(64, 8, 256, 4, side_by_side=2, in_turns=2, keep_x=True)),
+    (11, 192, 384, Tiling(64, 16, 256, 2, side_by_side=2)),  # half a tile of outputs, half a copy, and a padded token
+    (8, 64, 384, Tiling(64, 8, 128, 4, in_turns=4)),  # a copy past the last input
     (2, 128, 640, Tiling(64, 8, 128, 2, in_turns=2, num_splits=2)),  # uneven splits
 ]
 
@@ -60,6 +69,12 @@ class TestFewTokensMatmul:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize(("M", "outputs", "inputs", "tiling"), TILINGS, ids=str)
     def test_agrees_with_float64(self, kind, M, outputs, inputs, tiling):
+        args, numbers = problem(M, outputs, inputs, kind)
+        check(self.product(*args, tiling), args, numbers)
+
+    @pytest.mark.parametrize("kind", CODES)
+    @pytest.mark.parametrize(("M", "outputs", "inputs", "tiling"), OF_CODES, ids=str)
+    def test_codes_agree_with_float64(self, kind, M, outputs, inputs, tiling):
         args, numbers = problem(M, outputs, inputs, kind)
         check(self.product(*args, tiling), args, numbers)
 
@@ -120,13 +135,26 @@ def test_numbers_are_the_same_from_a_word_as_from_two_pairs(instructions):
     np.testing.assert_array_equal(actual.astype(np.float32), carried_out(whole, {"$2": word}).astype(np.float32))
 
 
+@pytest.mark.parametrize("zero", [None, 0, 16])
+def test_a_word_of_codes_becomes_differences(zero):
+    """The four bytes of a thread: the numbers of its four pairs are those of neighbouring inputs."""
+    codes = np.random.default_rng(0).integers(16, size=(64, 128)).astype(np.uint8)
+    word = pack_codes(codes).view(np.uint32).reshape(64, 4, 4)  # of 32 inputs, of a thread
+    less = int(unpack.twice(-128.0 - (8 if zero is None else zero)), 16)
+    pairs = carried_out(unpack.CODES, {"$4": word.reshape(-1), "$5": np.full(word.size, less, np.uint32)}, results=4)
+    actual = pairs.astype(np.float32).reshape(64, 4, 4, 4, 2)  # lines, 32 inputs, threads, eight inputs, a pair
+    wanted = (codes.astype(np.float32) - (8 if zero is None else zero)).reshape(64, 4, 4, 4, 2)
+    np.testing.assert_array_equal(actual, wanted.swapaxes(2, 3))
+
+
 @newer
+@pytest.mark.parametrize("kind", ["int8", *CODES])
 @pytest.mark.parametrize("allow_partial_sums", [False, True])
-def test_elsewhere_is_the_reference_with_as_many_partial_sums(allow_partial_sums):
-    (x, weight, scale), _ = problem(6, 1024, 2048, "int8")
+def test_elsewhere_is_the_reference_with_as_many_partial_sums(kind, allow_partial_sums):
+    (x, weight, scale), _ = problem(6, 4096, 4096, kind)
     x = x.reshape(2, 3, -1)
     y = jax.jit(few_tokens_matmul, static_argnums=(3, 4))(x, weight, scale, jnp.float32, allow_partial_sums)
-    splits = few_tokens_tiling(6, 1024, 2048, allow_partial_sums).num_splits
+    splits = tiling_of(x, weight, scale, jnp.float32, allow_partial_sums).num_splits  # pyright: ignore
     assert isinstance(y, PartialSums) == (splits > 1) == allow_partial_sums
     total = y.total(jnp.float32) if isinstance(y, PartialSums) else y
     np.testing.assert_allclose(total, weight_only_matmul_reference(x, weight, scale), rtol=1e-5, atol=1e-3)
@@ -144,25 +172,36 @@ WEIGHTS = [
 ]
 
 
-@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize(("in_groups", "bits"), [(False, 8), (True, 8), (True, 4)])
 @pytest.mark.parametrize("allow_partial_sums", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), WEIGHTS)
-def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, in_blocks):
-    if in_blocks and inputs % 128:
+def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, in_groups, bits):
+    if in_groups and inputs % 128:
         return
     for tokens in (1, 5, 16, 40, 64, 80, 120, 160, 320):
-        tiling = few_tokens_tiling(tokens, outputs, inputs, allow_partial_sums, 4, in_blocks)
+        tiling = few_tokens_tiling(tokens, outputs, inputs, allow_partial_sums, 4, in_groups, bits)
         assert outputs % tiling.outputs == inputs % tiling.inputs == tiling.num_stages % tiling.in_turns == 0
         assert tiling.num_stages >= 2
-        assert tiling.shared_bytes(inputs, 1, 4) <= 226 * 1024
-        # What the tensor cores add up, that of a block beside it, and 64 converted inputs of each line.
-        sums = tiling.outputs * tiling.tokens // 128 * (2 if in_blocks else 1)
+        assert tiling.shared_bytes(inputs, bits / 8, 4) <= 226 * 1024
+        # What the tensor cores add up, that of a group beside it, and 64 converted inputs of each line.
+        sums = tiling.outputs * tiling.tokens // 128 * (2 if in_groups else 1)
         assert sums + tiling.outputs * 64 // 2 // 128 <= tiling.registers() - 30
         assert 128 * (tiling.warpgroups * tiling.registers() + 40) <= 65536
         if tiling.num_splits > 1:
             assert allow_partial_sums
             assert tiling.tiles(tokens, outputs) <= MULTIPROCESSORS
             assert math.ceil(inputs / tiling.split_inputs(inputs)) == tiling.num_splits  # pyright: ignore
+
+
+def stored(tokens: int, outputs: int, inputs: int, kind: str):
+    """Shapes of x, of a weight and of its scales."""
+    array = jax.ShapeDtypeStruct
+    x = array((tokens, inputs), jnp.bfloat16)
+    if (form := grouped(kind)) is not None:
+        scale = array(form.scale_shape((outputs, inputs)), form.scale)
+        return x, array(form.weight_shape((outputs, inputs)), jnp.uint8), scale
+    scale = (outputs, inputs // 128) if kind == "fp8_block" else (outputs,)
+    return x, array((outputs, inputs), jnp.float8_e4m3fn), array(scale, jnp.float32)
 
 
 @pytest.mark.parametrize(
@@ -175,10 +214,15 @@ def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, in_blocks):
     ],
 )
 def test_which_products_are_served(tokens, outputs, inputs, allow_partial_sums, served, monkeypatch):
+    def serves(kind: str) -> bool:
+        args = stored(tokens, outputs, inputs, kind)
+        return tiling_of(*args, jnp.bfloat16, allow_partial_sums) is not None
+
     monkeypatch.setattr(few_tokens, "LOWERS", True)
-    assert suits_few_tokens(tokens, outputs, inputs, allow_partial_sums) == served
+    assert serves("fp8") == served
     if inputs % 128 == 0:
-        in_blocks = suits_few_tokens(tokens, outputs, inputs, allow_partial_sums, in_blocks=True)
-        assert in_blocks == (served or tokens in (9, 20))
+        for kind in ("fp8_block", *CODES):
+            assert serves(kind) == (served or tokens in (9, 20)), kind
+        assert not serves("int4_32_bfloat16")  # the kernel multiplies 64 inputs at least
     monkeypatch.setattr(few_tokens, "LOWERS", False)
-    assert not suits_few_tokens(tokens, outputs, inputs, allow_partial_sums)
+    assert not serves("fp8")

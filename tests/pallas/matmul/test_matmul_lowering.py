@@ -45,8 +45,8 @@ def test_weight_only_matmul_lowers_for_cuda(M, out, inputs, stored):
     ]
 
 
-@pytest.mark.parametrize(("M", "dtype", "kernels"), [(512, "bfloat16", 1), (513, "bfloat16", 0), (5, "float32", 0)])
-def test_few_tokens_of_bfloat16_have_the_kernel_for_four_bits(M, dtype, kernels):
+@pytest.mark.parametrize(("M", "dtype", "kernels"), [(512, "bfloat16", 1), (513, "bfloat16", 1), (5, "float32", 0)])
+def test_bfloat16_has_the_kernel_for_four_bits(M, dtype, kernels):
     x, *weights = _weight_only(M, 256, 512, "uint8")
     assert len(kernels_of(for_cuda(matmul, (x.update(dtype=jnp.dtype(dtype)), *weights)))) == kernels
 
@@ -81,9 +81,16 @@ def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels):
     ],
 )
 @pytest.mark.parametrize(
-    ("M", "stored"), [*itertools.product([16, 80], ["int8", "float8_e4m3fn"]), (1, "fp8_block"), (80, "fp8_block")]
+    ("M", "stored"),
+    [
+        *itertools.product([16, 80], ["int8", "float8_e4m3fn"]),
+        (1, "fp8_block"),
+        (80, "fp8_block"),
+        (1, "uint8"),
+        (16, "uint8"),
+    ],
 )
-def test_few_tokens_have_the_kernel_for_eight_bits(M, out, inputs, how, splits, stored):
+def test_few_tokens_have_the_kernel_for_few_bits(M, out, inputs, how, splits, stored):
     product, args = functools.partial(matmul, **how), _weight_only(M, out, inputs, stored)
     text = for_cuda(lambda *args: product(*args), args)  # not traced before
     assert mosaic_kernels_of(text) == ["few_tokens_matmul"]

@@ -53,9 +53,17 @@ EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
         Case(5, 4096, 4096, "int8", "int8"),
         [({"tokens": 513}, "XLA"), ({"x": "bfloat16"}, "XLA"), ({"x": "float32"}, "XLA")],
     ),
+    "few tokens, four bits": (
+        Case(5, 4096, 4096, weight="uint8"),
+        [
+            ({"outputs": 4095}, "four bits"),
+            ({"inputs": 4160}, "four bits"),  # the last block is not whole
+            ({"x": "float32"}, "XLA"),
+        ],
+    ),
     "four bits": (
         Case(5, 256, 512, weight="uint8"),
-        [({"tokens": 513}, "XLA"), ({"x": "float32"}, "XLA")],
+        [({"x": "float32"}, "XLA")],
     ),
     "few tokens, eight bits": (
         Case(16, 4096, 4096, weight="int8"),
@@ -73,7 +81,6 @@ EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
     "few tokens, FP8 blocks": (
         Case(5, 4096, 4096, weight="fp8_block"),
         [
-            ({"tokens": 321}, "FP8 blocks"),
             ({"outputs": 2047}, "FP8 blocks"),
             ({"inputs": 4160}, "FP8 blocks"),  # the last block is not whole
             ({"x": "float32"}, "XLA"),
@@ -126,20 +133,24 @@ EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
 # The last numbers within limits that are ranges.
 WITHIN = {
     "W8A8": [{"tokens": 1}, {"tokens": 512}],
-    "four bits": [{"tokens": 1}, {"tokens": 512}],
+    "few tokens, four bits": [{"tokens": 1}, {"tokens": 9}, {"tokens": 8192}, {"dtype": "float32"}, {"bias": True}],
+    "four bits": [{"tokens": 1}, {"tokens": 8192}],
     "FP8 blocks": [{"tokens": 1}, {"tokens": 8192}, {"bias": True}, {"dtype": "float32"}],
     "few tokens, eight bits": [
         *({"tokens": 320}, {"weight": "float8_e4m3fn"}, {"dtype": "float32"}, {"bias": True}, {"outputs": 128256}),
     ],
-    "few tokens, FP8 blocks": [{"tokens": 1}, {"tokens": 9}, {"tokens": 320}, {"dtype": "float32"}, {"bias": True}],
+    "few tokens, FP8 blocks": [{"tokens": 1}, {"tokens": 9}, {"tokens": 8192}, {"dtype": "float32"}, {"bias": True}],
     "int8": [{"tokens": 2}, {"tokens": 64}, {"bias": True}, {"dtype": "float32"}],
     "one token, eight bits": [{"x": "bfloat16"}, {"weight": "int8"}, {"dtype": "bfloat16"}],
     "one token, reduction": [{"outputs": 611, "inputs": 16_384}, {"bias": True}, {"x": "float32", "weight": "float32"}],
     "bf16": [{"tokens": 2}, {"tokens": 64}, {"outputs": 16_383}],
 }
-FEW_TOKENS = "few tokens, eight bits", "few tokens, FP8 blocks"
+FEW_TOKENS = "few tokens, eight bits", "few tokens, FP8 blocks", "few tokens, four bits"
 HOPPER_ONLY = "W8A8", *FEW_TOKENS, "bf16"
-FOLLOWS = {"few tokens, FP8 blocks": "FP8 blocks"}  # what a row does not serve, and all on other GPUs
+FOLLOWS = {
+    "few tokens, FP8 blocks": "FP8 blocks",
+    "few tokens, four bits": "four bits",
+}  # what a row does not serve, and all on other GPUs
 MOSAIC = jax.__version_info__ >= (0, 11)
 
 

@@ -12,8 +12,9 @@ def as_two_numbers(word: np.ndarray) -> np.ndarray:
     return word.view(np.uint16).view(ml_dtypes.bfloat16).reshape(-1, 2)
 
 
-def carried_out(asm: str, registers: dict[str, np.ndarray]) -> np.ndarray:
-    """The four numbers that ``asm`` makes of each word, bfloat16 ``[n, 4]``, from words uint32 ``[n]`` in its registers."""
+def carried_out(asm: str, registers: dict[str, np.ndarray], results: int = 2) -> np.ndarray:
+    """The pairs of numbers that ``asm`` makes of each word, bfloat16 ``[n, 2 results]``, from words uint32 ``[n]`` in its
+    registers."""
     registers = dict(registers)
 
     def value(operand: str):
@@ -25,7 +26,7 @@ def carried_out(asm: str, registers: dict[str, np.ndarray]) -> np.ndarray:
             continue
         into, *operands = rest.replace(" ", "").split(",")
         registers[into] = _of_instruction(name, *map(value, operands))
-    return np.concatenate([as_two_numbers(registers[out]) for out in ("$0", "$1")], axis=1)
+    return np.concatenate([as_two_numbers(registers[out]) for out in (f"${i}" for i in range(results))], axis=1)
 
 
 def _of_instruction(name: str, first: np.ndarray, *others) -> np.ndarray:
