@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from jspec.quantization.groups import SCALE_BYTES, grouped, num_groups
+from jspec.quantization.groups import INT4, SCALE_BYTES, grouped, num_groups
 
 FLOAT32_BYTES = 4
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
@@ -205,14 +205,14 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
 
 
 def of_experts(quantization: str | None) -> str | None:
-    """How experts are stored where other maps are stored as ``quantization``. For want of a kernel with codes of four bits,
-    they take eight bits where weights are quantised to ``int4``, and are not quantised where a checkpoint's are kept."""
-    return "int8" if quantization == "int4" else None if grouped(quantization or "") else quantization
+    """How experts are stored where other maps are stored as ``quantization``. Those of a checkpoint in groups of four bits
+    are not quantised."""
+    return None if grouped(quantization or "") not in (None, INT4) else quantization
 
 
 def of_latents(quantization: str | None) -> str | None:
     """How the maps from latents to keys and values are stored: with one scale for each output channel, or not quantised."""
-    return None if quantization == "fp8_block" else of_experts(quantization)
+    return "int8" if quantization == "int4" else None if quantization == "fp8_block" else of_experts(quantization)
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:

@@ -23,7 +23,8 @@ and 8 + 2 q and 9 + 2 q. Its four bytes of 32 inputs are
 | 3 | 17 + 2 q | 25 + 2 q |
 
 so that four bits of a word and those 16 bits above them are neighbours, which a bfloat16 pair is made of. Nothing but
-``pack_codes``, ``unpack_codes`` and ``in_code_order`` knows which half of which byte is the code of which input."""
+``pack_codes``, ``unpack_codes``, ``in_code_order`` and ``place_of`` knows which half of which byte is the code of which
+input."""
 
 from typing import Any
 
@@ -73,6 +74,12 @@ def in_code_order(x) -> tuple[jax.Array, jax.Array]:
     x = jnp.pad(x, ((0, 0), (0, -inputs % BLOCK)))
     halves = _permuted(x.reshape(M, -1, *_INPUTS), _TO_BYTES)
     return halves[..., 0].reshape(M, -1), halves[..., 1].reshape(M, -1)
+
+
+def place_of(i, inputs: int):
+    """Where input i of ``inputs``, which fill all blocks, is in the two results of ``in_code_order`` side by side; int32."""
+    byte = (i >> 7 << 6) + ((i >> 5 & 3) << 4) + ((i >> 1 & 3) << 2) + ((i & 1) << 1) + (i >> 4 & 1)
+    return (i >> 3 & 1) * (inputs // 2) + byte
 
 
 def _permuted(x, order: tuple[int, ...]):

@@ -29,10 +29,11 @@ def by_hand(packed: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray:
     """What the two arrays stand for, number by number."""
     numbers = np.empty((len(packed), inputs))
     for row, column in np.ndindex(numbers.shape):
-        group, place = divmod(column, 128)
-        byte = int(packed[row, 64 * group + place % 64])
-        code = byte >> 4 if place >= 64 else byte & 15
-        numbers[row, column] = (code - 8) * float(scale[row, group])
+        place = column % 32  # one of 32 inputs, which have 16 bytes, four for each thread
+        thread, first_sixteen, first_eight = place % 8 // 2, place < 16, place % 16 < 8
+        byte = int(packed[row, column // 32 * 16 + 4 * thread + 2 * (place % 2) + (not first_sixteen)])
+        code = byte & 15 if first_eight else byte >> 4
+        numbers[row, column] = (code - 8) * float(scale[row, column // 128])
     return numbers
 
 
@@ -145,12 +146,35 @@ def test_shards_that_would_cut_a_group_are_refused():
     assert Shards(4).local(dataclasses.replace(WIDE, num_kv_heads=4, quantization="int8")).num_heads == 1
 
 
-def test_maps_of_experts_stay_at_eight_bits():
-    config = dataclasses.replace(WIDE, experts=Experts(4, 2, 32))
-    kinds = config.quantizations()
-    assert kinds["layers.0.mlp.gate_up.weight"] == kinds["layers.0.mlp.down.weight"] == "int8"
-    assert kinds["layers.0.attention.qkv.weight"] == kinds["head.weight"] == "int4"
-    assert Shards(2).local(config).experts == Experts(4, 2, 16)
+EXPERTS = dataclasses.replace(WIDE, experts=Experts(4, 2, 256))
+
+
+def test_shards_of_experts_have_whole_groups():
+    kinds = EXPERTS.quantizations()
+    assert kinds["layers.0.mlp.gate_up.weight"] == kinds["layers.0.mlp.down.weight"] == "int4"
+    assert Shards(2).local(EXPERTS).experts == Experts(4, 2, 128)
+    assert Shards(2, by_expert=True).local(dataclasses.replace(EXPERTS, experts=Experts(4, 2, 32))).num_heads
+    with pytest.raises(ValueError, match=r"tensor_parallel=2: .* layers\.i\.mlp\.down\.weight stores together"):
+        Shards(2).local(dataclasses.replace(EXPERTS, experts=Experts(4, 2, 128)))
+
+
+@pytest.mark.parametrize("by_expert", [False, True])
+def test_experts_in_shards_have_the_logits_of_the_whole(by_expert):
+    model = Decoder(EXPERTS, rngs=nnx.Rngs(0))
+    tokens = jnp.asarray(np.random.default_rng(0).integers(EXPERTS.vocab_size, size=(2, 12)), jnp.int32)
+    wanted = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))
+    actual = spread_logits(in_shards(model, 2, by_expert=by_expert), tokens)
+    assert np.abs(actual - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+def test_inputs_in_the_order_of_codes_are_where_place_of_says():
+    x = jnp.arange(2 * 256.0).reshape(2, 256)
+    side_by_side = jnp.concatenate(codes.in_code_order(x), axis=1)
+    np.testing.assert_array_equal(side_by_side[:, codes.place_of(jnp.arange(256), 256)], x)
+    packed = codes.pack_codes((np.arange(256) % 16).astype(np.uint8))
+    halves = np.concatenate([packed & 15, packed >> 4])
+    in_order = jnp.concatenate(codes.in_code_order(jnp.arange(256)[None] % 16), axis=1)
+    np.testing.assert_array_equal(halves, in_order[0])
 
 
 def test_random_codes_are_of_all_sizes():

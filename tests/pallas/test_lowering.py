@@ -30,6 +30,7 @@ from jspec.pallas.sampling.residual import Residual, residual_masses, residual_s
 from jspec.pallas.sampling.sample import sample
 from jspec.pallas.sampling.warped_logits import WarpedLogits, num_groups
 from jspec.quantization import mxfp4
+from jspec.quantization.groups import grouped
 from jspec.sampling.streams import RoundNoise
 
 B, K = 2, 4
@@ -265,13 +266,23 @@ def launches_of_experts(M: int) -> list[str]:
     return ["down", "route_small_batch", "up"] if M <= MOST_TOKENS else ["choose", "down", "group", "up"]
 
 
+def _in_codes(weights: ExpertWeights, kind: str) -> ExpertWeights:
+    """The same in codes of four bits."""
+    X, out, inputs = weights.weight.shape
+    form, array = grouped(kind), jax.ShapeDtypeStruct
+    assert form is not None
+    (_, size), (_, *groups) = form.weight_shape((out, inputs)), form.scale_shape((out, inputs))
+    return ExpertWeights(array((X, out, size), jnp.uint8), array((X, out, *groups), form.scale))
+
+
 @pytest.mark.parametrize(
     ("M", "dtype"), [(1, "bfloat16"), (16, "bfloat16"), (320, "bfloat16"), (4096, "bfloat16"), (5, "float32")]
 )
-def test_experts_in_blocks_of_fp8_lower_for_cuda(M, dtype):
+@pytest.mark.parametrize("stored", ["fp8_block", "int4", "int4_64_float16_zeros"])
+def test_experts_in_groups_lower_for_cuda(M, dtype, stored):
     function, (x, logits, *weights) = _mixture(M, 128, dtype)
-    actual = kernels_of(for_cuda(function, (x, logits, *map(_in_blocks, weights))))
-    assert sorted(actual) == launches_of_experts(M)
+    weights = [_in_blocks(one) if stored == "fp8_block" else _in_codes(one, stored) for one in weights]
+    assert sorted(kernels_of(for_cuda(function, (x, logits, *weights)))) == launches_of_experts(M)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -27,8 +27,11 @@ def to_mma_order(tile):
 
     Both operands of a product may have their inputs in another order. Of 16 inputs that tensor cores multiply at once, a
     thread has the pairs i and 4 + i of the left operand, i = 0 .. 3. In this order those of four such products are 16
-    inputs side by side, which it reads at once from shared memory, and not in pairs."""
+    inputs side by side, which it reads at once from shared memory, and not in pairs. A tile whose inputs are no whole 64
+    stays as it is."""
     lines, inputs = tile.shape
+    if inputs % ORDER_INPUTS:
+        return tile
     parts = tile.reshape(
         lines, inputs // ORDER_INPUTS, 4, 4, 2, 2
     )  # threads, products, pairs of a thread in a product, a pair

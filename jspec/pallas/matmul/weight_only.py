@@ -144,7 +144,7 @@ def _weight_only_matmul(x_refs, weight_ref, scale_ref, sums_ref, *, tiling: Matm
     def add(i, total):
         for tiles, scale in operands(x_refs, weight_ref, scale_ref, token, output, first + i, tiling, inputs):
             products = [
-                dot(_ordered(weights), x if x_is_ordered else _ordered(x), trans_b=True) for weights, x in tiles
+                dot(to_mma_order(weights), x if x_is_ordered else to_mma_order(x), trans_b=True) for weights, x in tiles
             ]
             product = functools.reduce(jnp.add, products)
             total += product if scale is None else broadcast_columns(scale, tiling.tokens) * product
@@ -156,11 +156,6 @@ def _weight_only_matmul(x_refs, weight_ref, scale_ref, sums_ref, *, tiling: Matm
         total *= broadcast_columns(pltriton.load(scale_ref.at[output], mask=output < outputs, other=0.0), tiling.tokens)
     at = jnp.full((tiling.tokens, tiling.outputs), pl.program_id(2)), *tile_indices(token, output)
     pltriton.store(sums_ref.at[at], total.T.astype(sums_ref.dtype), mask=tile_mask(token, M, output, outputs))
-
-
-def _ordered(tile):
-    """``to_mma_order``, which needs 64 inputs."""
-    return to_mma_order(tile) if tile.shape[1] % ORDER_INPUTS == 0 else tile
 
 
 def _eight_bit_operands(x_refs, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling, inputs: int):

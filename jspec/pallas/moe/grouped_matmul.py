@@ -11,32 +11,43 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.matmul.mxfp4 import unpack_groups
-from jspec.pallas.matmul.unpack import SHRINK, to_mma_order, unpack_eight_bits
+from jspec.pallas.matmul.unpack import SHRINK, to_mma_order, unpack_eight_bits, unpack_four_bits
 from jspec.pallas.moe.tiles import ExpertTile, ExpertTiling, ExpertWeights
 from jspec.pallas.triton import block_ids, broadcast_columns, dot, is_interpreted, tile_indices
+from jspec.quantization.codes import HALF
 from jspec.quantization.groups import GROUP as BLOCK
+from jspec.quantization.groups import group_of
 from jspec.quantization.mxfp4 import GROUP, PAIR, num_pairs
 
 _FEW = 32  # assignments of a tile, up to which unpacked weights are the left operand
 
 
 def grouped_matmul(
-    x_ref, line, tile: ExpertTile, expert_weights: ExpertWeights, outputs, output_mask, tiling: ExpertTiling
+    x_ref,
+    line,
+    tile: ExpertTile,
+    expert_weights: ExpertWeights,
+    outputs,
+    output_mask,
+    tiling: ExpertTiling,
+    inputs: int,
 ) -> list[Any]:
     """In a kernel: some output features of the tile's expert for lines of ``x_ref``.
 
     Args:
+      x_ref: ``[lines, in]``; where weights are codes of four bits, the results of ``in_code_order`` side by side.
       line: int32 ``[assignments]``.
       expert_weights: refs.
       outputs: int32 ``[outputs]`` each, the output features of each product.
       output_mask: bool ``[outputs]``, which of these there are; None for all.
+      inputs: how many input features there are.
 
     Returns:
       float32 ``[assignments, outputs]`` for each of ``outputs``.
     """
-    in_groups = expert_weights.is_mxfp4 or expert_weights.in_blocks  # whose scales are in the products
-    make = _PlainOperands if not in_groups else _MXFP4Operands if expert_weights.is_mxfp4 else _BlockOperands
-    operands = make(x_ref, line, tile, expert_weights, output_mask, tiling)
+    make = _operands_of(expert_weights)
+    in_groups = make is not _PlainOperands  # whose scales are in the products
+    operands = make(x_ref, line, tile, expert_weights, output_mask, tiling, inputs)
 
     def add(i, sums):
         for x, weights in operands.of(i, outputs):
@@ -59,6 +70,14 @@ def grouped_matmul(
     return list(sums)
 
 
+def _operands_of(weights: ExpertWeights) -> "type[_Operands]":
+    if weights.is_mxfp4:
+        return _MXFP4Operands
+    if weights.of_codes:
+        return _CodeOperands
+    return _BlockOperands if weights.in_blocks else _PlainOperands
+
+
 @dataclasses.dataclass(frozen=True)
 class _Operands(abc.ABC):
     """In a kernel: the operands of each trip of the loop over input features. Fields are those of ``grouped_matmul``."""
@@ -69,10 +88,11 @@ class _Operands(abc.ABC):
     expert_weights: ExpertWeights
     output_mask: Any
     tiling: ExpertTiling
+    inputs: int
 
     @property
     def width(self) -> int:
-        """How many input features there are."""
+        """How many input features ``x_ref`` has."""
         return self.x_ref.shape[1]
 
     @property
@@ -177,6 +197,58 @@ class _BlockOperands(_PlainOperands):
         if self.weights_first:
             return dot(to_mma_order(numbers), to_mma_order(x), trans_b=True) * broadcast_columns(scale, x.shape[0])
         return dot(x, numbers, trans_b=True) * scale[None, :]
+
+
+class _CodeOperands(_Operands):
+    """Operands of codes of four bits. A trip reads the bytes of one block. What has a scale in common is multiplied
+    together: x of low and of high halves, with the low halves, the high ones and the scale, float32 ``[outputs]``."""
+
+    @property
+    def depth(self) -> int:
+        return BLOCK
+
+    @property
+    def weights_first(self) -> bool:
+        return self.tiling.assignments <= _FEW and self.x_ref.dtype == jnp.bfloat16
+
+    def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
+        scale_ref: Any = self.expert_weights.scale
+        groups, half = scale_ref.shape[2], self.width // 2
+        group = group_of(self.inputs, groups)
+        width = min(group, BLOCK) // 2 if groups > 1 else HALF
+        for start in range(0, HALF, width):
+            at = i * HALF + start + jnp.arange(width, dtype=jnp.int32)
+            mask = self.mask(self.tile.real, at, self.tiling.assignments)
+            xs = [_load(self.x_ref.at[tile_indices(self.line, half * high + at)], mask) for high in (0, 1)]
+            place = i * (BLOCK // group) + start // width if groups > 1 else 0
+            yield xs, [self._weights(output, at, place) for output in outputs]
+
+    def _weights(self, output, at, place):
+        """The low and the high halves of bytes ``at``, and the scale of their group."""
+        weight_ref, scale_ref = self.expert_weights.weight, self.expert_weights.scale
+        packed = _load(
+            weight_ref.at[self.tile.expert, *tile_indices(output, at)],
+            None if self.output_mask is None else broadcast_columns(self.output_mask, at.shape[0]),
+        )
+
+        def of_group(*which):
+            return _load(scale_ref.at[(self.tile.expert, output, place, *which)], self.output_mask)
+
+        if len(scale_ref.shape) == 3:
+            scale, zero = of_group(), None
+        else:
+            scale, zero = of_group(0), of_group(1).astype(jnp.bfloat16)
+        low, high = (unpack_four_bits(packed, high, zero).astype(self.x_ref.dtype) for high in (False, True))
+        return low, high, scale.astype(jnp.float32) * SHRINK
+
+    def product(self, x, weight):
+        *halves, scale = weight
+        if self.weights_first:
+            products = [
+                dot(to_mma_order(part), to_mma_order(of_x), trans_b=True) for part, of_x in zip(halves, x, strict=True)
+            ]
+            return (products[0] + products[1]) * broadcast_columns(scale, x[0].shape[0])
+        return (dot(x[0], halves[0], trans_b=True) + dot(x[1], halves[1], trans_b=True)) * scale[None, :]
 
 
 class _MXFP4Operands(_Operands):

@@ -18,7 +18,7 @@ from jspec.pallas.moe.grouped_matmul import grouped_matmul
 from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights, store_tile, tile_of_instance
 from jspec.pallas.triton import block_ids, kernel_call
-from jspec.quantization import fp8_block
+from jspec.quantization import codes, fp8_block
 from jspec.quantization.mxfp4 import PAIR
 
 
@@ -94,8 +94,10 @@ def _matmul_all(subscripts: str, x, weights: ExpertWeights):
     weight, scale = weights.weight, weights.scale
     if weights.is_mxfp4:
         weight, scale = mxfp4.dequantize(weight, scale, x.shape[-1]), None
-    if weights.in_blocks:  # float32 holds the numbers and their products with x: only the sums are rounded
-        x, weight, scale = x.astype(jnp.float32), fp8_block.dequantize(weight, scale), None
+    if weights.in_blocks or weights.of_codes:  # float32 holds numbers and their products with x: only sums are rounded
+        in_codes = weights.of_codes
+        weight = codes.dequantize(weight, scale, x.shape[-1]) if in_codes else fp8_block.dequantize(weight, scale)
+        x, scale = x.astype(jnp.float32), None
         precision = jax.lax.Precision.HIGHEST
     product = jnp.einsum(subscripts, x, weight.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
     product = product if scale is None else product * scale[None]
@@ -117,7 +119,9 @@ def tilings_of(A: int, X: int, dtype, weights: ExpertWeights) -> tuple[ExpertTil
         return ExpertTiling(64, 256, 64, 8, 3), ExpertTiling(128, 256, 64, 8, 4)
     if per_expert > 24:
         tiling = ExpertTiling(64, 64, depth, 4, 4)
-    elif weights.in_blocks and dtype == jnp.bfloat16:  # four warps of Hopper multiply 64 lines of the left operand
+    elif (
+        weights.in_blocks or weights.of_codes
+    ) and dtype == jnp.bfloat16:  # four warps of Hopper multiply 64 lines of the left operand
         tiling = ExpertTiling(16 if per_expert <= 8 else 32, 64, depth, 4, 4)
     else:
         tiling = ExpertTiling(16, 32, depth, 2, 4) if per_expert <= 8 else ExpertTiling(32, 32, depth, 4, 4)
@@ -155,11 +159,21 @@ def grouped_mlp_kernel(
     A = M * Y
     up_default, down_default = tilings_of(A, routed.sizes.shape[0], x.dtype, gate_up)
     run = functools.partial(_run, routed, first, interpret=interpret)
-    hidden = jax.ShapeDtypeStruct((A, Fe), x.dtype)
-    hidden = run(_up, up_tiling or up_default, hidden, gate_up, x, Y=Y, clamp=clamp, activation=activation)
+    if of_codes := gate_up.of_codes:
+        x = _in_code_order(x)
+    ordered = of_codes and Fe % codes.BLOCK == 0  # the first kernel writes what the second one reads
+    how = {"Y": Y, "clamp": clamp, "activation": activation, "ordered": ordered, "inputs": D}
+    hidden = run(_up, up_tiling or up_default, jax.ShapeDtypeStruct((A, Fe), x.dtype), gate_up, x, **how)
+    if of_codes and not ordered:
+        hidden = _in_code_order(hidden)
     made = jax.ShapeDtypeStruct((A, D), x.dtype)
-    made = run(_down, down_tiling or down_default, made, down, hidden, routed.weight.reshape(A))
+    made = run(_down, down_tiling or down_default, made, down, hidden, routed.weight.reshape(A), inputs=Fe)
     return made.reshape(M, Y, D)
+
+
+def _in_code_order(x):
+    """The two results of ``codes.in_code_order`` side by side."""
+    return jnp.concatenate(codes.in_code_order(x), axis=1)
 
 
 def _run(
@@ -204,8 +218,11 @@ def _up(
     Y: int,
     clamp: float | None,
     activation: str,
+    ordered: bool,
+    inputs: int,
 ):
-    """``gated`` of a tile, written in the order by expert; ``weights`` has refs."""
+    """``gated`` of a tile, written in the order by expert, and if ``ordered`` its features in that of their codes;
+    ``weights`` has refs."""
     Fe = hidden_ref.shape[1]
     has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling.assignments, weights.num_experts)
     output = block_ids(pl.program_id(1), tiling.outputs)
@@ -213,8 +230,9 @@ def _up(
     @pl.when(has_tile)
     def _():
         token, outputs = jax.lax.div(tile.assignment, jnp.int32(Y)), (output, Fe + output)
-        gate, up = grouped_matmul(x_ref, token, tile, weights, outputs, tiling.output_mask(output, Fe), tiling)
-        store_tile(hidden_ref, tile.place, output, tile.real, gated(gate, up, clamp, activation))
+        gate, up = grouped_matmul(x_ref, token, tile, weights, outputs, tiling.output_mask(output, Fe), tiling, inputs)
+        column = codes.place_of(output, Fe) if ordered else None
+        store_tile(hidden_ref, tile.place, output, tile.real, gated(gate, up, clamp, activation), column)
 
 
 def _down(
@@ -227,6 +245,7 @@ def _down(
     made_ref,
     *,
     tiling: ExpertTiling,
+    inputs: int,
 ):
     """``down`` of a tile, times the weights of the expert for its tokens, written in the order of assignments. Outputs of
     experts that are elsewhere are zeros."""
@@ -237,7 +256,7 @@ def _down(
     @pl.when(has_tile)
     def _():
         (made,) = grouped_matmul(
-            hidden_ref, tile.place, tile, weights, (output,), tiling.output_mask(output, D), tiling
+            hidden_ref, tile.place, tile, weights, (output,), tiling.output_mask(output, D), tiling, inputs
         )
         factor = pltriton.load(factor_ref.at[tile.assignment], mask=tile.real, other=0.0)
         store_tile(made_ref, tile.assignment, output, tile.real, made * factor[:, None])

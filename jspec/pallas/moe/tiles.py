@@ -18,10 +18,11 @@ class ExpertWeights(NamedTuple):
     """The weights of X experts for one of their linear maps.
 
     Attributes:
-      weight: ``[X, out, in]``, as it is stored; in MXFP4 (``jspec.quantization.mxfp4``) uint8 ``[pairs, X, out, 32]``.
+      weight: ``[X, out, in]``, as it is stored; of codes of four bits (``jspec.quantization.codes``) uint8
+        ``[X, out, 64 blocks]``, and in MXFP4 (``jspec.quantization.mxfp4``) uint8 ``[pairs, X, out, 32]``.
       scale: float32 ``[X, out]``, by which a quantised weight is multiplied; of FP8 in blocks
-        (``jspec.quantization.fp8_block``) float32 ``[X, out, groups]``; in MXFP4 uint32 ``[pairs, X, out]``. None for a
-        weight that is not quantised.
+        (``jspec.quantization.fp8_block``) float32 ``[X, out, groups]``; of codes ``[X, out, groups]`` or
+        ``[X, out, groups, 2]``; in MXFP4 uint32 ``[pairs, X, out]``. None for a weight that is not quantised.
       bias: ``[X, out]``, or None.
     """
 
@@ -32,7 +33,12 @@ class ExpertWeights(NamedTuple):
     @property
     def is_mxfp4(self) -> bool:
         """Whether the weight is stored in MXFP4."""
-        return self.weight.dtype == jnp.uint8
+        return self.weight.dtype == jnp.uint8 and len(self.weight.shape) == 4
+
+    @property
+    def of_codes(self) -> bool:
+        """Whether the weight is codes of four bits."""
+        return self.weight.dtype == jnp.uint8 and len(self.weight.shape) == 3
 
     @property
     def num_experts(self) -> int:
@@ -42,7 +48,7 @@ class ExpertWeights(NamedTuple):
     @property
     def in_blocks(self) -> bool:
         """Whether the weight is FP8 in blocks."""
-        return self.scale is not None and not self.is_mxfp4 and len(self.scale.shape) == 3
+        return self.weight.dtype == jnp.float8_e4m3fn and self.scale is not None and len(self.scale.shape) == 3
 
     @property
     def num_outputs(self) -> int:
@@ -124,9 +130,12 @@ def tile_of_instance(sizes_ref, order_ref, first_ref, size: int, X: int) -> tupl
     return has_tile, ExpertTile(expert, jnp.where(real, place, nowhere), real, assignment)
 
 
-def store_tile(ref, line, output, real, x):
-    """In a kernel: store ``[assignments, outputs]`` where ``real`` and where there is such an output feature."""
+def store_tile(ref, line, output, real, x, column=None):
+    """In a kernel: store ``[assignments, outputs]`` where ``real`` and where there is such an output feature. ``column``
+    says where features are, if these are in another order."""
     mask = jnp.broadcast_to((output < ref.shape[1])[None, :], x.shape)
     pltriton.store(
-        ref.at[tile_indices(line, output)], x.astype(ref.dtype), mask=broadcast_columns(real, x.shape[1]) & mask
+        ref.at[tile_indices(line, output if column is None else column)],
+        x.astype(ref.dtype),
+        mask=broadcast_columns(real, x.shape[1]) & mask,
     )

@@ -14,7 +14,8 @@ from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router_reference import Routed, group_reference, route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.quantization import mxfp4
+from jspec.quantization import codes, mxfp4
+from jspec.quantization.groups import grouped
 
 
 def layer(
@@ -49,6 +50,14 @@ def quantized(weight, kind: str) -> ExpertWeights:
         scale = np.random.default_rng(X).uniform(0.5, 2, (X, width, -(-inputs // 128))).astype(np.float32) / 64
         numbers = np.asarray(weight, np.float32) / np.repeat(scale, 128, axis=-1)[..., :inputs]
         return ExpertWeights(jnp.asarray(numbers, jnp.float8_e4m3fn), jnp.asarray(scale))
+    if (form := grouped(kind)) is not None:
+        packed, scale = codes.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5, form)
+        factors = jax.random.uniform(jax.random.key(inputs), scale.shape, minval=0.5, maxval=2)
+        if form.zeros:
+            scale = scale.at[..., 1].set(jax.random.randint(jax.random.key(1), scale.shape[:2], 0, 17))
+            factors = factors.at[..., 1].set(1)
+        scale = (scale * factors).astype(scale.dtype)
+        return ExpertWeights(packed.reshape(X, width, -1), scale.reshape(X, width, *scale.shape[1:]))
     stored, scale = quantize(np.asarray(weight.reshape(X * width, inputs), np.float32), kind)
     return ExpertWeights(jnp.asarray(stored).reshape(weight.shape), jnp.asarray(scale).reshape(X, width))
 
@@ -110,6 +119,8 @@ def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None, activ
 def dequantize(stacked: ExpertWeights, inputs: int):
     if stacked.is_mxfp4:
         return dequantize_mxfp4(stacked.weight, stacked.scale, inputs)
+    if stacked.of_codes:
+        return np.asarray(codes.dequantize(stacked.weight, stacked.scale, inputs), np.float64)
     weight = np.asarray(stacked.weight, np.float64)
     if stacked.in_blocks:
         return weight * np.repeat(np.asarray(stacked.scale, np.float64), 128, axis=-1)[..., :inputs]
@@ -173,6 +184,18 @@ class TestGroupedMLP:
     def test_blocks_of_fp8_agree_with_float64(self, D, F, dtype):
         for tiling in (TILINGS[0], TILINGS[2], ExpertTiling(64, 32, 128, 4, 2)):
             args = layer(5, D, F, 8, 3, dtype, "fp8_block")
+            wanted = by_token(*args)
+            actual = np.asarray(self.experts(tiling)(*args), np.float64)
+            np.testing.assert_allclose(
+                actual, wanted, atol=(3e-2 if dtype == "bfloat16" else 1e-5) * np.abs(wanted).max()
+            )
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("kind", ["int4", "int4_64_float16_zeros", "int4_32_float32", "int4_all_bfloat16_zeros"])
+    @pytest.mark.parametrize(("D", "F"), [(256, 128), (200, 72)])
+    def test_codes_agree_with_float64(self, D, F, kind, dtype):
+        for tiling in (TILINGS[0], ExpertTiling(64, 32, 128, 4, 2)):
+            args = layer(5, D, F, 8, 3, dtype, kind)
             wanted = by_token(*args)
             actual = np.asarray(self.experts(tiling)(*args), np.float64)
             np.testing.assert_allclose(
