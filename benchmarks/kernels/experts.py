@@ -2,6 +2,7 @@
 
     python -m benchmarks.kernels.experts                        # needs an NVIDIA GPU
     python -m benchmarks.kernels.experts --layer gpt-oss-20b    # experts in MXFP4, with biases
+    python -m benchmarks.kernels.experts --stored int4          # quantised experts: in groups of codes, or FP8 blocks
     python -m benchmarks.kernels.experts --sweep 1 64 4096      # times other tilings as well, for these numbers of tokens
     python -m benchmarks.kernels.experts --json FILE            # also writes a result, see benchmarks/report/results.py
     python -m benchmarks.kernels.experts --smoke                # small and anywhere: interpreted kernels, meaningless times
@@ -32,8 +33,11 @@ from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_referen
 from jspec.pallas.moe.router import route_kernel
 from jspec.pallas.moe.router_reference import route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.quantization import mxfp4
+from jspec.quantization import fp8_block, mxfp4
+from jspec.quantization.codes import random_codes
+from jspec.quantization.groups import GROUP
 
+STORED = {"int4": random_codes, "fp8_block": fp8_block.random_numbers}
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)
 COPIES = 4  # sets of tokens that a timed loop goes through, each with experts of its own
 FLOPS = 790e12
@@ -44,7 +48,8 @@ class Layer:
     """X experts of F features over hidden states of D, Y of them for each token.
 
     Attributes:
-      four_bits: whether they are stored in MXFP4, and have biases and gpt-oss' activation. Otherwise they are in bfloat16.
+      four_bits: whether they are stored in MXFP4, and have biases and gpt-oss' activation.
+      stored: how else they are quantised, a key of ``STORED``; None for bfloat16.
     """
 
     X: int = 128
@@ -52,6 +57,7 @@ class Layer:
     D: int = 2048
     Y: int = 8
     four_bits: bool = False
+    stored: str | None = None
 
     @property
     def clamp(self) -> float | None:
@@ -63,6 +69,9 @@ class Layer:
         return self._stacked(up, 2 * self.F, self.D), self._stacked(down, self.D, self.F)
 
     def _stacked(self, key, out: int, inputs: int) -> ExpertWeights:
+        if self.stored is not None:
+            numbers, scale = STORED[self.stored](key, (self.X * out, inputs), inputs**-0.5)
+            return ExpertWeights(*(array.reshape(self.X, out, *array.shape[1:]) for array in (numbers, scale)))
         if not self.four_bits:
             return ExpertWeights(jax.random.normal(key, (self.X, out, inputs), jnp.bfloat16) * inputs**-0.5)
         pairs = mxfp4.num_pairs(inputs), self.X, out
@@ -78,6 +87,7 @@ class Layer:
     @property
     def expert_bytes(self) -> float:
         weight = 1 / 2 + 1 / mxfp4.GROUP if self.four_bits else 2
+        weight = {"int4": 1 / 2 + 2 / GROUP, "fp8_block": 1 + 4 / GROUP}.get(self.stored or "", weight)
         return weight * 3 * self.F * self.D
 
     def floor(self, M: int, hit: float, rate: float) -> float:
@@ -150,7 +160,10 @@ def timed(layer: Layer, weights, M: int):
 def tilings(layer: Layer, M: int) -> Iterator[ExpertTiling]:
     """Tilings to try for M tokens."""
     assignments = tilings_of(M * layer.Y, layer.X, jnp.bfloat16, layer.weights(jax.random.key(0))[0])[0].assignments
-    if assignments <= 32:
+    if layer.stored is not None:  # a trip has one group
+        several = (assignments,) if assignments <= 32 else (64, 128)
+        sizes = itertools.product(several, (32, 64, 128), (GROUP,), (4, 8), (2, 3, 4, 5))
+    elif assignments <= 32:
         depths = (64, 192, 320) if layer.four_bits else (64, 128, 256)
         sizes = itertools.product((assignments,), (16, 32, 64), depths, (2, 4), (2, 3, 4))
     else:
@@ -176,15 +189,18 @@ def sweep(layer: Layer, weights, counts, sizes, interpret: bool):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layer", choices=LAYERS, default="qwen3-30b-a3b", help="whose layer has the shape")
+    parser.add_argument("--stored", choices=STORED, help="how experts are quantised")
     parser.add_argument("--smoke", action="store_true", help="small shapes, interpreted kernels, any machine")
     parser.add_argument("--sweep", nargs="*", type=int, metavar="M", help="time other tilings too, for M tokens")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
     args = parser.parse_args()
     if not args.smoke and jax.default_backend() != "gpu":
         parser.error("no GPU: the kernels are compiled for NVIDIA GPUs; --smoke runs a small interpreted version here")
-    layer, counts, sizes = LAYERS[args.layer], TOKENS, FULL
+    layer, counts, sizes = dataclasses.replace(LAYERS[args.layer], stored=args.stored), TOKENS, FULL
+    if layer.four_bits and layer.stored:
+        parser.error(f"--stored {layer.stored}: experts of {args.layer} are in MXFP4")
     if args.smoke:
-        layer, counts, sizes = Layer(8, 64, 96, 2, layer.four_bits), (1, 5), SMOKE
+        layer, counts, sizes = Layer(8, 64, 96, 2, layer.four_bits, layer.stored), (1, 5), SMOKE
     sizes = dataclasses.replace(sizes, calls=min(sizes.calls, 40), repeats=3)
     weights = layer.weights(jax.random.key(0))
     good = check(layer, weights, counts, args.smoke)
