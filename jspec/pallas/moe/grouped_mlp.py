@@ -119,10 +119,10 @@ def tilings_of(A: int, X: int, dtype, weights: ExpertWeights) -> tuple[ExpertTil
         return ExpertTiling(64, 256, 64, 8, 3), ExpertTiling(128, 256, 64, 8, 4)
     if per_expert > 24:
         tiling = ExpertTiling(64, 64, depth, 4, 4)
-    elif (
-        weights.in_blocks or weights.of_codes
-    ) and dtype == jnp.bfloat16:  # four warps of Hopper multiply 64 lines of the left operand
-        tiling = ExpertTiling(16 if per_expert <= 8 else 32, 64, depth, 4, 4)
+    elif (weights.in_blocks or weights.of_codes) and dtype == jnp.bfloat16:  # four warps multiply 64 outputs at once
+        few = per_expert <= 8
+        num_stages = 3 if weights.in_blocks else 5 if few else 4
+        tiling = ExpertTiling(16 if few else 32, 64, depth, 4, num_stages)
     else:
         tiling = ExpertTiling(16, 32, depth, 2, 4) if per_expert <= 8 else ExpertTiling(32, 32, depth, 4, 4)
     return tiling, tiling
