@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import ModelConfig
+from jspec.pallas.attention.fp8 import STORED, KVScales
 from jspec.pallas.attention.paged import has_kernel
 from jspec.pallas.delta_net.projections import DeltaHeads
 from jspec.pallas.delta_net.state import DeltaState, init_state
@@ -27,7 +28,8 @@ from jspec.pallas.mla.attention import has_kernel as has_latent_kernel
 class LayerKV(NamedTuple):
     """Keys and values of one layer: ``[G, pages, P, H]`` in a pool, ``[G, B, T, H]`` with a ``CausalView``.
 
-    Where latents are cached, they are ``k``, and ``v`` is None.
+    Where latents are cached, they are ``k``, and ``v`` is None. With ``scales``, keys and values are bytes
+    (``jspec.pallas.attention.fp8``).
 
     Example::
 
@@ -37,16 +39,42 @@ class LayerKV(NamedTuple):
 
     k: jax.Array
     v: jax.Array | None
+    scales: KVScales | None = None
+
+    @property
+    def in_pages(self) -> "LayerKV":
+        """What of it lies in pages: all but the scales of heads, which all pages share."""
+        return self if self.scales is None or self.scales.of_tokens else self._replace(scales=None)
+
+    def with_pages(self, pages: "LayerKV") -> "LayerKV":
+        """The same with the arrays of ``pages`` in place of those of ``in_pages``."""
+        return pages if pages.scales is not None else pages._replace(scales=self.scales)
+
+    def with_written(self, k, v, scales: KVScales | None = None) -> "LayerKV":
+        """The same with new pools; ``scales`` are those of tokens, None if there are none."""
+        return LayerKV(k, v, self.scales if scales is None else scales)
+
+
+class KVRounding(NamedTuple):
+    """That a layer caches keys and values in eight bits (``jspec.pallas.attention.fp8``).
+
+    Attributes:
+      k, v: the scales of keys and of values, one for each KV head; None if every token has its own.
+    """
+
+    k: tuple[float, ...] | None = None
+    v: tuple[float, ...] | None = None
 
 
 class CacheShape(NamedTuple):
     """What a layer caches for one token: H numbers of each of G KV heads, for keys and once more for values.
 
-    With ``latents``, there are H numbers for both together."""
+    With ``latents``, there are H numbers for both together. ``rounding`` is None if they have the dtype of the model."""
 
     heads: int
     size: int
     latents: bool = False
+    rounding: KVRounding | None = None
 
 
 class StateShape(NamedTuple):
@@ -81,6 +109,18 @@ def cache_shape(config: ModelConfig, shards: int = 1) -> tuple[LayerShape, ...]:
     return tuple(map(of_layer, range(config.num_layers)))
 
 
+def with_rounding(shapes: Sequence[LayerShape], rounding: Sequence[KVRounding]) -> tuple[LayerShape, ...]:
+    """The shapes with the rounding of each layer. Where shards have copies of KV heads, they have their scales, too."""
+
+    def of_layer(shape: LayerShape, how: KVRounding) -> LayerShape:
+        if not isinstance(shape, CacheShape):
+            return shape
+        k, v = (each and tuple(scale for scale in each for _ in range(shape.heads // len(each))) for each in how)
+        return shape._replace(rounding=KVRounding(k, v))
+
+    return tuple(map(of_layer, shapes, rounding))
+
+
 def gathers_pages(config: ModelConfig, dtype: str, on_gpu: bool) -> bool:
     """Whether attention copies the pages of all rows together, because no kernel reads them where they are."""
     latent, kind = config.latent, jnp.dtype(dtype)
@@ -100,10 +140,31 @@ def init_pool(shapes: Sequence[LayerShape], pages: int, page_size: int, dtype) -
 
     def pool(shape: LayerShape) -> LayerKV:
         assert isinstance(shape, CacheShape), shape
-        zeros = functools.partial(jnp.zeros, (shape.heads, pages, page_size, shape.size), dtype)
-        return LayerKV(zeros(), None if shape.latents else zeros())
+        stored = dtype if shape.rounding is None else STORED
+        zeros = functools.partial(jnp.zeros, (shape.heads, pages, page_size, shape.size), stored)
+        if shape.rounding is None:
+            return LayerKV(zeros(), None if shape.latents else zeros())
+        return LayerKV(zeros(), zeros(), _init_scales(shape.rounding, (shape.heads, pages, page_size)))
 
     return tuple(None if shape is None else pool(shape) for shape in shapes)
+
+
+def _init_scales(rounding: KVRounding, tokens: tuple[int, int, int]) -> KVScales:
+    """The scales of heads, or ones for tokens ``(G, pages, P)``."""
+    if rounding.k is None or rounding.v is None:
+        return KVScales(jnp.ones(tokens, jnp.float32), jnp.ones(tokens, jnp.float32))
+    return KVScales(jnp.asarray(rounding.k, jnp.float32), jnp.asarray(rounding.v, jnp.float32))
+
+
+def without_slots(shapes: Sequence[LayerShape]) -> tuple[LayerKV | None, ...]:
+    """The cache that a ``CausalView`` takes: for layers that round keys and values a pool without pages, which says so;
+    None for the others."""
+
+    def of_layer(shape: LayerShape) -> LayerKV | None:
+        rounds = isinstance(shape, CacheShape) and shape.rounding is not None
+        return init_pool([shape], 0, 1, STORED)[0] if rounds else None
+
+    return tuple(map(of_layer, shapes))
 
 
 def init_cache(

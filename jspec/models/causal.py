@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from jspec.models.cache_pools import without_slots
 from jspec.models.kv_cache import CausalView
 from jspec.models.protocols import LanguageModel
 
@@ -10,5 +11,5 @@ from jspec.models.protocols import LanguageModel
 def causal_logits(model: LanguageModel, tokens) -> jax.Array:
     """The logits ``[B, T, V]`` of the token after each of the int32 tokens ``[B, T]``, in the model's dtype."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-    hidden, _ = model(tokens, positions, (None,) * model.config.num_layers, CausalView(positions))
+    hidden, _ = model(tokens, positions, without_slots(model.cache_shape()), CausalView(positions))
     return model.logits(hidden)

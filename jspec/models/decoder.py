@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig, Shards
-from jspec.models.cache_pools import LayerShape, cache_shape
+from jspec.models.cache_pools import KVRounding, LayerShape, cache_shape, with_rounding
 from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.layers import Linear, Norm, linear_maps, times
@@ -52,6 +52,7 @@ class Decoder(nnx.Module):
         not quantised.
       peers: the other GPUs, with which this one adds up and gathers; each program sets them as it begins. None leaves
         that to XLA.
+      kv_rounding: of each layer, how keys and values are rounded that are cached; None if they are not.
       quantize_head_inputs: whether the hidden states that the output head reads are quantised to int8, as in an int8
         draft model.
 
@@ -67,6 +68,7 @@ class Decoder(nnx.Module):
     def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype=jnp.float32, rngs: nnx.Rngs):
         V, D, W = config.vocab_size, config.hidden_size, config.embedding_size
         self.config, self.dtype, self.shards = config, dtype, shards
+        self.kv_rounding: tuple[KVRounding, ...] | None = None
         local = config if shards is None else shards.local(config)
         V = V if shards is None else shards.vocabulary(V)
         tied = config.tie_embeddings
@@ -238,7 +240,8 @@ class Decoder(nnx.Module):
 
     def cache_shape(self) -> tuple[LayerShape, ...]:
         """What each layer caches for a token, in all shards together; None for layers that cache nothing."""
-        return cache_shape(self.config, 1 if self.shards is None else self.shards.count)
+        shapes = cache_shape(self.config, 1 if self.shards is None else self.shards.count)
+        return shapes if self.kv_rounding is None else with_rounding(shapes, self.kv_rounding)
 
 
 def _side_by_side(parts) -> jax.Array:

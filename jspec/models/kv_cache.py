@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jspec.config import NULL_PAGE
 from jspec.models.cache_pools import LayerKV
 from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
+from jspec.pallas.attention.fp8 import KVScales, rounded
 from jspec.pallas.attention.paged import has_kernel
 from jspec.pallas.attention.prefill_sm90 import prefill_attention
 from jspec.pallas.attention.reference import Rotation, apply_rope, causal_mask, grouped_attention
@@ -166,7 +167,8 @@ class PagedView(View):
         return PagedQueries(self.table, self.positions, self.valid)
 
     def write(self, kv: LayerKV, k, v) -> LayerKV:
-        """Scatter k and v ``[B, T, G, H]`` into their pages. Tokens that are invalid or past the table are dropped."""
+        """Scatter k and v ``[B, T, G, H]`` into their pages, rounded if the pools have scales. Tokens that are invalid or
+        past the table are dropped."""
         pages, page_size = kv.k.shape[1:3]
         index = self.positions // page_size
         inside = (self.positions >= 0) & (index < self.table.shape[1])
@@ -178,7 +180,11 @@ class PagedView(View):
             new = jnp.moveaxis(new, 2, 0).astype(pool.dtype)  # [G, B, T, H], small
             return pool.at[:, page, slot].set(new, mode="drop")
 
-        return LayerKV(put(kv.k, k), None if kv.v is None else put(kv.v, v))
+        if kv.scales is None:
+            return LayerKV(put(kv.k, k), None if kv.v is None else put(kv.v, v))
+        (k, v), new_scales = _rounded(k, v, kv.scales)
+        scales = new_scales and KVScales(*map(put, kv.scales, new_scales))
+        return kv.with_written(put(kv.k, k), put(kv.v, v), scales)
 
     def recur(self, inputs: DeltaInputs, state: DeltaState | None) -> tuple[jax.Array, DeltaState | None]:
         """As ``View.recur``."""
@@ -189,7 +195,7 @@ class PagedView(View):
     def attend(self, q, kv: LayerKV, spec: AttentionSpec) -> jax.Array:
         """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same
         shape."""
-        return prefill_attention(q, kv.k, kv.v, self.queries, spec)
+        return prefill_attention(q, kv.k, kv.v, self.queries, spec, kv.scales)
 
     def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv: LayerKV):
         """As ``View.write_latent_kv``. On an NVIDIA GPU it is one kernel."""
@@ -226,8 +232,8 @@ class PagedView(View):
             return composed(self, qkv, rotation, kv)
 
         def kernel(view, qkv, rotation, kv):
-            q, *kv = rope_and_write_kv_kernel(qkv, rotation, *kv, view.queries)
-            return q, LayerKV(*kv)
+            q, *written = rope_and_write_kv_kernel(qkv, rotation, kv.k, kv.v, view.queries, kv.scales)
+            return q, kv.with_written(*written)
 
         return by_platform(kernel, composed, self, qkv, rotation, kv)
 
@@ -240,8 +246,8 @@ class PagedView(View):
             return composed(self, qkv, rotation, kv)
 
         def kernel(view, qkv, rotation, kv):
-            out, *kv = decode_attention_kernel(qkv, rotation, *kv, view.queries, spec)
-            return out, LayerKV(*kv)
+            out, *written = decode_attention_kernel(qkv, rotation, kv.k, kv.v, view.queries, spec, scales=kv.scales)
+            return out, kv.with_written(*written)
 
         return by_platform(kernel, composed, self, qkv, rotation, kv)
 
@@ -251,6 +257,8 @@ class PagedView(View):
 class CausalView(View):
     """Causal attention among the T tokens of the call. Nothing is cached: for entire texts and for training.
 
+    A layer that rounds what it caches does so here, too, if its cache is that of ``cache_pools.without_slots``.
+
     Example::
 
         view = CausalView(positions=jnp.arange(5)[None])  # one text of five tokens
@@ -259,15 +267,26 @@ class CausalView(View):
     positions: jax.Array  # int32 [B, T]
 
     def write(self, kv, k, v) -> LayerKV:
-        del kv
-        return LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0))  # [G, B, T, H]
+        scales = kv.scales if isinstance(kv, LayerKV) else None
+        if scales is None:
+            return LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0))  # [G, B, T, H]
+        (k, v), of_tokens = _rounded(k, v, scales)
+        scales = scales if of_tokens is None else KVScales(*(jnp.moveaxis(scale, 2, 0) for scale in of_tokens))
+        return LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0), scales)
 
     def attend(self, q, kv: LayerKV, spec: AttentionSpec) -> jax.Array:
         slots = jnp.arange(q.shape[1], dtype=jnp.int32)
         mask = causal_mask(jnp.broadcast_to(slots[None], q.shape[:2]), slots, spec.window)
-        return grouped_attention(q, kv.k, kv.v, mask, spec)
+        return grouped_attention(q, kv.k, kv.v, mask, spec, kv.scales)
 
     def recur(self, inputs: DeltaInputs, state: DeltaState | None) -> tuple[jax.Array, None]:
         """As ``View.recur``, of entire texts; no state is kept."""
         del state
         return recur_from_zero(inputs), None
+
+
+def _rounded(k, v, scales: KVScales) -> tuple[tuple[jax.Array, jax.Array], KVScales | None]:
+    """Keys and values ``[B, T, G, H]`` as bytes, and their own scales ``[B, T, G]``, None if ``scales`` are of heads."""
+    of_heads = (None, None) if scales.of_tokens else scales
+    codes, own = zip(*(rounded(x, scale) for x, scale in zip((k, v), of_heads, strict=True)), strict=True)
+    return codes, KVScales(*own) if scales.of_tokens else None

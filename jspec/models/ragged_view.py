@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView, View
 from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
 from jspec.pallas.attention.flash import RaggedLayout
@@ -80,8 +79,9 @@ class RaggedView(View):
             return view.from_rows(attended), kv
 
         def kernel(view, qkv, rotation, kv):
-            out, *kv = decode_attention_kernel(qkv, rotation, *kv, view.rows.queries, spec, view.layout)
-            return out, LayerKV(*kv)
+            args = qkv, rotation, kv.k, kv.v, view.rows.queries, spec, view.layout, kv.scales
+            out, *written = decode_attention_kernel(*args)
+            return out, kv.with_written(*written)
 
         args = self, qkv, rotation, kv
         has_kernel = has_decode_attention_kernel(qkv, kv.k, self.rows.positions.shape[1])

@@ -201,6 +201,11 @@ def multiply_add(x, y, z):
     return x * y + z if is_interpreted() else _instruction("fma.rn.f32 $0, $1, $2, $3;", x, y, z)
 
 
+def divide(x, y):
+    """In a kernel: x / y, rounded to nearest. Triton's own division may be off by two ulps."""
+    return x / y if is_interpreted() else _instruction("div.rn.f32 $0, $1, $2;", x, y)
+
+
 def _instruction(asm: str, *args):
     shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in args))
     [result] = pltriton.elementwise_inline_asm(

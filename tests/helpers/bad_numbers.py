@@ -189,7 +189,7 @@ def decoding(case: Paged) -> Problem:
     [oldest, _] = slots_seen(case, view.queries)
     for operand in (1, 2) if case.window is None else ():
         places += spots(operand, kv.k.shape, (0, *oldest))
-    return Problem(reference, kernel, (qkv, *kv), places, LIVE, lambda out: valid_rows(out, view.valid))
+    return Problem(reference, kernel, (qkv, *kv[:2]), places, LIVE, lambda out: valid_rows(out, view.valid))
 
 
 def latents() -> Problem:

@@ -14,6 +14,7 @@ from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView
 from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.flash import RaggedLayout
+from jspec.pallas.attention.fp8 import KVScales
 from jspec.pallas.attention.paged import paged_attention
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec
@@ -66,11 +67,19 @@ def _spec(dtype, window=None, scale=None, softcap=None, sinks=False) -> Attentio
     return AttentionSpec(window, scale, softcap, jax.ShapeDtypeStruct((32,), dtype) if sinks else None)  # pyright: ignore
 
 
-def _attention(B, T, H=128, P=64, dtype="bfloat16", **how):
+def _pools(shape, dtype, rounding=None) -> LayerKV:
+    """Pools of keys and values ``[G, pages, P, H]``, in bytes with scales of ``heads`` or ``tokens``."""
+    pool = jax.ShapeDtypeStruct(shape, dtype if rounding is None else jnp.uint8)
+    scale = jax.ShapeDtypeStruct(shape[:1] if rounding == "heads" else shape[:3], jnp.float32)
+    return LayerKV(pool, pool, None if rounding is None else KVScales(scale, scale))  # pyright: ignore
+
+
+def _attention(B, T, H=128, P=64, dtype="bfloat16", rounding=None, **how):
     """``paged_attention`` of 32 heads on 8 over 1,008 slots, and its arguments."""
     array, M = jax.ShapeDtypeStruct, 1008 // P
-    pool, queries = array((8, 1 + B * M, P, H), dtype), array((B, T, 32, H), dtype)
-    return paged_attention, (queries, pool, pool, shapes_of_queries(B, T, M), _spec(dtype, **how))
+    k, v, scales = _pools((8, 1 + B * M, P, H), dtype, rounding)
+    queries = array((B, T, 32, H), dtype)
+    return paged_attention, (queries, k, v, shapes_of_queries(B, T, M), _spec(dtype, **how), scales)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -114,15 +123,15 @@ def test_attention_without_a_kernel_for_its_heads_is_the_reference(H):
     assert not kernels_of(for_cuda(*_attention(B=1, T=5, H=H)))
 
 
-def _decode_attention(B, T, H=128, P=64, dtype="bfloat16", rotary=None, slots=1008, **how):
+def _decode_attention(B, T, H=128, P=64, dtype="bfloat16", rotary=None, slots=1008, rounding=None, **how):
     """``PagedView.extend`` of 32 heads on 8 over so many slots, and its arguments."""
     array, M = jax.ShapeDtypeStruct, slots // P
-    pool = array((8, 1 + B * M, P, H), dtype)
+    kv = _pools((8, 1 + B * M, P, H), dtype, rounding)
     view = PagedView(*shapes_of_queries(B, T, M))
     rotary = H if rotary is None else rotary
     rotation = Rotation(*[array((B, T, rotary // 2), jnp.float32)] * 2) if rotary else None
     function = lambda view, qkv, rotation, kv, spec: view.extend(qkv, rotation, kv, 8, spec)  # noqa: E731
-    return function, (view, array((B, T, 48, H), dtype), rotation, LayerKV(pool, pool), _spec(dtype, **how))
+    return function, (view, array((B, T, 48, H), dtype), rotation, kv, _spec(dtype, **how))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -139,6 +148,28 @@ def _decode_attention(B, T, H=128, P=64, dtype="bfloat16", rotary=None, slots=10
 )
 def test_decode_attention_lowers_for_cuda(shape, dtype):
     assert sorted(kernels_of(for_cuda(*_decode_attention(**shape, dtype=dtype)))) == ["decode_split", "merge_splits"]
+
+
+@pytest.mark.parametrize("rounding", ["heads", "tokens"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("T", "kernels"),
+    [(5, ["decode_split", "merge_splits"]), (17, ["attend_split", "merge_splits", "rope_and_write_kv"])],
+)
+def test_attention_over_bytes_lowers_for_cuda(T, kernels, rounding, dtype):
+    text = for_cuda(*_decode_attention(B=2, T=T, dtype=dtype, rounding=rounding))
+    assert sorted(kernels_of(text)) == kernels
+    assert "f8E4M3FN" not in text  # no numbers are made of pools
+
+
+@pytest.mark.parametrize("rounding", ["heads", "tokens"])
+def test_attention_over_bytes_of_a_ragged_view_lowers_for_cuda(rounding):
+    _, (rows, qkv, _, kv, spec) = _decode_attention(64, 3, rounding=rounding)
+    array = jax.ShapeDtypeStruct
+    layout = RaggedLayout(array((65,), jnp.int32), array((96,), jnp.int32))
+    ragged = array((1, 96, *qkv.shape[2:]), "bfloat16"), Rotation(*[array((1, 96, 64), jnp.float32)] * 2)
+    attend = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, spec)  # noqa: E731
+    assert kernels_of(for_cuda(attend, (RaggedView(rows, layout), *ragged, kv))) == ["decode_split"]
 
 
 @pytest.mark.parametrize("rotary", [None, 96, 0])

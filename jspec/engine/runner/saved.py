@@ -45,12 +45,12 @@ def restore(state: DecodeState, row, pages, saved: Saved) -> DecodeState:
         return pool.at[:, jnp.where(pages == NULL_PAGE, pool.shape[1], pages)].set(old, mode="drop")
 
     cache, draft = jax.tree.map(put_pages, (pools(state.cache), state.draft), saved.pages)
-    return dataclasses.replace(state, cache=_joined(cache, states(state.cache)), draft=draft, **placed)
+    return dataclasses.replace(state, cache=_with(cache, state.cache), draft=draft, **placed)
 
 
 def pools(cache: tuple) -> tuple[LayerKV | None, ...]:
-    """The layers of a cache that have pages; None for the others."""
-    return tuple(layer if isinstance(layer, LayerKV) else None for layer in cache)
+    """The layers of a cache that have pages, and of these what lies in them; None for the others."""
+    return tuple(layer.in_pages if isinstance(layer, LayerKV) else None for layer in cache)
 
 
 def states(cache: tuple) -> tuple[DeltaState | None, ...]:
@@ -67,8 +67,15 @@ def restore_states(state: DecodeState, row, saved: tuple[DeltaState | None, ...]
     """Put such a copy into a row, which may be another one. Nothing happens if there is no such row."""
     layers = zip(states(state.cache), saved, strict=True)
     put = tuple(None if layer is None or old is None else layer.with_row(row, old) for layer, old in layers)
-    return dataclasses.replace(state, cache=_joined(pools(state.cache), put))
+    return dataclasses.replace(state, cache=_with(put, state.cache))
 
 
-def _joined(pages: tuple, recurrent: tuple) -> tuple:
-    return tuple(b if a is None else a for a, b in zip(pages, recurrent, strict=True))
+def _with(layers: tuple, cache: tuple) -> tuple:
+    """The cache with the pages, or the states, of ``layers`` in place of its own; None leaves a layer as it is."""
+
+    def of_layer(new, old):
+        if new is None:
+            return old
+        return old.with_pages(new) if isinstance(old, LayerKV) else new
+
+    return tuple(map(of_layer, layers, cache))

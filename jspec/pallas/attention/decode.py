@@ -13,6 +13,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.flash import (
     AttentionLaunch,
+    KVTile,
     QueryBlock,
     RaggedLayout,
     add_tile,
@@ -22,8 +23,10 @@ from jspec.pallas.attention.flash import (
     launch_attention,
     store_attention,
     tile_loader,
+    times_value_scale,
 )
-from jspec.pallas.attention.paged import has_kernel
+from jspec.pallas.attention.fp8 import KVScales, decode_in_kernel, encode_in_kernel, token_scales
+from jspec.pallas.attention.paged import has_kernel, in_slots
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
@@ -51,6 +54,7 @@ def decode_attention_kernel(
     queries: PagedQueries,
     spec: AttentionSpec,
     ragged: RaggedLayout | None = None,
+    scales: KVScales | None = None,
     *,
     tiling: AttentionTiling | None = None,
     interpret=False,
@@ -61,14 +65,15 @@ def decode_attention_kernel(
     Args:
       qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated; ``[1, Q, N + 2G, H]`` with ``ragged``.
       rotation: the rotary embedding of the tokens' positions, None if nothing is rotated.
-      k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv; updated in place.
+      k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv, or bytes with ``scales``; updated in place.
       queries: the new tokens.
       spec: how they attend.
       ragged: where the query tokens of a ragged view lie; None if they are in rows.
+      scales: of heads, or of the tokens in the pools, which are updated too (``jspec.pallas.attention.fp8``).
 
     Returns:
-      attention ``[B, T, N, H]``, which is 0 for invalid tokens, and the two pools. With ``ragged`` it is ``[1, Q, N,
-      H]``, with arbitrary finite numbers in the padding.
+      attention ``[B, T, N, H]``, which is 0 for invalid tokens, the two pools, and scales if those are of tokens. With
+      ``ragged`` attention is ``[1, Q, N, H]``, with arbitrary finite numbers in the padding.
     """
     (heads, H), (G, pages, P, _) = qkv.shape[2:], k_pool.shape
     tiling, ragged_tokens = tiling or tiling_of(qkv.dtype, H), None if ragged is None else qkv.shape[1]
@@ -78,21 +83,24 @@ def decode_attention_kernel(
     launch = AttentionLaunch.of(queries, heads - 2 * G, k_pool, spec, tiling, ragged_tokens)
     pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
     last = queries.written_slots(P)
-    angles = rotation or ()
-    k, v, out = launch_attention(
+    angles, scales = rotation or (), in_slots(scales)
+    updated = [*pools, *(scales if scales is not None and scales.of_tokens else ())]
+    tokens = queries.table, last, spec.sinks, ragged and ragged.start
+    *written, out = launch_attention(
         _decode_split,
         launch,
-        (qkv.reshape(len(qkv), -1, H), angles, *pools, queries.table, last, spec.sinks, ragged and ragged.start),
+        (qkv.reshape(len(qkv), -1, H), angles, *pools, scales, *tokens),
         last,
         qkv.dtype,
         tiling,
-        others=[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pools],
-        aliases={len(angles) + 1: 0, len(angles) + 2: 1},
+        others=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in updated],
+        aliases={len(angles) + 1 + i: i for i in range(len(updated))},
         interpret=interpret,
     )
     if ragged is not None and launch.num_splits > 1:
         out = ragged.from_rows(out)
-    return out, k.reshape(k_pool.shape), v.reshape(v_pool.shape)
+    k, v, *of_tokens = (array.reshape(k_pool.shape[: 2 + array.ndim - 1]) for array in written)
+    return (out, k, v, KVScales(*of_tokens)) if of_tokens else (out, k, v)
 
 
 def _decode_split(
@@ -100,6 +108,7 @@ def _decode_split(
     angle_refs,
     k_ref,
     v_ref,
+    scale_refs,
     table_ref,
     last_ref,
     sinks_ref,
@@ -109,6 +118,8 @@ def _decode_split(
     *out_refs,
     launch: AttentionLaunch,
 ):
+    of_tokens = scale_refs is not None and scale_refs.of_tokens
+    scale_out_refs, out_refs = (out_refs[:2], out_refs[2:]) if of_tokens else ((), out_refs)
     queries, heads, H = QueryBlock.of(launch, last_ref), launch.N + 2 * launch.G, launch.H
     b, g = queries.b, queries.g
     token = jnp.arange(max(MMA_SIZE, pl.next_power_of_2(launch.T)), dtype=jnp.int32)
@@ -136,18 +147,37 @@ def _decode_split(
         )
 
         q = apply_rope_in_kernel(q_operands)
-        load_tile = tile_loader(k_ref, v_ref, g, H)
+        load_tile = tile_loader(k_ref, v_ref, scale_refs, g, H, q.dtype)
         softmax = attend_pages((q,), queries, before, load_tile, table_ref, sinks_ref, launch)
         k = apply_rope_in_kernel(k_operands)
         seen = written[None, :] & (slot[None, :] <= queries.last[:, None])
-        softmax = add_tile(softmax, (q,), (k,), v, seen & in_window(slot, queries.last, launch), launch.spec)
+        (k, v), scales, tile = _as_stored(k, v, scale_refs, g)
+        softmax = add_tile(softmax, (q,), tile, seen & in_window(slot, queries.last, launch), launch.spec)
 
         # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
         place = jnp.maximum(slot, 0)
         page = pltriton.load(table_ref.at[b, jax.lax.div(place, jnp.int32(launch.P))], mask=written, other=0)
-        at = line_indices(page * launch.P + jax.lax.rem(place, jnp.int32(launch.P)), H)
+        at, mask = page * launch.P + jax.lax.rem(place, jnp.int32(launch.P)), written & (page != 0)
         for ref, x in ((k_out_ref, k), (v_out_ref, v)):
-            pltriton.store(ref.at[g, *at], x, mask=broadcast_columns(written & (page != 0), H))
+            pltriton.store(ref.at[g, *line_indices(at, H)], x, mask=broadcast_columns(mask, H))
+        for ref, x in zip(scale_out_refs, scales, strict=True):
+            pltriton.store(ref.at[g, at], x, mask=mask)
+        softmax = times_value_scale(softmax, scale_refs, g)
         store_attention(softmax, queries, launch, *out_refs, start_ref=start_ref)
 
     attend_if_used(attend, queries, before, launch, *out_refs)
+
+
+def _as_stored(k, v, scale_refs, g):
+    """In a kernel: new keys and values ``[n, H]`` of KV head g as they are stored, their scales ``[n]`` if they have some,
+    and the ``KVTile`` that queries see of them, which is what later queries will see."""
+    if scale_refs is None:
+        return (k, v), (), KVTile((k,), v)
+    if scale_refs.of_tokens:
+        scales = [token_scales(x) for x in (k, v)]  # [n, 1]
+        codes = [encode_in_kernel(x, jnp.broadcast_to(scale, x.shape)) for x, scale in zip((k, v), scales, strict=True)]
+        scales = [scale.reshape(-1) for scale in scales]
+    else:
+        codes, scales = [encode_in_kernel(x, ref[g]) for x, ref in zip((k, v), scale_refs, strict=True)], ()
+    seen = [decode_in_kernel(tile, k.dtype) for tile in codes]
+    return codes, scales, KVTile((seen[0],), seen[1], *(scales or (scale_refs.k[g],)))

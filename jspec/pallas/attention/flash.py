@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from jspec.pallas.attention.fp8 import STORED, decode_in_kernel
 from jspec.pallas.attention.merge_splits import divisor, finite, merge_splits
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling
@@ -62,7 +63,8 @@ class AttentionLaunch:
     ) -> "AttentionLaunch":
         """The launch for N attention heads and a pool ``[G, pages, P, H]``."""
         (B, T), (G, _, P, H) = queries.positions.shape, pool.shape
-        count, tile_slots = T * N // G, tiling.tile_slots(H * pool.dtype.itemsize)
+        # Bytes become numbers of two bytes at least in registers, which is what limits the size of a tile.
+        count, tile_slots = T * N // G, tiling.tile_slots(H * max(pool.dtype.itemsize, 2))
         block = min(tiling.queries, max(MMA_SIZE, pl.next_power_of_2(count)))
         tiles = pl.cdiv(queries.table.shape[1] * P, tile_slots)
         fewest = splits = tiling.num_splits(B * G * pl.cdiv(count, block), tiles)
@@ -105,6 +107,23 @@ class Softmax(NamedTuple):
     acc: Any
     peak: Any
     total: Any
+
+
+class KVTile(NamedTuple):
+    """In a kernel: keys and values of some slots.
+
+    Attributes:
+      k: the keys in parts ``[slots, n]``, whose sizes n add up to that of a query.
+      v: values ``[slots, H]``.
+      k_scale: what products with the keys have to be multiplied by, float32 ``[]`` or ``[slots]``; None if they are as
+        they should be.
+      v_scale: what the weights of the values have to be multiplied by, float32 ``[slots]``; None likewise.
+    """
+
+    k: Any
+    v: Any
+    k_scale: Any = None
+    v_scale: Any = None
 
 
 class QueryBlock(NamedTuple):
@@ -193,15 +212,31 @@ def launch_attention(
     return *made, out.reshape(rows, tokens, N, H)
 
 
-def tile_loader(k_ref, v_ref, g, H: int) -> Callable:
-    """In a kernel: the function that loads tiles of KV head g from pools ``[G, pages * P, H]``, for ``attend_pages``."""
+def tile_loader(k_ref, v_ref, scale_refs, g, H: int, dtype) -> Callable:
+    """In a kernel: the function that loads tiles of KV head g from pools ``[G, pages * P, H]``, for ``attend_pages``.
+
+    ``scale_refs`` are those of ``jspec.pallas.attention.fp8`` for pools of bytes, which become numbers of ``dtype``, else
+    None. The scale of a head's values is left to ``times_value_scale``."""
+    of_tokens = scale_refs if scale_refs is not None and scale_refs.of_tokens else ()
+    k_scale = None if scale_refs is None or of_tokens else scale_refs.k[g]
 
     def load(at, live):
-        where = g, *line_indices(at, H)
-        k, v = (pltriton.load(ref.at[where], mask=broadcast_columns(live, H), other=0.0) for ref in (k_ref, v_ref))
-        return (k,), v
+        where, mask = (g, *line_indices(at, H)), broadcast_columns(live, H)
+        k, v = (pltriton.load(ref.at[where], mask=mask, other=0) for ref in (k_ref, v_ref))
+        if k_ref.dtype == STORED:
+            k, v = decode_in_kernel(k, dtype), decode_in_kernel(v, dtype)
+        if not of_tokens:
+            return KVTile((k,), v, k_scale)
+        return KVTile((k,), v, *(pltriton.load(ref.at[g, at], mask=live, other=0.0) for ref in of_tokens))
 
     return load
+
+
+def times_value_scale(softmax: "Softmax", scale_refs, g) -> "Softmax":
+    """In a kernel: the softmax with sums of values in bytes times the scale of KV head g, if that has one."""
+    if scale_refs is None or scale_refs.of_tokens:
+        return softmax
+    return softmax._replace(acc=softmax.acc * scale_refs.v[g])
 
 
 def live_tiles(queries: QueryBlock, newest, launch: AttentionLaunch):
@@ -256,8 +291,8 @@ def attend_pages(
       q: the parts of the queries, as ``add_tile`` has them.
       queries: the block of queries.
       newest: the last slot of the row that is read, -1 if there is none.
-      load: ``load(at, live)`` reads a tile from places ``at`` of a pool, int32 ``[slots]``, and gives the parts of its
-        keys, and its values, as ``add_tile`` has them; zeros where ``live`` is false.
+      load: ``load(at, live)`` reads a ``KVTile`` from places ``at`` of a pool, int32 ``[slots]``; zeros where ``live`` is
+        false.
       table_ref: int32 ``[B, M]``, the pages of each row.
       sinks_ref: ``[N]``, or None.
       launch: the sizes.
@@ -274,9 +309,9 @@ def attend_pages(
     def attend_tile(i, carry):
         softmax, page = carry  # the page was looked up a trip ago, or its loads would have to wait for it
         slot = i * slots + jnp.arange(slots, dtype=jnp.int32)
-        k, v = load(page * launch.P + jax.lax.rem(slot, jnp.int32(launch.P)), slot <= newest)
+        tile = load(page * launch.P + jax.lax.rem(slot, jnp.int32(launch.P)), slot <= newest)
         seen = slot[None, :] <= jnp.minimum(last, newest)[:, None]
-        return add_tile(softmax, q, k, v, seen & in_window(slot, last, launch), launch.spec), pages(i + 1)
+        return add_tile(softmax, q, tile, seen & in_window(slot, last, launch), launch.spec), pages(i + 1)
 
     return jax.lax.fori_loop(begin, end, attend_tile, (_initial_softmax(queries, sinks_ref, launch), pages(begin)))[0]
 
@@ -299,26 +334,28 @@ def in_window(slot, last, launch: AttentionLaunch):
     return True if launch.spec.window is None else slot[None, :] > last[:, None] - launch.spec.window
 
 
-def add_tile(softmax: Softmax, q, k, v, seen, spec: AttentionSpec) -> Softmax:
+def add_tile(softmax: Softmax, q, tile: KVTile, seen, spec: AttentionSpec) -> Softmax:
     """In a kernel: the softmax after further keys and values.
 
     The peak drops a score that is NaN. Its weight is NaN, and so are the sums from then on.
 
     Args:
       softmax: the softmax before.
-      q: the queries in parts ``[block, n]``, whose sizes n add up to that of a query.
-      k: the keys in parts ``[slots, n]`` of the same sizes.
-      v: values ``[slots, H]``.
+      q: the queries in parts ``[block, n]``, of the same sizes n as those of the keys.
+      tile: the keys and values.
       seen: bool ``[block, slots]``, which keys each query sees.
       spec: how products of queries and keys become scores.
     """
-    acc, peak, total = softmax
+    (acc, peak, total), (k, v, k_scale, v_scale) = softmax, tile
     products = functools.reduce(jnp.add, (dot(a, b, trans_b=True) for a, b in zip(q, k, strict=True)))
-    bits = jnp.where(seen, spec.scores(products, sum(part.shape[1] for part in q), LOG2_E), -jnp.inf)
+    k_scale = k_scale[None] if k_scale is not None and k_scale.ndim else k_scale
+    scores = spec.scores(products, sum(part.shape[1] for part in q), LOG2_E, k_scale)
+    bits = jnp.where(seen, scores, -jnp.inf)
     new_peak = jnp.maximum(peak, jnp.max(bits, axis=1))
     shift = finite(new_peak)
     weights, rescale = jnp.exp2(bits - shift[:, None]), jnp.exp2(peak - shift)
-    acc = acc * rescale[:, None] + dot(weights.astype(v.dtype), v)
+    weighed = weights if v_scale is None else weights * v_scale[None]
+    acc = acc * rescale[:, None] + dot(weighed.astype(v.dtype), v)
     return Softmax(acc, new_peak, total * rescale + jnp.sum(weights, axis=1))
 
 

@@ -17,7 +17,9 @@ from jspec.pallas.attention.flash import (
     launch_attention,
     store_attention,
     tile_loader,
+    times_value_scale,
 )
+from jspec.pallas.attention.fp8 import STORED, KVScales
 from jspec.pallas.attention.reference import causal_mask, grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling, tiling_of
@@ -25,41 +27,51 @@ from jspec.pallas.dispatch import by_platform
 from jspec.pallas.triton import broadcast_columns, line_indices
 
 
-def paged_attention(q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec) -> jax.Array:
+def paged_attention(
+    q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec, scales: KVScales | None = None
+) -> jax.Array:
     """``paged_attention_reference``, and on an NVIDIA GPU the kernel, which reads only live slots.
 
     The kernel is for bfloat16 and float32, and for head dimensions that are powers of two in 16..512. Other models run
     the reference implementation, on a GPU as well."""
-    args = q, k_pool, v_pool, queries, spec
+    args = q, k_pool, v_pool, queries, spec, scales
     if not has_kernel(q, k_pool):
         return paged_attention_reference(*args)
     return by_platform(paged_attention_kernel, paged_attention_reference, *args)
 
 
-def paged_attention_reference(q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec) -> jax.Array:
+def paged_attention_reference(
+    q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec, scales: KVScales | None = None
+) -> jax.Array:
     """Attention of T query tokens per row over the slots of the row's pages, up to the query token's own slot.
 
     Args:
       q: ``[B, T, N, H]``.
-      k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of q.
+      k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of q, or bytes with ``scales``.
       queries: the query tokens.
       spec: how they attend.
+      scales: of heads, or of the tokens in the pools (``jspec.pallas.attention.fp8``).
 
     Returns:
       ``[B, T, N, H]`` in the dtype of q.
     """
-    return attend_slots(q, gather_pages(k_pool, queries.table), gather_pages(v_pool, queries.table), queries, spec)
+    k, v = (gather_pages(pool, queries.table) for pool in (k_pool, v_pool))
+    if scales is not None and scales.of_tokens:
+        scales = KVScales(*(gather_pages(pool[..., None], queries.table)[..., 0] for pool in scales))
+    return attend_slots(q, k, v, queries, spec, scales)
 
 
-def attend_slots(q, k, v, queries: PagedQueries, spec: AttentionSpec) -> jax.Array:
+def attend_slots(q, k, v, queries: PagedQueries, spec: AttentionSpec, scales: KVScales | None = None) -> jax.Array:
     """``paged_attention_reference`` over keys ``[G, B, S, H]`` and values ``[G, B, S, Hv]`` that were gathered from
-    pages: ``[B, T, N, Hv]``."""
+    pages: ``[B, T, N, Hv]``. Scales of tokens are ``[G, B, S]``."""
     slots = jnp.arange(k.shape[2], dtype=jnp.int32)
     # Slots past the newest query token may hold numbers of an earlier request, NaN included, and 0 x NaN is NaN.
     newest = jnp.max(jnp.where(queries.valid, queries.positions, -1), axis=1, keepdims=True)
     known = slots[None] <= newest  # [B, S]
     v = jnp.where(known[None, :, :, None], v, jnp.zeros((), v.dtype))
-    return grouped_attention(q, k, v, causal_mask(queries.positions, slots, spec.window), spec)
+    if scales is not None and scales.of_tokens:
+        scales = scales._replace(v=jnp.where(known[None], scales.v, 0.0))
+    return grouped_attention(q, k, v, causal_mask(queries.positions, slots, spec.window), spec, scales)
 
 
 def gather_pages(pool, table) -> jax.Array:
@@ -71,7 +83,7 @@ def gather_pages(pool, table) -> jax.Array:
 
 def has_kernel(q, pool) -> bool:
     """Whether the kernels support queries and pools like these."""
-    return q.dtype == pool.dtype and tiling_of(q.dtype, q.shape[-1]) is not None
+    return pool.dtype in (q.dtype, STORED) and tiling_of(q.dtype, q.shape[-1]) is not None
 
 
 @functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace
@@ -81,6 +93,7 @@ def paged_attention_kernel(
     v_pool,
     queries: PagedQueries,
     spec: AttentionSpec,
+    scales: KVScales | None = None,
     *,
     tiling: AttentionTiling | None = None,
     interpret=False,
@@ -92,15 +105,22 @@ def paged_attention_kernel(
     launch = AttentionLaunch.of(queries, N, k_pool, spec, tiling)
     pools = (pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool))
     last = queries.last_slots(P)
-    args = q.reshape(B, T * N, H), *pools, queries.table, last, spec.sinks
+    args = q.reshape(B, T * N, H), *pools, in_slots(scales), queries.table, last, spec.sinks
     (out,) = launch_attention(_attend_split, launch, args, last, q.dtype, tiling, interpret=interpret)
     return out
 
 
-def _attend_split(q_ref, k_ref, v_ref, table_ref, last_ref, sinks_ref, *out_refs, launch: AttentionLaunch):
+def in_slots(scales: KVScales | None) -> KVScales | None:
+    """Scales as kernels read them: those of tokens ``[G, pages * P]``."""
+    if scales is None or not scales.of_tokens:
+        return scales
+    return KVScales(*(scale.reshape(scale.shape[0], -1) for scale in scales))
+
+
+def _attend_split(q_ref, k_ref, v_ref, scale_refs, table_ref, last_ref, sinks_ref, *out_refs, launch: AttentionLaunch):
     queries = QueryBlock.of(launch, last_ref)
     at = line_indices(queries.lines_among(launch.N, launch.R), launch.H)
     q = pltriton.load(q_ref.at[queries.b, *at], mask=broadcast_columns(queries.real, launch.H), other=0.0)
-    load = tile_loader(k_ref, v_ref, queries.g, launch.H)
+    load = tile_loader(k_ref, v_ref, scale_refs, queries.g, launch.H, q.dtype)
     softmax = attend_pages((q,), queries, jnp.max(queries.last), load, table_ref, sinks_ref, launch)
-    store_attention(softmax, queries, launch, *out_refs)
+    store_attention(times_value_scale(softmax, scale_refs, queries.g), queries, launch, *out_refs)

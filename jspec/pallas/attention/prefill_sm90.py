@@ -18,6 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jspec.pallas.attention.fp8 import KVScales
 from jspec.pallas.attention.paged import paged_attention, paged_attention_reference
 from jspec.pallas.attention.prefill_launch import (
     INSTANCES,
@@ -42,14 +43,16 @@ _PER_QUERY = plgpu.Layout.WGMMA.reduce(1)  # the layout of one number for each q
 _IN_FULL: dict[str, Any] = {} if jax.__version_info__ >= (0, 11) else {"idx": ()}
 
 
-def prefill_attention(q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec) -> jax.Array:
+def prefill_attention(
+    q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec, scales: KVScales | None = None
+) -> jax.Array:
     """``paged_attention``, which on a Hopper GPU uses ``prefill_attention_kernel`` for shapes that it supports.
 
-    That kernel has no soft cap: the hyperbolic tangent of its instructions is too coarse."""
-    args = q, k_pool, v_pool, queries, spec
+    That kernel has no soft cap: the hyperbolic tangent of its instructions is too coarse. Nor does it read bytes."""
+    args = q, k_pool, v_pool, queries, spec, scales
     if spec.softcap is not None or not (has_prefill_kernel(q, k_pool) and on_hopper()):
         return paged_attention(*args)
-    return by_platform(prefill_attention_kernel, paged_attention_reference, *args)
+    return by_platform(prefill_attention_kernel, paged_attention_reference, *args[:5])
 
 
 def has_prefill_kernel(q, pool) -> bool:

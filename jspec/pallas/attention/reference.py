@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jspec.pallas.attention.fp8 import KVScales, decode
 from jspec.pallas.attention.spec import AttentionSpec
 
 
@@ -21,22 +22,40 @@ def causal_mask(positions, slots, window: int | None) -> jax.Array:
     return seen if window is None else seen & (key > query - window)
 
 
-def grouped_attention(q, k, v, mask, spec: AttentionSpec) -> jax.Array:
+def grouped_attention(q, k, v, mask, spec: AttentionSpec, scales: KVScales | None = None) -> jax.Array:
     """Softmax attention in fp32: q ``[B, T, N, H]``, k ``[G, B, S, H]``, v ``[G, B, S, Hv]``, mask ``[B, T, S]`` ->
-    ``[B, T, N, Hv]``. The mask has the window. Hv differs from H in multi-head latent attention only."""
+    ``[B, T, N, Hv]``. The mask has the window. Hv differs from H in multi-head latent attention only.
+
+    With ``scales``, keys and values are bytes (``jspec.pallas.attention.fp8``), and the scales are ``[G]`` or ``[G, B,
+    S]``. Scales of values in tokens multiply the weights before these are rounded."""
     B, T, N, H = q.shape
     G = k.shape[0]
+    key_scale = value_scale = None
+    if scales is not None:
+        k, v = decode(k, q.dtype), decode(v, q.dtype)
+        key_scale, value_scale = (scale.reshape(*(*scale.shape, 1, 1)[:2], 1, 1, -1) for scale in scales)
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
     q = q.reshape(B, T, G, N // G, H)
     products = jnp.einsum("btgrh,gbsh->gbrts", q, k, precision=precision, preferred_element_type=jnp.float32)
-    scored = spec.scores(products, H)
+    scored = spec.scores(products, H, key_scale=key_scale)
     scored = jnp.where(mask[None, :, None], scored, -jnp.inf)
     if spec.sinks is None:
         weights = jax.nn.softmax(scored, axis=-1)
     else:
         weights = _softmax_with_sinks(scored, spec.sinks.astype(jnp.float32).reshape(G, 1, N // G, 1, 1))
+    if value_scale is None or scales is None:
+        return _weighted(weights, v, precision).reshape(B, T, N, -1)
+    if scales.of_tokens:
+        return _weighted(weights * value_scale, v, precision).reshape(B, T, N, -1)
+    sums = _weighted(weights, v, precision, jnp.float32) * scales.v[None, None, :, None, None]
+    return sums.astype(v.dtype).reshape(B, T, N, -1)
+
+
+def _weighted(weights, v, precision, dtype=None) -> jax.Array:
+    """Sums of values ``[B, T, G, R, Hv]`` in ``dtype``, that of the values by default; weights ``[G, B, R, T, S]`` are
+    rounded to the dtype of the values."""
     weights = weights.astype(v.dtype)
-    return jnp.einsum("gbrts,gbsh->btgrh", weights, v, precision=precision).reshape(B, T, N, -1)
+    return jnp.einsum("gbrts,gbsh->btgrh", weights, v, precision=precision, preferred_element_type=dtype)
 
 
 def _softmax_with_sinks(scored, sinks) -> jax.Array:

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from jspec.pallas.attention.fp8 import KVScales, encode_in_kernel, token_scales
+from jspec.pallas.attention.paged import in_slots
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
 from jspec.pallas.attention.spec import PagedQueries
@@ -17,7 +19,16 @@ _WARPS = 4
 
 
 @functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace
-def rope_and_write_kv_kernel(qkv, rotation: Rotation | None, k_pool, v_pool, tokens: PagedQueries, *, interpret=False):
+def rope_and_write_kv_kernel(
+    qkv,
+    rotation: Rotation | None,
+    k_pool,
+    v_pool,
+    tokens: PagedQueries,
+    scales: KVScales | None = None,
+    *,
+    interpret=False,
+):
     """Rotated queries, and pools with the rotated keys and the values of T new tokens of each row.
 
     The kernel of ``PagedView.rope_and_write_kv`` (``jspec.models.kv_cache``), for queries and pools of which
@@ -26,37 +37,58 @@ def rope_and_write_kv_kernel(qkv, rotation: Rotation | None, k_pool, v_pool, tok
     Args:
       qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated.
       rotation: the rotary embedding of the tokens' positions, None if nothing is rotated.
-      k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv; updated in place.
+      k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv, or bytes with ``scales``; updated in place.
       tokens: the new tokens.
+      scales: of heads, or of the tokens in the pools, which are updated too (``jspec.pallas.attention.fp8``).
 
     Returns:
-      queries ``[B, T, N, H]``, and the two pools.
+      queries ``[B, T, N, H]``, the two pools, and scales if those are of tokens.
     """
     (B, T, heads, H), (G, pages, P, _) = qkv.shape, k_pool.shape
     N, block = heads - 2 * G, min(_NUMBERS // H, pl.next_power_of_2(T))
     pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
     slot = tokens.written_slots(P)
-    angles = rotation or ()
-    shapes = [(B, T * N, H), *(pool.shape for pool in pools)]
-    q, *pools = kernel_call(
+    angles, scales = rotation or (), in_slots(scales)
+    updated = [*pools, *(scales if scales is not None and scales.of_tokens else ())]
+    q, *written = kernel_call(
         _rope_and_write_kv,
-        *(qkv.reshape(B, T * heads, H), *angles, *pools, tokens.table, slot),
+        *(qkv.reshape(B, T * heads, H), angles, *pools, scales, tokens.table, slot),
         grid=(pl.cdiv(T, block), heads, B),
-        out_shape=[jax.ShapeDtypeStruct(shape, qkv.dtype) for shape in shapes],
+        out_shape=[
+            jax.ShapeDtypeStruct((B, T * N, H), qkv.dtype),
+            *(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in updated),
+        ],
         num_warps=_WARPS,
         interpret=interpret,
-        aliases={len(angles) + 1: 1, len(angles) + 2: 2},
+        aliases={len(angles) + 1 + i: 1 + i for i in range(len(updated))},
         num_heads=(N, G),
         page_size=P,
         block=block,
         T=T,
     )
-    return q.reshape(B, T, N, H), *(pool.reshape(k_pool.shape) for pool in pools)
+    k, v, *of_tokens = (array.reshape(k_pool.shape[: 2 + array.ndim - 1]) for array in written)
+    q = q.reshape(B, T, N, H)
+    return (q, k, v, KVScales(*of_tokens)) if of_tokens else (q, k, v)
 
 
-def _rope_and_write_kv(qkv_ref, *refs, num_heads: tuple[int, int], page_size: int, block: int, T: int):
+def _rope_and_write_kv(
+    qkv_ref,
+    angle_refs,
+    _k_ref,
+    _v_ref,
+    scale_refs,
+    table_ref,
+    slot_ref,
+    q_out_ref,
+    k_out_ref,
+    v_out_ref,
+    *scale_out_refs,
+    num_heads: tuple[int, int],
+    page_size: int,
+    block: int,
+    T: int,
+):
     """Handle one head of ``block`` tokens of a row: rotate a query, rotate and write a key, or write a value."""
-    angle_refs, (_k_ref, _v_ref, table_ref, slot_ref, q_out_ref, k_out_ref, v_out_ref) = refs[:-7], refs[-7:]
     (N, G), H = num_heads, qkv_ref.shape[2]
     head, b = pl.program_id(1), pl.program_id(2)
     token = pl.program_id(0) * block + jnp.arange(block, dtype=jnp.int32)
@@ -89,5 +121,22 @@ def _rope_and_write_kv(qkv_ref, *refs, num_heads: tuple[int, int], page_size: in
     page = pltriton.load(table_ref.at[b, jax.lax.div(place, jnp.int32(page_size))], mask=slot >= 0, other=0)
     at, has_page = page * page_size + jax.lax.rem(place, jnp.int32(page_size)), (slot >= 0) & (page != 0)
     g = jax.lax.rem(jnp.maximum(head - N, 0), jnp.int32(G))
-    store(k_out_ref, g, at, has_page & (head >= N) & (head < N + G), rotated)
-    store(v_out_ref, g, at, has_page & (head >= N + G), parts)
+    is_key, is_value = has_page & (head >= N) & (head < N + G), has_page & (head >= N + G)
+    if scale_refs is not None:
+        rotated, scale = _as_stored(rotated, parts, head >= N + G, scale_refs, g)
+        parts = rotated
+        for ref, mask in zip(scale_out_refs, (is_key, is_value), strict=False):  # none if heads have scales
+            pltriton.store(ref.at[g, at], scale, mask=mask)
+    store(k_out_ref, g, at, is_key, rotated)
+    store(v_out_ref, g, at, is_value, parts)
+
+
+def _as_stored(rotated, parts, is_value, scale_refs, g):
+    """In a kernel: the bytes of a key ``rotated``, or of a value ``parts`` if ``is_value``, both in parts ``[block,
+    width]``; and their scale, ``[block]`` if that is of tokens."""
+    numbers = [jnp.where(jnp.full(x.shape, is_value), x, key) for key, x in zip(rotated, parts, strict=True)]
+    if not scale_refs.of_tokens:
+        scale = jnp.where(is_value, scale_refs.v[g], scale_refs.k[g])
+        return [encode_in_kernel(part, scale) for part in numbers], scale
+    scale = token_scales(*numbers)
+    return [encode_in_kernel(part, jnp.broadcast_to(scale, part.shape)) for part in numbers], scale.reshape(-1)

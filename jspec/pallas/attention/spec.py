@@ -1,7 +1,7 @@
 """The arguments that all attention functions share: query tokens in pages, and how they attend."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,10 +55,11 @@ class AttentionSpec:
     softcap: float | None = dataclasses.field(default=None, metadata={"static": True})
     sinks: jax.Array | None = None
 
-    def scores(self, products, H: int, unit: float = 1.0):
+    def scores(self, products, H: int, unit: float = 1.0, key_scale=None):
         """The scores of products in fp32, as multiples of ``1 / unit``; kernels want them in bits, ``unit =
-        log2(e)``."""
-        scale = H**-0.5 if self.scale is None else self.scale
+        log2(e)``. ``key_scale`` is that of keys in eight bits, of a shape which broadcasts to that of the products."""
+        scale: Any = H**-0.5 if self.scale is None else self.scale
+        scale = scale if key_scale is None else key_scale * scale
         if self.softcap is None:
             return products * (scale * unit)
         return jnp.tanh(products * (scale / self.softcap)) * (self.softcap * unit)

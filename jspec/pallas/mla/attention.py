@@ -9,7 +9,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.attention.flash import AttentionLaunch, QueryBlock, attend_pages, launch_attention, store_attention
+from jspec.pallas.attention.flash import (
+    AttentionLaunch,
+    KVTile,
+    QueryBlock,
+    attend_pages,
+    launch_attention,
+    store_attention,
+)
 from jspec.pallas.attention.paged import attend_slots, gather_pages
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling
@@ -101,7 +108,7 @@ def _attend_split(q_ref, pool_ref, table_ref, last_ref, *out_refs, launch: Atten
 
     def tile(at, live):
         keys = load(pool_ref, at, live)
-        return keys, keys[0]
+        return KVTile(keys, keys[0])
 
     q = load(q_ref, queries.lines_among(launch.N, launch.R), queries.real, queries.b)
     softmax = attend_pages(q, queries, jnp.max(queries.last), tile, table_ref, None, launch)

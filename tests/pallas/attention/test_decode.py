@@ -46,7 +46,7 @@ def assert_agrees(got, wanted, view, dtype):
     x, y = (np.asarray(o, np.float32)[valid] for o in (out, wanted_out))
     assert np.isfinite(y).all()
     np.testing.assert_allclose(x, y, atol=tolerance)
-    for pool, wanted_pool in zip(kv, wanted_kv, strict=True):
+    for pool, wanted_pool in zip(kv[:2], wanted_kv[:2], strict=True):
         x, y = (np.asarray(p, np.float32)[:, 1:] for p in (pool, wanted_pool))
         np.testing.assert_allclose(x, y, rtol=2**-7 if dtype == "bfloat16" else 1e-6, atol=1e-6)
 
@@ -59,7 +59,7 @@ def test_agrees_with_rope_write_and_attention_apart(case, interpret):
     args = qkv, rotation, kv, view = arguments(case)
     wanted = composed(*args, case)
     how = {"tiling": case.tiling, "interpret": interpret}
-    out, *pools = decode_attention_kernel(qkv, rotation, *kv, view.queries, case.spec, **how)
+    out, *pools = decode_attention_kernel(qkv, rotation, *kv[:2], view.queries, case.spec, **how)
     assert_agrees((out, pools), wanted, view, case.dtype)
 
 
@@ -68,12 +68,12 @@ def test_agrees_with_rope_write_and_attention_apart(case, interpret):
 def test_rows_without_tokens_get_zeros_and_write_nothing(tiling, sink):
     case = Case(T=5, R=4, H=64, P=16, pages=6, sink=sink)
     qkv, rotation, kv, view = arguments(case)
-    attend = functools.partial(decode_attention_kernel, qkv, rotation, *kv, tiling=tiling, interpret=True)
+    attend = functools.partial(decode_attention_kernel, qkv, rotation, *kv[:2], tiling=tiling, interpret=True)
     out, *pools = attend(view.queries, case.spec)
     np.testing.assert_array_equal(out[DEAD], 0)
     out, *pools = attend(view.queries._replace(valid=jnp.zeros_like(view.valid)), case.spec)
     np.testing.assert_array_equal(out, 0)
-    for pool, before in zip(pools, kv, strict=True):
+    for pool, before in zip(pools, kv[:2], strict=True):
         np.testing.assert_array_equal(pool, before)
 
 
@@ -128,7 +128,7 @@ def test_a_ragged_view_agrees_with_its_rows(case, interpret, padding):
     """They are read and written where they are, and nothing of a row shows in another."""
     qkv, rotation, kv, view = ragged_arguments(case, padding)
     rows, how = view.rows, {"tiling": case.tiling, "interpret": interpret}
-    what = *kv, rows.queries, case.spec
+    what = *kv[:2], rows.queries, case.spec
     out, *pools = decode_attention_kernel(qkv, rotation, *what, view.layout, **how)
     wanted, *wanted_pools = decode_attention_kernel(view.to_rows(qkv), view.to_rows(rotation), *what, **how)
     valid = np.asarray(rows.valid)

@@ -18,9 +18,9 @@ MODES = [pytest.param(True, id="interpreted"), pytest.param(False, id="compiled"
 
 def kernel_and_reference(qkv, rotation, kv, view, interpret=True):
     """What the kernel gives, and what the reference implementation gives: queries, keys and values."""
-    q, *pools = rope_and_write_kv_kernel(qkv, rotation, *kv, view.queries, interpret=interpret)
+    q, *pools = rope_and_write_kv_kernel(qkv, rotation, *kv[:2], view.queries, interpret=interpret)
     wanted_q, wanted = jax.jit(lambda *args: View.rope_and_write_kv(*args, G))(view, qkv, rotation, kv)
-    return (q, *pools), (wanted_q, *wanted)
+    return (q, *pools), (wanted_q, *wanted[:2])
 
 
 @pytest.mark.parametrize("interpret", MODES)
@@ -48,5 +48,5 @@ def test_tokens_without_a_slot_are_written_nowhere(interpret):
     ]
     for nowhere in elsewhere:
         (_, *pools), _ = kernel_and_reference(qkv, rotation, kv, nowhere, interpret)
-        for pool, before in zip(pools, kv, strict=True):
+        for pool, before in zip(pools, kv[:2], strict=True):
             np.testing.assert_array_equal(pool[:, 1:], before[:, 1:])
