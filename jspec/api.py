@@ -18,6 +18,7 @@ from jspec.drafting.methods import method_of
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape, round_shapes
 from jspec.llm import LLM
 from jspec.loading.context_length import lengths_up_to, own_length, reproducible_length, within_pool
+from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
 from jspec.loading.memory_budget import ModelMemory
 from jspec.loading.pair import Path, check_pair, default_params, load_modules, open_pair, require_shards
 from jspec.outputs import Delta, Result
@@ -151,7 +152,7 @@ def load(
     draft_config = pair.draft.config if isinstance(pair.draft, Checkpoint) else None
     draft_is_model = pair.draft is None or (draft_config is not None and draft_config.language_model is not None)
     shards = shards_of(tensor_parallel, draft_tensor_parallel, draft_is_model, expert_parallel)
-    config = _engine_config(engine_fields, target_config)
+    config = with_kv_cache_dtype(_engine_config(engine_fields, target_config), pair.target)
     if engine_fields.get("max_len") is None and not config.reproducible:
         require_shards(shards, target_config, draft_config)
         K = 0 if pair.draft is None else speculation.most_draft_tokens
@@ -166,7 +167,9 @@ def load(
     config = memory.with_num_pages(config, share)
     method = method_of(checked.draft)
     seconds = None if costs is None else _seconds(costs, method, speculation, config.batch_buckets)
+    rounding = kv_rounding(config, pair.target)
     model, draft_model, make_drafter = load_modules(checked, config.dtype, *shards, check_files=check_files)
+    model.kv_rounding = rounding
     return LLM(model, draft_model, make_drafter, method, pair.target.tokenizer, speculation, config, seconds, defaults)
 
 

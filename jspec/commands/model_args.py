@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jspec._validation import require, resolve_names
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES, Speculation
+from jspec.config.engine import KV_CACHE_DTYPES
 from jspec.registry import MTP, NGRAM
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _LOADING = {
     "max_model_len": "max_len",
     "max_num_seqs": "max_batch",
     "dtype": "dtype",
+    "kv_cache_dtype": "kv_cache_dtype",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "num_gpu_blocks_override": "num_pages",
     "block_size": "page_size",
@@ -129,6 +131,12 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
     parser.add_argument("target", help="checkpoint folder, or the name of a model on the hub, org/name[@revision]")
     add_download_option(parser)
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default="auto",
+        help="type of the target's cached keys and values; auto: that of the model, or fp8 if the checkpoint is made for it",
+    )
     parser.add_argument(
         "--max-model-len", type=int, help="longest prompt plus completion; the target's, as memory allows"
     )

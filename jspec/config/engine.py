@@ -9,6 +9,8 @@ from jspec.config.model import ModelConfig
 MAX_POSITIONS = 2**22  # a noise key has 22 bits for the position: see sampling/streams.py
 MAX_ROUNDS = 2**16  # rounds of a call
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+FP8_CACHES = ("fp8", "fp8_per_token_head")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", *FP8_CACHES)
 
 PASS_TOKENS = {"reproducible": 512, "dense": 4096, "mixture": 8192}  # defaults of prefill_tokens
 CHUNK, CHUNK_OF_LATENTS, CHUNK_OF_STATES = 32, 128, 64  # defaults of prefill_chunk
@@ -24,6 +26,11 @@ class EngineConfig:
       max_batch: B, how many requests are decoded together.
       max_len: S, the longest prompt plus completion, in tokens.
       dtype: the type of weights, cache and stored logits: ``float32`` or ``bfloat16``.
+      kv_cache_dtype: the type of the target's cached keys and values. ``fp8`` rounds them to eight bits when they are
+        written, with the scales in the checkpoint, and ``fp8_per_token_head`` with a scale for each token and KV head. A
+        pool then has about twice the pages in the same memory (docs/guides/quantization.md). ``bfloat16`` and ``float32``
+        are allowed where they are ``dtype``. ``auto`` is ``dtype``, and in ``jspec.load`` ``fp8`` for a checkpoint that is
+        made for it. A drafter's own cache has ``dtype`` in any case.
       page_size: P, how many cache slots a page of the KV cache has.
       num_pages: how many pages the pool has, without the null page. None gives every row room for max_len tokens.
       prefill_chunk: c, the tokens of a prefill chunk. Chunks begin at multiples of c, and several of them, of one prompt
@@ -65,6 +72,7 @@ class EngineConfig:
     max_batch: int = 8
     max_len: int = 2048
     dtype: str = "float32"
+    kv_cache_dtype: str = "auto"
     page_size: int = 64
     num_pages: int | None = None
     prefill_chunk: int | None = None
@@ -97,6 +105,10 @@ class EngineConfig:
         require(is_int(n) and 2 <= n <= MAX_POSITIONS, "max_len", n, f"an integer in 2..{MAX_POSITIONS}")
         known = isinstance(self.dtype, str) and self.dtype in ("float32", "bfloat16")
         require(known, "dtype", self.dtype, "'float32' or 'bfloat16'")
+        cached, others = self.kv_cache_dtype, ("bfloat16" if self.dtype == "float32" else "float32",)
+        known = isinstance(cached, str) and cached in KV_CACHE_DTYPES and cached not in others
+        names = ", ".join(repr(name) for name in KV_CACHE_DTYPES if name not in others)
+        require(known, "kv_cache_dtype", cached, f"one of {names} with dtype={self.dtype!r}")
         least = {
             "num_pages": 1,
             "width": 1,

@@ -7,6 +7,7 @@ import jax
 import psutil
 
 from jspec.config import EngineConfig, ModelConfig, Shards
+from jspec.config.engine import FP8_CACHES
 from jspec.config.heads import HeadConfig
 from jspec.engine.multihost.leader import fewest
 from jspec.engine.multihost.shard_map import exchange_bytes
@@ -75,7 +76,9 @@ class ModelMemory:
         passes += max(_expanded_bytes(decoder, config) for decoder in decoders)
         return Budget(
             weights=sum(_weight_bytes(model, shards, size) for model, shards in sharded),
-            cache=sum(decoder.kv_bytes(slots, size) for decoder in decoders) + self._states_bytes(config),
+            cache=_rounded_kv_bytes(decoders[0], slots, config)
+            + sum(decoder.kv_bytes(slots, size) for decoder in decoders[1:])
+            + self._states_bytes(config),
             work=max(logits * (size + 4) + gathered, passes) + self._exchange_bytes(config),
         )
 
@@ -160,6 +163,18 @@ def _weight_bytes(model: ModelConfig | HeadConfig, shards: Shards | None, size: 
     if shards is None or model.language_model is None:
         return model.weight_bytes(size)
     return shards.weight_bytes(model.language_model, size)
+
+
+def _rounded_kv_bytes(target: ModelConfig, slots: int, config: EngineConfig) -> int:
+    """Bytes of the target's keys and values in so many slots, in the type that the config says, scales of tokens
+    included."""
+    numbers = [target.layer_kv_numbers(layer) for layer in range(target.num_layers)]
+    if config.kv_cache_dtype not in FP8_CACHES:
+        return target.kv_bytes(slots, ITEMSIZE[config.dtype])
+    if config.kv_cache_dtype == "fp8":
+        return sum(numbers) * slots
+    heads = sum(count // target.layer(layer).head_dim for layer, count in enumerate(numbers))
+    return (sum(numbers) + heads * ITEMSIZE["float32"]) * slots
 
 
 def _expanded_bytes(decoder: ModelConfig, config: EngineConfig) -> int:

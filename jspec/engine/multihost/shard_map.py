@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.config import Shards
-from jspec.engine.runner.saved import Saved, pools, states
+from jspec.engine.runner.saved import Saved, states
 from jspec.engine.runner.state import OF_ROWS, DecodeState
 from jspec.engine.runner.step_io import CallLogs
 from jspec.models.cache_pools import CacheShape, LayerKV, StateShape
@@ -74,7 +74,9 @@ class ProgramSharding:
     @property
     def saved(self) -> Any:
         """The spec of every array of a ``Saved``."""
-        cache = pools(self.cache) if isinstance(self.cache, tuple) else self.cache
+        cache = self.cache
+        if isinstance(cache, tuple):  # all arrays of pages have the same spec
+            cache = tuple(layer.k if isinstance(layer, LayerKV) else None for layer in cache)
         return Saved(_REPLICATED, (cache, self.draft))  # pyright: ignore[reportArgumentType]
 
     @property
@@ -177,7 +179,7 @@ def _cache_spec(target: Target) -> Any:
     axis = pool[0]
     by_half, of_columns = PartitionSpec(None, None, None, axis), PartitionSpec(None, None, axis)
     of_state: Any = DeltaState(PartitionSpec(None, axis), by_half, by_half, by_half, of_columns)  # pyright: ignore
-    of_pools: Any = LayerKV(pool, pool)  # pyright: ignore
+    of_pools: Any = LayerKV(pool, pool, pool)  # pyright: ignore
     return tuple(None if shape is None else of_state if isinstance(shape, StateShape) else of_pools for shape in shapes)
 
 

@@ -1,0 +1,105 @@
+"""What a checkpoint says of a cache in eight bits: that it was made for one, and the scales of keys and values.
+
+config.json says so in ``kv_cache_scheme`` of its ``quantization_config``, as compressed-tensors writes it, or in
+``kv_cache_quant_algo``, as NVIDIA Model Optimizer does, there or in ``hf_quant_config.json``. The scales are tensors
+beside the maps of a layer's attention, one number for a layer or one for each of its KV heads."""
+
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+
+from jspec.checkpoints.dequantize.format import read_scales
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.model_optimizer import FILE
+from jspec.config import ModelConfig
+from jspec.config.tensor_names import TensorNames, names_of
+
+_CONFIGS = ("quantization_config", "compression_config")
+_SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}  # absent keys mean these
+_STRATEGIES = ("tensor", "attn_head", None)
+_ALGORITHM = "FP8"  # of Model Optimizer
+
+
+def cache_scheme(folder: Folder, fields: Fields) -> tuple[str, bool] | None:
+    """Where a checkpoint says that its cache is quantised, and whether it is so in the one way that jspec reads, FP8 with
+    scales in the files; None if it says nothing of it.
+
+    Args:
+      folder: the checkpoint.
+      fields: its config.json.
+    """
+    said = [(fields.where, fields.nested(name)) for name in _CONFIGS]
+    if folder.has(FILE):
+        where = f"{folder.given}/{FILE}"
+        said.append((where, Fields(folder.json(FILE), where).nested("quantization")))
+    for where, described in said:
+        for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+            value = None if described is None else described.raw.get(key)
+            if value:
+                return f"{where}: {key}={value!r}", _is_read(value)
+    return None
+
+
+def _is_read(value) -> bool:
+    if isinstance(value, Mapping):
+        plain = all(value.get(key, expected) in (expected, None) for key, expected in _SCHEME.items())
+        return plain and value.get("strategy") in _STRATEGIES
+    return isinstance(value, str) and value.upper() == _ALGORITHM
+
+
+def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The scales of keys and values of each layer, float32 ``[G]`` each; ones, with a warning, where the files have none.
+    A layer without keys and values of its own has ones, too.
+
+    Args:
+      tensors: those in the files, by name.
+      config: of the model.
+      where: the folder, for messages.
+
+    Raises:
+      Refusal: a scale is NaN, infinite, zero or negative, or of a shape that it cannot have; the message has its name.
+    """
+    scales, missing = [], []
+    for number in range(config.num_layers):
+        G, names = config.layer(number).num_kv_heads, _names_of_layer(names_of(config.architecture), number)
+        found = [next((name for name in each if name in tensors), None) for each in names]
+        caches = config.layer(number).reads_cache_of is None and not config.has_delta_net(number)
+        missing += [each[0] for each, name in zip(names, found, strict=True) if caches and name is None]
+        scales.append(
+            tuple(np.ones(G, np.float32) if name is None else _read(tensors[name], G, where) for name in found)
+        )
+    if missing:
+        warnings.warn(
+            f"{where}: holds no {missing[0]!r}, nor {len(missing) - 1} other scales of keys and values, which are taken to "
+            "be 1; what is beyond 448 in magnitude is cut off in the cache",
+            stacklevel=2,
+        )
+    return scales
+
+
+def _names_of_layer(names: TensorNames, number: int) -> tuple[list[str], list[str]]:
+    """The names that the scales of keys, and those of values, may have, of which the first that is there counts."""
+    layer = f"{names.prefix}layers.{number}."
+    module = layer + names.out.rpartition(".")[0]
+    maps = (names.qkv, names.qkv) if isinstance(names.qkv, str) else names.qkv[1:]
+    both = []
+    for letter, projection in zip("kv", maps, strict=True):
+        own = [f"{module}.{letter}_scale", f"{layer}{projection}.{letter}_scale", f"{module}.attn.{letter}_scale"]
+        if not isinstance(names.qkv, str):  # what compressed-tensors once wrote
+            own.append(f"{layer}{projection}.output_scale")
+        both.append([*own, f"{module}.kv_scale", f"{module}.attn.kv_scale"])
+    return both[0], both[1]
+
+
+def _read(tensor: Tensor, heads: int, where: str) -> np.ndarray:
+    """The scales of ``heads`` KV heads, float32, from one number or as many."""
+    if tensor.shape not in ((), (1,), (1, 1), (1, 1, 1), (heads,), (heads, 1), (heads, 1, 1)):
+        raise Refusal(
+            f"{where}/{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}: expected one number, or "
+            f"{[heads, 1, 1]}, a scale for each KV head; fetch it again"
+        )
+    return np.broadcast_to(read_scales(tensor).reshape(-1), heads).copy()

@@ -1,0 +1,61 @@
+"""Chooses the type of cached keys and values, and reads the scales of those in eight bits.
+
+A target whose keys and values are rounded when they are cached is another model than the same target without that, as one
+with quantised weights is. So its own checkpoint decides, unless the user does, and drafts change nothing about it. What a
+drafter caches has the dtype of the model."""
+
+import dataclasses
+import warnings
+
+from jspec._validation import require
+from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.huggingface.cache_scheme import cache_scales, cache_scheme
+from jspec.config import EngineConfig, ModelConfig
+from jspec.config.engine import FP8_CACHES
+from jspec.models.cache_pools import KVRounding
+
+HEADS, TOKENS = FP8_CACHES
+
+
+def with_kv_cache_dtype(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
+    """The config with the type of cached keys and values that ``auto`` stands for: FP8 where the checkpoint is made for
+    that, with a warning, and the dtype of the model elsewhere.
+
+    Raises:
+      ValueError: the user asks for eight bits, and the target caches latents.
+    """
+    chosen, target = config.kv_cache_dtype, checkpoint.target_config
+    if chosen in FP8_CACHES:
+        fits = target.latent is None
+        require(fits, "kv_cache_dtype", chosen, "'auto', because latents are not cached in eight bits")
+        return config
+    scheme = None if checkpoint.is_converted else cache_scheme(checkpoint.folder, checkpoint.fields)
+    if chosen != "auto" or scheme is None:
+        return dataclasses.replace(config, kv_cache_dtype=config.dtype)
+    where, is_read = scheme
+    if not is_read or target.latent is not None:
+        why = "latents are not cached in eight bits" if is_read else "jspec does not read that"
+        warnings.warn(f"{where}: {why}, so the cache has the dtype of the model, {config.dtype}", stacklevel=3)
+        return dataclasses.replace(config, kv_cache_dtype=config.dtype)
+    warnings.warn(
+        f"{where}: keys and values are cached in FP8, with the scales in the files; kv_cache_dtype={config.dtype!r} leaves "
+        "them as they are",
+        stacklevel=3,
+    )
+    return dataclasses.replace(config, kv_cache_dtype=HEADS)
+
+
+def kv_rounding(config: EngineConfig, checkpoint: Checkpoint) -> tuple[KVRounding, ...] | None:
+    """How each layer of a target rounds keys and values that it caches; None if none does.
+
+    Raises:
+      Refusal: scales in the files cannot be used.
+    """
+    target: ModelConfig = checkpoint.target_config
+    if config.kv_cache_dtype == TOKENS:
+        return (KVRounding(),) * target.num_layers
+    if config.kv_cache_dtype != HEADS:
+        return None
+    tensors = {} if checkpoint.is_converted else checkpoint.hugging_face.tensors
+    scales = cache_scales(tensors, target, checkpoint.folder.given)
+    return tuple(KVRounding(tuple(k.tolist()), tuple(v.tolist())) for k, v in scales)
