@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from disturbances import attribute, calls_of_any_length, few_pages, outcome_of, preempting, serve
-from engines import MAX_LEN, hybrid, key_of, latents, plain_greedy, requests_of, target
+from engines import MAX_LEN, hybrid, in_bytes, key_of, latents, plain_greedy, requests_of, target
 from requests_and_engines import CONFIG, PARAMS, PROMPTS, REQUESTS, K, P, alone, chunks_of_states, engine_of, passing
 from shared_prefixes import TEXT, cached_tokens, sharing
 
@@ -44,6 +44,9 @@ NIGHTLY = (
     "latents",
     "draft_model/2",
     "hybrid/2/packets",
+    "eagle@fp8",
+    "draft_model@fp8_per_token_head/2",
+    "hybrid@fp8/2",
 )
 LONG = ("none", "eagle3", "pard", "mlp", "medusa", "mtp")
 LONG += (
@@ -106,7 +109,9 @@ def subject(request) -> Subject:
     kind = request.param.split("/")[0]
     expected = alone(engine_of(kind), REQUESTS)
     models = {"latents": latents, "hybrid": hybrid}
-    return Subject(engine_of(request.param), expected, models.get(kind, target)())
+    drafter, _, cached = kind.partition("@")
+    model = models.get(drafter, target)()
+    return Subject(engine_of(request.param), expected, in_bytes(model, cached) if cached else model)
 
 
 def test_compared_requests_draft_and_differ(subject):

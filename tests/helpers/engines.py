@@ -25,8 +25,9 @@ from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner.state import AdmitInputs, DecodeState, RequestArrays, admit, of_rows
 from jspec.llm import LLM
 from jspec.models import Decoder, build, flat_params
-from jspec.models.flatten import flatten
-from jspec.models.kv_cache import CausalView
+from jspec.models.cache_pools import KVRounding
+from jspec.models.causal import causal_logits
+from jspec.models.flatten import copied, flatten
 from jspec.models.sharding import build_shards, mesh_of
 from jspec.sampling.params import SamplingParams
 
@@ -93,6 +94,17 @@ def in_shards(model: Decoder, count: int, **more) -> Decoder:
     """The same model on so many devices, each with a shard of it; ``more`` are fields of ``Shards``."""
     params = {name: np.asarray(leaf) for name, leaf in flat_params(model).items()}
     return build_shards(model.config, params, "float32", Shards(count, **more), mesh_of(count, AXIS))
+
+
+@functools.cache
+def in_bytes(model: Decoder, kind: str) -> Decoder:
+    """``model``, which rounds keys and values to eight bits when it caches them: of the ``kind`` ``fp8`` with scales of
+    heads that differ, of ``fp8_per_token_head`` with those of tokens."""
+    G, rounds = model.config.num_kv_heads, copied(model)
+    scales = (tuple(0.01 * (1 + g) for g in range(G)), tuple(0.03 / (1 + g) for g in range(G)))
+    of_layer = KVRounding(*scales) if kind == "fp8" else KVRounding()
+    rounds.kv_rounding = (of_layer,) * model.config.num_layers
+    return rounds
 
 
 def poisoned(model: Decoder, token: int) -> Decoder:
@@ -292,10 +304,7 @@ def causal(model) -> Callable[[Any], jax.Array]:
 
     @jax.jit
     def forward(leaves, tokens):
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-        merged = merge(leaves)
-        hidden, _ = merged(tokens, positions, (None,) * model.config.num_layers, CausalView(positions))
-        return merged.logits(hidden)
+        return causal_logits(merge(leaves), tokens)
 
     return functools.partial(forward, leaves)
 

@@ -15,6 +15,7 @@ from engines import (
     draft,
     drafting,
     hybrid,
+    in_bytes,
     in_shards,
     key_of,
     latents,
@@ -32,6 +33,7 @@ from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.multihost import shard_map
 from jspec.engine.request import Request
+from jspec.models.flatten import copied
 from jspec.models.sharding import mesh_of, on_every_device
 from jspec.pallas.delta_net import chunked
 from jspec.sampling.params import SamplingParams
@@ -69,10 +71,11 @@ def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection
     ``chunks_of_states`` has to be in force. ``eagle/2`` is ``eagle`` with a target in two shards, and ``draft_model/2/2``
     has a draft model in as many; with ``/packets`` behind it, programs add up as they do where GPUs exchange packets. In
     ``eagle/2/batch-sharded`` each device verifies two of four rows. Beside the drafter of ``eagle+lookup``, texts are looked
-    up whose newest token occurs earlier."""
+    up whose newest token occurs earlier. The target of ``eagle@fp8`` caches keys and values in eight bits."""
     kind, *shards = kind.split("/")
     packets = "packets" in shards
     shards = [one for one in shards if one != "packets"]
+    kind, _, cached = kind.partition("@")
     kind, plus, _ = kind.partition("+lookup")
     if shards == ["expanded"]:
         config, shards = dataclasses.replace(config, expand_latents=True), []
@@ -100,10 +103,14 @@ def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection
     else:
         drafter = drafting(None if kind == "none" else kind, settings)
         by = draft() if kind == "draft_model" else None
+    rounding = in_bytes(model, cached).kv_rounding if cached else None
     if shards:
         count = int(shards[0])
         model = in_shards(model, count, **how)
         by = in_shards(by, count) if len(shards) > 1 else on_every_device(by, mesh_of(count, AXIS))
+    if rounding is not None:
+        model = copied(model)  # others have the one without
+        model.kv_rounding = rounding
     lengths = settings.draft_lengths if settings.auto else None
     decoding = Decoding(drafter, verify, draft_lengths=lengths, budgets=settings.budgets)
     with pytest.MonkeyPatch.context() as patch:
