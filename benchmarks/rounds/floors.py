@@ -15,7 +15,7 @@ from jspec.models.heads.eagle3 import Eagle3Head
 from jspec.models.heads.mtp import MTPHead
 
 FLOPS = 790e12  # of bfloat16 products on one H200, four fifths of its peak
-ITEMSIZE = 2  # of a number in the cache
+ITEMSIZE = 2  # of a number in a cache that is not rounded
 
 
 class Weights(NamedTuple):
@@ -105,17 +105,24 @@ def output_head(model) -> Weights:
 
 def kv_bytes(model, slots: float) -> float:
     """Bytes of the keys and values, or latents, in so many cache slots. A layer that reads another's reads them again."""
-    return ITEMSIZE * slots * sum(_kv_numbers(model))
+    return slots * sum(_token_bytes(model))
 
 
-def _kv_numbers(model) -> list[int]:
-    """How many numbers of each token in the cache each layer reads; 0 for one with a recurrent state."""
+def _token_bytes(model) -> list[int]:
+    """How many bytes of each token in the cache each layer reads; 0 for one with a recurrent state."""
     shapes, decoder = model.cache_shape(), model.config.decoder
     sources = [decoder.layer(i).reads_cache_of for i in range(len(shapes))]
     read = [shapes[i if source is None else source] for i, source in enumerate(sources)]
-    return [
-        0 if isinstance(shape, StateShape) else (1 if shape.latents else 2) * shape.heads * shape.size for shape in read
-    ]
+
+    def of_layer(shape) -> int:
+        if isinstance(shape, StateShape):
+            return 0
+        if shape.rounding is None:
+            return ITEMSIZE * (1 if shape.latents else 2) * shape.heads * shape.size
+        scale = 4 if shape.rounding.k is None else 0  # of each token and head
+        return 2 * shape.heads * (shape.size + scale)
+
+    return [of_layer(shape) for shape in read]
 
 
 def state_bytes(model, batch: int) -> int:
@@ -131,7 +138,7 @@ def target_pass(target, batch: int, width: float, length: float, hit: float | No
 
     Layers with a window read no more slots than that. ``hit`` is that of ``language_model``."""
     slots = (length if window is None else min(length, window) for window in target.config.windows)
-    read = batch * ITEMSIZE * sum(slots * numbers for slots, numbers in zip(slots, _kv_numbers(target), strict=True))
+    read = batch * sum(slots * each for slots, each in zip(slots, _token_bytes(target), strict=True))
     return Pass(language_model(target, hit), batch * width, read + state_bytes(target, batch))
 
 

@@ -10,16 +10,17 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.rounds.experts_hit import all_rows
-from jspec.config import EngineConfig, Speculation
+from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.engine.runner.compile import decode_options
 from jspec.engine.runner.state import LIVE, init_state
 from jspec.engine.runner.step import DecodeStep
-from jspec.models.cache_pools import init_cache
-from jspec.models.flatten import flatten
+from jspec.models.cache_pools import KVRounding, init_cache
+from jspec.models.flatten import copied, flatten
 from jspec.models.kv_cache import PagedView
 from jspec.models.params import DTYPES
+from jspec.pallas.attention.fp8 import STORED, KVScales, encode
 from jspec.pallas.collectives.workspace import Exchange
 from jspec.sampling.distribution import Warp
 from jspec.sampling.stops import forbid_early_stops
@@ -47,6 +48,8 @@ class Decoding:
       draft_vocabulary: of how many tokens the draft has logits; None for those that ``shapes`` gives it.
       budget: how many tokens the target reads in a round, of all rows together; None for every draft.
       draft_in_shards: whether a draft model is split over the devices as the target is; otherwise each has all of it.
+      kv_cache: how the target rounds keys and values that it caches, ``fp8`` or ``fp8_per_token_head``; None for not at
+        all.
     """
 
     method: str | None
@@ -62,9 +65,11 @@ class Decoding:
     draft_vocabulary: int | None = None
     budget: int | None = None
     draft_in_shards: bool = False
+    kv_cache: str | None = None
 
     def __str__(self) -> str:
         weights = f"{self.quantization} weights, " if self.quantization else ""
+        weights += f"{self.kv_cache} cache, " if self.kv_cache else ""
         where = f"{weights}batch {self.batch}, {self.start:,} + {self.new:,} tokens"
         where += f", {self.budget} of them read in a round" if self.budget else ""
         if self.method is None:
@@ -116,9 +121,11 @@ class Forward:
     capacity: int
     passes: int
     quantization: Any = None  # of the target's weights
+    kv_cache: str | None = None  # as for ``Decoding``
 
     def __str__(self) -> str:
         weights = f"{self.quantization} weights, " if self.quantization else ""
+        weights += f"{self.kv_cache} cache, " if self.kv_cache else ""
         where = f"{weights}{self.live:,} live slots of {self.capacity:,}"
         return f"verify pass, {self.batch} x {self.width} query tokens, {where}"
 
@@ -202,7 +209,7 @@ def forward_program(target, dtype: str, what: Forward) -> Program:
 
     def fresh():
         tokens = jax.random.randint(jax.random.key(3), (B, what.width), 0, target.config.vocab_size, jnp.int32)
-        cache = _random(init_cache(target.cache_shape(), 1 + B * M, PAGE, B, what.width, DTYPES[dtype]))
+        cache = filled(init_cache(target.cache_shape(), 1 + B * M, PAGE, B, what.width, DTYPES[dtype]))
         return tokens, cache, jnp.zeros((B, what.width, target.config.vocab_size), DTYPES[dtype])
 
     return Program(passes, leaves, fresh, decode_options(leaves, B * what.width))
@@ -225,7 +232,7 @@ def _in_flight(state, config: EngineConfig, length: int):
 
 def _with_noise(state):
     """The state with random numbers in its caches and features."""
-    cache, features, draft = _random((state.cache, state.features, state.draft))
+    cache, features, draft = filled((state.cache, state.features, state.draft))
     return dataclasses.replace(state, cache=cache, features=features, draft=draft)
 
 
@@ -235,14 +242,15 @@ def last_positions(what: Forward):
     return jnp.broadcast_to(positions, (what.batch, what.width))
 
 
-def _random(tree):
-    """The tree with random numbers in its floating-point arrays: computing with zeros would take less power than with real
-    ones. Arrays that have memory give it up first, as there may be no room for two of each."""
-    leaves, structure = jax.tree.flatten(tree)
+def filled(tree):
+    """The tree with random numbers in its floating-point arrays, and in the bytes of a rounded cache, whose scales stay as
+    they are: computing with zeros would take less power than with real ones. Arrays that have memory give it up first, as
+    there may be no room for two of each."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda leaf: isinstance(leaf, KVScales))
     keys = jax.random.split(jax.random.key(2), len(leaves) + 1)
 
     def made(leaf, key):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        if isinstance(leaf, KVScales) or not (leaf.dtype == STORED or jnp.issubdtype(leaf.dtype, jnp.floating)):
             return leaf
         sharding = None
         if not isinstance(leaf, jax.core.Tracer):
@@ -255,7 +263,26 @@ def _random(tree):
 
 @functools.cache  # one program for the caches of all layers: a program that makes all of them compiles for minutes
 def _normal(shape: tuple[int, ...], dtype, sharding) -> Callable[[jax.Array], jax.Array]:
+    if dtype == STORED:
+        return jax.jit(lambda key: encode(jax.random.normal(key, shape, jnp.float32)), out_shardings=sharding)
     return jax.jit(lambda key: jax.random.normal(key, shape, dtype), out_shardings=sharding)
+
+
+def with_kv_cache(target, kind: str | None):
+    """The target, which rounds keys and values that it caches as ``Decoding.kv_cache`` says."""
+    rounding = kv_rounding(target.config, kind)
+    if rounding is not None:
+        target = copied(target)
+        target.kv_rounding = rounding
+    return target
+
+
+def kv_rounding(config: ModelConfig, kind: str | None) -> tuple[KVRounding, ...] | None:
+    """The rounding of each layer, with scales of one if they are of heads."""
+    if kind is None:
+        return None
+    ones = (1.0,) * config.num_kv_heads
+    return (KVRounding(ones, ones) if kind == "fp8" else KVRounding(),) * config.num_layers
 
 
 def tables(B: int, M: int):
