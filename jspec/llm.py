@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from jspec._validation import require
 from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.config.engine import FP8_CACHES
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
 from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
@@ -232,8 +233,9 @@ class LLM:
         drafts = f"draft={self.method!r}"
         if self.method is not None:
             drafts += f", num_draft_tokens={self.speculation.num_draft_tokens!r}, verify={self.speculation.verify!r}"
+        cached = f", kv_cache_dtype={config.kv_cache_dtype!r}" if config.kv_cache_dtype in FP8_CACHES else ""
         return (
-            f"LLM({model.architecture}, {model.num_layers} layers, {drafts}, dtype={config.dtype!r}, "
+            f"LLM({model.architecture}, {model.num_layers} layers, {drafts}, dtype={config.dtype!r}{cached}, "
             f"devices={1 if shards is None else shards.count} x {device!r}, max_batch={config.max_batch}, "
             f"max_len={config.max_len}, pages={config.pool_pages - 1} of {config.page_size} tokens)"
         )
