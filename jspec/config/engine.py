@@ -57,8 +57,9 @@ class EngineConfig:
       max_waiting: how many requests may wait; None is any number.
       read_ahead: how many prompts may be prefilled while all rows decode, so that a row never waits for the prefill of its
         next request. None is half of ``max_batch``, but at most 16, and 0 below 4 rows.
-      expand_latents: whether prefill may compute keys and values of all heads from latents, on GPUs that have a kernel for
-        it (``jspec.pallas.mla.prefill``). The texts of a prefill batch then have at most ``pages_of_prefill`` pages.
+      expand_latents: whether prefill may compute keys and values of all heads from latents, or those in bfloat16 from eight
+        bits, on GPUs that have a kernel for it (``jspec.pallas.mla.prefill``, ``jspec.pallas.attention.widened``). The texts
+        of a prefill batch then have at most ``pages_of_prefill`` pages.
       peer_packets: whether GPUs of one process that share a target add up and gather small arrays by storing packets into
         each other's memory (``jspec.pallas.collectives``), where they can. False leaves every exchange to XLA.
       logprobs_mode: which distribution log-probabilities are of: ``raw_logprobs``, the target's own, or

@@ -28,7 +28,7 @@ def with_kv_cache_dtype(config: EngineConfig, checkpoint: Checkpoint) -> EngineC
     if chosen in FP8_CACHES:
         fits = target.latent is None
         require(fits, "kv_cache_dtype", chosen, "'auto', because latents are not cached in eight bits")
-        return config
+        return dataclasses.replace(config, expand_latents=True)
     scheme = None if checkpoint.is_converted else cache_scheme(checkpoint.folder, checkpoint.fields)
     if chosen != "auto" or scheme is None:
         return dataclasses.replace(config, kv_cache_dtype=config.dtype)
@@ -42,7 +42,7 @@ def with_kv_cache_dtype(config: EngineConfig, checkpoint: Checkpoint) -> EngineC
         "them as they are",
         stacklevel=3,
     )
-    return dataclasses.replace(config, kv_cache_dtype=HEADS)
+    return dataclasses.replace(config, kv_cache_dtype=HEADS, expand_latents=True)
 
 
 def kv_rounding(config: EngineConfig, checkpoint: Checkpoint) -> tuple[KVRounding, ...] | None:

@@ -74,6 +74,7 @@ class ModelMemory:
         tokens = config.chunk_buckets[-1] * config.chunk
         passes = tokens * max(3 * _widest_mlp(decoder) + 8 * decoder.hidden_size for decoder in decoders) * size
         passes += max(_expanded_bytes(decoder, config) for decoder in decoders)
+        passes += _widened_bytes(decoders[0], config)
         return Budget(
             weights=sum(_weight_bytes(model, shards, size) for model, shards in sharded),
             cache=_rounded_kv_bytes(decoders[0], slots, config)
@@ -183,6 +184,15 @@ def _expanded_bytes(decoder: ModelConfig, config: EngineConfig) -> int:
     if decoder.latent is None or pages is None or config.dtype != "bfloat16":
         return 0
     numbers = decoder.num_heads * (decoder.head_dim + decoder.latent.value_dim)
+    return pages * config.page_size * numbers * ITEMSIZE["bfloat16"]
+
+
+def _widened_bytes(target: ModelConfig, config: EngineConfig) -> int:
+    """Bytes of a layer's keys and values that a prefill batch over a cache in eight bits computes in bfloat16."""
+    pages = config.pages_of_prefill(config.chunk_buckets[-1])
+    if config.kv_cache_dtype not in FP8_CACHES or pages is None or config.dtype != "bfloat16":
+        return 0
+    numbers = max(target.layer_kv_numbers(layer) for layer in range(target.num_layers))
     return pages * config.page_size * numbers * ITEMSIZE["bfloat16"]
 
 

@@ -17,11 +17,12 @@ from jspec.config import NULL_PAGE
 from jspec.models.cache_pools import LayerKV
 from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
 from jspec.pallas.attention.fp8 import KVScales, rounded
-from jspec.pallas.attention.paged import has_kernel
+from jspec.pallas.attention.paged import has_kernel, paged_attention_reference
 from jspec.pallas.attention.prefill_sm90 import prefill_attention
 from jspec.pallas.attention.reference import Rotation, apply_rope, causal_mask, grouped_attention
 from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.widened import has_widened_attention_kernel, widened_attention_kernel
 from jspec.pallas.delta_net.recur import DeltaInputs, recur, recur_from_zero
 from jspec.pallas.delta_net.state import DeltaState, PrefillRows, VerifyRows
 from jspec.pallas.dispatch import by_platform, on_hopper
@@ -142,8 +143,9 @@ class PagedView(View):
       valid: bool ``[B, T]``, whether a token counts. Nothing is written of an invalid one, and its output is arbitrary.
       shared: whether several rows may be parts of one text, which share pages. Then no row may attend before all rows
         have written.
-      may_up_project: whether latent attention may compute keys and values of all heads. Then the rows' texts have no
-        more pages than ``jspec.pallas.mla.prefill.max_prefill_pages``.
+      may_up_project: whether attention may compute keys and values of all pages before it begins: latent attention those
+        of all heads, and attention over bytes those in bfloat16. Then the rows' texts have no more pages than
+        ``jspec.pallas.attention.pages_in_use.max_prefill_pages``.
       recurrent: which rows of recurrent states the tokens belong to; None for models without such states.
 
     Example::
@@ -195,7 +197,11 @@ class PagedView(View):
     def attend(self, q, kv: LayerKV, spec: AttentionSpec) -> jax.Array:
         """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same
         shape."""
-        return prefill_attention(q, kv.k, kv.v, self.queries, spec, kv.scales)
+        args = q, kv.k, kv.v, self.queries, spec, kv.scales
+        may_widen = self.may_up_project and kv.scales is not None and on_hopper()
+        if may_widen and has_widened_attention_kernel(q, kv.k, self.queries, spec):
+            return by_platform(widened_attention_kernel, paged_attention_reference, *args)
+        return prefill_attention(*args)
 
     def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv: LayerKV):
         """As ``View.write_latent_kv``. On an NVIDIA GPU it is one kernel."""

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 LARGE = 1 << 20  # bytes
 SHAPE, K = dataclasses.replace(LLAMA_8B, num_layers=2, windows=()), 2
 KINDS = ["fp8", "fp8_per_token_head"]
-CONFIG = EngineConfig(max_batch=16, max_len=1024, dtype="bfloat16", reproducible=False)
+CONFIG = EngineConfig(max_batch=16, max_len=1024, dtype="bfloat16", reproducible=False, expand_latents=True)
 
 
 @functools.cache
@@ -65,6 +65,7 @@ def test_a_cache_takes_half_the_bytes():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefill_moves_no_pool(kind):
+    """What the bytes of pages in use stand for is computed, a layer at a time."""
     head = head_for(SHAPE, "eagle")
     target = with_kv_cache(abstract_module(SHAPE), kind)
     (target_leaves, merge_target), (draft_leaves, merge_draft) = flatten(target), flatten(abstract_module(head))
@@ -79,3 +80,4 @@ def test_prefill_moves_no_pool(kind):
     assert pool > 10e6
     assert [op.line for op in moves(step.as_text(), pool / 2)] == []
     assert step.memory_analysis().alias_size_in_bytes >= bytes_of((state.cache, state.draft))
+    assert step.as_text().count('"mosaic_gpu_v2"') == SHAPE.num_layers + 1  # those of the drafter read bfloat16

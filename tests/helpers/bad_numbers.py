@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from test_decode import arguments as extension
+from test_fp8 import in_bytes
 from test_grouped_mlp import layer
 from test_mla_attention import CASES as LATENT
 from test_mla_attention import problem as latent_problem
@@ -173,21 +174,23 @@ def attention(case: Paged) -> Problem:
     )
 
 
-def decoding(case: Paged) -> Problem:
+def decoding(case: Paged, rounding: str | None = None) -> Problem:
+    """With ``rounding``, over a cache in bytes, with scales of ``heads`` or ``tokens``."""
     qkv, rotation, kv, view = extension(case)
     assert isinstance(rotation, Rotation)
+    kv = kv if rounding is None else in_bytes(kv, rounding)
 
     def reference(qkv, k, v):
-        out, _ = View.extend(view, qkv, rotation, LayerKV(k, v), G, case.spec)
+        out, _ = View.extend(view, qkv, rotation, LayerKV(k, v, kv.scales), G, case.spec)
         return out
 
     def kernel(qkv, k, v, interpret=False):
-        how = {"tiling": case.tiling, "interpret": interpret}
+        how = {"tiling": case.tiling, "interpret": interpret, "scales": kv.scales}
         return uncached(decode_attention_kernel)(qkv, rotation, k, v, view.queries, case.spec, **how)[0]
 
     places = spots(0, qkv.shape, (LIVE, 0)) + spots(0, qkv.shape, (LIVE, case.T - 1))
     [oldest, _] = slots_seen(case, view.queries)
-    for operand in (1, 2) if case.window is None else ():
+    for operand in (1, 2) if case.window is None and rounding is None else ():
         places += spots(operand, kv.k.shape, (0, *oldest))
     return Problem(reference, kernel, (qkv, *kv[:2]), places, LIVE, lambda out: valid_rows(out, view.valid))
 
@@ -308,6 +311,12 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "decode, window": functools.partial(
         decoding, Paged(T=3, R=2, H=32, P=16, pages=4, window=20, dtype="bfloat16", tiling=WHOLE)
     ),
+    **{
+        f"decode, scales of {kind}": functools.partial(
+            decoding, Paged(T=3, R=2, H=32, P=16, pages=4, tiling=SMALL), kind
+        )
+        for kind in ("heads", "tokens")
+    },
     "latent attention": latents,
     "latent queries": latent_heads,
     **{

@@ -6,6 +6,9 @@ paged.py               attention of few query tokens, with split-KV
 decode.py              RoPE, KV writes and attention in one launch
 prefill_sm90.py        attention of many query tokens on Hopper GPUs
 prefill_launch.py      its blocks of queries and tiles of cache slots
+fp8.py                 keys and values in eight bits
+widened.py             attention of many query tokens over these on Hopper GPUs
+pages_in_use.py        the pages of a prefill batch
 flash.py               the running softmax of a program instance, and the launch of paged.py and decode.py
 tiling.py              sizes of tiles and blocks, and splits of a row
 merge_splits.py        merges the splits of a row (Flash-Decoding)

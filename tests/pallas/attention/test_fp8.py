@@ -35,7 +35,7 @@ def e4m3(numbers: np.ndarray) -> np.ndarray:
     return np.clip(numbers, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
 
 
-def in_bytes(case: Case, kind: str):
+def problem_in_bytes(case: Case, kind: str):
     """``problem`` with pools in bytes, and the oracle's attention over the numbers that they stand for.
 
     What is NaN there is NaN here; scales of tokens that nobody wrote are NaN, too."""
@@ -104,13 +104,13 @@ class TestAttentionOverBytes:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("case", ROUNDED, ids=str)
     def test_agrees_with_the_oracle_of_what_they_stand_for(self, case, kind):
-        args, scales, wanted = in_bytes(case, kind)
+        args, scales, wanted = problem_in_bytes(case, kind)
         assert_agrees(self.attend(case, args, scales), args, *wanted)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_nan_reaches_those_that_see_it(self, kind):
         case = Case(T=3, R=2, H=32, P=16, pages=4)
-        args, scales, wanted = in_bytes(case, kind)
+        args, scales, wanted = problem_in_bytes(case, kind)
         page = args[3].table[LIVE, 0]
         for broken in (1, 2):
             for code in (0x7F, 0xFF):
@@ -123,7 +123,7 @@ class TestAttentionOverBytes:
                 assert_agrees(whole, args, *wanted)
 
 
-def empty_of(kv: LayerKV, kind: str) -> LayerKV:
+def in_bytes(kv: LayerKV, kind: str) -> LayerKV:
     """The keys and values of ``arguments`` as bytes; what nobody wrote is NaN."""
     if kind == "heads":
         codes = [
@@ -147,7 +147,7 @@ def assert_same_cache(got: LayerKV, wanted: LayerKV, exact: bool):
 @pytest.mark.parametrize("case", ROUNDED, ids=str)
 def test_a_round_writes_and_sees_rounded_tokens(case, kind, interpret):
     qkv, rotation, kv, view = arguments(case)
-    kv = empty_of(kv, kind)
+    kv = in_bytes(kv, kind)
     wanted, wanted_kv = jax.jit(lambda *args: View.extend(view, *args, G, case.spec))(qkv, rotation, kv)
     how = {"tiling": case.tiling, "interpret": interpret, "scales": kv.scales}
     out, *written = decode_attention_kernel(qkv, rotation, kv.k, kv.v, view.queries, case.spec, **how)
@@ -163,7 +163,7 @@ def test_a_round_writes_and_sees_rounded_tokens(case, kind, interpret):
 def test_a_ragged_round_does_so_too(kind, interpret):
     case = ROUNDED[2]
     qkv, rotation, kv, view = ragged_arguments(case, 64)
-    kv = empty_of(kv, kind)
+    kv = in_bytes(kv, kind)
     args = view.rows.queries, case.spec
     how = {"tiling": case.tiling, "interpret": interpret, "scales": kv.scales}
     out, *written = decode_attention_kernel(qkv, rotation, kv.k, kv.v, *args, view.layout, **how)
@@ -180,7 +180,7 @@ def test_a_ragged_round_does_so_too(kind, interpret):
 @pytest.mark.parametrize("case", [ROUNDED[0], ROUNDED[3], CASES[8]], ids=str)
 def test_many_tokens_are_written_rounded(case, kind, interpret):
     qkv, rotation, kv, view = arguments(case)
-    kv = empty_of(kv, kind)
+    kv = in_bytes(kv, kind)
     got, *written = rope_and_write_kv_kernel(qkv, rotation, kv.k, kv.v, view.queries, kv.scales, interpret=interpret)
     wanted, wanted_kv = jax.jit(lambda *args: View.rope_and_write_kv(*args, G))(view, qkv, rotation, kv)
     assert_same_cache(kv.with_written(*written), wanted_kv, False)
@@ -193,7 +193,7 @@ def test_many_tokens_are_written_rounded(case, kind, interpret):
 def test_new_tokens_that_are_not_rounded_before_they_are_seen_are_detected(kind, monkeypatch):
     case = dataclasses.replace(ROUNDED[1], T=3)
     qkv, rotation, kv, view = arguments(case)
-    kv = empty_of(kv, kind)
+    kv = in_bytes(kv, kind)
     wanted, _ = View.extend(view, qkv, rotation, kv, G, case.spec)
 
     def as_stored_wrongly(k, v, scale_refs, g):
@@ -210,7 +210,7 @@ def test_new_tokens_that_are_not_rounded_before_they_are_seen_are_detected(kind,
 def test_a_view_rounds_what_it_writes_and_keeps_the_scales_of_heads():
     case = ROUNDED[0]
     qkv, rotation, kv, view = arguments(case)
-    kv = empty_of(kv, "heads")
+    kv = in_bytes(kv, "heads")
     assert isinstance(view, PagedView)
     _, written = view.extend(qkv, rotation, kv, G, case.spec)
     assert written.k.dtype == written.v.dtype == jnp.uint8
