@@ -179,5 +179,5 @@ def _as_stored(k, v, scale_refs, g):
         scales = [scale.reshape(-1) for scale in scales]
     else:
         codes, scales = [encode_in_kernel(x, ref[g]) for x, ref in zip((k, v), scale_refs, strict=True)], ()
-    seen = [decode_in_kernel(tile, k.dtype) for tile in codes]
+    seen = [decode_in_kernel(tile, k.dtype, nan=not scale_refs.of_tokens) for tile in codes]
     return codes, scales, KVTile((seen[0],), seen[1], *(scales or (scale_refs.k[g],)))

@@ -8,8 +8,9 @@ attention function never sees a number that was not rounded, whoever wrote it, a
 There are two kinds of scales. Those of heads come with a checkpoint. A *scale of a token* and head is the least power of
 two that leaves all of its numbers within 448; dividing by a power of two changes no digit of a number.
 
-What is NaN or infinite is stored as NaN. A cache holds bytes and not floats, because XLA widens floats of eight bits in
-operations that it has no instructions for, and Triton cannot fill what it masks with one."""
+What is NaN or infinite is stored as NaN, and so is the scale of its token. A cache holds bytes and not floats, because
+XLA widens floats of eight bits in operations that it has no instructions for, and Triton cannot fill what it masks with
+one."""
 
 import functools
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ STORED = jnp.uint8  # the bits of float8_e4m3fn
 LARGEST = 448
 _BITS_OF_LARGEST = 0x43E00000  # of the float32
 _BITS_OF_INFINITY = 0x7F800000
+_BITS_OF_NAN = 0x7FC00000
 _NAN = 0x7F
 _LEAST_EXPONENT = 127 - 6  # of normal e4m3 numbers, as float32 has it; smaller ones have the same spacing
 _LEAST_SCALE = 127 - 64  # the exponent of the least scale of a token, whose reciprocal no GPU takes for zero
@@ -47,13 +49,14 @@ class KVScales(NamedTuple):
 
 def token_scales(*parts) -> jax.Array:
     """The scale of each token and head, whose numbers come in ``parts`` ``[..., n]``: float32 ``[..., 1]``; in kernels and
-    outside.
+    outside. It is NaN if one of the numbers is none, or infinite.
 
     448 is 1.75 x 2^8. So the scale of a magnitude 1.75 x 2^e is 2^(e - 8), and of the next larger one 2^(e - 7)."""
     peaks = (largest_magnitude(part.astype(jnp.float32), part.ndim - 1) for part in parts)
     bits = functools.reduce(jnp.maximum, (jax.lax.bitcast_convert_type(peak, jnp.int32) for peak in peaks))
     exponent = jnp.maximum((bits + jnp.int32(0x1FFFFF) >> 23) - 8, jnp.int32(_LEAST_SCALE))
-    return jax.lax.bitcast_convert_type(exponent << 23, jnp.float32)
+    bits = jnp.where(bits >= jnp.int32(_BITS_OF_INFINITY), jnp.int32(_BITS_OF_NAN), exponent << 23)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def encode(quotients) -> jax.Array:
@@ -96,12 +99,14 @@ def encode_in_kernel(x, scale) -> jax.Array:
     return encode(divide(x.astype(jnp.float32), scale))
 
 
-def decode_in_kernel(codes, dtype) -> jax.Array:
-    """In a kernel: ``decode`` of a tile, four bytes at a time."""
+def decode_in_kernel(codes, dtype, nan: bool = True) -> jax.Array:
+    """In a kernel: ``decode`` of a tile, four bytes at a time. With ``nan=False``, for bytes whose scales are those of
+    tokens and tell by themselves, NaN becomes 480, which takes a third fewer instructions."""
     if is_interpreted():
-        return decode(codes, dtype)
+        numbers = decode(codes, dtype)
+        return numbers if nan else jnp.where(jnp.isnan(numbers), jnp.asarray(480, dtype), numbers)
     [numbers] = pltriton.elementwise_inline_asm(
-        _DECODE,
+        _DECODE if nan else _DECODE_FINITE,
         args=[codes],
         constraints="=r,=r,r",
         pack=4,
@@ -113,6 +118,12 @@ def decode_in_kernel(codes, dtype) -> jax.Array:
 # A byte becomes a sign, 0000, four bits of exponent, three of mantissa, 0000: 2^-120 of the number, in bfloat16. A
 # permutation (prmt) takes bytes of its first operand by the digits 0 to 3, zero by 4, and by 8 more their sign in all
 # bits. NaN is the byte whose last seven bits overflow when 1 is added; its exponent is filled with ones.
+_DECODE_FINITE = (
+    "{ .reg .b32 a, b, factor, zero; mov.b32 factor, 0x7B807B80; mov.b32 zero, 0x80008000;"
+    " prmt.b32 a, $2, 0, 0x9180; prmt.b32 b, $2, 0, 0xB3A2; shl.b32 a, a, 4; shl.b32 b, b, 4;"
+    " and.b32 a, a, 0x87F087F0; and.b32 b, b, 0x87F087F0;"
+    " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
+)
 _DECODE = (
     "{ .reg .b32 a, b, c, d, nan, factor, zero; mov.b32 factor, 0x7B807B80; mov.b32 zero, 0x80008000;"
     " and.b32 nan, $2, 0x7F7F7F7F; add.u32 nan, nan, 0x01010101;"

@@ -83,7 +83,8 @@ def _widen(k_ref, v_ref, scale_refs, numbers_ref, count_ref, k_out_ref, v_out_re
         page = pltriton.load(numbers_ref.at[jax.lax.div(slot, jnp.int32(P))], mask=in_list, other=0)
         line, mask = page * P + jax.lax.rem(slot, jnp.int32(P)), broadcast_columns(in_list, H)
         for ref, scale_ref, out_ref in zip((k_ref, v_ref), scale_refs, (k_out_ref, v_out_ref), strict=True):
-            numbers = decode_in_kernel(pltriton.load(ref.at[g, *line_indices(line, H)]), jnp.float32)
+            codes = pltriton.load(ref.at[g, *line_indices(line, H)])
+            numbers = decode_in_kernel(codes, jnp.float32, nan=not scale_refs.of_tokens)
             if scale_refs.of_tokens:
                 numbers *= broadcast_columns(pltriton.load(scale_ref.at[g, line]), H)
             else:
