@@ -16,6 +16,7 @@ parts.py                 tensors in another order, or of several parameters
 stacked_experts.py       tensors that hold all experts of a layer, as the params do
 split_experts.py         tensors that hold all experts of a layer, where each has names of its own
 scales.py                weights of eight bits and their scales
+cache_scheme.py          what a checkpoint says of a cache in eight bits, and its scales
 kept_weights.py          weights that are kept as they are stored, where the tensors say which
 finite.py                tensors in which no number may be infinite
 weights.py               the headers and the tensors of weight files

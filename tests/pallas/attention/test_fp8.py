@@ -27,6 +27,17 @@ ROUNDED = [
     Case(T=5, R=2, H=64, P=16, pages=9, dtype="bfloat16", tiling=SHARED, sink=1.0),
     Case(T=5, R=2, H=64, P=16, pages=9, scale=0.3, softcap=2.0, rotary=48),
 ]
+
+
+def pairs(cases):
+    """Each case with each kind of scales; half of them nightly."""
+    every = [(case, kind, (i + j) % 2) for i, case in enumerate(cases) for j, kind in enumerate(KINDS)]
+    marks = (), pytest.mark.nightly
+    return pytest.mark.parametrize(
+        ("case", "kind"), [pytest.param(case, kind, marks=marks[odd], id=f"{case} {kind}") for case, kind, odd in every]
+    )
+
+
 MODES = [pytest.param(True, id="interpreted"), pytest.param(False, id="compiled", marks=pytest.mark.gpu)]
 
 
@@ -102,8 +113,7 @@ class TestAttentionOverBytes:
 
         self.attend = attend
 
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("case", ROUNDED, ids=str)
+    @pairs(ROUNDED)
     def test_agrees_with_the_oracle_of_what_they_stand_for(self, case, kind):
         args, scales, wanted = problem_in_bytes(case, kind)
         assert_agrees(self.attend(case, args, scales), args, *wanted)
@@ -149,8 +159,7 @@ def assert_same_cache(got: LayerKV, wanted: LayerKV, exact: bool):
 
 
 @pytest.mark.parametrize("interpret", MODES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", ROUNDED, ids=str)
+@pairs(ROUNDED)
 def test_a_round_writes_and_sees_rounded_tokens(case, kind, interpret):
     qkv, rotation, kv, view = arguments(case)
     kv = in_bytes(kv, kind)
@@ -182,8 +191,7 @@ def test_a_ragged_round_does_so_too(kind, interpret):
 
 
 @pytest.mark.parametrize("interpret", MODES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", [ROUNDED[0], ROUNDED[3], CASES[8]], ids=str)
+@pairs([ROUNDED[0], ROUNDED[3], CASES[8]])
 def test_many_tokens_are_written_rounded(case, kind, interpret):
     qkv, rotation, kv, view = arguments(case)
     kv = in_bytes(kv, kind)
@@ -218,7 +226,7 @@ def test_a_view_rounds_what_it_writes_and_keeps_the_scales_of_heads():
     qkv, rotation, kv, view = arguments(case)
     kv = in_bytes(kv, "heads")
     assert isinstance(view, PagedView)
-    _, written = view.extend(qkv, rotation, kv, G, case.spec)
+    _, written = jax.jit(lambda *args: view.extend(*args, G, case.spec))(qkv, rotation, kv)
     assert written.k.dtype == written.v.dtype == jnp.uint8
     np.testing.assert_array_equal(written.scales.k, OF_HEADS.k)
     assert written.in_pages.scales is None
