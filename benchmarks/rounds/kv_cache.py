@@ -90,7 +90,9 @@ def measure_quality(report: Report, smoke: bool):
     batch = prompts(2 if smoke else PROMPTS)
     plain = load("none")
     params = jspec.SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)
-    texts = [[*prompt, *plain.generate(prompt, params).token_ids] for prompt in batch[:count]]
+    written = plain.generate(batch[:count], params)
+    assert isinstance(written, list)
+    texts = [[*prompt, *one.token_ids] for prompt, one in zip(batch, written, strict=False)]
     logits = {}
     for kind in KINDS:
         llm = plain if kind == "none" else load(kind)
