@@ -13,6 +13,7 @@ from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation, shards_of
+from jspec.config.heads import DraftConfig
 from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape, round_shapes
@@ -152,18 +153,19 @@ def load(
     draft_config = pair.draft.config if isinstance(pair.draft, Checkpoint) else None
     draft_is_model = pair.draft is None or (draft_config is not None and draft_config.language_model is not None)
     shards = shards_of(tensor_parallel, draft_tensor_parallel, draft_is_model, expert_parallel)
-    config = with_kv_cache_dtype(_engine_config(engine_fields, target_config), pair.target)
+    config = with_kv_cache_dtype(_engine_config(engine_fields, target_config, draft_config), pair.target)
     if engine_fields.get("max_len") is None and not config.reproducible:
         require_shards(shards, target_config, draft_config)
         K = 0 if pair.draft is None else speculation.most_draft_tokens
         lengths = lengths_up_to(within_pool(own_length(target_config), config))
-        memory = ModelMemory(target_config, draft_config, width or K + 1, shards)
+        memory = ModelMemory(target_config, draft_config, width or K + 1, shards, K)
         longest = memory.longest_that_fits(lengths, config, share)
         config = dataclasses.replace(config, max_len=longest)
     checked = check_pair(pair, speculation, config.max_len)
     draft_config, speculation = checked.draft_config, checked.speculation
     require_shards(shards, target_config, draft_config)
-    memory = ModelMemory(target_config, draft_config, width or checked.num_draft_tokens + 1, shards)
+    K = checked.num_draft_tokens
+    memory = ModelMemory(target_config, draft_config, width or K + 1, shards, K)
     config = memory.with_num_pages(config, share)
     method = method_of(checked.draft)
     seconds = None if costs is None else _seconds(costs, method, speculation, config.batch_buckets)
@@ -286,8 +288,8 @@ def _object_or_fields(
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
 
 
-def _engine_config(fields: Mapping[str, Any], target: ModelConfig) -> EngineConfig:
-    """The settings of an engine for a target; what is left open is chosen for the target and the device."""
+def _engine_config(fields: Mapping[str, Any], target: ModelConfig, draft: DraftConfig | None) -> EngineConfig:
+    """The settings of an engine for a target and its draft; what is left open is chosen for these and the device."""
     fields = dict(fields)
     chooses = fields.get("max_len") is None
     if chooses:
@@ -300,7 +302,7 @@ def _engine_config(fields: Mapping[str, Any], target: ModelConfig) -> EngineConf
     config = EngineConfig(**fields)
     if chooses:
         config = dataclasses.replace(config, max_len=within_pool(config.max_len, config))
-    return config.for_target(target)
+    return config.for_target(target, None if draft is None else draft.language_model)
 
 
 def _split_options(options: dict) -> tuple[dict, dict]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from benchmarks.rounds.experts_hit import all_rows
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.methods import drafter_for
+from jspec.drafting.recurrent import DraftRows
 from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.engine.runner.compile import decode_options
 from jspec.engine.runner.state import LIVE, init_state
@@ -227,7 +228,8 @@ def _in_flight(state, config: EngineConfig, length: int):
         table=tables(B, config.pages_per_row),
         warp=Warp(every(1, jnp.float32), every(0), every(1, jnp.float32), every(0, jnp.float32)),
     )
-    return dataclasses.replace(state, outcome=every(LIVE), request=request, previous=every(length - 1))
+    rows = state.draft_rows and DraftRows.of_admitted(every(length), state.draft_rows.tokens.shape[1])
+    return dataclasses.replace(state, outcome=every(LIVE), request=request, previous=every(length - 1), draft_rows=rows)
 
 
 def _with_noise(state):

@@ -151,7 +151,7 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
         "--snapshot-every",
         type=int,
         metavar="N",
-        help="tokens of a prompt between snapshots of recurrent states, of a target that has them; 1024",
+        help="tokens of a prompt between snapshots of recurrent states, of a model that has them; 1024",
     )
     parser.add_argument("--snapshot-space", type=float, metavar="GIB", help="host memory for these snapshots; 8")
     parser.add_argument(

@@ -35,8 +35,8 @@ class EngineConfig:
       num_pages: how many pages the pool has, without the null page. None gives every row room for max_len tokens.
       prefill_chunk: c, the tokens of a prefill chunk. Chunks begin at multiples of c, and several of them, of one prompt
         or of many, share a prefill batch. None takes 32, or 128 for a target with latents (``for_target``), whose
-        attention reads prompts 128 tokens at a time, or 64 for one with gated delta nets, whose chunks have to be
-        multiples of 64 tokens.
+        attention reads prompts 128 tokens at a time, or 64 for one with gated delta nets, or with such a draft model, whose
+        chunks have to be multiples of 64 tokens.
       prefill_tokens: the most tokens of a prefill batch, padding included. None takes 512 if ``reproducible``, where every
         batch has that many, and otherwise 4,096, or 8,192 for a target that is a mixture of experts (``for_target``).
       rounds: the most rounds of one call to the device. There are fewer while requests wait. Clients get the tokens of a
@@ -50,9 +50,9 @@ class EngineConfig:
       prefix_cache: whether pages of prompts are cached for later prompts that begin with the same tokens.
       swap_space: GiB of host memory for requests that were preempted because the pool ran out of pages. Requests are
         admitted only while no deadlock is possible, so a small number makes them wait longer.
-      snapshot_every: how many tokens of a prompt lie between two snapshots of the recurrent states of a target with gated
-        delta nets, at whose ends alone later prompts can go on; one more is made near the end of each prompt. None takes
-        1,024 for such a target (``for_target``), and no other target has snapshots.
+      snapshot_every: how many tokens of a prompt lie between two snapshots of the recurrent states of a target or draft
+        model with gated delta nets, at whose ends alone later prompts can go on; one more is made near the end of each
+        prompt. None takes 1,024 for such a model (``for_target``). Without one there are no snapshots.
       snapshot_space: GiB of host memory for snapshots. The one that was used longest ago makes room for a new one.
       max_waiting: how many requests may wait; None is any number.
       read_ahead: how many prompts may be prefilled while all rows decode, so that a row never waits for the prefill of its
@@ -130,23 +130,25 @@ class EngineConfig:
             space = getattr(self, name)
             require(is_number(space) and 0 <= space <= LARGEST_NUMBER, name, space, "a number of GiB, at least 0")
 
-    def for_target(self, target: ModelConfig) -> "EngineConfig":
-        """This config with the best defaults for a target, where the user has not set a value.
+    def for_target(self, target: ModelConfig, draft: ModelConfig | None = None) -> "EngineConfig":
+        """This config with the best defaults for a target and a draft model, where the user has not set a value.
 
         A mixture of experts has larger prefill batches, because each batch reads all experts and pads each of them.
-        Latents are expanded, in chunks as long as a block of the attention kernel. Chunks for gated delta nets are cut where
-        their own chunks are.
+        Latents are expanded, in chunks as long as a block of the attention kernel. Chunks for gated delta nets, of target or
+        draft model, are cut where their own chunks are.
 
         Raises:
-          ValueError: the target has gated delta nets, and ``prefill_chunk`` is no multiple of 64; or it has none, and
+          ValueError: one of both has gated delta nets, and ``prefill_chunk`` is no multiple of 64; or neither has, and
             ``snapshot_every`` is a number.
         """
         config, tokens = self, self.prefill_tokens
-        if target.delta_nets is not None:
+        if target.delta_nets is not None or (draft is not None and draft.delta_nets is not None):
             config = self._for_states()
         else:
             every = self.snapshot_every
-            require(every is None, "snapshot_every", every, "None for a target without recurrent states")
+            require(
+                every is None, "snapshot_every", every, "None without recurrent states of the target or a draft model"
+            )
         if target.latent is not None:
             chunk = self.prefill_chunk or min(CHUNK_OF_LATENTS, tokens or CHUNK_OF_LATENTS)
             config = dataclasses.replace(config, prefill_chunk=chunk, expand_latents=True)
@@ -158,7 +160,7 @@ class EngineConfig:
         size = CHUNK_OF_STATES
         chunk = size if self.prefill_chunk is None else self.prefill_chunk
         whole = chunk % size == 0
-        require(whole, "prefill_chunk", chunk, f"a multiple of {size}, for a target with gated delta nets")
+        require(whole, "prefill_chunk", chunk, f"a multiple of {size}, for a model with gated delta nets")
         fits = self.prefill_tokens is None or self.prefill_tokens >= chunk
         require(fits, "prefill_tokens", self.prefill_tokens, f"at least prefill_chunk, {chunk}")
         every = self.snapshot_every or SNAPSHOT_EVERY

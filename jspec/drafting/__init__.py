@@ -5,6 +5,7 @@ methods.py       builds the drafter of a method
 drawing.py       draws draft tokens from logits, and chains passes
 window.py        the cache slots that the first pass of a round reads
 draft_model.py   a smaller language model
+recurrent.py     recurrent states of such a model, and how they forget rejected drafts
 eagle.py         EAGLE, EAGLE-2 and EAGLE-3 heads
 mtp.py           multi-token prediction layers
 parallel.py      P-EAGLE heads and PARD models: K drafts in one pass

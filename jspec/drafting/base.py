@@ -6,7 +6,7 @@ pytree that lives in ``DecodeState.draft``. ``prefill`` and ``propose`` take tha
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +72,37 @@ class FixedDrafts:
         )
 
 
+def tokens_at(tokens, positions) -> jax.Array:
+    """As ``Text.tokens_at``, of the texts int32 ``[B, S]``."""
+    return jnp.take_along_axis(tokens, jnp.clip(positions, 0, tokens.shape[1] - 1), axis=1)
+
+
+class Text(NamedTuple):
+    """The committed tokens of some rows.
+
+    Attributes:
+      tokens: int32 ``[B, S]``. Entries at ``length`` and later mean nothing.
+      length: int32 ``[B]``, the number of committed tokens.
+      row: int32 ``[B]``, the place of each row in recurrent states. As many as there are rows stands for no row.
+
+    Example::
+
+        text = Text(jnp.array([[5, 7, 9, 0]]), length=jnp.array([3]), row=jnp.array([0]))
+        assert text.tokens_at(text.length[:, None] - 1).tolist() == [[9]]
+    """
+
+    tokens: jax.Array
+    length: jax.Array
+    row: jax.Array
+
+    def tokens_at(self, positions) -> jax.Array:
+        """Committed tokens at int32 positions ``[B, J]``, int32 ``[B, J]``.
+
+        A position outside the text gives an arbitrary token, which the caller must mask.
+        """
+        return tokens_at(self.tokens, positions)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
@@ -93,6 +124,7 @@ class Context:
       fixed: drafts that take the place of the drafter's own, which it continues; None if no row has any.
       cache: the target's keys and values, one entry for each layer (``DecodeState.cache``), valid in slots 0 .. length - 2
         of a row. A drafter may read them, and never writes.
+      row: int32 ``[B]``, the place of each row in recurrent states; None where no drafter reads it.
 
     Example::
 
@@ -112,13 +144,17 @@ class Context:
     noise: RoundNoise
     fixed: FixedDrafts | None = None
     cache: Any = None
+    row: jax.Array | None = None
+
+    @property
+    def text(self) -> Text:
+        """The committed tokens."""
+        assert self.row is not None
+        return Text(self.tokens, self.length, self.row)
 
     def tokens_at(self, positions) -> jax.Array:
-        """Committed tokens at int32 positions ``[B, J]``, int32 ``[B, J]``.
-
-        A position outside the text gives an arbitrary token, which the caller must mask.
-        """
-        return jnp.take_along_axis(self.tokens, jnp.clip(positions, 0, self.tokens.shape[1] - 1), axis=1)
+        """As ``Text.tokens_at``."""
+        return tokens_at(self.tokens, positions)
 
     def room_within(self, limit) -> jax.Array:
         """``room``, but at most the drafter's own ``limit``, int32 ``[B]``. A negative limit counts as 0."""
@@ -158,6 +194,8 @@ class Prompt:
       following: int32 ``[B, C]``, the token after each of them.
       features: ``[B, C, E]``, the target's feature at each of them. None if the drafter reads no features.
       view: the positions of the tokens, and the pages to which their keys and values go.
+      text: where the tokens are no prompt's, and the drafter may have read some of them already, the texts that they end but
+        for the newest token (``engine.runner.prefill.catch_up``); else None.
 
     Example::
 
@@ -169,6 +207,7 @@ class Prompt:
     following: jax.Array
     features: jax.Array | None
     view: PagedView
+    text: Text | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,8 +276,9 @@ class Drafter(Protocol):
         """How many cache slots a round may write behind those that the target writes, which are those of K drafts."""
         ...
 
-    def init(self, pages: int, page_size: int, dtype) -> Any:
-        """An empty state. A drafter that caches keys and values makes pools of ``pages`` pages of ``page_size`` slots."""
+    def init(self, pages: int, page_size: int, dtype, num_rows: int) -> Any:
+        """An empty state. A drafter that caches keys and values makes pools of ``pages`` pages of ``page_size`` slots. One
+        with recurrent states has one for each of ``num_rows`` rows."""
         ...
 
     def prefill(self, state: Any, prompt: Prompt) -> Any:
@@ -274,9 +314,9 @@ class Stateless:
     longest_text = None
     slots_beyond = 0
 
-    def init(self, pages: int, page_size: int, dtype) -> tuple[()]:
+    def init(self, pages: int, page_size: int, dtype, num_rows: int) -> tuple[()]:
         """The empty state."""
-        del pages, page_size, dtype
+        del pages, page_size, dtype, num_rows
         return ()
 
     def prefill(self, state, prompt: Prompt):

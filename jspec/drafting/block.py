@@ -73,7 +73,7 @@ class Block:
     def slots_beyond(self) -> int:
         return max(self.slots - 1 - self.num_draft_tokens, 0)
 
-    def init(self, pages: int, page_size: int, dtype):
+    def init(self, pages: int, page_size: int, dtype, num_rows: int):
         return init_pool(self.head.cache_shape(), pages, page_size, dtype)
 
     def prefill(self, state, prompt: Prompt):

@@ -58,7 +58,7 @@ class Eagle:
     def longest_text(self) -> int:
         return self.max_position + 1  # the first draft of a round needs slot length - 2
 
-    def init(self, pages: int, page_size: int, dtype):
+    def init(self, pages: int, page_size: int, dtype, num_rows: int):
         return init_pool(self.head.cache_shape(), pages, page_size, dtype)
 
     def prefill(self, state, prompt: Prompt):

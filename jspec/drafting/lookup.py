@@ -49,8 +49,8 @@ class WithLookup:
     def slots_beyond(self) -> int:
         return self.drafter.slots_beyond
 
-    def init(self, pages: int, page_size: int, dtype) -> Any:
-        return self.drafter.init(pages, page_size, dtype)
+    def init(self, pages: int, page_size: int, dtype, num_rows: int) -> Any:
+        return self.drafter.init(pages, page_size, dtype, num_rows)
 
     def prefill(self, state: Any, prompt: Prompt) -> Any:
         return self.drafter.prefill(state, prompt)

@@ -135,6 +135,7 @@ class ActiveRequest:
         requests beside them.
       unread_rounds: how many rounds were sent for it whose logs the host has not read yet.
       largest_K: the most drafts of its last round that was sent, or 0 if the drafter has caught up since.
+      misread: whether jump-forward tokens took the place of drafts of its last round, which the drafter has read as its own.
       saved: its state and pages in host memory while it is swapped out, else None; the runner's.
       num_saved_pages: how many pages are in ``saved``.
       tokens: the new tokens so far.
@@ -165,6 +166,7 @@ class ActiveRequest:
     proposed: bool = False
     unread_rounds: int = 0
     largest_K: int = 0
+    misread: bool = False
     saved: Any = None
     num_saved_pages: int = 0
     tokens: list[int] = dataclasses.field(default_factory=list)

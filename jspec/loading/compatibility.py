@@ -37,15 +37,14 @@ def check_options(draft: DraftConfig | str | None, speculation: Speculation):
 
 
 def check_states(draft: ModelConfig | HeadConfig):
-    """Refuse a draft model with recurrent states, which it could not take back where drafts are rejected.
+    """Refuse a PARD model with recurrent states.
 
-    Targets with such states keep what their verify passes add, until it is known how much of it stands. A draft model runs
-    one pass for each draft."""
-    model = draft.language_model
-    if model is not None and model.delta_nets is not None:
+    It reads mask slots behind the text, in one pass, which such states would have to forget. A draft model that drafts one
+    token after another forgets what is rejected (``jspec.drafting.recurrent``)."""
+    if isinstance(draft, PardConfig) and draft.model.delta_nets is not None:
         raise ValueError(
-            f"a {model.architecture} cannot draft, because its gated delta nets cannot take back drafts that are rejected; "
-            "expected a draft head, draft='mtp', or a draft model whose layers all have attention"
+            f"a {draft.model.architecture} cannot draft by mask tokens, because its gated delta nets would keep them; "
+            "expected a PARD model whose layers all have attention, or the same model without pard_token as a draft model"
         )
 
 

@@ -25,7 +25,7 @@ class Budget:
 
     Attributes:
       weights: the weights of target and draft.
-      cache: keys and values of both, in all pages, and the recurrent states of all rows.
+      cache: keys and values of both, in all pages, and the recurrent states of both, of all rows.
       work: what exchanges between GPUs take, and the largest temporaries: of a round, the logits of target and draft, and
         one layer's keys and values where attention gathers them from their pages; of a prefill batch, one layer's
         activations, and its keys and values if they follow from latents.
@@ -49,12 +49,14 @@ class ModelMemory:
       draft: its config, or None.
       width: how many query tokens of each row the target reads in a round.
       shards: those of target and draft, as ``shards_of`` has them.
+      num_draft_tokens: K; None is ``width - 1``.
     """
 
     target: ModelConfig
     draft: ModelConfig | HeadConfig | None
     width: int
     shards: Sequence[Shards | None] = (None, None)
+    num_draft_tokens: int | None = None
 
     def budget(self, config: EngineConfig) -> Budget:
         """The bytes of an engine of this config."""
@@ -90,8 +92,12 @@ class ModelMemory:
         return exchange_bytes(self.target.hidden_size, config.dtype, shards.count)
 
     def _states_bytes(self, config: EngineConfig) -> int:
-        nets = _local(self.target, self.shards[0]).delta_nets
-        return 0 if nets is None else config.num_rows * nets.row_bytes(self.width, ITEMSIZE[config.dtype])
+        K = self.width - 1 if self.num_draft_tokens is None else self.num_draft_tokens
+        draft = None if self.draft is None else self.draft.language_model  # a target is one, too
+        models = zip((self.target, draft), self.shards, (self.width, K + 1), strict=True)
+        nets = [(_local(model, shards).delta_nets, width) for model, shards, width in models if model is not None]
+        of_row = sum(some.row_bytes(width, ITEMSIZE[config.dtype]) for some, width in nets if some is not None)
+        return config.num_rows * of_row
 
     def least_budget(self, config: EngineConfig) -> Budget:
         """The bytes of an engine with as many pages as one row may need."""

@@ -239,7 +239,7 @@ def build_model(config: ModelConfig, params: Mapping[str, np.ndarray], dtype: st
 def check_compatible(
     target: ModelConfig, config: ModelConfig | HeadConfig, tokenizer: Tokenizer | None, draft: Checkpoint
 ):
-    """Refuse a draft head of another target, or a draft model with other token ids or recurrent states.
+    """Refuse a draft head of another target, a draft model with other token ids, or a PARD model with recurrent states.
 
     Args:
       target, config: the configs of the target and of the draft.

@@ -92,6 +92,11 @@ class StateShape(NamedTuple):
 LayerShape = CacheShape | StateShape | None
 
 
+def has_states(shapes: Sequence[LayerShape]) -> bool:
+    """Whether some layers of a model keep recurrent states."""
+    return any(isinstance(shape, StateShape) for shape in shapes)
+
+
 def cache_shape(config: ModelConfig, shards: int = 1) -> tuple[LayerShape, ...]:
     """The cache of one token in each decoder layer, or of one row in those with a gated delta net; None in layers that
     read another layer's. If there are more shards than KV heads, each has a copy of its own."""

@@ -23,8 +23,8 @@ from jspec.pallas.attention.reference import Rotation, apply_rope, causal_mask, 
 from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.widened import has_widened_attention_kernel, widened_attention_kernel
-from jspec.pallas.delta_net.recur import DeltaInputs, recur, recur_from_zero
-from jspec.pallas.delta_net.state import DeltaState, PrefillRows, VerifyRows
+from jspec.pallas.delta_net.recur import DeltaInputs, Rows, recur, recur_from_zero
+from jspec.pallas.delta_net.state import DeltaState
 from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.mla.attention import has_kernel as has_latent_kernel
 from jspec.pallas.mla.attention import latent_attention
@@ -159,7 +159,7 @@ class PagedView(View):
     valid: jax.Array
     shared: bool = dataclasses.field(default=False, metadata={"static": True})
     may_up_project: bool = dataclasses.field(default=False, metadata={"static": True})
-    recurrent: VerifyRows | PrefillRows | None = None
+    recurrent: Rows | None = None
 
     caches_latents = True
 

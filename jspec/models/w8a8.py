@@ -27,14 +27,12 @@ def with_quantized_inputs(drafter: Any, *, head: bool = True, concatenated: bool
     """
     drafter = copied(drafter)
     for layer in drafter.layers:
-        attention, mlp = layer.attention, layer.mlp
-        _quantize_inputs_of(getattr(attention, "queries", None))
-        _quantize_inputs_of(attention.out)
-        first = getattr(attention, "qkv", None) or attention.compress
-        if not hasattr(layer, "attention_norm"):  # its own norms come before, one of them for each part of the inputs
-            _quantize_inputs_of(first)
-        elif layer.attention_norm is not None:
-            _quantize_inputs_of(first, None if concatenated else layer.attention_norm)
+        mlp = layer.mlp
+        if getattr(layer, "delta_net", None) is None:
+            _quantize_inputs_of_attention(layer, concatenated)
+        else:  # the map to betas and decays, which has floats, reads the norm's outputs as well
+            _quantize_inputs_of(layer.delta_net.qkvz)
+            _quantize_inputs_of(layer.delta_net.out)
         if hasattr(mlp, "router"):  # experts have kernels of their own
             continue
         _quantize_inputs_of(mlp.down)
@@ -45,6 +43,17 @@ def with_quantized_inputs(drafter: Any, *, head: bool = True, concatenated: bool
     if head:
         _quantize_inputs_of(drafter.head)
     return drafter
+
+
+def _quantize_inputs_of_attention(layer: Any, concatenated: bool):
+    attention = layer.attention
+    _quantize_inputs_of(getattr(attention, "queries", None))
+    _quantize_inputs_of(attention.out)
+    first = getattr(attention, "qkv", None) or attention.compress
+    if not hasattr(layer, "attention_norm"):  # its own norms come before, one of them for each part of the inputs
+        _quantize_inputs_of(first)
+    elif layer.attention_norm is not None:
+        _quantize_inputs_of(first, None if concatenated else layer.attention_norm)
 
 
 def _quantize_inputs_of(linear: Any, norm: Any = None) -> None:

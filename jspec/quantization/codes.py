@@ -61,7 +61,7 @@ def unpack_codes(packed, inputs: int):
 
     An array of NumPy gives one of NumPy, and one of JAX gives one of JAX."""
     *before, size = packed.shape
-    xp = np if isinstance(packed, np.ndarray) else jnp
+    xp: Any = np if isinstance(packed, np.ndarray) else jnp
     codes = xp.stack([packed & 15, packed >> 4], axis=-1)
     codes = codes.reshape(*before, size // HALF, *(_INPUTS[axis] for axis in _TO_BYTES))
     return _permuted(codes, tuple(np.argsort(_TO_BYTES))).reshape(*before, 2 * size)[..., :inputs]

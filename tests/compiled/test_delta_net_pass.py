@@ -11,7 +11,8 @@ from benchmarks.rounds.hlo import launched, moves
 from jspec.pallas.delta_net.convolution import convolve_prefill, convolve_verify
 from jspec.pallas.delta_net.prefill import prefill
 from jspec.pallas.delta_net.projections import DeltaHeads
-from jspec.pallas.delta_net.state import PrefillRows, VerifyRows, init_state
+from jspec.pallas.delta_net.recur import DeltaInputs, recur
+from jspec.pallas.delta_net.state import AppendRows, PrefillRows, VerifyRows, init_state
 from jspec.pallas.delta_net.verify import verify
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -47,6 +48,35 @@ def compiled_rounds(B: int, T: int, layers: int) -> str:
     x, g = array((B, T, HEADS.channels), jnp.bfloat16), array((B, T, HEADS.values), jnp.float32)
     weight = array((W, HEADS.channels), jnp.bfloat16)
     return compiled_for_h200(rounds, states(layers), rows, x, g, weight, donate_argnums=(0, 2)).as_text()
+
+
+def drafting(state, rows: VerifyRows, x, g, weight):
+    """Ten rounds of a draft model's layer: a verify pass of two tokens, then a loop of passes that append one each."""
+
+    def one(_, carried):
+        def append(i, carried):
+            state, x = carried
+            inputs = DeltaInputs(x[:, :1], g[:, :1], g[:, :1], weight, HEADS)
+            o, state = recur(inputs, state, AppendRows(rows.row, rows.tokens, rows.tokens + i, 1 - rows.half))
+            return state, x.at[:, :1, : HEADS.values * HEADS.value_size].set(o.reshape(*o.shape[:2], -1))
+
+        state, rows, x = carried
+        o, state = recur(DeltaInputs(x, g, g, weight, HEADS), state, rows)
+        x = x.at[:, :, : HEADS.values * HEADS.value_size].set(o.reshape(*o.shape[:2], -1))
+        state, x = jax.lax.fori_loop(0, 3, append, (state, x))
+        accepted, half = rows.after(rows.tokens - 1)
+        return state, rows._replace(accepted=accepted, half=half), x
+
+    return jax.lax.fori_loop(0, 10, one, (state, rows, x))
+
+
+def test_passes_that_append_move_no_state():
+    rows = VerifyRows(*[array((16,), jnp.int32)] * 4, array((16,), jnp.bool_))  # pyright: ignore
+    x, g = array((16, 2, HEADS.channels), jnp.bfloat16), array((16, 2, HEADS.values), jnp.float32)
+    weight = array((W, HEADS.channels), jnp.bfloat16)
+    compiled = compiled_for_h200(drafting, states(1)[0], rows, x, g, weight, donate_argnums=(0, 2))
+    assert [op.line for op in moves(compiled.as_text(), 2 * BS * TM * HEADS.values * 4)] == []
+    assert "jspec_append_delta_net" in compiled.as_text()
 
 
 @pytest.mark.parametrize(("B", "T"), [(1, 5), (16, 1)])

@@ -12,7 +12,7 @@ from deviceless import compiled_for_h200, why_not
 
 from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
-from benchmarks.shapes import QWEN36_27B, head_for
+from benchmarks.shapes import QWEN36_27B, TINY, head_for, qwen3_5
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding
@@ -63,6 +63,27 @@ def test_no_state_is_moved(which):
     program = compiled(2, which)
     assert [op.line for op in moves(program.as_text(), min(sizes) / 4)] == []
     assert program.memory_analysis().alias_size_in_bytes >= sum(sizes)
+
+
+@pytest.mark.nightly
+def test_no_state_of_a_draft_model_is_moved():
+    """Beside a small target, a draft model of the size of Qwen3.5-0.8B, with a gated delta net in one of two layers."""
+    shape = qwen3_5(4, 1024, 3584, (8, 2), 16, vocab_size=TINY.vocab_size)
+    nets = dataclasses.replace(shape.delta_nets, layers=(True, False))
+    shape = dataclasses.replace(shape, num_layers=2, windows=(), delta_nets=nets)
+    (of, merge), (by, merge_draft) = flatten(abstract_module(TINY)), flatten(abstract_module(shape))
+    decoding = Decoding(drafter_for(shape, TINY, Speculation(K)), "rejection")
+    config = CONFIG.for_target(TINY, shape)
+    builder = StepBuilder(merge, merge_draft, decoding, config, K, TINY.vocab_size)
+    program, leaves = Programs(builder, of, (K,)).decode[16, K, None], (of, by)
+    state = jax.eval_shape(lambda: builder.empty_state(leaves))
+    compiled = compiled_for_h200(
+        program.function, leaves, state, program.idle, donate_argnums=program.donate, compiler_options=program.options
+    )
+    [size] = [x.S.size * 4 for x in states(state.draft) if x is not None]
+    assert size > 25e6
+    assert [op.line for op in moves(compiled.as_text(), size / 4)] == []
+    assert compiled.memory_analysis().alias_size_in_bytes >= size
 
 
 def test_one_more_layer_takes_13_launches():

@@ -95,6 +95,8 @@ class TestEngineConfig:
         assert config.chunk_buckets[-1] * config.chunk == asked.chunk_buckets[-1] * asked.chunk
         assert config.for_target(HYBRID) == config
         assert asked.for_target(TARGET) == asked
+        assert asked.for_target(TARGET, HYBRID) == config
+        assert asked.for_target(TARGET, TARGET) == asked
 
     def test_what_is_given_stays(self):
         asked = EngineConfig(prefill_chunk=128, prefill_tokens=128, snapshot_every=100)
@@ -108,7 +110,7 @@ class TestEngineConfig:
 
     @pytest.mark.parametrize("chunk", [1, 32, 63, 65, 96])
     def test_chunks_that_end_within_those_of_the_states_are_refused(self, chunk):
-        words = f"prefill_chunk={chunk}: expected a multiple of 64, for a target with gated delta nets"
+        words = f"prefill_chunk={chunk}: expected a multiple of 64, for a model with gated delta nets"
         with pytest.raises(ValueError, match=words):
             EngineConfig(prefill_chunk=chunk).for_target(HYBRID)
 
@@ -118,7 +120,7 @@ class TestEngineConfig:
             EngineConfig(prefill_chunk=chunk, prefill_tokens=tokens).for_target(HYBRID)
 
     def test_snapshots_of_another_target_are_refused(self):
-        with pytest.raises(ValueError, match="snapshot_every=512: expected None for a target without recurrent states"):
+        with pytest.raises(ValueError, match="snapshot_every=512: expected None without recurrent states"):
             EngineConfig(snapshot_every=512).for_target(TARGET)
 
     def test_a_short_max_len_has_one_chunk(self):

@@ -27,7 +27,7 @@ class Counting(Stateless):
     longest_text: int | None = None
     num_draft_tokens: int = K
 
-    def init(self, pages, page_size, dtype):
+    def init(self, pages, page_size, dtype, num_rows):
         return jnp.int32(0)
 
     def propose(self, state, context: Context):
@@ -46,7 +46,7 @@ def drafts(texts, room=K, longest_text=None, speculation=Speculation(K, lookup=T
         row[: len(text)] = text
     context = lookup_context(jnp.asarray(tokens), jnp.array([*map(len, texts)]), jnp.broadcast_to(room, len(texts)))
     drafter = with_lookup(Counting(longest_text), speculation)
-    state, proposal = jax.jit(drafter.propose)(drafter.init(1, 1, jnp.float32), context)
+    state, proposal = jax.jit(drafter.propose)(drafter.init(1, 1, jnp.float32, 1), context)
     assert int(state) == 1, "the drafter was asked once"
     assert proposal.point_mass.shape == proposal.tokens.shape
     rows = zip(proposal.tokens, proposal.point_mass, proposal.count, strict=True)

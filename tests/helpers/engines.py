@@ -56,6 +56,9 @@ HYBRID = dataclasses.replace(
     attention_gate=True,
     delta_nets=DeltaNets(2, 4, 4, 4, taps=3, layers=(True, False, True)),
 )
+HYBRID_DRAFT = dataclasses.replace(
+    HYBRID, num_layers=2, windows=(), delta_nets=DeltaNets(2, 4, 4, 4, taps=3, layers=(True, False))
+)
 # Pages that do not divide max_len, prompts read in several chunks, and fewer rows than most tests have prompts.
 CONFIG = EngineConfig(max_batch=3, max_len=MAX_LEN, page_size=7, prefill_chunk=8, rounds=4)
 
@@ -87,6 +90,13 @@ def hybrid() -> Decoder:
     params = flat_params(Decoder(HYBRID, rngs=nnx.Rngs(6)))
     slow = {name: leaf - 3.0 for name, leaf in params.items() if name.endswith("delta_net.decay")}
     return build(HYBRID, params | slow)
+
+
+@functools.cache
+def hybrid_draft() -> Decoder:
+    """A draft model with a gated delta net: the first two layers of ``hybrid()``."""
+    params = flat_params(hybrid())
+    return build(HYBRID_DRAFT, {name: params[name] for name in flat_params(Decoder(HYBRID_DRAFT, rngs=nnx.Rngs(0)))})
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from engines import (
     draft,
     drafting,
     hybrid,
+    hybrid_draft,
     in_bytes,
     in_shards,
     key_of,
@@ -66,6 +67,8 @@ def chunks_of_states() -> Iterator[None]:
 def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection", **speculation) -> Engine:
     """An engine with a drafter of this kind, whose drafts are drawn, so that they tell of every number behind them.
 
+    ``hybrid_draft`` has a draft model with gated delta nets, and ``hybrid_pair`` a target with such layers beside it.
+
     For ``latents``, attention is over latents, that of the target and of what drafts for it; for ``latents/expanded``,
     prefill computes keys and values of all heads. ``hybrid`` has a target with gated delta nets, for which
     ``chunks_of_states`` has to be in force. ``eagle/2`` is ``eagle`` with a target in two shards, and ``draft_model/2/2``
@@ -91,6 +94,10 @@ def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection
             drafter_for(VARIANTS["mtp"], HYBRID, settings),
             serving(VARIANTS["mtp"], random_head(VARIANTS["mtp"])),
         )
+    elif kind in ("hybrid_draft", "hybrid_pair"):
+        config = dataclasses.replace(config, snapshot_every=2 * P)
+        model, by = hybrid() if kind == "hybrid_pair" else model, hybrid_draft()
+        drafter = drafting("draft_model", settings)
     elif kind == "latents":
         config_of_head, model = VARIANTS["mtp-latents"], latents()
         drafter, by = (

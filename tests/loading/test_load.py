@@ -374,16 +374,25 @@ def test_a_draft_with_another_tokenizer_is_refused(folders, tmp_path):
         jspec.load(folders / "target", other, **SMALL)
 
 
-def test_a_draft_model_with_recurrent_states_is_refused(folders, tmp_path):
-    """The architecture alone tells, whatever the target is."""
+def test_a_draft_model_with_recurrent_states(folders, tmp_path):
+    """Prompts are cut and cached for its states, whatever the target is. By mask tokens it cannot draft."""
     sizes = {name: size for name, size in SIZES.items() if name != "num_hidden_layers"}
     hybrid = tiny_checkpoint(tmp_path / "hybrid", "Qwen3_5ForCausalLM", **sizes)
     tiny_tokenizer(hybrid)
     for target in (folders / "target", hybrid):
-        with pytest.raises(
-            ValueError, match=r"a Qwen3_5ForCausalLM cannot draft, .* draft='mtp', or a draft model whose"
-        ):
-            jspec.load(target, hybrid, **SMALL | {"prefill_chunk": 64})
+        llm = jspec.load(target, hybrid, **{**SMALL, "prefill_chunk": None, "max_len": 128})
+        runner, config = llm.engine.runner, llm.engine.config
+        assert (llm.method, config.chunk, config.snapshot_every) == ("draft_model", 64, 1024)
+        assert runner.states_bytes > (0 if target == hybrid else runner.page_bytes)
+    with pytest.raises(
+        ValueError, match="prefill_chunk=16: expected a multiple of 64, for a model with gated delta nets"
+    ):
+        jspec.load(folders / "target", hybrid, **SMALL | {"prefill_chunk": 16})
+    config = json.loads((hybrid / "config.json").read_text())
+    (hybrid / "config.json").write_text(json.dumps(config | {"pard_token": 3}))
+    words = "a Qwen3_5ForCausalLM cannot draft by mask tokens, .* or the same model without pard_token"
+    with pytest.raises(ValueError, match=words):
+        jspec.load(folders / "target", hybrid, **SMALL | {"prefill_chunk": 64})
 
 
 def test_without_tokenizers_vocabularies_must_be_equal(folders):

@@ -2,15 +2,19 @@
 
 import dataclasses
 
+import jax
 import pytest
-from engines import DRAFT, HYBRID, LATENTS, TARGET
+from engines import DRAFT, HYBRID, HYBRID_DRAFT, LATENTS, TARGET
 
 from jspec.config import EngineConfig, Shards
+from jspec.drafting.recurrent import RecurrentDraft
 from jspec.loading import memory_budget
 from jspec.loading.memory_budget import ModelMemory
+from jspec.models.cache_pools import cache_shape
 from jspec.models.sharding import mesh_of
 from jspec.pallas.collectives.peers import room_for
 from jspec.pallas.collectives.workspace import Workspace
+from jspec.pallas.delta_net.state import DeltaState
 
 CONFIG = EngineConfig(max_batch=3, max_len=40, page_size=8)
 
@@ -47,6 +51,20 @@ def test_recurrent_states_of_all_rows_are_counted(width):
     assert need.cache == states + 4 * 2 * 1 * 2 * 4 * config.pool_pages * 8
     more = ModelMemory(HYBRID, None, width).budget(dataclasses.replace(config, read_ahead=5))
     assert more.cache - need.cache == 3 * HYBRID.delta_nets.row_bytes(width, 4)
+
+
+@pytest.mark.parametrize("width", [5, 8])
+def test_recurrent_states_of_a_draft_model_are_counted(width):
+    """They are for rounds of K = 4, however many query tokens the target reads; those of the arrays that an engine has."""
+    alone, beside = (
+        ModelMemory(target, draft, width, num_draft_tokens=4).budget(CONFIG).cache
+        for target, draft in ((HYBRID, DRAFT), (HYBRID, HYBRID_DRAFT))
+    )
+    pages = [4 * one.kv_bytes(CONFIG.pool_pages * CONFIG.page_size, 1) for one in (DRAFT, HYBRID_DRAFT)]
+    assert beside - alone == CONFIG.num_rows * HYBRID_DRAFT.delta_nets.row_bytes(5, 4) + pages[1] - pages[0]
+    kept = RecurrentDraft.init(cache_shape(HYBRID_DRAFT), 2, 8, 1, 5, "float32")
+    states = [layer for layer in kept.layers if isinstance(layer, DeltaState)]
+    assert sum(x.nbytes for x in jax.tree.leaves(states)) == HYBRID_DRAFT.delta_nets.row_bytes(5, 4)
 
 
 def test_pages_are_those_that_fit_beside_recurrent_states(monkeypatch):

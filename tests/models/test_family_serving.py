@@ -57,7 +57,6 @@ def marks(j: int, i: int) -> list:
 CASES = [
     pytest.param(architecture, draft, marks=marks(j, i))
     for (j, architecture), (i, draft) in itertools.product(enumerate(ARCHITECTURES), enumerate(DRAFTS))
-    if architecture not in HYBRIDS or draft != "draft_model"
 ]
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import LATENTS, TARGET, in_shards
+from engines import HYBRID_DRAFT, LATENTS, TARGET, in_shards
 from flax import nnx
 from heads import LAYERS, VARIANTS, random_head, serving
 from test_sharded_models import spread_logits
@@ -89,6 +89,13 @@ def test_which_maps_of_a_draft_model_quantise_their_inputs():
     assert {path[-1] for path in parts} == {"out", "down"}
 
 
+def test_betas_and_decays_are_computed_from_floats():
+    """Of a gated delta net, whose first map quantises what its norm returns."""
+    actual = quantizing(Decoder(dataclasses.replace(HYBRID_DRAFT, quantization="int8"), rngs=nnx.Rngs(0)).prepare())
+    of_delta_net = layer(0, "delta_net.qkvz", "delta_net.out", *MAPS[2:], "mlp_norm")
+    assert actual == of_delta_net | layer(1, *MAPS, *NORMS)
+
+
 @pytest.mark.parametrize("config", [INT8, *(VARIANTS[name] for name in ("eagle3-int8", "p-eagle-fp8", "medusa-rows"))])
 def test_preparing_changes_nothing_and_copies_no_array(config):
     model = init(config, nnx.Rngs(0))
@@ -122,8 +129,9 @@ def test_inputs_of_experts_are_not_quantised():
         dataclasses.replace(INT8, norm_placement="around", mlp_bias=True, output_bias=True),
         dataclasses.replace(INT8, norm_placement="after_sum"),
         dataclasses.replace(LATENTS, quantization="int8"),
+        dataclasses.replace(HYBRID_DRAFT, quantization="int8"),
     ],
-    ids=["plain", "wide", "no gate", "gelu, tied", "around, biases", "after sum", "latents"],
+    ids=["plain", "wide", "no gate", "gelu, tied", "around, biases", "after sum", "latents", "delta nets"],
 )
 def test_logits_of_a_draft_model_are_close(config):
     model, tokens = Decoder(config, rngs=nnx.Rngs(0)), tokens_of(config)

@@ -119,7 +119,7 @@ def served(method: str, text, K: int) -> tuple[jax.Array, np.ndarray]:
         positions = jnp.arange(length - 1, dtype=jnp.int32)[None]
         view = PagedView(table, positions, jnp.ones_like(positions, bool))
         features = read_windows(target(), text, drafter.aux_layers).features
-        state = drafter.init(9, 8, jnp.float32)
+        state = drafter.init(9, 8, jnp.float32, 1)
         state = drafter.prefill(state, Prompt(text[:, :-1], text[:, 1:], features, view))
         one = functools.partial(jnp.full, (1,))
         context = Context(

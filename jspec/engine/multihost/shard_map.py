@@ -13,10 +13,10 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.config import Shards
-from jspec.engine.runner.saved import Saved, states
+from jspec.engine.runner.saved import Saved, is_layer, states
 from jspec.engine.runner.state import OF_ROWS, DecodeState
 from jspec.engine.runner.step_io import CallLogs
-from jspec.models.cache_pools import CacheShape, LayerKV, StateShape
+from jspec.models.cache_pools import CacheShape, LayerKV, StateShape, has_states
 from jspec.models.flatten import flatten
 from jspec.models.protocols import Target
 from jspec.pallas.collectives.access import reason_against_packets
@@ -38,14 +38,14 @@ class ProgramSharding:
       shards: of the target, and of the draft model; None for a model that is replicated.
       leaves: the spec of each array of the target, and of the draft model; lists as the programs get them.
       cache: the spec of every pool of the target, or a tuple of those of each layer if some have recurrent states.
-      draft: the spec of every pool of the drafter.
+      draft: the same of the drafter's state.
     """
 
     mesh: Mesh
     shards: tuple[Shards | None, Shards | None]
     leaves: tuple[list[PartitionSpec], list[PartitionSpec]]
     cache: Any
-    draft: PartitionSpec
+    draft: Any
 
     @staticmethod
     def of(target: Target, draft_model: Any) -> "ProgramSharding | None":
@@ -62,7 +62,7 @@ class ProgramSharding:
             (shards, getattr(draft_model, "shards", None)),
             (specs, draft_specs),
             _cache_spec(target),
-            _pool_spec(draft_model),
+            _REPLICATED if getattr(draft_model, "shards", None) is None else _cache_spec(draft_model),
         )
 
     @property
@@ -74,15 +74,16 @@ class ProgramSharding:
     @property
     def saved(self) -> Any:
         """The spec of every array of a ``Saved``."""
-        cache = self.cache
-        if isinstance(cache, tuple):  # all arrays of pages have the same spec
-            cache = tuple(layer.k if isinstance(layer, LayerKV) else None for layer in cache)
-        return Saved(_REPLICATED, (cache, self.draft))  # pyright: ignore[reportArgumentType]
+        kept = self.cache, self.draft
+        pages = jax.tree.map(_of_pages, kept, is_leaf=is_layer)
+        return Saved(_REPLICATED, pages)  # pyright: ignore[reportArgumentType]
 
     @property
     def saved_states(self) -> Any:
         """The spec of every array of saved recurrent states."""
-        return jax.tree.map(_of_row, states(self.cache)) if isinstance(self.cache, tuple) else ()
+        kept = self.cache, self.draft
+        # One spec stands for a tree: where nothing is sharded by layers, for states that are all replicated, or for none.
+        return tuple(_REPLICATED if isinstance(x, PartitionSpec) else jax.tree.map(_of_row, states(x)) for x in kept)
 
     def shard_map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
         """The function as a program over all devices, each of which sees its own shards.
@@ -171,16 +172,23 @@ def exchange_bytes(hidden_size: int, dtype: str, gpus: int) -> int:
 
 
 def _cache_spec(target: Target) -> Any:
-    """The spec of every pool of a target, or a tuple of those of each layer if some have recurrent states, which are
-    sharded by their heads."""
+    """The spec of every pool of a model in shards, or a tuple of those of each layer if some have recurrent states, which
+    are sharded by their heads."""
     shapes, pool = target.cache_shape(), _pool_spec(target)
-    if not any(isinstance(shape, StateShape) for shape in shapes):
+    if not has_states(shapes):
         return pool
     axis = pool[0]
     by_half, of_columns = PartitionSpec(None, None, None, axis), PartitionSpec(None, None, axis)
     of_state: Any = DeltaState(PartitionSpec(None, axis), by_half, by_half, by_half, of_columns)  # pyright: ignore
     of_pools: Any = LayerKV(pool, pool, pool)  # pyright: ignore
     return tuple(None if shape is None else of_state if isinstance(shape, StateShape) else of_pools for shape in shapes)
+
+
+def _of_pages(layer: Any) -> Any:
+    """The spec of what a layer keeps in pages, of which all arrays have the same; None for recurrent states."""
+    if isinstance(layer, DeltaState):
+        return None
+    return layer.k if isinstance(layer, LayerKV) else layer
 
 
 def _of_row(spec: PartitionSpec) -> PartitionSpec:

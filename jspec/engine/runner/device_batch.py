@@ -59,13 +59,13 @@ class DeviceBatch:
     @property
     def page_bytes(self) -> int:
         """Bytes of a page, in all layers of target and drafter."""
-        leaves = jax.tree.leaves((pools(self.state.cache), self.state.draft))
+        leaves = jax.tree.leaves(pools((self.state.cache, self.state.draft)))
         return sum(math.prod(pool.shape) // pool.shape[1] * pool.dtype.itemsize for pool in leaves)
 
     @functools.cached_property  # shapes never change, and there may be hundreds of arrays
     def states_bytes(self) -> int:
-        """Bytes of the recurrent states of one row, in all layers of the target; 0 without such layers."""
-        leaves = jax.tree.leaves(states(self.state.cache))
+        """Bytes of the recurrent states of one row, in all layers of target and drafter; 0 without such layers."""
+        leaves = jax.tree.leaves(states((self.state.cache, self.state.draft)))
         return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves) // self._builder.config.num_rows
 
     def reset_state(self):

@@ -27,7 +27,7 @@ from jspec.engine.runner.step_io import Call, CallLogs, RoundLog
 from jspec.engine.runner.swap import SwapBlock, SwapBlocks, to_memory_kind
 from jspec.engine.scheduler.prefill_batching import Chunk
 from jspec.engine.scheduler.schedule import Schedule, Swap
-from jspec.models.cache_pools import StateShape
+from jspec.models.cache_pools import has_states
 from jspec.models.flatten import flatten
 from jspec.models.params import DTYPES
 from jspec.pallas.collectives.workspace import are_lost
@@ -88,7 +88,7 @@ class ModelRunner(DeviceBatch):
             any(isinstance(shape, tuple) for b in config.batch_buckets for shape in self.round_shapes(b)),
         )
         self.num_draft_tokens, self.width = most, self._builder.width(most)
-        require_whole_chunks(target, config)
+        require_whole_chunks((target, draft_model), config)
         if self.width <= most:
             raise ValueError(f"width={self.width}: expected at least num_draft_tokens + 1, which is {most + 1}")
         workspace = None
@@ -102,7 +102,8 @@ class ModelRunner(DeviceBatch):
         self._highest_epoch = 0  # of sums by packets, as far as logs were read
         self._inputs = ProgramInputs(self.programs, config, target.config.vocab_size)
         self._swap_blocks = SwapBlocks()
-        self.split_rounds = SplitRounds(self.programs, config, most, lambda *args: self._send(*args))
+        rereads = keeps_states(draft_model)
+        self.split_rounds = SplitRounds(self.programs, config, most, lambda *args: self._send(*args), rereads)
 
     @property
     def swap_pages(self) -> int:
@@ -116,7 +117,7 @@ class ModelRunner(DeviceBatch):
 
     @property
     def most_snapshots(self) -> int | None:
-        """How many snapshots fit into ``config.snapshot_space``; None for a target without recurrent states."""
+        """How many snapshots fit into ``config.snapshot_space``; None without recurrent states of target or drafter."""
         bytes_of_one = self.states_bytes
         return int(self._config.snapshot_space * GIB // bytes_of_one) if bytes_of_one else None
 
@@ -291,6 +292,7 @@ class ModelRunner(DeviceBatch):
     def _needed(self, schedule: Schedule, shape: RoundShape) -> Iterator[tuple[Program, tuple]]:
         """The programs that a schedule needs, with arguments that leave an idle batch as it is."""
         behind = bool(schedule.decoding) and self._is_behind(schedule, drafts_of(shape))
+        behind |= bool(schedule.drafting) and self.split_rounds.rereads
         yield from ((program, (program.idle,)) for program in self._inputs.programs_of(schedule, shape, behind))
         swaps, copies = schedule.swap_out or schedule.swap_in, schedule.snapshots or schedule.restores
         # JAX allocates memory for their arguments, each time.
@@ -307,7 +309,7 @@ class ModelRunner(DeviceBatch):
         packed = [
             program for program in self.programs if isinstance(program, PackedProgram) and program not in excluded
         ]
-        if len(self.draft_lengths) == 1:
+        if len(self.draft_lengths) == 1 and not (needed and self.split_rounds.rereads):
             packed.remove(self.programs.catch_up)
         yield from ((program, (program.idle,)) for program in packed)
         yield from self.swap_programs()
@@ -345,12 +347,18 @@ class ModelRunner(DeviceBatch):
         self._broadcast("serving")
 
 
-def require_whole_chunks(target: Any, config: EngineConfig):
-    """Raise a ValueError if recurrent states would read prompts in chunks that end within their own."""
-    recurrent = any(isinstance(shape, StateShape) for shape in target.cache_shape())
+def keeps_states(model: Any) -> bool:
+    """Whether a target or draft model has recurrent states; a drafter may have no model, or only arrays."""
+    shapes = getattr(model, "cache_shape", None)
+    return shapes is not None and has_states(shapes())
+
+
+def require_whole_chunks(models: Sequence[Any], config: EngineConfig):
+    """Raise a ValueError if recurrent states of a model would read prompts in chunks that end within their own."""
+    recurrent = any(map(keeps_states, models))
     if recurrent and config.chunk % chunked.CHUNK and config.chunk < config.max_len:
         raise ValueError(
-            f"prefill_chunk={config.chunk}: expected a multiple of {chunked.CHUNK}, for a target with gated delta nets; "
+            f"prefill_chunk={config.chunk}: expected a multiple of {chunked.CHUNK}, for models with gated delta nets; "
             "EngineConfig.for_target chooses one"
         )
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jspec.drafting.base import Drafter, Prompt
+from jspec.drafting.base import Drafter, Prompt, Text
 from jspec.engine.runner.state import DecodeState
 from jspec.engine.runner.step_io import PrefillInputs
 from jspec.models.kv_cache import PagedView
@@ -41,13 +41,13 @@ def prefill(
     offset = jnp.arange(c, dtype=jnp.int32)[None]
     valid = offset < inputs.count[:, None]
     positions = inputs.start[:, None] + offset
-    recurrent = None if state.recurrent is None else inputs.recurrent_rows(state.recurrent.accepted.shape[0])
+    recurrent = inputs.recurrent_rows(len(state.outcome)) if state.has_states else None
     how = {"shared": True, "may_up_project": expand_latents, "recurrent": recurrent}
     view = PagedView(inputs.table, positions, valid, **how)
     tokens, following = inputs.tokens[:, :c], inputs.tokens[:, 1:]
     hidden, features, cache = run_target(target, drafter, tokens, state.cache, view)
-    draft = drafter.prefill(state.draft, Prompt(tokens, following, features, view))
-    state = dataclasses.replace(state, cache=cache, draft=draft)
+    draft = drafter.prefill(state.drafter_state, Prompt(tokens, following, features, view))
+    state = dataclasses.replace(state, cache=cache).with_drafter_state(draft)
     if features is None or state.features is None:
         return state, hidden
     newest = jnp.take_along_axis(features, jnp.maximum(inputs.count - 1, 0)[:, None, None], axis=1)[:, 0]
@@ -96,9 +96,10 @@ def catch_up(drafter: Drafter, state: DecodeState, slots: int) -> DecodeState:
     tokens = jnp.take_along_axis(state.tokens, jnp.clip(positions, 0, state.tokens.shape[1] - 1), axis=1)
     following = jnp.take_along_axis(state.tokens, jnp.clip(positions + 1, 0, state.tokens.shape[1] - 1), axis=1)
     view = PagedView(request.table, positions, valid)
-    draft = drafter.prefill(state.draft, Prompt(tokens, following, state.features, view))
+    text = Text(state.tokens, request.length, state.rows) if state.has_states else None
+    draft = drafter.prefill(state.drafter_state, Prompt(tokens, following, state.features, view, text))
     previous = jnp.where(live, request.length - 1, state.previous)
-    state = dataclasses.replace(state, draft=draft, previous=previous)
+    state = dataclasses.replace(state, previous=previous).with_drafter_state(draft)
     if state.features is None:
         return state
     newest = jnp.take_along_axis(state.features, jnp.clip(behind, 0, slots - 1)[:, None, None], axis=1)

@@ -34,7 +34,7 @@ class ProgramInputs:
         programs += [self._programs.admit] if schedule.admitted else []
         if schedule.decoding:
             programs.append(self.decode_program(schedule, shape)[0])
-            programs += [self._programs.catch_up] if behind else []
+        programs += [self._programs.catch_up] if behind else []
         if schedule.drafting:
             bucket = self._config.bucket(len(schedule.drafting))
             how = bucket, processes(schedule.drafting, self._config)

@@ -132,7 +132,8 @@ class StepBuilder:
         """
         rows = take(state if processing else with_processors(state, None), call.rows, call.table)
         after, proposal = self.step(leaves, self.most, peers=peers).draft(rows)
-        return dataclasses.replace(state, draft=after.draft), proposal
+        draft_rows = put_rows(state.draft_rows, call.rows, after.draft_rows)
+        return dataclasses.replace(state, draft=after.draft, draft_rows=draft_rows), proposal
 
     def grammar(self, outcome: jax.Array, inputs: GrammarInputs) -> jax.Array:
         """The tokens that may come in every row of the largest call, uint32 ``[max_batch, width, ceil(V / 32)]``.

@@ -19,7 +19,8 @@ class Saved:
 
     Attributes:
       row: the row's part of every array of ``DecodeState`` that has an axis of rows, by field.
-      pages: the contents of m pages in every pool of the target and of the drafter, ``[G, m, P, H]`` each.
+      pages: the contents of m pages in every pool of the target and of the drafter, ``[G, m, P, H]`` each, in the trees
+        that ``pools`` makes of both.
     """
 
     row: dict[str, Any]
@@ -30,7 +31,7 @@ def save(state: DecodeState, row, pages) -> Saved:
     """Copy a row, int32 ``[]``, and the contents of ``pages``, int32 ``[m]``."""
     return Saved(
         row=jax.tree.map(lambda x: x[row], of_rows(state)),
-        pages=jax.tree.map(lambda pool: jnp.take(pool, pages, axis=1), (pools(state.cache), state.draft)),
+        pages=jax.tree.map(lambda pool: jnp.take(pool, pages, axis=1), pools((state.cache, state.draft))),
     )
 
 
@@ -44,38 +45,50 @@ def restore(state: DecodeState, row, pages, saved: Saved) -> DecodeState:
     def put_pages(pool, old):
         return pool.at[:, jnp.where(pages == NULL_PAGE, pool.shape[1], pages)].set(old, mode="drop")
 
-    cache, draft = jax.tree.map(put_pages, (pools(state.cache), state.draft), saved.pages)
-    return dataclasses.replace(state, cache=_with(cache, state.cache), draft=draft, **placed)
+    kept = state.cache, state.draft
+    new = jax.tree.map(put_pages, pools(kept), saved.pages)
+    cache, draft = jax.tree.map(_with_pages, kept, new, is_leaf=is_layer)
+    return dataclasses.replace(state, cache=cache, draft=draft, **placed)
 
 
-def pools(cache: tuple) -> tuple[LayerKV | None, ...]:
-    """The layers of a cache that have pages, and of these what lies in them; None for the others."""
-    return tuple(layer.in_pages if isinstance(layer, LayerKV) else None for layer in cache)
+def pools(kept: Any) -> Any:
+    """What target or drafter keep in pages, with None in the place of each recurrent state."""
+
+    def in_pages(x):
+        if isinstance(x, DeltaState):
+            return None
+        return x.in_pages if isinstance(x, LayerKV) else x
+
+    return jax.tree.map(in_pages, kept, is_leaf=is_layer)
 
 
-def states(cache: tuple) -> tuple[DeltaState | None, ...]:
-    """The layers of a cache that have a recurrent state; None for the others."""
-    return tuple(layer if isinstance(layer, DeltaState) else None for layer in cache)
+def _with_pages(old: Any, pages: Any) -> Any:
+    """What was kept, with ``pages``, which ``pools`` has made of it, in the place of its own."""
+    if isinstance(old, DeltaState):
+        return old
+    return old.with_pages(pages) if isinstance(old, LayerKV) else pages
 
 
-def save_states(state: DecodeState, row) -> tuple[DeltaState | None, ...]:
-    """Copy the recurrent states of a row, int32 ``[]``, without their axis of rows."""
-    return tuple(layer and layer.of_row(row) for layer in states(state.cache))
+def states(kept: Any) -> Any:
+    """The recurrent states of it, with None in the place of each pool and of each layer that has pools."""
+    return jax.tree.map(lambda x: x if isinstance(x, DeltaState) else None, kept, is_leaf=is_layer)
 
 
-def restore_states(state: DecodeState, row, saved: tuple[DeltaState | None, ...]) -> DecodeState:
+def save_states(state: DecodeState, row) -> Any:
+    """Copy the recurrent states of a row, int32 ``[]``, without their axis of rows: the target's and the drafter's."""
+    return jax.tree.map(lambda x: x.of_row(row), states((state.cache, state.draft)), is_leaf=is_layer)
+
+
+def restore_states(state: DecodeState, row, saved: Any) -> DecodeState:
     """Put such a copy into a row, which may be another one. Nothing happens if there is no such row."""
-    layers = zip(states(state.cache), saved, strict=True)
-    put = tuple(None if layer is None or old is None else layer.with_row(row, old) for layer, old in layers)
-    return dataclasses.replace(state, cache=_with(put, state.cache))
+
+    def put(x, old):
+        return x if old is None else x.with_row(row, old)
+
+    cache, draft = jax.tree.map(put, (state.cache, state.draft), saved, is_leaf=is_layer)
+    return dataclasses.replace(state, cache=cache, draft=draft)
 
 
-def _with(layers: tuple, cache: tuple) -> tuple:
-    """The cache with the pages, or the states, of ``layers`` in place of its own; None leaves a layer as it is."""
-
-    def of_layer(new, old):
-        if new is None:
-            return old
-        return old.with_pages(new) if isinstance(old, LayerKV) else new
-
-    return tuple(map(of_layer, layers, cache))
+def is_layer(x: Any) -> bool:
+    """Whether x is what a layer keeps: pools or a recurrent state."""
+    return isinstance(x, DeltaState | LayerKV)

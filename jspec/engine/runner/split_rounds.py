@@ -86,10 +86,17 @@ class SplitRounds:
       config: sizes of the programs.
       most: K, the most drafts of a round.
       send: sends a program with arguments, and returns its result beside the state.
+      rereads: whether a drafter has to read jump-forward tokens that took the place of its own drafts. A window of a draft
+        head does that anyway. A draft model with recurrent states reads two tokens in the first pass of a round.
+
+    Attributes:
+      rereads: as given.
     """
 
-    def __init__(self, programs: Programs, config: EngineConfig, most: int, send: Callable[..., Any]):
-        self._programs, self._config, self._most, self._send = programs, config, most, send
+    def __init__(
+        self, programs: Programs, config: EngineConfig, most: int, send: Callable[..., Any], rereads: bool = False
+    ):
+        self._programs, self._config, self._most, self._send, self.rereads = programs, config, most, send, rereads
         self._proposed: _Proposed | None = None
         self._passed: _Passed | None = None
         self._failures: list[Failure] = []
@@ -100,6 +107,7 @@ class SplitRounds:
             return
         for active in actives:
             active.largest_K = self._most
+        self._catch_up([active for active in actives if active.misread])
         bucket, processing = self._config.bucket(len(actives)), processes(actives, self._config)
         program = self._programs.draft[bucket, processing]
         proposal = self._send(program, program.packing.pack(self._call(bucket, actives)))
@@ -151,6 +159,14 @@ class SplitRounds:
         """Drop drafts and failures."""
         self._proposed, self._passed, self._failures = None, None, []
 
+    def _catch_up(self, misread: list[ActiveRequest]):
+        """Have the drafter read what these requests have in the place of its drafts."""
+        if misread and self.rereads:
+            program = self._programs.catch_up
+            self._send(program, program.packing.pack(self._call(self._config.max_batch, misread)))
+        for active in misread:
+            active.misread = False
+
     def _call(self, bucket: int, actives: Sequence[ActiveRequest | None]) -> Call:
         """A call of one round for the rows of requests; None is no row."""
         no_row = self._config.num_rows
@@ -188,7 +204,8 @@ class SplitRounds:
             def walk(active: ActiveRequest, place: int):
                 fixed, own = jump_forward[place], drafts[place, : count[place]].tolist()
                 # As ``FixedDrafts.put_into`` has it.
-                _constraint(active).allow(own if fixed == own[: len(fixed)] else fixed, flags[place])
+                active.misread = fixed != own[: len(fixed)]
+                _constraint(active).allow(fixed if active.misread else own, flags[place])
 
             self._ask(rows, walk)
         return program, packed

@@ -14,10 +14,11 @@ import numpy as np
 
 from jspec.config import NULL_PAGE, EngineConfig
 from jspec.drafting.base import Drafter
+from jspec.drafting.recurrent import DraftRows, RecurrentDraft
 from jspec.engine.adaptive.draft_selection import AcceptanceStats, no_stats
 from jspec.engine.request import LIVE, STOPPED, Request
 from jspec.engine.runner.recurrent import RecurrentRows
-from jspec.models.cache_pools import LayerKV, StateShape, init_cache
+from jspec.models.cache_pools import LayerKV, has_states, init_cache
 from jspec.models.protocols import Target
 from jspec.pallas.collectives.workspace import Exchange
 from jspec.pallas.delta_net.state import DeltaState
@@ -86,13 +87,14 @@ class DecodeState:
       features: ``[B, K + 1, E]`` for the largest K, the features of the target that the drafter reads. Entry j belongs to
         position previous - 1 + j, and entries up to position length - 2 mean something. None if the drafter reads no
         features.
-      draft: the drafter's own state: a pytree of pools ``[G, pages, P, H]``, as those of the cache, or nothing.
+      draft: the drafter's own state: a pytree of pools ``[G, pages, P, H]``, as those of the cache, or nothing; with a
+        ``DeltaState`` of all rows for each layer of a draft model that has a gated delta net.
       stats_of_request: float32 ``[B, 2, K]`` for the largest K, ``AcceptanceStats.of_request``. None if every draft is
         verified.
       stats_of_confidence: float32 ``[2, BINS]``, ``AcceptanceStats.of_confidence``, of all requests together. None likewise.
       recurrent: of a target with recurrent states, how the next verify pass begins in each row; None of any other.
-      row: int32 ``[B]``, in the state of some rows of a batch (``take``) with recurrent states, which rows these are; else
-        None.
+      draft_rows: of a draft model with recurrent states, which tokens they have read; None of any other drafter.
+      row: int32 ``[B]``, in the state of some rows of a batch (``take``), which rows these are; else None.
       exchange: what sums over GPUs are made by; None on one GPU, and where they are XLA's.
 
     Example::
@@ -111,6 +113,7 @@ class DecodeState:
     stats_of_request: jax.Array | None = None
     stats_of_confidence: jax.Array | None = None
     recurrent: RecurrentRows | None = None
+    draft_rows: DraftRows | None = None
     row: jax.Array | None = None
     exchange: Exchange | None = None
 
@@ -120,6 +123,22 @@ class DecodeState:
         if self.stats_of_request is None or self.stats_of_confidence is None:
             return None
         return AcceptanceStats(self.stats_of_request, self.stats_of_confidence)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether target or drafter keep recurrent states."""
+        return self.recurrent is not None or self.draft_rows is not None
+
+    @property
+    def drafter_state(self) -> Any:
+        """The drafter's state as the drafter takes it."""
+        return self.draft if self.draft_rows is None else RecurrentDraft(self.draft, self.draft_rows)
+
+    def with_drafter_state(self, draft: Any) -> "DecodeState":
+        """The same after the drafter has returned this state."""
+        if isinstance(draft, RecurrentDraft):
+            return dataclasses.replace(self, draft=draft.layers, draft_rows=draft.rows)
+        return dataclasses.replace(self, draft=draft)
 
     @property
     def rows(self) -> jax.Array:
@@ -171,20 +190,20 @@ def init_state(
     )
     stats = no_stats(B, drafter.num_draft_tokens) if estimates else None
     width = drafter.num_draft_tokens + 1 if width is None else width
-    recurrent = any(isinstance(shape, StateShape) for shape in target.cache_shape())
     E = 0 if drafter.aux_layers is None else target.feature_size(drafter.aux_layers)
-    return DecodeState(
+    state = DecodeState(
         tokens=jnp.zeros((B, S), jnp.int32),
         outcome=every_row(STOPPED),
         request=request,
         previous=every_row(0),
         cache=init_cache(target.cache_shape(), config.pool_pages, config.page_size, B, width, dtype),
         features=None if drafter.aux_layers is None else jnp.zeros((B, drafter.num_draft_tokens + 1, E), dtype),
-        draft=drafter.init(config.pool_pages, config.page_size, dtype),
+        draft=(),
         stats_of_request=None if stats is None else stats.of_request,
         stats_of_confidence=None if stats is None else stats.of_confidence,
-        recurrent=RecurrentRows(every_row(0), every_row(0)) if recurrent else None,
+        recurrent=RecurrentRows(every_row(0), every_row(0)) if has_states(target.cache_shape()) else None,
     )
+    return state.with_drafter_state(drafter.init(config.pool_pages, config.page_size, dtype, B))
 
 
 def with_processors(state: DecodeState, processors: Processors | None) -> DecodeState:
@@ -204,7 +223,7 @@ def processing_of(state: DecodeState) -> Processing:
     )
 
 
-OF_ROWS = ("tokens", "outcome", "request", "previous", "features", "stats_of_request", "recurrent")
+OF_ROWS = ("tokens", "outcome", "request", "previous", "features", "stats_of_request", "recurrent", "draft_rows")
 
 
 def of_rows(state: DecodeState) -> dict[str, Any]:
@@ -294,6 +313,7 @@ def admit(rows: dict[str, Any], inputs: AdmitInputs) -> dict[str, Any]:
     """
     at, request, stats = inputs.row, inputs.request, rows["stats_of_request"]
     recurrent, begun = rows["recurrent"], RecurrentRows.of_admitted(request.length)
+    draft_rows = rows["draft_rows"]
     put_in = functools.partial(jax.tree.map, lambda x, new: x.at[at].set(new, mode="drop"))
     return rows | {
         "tokens": rows["tokens"].at[at].set(inputs.prompt, mode="drop"),
@@ -302,6 +322,8 @@ def admit(rows: dict[str, Any], inputs: AdmitInputs) -> dict[str, Any]:
         "previous": rows["previous"].at[at].set(request.length - 1, mode="drop"),
         "stats_of_request": None if stats is None else stats.at[at].set(0.0, mode="drop"),
         "recurrent": None if recurrent is None else put_in(recurrent, begun),
+        "draft_rows": draft_rows
+        and put_in(draft_rows, DraftRows.of_admitted(request.length, draft_rows.tokens.shape[1])),
     }
 
 
@@ -316,7 +338,7 @@ def take(state: DecodeState, rows, table) -> DecodeState:
     fields = jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), of_rows(state))
     fields["outcome"] = jnp.where(rows < state.outcome.shape[0], fields["outcome"], STOPPED)
     fields["request"] = dataclasses.replace(fields["request"], table=table)
-    return dataclasses.replace(state, **fields, row=None if state.recurrent is None else rows)
+    return dataclasses.replace(state, **fields, row=rows)
 
 
 def put(state: DecodeState, rows, taken: DecodeState) -> DecodeState:

@@ -112,7 +112,7 @@ class DecodeStep:
     def draft(self, state: DecodeState) -> tuple[DecodeState, Proposal]:
         """The first half of a round: a proposal for each live row. Of the state only the drafter's part changes."""
         draft, proposal = self._propose(state, processing_of(state), self._noise(state))
-        return dataclasses.replace(state, draft=draft), proposal
+        return state.with_drafter_state(draft), proposal
 
     def verify(self, state: DecodeState, proposal: Proposal, allowed=None) -> tuple[DecodeState, RoundLog]:
         """The second half of a round, ``verify_pass`` and ``finish``. Arguments and results as theirs."""
@@ -283,8 +283,9 @@ class DecodeStep:
             processing=processing,
             noise=noise,
             cache=state.cache,
+            row=state.rows if state.has_states else None,
         )
-        return self.drafter.propose(state.draft, context)
+        return self.drafter.propose(state.drafter_state, context)
 
     def _apply_rule(self, state: DecodeState, processing: Processing, logits, proposal: Proposal) -> VerifyResult:
         """The rule's decision under the logits as the requests want them.

@@ -57,12 +57,17 @@ def convolve_prefill(columns, rows: PrefillRows, x, weight) -> tuple[jax.Array, 
     return convolve(before, x, weight), columns.at[rows.written(Bs), :kept].set(newest, mode="drop")
 
 
-def convolve_verify(columns, rows: VerifyRows, x, weight) -> tuple[jax.Array, jax.Array]:
+def convolve_verify(columns, rows: VerifyRows, x, weight, *, append: bool = False) -> tuple[jax.Array, jax.Array]:
     """``convolve_verify_reference``, and on an NVIDIA GPU the kernel."""
-    return by_platform(convolve_verify_kernel, convolve_verify_reference, columns, rows, x, weight)
+    kernel, reference = (
+        functools.partial(f, append=append) for f in (convolve_verify_kernel, convolve_verify_reference)
+    )
+    return by_platform(kernel, reference, columns, rows, x, weight)
 
 
-def convolve_verify_reference(columns, rows: VerifyRows, x, weight) -> tuple[jax.Array, jax.Array]:
+def convolve_verify_reference(
+    columns, rows: VerifyRows, x, weight, *, append: bool = False
+) -> tuple[jax.Array, jax.Array]:
     """``convolve`` of T query tokens behind the accepted tokens of the last verify pass, and the columns of this pass.
 
     Args:
@@ -70,6 +75,7 @@ def convolve_verify_reference(columns, rows: VerifyRows, x, weight) -> tuple[jax
       rows: of the pass.
       x: ``[B, T, Cc or more]``, T at most Tm, of which the first Cc channels are convolved.
       weight: ``[W, Cc]``.
+      append: whether the columns of these tokens are put behind those of the accepted ones, which stay where they are.
 
     Returns:
       ``[B, T, Cc]``, 0 for query tokens that are not valid, and the columns.
@@ -88,6 +94,9 @@ def convolve_verify_reference(columns, rows: VerifyRows, x, weight) -> tuple[jax
     # A token at a time, as the kernel does it: code for [B, T, Cc] would round by T, and by the place of a channel in it.
     y = jax.lax.fori_loop(0, jnp.max(rows.tokens, initial=0), convolve_token, jnp.zeros_like(x))
     y = jnp.where(valid[:, :, None], y, 0)
+    if append:
+        slot = kept + rows.accepted[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
+        return y, columns.at[rows.written(Bs)[:, None], slot].set(x, mode="drop")
     return y, columns.at[rows.written(Bs), : kept + T].set(new, mode="drop")
 
 
@@ -96,8 +105,10 @@ def _window(inputs, start, width: int) -> jax.Array:
     return jax.vmap(lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, width))(inputs, start)
 
 
-@functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace
-def convolve_verify_kernel(columns, rows: VerifyRows, x, weight, *, interpret=False) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.jit, static_argnames=("append", "interpret"))  # layers share one trace
+def convolve_verify_kernel(
+    columns, rows: VerifyRows, x, weight, *, append: bool = False, interpret=False
+) -> tuple[jax.Array, jax.Array]:
     """``convolve_verify_reference`` as a kernel; a program instance has some channels of one row.
 
     The columns are updated in place if the caller donates them."""
@@ -112,12 +123,13 @@ def convolve_verify_kernel(columns, rows: VerifyRows, x, weight, *, interpret=Fa
         num_warps=1,
         interpret=interpret,
         aliases={len(jax.tree.leaves(numbers)): 1},
+        append=append,
     )
     y, columns = outputs
     return y, columns
 
 
-def _convolve_delta_net(rows: VerifyRows, x_ref, weight_ref, columns_ref, y_ref, columns_out_ref):
+def _convolve_delta_net(rows: VerifyRows, x_ref, weight_ref, columns_ref, y_ref, columns_out_ref, *, append: bool):
     (Bs, _, Cc), T, W, b = columns_ref.shape, x_ref.shape[1], weight_ref.shape[0], pl.program_id(1)
     channel = pl.program_id(0) * _CHANNELS + jnp.arange(_CHANNELS, dtype=jnp.int32)
     real = channel < Cc
@@ -131,8 +143,9 @@ def _convolve_delta_net(rows: VerifyRows, x_ref, weight_ref, columns_ref, y_ref,
     load = lambda ref, at, mask: pltriton.load(ref.at[(*at, channel)], mask=mask, other=0.0)  # noqa: E731
     taps = [load(weight_ref, (j,), real).astype(jnp.float32) for j in range(W)]
     before = tuple(load(columns_ref, (row, start + j), known) for j in range(W - 1))
-    for j, x in enumerate(before):
+    for j, x in enumerate(() if append else before):
         pltriton.store(columns_out_ref.at[row, j, channel], x, mask=real & is_live)
+    first = W - 1 + (start if append else 0)
 
     def convolve_token(t, before):
         window = (*before, load(x_ref, (b, t), real))
@@ -140,7 +153,7 @@ def _convolve_delta_net(rows: VerifyRows, x_ref, weight_ref, columns_ref, y_ref,
         for x, tap in zip(window[1:], taps[1:], strict=True):
             total = multiply_add(x.astype(jnp.float32), tap, total)
         pltriton.store(y_ref.at[b, t, channel], (total * jax.nn.sigmoid(total)).astype(y_ref.dtype), mask=real)
-        pltriton.store(columns_out_ref.at[row, W - 1 + t, channel], window[-1], mask=real)
+        pltriton.store(columns_out_ref.at[row, first + t, channel], window[-1], mask=real)
         return window[1:]
 
     def write_zeros(t, _):

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 from jspec.pallas.delta_net.convolution import convolve_prefill, convolve_verify
 from jspec.pallas.delta_net.prefill import prefill
 from jspec.pallas.delta_net.projections import DeltaHeads
-from jspec.pallas.delta_net.state import DeltaState, PrefillRows, VerifyRows, init_state
+from jspec.pallas.delta_net.state import AppendRows, DeltaState, PrefillRows, VerifyRows, init_state
 from jspec.pallas.delta_net.verify import verify
+
+Rows = VerifyRows | AppendRows | PrefillRows
 
 
 class DeltaInputs(NamedTuple):
@@ -30,13 +32,15 @@ class DeltaInputs(NamedTuple):
     heads: DeltaHeads
 
 
-def recur(inputs: DeltaInputs, state: DeltaState, rows: VerifyRows | PrefillRows) -> tuple[jax.Array, DeltaState]:
+def recur(inputs: DeltaInputs, state: DeltaState, rows: Rows) -> tuple[jax.Array, DeltaState]:
     """Outputs ``[B, T, Nv, Dv]`` of the tokens of some rows, in the dtype of ``inputs.qkv``, and the state behind them."""
-    if isinstance(rows, VerifyRows):
-        qkv, columns = convolve_verify(state.columns, rows, inputs.qkv, inputs.convolution)
-        return verify(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta)
-    qkv, columns = convolve_prefill(state.columns, rows, inputs.qkv, inputs.convolution)
-    return prefill(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta)
+    if isinstance(rows, PrefillRows):
+        qkv, columns = convolve_prefill(state.columns, rows, inputs.qkv, inputs.convolution)
+        return prefill(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta)
+    append = isinstance(rows, AppendRows)
+    rows = rows.as_verify_rows if isinstance(rows, AppendRows) else rows
+    qkv, columns = convolve_verify(state.columns, rows, inputs.qkv, inputs.convolution, append=append)
+    return verify(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta, append=append)
 
 
 def recur_from_zero(inputs: DeltaInputs) -> jax.Array:

@@ -14,6 +14,10 @@ product and the same sum as in the pass before, and gives the same bits. One rea
 The columns of the convolution work likewise: they hold the W - 1 inputs before the last pass, then its own inputs, and
 the next pass begins behind the accepted ones.
 
+A draft model reads its drafts one after another, before any of them is verified. Such a pass *appends*: it computes with S
+and everything that is pending, adds its own triples to these, and leaves S alone. So a verify pass, and those behind it that
+append, leave together what one verify pass of the same tokens would leave.
+
 The rows of a state are never gathered: a pass says which rows it has, and the kernels read and write them in place."""
 
 from dataclasses import dataclass, replace
@@ -108,6 +112,27 @@ class VerifyRows(NamedTuple):
         """``accepted`` and ``half`` of the next pass, if so many tokens of this one, int32 ``[B]``, are committed."""
         ran = self.tokens > 0
         return jnp.where(ran, accepted, self.accepted), jnp.where(ran, 1 - self.half, self.half)
+
+
+class AppendRows(NamedTuple):
+    """The rows of a pass whose tokens join those that are pending already. All layers of a model share it.
+
+    Attributes:
+      row: int32 ``[B]``, as of ``VerifyRows``. None of these rows begins here.
+      tokens: int32 ``[B]``, how many of the T query tokens are valid, the first ones. A row with 0 sits the pass out.
+      pending: int32 ``[B]``, how many tokens are pending; with those of this pass they are at most Tm.
+      half: int32 ``[B]``, 0 or 1, which half has their triples, and gets those of this pass.
+    """
+
+    row: jax.Array
+    tokens: jax.Array
+    pending: jax.Array
+    half: jax.Array
+
+    @property
+    def as_verify_rows(self) -> VerifyRows:
+        """The same rows of a verify pass, in which all pending tokens are accepted."""
+        return VerifyRows(self.row, self.tokens, self.pending, self.half, jnp.zeros(self.row.shape, bool))
 
 
 class PrefillRows(NamedTuple):

@@ -1,4 +1,4 @@
-"""The verify pass of a gated delta net in one launch, which reads and writes S once."""
+"""The verify pass of a gated delta net in one launch, which reads and writes S once, or reads it if the pass appends."""
 
 import dataclasses
 import functools
@@ -33,12 +33,13 @@ class VerifyTiling(NamedTuple):
 TILING = VerifyTiling(32, 32, 1)
 
 
-def verify(state: DeltaState, rows: VerifyRows, qkv, g, beta) -> tuple[jax.Array, DeltaState]:
+def verify(state: DeltaState, rows: VerifyRows, qkv, g, beta, *, append: bool = False) -> tuple[jax.Array, DeltaState]:
     """``verify_reference``, and on an NVIDIA GPU the kernel, which is for sizes of keys and values that are powers of
     two."""
+    kernel, reference = (functools.partial(f, append=append) for f in (verify_kernel, verify_reference))
     if not has_kernel(*state.S.shape[2:]):
-        return verify_reference(state, rows, qkv, g, beta)
-    return by_platform(verify_kernel, verify_reference, state, rows, qkv, g, beta)
+        return reference(state, rows, qkv, g, beta)
+    return by_platform(kernel, reference, state, rows, qkv, g, beta)
 
 
 def has_kernel(Dk: int, Dv: int) -> bool:
@@ -46,21 +47,30 @@ def has_kernel(Dk: int, Dv: int) -> bool:
     return all(pl.next_power_of_2(size) == size and 16 <= size <= 256 for size in (Dk, Dv))
 
 
-@functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace
+@functools.partial(jax.jit, static_argnames=("append", "tiling", "interpret"))  # layers share one trace
 def verify_kernel(
-    state: DeltaState, rows: VerifyRows, qkv, g, beta, *, tiling: VerifyTiling = TILING, interpret=False
+    state: DeltaState,
+    rows: VerifyRows,
+    qkv,
+    g,
+    beta,
+    *,
+    append: bool = False,
+    tiling: VerifyTiling = TILING,
+    interpret=False,
 ) -> tuple[jax.Array, DeltaState]:
     """``verify_reference`` as a kernel; a program instance has some columns of the S of one head of one row.
 
-    S, k, u and g are updated in place if the caller donates them."""
+    S, k, u and g are updated in place if the caller donates them. A pass that appends only reads S."""
     (B, T, _), (_, Nv, Dk, Dv) = qkv.shape, state.S.shape
     values, keys = min(tiling.values, Dv), min(tiling.keys, Dk)
     outputs = jax.ShapeDtypeStruct((B, T, Nv, Dv), qkv.dtype)
-    kept = state.S, state.k, state.u, state.g
+    kept = state.k, state.u, state.g
     numbers = rows._replace(fresh=rows.fresh.astype(jnp.int32)), qkv, g, beta
+    numbers, kept = ((*numbers, state.S), kept) if append else (numbers, (state.S, *kept))
     before = len(jax.tree.leaves(numbers))
     made: Any = kernel_call(
-        _verify_delta_net,
+        _append_delta_net if append else _verify_delta_net,
         *numbers,
         *kept,
         grid=(Dv // values, Nv, B),
@@ -71,8 +81,8 @@ def verify_kernel(
         values=values,
         keys=keys,
     )
-    o, S, k, u, g = made
-    return o, dataclasses.replace(state, S=S, k=k, u=u, g=g)
+    o, *S, k, u, g = made
+    return o, dataclasses.replace(state, S=state.S if append else S[0], k=k, u=u, g=g)
 
 
 class _Here(NamedTuple):
@@ -111,6 +121,11 @@ class _Token(NamedTuple):
     g: Any
 
 
+def _append_delta_net(rows: VerifyRows, *refs, values: int, keys: int):
+    *read, o_ref, k_kept_ref, u_kept_ref, g_kept_ref = refs
+    _verify_delta_net(rows, *read, o_ref, None, k_kept_ref, u_kept_ref, g_kept_ref, values=values, keys=keys)  # pyright: ignore
+
+
 def _verify_delta_net(
     rows: VerifyRows,
     qkv_ref,
@@ -132,7 +147,8 @@ def _verify_delta_net(
     """One loop over the accepted tokens of the last pass and then those of this one; S stays in registers.
 
     S changes by the same instructions for both, and those are the same for every T. How many trips the loop has is known
-    only when it runs."""
+    only when it runs. A pass that appends has no ``S_out_ref``. It may write to the half that it reads, because no instance
+    reads a triple behind the accepted ones."""
     (Bs, Nv, Dk, Dv), (T, Nk) = S_ref.shape, (qkv_ref.shape[1], k_kept_ref.shape[3])
     block, head, b = (pl.program_id(axis) for axis in range(3))
     row, tokens, fresh = rows.row[b], rows.tokens[b], rows.fresh[b] != 0
@@ -143,15 +159,17 @@ def _verify_delta_net(
     lines = [start + jnp.arange(keys, dtype=jnp.int32) for start in range(0, Dk, keys)]
     here = _Here(block, head, b, row, rows.half[b], key_head, value, lines)
     places = [(row, head, *tile_indices(line, value)) for line in lines]
-    kept = k_kept_ref, u_kept_ref, g_kept_ref
+    kept, append = (k_kept_ref, u_kept_ref, g_kept_ref), S_out_ref is None
 
     def advance(i, tiles):
         t = i - accepted
 
-        @pl.when(t == 0)
-        def _():
-            for at, tile in zip(places, tiles, strict=True):
-                pltriton.store(S_out_ref.at[at], tile)
+        if not append:
+
+            @pl.when(t == 0)
+            def _():
+                for at, tile in zip(places, tiles, strict=True):
+                    pltriton.store(S_out_ref.at[at], tile)
 
         is_new = t >= 0
         token = jax.lax.cond(
@@ -167,7 +185,8 @@ def _verify_delta_net(
         @pl.when(is_new)
         def _():
             pltriton.store(o_ref.at[b, t, head, value], _read(tiles, token.q).astype(o_ref.dtype))
-            _keep(*kept, here, t, token, u, Nv // Nk)
+            place = (here.half, here.row, i) if append else (1 - here.half, here.row, t)
+            _keep(*kept, here, place, token, u, Nv // Nk)
 
         return tiles
 
@@ -217,9 +236,9 @@ def _pending_token(k_kept_ref, u_kept_ref, g_kept_ref, here: _Here, i) -> _Token
     return _Token(k, no_query, u, g_kept_ref[(*at, here.head)])
 
 
-def _keep(k_kept_ref, u_kept_ref, g_kept_ref, here: _Here, t, token: _Token, u, shared: int):
-    """In a kernel: write the triple of query token t, each number of it by one of the instances that have it."""
-    at, is_first = (1 - here.half, here.row, t), here.block == 0
+def _keep(k_kept_ref, u_kept_ref, g_kept_ref, here: _Here, at, token: _Token, u, shared: int):
+    """In a kernel: write the triple of a query token to ``at``, each number of it by one of the instances that have it."""
+    is_first = here.block == 0
     pltriton.store(u_kept_ref.at[(*at, here.head, here.value)], u)
 
     @pl.when(is_first & (jax.lax.rem(here.head, jnp.int32(shared)) == 0))

@@ -225,7 +225,8 @@ class _CodeOperands(_Operands):
 
     def _weights(self, output, at, place):
         """The low and the high halves of bytes ``at``, and the scale of their group."""
-        weight_ref, scale_ref = self.expert_weights.weight, self.expert_weights.scale
+        weight_ref: Any = self.expert_weights.weight
+        scale_ref: Any = self.expert_weights.scale
         packed = _load(
             weight_ref.at[self.tile.expert, *tile_indices(output, at)],
             None if self.output_mask is None else broadcast_columns(self.output_mask, at.shape[0]),

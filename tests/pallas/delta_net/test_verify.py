@@ -13,18 +13,20 @@ from delta_nets import HEADS, Decoder, W, assert_same_bits, random_passes, rando
 
 from jspec.pallas.delta_net.convolution import convolve_verify, convolve_verify_kernel, convolve_verify_reference
 from jspec.pallas.delta_net.projections import DeltaHeads
-from jspec.pallas.delta_net.state import VerifyRows, init_state
+from jspec.pallas.delta_net.recur import DeltaInputs, recur
+from jspec.pallas.delta_net.state import AppendRows, VerifyRows, init_state
 from jspec.pallas.delta_net.verify import VerifyTiling, verify, verify_kernel, verify_reference
 
 SMALL = VerifyTiling(values=16, keys=16, num_warps=1)  # two tiles, and two program instances for each head
 R, N = 3, 12
 
 
-def decoder_of(implementation) -> Decoder:
-    small = functools.partial(verify_kernel, tiling=SMALL)
-    return Decoder(
-        implementation(convolve_verify_reference, convolve_verify_kernel), implementation(verify_reference, small)
-    )
+def decoder_of(implementation, append: bool = False) -> Decoder:
+    """Its passes are verify passes, or such as append."""
+    functions = convolve_verify_reference, convolve_verify_kernel, verify_reference, verify_kernel
+    convolve, convolve_kernel, verify, kernel = (functools.partial(f, append=append) for f in functions)
+    small = functools.partial(kernel, tiling=SMALL)
+    return Decoder(implementation(convolve, convolve_kernel), implementation(verify, small))
 
 
 def rows_of(row, tokens, accepted=0, half=0, fresh=False) -> VerifyRows:
@@ -38,7 +40,7 @@ def rows_of(row, tokens, accepted=0, half=0, fresh=False) -> VerifyRows:
 class TestVerify:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        self.decoder = decoder_of(implementation)
+        self.decoder, self.implementation = decoder_of(implementation), implementation
 
     def used(self, seed: int = 0):
         """A state in use, of three rows, and 2 query tokens for two rows of a pass."""
@@ -65,6 +67,32 @@ class TestVerify:
     def test_bits_are_those_of_plain_decoding(self, dtype, seed):
         texts = random_texts(R, N, seed, dtype=dtype)
         assert_same_bits(self.decoder, self.decoder, texts, random_passes(R, N, seed))
+
+    def test_passes_that_append_leave_what_one_verify_pass_leaves(self):
+        """Of two rows, with two tokens first and then one at a time, the second row one less: outputs, triples and columns
+        have the same bits, and S and the other row stay as they are."""
+        state, _ = self.used()
+        texts, appending = random_texts(2, 4, seed=3), decoder_of(self.implementation, append=True)
+        at, count = rows_of([2, 0], 2, accepted=[1, 3], half=[0, 1]), jnp.int32([4, 3])
+        o, wanted = layer(self.decoder, state, at._replace(tokens=count), texts)
+        first, new = layer(self.decoder, state, at, cut(texts, 0, 2))
+        outputs = [first]
+        for i, tokens in ((2, [1, 1]), (3, [1, 0])):
+            rows = AppendRows(at.row, jnp.int32(tokens), jnp.full(2, i, jnp.int32), 1 - at.half).as_verify_rows
+            one, after = layer(appending, new, rows, cut(texts, i, i + 1))
+            np.testing.assert_array_equal(after.S, new.S)
+            outputs.append(one)
+            new = after
+        np.testing.assert_array_equal(np.concatenate(outputs, axis=1), o)
+        np.testing.assert_array_equal(new.S, wanted.S)
+        for b, row in enumerate([2, 0]):
+            n, half = count[b], 1 - at.half[b]
+            np.testing.assert_array_equal(new.columns[row, : W - 1 + n], wanted.columns[row, : W - 1 + n])
+            for name in ("k", "u", "g"):
+                of_row, wanted_row = (np.asarray(getattr(x, name))[half, row, :n] for x in (new, wanted))
+                np.testing.assert_array_equal(of_row, wanted_row, err_msg=name)
+        for before, after in zip(jax.tree.leaves(state.of_row(1)), jax.tree.leaves(new.of_row(1)), strict=True):
+            np.testing.assert_array_equal(before, after)
 
     def test_a_row_that_is_not_in_the_pass_stays_as_it_is(self):
         """Past the end, or without a valid token, or not named; in both halves."""
@@ -114,6 +142,15 @@ class TestVerify:
         o, _ = self.decoder.verify(dataclasses.replace(state, S=state.S.at[0, 1, 3, 5].set(number)), rows, x, g, beta)
         assert not np.isfinite(np.asarray(o)[1, :, 1, 5]).any()
         np.testing.assert_array_equal(o[0], clean[0])
+
+
+def layer(decoder: Decoder, state, rows, texts):
+    qkv, columns = decoder.convolve(state.columns, rows, texts.x, texts.weight)
+    return decoder.verify(state.with_columns(columns), rows, qkv, texts.g, texts.beta)
+
+
+def cut(texts, start: int, end: int):
+    return texts._replace(**{name: getattr(texts, name)[:, start:end] for name in ("x", "g", "beta")})
 
 
 def weight():
@@ -181,6 +218,13 @@ LARGE = DeltaHeads(16, 48, 128, 128)
 def test_lowers_for_cuda(B, T, dtype):
     kernels = kernels_of(for_cuda(pass_of_layer, shapes_of(B, T, LARGE, dtype)))
     assert kernels == ["convolve_delta_net", "verify_delta_net"]
+
+
+def test_passes_that_append_lower_for_cuda():
+    def appended(state, rows, x, weight, g):
+        return recur(DeltaInputs(x, g, g, weight, LARGE), state, AppendRows(*rows[:4]))
+
+    assert kernels_of(for_cuda(appended, shapes_of(64, 1, LARGE))) == ["convolve_delta_net", "append_delta_net"]
 
 
 def test_sizes_without_a_kernel_are_for_the_reference():
