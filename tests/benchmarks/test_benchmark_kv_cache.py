@@ -51,7 +51,7 @@ def test_the_table_has_what_was_measured():
 
     kl = {"mean_kl": 0.00388, "max_kl": 0.14, "top1": 0.969, "positions": 3328}
     found = {"kl, fp8": figure("kl, fp8", 0.00388, **kl)}
-    assert "| fp8 | 3.9e-03 | 1.4e-01 | 96.9% |" in kv_cache_table.quality(found)
+    assert "| fp8 | 3.9e-3 | 1.4e-1 | 96.9% |" in kv_cache_table.quality(found)
     for kind, length in (("none", 3.0), ("fp8", 2.9), ("fp8_per_token_head", 2.8)):
         key = f"acceptance, eagle, T = 0, {kind}"
         found[key] = figure(key, length)
