@@ -96,6 +96,9 @@ def verify_weights(source: HuggingFaceModel, folder: Path) -> str:
         for param, expected in zip((name, scale), quantized_param(source, name), strict=True):
             if not np.array_equal(params[param].view(np.uint8), expected.view(np.uint8)):
                 raise Mismatch(f"{folder}: parameter {param!r} is not that of the source, quantised")
+    for param, *_ in source.config.companions().values():
+        if not np.array_equal(params[param], source.param(param, source.exact_dtype)):
+            raise Mismatch(f"{folder}: parameter {param!r} is not that of the source")
     how = "as they are stored" if source.layout.holds_scales else "rounded once"
     return f"{source.config.quantization} weights verified: {len(scales)} params are the source's, {how}"
 

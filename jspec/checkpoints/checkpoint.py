@@ -11,7 +11,7 @@ from jspec._validation import require
 from jspec.checkpoints.converted.manifest import NAME, PARAMS, is_converted
 from jspec.checkpoints.converted.model import ConvertedModel
 from jspec.checkpoints.converted.orbax import METADATA
-from jspec.checkpoints.dequantize.fp8 import FP8Blocks
+from jspec.checkpoints.dequantize.format import BlockFormat
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
@@ -31,7 +31,7 @@ from jspec.text.detokenizer import Tokenizer
 
 Params = dict[str, np.ndarray]
 GENERATION_CONFIG = "generation_config.json"
-_BY_TENSORS = (FP8Blocks, StoredQuantization)  # quantisations of which tensors may say what is kept
+_BY_TENSORS = (BlockFormat, StoredQuantization)  # quantisations of which tensors may say what is kept
 MTP = "mtp"  # the folder of multi-token prediction layers in a converted folder, which is a converted folder too
 
 

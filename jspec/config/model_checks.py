@@ -9,13 +9,13 @@ from jspec.config.mla import Latent
 from jspec.config.moe import Experts
 from jspec.config.rope import Rope
 from jspec.config.tensor_names import names_of
-from jspec.quantization.groups import grouped
+from jspec.quantization.groups import has_order, in_codes
 
 if TYPE_CHECKING:
     from jspec.config.model import ModelConfig
 
 QUANTIZATIONS = ("int8", "fp8", "int4")  # that weights can be converted to
-# The last one comes from checkpoints alone, and so do formats of four bits besides int4 (``jspec.quantization.groups``).
+# The last one comes from checkpoints alone, and so do formats of four bits besides int4 (``jspec.quantization``).
 STORED_QUANTIZATIONS = (*QUANTIZATIONS, "fp8_block")
 NORMS = ("rms", "rms_wide", "rms_offset", "layer")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
@@ -31,7 +31,7 @@ LAYER_NORMS = {
 def require_quantization(quantization: object):
     """Raise a ValueError unless weights can be stored so; None is for weights that are not quantised."""
     known = (None, *STORED_QUANTIZATIONS)
-    of_checkpoint = isinstance(quantization, str) and grouped(quantization) is not None
+    of_checkpoint = isinstance(quantization, str) and in_codes(quantization)
     require(
         of_checkpoint or quantization in known, "quantization", quantization, f"one of {', '.join(map(str, known))}"
     )
@@ -86,6 +86,8 @@ def require_valid(config: "ModelConfig"):
             is_int(token) and 0 <= token < config.vocab_size, "eos_token_ids", token, f"in 0..{config.vocab_size - 1}"
         )
     require_quantization(config.quantization)
+    fits = not config.quantized_head or (config.quantization != "nvfp4" and not has_order(config.quantization))
+    require(fits, "quantized_head", True, f"False with quantization={config.quantization!r}")
     plain = config.plain_maps
     names = isinstance(plain, tuple) and all(isinstance(name, str) for name in plain)
     require(names, "plain_maps", plain, "a tuple of names of linear maps")

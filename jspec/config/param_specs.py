@@ -28,9 +28,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from jspec.quantization.groups import INT4, SCALE_BYTES, grouped, num_groups
+from jspec.quantization.groups import Companion, companion, in_codes, stored_bytes
 
-FLOAT32_BYTES = 4
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
 
@@ -84,7 +83,7 @@ class Parameter:
         replace ``{}`` in ``name`` and in the names of the tensors.
       quantization: ``int8`` or ``fp8`` for a weight that is stored in eight bits, with one scale for each output channel;
         ``fp8_block`` for one in eight, with one for each 128 inputs of an output channel; ``int4``, or another name of
-        ``jspec.quantization.groups``, for one in four bits. None for any other parameter.
+        ``jspec.quantization.groups``, or ``nvfp4`` for one in four bits. None for any other parameter.
       dtype: a key of ``DTYPE_BYTES``. None for the dtype of the weights, which nearly all parameters have.
       weights_each: number of the model's weights in one stored number: 2 in a byte of MXFP4 codes, 0 in their scales.
       sizes: sizes of dimension letters that are not those of the config, such as H in layers with heads of another size.
@@ -119,6 +118,11 @@ class Parameter:
     def scale(self) -> str:
         """Name of the scales of a quantised parameter."""
         return self.name.removesuffix("weight") + "scale" if self.name.endswith(".weight") else f"{self.name}_scale"
+
+    def companion(self, dimensions: Mapping[str, int]) -> Companion | None:
+        """The array that it has besides its scales, by its whole name; None if it has none."""
+        found = None if self.quantization is None else companion(self.shape(dimensions), self.quantization)
+        return None if found is None else found._replace(end=self.name.removesuffix("weight") + found.end)
 
 
 class Declared:
@@ -180,6 +184,13 @@ class Declared:
         quantized = [p for p in self.parameters if p.quantization is not None]
         return {p.name.format(*copy): p.scale.format(*copy) for p, copy in expanded(quantized)}
 
+    def companions(self) -> dict[str, Companion]:
+        """The array that a parameter has besides its scales, by the name of that parameter, for those that have one."""
+        found = [(p.name, copy, p.companion(self.dimensions)) for p, copy in expanded(self.parameters)]
+        return {
+            name.format(*copy): one._replace(end=one.end.format(*copy)) for name, copy, one in found if one is not None
+        }
+
     def quantizations(self) -> dict[str, str]:
         """How each quantised parameter is stored, by its name: ``int8``, ``fp8``, ``fp8_block``, ``int4`` and so on."""
         return {
@@ -195,19 +206,15 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
     """Bytes of all copies of a parameter, scales included, where a number that is not quantised takes ``itemsize`` bytes."""
     shape = parameter.shape(dimensions)
     each = math.prod(shape) * DTYPE_BYTES.get(parameter.dtype or "", itemsize)
-    if parameter.quantization == "fp8_block":
-        each = math.prod(shape) + FLOAT32_BYTES * shape[0] * num_groups(shape[1])
-    elif (form := grouped(parameter.quantization or "")) is not None:
-        each = math.prod(form.weight_shape(shape)) + SCALE_BYTES[form.scale] * math.prod(form.scale_shape(shape))
-    elif parameter.quantization is not None:
-        each = math.prod(shape) + FLOAT32_BYTES * shape[0]
+    if parameter.quantization is not None:
+        each = stored_bytes(shape, parameter.quantization)
     return len(parameter.copies) * each
 
 
 def of_experts(quantization: str | None) -> str | None:
-    """How experts are stored where other maps are stored as ``quantization``. Those of a checkpoint in groups of four bits
-    are not quantised."""
-    return None if grouped(quantization or "") not in (None, INT4) else quantization
+    """How experts are stored where other maps are stored as ``quantization``. Those of a checkpoint in codes are not
+    quantised."""
+    return None if in_codes(quantization) and quantization != "int4" else quantization
 
 
 def of_latents(quantization: str | None) -> str | None:

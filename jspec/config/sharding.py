@@ -11,7 +11,7 @@ from jspec._validation import is_int, require
 from jspec.config.model import ModelConfig
 from jspec.config.moe import Experts
 from jspec.config.param_specs import DOWNS, GATE_UPS, ONCE, Parameter, bytes_of, expanded
-from jspec.quantization.groups import GROUP, grouped
+from jspec.quantization.groups import GROUP, has_groups, in_codes
 
 AXIS = "tp"  # of the mesh
 VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabulary, the last of them padded
@@ -107,10 +107,12 @@ class Shards:
             sharding = self._split(parameter, config)
             shardings[parameter.name.format(*copy)] = sharding
             if parameter.quantization is not None:  # scales [out] or [out, groups], with weights [out, in]
-                form = grouped(parameter.quantization)
-                in_groups = parameter.quantization == "fp8_block" or (form is not None and form.group is not None)
-                sharded = sharding.axis == 0 or in_groups
+                sharded = sharding.axis == 0 or has_groups(parameter.quantization)
                 shardings[parameter.scale.format(*copy)] = sharding if sharded else sharding._replace(axis=None)
+            if (companion := parameter.companion(config.dimensions)) is not None:  # of outputs or of inputs
+                axis = 0 if companion.dtype == "float32" else 1
+                split = sharding._replace(axis=0 if sharding.axis == axis else None)
+                shardings[companion.end.format(*copy)] = split
         return shardings
 
     def _split(self, parameter: Parameter, config: ModelConfig) -> ParameterSharding:
@@ -146,8 +148,7 @@ class Shards:
     def _require_whole_groups(self, config: ModelConfig):
         """Raise a ValueError if a shard would have a part of a group of inputs that share a scale."""
         for parameter in config.parameters:
-            kind = parameter.quantization or ""
-            in_blocks = kind == "fp8_block" or grouped(kind) is not None
+            in_blocks = parameter.quantization == "fp8_block" or in_codes(parameter.quantization)
             if in_blocks and self._split(parameter, config).axis == 1:
                 inputs, name = parameter.shape(config.dimensions)[1], parameter.name.format("i")
                 what = (

@@ -99,7 +99,9 @@ class Decoder(nnx.Module):
         peers, self.peers = self.peers, None  # which cannot be copied
         drafter = with_quantized_inputs(self, head=False)
         drafter.peers = self.peers = peers
-        drafter.quantize_head_inputs = self.output_weight.dtype == jnp.int8 and self.norm is not None
+        scale = self.output_scale
+        in_int8 = self.output_weight.dtype == jnp.int8 and scale is not None and scale.ndim == 1
+        drafter.quantize_head_inputs = in_int8 and self.norm is not None
         return with_draft_tokens(drafter)
 
     def embed(self, tokens):

@@ -22,6 +22,8 @@ from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
 from jspec.pallas.norm.rms_norm import SumOptions, add_norm, norm
+from jspec.quantization import nvfp4
+from jspec.quantization.groups import has_order
 
 
 class Linear(nnx.Module):
@@ -29,9 +31,11 @@ class Linear(nnx.Module):
 
     Attributes:
       weight: ``[out, in]`` of ``dtype``. A quantised one is int8 or float8_e4m3fn, or packed codes of four bits, uint8
-        ``[out, 64 groups]``.
-      scale: float32 ``[out]``; of FP8 in blocks float32 ``[out, groups]``, and of four bits bfloat16 ``[out, groups]``.
-        None for a weight that is not quantised.
+        ``[out, 64 blocks]``.
+      scale: float32 ``[out]``; of FP8 in blocks float32 ``[out, groups]``, and of four bits ``[out, groups]`` or ``[out,
+        groups, 2]`` (``jspec.quantization``). None for a weight that is not quantised.
+      channel_scale: of NVFP4 float32 ``[out, 2]``, else None.
+      order: int32 ``[in]``, which number of x each input of the weight is, where that has them in another order; else None.
       bias: ``[out]`` of ``dtype``, or None.
       reduce_axis: the mesh axis whose shards have parts of the inputs each, and over which products are therefore added
         up; None if all inputs are here.
@@ -53,14 +57,27 @@ class Linear(nnx.Module):
         rngs: nnx.Rngs,
     ):
         shape, std = (out_features, in_features), in_features**-0.5
-        self.weight, self.scale = random_weight(rngs.params(), shape, std, dtype, quantization)
+        if quantization == "nvfp4":
+            arrays = nvfp4.random_codes(rngs.params(), shape, std)
+            self.weight, self.scale, self.channel_scale = (nnx.Param(array) for array in arrays)
+        else:
+            self.weight, self.scale = random_weight(rngs.params(), shape, std, dtype, quantization)
+            self.channel_scale = None
+        is_ordered = has_order(quantization)
+        self.order = nnx.Param(jnp.arange(in_features, dtype=jnp.int32)) if is_ordered else None
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
         self.reduce_axis, self.quantize_inputs, self.allow_partial_sums = reduce_axis, False, allow_partial_sums
 
     def __call__(self, x):
-        scale, bias = (None if array is None else array[...] for array in (self.scale, self.bias))
+        arrays = self.scale, self.bias, self.channel_scale
+        scale, bias, channel_scale = (None if array is None else array[...] for array in arrays)
+        if self.order is not None:
+            if self.reduce_axis is not None:  # a shard's inputs may be anywhere among those of all
+                x = jax.lax.all_gather(x, self.reduce_axis, axis=x.ndim - 1, tiled=True)
+            x = jnp.take(x, self.order[...], axis=-1)
         x = quantize_tokens(x) if self.quantize_inputs else x
-        how = {"reduce_axis": self.reduce_axis, "allow_partial_sums": self.allow_partial_sums}
+        how: dict[str, Any] = {"reduce_axis": self.reduce_axis, "allow_partial_sums": self.allow_partial_sums}
+        how["channel_scale"] = channel_scale
         return matmul(x, self.weight[...], scale, bias, **how)
 
 

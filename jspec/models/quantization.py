@@ -13,8 +13,8 @@ import numpy as np
 from flax import nnx
 
 from jspec.pallas.matmul import quantize_activations
-from jspec.quantization import codes, fp8_block, int4
-from jspec.quantization.groups import grouped, num_groups
+from jspec.quantization import codes, fp8_block, int4, nvfp4
+from jspec.quantization.groups import INT4, grouped, num_groups
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _EIGHT_BITS = {"int8": np.dtype(np.int8), "fp8": FP8, "fp8_block": fp8_block.STORED}
@@ -25,11 +25,14 @@ _BLOCK = 2**20  # weights that are converted at a time, so that their float32 co
 
 def stored_dtype(quantization: str) -> np.dtype:
     """The dtype in which the numbers or codes of weights in this quantisation are stored."""
-    return _EIGHT_BITS.get(quantization, codes.STORED)
+    form = grouped(quantization)
+    return _EIGHT_BITS["int8"] if form is not None and form.bits == 8 else _EIGHT_BITS.get(quantization, codes.STORED)
 
 
 def scale_dtype(quantization: str) -> np.dtype:
     """The dtype of their scales."""
+    if quantization == "nvfp4":
+        return nvfp4.SCALE
     form = grouped(quantization)
     return np.dtype(np.float32) if form is None else jnp.dtype(form.scale)
 
@@ -72,12 +75,14 @@ def quantized_shapes(shape: tuple[int, ...], quantization: str) -> tuple[tuple[i
     """The shapes of the two arrays in which a weight ``shape`` = (out, in) is stored: the weight's and the scales'."""
     if (form := grouped(quantization)) is not None:
         return form.weight_shape(shape), form.scale_shape(shape)
+    if quantization == "nvfp4":
+        return INT4.weight_shape(shape), (shape[0], num_groups(shape[1], nvfp4.GROUP))
     return shape, (shape[0], num_groups(shape[1])) if quantization == "fp8_block" else shape[:1]
 
 
 def dequantize(weight: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray:
     """The numbers of quantised output channels, float32 ``[out, inputs]``, from weight and scales as they are stored."""
-    if weight.dtype == codes.STORED:
+    if codes.are_codes(weight, scale):
         return codes.dequantize(weight, scale, inputs)
     return fp8_block.dequantize(weight, scale) if scale.ndim == 2 else weight.astype(np.float32) * scale[:, None]
 
@@ -90,7 +95,7 @@ def as_float32(weight, scale, inputs: int) -> jax.Array:
       scale: one scale for each of them, or those of their groups. None if they are not quantised.
       inputs: how many numbers each of them has.
     """
-    if weight.dtype == codes.STORED:
+    if codes.are_codes(weight, scale):
         return codes.dequantize(weight, scale, inputs)
     if scale is not None and scale.ndim == weight.ndim:
         return fp8_block.dequantize(weight, scale)

@@ -57,9 +57,9 @@ def _quantize_inputs_of_attention(layer: Any, concatenated: bool):
 
 
 def _quantize_inputs_of(linear: Any, norm: Any = None) -> None:
-    """Have one map quantise its inputs if its weights are int8, and its norm quantise its outputs if no other map reads
-    them."""
-    if linear is None or linear.weight.dtype != jnp.int8:
+    """Have one map quantise its inputs if its weights are int8 without groups, and its norm quantise its outputs if no other
+    map reads them."""
+    if linear is None or linear.weight.dtype != jnp.int8 or linear.scale.ndim > 1:
         return
     linear.quantize_inputs = True
     if norm is not None:

@@ -4,4 +4,5 @@ groups.py     how many inputs share a scale, and the names of formats of four bi
 codes.py      codes of four bits in groups: how they are packed, and what they stand for
 int4.py       rounds weights to codes of four bits in groups of 128 inputs
 fp8_block.py  FP8 numbers in groups of 128 inputs with a scale each
+nvfp4.py      NVFP4, codes of four bits with a scale for each 16 inputs and a number for each output channel
 mxfp4.py      MXFP4, the format of gpt-oss' experts"""

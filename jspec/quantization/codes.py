@@ -1,14 +1,16 @@
-"""Codes of four bits in groups: how they are packed, and what they stand for.
+"""Codes of four or eight bits in groups: how they are stored, and what they stand for.
 
 Checkpoints of GPTQ, AWQ and compressed-tensors are kept so, and jspec's own ``int4`` is one of these formats
-(``jspec.quantization.groups``). An output channel has a code n = 0 .. 15 for each input feature, and its inputs are in
-groups. A code stands for the number ``(n - zero) * scale`` of its group, exactly: the difference is an integer that bfloat16
-holds, and a product adds up the products of a group before it multiplies by the scale, in float32.
+(``jspec.quantization.groups``). An output channel has a code n for each input feature, 0 .. 15 in four bits and -128 .. 127
+in eight, and its inputs are in groups. A code stands for the number ``(n - zero) * scale`` of its group, exactly: the
+difference is an integer that bfloat16 holds, and a product adds up the products of a group before it multiplies by the
+scale, in float32.
 
 | array | shape | |
 |---|---|---|
-| weight | uint8 ``[out, 64 blocks]`` | the codes, packed by ``pack_codes``; a block is 128 inputs |
-| scale | ``[out, groups]`` | of float16, bfloat16 or float32; the zero of every group is 8 |
+| weight | uint8 ``[out, 64 blocks]`` | codes of four bits, packed by ``pack_codes``; a block is 128 inputs |
+| | int8 ``[out, in]`` | codes of eight bits |
+| scale | ``[out, groups]`` | of float16, bfloat16 or float32; the zero of every group is 8, and 0 in eight bits |
 | | ``[out, groups, 2]`` | the scale of a group and its zero, an integer that each of these dtypes holds |
 
 A block has 64 bytes, 16 for each 32 inputs one after another, in an order in which a thread of Hopper's tensor cores reads
@@ -88,17 +90,25 @@ def _permuted(x, order: tuple[int, ...]):
     return x.transpose(*range(first), *(first + axis for axis in order))
 
 
+def are_codes(weight, scale) -> bool:
+    """Whether an array of weights with these scales, or None, holds codes in groups."""
+    return weight.dtype == STORED or (weight.dtype == np.int8 and scale is not None and scale.ndim >= weight.ndim)
+
+
 def scales_and_zeros(weight, scale) -> tuple[Any, Any]:
-    """The scales and the zeros of the groups of ``weight [..., 64 blocks]``, each ``[..., groups]`` in the dtype of
-    ``scale``; None for the zeros if they are 8."""
+    """The scales and the zeros of the groups of a weight, each ``[..., groups]`` in the dtype of ``scale``; None in place of
+    the zeros if there are none."""
     return (scale, None) if scale.ndim == weight.ndim else (scale[..., 0], scale[..., 1])
 
 
 def differences(weight, scale, inputs: int):
     """``n - zero`` of each code, float32 ``[..., inputs]``; arguments as for ``dequantize``."""
     scale, zero = scales_and_zeros(weight, scale)
-    codes = unpack_codes(weight, inputs).astype(np.float32)
-    return codes - (np.float32(ZERO) if zero is None else of_inputs(zero.astype(np.float32), inputs))
+    in_bytes = weight.dtype == np.int8
+    codes = (weight if in_bytes else unpack_codes(weight, inputs)).astype(np.float32)
+    if zero is None:
+        return codes if in_bytes else codes - np.float32(ZERO)
+    return codes - of_inputs(zero.astype(np.float32), inputs)
 
 
 def of_inputs(of_groups, inputs: int):
@@ -112,7 +122,7 @@ def dequantize(weight, scale, inputs: int):
     """What codes stand for, float32 ``[..., inputs]``, in which they are exact but for scales of float32.
 
     Args:
-      weight: packed codes, uint8 ``[..., 64 blocks]``, of NumPy or of JAX, and so is the result.
+      weight: codes, uint8 ``[..., 64 blocks]`` or int8 ``[..., inputs]``, of NumPy or of JAX, and so is the result.
       scale: ``[..., groups]`` or ``[..., groups, 2]``.
       inputs: how many codes there are.
     """
@@ -121,7 +131,7 @@ def dequantize(weight, scale, inputs: int):
 
 
 def random_codes(key, shape: tuple[int, int], std: float, form: Grouped = INT4) -> tuple[jax.Array, jax.Array]:
-    """Packed codes and scales of a weight ``shape`` = (out, in) of about normal numbers.
+    """Codes as they are stored, and scales, of a weight ``shape`` = (out, in) of about normal numbers.
 
     Args:
       key: the PRNG key.
@@ -129,10 +139,14 @@ def random_codes(key, shape: tuple[int, int], std: float, form: Grouped = INT4) 
       std: standard deviation of the numbers that they stand for.
       form: how scales and zeros are stored.
     """
-    packed_shape, scale_shape = form.weight_shape(shape), form.scale_shape(shape)
-    numbers = jax.random.normal(key, (*packed_shape, 2)) * (ZERO / 3)
-    codes = (jnp.clip(jnp.round(numbers), -ZERO, ZERO - 1) + ZERO).astype(STORED)
-    scale = jnp.full(scale_shape[:2], 3 * std / ZERO, form.scale)
+    zero = 1 << (form.bits - 1)  # as many codes lie below the middle
+    each = (2,) if form.bits == 4 else (1,)  # codes of a byte
+    numbers = jax.random.normal(key, (*form.weight_shape(shape), *each)) * (zero / 3)
+    numbers = jnp.clip(jnp.round(numbers), -zero, zero - 1)
+    scale = jnp.full(form.scale_shape(shape)[:2], 3 * std / zero, form.scale)
     if form.zeros:
-        scale = jnp.stack([scale, jnp.full_like(scale, ZERO)], axis=-1)
+        scale = jnp.stack([scale, jnp.full_like(scale, ZERO if form.bits == 4 else 0)], axis=-1)
+    if form.bits == 8:
+        return numbers[..., 0].astype(np.int8), scale
+    codes = (numbers + ZERO).astype(STORED)
     return codes[..., 0] | codes[..., 1] << 4, scale

@@ -7,7 +7,7 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from block_checkpoints import KEPT, KINDS, block_checkpoint
+from block_checkpoints import KEPT, KEPT_CODES, KINDS, block_checkpoint
 from fp8_checkpoints import fp8_checkpoint
 from tiny import tiny_checkpoint
 
@@ -29,6 +29,7 @@ WHOLE_GROUPS = {
     "intermediate_size": 512,
     "head_dim": 128,
 }  # four shards have groups of 128 inputs each
+WHOLE_BLOCKS = {**WHOLE_GROUPS, "hidden_size": 64, "num_hidden_layers": 1}
 FOUR_BITS = {"hidden_size": 96, "intermediate_size": 64, "quantization_config": MXFP4, "dtype": "bfloat16"}
 
 
@@ -52,6 +53,11 @@ CHECKPOINTS = {
     **{name: lambda path, kind=kind: block_checkpoint(path, kind, **HEADS) for name, kind in KINDS.items()},
     "fp8 blocks": lambda path: block_checkpoint(path, KEPT["qwen"], **HEADS, **WHOLE_GROUPS),
     "converted fp8 blocks": lambda path: reconverted(block_checkpoint(path, KEPT["qwen"], **HEADS, **WHOLE_GROUPS)),
+    **{
+        f"kept {name}": lambda path, kind=KEPT_CODES[name]: block_checkpoint(path, kind, **HEADS, **WHOLE_BLOCKS)
+        for name in ("gptq", "gptq in another order", "packed channel", "nvfp4")
+    },
+    "converted nvfp4": lambda path: reconverted(block_checkpoint(path, KEPT_CODES["nvfp4"], **HEADS, **WHOLE_BLOCKS)),
     "fp8 latents": lambda path: block_checkpoint(path, KINDS["fp8"], "DeepseekV3ForCausalLM", **LATENTS),
     "gptq latents": lambda path: block_checkpoint(path, KINDS["gptq order"], "DeepseekV3ForCausalLM", **LATENTS),
     "converted": lambda path: converted(path, **HEADS),
@@ -68,6 +74,7 @@ SLACK = {
     "gptq 8 bits": 1.6,
     "gptq 8 bits symmetric": 1.25,
     "gptq latents": 1.6,
+    "kept gptq in another order": 2.2,
 }
 
 

@@ -17,7 +17,16 @@ from jspec.pallas.matmul import matmul
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 SMALLEST = 2 * 2048 * 2048  # bytes in bfloat16 of the draft's smallest weight; the target's has 4 times as many
-KINDS = ("int8", "fp8", "int4", "fp8_block", "int4_32_float16_zeros", "int4_64_bfloat16", "int4_all_float32_zeros")
+KINDS = (
+    "int8",
+    "fp8",
+    "int4",
+    "fp8_block",
+    "int4_32_float16_zeros",
+    "int4_64_bfloat16",
+    "int4_all_float32_zeros",
+    "int8_32_float16_zeros",
+)
 
 
 def temporaries(compiled) -> int:

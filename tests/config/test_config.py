@@ -144,7 +144,7 @@ def test_bad_values_are_refused(make, fields, name):
     assert repr(shown) in message
 
 
-def test_experts_in_four_bits_fit_their_model():
+def test_experts_in_codes_fit_their_model():
     """Their inputs are whole groups, and the checkpoint of their architecture has them stacked."""
     four_bits = experts(width=32, stored="mxfp4")
     sizes = {"architecture": "GptOssForCausalLM", "hidden_size": 64}

@@ -12,6 +12,7 @@ from jspec.config import DeltaNets, Experts
 from jspec.config.param_specs import EMBED, KV, Parameter, size_of
 from jspec.config.param_specs import HEADS as QUERIES
 from jspec.models import abstract_params
+from jspec.quantization.groups import in_codes
 
 MODELS = [
     dataclasses.replace(TARGET, quantization=kind, **options)
@@ -60,6 +61,11 @@ MODELS += [
 PLAIN = ("layers.1.attention.qkv", "layers.0.mlp.down", "project_in")  # beside others that are quantised
 MODELS += [dataclasses.replace(TARGET, quantization="fp8_block", plain_maps=PLAIN, embedding_size=6)]
 MODELS += [dataclasses.replace(TARGET, quantization="int8", plain_maps=PLAIN, experts=Experts(5, 2, 12))]
+MODELS += [  # as checkpoints store them
+    dataclasses.replace(TARGET, quantization=kind, quantized_head="all" in kind, **options)
+    for kind in ("int4_32_float16_zeros", "int4_all_bfloat16", "int8_32_float32_ordered", "nvfp4")
+    for options in ({}, {"experts": Experts(5, 2, 12)}, {"plain_maps": PLAIN, "embedding_size": 6}, HYBRID)
+]
 CONFIGS = [*MODELS, *HEADS, *REDUCED, *QUANTIZED]
 
 
@@ -73,10 +79,11 @@ def test_modules_have_the_declared_parameters(config, dtype):
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_counts_and_bytes_follow(config):
     built = abstract_params(config, "bfloat16")
-    scales, kinds = set(config.scale_names().values()), config.quantizations()
+    kinds = config.quantizations()
+    scales = {*config.scale_names().values(), *(one.end for one in config.companions().values())}
     numbers = {name: math.prod(leaf.shape) for name, leaf in built.items() if name not in scales}
     shapes = config.param_shapes()  # of what is packed in four bits, in place of the bytes
-    numbers |= {name: math.prod(shapes[name]) for name, kind in kinds.items() if kind == "int4"}
+    numbers |= {name: math.prod(shapes[name]) for name, kind in kinds.items() if in_codes(kind)}
     assert config.num_parameters == sum(numbers.values())
     assert config.weight_bytes(2) == sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in built.values())
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from block_checkpoints import (
     KINDS,
+    auto_round_config,
     awq_config,
     block_checkpoint,
     compressed_config,
@@ -78,6 +79,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*are dequantised as they are re
         ),
         (awq_config(version=None, format="gemv"), "quantization_config.format='gemv': expected 'gemm'"),
         (awq_config(version=3), "quantization_config.version=3: expected a string"),
+        (
+            auto_round_config("auto_round:fp8"),
+            "packing_format='auto_round:fp8': expected 'auto_round:auto_gptq' or 'auto_round:gptq' or",
+        ),
+        (auto_round_config("auto_round:auto_awq", bits=8), "quantization_config.bits=8: expected 4; of quantised"),
+        (auto_round_config(None, bits=3), "quantization_config.bits=3: expected 4 or 8; of quantised"),
+        (auto_round_config(None, data_type="mx_fp"), "quantization_config.data_type='mx_fp': expected 'int'"),
+        (auto_round_config(None, act_bits=8), "quantization_config.act_bits=8: expected 16"),
+        (
+            auto_round_config(None, extra_config={"model.layers.0.mlp.up_proj": {"bits": 8}}),
+            "extra_config.model.layers.0.mlp.up_proj.bits=8: expected 4, because all modules are quantised alike",
+        ),
         (pack_config(num_bits=2), "group_0.weights.num_bits=2: expected 4 or 8; of quantised"),
         (pack_config(type="float"), "group_0.weights.type='float': expected 'int'"),
         (pack_config(actorder="group"), "group_0.weights.actorder='group': expected False or 'weight' or 'static'"),

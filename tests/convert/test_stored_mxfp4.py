@@ -114,7 +114,7 @@ def test_the_other_linear_maps_may_be_quantised(checkpoint, tmp_path, kind):
         np.testing.assert_array_equal(params[name], original[name])
 
 
-def test_experts_that_are_not_in_four_bits_may_be_quantised(tmp_path):
+def test_experts_that_are_not_in_codes_may_be_quantised(tmp_path):
     tiny_checkpoint(tmp_path / "plain", GPT_OSS)
     convert(tmp_path / "plain", tmp_path / "out", quantize="int8", verify="shapes")
     _, params = load_folder(tmp_path / "out")
@@ -169,7 +169,7 @@ def test_malformed_configs_are_refused(tmp_path, keys, message):
         read_config(Folder(tmp_path))
 
 
-def test_the_files_of_a_checkpoint_in_four_bits_are_named(checkpoint):
+def test_the_files_of_a_checkpoint_in_codes_are_named(checkpoint):
     source = Checkpoint.open(checkpoint).hugging_face
     assert source.missing == source.unused == []
     assert source.exact_dtype == "bfloat16"

@@ -27,7 +27,7 @@ class Coded(NamedTuple):
     Attributes:
       codes: int ``[out, in]``, 0..15.
       zeros: int ``[out, groups]``, 0..15.
-      scales: float16 ``[out, groups]``.
+      scales: ``[out, groups]``.
       groups: int ``[in]``.
     """
 
@@ -49,7 +49,9 @@ class Coded(NamedTuple):
         return np.array(rows, np.float32)
 
 
-def coded(weight: np.ndarray, group_size: int, symmetric: bool = False, order: bool = False, bits: int = 4) -> Coded:
+def coded(
+    weight: np.ndarray, group_size: int, symmetric: bool = False, order: bool = False, bits: int = 4, dtype=np.float16
+) -> Coded:
     """``weight`` rounded to codes of so many bits.
 
     Args:
@@ -58,6 +60,8 @@ def coded(weight: np.ndarray, group_size: int, symmetric: bool = False, order: b
       symmetric: whether the code in the middle is the zero everywhere; some scales are negative then, as AutoRound chooses
         them.
       order: whether the input features of a group are scattered.
+      bits: of a code.
+      dtype: of the scales.
     """
     (outputs, inputs), last = weight.shape, (1 << bits) - 1
     size = inputs if group_size == -1 else group_size
@@ -65,7 +69,7 @@ def coded(weight: np.ndarray, group_size: int, symmetric: bool = False, order: b
     if order:
         groups = np.random.default_rng(inputs).permutation(groups)
     codes = np.zeros(weight.shape, int)
-    zeros, scales = np.full((outputs, inputs // size), (last + 1) // 2), np.zeros((outputs, inputs // size), np.float16)
+    zeros, scales = np.full((outputs, inputs // size), (last + 1) // 2), np.zeros((outputs, inputs // size), dtype)
     for group in range(inputs // size):
         numbers = weight[:, groups == group]
         low, high = numbers.min(1), numbers.max(1)
@@ -120,9 +124,9 @@ def awq(weight: np.ndarray, group_size=8) -> Stored:
     return parts, rounded.weight
 
 
-def pack_quantized(weight: np.ndarray, group_size=8, symmetric=True, bits=4) -> Stored:
-    """As compressed-tensors writes it."""
-    rounded = coded(weight, group_size, symmetric, bits=bits)
+def pack_quantized(weight: np.ndarray, group_size=8, symmetric=True, bits=4, dtype=np.float16) -> Stored:
+    """As compressed-tensors writes it, with scales of ``dtype``."""
+    rounded = coded(weight, group_size, symmetric, bits=bits, dtype=dtype)
     parts = {
         ".weight_packed": packed(rounded.codes, 1, bits=bits),
         ".weight_scale": rounded.scales,
@@ -184,6 +188,13 @@ def awq_config(**changes) -> dict[str, Any]:
     """``quantization_config`` as AutoAWQ writes it."""
     known = {"bits": 4, "group_size": 8, "zero_point": True, "version": "gemm", "modules_to_not_convert": None}
     return {"quant_method": "awq", **known, **changes}
+
+
+def auto_round_config(packing: str | None, **changes) -> dict[str, Any]:
+    """``quantization_config`` as AutoRound writes it."""
+    known = {"bits": 4, "group_size": 32, "sym": False, "data_type": "int", "packing_format": packing}
+    extra = {"extra_config": {"lm_head": {"bits": 16, "act_bits": 16}}, "block_name_to_quantize": "model.layers"}
+    return {"quant_method": "auto-round", **known, "autoround_version": "0.16.1", **extra, **changes}
 
 
 def fp8_config(**changes) -> dict[str, Any]:
@@ -262,11 +273,6 @@ KINDS = {
         lambda weight: gptq(weight, order=True),
         "GPTQ, four bits",
     ),
-    "gptq symmetric": Kind(
-        gptq_config(sym=True, group_size=-1),
-        lambda weight: gptq(weight, -1, symmetric=True, g_idx=False),
-        "GPTQ, four bits with a scale for each output channel",
-    ),
     "gptq v2": Kind(gptq_config(checkpoint_format="gptq_v2"), lambda weight: gptq(weight, v2=True), "GPTQ, four bits"),
     "gptq 8 bits": Kind(
         gptq_config(bits=8, desc_act=True),
@@ -277,28 +283,106 @@ KINDS = {
         gptq_config(bits=8, sym=True), lambda weight: gptq(weight, symmetric=True, bits=8), "GPTQ, eight bits"
     ),
     "awq": Kind(awq_config(), awq, "AWQ, four bits with a scale for each 8 input features"),
-    "awq channel": Kind(awq_config(group_size=-1, version="GEMM"), lambda weight: awq(weight, -1), "AWQ, four bits"),
     "packed": Kind(pack_config(), pack_quantized, "four bits with a scale for each 8 input features (pack-quantized)"),
     "packed zeros": Kind(
         pack_config(symmetric=False), lambda weight: pack_quantized(weight, symmetric=False), "(pack-quantized)"
-    ),
-    "packed channel": Kind(
-        pack_config(strategy="channel", group_size=None), lambda weight: pack_quantized(weight, -1), "(pack-quantized)"
-    ),
-    "packed 8 bits": Kind(
-        pack_config(num_bits=8, strategy="channel", group_size=None),
-        lambda weight: pack_quantized(weight, -1, bits=8),
-        "eight bits with a scale for each output channel (pack-quantized)",
     ),
     "packed 8 bits, zeros": Kind(
         pack_config(num_bits=8, symmetric=False),
         lambda weight: pack_quantized(weight, symmetric=False, bits=8),
         "eight bits with a scale for each 8 input features (pack-quantized)",
     ),
+}
+NVFP4 = {
     "nvfp4": Kind(nvfp4_config(), nvfp4, "NVFP4, four bits with a scale for each 16 input features", SIXTEENS),
     "nvfp4 modelopt": Kind(
         model_optimizer_config(), lambda weight: nvfp4(weight, model_optimizer=True), "NVFP4, four bits", SIXTEENS
     ),
+}
+
+
+def _of_groups(size: int) -> dict[str, int]:
+    """Sizes that groups of ``size`` inputs divide, and of which most maps have several."""
+    return {
+        "hidden_size": max(size, 64),
+        "intermediate_size": max(size, 96) if size == 32 else 2 * size,
+        "moe_intermediate_size": size,
+        "head_dim": max(size // 4, 16),
+    }
+
+
+def _pack(name: str, group_size: int, symmetric: bool, dtype, bits: int = 4) -> Kind:
+    """pack-quantized; a group size of -1 is one group of all inputs."""
+    groups = {"strategy": "channel", "group_size": None} if group_size == -1 else {"group_size": group_size}
+    store = functools.partial(pack_quantized, group_size=group_size, symmetric=symmetric, dtype=dtype, bits=bits)
+    return Kind(pack_config(symmetric=symmetric, num_bits=bits, **groups), store, name, _of_groups(max(group_size, 32)))
+
+
+# Codes of four bits that are kept as they are stored: the words are the name of what they are kept as.
+KEPT_CODES = {
+    "gptq": Kind(
+        gptq_config(group_size=32), functools.partial(gptq, group_size=32), "int4_32_float16_zeros", _of_groups(32)
+    ),
+    "gptq symmetric": Kind(
+        gptq_config(sym=True, group_size=-1),
+        functools.partial(gptq, group_size=-1, symmetric=True, g_idx=False),
+        "int4_all_float16",
+    ),
+    "gptq v2 in order": Kind(  # which ``desc_act`` need not change
+        gptq_config(checkpoint_format="gptq_v2", group_size=64, desc_act=True),
+        functools.partial(gptq, group_size=64, v2=True),
+        "int4_64_float16_zeros",
+        _of_groups(64),
+    ),
+    "awq": Kind(
+        awq_config(group_size=32), functools.partial(awq, group_size=32), "int4_32_float16_zeros", _of_groups(32)
+    ),
+    "awq channel": Kind(
+        awq_config(group_size=-1, version="GEMM"), functools.partial(awq, group_size=-1), "int4_all_float16_zeros"
+    ),
+    "auto-round": Kind(
+        auto_round_config(None),
+        functools.partial(gptq, group_size=32, g_idx=False),
+        "int4_32_float16_zeros",
+        _of_groups(32),
+    ),
+    "auto-round gptqmodel": Kind(
+        auto_round_config("auto_round:gptqmodel"),
+        functools.partial(gptq, group_size=32, v2=True),
+        "int4_32_float16_zeros",
+        _of_groups(32),
+    ),
+    "auto-round awq": Kind(
+        auto_round_config("auto_round:auto_awq"),
+        functools.partial(awq, group_size=32),
+        "int4_32_float16_zeros",
+        _of_groups(32),
+    ),
+    "packed": _pack("int4", 128, True, ml_dtypes.bfloat16),
+    "packed zeros": _pack("int4_32_float32_zeros", 32, False, np.float32),
+    "packed channel": _pack("int4_all_bfloat16", -1, True, ml_dtypes.bfloat16),
+    "packed 8 bits": _pack("int8_all_float16", -1, True, np.float16, 8),  # some scales are negative
+    "packed 8 bits, groups": _pack("int8_32_bfloat16_zeros", 32, False, ml_dtypes.bfloat16, 8),
+    "gptq 8 bits, groups": Kind(
+        gptq_config(bits=8, group_size=64),
+        functools.partial(gptq, group_size=64, bits=8),
+        "int8_64_float16_zeros",
+        _of_groups(64),
+    ),
+    "gptq in another order": Kind(
+        gptq_config(group_size=32, desc_act=True),
+        functools.partial(gptq, group_size=32, order=True),
+        "int4_32_float16_zeros_ordered",
+        _of_groups(32),
+    ),
+    "gptq 8 bits in another order": Kind(
+        gptq_config(group_size=32, desc_act=True, sym=True, bits=8),
+        functools.partial(gptq, group_size=32, order=True, symmetric=True, bits=8),
+        "int8_32_float16_ordered",
+        _of_groups(32),
+    ),
+    "packed 256": _pack("int4_128_float16", 256, True, np.float16),
+    **{name: kind._replace(words="nvfp4") for name, kind in NVFP4.items()},
 }
 
 

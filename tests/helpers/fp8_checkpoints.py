@@ -126,6 +126,7 @@ def raw_tensor(folder, name) -> np.ndarray:
     length = int.from_bytes(data[:8], "little")
     entry = json.loads(data[8 : 8 + length])[name]
     kinds = {"F8_E4M3": FP8, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F16": np.float16, "I8": np.int8}
+    kinds |= {"I32": np.int32, "I64": np.int64, "U8": np.uint8}
     start, stop = (8 + length + offset for offset in entry["data_offsets"])
     return np.frombuffer(data[start:stop], kinds[entry["dtype"]]).reshape(entry["shape"])
 

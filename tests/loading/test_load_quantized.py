@@ -4,7 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_heads
+from block_checkpoints import KEPT_CODES, block_checkpoint
 from fp8_checkpoints import compressed_tensors, fp8_checkpoint
+from tiers import in_tiers
 from tiny import tiny_checkpoint
 
 import convert
@@ -109,6 +111,19 @@ def test_a_checkpoint_in_eight_bits_loads_without_conversion(tmp_path, kind):
         llm = jspec.load(target, draft, speculation=K3, **SMALL)
         results = jspec.generate(llm, PROMPTS, **GREEDY)
         assert [result.token_ids for result in results] == (texts if target == src else generated(wide))
+        assert sum(result.stats.num_accepted_draft_tokens for result in results) > 0
+
+
+@pytest.mark.parametrize("name", in_tiers(["awq", "nvfp4", "packed channel"], test=["awq"]))
+def test_a_checkpoint_in_codes_loads_without_conversion(tmp_path, name):
+    """It is the model of its wide weights; as a target it says the same with drafts and without."""
+    src = block_checkpoint(tmp_path / "src", KEPT_CODES[name])
+    wide, stored = (jspec.load(path, dtype="float32", **SMALL) for path in (tmp_path / "src-wide", src))
+    assert stored.target.layers[1].mlp.down.weight[...].dtype == np.uint8
+    np.testing.assert_allclose(stored.logits(PROMPTS[2]), wide.logits(PROMPTS[2]), rtol=1e-4, atol=1e-5)
+    for draft in (src, tmp_path / "src-wide"):
+        results = jspec.generate(jspec.load(src, draft, dtype="float32", speculation=K3, **SMALL), PROMPTS, **GREEDY)
+        assert [result.token_ids for result in results] == generated(stored)
         assert sum(result.stats.num_accepted_draft_tokens for result in results) > 0
 
 

@@ -104,6 +104,9 @@ FP8_BLOCKS = "experts in FP8 blocks"
 TARGETS[FP8_BLOCKS] = dataclasses.replace(
     TARGETS["Qwen3MoeForCausalLM"], quantization="fp8_block", quantized_head=False
 )
+FOUR_BITS, NVFP4 = "codes of four bits with zeros", "NVFP4"
+TARGETS[FOUR_BITS] = dataclasses.replace(TARGET, quantization="int4_32_float16_zeros")
+TARGETS[NVFP4] = dataclasses.replace(TARGET, quantization="nvfp4", quantized_head=False)
 OF_LLAMA = tuple(HEADS)  # the heads that fit a target of Llama's family, and below those that fit any
 ANY_TARGET = tuple(name for name in HEADS if name != "assistant")
 GEMMA4_ASSISTANT = "assistant of Gemma 4"
@@ -159,7 +162,12 @@ class HeadProgram:
 
 @functools.cache
 def target(architecture: str):
-    return init(TARGET, nnx.Rngs(3)) if architecture == LLAMA else random_head(TARGETS[architecture])
+    with_codes = architecture in (FOUR_BITS, NVFP4)  # which only checkpoints have, or random numbers
+    return (
+        init(TARGETS[architecture], nnx.Rngs(3))
+        if with_codes or architecture == LLAMA
+        else random_head(TARGETS[architecture])
+    )
 
 
 @functools.cache

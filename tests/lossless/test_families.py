@@ -10,7 +10,16 @@ from flax import nnx
 from tiny import ARCHITECTURES
 
 from lossless.checks import LAST, p_values
-from lossless.head_program import ANY_TARGET, FP8_BLOCKS, GEMMA4_ASSISTANT, LLAMA, HeadOracle, HeadProgram
+from lossless.head_program import (
+    ANY_TARGET,
+    FOUR_BITS,
+    FP8_BLOCKS,
+    GEMMA4_ASSISTANT,
+    LLAMA,
+    NVFP4,
+    HeadOracle,
+    HeadProgram,
+)
 from lossless.losslessness import Losslessness, Run
 from lossless.statistics import LEVEL
 
@@ -31,8 +40,12 @@ QUICK = (
     HeadProgram("block", "mlp", architecture="OPTForCausalLM"),
     HeadProgram("rejection", GEMMA4_ASSISTANT, architecture="Gemma4ForCausalLM"),
     HeadProgram("match", "mtp", architecture=FP8_BLOCKS),
+    HeadProgram("block", "eagle", architecture=FOUR_BITS),
 )
-NIGHTLY = (HeadProgram("rejection", "eagle", architecture="Qwen3_5ForCausalLM"),)
+NIGHTLY = (
+    HeadProgram("rejection", "medusa", architecture=NVFP4),
+    HeadProgram("rejection", "eagle", architecture="Qwen3_5ForCausalLM"),
+)
 
 
 def test_every_rule_is_tested_with_every_head_and_family():

@@ -129,11 +129,25 @@ def test_a_bias_is_added():
 WIDE = dataclasses.replace(TARGET, num_heads=4, num_kv_heads=2, head_dim=64, intermediate_size=256, quantization="int4")
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_shards_have_entire_groups(tied):
-    config = dataclasses.replace(WIDE, tie_embeddings=tied)
+SHARDED = {
+    "int4": {},
+    "tied int4": {"tie_embeddings": True},
+    "a scale for each output channel": {"quantization": "int4_all_float16_zeros"},
+    "groups of 32": {"quantization": "int4_32_bfloat16_zeros"},
+    "another order": {"quantization": "int4_64_float16_ordered", "quantized_head": False},
+    "nvfp4": {"quantization": "nvfp4", "quantized_head": False},
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_shards_have_entire_groups(name):
+    config, rng = dataclasses.replace(WIDE, **SHARDED[name]), np.random.default_rng(0)
     model = Decoder(config, rngs=nnx.Rngs(1))
-    tokens = jnp.asarray(np.random.default_rng(0).integers(config.vocab_size, size=(2, 12)), jnp.int32)
+    for layer in model.layers:
+        for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down):
+            if linear.order is not None:
+                linear.order[...] = jnp.asarray(rng.permutation(linear.order.size), jnp.int32)
+    tokens = jnp.asarray(rng.integers(config.vocab_size, size=(2, 12)), jnp.int32)
     wanted = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))
     actual = spread_logits(in_shards(model, 2), tokens)
     assert np.abs(actual - wanted).max() < 1e-5 * np.abs(wanted).max()

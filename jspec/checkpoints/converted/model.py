@@ -21,6 +21,7 @@ from jspec.checkpoints.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
 from jspec.models.quantization import FP8
+from jspec.quantization.groups import Companion, grouped
 
 
 class ConvertedModel:
@@ -104,7 +105,9 @@ class ConvertedModel:
         arrays = {stored.renamed_param(name): array for name, array in stored_arrays(self.folder, PARAMS).items()}
         _require_shapes(where, {name: array.shape for name, array in arrays.items()}, shapes)
         scales = config.scale_names()
-        unrounded = {*scales, *scales.values()}
+        kinds = {scales[weight]: kind for weight, kind in config.quantizations().items()}
+        companions = {one.end: one for one in config.companions().values()}
+        unrounded = {*scales, *scales.values(), *companions}
 
         def read(name: str, index: Index) -> np.ndarray:
             array, kind = arrays[name].read(index, self._require_digest if check_files else None), expected[name][1]
@@ -112,8 +115,10 @@ class ConvertedModel:
                 raise Refusal(
                     f"{where}: parameter {name!r} is stored as {array.dtype}, expected {kind}; convert the checkpoint again"
                 )
-            if name in scales.values():
-                _require_scales(where, name, array)
+            if name in companions:
+                _require_companion(where, name, array, companions[name])
+            if name in kinds:
+                _require_scales(where, name, array, kinds[name])
             if array.dtype == FP8 and has_nan(array):
                 raise Refusal(f"{where}: parameter {name!r} holds NaN; convert the checkpoint again")
             return array.astype(kind, copy=False)
@@ -144,9 +149,31 @@ def _require_shapes(where: str, stored_shapes: dict[str, tuple[int, ...]], expec
             )
 
 
-def _require_scales(where: str, name: str, array: np.ndarray):
-    """Raise a ``Refusal`` unless these can be scales: of eight bits, float32, they are positive; of four bits, any but 0."""
-    positive = array.dtype == np.float32
-    if not (np.isfinite(array) & (array > 0 if positive else array != 0)).all():
-        what = "no positive number" if positive else "0 or no number"
+def _require_companion(where: str, name: str, array: np.ndarray, companion: Companion):
+    """Raise a ``Refusal`` unless these can be the numbers of output channels, or an order of inputs."""
+    if companion.dtype == "float32":
+        if not (np.isfinite(array) & (array > 0)).all():
+            raise Refusal(
+                f"{where}: parameter {name!r} has a number that is not positive; convert the checkpoint again"
+            )
+    elif not ((array >= 0) & (array < companion.shape[0])).all():
+        raise Refusal(f"{where}: parameter {name!r} has an index that is no input; convert the checkpoint again")
+
+
+def _require_scales(where: str, name: str, array: np.ndarray, quantization: str):
+    """Raise a ``Refusal`` unless these can be scales: of eight bits they are positive; of four bits any number but 0, and
+    beside them may be zeros."""
+    if quantization == "nvfp4":
+        if has_nan(array) or (array.astype(np.float32) < 0).any():
+            raise Refusal(
+                f"{where}: parameter {name!r} has a scale that is negative or NaN; convert the checkpoint again"
+            )
+        return
+    form = grouped(quantization)
+    scales = array[..., 0] if form is not None and form.zeros else array
+    if not (np.isfinite(scales) & (scales > 0 if form is None else scales != 0)).all():
+        what = "no positive number" if form is None else "0 or no number"
         raise Refusal(f"{where}: parameter {name!r} has a scale that is {what}; convert the checkpoint again")
+    codes = np.arange(17) if form is None or form.bits == 4 else np.arange(-128, 129)
+    if form is not None and form.zeros and not np.isin(array[..., 1], codes).all():
+        raise Refusal(f"{where}: parameter {name!r} has a zero that is no code; convert the checkpoint again")

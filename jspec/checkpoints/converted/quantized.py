@@ -21,4 +21,6 @@ def stored_params(config: ModelConfig | HeadConfig, dtype: str) -> dict[str, tup
     for name, kind in config.quantizations().items():
         of_weight, of_scale = quantized_shapes(shapes[name], kind)
         params[name], params[scales[name]] = (of_weight, stored_dtype(kind)), (of_scale, scale_dtype(kind))
+    for name, shape, dtype in config.companions().values():
+        params[name] = shape, np.dtype(dtype)
     return params

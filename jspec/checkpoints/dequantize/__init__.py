@@ -1,8 +1,8 @@
 """Weights that a checkpoint stores with a scale for each block of numbers, and that are dequantised while they are read.
 
-No kernel multiplies with most of them as they are stored; ``jspec.checkpoints.huggingface.kept_weights`` keeps those of
-which there is one. Each format has one file here, which ends with the function that reads its
-``quantization_config``. These tensors ``<name>.*`` stand for the weight ``[out, in]`` of the linear map ``<name>``:
+``jspec.checkpoints.huggingface.kept_weights`` keeps those of language models for which there is a kernel. Each format has
+one file here, which ends with the function that reads its ``quantization_config``. These tensors ``<name>.*`` stand for the
+weight ``[out, in]`` of the linear map ``<name>``:
 
 | file | codes | zeros | scales |
 |---|---|---|---|
@@ -22,6 +22,7 @@ format.py      ``BlockFormat``, the base class of the formats
 fp8.py         FP8 of DeepSeek-V3 and of llm-compressor
 gptq.py        GPTQ
 awq.py         AWQ
+auto_round.py  AutoRound, whose tensors are those of GPTQ or AWQ
 packed.py      ``pack-quantized`` of compressed-tensors
 nvfp4.py       NVFP4 of compressed-tensors and of NVIDIA Model Optimizer
 packed_codes.py  unpacks codes of four and eight bits

@@ -18,20 +18,26 @@ class AWQWeight(PackedCodes):
     """A weight ``[out, in]``, of which the codes of eight output channels are in one number, in the order ``ORDER``.
 
     Attributes:
+      scales: ``[groups, out]``.
       codes: int32 ``[in, out / 8]``.
       zeros: int32 ``[groups, out / 8]``.
-      scales: ``[groups, out]``.
     """
 
     codes: Tensor
     zeros: Tensor
-    scales: Tensor
 
-    def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    @property
+    def has_zeros(self) -> bool:
+        return True
+
+    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
         words, within = in_words(outputs, self.bits)
-        codes = unpacked(self.codes.read_part((inputs, words)), 1, self.bits, ORDER)[:, within]
+        return unpacked(self.codes.read_part((inputs, words)), 1, self.bits, ORDER)[:, within]
+
+    def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
+        words, within = in_words(outputs, self.bits)
         zeros = unpacked(self.zeros.read_part((groups, words)), 1, self.bits, ORDER)[:, within]
-        return codes, zeros, read_scales(self.scales, True, (groups, outputs))
+        return zeros, read_scales(self.scales, True, (groups, outputs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +47,10 @@ class AWQ(CodesFormat):
     @property
     def ends(self) -> tuple[str, ...]:
         return ".qweight", ".qzeros", ".scales"
+
+    @property
+    def scale_end(self) -> str:
+        return ".scales"
 
     @property
     def summary(self) -> str:
@@ -57,7 +67,9 @@ class AWQ(CodesFormat):
         codes = parts.take(".qweight", (inputs, outputs // each(self.bits)), ("int32",))
         zeros = parts.take(".qzeros", (inputs // group, outputs // each(self.bits)), ("int32",))
         scales = parts.take(".scales", (inputs // group, outputs))
-        return AWQWeight(name, codes.file, codes.path, shape, "float32", self.bits, group, codes, zeros, scales)
+        return AWQWeight(
+            name, codes.file, codes.path, shape, "float32", self.bits, self.group_size, scales, codes, zeros
+        )
 
 
 def read_awq(fields: Fields) -> AWQ:

@@ -66,6 +66,8 @@ class WeightTensors:
 class BlockFormat(abc.ABC):
     """A format of stored weights, in which many numbers share a scale.
 
+    Weights are dequantised while they are read, unless ``jspec.checkpoints.huggingface.kept_weights`` keeps them.
+
     Attributes:
       plain: names of modules that config.json says are not quantised. Which others are not, the tensors in the files say.
       key: the key of config.json that lists them, for messages.
@@ -90,6 +92,11 @@ class BlockFormat(abc.ABC):
     @abc.abstractmethod
     def ends(self) -> tuple[str, ...]:
         """The suffixes of the tensors from which a weight is computed."""
+
+    @property
+    @abc.abstractmethod
+    def scale_end(self) -> str:
+        """That of the tensors of scales."""
 
     @abc.abstractmethod
     def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:

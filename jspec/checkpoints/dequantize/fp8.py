@@ -59,13 +59,11 @@ class FP8Blocks(BlockFormat):
 
     Attributes:
       block: height and width of a block.
-      scale_end: how the name of a tensor of scales ends.
+      scale_name: how the name of a tensor of scales ends.
     """
 
     block: tuple[int, int]
-    scale_end: str
-
-    quantization = "fp8_block"  # that of a config in which weights are kept as they are stored
+    scale_name: str
 
     @property
     def bytes_each(self) -> str:
@@ -74,6 +72,10 @@ class FP8Blocks(BlockFormat):
     @property
     def summary(self) -> str:
         return f"FP8 with a scale for each block of {self.block[0]} x {self.block[1]}"
+
+    @property
+    def scale_end(self) -> str:
+        return self.scale_name
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -132,7 +134,9 @@ class Scaled(BlockFormat):
     quantization: str
     scales: str
 
-    scale_end = ".weight_scale"
+    @property
+    def scale_end(self) -> str:
+        return ".weight_scale"
 
     @property
     def bytes_each(self) -> str:

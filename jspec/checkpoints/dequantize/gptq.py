@@ -21,9 +21,9 @@ class GPTQWeight(PackedCodes):
     8 for four bits, and 4 for eight.
 
     Attributes:
+      scales: ``[groups, out]``.
       codes: int32 ``[in / n, out]``.
       zeros: int32 ``[groups, out / n]``.
-      scales: ``[groups, out]``.
       order: int32 ``[in]``, the group of each input feature; None if the groups follow each other.
       ordered: whether they may not.
       less_one: whether one was subtracted from the zeros, as the first version of the format does.
@@ -32,24 +32,34 @@ class GPTQWeight(PackedCodes):
 
     codes: Tensor
     zeros: Tensor
-    scales: Tensor
     order: Tensor | None
     ordered: bool
     less_one: bool
     symmetric: bool
 
-    def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        of_inputs, rows = in_words(inputs, self.bits)
-        codes = unpacked(self.codes.read_part((of_inputs, outputs)), 0, self.bits)[rows]
+    @property
+    def has_zeros(self) -> bool:
+        return not self.symmetric
+
+    def input_order(self) -> np.ndarray | None:
+        if not self.ordered or np.array_equal(groups := self.groups(), self.consecutive()):
+            return None
+        return np.argsort(groups, kind="stable").astype(np.int32)
+
+    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+        words, rows = in_words(inputs, self.bits)
+        return unpacked(self.codes.read_part((words, outputs)), 0, self.bits)[rows]
+
+    def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
         scales = read_scales(self.scales, True, (groups, outputs))
         if self.symmetric:
-            return codes, np.broadcast_to(self._middle, scales.shape), scales
+            return np.broadcast_to(self._middle, scales.shape), scales
         words, columns = in_words(outputs, self.bits)
         zeros = self.zeros.read_part((groups, words)).view(np.uint32)
         if self.less_one:
             # To whole numbers, as GPTQModel does: it subtracts so when it writes, and a zero of 0 borrows from the next.
             zeros = zeros + _ONES[self.bits]
-        return codes, unpacked(zeros, 1, self.bits)[:, columns], scales
+        return unpacked(zeros, 1, self.bits)[:, columns], scales
 
     @functools.cached_property
     def _middle(self) -> np.uint8:
@@ -112,6 +122,10 @@ class GPTQ(CodesFormat):
         return ".qweight", ".qzeros", ".scales", ".g_idx"
 
     @property
+    def scale_end(self) -> str:
+        return ".scales"
+
+    @property
     def summary(self) -> str:
         return f"GPTQ, {self.bits_in_words} with a scale for each {self.groups}"
 
@@ -130,8 +144,8 @@ class GPTQ(CodesFormat):
         codes = parts.take(".qweight", (inputs // n, outputs), ("int32",))
         zeros = parts.take(".qzeros", (inputs // group, outputs // n), ("int32",))
         scales = parts.take(".scales", (inputs // group, outputs))
-        about = name, codes.file, codes.path, shape, "float32", self.bits, group
-        return GPTQWeight(*about, codes, zeros, scales, order, self.ordered, self.less_one, self.symmetric)
+        about = name, codes.file, codes.path, shape, "float32", self.bits, self.group_size
+        return GPTQWeight(*about, scales, codes, zeros, order, self.ordered, self.less_one, self.symmetric)
 
 
 def read_gptq(fields: Fields) -> GPTQ:

@@ -15,10 +15,7 @@ from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.quantization_fields import require_one_of
-
-GROUP = 16
-_MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
-VALUES = np.array([*_MAGNITUDES, *(-np.array(_MAGNITUDES))], np.float32)  # of the sixteen codes
+from jspec.quantization.nvfp4 import GROUP, VALUES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +34,10 @@ class NVFP4Weight(Dequantized):
     overall: Tensor
     divides: bool
 
+    def check(self):
+        self.read_scales()
+        read_scales(self.overall)
+
     def read(self) -> np.ndarray:
         return self.read_part(())
 
@@ -46,23 +47,28 @@ class NVFP4Weight(Dequantized):
         if first >= stop or left >= right:
             return np.empty(self.shape, np.float32)[index]
         rows, groups = slice(first, stop), slice(left // GROUP, -(-right // GROUP))
-        codes = self.codes.read_part((rows, slice(groups.start * GROUP // 2, groups.stop * GROUP // 2)))
-        values = np.empty((len(codes), groups.stop - groups.start, GROUP), np.float32)
-        numbers = VALUES[np.stack([codes & 15, codes >> 4], axis=-1)].reshape(values.shape)
-        np.multiply(numbers, self._read_scales((rows, groups))[:, :, None], out=values)
+        codes = self.codes_of(rows, slice(groups.start * GROUP, groups.stop * GROUP)).T
+        overall, scales = read_scales(self.overall).reshape(()), self.read_scales((rows, groups)).astype(np.float32)
+        scales = scales / overall if self.divides else scales * overall
+        values = VALUES[codes].reshape(len(codes), -1, GROUP) * scales[:, :, None]
         skipped = groups.start * GROUP
         return values.reshape(len(codes), -1)[:, left - skipped : right - skipped]
 
-    def _read_scales(self, index: Index) -> np.ndarray:
-        """The scales of groups, float32. A scale of 0 is valid, of a group of zeros."""
-        overall = read_scales(self.overall).reshape(())
-        scales = self.scales.read_part(index).astype(np.float32)
-        if not np.all(np.isfinite(scales) & (scales >= 0)):
+    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+        """The codes of some features, uint8 ``[in, out]``; the first and the last of the inputs are even."""
+        packed = self.codes.read_part((outputs, slice(inputs.start // 2, inputs.stop // 2)))
+        return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1).T
+
+    def read_scales(self, index: Index = ()) -> np.ndarray:
+        """The scales of groups, float8_e4m3fn. A scale of 0 is valid, of a group of zeros."""
+        scales = self.scales.read_part(index)
+        values = scales.astype(np.float32)
+        if not np.all(np.isfinite(values) & (values >= 0)):
             raise Refusal(
                 f"{self.scales.file}: tensor {self.scales.name!r} holds numbers that are negative or NaN: expected scales; "
                 "fetch it again"
             )
-        return scales / overall if self.divides else scales * overall
+        return scales
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +87,10 @@ class NVFP4(BlockFormat):
     @property
     def bytes_each(self) -> str:
         return "half a one"
+
+    @property
+    def scale_end(self) -> str:
+        return ".weight_scale"
 
     @property
     def summary(self) -> str:

@@ -22,30 +22,43 @@ class PackedWeight(PackedCodes):
     Codes and zeros were -8..7 or -128..127, and 8 or 128 was added to each of them before they were stored.
 
     Attributes:
-      codes: int32 ``[out, ceil(in / n)]``.
       scales: ``[out, groups]``.
+      codes: int32 ``[out, ceil(in / n)]``.
       zeros: int32 ``[ceil(out / n), groups]``, or None if 8 or 128 is the zero everywhere.
       size: ``[2]``, the shape of the weight.
     """
 
     codes: Tensor
-    scales: Tensor
     zeros: Tensor | None
     size: Tensor
 
-    def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        if tuple(size := self.size.read().tolist()) != self.shape:
-            raise Refusal(
-                f"{self.file}: tensor {self.size.name!r} holds {size}, but config.json asks for a weight {list(self.shape)}"
-            )
+    @property
+    def has_zeros(self) -> bool:
+        return self.zeros is not None
+
+    def check(self):
+        super().check()
+        self._require_size()
+
+    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+        self._require_size()
         words, columns = in_words(inputs, self.bits)
-        codes = unpacked(self.codes.read_part((outputs, words)), 1, self.bits)[:, columns]
+        return unpacked(self.codes.read_part((outputs, words)), 1, self.bits)[:, columns].T
+
+    def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
         scales = read_scales(self.scales, True, (outputs, groups))
         zeros = np.broadcast_to(middle(self.bits), scales.shape)
         if self.zeros is not None:
             words, rows = in_words(outputs, self.bits)
             zeros = unpacked(self.zeros.read_part((words, groups)), 0, self.bits)[rows]
-        return codes.T, zeros.T, scales.T
+        return zeros.T, scales.T
+
+    def _require_size(self):
+        """Raise a ``Refusal`` unless the files give the weight the shape that it has by config.json."""
+        if tuple(size := self.size.read().tolist()) != self.shape:
+            raise Refusal(
+                f"{self.file}: tensor {self.size.name!r} holds {size}, but config.json asks for a weight {list(self.shape)}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +76,10 @@ class PackQuantized(CodesFormat):
         return ".weight_packed", ".weight_scale", ".weight_shape", ZEROS
 
     @property
+    def scale_end(self) -> str:
+        return ".weight_scale"
+
+    @property
     def summary(self) -> str:
         return f"{self.bits_in_words} with a scale for each {self.groups} (pack-quantized)"
 
@@ -72,7 +89,7 @@ class PackQuantized(CodesFormat):
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> PackedWeight:
         (outputs, inputs), zeros = shape, None
-        groups = inputs // (group := self.group(inputs, parts))
+        groups = inputs // self.group(inputs, parts)
         codes = parts.take(".weight_packed", (outputs, -(-inputs // each(self.bits))), ("int32",))
         scales = parts.take(".weight_scale", (outputs, groups))
         size = parts.take(".weight_shape", (2,), ("int64", "int32"))
@@ -85,7 +102,7 @@ class PackQuantized(CodesFormat):
                 "says otherwise, says that there are no zeros; set it to false if there are"
             )
         return PackedWeight(
-            name, codes.file, codes.path, shape, "float32", self.bits, group, codes, scales, zeros, size
+            name, codes.file, codes.path, shape, "float32", self.bits, self.group_size, scales, codes, zeros, size
         )
 
 

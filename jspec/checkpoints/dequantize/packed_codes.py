@@ -11,6 +11,7 @@ import numpy as np
 from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, WeightTensors
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
 
 IN_WORDS = {4: "four", 8: "eight"}  # numbers of bits
 
@@ -47,11 +48,18 @@ class PackedCodes(Dequantized):
 
     Attributes:
       bits: of a code, 4 or 8.
-      group: how many input features share a zero and a scale.
+      group_size: how many input features share a zero and a scale; -1 if all do.
+      scales: of all groups.
     """
 
     bits: int
-    group: int
+    group_size: int
+    scales: Tensor
+
+    @property
+    def group(self) -> int:
+        """How many input features share a zero and a scale."""
+        return self.shape[1] if self.group_size == -1 else self.group_size
 
     def read(self) -> np.ndarray:
         return self.read_part(())
@@ -63,12 +71,34 @@ class PackedCodes(Dequantized):
             return np.empty(self.shape, np.float32)[index]
         groups = self.groups()[inputs]
         used = slice(groups.min(), groups.max() + 1)
-        codes, zeros, scales = self.numbers(outputs, inputs, used)
-        return dequantized(Numbers(codes, zeros, scales, groups - used.start), self.bits).T
+        numbers = Numbers(self.codes_of(outputs, inputs), *self.of_groups(outputs, used), groups - used.start)
+        return dequantized(numbers, self.bits).T
+
+    def check(self):
+        """Read all but the codes, which are few, and refuse what they cannot be."""
+        self.of_groups(slice(0, self.shape[0]), slice(0, self.shape[1] // self.group))
+        self.groups()
 
     @abc.abstractmethod
-    def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The codes, zeros and scales in the files, as ``Numbers`` has them, for some features and groups."""
+    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+        """The codes of some features, uint8 ``[in, out]``."""
+
+    @abc.abstractmethod
+    def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
+        """The zeros, uint8 ``[groups, out]``, and the scales, float32 ``[groups, out]``, of some output features and
+        groups.
+
+        Raises:
+          Refusal: some of them contradict config.json, or cannot be scales.
+        """
+
+    @property
+    @abc.abstractmethod
+    def has_zeros(self) -> bool:
+        """Whether the code that stands for 0 may be another one than that in the middle."""
+
+    def input_order(self) -> np.ndarray | None:
+        """The input features group by group, int32 ``[in]``; None if those of a group follow each other."""
 
     def groups(self) -> np.ndarray:
         """The group of each input feature, int ``[in]``."""

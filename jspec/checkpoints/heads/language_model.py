@@ -4,6 +4,7 @@
 
 import dataclasses
 
+from jspec.checkpoints.dequantize.format import BlockFormat
 from jspec.checkpoints.dequantize.fp8 import FP8Blocks, Scaled
 from jspec.checkpoints.dequantize.layout import dequantized, require_some, stored_shapes, with_note
 from jspec.checkpoints.files.fields import Fields
@@ -40,11 +41,11 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
         note = f"{len(others)} tensors of other parts than the text model were left out"
         layout = dataclasses.replace(layout, left_out=layout.left_out | others, notes=(*layout.notes, note))
     layout = with_note(layout, replaced)
-    if isinstance(stored, FP8Blocks | Scaled):
+    if isinstance(stored, BlockFormat):
         return with_kept_weights(layout, stored)
     if stored is None:
         return without_cache_scales(layout)
-    return with_scales(layout, stored, folder.given) if isinstance(stored, StoredQuantization) else layout
+    return with_scales(layout, stored, folder.given)
 
 
 def read_pard(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:

@@ -21,6 +21,7 @@ import dataclasses
 from typing import Any
 
 from jspec._validation import require
+from jspec.checkpoints.dequantize.format import BlockFormat
 from jspec.checkpoints.dequantize.fp8 import FP8Blocks
 from jspec.checkpoints.dequantize.layout import dequantized, stored_shapes, with_note
 from jspec.checkpoints.files.fields import Fields
@@ -115,7 +116,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
         wholes=wholes_of_parts(config.layers, layers, at),
     )
     layout = with_note(layout, replaced)
-    return with_kept_weights(layout, stored) if isinstance(stored, FP8Blocks) and replaced.note else layout
+    return with_kept_weights(layout, stored) if isinstance(stored, BlockFormat) and replaced.note else layout
 
 
 def is_alone(fields: Fields) -> bool:

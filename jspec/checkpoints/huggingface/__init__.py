@@ -18,6 +18,7 @@ split_experts.py         tensors that hold all experts of a layer, where each ha
 scales.py                weights of eight bits and their scales
 cache_scheme.py          what a checkpoint says of a cache in eight bits, and its scales
 kept_weights.py          weights that are kept as they are stored, where the tensors say which
+kept_codes.py            codes of four and eight bits as jspec stores them, read from a checkpoint
 finite.py                tensors in which no number may be infinite
 weights.py               the headers and the tensors of weight files
 """

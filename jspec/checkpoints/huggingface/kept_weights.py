@@ -1,36 +1,34 @@
-"""Weights of eight bits that are kept as they are stored, each parameter by the tensors that fill it.
+"""Weights of eight and of four bits that are kept as they are stored, each parameter by the tensors that fill it.
 
 These are FP8 weights with a scale for each block (``jspec.quantization.fp8_block``), whose blocks have whole groups of 128
-inputs and any number of output channels; and weights in FP8 or int8 with a scale for each output channel or for each weight,
-in checkpoints of which some maps are not quantised. A parameter is kept if all tensors are stored so that fill it. Others,
-and those for which there is no kernel, are dequantised, and a note names their tensors."""
+inputs and any number of output channels; weights in FP8 or int8 with a scale for each output channel or for each weight, in
+checkpoints of which some maps are not quantised; and codes of four bits in groups (``kept_codes.py`` beside this file). A
+parameter is kept if all tensors that fill it are stored alike, as most of the checkpoint's are. Others, and those for which
+there is no kernel, are dequantised, and a note names their tensors."""
 
+import collections
 import dataclasses
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from jspec.checkpoints.dequantize.format import read_scales
-from jspec.checkpoints.dequantize.fp8 import FP8Blocks, FP8BlockWeight, Scaled, ScaledWeight
+from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, read_scales
+from jspec.checkpoints.dequantize.fp8 import FP8BlockWeight, ScaledWeight
+from jspec.checkpoints.dequantize.nvfp4 import NVFP4Weight
+from jspec.checkpoints.dequantize.packed_codes import PackedCodes
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.kept_codes import Kept, kept_codes, kept_nvfp4
 from jspec.checkpoints.huggingface.names import Placement
 from jspec.checkpoints.huggingface.parts import Part, TensorPart
 from jspec.checkpoints.huggingface.scales import Scales
 from jspec.checkpoints.layout import Layout
 from jspec.config import ModelConfig
-from jspec.quantization.groups import GROUP, num_groups
+from jspec.quantization.groups import GROUP, has_order, in_codes, num_groups
 
 WEIGHT = ".weight"
 _NAMED = 3  # tensors that a note names
-
-
-class Kept(NamedTuple):
-    """A weight ``[out, in]`` as it is stored: its numbers ``[out, in]``, and its scales, ``[out]`` or ``[out, groups]``."""
-
-    numbers: Tensor
-    scales: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,27 +58,35 @@ class GroupScales(Tensor):
 
 def kept(tensor: Tensor) -> Kept | None:
     """A dequantised weight, or some rows or columns of one, as it is stored; None if it cannot be kept."""
+    if isinstance(tensor, PackedCodes):
+        return kept_codes(tensor)
+    if isinstance(tensor, NVFP4Weight):
+        return kept_nvfp4(tensor)
     if isinstance(tensor, FP8BlockWeight):
         outputs, inputs = tensor.shape
         if tensor.block[1] % GROUP:
             return None
         scales, shape = tensor.scales, (outputs, num_groups(inputs))
         named = scales.name, scales.file, scales.path, shape, "float32"
-        return Kept(tensor.stored, GroupScales(*named, scales, tensor.block))
+        return Kept(tensor.stored, GroupScales(*named, scales, tensor.block), "fp8_block")
     if isinstance(tensor, ScaledWeight):
         scales = tensor.scales
-        return Kept(
-            tensor.stored, Scales(scales.name, scales.file, scales.path, tensor.shape[:1], scales.dtype, scales)
-        )
+        about = scales.name, scales.file, scales.path, tensor.shape[:1], scales.dtype
+        return Kept(tensor.stored, Scales(*about, scales), "int8" if tensor.stored.dtype == "int8" else "fp8")
     whole = kept(tensor.origin) if isinstance(tensor, TensorPart) else None
     if not isinstance(tensor, TensorPart) or whole is None:
         return None
     part = tensor.part
-    numbers = _part_of(whole.numbers, part)
-    if part.axis == 1 and len(whole.scales.shape) == 1:
-        return Kept(numbers, whole.scales)
-    groups = part if part.axis == 0 else _groups_of(part)
-    return None if groups is None else Kept(numbers, _part_of(whole.scales, groups))
+    if part.axis == 0:
+        return whole.rows(lambda of: _part_of(of, part))
+    if in_codes(whole.quantization):
+        return None
+    if len(whole.scales.shape) == 1:
+        return whole._replace(numbers=_part_of(whole.numbers, part))
+    groups = _groups_of(part)
+    if groups is None:
+        return None
+    return whole._replace(numbers=_part_of(whole.numbers, part), scales=_part_of(whole.scales, groups))
 
 
 def _groups_of(part: Part) -> Part | None:
@@ -98,45 +104,42 @@ def _part_of(tensor: Tensor, part: Part) -> TensorPart:
     return TensorPart(tensor.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, part)
 
 
-def with_kept_weights(layout: Layout, stored: FP8Blocks | Scaled) -> Layout:
+def with_kept_weights(layout: Layout, stored: BlockFormat) -> Layout:
     """``layout`` with weights as they are stored, and their scales; unchanged if none can be kept.
 
     Args:
       layout: that of a language model or of multi-token prediction layers, with dequantised weights.
       stored: what config.json says of its weights.
     """
-    config: Any = layout.config
-    model: ModelConfig = config if isinstance(config, ModelConfig) else config.layers
-    kind: Any = stored.quantization
-    quantized = dataclasses.replace(model, quantization=kind, quantized_head=not model.tie_embeddings, plain_maps=())
-    scales, of_param = _with_layers(config, quantized).scale_names(), {}
-    for name, at in layout.table.items():
-        if at.param in scales and name in layout.tensors:
-            of_param.setdefault(at.param, {})[name] = kept(layout.tensors[name])
-    keeps = {param: found for param, found in of_param.items() if None not in found.values()}
+    found = {name: kept(tensor) for name, tensor in layout.tensors.items() if name in layout.table}
+    kinds = collections.Counter(one.quantization for one in found.values() if one is not None)
+    if not kinds:
+        return layout
+    config, keeps = _kept_params(layout, found, kinds.most_common(1)[0][0])
     if not keeps:
         return layout
-    plain = [param.removesuffix(WEIGHT) for param in scales if param not in keeps]
-    quantized = dataclasses.replace(
-        quantized,
-        quantized_head=f"head{WEIGHT}" in keeps,
-        plain_maps=tuple(name for name in plain if name != "head"),
-    )
+    scales, companions = config.scale_names(), config.companions()
     tensors, table = dict(layout.tensors), {}
     for name, at in layout.table.items():
         table[name] = at
         if at.param in keeps:
-            numbers, of_groups = keeps[at.param][name]
-            end = name.removesuffix(WEIGHT) + stored.scale_end
-            tensors |= {name: numbers, end: of_groups}
-            table[end] = Placement(scales[at.param], at.start, of_groups.shape)
+            numbers, of_groups, _, of_channels, order = keeps[at.param][name]
+            table[name], tensors[name] = at._replace(shape=numbers.shape), numbers
+            module = name.removesuffix(WEIGHT)
+            further = {module + stored.scale_end: (scales[at.param], of_groups)}
+            companion = of_channels or (order if at.start == 0 else None)  # its parts have one order
+            if companion is not None:
+                param = companions[at.param].end
+                further[f"{module}.{param.rpartition('.')[2]}"] = param, companion
+            for end, (param, tensor) in further.items():
+                table[end], tensors[end] = Placement(param, at.start, tensor.shape), tensor
     left = [name for name in layout.table if _is_dequantized(tensors.get(name))]
     note = f"the weights stay in {stored.summary}, as they are stored" + (", but for some" if left else "")
     dequantized = _note(left, stored) if left else ""
     notes = (*(n for n in layout.notes if n != layout.dequantized), note, *([dequantized] if left else []))
     return dataclasses.replace(
         layout,
-        config=_with_layers(config, quantized),
+        config=config,
         table=table,
         tensors=tensors,
         holds_scales=True,
@@ -146,6 +149,45 @@ def with_kept_weights(layout: Layout, stored: FP8Blocks | Scaled) -> Layout:
     )
 
 
+def _kept_params(layout: Layout, found: Mapping[str, Kept | None], kind: str) -> tuple[Any, dict[str, dict[str, Kept]]]:
+    """The config of a model whose weights are kept as far as they are stored as ``kind``; and parameter name -> the tensors
+    that fill it, by name, of those that are.
+
+    Args:
+      layout: as for ``with_kept_weights``.
+      found: tensor name -> the tensor as it is stored, None if it cannot be kept.
+      kind: a value of ``ModelConfig.quantization``.
+    """
+    config: Any = layout.config
+    model: ModelConfig = config if isinstance(config, ModelConfig) else config.layers
+    has_companion = kind == "nvfp4" or has_order(kind)  # which no output head reads
+    quantizes_head = not model.tie_embeddings and not has_companion
+    quantized = dataclasses.replace(model, quantization=kind, quantized_head=quantizes_head, plain_maps=())
+    stored_as, of_param = _with_layers(config, quantized).quantizations(), {}
+    for name, at in layout.table.items():
+        if at.param in stored_as and name in layout.tensors:
+            of_param.setdefault(at.param, {})[name] = found[name]
+    keeps = {
+        param: tensors
+        for param, tensors in of_param.items()
+        if all(one is not None and one.quantization == stored_as[param] == kind for one in tensors.values())
+        and _is_of_one_order(tensors.values())
+    }
+    plain = [param.removesuffix(WEIGHT) for param in stored_as if param not in keeps]
+    quantized = dataclasses.replace(
+        quantized,
+        quantized_head=f"head{WEIGHT}" in keeps,
+        plain_maps=tuple(name for name in plain if name != "head"),
+    )
+    return _with_layers(config, quantized), keeps
+
+
+def _is_of_one_order(tensors: Iterable[Any]) -> bool:
+    """Whether inputs are in one order in all of the tensors, each a ``Kept``, that fill a parameter."""
+    orders = [one.order.read() for one in tensors if one.order is not None]
+    return all(np.array_equal(order, orders[0]) for order in orders)
+
+
 def _with_layers(config: Any, model: ModelConfig) -> Any:
     """``config`` with the config ``model`` of its decoder layers."""
     return model if isinstance(config, ModelConfig) else dataclasses.replace(config, layers=model)
@@ -153,15 +195,15 @@ def _with_layers(config: Any, model: ModelConfig) -> Any:
 
 def _is_dequantized(tensor: Tensor | None) -> bool:
     origin = tensor.origin if isinstance(tensor, TensorPart) else tensor
-    return isinstance(origin, FP8BlockWeight | ScaledWeight)
+    return isinstance(origin, Dequantized)
 
 
-def _note(names: Iterable[str], stored: FP8Blocks | Scaled) -> str:
+def _note(names: Iterable[str], stored: BlockFormat) -> str:
     """The sentence for the user on weights that are dequantised, by their names."""
     listed = list(dict.fromkeys(name.removesuffix(WEIGHT) for name in names))
     more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
     return (
         f"{', '.join(listed[:_NAMED])}{more}, stored in {stored.summary}, are dequantised as they are read, because no "
         "kernel multiplies by them, or they or maps that are read together with them are kept in floats: in bfloat16 they "
-        "take two bytes each instead of one"
+        f"take two bytes each instead of {stored.bytes_each}"
     )

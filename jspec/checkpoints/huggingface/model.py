@@ -98,18 +98,20 @@ class HuggingFaceModel:
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Parameter name -> shape of the whole parameter, for all that the files hold: scales are left out if they are yet
-        to be computed."""
+        """Parameter name -> shape of the whole parameter as it is stored, for all that the files hold: scales are left out
+        if they are yet to be computed."""
         shapes = self.config.param_shapes()
-        scales, kinds = (
-            (self.config.scale_names(), self.config.quantizations()) if self.layout.holds_scales else ({}, {})
-        )
-        return shapes | {scale: quantized_shapes(shapes[name], kinds[name])[1] for name, scale in scales.items()}
+        if not self.layout.holds_scales:
+            return shapes
+        kinds = self.config.quantizations()
+        for name, scale in self.config.scale_names().items():
+            shapes[name], shapes[scale] = quantized_shapes(shapes[name], kinds[name])
+        return shapes | {name: shape for name, shape, _ in self.config.companions().values()}
 
     @property
     def mistyped(self) -> dict[str, str]:
         """Tensor name -> the dtypes that its parameter can be made of, for tensors of another dtype."""
-        eight_bits = {name: kind.name for name, kind in self._kept.items() if kind.itemsize == 1}
+        eight_bits = {name: kind.name for name, kind in self._kept.items() if kind.itemsize == 1 or kind == np.int32}
         wanted = {name: eight_bits.get(self.table[name].param) for name in self._floats}
         return {
             name: kind or f"one of {', '.join(FLOAT_DTYPES)}"
@@ -205,8 +207,9 @@ class HuggingFaceModel:
         if not self.layout.holds_scales:
             return {}
         kinds, names = self.config.quantizations(), self.config.scale_names()
-        weights = {name: stored_dtype(kind) for name, kind in kinds.items()}
-        return weights | {names[name]: scale_dtype(kind) for name, kind in kinds.items()}
+        kept = {name: stored_dtype(kind) for name, kind in kinds.items()}
+        kept |= {names[name]: scale_dtype(kind) for name, kind in kinds.items()}
+        return kept | {name: np.dtype(dtype) for name, _, dtype in self.config.companions().values()}
 
     @property
     def _plain_dtypes(self) -> set[str]:

@@ -8,6 +8,8 @@ are a ``BlockFormat``, those in NVFP4 among them. A family of models may read an
 from collections.abc import Callable, Collection
 from typing import Any
 
+from jspec.checkpoints.dequantize.auto_round import METHODS as AUTO_ROUND
+from jspec.checkpoints.dequantize.auto_round import read_auto_round
 from jspec.checkpoints.dequantize.awq import read_awq
 from jspec.checkpoints.dequantize.format import BlockFormat
 from jspec.checkpoints.dequantize.fp8 import read_compressed_blocks, read_fp8_blocks
@@ -120,4 +122,5 @@ READERS: dict[str, Callable[[Fields], StoredQuantization | BlockFormat]] = {
     "fp8": _fp8,
     "gptq": read_gptq,
     METHOD: read_model_optimizer,
+    **dict.fromkeys(AUTO_ROUND, read_auto_round),
 }

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol, Self
 from jspec._validation import is_int, require
 from jspec.config import ModelConfig, count
 from jspec.config.param_specs import DRAFT_IDS, DRAFT_VOCAB, EMBED, Axis, Declared, Parameter, linear
+from jspec.quantization.groups import Companion
 
 EMBEDDING = "embed_tokens.weight"  # name of the token embedding in checkpoints of draft heads
 
@@ -60,6 +61,10 @@ class DraftConfig(Protocol):
 
     def scale_names(self) -> dict[str, str]:
         """Name of the scales of each quantised parameter, by the name of that parameter."""
+        ...
+
+    def companions(self) -> dict[str, Companion]:
+        """The array that a parameter has besides its scales, by the name of that parameter, for those that have one."""
         ...
 
     def quantizations(self) -> dict[str, str]:

@@ -23,7 +23,15 @@ from jspec.pallas.matmul.weight_only import weight_only_matmul, weight_only_matm
 
 
 def matmul(
-    x, weight, scale=None, bias=None, *, dtype=None, reduce_axis: str | None = None, allow_partial_sums: bool = False
+    x,
+    weight,
+    scale=None,
+    bias=None,
+    *,
+    dtype=None,
+    reduce_axis: str | None = None,
+    allow_partial_sums: bool = False,
+    channel_scale=None,
 ) -> Any:
     """The linear map ``[..., in], [out, in] -> [..., out]``, plus a bias, by the first row of ``TABLE`` that serves it.
 
@@ -37,17 +45,18 @@ def matmul(
       x: bfloat16 or float32, or ``QuantizedActivations`` for a weight of int8.
       weight: ``[out, in]`` of x's dtype, int8 or float8_e4m3fn; or codes of four bits, uint8 ``[out, 64 blocks]``.
       scale: of a quantised weight, float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32
-        ``[out, groups]``, and of four bits (``jspec.quantization.codes``) ``[out, groups]`` or ``[out, groups, 2]``.
+        ``[out, groups]``, and of codes (``jspec.quantization.codes``) ``[out, groups]`` or ``[out, groups, 2]``.
       bias: ``[out]``, or None.
       dtype: of the result; that of x if None.
       reduce_axis: the mesh axis whose shards have parts of the inputs each. Products are added up over them, to the same
         bits in each shard, before the bias is added. None if all inputs are here.
       allow_partial_sums: whether the result may be ``PartialSums``, as that of shards then is. It is not if there is a
         bias without a ``reduce_axis``.
+      channel_scale: of NVFP4 (``jspec.quantization.nvfp4``), float32 ``[out, 2]``; else None.
     """
     to_reduce = allow_partial_sums and reduce_axis is not None
     in_parts = to_reduce or (allow_partial_sums and bias is None)
-    product = Product(x, weight, scale, bias, dtype or x.dtype, in_parts)
+    product = Product(x, weight, scale, bias, dtype or x.dtype, in_parts, channel_scale)
     row = row_of(product)
     if row.adds_bias and reduce_axis is None:
         return row.compute(product)
@@ -69,26 +78,35 @@ class Product(NamedTuple):
     bias: Any = None
     dtype: Any = jnp.float32
     allow_partial_sums: bool = False
+    channel_scale: Any = None
 
     @property
     def in_blocks(self) -> bool:
         """Whether the weight is FP8 in blocks."""
-        return self.weight.dtype == jnp.float8_e4m3fn and self.scale is not None and self.scale.ndim == 2
+        return self.stored == "fp8_block"
+
+    @property
+    def stored(self) -> str:
+        """What the weight is: its dtype, or ``fp8_block`` or ``int8_groups`` if groups of its inputs have scales."""
+        name: str = self.weight.dtype.name
+        in_groups = self.scale is not None and self.scale.ndim > 1
+        return _IN_GROUPS.get(name, name) if in_groups else name
 
 
 def xla_matmul(product: Product) -> Any:
     """Any product, as XLA computes it: the reference implementation for what x and weight are."""
-    x, weight, scale, _, dtype, _ = product
+    x, weight, scale, dtype = product.x, product.weight, product.scale, product.dtype
     if isinstance(x, QuantizedActivations):
         return w8a8_matmul_reference(x, weight, scale)
     if scale is not None:
-        return weight_only_matmul_reference(x, weight, scale, dtype)
+        return weight_only_matmul_reference(x, weight, scale, dtype, product.channel_scale)
     return matmul_reference(x, weight, None if dtype == x.dtype else dtype)
 
 
 _UNLIMITED = range(sys.maxsize)
 _BF16, _FLOATS = ("bfloat16",), ("bfloat16", "float32")
-_INT4, _INT8, _EIGHT_BITS, _FP8_BLOCKS = ("uint8",), ("int8",), ("int8", "float8_e4m3fn"), ("fp8_block",)
+_IN_GROUPS = {"float8_e4m3fn": "fp8_block", "int8": "int8_groups"}
+_FOUR_BITS, _INT8, _EIGHT_BITS, _FP8_BLOCKS = ("uint8",), ("int8",), ("int8", "float8_e4m3fn"), ("fp8_block",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +117,8 @@ class Row:
     Attributes:
       name: what the row is.
       compute: the result for a ``Product``.
-      activations, weights: dtypes of x and of the weight as they are stored; int8 x is ``QuantizedActivations``, and
-        ``fp8_block`` is float8_e4m3fn with a scale for each 128 inputs.
+      activations, weights: dtypes of x and of the weight as they are stored, as ``Product.stored`` has it; int8 x is
+        ``QuantizedActivations``.
       tokens, numbers, inputs: how many tokens, numbers of the weight and input features.
       hopper: whether it is for Hopper GPUs alone.
       widens: whether it gives float32 for x of bfloat16, too.
@@ -111,7 +129,7 @@ class Row:
     name: str
     compute: Callable[[Product], jax.Array | PartialSums]
     activations: tuple[str, ...] = ("int8", *_FLOATS)
-    weights: tuple[str, ...] = ("uint8", *_EIGHT_BITS, *_FP8_BLOCKS, *_FLOATS)
+    weights: tuple[str, ...] = ("uint8", *_EIGHT_BITS, *_IN_GROUPS.values(), *_FLOATS)
     tokens: range = _UNLIMITED
     numbers: range = _UNLIMITED
     inputs: range = _UNLIMITED
@@ -123,11 +141,11 @@ class Row:
 
     def serves(self, product: Product) -> bool:
         """Whether the row is for a product in programs for this machine's GPU."""
-        x, weight, _, bias, dtype, _ = product
+        x, weight, bias, dtype = product.x, product.weight, product.bias, product.dtype
         activations = x.numbers if isinstance(x, QuantizedActivations) else x
         return (
             activations.dtype.name in self.activations
-            and ("fp8_block" if product.in_blocks else weight.dtype.name) in self.weights
+            and product.stored in self.weights
             and math.prod(x.shape[:-1]) in self.tokens
             and weight.size in self.numbers
             and x.shape[-1] in self.inputs
@@ -148,6 +166,8 @@ def _few_tokens(p: Product) -> jax.Array | PartialSums:
 
 
 def _suits_few_tokens(p: Product) -> bool:
+    if p.channel_scale is not None:
+        return False
     return tiling_of(p.x, p.weight, p.scale, p.dtype, p.allow_partial_sums) is not None
 
 
@@ -156,9 +176,16 @@ TABLE = (
     Row("W8A8", lambda p: w8a8_matmul(p.x, p.weight, p.scale, p.allow_partial_sums), _INT8, _INT8, _MANY, hopper=True),
     # [28672, 4096] with 1, 16, 80 and 320 tokens: 30, 31, 43 and 130 us on an H100. The row that follows takes 36, 36, 121
     # and 447.
-    Row("few tokens, four bits", _few_tokens, _BF16, _INT4, numbers=_SOME, hopper=True, suits=_suits_few_tokens),
+    Row("few tokens, four bits", _few_tokens, _BF16, _FOUR_BITS, numbers=_SOME, hopper=True, suits=_suits_few_tokens),
     # Every tile of tokens reads and dequantises the weight again. XLA would write it in float32.
-    Row("four bits", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT4),
+    Row(
+        *(
+            "four bits",
+            lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype, p.channel_scale),
+            _BF16,
+            _FOUR_BITS,
+        )
+    ),
     # [28672, 4096] with 16, 80 and 320 tokens: 36, 43 and 120 us on an H200. The rows that follow take 41, 72 and 224. XLA's
     # product of five is faster, and so is a whole round of one, which it multiplies as eight.
     Row(
@@ -175,7 +202,10 @@ TABLE = (
     # no whole eights are copied with zeros first.
     Row("few tokens, FP8 blocks", _few_tokens, _BF16, _FP8_BLOCKS, numbers=_SOME, hopper=True, suits=_suits_few_tokens),
     # XLA would write the dequantised weight; with many tokens it was not compared.
-    Row("FP8 blocks", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _FP8_BLOCKS),
+    Row(
+        *("groups, eight bits", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16),
+        weights=tuple(_IN_GROUPS.values()),
+    ),
     # XLA's product is as fast with small weights, and faster with more tokens. That of fp8 was not compared.
     Row("int8", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT8, _SEVERAL, _LARGE),
     Row("one token, eight bits", lambda p: padded_matmul(p.x, p.weight, p.scale, p.dtype), _FLOATS, _EIGHT_BITS, _ONE),

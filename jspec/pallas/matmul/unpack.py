@@ -86,6 +86,44 @@ def unpack_four_bits(packed, high: bool, zero=None):
     return _unpack(HIGH_LESS_ZEROS if high else LOW_LESS_ZEROS, packed, added)
 
 
+def unpack_nvfp4(packed, high: bool, scale):
+    """In a kernel: the numbers of the codes in the low or the high halves of bytes, times their scales and divided by
+    ``SHRINK``: in bfloat16, exactly.
+
+    Args:
+      packed: uint8 ``[channels, n]``, codes of NVFP4.
+      high: which halves.
+      scale: uint8 ``[channels, n / 8]``, the bits of float8_e4m3fn, none negative, of each 16 inputs.
+    """
+    scales = _e4m3(scale)
+    if is_interpreted():
+        code = (packed >> 4 if high else packed & 15).astype(jnp.int32)
+        magnitude = code & 7
+        number = jnp.where(
+            magnitude < 2, magnitude * 0.5, jnp.exp2((magnitude >> 1) - 1.0) * (1 + 0.5 * (magnitude & 1))
+        )
+        number = jnp.where(code < 8, number, -number) / SHRINK
+        return (number * _of_bytes(scales)).astype(jnp.bfloat16)
+    factors = _of_bytes((scales * (2.0**126 / SHRINK)).astype(jnp.bfloat16))
+    return _unpack(HIGH_E2M1 if high else LOW_E2M1, packed, factors)
+
+
+def _of_bytes(x):
+    """In a kernel: numbers of 16 inputs each, ``[channels, groups]``, for the bytes of their codes ``[channels, 8 groups]``.
+
+    Bytes of two groups alternate (``jspec.quantization.codes``)."""
+    channels, groups = x.shape
+    pairs = x.reshape(channels, groups // 2, 1, 2)
+    return jnp.broadcast_to(pairs, (channels, groups // 2, 8, 2)).reshape(channels, groups * 8)
+
+
+def _e4m3(bits):
+    """In a kernel: the numbers whose bits as float8_e4m3fn these are, none negative, in float32."""
+    bits = bits.astype(jnp.int32)
+    normal = jax.lax.bitcast_convert_type((bits << 20) + (120 << 23), jnp.float32)
+    return jnp.where(bits < 8, bits.astype(jnp.float32) * 2.0**-9, normal)
+
+
 def _unpack(asm: str, tile, *numbers):
     """In a kernel: the results of instructions on four bytes of ``tile``, and on the four of each of ``numbers`` beside
     them."""
@@ -128,6 +166,16 @@ LOW, HIGH, LOW_LESS_ZEROS, HIGH_LESS_ZEROS = (  # a code is moved to bit 4; what
     f" fma.rn.bf16x2 $0, a, factor, {first}; fma.rn.bf16x2 $1, b, factor, {second}; }}"
     for first, second in (("zero", "zero"), ("$3", "$4"))
     for move in ("shl.b32 bytes, $2, 4;", "mov.b32 bytes, $2;")
+)
+LOW_E2M1, HIGH_E2M1 = (
+    # A code becomes a sign, seven bits of 0, two of exponent, one of mantissa and six of 0: 2^-126 of the number. $3 and $4
+    # are factors.
+    f"{{ .reg .b32 a, b, sign; {_TWO_AND_TWO.replace('bytes', '$2')}"
+    f" shl.b32 sign, a, {to_sign}; shl.b32 a, a, {to_rest}; and.b32 a, a, 0x01C001C0;"
+    " lop3.b32 a, sign, 0x80008000, a, 0xea; mul.rn.bf16x2 $0, a, $3;"
+    f" shl.b32 sign, b, {to_sign}; shl.b32 b, b, {to_rest}; and.b32 b, b, 0x01C001C0;"
+    " lop3.b32 b, sign, 0x80008000, b, 0xea; mul.rn.bf16x2 $1, b, $4; }"
+    for to_sign, to_rest in ((12, 6), (8, 2))
 )
 # A word of ``jspec.quantization.codes`` as four pairs, each from four bits and those 16 bits above: 128 + code in bfloat16,
 # less 128 + zero, which is in both halves of $5.

@@ -7,6 +7,7 @@ number, and no weight is rounded."""
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from jspec.pallas.matmul.unpack import (
     to_mma_order,
     unpack_eight_bits,
     unpack_four_bits,
+    unpack_nvfp4,
 )
 from jspec.pallas.triton import (
     MMA_SIZE,
@@ -35,7 +37,7 @@ from jspec.pallas.triton import (
     tile_indices,
     tile_mask,
 )
-from jspec.quantization import codes, fp8_block
+from jspec.quantization import codes, fp8_block, nvfp4
 from jspec.quantization.codes import BLOCK, HALF, in_code_order
 from jspec.quantization.groups import GROUP, group_of
 
@@ -48,7 +50,7 @@ _PARTIAL_SUMS = 4  # float32 partial sums have at most one in this many of the b
 def weight_only_tiling(tokens: int, outputs: int, inputs: int, bits: int, in_blocks: bool = False) -> MatmulTiling:
     """The tiling for ``tokens`` and a weight ``[outputs, inputs]`` of four or eight bits.
 
-    With ``in_blocks``, which is for FP8, a trip has whole groups of inputs that share a scale."""
+    With ``in_blocks``, which is for eight bits, a trip has whole groups of inputs that share a scale."""
     tile_tokens = min(max(MMA_SIZE, pl.next_power_of_2(tokens)), 128)
     few, min_depth = tile_tokens <= _FEW_TOKENS, GROUP if bits == 4 or in_blocks else ORDER_INPUTS
     depth = max(min(256 if few or bits == 4 else 128, pl.next_power_of_2(inputs)), min_depth)
@@ -73,28 +75,36 @@ def weight_only_tiling(tokens: int, outputs: int, inputs: int, bits: int, in_blo
     return tiling if math.prod(tiling.grid(tokens, outputs)) >= _MULTIPROCESSORS else of_outputs(64)
 
 
-def weight_only_matmul(x, weight, scale, dtype=jnp.float32):
+def weight_only_matmul(x, weight, scale, dtype=jnp.float32, channel_scale=None):
     """``weight_only_matmul_reference``, and on an NVIDIA GPU the kernel, for x of bfloat16."""
-    kernel, reference = (
-        functools.partial(f, dtype=dtype) for f in (weight_only_matmul_kernel, weight_only_matmul_reference)
-    )
-    return differentiable(kernel, reference, x, weight, scale)
+
+    def of(product: Callable) -> Callable:
+        return lambda x, weight, scale, *of_channels: product(x, weight, scale, dtype, *of_channels)
+
+    arrays = (x, weight, scale) if channel_scale is None else (x, weight, scale, channel_scale)
+    return differentiable(of(weight_only_matmul_kernel), of(weight_only_matmul_reference), *arrays)
 
 
-def weight_only_matmul_reference(x, weight, scale, dtype=jnp.float32):
+def weight_only_matmul_reference(x, weight, scale, dtype=jnp.float32, channel_scale=None):
     """The linear map of a quantised weight, ``[..., in], [out, in] -> [..., out]``, added up in float32.
 
     Args:
       x: of bfloat16, or of float32, which is multiplied in full.
       weight: int8 or float8_e4m3fn ``[out, in]``; or codes of four bits, uint8 ``[out, 64 blocks]``. The sum over the inputs
         that share a scale is multiplied by it.
-      scale: float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32 ``[out, groups]``; of four bits
+      scale: float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32 ``[out, groups]``; of codes
         (``jspec.quantization.codes``) ``[out, groups]`` or, with zeros, ``[out, groups, 2]``.
       dtype: to which the results are rounded.
+      channel_scale: None, or of NVFP4 (``jspec.quantization.nvfp4``), whose scales are float8_e4m3fn ``[out, groups]``,
+        float32 ``[out, 2]``.
     """
     # Float32 holds the numbers times their scales of 8 or 11 bits, and the products with x: only sums are rounded.
-    if weight.dtype == jnp.uint8:
-        numbers = codes.dequantize(weight, scale, x.shape[-1])
+    if codes.are_codes(weight, scale):
+        numbers = (
+            codes.dequantize(weight, scale, x.shape[-1])
+            if channel_scale is None
+            else nvfp4.dequantize(weight, scale, channel_scale, x.shape[-1])
+        )
         return matmul_reference(x.astype(jnp.float32), numbers).astype(dtype)
     if scale.ndim == 2:
         return matmul_reference(x.astype(jnp.float32), fp8_block.dequantize(weight, scale)).astype(dtype)
@@ -103,18 +113,20 @@ def weight_only_matmul_reference(x, weight, scale, dtype=jnp.float32):
 
 @functools.partial(jax.jit, static_argnames=("dtype", "tiling", "interpret"))  # layers share one trace
 def weight_only_matmul_kernel(
-    x, weight, scale, dtype=jnp.float32, *, tiling: MatmulTiling | None = None, interpret=False
+    x, weight, scale, dtype=jnp.float32, channel_scale=None, *, tiling: MatmulTiling | None = None, interpret=False
 ):
     """``weight_only_matmul_reference`` of bfloat16 as a kernel."""
     tokens = x.reshape(-1, x.shape[-1])
     (M, inputs), outputs = tokens.shape, weight.shape[0]
     in_four_bits = weight.dtype == jnp.uint8
-    in_blocks = scale.ndim == 2 and not in_four_bits
+    in_blocks = scale.ndim > 1 and not in_four_bits
     tiling = tiling or weight_only_tiling(M, outputs, inputs, 4 if in_four_bits else 8, in_blocks)
     xs = in_code_order(tokens) if in_four_bits else (tokens,)
+    if channel_scale is not None:
+        scale = jax.lax.bitcast_convert_type(scale, jnp.uint8)  # Triton would not fill masked places of fp8
     sums = kernel_call(
         _weight_only_matmul,
-        *(xs, weight, scale),
+        *(xs, weight, scale, *(() if channel_scale is None else (channel_scale,))),
         grid=tiling.grid(M, outputs),
         out_shape=jax.ShapeDtypeStruct(
             (tiling.num_splits, M, outputs), dtype if tiling.num_splits == 1 else jnp.float32
@@ -129,12 +141,15 @@ def weight_only_matmul_kernel(
     return sums.reshape(*x.shape[:-1], outputs)
 
 
-def _weight_only_matmul(x_refs, weight_ref, scale_ref, sums_ref, *, tiling: MatmulTiling, inputs: int):
+def _weight_only_matmul(x_refs, weight_ref, scale_ref, *refs, tiling: MatmulTiling, inputs: int):
+    """In a kernel: ``refs`` are that of the sums, and before it that of the numbers of output channels, if there are any."""
+    *of_channels, sums_ref = refs
     M, outputs = x_refs[0].shape[0], weight_ref.shape[0]
     token, output = block_ids(pl.program_id(0), tiling.tokens), block_ids(pl.program_id(1), tiling.outputs)
     by_channel = len(scale_ref.shape) == 1
     in_four_bits = weight_ref.dtype == jnp.uint8
-    operands = _four_bit_operands if in_four_bits else _eight_bit_operands
+    of_codes = _nvfp4_operands if of_channels else _four_bit_operands
+    operands = of_codes if in_four_bits else _eight_bit_operands
     x_is_ordered = tiling.ordered and not in_four_bits
     trips = pl.cdiv(inputs, tiling.inputs)
     split_trips = pl.cdiv(trips, tiling.num_splits)
@@ -154,6 +169,9 @@ def _weight_only_matmul(x_refs, weight_ref, scale_ref, sums_ref, *, tiling: Matm
     total = jax.lax.fori_loop(0, end, add, jnp.zeros((tiling.outputs, tiling.tokens), jnp.float32)) * SHRINK
     if by_channel:
         total *= broadcast_columns(pltriton.load(scale_ref.at[output], mask=output < outputs, other=0.0), tiling.tokens)
+    for ref in of_channels:
+        numbers = (pltriton.load(ref.at[output, i], mask=output < outputs, other=1.0) for i in (0, 1))
+        total *= broadcast_columns(functools.reduce(jnp.divide, numbers), tiling.tokens)
     at = jnp.full((tiling.tokens, tiling.outputs), pl.program_id(2)), *tile_indices(token, output)
     pltriton.store(sums_ref.at[at], total.T.astype(sums_ref.dtype), mask=tile_mask(token, M, output, outputs))
 
@@ -162,13 +180,17 @@ def _eight_bit_operands(x_refs, weight_ref, scale_ref, token, output, trip, tili
     """In a kernel: what a trip multiplies, as pairs of a list of tiles and a scale, None or float32 ``[outputs]``, that
     multiplies the sum of their products. Tiles are weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` in bfloat16. In
     blocks, they are of one group of inputs each."""
-    [x_ref], depth = x_refs, tiling.inputs
+    [x_ref], depth, groups = x_refs, tiling.inputs, scale_ref.shape[1] if len(scale_ref.shape) > 1 else 1
     if len(scale_ref.shape) == 1:
         return [([_eight_bit_tiles(x_ref, weight_ref, token, output, trip, depth, tiling)], None)]
-    operands, count = [], depth // GROUP
-    for group in (trip * count + i for i in range(count)):
-        scale = _of_group(scale_ref, output, group)
-        operands.append(([_eight_bit_tiles(x_ref, weight_ref, token, output, group, GROUP, tiling)], scale))
+    size = GROUP if groups == 1 else group_of(x_ref.shape[1], groups)
+    operands, count = [], depth // size
+    for block in (trip * count + i for i in range(count)):
+        scale, zero = _scale_and_zero(scale_ref, output, 0 if groups == 1 else block)
+        weights, x = _eight_bit_tiles(x_ref, weight_ref, token, output, block, size, tiling)
+        if zero is not None:
+            weights -= broadcast_columns(zero * jnp.asarray(1 / SHRINK, jnp.bfloat16), size)
+        operands.append(([(weights, x)], scale))
     return operands
 
 
@@ -182,7 +204,7 @@ def _of_group(scale_ref, output, group, *which):
 def _eight_bit_tiles(x_ref, weight_ref, token, output, block, size: int, tiling: MatmulTiling):
     """In a kernel: the weights ``[outputs, size]`` and ``x [tokens, size]`` of a block of ``size`` inputs, in bfloat16."""
     weight = load_tile(weight_ref, output, block_ids(block, size), tiling.inputs)
-    at = block * size + input_indices(size, ORDER_INPUTS, tiling.ordered)
+    at = block * size + input_indices(size, ORDER_INPUTS, tiling.ordered and size % ORDER_INPUTS == 0)
     return unpack_eight_bits(weight), load_tile(x_ref, token, at, tiling.inputs)
 
 
@@ -210,3 +232,18 @@ def _scale_and_zero(scale_ref, output, group) -> tuple[Any, Any]:
         return _of_group(scale_ref, output, group).astype(jnp.float32), None
     scale, zero = (_of_group(scale_ref, output, group, which) for which in (0, 1))
     return scale.astype(jnp.float32), zero.astype(jnp.bfloat16)
+
+
+def _nvfp4_operands(x_refs, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling, inputs: int):
+    """In a kernel: the same of NVFP4. A tile has the low or the high halves of the bytes of a block, whose numbers are
+    multiplied by their scales."""
+    count, groups = tiling.inputs // BLOCK, BLOCK // nvfp4.GROUP
+    operands = []
+    for block in (trip * count + i for i in range(count)):
+        at = block_ids(block, HALF)
+        packed = load_tile(weight_ref, output, at, count * HALF)
+        scale = load_tile(scale_ref, output, block_ids(block, groups), count * groups)
+        for high, x_ref in zip((False, True), x_refs, strict=True):
+            x = load_tile(x_ref, token, at, count * HALF)
+            operands.append(([(unpack_nvfp4(packed, high, scale), x)], None))
+    return operands

@@ -10,12 +10,14 @@ from cuda_lowering import for_cuda, kernels_of, mosaic_kernels_of
 from flax import nnx
 
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear
+from jspec.models.quantization import scale_dtype, stored_dtype
 from jspec.pallas.matmul import few_tokens, matmul
 from jspec.pallas.matmul.bf16 import bf16_matmul_kernel
 from jspec.pallas.matmul.quantize_activations import QuantizedActivations, activate_and_quantize, quantize_tokens
 from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
 from jspec.pallas.norm.rms_norm import add_norm
+from jspec.quantization.groups import grouped
 
 
 @pytest.fixture(autouse=True)
@@ -29,14 +31,15 @@ def _weight_only(M, out, inputs, stored):
     """x and a weight of few bits with its scales."""
     array, groups = jax.ShapeDtypeStruct, -(-inputs // 128)
     x = array((M, inputs), jnp.bfloat16)
-    if stored == "uint8":
-        return x, array((out, 64 * groups), stored), array((out, groups), jnp.bfloat16)
     if stored == "fp8_block":
         return x, array((out, inputs), jnp.float8_e4m3fn), array((out, groups), jnp.float32)
+    if (form := grouped(stored)) is not None:
+        kinds = stored_dtype(stored), scale_dtype(stored)
+        return x, array(form.weight_shape((out, inputs)), kinds[0]), array(form.scale_shape((out, inputs)), kinds[1])
     return x, array((out, inputs), stored), array((out,), jnp.float32)
 
 
-@pytest.mark.parametrize("stored", ["uint8", "int8", "float8_e4m3fn", "fp8_block"])
+@pytest.mark.parametrize("stored", ["int4", "int8", "float8_e4m3fn", "fp8_block"])
 @pytest.mark.parametrize(("out", "inputs"), [(6144, 4096), (1000, 100), (2880, 2880)])
 @pytest.mark.parametrize("M", [1, 40, 320])
 def test_weight_only_matmul_lowers_for_cuda(M, out, inputs, stored):
@@ -45,9 +48,20 @@ def test_weight_only_matmul_lowers_for_cuda(M, out, inputs, stored):
     ]
 
 
-@pytest.mark.parametrize(("M", "dtype", "kernels"), [(512, "bfloat16", 1), (513, "bfloat16", 1), (5, "float32", 0)])
-def test_bfloat16_has_the_kernel_for_four_bits(M, dtype, kernels):
-    x, *weights = _weight_only(M, 256, 512, "uint8")
+@pytest.mark.parametrize("stored", ["int4_32_float16_zeros", "int4_all_float32", "int8_64_bfloat16_zeros", "nvfp4"])
+@pytest.mark.parametrize("M", [1, 320])
+def test_groups_lower_for_cuda(M, stored):
+    args = _weight_only(M, 1000, 416, "int4" if stored == "nvfp4" else stored)
+    if stored == "nvfp4":
+        scales = ((1000, 26), jnp.float8_e4m3fn), ((1000, 2), jnp.float32)
+        args = *args[:2], *(jax.ShapeDtypeStruct(*one) for one in scales)
+    found = for_cuda(lambda x, w, s, *c: weight_only_matmul_kernel(x, w, s, jnp.bfloat16, *c), args)
+    assert kernels_of(found) == ["weight_only_matmul"]
+
+
+@pytest.mark.parametrize(("M", "dtype", "kernels"), [(1, "bfloat16", 1), (2048, "bfloat16", 1), (5, "float32", 0)])
+def test_tokens_of_bfloat16_have_the_kernel_for_four_bits(M, dtype, kernels):
+    x, *weights = _weight_only(M, 256, 512, "int4")
     assert len(kernels_of(for_cuda(matmul, (x.update(dtype=jnp.dtype(dtype)), *weights)))) == kernels
 
 
@@ -107,7 +121,7 @@ def test_other_gpus_have_the_kernel_of_many_gpus(monkeypatch):
 
 
 def test_weight_only_matmul_elsewhere_is_the_reference():
-    assert not kernels_of(jax.jit(matmul).lower(*_weight_only(5, 256, 512, "uint8")).as_text())
+    assert not kernels_of(jax.jit(matmul).lower(*_weight_only(5, 256, 512, "int4")).as_text())
 
 
 def _w8a8(M, out, inputs):

@@ -36,11 +36,15 @@ class Case(NamedTuple):
         if self.x == "int8":
             x = QuantizedActivations(x, array((self.tokens,), jnp.float32), jnp.dtype("bfloat16"))
         in_blocks = self.weight == "fp8_block"
-        weight = array((self.outputs, self.inputs), jnp.float8_e4m3fn if in_blocks else self.weight)
+        weight = array(
+            (self.outputs, self.inputs), jnp.float8_e4m3fn if in_blocks else self.weight.removesuffix("_groups")
+        )
         scale = array((self.outputs, groups), jnp.float32) if in_blocks else None
         if self.weight == "uint8":
             weight = array((self.outputs, 64 * groups), jnp.uint8)
             scale = array((self.outputs, groups), jnp.bfloat16)
+        elif self.weight == "int8_groups":
+            scale = array((self.outputs, groups, 2), jnp.float16)
         elif self.weight in ("int8", "float8_e4m3fn"):
             scale = array((self.outputs,), jnp.float32)
         bias = array((self.outputs,), x.dtype) if self.bias else None
@@ -63,7 +67,7 @@ EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
     ),
     "four bits": (
         Case(5, 256, 512, weight="uint8"),
-        [({"x": "float32"}, "XLA")],
+        [({"x": "float32"}, "XLA"), ({"weight": "int8_groups"}, "groups, eight bits")],
     ),
     "few tokens, eight bits": (
         Case(16, 4096, 4096, weight="int8"),
@@ -81,12 +85,12 @@ EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
     "few tokens, FP8 blocks": (
         Case(5, 4096, 4096, weight="fp8_block"),
         [
-            ({"outputs": 2047}, "FP8 blocks"),
-            ({"inputs": 4160}, "FP8 blocks"),  # the last block is not whole
+            ({"outputs": 2047}, "groups, eight bits"),
+            ({"inputs": 4160}, "groups, eight bits"),  # the last block is not whole
             ({"x": "float32"}, "XLA"),
         ],
     ),
-    "FP8 blocks": (
+    "groups, eight bits": (
         Case(5, 256, 512, weight="fp8_block"),
         [({"x": "float32"}, "XLA"), ({"weight": "float8_e4m3fn"}, "XLA")],
     ),
@@ -134,8 +138,8 @@ EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
 WITHIN = {
     "W8A8": [{"tokens": 1}, {"tokens": 512}],
     "few tokens, four bits": [{"tokens": 1}, {"tokens": 9}, {"tokens": 8192}, {"dtype": "float32"}, {"bias": True}],
-    "four bits": [{"tokens": 1}, {"tokens": 8192}],
-    "FP8 blocks": [{"tokens": 1}, {"tokens": 8192}, {"bias": True}, {"dtype": "float32"}],
+    "four bits": [{"tokens": 1}, {"tokens": 8192}, {"bias": True}, {"dtype": "float32"}],
+    "groups, eight bits": [{"tokens": 1}, {"tokens": 8192}, {"bias": True}, {"weight": "int8_groups"}],
     "few tokens, eight bits": [
         *({"tokens": 320}, {"weight": "float8_e4m3fn"}, {"dtype": "float32"}, {"bias": True}, {"outputs": 128256}),
     ],
@@ -147,10 +151,8 @@ WITHIN = {
 }
 FEW_TOKENS = "few tokens, eight bits", "few tokens, FP8 blocks", "few tokens, four bits"
 HOPPER_ONLY = "W8A8", *FEW_TOKENS, "bf16"
-FOLLOWS = {
-    "few tokens, FP8 blocks": "FP8 blocks",
-    "few tokens, four bits": "four bits",
-}  # what a row does not serve, and all on other GPUs
+# By row, the one that has what it does not serve, and all on other GPUs.
+FOLLOWS = {"few tokens, FP8 blocks": "groups, eight bits", "few tokens, four bits": "four bits"}
 MOSAIC = jax.__version_info__ >= (0, 11)
 
 
@@ -202,7 +204,7 @@ def test_every_kernel_of_the_folder_is_in_the_table(monkeypatch):
         kernels |= {name.removesuffix("_kernel") for name, _ in functions if name.endswith("_matmul_kernel")}
     launched = set()
     for case, _ in EXAMPLES.values():
-        x, weight, scale, bias, dtype, _ = case.product
+        x, weight, scale, bias, dtype, *_ = case.product
         text = for_cuda(functools.partial(matmul, dtype=dtype), (x, weight, scale, bias))
         launched |= {*kernels_of(text), *mosaic_kernels_of(text)}
     assert kernels == {"bf16_matmul", "few_tokens_matmul", "w8a8_matmul", "weight_only_matmul"}
@@ -216,7 +218,7 @@ def test_which_products_have_partial_sums(name, bias, reduce_axis):
     if name in FEW_TOKENS and not MOSAIC:
         pytest.skip("jax 0.10 does not lower the kernel")
     case, _ = EXAMPLES[name]
-    x, weight, scale, bias, _, _ = case._replace(bias=bias).product
+    x, weight, scale, bias, *_ = case._replace(bias=bias).product
     how = {"reduce_axis": reduce_axis, "allow_partial_sums": True}
     mapped = jax.vmap(functools.partial(matmul, **how), axis_name="shards", in_axes=None, axis_size=2)
     y = jax.eval_shape(mapped, x, weight, scale, bias)

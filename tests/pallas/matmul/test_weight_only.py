@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from test_mxfp4 import carried_out
+from tiers import in_tiers
 
 from jspec.pallas.matmul import unpack
 from jspec.pallas.matmul.tiling import MatmulTiling
@@ -18,11 +19,19 @@ from jspec.pallas.matmul.weight_only import (
     weight_only_matmul_reference,
     weight_only_tiling,
 )
-from jspec.quantization import codes
+from jspec.quantization import codes, nvfp4
 from jspec.quantization.groups import grouped
 
 FOUR_BITS = ("int4", "int4_64_float16_zeros", "int4_32_float32", "int4_all_float16_zeros")
-KINDS = ("int8", "fp8", "fp8_block", *FOUR_BITS)
+GROUPED = (*FOUR_BITS, "int8_32_float16_zeros")
+KINDS = ("int8", "fp8", "fp8_block", *GROUPED)
+
+FEW = ("int8", "int4", "fp8_block")
+SHAPES = ((1, 64, 128), (3, 70, 100), (16, 128, 640), (17, 200, 300), (65, 96, 1536))
+CASES = in_tiers(
+    [(*shape, kind) for kind in KINDS for shape in SHAPES],
+    test=[(*shape, kind) for kind in KINDS for shape in (SHAPES if kind in FEW else SHAPES[1:4:2])],
+)
 
 
 def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False):
@@ -32,12 +41,15 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False)
     x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
     if (form := grouped(kind)) is not None:
         packed, shape = form.weight_shape((outputs, inputs)), form.scale_shape((outputs, inputs))
-        values = rng.choice([0, 15], (outputs, inputs)) if extreme else rng.integers(16, size=(outputs, inputs))
-        weight = codes.pack_codes(values.astype(np.uint8))
+        low, high = (0, 15) if form.bits == 4 else (-128, 127)
+        values = (
+            rng.choice([low, high], (outputs, inputs)) if extreme else rng.integers(low, high + 1, (outputs, inputs))
+        )
+        weight = codes.pack_codes(values.astype(np.uint8)) if form.bits == 4 else values.astype(np.int8)
         assert weight.shape == packed
         scale = rng.choice([1, -1], shape[:2]) * np.exp(rng.normal(-3, 1, shape[:2]))
         if form.zeros:
-            zeros = rng.choice([0, 16], shape[:2]) if extreme else rng.integers(17, size=shape[:2])
+            zeros = rng.choice([low, high + 1], shape[:2]) if extreme else rng.integers(low, high + 2, shape[:2])
             scale = np.stack([scale, zeros], axis=-1)
         scale = np.asarray(jnp.asarray(scale, form.scale))
         each, zero = (scale[..., 0], scale[..., 1]) if form.zeros else (scale, np.full(shape, 8))
@@ -84,12 +96,9 @@ class TestWeightOnlyMatmul:
         kernel = functools.partial(weight_only_matmul_kernel, tiling=tiling, dtype=dtype)
         return self.implementation(functools.partial(weight_only_matmul_reference, dtype=dtype), kernel)(*args)
 
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize(
-        ("M", "outputs", "inputs"), [(1, 64, 128), (3, 70, 100), (16, 128, 640), (17, 200, 300), (65, 96, 1536)]
-    )
-    def test_agrees_with_float64(self, kind, M, outputs, inputs):
-        args, numbers = problem(M, outputs, inputs, kind)
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_agrees_with_float64(self, case):
+        args, numbers = problem(*case)
         check(self.product(*args), args, numbers)
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -101,17 +110,17 @@ class TestWeightOnlyMatmul:
     def test_zeros_give_zeros(self, kind):
         (x, weight, scale), _ = problem(2, 64, 128, kind)
         zero = jnp.full_like(weight, 0x88 if kind in FOUR_BITS else 0)
-        scale = scale.at[..., 1].set(8) if scale.ndim == 3 else scale
+        scale = scale.at[..., 1].set(8 if kind in FOUR_BITS else 0) if scale.ndim == 3 else scale
         np.testing.assert_array_equal(self.product(x, zero, scale), 0)
         np.testing.assert_array_equal(self.product(jnp.zeros_like(x), weight, scale), 0)
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", in_tiers(KINDS, test=FEW))
     @pytest.mark.parametrize("num_splits", [2, 4, 8])
     def test_inputs_may_be_split_unevenly(self, kind, num_splits):
         args, numbers = problem(5, 70, 128 * 5 - 3, kind)
         check(self.product(*args, tiling=MatmulTiling(64, 16, 128, 4, 3, num_splits=num_splits)), args, numbers)
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", in_tiers(KINDS, test=FEW))
     @pytest.mark.parametrize("ordered", [False, True])
     def test_x_may_be_read_in_either_order(self, kind, ordered):
         args, numbers = problem(20, 70, 600, kind)
@@ -119,14 +128,14 @@ class TestWeightOnlyMatmul:
 
     @pytest.mark.parametrize("num_splits", [1, 2])
     def test_results_are_rounded_once(self, num_splits):
-        for kind in KINDS:
+        for kind in FEW:
             args, _ = problem(3, 64, 256, kind)
             tiling = MatmulTiling(64, 16, 128, 4, 3, num_splits=num_splits)
             exact, rounded = (self.product(*args, dtype=dtype, tiling=tiling) for dtype in (jnp.float32, jnp.bfloat16))
             np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
 
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
-        for kind in KINDS:
+        for kind in FEW:
             (x, weight, scale), _ = problem(3, 64, 200, kind)
             clean = self.product(x, weight, scale)
             got = self.product(x.at[1, 7].set(jnp.nan), weight, scale)
@@ -147,8 +156,8 @@ def test_input_indices_are_in_mma_order(step):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("kind", FOUR_BITS)
-def test_four_bits_are_exact(dtype, kind):
+@pytest.mark.parametrize("kind", GROUPED)
+def test_groups_are_exact(dtype, kind):
     (_, packed, scale), numbers = problem(1, 16, 256, kind)
     actual = jax.jit(weight_only_matmul_reference)(jnp.eye(256, dtype=dtype), packed, scale)
     np.testing.assert_array_equal(actual, numbers.T.astype(np.float32))
@@ -175,6 +184,53 @@ def test_products_of_a_block_are_added_up_before_its_scale():
     np.testing.assert_allclose(got, by_block(scale), **tolerance)
     for wrong in (1 / scale, scale[:, ::-1]):
         assert not np.allclose(got, by_block(wrong), **tolerance)
+
+
+def nvfp4_problem(M: int, outputs: int, inputs: int):
+    """x of bfloat16, the arrays of a weight in NVFP4, and what they stand for in float64."""
+    rng = np.random.default_rng(M)
+    x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
+    values = rng.integers(16, size=(outputs, inputs), dtype=np.uint8)
+    every = np.array([0, 1, 8, 0x38, 0x7E], np.uint8)  # 0, the smallest number, the smallest normal one, 1 and 448
+    bits = np.where(
+        rng.integers(2, size=(outputs, -(-inputs // 16))), rng.choice(every, 1), rng.integers(0x30, 0x48, 1)
+    )
+    bits[:5, 0] = every
+    scale = bits.astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
+    numbers = np.stack([rng.uniform(1, 3, outputs), rng.uniform(1, 3, outputs)], axis=-1).astype(np.float32)
+    each = np.repeat(scale.astype(np.float64), 16, axis=1)[:, :inputs] * (
+        numbers[:, :1].astype(np.float64) / numbers[:, 1:]
+    )
+    weight = nvfp4.VALUES[values] * each
+    return (x, jnp.asarray(codes.pack_codes(values)), jnp.asarray(scale), jnp.asarray(numbers)), weight
+
+
+@pytest.mark.parametrize("interpret", [False, True])
+@pytest.mark.parametrize("shape", [(3, 70, 304), (17, 64, 640)])
+def test_nvfp4_agrees_with_float64(shape, interpret):
+    (x, weight, scale, numbers), wanted = nvfp4_problem(*shape)
+    product = functools.partial(weight_only_matmul_kernel, interpret=True) if interpret else weight_only_matmul
+    got = jax.jit(product)(x, weight, scale, channel_scale=numbers)
+    exact = np.asarray(x, np.float64)
+    assert got.dtype == jnp.float32
+    assert (np.abs(got - exact @ wanted.T) <= 1e-5 * (np.abs(exact) @ np.abs(wanted).T) + 1e-30).all()
+    rounded = nvfp4.dequantize(*map(np.asarray, (weight, scale, numbers)), x.shape[1])
+    np.testing.assert_allclose(rounded, wanted, rtol=2e-7)
+
+
+def test_nvfp4_instructions_agree_with_the_definition():
+    """Of every code with every scale that is a number: the product is exact."""
+    bits = np.arange(0x7F, dtype=np.uint8)
+    scales = bits.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    np.testing.assert_array_equal(unpack._e4m3(jnp.asarray(bits)), scales)
+    byte, factor = np.tile(np.arange(256, dtype=np.uint8), len(bits)), scales.repeat(64)  # one for each four bytes
+    factors = (
+        (factor * np.float32(2.0**126 / SHRINK)).astype(ml_dtypes.bfloat16).view(np.uint16).repeat(2).view(np.uint32)
+    )
+    registers = {"$2": words(byte), "$3": factors, "$4": factors}
+    for asm, code in ((unpack.LOW_E2M1, byte & 15), (unpack.HIGH_E2M1, byte >> 4)):
+        actual = carried_out(asm, registers).astype(np.float32).reshape(-1) * SHRINK
+        np.testing.assert_array_equal(actual, nvfp4.VALUES[code] * factor.repeat(4))
 
 
 def words(byte: np.ndarray) -> np.ndarray:
