@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from jspec.quantization.groups import Companion, companion, in_codes, stored_bytes
+from jspec.quantization.groups import Companion, companion, grouped, in_codes, stored_bytes
 
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
@@ -212,14 +212,22 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
 
 
 def of_experts(quantization: str | None) -> str | None:
-    """How experts are stored where other maps are stored as ``quantization``. Those of a checkpoint in codes are not
-    quantised."""
-    return None if in_codes(quantization) and quantization != "int4" else quantization
+    """How experts are stored where other maps are stored as ``quantization``. Not quantised are those for which there is
+    no kernel: of NVFP4, of codes of eight bits in groups, and of codes in an order of their own."""
+    form = grouped(quantization or "")
+    served = form is None or (form.bits == 4 and not form.ordered)
+    return quantization if served and quantization != "nvfp4" else None
 
 
 def of_latents(quantization: str | None) -> str | None:
     """How the maps from latents to keys and values are stored: with one scale for each output channel, or not quantised."""
-    return "int8" if quantization == "int4" else None if quantization == "fp8_block" else of_experts(quantization)
+    return (
+        "int8"
+        if quantization == "int4"
+        else None
+        if quantization == "fp8_block" or in_codes(quantization)
+        else quantization
+    )
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:

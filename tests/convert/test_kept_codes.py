@@ -25,6 +25,7 @@ from jspec.quantization.codes import pack_codes, unpack_codes
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
 DOWN, V = "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.v_proj"
+DEQUANTISED_EXPERTS = ["nvfp4", "packed 8 bits, groups", "gptq in another order"]
 FEW = ["gptq", "awq channel", "packed", "nvfp4"]
 ENDS = (".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_scale", ".weight_shape")
 
@@ -159,14 +160,25 @@ def test_a_part_that_is_plain_has_its_neighbours_dequantised(tmp_path):
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
 
 
-@pytest.mark.parametrize("name", ["gptq", "packed", "nvfp4"])
-def test_experts_are_dequantised_with_a_warning(tmp_path, name):
-    """In which all other maps stay in four bits."""
+@pytest.mark.parametrize("name", in_tiers(["gptq", "awq channel", "packed"], test=["gptq"]))
+def test_experts_stay_in_four_bits(tmp_path, name):
+    src, out = block_checkpoint(tmp_path / "src", KEPT_CODES[name], MIXTURE), tmp_path / "out"
+    config, params = load_folder(src)
+    assert params["layers.1.mlp.gate_up.weight"].dtype == np.uint8
+    convert(src, out, verify="shapes")
+    assert_same((config, params), load_folder(out))
+    assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
+    assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
+
+
+@pytest.mark.parametrize("name", in_tiers(DEQUANTISED_EXPERTS, test=["nvfp4"]))
+def test_other_experts_are_dequantised_with_a_warning(tmp_path, name):
+    """While all other maps stay as they are stored."""
     src, out = block_checkpoint(tmp_path / "src", KEPT_CODES[name], MIXTURE), tmp_path / "out"
     with pytest.warns(UserWarning, match=r"model\.layers\.1\.mlp\.experts\.0\.gate_proj.* are dequantised as they are"):
         config, params = load_folder(src)
     assert params["layers.1.mlp.gate_up.weight"].dtype == ml_dtypes.bfloat16
-    assert params["layers.1.attention.qkv.weight"].dtype == np.uint8
+    assert params["layers.1.attention.qkv.weight"].dtype == (np.int8 if "8 bits" in name else np.uint8)
     convert(src, out, verify="shapes")
     assert_same((config, params), load_folder(out))
     wide = load_folder(tmp_path / "src-wide")[1]

@@ -175,5 +175,5 @@ def _require_scales(where: str, name: str, array: np.ndarray, quantization: str)
         what = "no positive number" if form is None else "0 or no number"
         raise Refusal(f"{where}: parameter {name!r} has a scale that is {what}; convert the checkpoint again")
     codes = np.arange(17) if form is None or form.bits == 4 else np.arange(-128, 129)
-    if form is not None and form.zeros and not np.isin(array[..., 1], codes).all():
+    if form is not None and form.zeros and not np.isin(array[..., 1].astype(np.float32), codes).all():
         raise Refusal(f"{where}: parameter {name!r} has a zero that is no code; convert the checkpoint again")
