@@ -18,9 +18,11 @@ quantize.py          quantises parameters
 draft_vocabulary.py  chooses the tokens of a reduced vocabulary
 reduce.py            reduces a drafter to them
 export.py            draft heads in their public layouts
+compressed.py        quantised language models in the formats of compressed-tensors
 verify.py            compares a converted folder with its source
 """
 
+from convert.compressed import export_quantized
 from convert.conversion import Report, convert
 from jspec.checkpoints.checkpoint import load_draft, load_folder, read_draft_config, verifier_of
 from jspec.checkpoints.converted.manifest import check
@@ -32,6 +34,7 @@ __all__ = [
     "Report",
     "check",
     "convert",
+    "export_quantized",
     "load_draft",
     "load_folder",
     "read_draft_config",

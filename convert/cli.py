@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from convert.compressed import export_quantized
 from convert.conversion import VERIFICATIONS, convert
 from convert.listing import listing, matches
 from convert.preparation import mtp_beside, prepared
@@ -22,6 +23,7 @@ from jspec.hub.folders import local_checkpoints
 from jspec.hub.names import is_hub_name
 
 OK, MISMATCH, REFUSED = 0, 1, 2
+JSPEC, COMPRESSED = "jspec", "compressed-tensors"  # formats of OUT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,10 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--check takes a converted folder and nothing else")
     if options.check is None and (options.src is None or (options.out is None and not options.dry_run)):
         parser.error("SRC and OUT are needed; --dry-run needs SRC only")
+    if options.format == COMPRESSED:
+        _require_export(parser, options)
     try:
         if options.check is not None:
             return _check(options.check)
         _find_on_hub(options)
+        if options.format == COMPRESSED:
+            return _export(options)
         return _dry_run(options) if options.dry_run else _convert(options)
     except Mismatch as mismatch:
         print(f"jspec-convert: {_printable(mismatch)}", file=sys.stderr)
@@ -107,6 +113,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=QUANTIZATIONS,
         help="store linear maps and output head in eight bits, a scale for each output channel, or in four, a scale for "
         "each 128 inputs. --dtype is then that of the rest",
+    )
+    parser.add_argument(
+        "--format",
+        choices=(JSPEC, COMPRESSED),
+        default=JSPEC,
+        help="of OUT: Flax params for jspec (default); or with --quantize a language model as safetensors in the formats of "
+        "compressed-tensors, which transformers, vLLM and jspec load",
     )
     parser.add_argument(
         "--draft-vocabulary",
@@ -199,6 +212,22 @@ def _convert(options: argparse.Namespace) -> int:
         f"{report.out}: {report.tensors} tensors, {report.parameters:,} parameters in {kinds}, "
         f"{report.seconds:.1f} s, peak memory {report.peak_bytes / 2**20:,.0f} MiB"
     )
+    return OK
+
+
+def _require_export(parser: argparse.ArgumentParser, options: argparse.Namespace):
+    """End the program unless no option is given that ``--format compressed-tensors`` has no use for."""
+    if options.quantize is None:
+        parser.error(f"--format {COMPRESSED} needs --quantize")
+    others = ("dtype", "verify", "mtp", "draft_vocabulary", "corpus", "target", "check", "dry_run", "allow_pickle")
+    given = [name for name in others if getattr(options, name)]
+    if given:
+        parser.error(f"--{given[0].replace('_', '-')} does not go with --format {COMPRESSED}")
+
+
+def _export(options: argparse.Namespace) -> int:
+    out = export_quantized(options.src, options.out, options.quantize, options.overwrite, progress=True)
+    print(f"{_printable(out)}: {options.quantize} in the formats of compressed-tensors")
     return OK
 
 

@@ -1,0 +1,91 @@
+"""Quantised models in the formats of compressed-tensors, read again by jspec and by transformers."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from block_checkpoints import KEPT_CODES, block_checkpoint
+from fp8_checkpoints import changed, names_in, raw_tensor
+from test_stored_fp8 import logits
+
+from convert import Refusal, convert, export_quantized, load_folder
+from convert.cli import main
+from convert.verify import compare, transformers_logits
+from jspec.config import QUANTIZATIONS
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A tiny checkpoint in float32 whose maps have whole groups of inputs."""
+    folder = tmp_path_factory.mktemp("wide")
+    block_checkpoint(folder / "src", KEPT_CODES["packed"])
+    out, rng = folder / "src-wide", np.random.default_rng(0)  # whose weights int4 holds, which others are not
+    weights = {name: raw_tensor(out, name) for name in names_in(out)}
+    noisy = {
+        name: array + rng.normal(0, 0.1 * array.std(), array.shape).astype(array.dtype)
+        for name, array in weights.items()
+    }
+    changed(out, **{name.replace(".", "__"): array for name, array in noisy.items() if array.ndim == 2})
+    return out
+
+
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
+def test_the_weights_are_those_of_a_conversion(tmp_path, wide, kind):
+    """As they are stored, but for the output head, which stays as it was."""
+    out = export_quantized(wide, tmp_path / "out", kind)
+    config, params = load_folder(out, "float32")
+    assert (config.quantization, config.quantized_head, config.plain_maps) == (kind, False, ())
+    converted = convert(wide, tmp_path / "converted", quantize=kind).out
+    wanted = load_folder(converted, "float32")[1]
+    for name, array in params.items():
+        if name != "head.weight":
+            np.testing.assert_array_equal(array, wanted[name], err_msg=name)
+    np.testing.assert_array_equal(params["head.weight"], load_folder(wide, "float32")[1]["head.weight"])
+
+
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
+def test_transformers_has_the_same_logits(tmp_path, wide, kind):
+    """But for int4, whose numbers it rounds to the bfloat16 of their scales."""
+    pytest.importorskip("compressed_tensors")
+    out = export_quantized(wide, tmp_path / "out", kind)
+    rng = np.random.default_rng(0)
+    theirs = transformers_logits(out, [rng.integers(97, size=length) for length in (5, 33)])
+    comparison = compare(theirs, logits(out))
+    assert comparison.mean_kl < 1e-5 if kind == "int4" else comparison.exact
+    assert compare(theirs, logits(wide)).mean_kl > 10 * comparison.mean_kl
+
+
+def test_the_command_writes_it_and_may_replace_it(tmp_path, wide, capsys):
+    args = [str(wide), str(tmp_path / "out"), "--quantize", "int4", "--format", "compressed-tensors"]
+    assert main(args) == 0
+    assert "int4 in the formats of compressed-tensors" in capsys.readouterr().out
+    assert main(args) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main([*args, "--overwrite"]) == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["config_groups"]["group_0"]["weights"]["group_size"] == 128
+    assert config["ignore"] == ["lm_head"]
+
+
+@pytest.mark.parametrize(
+    "more", [[], ["--quantize", "int8", "--draft-vocabulary", "9"], ["--quantize", "int8", "--mtp"]]
+)
+def test_options_that_do_not_fit_are_refused(tmp_path, wide, more):
+    with pytest.raises(SystemExit):
+        main([str(wide), str(tmp_path / "out"), "--format", "compressed-tensors", *more])
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_quantised_or_not_finite_is_refused(tmp_path, wide):
+    out = export_quantized(wide, tmp_path / "out", "int8")
+    with pytest.raises(Refusal, match="its weights are quantised already"):
+        export_quantized(out, tmp_path / "again", "int8")
+    broken = shutil.copytree(wide, tmp_path / "nan")
+    name = next(name for name in names_in(wide) if name.endswith("down_proj.weight"))
+    weight = np.array(raw_tensor(wide, name))
+    weight[0, 0] = np.nan
+    changed(broken, **{name.replace(".", "__"): weight})
+    with pytest.raises(Refusal, match=rf"tensor '{name}' has NaN or infinity"):
+        export_quantized(broken, tmp_path / "again", "int8")
+    assert not (tmp_path / "again").exists()
