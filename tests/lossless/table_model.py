@@ -61,7 +61,7 @@ class TableModel:
         (kv,) = cache
         ids = tokens[:, :, None, None].astype(jnp.float32)
         kv = view.write(kv, ids, ids)
-        keys, values = (gather_pages(pool, view.table)[0, :, :, 0].astype(jnp.int32) for pool in kv)  # [B, S]
+        keys, values = (gather_pages(pool, view.table)[0, :, :, 0].astype(jnp.int32) for pool in (kv.k, kv.v))  # [B, S]
 
         def read(slots, back):
             return jnp.take_along_axis(slots, jnp.maximum(positions - back, 0), axis=1)
