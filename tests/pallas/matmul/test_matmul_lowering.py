@@ -100,8 +100,8 @@ def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels):
         *itertools.product([16, 80], ["int8", "float8_e4m3fn"]),
         (1, "fp8_block"),
         (80, "fp8_block"),
-        (1, "uint8"),
-        (16, "uint8"),
+        (1, "int4"),
+        (16, "int4"),
     ],
 )
 def test_few_tokens_have_the_kernel_for_few_bits(M, out, inputs, how, splits, stored):
