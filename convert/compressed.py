@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from convert.quantize import quantized
-from convert.staging import staged
+from convert.staging import require_apart, staged
 from convert.write import COPIED
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
@@ -34,6 +34,7 @@ from jspec.quantization.codes import unpack_codes
 from jspec.quantization.groups import GROUP
 
 WEIGHT, INDEX = ".weight", "model.safetensors.index.json"
+MARK = "jspec_export.json"  # which tells a folder of ours, that may be replaced, from others
 SHARD_BYTES = 4 * 2**30
 _WEIGHTS: dict[str, dict[str, Any]] = {
     "int8": {"num_bits": 8, "type": "int", "strategy": "channel"},
@@ -64,9 +65,8 @@ def export_quantized(
       Refusal: one sentence with the file and the reason.
     """
     require(quantize in QUANTIZATIONS, "quantize", quantize, f"one of {', '.join(QUANTIZATIONS)}")
-    source, place = Checkpoint.open(src).hugging_face, Path(os.path.abspath(out))
-    if place.is_relative_to(source.folder.root) or source.folder.root.is_relative_to(place):
-        raise Refusal(f"{out}: lies inside the source folder or around it; choose another place")
+    source = Checkpoint.open(src).hugging_face
+    place = require_apart(out, source.folder.root)
     maps = _maps(source, quantize)
     with staged(place, overwrite, may_replace=_is_export) as partial:
         _write_weights(source, partial, maps, quantize, progress)
@@ -75,6 +75,7 @@ def export_quantized(
                 shutil.copyfile(source.folder.path(name), partial / name)
         config = source.folder.json("config.json") | {"quantization_config": _config(source, maps, quantize)}
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (partial / MARK).write_text(json.dumps({"source": source.folder.given, "quantize": quantize}) + "\n")
     return place
 
 
@@ -124,7 +125,9 @@ def _write_weights(source: HuggingFaceModel, folder: Path, maps: list[str], quan
         for file, of_file in zip(files, shards, strict=True):
             arrays: dict[str, np.ndarray] = {}
             for name in of_file:
-                arrays |= dict(_written(source, name, quantize) if name in quantises else [(name, _copy(source, name))])
+                arrays |= dict(
+                    _written(source, name, quantize) if name in quantises else [(name, source.tensors[name].read())]
+                )
                 bar.update()
             save_weights(folder / file, arrays)
             weight_map |= dict.fromkeys(arrays, file)
@@ -132,10 +135,6 @@ def _write_weights(source: HuggingFaceModel, folder: Path, maps: list[str], quan
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _copy(source: HuggingFaceModel, name: str) -> np.ndarray:
-    return source.tensors[name].read()
 
 
 def _written(source: HuggingFaceModel, name: str, quantize: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -159,12 +158,12 @@ def _written(source: HuggingFaceModel, name: str, quantize: str) -> Iterator[tup
 
 def _config(source: HuggingFaceModel, maps: list[str], quantize: str) -> Mapping[str, Any]:
     """The ``quantization_config`` of config.json."""
-    plain = [
+    no_maps = {*maps, *(name for name, at in source.table.items() if at.param == "embedding")}
+    ignored = [
         name.removesuffix(WEIGHT)
         for name, tensor in source.tensors.items()
-        if name not in maps and name.endswith(WEIGHT) and len(tensor.shape) == 2
+        if name not in no_maps and name.endswith(WEIGHT) and len(tensor.shape) == 2
     ]
-    ignored = [name for name in plain if not name.endswith("embed_tokens")]
     weights = {**_WEIGHTS[quantize], "symmetric": True, "dynamic": False}
     kind = "float-quantized" if quantize == "fp8" else "pack-quantized"
     return {
@@ -177,12 +176,5 @@ def _config(source: HuggingFaceModel, maps: list[str], quantize: str) -> Mapping
 
 
 def _is_export(folder: Path) -> bool:
-    """Whether a folder was written by ``export_quantized``, as far as its config.json says."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return (
-        isinstance(config, dict)
-        and (config.get("quantization_config") or {}).get("quant_method") == "compressed-tensors"
-    )
+    """Whether a folder was written by ``export_quantized``."""
+    return (folder / MARK).is_file()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from convert.draft_vocabulary import DraftVocabulary
 from convert.preparation import mtp_beside, prepared
-from convert.staging import staged
+from convert.staging import require_apart, staged
 from convert.verify import require_transformers, verify_logits, verify_shapes, verify_weights
 from convert.write import write_folder
 from jspec._validation import require
@@ -130,9 +130,8 @@ def convert(
     if is_converted(src):
         raise Refusal(f"{src}: is a converted folder already; give the Hugging Face folder it was made from")
     options = HeadOptions(aux_convention, norm_output, mask_token_id)
-    source, place = Checkpoint.open(src, options, allow_pickle).hugging_face, _absolute(out)
-    if place.is_relative_to(source.folder.root) or source.folder.root.is_relative_to(place):
-        raise Refusal(f"{out}: lies inside the source folder or around it; choose another place")
+    source = Checkpoint.open(src, options, allow_pickle).hugging_face
+    place = require_apart(out, source.folder.root)
     opened = None if target is None else Checkpoint.open(target)
     source = prepared(source, opened, quantize, mtp, draft_vocabulary, corpus)
     if verify == "logits":
@@ -169,12 +168,6 @@ def _verified(source: HuggingFaceModel, folder: Path, dtype: str) -> list[str]:
     """Notes after the params in ``folder`` were compared with what ``source`` asks for."""
     notes = [verify_shapes(folder, dtype)]
     return notes if source.config.quantization is None else [*notes, verify_weights(source, folder)]
-
-
-def _absolute(out: str | os.PathLike) -> Path:
-    """``out`` as an absolute path without symbolic links in its parent; its last part may be one."""
-    absolute = Path(os.path.abspath(out))
-    return absolute.parent.resolve() / absolute.name
 
 
 def _require_runs_in_transformers(source: HuggingFaceModel):

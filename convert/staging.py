@@ -50,6 +50,19 @@ def staged(out: Path, overwrite: bool, may_replace: Callable[[Path], bool]) -> I
         shutil.rmtree(replaced, ignore_errors=True)
 
 
+def require_apart(out: str | os.PathLike, source: Path) -> Path:
+    """The absolute place of ``out``, without symbolic links in its parent; its last part may be one.
+
+    Raises:
+      Refusal: it lies inside the folder ``source`` or around it.
+    """
+    absolute = Path(os.path.abspath(out))
+    place = absolute.parent.resolve() / absolute.name
+    if place.is_relative_to(source) or source.is_relative_to(place):
+        raise Refusal(f"{out}: lies inside the source folder or around it; choose another place")
+    return place
+
+
 @contextlib.contextmanager
 def _errors_as_refusals(out: Path) -> Iterator[None]:
     """Raise a ``Refusal`` with one sentence for every ``OSError`` in the block; also create the parent of ``out``."""

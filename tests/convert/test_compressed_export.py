@@ -11,6 +11,7 @@ from test_stored_fp8 import logits
 
 from convert import Refusal, convert, export_quantized, load_folder
 from convert.cli import main
+from convert.compressed import MARK
 from convert.verify import compare, transformers_logits
 from jspec.config import QUANTIZATIONS
 
@@ -75,6 +76,17 @@ def test_options_that_do_not_fit_are_refused(tmp_path, wide, more):
     with pytest.raises(SystemExit):
         main([str(wide), str(tmp_path / "out"), "--format", "compressed-tensors", *more])
     assert not (tmp_path / "out").exists()
+
+
+def test_folders_of_others_are_not_replaced(tmp_path, wide):
+    """Not even such as this would have written, and none is written inside the source, by whatever way there."""
+    out = export_quantized(wide, tmp_path / "out", "int8")
+    (out / MARK).unlink()
+    with pytest.raises(Refusal, match="is no converted folder, so it is not overwritten"):
+        export_quantized(wide, out, "int8", overwrite=True)
+    (tmp_path / "link").symlink_to(wide)
+    with pytest.raises(Refusal, match="lies inside the source folder"):
+        export_quantized(wide, tmp_path / "link" / "out", "int8")
 
 
 def test_what_is_quantised_or_not_finite_is_refused(tmp_path, wide):

@@ -60,8 +60,8 @@ def few_tokens_matmul_kernel(
       scale: None, float32 ``[out]``, or of blocks ``[out / 128, in / 128]`` or ``[out, in / 128]``. Of codes it may have any
         float dtype and zeros.
       dtype: of the results.
-      tiling: whose ``outputs`` divide those of the weight. It has 128 inputs if scales come in blocks, and no fewer than a
-        group of codes has, and at most 128 outputs.
+      tiling: whose ``outputs`` divide those of the weight. Where groups of inputs have scales it has at most 128 outputs,
+        and 128 inputs for FP8 or a multiple of them for codes.
       instances: how many program instances share the tiles.
       interpret: None, or how to run on any platform, slowly: ``InterpretGPUParams`` of jax 0.11 and later.
     """

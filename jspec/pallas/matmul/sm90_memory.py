@@ -115,9 +115,6 @@ class Scales:
         size = group_of(self.inputs, self.ref.shape[1]) if self.of_codes else BLOCK
         return min(size, self.tiling.inputs) if self.in_groups else self.tiling.inputs
 
-    def of_outputs(self):
-        return self._of_outputs()
-
     def of_trip(self, trip) -> list[GroupScale]:
         """Those of the groups of a trip; 1 where there are none."""
         if not self.in_groups:
@@ -128,10 +125,11 @@ class Scales:
 
     def _of_group(self, column) -> GroupScale:
         if len(self.ref.shape) == 3:
-            return GroupScale(self._of_outputs(column, 0), self._of_outputs(column, 1))
+            return GroupScale(self.of_outputs(column, 0), self.of_outputs(column, 1))
         if self.ref.shape[0] == self.outputs:
-            return GroupScale(self._of_outputs(column))
+            return GroupScale(self.of_outputs(column))
         return GroupScale(self.ref[self.output // BLOCK, column])
 
-    def _of_outputs(self, *at):
+    def of_outputs(self, *at):
+        """Those of the tile's outputs, float32 ``[outputs]``, at an index of the further axes of ``ref``."""
         return load(self.ref.at[(pl.ds(self.output, self.tiling.outputs), *at)], PER_LINE).astype(jnp.float32)

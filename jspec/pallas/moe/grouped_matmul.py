@@ -165,9 +165,8 @@ class _PlainOperands(_Operands):
         return weight if mask is None else jnp.where(mask, weight, jnp.zeros((), dtype))
 
 
-class _BlockOperands(_PlainOperands):
-    """Operands of FP8 in blocks. A trip reads the inputs of one block, and a weight is a pair: its numbers, and the scales
-    that its products are multiplied by, float32 ``[outputs]``."""
+class _InBlocks(_Operands):
+    """A trip reads the inputs of one block, and few assignments are the right operand of weights that were unpacked."""
 
     @property
     def depth(self) -> int:
@@ -176,6 +175,11 @@ class _BlockOperands(_PlainOperands):
     @property
     def weights_first(self) -> bool:
         return self.tiling.assignments <= _FEW and self.x_ref.dtype == jnp.bfloat16
+
+
+class _BlockOperands(_InBlocks, _PlainOperands):
+    """Operands of FP8 in blocks. A weight is a pair: its numbers, and the scales that its products are multiplied by,
+    float32 ``[outputs]``."""
 
     def of(self, i, outputs) -> list[tuple[Any, list[Any]]]:
         scale_ref: Any = self.expert_weights.scale
@@ -199,17 +203,9 @@ class _BlockOperands(_PlainOperands):
         return dot(x, numbers, trans_b=True) * scale[None, :]
 
 
-class _CodeOperands(_Operands):
-    """Operands of codes of four bits. A trip reads the bytes of one block. What has a scale in common is multiplied
-    together: x of low and of high halves, with the low halves, the high ones and the scale, float32 ``[outputs]``."""
-
-    @property
-    def depth(self) -> int:
-        return BLOCK
-
-    @property
-    def weights_first(self) -> bool:
-        return self.tiling.assignments <= _FEW and self.x_ref.dtype == jnp.bfloat16
+class _CodeOperands(_InBlocks):
+    """Operands of codes of four bits. What has a scale in common is multiplied together: x of low and of high halves, with
+    the low halves, the high ones and the scale, float32 ``[outputs]``."""
 
     def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
         scale_ref: Any = self.expert_weights.scale
