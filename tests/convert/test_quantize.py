@@ -40,10 +40,8 @@ def family(tmp_path_factory, request):
     return folder, request.param
 
 
-def in_eight_bits(config, name: str) -> bool:
-    """Whether it is a map of experts or of the heads of latent attention, which ``int4`` leaves at eight bits."""
-    if ".mlp." in name or ".beside.mixture." in name:
-        return config.has_experts(int(name.split(".")[1])) and (".beside." in name) == config.experts.beside_mlp
+def in_eight_bits(name: str) -> bool:
+    """Whether it is a map of the heads of latent attention, which ``int4`` leaves at eight bits."""
     return ".attention.keys" in name or ".attention.values" in name
 
 
@@ -81,7 +79,7 @@ def test_linear_maps_alone_are_quantised(tmp_path, out, architecture, kind, tied
             np.testing.assert_array_equal(params[name], array.astype(params[name].dtype))
             continue
         scale = "embedding_scale" if name == "embedding" else f"{name.removesuffix('weight')}scale"
-        assert kinds[name] == ("int8" if kind == "int4" and in_eight_bits(config, name) else kind)
+        assert kinds[name] == ("int8" if kind == "int4" and in_eight_bits(name) else kind)
         for found, expected in zip((params[name], params[scale]), quantize(array, kinds[name]), strict=True):
             assert found.dtype == expected.dtype
             np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))

@@ -166,7 +166,7 @@ def test_the_vocabulary_is_sharded_in_entire_groups():
         (
             {"quantization": "fp8_block", "head_dim": 64, "intermediate_size": 640},
             2,
-            "tensor_parallel=2: expected a divisor of the groups of 128 .* in layers.i.mlp.down.weight, which has 640",
+            "tensor_parallel=2: expected a divisor of the groups of 128 inputs that layers.i.mlp.down.weight .* 640 inputs",
         ),
         ({"intermediate_size": 25}, 2, "tensor_parallel=2: expected a divisor of intermediate_size, 25"),
         ({"experts": Experts(3, 2, 9)}, 2, "tensor_parallel=2: expected a divisor of the width of an expert, 9"),

@@ -23,6 +23,7 @@ def args_of(*argv: str) -> argparse.Namespace:
 def test_loading_options_are_arguments_of_load():
     assert loading_of(args_of()) == {
         "max_batch": 64,
+        "kv_cache_dtype": "auto",
         "max_waiting": 1024,
         "reproducible": False,
         "prefix_cache": True,
@@ -32,7 +33,7 @@ def test_loading_options_are_arguments_of_load():
         args_of(
             *("--max-model-len", "99", "--max-num-seqs", "3", "--dtype", "bfloat16", "--gpu-memory-utilization", "0.5"),
             *("--num-gpu-blocks-override", "7", "--block-size", "16", "--swap-space", "1", "--max-waiting", "5"),
-            *("--snapshot-every", "512", "--snapshot-space", "0.5"),
+            *("--snapshot-every", "512", "--snapshot-space", "0.5", "--kv-cache-dtype", "fp8"),
             *("--reproducible", "--no-enable-prefix-caching", "--generation-config", "vllm", "--ngram-corpus", "f"),
         )
     )
@@ -46,6 +47,7 @@ def test_loading_options_are_arguments_of_load():
         "swap_space": 1.0,
         "snapshot_every": 512,
         "snapshot_space": 0.5,
+        "kv_cache_dtype": "fp8",
         "max_waiting": 5,
         "ngram_corpus": "f",
         "reproducible": True,
