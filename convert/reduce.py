@@ -142,7 +142,11 @@ def _rows_of_target(
     name = "embedding" if model.tie_embeddings else HEAD
     weight, scale = params[name], model.scale_names().get(name)
     inputs = model.embedding_size or model.hidden_size
-    rows = weight[tokens] if scale is None else dequantize(weight[tokens], params[scale][tokens], inputs)
+    rows = weight[tokens]
+    if scale is not None:
+        companion = model.companions().get(name)
+        channel_scale = None if companion is None else params[companion.end][tokens]
+        rows = dequantize(rows, params[scale][tokens], inputs, channel_scale)
     if rows.shape[1] != config.dimensions["D"]:
         raise Refusal(
             f"{where}: draft_vocabulary: the output head of the target {given} reads {rows.shape[1]} numbers and this "

@@ -86,7 +86,10 @@ def require_valid(config: "ModelConfig"):
             is_int(token) and 0 <= token < config.vocab_size, "eos_token_ids", token, f"in 0..{config.vocab_size - 1}"
         )
     require_quantization(config.quantization)
-    fits = not config.quantized_head or (config.quantization != "nvfp4" and not has_order(config.quantization))
+    one_number_each = (
+        config.quantization != "nvfp4" or not config.tie_embeddings
+    )  # tokens of an embedding have one scale
+    fits = not config.quantized_head or (one_number_each and not has_order(config.quantization))
     require(fits, "quantized_head", True, f"False with quantization={config.quantization!r}")
     plain = config.plain_maps
     names = isinstance(plain, tuple) and all(isinstance(name, str) for name in plain)

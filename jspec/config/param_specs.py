@@ -213,10 +213,9 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
 
 def of_experts(quantization: str | None) -> str | None:
     """How experts are stored where other maps are stored as ``quantization``. Not quantised are those for which there is
-    no kernel: of NVFP4, of codes of eight bits in groups, and of codes in an order of their own."""
+    no kernel: of codes of eight bits in groups, and of codes in an order of their own."""
     form = grouped(quantization or "")
-    served = form is None or (form.bits == 4 and not form.ordered)
-    return quantization if served and quantization != "nvfp4" else None
+    return quantization if form is None or (form.bits == 4 and not form.ordered) else None
 
 
 def of_latents(quantization: str | None) -> str | None:

@@ -297,12 +297,14 @@ def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
     plain = target.config.logit_softcap is None and target.config.logit_divisor == 1
     lent = {
         "own_embedding": None if target.embedding_scale is not None else (target.embedding[...],),
-        "own_head": (target.output_weight, target.output_scale) if plain else None,
+        "own_head": tuple(target.output_weight) if plain else None,
     }
     for field, name in config.borrowable:
         if not getattr(config, field):
             continue
-        names = [param for param in (name, config.scale_names().get(name)) if param is not None]
+        companion = config.companions().get(name)
+        beside = config.scale_names().get(name), None if companion is None else companion.end
+        names = [param for param in (name, *beside) if param is not None]
         theirs = [array for array in lent[field] or () if array is not None]
         rows = target.config.vocab_size  # of shards, the last has padding behind them
         alike = len(names) == len(theirs) and all(_same(params[n], a, rows) for n, a in zip(names, theirs, strict=True))

@@ -22,7 +22,7 @@ from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.layers import Linear, Norm, linear_maps, times
 from jspec.models.per_layer import LayerInputs
-from jspec.models.quantization import as_float32, random_weight
+from jspec.models.quantization import StoredWeight, as_float32, random_weight
 from jspec.models.w8a8 import with_quantized_inputs
 from jspec.pallas.collectives.peers import Peers
 from jspec.pallas.matmul import matmul
@@ -99,8 +99,8 @@ class Decoder(nnx.Module):
         peers, self.peers = self.peers, None  # which cannot be copied
         drafter = with_quantized_inputs(self, head=False)
         drafter.peers = self.peers = peers
-        scale = self.output_scale
-        in_int8 = self.output_weight.dtype == jnp.int8 and scale is not None and scale.ndim == 1
+        weight, scale, _ = self.output_weight
+        in_int8 = weight.dtype == jnp.int8 and scale is not None and scale.ndim == 1
         drafter.quantize_head_inputs = in_int8 and self.norm is not None
         return with_draft_tokens(drafter)
 
@@ -209,7 +209,8 @@ class Decoder(nnx.Module):
         """The logits of the shard's part of the vocabulary, for all rows."""
         hidden = self.before_head(hidden)
         hidden = quantize_tokens(hidden) if self.quantize_head_inputs else hidden
-        return self.scaled_logits(matmul(hidden, self.output_weight, self.output_scale))
+        weight, scale, channel_scale = self.output_weight
+        return self.scaled_logits(matmul(hidden, weight, scale, channel_scale=channel_scale))
 
     def before_head(self, hidden):
         """The inputs of the output head for hidden states ``[..., D]``: they themselves, or ``[..., We]``."""
@@ -224,16 +225,14 @@ class Decoder(nnx.Module):
         return (cap * jnp.tanh(products.astype(jnp.float32) / (divisor * cap))).astype(products.dtype)
 
     @property
-    def output_weight(self) -> jax.Array:
-        """The weight ``[V, D]`` of the output head as it is stored, ``[V, We]`` behind ``project_out``, or packed in
-        four bits. A tied output head is the embedding."""
-        return self.embedding[...] if self.head is None else self.head.weight[...]
-
-    @property
-    def output_scale(self) -> jax.Array | None:
-        """The scales of a quantised ``output_weight``, float32 ``[V]`` or those of groups, or None."""
-        scale = self.embedding_scale if self.head is None else self.head.scale
-        return None if scale is None else scale[...]
+    def output_weight(self) -> StoredWeight:
+        """The weight ``[V, D]`` of the output head, ``[V, We]`` behind ``project_out``. A tied output head is the
+        embedding."""
+        head = self.head
+        params = (
+            (self.embedding, self.embedding_scale) if head is None else (head.weight, head.scale, head.channel_scale)
+        )
+        return StoredWeight(*(None if param is None else param[...] for param in params))
 
     @property
     def output_norm(self) -> jax.Array:

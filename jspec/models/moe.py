@@ -1,6 +1,7 @@
 """A mixture of experts in place of the MLP of a layer."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -97,17 +98,18 @@ class Mixture(nnx.Module):
         return PartialSums(outputs.reshape(*x.shape[:-1], *outputs.shape[1:]), reduce_axis=self.reduce_axis)
 
     def _by_expert(self, linear: Linear | MXFP4Weight) -> ExpertWeights:
-        X, scale, bias = self.num_local_experts, linear.scale, linear.bias
-        output_axis = 0 if isinstance(linear, Linear) else 1
+        X, output_axis = self.num_local_experts, 0 if isinstance(linear, Linear) else 1
 
-        def by_expert(array, axis=output_axis):
+        def by_expert(param, axis: int = output_axis) -> Any:
+            if param is None:
+                return None
+            array = param[...]
             before, width, after = array.shape[:axis], array.shape[axis], array.shape[axis + 1 :]
             return array.reshape(*before, X, width // X, *after)
 
+        channel_scale = by_expert(linear.channel_scale) if isinstance(linear, Linear) else None
         return ExpertWeights(
-            by_expert(linear.weight[...]),
-            None if scale is None else by_expert(scale[...]),
-            None if bias is None else by_expert(bias[...], 0),
+            by_expert(linear.weight), by_expert(linear.scale), by_expert(linear.bias, 0), channel_scale
         )
 
 

@@ -16,6 +16,7 @@ from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, EagleConfig, MTPConfig
 from jspec.models.cache_pools import LayerShape
 from jspec.models.kv_cache import View
+from jspec.models.quantization import StoredWeight
 
 
 class LanguageModel(Protocol):
@@ -103,13 +104,8 @@ class Target(LanguageModel, Protocol):
         ...
 
     @property
-    def output_weight(self) -> jax.Array:
-        """The weight ``[V, D]`` of the output head as it is stored. A tied output head is the embedding."""
-        ...
-
-    @property
-    def output_scale(self) -> jax.Array | None:
-        """The scale of each output channel of a quantised ``output_weight``, float32 ``[V]``, or None."""
+    def output_weight(self) -> StoredWeight:
+        """The weight ``[V, D]`` of the output head. A tied output head is the embedding."""
         ...
 
     @property

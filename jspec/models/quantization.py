@@ -6,6 +6,8 @@ the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Weig
 formats of ``jspec.quantization.groups``) and FP8 weights in blocks (``fp8_block``) have a scale for each group of inputs,
 see ``jspec.quantization``. Activations are quantised in int8 drafters only (``jspec.models.w8a8``)."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -21,6 +23,20 @@ _EIGHT_BITS = {"int8": np.dtype(np.int8), "fp8": FP8, "fp8_block": fp8_block.STO
 STORED_DTYPES = (*_EIGHT_BITS.values(), codes.STORED)  # of all quantised weights
 LARGEST = {"int8": quantize_activations.LARGEST, "fp8": 448}  # the largest magnitude that is used
 _BLOCK = 2**20  # weights that are converted at a time, so that their float32 copies stay in a CPU's cache
+
+
+class StoredWeight(NamedTuple):
+    """A weight ``[out, in]`` as params hold it.
+
+    Attributes:
+      weight: ``[out, in]``, or packed codes of four bits.
+      scale: of a quantised weight, ``[out]``, or those of groups of inputs; else None.
+      channel_scale: of NVFP4 float32 ``[out, 2]``; else None.
+    """
+
+    weight: Any
+    scale: Any = None
+    channel_scale: Any = None
 
 
 def stored_dtype(quantization: str) -> np.dtype:
@@ -80,21 +96,26 @@ def quantized_shapes(shape: tuple[int, ...], quantization: str) -> tuple[tuple[i
     return shape, (shape[0], num_groups(shape[1])) if quantization == "fp8_block" else shape[:1]
 
 
-def dequantize(weight: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray:
-    """The numbers of quantised output channels, float32 ``[out, inputs]``, from weight and scales as they are stored."""
+def dequantize(weight: np.ndarray, scale: np.ndarray, inputs: int, channel_scale=None) -> np.ndarray:
+    """The numbers of quantised output channels, float32 ``[out, inputs]``, from the arrays as they are stored."""
+    if channel_scale is not None:
+        return nvfp4.dequantize(weight, scale, channel_scale, inputs)
     if codes.are_codes(weight, scale):
         return codes.dequantize(weight, scale, inputs)
     return fp8_block.dequantize(weight, scale) if scale.ndim == 2 else weight.astype(np.float32) * scale[:, None]
 
 
-def as_float32(weight, scale, inputs: int) -> jax.Array:
+def as_float32(weight, scale, inputs: int, channel_scale=None) -> jax.Array:
     """Weights in float32 ``[..., inputs]``, dequantised if they are quantised.
 
     Args:
       weight: entire output channels, or tokens of an embedding, as stored: ``[..., inputs]``, or packed in four bits.
       scale: one scale for each of them, or those of their groups. None if they are not quantised.
       inputs: how many numbers each of them has.
+      channel_scale: of NVFP4, else None.
     """
+    if channel_scale is not None:
+        return nvfp4.dequantize(weight, scale, channel_scale, inputs)
     if codes.are_codes(weight, scale):
         return codes.dequantize(weight, scale, inputs)
     if scale is not None and scale.ndim == weight.ndim:

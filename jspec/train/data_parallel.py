@@ -20,6 +20,7 @@ from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models.decoder import Decoder
 from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView
+from jspec.models.quantization import StoredWeight
 from jspec.models.sharding import on_every_device
 from jspec.train.loop import Loss
 from jspec.train.objectives import Objective, loss_of
@@ -72,14 +73,9 @@ class OwnWindows:
         return self.target.to_batch_shards(self.target.scaled_logits(products))
 
     @property
-    def output_weight(self) -> jax.Array:
+    def output_weight(self) -> StoredWeight:
         """The shard's part of the weight of the output head, ``[V / n, D]``."""
         return self.target.output_weight
-
-    @property
-    def output_scale(self) -> jax.Array | None:
-        """The scales of this part if it is quantised, float32 ``[V / n]``, or None."""
-        return self.target.output_scale
 
     def _batch_sharding(self, own) -> BatchSharding:
         shards = self.target.shards

@@ -67,10 +67,12 @@ def output_head_of(target: Target) -> jax.Array | np.ndarray:
             f"the target's output head reads {config.embedding_size} numbers and its hidden states have "
             f"{config.hidden_size}; expected a target without embedding_size for a head that has an output head"
         )
-    weight, scale = target.output_weight, target.output_scale
+    weight, scale, channel_scale = target.output_weight
     if getattr(target, "shards", None) is not None:  # behind the last token is padding
-        weight, scale = (None if array is None else np.asarray(array)[: config.vocab_size] for array in (weight, scale))
-    return as_float32(weight, scale, config.hidden_size) / config.logit_divisor
+        weight, scale, channel_scale = (
+            None if array is None else np.asarray(array)[: config.vocab_size] for array in target.output_weight
+        )
+    return as_float32(weight, scale, config.hidden_size, channel_scale) / config.logit_divisor
 
 
 def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int) -> np.ndarray:

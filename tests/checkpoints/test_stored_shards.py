@@ -30,6 +30,7 @@ WHOLE_GROUPS = {
     "head_dim": 128,
 }  # four shards have groups of 128 inputs each
 WHOLE_BLOCKS = {**WHOLE_GROUPS, "hidden_size": 64, "num_hidden_layers": 1}
+EXPERTS_OF_BLOCKS = {"moe_intermediate_size": 512, "hidden_size": 64, "num_experts": 4, "num_hidden_layers": 2}
 FOUR_BITS = {"hidden_size": 96, "intermediate_size": 64, "quantization_config": MXFP4, "dtype": "bfloat16"}
 
 
@@ -55,8 +56,12 @@ CHECKPOINTS = {
     "converted fp8 blocks": lambda path: reconverted(block_checkpoint(path, KEPT["qwen"], **HEADS, **WHOLE_GROUPS)),
     **{
         f"kept {name}": lambda path, kind=KEPT_CODES[name]: block_checkpoint(path, kind, **HEADS, **WHOLE_BLOCKS)
-        for name in ("gptq", "gptq in another order", "packed channel", "nvfp4")
+        for name in ("gptq", "gptq in another order", "packed channel")
     },
+    "kept nvfp4": lambda path: block_checkpoint(path, KEPT_CODES["nvfp4"], **HEADS, **WHOLE_BLOCKS, head=True),
+    "kept nvfp4 experts": lambda path: block_checkpoint(
+        path, KEPT_CODES["nvfp4"], "Qwen3MoeForCausalLM", **HEADS, **{**WHOLE_GROUPS, **EXPERTS_OF_BLOCKS}
+    ),
     "converted nvfp4": lambda path: reconverted(block_checkpoint(path, KEPT_CODES["nvfp4"], **HEADS, **WHOLE_BLOCKS)),
     "fp8 latents": lambda path: block_checkpoint(path, KINDS["fp8"], "DeepseekV3ForCausalLM", **LATENTS),
     "gptq latents": lambda path: block_checkpoint(path, KINDS["gptq order"], "DeepseekV3ForCausalLM", **LATENTS),

@@ -25,7 +25,7 @@ from jspec.quantization.codes import pack_codes, unpack_codes
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
 DOWN, V = "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.v_proj"
-DEQUANTISED_EXPERTS = ["nvfp4", "packed 8 bits, groups", "gptq in another order"]
+DEQUANTISED_EXPERTS = ["packed 8 bits, groups", "gptq in another order"]
 FEW = ["gptq", "awq channel", "packed", "nvfp4"]
 ENDS = (".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_scale", ".weight_shape")
 
@@ -160,7 +160,7 @@ def test_a_part_that_is_plain_has_its_neighbours_dequantised(tmp_path):
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
 
 
-@pytest.mark.parametrize("name", in_tiers(["gptq", "awq channel", "packed"], test=["gptq"]))
+@pytest.mark.parametrize("name", in_tiers(["gptq", "awq channel", "packed", "nvfp4"], test=["gptq", "nvfp4"]))
 def test_experts_stay_in_four_bits(tmp_path, name):
     src, out = block_checkpoint(tmp_path / "src", KEPT_CODES[name], MIXTURE), tmp_path / "out"
     config, params = load_folder(src)
@@ -171,7 +171,7 @@ def test_experts_stay_in_four_bits(tmp_path, name):
     assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
 
 
-@pytest.mark.parametrize("name", in_tiers(DEQUANTISED_EXPERTS, test=["nvfp4"]))
+@pytest.mark.parametrize("name", in_tiers(DEQUANTISED_EXPERTS, test=["gptq in another order"]))
 def test_other_experts_are_dequantised_with_a_warning(tmp_path, name):
     """While all other maps stay as they are stored."""
     src, out = block_checkpoint(tmp_path / "src", KEPT_CODES[name], MIXTURE), tmp_path / "out"
@@ -188,16 +188,18 @@ def test_other_experts_are_dequantised_with_a_warning(tmp_path, name):
     assert_stands_for(params, config, wide | of_experts)
 
 
-def test_an_output_head_may_be_stored_so(tmp_path):
-    src = block_checkpoint(tmp_path / "src", KEPT_CODES["packed channel"], head=True)
+@pytest.mark.parametrize("name", ["packed channel", "nvfp4"])
+def test_an_output_head_may_be_stored_so(tmp_path, name):
+    src = block_checkpoint(tmp_path / "src", KEPT_CODES[name], head=True)
     config, params = load_folder(src)
     assert config.quantized_head
     assert params["head.weight"].dtype == np.uint8
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
+    assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
     convert(src, tmp_path / "out", draft_vocabulary=[3, 5], verify="shapes")
     _, some = load_draft(tmp_path / "out")
-    for name in ("head.weight", "head.scale"):
-        np.testing.assert_array_equal(some[name].view(np.uint8), params[name][[3, 5]].view(np.uint8))
+    for part in [part for part in params if part.startswith("head.")]:
+        np.testing.assert_array_equal(some[part].view(np.uint8), params[part][[3, 5]].view(np.uint8))
 
 
 @pytest.mark.filterwarnings("ignore:.*kv_b_proj.*are dequantised:UserWarning")

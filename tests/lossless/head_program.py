@@ -106,7 +106,7 @@ TARGETS[FP8_BLOCKS] = dataclasses.replace(
 )
 FOUR_BITS, NVFP4 = "codes of four bits with zeros", "NVFP4"
 TARGETS[FOUR_BITS] = dataclasses.replace(TARGET, quantization="int4_32_float16_zeros")
-TARGETS[NVFP4] = dataclasses.replace(TARGET, quantization="nvfp4", quantized_head=False)
+TARGETS[NVFP4] = dataclasses.replace(TARGET, quantization="nvfp4")
 OF_LLAMA = tuple(HEADS)  # the heads that fit a target of Llama's family, and below those that fit any
 ANY_TARGET = tuple(name for name in HEADS if name != "assistant")
 GEMMA4_ASSISTANT = "assistant of Gemma 4"

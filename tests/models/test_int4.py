@@ -135,7 +135,7 @@ SHARDED = {
     "a scale for each output channel": {"quantization": "int4_all_float16_zeros"},
     "groups of 32": {"quantization": "int4_32_bfloat16_zeros"},
     "another order": {"quantization": "int4_64_float16_ordered", "quantized_head": False},
-    "nvfp4": {"quantization": "nvfp4", "quantized_head": False},
+    "nvfp4": {"quantization": "nvfp4"},
 }
 
 
@@ -172,9 +172,9 @@ def test_shards_of_experts_have_whole_groups():
         Shards(2).local(dataclasses.replace(EXPERTS, experts=Experts(4, 2, 128)))
 
 
-@pytest.mark.parametrize("by_expert", [False, True])
-def test_experts_in_shards_have_the_logits_of_the_whole(by_expert):
-    model = Decoder(EXPERTS, rngs=nnx.Rngs(0))
+@pytest.mark.parametrize(("kind", "by_expert"), [("int4", False), ("nvfp4", True)])
+def test_experts_in_shards_have_the_logits_of_the_whole(kind, by_expert):
+    model = Decoder(dataclasses.replace(EXPERTS, quantization=kind), rngs=nnx.Rngs(0))
     tokens = jnp.asarray(np.random.default_rng(0).integers(EXPERTS.vocab_size, size=(2, 12)), jnp.int32)
     wanted = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))
     actual = spread_logits(in_shards(model, 2, by_expert=by_expert), tokens)

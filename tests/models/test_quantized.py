@@ -141,7 +141,7 @@ def test_a_model_agrees_with_its_dequantised_weights(kind, tied, head):
     params = flat_params(model)
     scales = {name: value for name, value in params.items() if name.endswith("scale")}
     assert len(scales) == 2 * 4 + head
-    assert (model.output_scale is not None) == head
+    assert (model.output_weight.scale is not None) == head
     dequantized, shapes = {name: value for name, value in params.items() if name not in scales}, config.param_shapes()
     for name, scale in scales.items():
         weight = "embedding" if name == "embedding_scale" else f"{name.removesuffix('.scale')}.weight"

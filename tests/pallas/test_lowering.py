@@ -306,13 +306,22 @@ def _in_codes(weights: ExpertWeights, kind: str) -> ExpertWeights:
     return ExpertWeights(array((X, out, size), jnp.uint8), array((X, out, *groups), form.scale))
 
 
+def _in_nvfp4(weights: ExpertWeights) -> ExpertWeights:
+    """The same in NVFP4."""
+    X, out, inputs = weights.weight.shape
+    array = jax.ShapeDtypeStruct
+    codes, scale = array((X, out, inputs // 2), jnp.uint8), array((X, out, inputs // 16), jnp.float8_e4m3fn)
+    return ExpertWeights(codes, scale, channel_scale=array((X, out, 2), jnp.float32))
+
+
 @pytest.mark.parametrize(
     ("M", "dtype"), [(1, "bfloat16"), (16, "bfloat16"), (320, "bfloat16"), (4096, "bfloat16"), (5, "float32")]
 )
-@pytest.mark.parametrize("stored", ["fp8_block", "int4", "int4_64_float16_zeros"])
+@pytest.mark.parametrize("stored", ["fp8_block", "int4", "int4_64_float16_zeros", "nvfp4"])
 def test_experts_in_groups_lower_for_cuda(M, dtype, stored):
     function, (x, logits, *weights) = _mixture(M, 128, dtype)
-    weights = [_in_blocks(one) if stored == "fp8_block" else _in_codes(one, stored) for one in weights]
+    make = {"fp8_block": _in_blocks, "nvfp4": _in_nvfp4}.get(stored, functools.partial(_in_codes, kind=stored))
+    weights = [make(one) for one in weights]
     assert sorted(kernels_of(for_cuda(function, (x, logits, *weights)))) == launches_of_experts(M)
 
 

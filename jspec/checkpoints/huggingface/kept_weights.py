@@ -160,8 +160,7 @@ def _kept_params(layout: Layout, found: Mapping[str, Kept | None], kind: str) ->
     """
     config: Any = layout.config
     model: ModelConfig = config if isinstance(config, ModelConfig) else config.layers
-    has_companion = kind == "nvfp4" or has_order(kind)  # which no output head reads
-    quantizes_head = not model.tie_embeddings and not has_companion
+    quantizes_head = not model.tie_embeddings and not has_order(kind)  # which no output head reads
     quantized = dataclasses.replace(model, quantization=kind, quantized_head=quantizes_head, plain_maps=())
     stored_as, of_param = _with_layers(config, quantized).quantizations(), {}
     for name, at in layout.table.items():

@@ -11,9 +11,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.matmul.mxfp4 import unpack_groups
-from jspec.pallas.matmul.unpack import SHRINK, to_mma_order, unpack_eight_bits, unpack_four_bits
+from jspec.pallas.matmul.unpack import SHRINK, to_mma_order, unpack_eight_bits, unpack_four_bits, unpack_nvfp4
 from jspec.pallas.moe.tiles import ExpertTile, ExpertTiling, ExpertWeights
 from jspec.pallas.triton import block_ids, broadcast_columns, dot, is_interpreted, tile_indices
+from jspec.quantization import nvfp4
 from jspec.quantization.codes import HALF
 from jspec.quantization.groups import GROUP as BLOCK
 from jspec.quantization.groups import group_of
@@ -45,9 +46,7 @@ def grouped_matmul(
     Returns:
       float32 ``[assignments, outputs]`` for each of ``outputs``.
     """
-    make = _operands_of(expert_weights)
-    in_groups = make is not _PlainOperands  # whose scales are in the products
-    operands = make(x_ref, line, tile, expert_weights, output_mask, tiling, inputs)
+    operands = _operands_of(expert_weights)(x_ref, line, tile, expert_weights, output_mask, tiling, inputs)
 
     def add(i, sums):
         for x, weights in operands.of(i, outputs):
@@ -55,24 +54,14 @@ def grouped_matmul(
         return sums
 
     sums = jax.lax.fori_loop(0, operands.trips, add, (operands.zeros(),) * len(outputs))
-    sums = [operands.by_assignment(total) for total in sums]
-
-    def of_outputs(ref):
-        return (_load(ref.at[tile.expert, output], output_mask) for output in outputs)
-
-    if expert_weights.scale is not None and not in_groups:
-        sums = (total * scale[None, :] for total, scale in zip(sums, of_outputs(expert_weights.scale), strict=True))
-    if expert_weights.bias is not None:
-        sums = (
-            total + bias.astype(jnp.float32)[None, :]
-            for total, bias in zip(sums, of_outputs(expert_weights.bias), strict=True)
-        )
-    return list(sums)
+    return [operands.finished(total, output) for total, output in zip(sums, outputs, strict=True)]
 
 
 def _operands_of(weights: ExpertWeights) -> "type[_Operands]":
     if weights.is_mxfp4:
         return _MXFP4Operands
+    if weights.channel_scale is not None:
+        return _NVFP4Operands
     if weights.of_codes:
         return _CodeOperands
     return _BlockOperands if weights.in_blocks else _PlainOperands
@@ -122,11 +111,27 @@ class _Operands(abc.ABC):
         return zeros.T if self.weights_first else zeros
 
     def product(self, x, weight):
+        if self.weights_first:
+            return dot(weight, x, trans_b=True)
         return dot(x, weight, trans_b=True)
 
-    def by_assignment(self, total):
-        """``[assignments, outputs]`` of a sum of products."""
-        return total.T if self.weights_first else total
+    def finished(self, total, output):
+        """``[assignments, outputs]`` of a sum of products: times the scales of output channels, plus their biases."""
+        total = total.T if self.weights_first else total
+        scale, bias = self.channel_scale(output), self.expert_weights.bias
+        if scale is not None:
+            total *= scale[None, :]
+        return total if bias is None else total + self.load_of(bias, output).astype(jnp.float32)[None, :]
+
+    def channel_scale(self, output) -> Any:
+        """What multiplies the sums of the output channels ``output``, float32 ``[outputs]``; None for nothing."""
+        del output
+        return None
+
+    def load_of(self, ref, output, *which):
+        """What ``ref [X, out, ...]`` has for the output channels ``output`` of the expert, ``[outputs]``; ``which`` is an
+        index of further axes. It is 0 for channels that there are not."""
+        return _load(ref.at[(self.tile.expert, output, *which)], self.output_mask)
 
     def mask(self, real, ids, n: int):
         """Which of ``[n, m]`` numbers there are, if ``real [n]`` says which lines there are, and ``ids [m]`` are
@@ -157,6 +162,10 @@ class _PlainOperands(_Operands):
         ]
         return [(x, weights)]
 
+    def channel_scale(self, output):
+        scale = self.expert_weights.scale
+        return None if scale is None else self.load_of(scale, output)
+
     def load_weight(self, at, mask, dtype):
         """A block of the weight in ``dtype``, 0 where ``mask`` is false."""
         if jnp.issubdtype(at.dtype, jnp.integer) or at.dtype == dtype:
@@ -182,10 +191,13 @@ class _BlockOperands(_InBlocks, _PlainOperands):
     float32 ``[outputs]``."""
 
     def of(self, i, outputs) -> list[tuple[Any, list[Any]]]:
-        scale_ref: Any = self.expert_weights.scale
-        scales = (_load(scale_ref.at[self.tile.expert, output, i], self.output_mask) for output in outputs)
+        scales = (self.load_of(self.expert_weights.scale, output, i) for output in outputs)
         [(x, weights)] = super().of(i, outputs)
         return [(x, list(zip(weights, scales, strict=True)))]
+
+    def channel_scale(self, output):
+        del output  # the scales are in the products
+        return None
 
     def load_weight(self, at, mask, dtype):
         if dtype != jnp.bfloat16:
@@ -199,53 +211,85 @@ class _BlockOperands(_InBlocks, _PlainOperands):
         numbers, scale = weight
         scale = scale * SHRINK if x.dtype == jnp.bfloat16 else scale
         if self.weights_first:
-            return dot(to_mma_order(numbers), to_mma_order(x), trans_b=True) * broadcast_columns(scale, x.shape[0])
-        return dot(x, numbers, trans_b=True) * scale[None, :]
+            return super().product(to_mma_order(x), to_mma_order(numbers)) * broadcast_columns(scale, x.shape[0])
+        return super().product(x, numbers) * scale[None, :]
 
 
-class _CodeOperands(_InBlocks):
-    """Operands of codes of four bits. What has a scale in common is multiplied together: x of low and of high halves, with
+class _InHalves(_InBlocks):
+    """Operands of codes of four bits: x of the low and of the high halves of bytes, and the numbers of these halves."""
+
+    def load_x(self, at) -> list[Any]:
+        """x of the low and of the high halves of bytes ``at [n]``, ``[assignments, n]`` each."""
+        mask = self.mask(self.tile.real, at, self.tiling.assignments)
+        return [_load(self.x_ref.at[tile_indices(self.line, self.width // 2 * high + at)], mask) for high in (0, 1)]
+
+    def load_packed(self, output, at):
+        """Bytes ``at [n]`` of the weight, ``[outputs, n]``."""
+        mask = None if self.output_mask is None else broadcast_columns(self.output_mask, at.shape[0])
+        return _load(self.expert_weights.weight.at[self.tile.expert, *tile_indices(output, at)], mask)
+
+    def product(self, x, weight):
+        """The sum of the products of both halves."""
+        if self.weights_first:
+            x, weight = ([to_mma_order(half) for half in halves] for halves in (x, weight))
+        low, high = (super(_InHalves, self).product(of_x, half) for of_x, half in zip(x, weight, strict=True))
+        return low + high
+
+
+class _CodeOperands(_InHalves):
+    """Operands of codes of integers. What has a scale in common is multiplied together: x of low and of high halves, with
     the low halves, the high ones and the scale, float32 ``[outputs]``."""
 
     def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
         scale_ref: Any = self.expert_weights.scale
-        groups, half = scale_ref.shape[2], self.width // 2
+        groups = scale_ref.shape[2]
         group = group_of(self.inputs, groups)
         width = min(group, BLOCK) // 2 if groups > 1 else HALF
         for start in range(0, HALF, width):
             at = i * HALF + start + jnp.arange(width, dtype=jnp.int32)
-            mask = self.mask(self.tile.real, at, self.tiling.assignments)
-            xs = [_load(self.x_ref.at[tile_indices(self.line, half * high + at)], mask) for high in (0, 1)]
             place = i * (BLOCK // group) + start // width if groups > 1 else 0
-            yield xs, [self._weights(output, at, place) for output in outputs]
+            yield self.load_x(at), [self._weights(output, at, place) for output in outputs]
 
     def _weights(self, output, at, place):
         """The low and the high halves of bytes ``at``, and the scale of their group."""
-        weight_ref: Any = self.expert_weights.weight
         scale_ref: Any = self.expert_weights.scale
-        packed = _load(
-            weight_ref.at[self.tile.expert, *tile_indices(output, at)],
-            None if self.output_mask is None else broadcast_columns(self.output_mask, at.shape[0]),
-        )
-
-        def of_group(*which):
-            return _load(scale_ref.at[(self.tile.expert, output, place, *which)], self.output_mask)
+        packed = self.load_packed(output, at)
 
         if len(scale_ref.shape) == 3:
-            scale, zero = of_group(), None
+            scale, zero = self.load_of(scale_ref, output, place), None
         else:
-            scale, zero = of_group(0), of_group(1).astype(jnp.bfloat16)
-        low, high = (unpack_four_bits(packed, high, zero).astype(self.x_ref.dtype) for high in (False, True))
-        return low, high, scale.astype(jnp.float32) * SHRINK
+            scale, zero = (self.load_of(scale_ref, output, place, which) for which in (0, 1))
+            zero = zero.astype(jnp.bfloat16)
+        halves = [unpack_four_bits(packed, high, zero).astype(self.x_ref.dtype) for high in (False, True)]
+        return halves, scale.astype(jnp.float32) * SHRINK
 
     def product(self, x, weight):
-        *halves, scale = weight
-        if self.weights_first:
-            products = [
-                dot(to_mma_order(part), to_mma_order(of_x), trans_b=True) for part, of_x in zip(halves, x, strict=True)
-            ]
-            return (products[0] + products[1]) * broadcast_columns(scale, x[0].shape[0])
-        return (dot(x[0], halves[0], trans_b=True) + dot(x[1], halves[1], trans_b=True)) * scale[None, :]
+        halves, scale = weight
+        of_outputs = broadcast_columns(scale, self.tiling.assignments) if self.weights_first else scale[None, :]
+        return super().product(x, halves) * of_outputs
+
+
+class _NVFP4Operands(_InHalves):
+    """Operands of NVFP4, whose numbers are multiplied by the scales of 16 inputs before they are multiplied by x."""
+
+    def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
+        at, group = block_ids(i, HALF), block_ids(i, BLOCK // nvfp4.GROUP)
+        yield self.load_x(at), [self._weights(output, at, group) for output in outputs]
+
+    def _weights(self, output, at, group) -> list[Any]:
+        """The numbers of the low and the high halves of bytes ``at``, which have the scales ``group``."""
+        scale_ref: Any = self.expert_weights.scale
+        real = jnp.broadcast_to((group < scale_ref.shape[2])[None, :], (output.shape[0], group.shape[0]))
+        if self.output_mask is not None:
+            real &= broadcast_columns(self.output_mask, group.shape[0])
+        scale = pltriton.load(scale_ref.at[self.tile.expert, *tile_indices(output, group)], mask=real, other=0)
+        packed = self.load_packed(output, at)
+        return [unpack_nvfp4(packed, high, scale).astype(self.x_ref.dtype) for high in (False, True)]
+
+    def channel_scale(self, output):
+        numbers: Any = self.expert_weights.channel_scale
+        multiplies, divides = (self.load_of(numbers, output, which) for which in (0, 1))
+        return SHRINK * multiplies / jnp.where(divides == 0, 1.0, divides)  # 0 is that of a channel that there is not
 
 
 class _MXFP4Operands(_Operands):

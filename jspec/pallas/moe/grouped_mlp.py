@@ -6,6 +6,7 @@ Tokens are neither dropped nor padded to a capacity. A number of the result is s
 tokens there are, so that a token's result does not depend on them, as long as M is the same."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jspec.pallas.moe.grouped_matmul import grouped_matmul
 from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights, store_tile, tile_of_instance
 from jspec.pallas.triton import block_ids, kernel_call
-from jspec.quantization import codes, fp8_block
+from jspec.quantization import codes, fp8_block, nvfp4
 from jspec.quantization.mxfp4 import PAIR
 
 
@@ -91,12 +92,16 @@ def gated(gate, up, clamp: float | None = None, activation: str = "silu"):
 
 def _matmul_all(subscripts: str, x, weights: ExpertWeights):
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    weight, scale = weights.weight, weights.scale
+    weight, scale, inputs = weights.weight, weights.scale, x.shape[-1]
     if weights.is_mxfp4:
-        weight, scale = mxfp4.dequantize(weight, scale, x.shape[-1]), None
+        weight, scale = mxfp4.dequantize(weight, scale, inputs), None
     if weights.in_blocks or weights.of_codes:  # float32 holds numbers and their products with x: only sums are rounded
-        in_codes = weights.of_codes
-        weight = codes.dequantize(weight, scale, x.shape[-1]) if in_codes else fp8_block.dequantize(weight, scale)
+        if weights.channel_scale is not None:
+            weight = nvfp4.dequantize(weight, scale, weights.channel_scale, inputs)
+        else:
+            weight = (
+                codes.dequantize(weight, scale, inputs) if weights.of_codes else fp8_block.dequantize(weight, scale)
+            )
         x, scale = x.astype(jnp.float32), None
         precision = jax.lax.Precision.HIGHEST
     product = jnp.einsum(subscripts, x, weight.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
@@ -158,6 +163,7 @@ def grouped_mlp_kernel(
     (M, Y), D, Fe = routed.expert.shape, x.shape[1], gate_up.num_outputs // 2
     A = M * Y
     up_default, down_default = tilings_of(A, routed.sizes.shape[0], x.dtype, gate_up)
+    gate_up, down = _with_bits_of_scales(gate_up), _with_bits_of_scales(down)
     run = functools.partial(_run, routed, first, interpret=interpret)
     if of_codes := gate_up.of_codes:
         x = _in_code_order(x)
@@ -169,6 +175,14 @@ def grouped_mlp_kernel(
     made = jax.ShapeDtypeStruct((A, D), x.dtype)
     made = run(_down, down_tiling or down_default, made, down, hidden, routed.weight.reshape(A), inputs=Fe)
     return made.reshape(M, Y, D)
+
+
+def _with_bits_of_scales(weights: ExpertWeights) -> ExpertWeights:
+    """``weights`` with the bits of the scales of NVFP4, uint8: Triton would not fill masked places of float8_e4m3fn."""
+    scale: Any = weights.scale
+    if weights.channel_scale is None:
+        return weights
+    return weights._replace(scale=jax.lax.bitcast_convert_type(scale, jnp.uint8))
 
 
 def _in_code_order(x):

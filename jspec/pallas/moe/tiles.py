@@ -24,11 +24,14 @@ class ExpertWeights(NamedTuple):
         (``jspec.quantization.fp8_block``) float32 ``[X, out, groups]``; of codes ``[X, out, groups]`` or
         ``[X, out, groups, 2]``; in MXFP4 uint32 ``[pairs, X, out]``. None for a weight that is not quantised.
       bias: ``[X, out]``, or None.
+      channel_scale: of NVFP4 (``jspec.quantization.nvfp4``), whose scales are float8_e4m3fn ``[X, out, groups]``, float32
+        ``[X, out, 2]``; else None.
     """
 
     weight: jax.Array
     scale: jax.Array | None = None
     bias: jax.Array | None = None
+    channel_scale: jax.Array | None = None
 
     @property
     def is_mxfp4(self) -> bool:
@@ -37,7 +40,7 @@ class ExpertWeights(NamedTuple):
 
     @property
     def of_codes(self) -> bool:
-        """Whether the weight is codes of four bits."""
+        """Whether the weight is codes of four bits that ``jspec.quantization.codes`` packs, NVFP4 included."""
         return self.weight.dtype == jnp.uint8 and len(self.weight.shape) == 3
 
     @property

@@ -14,7 +14,7 @@ from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router_reference import Routed, group_reference, route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.quantization import codes, mxfp4
+from jspec.quantization import codes, mxfp4, nvfp4
 from jspec.quantization.groups import grouped
 
 
@@ -50,6 +50,13 @@ def quantized(weight, kind: str) -> ExpertWeights:
         scale = np.random.default_rng(X).uniform(0.5, 2, (X, width, -(-inputs // 128))).astype(np.float32) / 64
         numbers = np.asarray(weight, np.float32) / np.repeat(scale, 128, axis=-1)[..., :inputs]
         return ExpertWeights(jnp.asarray(numbers, jnp.float8_e4m3fn), jnp.asarray(scale))
+    if kind == "nvfp4":
+        keys = jax.random.split(jax.random.key(width), 2)
+        packed, scale, numbers = nvfp4.random_codes(keys[0], (X * width, inputs), inputs**-0.5)
+        scale = jax.random.uniform(keys[1], scale.shape, minval=0.25, maxval=4).astype(scale.dtype)
+        numbers = numbers.at[1::2].set(jnp.asarray([1, inputs**0.5 * 3], jnp.float32))  # every second one is divided by
+        packed, scale, numbers = (array.reshape(X, width, -1) for array in (packed, scale, numbers))
+        return ExpertWeights(packed, scale, channel_scale=numbers)
     if (form := grouped(kind)) is not None:
         packed, scale = codes.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5, form)
         factors = jax.random.uniform(jax.random.key(inputs), scale.shape, minval=0.5, maxval=2)
@@ -119,6 +126,8 @@ def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None, activ
 def dequantize(stacked: ExpertWeights, inputs: int):
     if stacked.is_mxfp4:
         return dequantize_mxfp4(stacked.weight, stacked.scale, inputs)
+    if stacked.channel_scale is not None:
+        return np.asarray(nvfp4.dequantize(stacked.weight, stacked.scale, stacked.channel_scale, inputs), np.float64)
     if stacked.of_codes:
         return np.asarray(codes.dequantize(stacked.weight, stacked.scale, inputs), np.float64)
     weight = np.asarray(stacked.weight, np.float64)
@@ -191,7 +200,7 @@ class TestGroupedMLP:
             )
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    @pytest.mark.parametrize("kind", ["int4", "int4_64_float16_zeros", "int4_32_float32", "int4_all_bfloat16_zeros"])
+    @pytest.mark.parametrize("kind", ["int4", "int4_64_float16_zeros", "int4_32_float32", "nvfp4"])
     @pytest.mark.parametrize(("D", "F"), [(256, 128), (200, 72)])
     def test_codes_agree_with_float64(self, D, F, kind, dtype):
         for tiling in (TILINGS[0], ExpertTiling(64, 32, 128, 4, 2)):
