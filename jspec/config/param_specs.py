@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from jspec.quantization.groups import Companion, companion, grouped, in_codes, stored_bytes
+from jspec.quantization.groups import Companion, companion, has_order, in_codes, stored_bytes
 
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
@@ -212,10 +212,9 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
 
 
 def of_experts(quantization: str | None) -> str | None:
-    """How experts are stored where other maps are stored as ``quantization``. Not quantised are those for which there is
-    no kernel: of codes of eight bits in groups, and of codes in an order of their own."""
-    form = grouped(quantization or "")
-    return quantization if form is None or (form.bits == 4 and not form.ordered) else None
+    """How experts are stored where other maps are stored as ``quantization``: not quantised where codes have an order of
+    their own, for which there is no kernel."""
+    return None if has_order(quantization) else quantization
 
 
 def of_latents(quantization: str | None) -> str | None:

@@ -25,7 +25,8 @@ from jspec.quantization.codes import pack_codes, unpack_codes
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
 DOWN, V = "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.v_proj"
-DEQUANTISED_EXPERTS = ["packed 8 bits, groups", "gptq in another order"]
+EXPERTS = ["gptq", "awq channel", "packed", "nvfp4", "packed 8 bits, groups"]
+DEQUANTISED_EXPERTS = ["gptq in another order", "gptq 8 bits in another order"]
 FEW = ["gptq", "awq channel", "packed", "nvfp4"]
 ENDS = (".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_scale", ".weight_shape")
 
@@ -160,11 +161,11 @@ def test_a_part_that_is_plain_has_its_neighbours_dequantised(tmp_path):
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
 
 
-@pytest.mark.parametrize("name", in_tiers(["gptq", "awq channel", "packed", "nvfp4"], test=["gptq", "nvfp4"]))
-def test_experts_stay_in_four_bits(tmp_path, name):
+@pytest.mark.parametrize("name", in_tiers(EXPERTS, test=["gptq", "nvfp4"]))
+def test_experts_stay_as_they_are_stored(tmp_path, name):
     src, out = block_checkpoint(tmp_path / "src", KEPT_CODES[name], MIXTURE), tmp_path / "out"
     config, params = load_folder(src)
-    assert params["layers.1.mlp.gate_up.weight"].dtype == np.uint8
+    assert params["layers.1.mlp.gate_up.weight"].dtype == (np.int8 if "8 bits" in name else np.uint8)
     convert(src, out, verify="shapes")
     assert_same((config, params), load_folder(out))
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])

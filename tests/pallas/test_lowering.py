@@ -12,6 +12,7 @@ from cuda_lowering import for_cuda, kernels_of, shapes_of_queries
 from jspec.config import Experts
 from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView
+from jspec.models.quantization import stored_dtype
 from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.flash import RaggedLayout
 from jspec.pallas.attention.fp8 import KVScales
@@ -298,12 +299,12 @@ def launches_of_experts(M: int) -> list[str]:
 
 
 def _in_codes(weights: ExpertWeights, kind: str) -> ExpertWeights:
-    """The same in codes of four bits."""
+    """The same in codes."""
     X, out, inputs = weights.weight.shape
     form, array = grouped(kind), jax.ShapeDtypeStruct
     assert form is not None
     (_, size), (_, *groups) = form.weight_shape((out, inputs)), form.scale_shape((out, inputs))
-    return ExpertWeights(array((X, out, size), jnp.uint8), array((X, out, *groups), form.scale))
+    return ExpertWeights(array((X, out, size), stored_dtype(kind)), array((X, out, *groups), form.scale))
 
 
 def _in_nvfp4(weights: ExpertWeights) -> ExpertWeights:
@@ -317,7 +318,7 @@ def _in_nvfp4(weights: ExpertWeights) -> ExpertWeights:
 @pytest.mark.parametrize(
     ("M", "dtype"), [(1, "bfloat16"), (16, "bfloat16"), (320, "bfloat16"), (4096, "bfloat16"), (5, "float32")]
 )
-@pytest.mark.parametrize("stored", ["fp8_block", "int4", "int4_64_float16_zeros", "nvfp4"])
+@pytest.mark.parametrize("stored", ["fp8_block", "int4", "int4_64_float16_zeros", "nvfp4", "int8_64_float16_zeros"])
 def test_experts_in_groups_lower_for_cuda(M, dtype, stored):
     function, (x, logits, *weights) = _mixture(M, 128, dtype)
     make = {"fp8_block": _in_blocks, "nvfp4": _in_nvfp4}.get(stored, functools.partial(_in_codes, kind=stored))

@@ -64,7 +64,7 @@ def _operands_of(weights: ExpertWeights) -> "type[_Operands]":
         return _NVFP4Operands
     if weights.of_codes:
         return _CodeOperands
-    return _BlockOperands if weights.in_blocks else _PlainOperands
+    return _GroupOperands if weights.in_groups else _PlainOperands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,15 +185,38 @@ class _InBlocks(_Operands):
     def weights_first(self) -> bool:
         return self.tiling.assignments <= _FEW and self.x_ref.dtype == jnp.bfloat16
 
+    def scale_and_zero(self, output, group) -> tuple[Any, Any]:
+        """The scales of a group, and its zeros or None, float32 ``[outputs]``."""
+        ref: Any = self.expert_weights.scale
+        which = [()] if len(ref.shape) == 3 else [(0,), (1,)]
+        found = [self.load_of(ref, output, group, *index).astype(jnp.float32) for index in which]
+        return found[0], found[1] if len(found) > 1 else None
 
-class _BlockOperands(_InBlocks, _PlainOperands):
-    """Operands of FP8 in blocks. A weight is a pair: its numbers, and the scales that its products are multiplied by,
-    float32 ``[outputs]``."""
+
+class _GroupOperands(_InBlocks, _PlainOperands):
+    """Operands of eight bits with scales for groups of inputs, of which a trip reads one: FP8 in blocks, and codes, whose
+    zeros are subtracted. A weight is a pair: its numbers, and the scales that its products are multiplied by, float32
+    ``[outputs]``."""
+
+    @property
+    def depth(self) -> int:
+        return BLOCK if self._groups == 1 else group_of(self.inputs, self._groups)
+
+    @property
+    def _groups(self) -> int:
+        scale: Any = self.expert_weights.scale
+        return scale.shape[2]
 
     def of(self, i, outputs) -> list[tuple[Any, list[Any]]]:
-        scales = (self.load_of(self.expert_weights.scale, output, i) for output in outputs)
-        [(x, weights)] = super().of(i, outputs)
-        return [(x, list(zip(weights, scales, strict=True)))]
+        [(x, numbers)] = super().of(i, outputs)
+        pairs = (self.scale_and_zero(output, 0 if self._groups == 1 else i) for output in outputs)
+        weights = []
+        for of_output, (scale, zero) in zip(numbers, pairs, strict=True):
+            if zero is not None:
+                shrunk = zero / SHRINK if x.dtype == jnp.bfloat16 else zero
+                of_output -= broadcast_columns(shrunk.astype(x.dtype), self.depth)
+            weights.append((of_output, scale))
+        return [(x, weights)]
 
     def channel_scale(self, output):
         del output  # the scales are in the products
@@ -252,14 +275,10 @@ class _CodeOperands(_InHalves):
 
     def _weights(self, output, at, place):
         """The low and the high halves of bytes ``at``, and the scale of their group."""
-        scale_ref: Any = self.expert_weights.scale
         packed = self.load_packed(output, at)
 
-        if len(scale_ref.shape) == 3:
-            scale, zero = self.load_of(scale_ref, output, place), None
-        else:
-            scale, zero = (self.load_of(scale_ref, output, place, which) for which in (0, 1))
-            zero = zero.astype(jnp.bfloat16)
+        scale, zero = self.scale_and_zero(output, place)
+        zero = None if zero is None else zero.astype(jnp.bfloat16)
         halves = [unpack_four_bits(packed, high, zero).astype(self.x_ref.dtype) for high in (False, True)]
         return halves, scale.astype(jnp.float32) * SHRINK
 

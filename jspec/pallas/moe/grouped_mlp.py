@@ -95,12 +95,14 @@ def _matmul_all(subscripts: str, x, weights: ExpertWeights):
     weight, scale, inputs = weights.weight, weights.scale, x.shape[-1]
     if weights.is_mxfp4:
         weight, scale = mxfp4.dequantize(weight, scale, inputs), None
-    if weights.in_blocks or weights.of_codes:  # float32 holds numbers and their products with x: only sums are rounded
+    if weights.in_groups or weights.of_codes:  # float32 holds numbers and their products with x: only sums are rounded
         if weights.channel_scale is not None:
             weight = nvfp4.dequantize(weight, scale, weights.channel_scale, inputs)
         else:
             weight = (
-                codes.dequantize(weight, scale, inputs) if weights.of_codes else fp8_block.dequantize(weight, scale)
+                codes.dequantize(weight, scale, inputs)
+                if codes.are_codes(weight, scale)
+                else fp8_block.dequantize(weight, scale)
             )
         x, scale = x.astype(jnp.float32), None
         precision = jax.lax.Precision.HIGHEST
@@ -124,9 +126,9 @@ def tilings_of(A: int, X: int, dtype, weights: ExpertWeights) -> tuple[ExpertTil
         return ExpertTiling(64, 256, 64, 8, 3), ExpertTiling(128, 256, 64, 8, 4)
     if per_expert > 24:
         tiling = ExpertTiling(64, 64, depth, 4, 4)
-    elif (weights.in_blocks or weights.of_codes) and dtype == jnp.bfloat16:  # four warps multiply 64 outputs at once
+    elif (weights.in_groups or weights.of_codes) and dtype == jnp.bfloat16:  # four warps multiply 64 outputs at once
         few = per_expert <= 8
-        num_stages = 3 if weights.in_blocks else 5 if few else 4
+        num_stages = 3 if weights.in_groups else 5 if few else 4
         tiling = ExpertTiling(16 if few else 32, 64, depth, 4, num_stages)
     else:
         tiling = ExpertTiling(16, 32, depth, 2, 4) if per_expert <= 8 else ExpertTiling(32, 32, depth, 4, 4)

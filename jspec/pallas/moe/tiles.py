@@ -21,8 +21,8 @@ class ExpertWeights(NamedTuple):
       weight: ``[X, out, in]``, as it is stored; of codes of four bits (``jspec.quantization.codes``) uint8
         ``[X, out, 64 blocks]``, and in MXFP4 (``jspec.quantization.mxfp4``) uint8 ``[pairs, X, out, 32]``.
       scale: float32 ``[X, out]``, by which a quantised weight is multiplied; of FP8 in blocks
-        (``jspec.quantization.fp8_block``) float32 ``[X, out, groups]``; of codes ``[X, out, groups]`` or
-        ``[X, out, groups, 2]``; in MXFP4 uint32 ``[pairs, X, out]``. None for a weight that is not quantised.
+        (``jspec.quantization.fp8_block``) float32 ``[X, out, groups]``; of codes of four or eight bits ``[X, out, groups]``
+        or ``[X, out, groups, 2]``; in MXFP4 uint32 ``[pairs, X, out]``. None for a weight that is not quantised.
       bias: ``[X, out]``, or None.
       channel_scale: of NVFP4 (``jspec.quantization.nvfp4``), whose scales are float8_e4m3fn ``[X, out, groups]``, float32
         ``[X, out, 2]``; else None.
@@ -49,9 +49,10 @@ class ExpertWeights(NamedTuple):
         return self.weight.shape[1 if self.is_mxfp4 else 0]
 
     @property
-    def in_blocks(self) -> bool:
-        """Whether the weight is FP8 in blocks."""
-        return self.weight.dtype == jnp.float8_e4m3fn and self.scale is not None and len(self.scale.shape) == 3
+    def in_groups(self) -> bool:
+        """Whether the weight has eight bits and scales for groups of inputs: FP8 in blocks, or codes."""
+        eight_bits = self.weight.dtype in (jnp.float8_e4m3fn, jnp.int8)
+        return eight_bits and self.scale is not None and len(self.scale.shape) > 2
 
     @property
     def num_outputs(self) -> int:

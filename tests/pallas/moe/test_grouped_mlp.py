@@ -128,10 +128,10 @@ def dequantize(stacked: ExpertWeights, inputs: int):
         return dequantize_mxfp4(stacked.weight, stacked.scale, inputs)
     if stacked.channel_scale is not None:
         return np.asarray(nvfp4.dequantize(stacked.weight, stacked.scale, stacked.channel_scale, inputs), np.float64)
-    if stacked.of_codes:
+    if codes.are_codes(stacked.weight, stacked.scale):
         return np.asarray(codes.dequantize(stacked.weight, stacked.scale, inputs), np.float64)
     weight = np.asarray(stacked.weight, np.float64)
-    if stacked.in_blocks:
+    if stacked.in_groups:
         return weight * np.repeat(np.asarray(stacked.scale, np.float64), 128, axis=-1)[..., :inputs]
     return weight if stacked.scale is None else weight * np.asarray(stacked.scale, np.float64)[:, :, None]
 
@@ -200,7 +200,9 @@ class TestGroupedMLP:
             )
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    @pytest.mark.parametrize("kind", ["int4", "int4_64_float16_zeros", "int4_32_float32", "nvfp4"])
+    @pytest.mark.parametrize(
+        "kind", ["int4", "int4_64_float16_zeros", "int4_32_float32", "nvfp4", "int8_32_float16_zeros"]
+    )
     @pytest.mark.parametrize(("D", "F"), [(256, 128), (200, 72)])
     def test_codes_agree_with_float64(self, D, F, kind, dtype):
         for tiling in (TILINGS[0], ExpertTiling(64, 32, 128, 4, 2)):
