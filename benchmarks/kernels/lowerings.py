@@ -14,6 +14,7 @@ be left to what follows. The weight has one of these forms:
     blocks    float8_e4m3fn, and a scale for each block of 128 outputs and 128 inputs
     int4      codes of four bits, and a scale of bfloat16 for each 128 inputs of an output
     int4_zeros  the same with zeros, and scales of float16
+    nvfp4     codes of NVFP4, and a scale of float8_e4m3fn for each 16 inputs of an output
 
 The ways to compute it are
 

@@ -88,7 +88,15 @@ CODES = {
     ),
     160: (Tiling(64, 160, 128, 3, side_by_side=2), Tiling(64, 80, 128, 5, side_by_side=2)),
 }
-TILINGS = {"bf16": BF16, "int8": EIGHT_BITS, "fp8": EIGHT_BITS, "blocks": BLOCKS, "int4": CODES, "int4_zeros": CODES}
+TILINGS = {
+    "bf16": BF16,
+    "int8": EIGHT_BITS,
+    "fp8": EIGHT_BITS,
+    "blocks": BLOCKS,
+    "int4": CODES,
+    "int4_zeros": CODES,
+    "nvfp4": CODES,
+}
 SMALL_TILINGS = tuple(  # where they are interpreted
     ("", Tiling(64, 8, 128, 4, side_by_side=2, in_turns=2, ordered=ordered)) for ordered in (False, True)
 )
@@ -101,11 +109,11 @@ def tilings_for(kind: str, tokens: int, shape: tuple[int, int], in_parts: bool) 
     outputs, inputs = shape
     tiles = TILINGS[kind]
     others = tiles[min((size for size in tiles if size >= tokens), default=max(tiles))]
-    size = 2 if kind == "bf16" else 0.5 if kind in ("int4", "int4_zeros") else 1
+    size = 2 if kind == "bf16" else 0.5 if tiles is CODES else 1
     named = [("", tiling) for tiling in others if tiling.shared_bytes(inputs, size, 2) <= SHARED]
     if kind == "bf16":
         return named
-    how = {"in_groups": kind == "blocks" or size < 1, "bits": int(8 * size)}
+    how = {"in_groups": kind in ("blocks", "int4", "int4_zeros"), "bits": int(8 * size)}
     chosen = few_tokens_tiling(tokens, outputs, inputs, in_parts, **how)
     splits = [half for half in (chosen.num_splits // 2, 2 * chosen.num_splits) if half and in_parts]
     variants = [chosen._replace(num_splits=count) for count in splits]

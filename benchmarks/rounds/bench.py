@@ -88,10 +88,10 @@ class Bench:
 
     @functools.cache  # noqa: B019 (a bench lives as long as the program)
     def target_in(self, quantization: str | None):
-        """The target with weights in this format, None for those of ``dtype``. With blocks of FP8 the output head is not
-        quantised, as in published checkpoints."""
-        in_blocks = quantization == "fp8_block"
-        config = dataclasses.replace(self.pair.target, quantization=quantization, quantized_head=not in_blocks)
+        """The target with weights in this format, None for those of ``dtype``. With blocks of FP8 and with NVFP4 the output
+        head is not quantised, as in published checkpoints."""
+        head = quantization not in ("fp8_block", "nvfp4")
+        config = dataclasses.replace(self.pair.target, quantization=quantization, quantized_head=head)
         if self.shards is None:
             return random_module(config, dtype=self.dtype)
         return random_shards(config, self.shards, mesh_of(self.shards.count, self.shards.axis), self.dtype)

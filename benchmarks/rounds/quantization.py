@@ -34,7 +34,7 @@ from convert import convert
 from convert.verify import LENGTHS, Comparison, compare, jspec_logits
 from jspec.checkpoints.checkpoint import load_folder
 from jspec.commands.demo import FAMILY
-from jspec.config import QUANTIZATIONS, STORED_QUANTIZATIONS
+from jspec.config import QUANTIZATIONS, STORED_QUANTIZATIONS, require_quantization
 from jspec.models import build
 
 FORMATS = QUANTIZATIONS
@@ -116,12 +116,26 @@ def measure_rounds(
         gc.collect()
 
 
+def known_format(name: str) -> str:
+    """``name``, if weights can be stored so or it is ``none``."""
+    try:
+        require_quantization(None if name == "none" else name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return name
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("kl", "passes", "rounds"), help="one part of it")
     parser.add_argument("--shape", nargs="+", choices=ROUNDS, default=list(ROUNDS), help="of rounds")
-    formats = ("none", *STORED_QUANTIZATIONS)
-    parser.add_argument("--formats", nargs="+", choices=formats, default=["fp8_block"], help="of rounds")
+    parser.add_argument(
+        "--formats",
+        nargs="+",
+        type=known_format,
+        default=["fp8_block"],
+        help=f"of rounds: none, {', '.join(STORED_QUANTIZATIONS)}, nvfp4, or another of jspec.quantization.groups",
+    )
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
     parser.add_argument("--smoke", action="store_true", help="tiny models, any machine, meaningless times")
     args = parser.parse_args()

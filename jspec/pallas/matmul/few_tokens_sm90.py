@@ -18,12 +18,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jspec.pallas.matmul.sm90_memory import Scales, SharedMemory, load, numbers_in_one
+from jspec.pallas.matmul.sm90_memory import NVFP4Scales, Scales, SharedMemory, load, numbers_in_one
 from jspec.pallas.matmul.sm90_registers import (
+    NVFP4_INPUTS,
     differences_of,
     in_order,
     load_bfloat16,
     load_codes,
+    load_nvfp4,
+    numbers_of_nvfp4,
     store_transposed,
 )
 from jspec.pallas.matmul.sm90_tiling import (
@@ -47,6 +50,7 @@ def few_tokens_matmul_kernel(
     weight,
     scale=None,
     dtype=jnp.bfloat16,
+    channel_scale=None,
     *,
     tiling: MosaicTiling,
     instances: int = MULTIPROCESSORS,
@@ -58,8 +62,9 @@ def few_tokens_matmul_kernel(
       x: bfloat16. Of more than 8 tokens that are no multiple of 8, a copy with zeros is written first.
       weight: bfloat16, int8 or float8_e4m3fn; or codes of four bits (``jspec.quantization.codes``).
       scale: None, float32 ``[out]``, or of blocks ``[out / 128, in / 128]`` or ``[out, in / 128]``. Of codes it may have any
-        float dtype and zeros.
+        float dtype and zeros; of NVFP4 it is float8_e4m3fn ``[out, in / 16]``.
       dtype: of the results.
+      channel_scale: of NVFP4, float32 ``[out, 2]``; else None.
       tiling: whose ``outputs`` divide those of the weight. Where groups of inputs have scales it has at most 128 outputs,
         and 128 inputs for FP8 or a multiple of them for codes.
       instances: how many program instances share the tiles.
@@ -72,6 +77,8 @@ def few_tokens_matmul_kernel(
     assert outputs % tiling.outputs == 0, (outputs, tiling)
     assert inputs % min(tiling.inputs, 2 * DEPTH_UNIT) == 0, (inputs, tiling)
     assert tiling.num_stages % tiling.in_turns == 0, tiling
+    if scale is not None and channel_scale is not None:  # four scales are a word
+        scale = lax.bitcast_convert_type(scale.reshape(outputs, -1, 4), jnp.int32)
     if scale is not None and scale.ndim > 1:
         assert tiling.inputs == BLOCK or (weight.dtype == jnp.uint8 and tiling.inputs % BLOCK == 0), tiling
         assert BLOCK % tiling.outputs == 0, tiling
@@ -89,7 +96,7 @@ def few_tokens_matmul_kernel(
         scratch_types=SharedMemory.types(tiling, weight, x, dtype),
         interpret=interpret,
         kernel_name="jspec_few_tokens_matmul",
-    )(x, weight, scale)
+    )(x, weight, scale, channel_scale)
     y = y if len(y) == tokens else y[:tokens]
     return y if tiling.num_splits == 1 else y.reshape(tokens, tiling.num_splits, outputs)
 
@@ -103,7 +110,16 @@ class _Place(NamedTuple):
 
 
 def _multiply_tiles(
-    x_ref, weight_ref, scale_ref, y_ref, *memory, tiling: MosaicTiling, dtype, instances: int, interpret
+    x_ref,
+    weight_ref,
+    scale_ref,
+    channel_scale_ref,
+    y_ref,
+    *memory,
+    tiling: MosaicTiling,
+    dtype,
+    instances: int,
+    interpret,
 ):
     shared, warpgroup = SharedMemory(*memory), lax.axis_index("warpgroup")
     (T, inputs), outputs = x_ref.shape, weight_ref.shape[0]
@@ -165,9 +181,13 @@ def _multiply_tiles(
                 return stage, weight, shared.x.at[step if tiling.keep_x else stage].transpose((1, 0))
 
             scaled = jnp.minimum(output, outputs - tiling.outputs)  # not past the last one
-            of_codes = numbers_in_one(weight_ref) > 1
-            scales = Scales(scale_ref, scaled, split * trips, turn, outputs, inputs, of_codes, tiling)
-            sums = _sums(await_operands, shared.read, scales, trips, tiling, interpret)
+            if channel_scale_ref is not None:
+                scales = NVFP4Scales(scale_ref, channel_scale_ref, scaled, split * trips, turn, tiling)
+                sums = _sums_of_nvfp4(await_operands, shared.read, scales, trips, tiling, interpret)
+            else:
+                of_codes = numbers_in_one(weight_ref) > 1
+                scales = Scales(scale_ref, scaled, split * trips, turn, outputs, inputs, of_codes, tiling)
+                sums = _sums(await_operands, shared.read, scales, trips, tiling, interpret)
             if tiling.in_turns > 1:
                 sums = _add_turns(sums, shared, beside, turn, i)
             if scales.by_output:
@@ -251,6 +271,36 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
     else:
         total = pl.run_scoped(all_trips, _ACC(shape, jnp.float32))
     return total * SHRINK if shrunk and not interpret else total
+
+
+def _sums_of_nvfp4(await_operands, read, scales: NVFP4Scales, trips: int, tiling: MosaicTiling, interpret):
+    """``_sums`` of a weight in NVFP4, without the numbers of output channels."""
+    shape = tiling.outputs, tiling.tokens
+
+    def all_trips(acc):
+        def add(trip, of_inputs):
+            following = scales.of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
+            stage, weight, x = await_operands(trip)
+            for i, words in enumerate(of_inputs):  # some inputs are converted while others are multiplied
+                numbers = load_nvfp4(weight, i * NVFP4_INPUTS, words)
+                plgpu.wgmma(acc, numbers, x.at[pl.ds(i * NVFP4_INPUTS, NVFP4_INPUTS)])
+            plgpu.wgmma_wait(0)
+            plgpu.barrier_arrive(read.at[stage])
+            return following
+
+        lax.fori_loop(0, trips, add, scales.of_trip(0))
+        return acc[...]
+
+    def add_interpreted(trip, total):
+        stage, weight, x = await_operands(trip)
+        numbers = numbers_of_nvfp4(weight[...], tiling.inputs, scales.of_trip(trip))
+        total += jnp.dot(numbers, x[...], preferred_element_type=jnp.float32)
+        plgpu.barrier_arrive(read.at[stage])
+        return total
+
+    if interpret:
+        return lax.fori_loop(0, trips, add_interpreted, jnp.zeros(shape, jnp.float32))
+    return pl.run_scoped(all_trips, _ACC(shape, jnp.float32)) * SHRINK
 
 
 def _add_turns(sums, shared: SharedMemory, beside, turn, i):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jspec.pallas.matmul.sm90_registers import PER_LINE, transforms
+from jspec.pallas.matmul.sm90_registers import NVFP4_INPUTS, PER_LINE, transforms
 from jspec.pallas.matmul.sm90_tiling import BLOCK, LINES, MosaicTiling
 from jspec.quantization.groups import group_of
 
@@ -133,3 +133,39 @@ class Scales:
     def of_outputs(self, *at):
         """Those of the tile's outputs, float32 ``[outputs]``, at an index of the further axes of ``ref``."""
         return load(self.ref.at[(pl.ds(self.output, self.tiling.outputs), *at)], PER_LINE).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class NVFP4Scales:
+    """The scales of a warpgroup's tile in NVFP4, by which its numbers are multiplied before they are multiplied by x, and
+    the numbers of its output channels.
+
+    Attributes:
+      ref: int32 ``[out, in / 64]``, the bits of four scales in each word.
+      channel_ref: float32 ``[out, 2]``, what multiplies sums and what divides them.
+      output, first, turn, tiling: as of ``Scales``.
+    """
+
+    ref: Any
+    channel_ref: Any
+    output: Any
+    first: Any
+    turn: Any
+    tiling: MosaicTiling
+
+    by_output = True
+
+    def of_trip(self, trip) -> list[Any]:
+        """The words of each 64 inputs of a trip, int32 ``[outputs]`` each."""
+        count = self.tiling.inputs // NVFP4_INPUTS
+        start = ((self.first + trip) * self.tiling.in_turns + self.turn) * count
+        columns = (jnp.minimum(start + i, self.ref.shape[1] - 1) for i in range(count))
+        return [self._load(self.ref, column) for column in columns]
+
+    def of_outputs(self):
+        """What multiplies the sums of the tile's outputs, float32 ``[outputs]``."""
+        multiplies, divides = (self._load(self.channel_ref, which) for which in (0, 1))
+        return multiplies / divides
+
+    def _load(self, ref, column):
+        return load(ref.at[pl.ds(self.output, self.tiling.outputs), column], PER_LINE)

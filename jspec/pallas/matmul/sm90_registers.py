@@ -15,11 +15,24 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from jspec.pallas.matmul.unpack import CODES, FP8, FP8_PAIRS, INT8, INT8_PAIRS, to_mma_order, twice
+from jspec.pallas.matmul.unpack import (
+    CODES,
+    FP8,
+    FP8_PAIRS,
+    INT8,
+    INT8_PAIRS,
+    NVFP4_WORDS,
+    numbers_of_e2m1,
+    numbers_of_e4m3,
+    to_mma_order,
+    twice,
+)
+from jspec.quantization import nvfp4
 from jspec.quantization.codes import ZERO, unpack_codes
 
 _LINES, _CORE = 64, 8  # of the left operand; of a core matrix, of which a thread has a pair of inputs
 _PRODUCT = 16  # inputs that are multiplied at once, and the bytes that a swizzle moves together
+NVFP4_INPUTS = 64  # whose four scales are a word
 PER_LINE = plgpu.Layout.WGMMA.reduce(1)  # the layout of one number for each line of a left operand
 _TILE = 128  # the most bytes of a line that are side by side in shared memory
 
@@ -64,6 +77,22 @@ def load_codes(weight, first: int, inputs: int, zero=None):
         _read_codes(ref, by_core, first, *zeros)
 
     return _in_registers(weight, inputs, fill, *zeros)
+
+
+def load_nvfp4(weight, first: int, scales):
+    """In a kernel: the numbers of 64 inputs of ``weight`` in NVFP4, times their scales and divided by ``SHRINK``, bfloat16
+    ``[outputs, 64]`` in registers.
+
+    Args:
+      weight: as for ``load_codes``.
+      first: the first of the inputs, a multiple of 64.
+      scales: int32 ``[outputs]`` in the layout of one number for each line: the bits of the four scales, the first lowest.
+    """
+
+    def fill(ref, by_core, scales):
+        _read_nvfp4(ref, by_core, first, scales)
+
+    return _in_registers(weight, NVFP4_INPUTS, fill, scales)
 
 
 def _in_registers(weight, inputs: int, fill, *by_line):
@@ -119,6 +148,14 @@ def differences_of(weight, inputs: int, zero=None):
     return (codes - (ZERO if zero is None else zero[:, None])).astype(jnp.bfloat16)
 
 
+def numbers_of_nvfp4(weight, inputs: int, scales):
+    """Numbers ``[outputs, inputs]`` in bfloat16 as ``load_nvfp4`` would give them, but not divided: for interpreters.
+    ``scales`` are those of ``load_nvfp4``, one word after the other."""
+    scale = jnp.stack([word >> 8 * i & 255 for word in scales for i in range(4)], axis=1)
+    factors = jnp.repeat(numbers_of_e4m3(scale), nvfp4.GROUP, axis=1)[:, :inputs]
+    return (numbers_of_e2m1(unpack_codes(weight, inputs)) * factors).astype(jnp.bfloat16)
+
+
 def in_order(weight, ordered: bool):
     """Numbers ``[outputs, inputs]`` in bfloat16 as ``load_bfloat16`` would give them, but not divided: for interpreters."""
     return to_mma_order(weight.astype(jnp.bfloat16)) if ordered else weight.astype(jnp.bfloat16)
@@ -164,14 +201,31 @@ def _read_codes(ref, by_core, first: int, zero=None):
             by_core[lines, 2 * word : 2 * word + 2, :, half] = np.array(pairs, dtype=object).reshape(2, 2)
 
 
+def _read_nvfp4(ref, by_core, first: int, scales):
+    """Fill the registers of a thread as ``_read_codes`` does, by two words of each line and the word of their scales."""
+    i32 = ir.IntegerType.get_signless(32)
+    shared = _Tile(ref)
+    byte = arith.muli(shared.quarter, mgpu.c(4, i32))
+    for word, asm in enumerate(NVFP4_WORDS):
+        base = shared.piece(first // (2 * _PRODUCT) + word, byte)
+        for lines, half in np.ndindex(by_core.shape[0], 2):
+            code = llvm.load(i32, shared.at(base, lines, half), alignment=4)
+            pairs = _unpacked(asm, code, _of_line(scales, lines, half), count=4)
+            by_core[lines, 2 * word : 2 * word + 2, :, half] = np.array(pairs, dtype=object).reshape(2, 2)
+
+
+def _of_line(numbers, lines: int, half: int):
+    """The number of a line of the thread."""
+    number = numbers.registers.reshape(-1, 2)[lines, half]
+    return vector.extract(number, [], [0]) if isinstance(number.type, ir.VectorType) else number
+
+
 def _less(zero, lines: int, half: int):
     """``-(128 + zero)`` of a line of the thread, twice in a word."""
     i32, bf16 = ir.IntegerType.get_signless(32), ir.BF16Type.get()
     if zero is None:
         return mgpu.c(int(twice(-128.0 - ZERO), 16), i32)
-    number = zero.registers.reshape(-1, 2)[lines, half]
-    number = number if number.type == ir.F32Type.get() else vector.extract(number, [], [0])
-    negative = arith.subf(mgpu.c(-128.0, ir.F32Type.get()), number)
+    negative = arith.subf(mgpu.c(-128.0, ir.F32Type.get()), _of_line(zero, lines, half))
     bits = arith.extui(i32, arith.bitcast(ir.IntegerType.get_signless(16), arith.truncf(bf16, negative)))
     return arith.ori(bits, arith.shli(bits, mgpu.c(16, i32)))
 

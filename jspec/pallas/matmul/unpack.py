@@ -95,14 +95,9 @@ def unpack_nvfp4(packed, high: bool, scale):
       high: which halves.
       scale: uint8 ``[channels, n / 8]``, the bits of float8_e4m3fn, none negative, of each 16 inputs.
     """
-    scales = _e4m3(scale)
+    scales = numbers_of_e4m3(scale)
     if is_interpreted():
-        code = (packed >> 4 if high else packed & 15).astype(jnp.int32)
-        magnitude = code & 7
-        number = jnp.where(
-            magnitude < 2, magnitude * 0.5, jnp.exp2((magnitude >> 1) - 1.0) * (1 + 0.5 * (magnitude & 1))
-        )
-        number = jnp.where(code < 8, number, -number) / SHRINK
+        number = numbers_of_e2m1(packed >> 4 if high else packed & 15) / SHRINK
         return (number * _of_bytes(scales)).astype(jnp.bfloat16)
     factors = _of_bytes((scales * (2.0**126 / SHRINK)).astype(jnp.bfloat16))
     return _unpack(HIGH_E2M1 if high else LOW_E2M1, packed, factors)
@@ -117,8 +112,17 @@ def _of_bytes(x):
     return jnp.broadcast_to(pairs, (channels, groups // 2, 8, 2)).reshape(channels, groups * 8)
 
 
-def _e4m3(bits):
-    """In a kernel: the numbers whose bits as float8_e4m3fn these are, none negative, in float32."""
+def numbers_of_e2m1(code):
+    """In a kernel or outside: the numbers of codes of NVFP4, in float32, computed without a table."""
+    code = code.astype(jnp.int32)
+    magnitude = code & 7
+    normal = jnp.exp2((magnitude >> 1) - 1.0) * (1 + 0.5 * (magnitude & 1))
+    number = jnp.where(magnitude < 2, magnitude * 0.5, normal)
+    return jnp.where(code < 8, number, -number)
+
+
+def numbers_of_e4m3(bits):
+    """In a kernel or outside: the numbers whose bits as float8_e4m3fn these are, none negative, in float32."""
     bits = bits.astype(jnp.int32)
     normal = jax.lax.bitcast_convert_type((bits << 20) + (120 << 23), jnp.float32)
     return jnp.where(bits < 8, bits.astype(jnp.float32) * 2.0**-9, normal)
@@ -177,6 +181,27 @@ LOW_E2M1, HIGH_E2M1 = (
     " lop3.b32 b, sign, 0x80008000, b, 0xea; mul.rn.bf16x2 $1, b, $4; }"
     for to_sign, to_rest in ((12, 6), (8, 2))
 )
+
+
+def _nvfp4_word(first: int) -> str:
+    """The instructions that make four pairs of $4, a word of ``jspec.quantization.codes``: those of two times 16 inputs,
+    whose scales are the bytes ``first`` and ``first + 1`` of $5.
+
+    The bits of a scale, moved to their place, are 2^-120 of it. Its factor needs two steps, as 2^226 is no bfloat16."""
+    steps = [f"mov.b32 widen, {twice(2.0**120)}; mov.b32 shrink, {twice(2.0**126 / SHRINK)};"]
+    for name, byte in (("low", first), ("high", first + 1)):
+        steps.append(f"prmt.b32 {name}, $5, 0, 0x4{byte}4{byte}; shl.b32 {name}, {name}, 4;")
+        steps += [f"mul.rn.bf16x2 {name}, {name}, {by};" for by in ("widen", "shrink")]
+    for i, name in enumerate(("low", "low", "high", "high")):
+        move = f"shl.b32 rest, $4, {6 - 4 * i};" if i < 2 else f"shr.b32 rest, $4, {4 * i - 6};"
+        steps.append(
+            f"shl.b32 sign, $4, {12 - 4 * i}; {move} and.b32 rest, rest, 0x01C001C0;"
+            f" lop3.b32 rest, sign, 0x80008000, rest, 0xEA; mul.rn.bf16x2 ${i}, rest, {name};"
+        )
+    return f"{{ .reg .b32 sign, rest, low, high, widen, shrink; {' '.join(steps)} }}"
+
+
+NVFP4_WORDS = _nvfp4_word(0), _nvfp4_word(2)  # of 64 inputs
 # A word of ``jspec.quantization.codes`` as four pairs, each from four bits and those 16 bits above: 128 + code in bfloat16,
 # less 128 + zero, which is in both halves of $5.
 CODES = (

@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from test_mxfp4 import carried_out
-from test_weight_only import check, problem, words
+from test_weight_only import check, nvfp4_problem, problem, words
 
 from jspec.pallas.matmul import few_tokens, unpack
 from jspec.pallas.matmul.few_tokens import few_tokens_matmul, tiling_of
@@ -19,6 +20,7 @@ from jspec.pallas.matmul.few_tokens_sm90 import few_tokens_matmul_kernel
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.sm90_tiling import MULTIPROCESSORS, MosaicTiling, few_tokens_tiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
+from jspec.quantization import nvfp4
 from jspec.quantization.codes import pack_codes
 from jspec.quantization.groups import grouped
 
@@ -50,20 +52,21 @@ class TestFewTokensMatmul:
             pytest.skip("jax 0.10 does not interpret Mosaic kernels of this kind")
         self.implementation = implementation
 
-    def product(self, x, weight, scale, tiling: MosaicTiling, dtype=jnp.float32):
-        def kernel(*args, interpret=False):
-            how: dict[str, Any] = {}
+    def product(self, x, weight, scale, tiling: MosaicTiling, dtype=jnp.float32, channel_scale=None):
+        def kernel(x, weight, scale, channel_scale=None, interpret=False):
+            how: dict[str, Any] = {} if channel_scale is None else {"channel_scale": channel_scale}
             if interpret:
                 from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
-                how = {"interpret": InterpretGPUParams(), "instances": 3}  # fewer than tiles
-            return few_tokens_matmul_kernel(*args, dtype, tiling=tiling, **how)
+                how |= {"interpret": InterpretGPUParams(), "instances": 3}  # fewer than tiles
+            return few_tokens_matmul_kernel(x, weight, scale, dtype, tiling=tiling, **how)
 
-        def reference(*args):
-            y = weight_only_matmul_reference(*args, dtype=dtype)
+        def reference(x, weight, scale, channel_scale=None):
+            y = weight_only_matmul_reference(x, weight, scale, dtype, channel_scale)
             return y if tiling.num_splits == 1 else y[:, None]
 
-        y = self.implementation(reference, kernel)(x, weight, scale)
+        of_channels = () if channel_scale is None else (channel_scale,)
+        y = self.implementation(reference, kernel)(x, weight, scale, *of_channels)
         return y if tiling.num_splits == 1 else PartialSums(y).total(dtype)
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -77,6 +80,12 @@ class TestFewTokensMatmul:
     def test_codes_agree_with_float64(self, kind, M, outputs, inputs, tiling):
         args, numbers = problem(M, outputs, inputs, kind)
         check(self.product(*args, tiling), args, numbers)
+
+    @pytest.mark.parametrize(("M", "outputs", "inputs", "tiling"), OF_CODES, ids=str)
+    def test_nvfp4_agrees_with_float64(self, M, outputs, inputs, tiling):
+        (x, weight, scale, channel_scale), numbers = nvfp4_problem(M, outputs, inputs)
+        got = self.product(x, weight, scale, tiling, channel_scale=channel_scale)
+        check(got, (x, weight, jnp.ones(outputs)), numbers)
 
     @pytest.mark.parametrize("num_splits", [1, 2])
     def test_tokens_that_are_no_whole_eights(self, num_splits):
@@ -147,6 +156,22 @@ def test_a_word_of_codes_becomes_differences(zero):
     np.testing.assert_array_equal(actual, wanted.swapaxes(2, 3))
 
 
+def test_a_word_of_nvfp4_becomes_products_with_their_scales():
+    """Every code with every scale that is a number, in each place of a word: exactly."""
+    bits = np.arange(0x7F, dtype=np.uint8)
+    scales = bits.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    codes = np.tile(np.arange(16, dtype=np.uint8), (len(bits), 8))  # of 128 inputs
+    for first, asm in zip((0, 2), unpack.NVFP4_WORDS, strict=True):
+        for other in (0, 1):  # the scale of the first 16 inputs, and of the others
+            word = pack_codes(codes).view(np.uint32).reshape(len(bits), 4, 4)  # of 32 inputs, of a thread
+            of_scales = np.repeat(bits.astype(np.uint32) << np.uint32(8 * (first + other)), 16)
+            pairs = carried_out(asm, {"$4": word.reshape(-1), "$5": of_scales}, results=4).astype(np.float32)
+            actual = pairs.reshape(len(bits), 4, 4, 4, 2).swapaxes(2, 3) * np.float32(unpack.SHRINK)
+            wanted = (nvfp4.VALUES[codes] * scales[:, None]).reshape(len(bits), 4, 2, 2, 4, 2)
+            wanted[:, :, 1 - other] = 0
+            np.testing.assert_array_equal(actual, wanted.reshape(actual.shape))
+
+
 @newer
 @pytest.mark.parametrize("kind", ["int8", *CODES])
 @pytest.mark.parametrize("allow_partial_sums", [False, True])
@@ -172,11 +197,11 @@ WEIGHTS = [
 ]
 
 
-@pytest.mark.parametrize(("in_groups", "bits"), [(False, 8), (True, 8), (True, 4)])
+@pytest.mark.parametrize(("in_groups", "bits"), [(False, 8), (True, 8), (True, 4), (False, 4)])
 @pytest.mark.parametrize("allow_partial_sums", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), WEIGHTS)
 def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, in_groups, bits):
-    if in_groups and inputs % 128:
+    if (in_groups or bits == 4) and inputs % 128:
         return
     for tokens in (1, 5, 16, 40, 64, 80, 120, 160, 320):
         tiling = few_tokens_tiling(tokens, outputs, inputs, allow_partial_sums, 4, in_groups, bits)

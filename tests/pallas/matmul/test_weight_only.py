@@ -222,7 +222,7 @@ def test_nvfp4_instructions_agree_with_the_definition():
     """Of every code with every scale that is a number: the product is exact."""
     bits = np.arange(0x7F, dtype=np.uint8)
     scales = bits.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    np.testing.assert_array_equal(unpack._e4m3(jnp.asarray(bits)), scales)
+    np.testing.assert_array_equal(unpack.numbers_of_e4m3(jnp.asarray(bits)), scales)
     byte, factor = np.tile(np.arange(256, dtype=np.uint8), len(bits)), scales.repeat(64)  # one for each four bytes
     factors = (
         (factor * np.float32(2.0**126 / SHRINK)).astype(ml_dtypes.bfloat16).view(np.uint16).repeat(2).view(np.uint32)
