@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from jspec.quantization.groups import Companion, companion, grouped, in_codes, stored_bytes
+from jspec.quantization.groups import E2M1, Companion, companion, grouped, in_codes, stored_bytes
 
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
@@ -83,7 +83,7 @@ class Parameter:
         replace ``{}`` in ``name`` and in the names of the tensors.
       quantization: ``int8`` or ``fp8`` for a weight that is stored in eight bits, with one scale for each output channel;
         ``fp8_block`` for one in eight, with one for each 128 inputs of an output channel; ``int4``, or another name of
-        ``jspec.quantization.groups``, or ``nvfp4`` for one in four bits. None for any other parameter.
+        ``jspec.quantization.groups``, or ``nvfp4`` or ``mxfp4`` for one in four bits. None for any other parameter.
       dtype: a key of ``DTYPE_BYTES``. None for the dtype of the weights, which nearly all parameters have.
       weights_each: number of the model's weights in one stored number: 2 in a byte of MXFP4 codes, 0 in their scales.
       sizes: sizes of dimension letters that are not those of the config, such as H in layers with heads of another size.
@@ -213,10 +213,10 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
 
 def of_experts(quantization: str | None) -> str | None:
     """How experts are stored where other maps are stored as ``quantization``. Not quantised are those for which there is
-    no kernel: of NVFP4, of codes of eight bits in groups, and of codes in an order of their own."""
+    no kernel: of NVFP4, of MXFP4, of codes of eight bits in groups, and of codes in an order of their own."""
     form = grouped(quantization or "")
     served = form is None or (form.bits == 4 and not form.ordered)
-    return quantization if served and quantization != "nvfp4" else None
+    return quantization if served and quantization not in E2M1 else None
 
 
 def of_latents(quantization: str | None) -> str | None:

@@ -25,7 +25,7 @@ from jspec.quantization.codes import pack_codes, unpack_codes
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
 DOWN, V = "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.v_proj"
-DEQUANTISED_EXPERTS = ["nvfp4", "packed 8 bits, groups", "gptq in another order"]
+DEQUANTISED_EXPERTS = ["nvfp4", "mxfp4", "packed 8 bits, groups", "gptq in another order"]
 FEW = ["gptq", "awq channel", "packed", "nvfp4"]
 ENDS = (".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_scale", ".weight_shape")
 
@@ -78,7 +78,7 @@ def test_codes_are_packed_and_unpacked(inputs):
         assert (unpack_codes(array, packed.shape[-1] * 2)[..., inputs:] == 8).all()
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq channel", "packed", "nvfp4"])
+@pytest.mark.parametrize("name", ["gptq", "awq channel", "packed", "nvfp4", "mxfp4"])
 def test_live_bytes_are_those_of_the_files(tmp_path, name):
     """Of inputs that fill whole blocks."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 1}

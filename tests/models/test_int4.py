@@ -136,6 +136,7 @@ SHARDED = {
     "groups of 32": {"quantization": "int4_32_bfloat16_zeros"},
     "another order": {"quantization": "int4_64_float16_ordered", "quantized_head": False},
     "nvfp4": {"quantization": "nvfp4", "quantized_head": False},
+    "mxfp4": {"quantization": "mxfp4", "quantized_head": False},
 }
 
 

@@ -15,17 +15,18 @@ import numpy as np
 
 from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, read_scales
 from jspec.checkpoints.dequantize.fp8 import FP8BlockWeight, ScaledWeight
+from jspec.checkpoints.dequantize.mxfp4 import MXFP4Weight
 from jspec.checkpoints.dequantize.nvfp4 import NVFP4Weight
 from jspec.checkpoints.dequantize.packed_codes import PackedCodes
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.huggingface.kept_codes import Kept, kept_codes, kept_nvfp4
+from jspec.checkpoints.huggingface.kept_codes import Kept, kept_codes, kept_mxfp4, kept_nvfp4
 from jspec.checkpoints.huggingface.names import Placement
 from jspec.checkpoints.huggingface.parts import Part, TensorPart
 from jspec.checkpoints.huggingface.scales import Scales
 from jspec.checkpoints.layout import Layout
 from jspec.config import ModelConfig
-from jspec.quantization.groups import GROUP, has_order, in_codes, num_groups
+from jspec.quantization.groups import E2M1, GROUP, has_order, in_codes, num_groups
 
 WEIGHT = ".weight"
 _NAMED = 3  # tensors that a note names
@@ -62,6 +63,8 @@ def kept(tensor: Tensor) -> Kept | None:
         return kept_codes(tensor)
     if isinstance(tensor, NVFP4Weight):
         return kept_nvfp4(tensor)
+    if isinstance(tensor, MXFP4Weight):
+        return kept_mxfp4(tensor)
     if isinstance(tensor, FP8BlockWeight):
         outputs, inputs = tensor.shape
         if tensor.block[1] % GROUP:
@@ -160,8 +163,8 @@ def _kept_params(layout: Layout, found: Mapping[str, Kept | None], kind: str) ->
     """
     config: Any = layout.config
     model: ModelConfig = config if isinstance(config, ModelConfig) else config.layers
-    has_companion = kind == "nvfp4" or has_order(kind)  # which no output head reads
-    quantizes_head = not model.tie_embeddings and not has_companion
+    for_maps_alone = kind in E2M1 or has_order(kind)  # no output head has a kernel
+    quantizes_head = not model.tie_embeddings and not for_maps_alone
     quantized = dataclasses.replace(model, quantization=kind, quantized_head=quantizes_head, plain_maps=())
     stored_as, of_param = _with_layers(config, quantized).quantizations(), {}
     for name, at in layout.table.items():
