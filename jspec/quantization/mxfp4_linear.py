@@ -14,6 +14,8 @@ smallest one is 2^-128, and that of bfloat16 is 2^-133. A kernel makes it of the
 the scale, which has to be a number of bfloat16, too. So the largest scale that is read is 2^6, for weights up to 384. Where
 XLA counts subnormal numbers as 0, as it does on a CPU, weights below 2^-126 count as 0, as those of any checkpoint do."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,14 +35,14 @@ def is_mxfp4(scale) -> bool:
     return scale is not None and scale.dtype == SCALE
 
 
-def twice_powers(scale):
+def twice_powers(scale) -> Any:
     """Twice the powers of two that bytes stand for, float32, of which none is subnormal; an array of NumPy gives one of
     NumPy, and one of JAX gives one of JAX. A byte of 254 or 255 gives infinity or NaN."""
     bits = (scale.astype(np.uint32) + 1) << 23
     return jax.lax.bitcast_convert_type(bits, jnp.float32) if isinstance(scale, jax.Array) else bits.view(np.float32)
 
 
-def dequantize(weight, scale, inputs: int):
+def dequantize(weight, scale, inputs: int) -> Any:
     """What codes stand for, exactly, float32 ``[..., inputs]``; arrays of NumPy give one of NumPy, and arrays of JAX one of
     JAX."""
     xp = jnp if isinstance(weight, jax.Array) else np

@@ -55,7 +55,7 @@ CHECKPOINTS = {
     "converted fp8 blocks": lambda path: reconverted(block_checkpoint(path, KEPT["qwen"], **HEADS, **WHOLE_GROUPS)),
     **{
         f"kept {name}": lambda path, kind=KEPT_CODES[name]: block_checkpoint(path, kind, **HEADS, **WHOLE_BLOCKS)
-        for name in ("gptq", "gptq in another order", "packed channel", "nvfp4")
+        for name in ("gptq", "gptq in another order", "packed channel", "nvfp4", "mxfp4")
     },
     "converted nvfp4": lambda path: reconverted(block_checkpoint(path, KEPT_CODES["nvfp4"], **HEADS, **WHOLE_BLOCKS)),
     "fp8 latents": lambda path: block_checkpoint(path, KINDS["fp8"], "DeepseekV3ForCausalLM", **LATENTS),
