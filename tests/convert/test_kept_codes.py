@@ -201,7 +201,7 @@ def test_an_output_head_may_be_stored_so(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*kv_b_proj.*are dequantised:UserWarning")
-@pytest.mark.parametrize("name", ["gptq symmetric", "nvfp4 modelopt"])
+@pytest.mark.parametrize("name", ["gptq symmetric", "nvfp4 modelopt", "mxfp4"])
 def test_latent_attention_keeps_all_but_the_map_of_keys_and_values(tmp_path, name):
     """Rows of queries and latents are in another order in the params, and their scales with them."""
     src = block_checkpoint(tmp_path / "src", KEPT_CODES[name], DEEPSEEK)

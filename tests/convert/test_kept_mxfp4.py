@@ -8,6 +8,7 @@ import pytest
 from block_checkpoints import MAGNITUDES, MXFP4, Kind, block_checkpoint, compressed_config, mxfp4_config, stored_as
 from fp8_checkpoints import changed, raw_tensor
 from test_kept_codes import DOWN, assert_stands_for, refuses, rewrite, with_plain
+from test_quantized_heads import stored_head
 from test_stored_blocks import assert_same
 from tiny import tiny_checkpoint, tiny_config
 
@@ -131,8 +132,6 @@ def test_an_output_head_is_dequantised_with_a_warning(tmp_path):
 
 
 def test_draft_heads_are_dequantised(tmp_path):
-    from test_quantized_heads import stored_head
-
     src, wide = stored_head(tmp_path / "head", "eagle3", MXFP4)
     with pytest.warns(UserWarning, match="stored in MXFP4, four bits .* so they are dequantised as they are read"):
         found = load_draft(src, "float32")

@@ -323,7 +323,12 @@ NVFP4 = {
         model_optimizer_config(), lambda weight: nvfp4(weight, model_optimizer=True), "NVFP4, four bits", SIXTEENS
     ),
 }
-MXFP4 = Kind(mxfp4_config(), mxfp4, "MXFP4, four bits with a power of two for each 32 input features", SIXTEENS)
+MXFP4 = Kind(
+    mxfp4_config(),
+    mxfp4,
+    "MXFP4, four bits with a power of two for each 32 input features",
+    {**SIXTEENS, "v_head_dim": 24},
+)
 
 
 def _of_groups(size: int) -> dict[str, int]:
