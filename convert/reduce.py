@@ -13,7 +13,7 @@ from jspec.checkpoints.huggingface.names import Placement, tensor_table
 from jspec.checkpoints.layout import Derived
 from jspec.config import ModelConfig
 from jspec.config.heads import BlockConfig, Eagle3Config, HeadConfig, MedusaConfig
-from jspec.models.quantization import dequantize
+from jspec.quantization.stored import dequantize
 
 HEAD, DRAFT_IDS = "head.weight", "draft_ids"
 _OF = "{} (draft vocabulary)"  # names of tensors that no file holds

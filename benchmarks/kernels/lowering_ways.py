@@ -13,8 +13,9 @@ from jspec.pallas.matmul.reference import matmul_reference
 from jspec.pallas.matmul.small_batch import small_batch_tiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
 from jspec.quantization import nvfp4
-from jspec.quantization.codes import dequantize, random_codes
+from jspec.quantization.codes import random_codes
 from jspec.quantization.groups import GROUP, INT4, Grouped
+from jspec.quantization.stored import dequantize
 
 KINDS = ("bf16", "int8", "fp8", "blocks", "int4", "int4_zeros", "nvfp4")
 CODES = {"int4": INT4, "int4_zeros": Grouped(GROUP, "float16", zeros=True)}
@@ -74,17 +75,10 @@ def by_blocks(scale) -> jax.Array:
     return jnp.repeat(jnp.repeat(scale, BLOCK, axis=0), BLOCK, axis=1)
 
 
-def of_four_bits(inputs: int, weight, scale, channel_scale=None):
-    """What codes of four bits stand for, float32 ``[out, inputs]``."""
-    if channel_scale is not None:
-        return nvfp4.dequantize(weight, scale, channel_scale, inputs)
-    return dequantize(weight, scale, inputs)
-
-
 def by_definition(x, weight, scale=None, channel_scale=None):
     """The product in float32."""
     if weight.dtype == jnp.uint8:
-        return matmul_reference(x.astype(jnp.float32), of_four_bits(x.shape[1], weight, scale, channel_scale))
+        return matmul_reference(x.astype(jnp.float32), dequantize(weight, scale, x.shape[1], channel_scale))
     wide = weight.astype(jnp.float32)
     if scale is not None:
         wide *= scale[:, None] if scale.ndim == 1 else by_blocks(scale)
@@ -96,7 +90,7 @@ def by_xla(x, weight, scale=None, channel_scale=None):
     if scale is None:
         return matmul_reference(x, weight, None)
     if weight.dtype == jnp.uint8:
-        return matmul_reference(x, of_four_bits(x.shape[1], weight, scale, channel_scale).astype(x.dtype), None)
+        return matmul_reference(x, dequantize(weight, scale, x.shape[1], channel_scale).astype(x.dtype), None)
     if scale.ndim == 1:
         return (matmul_reference(x, weight.astype(x.dtype)) * scale[None]).astype(x.dtype)
     return matmul_reference(x, (weight.astype(jnp.float32) * by_blocks(scale)).astype(x.dtype), None)

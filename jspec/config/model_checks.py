@@ -9,7 +9,7 @@ from jspec.config.mla import Latent
 from jspec.config.moe import Experts
 from jspec.config.rope import Rope
 from jspec.config.tensor_names import names_of
-from jspec.quantization.groups import has_order, in_codes
+from jspec.quantization.groups import E2M1, has_order, in_codes
 
 if TYPE_CHECKING:
     from jspec.config.model import ModelConfig
@@ -86,10 +86,8 @@ def require_valid(config: "ModelConfig"):
             is_int(token) and 0 <= token < config.vocab_size, "eos_token_ids", token, f"in 0..{config.vocab_size - 1}"
         )
     require_quantization(config.quantization)
-    one_number_each = (
-        config.quantization != "nvfp4" or not config.tie_embeddings
-    )  # tokens of an embedding have one scale
-    fits = not config.quantized_head or (one_number_each and not has_order(config.quantization))
+    has_no_rows = config.quantization in E2M1 and config.tie_embeddings  # no embedding is looked up in them
+    fits = not config.quantized_head or not (has_no_rows or has_order(config.quantization))
     require(fits, "quantized_head", True, f"False with quantization={config.quantization!r}")
     plain = config.plain_maps
     names = isinstance(plain, tuple) and all(isinstance(name, str) for name in plain)

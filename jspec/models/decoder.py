@@ -22,12 +22,13 @@ from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.layers import Linear, Norm, linear_maps, times
 from jspec.models.per_layer import LayerInputs
-from jspec.models.quantization import StoredWeight, as_float32, random_weight
+from jspec.models.quantization import StoredWeight, random_weight
 from jspec.models.w8a8 import with_quantized_inputs
 from jspec.pallas.collectives.peers import Peers
 from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums, reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
+from jspec.quantization.stored import dequantize
 
 
 class Decoder(nnx.Module):
@@ -116,7 +117,7 @@ class Decoder(nnx.Module):
         stored = self.embedding[...][rows]
         if self.embedding_scale is not None:
             width = self.config.embedding_size or self.config.hidden_size
-            stored = as_float32(stored, self.embedding_scale[...][rows], width).astype(self.dtype)
+            stored = dequantize(stored, self.embedding_scale[...][rows], width).astype(self.dtype)
         if self.shards is not None and here is not None:  # one shard has the token, and the others add zeros
             part = PartialSums(jnp.where(here[..., None], stored, 0)[..., None, :], reduce_axis=self.shards.axis)
             stored = reduce_partial_sums(part, stored.dtype, self.peers)

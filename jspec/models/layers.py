@@ -33,7 +33,7 @@ class Linear(nnx.Module):
       weight: ``[out, in]`` of ``dtype``. A quantised one is int8 or float8_e4m3fn, or packed codes of four bits, uint8
         ``[out, 64 blocks]``.
       scale: float32 ``[out]``; of FP8 in blocks float32 ``[out, groups]``, and of four bits ``[out, groups]`` or ``[out,
-        groups, 2]`` (``jspec.quantization``). None for a weight that is not quantised.
+        groups, 2]``, and of MXFP4 uint8 ``[out, groups]`` (``jspec.quantization``). None for a weight that is not quantised.
       channel_scale: of NVFP4 float32 ``[out, 2]``, else None.
       order: int32 ``[in]``, which number of x each input of the weight is, where that has them in another order; else None.
       bias: ``[out]`` of ``dtype``, or None.

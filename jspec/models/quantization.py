@@ -15,8 +15,8 @@ import numpy as np
 from flax import nnx
 
 from jspec.pallas.matmul import quantize_activations
-from jspec.quantization import codes, fp8_block, int4, nvfp4
-from jspec.quantization.groups import INT4, grouped, num_groups
+from jspec.quantization import codes, fp8_block, int4, mxfp4_linear, nvfp4
+from jspec.quantization.groups import E2M1, INT4, grouped, num_groups
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _EIGHT_BITS = {"int8": np.dtype(np.int8), "fp8": FP8, "fp8_block": fp8_block.STORED}
@@ -47,8 +47,8 @@ def stored_dtype(quantization: str) -> np.dtype:
 
 def scale_dtype(quantization: str) -> np.dtype:
     """The dtype of their scales."""
-    if quantization == "nvfp4":
-        return nvfp4.SCALE
+    if quantization in E2M1:
+        return nvfp4.SCALE if quantization == "nvfp4" else mxfp4_linear.SCALE
     form = grouped(quantization)
     return np.dtype(np.float32) if form is None else jnp.dtype(form.scale)
 
@@ -91,37 +91,10 @@ def quantized_shapes(shape: tuple[int, ...], quantization: str) -> tuple[tuple[i
     """The shapes of the two arrays in which a weight ``shape`` = (out, in) is stored: the weight's and the scales'."""
     if (form := grouped(quantization)) is not None:
         return form.weight_shape(shape), form.scale_shape(shape)
-    if quantization == "nvfp4":
-        return INT4.weight_shape(shape), (shape[0], num_groups(shape[1], nvfp4.GROUP))
+    if quantization in E2M1:
+        group = nvfp4.GROUP if quantization == "nvfp4" else mxfp4_linear.GROUP
+        return INT4.weight_shape(shape), (shape[0], num_groups(shape[1], group))
     return shape, (shape[0], num_groups(shape[1])) if quantization == "fp8_block" else shape[:1]
-
-
-def dequantize(weight: np.ndarray, scale: np.ndarray, inputs: int, channel_scale=None) -> np.ndarray:
-    """The numbers of quantised output channels, float32 ``[out, inputs]``, from the arrays as they are stored."""
-    if channel_scale is not None:
-        return nvfp4.dequantize(weight, scale, channel_scale, inputs)
-    if codes.are_codes(weight, scale):
-        return codes.dequantize(weight, scale, inputs)
-    return fp8_block.dequantize(weight, scale) if scale.ndim == 2 else weight.astype(np.float32) * scale[:, None]
-
-
-def as_float32(weight, scale, inputs: int, channel_scale=None) -> jax.Array:
-    """Weights in float32 ``[..., inputs]``, dequantised if they are quantised.
-
-    Args:
-      weight: entire output channels, or tokens of an embedding, as stored: ``[..., inputs]``, or packed in four bits.
-      scale: one scale for each of them, or those of their groups. None if they are not quantised.
-      inputs: how many numbers each of them has.
-      channel_scale: of NVFP4, else None.
-    """
-    if channel_scale is not None:
-        return nvfp4.dequantize(weight, scale, channel_scale, inputs)
-    if codes.are_codes(weight, scale):
-        return codes.dequantize(weight, scale, inputs)
-    if scale is not None and scale.ndim == weight.ndim:
-        return fp8_block.dequantize(weight, scale)
-    weight = weight.astype(jnp.float32)
-    return weight if scale is None else weight * scale[..., None]
 
 
 def random_weight(key, shape: tuple[int, int], std: float, dtype, quantization: str | None):
@@ -132,14 +105,16 @@ def random_weight(key, shape: tuple[int, int], std: float, dtype, quantization: 
       shape: (out, in).
       std: standard deviation of the numbers, once they are multiplied by their scales.
       dtype: of a weight that is not quantised.
-      quantization: ``int8``, ``fp8``, ``fp8_block``, a format of ``jspec.quantization.groups`` such as ``int4``, or None.
+      quantization: ``int8``, ``fp8``, ``fp8_block``, ``mxfp4``, a format of ``jspec.quantization.groups`` such as ``int4``,
+        or None.
     """
     if quantization is None:
         return nnx.Param(std * jax.random.normal(key, shape, dtype)), None
     if (form := grouped(quantization)) is not None:
         return tuple(nnx.Param(array) for array in codes.random_codes(key, shape, std, form))
-    if quantization == "fp8_block":
-        return tuple(nnx.Param(array) for array in fp8_block.random_numbers(key, shape, std))
+    if quantization in ("fp8_block", "mxfp4"):
+        random = fp8_block.random_numbers if quantization == "fp8_block" else mxfp4_linear.random_codes
+        return tuple(nnx.Param(array) for array in random(key, shape, std))
     largest = LARGEST[quantization]
     numbers = jnp.clip(jax.random.normal(key, shape) * largest / 4, -largest, largest)
     numbers = jnp.round(numbers) if quantization == "int8" else numbers

@@ -11,7 +11,8 @@ import re
 from typing import NamedTuple
 
 GROUP = 128  # input features of a group of ``int4`` and of ``fp8_block``; codes of four bits are stored by so many
-NVFP4_GROUP = 16
+NVFP4_GROUP, MXFP4_GROUP = 16, 32
+E2M1 = ("nvfp4", "mxfp4")  # formats whose codes name numbers with a sign, two bits of exponent and one of mantissa
 SIZES = (32, 64, GROUP)  # of groups that kernels know; larger ones are several of the last, with the same scale
 SCALE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
@@ -81,7 +82,7 @@ def group_of(inputs: int, groups: int) -> int:
 def has_groups(quantization: str | None) -> bool:
     """Whether weights that are stored so have scales for groups of inputs, ``[out, groups]``."""
     form = grouped(quantization or "")
-    return quantization in ("fp8_block", "nvfp4") or (form is not None and form.group is not None)
+    return quantization in ("fp8_block", *E2M1) or (form is not None and form.group is not None)
 
 
 def has_order(quantization: str | None) -> bool:
@@ -92,7 +93,7 @@ def has_order(quantization: str | None) -> bool:
 
 def in_codes(quantization: str | None) -> bool:
     """Whether weights are stored as codes, as those of checkpoints in four bits and in eight with groups are."""
-    return quantization == "nvfp4" or grouped(quantization or "") is not None
+    return quantization in E2M1 or grouped(quantization or "") is not None
 
 
 class Companion(NamedTuple):
@@ -119,6 +120,8 @@ def stored_bytes(shape: tuple[int, ...], quantization: str) -> int:
         return outputs * (
             num_groups(inputs) * GROUP // 2 + num_groups(inputs, NVFP4_GROUP) + 2 * SCALE_BYTES["float32"]
         )
+    if quantization == "mxfp4":
+        return outputs * (num_groups(inputs) * GROUP // 2 + num_groups(inputs, MXFP4_GROUP))
     if (form := grouped(quantization)) is not None:
         scales = math.prod(form.scale_shape(shape))
         return math.prod(form.weight_shape(shape)) + SCALE_BYTES[form.scale] * scales + 4 * shape[1] * form.ordered

@@ -28,7 +28,7 @@ from jspec.quantization.groups import num_groups
 SCALE = np.dtype(ml_dtypes.float8_e4m3fn)
 _MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 VALUES = np.array([*_MAGNITUDES, *(-np.array(_MAGNITUDES))], np.float32)  # of the sixteen codes
-_STD_OF_RANDOM_CODES = 2.93  # of the numbers that equally likely codes stand for
+STD_OF_RANDOM_CODES = 2.93  # of the numbers that equally likely codes stand for
 
 
 def channel_scales(number: float, divides: bool, channels: int) -> np.ndarray:
@@ -57,5 +57,5 @@ def random_codes(key, shape: tuple[int, int], std: float) -> tuple[jax.Array, ja
     """
     outputs, inputs = shape
     codes = jax.random.bits(key, (outputs, num_groups(inputs) * BLOCK // 2), STORED)
-    number = jnp.asarray([[std / _STD_OF_RANDOM_CODES, 1]], jnp.float32)
+    number = jnp.asarray([[std / STD_OF_RANDOM_CODES, 1]], jnp.float32)
     return codes, jnp.ones((outputs, num_groups(inputs, GROUP)), SCALE), jnp.repeat(number, outputs, axis=0)

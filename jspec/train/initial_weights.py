@@ -8,7 +8,7 @@ import numpy as np
 
 from jspec.config.heads import BlockConfig, Eagle3Config
 from jspec.models.protocols import Target
-from jspec.models.quantization import as_float32
+from jspec.quantization.stored import dequantize
 from jspec.train.loop import Params
 
 
@@ -72,7 +72,7 @@ def output_head_of(target: Target) -> jax.Array | np.ndarray:
         weight, scale, channel_scale = (
             None if array is None else np.asarray(array)[: config.vocab_size] for array in target.output_weight
         )
-    return as_float32(weight, scale, config.hidden_size, channel_scale) / config.logit_divisor
+    return dequantize(weight, scale, config.hidden_size, channel_scale) / config.logit_divisor
 
 
 def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int) -> np.ndarray:

@@ -26,6 +26,7 @@ KINDS = (
     "int4_64_bfloat16",
     "int4_all_float32_zeros",
     "int8_32_float16_zeros",
+    "mxfp4",
 )
 
 

@@ -63,7 +63,7 @@ MODELS += [dataclasses.replace(TARGET, quantization="fp8_block", plain_maps=PLAI
 MODELS += [dataclasses.replace(TARGET, quantization="int8", plain_maps=PLAIN, experts=Experts(5, 2, 12))]
 MODELS += [  # as checkpoints store them
     dataclasses.replace(TARGET, quantization=kind, quantized_head="all" in kind, **options)
-    for kind in ("int4_32_float16_zeros", "int4_all_bfloat16", "int8_32_float32_ordered", "nvfp4")
+    for kind in ("int4_32_float16_zeros", "int4_all_bfloat16", "int8_32_float32_ordered", "nvfp4", "mxfp4")
     for options in ({}, {"experts": Experts(5, 2, 12)}, {"plain_maps": PLAIN, "embedding_size": 6}, HYBRID)
 ]
 CONFIGS = [*MODELS, *HEADS, *REDUCED, *QUANTIZED]

@@ -19,13 +19,13 @@ from convert.verify import compare
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
 from jspec.checkpoints.huggingface.kept_codes import CodeScales
 from jspec.models.params import abstract_params
-from jspec.models.quantization import dequantize
 from jspec.quantization import nvfp4
 from jspec.quantization.codes import pack_codes, unpack_codes
+from jspec.quantization.stored import dequantize
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
 DOWN, V = "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.v_proj"
-EXPERTS = ["gptq", "awq channel", "packed", "nvfp4", "packed 8 bits, groups"]
+EXPERTS = ["gptq", "awq channel", "packed", "nvfp4", "mxfp4", "packed 8 bits, groups"]
 DEQUANTISED_EXPERTS = ["gptq in another order", "gptq 8 bits in another order"]
 FEW = ["gptq", "awq channel", "packed", "nvfp4"]
 ENDS = (".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_scale", ".weight_shape")
@@ -79,7 +79,7 @@ def test_codes_are_packed_and_unpacked(inputs):
         assert (unpack_codes(array, packed.shape[-1] * 2)[..., inputs:] == 8).all()
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq channel", "packed", "nvfp4"])
+@pytest.mark.parametrize("name", ["gptq", "awq channel", "packed", "nvfp4", "mxfp4"])
 def test_live_bytes_are_those_of_the_files(tmp_path, name):
     """Of inputs that fill whole blocks."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 1}
@@ -189,7 +189,7 @@ def test_other_experts_are_dequantised_with_a_warning(tmp_path, name):
     assert_stands_for(params, config, wide | of_experts)
 
 
-@pytest.mark.parametrize("name", ["packed channel", "nvfp4"])
+@pytest.mark.parametrize("name", in_tiers(["packed channel", "nvfp4", "mxfp4"], test=["nvfp4", "mxfp4"]))
 def test_an_output_head_may_be_stored_so(tmp_path, name):
     src = block_checkpoint(tmp_path / "src", KEPT_CODES[name], head=True)
     config, params = load_folder(src)
@@ -204,7 +204,7 @@ def test_an_output_head_may_be_stored_so(tmp_path, name):
 
 
 @pytest.mark.filterwarnings("ignore:.*kv_b_proj.*are dequantised:UserWarning")
-@pytest.mark.parametrize("name", ["gptq symmetric", "nvfp4 modelopt"])
+@pytest.mark.parametrize("name", ["gptq symmetric", "nvfp4 modelopt", "mxfp4"])
 def test_latent_attention_keeps_all_but_the_map_of_keys_and_values(tmp_path, name):
     """Rows of queries and latents are in another order in the params, and their scales with them."""
     src = block_checkpoint(tmp_path / "src", KEPT_CODES[name], DEEPSEEK)

@@ -6,6 +6,7 @@ before packing, so that nothing of what reads them is used."""
 import functools
 import itertools
 import json
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -151,7 +152,7 @@ def fp8(weight: np.ndarray, block=(40, 24), end=".weight_scale_inv", dtype=np.fl
     return {".weight": stored, end: scales}, wide
 
 
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of NVFP4 codes
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of NVFP4 and MXFP4 codes
 
 
 def nvfp4(weight: np.ndarray, model_optimizer: bool = False) -> Stored:
@@ -176,6 +177,23 @@ def nvfp4(weight: np.ndarray, model_optimizer: bool = False) -> Stored:
     if model_optimizer:
         return {".weight": packed_codes, ".weight_scale": scales, ".weight_scale_2": np.array(overall)}, wide
     return {".weight_packed": packed_codes, ".weight_scale": scales, ".weight_global_scale": overall.reshape(1)}, wide
+
+
+def mxfp4(weight: np.ndarray) -> Stored:
+    """As compressed-tensors writes it: a byte n stands for 2^(n - 127), and groups of zeros have 0."""
+    outputs, inputs = weight.shape
+    codes, wide = np.zeros(weight.shape, np.uint8), np.zeros(weight.shape, np.float32)
+    scales = np.zeros((outputs, inputs // 32), np.uint8)
+    for o, group in itertools.product(range(outputs), range(inputs // 32)):
+        numbers = weight[o, 32 * group : 32 * group + 32]
+        largest = float(np.abs(numbers).max())
+        scales[o, group] = max(math.frexp(largest)[1] - 1 - 2 + 127, 0) if largest else 0
+        scale = math.ldexp(1, int(scales[o, group]) - 127)
+        for k, number in enumerate(numbers, 32 * group):
+            nearest = min(range(8), key=lambda code: abs(abs(number) - MAGNITUDES[code] * scale))
+            codes[o, k] = nearest + (8 if number < 0 else 0)
+            wide[o, k] = MAGNITUDES[nearest] * (-1 if number < 0 else 1) * scale
+    return {".weight_packed": codes[:, ::2] | (codes[:, 1::2] << 4), ".weight_scale": scales}, wide
 
 
 def gptq_config(**changes) -> dict[str, Any]:
@@ -226,6 +244,12 @@ def nvfp4_config(**weights) -> dict[str, Any]:
     return compressed_config("nvfp4-pack-quantized", **{**known, **weights})
 
 
+def mxfp4_config(**weights) -> dict[str, Any]:
+    """``quantization_config`` of the format ``mxfp4-pack-quantized``."""
+    known = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    return compressed_config("mxfp4-pack-quantized", **{**known, "scale_dtype": "torch.uint8", **weights})
+
+
 def model_optimizer_config(algorithm: str = "NVFP4", **changes) -> dict[str, Any]:
     """``quantization_config`` as NVIDIA Model Optimizer writes it."""
     known = {"quant_algo": algorithm, "kv_cache_scheme": None, "group_size": 16, "ignore": ["lm_head*"]}
@@ -262,7 +286,7 @@ KEPT = {
         ),
     )
 }
-SIXTEENS = {"moe_intermediate_size": 32, "q_lora_rank": 32}  # of these features share a scale
+SIXTEENS = {"moe_intermediate_size": 32, "q_lora_rank": 32}  # of which 16 or 32 features share a scale
 _BLOCK = compressed_config("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[40, 24])
 KINDS = {
     "fp8": Kind(fp8_config(), fp8, "FP8 with a scale for each block of 40 x 24"),
@@ -299,6 +323,12 @@ NVFP4 = {
         model_optimizer_config(), lambda weight: nvfp4(weight, model_optimizer=True), "NVFP4, four bits", SIXTEENS
     ),
 }
+MXFP4 = Kind(
+    mxfp4_config(),
+    mxfp4,
+    "MXFP4, four bits with a power of two for each 32 input features",
+    {**SIXTEENS, "v_head_dim": 24},
+)
 
 
 def _of_groups(size: int) -> dict[str, int]:
@@ -383,6 +413,7 @@ KEPT_CODES = {
     ),
     "packed 256": _pack("int4_128_float16", 256, True, np.float16),
     **{name: kind._replace(words="nvfp4") for name, kind in NVFP4.items()},
+    "mxfp4": MXFP4._replace(words="mxfp4"),
 }
 
 

@@ -114,7 +114,7 @@ def test_a_checkpoint_in_eight_bits_loads_without_conversion(tmp_path, kind):
         assert sum(result.stats.num_accepted_draft_tokens for result in results) > 0
 
 
-@pytest.mark.parametrize("name", in_tiers(["awq", "nvfp4", "packed channel"], test=["awq"]))
+@pytest.mark.parametrize("name", in_tiers(["awq", "nvfp4", "mxfp4", "packed channel"], test=["awq"]))
 def test_a_checkpoint_in_codes_loads_without_conversion(tmp_path, name):
     """It is the model of its wide weights; as a target it says the same with drafts and without."""
     src = block_checkpoint(tmp_path / "src", KEPT_CODES[name])

@@ -104,9 +104,10 @@ FP8_BLOCKS = "experts in FP8 blocks"
 TARGETS[FP8_BLOCKS] = dataclasses.replace(
     TARGETS["Qwen3MoeForCausalLM"], quantization="fp8_block", quantized_head=False
 )
-FOUR_BITS, NVFP4 = "codes of four bits with zeros", "NVFP4"
+FOUR_BITS, NVFP4, MXFP4 = "codes of four bits with zeros", "NVFP4", "MXFP4"
 TARGETS[FOUR_BITS] = dataclasses.replace(TARGET, quantization="int4_32_float16_zeros")
 TARGETS[NVFP4] = dataclasses.replace(TARGET, quantization="nvfp4")
+TARGETS[MXFP4] = dataclasses.replace(TARGET, quantization="mxfp4")
 OF_LLAMA = tuple(HEADS)  # the heads that fit a target of Llama's family, and below those that fit any
 ANY_TARGET = tuple(name for name in HEADS if name != "assistant")
 GEMMA4_ASSISTANT = "assistant of Gemma 4"
@@ -162,7 +163,7 @@ class HeadProgram:
 
 @functools.cache
 def target(architecture: str):
-    with_codes = architecture in (FOUR_BITS, NVFP4)  # which only checkpoints have, or random numbers
+    with_codes = architecture in (FOUR_BITS, NVFP4, MXFP4)  # which only checkpoints have, or random numbers
     return (
         init(TARGETS[architecture], nnx.Rngs(3))
         if with_codes or architecture == LLAMA

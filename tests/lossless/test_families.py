@@ -16,6 +16,7 @@ from lossless.head_program import (
     FP8_BLOCKS,
     GEMMA4_ASSISTANT,
     LLAMA,
+    MXFP4,
     NVFP4,
     HeadOracle,
     HeadProgram,
@@ -44,6 +45,7 @@ QUICK = (
 )
 NIGHTLY = (
     HeadProgram("rejection", "medusa", architecture=NVFP4),
+    HeadProgram("match", "medusa", architecture=MXFP4),
     HeadProgram("rejection", "eagle", architecture="Qwen3_5ForCausalLM"),
 )
 

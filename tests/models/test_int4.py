@@ -15,10 +15,10 @@ from test_sharded_models import spread_logits
 from jspec.config import Experts, Shards
 from jspec.models import Decoder, causal_logits
 from jspec.models.layers import Linear
-from jspec.models.quantization import as_float32, dequantize
 from jspec.pallas.matmul import matmul
 from jspec.quantization import codes
 from jspec.quantization.int4 import quantize
+from jspec.quantization.stored import dequantize
 
 
 def normal(shape, seed=0, dtype=np.float32):
@@ -51,7 +51,7 @@ def test_codes_and_scales_are_laid_out_as_documented(inputs):
         assert actual.dtype == np.float32
         np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(dequantize(packed, scale, inputs), expected)
-    np.testing.assert_array_equal(as_float32(packed[2:4], scale[2:4], inputs), expected[2:4])
+    np.testing.assert_array_equal(dequantize(packed[2:4], scale[2:4], inputs), expected[2:4])
     padding = codes.dequantize(packed, scale, 128 * groups)[:, inputs:]
     assert not padding.any()
 
@@ -136,6 +136,7 @@ SHARDED = {
     "groups of 32": {"quantization": "int4_32_bfloat16_zeros"},
     "another order": {"quantization": "int4_64_float16_ordered", "quantized_head": False},
     "nvfp4": {"quantization": "nvfp4"},
+    "mxfp4": {"quantization": "mxfp4"},
 }
 
 

@@ -20,9 +20,10 @@ from jspec.loading.memory_budget import ModelMemory
 from jspec.models import abstract_params, build, flat_params, init, quantization
 from jspec.models.causal import causal_logits
 from jspec.models.layers import Linear
-from jspec.models.quantization import LARGEST, as_float32, quantize, scale_dtype, stored_dtype
+from jspec.models.quantization import LARGEST, quantize, scale_dtype, stored_dtype
 from jspec.pallas.matmul import matmul
 from jspec.quantization import int4
+from jspec.quantization.stored import dequantize
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -146,7 +147,7 @@ def test_a_model_agrees_with_its_dequantised_weights(kind, tied, head):
     for name, scale in scales.items():
         weight = "embedding" if name == "embedding_scale" else f"{name.removesuffix('.scale')}.weight"
         assert (params[weight].dtype, scale.dtype) == (stored_dtype(kind), scale_dtype(kind))
-        dequantized[weight] = as_float32(params[weight], scale, shapes[weight][1])
+        dequantized[weight] = dequantize(params[weight], scale, shapes[weight][1])
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, config.vocab_size)
     expected = causal_logits(build(with_kind(None, tied), dequantized), tokens)
     np.testing.assert_allclose(causal_logits(model, tokens), expected, rtol=1e-4, atol=1e-5)
@@ -174,7 +175,7 @@ def test_a_head_agrees_with_its_dequantised_weights(name):
 def test_random_weights_are_as_large_as_those_of_another_model(kind):
     plain, rounded = (Linear(400, 300, quantization=k, dtype=jnp.float32, rngs=nnx.Rngs(0)) for k in (None, kind))
     assert rounded.scale is not None
-    weight = as_float32(rounded.weight[...], rounded.scale[...], 400)
+    weight = dequantize(rounded.weight[...], rounded.scale[...], 400)
     assert float(weight.std()) == pytest.approx(float(plain.weight[...].std()), rel=0.02)
 
 

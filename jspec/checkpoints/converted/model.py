@@ -22,6 +22,7 @@ from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
 from jspec.models.quantization import FP8
 from jspec.quantization.groups import Companion, grouped
+from jspec.quantization.mxfp4_linear import LARGEST_SCALE
 
 
 class ConvertedModel:
@@ -162,7 +163,14 @@ def _require_companion(where: str, name: str, array: np.ndarray, companion: Comp
 
 def _require_scales(where: str, name: str, array: np.ndarray, quantization: str):
     """Raise a ``Refusal`` unless these can be scales: of eight bits they are positive; of four bits any number but 0, and
-    beside them may be zeros."""
+    beside them may be zeros; of MXFP4 they are bytes up to that of the largest scale."""
+    if quantization == "mxfp4":
+        if (largest := array.max(initial=0)) > LARGEST_SCALE:
+            raise Refusal(
+                f"{where}: parameter {name!r} has the scale {largest}: expected at most {LARGEST_SCALE}; convert the "
+                "checkpoint again"
+            )
+        return
     if quantization == "nvfp4":
         if has_nan(array) or (array.astype(np.float32) < 0).any():
             raise Refusal(

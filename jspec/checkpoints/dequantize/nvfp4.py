@@ -8,56 +8,37 @@ import dataclasses
 
 import numpy as np
 
-from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, WeightTensors, read_plain, read_scales
+from jspec.checkpoints.dequantize.e2m1 import E2M1Weight, require_whole_groups
+from jspec.checkpoints.dequantize.format import BlockFormat, WeightTensors, read_plain, read_scales
 from jspec.checkpoints.dequantize.fp8 import FP8
 from jspec.checkpoints.files.fields import Fields
-from jspec.checkpoints.files.ranges import Index, bounds_of
+from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.quantization_fields import require_one_of
-from jspec.quantization.nvfp4 import GROUP, VALUES
+from jspec.quantization.nvfp4 import GROUP
 
 
 @dataclasses.dataclass(frozen=True)
-class NVFP4Weight(Dequantized):
+class NVFP4Weight(E2M1Weight):
     """A weight ``[out, in]``, each number of which is that of a code times the scale of its group.
 
     Attributes:
-      codes: uint8 ``[out, in / 2]``.
       scales: float8_e4m3fn ``[out, in / 16]``.
       overall: float32, the number of the whole weight.
       divides: whether it divides the scales.
     """
 
-    codes: Tensor
-    scales: Tensor
     overall: Tensor
     divides: bool
 
-    def check(self):
-        self.read_scales()
-        read_scales(self.overall)
+    @property
+    def group(self) -> int:
+        return GROUP
 
-    def read(self) -> np.ndarray:
-        return self.read_part(())
-
-    def read_part(self, index: Index) -> np.ndarray:
-        """``read()[index]``. It reads the codes of that part and of what shares a byte with it, and their scales alone."""
-        (first, stop), (left, right) = bounds_of(index, self.shape)
-        if first >= stop or left >= right:
-            return np.empty(self.shape, np.float32)[index]
-        rows, groups = slice(first, stop), slice(left // GROUP, -(-right // GROUP))
-        codes = self.codes_of(rows, slice(groups.start * GROUP, groups.stop * GROUP)).T
+    def factors(self, rows: slice, groups: slice) -> np.ndarray:
         overall, scales = read_scales(self.overall).reshape(()), self.read_scales((rows, groups)).astype(np.float32)
-        scales = scales / overall if self.divides else scales * overall
-        values = VALUES[codes].reshape(len(codes), -1, GROUP) * scales[:, :, None]
-        skipped = groups.start * GROUP
-        return values.reshape(len(codes), -1)[:, left - skipped : right - skipped]
-
-    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
-        """The codes of some features, uint8 ``[in, out]``; the first and the last of the inputs are even."""
-        packed = self.codes.read_part((outputs, slice(inputs.start // 2, inputs.stop // 2)))
-        return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1).T
+        return scales / overall if self.divides else scales * overall
 
     def read_scales(self, index: Index = ()) -> np.ndarray:
         """The scales of groups, float8_e4m3fn. A scale of 0 is valid, of a group of zeros."""
@@ -110,11 +91,7 @@ class NVFP4(BlockFormat):
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> NVFP4Weight:
         outputs, inputs = shape
-        if inputs % GROUP:
-            raise Refusal(
-                f"{parts.where}/config.json: {parts.module!r} has {inputs} input features: expected a multiple of {GROUP}, "
-                "because so many share a scale"
-            )
+        require_whole_groups(parts.module, inputs, GROUP, parts.where)
         codes = parts.take(self.codes_end, (outputs, inputs // 2), ("uint8",))
         scales = parts.take(".weight_scale", (outputs, inputs // GROUP), (FP8,))
         found = parts.tensors.get(self.overall_end)

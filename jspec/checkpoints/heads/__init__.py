@@ -4,7 +4,7 @@ Several projects publish checkpoints of the same drafting method in different la
 config.json. Each public layout has one file here, which ends with a ``HeadFormat``: a predicate that recognises the layout
 by its config.json and tensor names, a function that reads it and, for some, functions that write it.
 
-``kinds.recognise`` puts dequantised weights in place of what a head stores in FP8 or NVFP4 (``quantized.py``), removes
+``kinds.recognise`` puts dequantised weights in place of what a head stores in FP8 or four bits (``quantized.py``), removes
 prefixes and outer configs that some tools add (``wrapping.py``) and refuses the kinds that jspec cannot draft with. It then
 asks each ``HeadFormat`` in the order of ``jspec.registry.METHODS``; the first that recognises the folder reads it. The last
 one, a plain language model, accepts every folder. Example: config.json with ``"architectures": ["LlamaForCausalLMEagle3"]``

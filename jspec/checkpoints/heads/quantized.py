@@ -1,4 +1,4 @@
-"""Draft heads whose weights are stored in FP8, NVFP4 or four bits: their weights are dequantised as they are read.
+"""Draft heads whose weights are stored in FP8, NVFP4, MXFP4 or four bits: their weights are dequantised as they are read.
 
 The formats are those of language models (``jspec.checkpoints.dequantize``). FP8 weights with a scale for each output
 channel, which language models keep, are dequantised in draft heads, too: ``jspec-convert --quantize`` stores any head in

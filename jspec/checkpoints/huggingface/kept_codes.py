@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jspec.checkpoints.dequantize.e2m1 import E2M1Weight
 from jspec.checkpoints.dequantize.format import read_scales
+from jspec.checkpoints.dequantize.mxfp4 import MXFP4Weight
 from jspec.checkpoints.dequantize.nvfp4 import NVFP4Weight
 from jspec.checkpoints.dequantize.packed_codes import PackedCodes
 from jspec.checkpoints.files.ranges import Index, bounds_of
@@ -44,7 +46,7 @@ class Kept(NamedTuple):
         return Kept(part(numbers), part(scales), quantization, of_channels, order)
 
 
-def _by_group(weight: PackedCodes | NVFP4Weight, outputs: slice, inputs: slice) -> np.ndarray:
+def _by_group(weight: PackedCodes | E2M1Weight, outputs: slice, inputs: slice) -> np.ndarray:
     """The codes of some features, uint8 ``[in, out]``, of inputs in an order in which those of a group follow each other."""
     order = weight.input_order() if isinstance(weight, PackedCodes) else None
     if order is None:
@@ -76,7 +78,7 @@ class RepackedCodes(Tensor):
       stored: the weight in the files.
     """
 
-    stored: PackedCodes | NVFP4Weight
+    stored: PackedCodes | E2M1Weight
 
     def check(self):
         self.stored.check()
@@ -188,3 +190,9 @@ def kept_nvfp4(weight: NVFP4Weight) -> Kept:
     about, outputs = (weight.name, weight.file, weight.path), weight.shape[0]
     codes = RepackedCodes(*about, INT4.weight_shape(weight.shape), "uint8", weight)
     return Kept(codes, weight.scales, "nvfp4", ChannelScales(*about, (outputs, 2), "float32", weight))
+
+
+def kept_mxfp4(weight: MXFP4Weight) -> Kept:
+    """A weight in MXFP4 as it is stored."""
+    codes = RepackedCodes(weight.name, weight.file, weight.path, INT4.weight_shape(weight.shape), "uint8", weight)
+    return Kept(codes, weight.scales, "mxfp4")

@@ -15,11 +15,12 @@ import numpy as np
 
 from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, read_scales
 from jspec.checkpoints.dequantize.fp8 import FP8BlockWeight, ScaledWeight
+from jspec.checkpoints.dequantize.mxfp4 import MXFP4Weight
 from jspec.checkpoints.dequantize.nvfp4 import NVFP4Weight
 from jspec.checkpoints.dequantize.packed_codes import PackedCodes
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.huggingface.kept_codes import Kept, kept_codes, kept_nvfp4
+from jspec.checkpoints.huggingface.kept_codes import Kept, kept_codes, kept_mxfp4, kept_nvfp4
 from jspec.checkpoints.huggingface.names import Placement
 from jspec.checkpoints.huggingface.parts import Part, TensorPart
 from jspec.checkpoints.huggingface.scales import Scales
@@ -62,6 +63,8 @@ def kept(tensor: Tensor) -> Kept | None:
         return kept_codes(tensor)
     if isinstance(tensor, NVFP4Weight):
         return kept_nvfp4(tensor)
+    if isinstance(tensor, MXFP4Weight):
+        return kept_mxfp4(tensor)
     if isinstance(tensor, FP8BlockWeight):
         outputs, inputs = tensor.shape
         if tensor.block[1] % GROUP:

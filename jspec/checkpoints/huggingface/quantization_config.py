@@ -2,7 +2,7 @@
 
 ``READERS`` has one entry for each method that is read. Weights in FP8 or int8 with a scale for each output channel, as jspec
 stores them itself, or with a single scale for each weight are a ``StoredQuantization``. Weights with a scale for each block
-are a ``BlockFormat``, those in NVFP4 among them. A family of models may read another method by itself
+are a ``BlockFormat``, those in NVFP4 and MXFP4 among them. A family of models may read another method by itself
 (``Family.reads_quantization``). Everything else is refused by its name."""
 
 from collections.abc import Callable, Collection
@@ -14,6 +14,7 @@ from jspec.checkpoints.dequantize.awq import read_awq
 from jspec.checkpoints.dequantize.format import BlockFormat
 from jspec.checkpoints.dequantize.fp8 import read_compressed_blocks, read_fp8_blocks
 from jspec.checkpoints.dequantize.gptq import read_gptq
+from jspec.checkpoints.dequantize.mxfp4 import read_mxfp4_pack_quantized
 from jspec.checkpoints.dequantize.nvfp4 import read_nvfp4_pack_quantized
 from jspec.checkpoints.dequantize.packed import read_pack_quantized
 from jspec.checkpoints.files.fields import Fields
@@ -23,9 +24,16 @@ from jspec.checkpoints.huggingface.quantization_fields import INSTEAD, read_modu
 from jspec.checkpoints.huggingface.stored_quantization import EVERY_LINEAR, StoredQuantization
 
 KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
-PACK, NVFP4 = "pack-quantized", "nvfp4-pack-quantized"
+# Formats of compressed-tensors with codes -> the function that reads the rest, of the whole and of what it says of weights.
+IN_CODES: dict[str, Callable[[Fields, Fields], BlockFormat]] = {
+    "pack-quantized": read_pack_quantized,
+    "nvfp4-pack-quantized": read_nvfp4_pack_quantized,
+    "mxfp4-pack-quantized": read_mxfp4_pack_quantized,
+}
 # Formats of compressed-tensors with eight bits -> the types of numbers that they may have.
 EIGHT_BITS = {"float-quantized": ("float",), "int-quantized": ("int",), "naive-quantized": ("float", "int")}
+FORMATS = (*EIGHT_BITS, *IN_CODES)  # of compressed-tensors
+_OF_GROUPS = (None, "mixed-precision")  # what stands in place of a format where each group names its own
 
 
 def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> StoredQuantization | BlockFormat | None:
@@ -70,32 +78,32 @@ def _unnamed_method(fields: Fields) -> str:
 
 def _compressed_tensors(fields: Fields) -> StoredQuantization | BlockFormat:
     """The library compressed-tensors, which llm-compressor writes with."""
-    require_one_of(fields, "format", *EIGHT_BITS, PACK, NVFP4)
+    groups = fields.nested("config_groups")
+    group = groups.nested(next(iter(groups.raw))) if groups is not None and len(groups.raw) == 1 else None
+    of_group = group is not None and group.raw.get("format") is not None and fields.raw.get("format") in _OF_GROUPS
+    naming = group if group is not None and of_group else fields
+    require_one_of(naming, "format", *FORMATS)
+    form = naming.raw["format"]
     for name in ("sparsity_config", "transform_config"):
         nested = fields.nested(name)
         if nested is not None and nested.raw.get("format") != "dense":
             raise fields.refuse(name, f"none, because neither sparse nor rotated weights are read; {INSTEAD}")
-    groups = fields.nested("config_groups")
-    names = list(groups.raw) if groups is not None else []
-    if groups is None or len(names) != 1:
+    if groups is None or len(groups.raw) != 1:
         raise fields.refuse("config_groups", f"one group, of all linear maps; {INSTEAD}")
-    group = groups.nested(names[0])
     weights = None if group is None else group.nested("weights")
     if group is None or weights is None:
-        raise groups.refuse(names[0], "an object with weights, because no others are quantised here")
-    require_one_of(group, "format", fields.raw["format"], absent=fields.raw["format"])
-    if fields.raw["format"] == PACK:
-        return read_pack_quantized(fields, weights)
-    if fields.raw["format"] == NVFP4:
-        return read_nvfp4_pack_quantized(fields, weights)
-    return _eight_bits(fields, group, weights)
+        raise groups.refuse(next(iter(groups.raw)), "an object with weights, because no others are quantised here")
+    require_one_of(group, "format", form, absent=form)
+    if form in IN_CODES:
+        return IN_CODES[form](fields, weights)
+    return _eight_bits(fields, form, group, weights)
 
 
-def _eight_bits(fields: Fields, group: Fields, weights: Fields) -> StoredQuantization | BlockFormat:
-    """A format of compressed-tensors with eight bits, with its only group, and what this says of weights."""
+def _eight_bits(fields: Fields, form: str, group: Fields, weights: Fields) -> StoredQuantization | BlockFormat:
+    """The format ``form`` of compressed-tensors, with eight bits, its only group, and what this says of weights."""
     for name, only, absent in (("num_bits", 8, 8), ("symmetric", True, True), ("dynamic", False, False)):
         require_one_of(weights, name, only, absent=absent)
-    require_one_of(weights, "type", *EIGHT_BITS[fields.raw["format"]], absent="int")
+    require_one_of(weights, "type", *EIGHT_BITS[form], absent="int")
     is_float = weights.text("type", "int") == "float"
     blocks = ("block",) if is_float else ()
     require_one_of(weights, "strategy", "channel", "tensor", *blocks, absent="tensor")

@@ -12,7 +12,7 @@ from jspec.checkpoints.files.refusal import Refusal
 INSTEAD = (
     "of quantised checkpoints jspec reads FP8 (compressed-tensors float-quantized, fp8, modelopt), int8 (compressed-tensors "
     "int-quantized), GPTQ, AWQ, AutoRound and compressed-tensors pack-quantized in four bits, NVFP4 (compressed-tensors, "
-    "modelopt), "
+    "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized) "
     "and gpt-oss in MXFP4; else use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
 )
 # The names of modules are matched with regular expressions that a checkpoint brings. Only simple ones are taken, because

@@ -20,6 +20,7 @@ from jspec.pallas.matmul.quantize_activations import QuantizedActivations
 from jspec.pallas.matmul.reference import matmul_reference, per_feature
 from jspec.pallas.matmul.w8a8 import w8a8_matmul, w8a8_matmul_reference
 from jspec.pallas.matmul.weight_only import weight_only_matmul, weight_only_matmul_reference
+from jspec.quantization.mxfp4_linear import is_mxfp4
 
 
 def matmul(
@@ -45,7 +46,8 @@ def matmul(
       x: bfloat16 or float32, or ``QuantizedActivations`` for a weight of int8.
       weight: ``[out, in]`` of x's dtype, int8 or float8_e4m3fn; or codes of four bits, uint8 ``[out, 64 blocks]``.
       scale: of a quantised weight, float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32
-        ``[out, groups]``, and of codes (``jspec.quantization.codes``) ``[out, groups]`` or ``[out, groups, 2]``.
+        ``[out, groups]``, of codes (``jspec.quantization.codes``) ``[out, groups]`` or ``[out, groups, 2]``, and of MXFP4
+        (``jspec.quantization.mxfp4_linear``) uint8 ``[out, groups]``.
       bias: ``[out]``, or None.
       dtype: of the result; that of x if None.
       reduce_axis: the mesh axis whose shards have parts of the inputs each. Products are added up over them, to the same
@@ -166,7 +168,8 @@ def _few_tokens(p: Product) -> jax.Array | PartialSums:
 
 
 def _suits_few_tokens(p: Product) -> bool:
-    if p.channel_scale is not None:  # the kernel serves NVFP4, but on no GPU was it compared with the row that follows
+    # The kernel serves NVFP4, but on no GPU was it compared with the row that follows.
+    if p.channel_scale is not None or is_mxfp4(p.scale):
         return False
     return tiling_of(p.x, p.weight, p.scale, p.dtype, p.allow_partial_sums) is not None
 
@@ -177,7 +180,8 @@ TABLE = (
     # [28672, 4096] with 1, 16, 80 and 320 tokens: 30, 31, 43 and 130 us on an H100. The row that follows takes 36, 36, 121
     # and 447.
     Row("few tokens, four bits", _few_tokens, _BF16, _FOUR_BITS, numbers=_SOME, hopper=True, suits=_suits_few_tokens),
-    # Every tile of tokens reads and dequantises the weight again. XLA would write it in float32.
+    # Every tile of tokens reads and dequantises the weight again. XLA would write it in float32. NVFP4 and MXFP4 are
+    # multiplied here, too.
     Row(
         *(
             "four bits",

@@ -6,7 +6,8 @@ The lowest 256 numbers of bfloat16 from 0 on, subnormal ones included, are equal
 factor, for two numbers at once, and also subtracts 128 or the zero. Some factors would be too large for bfloat16, so a
 kernel divides all of its numbers by ``SHRINK``, and multiplies its sums by that. A power of two changes no rounding.
 
-Codes of four bits are those of ``jspec.quantization.codes``."""
+Codes of four bits are those of ``jspec.quantization.codes``. MXFP4 has a divisor of its own, ``MXFP4_SHRINK``: with it, the
+least number of the format is the least one of bfloat16, and the factor of its largest scale is a number of bfloat16."""
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jspec.quantization.codes import ZERO
 
 ORDER_INPUTS = 64  # inputs that ``to_mma_order`` permutes among each other
 SHRINK = 2.0**20
+MXFP4_SHRINK = 2.0**5
 
 
 def to_mma_order(tile):
@@ -103,6 +105,24 @@ def unpack_nvfp4(packed, high: bool, scale):
     return _unpack(HIGH_E2M1 if high else LOW_E2M1, packed, factors)
 
 
+def unpack_mxfp4(packed, high: bool, scale):
+    """In a kernel: the numbers of the codes in the low or the high halves of bytes, times their scales and divided by
+    ``MXFP4_SHRINK``: in bfloat16, exactly, subnormal numbers included.
+
+    Args:
+      packed: uint8 ``[channels, n]``, codes of MXFP4 (``jspec.quantization.mxfp4_linear``).
+      high: which halves.
+      scale: uint8 ``[channels, n / 16]``, at most ``LARGEST_SCALE``, of each 32 inputs.
+    """
+    # 2^121 times the scale: exponents of floats have the same bias as scales.
+    factors = jax.lax.bitcast_convert_type((scale.astype(jnp.int32) + 121) << 23, jnp.float32)
+    factors = jnp.broadcast_to(factors[:, :, None], (*scale.shape, 16)).reshape(packed.shape)
+    if is_interpreted():  # with the divisor in two parts, of which neither makes a subnormal number
+        number = numbers_of_e2m1(packed >> 4 if high else packed & 15)
+        return (number * 2.0**-60 * (factors * (2.0**-61 / MXFP4_SHRINK))).astype(jnp.bfloat16)
+    return _unpack(HIGH_E2M1 if high else LOW_E2M1, packed, factors.astype(jnp.bfloat16))
+
+
 def _of_bytes(x):
     """In a kernel: numbers of 16 inputs each, ``[channels, groups]``, for the bytes of their codes ``[channels, 8 groups]``.
 
@@ -113,7 +133,7 @@ def _of_bytes(x):
 
 
 def numbers_of_e2m1(code):
-    """In a kernel or outside: the numbers of codes of NVFP4, in float32, computed without a table."""
+    """In a kernel or outside: the numbers of codes of NVFP4 and MXFP4, in float32, computed without a table."""
     code = code.astype(jnp.int32)
     magnitude = code & 7
     normal = jnp.exp2((magnitude >> 1) - 1.0) * (1 + 0.5 * (magnitude & 1))

@@ -19,12 +19,14 @@ from jspec.pallas.dispatch import differentiable
 from jspec.pallas.matmul.reference import matmul_reference, per_feature
 from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.unpack import (
+    MXFP4_SHRINK,
     ORDER_INPUTS,
     SHRINK,
     input_indices,
     to_mma_order,
     unpack_eight_bits,
     unpack_four_bits,
+    unpack_mxfp4,
     unpack_nvfp4,
 )
 from jspec.pallas.triton import (
@@ -37,9 +39,11 @@ from jspec.pallas.triton import (
     tile_indices,
     tile_mask,
 )
-from jspec.quantization import codes, fp8_block, nvfp4
+from jspec.quantization import mxfp4_linear, nvfp4
 from jspec.quantization.codes import BLOCK, HALF, in_code_order
 from jspec.quantization.groups import GROUP, group_of
+from jspec.quantization.mxfp4_linear import is_mxfp4
+from jspec.quantization.stored import dequantize
 
 _FEW_TOKENS = 32  # their sums are small: split-K makes several program instances for each multiprocessor
 _INSTANCES, _MULTIPROCESSORS = 190, 132  # the fewest program instances, for few tokens and for more
@@ -93,21 +97,16 @@ def weight_only_matmul_reference(x, weight, scale, dtype=jnp.float32, channel_sc
       weight: int8 or float8_e4m3fn ``[out, in]``; or codes of four bits, uint8 ``[out, 64 blocks]``. The sum over the inputs
         that share a scale is multiplied by it.
       scale: float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32 ``[out, groups]``; of codes
-        (``jspec.quantization.codes``) ``[out, groups]`` or, with zeros, ``[out, groups, 2]``.
+        (``jspec.quantization.codes``) ``[out, groups]`` or, with zeros, ``[out, groups, 2]``; of MXFP4
+        (``jspec.quantization.mxfp4_linear``) uint8 ``[out, groups]``.
       dtype: to which the results are rounded.
       channel_scale: None, or of NVFP4 (``jspec.quantization.nvfp4``), whose scales are float8_e4m3fn ``[out, groups]``,
         float32 ``[out, 2]``.
     """
     # Float32 holds the numbers times their scales of 8 or 11 bits, and the products with x: only sums are rounded.
-    if codes.are_codes(weight, scale):
-        numbers = (
-            codes.dequantize(weight, scale, x.shape[-1])
-            if channel_scale is None
-            else nvfp4.dequantize(weight, scale, channel_scale, x.shape[-1])
-        )
+    if scale.ndim > 1:
+        numbers = dequantize(weight, scale, x.shape[-1], channel_scale)
         return matmul_reference(x.astype(jnp.float32), numbers).astype(dtype)
-    if scale.ndim == 2:
-        return matmul_reference(x.astype(jnp.float32), fp8_block.dequantize(weight, scale)).astype(dtype)
     return (matmul_reference(x, weight.astype(x.dtype)) * per_feature(scale, x)).astype(dtype)
 
 
@@ -148,7 +147,11 @@ def _weight_only_matmul(x_refs, weight_ref, scale_ref, *refs, tiling: MatmulTili
     token, output = block_ids(pl.program_id(0), tiling.tokens), block_ids(pl.program_id(1), tiling.outputs)
     by_channel = len(scale_ref.shape) == 1
     in_four_bits = weight_ref.dtype == jnp.uint8
-    of_codes = _nvfp4_operands if of_channels else _four_bit_operands
+    in_mxfp4 = not of_channels and is_mxfp4(scale_ref)
+    of_codes = _four_bit_operands
+    if of_channels or in_mxfp4:
+        how = (mxfp4_linear.GROUP, unpack_mxfp4) if in_mxfp4 else (nvfp4.GROUP, unpack_nvfp4)
+        of_codes = functools.partial(_e2m1_operands, *how)
     operands = of_codes if in_four_bits else _eight_bit_operands
     x_is_ordered = tiling.ordered and not in_four_bits
     trips = pl.cdiv(inputs, tiling.inputs)
@@ -166,7 +169,8 @@ def _weight_only_matmul(x_refs, weight_ref, scale_ref, *refs, tiling: MatmulTili
         return total
 
     end = jnp.clip(trips - first, 0, split_trips) if uneven else split_trips
-    total = jax.lax.fori_loop(0, end, add, jnp.zeros((tiling.outputs, tiling.tokens), jnp.float32)) * SHRINK
+    total = jax.lax.fori_loop(0, end, add, jnp.zeros((tiling.outputs, tiling.tokens), jnp.float32))
+    total *= MXFP4_SHRINK if in_mxfp4 else SHRINK
     if by_channel:
         total *= broadcast_columns(pltriton.load(scale_ref.at[output], mask=output < outputs, other=0.0), tiling.tokens)
     for ref in of_channels:
@@ -234,10 +238,12 @@ def _scale_and_zero(scale_ref, output, group) -> tuple[Any, Any]:
     return scale.astype(jnp.float32), zero.astype(jnp.bfloat16)
 
 
-def _nvfp4_operands(x_refs, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling, inputs: int):
-    """In a kernel: the same of NVFP4. A tile has the low or the high halves of the bytes of a block, whose numbers are
-    multiplied by their scales."""
-    count, groups = tiling.inputs // BLOCK, BLOCK // nvfp4.GROUP
+def _e2m1_operands(
+    group: int, unpack, x_refs, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling, inputs: int
+):
+    """In a kernel: the same of NVFP4 and MXFP4, of which ``group`` inputs share a scale and ``unpack`` makes numbers. A tile
+    has the low or the high halves of the bytes of a block, whose numbers are multiplied by their scales."""
+    count, groups = tiling.inputs // BLOCK, BLOCK // group
     operands = []
     for block in (trip * count + i for i in range(count)):
         at = block_ids(block, HALF)
@@ -245,5 +251,5 @@ def _nvfp4_operands(x_refs, weight_ref, scale_ref, token, output, trip, tiling: 
         scale = load_tile(scale_ref, output, block_ids(block, groups), count * groups)
         for high, x_ref in zip((False, True), x_refs, strict=True):
             x = load_tile(x_ref, token, at, count * HALF)
-            operands.append(([(unpack_nvfp4(packed, high, scale), x)], None))
+            operands.append(([(unpack(packed, high, scale), x)], None))
     return operands

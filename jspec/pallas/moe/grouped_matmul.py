@@ -2,8 +2,8 @@
 
 import abc
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.matmul.mxfp4 import unpack_groups
-from jspec.pallas.matmul.unpack import SHRINK, to_mma_order, unpack_eight_bits, unpack_four_bits, unpack_nvfp4
+from jspec.pallas.matmul.unpack import (
+    MXFP4_SHRINK,
+    SHRINK,
+    to_mma_order,
+    unpack_eight_bits,
+    unpack_four_bits,
+    unpack_mxfp4,
+    unpack_nvfp4,
+)
 from jspec.pallas.moe.tiles import ExpertTile, ExpertTiling, ExpertWeights
 from jspec.pallas.triton import block_ids, broadcast_columns, dot, is_interpreted, tile_indices
-from jspec.quantization import nvfp4
+from jspec.quantization import mxfp4_linear, nvfp4
 from jspec.quantization.codes import HALF
 from jspec.quantization.groups import GROUP as BLOCK
 from jspec.quantization.groups import group_of
@@ -62,6 +70,8 @@ def _operands_of(weights: ExpertWeights) -> "type[_Operands]":
         return _MXFP4Operands
     if weights.channel_scale is not None:
         return _NVFP4Operands
+    if weights.is_linear_mxfp4:
+        return _LinearMXFP4Operands
     if weights.of_codes:
         return _CodeOperands
     return _GroupOperands if weights.in_groups else _PlainOperands
@@ -288,11 +298,15 @@ class _CodeOperands(_InHalves):
         return super().product(x, halves) * of_outputs
 
 
-class _NVFP4Operands(_InHalves):
-    """Operands of NVFP4, whose numbers are multiplied by the scales of 16 inputs before they are multiplied by x."""
+class _E2M1Operands(_InHalves):
+    """Operands of NVFP4 and MXFP4, whose numbers are multiplied by the scales of ``group`` inputs before they are multiplied
+    by x. ``unpack`` makes numbers of codes and scales."""
+
+    group: ClassVar[int]
+    unpack: ClassVar[Callable]
 
     def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
-        at, group = block_ids(i, HALF), block_ids(i, BLOCK // nvfp4.GROUP)
+        at, group = block_ids(i, HALF), block_ids(i, BLOCK // self.group)
         yield self.load_x(at), [self._weights(output, at, group) for output in outputs]
 
     def _weights(self, output, at, group) -> list[Any]:
@@ -303,12 +317,24 @@ class _NVFP4Operands(_InHalves):
             real &= broadcast_columns(self.output_mask, group.shape[0])
         scale = pltriton.load(scale_ref.at[self.tile.expert, *tile_indices(output, group)], mask=real, other=0)
         packed = self.load_packed(output, at)
-        return [unpack_nvfp4(packed, high, scale).astype(self.x_ref.dtype) for high in (False, True)]
+        unpack = type(self).unpack
+        return [unpack(packed, high, scale).astype(self.x_ref.dtype) for high in (False, True)]
+
+
+class _NVFP4Operands(_E2M1Operands):
+    group, unpack = nvfp4.GROUP, unpack_nvfp4
 
     def channel_scale(self, output):
         numbers: Any = self.expert_weights.channel_scale
         multiplies, divides = (self.load_of(numbers, output, which) for which in (0, 1))
         return SHRINK * multiplies / jnp.where(divides == 0, 1.0, divides)  # 0 is that of a channel that there is not
+
+
+class _LinearMXFP4Operands(_E2M1Operands):
+    group, unpack = mxfp4_linear.GROUP, unpack_mxfp4
+
+    def channel_scale(self, output):
+        return jnp.full(output.shape, MXFP4_SHRINK, jnp.float32)
 
 
 class _MXFP4Operands(_Operands):

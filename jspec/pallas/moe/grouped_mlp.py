@@ -19,8 +19,9 @@ from jspec.pallas.moe.grouped_matmul import grouped_matmul
 from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights, store_tile, tile_of_instance
 from jspec.pallas.triton import block_ids, kernel_call
-from jspec.quantization import codes, fp8_block, nvfp4
+from jspec.quantization import codes
 from jspec.quantization.mxfp4 import PAIR
+from jspec.quantization.stored import dequantize
 
 
 def grouped_mlp(
@@ -96,14 +97,7 @@ def _matmul_all(subscripts: str, x, weights: ExpertWeights):
     if weights.is_mxfp4:
         weight, scale = mxfp4.dequantize(weight, scale, inputs), None
     if weights.in_groups or weights.of_codes:  # float32 holds numbers and their products with x: only sums are rounded
-        if weights.channel_scale is not None:
-            weight = nvfp4.dequantize(weight, scale, weights.channel_scale, inputs)
-        else:
-            weight = (
-                codes.dequantize(weight, scale, inputs)
-                if codes.are_codes(weight, scale)
-                else fp8_block.dequantize(weight, scale)
-            )
+        weight = dequantize(weight, scale, inputs, weights.channel_scale)
         x, scale = x.astype(jnp.float32), None
         precision = jax.lax.Precision.HIGHEST
     product = jnp.einsum(subscripts, x, weight.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)

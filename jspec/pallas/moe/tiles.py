@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import block_ids, broadcast_columns, tile_indices
+from jspec.quantization.mxfp4_linear import is_mxfp4
 
 
 class ExpertWeights(NamedTuple):
@@ -22,7 +23,8 @@ class ExpertWeights(NamedTuple):
         ``[X, out, 64 blocks]``, and in MXFP4 (``jspec.quantization.mxfp4``) uint8 ``[pairs, X, out, 32]``.
       scale: float32 ``[X, out]``, by which a quantised weight is multiplied; of FP8 in blocks
         (``jspec.quantization.fp8_block``) float32 ``[X, out, groups]``; of codes of four or eight bits ``[X, out, groups]``
-        or ``[X, out, groups, 2]``; in MXFP4 uint32 ``[pairs, X, out]``. None for a weight that is not quantised.
+        or ``[X, out, groups, 2]``; of MXFP4 as linear maps have it uint8 ``[X, out, groups]``, and as gpt-oss has it uint32
+        ``[pairs, X, out]``. None for a weight that is not quantised.
       bias: ``[X, out]``, or None.
       channel_scale: of NVFP4 (``jspec.quantization.nvfp4``), whose scales are float8_e4m3fn ``[X, out, groups]``, float32
         ``[X, out, 2]``; else None.
@@ -35,12 +37,18 @@ class ExpertWeights(NamedTuple):
 
     @property
     def is_mxfp4(self) -> bool:
-        """Whether the weight is stored in MXFP4."""
+        """Whether the weight is stored in MXFP4 as those of gpt-oss are (``jspec.quantization.mxfp4``)."""
         return self.weight.dtype == jnp.uint8 and len(self.weight.shape) == 4
 
     @property
+    def is_linear_mxfp4(self) -> bool:
+        """Whether the weight is stored in MXFP4 as linear maps are (``jspec.quantization.mxfp4_linear``)."""
+        return len(self.weight.shape) == 3 and self.channel_scale is None and is_mxfp4(self.scale)
+
+    @property
     def of_codes(self) -> bool:
-        """Whether the weight is codes of four bits that ``jspec.quantization.codes`` packs, NVFP4 included."""
+        """Whether the weight is codes of four bits that ``jspec.quantization.codes`` packs: of integers, NVFP4, or MXFP4 of
+        linear maps."""
         return self.weight.dtype == jnp.uint8 and len(self.weight.shape) == 3
 
     @property

@@ -17,7 +17,7 @@ from jspec.pallas.matmul.quantize_activations import QuantizedActivations, activ
 from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
 from jspec.pallas.norm.rms_norm import add_norm
-from jspec.quantization.groups import grouped
+from jspec.quantization.groups import E2M1, grouped
 
 
 @pytest.fixture(autouse=True)
@@ -48,12 +48,15 @@ def test_weight_only_matmul_lowers_for_cuda(M, out, inputs, stored):
     ]
 
 
-@pytest.mark.parametrize("stored", ["int4_32_float16_zeros", "int4_all_float32", "int8_64_bfloat16_zeros", "nvfp4"])
+@pytest.mark.parametrize(
+    "stored", ["int4_32_float16_zeros", "int4_all_float32", "int8_64_bfloat16_zeros", "nvfp4", "mxfp4"]
+)
 @pytest.mark.parametrize("M", [1, 320])
 def test_groups_lower_for_cuda(M, stored):
-    args = _weight_only(M, 1000, 416, "int4" if stored == "nvfp4" else stored)
-    if stored == "nvfp4":
-        scales = ((1000, 26), jnp.float8_e4m3fn), ((1000, 2), jnp.float32)
+    args = _weight_only(M, 1000, 416, "int4" if stored in E2M1 else stored)
+    if stored in E2M1:
+        nvfp4 = ((1000, 26), jnp.float8_e4m3fn), ((1000, 2), jnp.float32)
+        scales = nvfp4 if stored == "nvfp4" else (((1000, 13), jnp.uint8),)
         args = *args[:2], *(jax.ShapeDtypeStruct(*one) for one in scales)
     found = for_cuda(lambda x, w, s, *c: weight_only_matmul_kernel(x, w, s, jnp.bfloat16, *c), args)
     assert kernels_of(found) == ["weight_only_matmul"]

@@ -10,16 +10,16 @@ import pytest
 from test_mxfp4 import carried_out
 from tiers import in_tiers
 
-from jspec.pallas.matmul import unpack
+from jspec.pallas.matmul import table, unpack
 from jspec.pallas.matmul.tiling import MatmulTiling
-from jspec.pallas.matmul.unpack import SHRINK
+from jspec.pallas.matmul.unpack import MXFP4_SHRINK, SHRINK
 from jspec.pallas.matmul.weight_only import (
     weight_only_matmul,
     weight_only_matmul_kernel,
     weight_only_matmul_reference,
     weight_only_tiling,
 )
-from jspec.quantization import codes, nvfp4
+from jspec.quantization import codes, mxfp4_linear, nvfp4
 from jspec.quantization.groups import grouped
 
 FOUR_BITS = ("int4", "int4_64_float16_zeros", "int4_32_float32", "int4_all_float16_zeros")
@@ -231,6 +231,62 @@ def test_nvfp4_instructions_agree_with_the_definition():
     for asm, code in ((unpack.LOW_E2M1, byte & 15), (unpack.HIGH_E2M1, byte >> 4)):
         actual = carried_out(asm, registers).astype(np.float32).reshape(-1) * SHRINK
         np.testing.assert_array_equal(actual, nvfp4.VALUES[code] * factor.repeat(4))
+
+
+def mxfp4_problem(M: int, outputs: int, inputs: int):
+    """x of bfloat16, the arrays of a weight in MXFP4, and what they stand for in float64."""
+    rng = np.random.default_rng(M)
+    x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
+    values = rng.integers(16, size=(outputs, inputs), dtype=np.uint8)
+    scale = rng.integers(118, mxfp4_linear.LARGEST_SCALE + 1, (outputs, -(-inputs // 32)), np.uint8)
+    each = np.ldexp(1.0, scale.astype(int) - 127).repeat(32, axis=1)[:, :inputs]
+    return (x, jnp.asarray(codes.pack_codes(values)), jnp.asarray(scale)), nvfp4.VALUES[values] * each
+
+
+@pytest.mark.parametrize("interpret", [False, True])
+@pytest.mark.parametrize("shape", [(3, 70, 288), (17, 64, 640)])
+def test_mxfp4_agrees_with_float64(shape, interpret):
+    (x, weight, scale), wanted = mxfp4_problem(*shape)
+    product = functools.partial(weight_only_matmul_kernel, interpret=True) if interpret else weight_only_matmul
+    got = jax.jit(product)(x, weight, scale)
+    exact = np.asarray(x, np.float64)
+    assert got.dtype == jnp.float32
+    assert (np.abs(got - exact @ wanted.T) <= 1e-5 * (np.abs(exact) @ np.abs(wanted).T)).all()
+    plain = nvfp4.VALUES[codes.unpack_codes(np.asarray(weight), shape[2])] * np.asarray(scale).repeat(32, axis=1)
+    assert np.abs(got - exact @ plain[:, : shape[2]].T).max() > 1  # scales that are no exponents
+
+
+def test_a_row_of_the_table_multiplies_mxfp4():
+    """Not that of kernels whose groups have scales of floats, whatever the size."""
+    array = jax.ShapeDtypeStruct
+    x, weight, scale = array((16, 4096), "bfloat16"), array((28672, 2048), "uint8"), array((28672, 128), "uint8")
+    assert table.row_of(table.Product(x, weight, scale)).name == "four bits"
+
+
+def test_mxfp4_instructions_agree_with_the_definition():
+    """Of every code with every scale: the product is exact, down to subnormal numbers of bfloat16."""
+    scale = np.arange(mxfp4_linear.LARGEST_SCALE + 1, dtype=np.uint8)
+    byte, power = np.tile(np.arange(256, dtype=np.uint8), len(scale)), np.ldexp(1.0, scale.astype(int) - 127).repeat(64)
+    factors = (power * 2.0**121).astype(ml_dtypes.bfloat16)
+    assert (factors.astype(np.float64) == power * 2.0**121).all()
+    factors = factors.view(np.uint16).repeat(2).view(np.uint32)
+    registers = {"$2": words(byte), "$3": factors, "$4": factors}
+    for asm, code in ((unpack.LOW_E2M1, byte & 15), (unpack.HIGH_E2M1, byte >> 4)):
+        actual = carried_out(asm, registers).astype(np.float64).reshape(-1) * MXFP4_SHRINK
+        np.testing.assert_array_equal(actual, nvfp4.VALUES[code] * power.repeat(4))
+
+
+@pytest.mark.parametrize(("interpret", "smallest"), [(False, 2), (True, 7)])
+def test_mxfp4_is_exact(interpret, smallest):
+    """Of every code with every scale whose numbers, and what a kernel makes of them, a CPU does not count as 0."""
+    scale = np.arange(smallest, mxfp4_linear.LARGEST_SCALE + 1, dtype=np.uint8)
+    code = np.tile(np.arange(16, dtype=np.uint8).repeat(8), (len(scale), 1))
+    product = functools.partial(weight_only_matmul_kernel, interpret=True) if interpret else weight_only_matmul
+    found = product(
+        jnp.eye(128, dtype=jnp.bfloat16), jnp.asarray(codes.pack_codes(code)), scale[:, None].repeat(4, axis=1)
+    )
+    wanted = nvfp4.VALUES[code] * np.ldexp(1.0, scale.astype(int) - 127)[:, None]
+    np.testing.assert_array_equal(np.float64(found), wanted.T)
 
 
 def words(byte: np.ndarray) -> np.ndarray:

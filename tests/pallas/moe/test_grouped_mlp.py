@@ -14,7 +14,7 @@ from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router_reference import Routed, group_reference, route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.quantization import codes, mxfp4, nvfp4
+from jspec.quantization import codes, mxfp4, mxfp4_linear, nvfp4
 from jspec.quantization.groups import grouped
 
 
@@ -57,6 +57,10 @@ def quantized(weight, kind: str) -> ExpertWeights:
         numbers = numbers.at[1::2].set(jnp.asarray([1, inputs**0.5 * 3], jnp.float32))  # every second one is divided by
         packed, scale, numbers = (array.reshape(X, width, -1) for array in (packed, scale, numbers))
         return ExpertWeights(packed, scale, channel_scale=numbers)
+    if kind == "linear mxfp4":
+        packed, scale = mxfp4_linear.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5)
+        scale += jax.random.randint(jax.random.key(inputs), scale.shape, 0, 3).astype(scale.dtype)
+        return ExpertWeights(packed.reshape(X, width, -1), scale.reshape(X, width, -1))
     if (form := grouped(kind)) is not None:
         packed, scale = codes.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5, form)
         factors = jax.random.uniform(jax.random.key(inputs), scale.shape, minval=0.5, maxval=2)
@@ -128,6 +132,8 @@ def dequantize(stacked: ExpertWeights, inputs: int):
         return dequantize_mxfp4(stacked.weight, stacked.scale, inputs)
     if stacked.channel_scale is not None:
         return np.asarray(nvfp4.dequantize(stacked.weight, stacked.scale, stacked.channel_scale, inputs), np.float64)
+    if stacked.is_linear_mxfp4:
+        return np.asarray(mxfp4_linear.dequantize(stacked.weight, stacked.scale, inputs), np.float64)
     if codes.are_codes(stacked.weight, stacked.scale):
         return np.asarray(codes.dequantize(stacked.weight, stacked.scale, inputs), np.float64)
     weight = np.asarray(stacked.weight, np.float64)
@@ -136,6 +142,7 @@ def dequantize(stacked: ExpertWeights, inputs: int):
     return weight if stacked.scale is None else weight * np.asarray(stacked.scale, np.float64)[:, :, None]
 
 
+KINDS_OF_CODES = ("int4", "int4_64_float16_zeros", "int4_32_float32", "nvfp4", "linear mxfp4", "int8_32_float16_zeros")
 TILINGS = [None, ExpertTiling(16, 16, 16, 4, 2), ExpertTiling(32, 64, 64, 4, 2)]
 
 
@@ -200,9 +207,7 @@ class TestGroupedMLP:
             )
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    @pytest.mark.parametrize(
-        "kind", ["int4", "int4_64_float16_zeros", "int4_32_float32", "nvfp4", "int8_32_float16_zeros"]
-    )
+    @pytest.mark.parametrize("kind", KINDS_OF_CODES)
     @pytest.mark.parametrize(("D", "F"), [(256, 128), (200, 72)])
     def test_codes_agree_with_float64(self, D, F, kind, dtype):
         for tiling in (TILINGS[0], ExpertTiling(64, 32, 128, 4, 2)):

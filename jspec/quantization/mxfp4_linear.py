@@ -1,0 +1,65 @@
+"""MXFP4 of linear maps: numbers of four bits, and a power of two of eight bits for each 32 inputs (Open Compute Project,
+Microscaling Formats, 2023). Experts of gpt-oss have an order of their own, ``jspec.quantization.mxfp4``.
+
+A code has a sign, two bits of exponent and one of mantissa (E2M1), as in ``jspec.quantization.nvfp4``. Codes are packed by
+``jspec.quantization.codes``.
+
+| array | shape | |
+|---|---|---|
+| weight | uint8 ``[out, 64 blocks]`` | the codes; a block is 128 inputs |
+| scale | uint8 ``[out, ceil(in / 32)]`` | E8M0: a byte n stands for 2^(n - 127) |
+
+The number of a code times its scale has two significant bits, so bfloat16 holds it, subnormal numbers among them: the
+smallest one is 2^-128, and that of bfloat16 is 2^-133. A kernel makes it of the bits of a code with one factor, 2^121 times
+the scale, which has to be a number of bfloat16, too. So the largest scale that is read is 2^6, for weights up to 384. Where
+XLA counts subnormal numbers as 0, as it does on a CPU, weights below 2^-126 count as 0, as those of any checkpoint do."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.quantization.codes import BLOCK, STORED, unpack_codes
+from jspec.quantization.groups import MXFP4_GROUP as GROUP
+from jspec.quantization.groups import num_groups
+from jspec.quantization.nvfp4 import STD_OF_RANDOM_CODES, VALUES
+
+SCALE = np.dtype(np.uint8)
+LARGEST_SCALE = 133  # 2^6
+_ONE = 127  # the byte that stands for 2^0
+
+
+def is_mxfp4(scale) -> bool:
+    """Whether the scales of a weight of codes, or None, are those of MXFP4; all other formats have scales of floats."""
+    return scale is not None and scale.dtype == SCALE
+
+
+def twice_powers(scale) -> Any:
+    """Twice the powers of two that bytes stand for, float32, of which none is subnormal; an array of NumPy gives one of
+    NumPy, and one of JAX gives one of JAX. A byte of 254 or 255 gives infinity or NaN."""
+    bits = (scale.astype(np.uint32) + 1) << 23
+    return jax.lax.bitcast_convert_type(bits, jnp.float32) if isinstance(scale, jax.Array) else bits.view(np.float32)
+
+
+def dequantize(weight, scale, inputs: int) -> Any:
+    """What codes stand for, exactly, float32 ``[..., inputs]``; arrays of NumPy give one of NumPy, and arrays of JAX one of
+    JAX."""
+    xp = jnp if isinstance(weight, jax.Array) else np
+    powers = twice_powers(scale)
+    powers = xp.broadcast_to(powers[..., None], (*powers.shape, GROUP)).reshape(*scale.shape[:-1], -1)
+    return xp.asarray(VALUES / 2)[unpack_codes(weight, inputs)] * powers[..., :inputs]
+
+
+def random_codes(key, shape: tuple[int, int], std: float) -> tuple[jax.Array, jax.Array]:
+    """Weight and scales of a weight ``shape`` = (out, in) whose codes are equally likely.
+
+    Args:
+      key: the PRNG key.
+      shape: (out, in).
+      std: standard deviation of the numbers that they stand for, up to a factor of the square root of 2.
+    """
+    outputs, inputs = shape
+    codes = jax.random.bits(key, (outputs, num_groups(inputs) * BLOCK // 2), STORED)
+    byte = _ONE + round(float(np.log2(std / STD_OF_RANDOM_CODES)))
+    return codes, jnp.full((outputs, num_groups(inputs, GROUP)), byte, SCALE)

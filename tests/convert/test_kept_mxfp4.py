@@ -1,0 +1,209 @@
+"""Linear maps in MXFP4 of compressed-tensors: read as its own library reads them, kept, and refused where they are wrong."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from block_checkpoints import MAGNITUDES, MXFP4, Kind, block_checkpoint, compressed_config, mxfp4_config, stored_as
+from fp8_checkpoints import changed, raw_tensor
+from test_kept_codes import DOWN, assert_stands_for, refuses, rewrite, with_plain
+from test_quantized_heads import stored_head
+from test_stored_blocks import assert_same
+from tiny import tiny_checkpoint, tiny_config
+
+from convert import Refusal, convert, load_draft, load_folder
+from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.dequantize.mxfp4 import MXFP4Weight
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.huggingface.config import read_config
+from jspec.quantization.mxfp4_linear import LARGEST_SCALE
+from jspec.quantization.stored import dequantize
+
+
+def read_with_numpy(packed: np.ndarray, scale: np.ndarray, first_is_high: bool = False) -> np.ndarray:
+    """What a weight stands for in float64, from the definition: the sign and the magnitude of a code, and an exponent."""
+    halves = (packed >> 4, packed & 15) if first_is_high else (packed & 15, packed >> 4)
+    codes = np.stack(halves, axis=-1).reshape(len(packed), -1)
+    numbers = np.array(MAGNITUDES)[codes & 7] * np.where(codes < 8, 1, -1)
+    return np.ldexp(numbers, scale.astype(int).repeat(32, axis=1) - 127)
+
+
+def scheme():
+    library = pytest.importorskip("compressed_tensors")
+    return library.quantization.QuantizationScheme(targets=["Linear"], **library.quantization.quant_scheme.MXFP4A16)
+
+
+def decompressed(packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """What a weight stands for by compressed-tensors, float32; it is exact in bfloat16, which that library gives."""
+    torch = pytest.importorskip("torch")
+    compressor = pytest.importorskip("compressed_tensors.compressors.mxfp4").MXFP4PackedCompressor
+    parts = {"weight_packed": torch.from_numpy(packed), "weight_scale": torch.from_numpy(scale)}
+    return compressor.decompress(parts, scheme())["weight"].float().numpy()
+
+
+def by_compressed_tensors(weight: np.ndarray):
+    """A weight as the library itself rounds and stores it, and as it reads it."""
+    torch = pytest.importorskip("torch")
+    compressor = pytest.importorskip("compressed_tensors.compressors.mxfp4").MXFP4PackedCompressor
+    utils = pytest.importorskip("compressed_tensors.quantization.utils")
+    wide, how = torch.from_numpy(weight), scheme()
+    groups = wide.reshape(len(weight), -1, 32)
+    scale, _ = utils.calculate_qparams(groups.amin(-1), groups.amax(-1), how.weights)
+    stored = compressor.compress({"weight": wide, "weight_scale": scale}, how)
+    parts = {f".{name}": part.numpy() for name, part in stored.items()}
+    return parts, decompressed(parts[".weight_packed"], parts[".weight_scale"])
+
+
+def test_weights_are_those_that_compressed_tensors_reads(tmp_path):
+    wide = tiny_checkpoint(tmp_path / "src-wide")
+    src = stored_as(tmp_path / "src", wide, Kind(mxfp4_config(), by_compressed_tensors, ""))
+    config, params = load_folder(src)
+    assert config.quantization == "mxfp4"
+    assert_stands_for(params, config, load_folder(wide)[1])
+    packed, scale = (raw_tensor(src, DOWN + end) for end in (".weight_packed", ".weight_scale"))
+    found = [params[f"layers.1.mlp.down.{part}"] for part in ("weight", "scale")]
+    assert len(np.unique(scale)) > 1
+    np.testing.assert_array_equal(found[1], scale)
+    weight = dequantize(*found, 2 * packed.shape[1])
+    np.testing.assert_array_equal(weight, read_with_numpy(packed, scale))
+    assert (weight != read_with_numpy(packed, scale, first_is_high=True)).mean() > 0.5
+    plain = read_with_numpy(packed, np.full_like(scale, 127)) * scale.repeat(32, axis=1)
+    assert (weight != plain)[plain != 0].all()
+
+
+def test_every_code_with_every_scale(tmp_path):
+    """Numbers that are subnormal in float32 among them, and groups of zeros, whose scale llm-compressor writes as 0."""
+    src = block_checkpoint(tmp_path / "src", MXFP4, hidden_size=128, num_hidden_layers=1, head_dim=32)
+    name = "model.layers.0.mlp.down_proj"
+    packed, scale = (raw_tensor(src, name + end).copy() for end in (".weight_packed", ".weight_scale"))
+    packed[:] = np.arange(packed.size, dtype=np.uint8).reshape(packed.shape)
+    scale.reshape(-1)[:] = np.arange(scale.size) % (LARGEST_SCALE + 1)
+    packed[0, :16], packed[0, 16:32], scale[0, :2] = 0, 0x80, 0
+    changed(src, **{f"{name}.weight_packed": packed, f"{name}.weight_scale": scale})
+    assert set(scale.flat) == set(range(LARGEST_SCALE + 1))
+    _, params = load_folder(src)
+    found = dequantize(*(params[f"layers.0.mlp.down.{part}"] for part in ("weight", "scale")), 96)
+    np.testing.assert_array_equal(np.float64(found), read_with_numpy(packed, scale))
+    np.testing.assert_array_equal(found, decompressed(packed, scale))
+    np.testing.assert_array_equal(np.signbit(found[0, :64]), [False] * 32 + [False, True] * 16)
+
+
+def test_conversion_keeps_every_bit(tmp_path, monkeypatch):
+    """And a scale that is none is refused when the folder is read again."""
+    src, out = block_checkpoint(tmp_path / "src", MXFP4), tmp_path / "out"
+    report = convert(src, out, verify="shapes")
+    assert report.quantization == "mxfp4"
+    assert any("params are the source's, as they are stored" in note for note in report.notes)
+    assert_same(load_folder(src), load_folder(out))
+
+    monkeypatch.setattr(MXFP4Weight, "read_scales", lambda weight, index=(): weight.scales.read_part(index))
+    scales = raw_tensor(src, f"{DOWN}.weight_scale").copy()
+    scales[-1, -1] = 134
+    changed(src, **{f"{DOWN}.weight_scale": scales})
+    convert(src, tmp_path / "damaged")
+    with pytest.raises(Refusal, match=r"'layers\.1\.mlp\.down\.scale' has the scale 134: expected at most 133"):
+        load_folder(tmp_path / "damaged")
+
+
+def test_it_may_be_quantised_otherwise(tmp_path):
+    src, out = block_checkpoint(tmp_path / "src", MXFP4), tmp_path / "out"
+    assert convert(src, out, quantize="int8", dtype="bfloat16", verify="shapes").quantization == "int8"
+    convert(tmp_path / "src-wide", tmp_path / "wide", quantize="int8", dtype="bfloat16")
+    assert_same(load_folder(out), load_folder(tmp_path / "wide"))
+
+
+def test_single_maps_may_be_plain(tmp_path):
+    src = with_plain(block_checkpoint(tmp_path / "src", MXFP4), DOWN)
+    config, params = load_folder(src)
+    assert (config.quantization, config.plain_maps) == ("mxfp4", ("layers.1.mlp.down",))
+    assert params["layers.1.mlp.down.weight"].dtype == ml_dtypes.bfloat16
+    assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
+
+
+def test_draft_heads_are_dequantised(tmp_path):
+    src, wide = stored_head(tmp_path / "head", "eagle3", MXFP4)
+    with pytest.warns(UserWarning, match="stored in MXFP4, four bits .* so they are dequantised as they are read"):
+        found = load_draft(src, "float32")
+    assert_same(found, load_draft(wide, "float32"))
+
+
+@pytest.mark.parametrize("form", [None, "mixed-precision", "mxfp4-pack-quantized"])
+def test_the_format_of_a_group(tmp_path, form):
+    """Which compressed-tensors writes for each group, and for all of them if it is one."""
+    config = mxfp4_config()
+    config["config_groups"]["group_0"]["format"], config["format"] = config["format"], form
+    src = block_checkpoint(tmp_path / "src", MXFP4._replace(config=config))
+    assert Checkpoint.open(src).target_config.quantization == "mxfp4"
+
+
+def of_group(form: str):
+    config = mxfp4_config()
+    config["config_groups"]["group_0"]["format"] = form
+    return config
+
+
+@pytest.mark.parametrize(
+    ("quantization", "words"),
+    [
+        (mxfp4_config(num_bits=8), "group_0.weights.num_bits=8: expected 4;"),
+        (mxfp4_config(type="int"), "group_0.weights.type='int': expected 'float';"),
+        (mxfp4_config(strategy="tensor_group"), "group_0.weights.strategy='tensor_group': expected 'group';"),
+        (mxfp4_config(group_size=16), "group_0.weights.group_size=16: expected 32;"),
+        (mxfp4_config(symmetric=False), "group_0.weights.symmetric=False: expected True;"),
+        (mxfp4_config(dynamic=True), "group_0.weights.dynamic=True: expected False;"),
+        (mxfp4_config(actorder="group"), "group_0.weights.actorder='group': expected False or 'weight' or 'static';"),
+        (
+            mxfp4_config(scale_dtype="torch.bfloat16"),
+            "scale_dtype='torch.bfloat16': expected 'torch.uint8' or 'uint8';",
+        ),
+        (of_group("nvfp4-pack-quantized"), "group_0.format='nvfp4-pack-quantized': expected 'mxfp4-pack-quantized';"),
+        ({**of_group("mxfp8-pack-quantized"), "format": None}, "group_0.format='mxfp8-pack-quantized': expected"),
+        (compressed_config("mxfp6-pack-quantized"), "quantization_config.format='mxfp6-pack-quantized': expected"),
+        ({"quant_method": "quark", "weight": {"dtype": "fp4"}}, "quant_method='quark' is not read"),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP4"}, "quant_algo='MXFP4', of NVIDIA Model Optimizer, is not"),
+        (
+            {"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp"},
+            "data_type='mx_fp': expected 'int'",
+        ),
+    ],
+)
+def test_other_settings_are_refused(tmp_path, quantization, words):
+    (tmp_path / "config.json").write_text(json.dumps({**tiny_config(), "quantization_config": quantization}))
+    with pytest.raises(Refusal) as refusal:
+        read_config(Folder(tmp_path))
+    assert words in str(refusal.value)
+    assert "MXFP4 (compressed-tensors mxfp4-pack-quantized)" in str(refusal.value)
+
+
+def test_damage_is_refused(tmp_path):
+    src = block_checkpoint(tmp_path / "src", MXFP4)
+    codes, scales = (f"{DOWN}.weight_packed", f"{DOWN}.weight_scale")
+    packed, scale = (raw_tensor(src, name).copy() for name in (codes, scales))
+    for number in (134, 255):
+        wrong = scale.copy()
+        wrong[-1, -1] = number
+        refuses(
+            changed(src, **{scales: wrong}),
+            f"'{scales}' holds the scale {number}: expected at most 133, for weights up to 384; 255 is no number",
+        )
+    for wrong in (scale[:, :-1], scale.repeat(2, axis=1), scale.astype(np.float32), scale.view(np.int8)):
+        refuses(changed(src, **{scales: wrong}), f"tensor '{scales}' is {wrong.dtype} {list(wrong.shape)}, but")
+    refuses(changed(src, **{scales: None}), f"tensor '{scales}' is missing, and '{codes}' needs it")
+    changed(src, **{scales: scale})
+    for wrong in (packed[:-1], packed.astype(np.int32)):
+        refuses(changed(src, **{codes: wrong}), f"tensor '{codes}' is {wrong.dtype} {list(wrong.shape)}, but")
+    refuses(changed(src, **{codes: None}), f"tensor '{codes}' is missing, and '{scales}' needs it")
+    changed(src, **{codes: packed, f"{DOWN}.weight_zero_point": scale})
+    refuses(src, f"tensor '{DOWN}.weight_zero_point' has no place in")
+    changed(src, **{f"{DOWN}.weight_zero_point": None})
+    rewrite(src, quantization_config={**mxfp4_config(), "ignore": ["lm_head", DOWN]})
+    refuses(src, f"ignore says that '{DOWN}' is not quantised, but")
+
+
+def test_groups_have_to_fill_the_inputs(tmp_path):
+    src = tiny_checkpoint(tmp_path / "src", intermediate_size=80)
+    rewrite(src, quantization_config=mxfp4_config())
+    packed, scale = np.zeros((64, 40), np.uint8), np.zeros((64, 3), np.uint8)
+    changed(src, **{f"{DOWN}.weight": None, f"{DOWN}.weight_packed": packed, f"{DOWN}.weight_scale": scale})
+    refuses(src, f"'{DOWN}' has 80 input features: expected a multiple of 32, because so many share a scale")
