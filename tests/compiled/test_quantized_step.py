@@ -100,7 +100,7 @@ def test_a_product_is_one_pass_over_the_weight(kind, rows):
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("rows", [16, 2048])
 def test_rounded_tokens_are_multiplied_in_eight_bits(kind, rows):
-    """By jspec's kernel for few tokens in int8, and else by one product of XLA's, of weights and tokens as they are stored."""
+    """By jspec's kernel for few tokens in int8, and else by one product of XLA's, of numbers as they are stored."""
     x, weight, scale = _product(kind, rows)
     product = compiled_for_h200(lambda x, *weight: matmul(quantize_tokens(x, kind), *weight), x, weight, scale)
     assert temporaries(product) < 4 * rows * 28672 + 2**18  # the sums of all tokens, before their scales

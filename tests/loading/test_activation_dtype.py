@@ -37,7 +37,8 @@ def rounding(config, kind="int8") -> set[str]:
     model = with_quantized_activations(Decoder(config, rngs=nnx.Rngs(0)), kind)
     parts = {".".join(map(str, path)): part for path, part in nnx.iter_graph(model) if isinstance(part, Linear | Norm)}
     kinds = {
-        path: part.quantize_inputs if isinstance(part, Linear) else part.quantize_outputs for path, part in parts.items()
+        path: part.quantize_inputs if isinstance(part, Linear) else part.quantize_outputs
+        for path, part in parts.items()
     }
     assert {path for path, kind in kinds.items() if kind and not path.startswith("layers.")} == set()
     return {path.removeprefix("layers.1.") for path, kind in kinds.items() if kind and path.startswith("layers.1.")}
@@ -139,13 +140,13 @@ def test_weights_that_are_not_stored_so_are_refused(tmp_path):
         jspec.load(plain, activation_dtype="int8")
     other = fp8_checkpoint(tmp_path / "fp8")
     (other / "model.safetensors").unlink()  # of which no weight is read
-    with pytest.raises(ValueError, match="'int8': expected activation_dtype='fp8', 'auto', or .* stored as fp8"):
+    with pytest.raises(ValueError, match=r"'int8': expected activation_dtype='fp8', 'auto', or .* stored as fp8"):
         jspec.load(other, activation_dtype="int8")
     blocks = block_checkpoint(tmp_path / "blocks", next(iter(KEPT.values())))
-    with pytest.raises(ValueError, match="'fp8': expected 'auto', or a checkpoint .* stored as fp8_block"):
+    with pytest.raises(ValueError, match=r"'fp8': expected 'auto', or a checkpoint .* stored as fp8_block"):
         jspec.load(blocks, activation_dtype="fp8")
     convert.convert(plain, tmp_path / "int4", quantize="int4")
-    with pytest.raises(ValueError, match="'int8': expected 'auto', or a checkpoint .* stored as int4"):
+    with pytest.raises(ValueError, match=r"'int8': expected 'auto', or a checkpoint .* stored as int4"):
         jspec.load(tmp_path / "int4", activation_dtype="int8")
 
 
@@ -157,7 +158,9 @@ def test_a_head_alone_is_no_map_of_a_layer():
 
 def test_experts_that_do_not_round_are_named():
     mixed = dataclasses.replace(INT8, experts=Experts(4, 2, 24))
-    with pytest.warns(UserWarning, match="activation_dtype='int8': experts of 3 layers read inputs that are not rounded"):
+    with pytest.warns(
+        UserWarning, match="activation_dtype='int8': experts of 3 layers read inputs that are not rounded"
+    ):
         check_activation_dtype("int8", mixed)
     in_floats = tuple(f"layers.{i}.attention.{name}" for i in range(3) for name in ("qkv", "out"))
     with pytest.raises(ValueError, match="maps of layers in int8"):

@@ -54,7 +54,8 @@ def add_norm(x, y, weight, bias, eps: float, kind: str, quantize: str | None = N
 def add_norm_reference(
     x, y, weight, bias, options: SumOptions = PLAIN_SUM, *, eps: float, kind: str, quantize: str | None = None
 ):
-    """x + y ``[..., D]`` in the dtype of x, and its ``norm``, quantised to the kind ``quantize`` (``jspec.pallas.matmul.quantize_activations``) unless that is None. y may be ``PartialSums``, and
+    """x + y ``[..., D]`` in the dtype of x, and its ``norm``, quantised to the kind ``quantize`` unless that
+    is None (``jspec.pallas.matmul.quantize_activations``). y may be ``PartialSums``, and
     ``options`` may have it normed first, and the sum multiplied. Each step is rounded."""
     y = reduce_partial_sums(y, x.dtype)
     x = x + (y if options.weight is None else norm(y, options.weight, options.bias, eps, kind))
