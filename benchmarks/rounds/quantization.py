@@ -16,7 +16,8 @@ rounded`` with ``activation_dtype``; benchmarks/rounds/quality.py says what is m
 ``activations, kl, <kind> from <reference>`` and ``activations, acceptance, <drafter>, T = <temperature>, <kind>``. The
 passes: 8 of the 32 layers of the Llama-3.1-8B shape and the output head, 16 rows of 5 query tokens, in microseconds. Keys of
 the result are ``8 layers, 16 x 5, <format>``. The rounds: plain decoding of whole models, and a verify pass, in
-milliseconds. Keys of the result are ``rounds, <shape>, <what>, <format>``."""
+milliseconds; of targets that round activations with ``--rounded --formats int8``. Keys of the result are ``rounds, <shape>,
+<what>, <format>``, with ``, rounded`` behind them for these."""
 
 import argparse
 import dataclasses
@@ -131,14 +132,17 @@ def measure_rounds(
     file: pathlib.Path | None,
     shapes: Sequence[str],
     kinds: Sequence[str],
+    rounded: bool,
 ):
-    """Put the figures of every shape in these formats into ``result``, and write it after each."""
+    """Put the figures of every shape in these formats into ``result``, and write it after each; with ``rounded`` those of
+    targets that round the inputs of their maps."""
     dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     for shape, kind in ((shape, kind) for shape in shapes for kind in kinds):
         bench = Bench(SHAPES[shape], dtype, rate, 1 if smoke else 3)
         for name, what in (SMOKE if smoke else ROUNDS)[shape].items():
-            timed = bench.time(dataclasses.replace(what, quantization=None if kind == "none" else kind))
-            key = f"rounds, {shape}, {name}, {dtype if kind == 'none' else kind}"
+            stored = None if kind == "none" else kind
+            timed = bench.time(dataclasses.replace(what, quantization=stored, activations=rounded))
+            key = f"rounds, {shape}, {name}, {dtype if kind == 'none' else kind}{', rounded' * rounded}"
             result.measured[key], result.floors[key] = 1e3 * timed.seconds, 1e3 * timed.floor
             result.details[key] = {"unit": "ms", "kernels": timed.kernels, "experts": timed.experts}
             print(f"{key}: {1e3 * timed.seconds:.3f} ms, floor {1e3 * timed.floor:.3f}", flush=True)
@@ -155,9 +159,12 @@ def main() -> int:
     parser.add_argument("--shape", nargs="+", choices=ROUNDS, default=list(ROUNDS), help="of rounds")
     formats = ("none", *STORED_QUANTIZATIONS)
     parser.add_argument("--formats", nargs="+", choices=formats, default=["fp8_block"], help="of rounds")
+    parser.add_argument("--rounded", action="store_true", help="rounds of targets that round activations, too")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
     parser.add_argument("--smoke", action="store_true", help="tiny models, any machine, meaningless times")
     args = parser.parse_args()
+    if args.rounded and not set(args.formats) <= set(ROUNDED):
+        parser.error(f"--rounded: expected --formats {' '.join(ROUNDED)}, not {' '.join(args.formats)}")
     if not args.smoke and args.only not in ANYWHERE and jax.default_backend() != "gpu":
         parser.error("no GPU: times need one; --only kl and --only activations run here, --smoke runs tiny models")
     rates, rate = bandwidth.for_floors(None) if args.only not in ANYWHERE else ({}, None)
@@ -170,7 +177,9 @@ def main() -> int:
         measure_passes(result, args.smoke, rate or bandwidth.ASSUMED, args.json)
     if args.only in (None, "rounds"):
         shapes = SMOKE if args.smoke else args.shape
-        measure_rounds(result, args.smoke, rate or bandwidth.ASSUMED, args.json, list(shapes), args.formats)
+        measure_rounds(
+            result, args.smoke, rate or bandwidth.ASSUMED, args.json, list(shapes), args.formats, args.rounded
+        )
     if args.json:
         results.write(result, args.json)
     return 0

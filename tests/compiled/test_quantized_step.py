@@ -98,16 +98,17 @@ def test_a_product_is_one_pass_over_the_weight(kind, rows):
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-@pytest.mark.parametrize("rows", [16, 2048])
+@pytest.mark.parametrize("rows", [1, 16, 2048])
 def test_rounded_tokens_are_multiplied_in_eight_bits(kind, rows):
     """By jspec's kernel for few tokens in int8, and else by one product of XLA's, of numbers as they are stored."""
     x, weight, scale = _product(kind, rows)
     product = compiled_for_h200(lambda x, *weight: matmul(quantize_tokens(x, kind), *weight), x, weight, scale)
     assert temporaries(product) < 4 * rows * 28672 + 2**18  # the sums of all tokens, before their scales
-    text, by_jspec = product.as_text(), (kind, rows) == ("int8", 16)
-    assert not re.search(r"(bf16|f32)\[(28672,4096|4096,28672)\]", text)
+    text, by_jspec = product.as_text(), kind == "int8" and rows < 512
+    assert not re.search(r"(bf16|f32)\[(28672,4096|4096,28672)\]", text)  # within a kernel neither
     assert text.count(" dot(") == (0 if by_jspec else 1)
-    assert len(launched(text)) <= (2 if by_jspec else 3)  # rounding, the product, and XLA's scales
+    most = 2 if by_jspec else 3 + (rows == 1)  # rounding, the product, XLA's scales, and of one token a second one
+    assert len(launched(text)) <= most
 
 
 def test_a_round_of_a_target_that_rounds_makes_no_dequantised_weight():

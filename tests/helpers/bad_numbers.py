@@ -293,7 +293,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "quantizing to FP8": functools.partial(quantizing, "bfloat16", "fp8"),
     **{f"quantizing after {name}": functools.partial(activation, name) for name in ACTIVATED_IN_KERNELS},
     **{
-        f"norm {kind}{', quantised' * (quantize is not None)}{'' if summands is None else ', partial sums'}": functools.partial(
+        f"norm {kind}{', quantised' if quantize else ''}{'' if summands is None else ', partial sums'}": functools.partial(
             residual_sum, kind, quantize, summands
         )
         for kind, quantize, summands in (("rms", None, None), ("rms", "int8", 3), ("layer", "int8", None))

@@ -121,8 +121,8 @@ def in_bytes(model: Decoder, kind: str) -> Decoder:
 
 @functools.cache
 def in_eight_bits(model: Decoder, kind: str, rounds: bool = True) -> Decoder:
-    """``model`` with weights of the ``kind`` ``int8`` or ``fp8``, which if ``rounds`` rounds the inputs of its maps to that as
-    well. A number of each norm is far larger than the others, so that rounding changes much."""
+    """``model`` with weights of the ``kind`` ``int8`` or ``fp8``, and if ``rounds`` with inputs of its maps rounded, too. A
+    number of each norm is far larger than the others, so that rounding changes much."""
     config, params = dataclasses.replace(model.config, quantization=kind), dict(flat_params(model))
     for name in (name for name in params if name.endswith(("attention_norm.weight", "mlp_norm.weight"))):
         params[name] = params[name].at[1].mul(24.0)

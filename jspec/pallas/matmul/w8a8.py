@@ -58,13 +58,20 @@ def _scaled_product(x: QuantizedActivations, weight, scale) -> jax.Array:
     if weight.dtype == jnp.int8:
         sums = _product(numbers, weight, jnp.int32).astype(jnp.float32)
     else:  # not every platform multiplies FP8
-        sums = by_platform(_product, _product_of_widened, numbers, weight)
+        sums = by_platform(_product_of_fp8, _product_of_widened, numbers, weight)
     scaled = sums * x.scale.reshape(-1, 1) * scale[None]
     return scaled.astype(x.dtype).reshape(*x.shape[:-1], len(weight))
 
 
 def _product(a, b, dtype=jnp.float32):
     return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+
+
+def _product_of_fp8(a, b):
+    """A single token has another one of zeros beside it: XLA would widen the weight for a product with a vector."""
+    if len(a) > 1:
+        return _product(a, b)
+    return _product(jnp.concatenate([a, jnp.zeros_like(a)]), b)[:1]
 
 
 def _product_of_widened(a, b):

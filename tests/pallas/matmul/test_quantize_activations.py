@@ -1,4 +1,4 @@
-"""Vectors of tokens in eight bits: each number within half a step of what it stands for, kernel and reference implementation."""
+"""Vectors of tokens in eight bits: each number within half a step of what it stands for, kernel and reference."""
 
 import functools
 
