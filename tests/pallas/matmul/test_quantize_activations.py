@@ -72,8 +72,7 @@ class TestQuantizeTokens:
         np.testing.assert_array_equal(quantised.numbers.astype(jnp.float32), 0)
         np.testing.assert_array_equal(quantised.scale, 1)
 
-    @pytest.mark.parametrize("number", [jnp.nan, jnp.inf])
-    @pytest.mark.parametrize("kind", LARGEST)
+    @pytest.mark.parametrize(("kind", "number"), [("int8", jnp.nan), ("int8", jnp.inf), ("fp8", jnp.nan)])
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self, kind, number):
         x = vectors((3, 320))
         quantised, clean = self.quantize_tokens(x.at[1, 7].set(number), kind), self.quantize_tokens(x, kind)
