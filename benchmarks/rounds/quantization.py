@@ -132,7 +132,7 @@ def measure_rounds(
     file: pathlib.Path | None,
     shapes: Sequence[str],
     kinds: Sequence[str],
-    rounded: bool,
+    rounded: bool = False,
 ):
     """Put the figures of every shape in these formats into ``result``, and write it after each; with ``rounded`` those of
     targets that round the inputs of their maps."""
