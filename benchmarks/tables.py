@@ -15,7 +15,7 @@ import re
 import sys
 
 from benchmarks.acceptance import drafters, editing, small_drafts
-from benchmarks.report import kv_cache_table, performance, results
+from benchmarks.report import activations_table, kv_cache_table, performance, results
 from benchmarks.rounds import efficiency
 
 GUIDES, PAGES = results.ROOT / "docs" / "guides", results.ROOT / "docs" / "results"
@@ -30,6 +30,7 @@ def documents() -> dict[pathlib.Path, str]:
             "distribution": performance.quantized_distribution(found),
             "speed": performance.quantized_speed(found),
             "acceptance": small_drafts.quantized_table(small),
+            "activations": activations_table.quality(found.quantization),
             "cache": kv_cache_table.quality(results.latest(results.read_all("kv_cache"))),
         },
         GUIDES / "draft-vocabularies.md": {"acceptance": small_drafts.vocabulary_table(small)},

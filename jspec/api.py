@@ -18,6 +18,7 @@ from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape, round_shapes
 from jspec.llm import LLM
+from jspec.loading.activation_dtype import check_activation_dtype, with_activation_dtype
 from jspec.loading.context_length import lengths_up_to, own_length, reproducible_length, within_pool
 from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
 from jspec.loading.memory_budget import ModelMemory
@@ -154,6 +155,7 @@ def load(
     draft_is_model = pair.draft is None or (draft_config is not None and draft_config.language_model is not None)
     shards = shards_of(tensor_parallel, draft_tensor_parallel, draft_is_model, expert_parallel)
     config = with_kv_cache_dtype(_engine_config(engine_fields, target_config, draft_config), pair.target)
+    check_activation_dtype(config.activation_dtype, target_config)
     if engine_fields.get("max_len") is None and not config.reproducible:
         require_shards(shards, target_config, draft_config)
         K = 0 if pair.draft is None else speculation.most_draft_tokens
@@ -172,6 +174,7 @@ def load(
     rounding = kv_rounding(config, pair.target)
     model, draft_model, make_drafter = load_modules(checked, config.dtype, *shards, check_files=check_files)
     model.kv_rounding = rounding
+    model = with_activation_dtype(model, config.activation_dtype)
     return LLM(model, draft_model, make_drafter, method, pair.target.tokenizer, speculation, config, seconds, defaults)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from benchmarks.report.markdown import paragraph, table
+from benchmarks.report.markdown import paragraph, scientific, table
 from benchmarks.report.results import Figure
 from jspec.config.engine import FP8_CACHES
 
@@ -20,7 +20,7 @@ def quality(found: Mapping[str, Figure]) -> str:
     at most four drafts gives, over the same prompts with each cache."""
     more = [found[f"kl, {kind}"].details for kind in measured]
     rows = [
-        (kind, *(f"{one[name]:.1e}".replace("e-0", "e-") for name in ("mean_kl", "max_kl")), f"{one['top1']:.1%}")
+        (kind, *(scientific(one[name]) for name in ("mean_kl", "max_kl")), f"{one['top1']:.1%}")
         for kind, one in zip(measured, more, strict=True)
     ]
     parts = [paragraph(about), table(("cache", "mean KL", "largest", "top-1 agreement"), rows)]

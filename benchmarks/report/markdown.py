@@ -20,3 +20,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence]) -> str:
     lines = [columns, *rows]
     text = ["| " + " | ".join(map(str, cells)) + " |" for cells in lines]
     return "\n".join([text[0], "|" + "---|" * len(columns), *text[1:]])
+
+
+def scientific(x: float) -> str:
+    """Two digits and the exponent: 8.0e-4."""
+    mantissa, exponent = f"{x:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"

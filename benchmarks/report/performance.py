@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from benchmarks.report import http_table, mixtures_table, results, serving_table
-from benchmarks.report.markdown import paragraph, table
+from benchmarks.report.markdown import paragraph, scientific, table
 from benchmarks.report.results import Figure, Result
 from benchmarks.rounds import budget, efficiency
 from jspec.config import QUANTIZATIONS
@@ -184,14 +184,8 @@ def quantized_distribution(found: Measurements) -> str:
     rows = []
     for kind in QUANTIZATIONS:
         more = found.quantization[f"kl, {kind}"].details
-        rows.append((kind, *(_scientific(more[name]) for name in ("mean_kl", "max_kl")), f"{more['top1']:.1%}"))
+        rows.append((kind, *(scientific(more[name]) for name in ("mean_kl", "max_kl")), f"{more['top1']:.1%}"))
     return table(("", "mean KL", "largest", "top-1 agreement"), rows)
-
-
-def _scientific(x: float) -> str:
-    """Two digits and the exponent: 8.0e-4."""
-    mantissa, exponent = f"{x:.1e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
 
 
 def quantized_speed(found: Measurements) -> str:

@@ -23,8 +23,8 @@ from benchmarks.rounds.programs import (
     decoding_program,
     forward_program,
     last_positions,
+    rounding,
     tables,
-    with_kv_cache,
 )
 from benchmarks.shapes import Pair, head_for
 from jspec.config import ModelConfig, Shards
@@ -132,7 +132,7 @@ class Bench:
 
     def _decoding(self, what: Decoding) -> Timed:
         config, module = self.draft(what.method, what.draft_quantization, what.draft_vocabulary, what.draft_in_shards)
-        target = with_kv_cache(self.target_in(what.quantization), what.kv_cache)
+        target = rounding(self.target_in(what.quantization), what)
         program = decoding_program(target, module, config, what.engine_config(self.dtype), what, self._exchange)
         seconds, kernels, (state, logs) = self._run(program, what.rounds)
         if logs.epochs is not None and are_lost(logs.epochs):
@@ -168,7 +168,7 @@ class Bench:
         return self._workspace.exchange()
 
     def _forward(self, what: Forward) -> Timed:
-        target = with_kv_cache(self.target_in(what.quantization), what.kv_cache)
+        target = rounding(self.target_in(what.quantization), what)
         seconds, kernels, (state, _) = self._run(forward_program(target, self.dtype, what), what.passes)
         hit = experts_hit(target, state[0], last_positions(what), state[1], tables(what.batch, what.capacity // PAGE))
         passes = [target_pass(target, what.batch, what.width, what.live, hit)]

@@ -20,8 +20,6 @@ in FP8 in the memory of one H100, if JAX may use nearly all of it (XLA_PYTHON_CL
 
 import argparse
 import dataclasses
-import functools
-import operator
 import pathlib
 import statistics
 import time
@@ -30,16 +28,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import jspec
-from benchmarks.acceptance.drafters import prompts
 from benchmarks.kernels import bandwidth
 from benchmarks.report import results
 from benchmarks.rounds.bench import Bench
 from benchmarks.rounds.programs import PAGE, Decoding, Forward, filled, kv_rounding, last_positions, tables
+from benchmarks.rounds.quality import Report, measure_acceptance, measure_divergence
 from benchmarks.shapes import SHAPES
-from convert.verify import compare
 from jspec.commands.demo import FAMILY
 from jspec.config.engine import FP8_CACHES
 from jspec.models.cache_pools import cache_shape, init_pool, with_rounding
@@ -51,27 +47,7 @@ from jspec.pallas.attention.spec import AttentionSpec
 KINDS = ("none", *FP8_CACHES)
 PARTS = ("quality", "attention", "rounds")
 DRAFTERS = ("draft", "eagle", "eagle3")
-TEMPERATURES = (0.0, 1.0)
-PROMPTS, MAX_TOKENS, TEXTS, TEXT_TOKENS = 48, 64, 16, 160
 CALLS = 16  # of the kernel in a timed program
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """Prints figures as they come, and writes them with all before them to ``file``, if there is one."""
-
-    result: results.Result
-    file: pathlib.Path | None
-
-    def add(self, key: str, measured: float, unit: str, floor: float | None = None, **details):
-        self.result.measured[key], self.result.details[key] = measured, {"unit": unit} | details
-        beside = ""
-        if floor is not None:
-            self.result.floors[key] = floor
-            beside = f", floor {floor:,.3f}, {measured / floor:.2f} of it"
-        print(f"{key}: {measured:,.4g} {unit}{beside} {details or ''}", flush=True)
-        if self.file is not None:
-            results.write(self.result, self.file)
 
 
 def load(kind: str, draft: str | None = None, **how) -> jspec.LLM:
@@ -86,36 +62,8 @@ def load(kind: str, draft: str | None = None, **how) -> jspec.LLM:
 
 def measure_quality(report: Report, smoke: bool):
     """How far each kind moves distributions and acceptance."""
-    count, tokens = (2, 8) if smoke else (TEXTS, TEXT_TOKENS)
-    batch = prompts(2 if smoke else PROMPTS)
-    plain = load("none")
-    params = jspec.SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)
-    written = plain.generate(batch[:count], params)
-    assert isinstance(written, list)
-    texts = [[*prompt, *one.token_ids] for prompt, one in zip(batch, written, strict=False)]
-    logits = {}
-    for kind in KINDS:
-        llm = plain if kind == "none" else load(kind)
-        logits[kind] = [np.asarray(llm.logits(text)) for text in texts]
-    for kind in FP8_CACHES:
-        one = compare(logits["none"], logits[kind])
-        report.add(f"kl, {kind}", one.mean_kl, "nats", **dataclasses.asdict(one))
-    for draft in DRAFTERS[-1:] if smoke else DRAFTERS:
-        for kind in KINDS:
-            llm = load(kind, draft, num_draft_tokens=4)
-            for temperature in TEMPERATURES:
-                stats = accepted(llm, batch, temperature, 8 if smoke else MAX_TOKENS)
-                more = {"rounds": stats.num_steps}
-                key = f"acceptance, {draft}, T = {temperature:g}, {kind}"
-                report.add(key, stats.mean_acceptance_length, "tokens a round", **more)
-
-
-def accepted(llm: jspec.LLM, batch: list[list[int]], temperature: float, max_tokens: int) -> jspec.Stats:
-    """The counts of all prompts together."""
-    params = jspec.SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
-    done = llm.generate(batch, params, key=jax.random.key(0))
-    assert isinstance(done, list)
-    return functools.reduce(operator.add, [one.stats for one in done])
+    measure_divergence(report, load, "none", {f"kl, {kind}": ("none", kind) for kind in FP8_CACHES}, smoke)
+    measure_acceptance(report, load, KINDS, DRAFTERS[-1:] if smoke else DRAFTERS, smoke)
 
 
 def attention_program(shape: str, kind: str | None, dtype: str, what: Forward) -> tuple[Callable, Callable]:

@@ -21,6 +21,7 @@ from jspec.models.cache_pools import KVRounding, init_cache
 from jspec.models.flatten import copied, flatten
 from jspec.models.kv_cache import PagedView
 from jspec.models.params import DTYPES
+from jspec.models.w8a8 import with_quantized_activations
 from jspec.pallas.attention.fp8 import STORED, KVScales, encode
 from jspec.pallas.collectives.workspace import Exchange
 from jspec.sampling.distribution import Warp
@@ -51,6 +52,7 @@ class Decoding:
       draft_in_shards: whether a draft model is split over the devices as the target is; otherwise each has all of it.
       kv_cache: how the target rounds keys and values that it caches, ``fp8`` or ``fp8_per_token_head``; None for not at
         all.
+      activations: whether the target rounds the inputs of its maps to the type of its weights, ``int8`` or ``fp8``.
     """
 
     method: str | None
@@ -67,9 +69,11 @@ class Decoding:
     budget: int | None = None
     draft_in_shards: bool = False
     kv_cache: str | None = None
+    activations: bool = False
 
     def __str__(self) -> str:
         weights = f"{self.quantization} weights, " if self.quantization else ""
+        weights += "rounded activations, " if self.activations else ""
         weights += f"{self.kv_cache} cache, " if self.kv_cache else ""
         where = f"{weights}batch {self.batch}, {self.start:,} + {self.new:,} tokens"
         where += f", {self.budget} of them read in a round" if self.budget else ""
@@ -123,9 +127,11 @@ class Forward:
     passes: int
     quantization: Any = None  # of the target's weights
     kv_cache: str | None = None  # as for ``Decoding``
+    activations: bool = False  # as for ``Decoding``
 
     def __str__(self) -> str:
         weights = f"{self.quantization} weights, " if self.quantization else ""
+        weights += "rounded activations, " if self.activations else ""
         weights += f"{self.kv_cache} cache, " if self.kv_cache else ""
         where = f"{weights}{self.live:,} live slots of {self.capacity:,}"
         return f"verify pass, {self.batch} x {self.width} query tokens, {where}"
@@ -268,6 +274,12 @@ def _normal(shape: tuple[int, ...], dtype, sharding) -> Callable[[jax.Array], ja
     if dtype == STORED:
         return jax.jit(lambda key: encode(jax.random.normal(key, shape, jnp.float32)), out_shardings=sharding)
     return jax.jit(lambda key: jax.random.normal(key, shape, dtype), out_shardings=sharding)
+
+
+def rounding(target, what: "Decoding | Forward"):
+    """The target, which rounds what it caches and the inputs of its maps as ``what`` says."""
+    target = with_kv_cache(target, what.kv_cache)
+    return with_quantized_activations(target, what.quantization) if what.activations else target
 
 
 def with_kv_cache(target, kind: str | None):

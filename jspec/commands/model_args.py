@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jspec._validation import require, resolve_names
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES, Speculation
-from jspec.config.engine import KV_CACHE_DTYPES
+from jspec.config.engine import ACTIVATION_DTYPES, KV_CACHE_DTYPES
 from jspec.registry import MTP, NGRAM
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _LOADING = {
     "max_num_seqs": "max_batch",
     "dtype": "dtype",
     "kv_cache_dtype": "kv_cache_dtype",
+    "activation_dtype": "activation_dtype",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "num_gpu_blocks_override": "num_pages",
     "block_size": "page_size",
@@ -136,6 +137,13 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
         choices=KV_CACHE_DTYPES,
         default="auto",
         help="type of the target's cached keys and values; auto: that of the model, or fp8 if the checkpoint is made for it",
+    )
+    parser.add_argument(
+        "--activation-dtype",
+        choices=ACTIVATION_DTYPES,
+        default="auto",
+        help="type to which the target's linear maps round their inputs; auto: none, that of the model; int8 or fp8: W8A8, "
+        "for weights stored so with a scale for each output channel",
     )
     parser.add_argument(
         "--max-model-len", type=int, help="longest prompt plus completion; the target's, as memory allows"

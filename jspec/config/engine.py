@@ -11,6 +11,7 @@ MAX_ROUNDS = 2**16  # rounds of a call
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 FP8_CACHES = ("fp8", "fp8_per_token_head")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", *FP8_CACHES)
+ACTIVATION_DTYPES = ("auto", "int8", "fp8")
 
 PASS_TOKENS = {"reproducible": 512, "dense": 4096, "mixture": 8192}  # defaults of prefill_tokens
 CHUNK, CHUNK_OF_LATENTS, CHUNK_OF_STATES = 32, 128, 64  # defaults of prefill_chunk
@@ -31,6 +32,10 @@ class EngineConfig:
         pool then has about twice the pages in the same memory (docs/guides/quantization.md). ``bfloat16`` and ``float32``
         are allowed where they are ``dtype``. ``auto`` is ``dtype``, and in ``jspec.load`` ``fp8`` for a checkpoint that is
         made for it. A drafter's own cache has ``dtype`` in any case.
+      activation_dtype: the type to which the target's linear maps round their inputs. ``auto`` leaves them in ``dtype``.
+        ``int8`` and ``fp8`` round them as W8A8 does, with a scale for each token, in every layer where weights are stored
+        in that type with a scale for each output channel, so that tensor cores multiply numbers of eight bits. The target
+        is another model then (docs/guides/quantization.md).
       page_size: P, how many cache slots a page of the KV cache has.
       num_pages: how many pages the pool has, without the null page. None gives every row room for max_len tokens.
       prefill_chunk: c, the tokens of a prefill chunk. Chunks begin at multiples of c, and several of them, of one prompt
@@ -74,6 +79,7 @@ class EngineConfig:
     max_len: int = 2048
     dtype: str = "float32"
     kv_cache_dtype: str = "auto"
+    activation_dtype: str = "auto"
     page_size: int = 64
     num_pages: int | None = None
     prefill_chunk: int | None = None
@@ -110,6 +116,9 @@ class EngineConfig:
         known = isinstance(cached, str) and cached in KV_CACHE_DTYPES and cached not in others
         names = ", ".join(repr(name) for name in KV_CACHE_DTYPES if name not in others)
         require(known, "kv_cache_dtype", cached, f"one of {names} with dtype={self.dtype!r}")
+        activations = self.activation_dtype
+        known = isinstance(activations, str) and activations in ACTIVATION_DTYPES
+        require(known, "activation_dtype", activations, f"one of {', '.join(map(repr, ACTIVATION_DTYPES))}")
         least = {
             "num_pages": 1,
             "width": 1,

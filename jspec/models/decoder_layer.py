@@ -39,8 +39,9 @@ class MLP(nnx.Module):
         activate = ACTIVATE[self.activation]
         if self.gate_up is None:
             return self.down(activate(self.up(x)))
-        if self.down.quantize_inputs and self.activation in ACTIVATED_IN_KERNELS:
-            return self.down(activate_and_quantize(self.gate_up(x), activate))
+        kind = self.down.quantize_inputs
+        if kind is not None and self.activation in ACTIVATED_IN_KERNELS:
+            return self.down(activate_and_quantize(self.gate_up(x), activate, kind, self.down.scale_axis))
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
         return self.down(activate(gate) * up)
 

@@ -39,8 +39,10 @@ class Linear(nnx.Module):
       bias: ``[out]`` of ``dtype``, or None.
       reduce_axis: the mesh axis whose shards have parts of the inputs each, and over which products are therefore added
         up; None if all inputs are here.
-      quantize_inputs: whether x is quantised to int8, as the weight is (``jspec.models.w8a8``). x may already be
-        ``QuantizedActivations``.
+      quantize_inputs: ``int8`` or ``fp8`` if x is quantised to that, as the weight is (``jspec.models.w8a8``), None if
+        not. x may already be ``QuantizedActivations``.
+      scale_axis: the mesh axis over whose shards an x that is quantised has one scale for each token; None for a scale
+        of the inputs that are here.
       allow_partial_sums: whether ``y`` may be ``PartialSums``, because it is added to the residual stream.
     """
 
@@ -66,7 +68,9 @@ class Linear(nnx.Module):
         is_ordered = has_order(quantization)
         self.order = nnx.Param(jnp.arange(in_features, dtype=jnp.int32)) if is_ordered else None
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
-        self.reduce_axis, self.quantize_inputs, self.allow_partial_sums = reduce_axis, False, allow_partial_sums
+        self.quantize_inputs: str | None = None
+        self.scale_axis: str | None = None
+        self.reduce_axis, self.allow_partial_sums = reduce_axis, allow_partial_sums
 
     def __call__(self, x):
         arrays = self.scale, self.bias, self.channel_scale
@@ -75,7 +79,8 @@ class Linear(nnx.Module):
             if self.reduce_axis is not None:  # a shard's inputs may be anywhere among those of all
                 x = jax.lax.all_gather(x, self.reduce_axis, axis=x.ndim - 1, tiled=True)
             x = jnp.take(x, self.order[...], axis=-1)
-        x = quantize_tokens(x) if self.quantize_inputs else x
+        if self.quantize_inputs is not None:
+            x = quantize_tokens(x, self.quantize_inputs, self.scale_axis)
         how: dict[str, Any] = {"reduce_axis": self.reduce_axis, "allow_partial_sums": self.allow_partial_sums}
         how["channel_scale"] = channel_scale
         return matmul(x, self.weight[...], scale, bias, **how)
@@ -99,19 +104,20 @@ class Norm(nnx.Module):
       weight: ``[features]`` of ``dtype``.
       bias: ``[features]`` of ``dtype`` for the kind ``layer``, or None.
       reduce_axis: the mesh axis whose shards have a part of the numbers each; None if all are here.
-      quantize_outputs: whether normed numbers are ``QuantizedActivations``, because only maps with
-        ``Linear.quantize_inputs`` read them.
+      quantize_outputs: ``int8`` or ``fp8`` if normed numbers are ``QuantizedActivations``, because only maps with that
+        ``Linear.quantize_inputs`` read them; else None.
     """
 
     def __init__(self, features: int, eps: float, kind: str = "rms", *, reduce_axis: str | None = None, dtype):
         start = jnp.zeros if kind == "rms_offset" else jnp.ones
         self.weight = nnx.Param(start(features, dtype))
         self.bias = nnx.Param(jnp.zeros(features, dtype)) if kind == "layer" else None
-        self.eps, self.kind, self.reduce_axis, self.quantize_outputs = eps, kind, reduce_axis, False
+        self.eps, self.kind, self.reduce_axis = eps, kind, reduce_axis
+        self.quantize_outputs: str | None = None
 
     def __call__(self, x) -> Any:
         normed = norm(x, self.weight[...], self._bias, self.eps, self.kind, self.reduce_axis)
-        return quantize_tokens(normed) if self.quantize_outputs else normed
+        return normed if self.quantize_outputs is None else quantize_tokens(normed, self.quantize_outputs)
 
     def after_adding(
         self, x, y, out_norm: "Norm | None" = None, scale=None, peers: Peers | None = None
@@ -137,7 +143,7 @@ class Norm(nnx.Module):
     @property
     def _in_sums(self) -> bool:
         """Whether the launch that adds up over GPUs can norm the sum, too."""
-        return self.kind in KINDS and not self.quantize_outputs
+        return self.kind in KINDS and self.quantize_outputs is None
 
     @property
     def _bias(self):

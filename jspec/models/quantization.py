@@ -4,7 +4,7 @@ bits.
 Output channel o of the weight W stands for ``scale[o] * weight[o]``. Quantisation is symmetric, as in W8A16 checkpoints:
 the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Weights of four bits (``int4`` and the other
 formats of ``jspec.quantization.groups``) and FP8 weights in blocks (``fp8_block``) have a scale for each group of inputs,
-see ``jspec.quantization``. Activations are quantised in int8 drafters only (``jspec.models.w8a8``)."""
+see ``jspec.quantization``. Which activations are quantised, too, ``jspec.models.w8a8`` says."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from jspec.quantization.groups import E2M1, INT4, grouped, num_groups
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _EIGHT_BITS = {"int8": np.dtype(np.int8), "fp8": FP8, "fp8_block": fp8_block.STORED}
 STORED_DTYPES = (*_EIGHT_BITS.values(), codes.STORED)  # of all quantised weights
-LARGEST = {"int8": quantize_activations.LARGEST, "fp8": 448}  # the largest magnitude that is used
+LARGEST = quantize_activations.LARGEST  # the largest magnitude that is used
 _BLOCK = 2**20  # weights that are converted at a time, so that their float32 copies stay in a CPU's cache
 
 

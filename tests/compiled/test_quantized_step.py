@@ -1,6 +1,7 @@
 """The decode step over quantised weights as XLA compiles it for an H200: no dequantised copy of a weight is ever made."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,9 @@ from benchmarks.rounds.hlo import launched, moves
 from benchmarks.rounds.programs import Decoding, decoding_program
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, head_for
 from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype
+from jspec.models.w8a8 import with_quantized_activations
 from jspec.pallas.matmul import matmul
+from jspec.pallas.matmul.quantize_activations import quantize_tokens
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
@@ -93,6 +96,32 @@ def test_each_product_of_eight_bits_is_one_launch(kind, batch, launches):
 def test_a_product_is_one_pass_over_the_weight(kind, rows):
     x, weight, scale = _product(kind, rows)
     assert temporaries(compiled_for_h200(matmul, x, weight, scale)) < 2**20
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("rows", [1, 16, 2048])
+def test_rounded_tokens_are_multiplied_in_eight_bits(kind, rows):
+    """By jspec's kernel for few tokens in int8, and else by one product of XLA's, of numbers as they are stored."""
+    x, weight, scale = _product(kind, rows)
+    product = compiled_for_h200(lambda x, *weight: matmul(quantize_tokens(x, kind), *weight), x, weight, scale)
+    assert temporaries(product) < 4 * rows * 28672 + 2**18  # the sums of all tokens, before their scales
+    text, by_jspec = product.as_text(), kind == "int8" and rows < 512
+    assert not re.search(r"(bf16|f32)\[(28672,4096|4096,28672)\]", text)  # within a kernel neither
+    assert text.count(" dot(") == (0 if by_jspec else 1)
+    most = 2 if by_jspec else 3 + (rows == 1)  # rounding, the product, XLA's scales, and of one token a second one
+    assert len(launched(text)) <= most
+
+
+def test_a_round_of_a_target_that_rounds_makes_no_dequantised_weight():
+    config = dataclasses.replace(LLAMA_8B, num_layers=2, windows=(), quantization="int8")
+    target = with_quantized_activations(abstract_module(config), "int8")
+    what = Decoding(None, 0, 16, start=64, new=32)
+    program = decoding_program(target, None, None, what.engine_config("bfloat16"), what)
+    how = {"donate_argnums": 1, "compiler_options": program.options}
+    step = compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)
+    assert temporaries(step) < SMALLEST + 6 * 4 * 16 * LLAMA_8B.vocab_size
+    assert [op.line for op in moves(step.as_text(), SMALLEST)] == []
+    assert sum("w8a8_matmul" in op.line for op in launched(step.as_text())) == 2 * 4  # each map of a layer
 
 
 def test_the_check_detects_a_dequantised_weight():

@@ -107,8 +107,8 @@ def simple(reference, kernel, x, *args, rows: Callable = jax.tree.leaves, number
     return Problem(reference, kernel, (x, *args), spots(0, x.shape, (ROW,), numbers), rows=rows)
 
 
-def quantizing(dtype: str) -> Problem:
-    return simple(quantize_tokens_reference, quantize_tokens_kernel, normal(3, 320, dtype=dtype))
+def quantizing(dtype: str, kind: str) -> Problem:
+    return simple(quantize_tokens_reference, quantize_tokens_kernel, normal(3, 320, dtype=dtype), kind=kind)
 
 
 def activation(name: str) -> Problem:
@@ -116,7 +116,7 @@ def activation(name: str) -> Problem:
     return simple(activate_and_quantize_reference, activate_and_quantize_kernel, normal(3, 2 * 100), **how)
 
 
-def residual_sum(kind: str, quantize: bool, summands: int | None) -> Problem:
+def residual_sum(kind: str, quantize: str | None, summands: int | None) -> Problem:
     """Both summands get bad numbers."""
     x, y = (
         normal(3, 200, dtype="bfloat16"),
@@ -289,13 +289,14 @@ def masses(scattered: bool) -> Problem:
 
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
-    **{f"quantizing {dtype}": functools.partial(quantizing, dtype) for dtype in ("float32", "bfloat16")},
+    **{f"quantizing {dtype}": functools.partial(quantizing, dtype, "int8") for dtype in ("float32", "bfloat16")},
+    "quantizing to FP8": functools.partial(quantizing, "bfloat16", "fp8"),
     **{f"quantizing after {name}": functools.partial(activation, name) for name in ACTIVATED_IN_KERNELS},
     **{
-        f"norm {kind}{', quantised' * quantize}{'' if summands is None else ', partial sums'}": functools.partial(
+        f"norm {kind}{', quantised' if quantize else ''}{'' if summands is None else ', partial sums'}": functools.partial(
             residual_sum, kind, quantize, summands
         )
-        for kind, quantize, summands in (("rms", False, None), ("rms", True, 3), ("layer", True, None))
+        for kind, quantize, summands in (("rms", None, None), ("rms", "int8", 3), ("layer", "int8", None))
     },
     "norm of heads": heads,
     "attention, split": functools.partial(attention, Paged(T=3, R=2, H=32, P=16, pages=4)),

@@ -28,7 +28,9 @@ from jspec.models import Decoder, build, flat_params
 from jspec.models.cache_pools import KVRounding
 from jspec.models.causal import causal_logits
 from jspec.models.flatten import copied, flatten
+from jspec.models.quantization import quantize
 from jspec.models.sharding import build_shards, mesh_of
+from jspec.models.w8a8 import with_quantized_activations
 from jspec.sampling.params import SamplingParams
 
 V, MAX_LEN = 29, 40
@@ -115,6 +117,19 @@ def in_bytes(model: Decoder, kind: str) -> Decoder:
     of_layer = KVRounding(*scales) if kind == "fp8" else KVRounding()
     rounds.kv_rounding = (of_layer,) * model.config.num_layers
     return rounds
+
+
+@functools.cache
+def in_eight_bits(model: Decoder, kind: str, rounds: bool = True) -> Decoder:
+    """``model`` with weights of the ``kind`` ``int8`` or ``fp8``, and if ``rounds`` with inputs of its maps rounded, too. A
+    number of each norm is far larger than the others, so that rounding changes much."""
+    config, params = dataclasses.replace(model.config, quantization=kind), dict(flat_params(model))
+    for name in (name for name in params if name.endswith(("attention_norm.weight", "mlp_norm.weight"))):
+        params[name] = params[name].at[1].mul(24.0)
+    for name, scales in config.scale_names().items():
+        params[name], params[scales] = (jnp.asarray(part) for part in quantize(np.asarray(params[name]), kind))
+    built = build(config, params)
+    return with_quantized_activations(built, kind) if rounds else built
 
 
 def poisoned(model: Decoder, token: int) -> Decoder:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 from causal_heads import causal_drafts
+from engines import in_eight_bits
 from flax import nnx
 from heads import before_serving, compile_fast, random_head, serving
 from tiny import ARCHITECTURES, FAMILY_KEYS, tiny_config
@@ -104,6 +105,8 @@ FP8_BLOCKS = "experts in FP8 blocks"
 TARGETS[FP8_BLOCKS] = dataclasses.replace(
     TARGETS["Qwen3MoeForCausalLM"], quantization="fp8_block", quantized_head=False
 )
+ROUNDED = "rounded activations"
+TARGETS[ROUNDED] = dataclasses.replace(TARGET, quantization="int8")
 FOUR_BITS, NVFP4, MXFP4 = "codes of four bits with zeros", "NVFP4", "MXFP4"
 TARGETS[FOUR_BITS] = dataclasses.replace(TARGET, quantization="int4_32_float16_zeros")
 TARGETS[NVFP4] = dataclasses.replace(TARGET, quantization="nvfp4")
@@ -163,6 +166,8 @@ class HeadProgram:
 
 @functools.cache
 def target(architecture: str):
+    if architecture == ROUNDED:
+        return in_eight_bits(target(LLAMA), "int8")
     with_codes = architecture in (FOUR_BITS, NVFP4, MXFP4)  # which only checkpoints have, or random numbers
     return (
         init(TARGETS[architecture], nnx.Rngs(3))

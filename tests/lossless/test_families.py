@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 from tiny import ARCHITECTURES
 
+from jspec.models.flatten import copied
 from lossless.checks import LAST, p_values
 from lossless.head_program import (
     ANY_TARGET,
@@ -18,11 +19,13 @@ from lossless.head_program import (
     LLAMA,
     MXFP4,
     NVFP4,
+    ROUNDED,
     HeadOracle,
     HeadProgram,
 )
 from lossless.losslessness import Losslessness, Run
 from lossless.statistics import LEVEL
+from lossless.steps import K
 
 FAMILIES = tuple(name for name in ARCHITECTURES if name != LLAMA)  # test_heads.py has Llama's
 RULES = ("rejection", "block", "match")
@@ -42,10 +45,12 @@ QUICK = (
     HeadProgram("rejection", GEMMA4_ASSISTANT, architecture="Gemma4ForCausalLM"),
     HeadProgram("match", "mtp", architecture=FP8_BLOCKS),
     HeadProgram("block", "eagle", architecture=FOUR_BITS),
+    HeadProgram("rejection", "eagle", architecture=ROUNDED),
 )
 NIGHTLY = (
     HeadProgram("rejection", "medusa", architecture=NVFP4),
     HeadProgram("match", "medusa", architecture=MXFP4),
+    HeadProgram("match", "mtp", architecture=ROUNDED),
     HeadProgram("rejection", "eagle", architecture="Qwen3_5ForCausalLM"),
 )
 
@@ -95,6 +100,26 @@ def with_an_earlier_cache(target):
     return broken
 
 
+class UnroundedInRounds(nnx.Module):
+    """A linear map that rounds its inputs in prefill alone."""
+
+    def __init__(self, linear):
+        self.rounds, self.plain = linear, copied(linear)
+        self.plain.quantize_inputs = None
+
+    def __call__(self, x):
+        return (self.plain if x.shape[1] == K + 1 else self.rounds)(x)
+
+
+def with_verify_passes_that_do_not_round(target):
+    """The target whose attention reads inputs in verify passes as they were before they were rounded."""
+    broken = copied(target)
+    for layer in broken.layers:
+        layer.attention_norm.quantize_outputs = None
+        layer.attention.qkv = UnroundedInRounds(layer.attention.qkv)
+    return broken
+
+
 class Limited(nnx.Module):
     """A mixture of experts that leaves out the last tokens of a pass, as if they were beyond a capacity."""
 
@@ -129,6 +154,7 @@ class TestSteps(Losslessness):
         ("family", "broken"),
         [
             ("GptOssForCausalLM", without_sinks),
+            (ROUNDED, with_verify_passes_that_do_not_round),
             pytest.param("Gemma4ForCausalLM", with_an_earlier_cache, marks=pytest.mark.nightly),
             pytest.param("Qwen3_5ForCausalLM", with_states_that_forget, marks=pytest.mark.nightly),
             pytest.param("MixtralForCausalLM", with_a_capacity, marks=pytest.mark.long),

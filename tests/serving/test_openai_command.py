@@ -24,6 +24,7 @@ def test_loading_options_are_arguments_of_load():
     assert loading_of(args_of()) == {
         "max_batch": 64,
         "kv_cache_dtype": "auto",
+        "activation_dtype": "auto",
         "max_waiting": 1024,
         "reproducible": False,
         "prefix_cache": True,
@@ -34,6 +35,7 @@ def test_loading_options_are_arguments_of_load():
             *("--max-model-len", "99", "--max-num-seqs", "3", "--dtype", "bfloat16", "--gpu-memory-utilization", "0.5"),
             *("--num-gpu-blocks-override", "7", "--block-size", "16", "--swap-space", "1", "--max-waiting", "5"),
             *("--snapshot-every", "512", "--snapshot-space", "0.5", "--kv-cache-dtype", "fp8"),
+            *("--activation-dtype", "int8"),
             *("--reproducible", "--no-enable-prefix-caching", "--generation-config", "vllm", "--ngram-corpus", "f"),
         )
     )
@@ -48,6 +50,7 @@ def test_loading_options_are_arguments_of_load():
         "snapshot_every": 512,
         "snapshot_space": 0.5,
         "kv_cache_dtype": "fp8",
+        "activation_dtype": "int8",
         "max_waiting": 5,
         "ngram_corpus": "f",
         "reproducible": True,

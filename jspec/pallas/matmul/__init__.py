@@ -6,7 +6,7 @@ partial_sums.py           results in parts, which the norm that follows adds up
 tiling.py                 the tile sizes of the kernels
 small_batch.py            tilings, launch and accumulation of bf16.py and w8a8.py
 bf16.py                   bfloat16 weights and activations
-w8a8.py                   int8 weights and int8 activations
+w8a8.py                   weights and activations of eight bits
 weight_only.py            weights of eight or four bits and bfloat16 activations
 few_tokens.py             weights of eight bits on Hopper GPUs: which products, and by what
 few_tokens_sm90.py        the kernel for them, in Pallas' Mosaic GPU lowering
@@ -16,6 +16,6 @@ sm90_registers.py         weights of eight bits from shared memory to registers,
 one_token.py              a single token, without a kernel
 unpack.py                 weights of eight or four bits as bfloat16
 mxfp4.py                  MXFP4 weights as bfloat16
-quantize_activations.py   quantises activations to int8"""
+quantize_activations.py   quantises activations to eight bits"""
 
 from jspec.pallas.matmul.table import matmul as matmul

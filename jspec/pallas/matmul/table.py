@@ -43,7 +43,8 @@ def matmul(
     written.
 
     Args:
-      x: bfloat16 or float32, or ``QuantizedActivations`` for a weight of int8.
+      x: bfloat16 or float32, or ``QuantizedActivations`` of the weight's dtype for one of int8 or FP8 with a scale for
+        each output channel.
       weight: ``[out, in]`` of x's dtype, int8 or float8_e4m3fn; or codes of four bits, uint8 ``[out, 64 blocks]``.
       scale: of a quantised weight, float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32
         ``[out, groups]``, of codes (``jspec.quantization.codes``) ``[out, groups]`` or ``[out, groups, 2]``, and of MXFP4
@@ -119,8 +120,8 @@ class Row:
     Attributes:
       name: what the row is.
       compute: the result for a ``Product``.
-      activations, weights: dtypes of x and of the weight as they are stored, as ``Product.stored`` has it; int8 x is
-        ``QuantizedActivations``.
+      activations, weights: dtypes of x and of the weight as they are stored, as ``Product.stored`` has it; x of eight bits
+        is ``QuantizedActivations``.
       tokens, numbers, inputs: how many tokens, numbers of the weight and input features.
       hopper: whether it is for Hopper GPUs alone.
       widens: whether it gives float32 for x of bfloat16, too.
@@ -130,7 +131,7 @@ class Row:
 
     name: str
     compute: Callable[[Product], jax.Array | PartialSums]
-    activations: tuple[str, ...] = ("int8", *_FLOATS)
+    activations: tuple[str, ...] = (*_EIGHT_BITS, *_FLOATS)
     weights: tuple[str, ...] = ("uint8", *_EIGHT_BITS, *_IN_GROUPS.values(), *_FLOATS)
     tokens: range = _UNLIMITED
     numbers: range = _UNLIMITED

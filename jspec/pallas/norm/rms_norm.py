@@ -15,9 +15,9 @@ from jax.experimental import pallas as pl
 from jspec.pallas.dispatch import differentiable
 from jspec.pallas.matmul.partial_sums import PartialSums, reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import (
-    QuantizedActivations,
     quantize_tokens_reference,
     quantized_output_shapes,
+    quantized_outputs,
     store_quantized,
 )
 from jspec.pallas.triton import block_ids, kernel_call, load_block, store_block
@@ -41,7 +41,7 @@ class SumOptions(NamedTuple):
 PLAIN_SUM = SumOptions()
 
 
-def add_norm(x, y, weight, bias, eps: float, kind: str, quantize: bool = False, options: SumOptions = PLAIN_SUM):
+def add_norm(x, y, weight, bias, eps: float, kind: str, quantize: str | None = None, options: SumOptions = PLAIN_SUM):
     """``add_norm_reference``, and on an NVIDIA GPU the kernel. Summands of shards are added up before."""
     if isinstance(y, PartialSums) and y.reduce_axis is not None:
         y = y.total(x.dtype)
@@ -52,15 +52,16 @@ def add_norm(x, y, weight, bias, eps: float, kind: str, quantize: bool = False, 
 
 
 def add_norm_reference(
-    x, y, weight, bias, options: SumOptions = PLAIN_SUM, *, eps: float, kind: str, quantize: bool = False
+    x, y, weight, bias, options: SumOptions = PLAIN_SUM, *, eps: float, kind: str, quantize: str | None = None
 ):
-    """x + y ``[..., D]`` in the dtype of x, and its ``norm``, in int8 if ``quantize``. y may be ``PartialSums``, and
+    """x + y ``[..., D]`` in the dtype of x, and its ``norm``, quantised to the kind ``quantize`` unless that
+    is None (``jspec.pallas.matmul.quantize_activations``). y may be ``PartialSums``, and
     ``options`` may have it normed first, and the sum multiplied. Each step is rounded."""
     y = reduce_partial_sums(y, x.dtype)
     x = x + (y if options.weight is None else norm(y, options.weight, options.bias, eps, kind))
     x = x if options.scale is None else x * options.scale[0]
     normed = norm(x, weight, bias, eps, kind)
-    return x, quantize_tokens_reference(normed) if quantize else normed
+    return x, normed if quantize is None else quantize_tokens_reference(normed, quantize)
 
 
 def norm(x, weight, bias, eps: float, kind: str, reduce_axis: str | None = None):
@@ -106,7 +107,7 @@ def add_norm_kernel(
     *,
     eps: float,
     kind: str,
-    quantize: bool = False,
+    quantize: str | None = None,
     interpret=False,
 ):
     """``add_norm_reference`` as a kernel; a program instance has one token."""
@@ -119,7 +120,7 @@ def add_norm_kernel(
         _add_norm,
         *(x.reshape(tokens, D), y.reshape(tokens * (partials or 1), D), weight, bias, options),
         grid=(tokens,),
-        out_shape=[shape, *(quantized_output_shapes(tokens, D) if quantize else [shape])],
+        out_shape=[shape, *([shape] if quantize is None else quantized_output_shapes(tokens, D, quantize))],
         num_warps=min(max(size // _NUMBERS, 1), 16),
         interpret=interpret,
         size=size,
@@ -127,8 +128,8 @@ def add_norm_kernel(
         eps=eps,
         kind=kind,
     )
-    out = QuantizedActivations(normed[0], normed[1], x.dtype) if quantize else normed[0]
-    return added.reshape(x.shape), out.reshape(*x.shape)
+    out = normed[0].reshape(x.shape) if quantize is None else quantized_outputs(*normed, x.dtype, *x.shape)
+    return added.reshape(x.shape), out
 
 
 def _add_norm(

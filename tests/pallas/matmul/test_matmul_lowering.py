@@ -13,7 +13,12 @@ from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear
 from jspec.models.quantization import scale_dtype, stored_dtype
 from jspec.pallas.matmul import few_tokens, matmul
 from jspec.pallas.matmul.bf16 import bf16_matmul_kernel
-from jspec.pallas.matmul.quantize_activations import QuantizedActivations, activate_and_quantize, quantize_tokens
+from jspec.pallas.matmul.quantize_activations import (
+    LARGEST,
+    QuantizedActivations,
+    activate_and_quantize,
+    quantize_tokens,
+)
 from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
 from jspec.pallas.norm.rms_norm import add_norm
@@ -180,15 +185,17 @@ def test_maps_of_bfloat16_have_the_kernel_for_some_tokens(tokens, out, inputs, h
 def test_quantizing_lowers_for_cuda(dtype, D):
     array = jax.ShapeDtypeStruct
     x, vector, many = array((2, 5, D), dtype), array((D,), dtype), array((2, 5, 40_000), dtype)
-    assert kernels_of(for_cuda(quantize_tokens, (x,))) == ["quantize_tokens"]
-    assert kernels_of(for_cuda(quantize_tokens, (many,))) == []
-    with_norm = functools.partial(add_norm, eps=1e-5, kind="rms", quantize=True)
-    assert kernels_of(for_cuda(with_norm, (x, x, vector, None))) == ["add_norm"]
+    for kind in LARGEST:
+        quantize = functools.partial(quantize_tokens, kind=kind)
+        assert kernels_of(for_cuda(quantize, (x,))) == ["quantize_tokens"]
+        assert kernels_of(for_cuda(quantize, (many,))) == []
+        with_norm = functools.partial(add_norm, eps=1e-5, kind="rms", quantize=kind)
+        assert kernels_of(for_cuda(with_norm, (x, x, vector, None))) == ["add_norm"]
 
 
-@pytest.mark.parametrize("name", ACTIVATED_IN_KERNELS)
-def test_activations_lower_for_cuda(name):
-    function = functools.partial(activate_and_quantize, activate=ACTIVATE[name])
+@pytest.mark.parametrize(("name", "kind"), [*((name, "int8") for name in ACTIVATED_IN_KERNELS), ("silu", "fp8")])
+def test_activations_lower_for_cuda(name, kind):
+    function = functools.partial(activate_and_quantize, activate=ACTIVATE[name], kind=kind)
     assert kernels_of(for_cuda(function, (jax.ShapeDtypeStruct((2, 5, 600), jnp.bfloat16),))) == [
         "activate_and_quantize"
     ]

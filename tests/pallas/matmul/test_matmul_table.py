@@ -33,7 +33,7 @@ class Case(NamedTuple):
     def product(self) -> Product:
         array, groups = jax.ShapeDtypeStruct, -(-self.inputs // 128)
         x: Any = array((self.tokens, self.inputs), self.x)
-        if self.x == "int8":
+        if self.x in ("int8", "float8_e4m3fn"):
             x = QuantizedActivations(x, array((self.tokens,), jnp.float32), jnp.dtype("bfloat16"))
         in_blocks = self.weight == "fp8_block"
         weight = array(
@@ -55,7 +55,12 @@ class Case(NamedTuple):
 EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
     "W8A8": (
         Case(5, 4096, 4096, "int8", "int8"),
-        [({"tokens": 513}, "XLA"), ({"x": "bfloat16"}, "XLA"), ({"x": "float32"}, "XLA")],
+        [
+            ({"tokens": 513}, "XLA"),
+            ({"x": "bfloat16"}, "XLA"),
+            ({"x": "float32"}, "XLA"),
+            ({"x": "float8_e4m3fn", "weight": "float8_e4m3fn"}, "XLA"),
+        ],
     ),
     "few tokens, four bits": (
         Case(5, 4096, 4096, weight="uint8"),

@@ -1,4 +1,4 @@
-"""Vectors of tokens in int8: each number within half a step of what it stands for, kernel and reference implementation."""
+"""Vectors of tokens in eight bits: each number within half a step of what it stands for, kernel and reference."""
 
 import functools
 
@@ -10,6 +10,7 @@ import pytest
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import (
+    LARGEST,
     activate_and_quantize_kernel,
     activate_and_quantize_reference,
     quantize_tokens,
@@ -25,23 +26,30 @@ def vectors(shape, dtype="bfloat16", seed=0):
     return (3 * jax.random.normal(jax.random.key(seed), shape)).astype(dtype)
 
 
-def check(quantised, exact, dtype, slack=0.0):
+def check(quantised, exact, dtype, slack=0.0, kind="int8"):
     """``exact``, float64: each number is at most half a step away, and a little more where it was computed inexactly."""
-    assert quantised.numbers.dtype == jnp.int8
+    assert quantised.numbers.dtype == {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}[kind]
     assert quantised.scale.dtype == jnp.float32
     assert quantised.dtype == dtype
     assert quantised.shape == exact.shape
     scale = np.asarray(quantised.scale, np.float64)[..., None]
     peak = np.abs(exact).max(-1, keepdims=True)
-    np.testing.assert_allclose(scale, peak / 127, rtol=1e-6 + slack)
+    np.testing.assert_allclose(scale, peak / LARGEST[kind], rtol=1e-6 + slack)
     error = np.abs(np.asarray(quantised.numbers, np.float64) * scale - exact)
-    assert (error <= (0.5 + 1e-4) * scale + slack * peak).all()
+    steps = (
+        np.maximum(2.0**-9, 2.0**-3 * np.abs(exact) / scale) if kind == "fp8" else 1.0
+    )  # of three digits, or subnormal
+    assert (error <= (0.5 + 1e-4) * steps * scale + slack * peak).all()
 
 
 class TestQuantizeTokens:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        self.quantize_tokens = implementation(quantize_tokens_reference, quantize_tokens_kernel)
+        def quantize_tokens(x, kind="int8"):
+            both = (functools.partial(f, kind=kind) for f in (quantize_tokens_reference, quantize_tokens_kernel))
+            return implementation(*both)(x)
+
+        self.quantize_tokens = quantize_tokens
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -49,30 +57,36 @@ class TestQuantizeTokens:
         x = vectors(shape, dtype)
         check(self.quantize_tokens(x), np.asarray(x, np.float64), dtype)
 
-    def test_the_largest_magnitude_becomes_127(self):
-        quantised = self.quantize_tokens(vectors((7, 100)))
-        np.testing.assert_array_equal(jnp.max(jnp.abs(quantised.numbers.astype(jnp.int32)), axis=-1), 127)
+    def test_fp8_is_within_half_a_step(self):
+        x = vectors((2, 3, 320)) * jnp.exp2(jnp.arange(320.0) / -20).astype(jnp.bfloat16).reshape(1, 1, -1)
+        check(self.quantize_tokens(x, "fp8"), np.asarray(x, np.float64), "bfloat16", kind="fp8")
 
-    def test_zeros_and_subnormal_numbers(self):
-        quantised = self.quantize_tokens(jnp.zeros((2, 64)).at[1, 3].set(2.0**-126))
-        np.testing.assert_array_equal(quantised.numbers, 0)
+    @pytest.mark.parametrize(("kind", "largest"), LARGEST.items())
+    def test_the_largest_magnitude_becomes_that_of_the_kind(self, kind, largest):
+        quantised = self.quantize_tokens(vectors((7, 100)), kind)
+        np.testing.assert_array_equal(jnp.max(jnp.abs(quantised.numbers.astype(jnp.float32)), axis=-1), largest)
+
+    @pytest.mark.parametrize("kind", LARGEST)
+    def test_zeros_and_subnormal_numbers(self, kind):
+        quantised = self.quantize_tokens(jnp.zeros((2, 64)).at[1, 3].set(2.0**-126), kind)
+        np.testing.assert_array_equal(quantised.numbers.astype(jnp.float32), 0)
         np.testing.assert_array_equal(quantised.scale, 1)
 
-    @pytest.mark.parametrize("number", [jnp.nan, jnp.inf])
-    def test_a_token_that_is_not_finite_leaves_the_others_alone(self, number):
+    @pytest.mark.parametrize(("kind", "number"), [("int8", jnp.nan), ("int8", jnp.inf), ("fp8", jnp.nan)])
+    def test_a_token_that_is_not_finite_leaves_the_others_alone(self, kind, number):
         x = vectors((3, 320))
-        quantised, clean = self.quantize_tokens(x.at[1, 7].set(number)), self.quantize_tokens(x)
+        quantised, clean = self.quantize_tokens(x.at[1, 7].set(number), kind), self.quantize_tokens(x, kind)
         assert not jnp.isfinite(quantised.scale[1])
         for i in (0, 2):
-            np.testing.assert_array_equal(quantised.numbers[i], clean.numbers[i])
+            np.testing.assert_array_equal(*(one.numbers[i].astype(jnp.float32) for one in (quantised, clean)))
             assert quantised.scale[i] == clean.scale[i]
 
 
 class TestActivateAndQuantize:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        def activate_and_quantize(x, name="silu"):
-            implementations = (functools.partial(f, activate=ACTIVATE[name]) for f in (reference, kernel))
+        def activate_and_quantize(x, name="silu", kind="int8"):
+            implementations = (functools.partial(f, activate=ACTIVATE[name], kind=kind) for f in (reference, kernel))
             return implementation(*implementations)(x)
 
         reference, kernel = activate_and_quantize_reference, activate_and_quantize_kernel
@@ -84,6 +98,12 @@ class TestActivateAndQuantize:
         x = vectors((*shape[:-1], 2 * shape[-1]), dtype)
         gate, up = np.split(np.asarray(x, np.float64), 2, axis=-1)
         check(self.activate_and_quantize(x), gate / (1 + np.exp(-gate)) * up, dtype, slack=1e-5)
+
+    def test_fp8_is_within_half_a_step(self):
+        x = vectors((2, 3, 640), "float32")
+        gate, up = np.split(np.asarray(x, np.float64), 2, axis=-1)
+        got = self.activate_and_quantize(x, kind="fp8")
+        check(got, gate / (1 + np.exp(-gate)) * up, "float32", slack=1e-5, kind="fp8")
 
     @pytest.mark.parametrize("name", ACTIVATED_IN_KERNELS)
     def test_every_activation_agrees_with_jax(self, name):
@@ -105,23 +125,25 @@ class TestQuantizedNorm:
         self.implementation = implementation
 
     @pytest.mark.parametrize("summands", [None, 3])
-    @pytest.mark.parametrize("kind", ["rms", "rms_wide", "rms_offset", "layer"])
-    def test_is_the_norm_within_half_a_step(self, kind, summands):
+    @pytest.mark.parametrize(
+        ("kind", "to"),
+        [("rms", "int8"), ("rms", "fp8"), ("rms_wide", "int8"), ("rms_offset", "int8"), ("layer", "int8")],
+    )
+    def test_is_the_norm_within_half_a_step(self, kind, to, summands):
         x, y, weight, bias = (vectors((2, 3, 320), seed=i) for i in range(4))
         if summands is not None:
             y = PartialSums(jnp.stack([y] * summands, axis=-2))
         weight, bias = weight[0, 0], bias[0, 0] if kind == "layer" else None
 
-        def with_norm(quantize: bool):
+        def with_norm(quantize: str | None):
             how = {"eps": 1e-5, "kind": kind, "quantize": quantize}
             implementations = (functools.partial(f, **how) for f in (add_norm_reference, add_norm_kernel))
             return self.implementation(*implementations)(x, y, weight, bias)
 
-        (plain, normed), (added, quantised) = with_norm(False), with_norm(True)
+        (plain, normed), (added, quantised) = with_norm(None), with_norm(to)
         np.testing.assert_array_equal(added, plain)
-        check(
-            quantised, np.asarray(normed, np.float64), "bfloat16", slack=2**-8
-        )  # one number may be rounded the other way
+        exact = np.asarray(normed, np.float64)
+        check(quantised, exact, "bfloat16", slack=2**-8, kind=to)  # one number may be rounded the other way
 
 
 def test_reshape_keeps_numbers_and_scales():

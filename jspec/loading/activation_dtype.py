@@ -1,0 +1,62 @@
+"""Has a target round the inputs of its linear maps to eight bits, as W8A8 does.
+
+Such a target is another model than the same target without that, as one with quantised weights is. So its user decides, and
+drafts change nothing about it. Which maps round ``jspec.models.w8a8`` says."""
+
+import warnings
+from collections.abc import Iterator
+
+from jspec._validation import require
+from jspec.config import ModelConfig
+from jspec.models import Decoder
+from jspec.models.w8a8 import with_quantized_activations
+
+
+def check_activation_dtype(kind: str, target: ModelConfig):
+    """Refuse a type of ``EngineConfig.activation_dtype`` that no map of a target rounds its inputs to, and name experts
+    that do not round theirs in a warning.
+
+    Raises:
+      ValueError: no map of a layer is stored in that type with a scale for each output channel.
+    """
+    if kind == "auto":
+        return
+    stored, maps = target.quantization or "the dtype of the model", list(_rounding_maps(kind, target))
+    others = f"activation_dtype={target.quantization!r}, " if target.quantization in ("int8", "fp8") else ""
+    made = f"make such weights with jspec-convert --quantize {kind} from a checkpoint that is not quantised"
+    require(
+        bool(maps),
+        "activation_dtype",
+        kind,
+        f"{others}'auto', or a checkpoint with maps of layers in {kind} with a scale for each output channel: those of this "
+        f"one are stored as {stored}; {made}",
+    )
+    experts = [layer for layer in range(target.num_layers) if target.has_experts(layer)]
+    if experts:
+        warnings.warn(
+            f"activation_dtype={kind!r}: experts of {len(experts)} layers read inputs that are not rounded, because their "
+            "kernels multiply in the dtype of the model",
+            stacklevel=3,
+        )
+
+
+def with_activation_dtype(model: Decoder, kind: str) -> Decoder:
+    """The target, which rounds inputs to ``kind``; the same if that is ``auto``."""
+    return model if kind == "auto" else with_quantized_activations(model, kind)
+
+
+def _rounding_maps(kind: str, target: ModelConfig) -> Iterator[str]:
+    """The names of the weights whose maps round their inputs."""
+    for name, stored in target.quantizations().items():
+        outer, *inner = name.split(".")
+        if outer != "layers" or stored != kind:
+            continue
+        number, part, *rest = inner
+        of_experts = part == "beside" or (part == "mlp" and target.has_experts(int(number)) and not _beside(target))
+        of_latents = part == "attention" and rest[0] in ("keys", "values")
+        if not of_experts and not of_latents:
+            yield name
+
+
+def _beside(target: ModelConfig) -> bool:
+    return target.experts is not None and target.experts.beside_mlp
