@@ -36,6 +36,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # for models in shards; everything else runs on the first of them
 os.environ["XLA_FLAGS"] = f"{HASTE} {os.environ.get('XLA_FLAGS', '')}".rstrip()  # the user's come last, and win
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub; tests/hub has a stand-in for it
+gc.set_threshold(20_000)  # new objects before garbage is looked for, in place of 700: a trace makes a million that live on
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jspec-tests-")  # where ``jspec.load`` keeps compiled programs
 
 MOST_MAPPINGS = 20_000  # after a file of tests; one adds up to 10,000
@@ -72,6 +73,17 @@ def pytest_collection_modifyitems(items):
         seen[node.partition("[")[0]] += not long
         tiers.COLLECTED.append(node)
     items.sort(key=lambda item: not is_in(item.path, *LONGEST))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """Modules and tests, a million objects, live until the end: no collection of garbage looks at them again."""
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    gc.unfreeze()  # hypothesis, imported at the end, asks who refers to an object, which no frozen one answers
 
 
 @pytest.fixture(scope="session", autouse=True)
