@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import psutil
 import pytest
 import tiers
 from costs import Costs
@@ -36,9 +37,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # for models in shards; everything else runs on the first of them
 os.environ["XLA_FLAGS"] = f"{HASTE} {os.environ.get('XLA_FLAGS', '')}".rstrip()  # the user's come last, and win
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub; tests/hub has a stand-in for it
+gc.set_threshold(20_000)  # new objects before garbage is looked for, in place of 700: a trace makes a million
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jspec-tests-")  # where ``jspec.load`` keeps compiled programs
 
 MOST_MAPPINGS = 20_000  # after a file of tests; one adds up to 10,000
+MOST_MEMORY = 3 * 2**30  # bytes that files of tests leave behind
 DAYS_KEPT = 7  # of a compiled program, which nobody may need any more
 LONGEST = ("lossless", "engine", "train")  # folders whose files take a minute or more
 
@@ -72,6 +75,17 @@ def pytest_collection_modifyitems(items):
         seen[node.partition("[")[0]] += not long
         tiers.COLLECTED.append(node)
     items.sort(key=lambda item: not is_in(item.path, *LONGEST))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """Modules and tests, a million objects, live until the end: no collection of garbage looks at them again."""
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    gc.unfreeze()  # hypothesis, imported at the end, asks who refers to an object, which no frozen one answers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -131,17 +145,30 @@ def left_to_the_next_start(tmp_path, monkeypatch) -> Iterator[Path]:
     jax_cache.reset_cache()
 
 
+@pytest.fixture(scope="session")
+def memory_when_tidy() -> list[int]:
+    """The memory of the process, in bytes, when ``left_behind`` last tidied up."""
+    return [psutil.Process().memory_info().rss]
+
+
 @pytest.fixture(scope="module", autouse=True)
-def few_mappings():
-    """A compiled program keeps pieces of memory mapped, of which Linux gives a process 65,530; XLA aborts at the
+def left_behind(memory_when_tidy):
+    """What a file of tests leaves in JAX's caches: millions of objects of all files, which make every collection of garbage
+    take seconds. They are left out of collections until there are too many.
+
+    A compiled program also keeps pieces of memory mapped, of which Linux gives a process 65,530; XLA aborts at the
     next."""
     yield
-    mappings = Path("/proc/self/maps")
-    if mappings.exists() and mappings.read_text().count("\n") > MOST_MAPPINGS:
+    mappings, process = Path("/proc/self/maps"), psutil.Process()
+    many = mappings.exists() and mappings.read_text().count("\n") > MOST_MAPPINGS
+    if many or process.memory_info().rss > memory_when_tidy[0] + MOST_MEMORY:
         if "engines" in sys.modules:
             sys.modules["engines"].drop_shared()
-        gc.collect()
+        gc.unfreeze()
         jax.clear_caches()
+        gc.collect()
+        memory_when_tidy[0] = process.memory_info().rss
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -160,15 +187,21 @@ def compiled_anew(request):
 @pytest.fixture(scope="module", autouse=True)
 def compiled_in_a_hurry(request):
     """Programs of most tests compile for seconds and run for a moment: XLA optimises little, and a drafter's passes are a
-    loop (``tests/drafting/test_draft_loops.py`` compares it with unrolled passes). The losslessness suite's programs
-    run for long. Kernels are tested on a GPU as users have them."""
+    loop (``tests/drafting/test_draft_loops.py`` compares it with unrolled passes). The losslessness suite unrolls
+    them as users do; its long tier, and its files that say ``RUNS_FOR_LONG``, run for longer than they compile. Kernels are
+    tested on a GPU as users have them."""
     on_gpu = is_in(request.path, "pallas") and jax.default_backend() != "cpu"
-    if on_gpu or is_in(request.path, "lossless", "compiled"):
+    lossless = is_in(request.path, "lossless")
+    for_long = lossless and (
+        request.config.option.markexpr == "long" or getattr(request.module, "RUNS_FOR_LONG", False)
+    )
+    if on_gpu or for_long or is_in(request.path, "compiled"):
         yield
         return
     jax.config.update("jax_disable_most_optimizations", True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "UNROLLED_PASSES", 1)
+        if not lossless:
+            patch.setattr(drawing, "UNROLLED_PASSES", 1)
         yield
     jax.config.update("jax_disable_most_optimizations", False)
 

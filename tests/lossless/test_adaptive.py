@@ -8,7 +8,6 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiers import in_tiers
 
 from jspec.engine.adaptive import controller
 from lossless.adaptive import Adapted, play_adaptively
@@ -20,7 +19,7 @@ from lossless.steps import K, Program, decoded, play
 from lossless.table_model import TABLES
 
 SECONDS = {0: 1.0, 1: 1.62, 2: 2.05}  # so near to each other that every round changes which is best
-QUICK = (Run(Program("rejection"), 50_000), Run(Program("block", draft_sampling="auto"), 60_000, "nightly"))
+QUICK = (Run(Program("rejection"), 20_000), Run(Program("block", draft_sampling="auto"), 60_000, "nightly"))
 LONG = (
     Program("rejection"),
     Program("match", draft_sampling="coupled"),
@@ -90,7 +89,8 @@ class PeekingProgram(Program):
         return Peeking(super().drafter(target, model, drafts))
 
 
-@pytest.mark.parametrize("sound", in_tiers((False, True), test=(False,)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("sound", [False, True])
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
 def test_K_that_depends_on_its_own_drafts_is_detected(rule, sound):
     program = (Program if sound else PeekingProgram)(rule)

@@ -8,7 +8,6 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiers import in_tiers
 
 from jspec.drafting.block import Block
 from jspec.engine.adaptive.draft_selection import select_drafts
@@ -20,9 +19,10 @@ from lossless.statistics import LEVEL
 from lossless.steps import CONFIG, Program, decoded, play
 from lossless.table_model import TABLES
 
+RUNS_FOR_LONG = True  # so that XLA optimises: conftest.py
 BUDGET = CONFIG.max_batch * 13 // 8  # of all rows: at first 5 of 16 drafts, and more of them as texts end
 QUICK = (
-    Run(Program("rejection", budget=BUDGET), 20_000),
+    Run(Program("rejection", budget=BUDGET), 8_000),
     Run(Program("block", budget=BUDGET), 24_000, "nightly"),
     Run(Program("match", draft_sampling="coupled", budget=BUDGET), 12_000, "nightly"),
 )
@@ -92,7 +92,8 @@ class OffByOne(HeadProgram):
     """A program that is not taken for the one without the fault."""
 
 
-@pytest.mark.parametrize("sound", in_tiers((False, True), test=(False,)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("sound", [False, True])
 def test_confidence_that_depends_on_its_own_draft_is_detected(sound):
     program = (HeadProgram if sound else OffByOne)("rejection", "dspark-sure", budget=BUDGET)
     kept = Block._with_confidence

@@ -18,7 +18,7 @@ from lossless.statistics import LEVEL
 from lossless.steps import Ask, Program, SameNoise
 from lossless.table_model import TABLES, V
 
-QUICK, LONG = 20_000, 200_000  # texts of every ask
+QUICK, LONG = 8_000, 200_000  # texts of every ask
 ASKS = (
     Ask((1,), Warp(), max_drafts=1),
     Ask((2, 0, 1), Warp(1.3, top_k=3), max_drafts=0),  # to the last slot of the cache
@@ -65,6 +65,7 @@ def fault_p_values(program: Program) -> list[float]:
     return p_values([played[i] for i in (0, 2, 3)])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
 def test_drafts_past_the_cap_that_count_as_rejected_are_detected(rule):
     """The token after the last counted draft is then drawn as a recovered token, which avoids the draft in its place."""

@@ -144,12 +144,13 @@ def with_a_capacity(target):
 class TestSteps(Losslessness):
     tables, oracle = None, HeadOracle
     runs = (
-        *(Run(program, 20_000) for program in QUICK),
-        *(Run(program, 20_000, "nightly") for program in NIGHTLY),
+        *(Run(program, 8_000) for program in QUICK),
+        *(Run(program, 8_000, "nightly") for program in NIGHTLY),
         *(Run(program, 100_000, "long") for program in ALL),
     )
     seed = 73
 
+    @pytest.mark.nightly
     @pytest.mark.parametrize(
         ("family", "broken"),
         [

@@ -63,6 +63,7 @@ class TestRules:
         assert min(first_round[2], texts[2]) >= LEVEL, "argmax drafts use no draft noise"
         assert self.p_values(rule, RoundNoise, tables, 40_000).min() >= LEVEL
 
+    @pytest.mark.nightly
     def test_position_keyed_block_in_a_later_round_is_detected(self):
         tables = rounds.random_tables(1)
         first_round, texts = self.p_values("block", PositionKeyed, tables, 150_000)
@@ -77,6 +78,7 @@ class TestSteps:
         tallies = steps.play(program, tables, samples, seed=41)
         return p_values([(Oracle(program, ask, tables), tally) for ask, tally in zip(steps.ASKS, tallies, strict=True)])
 
+    @pytest.mark.nightly
     @pytest.mark.parametrize("rule", ["rejection", "block"])
     def test_one_stream_for_draft_and_residual_is_detected(self, rule):
         program = steps.Program(rule, noise=OneStream)

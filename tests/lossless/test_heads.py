@@ -47,7 +47,7 @@ class HeadLosslessness(Losslessness):
 
 
 class TestSteps(HeadLosslessness):
-    runs = (*runs_of(QUICK, NIGHTLY, 20_000), *(Run(program, 200_000, "long") for program in PAIRS))
+    runs = (*runs_of(QUICK, NIGHTLY, 8_000), *(Run(program, 200_000, "long") for program in PAIRS))
     seed = 71
 
 
@@ -143,7 +143,7 @@ class TestReducedVocabulary(HeadLosslessness):
     """The EAGLE-3 head knows half of the tokens, and they are not the likeliest."""
 
     runs = runs_of(
-        [HeadProgram("rejection", "eagle3")], [HeadProgram(rule, "eagle3") for rule in ("match", "block")], 20_000
+        [HeadProgram("rejection", "eagle3")], [HeadProgram(rule, "eagle3") for rule in ("match", "block")], 8_000
     )
     seed = 72
 
@@ -154,6 +154,7 @@ class TestReducedVocabulary(HeadLosslessness):
                 unknown = draft((*oracle.ask.prompt, 1)) == 0
                 assert oracle.target((*oracle.ask.prompt, 1))[unknown].sum() > 0.4
 
+    @pytest.mark.nightly
     @pytest.mark.parametrize("fault", [dropping, pytest.param(projecting, marks=pytest.mark.long)])
     def test_a_target_cut_to_the_heads_vocabulary_is_detected(self, fault):
         assert max(self.p_values(fault)) < LEVEL
@@ -188,9 +189,10 @@ class ForgetfulProgram(HeadProgram):
 class TestDraftsThatDependOnEachOther(HeadLosslessness):
     """A DSpark head whose drafts each know the one before."""
 
-    runs = tuple(Run(HeadProgram(rule, "dspark-rnn"), 20_000) for rule in ("block",))
+    runs = tuple(Run(HeadProgram(rule, "dspark-rnn"), 8_000) for rule in ("block",))
     seed = 73
 
+    @pytest.mark.nightly
     @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
     def test_a_distribution_that_ignores_the_previous_draft_is_detected(self, rule):
         run = Run(ForgetfulProgram(rule, "dspark-rnn"), 8_000)

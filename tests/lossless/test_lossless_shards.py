@@ -102,13 +102,15 @@ NIGHTLY = (
 
 class TestSteps(Losslessness):
     tables, oracle = None, HeadOracle
-    runs = (*runs_of(QUICK, NIGHTLY, 20_000), *(Run(program, 100_000, "long") for program in ALL))
+    runs = (*runs_of(QUICK, NIGHTLY, 8_000), *(Run(program, 100_000, "long") for program in ALL))
     seed = 79
 
+    @pytest.mark.nightly
     def test_different_noise_on_each_device_is_detected(self):
         """Devices that draw other tokens than their neighbours put keys and values of other texts together."""
         assert self._least(ShardedProgram("rejection", "eagle", shards=2, noise=noise_of_its_own)) < LEVEL
 
+    @pytest.mark.nightly
     def test_results_of_other_rows_are_detected(self, monkeypatch):
         gather_results = BatchSharding.gather_results
 

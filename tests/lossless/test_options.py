@@ -12,7 +12,7 @@ from lossless.statistics import LEVEL
 from lossless.steps import Ask, Program, SameNoise
 from lossless.table_model import TABLES, V
 
-QUICK, LONG = 20_000, 200_000  # texts of every ask
+QUICK, LONG = 8_000, 200_000  # texts of every ask
 REDUCED = (3, 0, 2)  # a draft vocabulary, in this order
 PENALTIES = Options(repetition_penalty=1.6, frequency_penalty=0.5, presence_penalty=0.4)
 ASKS = (
@@ -57,6 +57,7 @@ def fault_p_values(program: Program) -> list[float]:
     return p_values([played[i] for i in (0, 2, 3)])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("match", marks=pytest.mark.long)])
 def test_drafts_that_do_not_count_as_text_are_detected(rule):
     """The verify pass leaves the drafts before a token out of its penalties and bad words."""

@@ -24,7 +24,7 @@ from lossless.table_model import TABLES
 )
 def test_a_target_that_drafts_for_itself_is_always_accepted(program):
     """At any temperature, under any cut: K + 1 tokens a round wherever there is room for K drafts."""
-    for ask, tally in zip(ASKS, play(program, (TABLES[0], TABLES[0]), 20_000, seed=51), strict=True):
+    for ask, tally in zip(ASKS, play(program, (TABLES[0], TABLES[0]), 8_000, seed=51), strict=True):
         rounds = tally.rounds.sum(axis=0)  # [drafted, accepted]
         np.testing.assert_array_equal(rounds, np.diag(np.diag(rounds)), err_msg=str(ask))
         assert rounds[K, K] >= tally.texts.sum(), ask
@@ -63,7 +63,7 @@ def test_draft_tokens_follow_the_drafters_distribution(program):
     which, _ = deal(ASKS, CONFIG.max_batch)
     state = prefilled(program, [ASKS[i] for i in which], TABLES)
     counts = np.zeros((len(ASKS), V, V), int)
-    for batch in range(200_000 // CONFIG.max_batch):
+    for batch in range(100_000 // CONFIG.max_batch):
         key_data = jax.random.key_data(jax.random.split(jax.random.key(61 + batch), CONFIG.max_batch))
         tokens, count = propose(program, program.models(TABLES)[1], state, key_data)
         assert (count == K).all()

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax.numpy as jnp
+import pytest
 from disturbances import attribute
 
 from jspec.engine.runner.split_rounds import SplitRounds
@@ -51,12 +52,14 @@ class TestServed(ServedLosslessness):
     asks, seed = ASKS, 91
     preemptions = 0.4  # since a request whose drafts wait is spared every second time
     runs = (
-        Run(PROGRAMS[0][0], QUICK),  # free requests beside constrained ones share their programs
+        Run(PROGRAMS[0][0], QUICK, reproducible=True),  # free requests beside constrained ones share their program
+        Run(PROGRAMS[0][0], QUICK, "nightly"),
         *(Run(program, QUICK, "nightly", exact) for program, exact in PROGRAMS[3:5]),
         *(Run(program, LONG, "long", exact) for program, exact in PROGRAMS),
     )
 
 
+@pytest.mark.nightly
 def test_drafts_cut_off_where_the_grammar_rejects_one_are_detected():
     """Instead of being rejected. The token there is then drawn from all of p, and not from what the drafter left of it."""
     verify = DecodeStep.verify
@@ -82,14 +85,14 @@ def test_a_walk_along_drafts_that_were_replaced_is_detected():
 
     program = PROGRAMS[0][0]  # whose engine is there: the fault is in no program
     with attribute(SplitRounds, "_walk", along_its_own):
-        tallies = served.play(engine_of(program), 2_500, seed=93, asks=ASKS)
+        tallies = served.play(engine_of(program, True), 2_500, seed=93, asks=ASKS)
     assert min(p_values(TestServed.with_oracles(program, tallies)[:3], FIRST)) < LEVEL
 
 
 class TestThinkingBudgets(ServedLosslessness):
     asks, seed = THINKING, 95
     runs = (
-        Run(PROGRAMS[0][0], QUICK, reproducible=True),  # one program for all batches is compiled sooner than four
+        Run(PROGRAMS[0][0], QUICK, reproducible=True),  # whose engine is there
         *TestServed.runs[1:],
     )
     preemptions = TestServed.preemptions

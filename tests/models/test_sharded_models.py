@@ -196,20 +196,27 @@ def test_numbers_of_shards_that_do_not_fit_are_refused(args, error):
         shards_of(*args)
 
 
-def test_a_checkpoint_is_loaded_into_shards(tmp_path):
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"tensor_parallel": 2}, marks=pytest.mark.nightly),
+        {"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2},
+    ],
+    ids=["target", "target and draft"],
+)
+def test_a_checkpoint_is_loaded_into_shards(tmp_path, given):
     """The greedy texts, logits and log-probabilities are those of one device; the names are also vLLM's."""
     target, draft = (tiny_checkpoint(tmp_path / name, seed=seed) for seed, name in enumerate(("target", "draft")))
     small = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16, "num_draft_tokens": 2}
     prompts, how = [[5], [7, 8, 9] * 3], {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "logprobs": 2}
     expected = jspec.load(target, draft, **small)
-    for given in ({"tensor_parallel": 2}, {"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2}):
-        llm = jspec.load(target, draft, **small, **given)
-        assert relative_error(llm.logits([1, 2, 3]), expected.logits([1, 2, 3])) < 1e-5
-        for actual, wanted in zip(*(jspec.generate(model, prompts, **how) for model in (llm, expected)), strict=True):
-            assert actual.token_ids == wanted.token_ids
-            assert actual.logprobs[0].keys() == wanted.logprobs[0].keys()
-        heads = llm.engine.runner.state.cache[0].k.sharding.spec
-        assert heads == jax.sharding.PartitionSpec(AXIS)
+    llm = jspec.load(target, draft, **small, **given)
+    assert relative_error(llm.logits([1, 2, 3]), expected.logits([1, 2, 3])) < 1e-5
+    for actual, wanted in zip(*(jspec.generate(model, prompts, **how) for model in (llm, expected)), strict=True):
+        assert actual.token_ids == wanted.token_ids
+        assert actual.logprobs[0].keys() == wanted.logprobs[0].keys()
+    heads = llm.engine.runner.state.cache[0].k.sharding.spec
+    assert heads == jax.sharding.PartitionSpec(AXIS)
 
 
 def test_unsuitable_checkpoints_are_refused_before_weights_are_read(tmp_path, monkeypatch):

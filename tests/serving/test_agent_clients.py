@@ -38,7 +38,8 @@ def server(tmp_path_factory) -> Iterator[str]:
     (script := folder / "script.json").write_text(json.dumps([call("read_file", THOUGHT, path=PATH), answer(ANSWER)]))
     command = [sys.executable, str(SCRIPTED), str(script), str(FAMILY / "target"), "--draft", str(FAMILY / "draft")]
     command += ["--num-speculative-tokens", "3", "--served-model-name", "m", "--port", "0", "--dtype", "float32"]
-    command += ["--max-num-seqs", "2", "--max-model-len", "1024", "--api-key", "k", "--log-level", "warning"]
+    command += ["--max-num-seqs", "2", "--max-model-len", "1024", "--reproducible"]
+    command += ["--api-key", "k", "--log-level", "warning"]
     with running(command, folder) as (process, address):
         yield address
         process.send_signal(signal.SIGTERM)

@@ -25,7 +25,7 @@ SIZES = [2**19, pytest.param(LARGEST, marks=pytest.mark.long)]
 MOST_SECONDS = 1.0  # of /health
 MOST_MEMORY = 100 * 2**20  # bytes that a server may have grown by
 STEADY = {"prompt": "import os\n", "temperature": 0.9, "seed": 3, "max_tokens": 12}
-SECONDS = 4  # of CPU for each of the endless ones, which two processes try at a time
+SECONDS = 2  # of CPU for each of the endless ones, which two processes try at a time
 
 
 def test_every_list_has_a_limit():
@@ -38,7 +38,7 @@ def test_every_list_has_a_limit():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[tuple[psutil.Process, str]]:
-    options = ("--max-grammar-seconds", str(SECONDS), "--max-grammar-wait", "2")
+    options = ("--max-grammar-seconds", str(SECONDS), "--max-grammar-wait", "1")
     with serving(tmp_path_factory.mktemp("floods"), *options) as (process, address):
         assert tried(process) == []  # the process that tries grammars is there before anybody asks
         yield process, address
@@ -56,14 +56,14 @@ async def steady(address: str) -> AsyncIterator[list[float]]:
             while not over.is_set():
                 answer = await client.post("/v1/completions", json=STEADY)
                 assert answer.json()["choices"][0]["text"] == expected
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.2)
 
         async def look():
             while not over.is_set():
                 started = time.monotonic()
                 assert (await client.get("/health")).status_code == 200
                 delays.append(time.monotonic() - started)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.05)
 
         beside = [asyncio.ensure_future(ask()), asyncio.ensure_future(look())]
         await asyncio.sleep(0)
@@ -127,7 +127,7 @@ def test_largest_valid_values_are_accepted(server, name, entries, others):
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", in_tiers(("/v1/completions", "/v1/chat/completions"), test=("/v1/completions",)))
 def test_hostile_grammars_are_refused(server, path):
     process, address = server
     before = process.memory_info().rss
@@ -186,7 +186,7 @@ def test_work_for_a_disconnected_client_is_cancelled(server):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            deadline = time.monotonic() + SECONDS / 4
+            deadline = time.monotonic() + SECONDS / 2
             while tried(process):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.02)
