@@ -8,7 +8,8 @@ and jspec load.
 | ``fp8`` | ``float-quantized``, a scale for each output channel | ``weight``, ``weight_scale`` |
 
 Numbers and scales are those of ``jspec.models.quantization``. The maps of the layers are quantised, and the output head is
-not, because other engines do not expect that. All other tensors are copied as they are. Activations are not quantised."""
+not, because other engines do not expect that. All other tensors are copied as they are, with those of scales of a cache in
+eight bits, which config.json then asks for as the original does. Activations are not quantised."""
 
 import json
 import os
@@ -27,6 +28,8 @@ from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.export import save_weights
 from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.huggingface.cache_scheme import SCHEME, cache_scheme
+from jspec.checkpoints.huggingface.config import read_fields
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.config import QUANTIZATIONS, ModelConfig
 from jspec.models.quantization import quantize as quantize_weight
@@ -166,12 +169,17 @@ def _config(source: HuggingFaceModel, maps: list[str], quantize: str) -> Mapping
     ]
     weights = {**_WEIGHTS[quantize], "symmetric": True, "dynamic": False}
     kind = "float-quantized" if quantize == "fp8" else "pack-quantized"
+    scheme = cache_scheme(source.folder, read_fields(source.folder))
+    said = None if scheme is None else scheme.value
+    if scheme is not None and scheme.is_read and not isinstance(said, dict):
+        said = {**SCHEME, "strategy": "tensor"}  # of Model Optimizer
     return {
         "quant_method": "compressed-tensors",
         "format": kind,
         "quantization_status": "compressed",
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
         "ignore": sorted({*ignored, "lm_head"}),
+        "kv_cache_scheme": said if isinstance(said, dict) else None,
     }
 
 

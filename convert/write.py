@@ -13,9 +13,12 @@ from tqdm import tqdm
 from convert.checkpoint import LazyArray, bytes_on_disk, save_params, whole_blocks
 from convert.manifest import write_manifest
 from convert.quantize import lazy_params
-from jspec.checkpoints.converted.manifest import PARAMS
+from jspec.checkpoints.converted.cache import cache_entry
+from jspec.checkpoints.converted.manifest import CACHE, PARAMS
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.heads import stored
+from jspec.checkpoints.huggingface.cache_scheme import cache_scheme
+from jspec.checkpoints.huggingface.config import read_fields
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.checkpoints.tokenizer import FILES
 from jspec.config import ModelConfig
@@ -28,8 +31,12 @@ def write_folder(source: HuggingFaceModel, folder: Path, dtype: str, progress: b
     """Write params, copied files and manifest to ``folder``.
 
     Returns:
-      a note that names the parameters with NaN or infinity; empty if there are none.
+      notes for the user: what is kept of a cache in eight bits, and the names of parameters with NaN or infinity.
+
+    Raises:
+      Refusal: a file is damaged, the disk is full, or scales of the cache cannot be used.
     """
+    cache, cache_notes = _cache(source)
     params = lazy_params(source, dtype)
     copied = {name: source.folder.path(name) for name in COPIED if source.folder.has(name)}
     for name in copied:
@@ -50,8 +57,8 @@ def write_folder(source: HuggingFaceModel, folder: Path, dtype: str, progress: b
         save_params(folder / PARAMS, watched)
     for name, path in copied.items():
         shutil.copyfile(path, folder / name)
-    write_manifest(folder, _description(source, dtype))
-    return [f"NaN or infinity in {', '.join(nonfinite)}, kept as found"] if nonfinite else []
+    write_manifest(folder, _description(source, dtype) | cache)
+    return cache_notes + [f"NaN or infinity in {', '.join(nonfinite)}, kept as found"] * bool(nonfinite)
 
 
 def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collection[Path]):
@@ -73,6 +80,15 @@ def _plain(model: ModelConfig) -> dict:
     return (
         {} if model.quantization is None else {"quantized_head": model.quantized_head, "plain_maps": model.plain_maps}
     )
+
+
+def _cache(source: HuggingFaceModel) -> tuple[dict, list[str]]:
+    """The entry of the manifest that says how keys and values are cached, of language models alone, and notes on it."""
+    if not isinstance(source.config, ModelConfig):
+        return {}, []
+    scheme = cache_scheme(source.folder, read_fields(source.folder))
+    entry, note = cache_entry(scheme, source.tensors, source.config, source.folder.given)
+    return {CACHE: entry}, [note] if note else []
 
 
 def _description(source: HuggingFaceModel, dtype: str) -> dict:

@@ -10,7 +10,7 @@ from jspec._validation import MISTAKES
 from jspec.bench.command import add_arguments as add_bench_arguments
 from jspec.commands.chat import add_arguments as add_chat_arguments
 from jspec.commands.generate import add_arguments as add_generate_arguments
-from jspec.commands.model_args import add_download_option, add_verifying_options, draft_count_of
+from jspec.commands.model_args import KV_CACHE_DTYPES, add_download_option, add_verifying_options, draft_count_of
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 from jspec.serving.openai.command import add_arguments as add_serve_arguments
@@ -96,6 +96,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="compare the target with transformers on this original checkpoint, a folder or a name on the hub: logits, "
         "greedy texts and where they first differ",
+    )
+    doctor.add_argument(
+        "--draft-reference",
+        metavar="PATH",
+        help="the original of a quantised draft, a folder or a name on the hub: say what quantisation costs in acceptance",
+    )
+    doctor.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        choices=KV_CACHE_DTYPES,
+        help="as for serve; if it rounds, say what that costs in acceptance",
     )
     doctor.add_argument("--reference-dtype", choices=("float32", "bfloat16"), default="float32", help="of transformers")
     doctor.add_argument(

@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ from jspec.checkpoints.files.tensor import NUMPY_DTYPES, Tensor
 from jspec.checkpoints.heads import speculators
 from jspec.checkpoints.heads.kinds import is_head, recognise
 from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
+from jspec.checkpoints.huggingface.cache_scheme import CacheScheme, cache_scheme
 from jspec.checkpoints.huggingface.config import decoder_config, read_fields, stored_quantization
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
@@ -141,6 +143,16 @@ class Checkpoint:
             return self.hugging_face.config.language_model
         except Refusal:
             return None
+
+    @property
+    def cache_scheme(self) -> CacheScheme | None:
+        """What the checkpoint says of a quantised cache of keys and values; None if it says nothing of it."""
+        return self.converted.cache_scheme if self.is_converted else cache_scheme(self.folder, self.fields)
+
+    @property
+    def cache_scales(self) -> Mapping[str, Tensor]:
+        """Tensor name -> tensor, of which some may be scales of keys and values."""
+        return self.converted.cache_scales if self.is_converted else self.hugging_face.tensors
 
     @functools.cached_property
     def config(self) -> ModelConfig | HeadConfig:

@@ -12,6 +12,7 @@ diagnosis.py          ``diagnose``: from checks and measurements to the verdict
 checks.py             checks of configs, tokenizers and weights
 variants.py           the alternative settings of a head
 trials.py             acceptance of a head on given texts, without the engine
+rounding.py           acceptance with rounded weights or a rounded cache, and without
 report.py             prints a diagnosis
 comparison.py         ``compare_with_reference``: from both sides' readings to figures, and where the difference begins
 reference.py          what transformers computes
@@ -30,4 +31,5 @@ from jspec.doctor.diagnosis import Diagnosis as Diagnosis
 from jspec.doctor.diagnosis import diagnose as diagnose
 from jspec.doctor.diagnosis import read_prompts as read_prompts
 from jspec.doctor.report import show as show
+from jspec.doctor.rounding import RoundingCost as RoundingCost
 from jspec.doctor.variants import Trial as Trial

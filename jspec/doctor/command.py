@@ -22,6 +22,11 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("draft=None: expected --draft, whose acceptance is measured, or --reference, or both")
     if args.reference is None and args.output is not None:
         raise ValueError(f"output={str(args.output)!r}: expected --reference beside it, whose report it is for")
+    if args.draft is None and (args.draft_reference is not None or args.kv_cache_dtype != "auto"):
+        name = "draft_reference" if args.draft_reference is not None else "kv_cache_dtype"
+        raise ValueError(
+            f"{name}={str(getattr(args, name))!r}: expected --draft beside it, whose acceptance is measured"
+        )
     prompts = None if args.prompts is None else read_prompts(args.prompts)
     settings = {"max_tokens": args.max_tokens, "dtype": args.dtype, "chat": False if args.no_chat else None}
     settings["download"] = args.download
@@ -54,6 +59,8 @@ def _diagnose(args: argparse.Namespace, prompts: list[str] | None, settings: dic
         norm_output=args.norm_output,
         mask_token_id=args.mask_token_id,
         num_draft_tokens=args.num_draft_tokens,
+        draft_reference=args.draft_reference,
+        kv_cache_dtype=args.kv_cache_dtype,
         **settings,
     )
     show(diagnosis)

@@ -1,9 +1,7 @@
 """``diagnose``: checks, a measurement with the engine, trials of alternative settings, and one verdict."""
 
 import dataclasses
-import functools
 import json
-import operator
 import pathlib
 import warnings
 from collections.abc import Sequence
@@ -15,13 +13,16 @@ from jspec._validation import is_int, require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.heads.options import HeadOptions, OpenSetting
 from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.config.heads import DraftConfig
 from jspec.doctor import checks
 from jspec.doctor.checks import Check
+from jspec.doctor.rounding import RoundingCost, require_original, total
 from jspec.doctor.trials import Text
 from jspec.doctor.variants import Trial, try_variants
 from jspec.drafting.methods import drafter_for, method_of
 from jspec.llm import LLM, Prompt
 from jspec.loading.compatibility import with_available_drafts, with_positions
+from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
 from jspec.loading.memory_budget import ModelMemory
 from jspec.loading.pair import Path, build_draft_module, check_compatible, open_checkpoints
 from jspec.models import build
@@ -54,6 +55,8 @@ class Diagnosis:
       checks: results of the checks, in the order in which they are printed.
       served: the statistics of a greedy run of the engine; None if the draft does not fit the target.
       trials: the draft head with its given settings, then with each alternative; () for drafts without alternatives.
+      rounding: what the rounding of the draft's weights costs, if its original is given, and that of the target's cache, if
+        this is rounded.
 
     Example::
 
@@ -67,6 +70,7 @@ class Diagnosis:
     checks: tuple[Check, ...]
     served: Stats | None = None
     trials: tuple[Trial, ...] = ()
+    rounding: tuple[RoundingCost, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -86,6 +90,8 @@ def diagnose(
     dtype: str | None = None,
     chat: bool | None = None,
     download: bool | None = None,
+    draft_reference: Path | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> Diagnosis:
     """Diagnose whether a draft fits its target and is used with the settings that it was trained with.
 
@@ -100,6 +106,9 @@ def diagnose(
       max_tokens: how many new tokens each prompt gets at most.
       chat: whether each text goes through the target's chat template as a user's message. None does so if there is a
         template.
+      draft_reference: the original of a quantised draft, a folder or a name on the hub, with which acceptance is measured
+        too; of multi-token prediction layers, the original of the target.
+      kv_cache_dtype: as in ``jspec.load``. If keys and values are rounded, acceptance is measured without that, too.
 
     Raises:
       ValueError: an argument or a checkpoint cannot be used. A draft of another target raises nothing: it is a verdict.
@@ -130,6 +139,7 @@ def diagnose(
     if wrong := next((check for check in results if check.status == "wrong"), None):
         return Diagnosis("mismatch", f"Target and draft do not belong together: {wrong.detail}.", tuple(results))
 
+    original = _original(target, draft, draft_reference, draft_checkpoint, download)
     tokens = token_ids(PROMPTS if prompts is None else prompts, tokenizer, config, chat)
     engine = engine_config(config, tokens, max_tokens, dtype)
     with warnings.catch_warnings():  # the checks report the same
@@ -137,15 +147,50 @@ def diagnose(
         known = with_positions(config, given, engine.max_len)
         speculation = with_available_drafts(Speculation(num_draft_tokens), known)
     results += [checks.position_limit(config, given, known), *checks.head_inputs(config, known, options)]
-    engine = ModelMemory(config, known, speculation.most_draft_tokens + 1).with_num_pages(engine, share=0.9)
+    plain = _with_pages(engine, config, known, speculation)
+    engine = with_kv_cache_dtype(dataclasses.replace(engine, kv_cache_dtype=kv_cache_dtype), target_checkpoint)
+    engine = _with_pages(engine, config, known, speculation)
+    rounding = kv_rounding(engine, target_checkpoint)
 
     model = build(config.for_length(engine.max_len), target_checkpoint.language_model(dtype)[1], dtype)
+    model.kv_rounding = rounding
     params = dict(draft_checkpoint.params(dtype))
     texts, served = _serve(model, known, params, tokens, speculation, engine, max_tokens)
     _require_enough(texts)
     results += checks.draft_vocabulary(known, params, texts)
     trials = try_variants(model, known, params, texts, speculation.most_draft_tokens, dtype, options)
-    return Diagnosis(*verdict(served, trials, assumed), tuple(results), served, trials)
+    costs = []
+    if original is not None:
+        whole = with_positions(config, original.config, engine.max_len)
+        _, others = _serve(model, whole, original.params(dtype), tokens, speculation, engine, max_tokens)
+        stored = f"in {given.quantization}" if given.quantization else "as stored"
+        costs.append(RoundingCost(f"weights of the draft {stored}", served, others))
+    if rounding is not None:
+        model.kv_rounding = None
+        _, others = _serve(model, known, params, tokens, speculation, plain, max_tokens)
+        costs.append(RoundingCost(f"cache of the target in {engine.kv_cache_dtype}", served, others))
+    together = total(served)
+    return Diagnosis(*verdict(together, trials, assumed), tuple(results), together, trials, tuple(costs))
+
+
+def _original(
+    target: Path, draft: Path | None, reference: Path | None, quantized: Checkpoint, download: bool | None
+) -> Checkpoint | None:
+    """The checkpoint of the draft whose weights are not rounded, if it is given; arguments as for ``diagnose``, with the
+    draft that is."""
+    if reference is None:
+        return None
+    pair = (reference, MTP) if draft == MTP else (target, reference)
+    _, original = open_checkpoints(*pair, quantized.options, download)
+    assert original is not None
+    require_original(original, quantized)
+    return original
+
+
+def _with_pages(
+    engine: EngineConfig, target: ModelConfig, draft: DraftConfig, speculation: Speculation
+) -> EngineConfig:
+    return ModelMemory(target, draft, speculation.most_draft_tokens + 1).with_num_pages(engine, share=0.9)
 
 
 def _with_open_settings(draft: Checkpoint) -> Checkpoint:
@@ -224,8 +269,10 @@ def _require_enough(texts: Sequence[Text]):
         )
 
 
-def _serve(model, config, params, tokens, speculation, engine: EngineConfig, max_tokens: int):
-    """Complete the prompts greedily with the engine; returns the texts, and their statistics together."""
+def _serve(
+    model, config, params, tokens, speculation, engine: EngineConfig, max_tokens: int
+) -> tuple[list[Text], tuple[Stats, ...]]:
+    """Complete the prompts greedily with the engine; returns the texts and their statistics."""
     config, module = build_draft_module(config, dict(params), engine.dtype, model)
     make_drafter = drafter_for(config, model.config, speculation)
     llm = LLM(model, module, make_drafter, method_of(config), None, speculation, engine)
@@ -235,7 +282,7 @@ def _serve(model, config, params, tokens, speculation, engine: EngineConfig, max
         by_index = {i: result for i, _, result in llm.completions(tokens, [greedy] * len(tokens), [keys] * len(tokens))}
     results = [by_index[i] for i in range(len(tokens))]
     texts = [Text((*result.prompt_token_ids, *result.token_ids), len(result.prompt_token_ids)) for result in results]
-    return texts, functools.reduce(operator.add, (result.stats for result in results))
+    return texts, tuple(result.stats for result in results)
 
 
 def verdict(served: Stats, trials: Sequence[Trial], assumed: str = "") -> tuple[str, str]:

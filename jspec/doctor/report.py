@@ -23,5 +23,7 @@ def show(diagnosis: Diagnosis, console: Console | None = None):
             rates = "  ".join(f"{rate:.2f}" for rate in stats.acceptance_rate_per_position)
             measured.add_row(label, f"{stats.mean_acceptance_length:.2f}", rates)
         console.print(measured)
+    for cost in diagnosis.rounding:
+        console.print(f"rounding: {cost}")
     colour = "green" if diagnosis.healthy else "red"
     console.print(f"[bold {colour}]{diagnosis.verdict.replace('_', ' ')}[/]: {diagnosis.explanation}")

@@ -29,20 +29,34 @@ def with_kv_cache_dtype(config: EngineConfig, checkpoint: Checkpoint) -> EngineC
         fits = target.latent is None
         require(fits, "kv_cache_dtype", chosen, "'auto', because latents are not cached in eight bits")
         return dataclasses.replace(config, expand_latents=True)
-    scheme = None if checkpoint.is_converted else cache_scheme(checkpoint.folder, checkpoint.fields)
+    scheme = checkpoint.cache_scheme
     if chosen != "auto" or scheme is None:
+        if chosen == "auto":
+            _warn_of_older_folder(checkpoint, config.dtype)
         return dataclasses.replace(config, kv_cache_dtype=config.dtype)
-    where, is_read = scheme
-    if not is_read or target.latent is not None:
-        why = "latents are not cached in eight bits" if is_read else "jspec does not read that"
-        warnings.warn(f"{where}: {why}, so the cache has the dtype of the model, {config.dtype}", stacklevel=3)
+    if not scheme.is_read or target.latent is not None:
+        why = "latents are not cached in eight bits" if scheme.is_read else "jspec does not read that"
+        warnings.warn(f"{scheme}: {why}, so the cache has the dtype of the model, {config.dtype}", stacklevel=3)
         return dataclasses.replace(config, kv_cache_dtype=config.dtype)
     warnings.warn(
-        f"{where}: keys and values are cached in FP8, with the scales in the files; kv_cache_dtype={config.dtype!r} leaves "
+        f"{scheme}: keys and values are cached in FP8, with the scales in the files; kv_cache_dtype={config.dtype!r} leaves "
         "them as they are",
         stacklevel=3,
     )
     return dataclasses.replace(config, kv_cache_dtype=HEADS, expand_latents=True)
+
+
+def _warn_of_older_folder(checkpoint: Checkpoint, dtype: str):
+    """Warn if a folder was converted before the scales of the cache were taken along, of a checkpoint that has some."""
+    if not checkpoint.is_converted or checkpoint.converted.says_of_cache:
+        return
+    scheme = cache_scheme(checkpoint.folder, checkpoint.fields)
+    if scheme is not None and scheme.is_read and checkpoint.target_config.latent is None:
+        warnings.warn(
+            f"{scheme}: the folder was converted without the scales of that, so the cache has the dtype of the model, "
+            f"{dtype}; convert the checkpoint again",
+            stacklevel=4,
+        )
 
 
 def kv_rounding(config: EngineConfig, checkpoint: Checkpoint) -> tuple[KVRounding, ...] | None:
@@ -56,6 +70,5 @@ def kv_rounding(config: EngineConfig, checkpoint: Checkpoint) -> tuple[KVRoundin
         return (KVRounding(),) * target.num_layers
     if config.kv_cache_dtype != HEADS:
         return None
-    tensors = {} if checkpoint.is_converted else checkpoint.hugging_face.tensors
-    scales = cache_scales(tensors, target, checkpoint.folder.given)
+    scales = cache_scales(checkpoint.cache_scales, target, checkpoint.folder.given)
     return tuple(KVRounding(tuple(k.tolist()), tuple(v.tolist())) for k, v in scales)

@@ -158,7 +158,7 @@ def test_a_checkpoint_whose_cache_alone_is_quantised(tmp_path, capsys, described
     plain = tiny_checkpoint(tmp_path / "plain")
     changed(src, **{f"model__layers__0__self_attn__{name}": np.ones(1, np.float32) for name in names})
     assert main([str(src), "--dry-run"]) == 0
-    assert "note: 2 scales of the cache left out: they are no parameters of the model" in capsys.readouterr().out
+    assert "note: no parameters of the model: 2 scales of the cache" in capsys.readouterr().out
     (config, params), (expected, _) = load_folder(src), load_folder(plain)
     assert config == expected
     assert config.quantization is None

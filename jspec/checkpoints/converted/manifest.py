@@ -15,6 +15,7 @@ from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 
 NAME = "manifest.json"
 PARAMS = "params"  # the folder of the Orbax checkpoint, beside the manifest
+CACHE, SCALES = "kv_cache", "scales"  # what is said of a cache in eight bits; see ``converted.cache``
 FORMAT = "jspec-checkpoint"
 VERSION = 2  # of 1, codes of four bits were packed in another order, and all else was as it is
 SMALL = 2**20  # bytes; a file up to this size is hashed whenever its folder is loaded
@@ -61,6 +62,9 @@ def _require_form(manifest: dict[str, Any], where: str):
         raise fields.refuse("plain_maps", "a list of names of linear maps")
     for name in ("tensor_count", "parameter_count", "draft_vocab_size"):
         fields.integer(name, None, low=0, high=2**63)
+    cache = fields.nested(CACHE)
+    if cache is not None and not _are_numbers(cache.raw.get(SCALES)):
+        raise cache.refuse(SCALES, "an object of names of tensors and lists of their numbers")
     files, sizes = manifest.get("files"), manifest.get("sizes")
     if not isinstance(files, dict) or not files or not all(isinstance(digest, str) for digest in files.values()):
         raise fields.refuse("files", "an object of file names and their SHA-256")
@@ -68,6 +72,12 @@ def _require_form(manifest: dict[str, Any], where: str):
         isinstance(sizes, dict) and sizes.keys() == files.keys() and all(is_int(n) and n >= 0 for n in sizes.values())
     ):
         raise fields.refuse("sizes", "an object of the same file names and their sizes in bytes")
+
+
+def _are_numbers(scales: Any) -> bool:
+    """Whether ``scales`` is an object of names and lists of numbers, which JSON has as floats."""
+    lists = scales.values() if isinstance(scales, dict) else [None]
+    return all(isinstance(values, list) and all(type(number) is float for number in values) for values in lists)
 
 
 def check(path: str | os.PathLike) -> list[str]:

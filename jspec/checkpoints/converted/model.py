@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from jspec.checkpoints.converted.manifest import AGAIN, NAME, PARAMS, damage, read_manifest, require_whole
+from jspec.checkpoints.converted.cache import scales_of, scheme_of
+from jspec.checkpoints.converted.manifest import AGAIN, CACHE, NAME, PARAMS, damage, read_manifest, require_whole
 from jspec.checkpoints.converted.orbax import stored_arrays
 from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.fp8_numbers import has_nan
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.huggingface.cache_scheme import CacheScheme
 from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.params import StoredParams
 from jspec.config import ModelConfig
@@ -86,6 +89,22 @@ class ConvertedModel:
             if None not in (used, given) and used != given:
                 raise Refusal(f"{where}: {name}={given!r}, but the draft head was converted with {used!r}")
         return config
+
+    @property
+    def says_of_cache(self) -> bool:
+        """Whether the manifest says anything of a quantised cache, if only that there is none; those of earlier versions do
+        not."""
+        return CACHE in self.manifest
+
+    @property
+    def cache_scheme(self) -> CacheScheme | None:
+        """What the original checkpoint says of a quantised cache; None if it says nothing of it."""
+        return scheme_of(self.manifest, self.folder)
+
+    @property
+    def cache_scales(self) -> dict[str, Tensor]:
+        """The original's tensors of scales of keys and values, by name."""
+        return scales_of(self.manifest, self.folder)
 
     def require_whole(self, hash_all: bool = False):
         """As ``converted.manifest.require_whole``."""

@@ -4,8 +4,10 @@ config.json says so in ``kv_cache_scheme`` of its ``quantization_config``, as co
 ``kv_cache_quant_algo``, as NVIDIA Model Optimizer does, there or in ``hf_quant_config.json``. The scales are tensors
 beside the maps of a layer's attention, one number for a layer or one for each of its KV heads."""
 
+import dataclasses
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,14 +21,40 @@ from jspec.config import ModelConfig
 from jspec.config.tensor_names import TensorNames, names_of
 
 _CONFIGS = ("quantization_config", "compression_config")
-_SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}  # absent keys mean these
+SCHEMES = ("kv_cache_scheme", "kv_cache_quant_algo")  # the second is Model Optimizer's
+SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}  # absent keys mean these
 _STRATEGIES = ("tensor", "attn_head", None)
 _ALGORITHM = "FP8"  # of Model Optimizer
 
 
-def cache_scheme(folder: Folder, fields: Fields) -> tuple[str, bool] | None:
-    """Where a checkpoint says that its cache is quantised, and whether it is so in the one way that jspec reads, FP8 with
-    scales in the files; None if it says nothing of it.
+@dataclasses.dataclass(frozen=True)
+class CacheScheme:
+    """That a checkpoint says of its cache that it is quantised.
+
+    Attributes:
+      where: the file that says so.
+      key: ``kv_cache_scheme`` or ``kv_cache_quant_algo``.
+      value: what stands there, unchecked.
+    """
+
+    where: str
+    key: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.key}={self.value!r}"
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it is so in the one way that jspec reads: FP8 with scales in the files."""
+        if isinstance(self.value, Mapping):
+            plain = all(self.value.get(key, expected) in (expected, None) for key, expected in SCHEME.items())
+            return plain and self.value.get("strategy") in _STRATEGIES
+        return isinstance(self.value, str) and self.value.upper() == _ALGORITHM
+
+
+def cache_scheme(folder: Folder, fields: Fields) -> CacheScheme | None:
+    """What a checkpoint says of a quantised cache; None if it says nothing of it.
 
     Args:
       folder: the checkpoint.
@@ -37,18 +65,11 @@ def cache_scheme(folder: Folder, fields: Fields) -> tuple[str, bool] | None:
         where = f"{folder.given}/{FILE}"
         said.append((where, Fields(folder.json(FILE), where).nested("quantization")))
     for where, described in said:
-        for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        for key in SCHEMES:
             value = None if described is None else described.raw.get(key)
             if value:
-                return f"{where}: {key}={value!r}", _is_read(value)
+                return CacheScheme(where, key, value)
     return None
-
-
-def _is_read(value) -> bool:
-    if isinstance(value, Mapping):
-        plain = all(value.get(key, expected) in (expected, None) for key, expected in _SCHEME.items())
-        return plain and value.get("strategy") in _STRATEGIES
-    return isinstance(value, str) and value.upper() == _ALGORITHM
 
 
 def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -66,7 +87,7 @@ def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str)
     scales, missing = [], []
     for number in range(config.num_layers):
         G, names = config.layer(number).num_kv_heads, _names_of_layer(names_of(config.architecture), number)
-        found = [next((name for name in each if name in tensors), None) for each in names]
+        found = _found(tensors, names)
         caches = config.layer(number).reads_cache_of is None and not config.has_delta_net(number)
         missing += [each[0] for each, name in zip(names, found, strict=True) if caches and name is None]
         scales.append(
@@ -79,6 +100,17 @@ def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str)
             stacklevel=2,
         )
     return scales
+
+
+def scales_that_count(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Those of ``tensors`` that ``cache_scales`` reads."""
+    layers = (_names_of_layer(names_of(config.architecture), number) for number in range(config.num_layers))
+    return {name: tensors[name] for names in layers for name in _found(tensors, names) if name is not None}
+
+
+def _found(tensors: Mapping[str, Tensor], names: tuple[list[str], list[str]]) -> list[str | None]:
+    """The name of the tensor of scales of keys, and that of values, of a layer; None for one that is not there."""
+    return [next((name for name in each if name in tensors), None) for each in names]
 
 
 def _names_of_layer(names: TensorNames, number: int) -> tuple[list[str], list[str]]:

@@ -19,6 +19,8 @@ LISTS = ("exclude_modules", "ignore")  # of modules that are not quantised
 _SCALES: dict[str, Any] = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}
 _BLOCKS = "FP8_PB_WO"
 _NVFP4 = ("NVFP4", "W4A16_NVFP4")
+# Letters of a wildcard -> those of a pattern; those that are escaped occur in no name, and are refused there.
+_WILDCARDS = str.maketrans({letter: rf"\{letter}" for letter in ".+()|^${}\\"} | {"*": ".*", "?": "."})
 
 
 def with_model_optimizer(folder: Folder, fields: Fields) -> Fields:
@@ -65,11 +67,16 @@ def read_model_optimizer(fields: Fields) -> StoredQuantization | NVFP4 | FP8Bloc
 
 
 def _read_wildcards(fields: Fields) -> Modules:
-    """The modules that are not quantised: names, in which ``*`` stands for any letters."""
+    """The modules that are not quantised: names, in which ``*`` stands for any letters, ``?`` for one, and ``[..]`` for one
+    of those in it."""
     key = next((key for key in LISTS if fields.raw.get(key) is not None), LISTS[0])
     listed = fields.raw.get(key)
     if isinstance(listed, list) and all(isinstance(name, str) for name in listed):
-        patterns = ["re:" + name.replace(".", r"\.").replace("*", ".*") + "$" for name in listed if "*" in name]
-        names = [name for name in listed if "*" not in name]
+        patterns = ["re:" + name.translate(_WILDCARDS).replace("[!", "[^") + "$" for name in listed if _is_wild(name)]
+        names = [name for name in listed if not _is_wild(name)]
         fields = dataclasses.replace(fields, raw={**fields.raw, key: names + patterns})
     return read_modules(fields, key)
+
+
+def _is_wild(name: str) -> bool:
+    return any(letter in name for letter in "*?[")

@@ -160,7 +160,7 @@ def scales_left_out(names: Iterable[str], table: Container[str]) -> tuple[frozen
       both empty if there are none.
     """
     scales = frozenset(name for name in names if name not in table and name.endswith(_ACTIVATIONS))
-    note = f"{count(len(scales), 'scale')} of activations or of the cache left out: they are no parameters of the model"
+    note = f"no parameters of the model: {count(len(scales), 'scale')} of activations or of the cache"
     return scales, (note,) if scales else ()
 
 
@@ -169,7 +169,7 @@ def without_cache_scales(layout: Layout) -> Layout:
     scales = frozenset(name for name in layout.tensors if name not in layout.table and name.endswith(_CACHE))
     if not scales:
         return layout
-    note = f"{count(len(scales), 'scale')} of the cache left out: they are no parameters of the model"
+    note = f"no parameters of the model: {count(len(scales), 'scale')} of the cache"
     return dataclasses.replace(layout, left_out=layout.left_out | scales, notes=(*layout.notes, note))
 
 

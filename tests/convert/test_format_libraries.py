@@ -1,0 +1,216 @@
+"""Weights as the libraries of their formats write and read them, beside jspec's own reading, number by number.
+
+What is random here is what is stored: codes, zeros and scales. So a reading that takes bits in another order differs.
+
+| format | beside |
+|---|---|
+| NVFP4 of NVIDIA Model Optimizer | ``nvidia-modelopt``, its own library, of the extra ``parity`` |
+| AWQ | ``compressed-tensors``, which converts AutoAWQ's checkpoints |
+| NVFP4, both layouts | ``compressed-tensors``, which converts Model Optimizer's checkpoints to its own |
+| GPTQ with both kinds of zeros and AWQ, as AutoRound writes them | ``auto-round``, its own library, where it is installed |
+
+These are no part of the extra: ``auto-round`` needs ``accelerate``, ``datasets``, ``pandas`` and ``pyarrow``, which are
+260 MB and change what transformers does; ``autoawq`` needs those and ``triton``; ``gptqmodel`` has no wheels, so it would
+have to be compiled. Libraries of formats run in processes of their own, because importing them changes torch."""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from block_checkpoints import auto_round_config, awq_config, gptq_config, model_optimizer_config, nvfp4_config
+
+from jspec.checkpoints.dequantize.format import BlockFormat, WeightTensors
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.quantization_config import read_quantization
+
+OUTPUTS, INPUTS, GROUP = 64, 96, 32
+FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+DTYPES = {np.dtype(np.uint8): "uint8", np.dtype(np.int32): "int32", FP8: "float8_e4m3fn"}
+
+
+class Held(Tensor):
+    """A tensor that is in memory."""
+
+    def __init__(self, name: str, values: np.ndarray):
+        dtype = DTYPES.get(values.dtype, str(values.dtype))
+        super().__init__(name, "model.safetensors", pathlib.Path("model.safetensors"), values.shape, dtype)
+        object.__setattr__(self, "values", values)
+
+    def read(self) -> np.ndarray:
+        return self.values
+
+
+def read(config: dict, parts: dict[str, np.ndarray], shape=(OUTPUTS, INPUTS)) -> np.ndarray:
+    """What jspec makes of the stored tensors of a map, float32 ``[out, in]``."""
+    stored = read_quantization(Fields({"quantization_config": config}, "config.json"))
+    assert isinstance(stored, BlockFormat)
+    tensors = {end: Held(f"map{end}", array) for end, array in parts.items()}
+    return stored.weight("map.weight", shape, WeightTensors("map", tensors, "folder")).read()
+
+
+def library(name: str, script: str, folder, **arrays: np.ndarray) -> dict[str, np.ndarray]:
+    """What a script of a library saves, which finds ``arrays`` in ``given`` and puts tensors into ``found``; skips if the
+    library is not installed."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    np.savez(folder / "given.npz", **arrays)
+    around = (
+        "import numpy as np, torch\n"
+        "given = {n: torch.from_numpy(a) for n, a in np.load('given.npz').items()}\nfound = {}\n"
+        f"{script}\n"
+        "np.savez('found.npz', **{n: t.detach().numpy() for n, t in found.items()})\n"
+    )
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", around], cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return dict(np.load(folder / "found.npz"))
+
+
+MODEL_OPTIMIZER = """
+from modelopt.torch.quantization.qtensor import NVFP4QTensor
+stored, scale, overall = NVFP4QTensor.quantize(given["weight"].clone(), 16)
+stored._quantized_data = codes = torch.where(given["any"] > 0, stored._quantized_data, given["codes"])
+found["weight"] = stored.dequantize(torch.float32, scale=scale, double_scale=overall, block_sizes={-1: 16})
+found |= {".weight": codes, ".weight_scale": scale.view(torch.uint8), ".weight_scale_2": overall}
+"""
+
+
+def nvfp4_of_model_optimizer(folder) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The tensors of a map, of which half the codes are random, and what the library reads of them."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(0, 0.05, (OUTPUTS, INPUTS)).astype(np.float32)
+    weight[3, 16:32] = 0
+    codes = rng.integers(256, size=(OUTPUTS, INPUTS // 2), dtype=np.uint8)
+    chosen = rng.integers(2, size=codes.shape)
+    found = library("modelopt", MODEL_OPTIMIZER, folder, weight=weight, codes=codes, any=chosen)
+    return {
+        ".weight": found[".weight"],
+        ".weight_scale": found[".weight_scale"].view(FP8),
+        ".weight_scale_2": found[".weight_scale_2"],
+    }, found["weight"]
+
+
+def test_nvfp4_is_that_of_model_optimizer(tmp_path):
+    parts, wanted = nvfp4_of_model_optimizer(tmp_path)
+    assert len(np.unique(wanted)) > 100
+    np.testing.assert_array_equal(read(model_optimizer_config(), parts), wanted)
+
+
+def test_nvfp4_means_the_same_in_both_layouts():
+    """The number of a whole weight is the other one's reciprocal, which rounds it once."""
+    torch = pytest.importorskip("torch")
+    converters = pytest.importorskip("compressed_tensors.entrypoints.convert.converters")
+    rng = np.random.default_rng(1)
+    parts = {
+        ".weight": rng.integers(256, size=(OUTPUTS, INPUTS // 2), dtype=np.uint8),
+        ".weight_scale": rng.uniform(1, 448, (OUTPUTS, INPUTS // 16)).astype(FP8),
+        ".weight_scale_2": np.float32([3e-4]),
+    }
+    given = {
+        f"map{end}": torch.from_numpy(a.view(np.uint8)).view(torch.float8_e4m3fn)
+        if a.dtype == FP8
+        else torch.from_numpy(a)
+        for end, a in parts.items()
+    }
+    theirs = converters.ModelOptNvfp4Converter(targets=["map"]).process(given)
+    other = {name.removeprefix("map"): tensor for name, tensor in theirs.items()}
+    assert other.keys() == {".weight_packed", ".weight_scale", ".weight_global_scale"}
+    converted = {
+        end: t.view(torch.uint8).numpy().view(FP8) if "float8" in str(t.dtype) else t.numpy()
+        for end, t in other.items()
+    }
+    np.testing.assert_allclose(
+        read(nvfp4_config(), converted), read(model_optimizer_config(), parts), rtol=2**-22, atol=0
+    )
+
+
+def words(rng, *shape: int) -> np.ndarray:
+    return rng.integers(-(2**31), 2**31, shape, dtype=np.int32)
+
+
+def test_awq_is_that_of_compressed_tensors():
+    """In words of any bits, so that every place of a code in a word counts."""
+    torch = pytest.importorskip("torch")
+    converters = pytest.importorskip("compressed_tensors.entrypoints.convert.converters")
+    rng = np.random.default_rng(2)
+    parts = {
+        ".qweight": words(rng, INPUTS, OUTPUTS // 8),
+        ".qzeros": words(rng, INPUTS // GROUP, OUTPUTS // 8),
+        ".scales": rng.uniform(0.01, 0.1, (INPUTS // GROUP, OUTPUTS)).astype(np.float16),
+    }
+    converter = converters.AutoAWQConverter(group_size=GROUP)
+    given = (torch.from_numpy(parts[end]) for end in (".qweight", ".scales", ".qzeros"))
+    codes, scales, zeros = (tensor.numpy() for tensor in converter._convert_gemm_module(*given))
+    integers = codes.astype(np.float32) - np.repeat(zeros.astype(np.float32), GROUP, axis=1)
+    wanted = integers * np.repeat(scales.astype(np.float32), GROUP, axis=1)
+    assert len(np.unique(integers)) == 31
+    np.testing.assert_array_equal(read(awq_config(group_size=GROUP), parts), wanted)
+
+
+AUTO_ROUND = """
+from auto_round.export.export_to_awq.utils import WQLinear_GEMM, dequantize_gemm
+from auto_round_extension.torch import qlinear_torch, qlinear_torch_zp
+for bits in (4, 8):
+    weight, scales, zeros = (given[f"{name} {bits}"] for name in ("weight", "scales", "zeros"))
+    linear = torch.nn.Linear(*reversed(weight.shape), bias=False)
+    layers = {}
+    for module in (qlinear_torch, qlinear_torch_zp):
+        layer = module.QuantLinear(bits, 32, linear.in_features, linear.out_features, False)
+        layer.device, linear.weight.data = "cpu", weight.clone()
+        layer.pack(linear, scales.float(), zeros, None, "cpu")
+        name = module.__name__.rpartition(".")[2]
+        layers[f"{name} {bits}"] = layer, layer(torch.eye(linear.in_features)).T
+    if bits == 4:
+        layer = WQLinear_GEMM.from_linear(
+            linear, 4, 32, scales=scales.float().T.contiguous(), zeros=zeros.T.contiguous(), device="cpu"
+        )
+        layers["awq 4"] = layer, dequantize_gemm(layer.qweight, layer.qzeros, layer.scales.float(), 4, 32).T
+    for name, (layer, read) in layers.items():
+        found[name] = read
+        found |= {f"{name}.{end}": getattr(layer, end) for end in ("qweight", "qzeros", "scales")}
+"""
+
+
+def rounded(bits: int) -> dict[str, np.ndarray]:
+    """A weight that codes of so many bits stand for exactly, with its scales and zeros ``[out, groups]``.
+
+    No zero is 0, because the first version of GPTQ stores zeros less one, and AutoRound then loses it."""
+    rng, last = np.random.default_rng(bits), 2**bits - 1
+    zeros = rng.integers(1, last + 1, (OUTPUTS, INPUTS // GROUP))
+    scales = np.float16(2.0 ** rng.integers(-6, 3, zeros.shape))  # in which the library's products in float16 are exact
+    codes = rng.integers(last + 1, size=(OUTPUTS, INPUTS))
+    wide = [np.repeat(array.astype(np.float32), GROUP, axis=1) for array in (zeros, scales)]
+    return {"weight": (codes - wide[0]) * wide[1], "scales": scales, "zeros": zeros.astype(np.float32)}
+
+
+@pytest.fixture(scope="module")
+def of_auto_round(tmp_path_factory) -> dict[str, np.ndarray]:
+    """``<packer> <bits>`` -> what AutoRound reads of the map that it has packed, and beside it its tensors."""
+    given = {f"{name} {bits}": array for bits in (4, 8) for name, array in rounded(bits).items()}
+    return library("auto_round_extension", AUTO_ROUND, tmp_path_factory.mktemp("auto_round"), **given)
+
+
+PACKERS = {
+    "auto_gptq": (auto_round_config("auto_round:auto_gptq"), "qlinear_torch_zp"),
+    "gptqmodel": (auto_round_config("auto_round:gptqmodel"), "qlinear_torch"),
+    "plain": (auto_round_config("auto_round"), "qlinear_torch"),
+    "gptq": (gptq_config(group_size=GROUP), "qlinear_torch_zp"),
+    "gptq v2": (gptq_config(group_size=GROUP, checkpoint_format="gptq_v2"), "qlinear_torch"),
+    "auto_awq": (auto_round_config("auto_round:auto_awq"), "awq"),
+    "awq": (awq_config(group_size=GROUP), "awq"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"), [(name, bits) for name, (_, by) in PACKERS.items() for bits in ((4,) if by == "awq" else (4, 8))]
+)
+def test_gptq_and_awq_are_those_of_auto_round(of_auto_round, name, bits):
+    config, packer = PACKERS[name]
+    parts = {f".{end}": of_auto_round[f"{packer} {bits}.{end}"] for end in ("qweight", "qzeros", "scales")}
+    theirs = of_auto_round[f"{packer} {bits}"]
+    np.testing.assert_array_equal(theirs, rounded(bits)["weight"])
+    np.testing.assert_array_equal(read({**config, "bits": bits}, parts), theirs)
