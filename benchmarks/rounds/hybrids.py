@@ -3,6 +3,7 @@
     python -m benchmarks.rounds.hybrids                           # needs an NVIDIA GPU: every line
     python -m benchmarks.rounds.hybrids --shape qwen3.6-27b       # the lines of one shape
     python -m benchmarks.rounds.hybrids --rows 1 16               # with so many rows
+    python -m benchmarks.rounds.hybrids --quantization fp8_block  # with weights in a format of eight or four bits
     python -m benchmarks.rounds.hybrids --json FILE               # also writes a result, see benchmarks/report/results.py
     XLA_FLAGS=--xla_gpu_enable_command_buffer= python -m benchmarks.rounds.hybrids --profile    # the kernels of its rounds
     python -m benchmarks.rounds.hybrids --smoke                   # tiny and anywhere, with meaningless times
@@ -11,21 +12,14 @@ Weights are random. Rows have texts of 1,024 tokens and get 128; drafts are thos
 prediction, with logits of 32,000 tokens, and accepted with a probability of 0.7. Times are in milliseconds, the median over
 calls of many rounds each. The floor is that of ``benchmarks.rounds.round``, with recurrent states read and written once."""
 
-import argparse
-import gc
-import pathlib
+import dataclasses
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
-import jax
-
-from benchmarks.kernels import bandwidth
-from benchmarks.report import results
 from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.of_shapes import Run, known_format, parser_of
 from benchmarks.rounds.programs import Decoding
-from benchmarks.rounds.round import HEADER, Figure, keep
-from benchmarks.shapes import SHAPES
+from benchmarks.rounds.round import Figure
 
 PROMPT, NEW, K, DRAFT_VOCABULARY = 1024, 128, 4, 32_000
 # Shape -> method (None is plain decoding) -> rows -> milliseconds to reach.
@@ -44,13 +38,16 @@ def decoding(method: str | None, rows: int, small: bool) -> Decoding:
     return Decoding(method, K, rows, *lengths, draft_vocabulary=64 if small else DRAFT_VOCABULARY)
 
 
-def figures(shape: str, bench: Bench, rows: Sequence[int] | None, small: bool) -> Iterator[Figure]:
-    """The figures of a shape with these numbers of rows; None for all."""
+def figures(
+    shape: str, bench: Bench, rows: Sequence[int] | None, quantization: str | None, small: bool
+) -> Iterator[Figure]:
+    """The figures of a shape with these numbers of rows, None for all. Goals are those of weights in bfloat16."""
     for number, (method, goals) in enumerate((SMALL if small else GOALS[shape]).items(), 1):
-        for count, goal in goals.items():
+        for count in goals:
             if rows is not None and count not in rows:
                 continue
-            what = decoding(method, count, small)
+            goal = None if quantization else goals[count]
+            what = dataclasses.replace(decoding(method, count, small), quantization=quantization)
             timed = bench.time(what)
             times = 1e3 * timed.seconds, 1e3 * timed.floor
             tokens = timed.tokens if what.K else None
@@ -59,32 +56,16 @@ def figures(shape: str, bench: Bench, rows: Sequence[int] | None, small: bool) -
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=GOALS, nargs="+", default=list(GOALS), help="the shapes, in this order")
+    parser = parser_of(__doc__, GOALS)
     parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="numbers of rows")
-    parser.add_argument("--repeats", type=int, default=3, help="timed calls of each program")
-    parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors, instead of measuring")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of each program's rounds")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
-    parser.add_argument("--smoke", action="store_true", help="a tiny shape, any machine, meaningless times")
+    parser.add_argument("--quantization", type=known_format, metavar="FORMAT", help="of the target's weights")
     args = parser.parse_args()
-    on_gpu = jax.default_backend() == "gpu"
-    if not (args.smoke or on_gpu):
-        parser.error("no GPU: times need one; --smoke runs a tiny version here")
-    rates, rate = bandwidth.for_floors(args.bandwidth)
+    quantization = None if args.quantization == "none" else args.quantization
     shapes = ["tiny-hybrid"] if args.smoke else args.shape
-    dtype, repeats = ("bfloat16" if on_gpu else "float32"), (1 if args.smoke else args.repeats)
-    result = results.begin("hybrids", {"shapes": shapes, "dtype": dtype, "smoke": args.smoke}, rate, rates)
-    print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s\n{HEADER}", flush=True)
+    run = Run.begin("hybrids", parser, args, shapes)
     for shape in shapes:
-        began = time.perf_counter()
-        bench = Bench(SHAPES[shape], dtype, rate, repeats, args.profile)
-        jax.block_until_ready(jax.tree.leaves(bench.target))
-        size = bench.pair.target.weight_bytes(2) / 1e9
-        print(f"{shape}: {size:.1f} GB of weights, made in {time.perf_counter() - began:.0f} s", flush=True)
-        keep(figures(shape, bench, args.rows, args.smoke), result, args.json)
-        del bench
-        gc.collect()
+        with run.bench(shape, quantization) as bench:
+            run.keep(figures(shape, bench, args.rows, quantization, args.smoke))
     return 0
 
 

@@ -12,9 +12,6 @@ milliseconds, the median over calls of many rounds each. Before a shape, the tim
 line, the time that it took with compilation is printed, and the largest memory. ``benchmarks.engine.serving`` measures
 the time to the first token."""
 
-import argparse
-import gc
-import pathlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,12 +19,10 @@ from typing import NamedTuple
 
 import jax
 
-from benchmarks.kernels import bandwidth
-from benchmarks.report import results
 from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.of_shapes import Run, parser_of
 from benchmarks.rounds.programs import Decoding, Forward
-from benchmarks.rounds.round import HEADER, Figure, keep
-from benchmarks.shapes import SHAPES
+from benchmarks.rounds.round import Figure
 
 LIVE = 640  # slots of a row: in the middle of 256 tokens after a prompt of 512
 PROMPT, NEW = 512, 256
@@ -92,15 +87,8 @@ SMALL_LATENT: Sequence[Line] = (
 )
 
 
-def figures(
-    shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: int, profiled: bool
-) -> Iterator[Figure]:
-    """The figures of a shape, whose weights are made first."""
-    began = time.perf_counter()
-    bench = Bench(SHAPES[shape], dtype, rate, repeats, profiled)
-    size = bench.pair.target.weight_bytes(2) / 1e9
-    jax.block_until_ready(jax.tree.leaves(bench.target))
-    print(f"{shape}: {size:.1f} GB of weights, made in {time.perf_counter() - began:.0f} s", flush=True)
+def figures(shape: str, bench: Bench, lines: Sequence[Line]) -> Iterator[Figure]:
+    """The figures of a shape."""
     for line in lines:
         began = time.perf_counter()
         timed = bench.time(line.what)
@@ -123,27 +111,16 @@ def _memory() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=LINES, nargs="+", default=list(LINES), help="the shapes, in this order")
+    parser = parser_of(__doc__, LINES)
     parser.add_argument("--lines", type=int, nargs="+", metavar="N", help="lines of the table")
-    parser.add_argument("--repeats", type=int, default=3, help="timed calls of each program")
-    parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors, instead of measuring")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of each program's rounds")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
-    parser.add_argument("--smoke", action="store_true", help="a tiny shape, any machine, meaningless times")
     args = parser.parse_args()
-    if not args.smoke and jax.default_backend() != "gpu":
-        parser.error("no GPU: times of these shapes need one; --smoke runs a tiny version here")
-    rates, rate = bandwidth.for_floors(args.bandwidth)
     small = {"tiny-mixture": SMALL, "tiny-latent": SMALL_LATENT}
     shapes = small if args.smoke else {shape: LINES[shape] for shape in args.shape}
-    dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
-    result = results.begin("mixtures", {"shapes": list(shapes), "dtype": dtype, "smoke": args.smoke}, rate, rates)
-    print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s\n{HEADER}", flush=True)
+    run = Run.begin("mixtures", parser, args, list(shapes))
     for shape, lines in shapes.items():
         chosen = [line for line in lines if args.lines is None or line.number in args.lines]
-        keep(figures(shape, chosen, dtype, rate, 1 if args.smoke else args.repeats, args.profile), result, args.json)
-        gc.collect()  # the next shape's weights need the memory of this one's
+        with run.bench(shape) as bench:
+            run.keep(figures(shape, bench, chosen))
     return 0
 
 

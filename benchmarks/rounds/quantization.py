@@ -35,6 +35,7 @@ import jspec
 from benchmarks.kernels import bandwidth
 from benchmarks.report import results
 from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.of_shapes import known_format
 from benchmarks.rounds.programs import PAGE, Decoding, Forward
 from benchmarks.rounds.quality import Report, measure_acceptance, measure_divergence
 from benchmarks.shapes import LLAMA_8B, SHAPES, TINY, Pair
@@ -42,7 +43,7 @@ from convert import convert
 from convert.verify import LENGTHS, Comparison, compare, jspec_logits
 from jspec.checkpoints.checkpoint import load_folder
 from jspec.commands.demo import FAMILY
-from jspec.config import QUANTIZATIONS, STORED_QUANTIZATIONS, require_quantization
+from jspec.config import QUANTIZATIONS, STORED_QUANTIZATIONS
 from jspec.models import build
 
 FORMATS = QUANTIZATIONS
@@ -151,15 +152,6 @@ def measure_rounds(
         Bench.target_in.cache_clear()  # the next weights need the memory of these
         del bench
         gc.collect()
-
-
-def known_format(name: str) -> str:
-    """``name``, if weights can be stored so or it is ``none``."""
-    try:
-        require_quantization(None if name == "none" else name)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return name
 
 
 def main() -> int:
