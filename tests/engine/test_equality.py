@@ -349,6 +349,7 @@ def test_wrong_restore_is_detected(kind, fault):
             assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
 
 
+@pytest.mark.nightly
 def test_expanded_values_of_another_head_are_detected(monkeypatch):
     def wrongly(q, pool, table, positions, valid, maps, scores):
         maps = maps._replace(values=jnp.roll(maps.values, 1, axis=0))
@@ -372,6 +373,7 @@ def test_a_round_beyond_the_pages_is_detected():
         assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
 
 
+@pytest.mark.nightly
 def test_a_block_beyond_the_pages_is_detected():
     """The slots of a block that reach farther than drafts do need pages, too, since all of them are seen."""
     engine = engine_of("dflash-wide")
@@ -380,6 +382,7 @@ def test_a_block_beyond_the_pages_is_detected():
         assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
 
 
+@pytest.mark.nightly
 def test_fewer_drafts_for_lack_of_pages_are_detected(monkeypatch):
     """The text stays lossless, but a seed would depend on who else holds pages."""
     propose = DecodeStep._propose
