@@ -34,6 +34,8 @@ types: $(VENV)/dev
 # Lowering of the kernels, the decode step as XLA compiles it for a card that is not here, and a trip through every layer,
 # with another Python or jax in an environment of its own:
 #     make smoke PYTHON=python3.12 JAX=0.12.0.1 VENV=.venv312-jax0.12.0.1
+# TIER="-m nightly" has it run what these files leave to the nightly tier.
+TIER ?=
 SMOKE = tests/pallas/test_lowering.py tests/pallas/matmul/test_matmul_lowering.py \
 	tests/pallas/matmul/test_few_tokens.py tests/pallas/matmul/test_matmul_table.py \
 	tests/pallas/attention/test_prefill_sm90.py \
@@ -43,7 +45,7 @@ SMOKE = tests/pallas/test_lowering.py tests/pallas/matmul/test_matmul_lowering.p
 smoke: export JAX_PLATFORMS = cpu
 smoke: export JAX_SKIP_CUDA_CONSTRAINTS_CHECK = 1
 smoke: $(VENV)/smoke
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(SMOKE)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TIER) $(SMOKE)
 
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/docs  # the site, in build/site; a broken link is an error
