@@ -43,8 +43,8 @@ KNOWS = {
     "api": FOUNDATION
     | {"checkpoints", "compilation_cache", "drafting", "engine", "llm", "loading", "sampling", "text"},
     "commands": FOUNDATION | {"hub", "llm", "loading", "text"},
-    "serving": FOUNDATION | {"commands.model_args", "engine", "llm", "sampling", "text"},
-    "bench": FOUNDATION | {"checkpoints", "commands.model_args", "sampling", "text"},
+    "serving": FOUNDATION | {"commands.group_args", "commands.model_args", "engine", "llm", "sampling", "text"},
+    "bench": FOUNDATION | {"checkpoints", "commands.group_args", "commands.model_args", "sampling", "text"},
     "train": FOUNDATION
     | {"checkpoints", "commands", "drafting", "engine", "hub", "llm", "loading", "models", "pallas", "sampling"},
     "doctor": FOUNDATION

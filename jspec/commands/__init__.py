@@ -3,7 +3,8 @@
 generate.py     ``jspec generate``
 chat.py         ``jspec chat``
 demo.py         ``jspec demo``, and the folder of the models that come with jspec
-model_args.py   options of model, hosts and speculation, which ``serve`` and ``bench`` have
+model_args.py   options of model and speculation, which ``serve`` and ``bench`` have
+group_args.py   options of several hosts, which these have too
 reply.py        what of a reply is reasoning, text and calls
 terminal.py     prints a streamed completion, with accepted drafts in colour
 """

@@ -80,4 +80,6 @@ def test_prefill_moves_no_pool(kind):
     assert pool > 10e6
     assert [op.line for op in moves(step.as_text(), pool / 2)] == []
     assert step.memory_analysis().alias_size_in_bytes >= bytes_of((state.cache, state.draft))
-    assert step.as_text().count('"mosaic_gpu_v2"') == SHAPE.num_layers  # the drafter's layer only writes keys and values
+    assert (
+        step.as_text().count('"mosaic_gpu_v2"') == SHAPE.num_layers
+    )  # the drafter's layer only writes keys and values

@@ -10,7 +10,8 @@ import pytest
 
 import jspec
 from jspec import cli
-from jspec.commands.model_args import checkpoint_folder, group_of, loading_of, speculation_of
+from jspec.commands.group_args import group_of
+from jspec.commands.model_args import checkpoint_folder, loading_of, speculation_of
 from jspec.serving.openai import command
 
 

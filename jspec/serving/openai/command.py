@@ -4,14 +4,8 @@ import argparse
 import dataclasses
 import importlib.util
 
-from jspec.commands.model_args import (
-    RAY,
-    add_group_options,
-    add_model_options,
-    add_speculation_options,
-    group_of,
-    local_models,
-)
+from jspec.commands.group_args import RAY, add_group_options, group_of
+from jspec.commands.model_args import add_model_options, add_speculation_options, local_models
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
