@@ -173,7 +173,7 @@ def test_shards_of_experts_have_whole_groups():
         Shards(2).local(dataclasses.replace(EXPERTS, experts=Experts(4, 2, 128)))
 
 
-@pytest.mark.parametrize(("kind", "by_expert"), [("int4", False), ("nvfp4", True)])
+@pytest.mark.parametrize(("kind", "by_expert"), [("int4", False), ("nvfp4", True), ("nvfp4", False)])
 def test_experts_in_shards_have_the_logits_of_the_whole(kind, by_expert):
     model = Decoder(dataclasses.replace(EXPERTS, quantization=kind), rngs=nnx.Rngs(0))
     tokens = jnp.asarray(np.random.default_rng(0).integers(EXPERTS.vocab_size, size=(2, 12)), jnp.int32)
