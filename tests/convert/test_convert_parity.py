@@ -92,10 +92,16 @@ def length_of(case: str) -> int:
     return 150 if case.startswith(HYBRIDS) else 40
 
 
+def tolerance_of(case: str) -> float:
+    """Of the relative error. In gated delta nets a few positions have normed vectors that are nearly 0, and errors there are
+    thirty times those of most."""
+    return 1e-4 if case.startswith(HYBRIDS) else 2e-5
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(tmp_path, case):
     save_reference(tmp_path, *CASES[case])
-    assert relative_error(tmp_path, length=length_of(case)) < 2e-5
+    assert relative_error(tmp_path, length=length_of(case)) < tolerance_of(case)
 
 
 @pytest.mark.parametrize("case", ["phi3-longrope", "phi4-longrope"])
@@ -122,7 +128,7 @@ def test_legacy_config_means_the_same_model(tmp_path, case):
     assert "rope_parameters" not in json.loads((tmp_path / "config.json").read_text())
     legacy, _ = load_folder(tmp_path)
     assert legacy == config
-    assert relative_error(tmp_path, length=length_of(case)) < 2e-5
+    assert relative_error(tmp_path, length=length_of(case)) < tolerance_of(case)
 
 
 def test_sharded_checkpoint(tmp_path):

@@ -38,6 +38,10 @@ SETTINGS_OF = {
         "vocab_size_per_layer_input": 258,
     },
     "Gemma4UnifiedForCausalLM": {"num_hidden_layers": 2},
+    **{
+        name: {"num_hidden_layers": 2}
+        for name in ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+    },
 }
 TYPES = {architecture: model_type for model_type, architecture in MODEL_TYPES.items()}
 SETTINGS = {"prompts": PROMPTS, "max_tokens": 6}
