@@ -233,11 +233,10 @@ class LLM:
         drafts = f"draft={self.method!r}"
         if self.method is not None:
             drafts += f", num_draft_tokens={self.speculation.num_draft_tokens!r}, verify={self.speculation.verify!r}"
-        cached = f", kv_cache_dtype={config.kv_cache_dtype!r}" if config.kv_cache_dtype in FP8_CACHES else ""
-        if config.activation_dtype != "auto":
-            cached += f", activation_dtype={config.activation_dtype!r}"
+        rounded = f", kv_cache_dtype={config.kv_cache_dtype!r}" if config.kv_cache_dtype in FP8_CACHES else ""
+        rounded += f", activation_dtype={config.activation_dtype!r}" if config.activation_dtype != "auto" else ""
         return (
-            f"LLM({model.architecture}, {model.num_layers} layers, {drafts}, dtype={config.dtype!r}{cached}, "
+            f"LLM({model.architecture}, {model.num_layers} layers, {drafts}, dtype={config.dtype!r}{rounded}, "
             f"devices={1 if shards is None else shards.count} x {device!r}, max_batch={config.max_batch}, "
             f"max_len={config.max_len}, pages={config.pool_pages - 1} of {config.page_size} tokens)"
         )

@@ -1,12 +1,12 @@
 """A target that caches keys and values in eight bits is one model, however its text is computed: greedy text does not
 depend on chunks, drafts, prefix hits and preemption, and is that of one causal pass whose keys and values are rounded."""
 
-import contextlib
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 import pytest
-from disturbances import preempting, serve
+from disturbances import texts_of
 from engines import GREEDY, draft, engine, in_bytes, plain_greedy, requests_of, target
 from requests_and_engines import CONFIG, P
 from shared_prefixes import TEXT
@@ -19,18 +19,12 @@ from jspec.pallas.attention.spec import AttentionSpec
 
 PROMPTS = [TEXT[:1], TEXT, [*TEXT[:13], 3, 5], TEXT[3:12]]
 REQUESTS = requests_of(PROMPTS, dataclasses.replace(GREEDY, max_tokens=18))
+texts = functools.partial(texts_of, requests=REQUESTS)
 
 
 def subject(kind: str, method: str | None, K: int, **changes) -> Engine:
     models = in_bytes(target(), kind), draft()
     return engine(method, K, models=models, config=dataclasses.replace(CONFIG, **changes))
-
-
-def texts(engine: Engine, preempt: bool = False, at_a_time: int | None = None) -> list[list[int]]:
-    with preempting(engine) if preempt else contextlib.nullcontext():
-        actives = serve(engine, REQUESTS, at_a_time)
-    assert not preempt or any(active.num_preemptions for active in actives)
-    return [active.tokens for active in actives]
 
 
 def wanted(kind: str) -> list[list[int]]:

@@ -140,6 +140,16 @@ def serve(
     return actives
 
 
+def texts_of(
+    engine: Engine, preempt: bool = False, at_a_time: int | None = None, *, requests: Sequence[Request]
+) -> list[list[int]]:
+    """The tokens of each request that ``serve`` has; with ``preempt``, some of them were preempted."""
+    with preempting(engine) if preempt else contextlib.nullcontext():
+        actives = serve(engine, requests, at_a_time)
+    assert not preempt or any(active.num_preemptions for active in actives)
+    return [active.tokens for active in actives]
+
+
 def outcome_of(active: ActiveRequest) -> tuple:
     """What a client learns of a request: tokens, how it ended, and drafts of every round."""
     return active.tokens, active.outcome, active.sources, active.drafted, active.accepted

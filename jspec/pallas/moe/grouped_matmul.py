@@ -290,7 +290,7 @@ class _CodeOperands(_InHalves):
         scale, zero = self.scale_and_zero(output, place)
         zero = None if zero is None else zero.astype(jnp.bfloat16)
         halves = [unpack_four_bits(packed, high, zero).astype(self.x_ref.dtype) for high in (False, True)]
-        return halves, scale.astype(jnp.float32) * SHRINK
+        return halves, scale * SHRINK
 
     def product(self, x, weight):
         halves, scale = weight
