@@ -26,6 +26,7 @@ from benchmarks.rounds.programs import (
     rounding,
     tables,
 )
+from benchmarks.rounds.prompts import Reading, reading_floor, reading_program
 from benchmarks.shapes import Pair, head_for
 from jspec.config import ModelConfig, Shards
 from jspec.engine.runner.state import LIVE
@@ -84,7 +85,7 @@ class Bench:
         self.pair, self.dtype, self.bandwidth, self.repeats = pair, dtype, bandwidth, repeats
         self.profiled, self.shards = profiled, shards
         self.packets, self._workspace = packets, None
-        self._timed: dict[tuple[Decoding | Forward, bool], Timed] = {}
+        self._timed: dict[tuple[Decoding | Forward | Reading, bool], Timed] = {}
 
     @functools.cache  # noqa: B019 (a bench lives as long as the program)
     def target_in(self, quantization: str | None):
@@ -123,11 +124,11 @@ class Bench:
         module = random_module(config, 1, self.dtype, drafts=True)
         return config, module if shards is None else on_every_device(module, mesh_of(shards.count, shards.axis))
 
-    def time(self, what: Decoding | Forward) -> Timed:
+    def time(self, what: Decoding | Forward | Reading) -> Timed:
         """The times of a program, which is compiled and run the first time that it is asked for."""
-        key = what, self.packets
+        key, measures = (what, self.packets), {Decoding: self._decoding, Forward: self._forward, Reading: self._reading}
         if key not in self._timed:
-            self._timed[key] = self._decoding(what) if isinstance(what, Decoding) else self._forward(what)
+            self._timed[key] = measures[type(what)](what)
         return self._timed[key]
 
     def _decoding(self, what: Decoding) -> Timed:
@@ -173,6 +174,14 @@ class Bench:
         hit = experts_hit(target, state[0], last_positions(what), state[1], tables(what.batch, what.capacity // PAGE))
         passes = [target_pass(target, what.batch, what.width, what.live, hit)]
         return Timed(seconds, floor(passes, self.bandwidth), kernels, what.live, 0.0, hit)
+
+    def _reading(self, what: Reading) -> Timed:
+        """Of the whole prompt; launches are those of a pass."""
+        target = self.target_in(what.quantization)
+        config = what.engine_config(target.config, self.dtype)
+        seconds, kernels, _ = self._run(reading_program(target, config, what), 1)
+        least = reading_floor(target, what, what.passes(config), self.bandwidth)
+        return Timed(seconds, least, kernels, what.tokens / 2, 0.0)
 
     def _run(self, program: Program, rounds: int):
         """Seconds and launches of a round, and what the last call returned, logs on the host."""
