@@ -6,7 +6,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from block_checkpoints import KEPT, KEPT_SIZES, block_checkpoint, stored_as
+from block_checkpoints import KEPT, KEPT_SIZES, block_checkpoint, sizes_of, stored_as
 from fp8_checkpoints import FP8, changed, fp8_checkpoint, names_in, raw_tensor
 from mtp_checkpoints import with_layers
 from test_stored_blocks import assert_same
@@ -253,7 +253,7 @@ def test_the_map_of_latents_to_keys_and_values_is_kept_by_rows(tmp_path):
 @pytest.mark.parametrize("architecture", in_tiers([DEEPSEEK, "Glm4MoeForCausalLM"], test=["Glm4MoeForCausalLM"]))
 def test_multi_token_prediction_layers(tmp_path, architecture):
     """Their maps are kept too, but for that of embedding and feature, which checkpoints do not quantise."""
-    wide = with_layers(tmp_path / "wide", architecture, **KEPT_SIZES)
+    wide = with_layers(tmp_path / "wide", architecture, **sizes_of(KEPT["deepseek"], architecture))
     src, out = stored_as(tmp_path / "src", wide, KEPT["deepseek"]), tmp_path / "out"
     config, params = load_draft(src, mtp=True)
     assert config.layers.quantization == "fp8_block"
@@ -266,8 +266,9 @@ def test_multi_token_prediction_layers(tmp_path, architecture):
 
 
 @pytest.mark.nightly
-def test_multi_token_prediction_layers_draft(tmp_path):
-    wide = with_layers(tmp_path / "wide", "Glm4MoeForCausalLM", **KEPT_SIZES)
+@pytest.mark.parametrize("architecture", [DEEPSEEK, "Glm4MoeForCausalLM"])
+def test_multi_token_prediction_layers_draft(tmp_path, architecture):
+    wide = with_layers(tmp_path / "wide", architecture, **sizes_of(KEPT["deepseek"], architecture))
     src = stored_as(tmp_path / "src", wide, KEPT["deepseek"])
     llm = jspec.load(src, draft="mtp", num_draft_tokens=2, **SMALL)
     [result] = jspec.generate(llm, [[7, 8, 9] * 3], temperature=0, max_tokens=6, ignore_eos=True)

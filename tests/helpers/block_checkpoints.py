@@ -436,9 +436,15 @@ def block_checkpoint(
       head: whether the output head is stored so too.
       shards, overrides: as for ``tiny_checkpoint``.
     """
-    sizes = {key: size for key, size in kind.sizes.items() if key in tiny_config(architecture)}
-    wide = tiny_checkpoint(path.with_name(f"{path.name}-wide"), architecture, **{**sizes, **overrides})
+    wide = tiny_checkpoint(
+        path.with_name(f"{path.name}-wide"), architecture, **{**sizes_of(kind, architecture), **overrides}
+    )
     return stored_as(path, wide, kind, head=head, shards=shards)
+
+
+def sizes_of(kind: Kind, architecture: str) -> dict[str, int]:
+    """What has to be of another size in tiny checkpoints of an architecture in this format, of what it has."""
+    return {key: size for key, size in kind.sizes.items() if key in tiny_config(architecture)}
 
 
 def stored_as(path: Path, wide: Path, kind: Kind, *, head: bool = False, shards: int = 1) -> Path:

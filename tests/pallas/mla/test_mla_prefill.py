@@ -47,7 +47,7 @@ CASES = [
     Case(192, 64, 256, pages=5),  # GLM-4.7-Flash's, tiles of 64 slots
     Case(128, 64, 128, P=128, pages=3),  # DeepSeek-V3's
     Case(64, 64, 64, stored="int8"),
-    Case(64, 64, 128, rank=192, stored="fp8_block"),  # the second group of numbers that share scales is not full
+    Case(64, 64, 128, rank=320, stored="fp8_block"),  # the third group of numbers that share scales is not full
 ]
 
 
@@ -223,9 +223,10 @@ def test_a_prefill_batch_stays_below_max_prefill_pages(segments):
     assert dataclasses.replace(config, expand_latents=False).pages_of_prefill(segments) is None
 
 
-def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dtype="bfloat16"):
-    array, M = jax.ShapeDtypeStruct, 1024 // P
-    maps = HeadMaps(array((N, own, rank), dtype), None, array((N, value, rank), dtype), None)  # pyright: ignore
+def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dtype="bfloat16", in_blocks=False):
+    array, M, stored = jax.ShapeDtypeStruct, 1024 // P, "float8_e4m3fn" if in_blocks else dtype
+    scales = [array((N, n, rank // 128), jnp.float32) if in_blocks else None for n in (own, value)]
+    maps = HeadMaps(array((N, own, rank), stored), scales[0], array((N, value, rank), stored), scales[1])  # pyright: ignore
     pool, queries = array((1, 1 + B * M, P, rank + rotated), dtype), array((B, T, N, own + rotated), dtype)
     return queries, pool, shapes_of_queries(B, T, M), maps
 
@@ -243,8 +244,9 @@ def test_which_shapes_have_the_kernel(shape, known):
     assert has_up_projected_attention_kernel(*shapes(**shape)) == known
 
 
-def test_lowers_for_hopper():
-    text = for_cuda(functools.partial(up_projected_attention, scale=0.1), shapes())
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_lowers_for_hopper(in_blocks):
+    text = for_cuda(functools.partial(up_projected_attention, scale=0.1), shapes(in_blocks=in_blocks))
     assert text.count(MOSAIC) == 1
     assert text.count("triton") >= 2
 
