@@ -218,14 +218,11 @@ def of_experts(quantization: str | None) -> str | None:
 
 
 def of_latents(quantization: str | None) -> str | None:
-    """How the maps from latents to keys and values are stored: with one scale for each output channel, or not quantised."""
-    return (
-        "int8"
-        if quantization == "int4"
-        else None
-        if quantization == "fp8_block" or in_codes(quantization)
-        else quantization
-    )
+    """How the maps from latents to keys and values are stored where other maps are stored as ``quantization``: not quantised
+    where that is codes, which their kernels do not know, but for ``int4``, beside which they are int8."""
+    if quantization == "int4":
+        return "int8"
+    return None if in_codes(quantization) else quantization
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:

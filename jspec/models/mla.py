@@ -6,8 +6,6 @@ absorbed query ``q @ keys[n]`` is computed once, and all heads attend to the sam
 single KV head; the weighted sum of latents then becomes one of values. Without a cache, and in prefill on some GPUs,
 keys and values of all heads are computed, because there are half as many products for each pair of a query and a key."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -19,8 +17,9 @@ from jspec.models.layers import Linear, Norm, linear_maps, rotation_at
 from jspec.pallas.attention.reference import apply_rope
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.mla.absorb_queries import absorb_queries
+from jspec.pallas.mla.head_maps import HeadMaps
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents
-from jspec.pallas.mla.up_project import HeadMaps
+from jspec.pallas.mla.project_values import project_values
 
 
 class LatentAttention(nnx.Module):
@@ -68,7 +67,8 @@ class LatentAttention(nnx.Module):
         if view.up_projects(q, kv, maps):
             return view.attend_up_projected(self._apply_rope(q, rotation), kv, maps, self.scale), kv
         q = absorb_queries(q, maps.keys, maps.key_scale, rotation)
-        return self._times_values(view.attend_latents(q, kv, self.latent.rank, self.scale)), kv
+        attended = view.attend_latents(q, kv, self.latent.rank, self.scale)
+        return project_values(attended, maps.values, maps.value_scale), kv
 
     def _from_heads(self, compressed, rotation, kv, view):
         """The same over keys and values of all heads."""
@@ -97,16 +97,10 @@ class LatentAttention(nnx.Module):
         q, rotary = jnp.split(q, [self.head_dim - self.latent.rotated], axis=-1)
         return jnp.concatenate([q, apply_rope(rotary, rotation)], axis=-1)
 
-    def _times_values(self, attended) -> jax.Array:
-        """Sums of latents ``[B, T, N, Ck]`` times the up-projection to values of their head: ``[B, T, N, Hv]``."""
-        (weight, scale), dtype = self._by_head(self.values), attended.dtype
-        precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-        product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
-        sums = product("btnc,nhc->btnh", attended, weight.astype(dtype))
-        return (sums if scale is None else sums * scale[None, None]).astype(dtype)
-
     def _by_head(self, linear: Linear):
-        """The weight ``[N, n, Ck]`` of a linear map to n numbers of every head, and its scales ``[N, n]`` or None."""
+        """The weight ``[N, n, Ck]`` of a linear map to n numbers of every head, and its scales: float32 ``[N, n]``, or ``[N,
+        n, groups]`` of FP8 in blocks; None if it is not quantised."""
         N, weight = self.num_heads, linear.weight[...]
-        scale = None if linear.scale is None else linear.scale[...].reshape(N, -1)
+        scale = None if linear.scale is None else linear.scale[...]
+        scale = None if scale is None else scale.reshape(N, -1, *scale.shape[1:])
         return weight.reshape(N, -1, weight.shape[-1]), scale

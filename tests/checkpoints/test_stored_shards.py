@@ -31,6 +31,7 @@ WHOLE_GROUPS = {
 }  # four shards have groups of 128 inputs each
 WHOLE_BLOCKS = {**WHOLE_GROUPS, "hidden_size": 64, "num_hidden_layers": 1}
 EXPERTS_OF_BLOCKS = {"moe_intermediate_size": 512, "hidden_size": 64, "num_experts": 4, "num_hidden_layers": 2}
+LATENTS_OF_BLOCKS = {"kv_lora_rank": 256, "v_head_dim": 128, "intermediate_size": 512, "moe_intermediate_size": 512}
 FOUR_BITS = {"hidden_size": 96, "intermediate_size": 64, "quantization_config": MXFP4, "dtype": "bfloat16"}
 
 
@@ -63,6 +64,9 @@ CHECKPOINTS = {
         path, KEPT_CODES["nvfp4"], "Qwen3MoeForCausalLM", **HEADS, **{**WHOLE_GROUPS, **EXPERTS_OF_BLOCKS}
     ),
     "converted nvfp4": lambda path: reconverted(block_checkpoint(path, KEPT_CODES["nvfp4"], **HEADS, **WHOLE_BLOCKS)),
+    "kept fp8 latents": lambda path: block_checkpoint(
+        path, KEPT["qwen"], "DeepseekV3ForCausalLM", **LATENTS | LATENTS_OF_BLOCKS
+    ),
     "fp8 latents": lambda path: block_checkpoint(path, KINDS["fp8"], "DeepseekV3ForCausalLM", **LATENTS),
     "gptq latents": lambda path: block_checkpoint(path, KINDS["gptq order"], "DeepseekV3ForCausalLM", **LATENTS),
     "converted": lambda path: converted(path, **HEADS),

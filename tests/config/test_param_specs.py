@@ -8,7 +8,7 @@ from test_head_configs import HEADS, QUANTIZED, REDUCED, TARGET
 
 from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.huggingface.names import tensor_table
-from jspec.config import DeltaNets, Experts
+from jspec.config import DeltaNets, Experts, Latent
 from jspec.config.param_specs import EMBED, KV, Parameter, size_of
 from jspec.config.param_specs import HEADS as QUERIES
 from jspec.models import abstract_params
@@ -44,6 +44,7 @@ HYBRID = {
     "qk_norm": True,
     "norm": "rms_offset",
 }
+OF_LATENTS = {"architecture": "DeepseekV3ForCausalLM", "windows": (), "num_kv_heads": TARGET.num_heads}
 HYBRIDS = [
     HYBRID,
     {
@@ -57,6 +58,11 @@ MODELS += [
     dataclasses.replace(TARGET, quantization=kind, **options)
     for kind in (None, "int8", "int4", "fp8_block")
     for options in HYBRIDS
+]
+MODELS += [
+    dataclasses.replace(TARGET, quantization=kind, latent=Latent(160, 2, 10, rank), **OF_LATENTS)
+    for kind in (None, "int8", "fp8", "int4", "fp8_block", "nvfp4")
+    for rank in (None, 6)
 ]
 PLAIN = ("layers.1.attention.qkv", "layers.0.mlp.down", "project_in")  # beside others that are quantised
 MODELS += [dataclasses.replace(TARGET, quantization="fp8_block", plain_maps=PLAIN, embedding_size=6)]

@@ -6,7 +6,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from block_checkpoints import KEPT, KEPT_SIZES, block_checkpoint, stored_as
+from block_checkpoints import KEPT, KEPT_SIZES, block_checkpoint, sizes_of, stored_as
 from fp8_checkpoints import FP8, changed, fp8_checkpoint, names_in, raw_tensor
 from mtp_checkpoints import with_layers
 from test_stored_blocks import assert_same
@@ -23,7 +23,7 @@ from jspec.models.params import abstract_params
 from jspec.quantization import fp8_block
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
-FAMILIES = [LLAMA, MIXTURE, "Phi3ForCausalLM", "OPTForCausalLM", "MiniMaxM2ForCausalLM", "Gemma3ForCausalLM"]
+FAMILIES = [LLAMA, MIXTURE, "Phi3ForCausalLM", "OPTForCausalLM", "MiniMaxM2ForCausalLM", "Gemma3ForCausalLM", DEEPSEEK]
 DOWN = "model.layers.1.mlp.down_proj"  # [160, 264]
 SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 
@@ -43,7 +43,11 @@ def assert_stands_for(params, config, wide):
 CASES = [(architecture, name) for architecture in FAMILIES for name in KEPT]
 
 
-@pytest.mark.parametrize("case", in_tiers(CASES, test=[(LLAMA, "deepseek"), (MIXTURE, "compressed")]), ids=" in ".join)
+@pytest.mark.parametrize(
+    "case",
+    in_tiers(CASES, test=[(LLAMA, "deepseek"), (MIXTURE, "compressed"), (DEEPSEEK, "qwen instruct")]),
+    ids=" in ".join,
+)
 def test_logits_are_those_of_the_numbers_in_the_files(tmp_path, case):
     architecture, name = case
     src = block_checkpoint(tmp_path / "src", KEPT[name], architecture, shards=2)
@@ -135,16 +139,18 @@ def test_the_numbers_are_those_that_transformers_reads(tmp_path):
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_live_bytes_are_those_of_the_files(tmp_path):
-    src = block_checkpoint(tmp_path / "src", KEPT["qwen"], hidden_size=256, intermediate_size=512)
+@pytest.mark.parametrize("architecture", [LLAMA, DEEPSEEK])
+def test_live_bytes_are_those_of_the_files(tmp_path, architecture):
+    latents = {"kv_lora_rank": 256, "q_lora_rank": 128} if architecture == DEEPSEEK else {}
+    sizes = {"hidden_size": 256, "intermediate_size": 512, **latents}
+    src = block_checkpoint(tmp_path / "src", KEPT["qwen"], architecture, **sizes)
     config, params = load_folder(src)
     size = sum(array.nbytes for array in params.values())
     assert size <= 1.1 * (src / "model.safetensors").stat().st_size
     assert size == config.weight_bytes(2)
 
 
-@pytest.mark.parametrize("architecture", in_tiers([LLAMA, MIXTURE, DEEPSEEK], test=[MIXTURE]))
-@pytest.mark.filterwarnings("ignore:.*kv_b_proj.*are dequantised:UserWarning")
+@pytest.mark.parametrize("architecture", in_tiers([LLAMA, MIXTURE, DEEPSEEK], test=[DEEPSEEK]))
 def test_conversion_keeps_every_bit(tmp_path, architecture):
     src, out = block_checkpoint(tmp_path / "src", KEPT["qwen"], architecture), tmp_path / "out"
     report = convert(src, out, verify="shapes")
@@ -223,23 +229,31 @@ def test_an_output_head_may_be_stored_so(tmp_path, tied):
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
 
 
-def test_latent_attention_keeps_all_but_the_map_of_keys_and_values(tmp_path):
-    """Rows of queries and latents are in another order in the params, and their scales with them."""
-    src = block_checkpoint(tmp_path / "src", KEPT["deepseek"], DEEPSEEK)
-    with pytest.warns(UserWarning, match=r"model\.layers\.0\.self_attn\.kv_b_proj"):
-        config, params = load_folder(src)
-    assert config.quantization == "fp8_block"
-    for name in ("attention.compress", "attention.queries", "attention.out"):
-        assert params[f"layers.1.{name}.weight"].dtype == FP8
-    assert params["layers.1.attention.keys.weight"].dtype == ml_dtypes.bfloat16
+def test_the_map_of_latents_to_keys_and_values_is_kept_by_rows(tmp_path):
+    """Rows of queries and latents are in another order in the params, and those of keys and values apart, and their scales
+    with them."""
+    src = block_checkpoint(tmp_path / "src", KEPT["qwen"], DEEPSEEK)
+    config, params = load_folder(src)  # without a warning
+    up, heads, own, value, rank = "model.layers.1.self_attn.kv_b_proj.weight", 4, 40, 56, 160
+    numbers, stored = raw_tensor(src, up), raw_tensor(src, f"{up}_scale_inv").astype(np.float32)
+    assert stored.shape == (3, 2)
+    for name, start, size in (("keys", 0, own), ("values", own, value)):
+        of_map = f"layers.1.attention.{name}"
+        found, scale = params[f"{of_map}.weight"], params[f"{of_map}.scale"]
+        assert (found.dtype, found.shape, scale.dtype) == (FP8, (heads * size, rank), np.float32)
+        for row in range(heads * size):
+            at = row // size * (own + value) + start + row % size
+            np.testing.assert_array_equal(found[row].view(np.uint8), numbers[at].view(np.uint8))
+            np.testing.assert_array_equal(scale[row], stored[at // 128])
+    for name in ("compress", "queries", "out"):
+        assert params[f"layers.1.attention.{name}.weight"].dtype == FP8
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
 
 
-@pytest.mark.filterwarnings("ignore:.*kv_b_proj.*are dequantised:UserWarning")
 @pytest.mark.parametrize("architecture", in_tiers([DEEPSEEK, "Glm4MoeForCausalLM"], test=["Glm4MoeForCausalLM"]))
 def test_multi_token_prediction_layers(tmp_path, architecture):
     """Their maps are kept too, but for that of embedding and feature, which checkpoints do not quantise."""
-    wide = with_layers(tmp_path / "wide", architecture, **KEPT_SIZES)
+    wide = with_layers(tmp_path / "wide", architecture, **sizes_of(KEPT["deepseek"], architecture))
     src, out = stored_as(tmp_path / "src", wide, KEPT["deepseek"]), tmp_path / "out"
     config, params = load_draft(src, mtp=True)
     assert config.layers.quantization == "fp8_block"
@@ -252,8 +266,9 @@ def test_multi_token_prediction_layers(tmp_path, architecture):
 
 
 @pytest.mark.nightly
-def test_multi_token_prediction_layers_draft(tmp_path):
-    wide = with_layers(tmp_path / "wide", "Glm4MoeForCausalLM", **KEPT_SIZES)
+@pytest.mark.parametrize("architecture", [DEEPSEEK, "Glm4MoeForCausalLM"])
+def test_multi_token_prediction_layers_draft(tmp_path, architecture):
+    wide = with_layers(tmp_path / "wide", architecture, **sizes_of(KEPT["deepseek"], architecture))
     src = stored_as(tmp_path / "src", wide, KEPT["deepseek"])
     llm = jspec.load(src, draft="mtp", num_draft_tokens=2, **SMALL)
     [result] = jspec.generate(llm, [[7, 8, 9] * 3], temperature=0, max_tokens=6, ignore_eos=True)

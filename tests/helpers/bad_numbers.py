@@ -41,6 +41,7 @@ from jspec.pallas.matmul.w8a8 import w8a8_matmul_kernel, w8a8_matmul_reference
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel, weight_only_matmul_reference
 from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
 from jspec.pallas.mla.attention import latent_attention_kernel, latent_attention_reference
+from jspec.pallas.mla.project_values import project_values_kernel, project_values_reference
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router import choose_kernel
 from jspec.pallas.moe.router_reference import choose_reference, route_reference
@@ -217,6 +218,11 @@ def latent_heads() -> Problem:
     return simple(absorb_queries_reference, absorb_queries_kernel, q, weight, None, angles)
 
 
+def latent_values() -> Problem:
+    attended, weight = normal(3, 2, 2, 144), normal(2, 48, 144).astype("float8_e4m3fn")
+    return simple(project_values_reference, project_values_kernel, attended, weight, jnp.abs(normal(2, 48, 2)))
+
+
 def routing(way: dict[str, Any], M: int, X: int) -> Problem:
     """Weights are what a bad number has to reach."""
     both = (route_reference, route_small_batch_kernel) if M <= 4 else (choose_reference, choose_kernel)
@@ -320,6 +326,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     },
     "latent attention": latents,
     "latent queries": latent_heads,
+    "latent values": latent_values,
     **{
         f"routing of {M} among {X}: {name}": functools.partial(routing, way, M, X)
         for M, X in ((3, 6), (5, 16))

@@ -270,8 +270,15 @@ _WORDS = "FP8 with a scale for each block of 128 x 128"
 # Blocks that are kept as they are stored, as DeepSeek, Qwen and llm-compressor write them. The sizes are those of models
 # in which some maps have several blocks, the last of which are smaller.
 KEPT_SIZES = types.MappingProxyType({"hidden_size": 160, "intermediate_size": 264})
+# With latents, some blocks of 128 rows of the map to keys and values begin and end within heads, which have 96 rows. Of two
+# shared experts, the second would begin within a group of 128 inputs.
+KEPT_LATENTS = types.MappingProxyType(
+    {"kv_lora_rank": 160, "qk_nope_head_dim": 40, "v_head_dim": 56, "n_shared_experts": 1}
+)
 KEPT = {
-    name: Kind(config, functools.partial(fp8, block=(128, 128), end=end, dtype=dtype), _WORDS, KEPT_SIZES)
+    name: Kind(
+        config, functools.partial(fp8, block=(128, 128), end=end, dtype=dtype), _WORDS, KEPT_SIZES | KEPT_LATENTS
+    )
     for name, config, end, dtype in (
         ("deepseek", fp8_config(weight_block_size=[128, 128]), ".weight_scale_inv", np.float32),
         ("qwen", fp8_config(weight_block_size=[128, 128]), ".weight_scale_inv", ml_dtypes.bfloat16),
@@ -429,9 +436,15 @@ def block_checkpoint(
       head: whether the output head is stored so too.
       shards, overrides: as for ``tiny_checkpoint``.
     """
-    sizes = {key: size for key, size in kind.sizes.items() if key in tiny_config(architecture)}
-    wide = tiny_checkpoint(path.with_name(f"{path.name}-wide"), architecture, **{**sizes, **overrides})
+    wide = tiny_checkpoint(
+        path.with_name(f"{path.name}-wide"), architecture, **{**sizes_of(kind, architecture), **overrides}
+    )
     return stored_as(path, wide, kind, head=head, shards=shards)
+
+
+def sizes_of(kind: Kind, architecture: str) -> dict[str, int]:
+    """What has to be of another size in tiny checkpoints of an architecture in this format, of what it has."""
+    return {key: size for key, size in kind.sizes.items() if key in tiny_config(architecture)}
 
 
 def stored_as(path: Path, wide: Path, kind: Kind, *, head: bool = False, shards: int = 1) -> Path:

@@ -101,9 +101,10 @@ def family_config(architecture: str) -> ModelConfig:
 FOUR_HEADS = "four heads"
 TARGETS = {**{name: family_config(name) for name in ARCHITECTURES}, LLAMA: TARGET}
 TARGETS[FOUR_HEADS] = dataclasses.replace(TARGET, num_heads=4, num_kv_heads=2)
-FP8_BLOCKS = "experts in FP8 blocks"
-TARGETS[FP8_BLOCKS] = dataclasses.replace(
-    TARGETS["Qwen3MoeForCausalLM"], quantization="fp8_block", quantized_head=False
+FP8_BLOCKS = "experts and maps of latents in FP8 blocks"
+_LATENTS = TARGETS["DeepseekV3ForCausalLM"]
+TARGETS[FP8_BLOCKS] = dataclasses.replace(  # with two scales for each output of the maps of latents
+    _LATENTS, quantization="fp8_block", quantized_head=False, latent=dataclasses.replace(_LATENTS.latent, rank=160)
 )
 ROUNDED = "rounded activations"
 TARGETS[ROUNDED] = dataclasses.replace(TARGET, quantization="int8")

@@ -1,6 +1,7 @@
 """Every family of language models through the paged cache and the engine, against one causal pass without a cache."""
 
 import dataclasses
+import functools
 import itertools
 import shutil
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from block_checkpoints import KEPT, block_checkpoint
 from disturbances import preempting, serve
 from engines import TARGET, causal
 from flax import nnx
@@ -32,6 +34,8 @@ PROMPTS = [[5], [7, 8, 9] * 3, list(range(3, 27))]  # the last is read in two pi
 DRAFTS = ("draft_model", "ngram", "eagle", "eagle3", "p_eagle")
 # Scores of heads that are normed and not scaled, and a router: rounding to bfloat16 alone changes these logits by 0.24.
 COARSE = {"Gemma4ForCausalLM": 0.2}
+BLOCKS = "latents in FP8 blocks"
+LATENTS_IN_BLOCKS = functools.partial(block_checkpoint, kind=KEPT["deepseek"], architecture="DeepseekV3ForCausalLM")
 # Families whose layers have nothing that another family's do not: their engines are made at night.
 ALIKE = (
     "MistralForCausalLM",
@@ -61,10 +65,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, BLOCKS])
 def test_pages_give_the_logits_of_one_causal_pass(tmp_path, architecture, dtype):
     """A text that is read in two pieces of different lengths, and then by one token and by several."""
-    config, params = load_folder(tiny_checkpoint(tmp_path, architecture), dtype)
+    make = (
+        LATENTS_IN_BLOCKS if architecture == BLOCKS else functools.partial(tiny_checkpoint, architecture=architecture)
+    )
+    config, params = load_folder(make(tmp_path / "model"), dtype)
     model = build(config.for_length(S), params, dtype)
     tokens = jnp.asarray(np.random.default_rng(0).integers(config.vocab_size, size=(2, S)), jnp.int32)
     wanted = np.asarray(causal(model)(tokens), np.float32)

@@ -13,7 +13,7 @@ from tiny import ARCHITECTURES, tiny_checkpoint
 
 import jspec
 from jspec.checkpoints.checkpoint import load_folder
-from jspec.config import Experts, ModelConfig, Shards, shards_of
+from jspec.config import Experts, Latent, ModelConfig, Shards, shards_of
 from jspec.config.sharding import AXIS, VOCABULARY_GROUP
 from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models import Decoder, build, causal_logits, flat_params
@@ -72,8 +72,12 @@ IN_BLOCKS = dataclasses.replace(TARGET, num_layers=1, windows=(), head_dim=64, q
 
 @pytest.mark.parametrize(
     "changes",
-    [{"intermediate_size": 512}, {"experts": Experts(4, 2, 256), "plain_maps": ("layers.0.attention.qkv",)}],
-    ids=["dense", "experts"],
+    [
+        {"intermediate_size": 512},
+        {"experts": Experts(4, 2, 256), "plain_maps": ("layers.0.attention.qkv",)},
+        {"intermediate_size": 512, "num_kv_heads": 4, "latent": Latent(160, 16, 64, 24)},
+    ],
+    ids=["dense", "experts", "latents"],
 )
 def test_blocks_of_fp8_are_split_with_their_scales(changes):
     config = dataclasses.replace(IN_BLOCKS, **changes)

@@ -22,6 +22,7 @@ from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.mla.absorb_queries import absorb_queries
 from jspec.pallas.mla.attention import latent_attention
+from jspec.pallas.mla.project_values import project_values
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
 from jspec.pallas.moe.router_small_batch import MOST_TOKENS
@@ -257,14 +258,19 @@ def test_tiles_of_latents_of_any_size_lower(rank):
     ]
 
 
-@pytest.mark.parametrize("stored", ["bfloat16", "float32", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("stored", ["bfloat16", "float32", "int8", "float8_e4m3fn", "blocks"])
 @pytest.mark.parametrize("M", [1, 64, 300, 513])
-def test_absorbed_queries_lower_for_cuda(M, stored):
-    array, dtype = jax.ShapeDtypeStruct, "float32" if stored == "float32" else "bfloat16"
-    scale = array((20, 192), jnp.float32) if stored in ("int8", "float8_e4m3fn") else None
-    rotation = Rotation(*[array((M, 1, 32), jnp.float32)] * 2)
-    args = array((M, 1, 20, 256), dtype), array((20, 192, 512), stored), scale, rotation
-    assert kernels_of(for_cuda(absorb_queries, args)) == (["absorb_queries"] if M <= 512 else [])
+def test_maps_of_heads_lower_for_cuda(M, stored):
+    """Those of keys, and those of values. Scales of groups have the kernels for any number of tokens."""
+    array, dtype, groups = jax.ShapeDtypeStruct, "float32" if stored == "float32" else "bfloat16", (4,)
+    quantized = stored not in ("bfloat16", "float32")
+    weight = array((20, 192, 512), "float8_e4m3fn" if stored == "blocks" else stored)
+    scale = array((20, 192, *(groups if stored == "blocks" else ())), jnp.float32) if quantized else None
+    few, rotation = M <= 512 or stored == "blocks", Rotation(*[array((M, 1, 32), jnp.float32)] * 2)
+    queries = array((M, 1, 20, 256), dtype), weight, scale, rotation
+    assert kernels_of(for_cuda(absorb_queries, queries)) == (["absorb_queries"] if few else [])
+    values = array((M, 1, 20, 512), dtype), weight, scale
+    assert kernels_of(for_cuda(project_values, values)) == (["project_values"] if few and quantized else [])
 
 
 @pytest.mark.parametrize(("M", "X"), [(1, 64), (5, 256), (320, 64)])

@@ -9,22 +9,21 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.reference import Rotation, apply_rope
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.mla.head_maps import has_kernel, scale_groups
 from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call
+from jspec.quantization.groups import GROUP
 
-_MOST_TOKENS = 512  # that the kernel is for: each of its program instances reads the weights of a head again
 _TOKENS, _COLUMNS, _DEPTH = 64, 64, 64  # of a tile of the product: tokens, numbers of latents, numbers to be summed
 _WARPS = 4
 
 
 def absorb_queries(q, weight, scale, rotation: Rotation) -> jax.Array:
-    """``absorb_queries_reference``, and on an NVIDIA GPU the kernel for the few tokens of a round."""
-    has_kernel = q.shape[0] * q.shape[1] <= _MOST_TOKENS
+    """``absorb_queries_reference``, and on an NVIDIA GPU the kernel for the few tokens of a round, or for a weight with
+    scales of groups and any number of tokens."""
     args = q, weight, scale, rotation
-    return (
-        by_platform(absorb_queries_kernel, absorb_queries_reference, *args)
-        if has_kernel
-        else absorb_queries_reference(*args)
-    )
+    if not has_kernel(q.shape[0] * q.shape[1], scale):
+        return absorb_queries_reference(*args)
+    return by_platform(absorb_queries_kernel, absorb_queries_reference, *args)
 
 
 def absorb_queries_reference(q, weight, scale, rotation: Rotation) -> jax.Array:
@@ -33,19 +32,22 @@ def absorb_queries_reference(q, weight, scale, rotation: Rotation) -> jax.Array:
     Args:
       q: ``[B, T, N, Hn + Hr]``, the last Hr numbers to be rotated.
       weight: ``[N, Hn, Ck]``, the up-projection from a latent to the other numbers of the keys of each head.
-      scale: float32 ``[N, Hn]``, of a quantised weight, or None.
+      scale: of a quantised weight, float32 ``[N, Hn]``, or ``[N, Hn, groups]`` with one for each 128 numbers of a latent;
+        else None.
       rotation: the rotary embedding of the tokens' positions, for Hr numbers.
 
     Returns:
       ``[B, T, N, Ck + Hr]`` in the dtype of q. Sums are in float32.
     """
     unrotated, rotary = jnp.split(q, [weight.shape[1]], axis=-1)
-    if scale is not None:  # of the numbers that are summed over, so it cannot wait for the sum
-        unrotated = (unrotated * scale[None, None]).astype(q.dtype)
-    precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-    # Sums in bfloat16 are those in float32, rounded. A CPU does not compute this product with a float32 result.
-    absorbed = jnp.einsum("btnh,nhc->btnc", unrotated, weight.astype(q.dtype), precision=precision)
-    return jnp.concatenate([absorbed, apply_rope(rotary, rotation)], axis=-1)
+    precision, absorbed = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None, []
+    for numbers, of_group in scale_groups(weight.shape[-1], scale):
+        # Scales are those of the numbers that are summed over, so they cannot wait for the sum.
+        scaled = unrotated if of_group is None else (unrotated * of_group[None, None]).astype(q.dtype)
+        # Sums in bfloat16 are those in float32, rounded. A CPU does not compute this product with a float32 result.
+        columns = weight[..., numbers].astype(q.dtype)
+        absorbed.append(jnp.einsum("btnh,nhc->btnc", scaled, columns, precision=precision))
+    return jnp.concatenate([*absorbed, apply_rope(rotary, rotation)], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace
@@ -55,6 +57,7 @@ def absorb_queries_kernel(q, weight, scale, rotation: Rotation, *, interpret=Fal
     M, Hr = B * T, H - Hn
     tokens = min(_TOKENS, max(MMA_SIZE, pl.next_power_of_2(M)))
     columns = min(_COLUMNS, max(MMA_SIZE, pl.next_power_of_2(Ck)))
+    scale = None if scale is None else scale.reshape(N, Hn, -1)
     out = kernel_call(
         _absorb_queries,
         *(q.reshape(M, N, H), weight, scale, [angle.reshape(M, -1) for angle in rotation]),
@@ -104,12 +107,15 @@ def _absorb_queries(q_ref, weight_ref, scale_ref, angle_refs, out_ref, *, tokens
     def _():
         column, total = block_ids(part - 1, columns), jnp.zeros((tokens, columns), jnp.float32)
         depth = min(_DEPTH, max(MMA_SIZE, pl.next_power_of_2(Hn)))
+        in_groups = scale_ref is not None and scale_ref.shape[2] > 1
+        group = (part - 1) * columns // GROUP if in_groups else 0  # of all columns: they divide a group
         for first in range(0, Hn, depth):
             number = first + jnp.arange(depth, dtype=jnp.int32)
             in_head = number < Hn
             q = pltriton.load(q_ref.at[at(number)], mask=mask_of(number, Hn), other=0.0)
             if scale_ref is not None:
-                scale = pltriton.load(scale_ref.at[jnp.full(depth, n), number], mask=in_head, other=0.0)
+                at_scale = scale_ref.at[jnp.full(depth, n), number, jnp.full(depth, group)]
+                scale = pltriton.load(at_scale, mask=in_head, other=0.0)
                 q = (q * scale[None]).astype(q_ref.dtype)
             shape = depth, columns
             where = jnp.full(shape, n), broadcast_columns(number, columns), jnp.broadcast_to(column[None], shape)

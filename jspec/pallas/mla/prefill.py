@@ -15,7 +15,8 @@ from jspec.pallas.attention.prefill_launch import tile_slots_of
 from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel, suits_prefill
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.mla.up_project import HeadMaps, has_up_project_kernel, keys_and_values, up_project_kernel
+from jspec.pallas.mla.head_maps import HeadMaps
+from jspec.pallas.mla.up_project import has_up_project_kernel, keys_and_values, up_project_kernel
 
 
 def up_projected_attention(q, pool, queries: PagedQueries, maps: HeadMaps, scale: float) -> jax.Array:

@@ -5,7 +5,6 @@ The work grows with the number of listed pages, not with the length of the list:
 ends at once."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,26 +12,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.mla.head_maps import HeadMaps, multiply_latents
 from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call, tile_indices
+from jspec.quantization.groups import GROUP
 
 _SLOTS, _COLUMNS, _DEPTH = 128, 128, 64  # of a tile of the product: slots, numbers of heads, numbers to be summed
 _WARPS, _STAGES = 8, 3
-
-
-class HeadMaps(NamedTuple):
-    """The up-projection from a latent to the keys and values of each head.
-
-    Attributes:
-      keys: ``[N, Hn, Ck]``, to the numbers of keys that are not rotated.
-      key_scale: float32 ``[N, Hn]`` if ``keys`` are quantised, by which products are multiplied, else None.
-      values: ``[N, Hv, Ck]``, to the values.
-      value_scale: float32 ``[N, Hv]``, or None.
-    """
-
-    keys: jax.Array
-    key_scale: jax.Array | None
-    values: jax.Array
-    value_scale: jax.Array | None
 
 
 def up_project(pool, numbers, count, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
@@ -62,21 +47,10 @@ def keys_and_values(latents, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
     """Keys ``[..., N, Hn + Hr]`` and values ``[..., N, Hv]`` of latents and rotated keys ``[..., Ck + Hr]``."""
     N, _, Ck = maps.keys.shape
     latents, rotated = jnp.split(latents, [Ck], axis=-1)
-    k, v = _product(latents, maps.keys, maps.key_scale), _product(latents, maps.values, maps.value_scale)
+    project = functools.partial(multiply_latents, "...c,nhc->...nh", latents)
+    k, v = project(maps.keys, maps.key_scale), project(maps.values, maps.value_scale)
     rotated = jnp.broadcast_to(rotated[..., None, :], (*rotated.shape[:-1], N, rotated.shape[-1]))
     return jnp.concatenate([k, rotated], axis=-1), v
-
-
-def _product(latents, weight, scale):
-    """``[..., Ck], [N, n, Ck] -> [..., N, n]``. Sums are in float32, and multiplied by ``scale`` before they are
-    rounded."""
-    dtype = latents.dtype
-    precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    sum_dtype = {} if scale is None else {"preferred_element_type": jnp.float32}
-    product = jnp.einsum("...c,nhc->...nh", latents, weight.astype(dtype), precision=precision, **sum_dtype)
-    if scale is None:
-        return product
-    return (product * scale.reshape((1,) * (product.ndim - 2) + scale.shape)).astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace
@@ -88,7 +62,7 @@ def up_project_kernel(pool, numbers, count, maps: HeadMaps, *, interpret=False):
     def project(weight, scale, rotated: int):
         N, n, Ck = weight.shape
         out = jax.ShapeDtypeStruct((slots, N, n + rotated), pool.dtype)
-        scale = None if scale is None else scale.reshape(-1)
+        scale = None if scale is None else scale.reshape(N * n, -1)
         projected = kernel_call(
             _up_project,
             *(pool.reshape(pages * P, size), numbers, count.reshape(1), weight.reshape(N * n, Ck), scale),
@@ -137,9 +111,25 @@ def _up_project(pool_ref, numbers_ref, count_ref, weight_ref, scale_ref, out_ref
                 weight = pltriton.load(weight_ref.at[tile_indices(jnp.where(real, column, 0), number)])
                 return total + dot(x, weight.astype(x.dtype), trans_b=True)
 
-            total = jax.lax.fori_loop(0, Ck // _DEPTH, add, jnp.zeros((_SLOTS, _COLUMNS), jnp.float32))
-            if scale_ref is not None:
-                total *= pltriton.load(scale_ref.at[column], mask=real, other=0.0)[None]
+            def scales(group):
+                """Those of the columns, ``[1, columns]``."""
+                at = scale_ref.at[column, jnp.full(_COLUMNS, group)]
+                return pltriton.load(at, mask=real, other=0.0)[None]
+
+            trips, zeros = Ck // _DEPTH, jnp.zeros((_SLOTS, _COLUMNS), jnp.float32)
+            if scale_ref is None or scale_ref.shape[1] == 1:
+                total = jax.lax.fori_loop(0, trips, add, zeros)
+                total = total if scale_ref is None else total * scales(0)
+            else:
+                each = GROUP // _DEPTH
+
+                def add_group(group, total):
+                    sums = functools.reduce(lambda sums, i: add(group * each + i, sums), range(each), zeros)
+                    return total + sums * scales(group)
+
+                total = jax.lax.fori_loop(0, trips // each, add_group, zeros)
+                if trips % each:  # the last group is not full
+                    total += add(trips - 1, zeros) * scales(trips // each)
             store(total, column // n, column % n, real)
 
         if rotated:

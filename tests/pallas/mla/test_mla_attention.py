@@ -15,7 +15,6 @@ from jspec.models.kv_cache import PagedView
 from jspec.models.layers import rotation_at
 from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling
-from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
 from jspec.pallas.mla.attention import has_kernel, latent_attention_kernel, latent_attention_reference
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_write_kv_kernel
 
@@ -193,32 +192,3 @@ def test_the_kernel_is_for_powers_of_two(rank, rotated, dtype, known):
     H = rank + rotated
     q, pool = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((1, 1, 4, H), (1, 3, 16, H)))
     assert has_kernel(q, pool, rank) is known
-
-
-class TestAbsorbQueries:
-    @pytest.fixture(autouse=True)
-    def choose_implementation(self, implementation):
-        self.absorb = implementation(absorb_queries_reference, absorb_queries_kernel)
-
-    @pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
-    @pytest.mark.parametrize("shape", [(1, 1, 5, 24, 32, 16), (3, 5, 2, 64, 80, 8), (2, 40, 3, 192, 128, 64)], ids=str)
-    def test_equals_float64(self, shape, stored):
-        """One token, tokens of several blocks, and sizes that fill no block."""
-        B, T, N, Hn, Ck, Hr = shape
-        keys = jax.random.split(jax.random.key(T), 3)
-        dtype = "bfloat16" if stored == "bfloat16" else "float32"
-        q = jax.random.normal(keys[0], (B, T, N, Hn + Hr)).astype(dtype)
-        weight, scale = (jax.random.normal(keys[1], (N, Hn, Ck)) * Hn**-0.5).astype(dtype), None
-        if stored in ("int8", "float8_e4m3fn"):
-            weight = (100 * weight).astype(stored)
-            scale = jax.random.uniform(keys[2], (N, Hn), minval=0.5) / 100
-        positions = jnp.arange(B * T, dtype=jnp.int32).reshape(B, T)
-        rotation = rotation_at(positions, Rope(theta=100.0), Hr)
-        actual = np.asarray(self.absorb(q, weight, scale, rotation), np.float64)
-        q64, weight64 = np.asarray(q, np.float64), np.asarray(weight.astype(jnp.float32), np.float64)
-        weight64 = weight64 if scale is None else weight64 * np.asarray(scale, np.float64)[:, :, None]
-        cos, sin = (np.asarray(angle, np.float64)[:, :, None] for angle in rotation)
-        a, b = np.split(q64[..., Hn:], 2, axis=-1)
-        product = np.einsum("btnh,nhc->btnc", q64[..., :Hn], weight64)
-        wanted = np.concatenate([product, a * cos - b * sin, b * cos + a * sin], axis=-1)
-        np.testing.assert_allclose(actual, wanted, atol=0.03 if dtype == "bfloat16" else 1e-5)

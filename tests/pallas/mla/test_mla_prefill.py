@@ -13,6 +13,7 @@ from test_prefill_sm90 import MOSAIC, interpreted
 
 from jspec.config import EngineConfig
 from jspec.pallas.attention.spec import PagedQueries
+from jspec.pallas.mla.head_maps import HeadMaps
 from jspec.pallas.mla.prefill import (
     has_up_projected_attention_kernel,
     max_prefill_pages,
@@ -21,29 +22,32 @@ from jspec.pallas.mla.prefill import (
     up_projected_attention_kernel,
     up_projected_attention_reference,
 )
-from jspec.pallas.mla.up_project import HeadMaps, up_project_kernel, up_project_reference
+from jspec.pallas.mla.up_project import up_project_kernel, up_project_reference
 
-T, N, RANK, SCALE = 128, 2, 64, 0.1
+T, N, SCALE = 128, 2, 0.1
 FIRST, SECOND, EMPTY, LONG = range(4)  # rows: two segments of one text, no text, a text of which most was read before
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The numbers of a head: not rotated, rotated, of a value; ``pages`` of P slots for each row."""
+    """The numbers of a head: not rotated, rotated, of a value; ``pages`` of P slots for each row; the numbers of a latent;
+    and how maps are stored: ``int8``, ``fp8_block``, or in bfloat16."""
 
     own: int
     rotated: int
     value: int
     P: int = 64
     pages: int = 6
-    quantized: bool = False
+    rank: int = 64
+    stored: str | None = None
 
 
 CASES = [
     Case(64, 64, 128),
     Case(192, 64, 256, pages=5),  # GLM-4.7-Flash's, tiles of 64 slots
     Case(128, 64, 128, P=128, pages=3),  # DeepSeek-V3's
-    Case(64, 64, 64, quantized=True),
+    Case(64, 64, 64, stored="int8"),
+    Case(64, 64, 128, rank=320, stored="fp8_block"),  # the third group of numbers that share scales is not full
 ]
 
 
@@ -57,7 +61,7 @@ def problem(case: Case):
     valid = np.arange(T) < count[:, None]
     table = 1 + rng.permutation(4 * case.pages).reshape(4, case.pages)
     table[SECOND] = table[FIRST]
-    pool = np.full((1, 1 + 4 * case.pages, P, RANK + case.rotated), np.nan, "bfloat16")
+    pool = np.full((1, 1 + 4 * case.pages, P, case.rank + case.rotated), np.nan, "bfloat16")
     newest = np.where(valid, positions, -1).max(axis=1)
     newest[FIRST] = newest[SECOND]
     for b in (FIRST, LONG):
@@ -66,28 +70,37 @@ def problem(case: Case):
         pool[0, table[b]] = text.reshape(case.pages, P, -1)
     live = np.arange(case.pages) * P <= np.where(valid, positions, -1).max(axis=1)[:, None]
     table = np.where(live, table, 2**30).astype(np.int32)
-    keys, values = (rng.normal(size=(N, size, RANK)) * RANK**-0.5 for size in (case.own, case.value))
-    key_scale, value_scale = (rng.uniform(0.02, 0.04, (N, size)).astype("float32") for size in (case.own, case.value))
-    if case.quantized:
-        keys, values = (np.round(40 * weight).astype(np.int8) for weight in (keys, values))
-    else:
-        keys, values, key_scale, value_scale = keys.astype("bfloat16"), values.astype("bfloat16"), None, None
+    maps: list[np.ndarray | None] = []
+    for size in (case.own, case.value):
+        weight = rng.normal(size=(N, size, case.rank)) * case.rank**-0.5
+        groups = (-(-case.rank // 128),) if case.stored == "fp8_block" else ()
+        scale = rng.uniform(0.02, 0.04, (N, size, *groups)).astype("float32")
+        kept = {"int8": np.int8, "fp8_block": jnp.float8_e4m3fn}.get(case.stored or "")
+        maps += [weight.astype("bfloat16"), None] if kept is None else [np.round(40 * weight).astype(kept), scale]
     q = rng.normal(size=(4, T, N, case.own + case.rotated)).astype("bfloat16")
-    maps = HeadMaps(keys, key_scale, values, value_scale)  # pyright: ignore[reportArgumentType]  # arrays soon
+    maps = HeadMaps(*maps)  # pyright: ignore[reportArgumentType]  # arrays soon
     queries = PagedQueries(table, positions, valid)  # pyright: ignore[reportArgumentType]
     return jax.tree.map(jnp.asarray, (q, pool, queries, maps))
+
+
+def in_float64(maps: HeadMaps) -> list[np.ndarray]:
+    """The numbers that the weights of keys and of values stand for."""
+    found = []
+    for weight, scale in ((maps.keys, maps.key_scale), (maps.values, maps.value_scale)):
+        scales = np.ones(1) if scale is None else np.asarray(scale, np.float64)
+        scales = np.repeat(scales, 128, axis=2)[..., : weight.shape[2]] if scales.ndim == 3 else scales[..., None]
+        found.append(np.asarray(weight, np.float64) * scales)
+    return found
 
 
 def oracle(args):
     """float64 ``[B, T, N, Hv]`` by the definition; zeros for invalid query tokens."""
     q, pool, (table, positions, valid), maps = jax.tree.map(np.asarray, args)
-    keys, values = (np.asarray(weight, np.float64) for weight in (maps.keys, maps.values))
-    if maps.key_scale is not None:
-        keys, values = keys * maps.key_scale[..., None], values * maps.value_scale[..., None]
+    keys, values = in_float64(maps)
     out = np.zeros((*q.shape[:3], values.shape[1]))
     for b in np.flatnonzero(valid.any(axis=1)):
         text = np.asarray(pool[0][np.minimum(table[b], pool.shape[1] - 1)], np.float64).reshape(-1, pool.shape[-1])
-        latent, rotated = np.split(text, [RANK], axis=1)
+        latent, rotated = np.split(text, [keys.shape[-1]], axis=1)
         own = np.einsum("sc,nhc->nsh", latent, keys)
         k = np.concatenate([own, np.broadcast_to(rotated, (N, *rotated.shape))], axis=-1)
         v = np.einsum("sc,nhc->nsh", latent, values)
@@ -159,10 +172,8 @@ class TestUpProject:
         got = self.up_project(pool, self.numbers, jnp.int32(count), maps)
         k, v = (np.asarray(part[:count], np.float64) for part in got)  # nobody has written the other pages
         text = np.asarray(pool, np.float64)[0, self.numbers[:count]]
-        keys, values = (np.asarray(weight, np.float64) for weight in (maps.keys, maps.values))
-        if maps.key_scale is not None and maps.value_scale is not None:
-            keys, values = keys * maps.key_scale[..., None], values * maps.value_scale[..., None]
-        latents, rotated = np.split(text, [RANK], axis=-1)
+        keys, values = in_float64(maps)
+        latents, rotated = np.split(text, [case.rank], axis=-1)
         close = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=2**-7)
         close(k[..., : case.own], np.einsum("upc,nhc->upnh", latents, keys))
         close(v, np.einsum("upc,nhc->upnh", latents, values))
@@ -212,9 +223,10 @@ def test_a_prefill_batch_stays_below_max_prefill_pages(segments):
     assert dataclasses.replace(config, expand_latents=False).pages_of_prefill(segments) is None
 
 
-def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dtype="bfloat16"):
-    array, M = jax.ShapeDtypeStruct, 1024 // P
-    maps = HeadMaps(array((N, own, rank), dtype), None, array((N, value, rank), dtype), None)  # pyright: ignore
+def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dtype="bfloat16", in_blocks=False):
+    array, M, stored = jax.ShapeDtypeStruct, 1024 // P, "float8_e4m3fn" if in_blocks else dtype
+    scales = [array((N, n, rank // 128), jnp.float32) if in_blocks else None for n in (own, value)]
+    maps = HeadMaps(array((N, own, rank), stored), scales[0], array((N, value, rank), stored), scales[1])  # pyright: ignore
     pool, queries = array((1, 1 + B * M, P, rank + rotated), dtype), array((B, T, N, own + rotated), dtype)
     return queries, pool, shapes_of_queries(B, T, M), maps
 
@@ -232,8 +244,9 @@ def test_which_shapes_have_the_kernel(shape, known):
     assert has_up_projected_attention_kernel(*shapes(**shape)) == known
 
 
-def test_lowers_for_hopper():
-    text = for_cuda(functools.partial(up_projected_attention, scale=0.1), shapes())
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_lowers_for_hopper(in_blocks):
+    text = for_cuda(functools.partial(up_projected_attention, scale=0.1), shapes(in_blocks=in_blocks))
     assert text.count(MOSAIC) == 1
     assert text.count("triton") >= 2
 
