@@ -106,19 +106,28 @@ class _Here(NamedTuple):
     keys: list
 
 
-class _Token(NamedTuple):
-    """What one trip of the loop needs of its token, in float32. Vectors along keys are in parts, one for each tile of S.
+class _Triple(NamedTuple):
+    """What a token adds to S, in float32. Vectors along keys are in parts, one for each tile of S.
 
     Attributes:
-      k, q: normed. A pending token has no q.
-      x: ``[values]``, the value, or of a pending token u.
-      g: ``[]``.
+      k: normed.
+      u: ``[values]``.
+      g: ``[]``, the logarithm of what S is multiplied by before.
     """
 
     k: tuple
-    q: tuple
-    x: Any
+    u: Any
     g: Any
+
+
+class _Query(NamedTuple):
+    """A query token as it is stored: q, k in parts, not normed, the value ``[values]``, and g and beta ``[]``."""
+
+    q: tuple
+    k: tuple
+    value: Any
+    g: Any
+    beta: Any
 
 
 def _append_delta_net(rows: VerifyRows, *refs, values: int, keys: int):
@@ -144,11 +153,13 @@ def _verify_delta_net(
     values: int,
     keys: int,
 ):
-    """One loop over the accepted tokens of the last pass and then those of this one; S stays in registers.
+    """A loop over the accepted tokens of the last pass, and one over those of this pass; S stays in registers.
 
-    S changes by the same instructions for both, and those are the same for every T. How many trips the loop has is known
-    only when it runs. A pass that appends has no ``S_out_ref``. It may write to the half that it reads, because no instance
-    reads a triple behind the accepted ones."""
+    Both fold triples into S by the same instructions, which are the same for every T. How many trips they have is known only
+    when they run. A trip asks for what it loads first, and folds the triple of the token before while that is under way. The
+    triple of the last token is not folded: its output is that of S before it, ``decay S^T q + (q k) u``. A pass that appends
+    has no ``S_out_ref``. It may write to the half that it reads, because no instance uses a triple behind the accepted
+    ones."""
     (Bs, Nv, Dk, Dv), (T, Nk) = S_ref.shape, (qkv_ref.shape[1], k_kept_ref.shape[3])
     block, head, b = (pl.program_id(axis) for axis in range(3))
     row, tokens, fresh = rows.row[b], rows.tokens[b], rows.fresh[b] != 0
@@ -157,13 +168,20 @@ def _verify_delta_net(
     row, key_head = jnp.where(is_live, row, 0), jax.lax.div(head, jnp.int32(Nv // Nk))
     value = block * values + jnp.arange(values, dtype=jnp.int32)
     lines = [start + jnp.arange(keys, dtype=jnp.int32) for start in range(0, Dk, keys)]
-    here = _Here(block, head, b, row, rows.half[b], key_head, value, lines)
+    half = jnp.where(is_live, rows.half[b], 0)
+    here = _Here(block, head, b, row, half, key_head, value, lines)
     places = [(row, head, *tile_indices(line, value)) for line in lines]
     kept, append = (k_kept_ref, u_kept_ref, g_kept_ref), S_out_ref is None
 
-    def advance(i, tiles):
-        t = i - accepted
+    def fold_pending(i, carried):
+        tiles, triple = carried
+        following = _pending_triple(*kept, here, i)
+        return _folded(tiles, triple), following
 
+    def advance(t, carried):
+        tiles, triple = carried
+        query = _query_token(qkv_ref, g_ref, beta_ref, here, t, (Nk, Dk, Dv))
+        tiles = _folded(tiles, triple)
         if not append:
 
             @pl.when(t == 0)
@@ -171,33 +189,40 @@ def _verify_delta_net(
                 for at, tile in zip(places, tiles, strict=True):
                     pltriton.store(S_out_ref.at[at], tile)
 
-        is_new = t >= 0
-        token = jax.lax.cond(
-            is_new,
-            lambda: _query_token(qkv_ref, g_ref, here, t, (Nk, Dk, Dv)),
-            lambda: _pending_token(*kept, here, i),
-        )
-        decay = jnp.exp(token.g)
-        tiles = tuple(decay * tile for tile in tiles)
-        u = jax.lax.cond(is_new, lambda: beta_ref[b, t, head] * (token.x - _read(tiles, token.k)), lambda: token.x)
-        tiles = tuple(multiply_add(k[:, None], u[None, :], tile) for k, tile in zip(token.k, tiles, strict=True))
-
-        @pl.when(is_new)
-        def _():
-            pltriton.store(o_ref.at[b, t, head, value], _read(tiles, token.q).astype(o_ref.dtype))
-            place = (here.half, here.row, i) if append else (1 - here.half, here.row, t)
-            _keep(*kept, here, place, token, u, Nv // Nk)
-
-        return tiles
+        o, triple = _answer(tiles, query, Dk)
+        pltriton.store(o_ref.at[b, t, head, value], o.astype(o_ref.dtype))
+        place = (here.half, here.row, accepted + t) if append else (1 - here.half, here.row, t)
+        _keep(*kept, here, place, triple, Nv // Nk)
+        return tiles, triple
 
     known = jnp.broadcast_to(is_live & ~fresh, (keys, values))
     tiles = tuple(pltriton.load(S_ref.at[at], mask=known, other=0.0) for at in places)
-    jax.lax.fori_loop(jnp.int32(0), accepted + tokens, advance, tiles)
+    first = _pending_triple(*kept, here, jnp.int32(0), exists=accepted > 0)
+    carried = jax.lax.fori_loop(jnp.int32(1), accepted, fold_pending, (tiles, first))
+    jax.lax.fori_loop(jnp.int32(0), tokens, advance, carried)
 
     def write_zeros(t, _):
         pltriton.store(o_ref.at[b, t, head, value], jnp.zeros(values, o_ref.dtype))
 
     jax.lax.fori_loop(tokens, jnp.int32(T), write_zeros, None)
+
+
+def _folded(tiles, triple: _Triple) -> tuple:
+    """In a kernel: the tiles of S after a token."""
+    decay = jnp.exp(triple.g)
+    return tuple(
+        multiply_add(k[:, None], triple.u[None, :], decay * tile) for k, tile in zip(triple.k, tiles, strict=True)
+    )
+
+
+def _answer(tiles, query: _Query, Dk: int) -> tuple[Any, _Triple]:
+    """In a kernel: the output ``[values]`` of a query token and its triple, from tiles of S before it."""
+    q, k = (tuple(part.astype(jnp.float32) for part in parts) for parts in (query.q, query.k))
+    factor = _inverse_norm(k)
+    k, decay = tuple(part * factor for part in k), jnp.exp(query.g)
+    u = query.beta * (query.value.astype(jnp.float32) - decay * _read(tiles, k))
+    o = (_inverse_norm(q) * Dk**-0.5) * (decay * _read(tiles, q) + _dot(q, k) * u)
+    return o, _Triple(k, u, query.g)
 
 
 def _read(tiles, x):
@@ -208,44 +233,51 @@ def _read(tiles, x):
     return jnp.sum(total, axis=0)
 
 
-def _normed(parts) -> tuple:
-    """In a kernel: the parts of ``l2_norm`` of a vector."""
-    parts = [x.astype(jnp.float32) for x in parts]
-    squares = parts[0] * parts[0]
-    for x in parts[1:]:
-        squares = multiply_add(x, x, squares)
-    factor = jax.lax.rsqrt(jnp.sum(squares) + NORM_EPS)
-    return tuple(x * factor for x in parts)
+def _dot(x, y):
+    """In a kernel: the dot product of two vectors in parts, float32 ``[]``."""
+    total = x[0] * y[0]
+    for a, b in zip(x[1:], y[1:], strict=True):
+        total = multiply_add(a, b, total)
+    return jnp.sum(total)
 
 
-def _query_token(qkv_ref, g_ref, here: _Here, t, sizes: tuple[int, int, int]) -> _Token:
+def _inverse_norm(x):
+    """In a kernel: what ``l2_norm`` multiplies a vector in parts by."""
+    return jax.lax.rsqrt(_dot(x, x) + NORM_EPS)
+
+
+def _query_token(qkv_ref, g_ref, beta_ref, here: _Here, t, sizes: tuple[int, int, int]) -> _Query:
     """In a kernel: query token t of the pass."""
     Nk, Dk, Dv = sizes
     load = lambda channel: pltriton.load(qkv_ref.at[here.b, t, channel])  # noqa: E731
-    q, k = ([load(first + here.key_head * Dk + key) for key in here.keys] for first in (0, Nk * Dk))
-    x = load(2 * Nk * Dk + here.head * Dv + here.value).astype(jnp.float32)
-    return _Token(_normed(k), tuple(part * Dk**-0.5 for part in _normed(q)), x, g_ref[here.b, t, here.head])
+    q, k = (tuple(load(first + here.key_head * Dk + key) for key in here.keys) for first in (0, Nk * Dk))
+    value = load(2 * Nk * Dk + here.head * Dv + here.value)
+    return _Query(q, k, value, g_ref[here.b, t, here.head], beta_ref[here.b, t, here.head])
 
 
-def _pending_token(k_kept_ref, u_kept_ref, g_kept_ref, here: _Here, i) -> _Token:
-    """In a kernel: token i of the last pass."""
+def _pending_triple(k_kept_ref, u_kept_ref, g_kept_ref, here: _Here, i, exists=None) -> _Triple:
+    """In a kernel: the triple of token i of the last pass; one that changes nothing where it does not ``exist``."""
     at = here.half, here.row, i
-    k = tuple(pltriton.load(k_kept_ref.at[(*at, here.key_head, key)]) for key in here.keys)
-    u = pltriton.load(u_kept_ref.at[(*at, here.head, here.value)])
-    no_query = tuple(jnp.zeros(part.shape, jnp.float32) for part in k)
-    return _Token(k, no_query, u, g_kept_ref[(*at, here.head)])
+
+    def load(ref, *indices):
+        mask = None if exists is None else jnp.broadcast_to(exists, indices[-1].shape)
+        return pltriton.load(ref.at[(*at, *indices)], mask=mask, other=None if mask is None else 0.0)
+
+    k = tuple(load(k_kept_ref, here.key_head, key) for key in here.keys)
+    g = g_kept_ref[(*at, here.head)]
+    return _Triple(k, load(u_kept_ref, here.head, here.value), g if exists is None else jnp.where(exists, g, 0.0))
 
 
-def _keep(k_kept_ref, u_kept_ref, g_kept_ref, here: _Here, at, token: _Token, u, shared: int):
+def _keep(k_kept_ref, u_kept_ref, g_kept_ref, here: _Here, at, triple: _Triple, shared: int):
     """In a kernel: write the triple of a query token to ``at``, each number of it by one of the instances that have it."""
     is_first = here.block == 0
-    pltriton.store(u_kept_ref.at[(*at, here.head, here.value)], u)
+    pltriton.store(u_kept_ref.at[(*at, here.head, here.value)], triple.u)
 
     @pl.when(is_first & (jax.lax.rem(here.head, jnp.int32(shared)) == 0))
     def _():
-        for key, part in zip(here.keys, token.k, strict=True):
+        for key, part in zip(here.keys, triple.k, strict=True):
             pltriton.store(k_kept_ref.at[(*at, here.key_head, key)], part)
 
     @pl.when(is_first)
     def _():
-        g_kept_ref[(*at, here.head)] = token.g
+        g_kept_ref[(*at, here.head)] = triple.g
