@@ -12,8 +12,8 @@
 Weights are random. Rows have texts of 1,024 tokens and get 128; drafts are those of the target's layer for multi-token
 prediction, with logits of 32,000 tokens, and accepted with a probability of 0.7. Times are in milliseconds, the median over
 calls of many rounds each. The floor is that of ``benchmarks.rounds.round``, with recurrent states read and written once.
-A prompt of 32,000 tokens is read in passes of the engine's default size; its floor is that of
-``benchmarks.rounds.prompts.reading_floor``."""
+A prompt of 32,000 tokens is read in passes of the engine's default size for texts that need not be reproducible; its floor
+is that of ``benchmarks.rounds.prompts.reading_floor``."""
 
 import argparse
 import dataclasses

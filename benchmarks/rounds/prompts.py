@@ -21,7 +21,8 @@ from jspec.sampling.verify import RULES
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A prompt of one request that is read as the engine reads it without a drafter, in passes of its default size.
+    """A prompt of one request that is read as the engine reads it without a drafter, in passes of the size that it has by
+    default where texts need not be reproducible.
 
     Attributes:
       tokens: of the prompt.
@@ -37,7 +38,8 @@ class Reading:
 
     def engine_config(self, target: ModelConfig, dtype: str) -> EngineConfig:
         slots = -(-self.tokens // PAGE) * PAGE
-        return EngineConfig(max_batch=1, max_len=slots, dtype=dtype, page_size=PAGE, read_ahead=0).for_target(target)
+        config = EngineConfig(max_batch=1, max_len=slots, dtype=dtype, page_size=PAGE, read_ahead=0, reproducible=False)
+        return config.for_target(target)
 
     def passes(self, config: EngineConfig) -> int:
         """Prefill passes of the prompt, of which the last may have padding."""
