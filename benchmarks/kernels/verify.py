@@ -211,7 +211,11 @@ def seconds_per_call(function, inputs, tied: int, sizes: Sizes) -> float:
 
     Argument ``tied`` of each call is raised by a zero that is computed from the outputs of the call before. So the calls
     run one after another, and none is moved out of the loop; every output is kept. The zero is a launch of its own."""
-    rounds = max(1, sizes.calls // len(inputs))
+    return seconds_of_loop(device_loop(function, inputs, tied, sizes), inputs, sizes)
+
+
+def device_loop(function, inputs, tied: int, sizes: Sizes):
+    """The program that ``seconds_per_call`` times, which has yet to be compiled; the outputs of its last calls."""
 
     @jax.jit
     def loop(copies):
@@ -225,15 +229,25 @@ def seconds_per_call(function, inputs, tied: int, sizes: Sizes) -> float:
             return kept
 
         shapes = [jax.eval_shape(function, *args) for args in copies]
-        return jax.lax.fori_loop(0, rounds, body, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jax.lax.fori_loop(0, _rounds(inputs, sizes), body, zeros)
 
+    return loop
+
+
+def seconds_of_loop(loop, inputs, sizes: Sizes) -> float:
+    """The same of a ``device_loop``, which may have been compiled before."""
     jax.block_until_ready(loop(inputs))
     times = []
     for _ in range(sizes.repeats):
         start = time.perf_counter()
         jax.block_until_ready(loop(inputs))
         times.append(time.perf_counter() - start)
-    return statistics.median(times) / (rounds * len(inputs))
+    return statistics.median(times) / (_rounds(inputs, sizes) * len(inputs))
+
+
+def _rounds(inputs, sizes: Sizes) -> int:
+    return max(1, sizes.calls // len(inputs))
 
 
 def measure(sizes: Sizes, ops, interpret: bool, rate: float, until: float, save: Callable):

@@ -92,6 +92,14 @@ def test_a_smoke_run_of_a_layer_is_the_same_beside_others(monkeypatch, capsys, t
     assert all(result.measured[key] > result.floors[key] > 0 for key in result.measured)
 
 
+@pytest.mark.long
+def test_a_sweep_of_tilings_times_either_product(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["experts", "--smoke", "--layer", "qwen3.6-35b-a3b", "--sweep", "1"])
+    assert experts.main() == 0
+    printed = capsys.readouterr().out
+    assert all(f"1 tokens, 2 experts, {part}" in printed for part in ("up  ", "down"))
+
+
 def test_every_line_has_a_key_of_its_own():
     keys = [(line.number, line.variant) for lines in mixtures.LINES.values() for line in lines]
     assert len(set(keys)) == len(keys)

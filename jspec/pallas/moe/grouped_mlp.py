@@ -18,7 +18,7 @@ from jspec.pallas.matmul import mxfp4
 from jspec.pallas.moe.grouped_matmul import grouped_matmul
 from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights, store_tile, tile_of_instance
-from jspec.pallas.triton import block_ids, kernel_call
+from jspec.pallas.triton import kernel_call
 from jspec.quantization import codes
 from jspec.quantization.mxfp4 import PAIR
 from jspec.quantization.stored import dequantize
@@ -156,20 +156,54 @@ def grouped_mlp_kernel(
     interpret=False,
 ):
     """``grouped_mlp_reference`` as two kernels."""
-    (M, Y), D, Fe = routed.expert.shape, x.shape[1], gate_up.num_outputs // 2
-    A = M * Y
-    up_default, down_default = tilings_of(A, routed.sizes.shape[0], x.dtype, gate_up)
-    gate_up, down = _with_bits_of_scales(gate_up), _with_bits_of_scales(down)
-    run = functools.partial(_run, routed, first, interpret=interpret)
-    if of_codes := gate_up.of_codes:
-        x = _in_code_order(x)
-    ordered = of_codes and Fe % codes.BLOCK == 0  # the first kernel writes what the second one reads
-    how = {"Y": Y, "clamp": clamp, "activation": activation, "ordered": ordered, "inputs": D}
-    hidden = run(_up, up_tiling or up_default, jax.ShapeDtypeStruct((A, Fe), x.dtype), gate_up, x, **how)
-    if of_codes and not ordered:
-        hidden = _in_code_order(hidden)
-    made = jax.ShapeDtypeStruct((A, D), x.dtype)
-    made = run(_down, down_tiling or down_default, made, down, hidden, routed.weight.reshape(A), inputs=Fe)
+    how = {"clamp": clamp, "activation": activation, "tiling": up_tiling, "interpret": interpret}
+    hidden = hidden_kernel(x, routed, gate_up, first, **how)
+    return made_kernel(
+        hidden, routed, down, first, Fe=gate_up.num_outputs // 2, tiling=down_tiling, interpret=interpret
+    )
+
+
+def hidden_kernel(
+    x,
+    routed: Routed,
+    gate_up: ExpertWeights,
+    first=None,
+    *,
+    clamp: float | None = None,
+    activation: str = "silu",
+    tiling: ExpertTiling | None = None,
+    interpret=False,
+):
+    """``gated`` of all assignments, in the order by expert, ``[A, Fe]``; of codes of four bits, ``_in_code_order`` of
+    that."""
+    (M, Y), Fe = routed.expert.shape, gate_up.num_outputs // 2
+    tiling = tiling or tilings_of(M * Y, routed.sizes.shape[0], x.dtype, gate_up)[0]
+    inputs, of_codes = x.shape[1], gate_up.of_codes
+    x = _in_code_order(x) if of_codes else x
+    ordered = of_codes and Fe % codes.BLOCK == 0  # the kernel writes what the second one reads
+    how = {"Y": Y, "clamp": clamp, "activation": activation, "ordered": ordered, "inputs": inputs}
+    shape = jax.ShapeDtypeStruct((M * Y, Fe), x.dtype)
+    gate_up = _with_bits_of_scales(gate_up)
+    hidden = _run(routed, first, _up, tiling, shape, gate_up, x, **how, interpret=interpret)
+    return _in_code_order(hidden) if of_codes and not ordered else hidden
+
+
+def made_kernel(
+    hidden,
+    routed: Routed,
+    down: ExpertWeights,
+    first=None,
+    *,
+    Fe: int,
+    tiling: ExpertTiling | None = None,
+    interpret=False,
+):
+    """The output ``[M, Y, D]`` of experts whose width is Fe, from the result of ``hidden_kernel``."""
+    (M, Y), D = routed.expert.shape, down.num_outputs
+    tiling = tiling or tilings_of(M * Y, routed.sizes.shape[0], hidden.dtype, down)[1]
+    shape, factor = jax.ShapeDtypeStruct((M * Y, D), hidden.dtype), routed.weight.reshape(M * Y)
+    down = _with_bits_of_scales(down)
+    made = _run(routed, first, _down, tiling, shape, down, hidden, factor, inputs=Fe, interpret=interpret)
     return made.reshape(M, Y, D)
 
 
@@ -203,10 +237,11 @@ def _run(
     tiles = hit + (A - hit) // tiling.assignments
     if first is not None:  # the last tile of other experts' assignments may not be full
         tiles += 1
+    blocks = pl.cdiv(out.shape[1], tiling.outputs)
     return kernel_call(
         function,
         *(routed.sizes, routed.order, first, *args, weights),
-        grid=(tiles, pl.cdiv(out.shape[1], tiling.outputs)),
+        grid=(blocks, tiles) if tiling.outputs_first else (tiles, blocks),
         out_shape=out,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
@@ -234,8 +269,8 @@ def _up(
     """``gated`` of a tile, written in the order by expert, and if ``ordered`` its features in that of their codes;
     ``weights`` has refs."""
     Fe = hidden_ref.shape[1]
-    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling.assignments, weights.num_experts)
-    output = block_ids(pl.program_id(1), tiling.outputs)
+    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling, weights.num_experts)
+    output = tiling.output_ids()
 
     @pl.when(has_tile)
     def _():
@@ -260,8 +295,8 @@ def _down(
     """``down`` of a tile, times the weights of the expert for its tokens, written in the order of assignments. Outputs of
     experts that are elsewhere are zeros."""
     D = made_ref.shape[1]
-    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling.assignments, weights.num_experts)
-    output = block_ids(pl.program_id(1), tiling.outputs)
+    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling, weights.num_experts)
+    output = tiling.output_ids()
 
     @pl.when(has_tile)
     def _():

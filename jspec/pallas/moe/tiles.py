@@ -78,6 +78,8 @@ class ExpertTiling:
       inputs: input features that are read together.
       num_warps: warps of an instance.
       num_stages: how many reads are under way at once.
+      outputs_first: whether instances that start one after another have outputs of one tile, which lie side by side in
+        memory, and not the same outputs of one tile after another.
     """
 
     assignments: int
@@ -85,6 +87,16 @@ class ExpertTiling:
     inputs: int
     num_warps: int
     num_stages: int
+    outputs_first: bool = False
+
+    @property
+    def tile_axis(self) -> int:
+        """The axis of the grid that counts tiles; the other one counts blocks of outputs."""
+        return int(self.outputs_first)
+
+    def output_ids(self):
+        """In a kernel: the output features of this program instance, int32 ``[outputs]``."""
+        return block_ids(pl.program_id(1 - self.tile_axis), self.outputs)
 
     def output_mask(self, output, width: int):
         """Which of the output features ``output [outputs]`` there are, of ``width``; None if all instances have only
@@ -108,7 +120,7 @@ class ExpertTile(NamedTuple):
     assignment: jax.Array
 
 
-def tile_of_instance(sizes_ref, order_ref, first_ref, size: int, X: int) -> tuple[jax.Array, ExpertTile]:
+def tile_of_instance(sizes_ref, order_ref, first_ref, tiling: ExpertTiling, X: int) -> tuple[jax.Array, ExpertTile]:
     """In a kernel: whether this program instance has a tile of one of the X experts whose weights are here, and the tile.
 
     An instance without such a tile has one of assignments to experts that are elsewhere, which may be empty.
@@ -116,10 +128,10 @@ def tile_of_instance(sizes_ref, order_ref, first_ref, size: int, X: int) -> tupl
     Args:
       sizes_ref, order_ref: of ``Routed``, with all experts.
       first_ref: int32 ``[1]``, the first of the X experts; None if all experts are here.
-      size: assignments of a tile.
+      tiling: that of the kernel.
       X: how many experts are here.
     """
-    t, count = pl.program_id(0), sizes_ref.shape[0]
+    t, count, size = pl.program_id(tiling.tile_axis), sizes_ref.shape[0], tiling.assignments
     ids = block_ids(0, pl.next_power_of_2(count))
     sizes = pltriton.load(sizes_ref.at[ids], mask=ids < count, other=0)
     start = jnp.int32(0) if first_ref is None else first_ref[0]

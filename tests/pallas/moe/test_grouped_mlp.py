@@ -143,7 +143,7 @@ def dequantize(stacked: ExpertWeights, inputs: int):
 
 
 KINDS_OF_CODES = ("int4", "int4_64_float16_zeros", "int4_32_float32", "nvfp4", "linear mxfp4", "int8_32_float16_zeros")
-TILINGS = [None, ExpertTiling(16, 16, 16, 4, 2), ExpertTiling(32, 64, 64, 4, 2)]
+TILINGS = [None, ExpertTiling(16, 16, 16, 4, 2), ExpertTiling(32, 64, 64, 4, 2, outputs_first=True)]
 
 
 class TestGroupedMLP:
