@@ -101,6 +101,7 @@ def few_tokens_tiling(
       in_groups: whether groups of inputs have scales of their own: blocks, of which a copy has one, or codes.
       bits: of a number of the weight.
     """
+    is_nvfp4 = bits == 4 and not in_groups  # whose groups have no sums of their own
     few, several = (_FEW // 2 if in_groups else _FEW), _SEVERAL  # a group's sums are kept beside all sums
     if in_groups and bits == 8:
         several = 128
@@ -112,9 +113,11 @@ def few_tokens_tiling(
 
     if tokens <= few:  # four warpgroups convert weights faster than two
         divided = MosaicTiling(64, tile_tokens, 0, 0, 2, 2), MosaicTiling(64, tile_tokens, 0, 0, 1, 4)
+        if is_nvfp4 and tokens > _FEW // 2:
+            divided = MosaicTiling(64, tile_tokens, 0, 0, 4, 1), *divided
     else:
         divided = MosaicTiling(64, tile_tokens, 0, 0, 2, 1), MosaicTiling(64, tile_tokens, 0, 0, 1, 2)
-        if token_tiles > 1 and outputs % 128 == 0 and not in_groups:  # x is read less often
+        if token_tiles > 1 and outputs % 128 == 0 and not in_groups and not is_nvfp4:  # x is read less often
             divided = MosaicTiling(128, tile_tokens, 0, 0, 2, 1), *divided
     least = min(map(busiest, divided))
     tiling = next(one for one in divided if busiest(one) <= _UNEVEN * least)

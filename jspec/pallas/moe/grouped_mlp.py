@@ -6,6 +6,7 @@ Tokens are neither dropped nor padded to a capacity. A number of the result is s
 tokens there are, so that a token's result does not depend on them, as long as M is the same."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -22,6 +23,9 @@ from jspec.pallas.triton import kernel_call
 from jspec.quantization import codes
 from jspec.quantization.mxfp4 import PAIR
 from jspec.quantization.stored import dequantize
+
+# Bytes of the weight of an expert that is still in the L2 cache when the next tile of the expert is multiplied.
+_STAYS_IN_CACHE = 4 << 20
 
 
 def grouped_mlp(
@@ -109,24 +113,27 @@ def tilings_of(A: int, X: int, dtype, weights: ExpertWeights) -> tuple[ExpertTil
     """The tilings for A assignments to X experts, which are all that there are: of gate and up, and of down. ``weights``
     are those of one of these.
 
-    A tile has room for the assignments of most experts. The other sizes are the fastest of ``benchmarks.experts
+    A tile has room for the assignments of most experts. The other sizes are the fastest of ``benchmarks.kernels.experts
     --sweep``."""
     per_expert = A / X
     if weights.is_mxfp4:
-        tiling = _tiling_of_four_bits(A, per_expert)
-        return tiling, tiling
-    depth = 256 // jnp.dtype(dtype).itemsize
-    if per_expert > 24 and weights.scale is None and dtype == jnp.bfloat16:
-        return ExpertTiling(64, 256, 64, 8, 3), ExpertTiling(128, 256, 64, 8, 4)
+        return (_tiling_of_four_bits(A, per_expert),) * 2
+    depth, plain = 256 // jnp.dtype(dtype).itemsize, weights.scale is None and dtype == jnp.bfloat16
     if per_expert > 24:
-        tiling = ExpertTiling(64, 64, depth, 4, 4)
-    elif (weights.in_groups or weights.of_codes) and dtype == jnp.bfloat16:  # four warps multiply 64 outputs at once
-        few = per_expert <= 8
-        num_stages = 3 if weights.in_groups else 5 if few else 4
-        tiling = ExpertTiling(16 if few else 32, 64, depth, 4, num_stages)
-    else:
-        tiling = ExpertTiling(16, 32, depth, 2, 4) if per_expert <= 8 else ExpertTiling(32, 32, depth, 4, 4)
-    return tiling, tiling
+        if not plain:
+            return (ExpertTiling(64, 64, depth, 4, 4),) * 2
+        stays = 2 * math.prod(weights.weight.shape[1:]) <= _STAYS_IN_CACHE
+        return ExpertTiling(64, 256, 64, 8, 3, stays), ExpertTiling(128, 256, 64, 8, 4, stays)
+    if weights.in_groups and dtype == jnp.bfloat16:  # four warps multiply 64 outputs at once
+        size = 16 if per_expert <= 12 else 32
+        return ExpertTiling(size, 64, depth, 4, 3), ExpertTiling(size, 128, depth, 4, 3)
+    if weights.of_codes and dtype == jnp.bfloat16:
+        return (ExpertTiling(16, 64, depth, 4, 5) if per_expert <= 8 else ExpertTiling(32, 64, depth, 4, 4),) * 2
+    if per_expert <= 8:
+        return (ExpertTiling(16, 32, depth, 2, 4),) * 2
+    if plain:
+        return ExpertTiling(32, 64, depth, 4, 3), ExpertTiling(32, 32, depth, 2, 3)
+    return (ExpertTiling(32, 32, depth, 4, 4),) * 2
 
 
 def _tiling_of_four_bits(A: int, per_expert: float) -> ExpertTiling:
