@@ -162,6 +162,7 @@ def test_attention_over_bytes_lowers_for_cuda(T, kernels, rounding, dtype):
     text = for_cuda(*_decode_attention(B=2, T=T, dtype=dtype, rounding=rounding))
     assert sorted(kernels_of(text)) == kernels
     assert "f8E4M3FN" not in text  # no numbers are made of pools
+    assert ("num_stages = 2" in text) == (T == 5 and dtype == "bfloat16")  # the tiling is that of bytes
 
 
 @pytest.mark.parametrize("rounding", ["heads", "tokens"])

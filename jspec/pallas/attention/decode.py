@@ -30,7 +30,7 @@ from jspec.pallas.attention.paged import has_kernel, in_slots
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
-from jspec.pallas.attention.tiling import AttentionTiling, tiling_of
+from jspec.pallas.attention.tiling import AttentionTiling, tiling_of, tiling_of_bytes
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 
 _MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well
@@ -76,11 +76,13 @@ def decode_attention_kernel(
       ``ragged`` attention is ``[1, Q, N, H]``, with arbitrary finite numbers in the padding.
     """
     (heads, H), (G, pages, P, _) = qkv.shape[2:], k_pool.shape
-    tiling, ragged_tokens = tiling or tiling_of(qkv.dtype, H), None if ragged is None else qkv.shape[1]
+    N, T, ragged_tokens = heads - 2 * G, queries.positions.shape[1], None if ragged is None else qkv.shape[1]
+    if tiling is None:
+        tiling = tiling_of(qkv.dtype, H) if scales is None else tiling_of_bytes(qkv.dtype, H, T * N // G)
     assert tiling is not None, f"no kernel for heads of {H} numbers in {qkv.dtype}"
     if ragged is not None:
         tiling = dataclasses.replace(tiling, queries=min(tiling.queries, _RAGGED_QUERIES))
-    launch = AttentionLaunch.of(queries, heads - 2 * G, k_pool, spec, tiling, ragged_tokens)
+    launch = AttentionLaunch.of(queries, N, k_pool, spec, tiling, ragged_tokens)
     pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
     last = queries.written_slots(P)
     angles, scales = rotation or (), in_slots(scales)

@@ -224,7 +224,8 @@ def tile_loader(k_ref, v_ref, scale_refs, g, H: int, dtype) -> Callable:
         where, mask = (g, *line_indices(at, H)), broadcast_columns(live, H)
         k, v = (pltriton.load(ref.at[where], mask=mask, other=0) for ref in (k_ref, v_ref))
         if k_ref.dtype == STORED:
-            k, v = (decode_in_kernel(codes, dtype, nan=not of_tokens) for codes in (k, v))
+            k = decode_in_kernel(k, dtype, nan=not of_tokens)  # loaded in the layout in which they are multiplied
+            v = decode_in_kernel(v, dtype, nan=not of_tokens, as_loaded=True)
         if not of_tokens:
             return KVTile((k,), v, k_scale)
         return KVTile((k,), v, *(pltriton.load(ref.at[g, at], mask=live, other=0.0) for ref in of_tokens))

@@ -99,16 +99,29 @@ def encode_in_kernel(x, scale) -> jax.Array:
     return encode(divide(x.astype(jnp.float32), scale))
 
 
-def decode_in_kernel(codes, dtype, nan: bool = True) -> jax.Array:
-    """In a kernel: ``decode`` of a tile, four bytes at a time. With ``nan=False``, for bytes whose scales are those of
-    tokens and tell by themselves, NaN becomes 480, which takes a third fewer instructions."""
+def decode_in_kernel(codes, dtype, nan: bool = True, as_loaded: bool = False) -> jax.Array:
+    """In a kernel: ``decode`` of a tile, four bytes at a time.
+
+    Args:
+      codes: the bytes.
+      dtype: of the numbers.
+      nan: whether NaN stays NaN. If not, it becomes 480, which takes a third fewer instructions; this is for bytes with
+        scales of tokens, which are NaN themselves then.
+      as_loaded: whether bytes that come from memory become numbers in the layout in which they are loaded.
+    """
     if is_interpreted():
         numbers = decode(codes, dtype)
         return numbers if nan else jnp.where(jnp.isnan(numbers), jnp.asarray(480, dtype), numbers)
+    operands = [codes]
+    if as_loaded:
+        # Triton moves a change of layout from the results of an operation with one operand to the operand, and the load
+        # then reads byte by byte. It leaves that of an operation with two where it is, and 16 bytes are loaded at once.
+        zero = jax.lax.broadcasted_iota(jnp.int32, codes.shape, 1) >> 20  # not a constant, which has any layout
+        operands.append(zero.astype(codes.dtype))
     [numbers] = pltriton.elementwise_inline_asm(
         _DECODE if nan else _DECODE_FINITE,
-        args=[codes],
-        constraints="=r,=r,r",
+        args=operands,
+        constraints="=r,=r" + ",r" * len(operands),
         pack=4,
         result_shape_dtypes=[jax.ShapeDtypeStruct(codes.shape, jnp.bfloat16)],
     )

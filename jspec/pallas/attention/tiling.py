@@ -1,13 +1,11 @@
 """Tile and block sizes of the attention kernels, and how many program instances share the slots of a row."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.triton import MMA_SIZE
-
-_MOST_SLOTS = 64  # of a tile: scores are held in registers
 
 
 @dataclass(frozen=True)
@@ -15,7 +13,8 @@ class AttentionTiling:
     """The sizes of tiles and blocks; the last bits of the results depend on them.
 
     Attributes:
-      tile_bytes: bytes of the keys of a tile, and of its values.
+      tile_bytes: bytes of the keys of a tile, and of its values, in registers.
+      most_slots: of a tile, whose scores are held in registers.
       queries: the most queries of a program instance; if a KV head has more, several instances read its keys.
       instances: if the batch makes fewer program instances than this, the slots of a row are split among several, until
         there are nearly so many.
@@ -28,6 +27,7 @@ class AttentionTiling:
     """
 
     tile_bytes: int = 16384
+    most_slots: int = 64
     queries: int = 64
     instances: int = 132
     num_warps: int = 4
@@ -38,7 +38,7 @@ class AttentionTiling:
     def tile_slots(self, key_bytes: int) -> int:
         """How many cache slots a tile has, a power of two, if a key has ``key_bytes`` bytes."""
         fitting = max(self.tile_bytes // key_bytes, MMA_SIZE)
-        return min(1 << (fitting.bit_length() - 1), _MOST_SLOTS)
+        return min(1 << (fitting.bit_length() - 1), self.most_slots)
 
     def num_splits(self, cells: int, tiles: int) -> int:
         """How many program instances share the slots of a cell: a row, a KV head and a block of queries.
@@ -66,9 +66,21 @@ _OF_LARGE_HEADS = {
     jnp.dtype("bfloat16"): AttentionTiling(queries=32, num_warps=8, num_stages=2),
     jnp.dtype("float32"): AttentionTiling(queries=16, instances=264, num_warps=8, num_stages=2),
 }
+# The fastest in benchmarks/log/attention.md, which timed heads of 128. With those of 256 it spills registers.
+_OF_BYTES, _LARGEST_HEAD_OF_BYTES = AttentionTiling(tile_bytes=32768, most_slots=128), 128
 
 
 def tiling_of(dtype, H: int) -> AttentionTiling | None:
     """The tiling for heads of H numbers; None if the kernels do not support them."""
     fits = pl.next_power_of_2(H) == H and MMA_SIZE <= H <= LARGEST_HEAD
     return (_TILINGS if H <= _USUAL_HEAD else _OF_LARGE_HEADS).get(jnp.dtype(dtype)) if fits else None
+
+
+def tiling_of_bytes(dtype, H: int, queries: int) -> AttentionTiling | None:
+    """``tiling_of`` for few queries over a pool of bytes, if a KV head has ``queries`` (T R) of them.
+
+    Tiles have the same slots for any number of queries. If these are more than one block of the tensor cores, fewer tiles
+    are under way, which leaves shared memory for two program instances on an SM."""
+    if jnp.dtype(dtype) != jnp.bfloat16 or H > _LARGEST_HEAD_OF_BYTES or tiling_of(dtype, H) is None:
+        return tiling_of(dtype, H)
+    return _OF_BYTES if queries <= MMA_SIZE else replace(_OF_BYTES, num_stages=2)

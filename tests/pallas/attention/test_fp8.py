@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from test_decode import arguments, ragged_arguments
-from test_paged import CASES, LIVE, SHARED, WHOLE, Case, G, assert_agrees, oracle, problem
+from test_paged import CASES, LIVE, SHARED, Case, G, assert_agrees, oracle, problem
 
 from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView, View
@@ -18,11 +18,13 @@ from jspec.pallas.attention.flash import KVTile
 from jspec.pallas.attention.fp8 import KVScales, decode, encode, rounded, token_scales
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
+from jspec.pallas.attention.tiling import tiling_of, tiling_of_bytes
 
 OF_HEADS = KVScales(jnp.array([0.03, 0.011], jnp.float32), jnp.array([0.02, 0.4], jnp.float32))
 KINDS = ["heads", "tokens"]
+OF_BYTES = dataclasses.replace(tiling_of_bytes("bfloat16", 128, 4), instances=1)  # pyright: ignore
 ROUNDED = [
-    Case(T=1, R=4, H=128, P=64, pages=3, dtype="bfloat16", tiling=WHOLE),
+    Case(T=1, R=4, H=128, P=64, pages=3, dtype="bfloat16", tiling=OF_BYTES),  # a tile has two pages
     Case(T=5, R=4, H=64, P=16, pages=9, window=20),
     Case(T=5, R=2, H=64, P=16, pages=9, dtype="bfloat16", tiling=SHARED, sink=1.0),
     Case(T=5, R=2, H=64, P=16, pages=9, scale=0.3, softcap=2.0, rotary=48),
@@ -102,6 +104,16 @@ def test_the_scale_of_a_token_is_the_least_power_of_two_that_holds_it():
     assert (peaks > 224 * scales).all()
     assert (np.asarray(token_scales(jnp.zeros((2, 3)))) == 2.0**-64).all()
     assert np.isnan(token_scales(jnp.array([[1.0, jnp.nan], [-jnp.inf, 1.0]]))).all()
+
+
+@pytest.mark.parametrize(("queries", "stages"), [(1, 3), (4, 3), (16, 3), (17, 2), (20, 2), (64, 2)])
+def test_tiles_of_bytes_have_128_slots_and_fewer_are_under_way_for_more_queries(queries, stages):
+    for H in (64, 128):
+        tiling = tiling_of_bytes("bfloat16", H, queries)
+        assert tiling is not None
+        assert (tiling.tile_slots(2 * H), tiling.num_stages) == (128, stages)
+    for other in (("bfloat16", 256), ("bfloat16", 512), ("float32", 128), ("bfloat16", 96)):
+        assert tiling_of_bytes(*other, queries) == tiling_of(*other)
 
 
 class TestAttentionOverBytes:
