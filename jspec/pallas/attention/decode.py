@@ -78,7 +78,7 @@ def decode_attention_kernel(
     (heads, H), (G, pages, P, _) = qkv.shape[2:], k_pool.shape
     N, T, ragged_tokens = heads - 2 * G, queries.positions.shape[1], None if ragged is None else qkv.shape[1]
     if tiling is None:
-        tiling = tiling_of(qkv.dtype, H) if scales is None else tiling_of_bytes(qkv.dtype, H, T * N // G)
+        tiling = tiling_of(qkv.dtype, H) if scales is None else tiling_of_bytes(qkv.dtype, H, N // G, T)
     assert tiling is not None, f"no kernel for heads of {H} numbers in {qkv.dtype}"
     if ragged is not None:
         tiling = dataclasses.replace(tiling, queries=min(tiling.queries, _RAGGED_QUERIES))

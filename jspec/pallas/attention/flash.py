@@ -21,6 +21,7 @@ from jspec.pallas.attention.tiling import AttentionTiling
 from jspec.pallas.triton import LOG2_E, MMA_SIZE, broadcast_columns, dot, kernel_call, line_indices
 
 _FEW_QUERIES = 64  # of a KV head: those of a round, not of a prefill batch
+_WIDE_TILE = 128  # slots of a tile of bytes whose values are converted as they are loaded; with fewer it was no faster
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ def tile_loader(k_ref, v_ref, scale_refs, g, H: int, dtype) -> Callable:
         k, v = (pltriton.load(ref.at[where], mask=mask, other=0) for ref in (k_ref, v_ref))
         if k_ref.dtype == STORED:
             k = decode_in_kernel(k, dtype, nan=not of_tokens)  # loaded in the layout in which they are multiplied
-            v = decode_in_kernel(v, dtype, nan=not of_tokens, as_loaded=True)
+            v = decode_in_kernel(v, dtype, nan=not of_tokens, as_loaded=v.shape[0] >= _WIDE_TILE)
         if not of_tokens:
             return KVTile((k,), v, k_scale)
         return KVTile((k,), v, *(pltriton.load(ref.at[g, at], mask=live, other=0.0) for ref in of_tokens))

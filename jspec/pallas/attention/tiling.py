@@ -66,8 +66,9 @@ _OF_LARGE_HEADS = {
     jnp.dtype("bfloat16"): AttentionTiling(queries=32, num_warps=8, num_stages=2),
     jnp.dtype("float32"): AttentionTiling(queries=16, instances=264, num_warps=8, num_stages=2),
 }
-# The fastest in benchmarks/log/attention.md, which timed heads of 128. With those of 256 it spills registers.
-_OF_BYTES, _LARGEST_HEAD_OF_BYTES = AttentionTiling(tile_bytes=32768, most_slots=128), 128
+# The fastest in benchmarks/log/attention.md, for what was timed there: heads of 128, of which four share a KV head. With
+# heads of 256, or with more that share, registers are spilled.
+_OF_BYTES, _HEAD_OF_BYTES, _SHARED_BYTES = AttentionTiling(tile_bytes=32768, most_slots=128), 128, 4
 
 
 def tiling_of(dtype, H: int) -> AttentionTiling | None:
@@ -76,11 +77,11 @@ def tiling_of(dtype, H: int) -> AttentionTiling | None:
     return (_TILINGS if H <= _USUAL_HEAD else _OF_LARGE_HEADS).get(jnp.dtype(dtype)) if fits else None
 
 
-def tiling_of_bytes(dtype, H: int, queries: int) -> AttentionTiling | None:
-    """``tiling_of`` for few queries over a pool of bytes, if a KV head has ``queries`` (T R) of them.
+def tiling_of_bytes(dtype, H: int, R: int, T: int) -> AttentionTiling | None:
+    """``tiling_of`` for T query tokens over a pool of bytes, of whose KV heads R query heads read each.
 
-    Tiles have the same slots for any number of queries. If these are more than one block of the tensor cores, fewer tiles
-    are under way, which leaves shared memory for two program instances on an SM."""
-    if jnp.dtype(dtype) != jnp.bfloat16 or H > _LARGEST_HEAD_OF_BYTES or tiling_of(dtype, H) is None:
+    Tiles have the same slots for any T. If T R is more than one block of the tensor cores, fewer tiles are under way, which
+    leaves shared memory for two program instances on an SM."""
+    if jnp.dtype(dtype) != jnp.bfloat16 or H != _HEAD_OF_BYTES or R > _SHARED_BYTES:
         return tiling_of(dtype, H)
-    return _OF_BYTES if queries <= MMA_SIZE else replace(_OF_BYTES, num_stages=2)
+    return _OF_BYTES if T * R <= MMA_SIZE else replace(_OF_BYTES, num_stages=2)

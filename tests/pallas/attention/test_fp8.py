@@ -22,7 +22,7 @@ from jspec.pallas.attention.tiling import tiling_of, tiling_of_bytes
 
 OF_HEADS = KVScales(jnp.array([0.03, 0.011], jnp.float32), jnp.array([0.02, 0.4], jnp.float32))
 KINDS = ["heads", "tokens"]
-OF_BYTES = dataclasses.replace(tiling_of_bytes("bfloat16", 128, 4), instances=1)  # pyright: ignore
+OF_BYTES = dataclasses.replace(tiling_of_bytes("bfloat16", 128, 4, 1), instances=1)  # pyright: ignore
 ROUNDED = [
     Case(T=1, R=4, H=128, P=64, pages=3, dtype="bfloat16", tiling=OF_BYTES),  # a tile has two pages
     Case(T=5, R=4, H=64, P=16, pages=9, window=20),
@@ -106,14 +106,13 @@ def test_the_scale_of_a_token_is_the_least_power_of_two_that_holds_it():
     assert np.isnan(token_scales(jnp.array([[1.0, jnp.nan], [-jnp.inf, 1.0]]))).all()
 
 
-@pytest.mark.parametrize(("queries", "stages"), [(1, 3), (4, 3), (16, 3), (17, 2), (20, 2), (64, 2)])
-def test_tiles_of_bytes_have_128_slots_and_fewer_are_under_way_for_more_queries(queries, stages):
-    for H in (64, 128):
-        tiling = tiling_of_bytes("bfloat16", H, queries)
-        assert tiling is not None
-        assert (tiling.tile_slots(2 * H), tiling.num_stages) == (128, stages)
-    for other in (("bfloat16", 256), ("bfloat16", 512), ("float32", 128), ("bfloat16", 96)):
-        assert tiling_of_bytes(*other, queries) == tiling_of(*other)
+@pytest.mark.parametrize(("R", "T", "stages"), [(1, 1, 3), (4, 1, 3), (4, 4, 3), (4, 5, 2), (2, 9, 2)])
+def test_tiles_of_bytes_have_128_slots_and_fewer_are_under_way_for_more_queries(R, T, stages):
+    tiling = tiling_of_bytes("bfloat16", 128, R, T)
+    assert tiling is not None
+    assert (tiling.tile_slots(2 * 128), tiling.num_stages) == (128, stages)
+    for *other, shared in (("bfloat16", 256, R), ("bfloat16", 64, R), ("float32", 128, R), ("bfloat16", 128, 8)):
+        assert tiling_of_bytes(*other, shared, T) == tiling_of(*other)
 
 
 class TestAttentionOverBytes:
