@@ -92,9 +92,16 @@ def begin(
         dirty=dirty,
         versions=versions(),
         device={"kind": jax.devices()[0].device_kind, "bandwidth": bandwidth, "rates": rates or {}},
-        command=shlex.join(["python", "-m", module_of(benchmark), *sys.argv[1:]]),
+        command=command_of(benchmark, sys.argv[1:]),
         settings=settings,
     )
+
+
+def command_of(benchmark: str, args: Sequence[str]) -> str:
+    """The command with these arguments. Of a file with an absolute path, it has the name only, which is what a reader of
+    another machine can use."""
+    named = (pathlib.Path(arg).name if pathlib.Path(arg).is_absolute() else arg for arg in args)
+    return shlex.join(["python", "-m", module_of(benchmark), *named])
 
 
 def module_of(benchmark: str) -> str:

@@ -35,6 +35,13 @@ def test_unknown_commit_is_reported(monkeypatch, capsys):
     assert "JSPEC_COMMIT is not set" in capsys.readouterr().err
 
 
+def test_a_command_has_no_folders_of_the_machine():
+    command = results.command_of("hybrids", ["--lines", "mtp", "--json", "/home/somebody/out/h.json"])
+    assert command == "python -m benchmarks.rounds.hybrids --lines mtp --json h.json"
+    everywhere = [file.read_text() for file in results.RESULTS.glob("*.json")]
+    assert not any(folder in text for text in everywhere for folder in ("/root/", "/home/", "/tmp/"))
+
+
 def test_a_result_is_read_as_it_was_written(tmp_path):
     written = result(measured={"1": 2.0}, goals={"1": {"goal": 1.0}}, source="a page")
     results.write(written, tmp_path / "new" / "one.json")
