@@ -117,23 +117,27 @@ def tilings_of(A: int, X: int, dtype, weights: ExpertWeights) -> tuple[ExpertTil
     --sweep``."""
     per_expert = A / X
     if weights.is_mxfp4:
-        return (_tiling_of_four_bits(A, per_expert),) * 2
+        return _of_both(_tiling_of_four_bits(A, per_expert))
     depth, plain = 256 // jnp.dtype(dtype).itemsize, weights.scale is None and dtype == jnp.bfloat16
     if per_expert > 24:
         if not plain:
-            return (ExpertTiling(64, 64, depth, 4, 4),) * 2
+            return _of_both(ExpertTiling(64, 64, depth, 4, 4))
         stays = 2 * math.prod(weights.weight.shape[1:]) <= _STAYS_IN_CACHE
         return ExpertTiling(64, 256, 64, 8, 3, stays), ExpertTiling(128, 256, 64, 8, 4, stays)
     if weights.in_groups and dtype == jnp.bfloat16:  # four warps multiply 64 outputs at once
         size = 16 if per_expert <= 12 else 32
         return ExpertTiling(size, 64, depth, 4, 3), ExpertTiling(size, 128, depth, 4, 3)
     if weights.of_codes and dtype == jnp.bfloat16:
-        return (ExpertTiling(16, 64, depth, 4, 5) if per_expert <= 8 else ExpertTiling(32, 64, depth, 4, 4),) * 2
+        return _of_both(ExpertTiling(16, 64, depth, 4, 5) if per_expert <= 8 else ExpertTiling(32, 64, depth, 4, 4))
     if per_expert <= 8:
-        return (ExpertTiling(16, 32, depth, 2, 4),) * 2
+        return _of_both(ExpertTiling(16, 32, depth, 2, 4))
     if plain:
         return ExpertTiling(32, 64, depth, 4, 3), ExpertTiling(32, 32, depth, 2, 3)
-    return (ExpertTiling(32, 32, depth, 4, 4),) * 2
+    return _of_both(ExpertTiling(32, 32, depth, 4, 4))
+
+
+def _of_both(tiling: ExpertTiling) -> tuple[ExpertTiling, ExpertTiling]:
+    return tiling, tiling
 
 
 def _tiling_of_four_bits(A: int, per_expert: float) -> ExpertTiling:
