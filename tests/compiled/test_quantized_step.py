@@ -105,11 +105,12 @@ def round_over_latents(kind: str, batch: int, layers: int) -> str:
 
 @pytest.mark.parametrize(("kind", "batch"), [("fp8_block", 1), ("fp8_block", 16), ("fp8", 16)])
 def test_maps_of_latents_are_not_dequantised(kind, batch):
-    """Neither whole nor 128 numbers of each latent at a time. Those of keys and of values have a launch each."""
+    """Neither whole nor 128 numbers of each latent at a time. Those of keys have a launch, and so have those of values, which
+    is XLA's where an output channel has one scale."""
     few, more = (round_over_latents(kind, batch, layers) for layers in (1, 2))
     assert not re.search(r"(bf16|f32)\[(128,128,512|16384,512|128,128,128|16384,128)\]", more)
     assert [op.line for op in moves(more, 128 * 128 * 512)] == []
-    for kernel in ("absorb_queries", "project_values"):
+    for kernel in ("absorb_queries", "project_values")[: 1 + (kind == "fp8_block")]:
         assert sum(f"jspec_{kernel}" in op.line for op in launched(more)) == 2
     assert len(launched(more)) - len(launched(few)) <= 14
 

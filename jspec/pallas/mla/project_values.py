@@ -1,4 +1,4 @@
-"""Values of heads from weighted sums of latents, by a map that is quantised, in one launch (DeepSeek-V2, 2024)."""
+"""Values of heads from weighted sums of latents, in one launch (DeepSeek-V2, 2024)."""
 
 import functools
 
@@ -8,20 +8,19 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.mla.head_maps import has_kernel, multiply_latents
+from jspec.pallas.mla.head_maps import multiply_latents
 from jspec.pallas.triton import MMA_SIZE, block_ids, block_size, dot, kernel_call, tile_indices, tile_mask
 from jspec.quantization.groups import GROUP
 
-_TOKENS, _COLUMNS = 64, 32  # of a tile of the product; the numbers to be summed are those that may share a scale
+_TOKENS, _COLUMNS = 64, 32  # of a tile of the product; the numbers to be summed are those that share a scale
 _WARPS = 4
 
 
 def project_values(attended, weight, scale) -> jax.Array:
-    """``project_values_reference``, and on an NVIDIA GPU the kernel, for a quantised weight and the few tokens of a round,
-    or for one with scales of groups and any number of tokens.
+    """``project_values_reference``, and on an NVIDIA GPU the kernel for a weight with scales of groups.
 
-    A weight that is not quantised is multiplied by XLA in one launch."""
-    if scale is None or not has_kernel(attended.shape[0] * attended.shape[1], scale):
+    XLA multiplies other weights in one launch. Of one with groups it would write a dequantised copy."""
+    if scale is None or scale.ndim == 2:
         return project_values_reference(attended, weight, scale)
     return by_platform(project_values_kernel, project_values_reference, attended, weight, scale)
 
@@ -44,8 +43,8 @@ def project_values_reference(attended, weight, scale) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace
 def project_values_kernel(attended, weight, scale, *, interpret=False):
-    """``project_values_reference`` of a quantised weight as a kernel. A program instance has some numbers of one head of
-    some tokens."""
+    """``project_values_reference`` of a weight with scales of groups as a kernel. A program instance has some numbers of
+    one head of some tokens."""
     (B, T, N, Ck), Hv = attended.shape, weight.shape[1]
     M = B * T
     tokens, columns, depth = (
@@ -69,7 +68,7 @@ def project_values_kernel(attended, weight, scale, *, interpret=False):
 def _project_values(x_ref, weight_ref, scale_ref, out_ref, *, N: int, tokens: int, columns: int, depth: int):
     head, token, column = pl.program_id(1), block_ids(pl.program_id(2), tokens), block_ids(pl.program_id(0), columns)
     (lines, Ck), Hv = x_ref.shape, out_ref.shape[1]
-    M, groups = lines // N, scale_ref.shape[1]
+    M = lines // N
     line, output = token * N + head, head * Hv + column
 
     def scales(group: int):
@@ -85,7 +84,6 @@ def _project_values(x_ref, weight_ref, scale_ref, out_ref, *, N: int, tokens: in
         weight = pltriton.load(weight_ref.at[tile_indices(output, number)], mask=mask)
         # Triton has no fp8 literal for ``other``.
         sums = dot(x, jnp.where(mask, weight.astype(x.dtype), 0.0).astype(x.dtype), trans_b=True)
-        total += sums if groups == 1 else sums * scales(first // GROUP)
-    total = total * scales(0) if groups == 1 else total
+        total += sums * scales(first // GROUP)
     at, mask = tile_indices(line, column), tile_mask(token, M, column, Hv)
     pltriton.store(out_ref.at[at], total.astype(out_ref.dtype), mask=mask)

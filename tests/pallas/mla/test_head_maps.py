@@ -13,7 +13,8 @@ from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
 from jspec.pallas.mla.project_values import project_values_kernel, project_values_reference
 
-QUANTIZED = ["int8", "float8_e4m3fn", "blocks", "blocks bfloat16"]
+BLOCKS = ["blocks", "blocks bfloat16"]
+QUANTIZED = ["int8", "float8_e4m3fn", *BLOCKS]
 # B, T, N, n, Ck, Hr: one token, tokens of several blocks, and sizes that fill no block; the second has three groups of
 # numbers that share scales, of which the last is not full.
 SHAPES = [(1, 1, 5, 24, 32, 16), (3, 5, 2, 64, 328, 8), (2, 40, 3, 192, 256, 64)]
@@ -93,7 +94,7 @@ class TestProjectValues:
     def choose_implementation(self, implementation):
         self.project = implementation(project_values_reference, project_values_kernel)
 
-    @pytest.mark.parametrize("stored", QUANTIZED)
+    @pytest.mark.parametrize("stored", BLOCKS)
     @by_shape
     def test_equals_float64(self, shape, stored):
         B, T, N, Hv, Ck, _ = shape
@@ -111,8 +112,8 @@ class TestProjectValues:
             assert np.abs(found - np.asarray(self.project(attended, weight, scale))).max() > 0.1, name
 
 
-@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
-def test_values_of_a_weight_that_is_not_quantised(stored):
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
+def test_values_of_a_weight_without_groups(stored):
     """Which has no kernel."""
     weight, scale, wide, dtype = head_map(stored, 2, 24, 32)
     attended = jax.random.normal(jax.random.key(0), (3, 2, 2, 32)).astype(dtype)
