@@ -10,7 +10,8 @@ import signal
 import time
 
 import pytest
-from block_checkpoints import (
+from fp8_checkpoints import compressed_tensors, vllm_fp8
+from packed_weights import (
     auto_round_config,
     awq_config,
     compressed_config,
@@ -20,7 +21,6 @@ from block_checkpoints import (
     nvfp4_config,
     pack_config,
 )
-from fp8_checkpoints import compressed_tensors, vllm_fp8
 from tiny import tiny_config
 
 import jspec

@@ -6,17 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-from block_checkpoints import (
-    KINDS,
-    Kind,
-    Stored,
-    block_checkpoint,
-    compressed_config,
-    gptq,
-    gptq_config,
-    pack_config,
-    pack_quantized,
-)
+from block_checkpoints import KINDS, Kind, block_checkpoint
+from packed_weights import Stored, compressed_config, gptq, gptq_config, pack_config, pack_quantized
 from safetensors.numpy import load_file
 from tiny import write_weights
 

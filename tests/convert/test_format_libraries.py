@@ -21,7 +21,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from block_checkpoints import auto_round_config, awq_config, gptq_config, model_optimizer_config, nvfp4_config
+from packed_weights import auto_round_config, awq_config, gptq_config, model_optimizer_config, nvfp4_config
 
 from jspec.checkpoints.dequantize.format import BlockFormat, WeightTensors
 from jspec.checkpoints.files.fields import Fields

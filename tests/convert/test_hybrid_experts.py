@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from block_checkpoints import fp8, fp8_config
 from hybrid_checkpoints import DOWN, GATE_UP, save_hybrid, stack
+from packed_weights import fp8, fp8_config
 from safetensors.numpy import load_file, save_file
 
 from convert import Refusal, convert, load_draft, load_folder

@@ -7,9 +7,10 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from block_checkpoints import KEPT, Kind, fp8, fp8_config, stored_as
+from block_checkpoints import KEPT, Kind, stored_as
 from fp8_checkpoints import FP8, changed, compressed_tensors, fp8_checkpoint, names_in, raw_tensor, vllm_fp8
 from mtp_checkpoints import with_layers
+from packed_weights import fp8, fp8_config
 from safetensors.numpy import load_file
 from test_kept_blocks import assert_stands_for
 from test_stored_blocks import assert_same

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from block_checkpoints import KEPT_CODES, KINDS, block_checkpoint, gptq_config, pack_quantized, stored_as
+from block_checkpoints import KEPT_CODES, KINDS, block_checkpoint, stored_as
 from fp8_checkpoints import changed, names_in, raw_tensor
 from mtp_checkpoints import with_layers
+from packed_weights import gptq_config, pack_quantized
 from test_stored_blocks import assert_same
 from test_stored_fp8 import logits
 from tiers import in_tiers

@@ -5,8 +5,9 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from block_checkpoints import MAGNITUDES, MXFP4, Kind, block_checkpoint, compressed_config, mxfp4_config, stored_as
+from block_checkpoints import MXFP4, Kind, block_checkpoint, stored_as
 from fp8_checkpoints import changed, raw_tensor
+from packed_weights import MAGNITUDES, compressed_config, mxfp4_config
 from test_kept_codes import DOWN, assert_stands_for, refuses, rewrite, with_plain
 from test_quantized_heads import stored_head
 from test_stored_blocks import assert_same

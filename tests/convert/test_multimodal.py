@@ -5,7 +5,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from block_checkpoints import fp8, fp8_config
+from packed_weights import fp8, fp8_config
 from wrapper_checkpoints import WRAPPED, logits_of, renamed, rewrite, save_wrapper
 
 import jspec

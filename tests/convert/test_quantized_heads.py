@@ -8,10 +8,11 @@ import json
 import numpy as np
 import pytest
 import tiny_heads
-from block_checkpoints import KEPT, KINDS, NVFP4, Kind, model_optimizer_config, nvfp4_config, stored_as
+from block_checkpoints import KEPT, KINDS, NVFP4, Kind, stored_as
 from fp8_checkpoints import FP8, _quantized, compressed_tensors, vllm_fp8
 from heads import random_head
 from mtp_checkpoints import with_layers
+from packed_weights import model_optimizer_config, nvfp4_config
 from safetensors.numpy import load_file
 from test_stored_blocks import assert_same
 from tiers import in_tiers

@@ -7,8 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tiny_heads
-from block_checkpoints import KINDS, Kind, block_checkpoint, fp8, fp8_config, pack_config, pack_quantized, stored_as
+from block_checkpoints import KINDS, Kind, block_checkpoint, stored_as
 from mtp_checkpoints import with_layers
+from packed_weights import fp8, fp8_config, pack_config, pack_quantized
 from safetensors.numpy import load_file
 from tiny import tiny_config, write_weights
 

@@ -5,17 +5,9 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from block_checkpoints import (
-    KINDS,
-    auto_round_config,
-    awq_config,
-    block_checkpoint,
-    compressed_config,
-    fp8_config,
-    gptq_config,
-    pack_config,
-)
+from block_checkpoints import KINDS, block_checkpoint
 from fp8_checkpoints import FP8
+from packed_weights import auto_round_config, awq_config, compressed_config, fp8_config, gptq_config, pack_config
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, tiny_config, write_weights
 
