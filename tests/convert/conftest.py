@@ -45,3 +45,21 @@ def edit():
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
     return rewrite
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """A function: name of ``wrapper_checkpoints.WRAPPED`` -> its folder and the model of transformers, made once. Tests must
+    not change it."""
+    from wrapper_checkpoints import save_wrapper  # which needs transformers
+
+    made = {}
+
+    def folder_of(name, **changes):
+        key = (name, *changes.items())
+        if key not in made:
+            folder = tmp_path_factory.mktemp(name)
+            made[key] = folder, save_wrapper(folder, name, **changes)
+        return made[key]
+
+    return folder_of

@@ -21,6 +21,8 @@ from parity_cases import (
 )
 from safetensors.numpy import load_file, save_file
 
+from convert import load_folder
+
 VISION = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
 QWEN3_VISION = {**QWEN_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
@@ -194,3 +196,19 @@ def renamed(prefixes: dict[str, str]):
         return {new(name): array for name, array in tensors.items()}
 
     return rename
+
+
+def copied(folder, to):
+    """A copy that a test may change."""
+    to.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    return to
+
+
+def same(folder, other):
+    """Assert that two folders have one config and the same params."""
+    (config, params), (again, others) = load_folder(folder), load_folder(other)
+    assert config == again
+    assert params.keys() == others.keys()
+    assert all(np.array_equal(params[name], others[name]) for name in params)
