@@ -125,8 +125,9 @@ def tilings_of(A: int, X: int, dtype, weights: ExpertWeights) -> tuple[ExpertTil
         stays = 2 * math.prod(weights.weight.shape[1:]) <= _STAYS_IN_CACHE
         return ExpertTiling(64, 256, 64, 8, 3, stays), ExpertTiling(128, 256, 64, 8, 4, stays)
     if weights.in_groups and dtype == jnp.bfloat16:  # four warps multiply 64 outputs at once
-        size = 16 if per_expert <= 12 else 32
-        return ExpertTiling(size, 64, depth, 4, 3), ExpertTiling(size, 128, depth, 4, 3)
+        if per_expert > 12:
+            return _of_both(ExpertTiling(32, 64, depth, 4, 3))
+        return ExpertTiling(16, 64, depth, 4, 3), ExpertTiling(16, 128, depth, 4, 3)
     if weights.of_codes and dtype == jnp.bfloat16:
         return _of_both(ExpertTiling(16, 64, depth, 4, 5) if per_expert <= 8 else ExpertTiling(32, 64, depth, 4, 4))
     if per_expert <= 8:
