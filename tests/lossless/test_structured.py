@@ -98,6 +98,7 @@ class TestThinkingBudgets(ServedLosslessness):
     preemptions = TestServed.preemptions
 
 
+@pytest.mark.nightly
 def test_a_budget_that_is_counted_by_rounds_is_detected():
     """The marker comes at the first position of a round alone, as where a server looks at the text between rounds."""
     allow = BudgetConstraint.allow
