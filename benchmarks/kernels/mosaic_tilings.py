@@ -44,6 +44,7 @@ EIGHT_BITS = {
         Tiling(128, 80, 64, 6, side_by_side=2),
         Tiling(64, 80, 64, 6, side_by_side=4),
         Tiling(64, 80, 128, 4, side_by_side=2, in_turns=2),
+        Tiling(64, 80, 128, 6, in_turns=3),
     ),
     160: (
         Tiling(64, 160, 64, 6, side_by_side=2),
@@ -64,6 +65,8 @@ BLOCKS = {
     80: (
         Tiling(64, 80, 128, 5, side_by_side=2),
         Tiling(64, 80, 128, 6),
+        Tiling(64, 80, 128, 6, in_turns=3),
+        Tiling(64, 80, 128, 4, side_by_side=3),
     ),
     160: (Tiling(64, 160, 128, 3, side_by_side=2),),
 }
@@ -85,6 +88,8 @@ CODES = {
         Tiling(64, 80, 128, 6, side_by_side=2),
         Tiling(64, 80, 128, 4, side_by_side=4),
         Tiling(64, 40, 128, 8, side_by_side=2, in_turns=2),
+        Tiling(64, 80, 128, 6, in_turns=3),
+        Tiling(64, 80, 128, 6, side_by_side=3),
     ),
     160: (Tiling(64, 160, 128, 3, side_by_side=2), Tiling(64, 80, 128, 5, side_by_side=2)),
 }

@@ -18,17 +18,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jspec.pallas.matmul.sm90_memory import NVFP4Scales, Scales, SharedMemory, load, numbers_in_one
-from jspec.pallas.matmul.sm90_registers import (
-    NVFP4_INPUTS,
-    differences_of,
-    in_order,
-    load_bfloat16,
-    load_codes,
-    load_nvfp4,
-    numbers_of_nvfp4,
-    store_transposed,
-)
+from jspec.pallas.matmul.sm90_memory import SharedMemory, scales_of
+from jspec.pallas.matmul.sm90_registers import store_transposed
+from jspec.pallas.matmul.sm90_sums import sums_of_tile
 from jspec.pallas.matmul.sm90_tiling import (
     BLOCK,
     DEPTH_UNIT,
@@ -38,10 +30,6 @@ from jspec.pallas.matmul.sm90_tiling import (
     TOKEN_UNIT,
     MosaicTiling,
 )
-from jspec.pallas.matmul.unpack import SHRINK
-
-_ACC: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
-CONVERTED = 64  # inputs of a weight of few bits that become bfloat16 while others are multiplied
 
 
 @functools.partial(jax.jit, static_argnames=("tiling", "dtype", "instances", "interpret"))  # products share one trace
@@ -181,17 +169,8 @@ def _multiply_tiles(
                 return stage, weight, shared.x.at[step if tiling.keep_x else stage].transpose((1, 0))
 
             scaled = jnp.minimum(output, outputs - tiling.outputs)  # not past the last one
-            if channel_scale_ref is not None:
-                scales = NVFP4Scales(scale_ref, channel_scale_ref, scaled, split * trips, turn, tiling)
-                sums = _sums_of_nvfp4(await_operands, shared.read, scales, trips, tiling, interpret)
-            else:
-                of_codes = numbers_in_one(weight_ref) > 1
-                scales = Scales(scale_ref, scaled, split * trips, turn, outputs, inputs, of_codes, tiling)
-                sums = _sums(await_operands, shared.read, scales, trips, tiling, interpret)
-            if tiling.in_turns > 1:
-                sums = _add_turns(sums, shared, beside, turn, i)
-            if scales.by_output:
-                sums *= lax.broadcast_in_dim(scales.of_outputs(), sums.shape, [0])
+            scales = scales_of(weight_ref, scale_ref, channel_scale_ref, scaled, split * trips, turn, inputs, tiling)
+            sums = sums_of_tile(await_operands, shared, scales, trips, beside, turn, i, tiling, interpret)
 
             @pl.when(turn == 0)
             def _store():
@@ -209,115 +188,3 @@ def _multiply_tiles(
         if tiling.in_turns > 1:  # the last phase, too, is awaited
             pl.when((turn > 0) & (own > 0))(lambda: plgpu.barrier_wait(shared.summed))
         plgpu.wait_smem_to_gmem(0)
-
-
-def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling, interpret):
-    """The sums of a warpgroup's trips ``[outputs, tokens]``, float32; scaled only where groups of inputs have scales."""
-    shape, group = (tiling.outputs, tiling.tokens), scales.group
-    shrunk = scales.ref is not None and not scales.of_codes
-
-    def multiply(acc, weight, x, start: int, zero=None):
-        """Add the products of a group of a copy's inputs, the first of which is ``start``, to ``acc``."""
-        if weight.dtype == x.dtype:
-            plgpu.wgmma(acc, weight, x)
-        else:  # some inputs are converted while others are multiplied
-            count = min(group, CONVERTED)
-            for j in range(start, start + group, count):
-                if scales.of_codes:
-                    numbers = load_codes(weight, j, count, zero)
-                else:
-                    numbers = load_bfloat16(weight, j, count, tiling.ordered)
-                plgpu.wgmma(acc, numbers, x.at[pl.ds(j, count)])
-        plgpu.wgmma_wait(0)
-
-    def products(weight, x, start: int, zero):
-        """Those of a group alone."""
-
-        def one(acc):
-            multiply(acc, weight, x, start, zero)
-            return acc[...]
-
-        if not interpret:
-            return pl.run_scoped(one, _ACC(shape, jnp.float32))
-        if scales.of_codes:
-            numbers = differences_of(weight[...], tiling.inputs, zero)
-        else:
-            numbers = weight[...] if weight.dtype == x.dtype else in_order(weight[...], tiling.ordered)
-        here = slice(start, start + group)
-        return jnp.dot(numbers[:, here], x[...][here], preferred_element_type=jnp.float32)
-
-    def add_scaled(trip, carry):
-        total, of_groups = carry
-        following = scales.of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
-        stage, weight, x = await_operands(trip)
-        for i, (scale, zero) in enumerate(of_groups):
-            by = lax.broadcast_in_dim(scale, shape, [0]) if scale.ndim else scale
-            total += products(weight, x, i * group, zero) * by
-        plgpu.barrier_arrive(read.at[stage])
-        return total, following
-
-    def add(acc, trip):
-        stage, weight, x = await_operands(trip)
-        multiply(acc, weight, x, 0)
-        plgpu.barrier_arrive(read.at[stage])
-
-    def all_trips(acc):
-        pl.loop(0, trips)(lambda trip: add(acc, trip))
-        return acc[...]
-
-    if interpret or scales.in_groups:
-        zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
-        total = lax.fori_loop(0, trips, add_scaled, (zeros, scales.of_trip(0)))[0]
-    else:
-        total = pl.run_scoped(all_trips, _ACC(shape, jnp.float32))
-    return total * SHRINK if shrunk and not interpret else total
-
-
-def _sums_of_nvfp4(await_operands, read, scales: NVFP4Scales, trips: int, tiling: MosaicTiling, interpret):
-    """``_sums`` of a weight in NVFP4, without the numbers of output channels."""
-    shape = tiling.outputs, tiling.tokens
-
-    def all_trips(acc):
-        def add(trip, of_inputs):
-            following = scales.of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
-            stage, weight, x = await_operands(trip)
-            for i, words in enumerate(of_inputs):  # some inputs are converted while others are multiplied
-                numbers = load_nvfp4(weight, i * NVFP4_INPUTS, words)
-                plgpu.wgmma(acc, numbers, x.at[pl.ds(i * NVFP4_INPUTS, NVFP4_INPUTS)])
-            plgpu.wgmma_wait(0)
-            plgpu.barrier_arrive(read.at[stage])
-            return following
-
-        lax.fori_loop(0, trips, add, scales.of_trip(0))
-        return acc[...]
-
-    def add_interpreted(trip, total):
-        stage, weight, x = await_operands(trip)
-        numbers = numbers_of_nvfp4(weight[...], tiling.inputs, scales.of_trip(trip))
-        total += jnp.dot(numbers, x[...], preferred_element_type=jnp.float32)
-        plgpu.barrier_arrive(read.at[stage])
-        return total
-
-    if interpret:
-        return lax.fori_loop(0, trips, add_interpreted, jnp.zeros(shape, jnp.float32))
-    return pl.run_scoped(all_trips, _ACC(shape, jnp.float32)) * SHRINK
-
-
-def _add_turns(sums, shared: SharedMemory, beside, turn, i):
-    """In the first warpgroup in turn, the sums of all of them."""
-
-    @pl.when(turn > 0)
-    def _():
-        pl.when(i > 0)(lambda: plgpu.barrier_wait(shared.summed))
-        shared.sums.at[turn - 1, beside][...] = sums
-        plgpu.barrier_arrive(shared.added)
-
-    def add():
-        plgpu.barrier_wait(shared.added)
-        total = sums
-        for other in range(shared.sums.shape[0]):
-            total += load(shared.sums.at[other, beside], plgpu.Layout.WGMMA)
-        plgpu.barrier_arrive(shared.summed)
-        return total
-
-    return lax.cond(turn == 0, add, lambda: sums)

@@ -169,3 +169,11 @@ class NVFP4Scales:
 
     def _load(self, ref, column):
         return load(ref.at[pl.ds(self.output, self.tiling.outputs), column], PER_LINE)
+
+
+def scales_of(weight_ref, scale_ref, channel_scale_ref, output, first, turn, inputs: int, tiling: MosaicTiling):
+    """The scales of a warpgroup's tile, as ``Scales`` or ``NVFP4Scales``, whose attributes the other arguments are."""
+    if channel_scale_ref is not None:
+        return NVFP4Scales(scale_ref, channel_scale_ref, output, first, turn, tiling)
+    of_codes = numbers_in_one(weight_ref) > 1
+    return Scales(scale_ref, output, first, turn, weight_ref.shape[0], inputs, of_codes, tiling)

@@ -16,9 +16,10 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.matmul import mxfp4
+from jspec.pallas.moe.activation import gated
 from jspec.pallas.moe.grouped_matmul import grouped_matmul
 from jspec.pallas.moe.router_reference import Routed
-from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights, store_tile, tile_of_instance
+from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights, num_tiles, store_tile, tile_of_instance
 from jspec.pallas.triton import kernel_call
 from jspec.quantization import codes
 from jspec.quantization.mxfp4 import PAIR
@@ -79,20 +80,6 @@ def grouped_mlp_reference(
     made = (chosen * routed.weight[:, :, None]).astype(x.dtype)
     here = (expert >= 0) & (expert < gate_up.num_experts)
     return made if first is None else jnp.where(here[:, :, None], made, jnp.zeros((), x.dtype))
-
-
-def gated(gate, up, clamp: float | None = None, activation: str = "silu"):
-    """``activation(gate) * up``, where the activation is ``silu`` or ``gelu_tanh``, or with ``clamp`` c that of gpt-oss
-    (OpenAI, 2025).
-
-    That is ``g sigmoid(1.702 g) (u + 1)``, where g is the gate, at most c, and u is up, between -c and c."""
-    if activation == "gelu_tanh":
-        return jax.nn.gelu(gate, approximate=True) * up
-    if clamp is None:
-        return gate * jax.nn.sigmoid(gate) * up
-    gate = jnp.where(gate > clamp, clamp, gate)  # NaN stays, unlike in a minimum of Triton
-    up = jnp.where(up > clamp, clamp, jnp.where(up < -clamp, -clamp, up))
-    return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
 
 
 def _matmul_all(subscripts: str, x, weights: ExpertWeights):
@@ -244,9 +231,7 @@ def _run(
     **static,
 ):
     """The output of a kernel whose program instances have a tile and some output features each."""
-    A = len(routed.order)
-    hit = min(A, weights.num_experts)  # the most experts here that can have a tile of their own
-    tiles = hit + (A - hit) // tiling.assignments
+    tiles = num_tiles(len(routed.order), weights.num_experts, tiling.assignments)
     if first is not None:  # the last tile of other experts' assignments may not be full
         tiles += 1
     blocks = pl.cdiv(out.shape[1], tiling.outputs)

@@ -120,6 +120,12 @@ class ExpertTile(NamedTuple):
     assignment: jax.Array
 
 
+def num_tiles(A: int, X: int, size: int) -> int:
+    """The most tiles of so many assignments that A of them to X experts can have."""
+    hit = min(A, X)  # the most experts that can have a tile of their own
+    return hit + (A - hit) // size
+
+
 def tile_of_instance(sizes_ref, order_ref, first_ref, tiling: ExpertTiling, X: int) -> tuple[jax.Array, ExpertTile]:
     """In a kernel: whether this program instance has a tile of one of the X experts whose weights are here, and the tile.
 

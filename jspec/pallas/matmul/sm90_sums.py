@@ -1,0 +1,169 @@
+"""What a warpgroup of ``jspec.pallas.matmul.few_tokens_sm90`` and ``jspec.pallas.moe.grouped_sm90`` multiplies: the sums of
+a tile's trips over the input features, which are scaled, and added up where warpgroups take turns."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jspec.pallas.matmul.sm90_memory import NVFP4Scales, Scales, SharedMemory, load
+from jspec.pallas.matmul.sm90_registers import (
+    NVFP4_INPUTS,
+    differences_of,
+    in_order,
+    load_bfloat16,
+    load_codes,
+    load_nvfp4,
+    numbers_of_nvfp4,
+)
+from jspec.pallas.matmul.sm90_tiling import MosaicTiling
+from jspec.pallas.matmul.unpack import SHRINK
+
+_ACC: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
+CONVERTED = 64  # inputs of a weight of few bits that become bfloat16 while others are multiplied
+
+
+def sums_of_tile(
+    await_operands,
+    shared: SharedMemory,
+    scales: Scales | NVFP4Scales,
+    trips: int,
+    beside,
+    turn,
+    i,
+    tiling: MosaicTiling,
+    interpret,
+):
+    """In a kernel: the products of a warpgroup's tile ``[outputs, tokens]``, scaled, float32.
+
+    Where warpgroups take turns, the first one has the whole sums, and the others have their own part.
+
+    Args:
+      await_operands: gives the stage, the weight ``[outputs, inputs]`` and x ``[inputs, tokens]`` of a trip when they have
+        arrived.
+      shared: whose ``read`` is told when a stage's weights are multiplied.
+      trips: how many copies each warpgroup multiplies for a tile.
+      beside, turn: the place of this warpgroup among those side by side, and among those in turn.
+      i: how many tiles the program instance has multiplied before.
+    """
+    if isinstance(scales, NVFP4Scales):
+        sums = _sums_of_nvfp4(await_operands, shared.read, scales, trips, tiling, interpret)
+    else:
+        sums = _sums(await_operands, shared.read, scales, trips, tiling, interpret)
+    if tiling.in_turns > 1:
+        sums = _add_turns(sums, shared, beside, turn, i)
+    return sums * lax.broadcast_in_dim(scales.of_outputs(), sums.shape, [0]) if scales.by_output else sums
+
+
+def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling, interpret):
+    """The sums of a warpgroup's trips ``[outputs, tokens]``, float32; scaled only where groups of inputs have scales."""
+    shape, group = (tiling.outputs, tiling.tokens), scales.group
+    shrunk = scales.ref is not None and not scales.of_codes
+
+    def multiply(acc, weight, x, start: int, zero=None):
+        """Add the products of a group of a copy's inputs, the first of which is ``start``, to ``acc``."""
+        if weight.dtype == x.dtype:
+            plgpu.wgmma(acc, weight, x)
+        else:  # some inputs are converted while others are multiplied
+            count = min(group, CONVERTED)
+            for j in range(start, start + group, count):
+                if scales.of_codes:
+                    numbers = load_codes(weight, j, count, zero)
+                else:
+                    numbers = load_bfloat16(weight, j, count, tiling.ordered)
+                plgpu.wgmma(acc, numbers, x.at[pl.ds(j, count)])
+        plgpu.wgmma_wait(0)
+
+    def products(weight, x, start: int, zero):
+        """Those of a group alone."""
+
+        def one(acc):
+            multiply(acc, weight, x, start, zero)
+            return acc[...]
+
+        if not interpret:
+            return pl.run_scoped(one, _ACC(shape, jnp.float32))
+        if scales.of_codes:
+            numbers = differences_of(weight[...], tiling.inputs, zero)
+        else:
+            numbers = weight[...] if weight.dtype == x.dtype else in_order(weight[...], tiling.ordered)
+        here = slice(start, start + group)
+        return jnp.dot(numbers[:, here], x[...][here], preferred_element_type=jnp.float32)
+
+    def add_scaled(trip, carry):
+        total, of_groups = carry
+        following = scales.of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
+        stage, weight, x = await_operands(trip)
+        for i, (scale, zero) in enumerate(of_groups):
+            by = lax.broadcast_in_dim(scale, shape, [0]) if scale.ndim else scale
+            total += products(weight, x, i * group, zero) * by
+        plgpu.barrier_arrive(read.at[stage])
+        return total, following
+
+    def add(acc, trip):
+        stage, weight, x = await_operands(trip)
+        multiply(acc, weight, x, 0)
+        plgpu.barrier_arrive(read.at[stage])
+
+    def all_trips(acc):
+        pl.loop(0, trips)(lambda trip: add(acc, trip))
+        return acc[...]
+
+    if interpret or scales.in_groups:
+        zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
+        total = lax.fori_loop(0, trips, add_scaled, (zeros, scales.of_trip(0)))[0]
+    else:
+        total = pl.run_scoped(all_trips, _ACC(shape, jnp.float32))
+    return total * SHRINK if shrunk and not interpret else total
+
+
+def _sums_of_nvfp4(await_operands, read, scales: NVFP4Scales, trips: int, tiling: MosaicTiling, interpret):
+    """``_sums`` of a weight in NVFP4, without the numbers of output channels."""
+    shape = tiling.outputs, tiling.tokens
+
+    def all_trips(acc):
+        def add(trip, of_inputs):
+            following = scales.of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
+            stage, weight, x = await_operands(trip)
+            for i, words in enumerate(of_inputs):  # some inputs are converted while others are multiplied
+                numbers = load_nvfp4(weight, i * NVFP4_INPUTS, words)
+                plgpu.wgmma(acc, numbers, x.at[pl.ds(i * NVFP4_INPUTS, NVFP4_INPUTS)])
+            plgpu.wgmma_wait(0)
+            plgpu.barrier_arrive(read.at[stage])
+            return following
+
+        lax.fori_loop(0, trips, add, scales.of_trip(0))
+        return acc[...]
+
+    def add_interpreted(trip, total):
+        stage, weight, x = await_operands(trip)
+        numbers = numbers_of_nvfp4(weight[...], tiling.inputs, scales.of_trip(trip))
+        total += jnp.dot(numbers, x[...], preferred_element_type=jnp.float32)
+        plgpu.barrier_arrive(read.at[stage])
+        return total
+
+    if interpret:
+        return lax.fori_loop(0, trips, add_interpreted, jnp.zeros(shape, jnp.float32))
+    return pl.run_scoped(all_trips, _ACC(shape, jnp.float32)) * SHRINK
+
+
+def _add_turns(sums, shared: SharedMemory, beside, turn, i):
+    """In the first warpgroup in turn, the sums of all of them."""
+
+    @pl.when(turn > 0)
+    def _():
+        pl.when(i > 0)(lambda: plgpu.barrier_wait(shared.summed))
+        shared.sums.at[turn - 1, beside][...] = sums
+        plgpu.barrier_arrive(shared.added)
+
+    def add():
+        plgpu.barrier_wait(shared.added)
+        total = sums
+        for other in range(shared.sums.shape[0]):
+            total += load(shared.sums.at[other, beside], plgpu.Layout.WGMMA)
+        plgpu.barrier_arrive(shared.summed)
+        return total
+
+    return lax.cond(turn == 0, add, lambda: sums)
