@@ -8,11 +8,12 @@ small_batch.py            tilings, launch and accumulation of bf16.py and w8a8.p
 bf16.py                   bfloat16 weights and activations
 w8a8.py                   weights and activations of eight bits
 weight_only.py            weights of eight or four bits and bfloat16 activations
-few_tokens.py             weights of eight bits on Hopper GPUs: which products, and by what
+few_tokens.py             weights of eight or four bits on Hopper GPUs: which products, and by what
 few_tokens_sm90.py        the kernel for them, in Pallas' Mosaic GPU lowering
 sm90_tiling.py            how that kernel divides a product
 sm90_memory.py            its shared memory, and the scales of its tiles
-sm90_registers.py         weights of eight bits from shared memory to registers, as bfloat16
+sm90_sums.py              what one of its warpgroups multiplies
+sm90_registers.py         weights of eight or four bits from shared memory to registers, as bfloat16
 one_token.py              a single token, without a kernel
 unpack.py                 weights of eight or four bits as bfloat16
 mxfp4.py                  MXFP4 weights as bfloat16
