@@ -258,29 +258,21 @@ def _multiply_tiles(
             scales = scales_of(weight_ref, scale_ref, channel_scale_ref, line, 0, turn, inputs, tiling)
             sums = sums_of_tile(await_operands, shared, scales, trips, beside, turn, i, tiling, interpret)
             first, (tile, block) = turn == 0, place(i)
-            if exchange is not None:
-                pl.when(first & (beside == 1))(lambda: _give_up(exchange, sums, i))
-
-                @pl.when(first & (beside == 0))
-                def _():
-                    up = _take_up(exchange)
-                    y = _leave(shared.y.at[0], gated(sums, up, gate.clamp, gate.activation))
-                    plgpu.copy_smem_to_gmem(
-                        y, out_ref.at[pl.ds(tile * tiling.tokens, tiling.tokens), pl.ds(block * LINES, LINES)]
-                    )
-
-                return
-
-            @pl.when(first)
-            def _():
-                factor = factor_ref.at[pl.ds(tile * tiling.tokens, tiling.tokens)]
-                factor = lax.broadcast_in_dim(load(factor, _PER_TOKEN), sums.shape, [1])
-                y = _leave(shared.y.at[beside], sums * factor)
-                _store_lines(y, out_ref, assignment_ref, tile * tiling.tokens, block * stride + beside * between)
+            lines_of_tile = pl.ds(tile * tiling.tokens, tiling.tokens)
+            if exchange is None or gate is None:
+                output = block * stride + beside * between
+                at = factor_ref.at[lines_of_tile], assignment_ref.at[lines_of_tile]
+                pl.when(first)(functools.partial(_store_made, sums, shared.y.at[beside], *at, out_ref, output))
+            else:
+                pl.when(first & (beside == 1))(functools.partial(_give_up, exchange, sums, i))
+                there = out_ref.at[lines_of_tile, pl.ds(block * LINES, LINES)]
+                pl.when(first & (beside == 0))(
+                    functools.partial(_store_hidden, exchange, gate, sums, shared.y.at[0], there)
+                )
 
         each(multiply)
         if exchange is not None:  # the last phases, too, are awaited
-            pl.when((warpgroup == 1) & (own > 0))(lambda: plgpu.barrier_wait(exchange.read))
+            pl.when((warpgroup == 1) & (own > 0))(functools.partial(plgpu.barrier_wait, exchange.read))
         pl.when((turn > 0) & (own > 0))(lambda: plgpu.barrier_wait(shared.summed))
         plgpu.wait_smem_to_gmem(0)
 
@@ -303,31 +295,37 @@ def _load_item(x_ref, weight_ref, shared: SharedMemory, tiling: MosaicTiling, tr
 
 
 def _give_up(exchange: _Exchange, sums, i):
+    """Hand over the products of up of the instance's i-th item."""
     pl.when(i > 0)(lambda: plgpu.barrier_wait(exchange.read))
     exchange.up[...] = sums
     plgpu.barrier_arrive(exchange.here)
 
 
-def _take_up(exchange: _Exchange):
+def _store_hidden(exchange: _Exchange, gate: _Gate, sums, y, there):
+    """Store hidden features ``[tokens, 64]`` of the products of gate ``[64, tokens]``, and of up, when they are there."""
     plgpu.barrier_wait(exchange.here)
     up = load(exchange.up, plgpu.Layout.WGMMA)
     plgpu.barrier_arrive(exchange.read)
-    return up
+    plgpu.copy_smem_to_gmem(_in_shared(y, gated(sums, up, gate.clamp, gate.activation)), there)
 
 
-def _leave(y, results):
-    """Put results ``[64, tokens]`` into shared memory ``y [tokens, 64]``, from which the last ones have to leave first."""
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    y.transpose((1, 0))[...] = results.astype(y.dtype)
-    plgpu.commit_smem()
-    return y
+def _store_made(sums, y, factor_ref, assignment_ref, out_ref, output):
+    """Store the products of down ``[64, tokens]``, times the factors of tokens, from an output feature on.
 
-
-def _store_lines(y, out_ref, assignment_ref, first, output):
-    """Copy each line of ``y`` that has an assignment to its place in the order of assignments."""
+    Each line that has an assignment goes to its place in the order of assignments."""
+    factor = lax.broadcast_in_dim(load(factor_ref, _PER_TOKEN), sums.shape, [1])
+    y = _in_shared(y, sums * factor)
     for j in range(y.shape[0]):
-        assignment = assignment_ref[first + j]
+        assignment = assignment_ref[j]
 
         @pl.when(assignment < out_ref.shape[0])
         def _(j=j, assignment=assignment):
             plgpu.copy_smem_to_gmem(y.at[pl.ds(j, 1)], out_ref.at[pl.ds(assignment, 1), pl.ds(output, LINES)])
+
+
+def _in_shared(y, results):
+    """``y [tokens, 64]`` with results ``[64, tokens]``, which wait until the last ones have left."""
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    y.transpose((1, 0))[...] = results.astype(y.dtype)
+    plgpu.commit_smem()
+    return y

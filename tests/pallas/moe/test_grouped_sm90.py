@@ -20,10 +20,10 @@ newer = pytest.mark.skipif(
 KINDS = ("fp8_block", "int4", "int4_64_float16_zeros", "nvfp4", "int8")
 
 
-def mlp(x, routed, gate_up, down, size=8, **how):
+def mlp(x, routed, gate_up, down, **how):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
-    how |= {"interpret": InterpretGPUParams(), "instances": 2, "size": size}
+    how |= {"interpret": InterpretGPUParams(), "instances": 2, "size": 8}
     return PartialSums(grouped_mlp_sm90_kernel(x, routed, gate_up, down, **how)).total(jnp.float32)
 
 
@@ -83,7 +83,7 @@ def shapes_of(kind: str, X: int, lines: int, inputs: int) -> ExpertWeights:
 @pytest.mark.parametrize("kind", ["fp8_block", "int4", "nvfp4"])
 def test_lowers_for_hopper(kind):
     """With the sizes of Qwen3-30B-A3B and 16 tokens."""
-    shape = jax.ShapeDtypeStruct
+    shape: Any = jax.ShapeDtypeStruct
     routed = [shape((16, 8), "int32"), shape((16, 8), "float32"), shape((128,), "int32"), shape((128,), "int32")]
     weights = shapes_of(kind, 128, 1536, 2048), shapes_of(kind, 128, 2048, 768)
     text = for_cuda(
