@@ -1,6 +1,7 @@
 """Programs of a target with gated delta nets as XLA compiles them for an H200, without one.
 
-None moves a recurrent state, and a decode program launches as many kernels for one more layer as it is known to."""
+None moves a recurrent state, and a decode program launches as many kernels for one more layer as it is known to. Layers with
+full attention attend in prefill with the kernel that is chosen for heads of their sizes."""
 
 import dataclasses
 import functools
@@ -8,17 +9,19 @@ import functools
 import jax
 import numpy as np
 import pytest
+from cuda_lowering import for_cuda, kernels_of, mosaic_kernels_of
 from deviceless import compiled_for_h200, why_not
 
 from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
-from benchmarks.shapes import QWEN36_27B, TINY, head_for, qwen3_5
+from benchmarks.shapes import QWEN36_27B, QWEN36_35B_A3B, TINY, head_for, qwen3_5
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding
 from jspec.engine.runner.programs import WEIGHTS_THEN_STATE, PackedProgram, Programs, StepBuilder
 from jspec.engine.runner.saved import save_states, states
 from jspec.models.flatten import flatten
+from jspec.pallas.attention import prefill_sm90
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
@@ -27,10 +30,11 @@ CONFIG = EngineConfig(max_batch=16, max_len=1024, dtype="bfloat16", reproducible
 
 
 @functools.cache
-def built(layers: int):
+def built(layers: int, target=QWEN36_27B):
     """The programs of an engine whose target has so many layers, the last with attention; its weights; its state."""
-    nets = dataclasses.replace(QWEN36_27B.delta_nets, layers=(True,) * (layers - 1) + (False,))
-    shape = dataclasses.replace(QWEN36_27B, num_layers=layers, windows=(), delta_nets=nets)
+    nets = dataclasses.replace(target.delta_nets, layers=(True,) * (layers - 1) + (False,))
+    experts = target.experts and dataclasses.replace(target.experts, layers=target.experts.layers[:layers])
+    shape = dataclasses.replace(target, num_layers=layers, windows=(), delta_nets=nets, experts=experts)
     head = head_for(shape, "mtp")
     (of, merge), (by, merge_head) = flatten(abstract_module(shape)), flatten(abstract_module(head))
     decoding = Decoding(drafter_for(head, shape, Speculation(K)), "rejection")
@@ -89,3 +93,17 @@ def test_no_state_of_a_draft_model_is_moved():
 def test_one_more_layer_takes_13_launches():
     fewer, more = (len(launched(compiled(layers, "decode").as_text(), loop=True)) for layers in (2, 3))
     assert more - fewer == 13
+
+
+@pytest.mark.parametrize(
+    ("target", "segments", "chosen"),  # other numbers of segments than other tests have: traces of layers are shared
+    [(QWEN36_27B, 32, True), (QWEN36_27B, 64, True), (QWEN36_35B_A3B, 128, True), (QWEN36_27B, 8, False)],
+    ids=["27b-2048", "27b-4096", "35b-8192", "27b-512-not-chosen"],
+)
+def test_full_attention_of_prefill_has_the_kernel_where_its_heads_are_chosen(target, segments, chosen, monkeypatch):
+    heads = target.num_heads // target.num_kv_heads
+    monkeypatch.setitem(prefill_sm90.CHOSEN, target.head_dim, (heads,) if chosen else ())
+    programs, leaves, state = built(2, target)
+    program = programs.prefill[segments]
+    text = for_cuda(program.function, (leaves, state, program.idle))
+    assert ("prefill_attention" in mosaic_kernels_of(text), "attend_split" in kernels_of(text)) == (chosen, not chosen)

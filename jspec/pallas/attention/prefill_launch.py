@@ -15,6 +15,8 @@ WARPGROUP_QUERIES = 64
 TILE_SLOTS = 128  # or 64 where a key and a value have more numbers than these
 FEW_NUMBERS = 384  # of a key and a value together
 INSTANCES = 132  # multiprocessors of the largest Hopper GPU
+BLOCK_HEADS = 16  # attention heads of a block, at most
+MIN_BLOCKS = 64  # with fewer blocks, ``paged_attention`` keeps more of a GPU busy, because it splits rows
 MAX_STAGES = 3  # tiles under way: as many as fit into shared memory beside the queries, and at most 3
 SHARED_MEMORY = 227 * 1024  # bytes of a program instance
 LOWEST = -1e30  # below any score; unlike -inf, it can be subtracted from itself
@@ -27,6 +29,7 @@ class PrefillLaunch(NamedTuple):
       Hv: how many numbers a value has; H are those of a query and a key.
       tile_slots: cache slots of a tile.
       pages_first: whether a pool is ``[pages, P, G, H]``, and not ``[G, pages, P, H]``.
+      block_heads: attention heads of a block, ``block_heads_of(R)``. So many, one after another, are a *group*.
       block_tokens: query tokens of a block.
       warpgroup_heads: attention heads whose queries one warpgroup has; its queries are numbered head by head.
       window: None, or how many slots a query token sees, its own included.
@@ -45,6 +48,7 @@ class PrefillLaunch(NamedTuple):
     P: int
     tile_slots: int
     pages_first: bool
+    block_heads: int
     block_tokens: int
     warpgroup_heads: int
     window: int | None
@@ -68,32 +72,41 @@ class PrefillLaunch(NamedTuple):
         (B, T, N, H), Hv = q.shape, v_pool.shape[-1]
         P, G = v_pool.shape[1:3] if pages_first else (v_pool.shape[2], v_pool.shape[0])
         R, tile_slots = N // G, tile_slots_of(H, Hv)
-        num_stages = num_stages or num_stages_of(H, Hv)
-        tokens = WARPGROUPS * WARPGROUP_QUERIES // R
-        instances = min(max_instances, B * G * (T // tokens))
-        heads, scale = max(1, R // WARPGROUPS), H**-0.5 if spec.scale is None else spec.scale
-        shape, block = (B, T, G, R, H, Hv, P), (tile_slots, pages_first, tokens, heads)
+        num_stages, heads = num_stages or num_stages_of(H, Hv), block_heads_of(R)
+        tokens = WARPGROUPS * WARPGROUP_QUERIES // heads
+        instances = min(max_instances, B * (N // heads) * (T // tokens))
+        scale = H**-0.5 if spec.scale is None else spec.scale
+        shape, block = (B, T, G, R, H, Hv, P), (tile_slots, pages_first, heads, tokens, max(1, heads // WARPGROUPS))
         return cls(*shape, *block, spec.window, scale, num_stages, instances, interpret)
 
     @property
+    def groups(self) -> int:
+        """How many groups of attention heads there are, one or more for each KV head."""
+        return self.G * (self.R // self.block_heads)
+
+    def kv_head(self, group):
+        """The KV head of a group."""
+        return lax.div(group, jnp.int32(self.R // self.block_heads))
+
+    @property
     def blocks(self) -> int:
-        """How many blocks a row has for a KV head."""
+        """How many blocks a row has for a group."""
         return self.T // self.block_tokens
 
     def blocks_of(self, instance):
         """How many blocks a program instance has."""
-        trips, rest = divmod(self.B * self.G * self.blocks, self.instances)
+        trips, rest = divmod(self.B * self.groups * self.blocks, self.instances)
         return trips + jnp.where(self._place(instance, trips) < rest, 1, 0)
 
     def block(self, instance, i):
-        """Row, KV head and number of the i-th block of a program instance.
+        """Row, group and number of the i-th block of a program instance.
 
         Instances take blocks in serpentine order, from the last row on. The later rows of a prefill batch are often
         later in the same prompt and have more to read, so every instance gets about as much to do."""
-        index, row_blocks = i * self.instances + self._place(instance, i), self.G * self.blocks
+        index, row_blocks = i * self.instances + self._place(instance, i), self.groups * self.blocks
         row, place = lax.div(index, jnp.int32(row_blocks)), lax.rem(index, jnp.int32(row_blocks))
-        number = self.blocks - 1 - lax.div(place, jnp.int32(self.G))
-        return self.B - 1 - row, lax.rem(place, jnp.int32(self.G)), number
+        number = self.blocks - 1 - lax.div(place, jnp.int32(self.groups))
+        return self.B - 1 - row, lax.rem(place, jnp.int32(self.groups)), number
 
     def _place(self, instance, i):
         """The place of an instance in the i-th trip over all of them, of which every second runs backwards."""
@@ -103,6 +116,17 @@ class PrefillLaunch(NamedTuple):
     def tile_pages(self) -> int:
         """How many pages a tile has."""
         return self.tile_slots // self.P
+
+
+def suits_prefill(B: int, T: int, N: int, R: int) -> bool:
+    """Whether the query tokens of a row fill blocks, and there are enough blocks for all multiprocessors."""
+    queries, block = B * T * N, WARPGROUPS * WARPGROUP_QUERIES
+    return T * block_heads_of(R) % block == 0 and queries >= MIN_BLOCKS * block
+
+
+def block_heads_of(R: int) -> int:
+    """How many attention heads a block has, all of one KV head: the largest power of two that divides R, at most 16."""
+    return min(R & -R, BLOCK_HEADS)
 
 
 def tile_slots_of(H: int, Hv: int) -> int:
@@ -133,7 +157,7 @@ def block_bounds(last, launch: PrefillLaunch):
         first = jnp.maximum(least - (launch.window - 1), 0) // launch.tile_slots
         unmasked = jnp.minimum(pl.cdiv(jnp.maximum(newest - (launch.window - 1), 0), launch.tile_slots), end)
     masked = jnp.maximum((least + 1) // launch.tile_slots, unmasked)
-    by_head = jnp.broadcast_to(last[:, :, None], (*last.shape[:2], launch.R, launch.block_tokens))
+    by_head = jnp.broadcast_to(last[:, :, None], (*last.shape[:2], launch.block_heads, launch.block_tokens))
     return (
         jnp.stack([first, unmasked, masked, end, newest], axis=-1),
         by_head.reshape(launch.B, launch.blocks, WARPGROUPS, WARPGROUP_QUERIES),
@@ -141,11 +165,10 @@ def block_bounds(last, launch: PrefillLaunch):
 
 
 def sinks_of_queries(sinks, launch: PrefillLaunch):
-    """The sink of each query of a block, in bits: ``[N]`` -> float32 ``[G, 2, 64]``, two warpgroups for each KV head."""
-    bits = jnp.maximum(sinks.astype(jnp.float32) * LOG2_E, LOWEST).reshape(launch.G, launch.R, 1)
-    return jnp.broadcast_to(bits, (launch.G, launch.R, launch.block_tokens)).reshape(
-        launch.G, WARPGROUPS, WARPGROUP_QUERIES
-    )
+    """The sink of each query of a block, in bits: ``[N]`` -> float32 ``[groups, 2, 64]``, two warpgroups for each group."""
+    shape = launch.groups, launch.block_heads, launch.block_tokens
+    bits = jnp.maximum(sinks.astype(jnp.float32) * LOG2_E, LOWEST).reshape(*shape[:2], 1)
+    return jnp.broadcast_to(bits, shape).reshape(launch.groups, WARPGROUPS, WARPGROUP_QUERIES)
 
 
 def live_pages(table, bounds, launch: PrefillLaunch):

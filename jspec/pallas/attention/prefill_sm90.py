@@ -1,6 +1,7 @@
 """Attention of many query tokens over the pages of the KV cache, on Hopper GPUs (FlashAttention-3: Shah et al., 2024).
 
 A *block* is 128 queries of one KV head: consecutive query tokens of one row times the R attention heads of that KV head.
+Where R is no power of two up to 16, it has only some of them, ``block_heads_of(R)``, and other blocks read the same tiles.
 There is a program instance for each multiprocessor, which attends for several blocks one after the other. One of its
 warpgroups copies tiles of 128 cache slots into shared memory, or of 64 slots with many numbers each, page by page, and
 goes on with the next block while the last one is still computed. Two others compute 64 queries each, in ping-pong: while
@@ -23,22 +24,32 @@ from jspec.pallas.attention.paged import paged_attention, paged_attention_refere
 from jspec.pallas.attention.prefill_launch import (
     INSTANCES,
     LOWEST,
+    TILE_SLOTS,
     WARPGROUP_QUERIES,
     WARPGROUPS,
     PrefillLaunch,
     block_bounds,
     live_pages,
     sinks_of_queries,
+    suits_prefill,
+    tile_slots_of,
 )
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.triton import LOG2_E
 
+# How many attention heads a KV head may have, by head dimension, for ``prefill_attention`` to choose this kernel and not
+# ``paged_attention``. Both were timed with 4 heads of 128 (benchmarks/log/attention.md). The other entries make blocks of
+# that size, but were not timed with both, and nothing without an entry was; of heads of 256, this kernel alone was timed,
+# with R = 1 (benchmarks/log/mla.md). ``python -m benchmarks.kernels.prefill_attention`` times both and tells what to enter.
+CHOSEN = {64: (1, 2, 4, 8, 16), 128: (1, 2, 4, 8, 16)}
 # Registers of a thread in the warpgroups that compute, and in the one that loads. An instance starts with 168 for each
 # of its 384 threads, and its three warpgroups share these 504 from then on: one that asks for more than is left never runs.
 _COMPUTE_REGISTERS, _LOAD_REGISTERS = 224, 56
-_MIN_BLOCKS = 64  # with fewer blocks, ``paged_attention`` keeps more of a GPU busy, because it splits rows
 _PER_QUERY = plgpu.Layout.WGMMA.reduce(1)  # the layout of one number for each query
+# A number as the compiler knows nothing of it. From the warpgroup's own, it would compute where all parts of the queries are
+# before the loop over tiles, in registers that 256 numbers of a value need. jax 0.10 takes arrays only.
+_opaque = lax.optimization_barrier if jax.__version_info__ >= (0, 11) else lambda scalar: scalar
 # ``plgpu.load`` of jax 0.10 needs this argument; later versions warn about it.
 _IN_FULL: dict[str, Any] = {} if jax.__version_info__ >= (0, 11) else {"idx": ()}
 
@@ -56,19 +67,15 @@ def prefill_attention(
 
 
 def has_prefill_kernel(q, pool) -> bool:
-    """Whether the kernel supports queries and pools like these, and there are enough blocks.
+    """Whether the kernel supports queries and pools like these, there are enough blocks, and ``CHOSEN`` has their heads.
 
-    It supports bfloat16, a head dimension of 64 or 128, pages of 64 or 128 slots, and 1, 2, 4, 8 or 16 attention heads
-    for a KV head. The query tokens of a row have to fill blocks: they are a multiple of 128 / R."""
+    It supports bfloat16, a head dimension of 64, 128 or 256, any number of attention heads for a KV head, and pages of 64
+    slots, or of 128 where a tile has as many. The query tokens of a row have to fill blocks: they are a multiple of 128 /
+    ``block_heads_of(R)``, so of 16 with R = 8 and of 64 with R = 6. With R = 3, 5 or 7 it is 128, but ``prefill_chunk`` is
+    less by default."""
     (B, T, N, H), (G, _, P, _) = q.shape, pool.shape
-    fits = q.dtype == pool.dtype == jnp.bfloat16 and H in (64, 128) and P in (64, 128)
-    return fits and N // G in (1, 2, 4, 8, 16) and suits_prefill(B, T, N, N // G)
-
-
-def suits_prefill(B: int, T: int, N: int, R: int) -> bool:
-    """Whether the query tokens of a row fill blocks, and there are enough blocks for all multiprocessors."""
-    queries, block = B * T * N, WARPGROUPS * WARPGROUP_QUERIES
-    return T * R % block == 0 and queries >= _MIN_BLOCKS * block
+    fits = q.dtype == pool.dtype == jnp.bfloat16 and (P == 64 or P == 128 == tile_slots_of(H, H))
+    return fits and N // G in CHOSEN.get(H, ()) and suits_prefill(B, T, N, N // G)
 
 
 @functools.partial(
@@ -155,12 +162,14 @@ class _QueryBlock(NamedTuple):
     """In a kernel: a block, and between which tiles it masks; numbers are those of ``block_bounds``.
 
     Attributes:
+      g, group: the KV head, and the group of its attention heads.
       before: how many tiles the instance has read for earlier blocks. The memory of a tile, and the phase of its
         barriers, follow from how many tiles were read before it.
     """
 
     b: Any
     g: Any
+    group: Any
     number: Any
     first: Any
     unmasked: Any
@@ -172,11 +181,11 @@ class _QueryBlock(NamedTuple):
     @classmethod
     def of(cls, bounds_ref, i, before, launch: PrefillLaunch) -> "_QueryBlock":
         """The i-th block of this program instance."""
-        b, g, number = launch.block(lax.axis_index("instance"), i)
+        b, group, number = launch.block(lax.axis_index("instance"), i)
         first, unmasked, masked, end, newest = (bounds_ref[b, number, j] for j in range(5))
         if launch.window is None:  # known when the kernel is compiled
             first = unmasked = 0
-        return cls(b, g, number, first, unmasked, masked, end, newest, before)
+        return cls(b, launch.kv_head(group), group, number, first, unmasked, masked, end, newest, before)
 
     def count(self, i):
         """How many tiles the instance has read before tile i of this block."""
@@ -270,16 +279,17 @@ def _compute_block(
 ):
     """The attention of one warpgroup's queries."""
     tokens = WARPGROUP_QUERIES // launch.warpgroup_heads
-    token, head = block.number * launch.block_tokens, block.g * launch.R
-    token, head = (
-        (token + warpgroup * tokens, head) if launch.R == 1 else (token, head + warpgroup * launch.warpgroup_heads)
-    )
+    token, head = block.number * launch.block_tokens, block.group * launch.block_heads
+    if launch.block_heads == 1:
+        token += warpgroup * tokens
+    else:
+        head += warpgroup * launch.warpgroup_heads
     head_lines = [pl.ds(i * tokens, tokens) for i in range(launch.warpgroup_heads)]
     places = [(block.b, pl.ds(token, tokens), head + i) for i in range(launch.warpgroup_heads)]
     for lines, there in zip(head_lines, places, strict=True):
         plgpu.copy_gmem_to_smem(q_ref.at[there], shared.q.at[warpgroup, lines], shared.q_here.at[warpgroup])
     last = _load_per_query(last_ref.at[block.b, block.number, warpgroup])
-    sinks = None if sinks_ref is None else _load_per_query(sinks_ref.at[block.g, warpgroup])
+    sinks = None if sinks_ref is None else _load_per_query(sinks_ref.at[block.group, warpgroup])
     plgpu.barrier_wait(shared.q_here.at[warpgroup])
     acc, total = _softmax(last, sinks, shared, block, warpgroup, launch)
 
@@ -330,7 +340,8 @@ def _softmax(last, sinks, shared: _SharedMemory, block: _QueryBlock, warpgroup, 
         stage = stage_of(i)
 
         def score(ref):
-            plgpu.wgmma(ref, shared.q.at[warpgroup], shared.k.at[stage].transpose((1, 0)))
+            own = warpgroup if launch.tile_slots == TILE_SLOTS else _opaque(warpgroup)
+            plgpu.wgmma(ref, shared.q.at[own], shared.k.at[stage].transpose((1, 0)))
             switch_warpgroups()
             return ref[...]
 
@@ -377,7 +388,9 @@ def _add_product(acc, weights, values, meanwhile, launch: PrefillLaunch):
     """``acc + weights @ values``; ``meanwhile`` is called while the tensor cores are busy."""
     if launch.interpret:  # the interpreter multiplies operands in shared memory only
         meanwhile()
-        return acc + jnp.dot(weights, values[...], preferred_element_type=jnp.float32)
+        values = values[...]
+        plgpu.commit_smem()  # orders this read, which is no product of matrices, before the copy that overwrites them
+        return acc + jnp.dot(weights, values, preferred_element_type=jnp.float32)
 
     def multiply(ref):
         plgpu.wgmma(ref, weights, values)

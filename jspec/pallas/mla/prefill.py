@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from jspec.pallas.attention.paged import attend_slots, gather_pages
 from jspec.pallas.attention.pages_in_use import max_prefill_pages, pages_in_use
-from jspec.pallas.attention.prefill_launch import tile_slots_of
-from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel, suits_prefill
+from jspec.pallas.attention.prefill_launch import suits_prefill, tile_slots_of
+from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.mla.head_maps import HeadMaps

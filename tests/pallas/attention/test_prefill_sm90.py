@@ -1,6 +1,7 @@
 """prefill_attention: the kernel for many query tokens against the oracle of ``paged_attention``, and when it is chosen.
 
-jax interprets kernels of this kind since 0.11. Before that, these tests lower the kernel and do not run it."""
+jax interprets kernels of this kind since 0.11. Before that, these tests lower the kernel and do not run it. The interpreter
+looks for races, and prints those that it finds."""
 
 import functools
 import itertools
@@ -11,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cuda_lowering import for_cuda, shapes_of_queries
-from test_paged import FULL, LIVE, Case, assert_agrees, problem
+from test_paged import FULL, LIVE, SHORT, Case, assert_agrees, problem
 
 from jspec.pallas.attention.paged import paged_attention_reference
 from jspec.pallas.attention.prefill_launch import PrefillLaunch
-from jspec.pallas.attention.prefill_sm90 import has_prefill_kernel, prefill_attention, prefill_attention_kernel
+from jspec.pallas.attention.prefill_sm90 import CHOSEN, has_prefill_kernel, prefill_attention, prefill_attention_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 
 INTERPRETS = jax.__version_info__ >= (0, 11)
@@ -30,14 +31,29 @@ CASES = [
     Case(T=128, R=1, H=64, P=64, pages=3, dtype="bfloat16", sink=1.0),
     Case(T=64, R=2, H=128, P=128, pages=2, dtype="bfloat16", scale=0.3, sink=0.0),
 ]
+MORE_CASES = [  # tiles of 64 slots, or several groups of heads for a KV head
+    Case(T=64, R=6, H=256, P=64, pages=3, dtype="bfloat16"),
+    Case(T=16, R=8, H=256, P=64, pages=4, dtype="bfloat16", window=70, sink=1.0),
+    Case(T=128, R=3, H=64, P=64, pages=3, dtype="bfloat16", sink=2.0),
+    Case(T=64, R=6, H=256, P=64, pages=4, dtype="bfloat16", window=100, sink=0.0),
+    Case(T=128, R=5, H=128, P=64, pages=4, dtype="bfloat16", window=70),
+    Case(T=128, R=7, H=64, P=128, pages=2, dtype="bfloat16", scale=0.3, sink=1.0),
+    Case(T=8, R=32, H=64, P=64, pages=3, dtype="bfloat16", sink=1.0),
+]
 MOSAIC = "custom_call @mosaic_gpu_v2"
+
+
+@pytest.fixture(autouse=True)
+def no_race(capsys):
+    yield
+    assert "RACE" not in capsys.readouterr().out
 
 
 def attend(case: Case, args):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
     stages, instances = 2, 3  # fewer than tiles, and fewer than blocks
-    how = {"num_stages": stages, "instances": instances, "interpret": InterpretGPUParams()}
+    how = {"num_stages": stages, "instances": instances, "interpret": InterpretGPUParams(detect_races=True)}
     return prefill_attention_kernel(*args, case.spec, **how)
 
 
@@ -47,6 +63,18 @@ def test_agrees_with_the_oracle_and_gives_zeros_to_invalid_query_tokens(case):
     args, wanted = problem(case)
     got = attend(case, args)
     assert_agrees(got, args, *wanted)
+    np.testing.assert_array_equal(np.asarray(got, np.float32)[~np.asarray(args[-1].valid)], 0)
+
+
+@interpreted
+@pytest.mark.parametrize("case", MORE_CASES, ids=str)
+def test_agrees_with_the_oracle_with_any_number_of_heads_and_with_heads_of_256(case):
+    """In two rows: the last tile of one is half full, and the other has invalid query tokens behind valid ones."""
+    (q, k, v, queries), wanted = problem(case)
+    rows = jnp.array([LIVE, SHORT])
+    args = q[rows], k, v, PagedQueries(*(x[rows] for x in queries))
+    got = attend(case, args)
+    assert_agrees(got, args, *(x[rows] for x in wanted))
     np.testing.assert_array_equal(np.asarray(got, np.float32)[~np.asarray(args[-1].valid)], 0)
 
 
@@ -99,29 +127,48 @@ def shapes(B, T, N=32, G=8, H=128, P=64, dtype="bfloat16"):
     return queries, pool, pool, shapes_of_queries(B, T, M)
 
 
-@pytest.mark.parametrize(("B", "T", "instances"), [(3, 64, 5), (2, 32, 132), (4, 96, 7)])
-def test_every_block_has_one_instance(B, T, instances):
-    q, pool, *_ = shapes(B, T)
+@pytest.mark.parametrize(
+    ("B", "T", "N", "instances"), [(3, 64, 32, 5), (2, 32, 32, 132), (4, 96, 32, 7), (3, 128, 48, 7)]
+)
+def test_every_block_has_one_instance(B, T, N, instances):
+    q, pool, *_ = shapes(B, T, N)
     launch = PrefillLaunch.of(q, pool, AttentionSpec(), 2, instances, None)
     blocks = [
         tuple(int(x) for x in launch.block(jnp.int32(instance), i))
         for instance in range(launch.instances)
         for i in range(int(launch.blocks_of(instance)))
     ]
-    assert sorted(blocks) == sorted(itertools.product(range(B), range(launch.G), range(launch.blocks)))
+    assert sorted(blocks) == sorted(itertools.product(range(B), range(launch.groups), range(launch.blocks)))
+    tokens_and_heads = B * launch.blocks * launch.block_tokens * launch.groups * launch.block_heads
+    assert tokens_and_heads == B * T * N
+    assert [int(launch.kv_head(jnp.int32(group))) for group in (0, launch.groups - 1)] == [0, launch.G - 1]
 
 
 @pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("shape", [{"B": 8, "T": 64}, {"B": 16, "T": 64, "N": 16, "H": 64, "P": 128}], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *[{"B": 8, "T": 64}, {"B": 16, "T": 64, "N": 16, "H": 64, "P": 128}],
+        {"B": 8, "T": 64, "N": 24, "G": 4, "H": 256},
+        {"B": 4, "T": 128, "N": 28, "G": 4},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("sinks", [False, True])
 def test_lowers_for_hopper(shape, window, sinks, monkeypatch):
     monkeypatch.setattr("jspec.pallas.attention.prefill_sm90.on_hopper", lambda: True)
+    choose_all(monkeypatch)
     q, *others = shapes(**shape)
     spec = AttentionSpec(window, sinks=jax.ShapeDtypeStruct(q.shape[2:3], q.dtype) if sinks else None)  # pyright: ignore
     text = for_cuda(functools.partial(prefill_attention), (q, *others, spec))  # not traced before
     [operands] = re.findall(rf"{MOSAIC}\((.*?)\)", text)
     assert len(operands.split(",")) == (7 if sinks else 6)
     assert "triton" not in text
+
+
+def choose_all(monkeypatch):
+    for H in (64, 128, 256):
+        monkeypatch.setitem(CHOSEN, H, range(1, 33))
 
 
 def test_other_gpus_get_paged_attention(monkeypatch):
@@ -137,12 +184,30 @@ def test_other_gpus_get_paged_attention(monkeypatch):
         *[({"B": 8, "T": 64}, True), ({"B": 64, "T": 32}, True), ({"B": 1, "T": 2048}, True)],
         *[({"B": 64, "T": 40}, False), ({"B": 64, "T": 64, "N": 56}, False), ({"B": 64, "T": 64, "P": 16}, False)],
         *[({"B": 64, "T": 64, "dtype": "float32"}, False), ({"B": 64, "T": 64, "H": 256}, False)],
+        ({"B": 64, "T": 128, "N": 56}, False),  # supported and not chosen
         ({"B": 2, "T": 64}, False),  # too few instances: splitting the rows is better
     ],
     ids=str,
 )
 def test_which_shapes_have_the_kernel(shape, known):
     q, pool, *_ = shapes(**shape)
+    assert has_prefill_kernel(q, pool) == known
+
+
+@pytest.mark.parametrize(
+    ("shape", "known"),
+    [
+        *[({"T": 64, "N": 24, "G": 4, "H": 256}, True), ({"T": 16, "N": 16, "G": 2, "H": 256}, True)],
+        *[({"T": 128, "N": 28, "G": 4}, True), ({"T": 128, "N": 40}, True), ({"T": 128, "N": 24}, True)],
+        *[({"T": 32, "N": 24, "G": 4}, False), ({"T": 64, "N": 28, "G": 4}, False)],  # blocks of 64 and of 128 tokens
+        ({"T": 64, "N": 16, "G": 2, "H": 256, "P": 128}, False),  # tiles of 64 slots are half a page
+        *[({"T": 64, "H": 96}, False), ({"T": 64, "H": 192}, False)],
+    ],
+    ids=str,
+)
+def test_which_shapes_the_kernel_supports(shape, known, monkeypatch):
+    choose_all(monkeypatch)
+    q, pool, *_ = shapes(B=64, **shape)
     assert has_prefill_kernel(q, pool) == known
 
 
@@ -156,9 +221,12 @@ def test_other_platforms_run_the_reference():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("window", "sink"), [(None, None), (100, None), (None, 2.0), (100, 2.0)])
-@pytest.mark.parametrize("T", [32, 64])
-def test_real_sizes_agree_on_a_gpu_among_other_rows_and_alone(T, window, sink):
-    case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", window=window, sink=sink)
+@pytest.mark.parametrize(
+    ("T", "R", "H"),
+    [(32, 4, 128), (64, 4, 128), (64, 6, 256), (16, 8, 256), (128, 3, 128), (128, 5, 128), (128, 7, 128)],
+)
+def test_real_sizes_agree_on_a_gpu_among_other_rows_and_alone(T, R, H, window, sink):
+    case = Case(T=T, R=R, H=H, P=64, pages=16, dtype="bfloat16", window=window, sink=sink)
     args, wanted = problem(case)
     attend = jax.jit(functools.partial(prefill_attention_kernel, spec=case.spec))
     got = attend(*args)
