@@ -66,7 +66,7 @@ def readme(figures: Mapping[str, Figure]) -> str:
     of them; of all that have a figure of vLLM, {behind} of {len(beside_vllm)} are behind it
     ([every figure](docs/results/performance.md#serving))."""
     if missing:
-        text += f" Not measured yet: {_listed(missing)}."
+        text += f" Not measured yet: {'; '.join(MEASURES[key] for key in missing)}."
     rows = []
     for what, where, key in IN_README:
         figure = figures[key]
@@ -110,9 +110,3 @@ def _calls(what: str, figure: Figure) -> str:
     more = figure.details
     return f"""{what} has {more["rows_per_call"]:.1f} rows in a call on average, {more["tokens_per_round"]:.2f} tokens
     of a row in a round, and {more["host_ms_per_call"]:.2f} ms of the host's time in a call"""
-
-
-def _listed(keys: list[str]) -> str:
-    numbers = [key for key in keys if "," not in key]
-    variants = ["`{1}` of line {0}".format(*key.split(", ")) for key in keys if "," in key]
-    return ", ".join([*variants, *([f"lines {', '.join(numbers)}"] if numbers else [])])
