@@ -29,8 +29,9 @@ def tile_width(of: HeadMap, most: int) -> int:
 
 def group_width(of: HeadMap) -> int | None:
     """How many numbers of a latent share the factor of their products; None if all do, or there are no factors."""
-    shared = of.scale is None or of.scale.dtype == jnp.uint8 or of.scale.shape[1] == 1
-    return None if shared else group_of(of.rank, of.scale.shape[1])
+    if of.scale is None or of.scale.dtype == jnp.uint8 or of.scale.shape[1] == 1:
+        return None
+    return group_of(of.rank, of.scale.shape[1])
 
 
 def shrink_of(of: HeadMap) -> float:
