@@ -19,8 +19,8 @@ class HeadMap:
     Attributes:
       rank: Ck, how many numbers a latent has.
       weight: ``[N, n, Ck]``; of codes of four bits uint8 ``[N, n, 64 blocks]``.
-      scale: what ``weight`` is multiplied by if it is quantised, float32 ``[N, n]``, or ``[N, n, groups]`` with one for each
-        group of numbers of a latent, or ``[N, n, groups, 2]`` with zeros; else None.
+      scale: what ``weight`` is multiplied by if it is quantised: float32 ``[N, n]``; or in the dtype of its format ``[N, n,
+        groups]``, one for each group of numbers of a latent, or with zeros ``[N, n, groups, 2]``. Else None.
       channel_scale: of NVFP4 float32 ``[N, n, 2]``; else None.
       order: int32 ``[Ck]``, which number of a latent each input of the weight is, where that has them in another order; else
         None.

@@ -14,7 +14,6 @@ from jspec.config import Rope
 from jspec.models.layers import rotation_at
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
-from jspec.pallas.mla.head_maps import HeadMap
 from jspec.pallas.mla.project_values import project_values_kernel, project_values_reference
 
 BLOCKS = ["blocks", "blocks bfloat16"]
@@ -143,9 +142,3 @@ def test_values_of_a_weight_without_groups(stored):
     attended = jax.random.normal(jax.random.key(0), (3, 2, 2, 32)).astype(dtype)
     wanted = np.einsum("btnc,nhc->btnh", np.asarray(attended, np.float64), wide)
     assert_close(jax.jit(project_values_reference)(attended, values), wanted, dtype)
-
-
-def test_a_map_is_one_tree_of_arrays():
-    """Whose rank is known when a program is traced."""
-    of, _, _ = head_map("nvfp4", 2, 24, 32)
-    assert jax.jit(lambda of: HeadMap(of.rank, of.weight).rank * of.scale.astype(jnp.float32))(of).shape == (2, 24, 2)
