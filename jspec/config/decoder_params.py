@@ -1,7 +1,7 @@
 """The parameters of decoder layers and of language models, declared as in ``jspec.config.param_specs``."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jspec.config.param_specs import (
@@ -42,7 +42,6 @@ from jspec.config.param_specs import (
     matrix,
     norm,
     of_experts,
-    of_latents,
     vector,
 )
 from jspec.config.tensor_names import LLAMA, TensorNames, names_of
@@ -171,7 +170,6 @@ def _linear_map(
     bias: bool,
     copies: Copies,
     prefix: str,
-    kind: Callable[[str | None], str | None] = lambda quantization: quantization,
 ) -> Iterator[Parameter]:
     """The parameters of a linear map of a layer, which may be quantised.
 
@@ -184,7 +182,6 @@ def _linear_map(
       inputs, bias: as for ``linear``.
       copies: the indices of the layers.
       prefix: the names of a layer's tensors before theirs.
-      kind: how such maps are stored where the config says how linear maps are.
     """
     joined = prefix + tensors if isinstance(tensors, str) and len(axes) > 1 else None
     parts = [tensors] if isinstance(tensors, str) else tensors
@@ -192,7 +189,7 @@ def _linear_map(
     prefixed = {prefix + part: axis for part, axis in zip(parts, axes, strict=True)}
     ours = f"layers.{{}}.{name}"
     for stored, group in by_quantization(config, ours, copies):
-        yield from linear(ours, prefixed, inputs, group, bias=bias, quantization=kind(stored), joined=joined)
+        yield from linear(ours, prefixed, inputs, group, bias=bias, quantization=stored, joined=joined)
 
 
 def _attention(
@@ -201,8 +198,8 @@ def _attention(
     """The parameters of the attention of layers, but for the norms of its heads and its sinks."""
     ours, latent = "layers.{}.attention.", config.latent
 
-    def linear_map(name: str, tensors: Sequence[str] | str, axes: tuple[Axis, ...], inputs: Axis, bias: bool, **how):
-        return _linear_map(config, f"attention.{name}", tensors, axes, inputs, bias, copies, prefix, **how)
+    def linear_map(name: str, tensors: Sequence[str] | str, axes: tuple[Axis, ...], inputs: Axis, bias: bool):
+        return _linear_map(config, f"attention.{name}", tensors, axes, inputs, bias, copies, prefix)
 
     if latent is None:
         parts = 1 + layer.projections
@@ -218,8 +215,8 @@ def _attention(
             yield from norm(f"{ours}query_norm", prefix + names.query_norm, QUERY_RANK, copies)
             yield from linear_map("queries", names.query_up, (HEADS,), QUERY_RANK, False)
         yield from norm(f"{ours}latent_norm", prefix + names.latent_norm, LATENT, copies)
-        yield from linear_map("keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT, False, kind=of_latents)
-        yield from linear_map("values", f"{names.latent_up}.values", (VALUES,), LATENT, False, kind=of_latents)
+        yield from linear_map("keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT, False)
+        yield from linear_map("values", f"{names.latent_up}.values", (VALUES,), LATENT, False)
     yield from linear_map("out", names.out, (EMBED,), HEADS if latent is None else VALUES, config.output_bias)
 
 

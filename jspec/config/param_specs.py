@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from jspec.quantization.groups import Companion, companion, has_order, in_codes, stored_bytes
+from jspec.quantization.groups import Companion, companion, has_order, stored_bytes
 
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
@@ -215,14 +215,6 @@ def of_experts(quantization: str | None) -> str | None:
     """How experts are stored where other maps are stored as ``quantization``: not quantised where codes have an order of
     their own, for which there is no kernel."""
     return None if has_order(quantization) else quantization
-
-
-def of_latents(quantization: str | None) -> str | None:
-    """How the maps from latents to keys and values are stored where other maps are stored as ``quantization``: not quantised
-    where that is codes, which their kernels do not know, but for ``int4``, beside which they are int8."""
-    if quantization == "int4":
-        return "int8"
-    return None if in_codes(quantization) else quantization
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:

@@ -6,18 +6,19 @@ absorbed query ``q @ keys[n]`` is computed once, and all heads attend to the sam
 single KV head; the weighted sum of latents then becomes one of values. Without a cache, and in prefill on some GPUs,
 keys and values of all heads are computed, because there are half as many products for each pair of a query and a key."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config import ModelConfig, Shards
-from jspec.config.param_specs import of_latents
 from jspec.config.sharding import axis_of
 from jspec.models.layers import Linear, Norm, linear_maps, rotation_at
 from jspec.pallas.attention.reference import apply_rope
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.mla.absorb_queries import absorb_queries
-from jspec.pallas.mla.head_maps import HeadMaps
+from jspec.pallas.mla.head_maps import HeadMap, HeadMaps
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents
 from jspec.pallas.mla.project_values import project_values
 
@@ -47,9 +48,8 @@ class LatentAttention(nnx.Module):
         self.query_norm = None if Cq is None else Norm(Cq, latent.norm_eps, dtype=dtype)
         self.queries = None if Cq is None else linear("queries", Cq, N * H)
         self.latent_norm = Norm(latent.rank, latent.norm_eps, dtype=dtype)
-        kinds = {name: of_latents(config.quantization_of(prefix + name)) for name in ("keys", "values")}
-        self.keys = linear("keys", latent.rank, N * (H - latent.rotated), quantization=kinds["keys"])
-        self.values = linear("values", latent.rank, N * latent.value_dim, quantization=kinds["values"])
+        self.keys = linear("keys", latent.rank, N * (H - latent.rotated))
+        self.values = linear("values", latent.rank, N * latent.value_dim)
         reduced = {"reduce_axis": axis_of(shards), "allow_partial_sums": True}
         self.out = linear("out", N * latent.value_dim, D, bias=config.output_bias, **reduced)
 
@@ -63,12 +63,12 @@ class LatentAttention(nnx.Module):
         """Attention ``[B, T, N, Hv]`` over the latents that ``view`` caches, and ``kv`` with the new ones."""
         q, kv = view.write_latent_kv(compressed, *self._norms, rotation, kv)
         q = self._queries(q)
-        maps = HeadMaps(*self._by_head(self.keys), *self._by_head(self.values))
+        maps = HeadMaps(self._by_head(self.keys), self._by_head(self.values))
         if view.up_projects(q, kv, maps):
             return view.attend_up_projected(self._apply_rope(q, rotation), kv, maps, self.scale), kv
-        q = absorb_queries(q, maps.keys, maps.key_scale, rotation)
+        q = absorb_queries(q, maps.keys, rotation)
         attended = view.attend_latents(q, kv, self.latent.rank, self.scale)
-        return project_values(attended, maps.values, maps.value_scale), kv
+        return project_values(attended, maps.values), kv
 
     def _from_heads(self, compressed, rotation, kv, view):
         """The same over keys and values of all heads."""
@@ -97,10 +97,11 @@ class LatentAttention(nnx.Module):
         q, rotary = jnp.split(q, [self.head_dim - self.latent.rotated], axis=-1)
         return jnp.concatenate([q, apply_rope(rotary, rotation)], axis=-1)
 
-    def _by_head(self, linear: Linear):
-        """The weight ``[N, n, Ck]`` of a linear map to n numbers of every head, and its scales: float32 ``[N, n]``, or ``[N,
-        n, groups]`` of FP8 in blocks; None if it is not quantised."""
-        N, weight = self.num_heads, linear.weight[...]
-        scale = None if linear.scale is None else linear.scale[...]
-        scale = None if scale is None else scale.reshape(N, -1, *scale.shape[1:])
-        return weight.reshape(N, -1, weight.shape[-1]), scale
+    def _by_head(self, linear: Linear) -> HeadMap:
+        """A linear map from latents, its output channels by heads."""
+
+        def by_head(param) -> Any:
+            return None if param is None else param[...].reshape(self.num_heads, -1, *param[...].shape[1:])
+
+        arrays = map(by_head, (linear.weight, linear.scale, linear.channel_scale))
+        return HeadMap(self.latent.rank, *arrays, order=None if linear.order is None else linear.order[...])

@@ -25,7 +25,7 @@ and 8 + 2 q and 9 + 2 q. Its four bytes of 32 inputs are
 | 3 | 17 + 2 q | 25 + 2 q |
 
 so that four bits of a word and those 16 bits above them are neighbours, which a bfloat16 pair is made of. Nothing but
-``pack_codes``, ``unpack_codes``, ``in_code_order`` and ``place_of`` knows which half of which byte is the code of which
+``pack_codes``, ``in_input_order``, ``in_code_order`` and ``place_of`` knows which half of which byte is the code of which
 input."""
 
 from typing import Any
@@ -62,11 +62,16 @@ def unpack_codes(packed, inputs: int):
     """The codes, uint8 ``[..., inputs]``, of bytes that ``pack_codes`` made, ``[..., 64 blocks]``.
 
     An array of NumPy gives one of NumPy, and one of JAX gives one of JAX."""
-    *before, size = packed.shape
-    xp: Any = np if isinstance(packed, np.ndarray) else jnp
-    codes = xp.stack([packed & 15, packed >> 4], axis=-1)
-    codes = codes.reshape(*before, size // HALF, *(_INPUTS[axis] for axis in _TO_BYTES))
-    return _permuted(codes, tuple(np.argsort(_TO_BYTES))).reshape(*before, 2 * size)[..., :inputs]
+    return in_input_order(packed & 15, packed >> 4)[..., :inputs]
+
+
+def in_input_order(low, high):
+    """Numbers of the codes in the low and in the high halves of bytes, ``[..., bytes]`` each, in the order of their inputs:
+    ``[..., 2 bytes]``. The bytes are those of whole 32 inputs. It works in kernels and outside, of NumPy and of JAX."""
+    *before, size = low.shape
+    xp: Any = np if isinstance(low, np.ndarray) else jnp
+    halves = xp.stack([low, high], axis=-1).reshape(*before, -1, *(_INPUTS[axis] for axis in _TO_BYTES[1:]))
+    return _permuted(halves, tuple(int(axis) for axis in np.argsort(_TO_BYTES))).reshape(*before, 2 * size)
 
 
 def in_code_order(x) -> tuple[jax.Array, jax.Array]:

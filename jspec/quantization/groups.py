@@ -79,10 +79,17 @@ def group_of(inputs: int, groups: int) -> int:
     return next(size for size in SIZES if num_groups(inputs, size) == groups)
 
 
+def group_size(quantization: str | None) -> int | None:
+    """How many inputs share a scale in weights that are stored so; None if all of an output channel do, or if they have no
+    scales."""
+    if (form := grouped(quantization or "")) is not None:
+        return form.group
+    return {"fp8_block": GROUP, "nvfp4": NVFP4_GROUP, "mxfp4": MXFP4_GROUP}.get(quantization or "")
+
+
 def has_groups(quantization: str | None) -> bool:
     """Whether weights that are stored so have scales for groups of inputs, ``[out, groups]``."""
-    form = grouped(quantization or "")
-    return quantization in ("fp8_block", *E2M1) or (form is not None and form.group is not None)
+    return group_size(quantization) is not None
 
 
 def has_order(quantization: str | None) -> bool:

@@ -67,6 +67,14 @@ CHECKPOINTS = {
     "kept fp8 latents": lambda path: block_checkpoint(
         path, KEPT["qwen"], "DeepseekV3ForCausalLM", **LATENTS | LATENTS_OF_BLOCKS
     ),
+    "kept gptq latents": lambda path: block_checkpoint(
+        path,
+        KEPT_CODES["gptq"],
+        "DeepseekV3ForCausalLM",
+        **LATENTS
+        | LATENTS_OF_BLOCKS
+        | {"q_lora_rank": 32, "hidden_size": 32, "first_k_dense_replace": 0, "num_hidden_layers": 1},
+    ),
     "fp8 latents": lambda path: block_checkpoint(path, KINDS["fp8"], "DeepseekV3ForCausalLM", **LATENTS),
     "gptq latents": lambda path: block_checkpoint(path, KINDS["gptq order"], "DeepseekV3ForCausalLM", **LATENTS),
     "converted": lambda path: converted(path, **HEADS),

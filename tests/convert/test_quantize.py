@@ -40,11 +40,6 @@ def family(tmp_path_factory, request):
     return folder, request.param
 
 
-def in_eight_bits(name: str) -> bool:
-    """Whether it is a map of the heads of latent attention, which ``int4`` leaves at eight bits."""
-    return ".attention.keys" in name or ".attention.values" in name
-
-
 def rewrite(folder, **changes):
     """Put other arrays into a converted folder, or leave out those that are None, and sign it anew."""
     params = {name: array.read() for name, array in stored_arrays(Folder(folder), "params").items()}
@@ -79,8 +74,8 @@ def test_linear_maps_alone_are_quantised(tmp_path, out, architecture, kind, tied
             np.testing.assert_array_equal(params[name], array.astype(params[name].dtype))
             continue
         scale = "embedding_scale" if name == "embedding" else f"{name.removesuffix('weight')}scale"
-        assert kinds[name] == ("int8" if kind == "int4" and in_eight_bits(name) else kind)
-        for found, expected in zip((params[name], params[scale]), quantize(array, kinds[name]), strict=True):
+        assert kinds[name] == kind
+        for found, expected in zip((params[name], params[scale]), quantize(array, kind), strict=True):
             assert found.dtype == expected.dtype
             np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
 

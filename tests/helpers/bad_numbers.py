@@ -41,6 +41,7 @@ from jspec.pallas.matmul.w8a8 import w8a8_matmul_kernel, w8a8_matmul_reference
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel, weight_only_matmul_reference
 from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
 from jspec.pallas.mla.attention import latent_attention_kernel, latent_attention_reference
+from jspec.pallas.mla.head_maps import HeadMap
 from jspec.pallas.mla.project_values import project_values_kernel, project_values_reference
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router import choose_kernel
@@ -215,12 +216,13 @@ def latents() -> Problem:
 def latent_heads() -> Problem:
     q, weight = normal(3, 2, 2, 48 + 16), normal(2, 48, 32)
     angles = Rotation(*(normal(3, 2, 8, seed=seed) for seed in (1, 2)))
-    return simple(absorb_queries_reference, absorb_queries_kernel, q, weight, None, angles)
+    return simple(absorb_queries_reference, absorb_queries_kernel, q, HeadMap(32, weight), angles)
 
 
 def latent_values() -> Problem:
     attended, weight = normal(3, 2, 2, 144), normal(2, 48, 144).astype("float8_e4m3fn")
-    return simple(project_values_reference, project_values_kernel, attended, weight, jnp.abs(normal(2, 48, 2)))
+    values = HeadMap(144, weight, jnp.abs(normal(2, 48, 2)))
+    return simple(project_values_reference, project_values_kernel, attended, values)
 
 
 def routing(way: dict[str, Any], M: int, X: int) -> Problem:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tiny_heads
 from block_checkpoints import KEPT_CODES, block_checkpoint
-from fp8_checkpoints import compressed_tensors, fp8_checkpoint
+from fp8_checkpoints import changed, compressed_tensors, fp8_checkpoint, raw_tensor
 from tiers import in_tiers
 from tiny import tiny_checkpoint
 
@@ -125,6 +125,32 @@ def test_a_checkpoint_in_codes_loads_without_conversion(tmp_path, name):
         results = jspec.generate(jspec.load(src, draft, dtype="float32", speculation=K3, **SMALL), PROMPTS, **GREEDY)
         assert [result.token_ids for result in results] == generated(stored)
         assert sum(result.stats.num_accepted_draft_tokens for result in results) > 0
+
+
+LATENTS = {"kv_lora_rank": 96, "q_lora_rank": 64, "v_head_dim": 64, "intermediate_size": 256, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize("name", in_tiers(["gptq", "gptq in another order", "nvfp4", "mxfp4"], test=["gptq"]))
+def test_latents_in_codes(tmp_path, name):
+    """A target with maps from latents in codes says what its wide weights say, on one device and on two; with other scales
+    of one such map it says something else."""
+    src = block_checkpoint(tmp_path / "src", KEPT_CODES[name], "DeepseekV3ForCausalLM", **LATENTS)
+    wide, stored, shards = (
+        jspec.load(path, dtype="float32", **how, **SMALL)
+        for path, how in (
+            (tmp_path / "src-wide", {}),
+            (src, {}),
+            (src, {"tensor_parallel": 2}),
+        )
+    )
+    for of in (stored.target.layers[0].attention.keys, stored.target.layers[0].attention.values):
+        assert of.weight[...].dtype == np.uint8
+    texts = generated(wide)
+    assert generated(stored) == generated(shards) == texts
+    module = "model.layers.0.self_attn.kv_b_proj"
+    scales = f"{module}.{'scales' if 'gptq' in name else 'weight_scale'}"
+    changed(src, **{scales: np.ascontiguousarray(raw_tensor(src, scales)[:, ::-1])})
+    assert generated(jspec.load(src, dtype="float32", **SMALL)) != texts
 
 
 def test_a_head_borrows_an_output_head_that_is_not_quantised(tmp_path):

@@ -12,7 +12,7 @@ from engines import TARGET, in_shards
 from flax import nnx
 from test_sharded_models import spread_logits
 
-from jspec.config import Experts, Shards
+from jspec.config import Experts, Latent, Shards
 from jspec.models import Decoder, causal_logits
 from jspec.models.layers import Linear
 from jspec.pallas.matmul import matmul
@@ -137,6 +137,7 @@ SHARDED = {
     "another order": {"quantization": "int4_64_float16_ordered", "quantized_head": False},
     "nvfp4": {"quantization": "nvfp4"},
     "mxfp4": {"quantization": "mxfp4"},
+    "latents": {"quantization": "nvfp4", "num_kv_heads": 4, "windows": (), "latent": Latent(160, 16, 64, 24)},
 }
 
 
@@ -145,8 +146,8 @@ def test_shards_have_entire_groups(name):
     config, rng = dataclasses.replace(WIDE, **SHARDED[name]), np.random.default_rng(0)
     model = Decoder(config, rngs=nnx.Rngs(1))
     for layer in model.layers:
-        for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down):
-            if linear.order is not None:
+        for _, linear in nnx.iter_modules(layer):
+            if isinstance(linear, Linear) and linear.order is not None:
                 linear.order[...] = jnp.asarray(rng.permutation(linear.order.size), jnp.int32)
     tokens = jnp.asarray(rng.integers(config.vocab_size, size=(2, 12)), jnp.int32)
     wanted = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))

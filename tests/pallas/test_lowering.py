@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from cuda_lowering import for_cuda, kernels_of, shapes_of_queries
+from stored_head_maps import IN_CODES, abstract_head_map
 
 from jspec.config import Experts
 from jspec.models.cache_pools import LayerKV
@@ -259,19 +260,16 @@ def test_tiles_of_latents_of_any_size_lower(rank):
     ]
 
 
-@pytest.mark.parametrize("stored", ["bfloat16", "float32", "int8", "float8_e4m3fn", "blocks"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", "int8", "fp8", "fp8_block", *IN_CODES])
 @pytest.mark.parametrize("M", [1, 64, 300, 513])
-def test_maps_of_heads_lower_for_cuda(M, stored):
+def test_maps_of_heads_lower_for_cuda(M, kind):
     """Those of keys, and those of values, which have a kernel with scales of groups only: for any number of tokens."""
-    array, dtype, groups = jax.ShapeDtypeStruct, "float32" if stored == "float32" else "bfloat16", (4,)
-    quantized = stored not in ("bfloat16", "float32")
-    weight = array((20, 192, 512), "float8_e4m3fn" if stored == "blocks" else stored)
-    scale = array((20, 192, *(groups if stored == "blocks" else ())), jnp.float32) if quantized else None
-    few, rotation = M <= 512 or stored == "blocks", Rotation(*[array((M, 1, 32), jnp.float32)] * 2)
-    queries = array((M, 1, 20, 256), dtype), weight, scale, rotation
-    assert kernels_of(for_cuda(absorb_queries, queries)) == (["absorb_queries"] if few else [])
-    values = array((M, 1, 20, 512), dtype), weight, scale
-    assert kernels_of(for_cuda(project_values, values)) == (["project_values"] if stored == "blocks" else [])
+    array, dtype = jax.ShapeDtypeStruct, "float32" if kind == "float32" else "bfloat16"
+    of = abstract_head_map(kind, 20, 192, 512)
+    few, rotation = M <= 512 or of.in_groups, Rotation(*[array((M, 1, 32), jnp.float32)] * 2)
+    queries, values = array((M, 1, 20, 256), dtype), array((M, 1, 20, 512), dtype)
+    assert kernels_of(for_cuda(absorb_queries, (queries, of, rotation))) == (["absorb_queries"] if few else [])
+    assert kernels_of(for_cuda(project_values, (values, of))) == (["project_values"] if of.in_groups else [])
 
 
 @pytest.mark.parametrize(("M", "X"), [(1, 64), (5, 256), (320, 64)])

@@ -72,13 +72,22 @@ class InputOrder(Tensor):
 
 @dataclasses.dataclass(frozen=True)
 class RepackedCodes(Tensor):
-    """The codes of a weight, packed as jspec packs them: uint8 ``[out, 64 blocks]``.
+    """The codes of neighbouring inputs of a weight, packed as jspec packs them: uint8 ``[out, 64 blocks]``.
 
     Attributes:
       stored: the weight in the files.
+      first: the first of these inputs, from which blocks are counted.
+      count: how many inputs there are.
     """
 
     stored: PackedCodes | E2M1Weight
+    first: int
+    count: int
+
+    @classmethod
+    def of(cls, stored: PackedCodes | E2M1Weight, first: int, count: int) -> "RepackedCodes":
+        shape = INT4.weight_shape((stored.shape[0], count))
+        return cls(stored.name, stored.file, stored.path, shape, "uint8", stored, first, count)
 
     def check(self):
         self.stored.check()
@@ -90,7 +99,7 @@ class RepackedCodes(Tensor):
         """``read()[index]``. It reads the codes of whole blocks of inputs."""
         (first, stop), (left, right) = bounds_of(index, self.shape)
         blocks = slice(left // HALF, -(-right // HALF))
-        inputs = slice(blocks.start * BLOCK, min(blocks.stop * BLOCK, self.stored.shape[1]))
+        inputs = slice(self.first + blocks.start * BLOCK, self.first + min(blocks.stop * BLOCK, self.count))
         packed = pack_codes(_by_group(self.stored, slice(first, stop), inputs).T)
         return packed[:, left - blocks.start * HALF : right - blocks.start * HALF]
 
@@ -155,9 +164,7 @@ def kept_codes(weight: PackedCodes) -> Kept | None:
         return None
     form = Grouped(group, weight.scales.dtype, weight.has_zeros, bits, order is not None)
     codes: Tensor = (
-        RepackedCodes(*about, form.weight_shape(weight.shape), "uint8", weight)
-        if bits == 4
-        else ByteCodes(*about, weight.shape, "int8", weight)
+        RepackedCodes.of(weight, 0, weight.shape[1]) if bits == 4 else ByteCodes(*about, weight.shape, "int8", weight)
     )
     if form == Grouped(None, form.scale, bits=8) and (read_scales(weight.scales, True) > 0).all():
         return Kept(
@@ -188,11 +195,10 @@ class ChannelScales(Tensor):
 def kept_nvfp4(weight: NVFP4Weight) -> Kept:
     """A weight in NVFP4 as it is stored."""
     about, outputs = (weight.name, weight.file, weight.path), weight.shape[0]
-    codes = RepackedCodes(*about, INT4.weight_shape(weight.shape), "uint8", weight)
+    codes = RepackedCodes.of(weight, 0, weight.shape[1])
     return Kept(codes, weight.scales, "nvfp4", ChannelScales(*about, (outputs, 2), "float32", weight))
 
 
 def kept_mxfp4(weight: MXFP4Weight) -> Kept:
     """A weight in MXFP4 as it is stored."""
-    codes = RepackedCodes(weight.name, weight.file, weight.path, INT4.weight_shape(weight.shape), "uint8", weight)
-    return Kept(codes, weight.scales, "mxfp4")
+    return Kept(RepackedCodes.of(weight, 0, weight.shape[1]), weight.scales, "mxfp4")

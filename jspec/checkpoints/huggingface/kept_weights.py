@@ -20,13 +20,13 @@ from jspec.checkpoints.dequantize.nvfp4 import NVFP4Weight
 from jspec.checkpoints.dequantize.packed_codes import PackedCodes
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.huggingface.kept_codes import Kept, kept_codes, kept_mxfp4, kept_nvfp4
+from jspec.checkpoints.huggingface.kept_codes import Kept, RepackedCodes, kept_codes, kept_mxfp4, kept_nvfp4
 from jspec.checkpoints.huggingface.names import Placement
 from jspec.checkpoints.huggingface.parts import Part, TensorPart
 from jspec.checkpoints.huggingface.scales import Scales
 from jspec.checkpoints.layout import Layout
 from jspec.config import ModelConfig
-from jspec.quantization.groups import GROUP, has_order, in_codes, num_groups
+from jspec.quantization.groups import GROUP, group_size, has_order, num_groups
 
 WEIGHT = ".weight"
 _NAMED = 3  # tensors that a note names
@@ -80,26 +80,25 @@ def kept(tensor: Tensor) -> Kept | None:
     if not isinstance(tensor, TensorPart) or whole is None:
         return None
     part = tensor.part
-    if part.axis == 0:
-        return whole.rows(lambda of: _part_of(of, part))
-    if in_codes(whole.quantization):
-        return None
-    if len(whole.scales.shape) == 1:
-        return whole._replace(numbers=_part_of(whole.numbers, part))
-    groups = _groups_of(part)
-    if groups is None:
-        return None
-    return whole._replace(numbers=_part_of(whole.numbers, part), scales=_part_of(whole.scales, groups))
+    return whole.rows(lambda of: _part_of(of, part)) if part.axis == 0 else _columns_of(whole, part)
 
 
-def _groups_of(part: Part) -> Part | None:
-    """The groups of the columns ``part``; None if these are not side by side from the start of a group on."""
-    columns = part.index()
-    first = int(columns[0])
-    if first % GROUP or not np.array_equal(columns, np.arange(first, first + len(columns))):
+def _columns_of(whole: Kept, part: Part) -> Kept | None:
+    """The columns ``part`` of a weight; None if they are not side by side from the start of a group on."""
+    numbers, scales, size, columns = whole.numbers, whole.scales, group_size(whole.quantization), part.index()
+    first, count = int(columns[0]), len(columns)
+    if whole.order is not None or not np.array_equal(columns, np.arange(first, first + count)):
         return None
-    groups = np.arange(num_groups(len(columns))) + first // GROUP
-    return dataclasses.replace(part, size=len(groups), index=lambda: groups)
+    if size is not None:
+        if first % size:
+            return None
+        groups = np.arange(num_groups(count, size)) + first // size
+        scales = _part_of(scales, dataclasses.replace(part, size=len(groups), index=lambda: groups))
+    if isinstance(numbers, RepackedCodes):  # whose blocks are those of this part
+        numbers = RepackedCodes.of(numbers.stored, first, count)
+    else:
+        numbers = _part_of(numbers, part)
+    return whole._replace(numbers=numbers, scales=scales)
 
 
 def _part_of(tensor: Tensor, part: Part) -> TensorPart:

@@ -9,58 +9,56 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.reference import Rotation, apply_rope
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.mla.head_maps import has_kernel, scale_groups
+from jspec.pallas.mla.head_maps import HeadMap, has_kernel
+from jspec.pallas.mla.map_tiles import has_factors, load_factors, load_numbers, places_of, shrink_of, tile_width
 from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call
-from jspec.quantization.groups import GROUP
 
 _TOKENS, _COLUMNS, _DEPTH = 64, 64, 64  # of a tile of the product: tokens, numbers of latents, numbers to be summed
 _WARPS = 4
 
 
-def absorb_queries(q, weight, scale, rotation: Rotation) -> jax.Array:
-    """``absorb_queries_reference``, and on an NVIDIA GPU the kernel for the few tokens of a round, or for a weight with
-    scales of groups and any number of tokens."""
-    args = q, weight, scale, rotation
-    if not has_kernel(q.shape[0] * q.shape[1], scale):
-        return absorb_queries_reference(*args)
-    return by_platform(absorb_queries_kernel, absorb_queries_reference, *args)
+def absorb_queries(q, keys: HeadMap, rotation: Rotation) -> jax.Array:
+    """``absorb_queries_reference``, and on an NVIDIA GPU the kernel for the few tokens of a round, or for a map with scales
+    of groups and any number of tokens."""
+    if not has_kernel(q.shape[0] * q.shape[1], keys):
+        return absorb_queries_reference(q, keys, rotation)
+    return by_platform(absorb_queries_kernel, absorb_queries_reference, q, keys, rotation)
 
 
-def absorb_queries_reference(q, weight, scale, rotation: Rotation) -> jax.Array:
+def absorb_queries_reference(q, keys: HeadMap, rotation: Rotation) -> jax.Array:
     """Absorbed queries of N heads: those that are multiplied with latents and with rotated keys.
 
     Args:
       q: ``[B, T, N, Hn + Hr]``, the last Hr numbers to be rotated.
-      weight: ``[N, Hn, Ck]``, the up-projection from a latent to the other numbers of the keys of each head.
-      scale: of a quantised weight, float32 ``[N, Hn]``, or ``[N, Hn, groups]`` with one for each 128 numbers of a latent;
-        else None.
+      keys: the up-projection from a latent to the other Hn numbers of the keys of each head.
       rotation: the rotary embedding of the tokens' positions, for Hr numbers.
 
     Returns:
       ``[B, T, N, Ck + Hr]`` in the dtype of q. Sums are in float32.
     """
-    unrotated, rotary = jnp.split(q, [weight.shape[1]], axis=-1)
-    precision, absorbed = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None, []
-    for numbers, of_group in scale_groups(weight.shape[-1], scale):
+    unrotated, rotary = jnp.split(q, [keys.size], axis=-1)
+    if keys.in_groups:
+        # Float32 holds what codes and numbers of eight bits stand for, so that only sums are rounded.
+        unrotated, weight = unrotated.astype(jnp.float32), keys.numbers
+    else:
         # Scales are those of the numbers that are summed over, so they cannot wait for the sum.
-        scaled = unrotated if of_group is None else (unrotated * of_group[None, None]).astype(q.dtype)
-        # Sums in bfloat16 are those in float32, rounded. A CPU does not compute this product with a float32 result.
-        columns = weight[..., numbers].astype(q.dtype)
-        absorbed.append(jnp.einsum("btnh,nhc->btnc", scaled, columns, precision=precision))
-    return jnp.concatenate([*absorbed, apply_rope(rotary, rotation)], axis=-1)
+        unrotated = unrotated if keys.scale is None else (unrotated * keys.scale[None, None]).astype(q.dtype)
+        weight = keys.weight.astype(q.dtype)
+    # Sums in bfloat16 are those in float32, rounded. A CPU does not compute this product with a float32 result.
+    precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
+    absorbed = jnp.einsum("btnh,nhc->btnc", unrotated, weight, precision=precision).astype(q.dtype)
+    return jnp.concatenate([absorbed, apply_rope(rotary, rotation)], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace
-def absorb_queries_kernel(q, weight, scale, rotation: Rotation, *, interpret=False):
+def absorb_queries_kernel(q, keys: HeadMap, rotation: Rotation, *, interpret=False):
     """``absorb_queries_reference`` as a kernel. A program instance has some numbers of one head of some tokens."""
-    (B, T, N, H), (_, Hn, Ck) = q.shape, weight.shape
-    M, Hr = B * T, H - Hn
-    tokens = min(_TOKENS, max(MMA_SIZE, pl.next_power_of_2(M)))
-    columns = min(_COLUMNS, max(MMA_SIZE, pl.next_power_of_2(Ck)))
-    scale = None if scale is None else scale.reshape(N, Hn, -1)
+    (B, T, N, H), Hn, Ck = q.shape, keys.size, keys.rank
+    M, Hr, keys = B * T, H - Hn, keys.flat
+    tokens, columns = min(_TOKENS, max(MMA_SIZE, pl.next_power_of_2(M))), tile_width(keys, _COLUMNS)
     out = kernel_call(
         _absorb_queries,
-        *(q.reshape(M, N, H), weight, scale, [angle.reshape(M, -1) for angle in rotation]),
+        *(q.reshape(M, N, H), keys, [angle.reshape(M, -1) for angle in rotation]),
         # The first instance of a head rotates; those after it multiply.
         grid=(1 + pl.cdiv(Ck, columns), N, pl.cdiv(M, tokens)),
         out_shape=jax.ShapeDtypeStruct((M, N, Ck + Hr), q.dtype),
@@ -72,10 +70,11 @@ def absorb_queries_kernel(q, weight, scale, rotation: Rotation, *, interpret=Fal
     return out.reshape(B, T, N, Ck + Hr)
 
 
-def _absorb_queries(q_ref, weight_ref, scale_ref, angle_refs, out_ref, *, tokens: int, columns: int):
+def _absorb_queries(q_ref, keys: HeadMap, angle_refs, out_ref, *, tokens: int, columns: int):
     part, n = pl.program_id(0), pl.program_id(1)
     token = block_ids(pl.program_id(2), tokens)
-    M, Hn, Ck = q_ref.shape[0], weight_ref.shape[1], weight_ref.shape[2]
+    (M, N, _), Ck = q_ref.shape, keys.rank
+    Hn = keys.weight.shape[0] // N
 
     def at(column):
         """Indices ``[tokens, len(column)]`` of numbers of this head."""
@@ -107,19 +106,12 @@ def _absorb_queries(q_ref, weight_ref, scale_ref, angle_refs, out_ref, *, tokens
     def _():
         column, total = block_ids(part - 1, columns), jnp.zeros((tokens, columns), jnp.float32)
         depth = min(_DEPTH, max(MMA_SIZE, pl.next_power_of_2(Hn)))
-        in_groups = scale_ref is not None and scale_ref.shape[2] > 1
-        group = (part - 1) * columns // GROUP if in_groups else 0  # of all columns: they divide a group
-        for first in range(0, Hn, depth):
-            number = first + jnp.arange(depth, dtype=jnp.int32)
-            in_head = number < Hn
+        for start in range(0, Hn, depth):
+            number = start + jnp.arange(depth, dtype=jnp.int32)
+            output, in_head, first = n * Hn + number, number < Hn, (part - 1) * columns
             q = pltriton.load(q_ref.at[at(number)], mask=mask_of(number, Hn), other=0.0)
-            if scale_ref is not None:
-                at_scale = scale_ref.at[jnp.full(depth, n), number, jnp.full(depth, group)]
-                scale = pltriton.load(at_scale, mask=in_head, other=0.0)
-                q = (q * scale[None]).astype(q_ref.dtype)
-            shape = depth, columns
-            where = jnp.full(shape, n), broadcast_columns(number, columns), jnp.broadcast_to(column[None], shape)
-            mask = broadcast_columns(in_head, columns) & jnp.broadcast_to((column < Ck)[None], shape)
-            weight = pltriton.load(weight_ref.at[where], mask=mask)  # Triton has no fp8 literal for ``other``
-            total += dot(q, jnp.where(mask, weight.astype(q_ref.dtype), 0.0).astype(q_ref.dtype))
-        pltriton.store(out_ref.at[at(column)], total.astype(out_ref.dtype), mask=mask_of(column, Ck))
+            if has_factors(keys):
+                q = (q * load_factors(keys, output, in_head, first)[None]).astype(q_ref.dtype)
+            total += dot(q, load_numbers(keys, output, in_head, first, columns, q_ref.dtype))
+        total *= shrink_of(keys)
+        pltriton.store(out_ref.at[at(places_of(keys, column))], total.astype(out_ref.dtype), mask=mask_of(column, Ck))

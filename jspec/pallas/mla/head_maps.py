@@ -1,71 +1,103 @@
 """The up-projection of multi-head latent attention as its kernels and references read it (DeepSeek-V2, 2024)."""
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.matmul.reference import cuts_of
-from jspec.quantization.groups import GROUP
+from jspec.quantization.stored import dequantize
 
 _MOST_TOKENS = 512
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HeadMap:
+    """A linear map from a latent to n numbers of each of N heads, as it is stored (``jspec.quantization``).
+
+    Attributes:
+      rank: Ck, how many numbers a latent has.
+      weight: ``[N, n, Ck]``; of codes of four bits uint8 ``[N, n, 64 blocks]``.
+      scale: what ``weight`` is multiplied by if it is quantised: float32 ``[N, n]``; or in the dtype of its format ``[N, n,
+        groups]``, one for each group of numbers of a latent, or with zeros ``[N, n, groups, 2]``. Else None.
+      channel_scale: of NVFP4 float32 ``[N, n, 2]``; else None.
+      order: int32 ``[Ck]``, which number of a latent each input of the weight is, where that has them in another order; else
+        None.
+    """
+
+    rank: int = dataclasses.field(metadata={"static": True})
+    weight: Any
+    scale: Any = None
+    channel_scale: Any = None
+    order: Any = None
+
+    @property
+    def size(self) -> int:
+        """n."""
+        return self.weight.shape[1]
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether groups of numbers of a latent share scales, as in FP8 blocks and in codes."""
+        return self.scale is not None and len(self.scale.shape) > 2
+
+    @property
+    def numbers(self) -> jax.Array:
+        """What it stands for, float32 ``[N, n, Ck]``."""
+        numbers = dequantize(self.weight, self.scale, self.rank, self.channel_scale)
+        return numbers if self.order is None else numbers.at[..., self.order].set(numbers)
+
+    @property
+    def flat(self) -> "HeadMap":
+        """The same with one head after another, as kernels read it: arrays ``[N n, ...]``, the bits of scales of eight bits,
+        and scales of output channels as those of a single group."""
+
+        def joined(array):
+            return None if array is None else array.reshape(-1, *(array.shape[2:] or (1,)))
+
+        scale = self.scale
+        if self.channel_scale is not None:
+            scale = jax.lax.bitcast_convert_type(scale, jnp.uint8)  # Triton would not fill masked places of fp8
+        return HeadMap(self.rank, joined(self.weight), joined(scale), joined(self.channel_scale), self.order)
 
 
 class HeadMaps(NamedTuple):
     """The up-projection from a latent to the keys and values of each head.
 
     Attributes:
-      keys: ``[N, Hn, Ck]``, to the numbers of keys that are not rotated.
-      key_scale: what ``keys`` are multiplied by if they are quantised, float32 ``[N, Hn]``, or ``[N, Hn, groups]`` with one
-        for each 128 numbers of a latent; else None.
-      values: ``[N, Hv, Ck]``, to the values.
-      value_scale: float32 ``[N, Hv]`` or ``[N, Hv, groups]``, or None.
+      keys: to the Hn numbers of keys that are not rotated.
+      values: to the Hv numbers of values.
     """
 
-    keys: jax.Array
-    key_scale: jax.Array | None
-    values: jax.Array
-    value_scale: jax.Array | None
+    keys: HeadMap
+    values: HeadMap
 
 
-def scale_groups(Ck: int, scale: jax.Array | None) -> list[tuple[slice, jax.Array | None]]:
-    """The numbers of a latent that share scales, and these scales, float32 ``[N, n]``, or None if there are none.
-
-    Args:
-      Ck: how many numbers a latent has; the last group may not be full.
-      scale: float32 ``[N, n]`` or ``[N, n, groups]``, or None.
-    """
-    if scale is None or scale.ndim == 2:
-        return [(slice(Ck), scale)]
-    return [(numbers, scale[..., group]) for group, numbers in enumerate(cuts_of(Ck, GROUP))]
-
-
-def has_kernel(tokens: int, scale: jax.Array | None) -> bool:
-    """Whether a kernel is to multiply so many tokens by maps of heads with such scales.
+def has_kernel(tokens: int, of: HeadMap) -> bool:
+    """Whether a kernel is to multiply so many tokens by a map of heads.
 
     Each program instance of these kernels reads the weights of a head again, so XLA multiplies many tokens. If scales are
-    those of groups, XLA would write a product, or scaled queries, for each group, and a dequantised copy of the weight."""
-    return tokens <= _MOST_TOKENS or (scale is not None and scale.ndim > 2)
+    those of groups, XLA would write a dequantised copy of the weight."""
+    return tokens <= _MOST_TOKENS or of.in_groups
 
 
-def multiply_latents(equation: str, x, weight, scale) -> jax.Array:
-    """Products of latents with the map of each head, ``[..., N, n]`` in the dtype of x.
-
-    The sum over numbers that share a scale is in float32, and is multiplied by it before sums are added and rounded.
+def multiply_latents(equation: str, x, of: HeadMap) -> jax.Array:
+    """Products of latents with the map of each head, ``[..., N, n]`` in the dtype of x. Sums are in float32.
 
     Args:
       equation: of an einsum, with ``c`` for the numbers of a latent: ``...c,nhc->...nh`` for the same x for all heads,
         ``...nc,nhc->...nh`` for one for each.
       x: ``[..., Ck]`` or ``[..., N, Ck]``.
-      weight: ``[N, n, Ck]``.
-      scale: as for ``scale_groups``.
+      of: the map. If it has a scale for each output channel, this multiplies the sums.
     """
-    precision, total = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None, None
-    for numbers, of_group in scale_groups(weight.shape[-1], scale):
-        operands = x[..., numbers], weight[..., numbers].astype(x.dtype)
-        sums = jnp.einsum(equation, *operands, precision=precision, preferred_element_type=jnp.float32)
-        if of_group is not None:
-            sums *= of_group.reshape((1,) * (sums.ndim - 2) + of_group.shape)
-        total = sums if total is None else total + sums
-    assert total is not None
-    return total.astype(x.dtype)
+    if of.in_groups:
+        # Float32 holds what codes and numbers of eight bits stand for, so that only sums are rounded.
+        product = jnp.einsum(equation, x.astype(jnp.float32), of.numbers, precision=jax.lax.Precision.HIGHEST)
+        return product.astype(x.dtype)
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    operands = x, of.weight.astype(x.dtype)
+    sums = jnp.einsum(equation, *operands, precision=precision, preferred_element_type=jnp.float32)
+    if of.scale is not None:
+        sums *= of.scale.reshape((1,) * (sums.ndim - 2) + of.scale.shape)
+    return sums.astype(x.dtype)

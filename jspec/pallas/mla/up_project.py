@@ -12,9 +12,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.mla.head_maps import HeadMaps, multiply_latents
+from jspec.pallas.mla.head_maps import HeadMap, HeadMaps, multiply_latents
+from jspec.pallas.mla.map_tiles import (
+    group_width,
+    has_factors,
+    load_factors,
+    load_numbers,
+    places_of,
+    shrink_of,
+    tile_width,
+)
 from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call, tile_indices
-from jspec.quantization.groups import GROUP
 
 _SLOTS, _COLUMNS, _DEPTH = 128, 128, 64  # of a tile of the product: slots, numbers of heads, numbers to be summed
 _WARPS, _STAGES = 8, 3
@@ -45,11 +53,9 @@ def up_project_reference(pool, numbers, count, maps: HeadMaps) -> tuple[jax.Arra
 
 def keys_and_values(latents, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
     """Keys ``[..., N, Hn + Hr]`` and values ``[..., N, Hv]`` of latents and rotated keys ``[..., Ck + Hr]``."""
-    N, _, Ck = maps.keys.shape
-    latents, rotated = jnp.split(latents, [Ck], axis=-1)
-    project = functools.partial(multiply_latents, "...c,nhc->...nh", latents)
-    k, v = project(maps.keys, maps.key_scale), project(maps.values, maps.value_scale)
-    rotated = jnp.broadcast_to(rotated[..., None, :], (*rotated.shape[:-1], N, rotated.shape[-1]))
+    latents, rotated = jnp.split(latents, [maps.keys.rank], axis=-1)
+    k, v = (multiply_latents("...c,nhc->...nh", latents, of) for of in maps)
+    rotated = jnp.broadcast_to(rotated[..., None, :], (*k.shape[:-1], rotated.shape[-1]))
     return jnp.concatenate([k, rotated], axis=-1), v
 
 
@@ -59,13 +65,12 @@ def up_project_kernel(pool, numbers, count, maps: HeadMaps, *, interpret=False):
     (_, pages, P, size), [U] = pool.shape, numbers.shape
     slots = U * P
 
-    def project(weight, scale, rotated: int):
-        N, n, Ck = weight.shape
+    def project(of: HeadMap, rotated: int):
+        N, n = of.weight.shape[:2]
         out = jax.ShapeDtypeStruct((slots, N, n + rotated), pool.dtype)
-        scale = None if scale is None else scale.reshape(N * n, -1)
         projected = kernel_call(
             _up_project,
-            *(pool.reshape(pages * P, size), numbers, count.reshape(1), weight.reshape(N * n, Ck), scale),
+            *(pool.reshape(pages * P, size), numbers, count.reshape(1), of.flat),
             # The last instance of a block of slots copies the rotated key to all heads; those before it multiply.
             grid=(pl.cdiv(N * n, _COLUMNS) + (rotated > 0), pl.cdiv(slots, _SLOTS)),
             out_shape=out,
@@ -77,13 +82,15 @@ def up_project_kernel(pool, numbers, count, maps: HeadMaps, *, interpret=False):
         )
         return projected.reshape(U, P, *out.shape[1:])
 
-    return project(maps.keys, maps.key_scale, size - maps.keys.shape[-1]), project(maps.values, maps.value_scale, 0)
+    return project(maps.keys, size - maps.keys.rank), project(maps.values, 0)
 
 
-def _up_project(pool_ref, numbers_ref, count_ref, weight_ref, scale_ref, out_ref, *, P: int, rotated: int):
+def _up_project(pool_ref, numbers_ref, count_ref, of: HeadMap, out_ref, *, P: int, rotated: int):
     part, tile, count = pl.program_id(0), pl.program_id(1), count_ref[jnp.int32(0)]
-    (width, Ck), (slots, N, H) = weight_ref.shape, out_ref.shape
-    parts, n = pl.cdiv(width, _COLUMNS), H - rotated
+    (slots, N, H), Ck = out_ref.shape, of.rank
+    n, depth = H - rotated, tile_width(of, _DEPTH)
+    width = N * n
+    parts = pl.cdiv(width, _COLUMNS)
 
     @pl.when(tile * _SLOTS < count * P)
     def _():
@@ -106,30 +113,29 @@ def _up_project(pool_ref, numbers_ref, count_ref, weight_ref, scale_ref, out_ref
             real = column < width
 
             def add(i, total):
-                number = block_ids(i, _DEPTH)
+                number = places_of(of, block_ids(i, depth))
                 x = pltriton.load(pool_ref.at[tile_indices(line, number)])
-                weight = pltriton.load(weight_ref.at[tile_indices(jnp.where(real, column, 0), number)])
-                return total + dot(x, weight.astype(x.dtype), trans_b=True)
+                weight = load_numbers(of, jnp.where(real, column, 0), None, i * depth, depth, x.dtype)
+                return total + dot(x, weight, trans_b=True)
 
-            def scales(group):
-                """Those of the columns, ``[1, columns]``."""
-                at = scale_ref.at[column, jnp.full(_COLUMNS, group)]
-                return pltriton.load(at, mask=real, other=0.0)[None]
+            def factors(first):
+                """Those of the columns, ``[1, columns]``, or 1."""
+                return load_factors(of, column, real, first)[None] if has_factors(of) else 1.0
 
-            trips, zeros = Ck // _DEPTH, jnp.zeros((_SLOTS, _COLUMNS), jnp.float32)
-            if scale_ref is None or scale_ref.shape[1] == 1:
-                total = jax.lax.fori_loop(0, trips, add, zeros)
-                total = total if scale_ref is None else total * scales(0)
+            zeros, group = jnp.zeros((_SLOTS, _COLUMNS), jnp.float32), group_width(of)
+            if group is None:
+                total = jax.lax.fori_loop(0, Ck // depth, add, zeros) * factors(0)
             else:
-                each = GROUP // _DEPTH
+                each = group // depth
 
-                def add_group(group, total):
-                    sums = functools.reduce(lambda sums, i: add(group * each + i, sums), range(each), zeros)
-                    return total + sums * scales(group)
+                def add_group(i, total):
+                    sums = functools.reduce(lambda sums, j: add(i * each + j, sums), range(each), zeros)
+                    return total + sums * factors(i * group)
 
-                total = jax.lax.fori_loop(0, trips // each, add_group, zeros)
-                if trips % each:  # the last group is not full
-                    total += add(trips - 1, zeros) * scales(trips // each)
+                total = jax.lax.fori_loop(0, Ck // group, add_group, zeros)
+                if Ck % group:  # the last group is not full
+                    total += add(Ck // depth - 1, zeros) * factors(Ck // group * group)
+            total *= shrink_of(of)
             store(total, column // n, column % n, real)
 
         if rotated:

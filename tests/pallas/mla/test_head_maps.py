@@ -1,11 +1,14 @@
 """Products with the map of each head of latent attention against float64, for reference implementations and kernels.
 
-Of a map in blocks, the oracle multiplies each block of 128 numbers of a latent by its scale by itself."""
+Of a map in groups, the oracle multiplies what each code or number is by the scale of its own group."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stored_head_maps import IN_CODES, head_map
 
 from jspec.config import Rope
 from jspec.models.layers import rotation_at
@@ -19,23 +22,10 @@ QUANTIZED = ["int8", "float8_e4m3fn", *BLOCKS]
 # numbers that share scales, of which the last is not full.
 SHAPES = [(1, 1, 5, 24, 32, 16), (3, 5, 2, 64, 328, 8), (2, 40, 3, 192, 256, 64)]
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-
-
-def head_map(stored: str, N: int, n: int, Ck: int):
-    """A map ``[N, n, Ck]``: its weight, scale, what they stand for in float64, and the dtype of what it multiplies."""
-    of_weight, of_scale = jax.random.split(jax.random.key(Ck))
-    weight, dtype = jax.random.normal(of_weight, (N, n, Ck)) * n**-0.5, "bfloat16" if "bf" in stored else "float32"
-    if stored in ("float32", "bfloat16"):
-        weight, scale = weight.astype(dtype), None
-        return weight, scale, np.asarray(weight, np.float64), dtype
-    groups = -(-Ck // 128) if "blocks" in stored else 1
-    weight = (100 * weight).astype("int8" if stored == "int8" else "float8_e4m3fn")
-    scale = jax.random.uniform(of_scale, (N, n, groups), minval=0.5) / 100
-    wanted = np.asarray(weight.astype(jnp.float32), np.float64)
-    for group in range(groups):
-        numbers = slice(128 * group, 128 * group + 128) if groups > 1 else slice(None)
-        wanted[..., numbers] *= np.asarray(scale, np.float64)[:, :, group, None]
-    return weight, scale if "blocks" in stored else scale[..., 0], wanted, dtype
+# Codes of 320 numbers fill two and a half blocks of bytes. Each format in float32, and as a GPU multiplies it.
+IN_BLOCKS, IN_ONE_BLOCK = (3, 5, 2, 40, 320, 8), (1, 1, 5, 24, 64, 16)
+CODES = [*((IN_BLOCKS, kind) for kind in IN_CODES), *((IN_ONE_BLOCK, f"{kind} bfloat16") for kind in IN_CODES)]
+by_codes = pytest.mark.parametrize("case", CODES, ids=str)
 
 
 def assert_close(actual, wanted, dtype: str):
@@ -48,14 +38,32 @@ def blocks(grid, N: int):
 
 
 def other_readings(N: int):
-    """Scales of N heads with 2 x 2 blocks each, and what they would be if they were read wrongly."""
+    """A map of N heads with 2 x 2 blocks each, and what it would be if its scales were read wrongly."""
     grid, factors = jnp.array([[1.0, 4.0], [2.0, 8.0]]) / 100, jnp.arange(1.0, N + 1)[:, None, None]
     right = blocks(grid, N) * factors
-    return right, {
+    wrong = {
         "of another head": blocks(grid, N) * factors[::-1],
         "transposed": blocks(grid.T, N) * factors,
         "inverted": 1 / right,
         "of another group": right[..., ::-1],
+    }
+    of, _, _ = head_map("blocks", N, 256, 256)
+    return dataclasses.replace(of, scale=right), {
+        name: dataclasses.replace(of, scale=scale) for name, scale in wrong.items()
+    }
+
+
+def other_codes():
+    """A map in codes with zeros and an order, and what it would be if these were read wrongly."""
+    of, _, _ = head_map("int4_32_float16_zeros_ordered", 2, 32, 128)
+    scale, zero = jnp.split(of.scale, 2, axis=-1)
+    weight = of.weight
+    return of, {
+        "halves of bytes exchanged": dataclasses.replace(of, weight=weight << 4 | weight >> 4),
+        "zeros one less": dataclasses.replace(of, scale=jnp.concatenate([scale, zero - 1], axis=-1)),
+        "groups the other way round": dataclasses.replace(of, scale=of.scale[..., ::-1, :]),
+        "without the order": dataclasses.replace(of, order=None),
+        "with the order inverted": dataclasses.replace(of, order=jnp.argsort(of.order).astype(jnp.int32)),
     }
 
 
@@ -64,11 +72,9 @@ class TestAbsorbQueries:
     def choose_implementation(self, implementation):
         self.absorb = implementation(absorb_queries_reference, absorb_queries_kernel)
 
-    @pytest.mark.parametrize("stored", ["float32", "bfloat16", *QUANTIZED])
-    @by_shape
-    def test_equals_float64(self, shape, stored):
+    def assert_equals_float64(self, shape, stored):
         B, T, N, Hn, Ck, Hr = shape
-        weight, scale, wide, dtype = head_map(stored, N, Hn, Ck)
+        keys, wide, dtype = head_map(stored, N, Hn, Ck)
         q = jax.random.normal(jax.random.key(T), (B, T, N, Hn + Hr)).astype(dtype)
         positions = jnp.arange(B * T, dtype=jnp.int32).reshape(B, T)
         rotation = rotation_at(positions, Rope(theta=100.0), Hr)
@@ -77,15 +83,25 @@ class TestAbsorbQueries:
         a, b = np.split(q64[..., Hn:], 2, axis=-1)
         product = np.einsum("btnh,nhc->btnc", q64[..., :Hn], wide)
         wanted = np.concatenate([product, a * cos - b * sin, b * cos + a * sin], axis=-1)
-        assert_close(self.absorb(q, weight, scale, rotation), wanted, dtype)
+        assert_close(self.absorb(q, keys, rotation), wanted, dtype)
 
-    def test_other_readings_of_the_scales_give_other_queries(self):
-        weight, _, _, _ = head_map("blocks", 2, 256, 256)
-        q, angle = jax.random.normal(jax.random.key(0), (1, 1, 2, 256 + 16)), jnp.zeros((1, 1, 8))
-        right, wrong = other_readings(2)
-        found = np.asarray(self.absorb(q, weight, right, Rotation(angle, angle)))
-        for name, scale in wrong.items():
-            other = np.asarray(self.absorb(q, weight, scale, Rotation(angle, angle)))
+    @pytest.mark.parametrize("stored", ["float32", "bfloat16", *QUANTIZED])
+    @by_shape
+    def test_equals_float64(self, shape, stored):
+        self.assert_equals_float64(shape, stored)
+
+    @by_codes
+    def test_equals_float64_in_codes(self, case):
+        self.assert_equals_float64(*case)
+
+    @pytest.mark.parametrize("readings", [lambda: other_readings(2), other_codes], ids=["scales", "codes"])
+    def test_other_readings_give_other_queries(self, readings):
+        right, wrong = readings()
+        N, n = right.weight.shape[:2]
+        q, angle = jax.random.normal(jax.random.key(0), (1, 1, N, n + 16)), jnp.zeros((1, 1, 8))
+        found = np.asarray(self.absorb(q, right, Rotation(angle, angle)))
+        for name, keys in wrong.items():
+            other = np.asarray(self.absorb(q, keys, Rotation(angle, angle)))
             assert np.abs(found - other).max() > 0.1, name
 
 
@@ -94,28 +110,35 @@ class TestProjectValues:
     def choose_implementation(self, implementation):
         self.project = implementation(project_values_reference, project_values_kernel)
 
+    def assert_equals_float64(self, shape, stored):
+        B, T, N, Hv, Ck, _ = shape
+        values, wide, dtype = head_map(stored, N, Hv, Ck)
+        attended = jax.random.normal(jax.random.key(T), (B, T, N, Ck)).astype(dtype) * (Hv / Ck) ** 0.5
+        wanted = np.einsum("btnc,nhc->btnh", np.asarray(attended, np.float64), wide)
+        assert_close(self.project(attended, values), wanted, dtype)
+
     @pytest.mark.parametrize("stored", BLOCKS)
     @by_shape
     def test_equals_float64(self, shape, stored):
-        B, T, N, Hv, Ck, _ = shape
-        weight, scale, wide, dtype = head_map(stored, N, Hv, Ck)
-        attended = jax.random.normal(jax.random.key(T), (B, T, N, Ck)).astype(dtype) * (Hv / Ck) ** 0.5
-        wanted = np.einsum("btnc,nhc->btnh", np.asarray(attended, np.float64), wide)
-        assert_close(self.project(attended, weight, scale), wanted, dtype)
+        self.assert_equals_float64(shape, stored)
 
-    def test_other_readings_of_the_scales_give_other_values(self):
-        weight, _, _, _ = head_map("blocks", 2, 256, 256)
-        attended = jax.random.normal(jax.random.key(0), (1, 1, 2, 256))
-        right, wrong = other_readings(2)
-        found = np.asarray(self.project(attended, weight, right))
-        for name, scale in wrong.items():
-            assert np.abs(found - np.asarray(self.project(attended, weight, scale))).max() > 0.1, name
+    @by_codes
+    def test_equals_float64_in_codes(self, case):
+        self.assert_equals_float64(*case)
+
+    @pytest.mark.parametrize("readings", [lambda: other_readings(2), other_codes], ids=["scales", "codes"])
+    def test_other_readings_give_other_values(self, readings):
+        right, wrong = readings()
+        attended = jax.random.normal(jax.random.key(0), (1, 1, 2, right.rank))
+        found = np.asarray(self.project(attended, right))
+        for name, values in wrong.items():
+            assert np.abs(found - np.asarray(self.project(attended, values))).max() > 0.1, name
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
 def test_values_of_a_weight_without_groups(stored):
     """Which has no kernel."""
-    weight, scale, wide, dtype = head_map(stored, 2, 24, 32)
+    values, wide, dtype = head_map(stored, 2, 24, 32)
     attended = jax.random.normal(jax.random.key(0), (3, 2, 2, 32)).astype(dtype)
     wanted = np.einsum("btnc,nhc->btnh", np.asarray(attended, np.float64), wide)
-    assert_close(jax.jit(project_values_reference)(attended, weight, scale), wanted, dtype)
+    assert_close(jax.jit(project_values_reference)(attended, values), wanted, dtype)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cuda_lowering import for_cuda, shapes_of_queries
+from stored_head_maps import abstract_head_map, head_map
 from test_prefill_sm90 import MOSAIC, interpreted
 
 from jspec.config import EngineConfig
@@ -31,7 +32,7 @@ FIRST, SECOND, EMPTY, LONG = range(4)  # rows: two segments of one text, no text
 @dataclasses.dataclass(frozen=True)
 class Case:
     """The numbers of a head: not rotated, rotated, of a value; ``pages`` of P slots for each row; the numbers of a latent;
-    and how maps are stored: ``int8``, ``fp8_block``, or in bfloat16."""
+    and how maps are stored, as ``head_map`` names it."""
 
     own: int
     rotated: int
@@ -39,7 +40,7 @@ class Case:
     P: int = 64
     pages: int = 6
     rank: int = 64
-    stored: str | None = None
+    stored: str = "bfloat16"
 
 
 CASES = [
@@ -47,7 +48,9 @@ CASES = [
     Case(192, 64, 256, pages=5),  # GLM-4.7-Flash's, tiles of 64 slots
     Case(128, 64, 128, P=128, pages=3),  # DeepSeek-V3's
     Case(64, 64, 64, stored="int8"),
-    Case(64, 64, 128, rank=320, stored="fp8_block"),  # the third group of numbers that share scales is not full
+    Case(64, 64, 128, rank=320, stored="blocks"),  # the third group of numbers that share scales is not full
+    Case(64, 64, 128, rank=192, stored="int4_32_float16_zeros_ordered"),
+    Case(64, 64, 64, rank=128, stored="nvfp4"),
 ]
 
 
@@ -70,33 +73,22 @@ def problem(case: Case):
         pool[0, table[b]] = text.reshape(case.pages, P, -1)
     live = np.arange(case.pages) * P <= np.where(valid, positions, -1).max(axis=1)[:, None]
     table = np.where(live, table, 2**30).astype(np.int32)
-    maps: list[np.ndarray | None] = []
-    for size in (case.own, case.value):
-        weight = rng.normal(size=(N, size, case.rank)) * case.rank**-0.5
-        groups = (-(-case.rank // 128),) if case.stored == "fp8_block" else ()
-        scale = rng.uniform(0.02, 0.04, (N, size, *groups)).astype("float32")
-        kept = {"int8": np.int8, "fp8_block": jnp.float8_e4m3fn}.get(case.stored or "")
-        maps += [weight.astype("bfloat16"), None] if kept is None else [np.round(40 * weight).astype(kept), scale]
     q = rng.normal(size=(4, T, N, case.own + case.rotated)).astype("bfloat16")
-    maps = HeadMaps(*maps)  # pyright: ignore[reportArgumentType]  # arrays soon
-    queries = PagedQueries(table, positions, valid)  # pyright: ignore[reportArgumentType]
-    return jax.tree.map(jnp.asarray, (q, pool, queries, maps))
+    queries = PagedQueries(table, positions, valid)  # pyright: ignore[reportArgumentType]  # arrays soon
+    return *jax.tree.map(jnp.asarray, (q, pool, queries)), stored_maps(case)[0]
 
 
-def in_float64(maps: HeadMaps) -> list[np.ndarray]:
-    """The numbers that the weights of keys and of values stand for."""
-    found = []
-    for weight, scale in ((maps.keys, maps.key_scale), (maps.values, maps.value_scale)):
-        scales = np.ones(1) if scale is None else np.asarray(scale, np.float64)
-        scales = np.repeat(scales, 128, axis=2)[..., : weight.shape[2]] if scales.ndim == 3 else scales[..., None]
-        found.append(np.asarray(weight, np.float64) * scales)
-    return found
+@functools.cache
+def stored_maps(case: Case) -> tuple[HeadMaps, list[np.ndarray]]:
+    """Its maps to keys and to values, and what they stand for in float64."""
+    found = [head_map(case.stored, N, size, case.rank) for size in (case.own, case.value)]
+    return HeadMaps(*(of for of, _, _ in found)), [wide for _, wide, _ in found]
 
 
-def oracle(args):
+def oracle(args, case: Case):
     """float64 ``[B, T, N, Hv]`` by the definition; zeros for invalid query tokens."""
-    q, pool, (table, positions, valid), maps = jax.tree.map(np.asarray, args)
-    keys, values = in_float64(maps)
+    q, pool, (table, positions, valid) = jax.tree.map(np.asarray, args[:3])
+    keys, values = stored_maps(case)[1]
     out = np.zeros((*q.shape[:3], values.shape[1]))
     for b in np.flatnonzero(valid.any(axis=1)):
         text = np.asarray(pool[0][np.minimum(table[b], pool.shape[1] - 1)], np.float64).reshape(-1, pool.shape[-1])
@@ -129,7 +121,7 @@ by_implementation = pytest.mark.parametrize(
 def test_equals_the_oracle(case, attend):
     args = problem(case)
     got, valid = np.asarray(attend(*args), np.float64), np.asarray(args[2].valid)
-    assert np.abs(got - oracle(args))[valid].max() < 0.02
+    assert np.abs(got - oracle(args, case))[valid].max() < 0.02
     if attend is kernel:
         assert np.all(got[~valid] == 0)
 
@@ -172,7 +164,7 @@ class TestUpProject:
         got = self.up_project(pool, self.numbers, jnp.int32(count), maps)
         k, v = (np.asarray(part[:count], np.float64) for part in got)  # nobody has written the other pages
         text = np.asarray(pool, np.float64)[0, self.numbers[:count]]
-        keys, values = in_float64(maps)
+        keys, values = stored_maps(case)[1]
         latents, rotated = np.split(text, [case.rank], axis=-1)
         close = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=2**-7)
         close(k[..., : case.own], np.einsum("upc,nhc->upnh", latents, keys))
@@ -223,10 +215,9 @@ def test_a_prefill_batch_stays_below_max_prefill_pages(segments):
     assert dataclasses.replace(config, expand_latents=False).pages_of_prefill(segments) is None
 
 
-def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dtype="bfloat16", in_blocks=False):
-    array, M, stored = jax.ShapeDtypeStruct, 1024 // P, "float8_e4m3fn" if in_blocks else dtype
-    scales = [array((N, n, rank // 128), jnp.float32) if in_blocks else None for n in (own, value)]
-    maps = HeadMaps(array((N, own, rank), stored), scales[0], array((N, value, rank), stored), scales[1])  # pyright: ignore
+def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dtype="bfloat16", kind="bfloat16"):
+    array, M = jax.ShapeDtypeStruct, 1024 // P
+    maps = HeadMaps(*(abstract_head_map(kind, N, n, rank) for n in (own, value)))
     pool, queries = array((1, 1 + B * M, P, rank + rotated), dtype), array((B, T, N, own + rotated), dtype)
     return queries, pool, shapes_of_queries(B, T, M), maps
 
@@ -244,9 +235,11 @@ def test_which_shapes_have_the_kernel(shape, known):
     assert has_up_projected_attention_kernel(*shapes(**shape)) == known
 
 
-@pytest.mark.parametrize("in_blocks", [False, True])
-def test_lowers_for_hopper(in_blocks):
-    text = for_cuda(functools.partial(up_projected_attention, scale=0.1), shapes(in_blocks=in_blocks))
+@pytest.mark.parametrize(
+    "kind", ["bfloat16", "fp8_block", "int4_32_float16_zeros", "int8_64_bfloat16", "nvfp4", "mxfp4"]
+)
+def test_lowers_for_hopper(kind):
+    text = for_cuda(functools.partial(up_projected_attention, scale=0.1), shapes(kind=kind))
     assert text.count(MOSAIC) == 1
     assert text.count("triton") >= 2
 
@@ -256,5 +249,5 @@ def test_lowers_for_hopper(in_blocks):
 def test_compiled_equals_the_oracle(case):
     args = problem(case)
     got, valid = np.asarray(up_projected_attention_kernel(*args, SCALE), np.float64), np.asarray(args[2].valid)
-    assert np.abs(got - oracle(args))[valid].max() < 0.02
+    assert np.abs(got - oracle(args, case))[valid].max() < 0.02
     assert np.all(got[~valid] == 0)

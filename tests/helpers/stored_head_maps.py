@@ -1,0 +1,95 @@
+"""Maps of heads of latent attention as checkpoints store them, and what they stand for, number by number."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from packed_weights import MAGNITUDES
+
+from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype
+from jspec.pallas.mla.head_maps import HeadMap
+from jspec.quantization.codes import pack_codes
+from jspec.quantization.groups import grouped, has_order
+
+FP8 = ml_dtypes.float8_e4m3fn
+# Groups of each size, integers of four bits and of eight, with and without zeros, and in another order.
+IN_CODES = (
+    "int4_32_float16_zeros",
+    "int4_64_bfloat16_ordered",
+    "int4_all_float16_zeros",
+    "int8_32_bfloat16_zeros",
+    "nvfp4",
+    "mxfp4",
+)
+
+
+def head_map(stored: str, N: int, n: int, Ck: int) -> tuple[HeadMap, np.ndarray, str]:
+    """A map of N heads, what it stands for in float64 ``[N, n, Ck]``, and the dtype of what it multiplies.
+
+    Args:
+      stored: a dtype; ``blocks``, of FP8; or a format of codes. Behind a space may be the dtype of what it multiplies,
+        which is float32 otherwise.
+      N, n, Ck: how many heads, numbers of each, and numbers of a latent.
+    """
+    kind, dtype = stored.split()[0], "bfloat16" if "bfloat16" in (stored, stored.rpartition(" ")[2]) else "float32"
+    if kind in ("nvfp4", "mxfp4") or grouped(kind):
+        of, wide = _in_codes(kind, N, n, Ck)
+        return of, wide, dtype
+    of_weight, of_scale = jax.random.split(jax.random.key(Ck))
+    weight = jax.random.normal(of_weight, (N, n, Ck)) * n**-0.5
+    if kind in ("float32", "bfloat16"):
+        weight = weight.astype(dtype)
+        return HeadMap(Ck, weight), np.asarray(weight, np.float64), dtype
+    groups = -(-Ck // 128) if kind == "blocks" else 1
+    weight = (100 * weight).astype("int8" if kind == "int8" else FP8)
+    scale = jax.random.uniform(of_scale, (N, n, groups), minval=0.5) / 100
+    each = np.repeat(np.asarray(scale, np.float64), 128 if groups > 1 else Ck, axis=-1)[..., :Ck]
+    wide = np.asarray(weight.astype(jnp.float32), np.float64) * each
+    return HeadMap(Ck, weight, scale if kind == "blocks" else scale[..., 0]), wide, dtype
+
+
+def abstract_head_map(kind: str, N: int, n: int, Ck: int) -> HeadMap:
+    """The shapes and dtypes of a map that is stored as ``kind``, a dtype of floats or a quantisation."""
+    array = jax.ShapeDtypeStruct
+    if kind in ("bfloat16", "float32"):
+        return HeadMap(Ck, array((N, n, Ck), kind))
+    weight, scale = ((N, n, *shape[1:]) for shape in quantized_shapes((N * n, Ck), kind))
+    of_channels = array((N, n, 2), jnp.float32) if kind == "nvfp4" else None
+    order = array((Ck,), jnp.int32) if has_order(kind) else None
+    return HeadMap(Ck, array(weight, stored_dtype(kind)), array(scale, scale_dtype(kind)), of_channels, order)
+
+
+def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[HeadMap, np.ndarray]:
+    rng, about = np.random.default_rng(Ck), n**-0.5 / 3
+    if kind in ("nvfp4", "mxfp4"):
+        codes, size = rng.integers(16, size=(N, n, Ck), dtype=np.uint8), 16 if kind == "nvfp4" else 32
+        exponents = rng.integers(-3, 1, size=(N, n, Ck // size))
+        scale, of_channels = (exponents + 127 + round(np.log2(about))).astype(np.uint8), None
+        factors = 2.0 ** (scale.astype(int) - 127)
+        if kind == "nvfp4":  # each head with a number of its own, which multiplies or divides
+            scale = (2.0**exponents * rng.choice([1, 1.125, 1.75], size=exponents.shape)).astype(FP8)
+            overall = about * (1 + np.arange(N) / 2)[:, None, None] / 2
+            pair = [1 / overall, np.ones_like(overall)] if N % 2 else [np.ones_like(overall), overall]
+            of_channels = np.broadcast_to(np.concatenate(pair[::-1], axis=-1), (N, n, 2)).astype(np.float32)
+            factors = scale.astype(float) * (of_channels[..., :1] / of_channels[..., 1:]).astype(float)
+        numbers = np.array([*MAGNITUDES, *(-np.array(MAGNITUDES))])[codes]
+        return _of(Ck, pack_codes(codes), scale, of_channels), numbers * np.repeat(factors, size, axis=-1)
+    form = grouped(kind)
+    assert form is not None
+    groups = 1 if form.group is None else Ck // form.group
+    scale = (rng.uniform(0.5, 1, (N, n, groups)) * about / 2 ** (form.bits - 4)).astype(form.scale)
+    middle = 1 << form.bits - 1
+    codes = rng.integers(2 * middle, size=(N, n, Ck))
+    zeros = rng.integers(middle // 2, 3 * middle // 2, size=scale.shape) if form.zeros else np.full(scale.shape, middle)
+    wide = (codes - np.repeat(zeros, Ck // groups, axis=-1)) * np.repeat(scale.astype(float), Ck // groups, axis=-1)
+    order = rng.permutation(Ck).astype(np.int32) if form.ordered else None
+    if order is not None:
+        wide[..., order] = wide.copy()
+    held = zeros - (middle if form.bits == 8 else 0)
+    scales = np.stack([scale, held.astype(scale.dtype)], axis=-1) if form.zeros else scale
+    weight = pack_codes(codes.astype(np.uint8)) if form.bits == 4 else (codes - middle).astype(np.int8)
+    return _of(Ck, weight, scales, None, order), wide
+
+
+def _of(Ck: int, *arrays) -> HeadMap:
+    return HeadMap(Ck, *(None if array is None else jnp.asarray(array) for array in arrays))
