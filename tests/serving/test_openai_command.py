@@ -201,6 +201,17 @@ def test_taken_port_is_reported(tmp_path, capsys):
     assert f"port={port}: expected a free port" in capsys.readouterr().err
 
 
+def test_a_port_belongs_to_the_first_that_takes_it():
+    """A server that still loads its model keeps its port, though it does not listen yet."""
+    from jspec.serving.openai.http_server import listener
+
+    with listener("127.0.0.1", 0) as bound:
+        port = bound.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port={port}: expected a free port of '127.0.0.1'"):
+            listener("127.0.0.1", port)
+    listener("127.0.0.1", port).close()
+
+
 def test_the_guide_has_every_option():
     parser = argparse.ArgumentParser(add_help=False)
     command.add_arguments(parser)
