@@ -72,6 +72,16 @@ def require_that(ok: bool, param: str, value: Any, expected: str):
         raise wrong(param, value, expected)
 
 
+def flag(param: str, value: Any) -> bool:
+    """The boolean of a field that no type declares; False if it is missing.
+
+    Raises:
+      ApiError: 400; it is something else.
+    """
+    require_that(value is None or isinstance(value, bool), param, value, "true or false")
+    return value is True
+
+
 def shown(value: Any) -> str:
     """The first characters of a value's ``repr``, for a message."""
     if isinstance(value, str | bytes | list):

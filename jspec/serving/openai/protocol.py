@@ -166,7 +166,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": ((), 'use tools, a list of {"type": "function", "function": ..}'),
     "function_call": (("none", "auto"), "use tool_choice"),
     "web_search_options": ((), "jspec searches nothing"),
-    "verbosity": ((), "not supported"),
+    "verbosity": ((), "jspec has nothing like it"),
     "chat_template": ((), "a template comes from the checkpoint, or from --chat-template, never from a request"),
     "prompt_embeds": ((), "give text or token ids"),
     "guided_json": ((), _GUIDED),
@@ -176,10 +176,10 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "guided_decoding_backend": ((), _GUIDED),
     "guided_whitespace_pattern": ((), _GUIDED),
     "structural_tag": ((), _GUIDED),
-    "logits_processors": ((), "not supported"),
+    "logits_processors": ((), "jspec has nothing like it"),
     "mm_processor_kwargs": ((), "jspec reads text alone"),
-    "kv_transfer_params": ((), "not supported"),
-    "vllm_xargs": ((), "not supported"),
+    "kv_transfer_params": ((), "jspec has nothing like it"),
+    "vllm_xargs": ((), "jspec has nothing like it"),
 }
 
 B = TypeVar("B", bound=Body)
@@ -230,7 +230,9 @@ def _refusal(error: ValidationError, given: Mapping[str, Any]) -> ApiError:
         return ApiError(400, f"{path} is missing", path)
     if kind == "extra_forbidden":
         return ApiError(400, f"unknown field {shown(path)}: leave it out", path)
-    reasons = dict.fromkeys(detail["msg"].removeprefix("Input should be ") for detail in same)
+    reasons = dict.fromkeys(
+        detail["msg"].removeprefix("Input should be ").partition(" or instance of ")[0] for detail in same
+    )
     return ApiError(400, f"{path}={shown(same[0]['input'])}: expected {' or '.join(reasons)}", path)
 
 
