@@ -48,7 +48,7 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, usual)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self, path: str = "") -> JSONResponse:
+    def response(self, path: str) -> JSONResponse:
         """The response to a request for a path, in the form that clients of this path read."""
         body = anthropic_body(self) if path.startswith(ANTHROPIC) else self.body
         status = 529 if path.startswith(ANTHROPIC) and self.status == 503 else self.status
