@@ -53,7 +53,7 @@ class Server(uvicorn.Server):
         """Listen. uvicorn has no argument for the handshake, which asyncio lets take a minute.
 
         Raises:
-          ValueError: another process listens at an address.
+          OSError: another process listens at an address.
         """
         for bound in sockets or ():
             _listen(bound, self.config.backlog)
@@ -115,7 +115,7 @@ def listener(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         bound.close()
-        raise _taken(host, port, error) from None
+        raise ValueError(_taken(host, port, error)) from None
     return bound
 
 
@@ -123,17 +123,17 @@ def _listen(bound: socket.socket, backlog: int):
     """Have a socket of ``listener`` listen. Its connections let a later server bind to its address while they end.
 
     Raises:
-      ValueError: another process listens at its address.
+      OSError: another process listens at its address.
     """
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.listen(backlog)
     except OSError as error:
-        raise _taken(*bound.getsockname()[:2], error) from None
+        raise OSError(_taken(*bound.getsockname()[:2], error)) from None
 
 
-def _taken(host: str, port: int, error: OSError) -> ValueError:
-    return ValueError(f"port={port}: expected a free port of {host!r} ({error}); 0 takes any")
+def _taken(host: str, port: int, error: OSError) -> str:
+    return f"port={port}: expected a free port of {host!r} ({error}); 0 takes any"
 
 
 def make_server(
