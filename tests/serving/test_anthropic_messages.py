@@ -120,11 +120,11 @@ def test_tokens_are_counted(service):
 def test_unknown_fields_and_tools_of_servers_are_ignored_with_one_line(service, caplog):
     with caplog.at_level("INFO", "jspec.serve"):
         tools = [{"type": "web_search_20250305", "name": "web_search"}]
-        fields = {"unheard_of": {"a": 1}, "thinking": {"type": "new"}, "metadata": {"user_id": "{}"}}
+        fields = {"unheard_of": {"a": 1}, "a\nb": 2, "thinking": {"type": "new"}, "metadata": {"user_id": "{}"}}
         body = message(service, max_tokens=2, tools=tools, **fields)
     assert body.status_code == 200
     [line] = [record.getMessage() for record in caplog.records]
-    assert line == "/v1/messages: ignored tools[0].type='web_search_20250305', thinking.type='new', unheard_of"
+    assert line == "/v1/messages: ignored tools[0].type='web_search_20250305', thinking.type='new', 'a\\nb', unheard_of"
 
 
 def test_a_key_may_be_in_x_api_key():

@@ -208,10 +208,12 @@ def test_unknown_fields_and_tools_of_servers_are_ignored_with_one_line(service, 
     tools = [{"type": "web_search", "external_web_access": True}]
     with caplog.at_level("INFO", "jspec.serve"):
         fields = {"include": ["reasoning.encrypted_content"], "client_metadata": {"a": "b"}, "prompt_cache_key": "k"}
-        answer = respond(service, max_output_tokens=2, tools=tools, tool_choice="auto", unheard_of=1, **fields)
+        answer = respond(
+            service, max_output_tokens=2, tools=tools, tool_choice="auto", unheard_of=1, **fields | {"a\nb": 2}
+        )
     assert answer.status_code == 200
     [line] = [record.getMessage() for record in caplog.records]
-    assert line == "/v1/responses: ignored tools[0].type='web_search', unheard_of"
+    assert line == "/v1/responses: ignored tools[0].type='web_search', 'a\\nb', unheard_of"
 
 
 def text(value, kind="input_text"):

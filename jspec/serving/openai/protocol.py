@@ -4,7 +4,7 @@ Types are strict: ``"1"`` is not a number. ``null`` is the same as a missing fie
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -258,6 +258,16 @@ def _require_nothing(kind: type[Body], name: str, value: Any):
     near = difflib.get_close_matches(name[:MAX_NAME], kind.model_fields, n=1)
     hint = f"did you mean {near[0]}?" if near else "leave it out"
     raise ApiError(400, f"unknown field {shown(name)}: {hint}", name)
+
+
+def unread(request: Body, known: Collection[str]) -> list[str]:
+    """Names of fields that an endpoint does not read, for the log; those with line breaks, for example, in quotes.
+
+    Args:
+      known: names of further fields that are read, or that have no effect.
+    """
+    names = sorted((request.model_extra or {}).keys() - set(known))[:MAX_REASONS]
+    return [name[:MAX_NAME] if name.isprintable() else shown(name[:MAX_NAME]) for name in names]
 
 
 def _same(value: Any, other: Any) -> bool:

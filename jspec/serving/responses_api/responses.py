@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from jspec.serving.openai.chat_turn import ChatTurn
 from jspec.serving.openai.errors import ApiError, shown, wrong
 from jspec.serving.openai.json_body import read_object
-from jspec.serving.openai.protocol import ChatRequest, parsed, read_fields
+from jspec.serving.openai.protocol import ChatRequest, parsed, read_fields, unread
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.serving_base import RequestSettings, respond, tenant_of
 from jspec.serving.openai.streaming import json_of
@@ -104,8 +104,7 @@ def _asked(service: Service, http: HttpRequest, body: dict[str, Any], tenant: by
     elif request.tool_choice not in (None, "auto", "none"):
         raise wrong("tool_choice", request.tool_choice, "tools beside it")
     chat |= _reasoning(request) | _format(request)
-    unknown = (request.model_extra or {}).keys() - WITHOUT_EFFECT - set(PASSED_ON)
-    left_out = [*tools.left_out, *conversation.left_out, *sorted(name[:64] for name in unknown)][:8]
+    left_out = [*tools.left_out, *conversation.left_out, *unread(request, {*WITHOUT_EFFECT, *PASSED_ON})][:8]
     if left_out:
         log.info("%s: ignored %s", http.url.path, ", ".join(left_out))
     return _Asked(request, parsed(ChatRequest, chat, service.most_entries), tools, conversation.messages)
