@@ -1,6 +1,7 @@
 """What a server cannot do, it refuses by name, before anything is started."""
 
 import asyncio
+import gzip
 
 import pytest
 from openai_server import MAX_LEN, ask, assert_nothing_is_held, error_of, family, service_of
@@ -192,5 +193,8 @@ def test_bodies_that_are_no_json_objects_are_refused(service, body, message):
 def test_other_content_types_are_refused(service):
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         error_of(ask(service, "/v1/completions", PROMPT, {"content-type": kind}), 415)
-    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    headers = {"content-encoding": "gzip"}
+    error = error_of(ask(service, "/v1/completions", headers=headers, content=gzip.compress(b"{}")), 415)
+    assert error["message"] == "Content-Encoding is 'gzip': expected a body that is not compressed"
+    headers = {"content-type": "Application/JSON; charset=utf-8", "content-encoding": "identity"}
     assert ask(service, "/v1/completions", PROMPT, headers).status_code == 200

@@ -27,6 +27,9 @@ async def read_object(service: Service, request: Request) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which no web page can send without being allowed to
         raise ApiError(415, f"Content-Type is {shown(kind)}: expected application/json")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise ApiError(415, f"Content-Encoding is {shown(coding)}: expected a body that is not compressed")
     limits = service.limits
     async with service.bodies.read(request) as body:
         if len(body) > BIG:
