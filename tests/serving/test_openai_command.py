@@ -173,6 +173,8 @@ def test_a_target_is_a_folder_or_in_the_hub_cache(tmp_path, monkeypatch):
         (["--shutdown-timeout", "-1"], "shutdown_timeout=-1.0"),
         (["--max-n", "0"], "max_n=0"),
         (["--chat-template", "nowhere"], "chat_template='nowhere'"),
+        (["--template-kwargs", "mood", "messages"], "template_kwargs='messages': expected names of variables"),
+        (["--default-chat-template-kwargs", '{"tokenize": true}'], "default_chat_template_kwargs='tokenize': expected"),
         (["--ssl-certfile", "nowhere"], "ssl_certfile='nowhere'"),
         (["--num-speculative-tokens", "3"], "num_speculative_tokens=3: expected --draft"),
         (["--lookup"], "lookup=True: expected --draft"),

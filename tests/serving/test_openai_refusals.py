@@ -157,6 +157,12 @@ def test_bad_chat_requests_are_refused(service, fields, param, message):
     assert message in error["message"]
 
 
+def test_chats_need_a_template():
+    own = service_of(family(), chat_template=None)
+    error = error_of(ask(own, "/v1/chat/completions", CHATTING), 400)
+    assert error["message"].endswith("ask /v1/completions, or have the server started with --chat-template")
+
+
 def test_fields_with_neutral_values_are_accepted(service):
     neutral = {"best_of": 1, "suffix": None, "user": "me", "use_beam_search": False, "presence_penalty": 0}
     neutral |= {"frequency_penalty": 0.0, "repetition_penalty": 1, "logit_bias": {}, "length_penalty": 1.0, "n": 1}

@@ -19,6 +19,9 @@ def prompt_of(service: Service, request: ChatFields, kept: int | None = None) ->
     Raises:
       ApiError: 400; the conversation is malformed or too long, or the template refuses it.
     """
+    if not service.chats:
+        message = "the model has no chat template: ask /v1/completions, or have the server started with --chat-template"
+        raise ApiError(400, message, "messages")
     ends_open = bool(request.continue_final_message)
     adds = not ends_open if request.add_generation_prompt is None else request.add_generation_prompt
     if ends_open and adds:
