@@ -129,7 +129,8 @@ def _listen(bound: socket.socket, backlog: int):
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.listen(backlog)
     except OSError as error:
-        raise OSError(_taken(*bound.getsockname()[:2], error)) from None
+        host, port = bound.getsockname()[:2]
+        raise OSError(_taken(host, port, error)) from None
 
 
 def _taken(host: str, port: int, error: OSError) -> str:
