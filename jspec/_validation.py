@@ -88,6 +88,19 @@ def require(ok: bool, field: str, value, expected: str):
         raise ValueError(f"{field}={value!r}: expected {expected}")
 
 
+def is_text(value) -> bool:
+    """Whether ``value`` is a string that UTF-8 can encode, which no half of a surrogate pair can be."""
+    if not isinstance(value, str):
+        return False
+    if value.isascii():  # which needs no copy
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_int(value) -> bool:
     """Whether ``value`` is an integer, of Python's or numpy's, and not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)

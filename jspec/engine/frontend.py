@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jspec._validation import is_int, require
+from jspec._validation import is_int, is_text, require
 from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Request
 from jspec.outputs import Delta, Logprob, Result, Stats
 from jspec.sampling import processors
@@ -82,7 +82,7 @@ class Frontend:
         require_params(params, "SamplingParams or None")
         require(is_int(priority), "priority", priority, "an integer; lower numbers go first")
         for name, value in (("salt", salt), ("tenant", tenant)):
-            require(isinstance(value, str), name, value, "a string")
+            require(is_text(value), name, value, "a string without halves of surrogate pairs")
         prompts, _ = as_list(prompt)
         if len(prompts) != 1:
             raise ValueError(f"prompt has {len(prompts)} prompts: expected one; jspec.generate() takes several")

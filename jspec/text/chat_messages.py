@@ -1,13 +1,14 @@
 """Chat messages, checked and converted to the plain form that chat templates expect."""
 
-import contextlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from jspec.text.parsers.schema_types import json_object
 
 TEXT_PARTS = ("text", "input_text", "output_text")  # the types of a part that hold their text under "text"
 REASONING = ("reasoning_content", "reasoning", "thinking")  # fields with an assistant's reasoning
 CALL = "{'function': {'name': ..., 'arguments': ...}}"  # form of a tool call, for error messages
+NOTHING = ("", "null", '""')  # texts of a tool call's arguments that mean none
 SHOWN = 80  # characters of a value that an error message quotes
 
 
@@ -121,16 +122,13 @@ def _function(where: str, function: Mapping) -> dict[str, Any]:
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name:
         raise ValueError(f"{where}.name={short(name)}: expected the name of a function")
+    if arguments is None or (isinstance(arguments, str) and arguments.strip() in NOTHING):
+        return {**function, "arguments": {}}
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):  # a call that was cut, or that the model got wrong
-            arguments = json.loads(arguments)
-    if arguments is None or arguments == "":
-        arguments = {}
+        read = json_object(arguments)  # None of a call that was cut, or that the model got wrong
+        return {**function, "arguments": arguments if read is None else read}
     if not isinstance(arguments, Mapping):
-        given = function["arguments"]
-        if not isinstance(given, str):
-            raise ValueError(f"{where}.arguments={short(given)}: expected an object, or a text, the JSON of one")
-        return {**function, "arguments": given}
+        raise ValueError(f"{where}.arguments={short(arguments)}: expected an object, or a text, the JSON of one")
     return {**function, "arguments": dict(arguments)}
 
 

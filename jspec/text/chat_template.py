@@ -63,7 +63,7 @@ def prompt_tokens(
             "give add_generation_prompt=False beside it"
         )
     for name in options:
-        allowed = name not in _reserved()
+        allowed = name not in reserved_names()
         require(allowed, name, options[name], "only variables of the chat template, and this is none; leave it out")
     template = _template(tokenizer, chat_template, tools := _tools(tools))
     options |= {"tools": tools, "documents": _documents(documents)}
@@ -264,7 +264,7 @@ def _documents(given: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
 
 
 @functools.cache
-def _reserved() -> frozenset[str]:
+def reserved_names() -> frozenset[str]:
     """Names that are no template variables: arguments of transformers, and variables that jspec sets."""
     from transformers import PreTrainedTokenizerBase  # imported here, because it takes seconds
 

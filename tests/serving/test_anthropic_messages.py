@@ -120,10 +120,11 @@ def test_tokens_are_counted(service):
 def test_unknown_fields_and_tools_of_servers_are_ignored_with_one_line(service, caplog):
     with caplog.at_level("INFO", "jspec.serve"):
         tools = [{"type": "web_search_20250305", "name": "web_search"}]
-        body = message(service, max_tokens=2, unheard_of={"a": 1}, tools=tools, metadata={"user_id": "{}"})
+        fields = {"unheard_of": {"a": 1}, "a\nb": 2, "thinking": {"type": "new"}, "metadata": {"user_id": "{}"}}
+        body = message(service, max_tokens=2, tools=tools, **fields)
     assert body.status_code == 200
     [line] = [record.getMessage() for record in caplog.records]
-    assert line == "/v1/messages: ignored tools[0].type='web_search_20250305', unheard_of"
+    assert line == "/v1/messages: ignored tools[0].type='web_search_20250305', thinking.type='new', 'a\\nb', unheard_of"
 
 
 def test_a_key_may_be_in_x_api_key():
@@ -226,6 +227,18 @@ def test_a_conversation_is_translated():
         ({"messages": SAY, "tools": [{"name": "f", "input_schema": 7}]}, "tools[0].input_schema=7"),
         ({"messages": SAY, "system": {"a": 1}}, "system={'a': 1}: expected text"),
         ({"messages": SAY, "tools": [READ], "tool_choice": {"type": "some"}}, "tool_choice.type='some'"),
+        ({"messages": SAY, "tools": [READ], "tool_choice": {"type": ["tool"]}}, "tool_choice.type=['tool']"),
+        ({"messages": SAY, "tools": [READ], "tool_choice": {"type": "tool"}}, "tool_choice.name=None: expected one of"),
+        (
+            {"messages": SAY, "tools": [READ], "tool_choice": {"type": "auto", "disable_parallel_tool_use": "yes"}},
+            "tool_choice.disable_parallel_tool_use='yes': expected true or false",
+        ),
+        ({"messages": SAY, "tools": [{**READ, "strict": 1}]}, "tools[0].strict=1: expected true or false"),
+        ({"messages": SAY, "thinking": {"type": ["disabled"]}}, "thinking.type=['disabled']: expected one of enabled"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": ["t1"]}]}]},
+            "messages[0].content[0].tool_use_id=['t1']: expected the id of a tool_use",
+        ),
         ({"messages": SAY, "output_config": {"effort": "huge"}}, "output_config.effort='huge'"),
         ({"messages": SAY, "output_config": {"format": {"type": "x"}}}, "output_config.format="),
     ],
@@ -253,7 +266,7 @@ def test_errors_name_their_path(fields, words):
             {"tools": [READ], "tool_choice": {"type": "tool", "name": "w"}},
             400,
             "invalid_request_error",
-            "'w': expected one of",
+            "tool_choice.name='w': expected one of read_file",
         ),
     ],
 )

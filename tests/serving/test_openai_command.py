@@ -173,6 +173,8 @@ def test_a_target_is_a_folder_or_in_the_hub_cache(tmp_path, monkeypatch):
         (["--shutdown-timeout", "-1"], "shutdown_timeout=-1.0"),
         (["--max-n", "0"], "max_n=0"),
         (["--chat-template", "nowhere"], "chat_template='nowhere'"),
+        (["--template-kwargs", "mood", "messages"], "template_kwargs='messages': expected names of variables"),
+        (["--default-chat-template-kwargs", '{"tokenize": true}'], "default_chat_template_kwargs='tokenize': expected"),
         (["--ssl-certfile", "nowhere"], "ssl_certfile='nowhere'"),
         (["--num-speculative-tokens", "3"], "num_speculative_tokens=3: expected --draft"),
         (["--lookup"], "lookup=True: expected --draft"),
@@ -199,6 +201,17 @@ def test_taken_port_is_reported(tmp_path, capsys):
         port = str(bound.getsockname()[1])
         assert cli.main(["serve", str(tmp_path), "--port", port]) == 2
     assert f"port={port}: expected a free port" in capsys.readouterr().err
+
+
+def test_a_port_belongs_to_the_first_that_takes_it():
+    """A server that still loads its model keeps its port, though it does not listen yet."""
+    from jspec.serving.openai.http_server import listener
+
+    with listener("127.0.0.1", 0) as bound:
+        port = bound.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port={port}: expected a free port of '127.0.0.1'"):
+            listener("127.0.0.1", port)
+    listener("127.0.0.1", port).close()
 
 
 def test_the_guide_has_every_option():

@@ -186,6 +186,10 @@ def test_echo_repeats_the_prompt(service):
     chunks = events(ask(service, "/v1/completions", {**GREEDY, "echo": True, "stream": True}))
     assert chunks[0]["choices"][0]["text"] == PROMPT
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == answer["choices"][0]["text"]
+    cut = {**GREEDY, "echo": True, "logprobs": 0, "truncate_prompt_tokens": 1}
+    (choice,) = ask(service, "/v1/completions", cut).json()["choices"]
+    assert (choice["logprobs"]["tokens"][0], choice["logprobs"]["text_offset"][:2]) == ("):", [0, 2])
+    assert choice["text"] == "".join(choice["logprobs"]["tokens"])
 
 
 def test_chat_equals_generate_of_its_prompt(service):

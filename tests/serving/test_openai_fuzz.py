@@ -14,8 +14,10 @@ from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.commands.demo import FAMILY
 from jspec.config import EngineConfig, Speculation
 from jspec.llm import LLM
+from jspec.serving.anthropic.protocol import MessagesRequest
 from jspec.serving.openai import protocol
 from jspec.serving.openai.limits import Limits
+from jspec.serving.responses_api.protocol import ResponsesRequest
 
 V = 2048
 PATHS = {
@@ -23,6 +25,14 @@ PATHS = {
     "/v1/chat/completions": protocol.ChatRequest,
     "/tokenize": protocol.TokenizeChatRequest,
     "/detokenize": protocol.DetokenizeRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/responses": ResponsesRequest,
+}
+NEEDED = {
+    "/v1/completions": {"prompt"},
+    "/detokenize": {"tokens"},
+    "/v1/messages": {"messages", "max_tokens"},
+    "/v1/responses": {"input"},
 }
 LIMITS = Limits(max_body_bytes=20_000, max_n=3, max_choices=6, max_prompts=4)
 
@@ -45,12 +55,22 @@ scalars = st.one_of(st.none(), st.booleans(), numbers, texts)
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=8
 )
+kinds = st.sampled_from(
+    ["text", "image_url", "tool_use", "tool_result", "thinking", "function_call", "function_call_output", "reasoning"]
+)
+names = st.sampled_from(["a", "b"]) | values  # of calls and tools, so that some are those of others
+block = {"text": texts, "thinking": texts, "id": names, "tool_use_id": names, "call_id": names, "name": names}
+block |= {"input": values, "content": values, "arguments": texts | values, "output": texts | values}
+blocks = st.lists(st.fixed_dictionaries({"type": kinds | values}, optional=block), max_size=3)
 parts = st.lists(st.fixed_dictionaries({"type": st.sampled_from(["text", "image_url"]), "text": texts}), max_size=2)
 calls = st.lists(st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": texts, "arguments": values})}))
 messages = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["system", "user", "assistant", "tool", ""]), "content": texts | parts | scalars},
-        optional={"tool_calls": calls, "name": scalars, "x": values},
+        {
+            "role": st.sampled_from(["system", "user", "assistant", "tool", ""]),
+            "content": texts | parts | scalars | blocks,
+        },
+        optional={"tool_calls": calls, "tool_call_id": names, "name": scalars, "x": values},
     ),
     max_size=3,
 )
@@ -67,6 +87,9 @@ described = st.fixed_dictionaries({}, optional={"name": texts, "schema": schemas
 plausible = {
     "prompt": texts | ids | st.lists(texts | ids, max_size=5),
     "messages": messages,
+    "input": texts | blocks | messages,
+    "system": texts | blocks,
+    "thinking": st.fixed_dictionaries({"type": st.sampled_from(["enabled", "disabled"]) | values}),
     "tokens": ids,
     "model": st.sampled_from(["family", "none"]),
     "n": st.integers(0, 4),
@@ -80,8 +103,14 @@ plausible = {
     | st.fixed_dictionaries({"type": st.just("json_schema")}, optional={"json_schema": described}),
     "structured_outputs": st.one_of([st.fixed_dictionaries({name: form}) for name, form in forms.items()])
     | st.fixed_dictionaries({}, optional=forms),
-    "tool_choice": st.sampled_from(["none", "auto", "required"]),
-    "tools": st.lists(st.fixed_dictionaries({"type": texts, "function": values}), max_size=2),
+    "tool_choice": st.sampled_from(["none", "auto", "required"])
+    | st.fixed_dictionaries({"type": st.sampled_from(["auto", "any", "tool", "function"]) | values, "name": names}),
+    "tools": st.lists(
+        st.fixed_dictionaries(
+            {}, optional={"type": texts | kinds, "name": names, "function": values, "strict": scalars}
+        ),
+        max_size=2,
+    ),
 }
 
 
@@ -89,9 +118,9 @@ plausible = {
 def shaped(draw) -> tuple[str, bytes]:
     """A path, and an object with fields that it has: most values are plausible, some are anything."""
     path = draw(st.sampled_from(list(PATHS)))
-    needed = {"/v1/completions": "prompt", "/detokenize": "tokens"}.get(path, "messages")
+    needed = NEEDED.get(path, {"messages"})
     others = [*PATHS[path].model_fields, *protocol._UNSUPPORTED, "user", "junk"]
-    names = {needed} | draw(st.sets(st.sampled_from(others), max_size=5))
+    names = needed | draw(st.sets(st.sampled_from(others), max_size=5))
     body = {}
     for name in sorted(names):
         usual = plausible.get(name, scalars)
@@ -126,10 +155,16 @@ def check(requests, examples: int) -> set[int]:
         response = asyncio.run(asyncio.wait_for(asked(service, path, content=body), 60))
         assert response.status_code in (200, 400, 404, 413), (path, body, response.text)
         if response.status_code != 200:
-            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+            told = {"message", "type"} if path == "/v1/messages" else {"message", "type", "param", "code"}
+            assert set(response.json()["error"]) == told
         elif response.headers["content-type"].startswith("text/event-stream"):
-            assert response.text.endswith("data: [DONE]\n\n")
-            assert '"error"' not in response.text.rsplit("\n\n", 3)[1], (path, body, response.text)
+            *_, before, last, rest = response.text.split("\n\n")
+            if path in ("/v1/messages", "/v1/responses"):
+                before, last = last, last.partition("\n")[0]
+            ends = {"/v1/messages": ("event: message_stop",)}
+            ends["/v1/responses"] = ("event: response.completed", "event: response.incomplete")
+            assert last in ends.get(path, ("data: [DONE]",)), (path, body, response.text)
+            assert ('{"error"' in before, rest) == (False, ""), (path, body, response.text)
         assert_nothing_is_held(table())
         assert service.in_flight == 0
         seen.add(response.status_code)

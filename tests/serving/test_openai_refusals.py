@@ -1,6 +1,7 @@
 """What a server cannot do, it refuses by name, before anything is started."""
 
 import asyncio
+import gzip
 
 import pytest
 from openai_server import MAX_LEN, ask, assert_nothing_is_held, error_of, family, service_of
@@ -86,6 +87,7 @@ REFUSED = [  # (fields, the field that is named, what the message has)
         "stream_options.include_usage",
         "='x': expected a valid boo",
     ),
+    ({"stream": True, "stream_options": 7}, "stream_options", "stream_options=7: expected a valid dictionary"),
     ({"logit_bias": {"7": "a"}}, "logit_bias.7", "logit_bias.7='a': expected a valid number"),
     ({"logit_bias": {"7" * 999: "a"}}, f"logit_bias.{'7' * 64}", "expected a valid number"),
     ({"priority": 1}, "priority", "--scheduling-policy"),
@@ -129,7 +131,16 @@ REFUSED_CHATS = [
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "expected the name"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message", "beside it"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "--template-kwargs"),
-    ({"chat_template_kwargs": {"enable_thinking": [1]}}, "chat_template_kwargs", "true, false"),
+    (
+        {"chat_template_kwargs": {"enable_thinking": [1]}},
+        "chat_template_kwargs.enable_thinking",
+        "[1]: expected true, ",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
+        "tools[0].function.strict",
+        "strict=1: exp",
+    ),
     ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
     ({"logprobs": 2}, "logprobs", "boolean"),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
@@ -144,6 +155,12 @@ def test_bad_chat_requests_are_refused(service, fields, param, message):
     error = error_of(ask(service, "/v1/chat/completions", {**CHATTING, **fields}), 400)
     assert error["param"] == param
     assert message in error["message"]
+
+
+def test_chats_need_a_template():
+    own = service_of(family(), chat_template=None)
+    error = error_of(ask(own, "/v1/chat/completions", CHATTING), 400)
+    assert error["message"].endswith("ask /v1/completions, or have the server started with --chat-template")
 
 
 def test_fields_with_neutral_values_are_accepted(service):
@@ -182,5 +199,8 @@ def test_bodies_that_are_no_json_objects_are_refused(service, body, message):
 def test_other_content_types_are_refused(service):
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         error_of(ask(service, "/v1/completions", PROMPT, {"content-type": kind}), 415)
-    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    headers = {"content-encoding": "gzip"}
+    error = error_of(ask(service, "/v1/completions", headers=headers, content=gzip.compress(b"{}")), 415)
+    assert error["message"] == "Content-Encoding is 'gzip': expected a body that is not compressed"
+    headers = {"content-type": "Application/JSON; charset=utf-8", "content-encoding": "identity"}
     assert ask(service, "/v1/completions", PROMPT, headers).status_code == 200

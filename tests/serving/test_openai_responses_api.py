@@ -11,7 +11,7 @@ from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.limits import Limits
 from jspec.serving.responses_api.conversation import Conversation
 from jspec.serving.responses_api.store import ResponseStore, Stored
-from jspec.serving.responses_api.tools import Tools, choice_of
+from jspec.serving.responses_api.tools import Tools, choice_of, custom_input
 
 READ = {
     "type": "function",
@@ -117,6 +117,14 @@ def test_a_custom_tool_has_any_text_as_input(service):
     assert done["input"] == item["input"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [('{"input": "x\\ud83d"}', "x\ufffd"), ('{"input": NaN}', '{"input": NaN}'), ('{"input": "x', '{"input": "x')],
+)
+def test_an_input_that_is_no_text_does_not_end_the_response(arguments, given):
+    assert custom_input(arguments) == given
+
+
 def test_reasoning_is_an_item():
     template = CHAT.removesuffix("{% endif %}") + "<think>{% endif %}"
     own = service_of(family(), reasoning_parser="qwen3", chat_template=template)
@@ -150,6 +158,13 @@ def test_a_response_goes_on_from_another(service):
     assert second["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
     assert second["previous_response_id"] == first["id"]
     assert ask(service, f"{PATH}/{first['id']}").json() == first
+
+
+def test_requests_of_one_name_have_responses_of_their_own(service):
+    asked = {"model": "family", "input": "Read a file.", "max_output_tokens": 1}
+    ids = [ask(service, PATH, asked, {"x-request-id": "trace"}).json()["id"] for _ in range(2)]
+    assert [ask(service, f"{PATH}/{id}").json()["id"] for id in ids] == ids
+    assert len(set(ids)) == 2
 
 
 def test_what_a_response_repeats_counts_for_the_store():
@@ -193,10 +208,12 @@ def test_unknown_fields_and_tools_of_servers_are_ignored_with_one_line(service, 
     tools = [{"type": "web_search", "external_web_access": True}]
     with caplog.at_level("INFO", "jspec.serve"):
         fields = {"include": ["reasoning.encrypted_content"], "client_metadata": {"a": "b"}, "prompt_cache_key": "k"}
-        answer = respond(service, max_output_tokens=2, tools=tools, tool_choice="auto", unheard_of=1, **fields)
+        answer = respond(
+            service, max_output_tokens=2, tools=tools, tool_choice="auto", unheard_of=1, **fields | {"a\nb": 2}
+        )
     assert answer.status_code == 200
     [line] = [record.getMessage() for record in caplog.records]
-    assert line == "/v1/responses: ignored tools[0].type='web_search', unheard_of"
+    assert line == "/v1/responses: ignored tools[0].type='web_search', 'a\\nb', unheard_of"
 
 
 def text(value, kind="input_text"):
@@ -261,6 +278,12 @@ def test_a_conversation_is_translated():
         ({"role": "user", "content": [{"type": "input_image"}]}, "input[0].content[0].type='input_image'"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "input[0].content[0]="),
         ({"type": "function_call", "call_id": "c", "name": "f"}, "input[0]="),
+        ({"type": ["message"]}, "input[0].type=['message']: expected"),
+        ({"type": "reasoning", "summary": [{"text": 7}]}, "input[0].summary[0]="),
+        (
+            {"type": "function_call_output", "call_id": ["c"], "output": "x"},
+            "input[0].call_id=['c']: expected the call_id of a call",
+        ),
         (
             {"type": "function_call_output", "call_id": "c", "output": "x"},
             "input[0].call_id='c': expected the call_id of a call",
@@ -278,6 +301,7 @@ def test_errors_of_items_name_their_path(item, words):
     [
         ([{"type": "function"}], "tools[0].name=None"),
         ([{"type": "function", "name": "f", "parameters": 7}], "tools[0].parameters=7"),
+        ([{"type": "function", "name": "f", "strict": "yes"}], "tools[0].strict='yes': expected true or false"),
         ([{"type": "namespace", "name": "n"}], "tools[0]="),
         ([{"type": "namespace", "name": "n", "tools": [7]}], "tools[0].tools[0]=7"),
         ([{"type": "namespace", "name": "n", "tools": [{"name": ""}]}], "tools[0].tools[0].name=''"),
@@ -290,10 +314,13 @@ def test_errors_of_tools_name_their_path(tools, words):
 
 
 def test_choices_are_translated():
-    assert choice_of("auto") == "auto"
-    assert choice_of({"type": "allowed_tools", "mode": "required", "tools": []}) == "required"
-    with pytest.raises(ApiError):
-        choice_of({"type": "file_search"})
+    tools = Tools([{"type": "function", "name": "read"}])
+    assert choice_of("auto", tools) == "auto"
+    assert choice_of({"type": "allowed_tools", "mode": "required", "tools": []}, tools) == "required"
+    with pytest.raises(ApiError, match=r"tool_choice={'type': 'file_search'}"):
+        choice_of({"type": "file_search"}, tools)
+    with pytest.raises(ApiError, match=r"tool_choice\.name='write': expected one of read"):
+        choice_of({"type": "function", "name": "write"}, tools)
 
 
 @pytest.mark.parametrize(

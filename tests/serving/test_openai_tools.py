@@ -245,6 +245,9 @@ def test_results_of_tools_need_a_call(service):
     messages.insert(1, {"role": "assistant", "content": "", "tool_calls": [call]})
     error = error_of(ask(service, "/v1/chat/completions", {"messages": messages, "max_tokens": 1}), 400)
     assert error["param"] == "messages[2].tool_call_id"
+    messages[2]["tool_call_id"] = ["c2"]
+    error = error_of(ask(service, "/v1/chat/completions", {"messages": messages, "max_tokens": 1}), 400)
+    assert error["message"].startswith("messages[2].tool_call_id=['c2']: expected the id")
     messages[2]["tool_call_id"] = "c2"
     assert ask(service, "/v1/chat/completions", {"messages": messages, "max_tokens": 1}).status_code == 200
 

@@ -220,14 +220,21 @@ def test_worker_death_in_a_stream_ends_it_with_an_error(half):
     run(test)
 
 
-def test_worker_death_after_a_stream_is_not_an_error():
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [
+        ("/v1/completions", b"data: [DONE]\n\n"),
+        ("/v1/messages", b'event: message_stop\ndata: {"type":"message_stop"}\n\n'),
+    ],
+)
+def test_worker_death_after_a_stream_is_not_an_error(path, last):
     async def die(asked, reader, writer):
-        writer.write(STREAM + chunk(EVENT) + chunk(b"data: [DONE]\n\n"))
+        writer.write(STREAM + chunk(EVENT) + chunk(last))
 
     async def test():
         async with running(die) as (_, _, client):
-            response = await client.post("/v1/completions", json=CHUNK)
-            assert response.content == EVENT + b"data: [DONE]\n\n"
+            response = await client.post(path, json=CHUNK)
+            assert response.content == EVENT + last
 
     run(test)
 

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.serving.anthropic.protocol import PASSED_ON, CountTokensRequest, MessagesRequest
-from jspec.serving.openai.errors import ApiError, shown, wrong
+from jspec.serving.openai.errors import ApiError, flag, shown, wrong
 
 # Claude Code's first text of ``system``, which differs between versions and would make every prompt a new one.
 BILLING = "x-anthropic-billing-header"
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
+THINKING = ("enabled", "disabled", "adaptive")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -23,8 +24,12 @@ def chat_of(request: CountTokensRequest) -> tuple[dict[str, Any], list[str]]:
     chat: dict[str, Any] = {"messages": _messages(request), "tools": _tools(request.tools or [], left_out)}
     choice = request.tool_choice
     if choice is not None and (chat["tools"] or choice.get("type") not in ("auto", "none")):
-        chat |= _tool_choice(choice)
+        chat |= _tool_choice(choice, [tool["function"]["name"] for tool in chat["tools"]])
     thinking = (request.thinking or {}).get("type")
+    if not (thinking is None or isinstance(thinking, str)):
+        raise wrong("thinking.type", thinking, f"one of {', '.join(THINKING)}")
+    if thinking not in (None, *THINKING):
+        left_out.append(f"thinking.type={shown(thinking)}")
     budget = (request.thinking or {}).get("budget_tokens")
     if thinking == "enabled" and budget is not None:
         if not isinstance(budget, int) or budget < 0:
@@ -104,7 +109,7 @@ def _user(path: str, content: Any, called: set[str]) -> list[dict[str, Any]]:
                 messages.append({"role": "user", "content": text})
         elif kind == "tool_result":
             id = block.get("tool_use_id")
-            if id not in called:
+            if not isinstance(id, str) or id not in called:
                 raise wrong(f"{where}.tool_use_id", id, "the id of a tool_use of a message before")
             given = block.get("content")
             text = "" if given is None else "\n".join(_texts(f"{where}.content", given))
@@ -156,17 +161,20 @@ def _tools(tools: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict
         if not (schema is None or isinstance(schema, Mapping)):
             raise wrong(f"{path}.input_schema", schema, "a JSON schema, which is an object")
         function = {"name": name, "description": tool.get("description"), "parameters": schema or {"type": "object"}}
-        function |= {"strict": True} if tool.get("strict") is True else {}
+        function |= {"strict": True} if flag(f"{path}.strict", tool.get("strict")) else {}
         functions.append({"type": "function", "function": {k: v for k, v in function.items() if v is not None}})
     return functions
 
 
-def _tool_choice(given: Mapping[str, Any]) -> dict[str, Any]:
-    kind = given.get("type")
-    chat: dict[str, Any] = {"parallel_tool_calls": False} if given.get("disable_parallel_tool_use") is True else {}
+def _tool_choice(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    kind, name = given.get("type"), given.get("name")
+    alone = flag("tool_choice.disable_parallel_tool_use", given.get("disable_parallel_tool_use"))
+    chat: dict[str, Any] = {"parallel_tool_calls": False} if alone else {}
     if kind == "tool":
-        return chat | {"tool_choice": {"type": "function", "function": {"name": given.get("name")}}}
-    if kind not in CHOICES:
+        if name not in names:
+            raise wrong("tool_choice.name", name, f"one of {', '.join(names)}" if names else "tools beside it")
+        return chat | {"tool_choice": {"type": "function", "function": {"name": name}}}
+    if not isinstance(kind, str) or kind not in CHOICES:
         raise wrong("tool_choice.type", kind, '"auto", "any", "tool" or "none"')
     return chat | {"tool_choice": CHOICES[kind]}
 

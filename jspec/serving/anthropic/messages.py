@@ -14,7 +14,7 @@ from jspec.serving.openai.chat_turn import ChatTurn
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.header_checks import request_id_of
 from jspec.serving.openai.json_body import read_object
-from jspec.serving.openai.protocol import ChatRequest, parsed, read_fields
+from jspec.serving.openai.protocol import ChatRequest, parsed, read_fields, unread
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.serving_base import RequestSettings, respond, tenant_of
 
@@ -53,8 +53,7 @@ async def _read(service: Service, http: HttpRequest, kind: type[R]) -> tuple[R, 
     request = read_fields(kind, body, service.most_entries)
     model = service.require_model(request.model)
     fields, left_out = await service.prepare(lambda: chat_of(request))  # blocks may be many
-    unknown = (request.model_extra or {}).keys() - WITHOUT_EFFECT - set(PASSED_ON)
-    left_out += sorted(name[:64] for name in unknown)[:8]
+    left_out += unread(request, {*WITHOUT_EFFECT, *PASSED_ON})
     if left_out:
         log.info("%s: ignored %s", http.url.path, ", ".join(left_out))
     if not fields["tools"]:

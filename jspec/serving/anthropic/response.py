@@ -1,6 +1,5 @@
 """A message of ``/v1/messages``, complete or as events."""
 
-import json
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -9,6 +8,7 @@ from jspec.serving.openai.errors import ApiError, anthropic_body
 from jspec.serving.openai.streaming import named_event
 from jspec.serving.openai.turn_response import TurnResponse
 from jspec.text.parsers.blocks import Block, Step
+from jspec.text.parsers.schema_types import json_object
 
 EMPTY = {"reasoning": {"thinking": "", "signature": ""}, "text": {"text": ""}}
 TYPES = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
@@ -65,7 +65,7 @@ class MessageResponse(TurnResponse):
 
     def _complete_block(self, block: Block) -> dict[str, Any]:
         if block.kind == "call":
-            return {**self._empty_block(block), "input": _object(block.text)}
+            return {**self._empty_block(block), "input": json_object(block.text) or {}}
         return {**self._empty_block(block), DELTAS[block.kind][1]: block.text}
 
     @property
@@ -89,12 +89,3 @@ class MessageResponse(TurnResponse):
 
 def _event(kind: str, **fields: Any) -> bytes:
     return named_event(kind, {"type": kind, **fields})
-
-
-def _object(text: str) -> dict[str, Any]:
-    """The arguments of a call; empty where the model was cut before they were JSON, or wrote something else."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.serving.openai.errors import ApiError, require_that, wrong
+from jspec.serving.openai.errors import ApiError, flag, require_that, wrong
 from jspec.serving.openai.protocol import ChatFields
 from jspec.serving.openai.service import Service
 from jspec.text.detokenizer import TooLong
@@ -19,11 +19,18 @@ def prompt_of(service: Service, request: ChatFields, kept: int | None = None) ->
     Raises:
       ApiError: 400; the conversation is malformed or too long, or the template refuses it.
     """
+    if not service.chats:
+        message = "the model has no chat template: ask /v1/completions, or have the server started with --chat-template"
+        raise ApiError(400, message, "messages")
     ends_open = bool(request.continue_final_message)
     adds = not ends_open if request.add_generation_prompt is None else request.add_generation_prompt
     if ends_open and adds:
         raise wrong("continue_final_message", True, "add_generation_prompt=false beside it")
     _require_calls(request.messages)
+    for index, tool in enumerate(request.tools or ()):
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping):  # what else it is, the template's checks refuse
+            flag(f"tools[{index}].function.strict", function.get("strict"))
     try:
         return service.llm.chat_prompt(
             request.messages,
@@ -57,7 +64,7 @@ def _require_calls(messages: Sequence[Any]):
             ids |= {call.get("id") for call in calls if isinstance(call, Mapping) and isinstance(call.get("id"), str)}
         if role == "tool":
             id = message.get("tool_call_id")
-            ok = called and (id is None or not ids or id in ids)
+            ok = called and (id is None or not ids or (isinstance(id, str) and id in ids))
             expected = "the id of one of the tool_calls before it"
             require_that(ok, f"messages[{index}].tool_call_id", id, expected)
 
@@ -78,7 +85,6 @@ def _given_variables(service: Service, given: dict[str, Any]) -> dict[str, Any]:
             message = f"chat_template_kwargs has {name[:64]!r}: expected names among {allowed} (--template-kwargs)"
             raise ApiError(400, message, "chat_template_kwargs")
         ok = isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= MAX_KWARG)
-        require_that(
-            ok, "chat_template_kwargs", value, f"true, false, numbers, or texts of up to {MAX_KWARG} characters"
-        )
+        expected = f"true, false, a number, or a text of up to {MAX_KWARG} characters"
+        require_that(ok, f"chat_template_kwargs.{name}", value, expected)
     return given

@@ -24,7 +24,8 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     request = parsed(CompletionRequest, await read_object(service, http), service.most_entries)
     model = service.require_model(request.model)
     prompts = _prompts(service, request)
-    texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+    whole = request.truncate_prompt_tokens is None  # else the text is that of the remaining tokens
+    texts = [prompt if whole and isinstance(prompt, str) else None for prompt in prompts]
     names = ["prompt"] if len(prompts) == 1 else [f"prompt[{i}]" for i in range(len(prompts))]
 
     settings = request_settings(service, request, len(prompts), tenant_of(http))
@@ -50,7 +51,7 @@ class CompletionResponse(GenerationResponse):
     """The response of ``/v1/completions``.
 
     Args:
-      texts: the prompts' texts; None for prompts of token ids.
+      texts: the prompts' texts; None for prompts that are known as token ids alone.
     """
 
     prefix, complete_object, chunk_object = "cmpl", "text_completion", "text_completion"

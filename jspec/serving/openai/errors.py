@@ -48,7 +48,7 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, usual)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self, path: str = "") -> JSONResponse:
+    def response(self, path: str) -> JSONResponse:
         """The response to a request for a path, in the form that clients of this path read."""
         body = anthropic_body(self) if path.startswith(ANTHROPIC) else self.body
         status = 529 if path.startswith(ANTHROPIC) and self.status == 503 else self.status
@@ -70,6 +70,16 @@ def require_that(ok: bool, param: str, value: Any, expected: str):
     """Raise the error of ``wrong`` unless ``ok``."""
     if not ok:
         raise wrong(param, value, expected)
+
+
+def flag(param: str, value: Any) -> bool:
+    """The boolean of a field that no type declares; False if it is missing.
+
+    Raises:
+      ApiError: 400; it is something else.
+    """
+    require_that(value is None or isinstance(value, bool), param, value, "true or false")
+    return value is True
 
 
 def shown(value: Any) -> str:

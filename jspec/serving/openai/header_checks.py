@@ -52,7 +52,7 @@ class HeaderChecks:
         try:
             self._check(scope)
         except ApiError as error:
-            await error.response()(scope, receive, sending)
+            await error.response(scope["path"])(scope, receive, sending)
             return
         await self._app(scope, receive, sending)
 

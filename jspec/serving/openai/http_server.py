@@ -50,7 +50,13 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None):
-        """Listen. uvicorn has no argument for the handshake, which asyncio lets take a minute."""
+        """Listen. uvicorn has no argument for the handshake, which asyncio lets take a minute.
+
+        Raises:
+          OSError: another process listens at an address.
+        """
+        for bound in sockets or ():
+            _listen(bound, self.config.backlog)
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_LoopErrors())
         create_server = loop.create_server
@@ -92,6 +98,9 @@ def most_connections(wanted: int) -> int:
 def listener(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet, so that a bad address is found before the model is loaded.
 
+    Until it listens, no other process can bind to its address, even one that asks to reuse it: two servers that are started
+    at the same time would both load their models, and one of them would find out afterwards.
+
     Raises:
       ValueError: the address cannot be used.
     """
@@ -103,10 +112,29 @@ def listener(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         bound.close()
-        raise ValueError(f"port={port}: expected a free port of {host!r} ({error}); 0 takes any") from None
+        raise ValueError(_taken(host, port, error)) from None
     return bound
+
+
+def _listen(bound: socket.socket, backlog: int):
+    """Have a socket of ``listener`` listen. Its connections let a later server bind to its address while they end.
+
+    Raises:
+      OSError: another process listens at its address.
+    """
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.listen(backlog)
+    except OSError as error:
+        host, port = bound.getsockname()[:2]
+        raise OSError(_taken(host, port, error)) from None
+
+
+def _taken(host: str, port: int, error: OSError) -> str:
+    return f"port={port}: expected a free port of {host!r} ({error}); 0 takes any"
 
 
 def make_server(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from starlette.requests import Request
 
+from jspec._validation import is_text
 from jspec.serving.openai.errors import ApiError, shown, wrong
 from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.service import Service
@@ -26,6 +27,9 @@ async def read_object(service: Service, request: Request) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which no web page can send without being allowed to
         raise ApiError(415, f"Content-Type is {shown(kind)}: expected application/json")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise ApiError(415, f"Content-Encoding is {shown(coding)}: expected a body that is not compressed")
     limits = service.limits
     async with service.bodies.read(request) as body:
         if len(body) > BIG:
@@ -78,7 +82,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         seen = set()
         name = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise ApiError(400, f"{shown(name)} is given twice in one object", param=name if _is_text(name) else None)
+        raise ApiError(400, f"{shown(name)} is given twice in one object", param=name if is_text(name) else None)
     return value
 
 
@@ -95,7 +99,7 @@ def _float(text: str) -> float:
 
 def _check(field: str, value: Any, limits: Limits):
     """Check depth, integers and strings of everything in the value of a field."""
-    param = field if _is_text(field) else None
+    param = field if is_text(field) else None
     level, depth = [value], 1
     while level:
         if depth > limits.max_json_depth:
@@ -107,7 +111,7 @@ def _check(field: str, value: Any, limits: Limits):
                 if not -LARGEST < item < LARGEST:
                     raise wrong(field, item, "integers of at most 64 bits")
             elif type(item) is str:
-                if not _is_text(item):
+                if not is_text(item):
                     raise ApiError(400, f"{shown(field)} has half of a surrogate pair, which is no character", param)
             elif type(item) is list:
                 inner += item
@@ -115,14 +119,3 @@ def _check(field: str, value: Any, limits: Limits):
                 inner += item
                 inner += item.values()
         level, depth = inner, depth + 1
-
-
-def _is_text(value: str) -> bool:
-    """Whether a string can be encoded in UTF-8."""
-    if value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -4,7 +4,7 @@ Types are strict: ``"1"`` is not a number. ``null`` is the same as a missing fie
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -166,7 +166,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": ((), 'use tools, a list of {"type": "function", "function": ..}'),
     "function_call": (("none", "auto"), "use tool_choice"),
     "web_search_options": ((), "jspec searches nothing"),
-    "verbosity": ((), "not supported"),
+    "verbosity": ((), "jspec has nothing like it"),
     "chat_template": ((), "a template comes from the checkpoint, or from --chat-template, never from a request"),
     "prompt_embeds": ((), "give text or token ids"),
     "guided_json": ((), _GUIDED),
@@ -176,10 +176,10 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "guided_decoding_backend": ((), _GUIDED),
     "guided_whitespace_pattern": ((), _GUIDED),
     "structural_tag": ((), _GUIDED),
-    "logits_processors": ((), "not supported"),
+    "logits_processors": ((), "jspec has nothing like it"),
     "mm_processor_kwargs": ((), "jspec reads text alone"),
-    "kv_transfer_params": ((), "not supported"),
-    "vllm_xargs": ((), "not supported"),
+    "kv_transfer_params": ((), "jspec has nothing like it"),
+    "vllm_xargs": ((), "jspec has nothing like it"),
 }
 
 B = TypeVar("B", bound=Body)
@@ -230,7 +230,9 @@ def _refusal(error: ValidationError, given: Mapping[str, Any]) -> ApiError:
         return ApiError(400, f"{path} is missing", path)
     if kind == "extra_forbidden":
         return ApiError(400, f"unknown field {shown(path)}: leave it out", path)
-    reasons = dict.fromkeys(detail["msg"].removeprefix("Input should be ") for detail in same)
+    reasons = dict.fromkeys(
+        detail["msg"].removeprefix("Input should be ").partition(" or instance of ")[0] for detail in same
+    )
     return ApiError(400, f"{path}={shown(same[0]['input'])}: expected {' or '.join(reasons)}", path)
 
 
@@ -256,6 +258,16 @@ def _require_nothing(kind: type[Body], name: str, value: Any):
     near = difflib.get_close_matches(name[:MAX_NAME], kind.model_fields, n=1)
     hint = f"did you mean {near[0]}?" if near else "leave it out"
     raise ApiError(400, f"unknown field {shown(name)}: {hint}", name)
+
+
+def unread(request: Body, known: Collection[str]) -> list[str]:
+    """Names of fields that an endpoint does not read, for the log; those with line breaks, for example, in quotes.
+
+    Args:
+      known: names of further fields that are read, or that have no effect.
+    """
+    names = sorted((request.model_extra or {}).keys() - set(known))[:MAX_REASONS]
+    return [name[:MAX_NAME] if name.isprintable() else shown(name[:MAX_NAME]) for name in names]
 
 
 def _same(value: Any, other: Any) -> bool:

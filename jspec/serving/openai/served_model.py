@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jspec
@@ -15,7 +15,7 @@ from jspec.commands.model_args import chosen_model
 from jspec.llm import LLM
 from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.openai.service import TEMPLATE_KWARGS, Service
-from jspec.text.chat_template import read_template
+from jspec.text.chat_template import read_template, reserved_names
 from jspec.text.grammar.limits import GrammarLimits
 from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, detect_of
 
@@ -51,6 +51,8 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
     model = chosen_model(args)
     template = None if args.chat_template is None else read_template(args.chat_template)
     variables = _default_variables(args.default_chat_template_kwargs)
+    _require_variables("default_chat_template_kwargs", variables)
+    _require_variables("template_kwargs", args.template_kwargs or ())
     for option, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
         given = getattr(args, option)
         require(given in (AUTO, NONE, *known), option, given, f"auto, none, or one of {', '.join(sorted(known))}")
@@ -93,6 +95,16 @@ def _parsers(llm: LLM, template: str | None, tool: str, reasoning: str) -> tuple
         for given, by_itself in zip((tool, reasoning), by_template, strict=True)
     )
     return tool_parser, reasoning_parser
+
+
+def _require_variables(option: str, names: Iterable[str]):
+    """Check that a template can have variables of these names; else every chat that has them would be refused.
+
+    Raises:
+      ValueError: jspec or transformers sets one of them itself.
+    """
+    for name in names:
+        require(name not in reserved_names(), option, name, "names of variables that are the chat template's own")
 
 
 def _default_variables(given: str | None) -> dict[str, Any]:

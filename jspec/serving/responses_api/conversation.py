@@ -47,10 +47,13 @@ class Conversation:
 
     def _item(self, path: str, item: Mapping[str, Any]):
         kind = item.get("type", "message")
+        if not isinstance(kind, str):
+            raise wrong(f"{path}.type", kind, '"message" or the name of another type')
         if kind == "message":
             self._message(path, item)
         elif kind == "reasoning":
-            thoughts = _texts(f"{path}.content", item.get("content") or item.get("summary") or "", any_kind=True)
+            field = "content" if item.get("content") else "summary"
+            thoughts = _texts(f"{path}.{field}", item.get(field) or "", any_kind=True)
             if thoughts:
                 message = self._assistant(new=True)
                 message["reasoning_content"] = "\n".join(thoughts)
@@ -58,7 +61,7 @@ class Conversation:
             self._call(path, item, CALLS[kind])
         elif kind in OUTPUTS:
             id = item.get("call_id")
-            if id not in self._called:
+            if not isinstance(id, str) or id not in self._called:
                 raise wrong(f"{path}.call_id", id, "the call_id of a call before")
             text = "\n".join(_texts(f"{path}.output", item.get("output")))
             self.messages.append({"role": "tool", "tool_call_id": id, "content": text})

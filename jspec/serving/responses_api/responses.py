@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import uuid
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -10,9 +11,8 @@ from starlette.responses import JSONResponse, Response
 
 from jspec.serving.openai.chat_turn import ChatTurn
 from jspec.serving.openai.errors import ApiError, shown, wrong
-from jspec.serving.openai.header_checks import request_id_of
 from jspec.serving.openai.json_body import read_object
-from jspec.serving.openai.protocol import ChatRequest, parsed, read_fields
+from jspec.serving.openai.protocol import ChatRequest, parsed, read_fields, unread
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.serving_base import RequestSettings, respond, tenant_of
 from jspec.serving.openai.streaming import json_of
@@ -57,14 +57,14 @@ async def responses(service: Service, http: HttpRequest) -> Response:
 
         def prepare(settings: RequestSettings) -> ResponsesResponse:
             requests = turn.requests(settings)
-            request_id, before = request_id_of(http.scope), json_of(asked.messages)
+            own_id, before = uuid.uuid4().hex, json_of(asked.messages)  # several requests may have one ``x-request-id``
 
             def store(response: bytes, message: bytes):
                 if asked.request.store is not False:
                     messages = (before[:-1] + b"," if asked.messages else b"[") + message + b"]"
-                    service.stored_responses.add(f"{PREFIX}{request_id}", Stored(tenant.key, messages, response))
+                    service.stored_responses.add(f"{PREFIX}{own_id}", Stored(tenant.key, messages, response))
 
-            return ResponsesResponse(turn, model, requests, request_id, asked.request, asked.tools, store)
+            return ResponsesResponse(turn, model, requests, own_id, asked.request, asked.tools, store)
 
         return await respond(service, http, asked.chat, turn.settings, prepare)
     except ApiError as error:
@@ -100,12 +100,11 @@ def _asked(service: Service, http: HttpRequest, body: dict[str, Any], tenant: by
     chat |= {name: getattr(request, name) for name in ("stream", "temperature", "top_p", "parallel_tool_calls")}
     chat |= {name: value for name, value in (request.model_extra or {}).items() if name in PASSED_ON}
     if tools.functions:
-        chat |= {"tools": tools.functions, "tool_choice": choice_of(request.tool_choice)}
+        chat |= {"tools": tools.functions, "tool_choice": choice_of(request.tool_choice, tools)}
     elif request.tool_choice not in (None, "auto", "none"):
         raise wrong("tool_choice", request.tool_choice, "tools beside it")
     chat |= _reasoning(request) | _format(request)
-    unknown = (request.model_extra or {}).keys() - WITHOUT_EFFECT - set(PASSED_ON)
-    left_out = [*tools.left_out, *conversation.left_out, *sorted(name[:64] for name in unknown)][:8]
+    left_out = [*tools.left_out, *conversation.left_out, *unread(request, {*WITHOUT_EFFECT, *PASSED_ON})][:8]
     if left_out:
         log.info("%s: ignored %s", http.url.path, ", ".join(left_out))
     return _Asked(request, parsed(ChatRequest, chat, service.most_entries), tools, conversation.messages)

@@ -5,11 +5,11 @@ argument, ``input``.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.serving.openai.errors import shown, wrong
+from jspec.serving.openai.errors import flag, shown, wrong
+from jspec.text.parsers.schema_types import json_object
 
 INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
@@ -80,32 +80,32 @@ class Tools:
             raise wrong(f"{path}.parameters", parameters, "a JSON schema, which is an object")
         function = {"name": self.function(name, namespace), "description": tool.get("description")}
         function |= {"parameters": parameters or {"type": "object", "properties": {}}}
-        function |= {"strict": True} if tool.get("strict") is True else {}
+        function |= {"strict": True} if flag(f"{path}.strict", tool.get("strict")) else {}
         self._origins[function["name"]] = Tool(name, namespace, kind == "custom")
         self.functions.append({"type": "function", "function": {k: v for k, v in function.items() if v is not None}})
 
 
 def custom_input(arguments: str) -> str:
     """The input of a custom tool, from the arguments of its function."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return arguments
-    given = value.get("input") if isinstance(value, dict) else None
+    given = (json_object(arguments) or {}).get("input")
     return given if isinstance(given, str) else arguments
 
 
-def choice_of(given: Any) -> Any:
+def choice_of(given: Any, tools: Tools) -> Any:
     """``tool_choice`` in the form of a chat.
 
     Raises:
-      ApiError: 400.
+      ApiError: 400; it is malformed, or names none of the tools.
     """
     if not isinstance(given, Mapping):
         return given
     kind, name = given.get("type"), given.get("name")
     if kind in ("function", "custom") and isinstance(name, str):
-        return {"type": "function", "function": {"name": Tools([]).function(name, str(given.get("namespace") or ""))}}
+        function = tools.function(name, str(given.get("namespace") or ""))
+        names = [tool["function"]["name"] for tool in tools.functions]
+        if function not in names:
+            raise wrong("tool_choice.name", function, f"one of {', '.join(names)}")
+        return {"type": "function", "function": {"name": function}}
     if kind == "allowed_tools" and given.get("mode") in ("auto", "required"):
         return given["mode"]
     raise wrong("tool_choice", given, '"none", "auto", "required" or {"type": "function", "name": ".."}')

@@ -23,7 +23,7 @@ class RequireToken:
         token = next((value for name, value in scope.get("headers", ()) if name == HEADER.encode()), b"")
         if scope["type"] == "http" and not hmac.compare_digest(token, self._token):
             error = ApiError(403, "only the supervisor of the server may use this address")
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         client = next(
             (value.decode("latin-1") for name, value in scope.get("headers", ()) if name == CLIENT.encode()), ""

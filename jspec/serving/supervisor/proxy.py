@@ -15,17 +15,20 @@ from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
 from jspec.serving.openai.auth import Keys
-from jspec.serving.openai.errors import ApiError, shown
+from jspec.serving.openai.errors import ANTHROPIC, ApiError, anthropic_body, shown
 from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.paths import OPEN
 from jspec.serving.openai.request_body import Bodies
-from jspec.serving.openai.streaming import DONE, event, while_connected
+from jspec.serving.openai.streaming import DONE, event, named_event, while_connected
 from jspec.serving.supervisor.private import CLIENT, HEADER
 
 log = logging.getLogger("jspec.serve")
 
 RETRY_AFTER = 5  # seconds
 LAST_BYTES = 5.0  # seconds in which a worker's last bytes, sent before it ended, may still reach the client
+STOP = named_event(
+    "message_stop", {"type": "message_stop"}
+)  # the last event of Anthropic's streams, longer than ``DONE``
 CONNECT = 5.0  # seconds within which a ready worker accepts a connection
 # Headers that are not forwarded: those of one connection, and those that server or client set themselves.
 _OWN = {
@@ -155,21 +158,22 @@ class Proxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send):
         assert scope["type"] == "http", scope["type"]
-        reply = _Reply(send)
+        path = scope["path"]
+        reply = _Reply(send, path)
         try:
             upstream = self._authorize(scope)
             async with self._bodies.read(Request(scope, receive)) as body:
                 await while_connected(receive, self._forward(upstream, scope, body, reply))
         except (ClientDisconnect, OSError):  # the 499 below is only for the log
             if not reply.begun:
-                await ApiError(499, "the client disconnected").response()(scope, receive, send)
+                await ApiError(499, "the client disconnected").response(path)(scope, receive, send)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.response(path)(scope, receive, send)
         except Exception as error:
             if reply.begun:
                 raise
             log.error("a request could not be passed on", exc_info=error)
-            await ApiError(500, "the server failed; its log says why").response()(scope, receive, send)
+            await ApiError(500, "the server failed; its log says why").response(path)(scope, receive, send)
 
     def _authorize(self, scope: Scope) -> Upstream:
         """Check the API key and the path; returns the worker.
@@ -216,12 +220,16 @@ class _ClientGone(OSError):
 class _Reply:
     """What a client gets.
 
+    Args:
+      send: of ASGI.
+      path: that it asked for.
+
     Attributes:
       begun: whether it has got anything.
     """
 
-    def __init__(self, send: Send):
-        self._send, self.begun = send, False
+    def __init__(self, send: Send, path: str):
+        self._send, self._path, self.begun = send, path, False
         self._tail = b""  # of the events that were sent
 
     async def start(self, response: aiohttp.ClientResponse, length: int | None = None):
@@ -233,7 +241,7 @@ class _Reply:
 
     async def add(self, data: bytes, more: bool = True):
         """Send a part of the body; the last one without ``more``."""
-        self._tail = (self._tail + data)[-len(DONE) :]
+        self._tail = (self._tail + data)[-len(STOP) :]
         await self._say({"type": "http.response.body", "body": data, "more_body": more})
 
     async def fail(self, error: ApiError):
@@ -244,7 +252,10 @@ class _Reply:
         """
         if not self.begun:
             raise error
-        await self.add(b"" if self._tail == DONE else event(error.body) + DONE, more=False)
+        last, told = DONE, event(error.body) + DONE
+        if self._path.startswith(ANTHROPIC):
+            last, told = STOP, named_event("error", anthropic_body(error))
+        await self.add(b"" if self._tail.endswith(last) else told, more=False)
 
     async def _say(self, message: Message):
         self.begun = True

@@ -79,6 +79,19 @@ def finite_json(text: str) -> Any:
         raise ValueError("nested too deeply") from error
 
 
+def json_object(text: str) -> dict[str, Any] | None:
+    """The object that a call's arguments are the JSON of; None if they are no such JSON, because the model was cut or wrote
+    something else. In its strings U+FFFD stands for each half of a surrogate pair, which is no character."""
+    try:
+        value = finite_json(text)
+        if "\\u" in text:
+            written = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+            value = json.loads(written.decode("utf-16", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no JSON")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from transcripts import function
 
-from jspec.text.parsers.schema_types import functions_by_name, parameter_types, raw_to_json
+from jspec.text.parsers.schema_types import functions_by_name, json_object, parameter_types, raw_to_json
 
 
 def types(schema) -> frozenset[str]:
@@ -57,6 +57,22 @@ def test_text_becomes_json(text, names, expected):
     value = raw_to_json(text, frozenset(names.split()))
     assert value == expected
     json.loads(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ('{"a": "\\ud83d\\ude00 \\ud83d", "\\udc00": 1}', {"a": "😀 \ufffd", "\ufffd": 1}),
+        ('{"a": ', None),
+        ('{"a": NaN}', None),
+        ('{"a": 1e999}', None),
+        ('{"a": ' + "[" * 9999, None),
+        ("[1]", None),
+    ],
+)
+def test_arguments_are_an_object_that_a_response_can_hold(text, expected):
+    assert json_object(text) == expected
 
 
 @pytest.mark.parametrize(
