@@ -48,7 +48,7 @@ def has_kernel(tokens: int, scale: jax.Array | None) -> bool:
     return tokens <= _MOST_TOKENS or (scale is not None and scale.ndim > 2)
 
 
-def multiply_latents(equation: str, x, weight, scale) -> jax.Array:
+def multiply_latents(equation: str, x, weight, scale, latent_scale=None) -> jax.Array:
     """Products of latents with the map of each head, ``[..., N, n]`` in the dtype of x.
 
     The sum over numbers that share a scale is in float32, and is multiplied by it before sums are added and rounded.
@@ -59,6 +59,8 @@ def multiply_latents(equation: str, x, weight, scale) -> jax.Array:
       x: ``[..., Ck]`` or ``[..., N, Ck]``.
       weight: ``[N, n, Ck]``.
       scale: as for ``scale_groups``.
+      latent_scale: what products with a latent are multiplied by before they are rounded, float32 ``[...]``; None if they
+        are as they should be.
     """
     precision, total = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None, None
     for numbers, of_group in scale_groups(weight.shape[-1], scale):
@@ -68,4 +70,5 @@ def multiply_latents(equation: str, x, weight, scale) -> jax.Array:
             sums *= of_group.reshape((1,) * (sums.ndim - 2) + of_group.shape)
         total = sums if total is None else total + sums
     assert total is not None
+    total = total if latent_scale is None else total * latent_scale[..., None, None]
     return total.astype(x.dtype)
