@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import test_mla_attention as attention
@@ -17,7 +18,7 @@ from jspec.config import Rope
 from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import CausalView, PagedView
 from jspec.models.layers import rotation_at
-from jspec.pallas.attention.fp8 import KVScales, decode, rounded
+from jspec.pallas.attention.fp8 import KVScales
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.mla.attention import latent_attention_kernel, latent_attention_reference
@@ -25,23 +26,27 @@ from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_wri
 from jspec.pallas.mla.prefill import has_up_projected_attention_kernel, up_projected_attention
 from jspec.pallas.mla.up_project import up_project_kernel, up_project_reference
 
-OF_LATENTS = KVScales(jnp.array([0.013], jnp.float32), None)
+SCALE = np.float32(0.013)
+OF_LATENTS = KVScales(np.array([SCALE]), None)
 KINDS = pytest.mark.parametrize("kind", ["heads", "tokens"])
 DECODED = [attention.CASES[i] for i in (0, 1, 2, 5)]
 EXPANDED = [prefill.CASES[0], prefill.CASES[4]]
 
 
-def in_bytes(pool, kind: str) -> tuple[jax.Array, KVScales]:
-    """A pool of latents as bytes, and their scales; NaN where there was NaN."""
-    codes, of_tokens = rounded(jnp.moveaxis(pool, 0, 2), OF_LATENTS.k if kind == "heads" else None)
-    scales = OF_LATENTS if of_tokens is None else KVScales(jnp.moveaxis(of_tokens, 2, 0), None)
-    return jnp.moveaxis(codes, 2, 0), scales
+def in_bytes(pool, kind: str) -> tuple[np.ndarray, KVScales]:
+    """A pool of latents as bytes, and their scales, by numpy; NaN where there was NaN."""
+    numbers, scale = np.asarray(pool, np.float32), np.full(pool.shape[:3], SCALE)
+    if kind == "tokens":
+        peak = np.maximum(np.abs(numbers).max(axis=-1), 448 * 2.0**-64)
+        scale = np.exp2(np.ceil(np.log2(peak / 448))).astype(np.float32)
+    codes = np.clip(numbers / scale[..., None], -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    return codes, KVScales(scale if kind == "tokens" else scale[0, 0, :1], None)
 
 
 def meaning(codes, scales: KVScales) -> np.ndarray:
     """float64, what the bytes of a pool stand for."""
     of_each = np.asarray(scales.k, np.float64).reshape(*(*scales.k.shape, 1, 1)[:3], 1)
-    return np.asarray(decode(codes, jnp.float32), np.float64) * of_each
+    return np.asarray(codes).view(ml_dtypes.float8_e4m3fn).astype(np.float64) * of_each
 
 
 class TestAttention:
@@ -67,16 +72,22 @@ class TestAttention:
     def test_nan_reaches_those_that_see_it(self, kind):
         case = DECODED[1]
         (q, pool, queries), _ = attention.problem(case)
-        page = queries.table[0, 0]
-        codes, scales = in_bytes(pool.at[0, page, 3, 5].set(jnp.nan), kind)
-        got = self.attend(case)(q, codes, queries, scales)
-        assert jnp.isnan(got[0] if kind == "tokens" else got[0, ..., 5]).all()
-        assert jnp.isfinite(got[4]).all()
+        page = np.asarray(queries.table)[0, 0]
+        pool = np.array(pool)
+        pool[0, page, 3, 5] = np.nan
+        codes, scales = in_bytes(pool, kind)
+        got = np.asarray(self.attend(case)(q, codes, queries, scales))
+        assert np.isnan(got[0] if kind == "tokens" else got[0, ..., 5]).all()
+        assert np.isfinite(got[4]).all()
 
 
 def write_reference(compressed, query_weight, latent_weight, rotation, pool, tokens, scales):
     q, latents = norm_rope_latents(compressed, query_weight, latent_weight, 1e-6, rotation)
     return q, *PagedView(*tokens).write(LayerKV(pool, None, scales), latents[:, :, None], None)
+
+
+def rotation_of(positions, case: attention.Case) -> Rotation:
+    return jax.jit(functools.partial(rotation_at, rope=Rope(theta=100.0), head_dim=case.rotated))(positions)
 
 
 class TestWrite:
@@ -92,18 +103,19 @@ class TestWrite:
     @pytest.mark.parametrize(("case", "queries"), [(DECODED[0], None), (DECODED[1], 24), (DECODED[2], 40)])
     def test_what_is_written_stands_for_the_nearest_numbers(self, case, queries, kind):
         (_, pool, (table, positions, valid)), _ = attention.problem(case)
-        pool, scales = in_bytes(jnp.zeros_like(pool), kind)
-        table = jnp.where(table >= pool.shape[1], 0, table).at[2, 0].set(0)
-        (B, T), keys = positions.shape, jax.random.split(jax.random.key(case.T), 2)
-        compressed = jax.random.normal(keys[0], (B, T, (queries or 24) + case.rank + case.rotated)).astype(case.dtype)
-        compressed = compressed.at[0, 0, -1].set(300.0)  # a rotated key that is far larger than its latent
-        query_weight = None if queries is None else jnp.ones(queries, case.dtype)
-        latent_weight = (1 + jax.random.normal(keys[1], (case.rank,))).astype(case.dtype)
-        rotation = rotation_at(positions, Rope(theta=100.0), case.rotated)
+        pool, scales = in_bytes(np.zeros(pool.shape), kind)
+        table = np.where(np.asarray(table) >= pool.shape[1], 0, table)
+        table[2, 0] = 0
+        rng = np.random.default_rng(case.T)
+        compressed = rng.normal(size=(*positions.shape, (queries or 24) + case.rank + case.rotated)).astype(case.dtype)
+        compressed[0, 0, -1] = 300.0  # a rotated key that is far larger than its latent
+        query_weight = None if queries is None else np.ones(queries, case.dtype)
+        latent_weight = rng.normal(1, size=case.rank).astype(case.dtype)
+        rotation = rotation_of(positions, case)
         tokens = PagedQueries(table, positions, valid)
         args = compressed, query_weight, latent_weight, rotation
         _, got, none, got_scales = self.write(*args, pool, tokens, scales)
-        blank = jnp.zeros(pool.shape, jnp.float32)
+        blank = np.zeros(pool.shape)
         _, plain = attention.by_hand(*args, blank, table, positions, valid)
         assert none is None
         assert got.dtype == jnp.uint8
@@ -125,13 +137,13 @@ class TestWrite:
         """Norms and rotations may differ in a last bit, and then a byte may be a neighbour of the other."""
         case = DECODED[2]
         (_, pool, queries), _ = attention.problem(case)
-        pool, scales = in_bytes(jnp.zeros_like(pool), "tokens")
-        queries = queries._replace(table=jnp.where(queries.table >= pool.shape[1], 0, queries.table))
+        pool, scales = in_bytes(np.zeros(pool.shape), "tokens")
+        queries = queries._replace(table=np.where(np.asarray(queries.table) >= pool.shape[1], 0, queries.table))
         shape = *queries.positions.shape, case.rank + case.rotated + 24
-        compressed = jax.random.normal(jax.random.key(2), shape).astype(case.dtype)
-        rotation = rotation_at(queries.positions, Rope(theta=100.0), case.rotated)
-        args = compressed, None, jnp.ones(case.rank, case.dtype), rotation, pool, queries, scales
-        (_, got, _, of_got), (_, wanted, _, of_wanted) = self.write(*args), write_reference(*args)
+        compressed = np.random.default_rng(2).normal(size=shape).astype(case.dtype)
+        rotation = rotation_of(queries.positions, case)
+        args = compressed, None, np.ones(case.rank, case.dtype), rotation, pool, queries, scales
+        (_, got, _, of_got), (_, wanted, _, of_wanted) = self.write(*args), jax.jit(write_reference)(*args)
         assert (np.asarray(got) == np.asarray(wanted)).mean() > 0.995
         assert (np.asarray(of_got.k) == np.asarray(of_wanted.k)).mean() > 0.995
 
@@ -142,14 +154,14 @@ class TestUpProject:
         functions = (functools.partial(f, dtype=jnp.bfloat16) for f in (up_project_reference, up_project_kernel))
         self.up_project = implementation(*functions)
 
-    numbers = jnp.array([3, 1, 9, 4, 0, 0, 0], jnp.int32)
+    numbers = np.array([3, 1, 9, 4, 0, 0, 0], np.int32)
 
     @KINDS
     @pytest.mark.parametrize("case", EXPANDED, ids=str)
     def test_equals_the_definition(self, case, kind):
         _, pool, _, maps = prefill.problem(case)
-        pool, scales = in_bytes(jnp.nan_to_num(pool), kind)
-        k, v = self.up_project(pool, self.numbers, jnp.int32(4), maps, scales)
+        pool, scales = in_bytes(np.nan_to_num(np.asarray(pool, np.float32)), kind)
+        k, v = self.up_project(pool, self.numbers, np.int32(4), maps, scales)
         assert k.dtype == v.dtype == jnp.bfloat16
         text = meaning(pool, scales)[0, self.numbers[:4]]
         keys, values = prefill.in_float64(maps)
@@ -158,14 +170,14 @@ class TestUpProject:
         k, v = (np.asarray(part[:4], np.float64) for part in (k, v))  # nobody has written the other pages
         close(k[..., : case.own], np.einsum("upc,nhc->upnh", latents, keys))
         close(v, np.einsum("upc,nhc->upnh", latents, values))
-        wanted = jnp.asarray(key, jnp.float32).astype(jnp.bfloat16)[:, :, None]
+        wanted = key.astype(np.float32).astype("bfloat16")[:, :, None]
         np.testing.assert_array_equal(k[..., case.own :], np.broadcast_to(wanted, k[..., case.own :].shape))
 
     def test_more_pages_than_listed_make_every_number_nan(self):
         _, pool, _, maps = prefill.problem(EXPANDED[0])
-        codes = jnp.zeros(pool.shape, jnp.uint8)
-        for part in self.up_project(codes, self.numbers, jnp.int32(8), maps, OF_LATENTS):
-            assert jnp.isnan(part).all()
+        codes = np.zeros(pool.shape, np.uint8)
+        for part in self.up_project(codes, self.numbers, np.int32(8), maps, OF_LATENTS):
+            assert np.isnan(np.asarray(part, np.float32)).all()
 
 
 @KINDS
@@ -177,6 +189,7 @@ class TestUpProject:
 def test_prefill_equals_the_oracle_of_what_they_stand_for(attend, kind):
     q, pool, queries, maps = prefill.problem(EXPANDED[0])
     codes, scales = in_bytes(pool, kind)
+    attend = attend if attend is prefill.kernel else jax.jit(attend)
     got, valid = np.asarray(attend(q, codes, queries, maps, scales), np.float64), np.asarray(queries.valid)
     wanted = prefill.oracle((q, meaning(codes, scales), queries, maps))
     assert np.abs(got - wanted)[valid].max() < 0.02
@@ -185,13 +198,12 @@ def test_prefill_equals_the_oracle_of_what_they_stand_for(attend, kind):
 @KINDS
 def test_a_causal_view_rounds_as_a_cache_does(kind):
     latents = jax.random.normal(jax.random.key(0), (2, 5, 48))
-    empty = KVScales(jnp.ones((1, 0, 1)), None) if kind == "tokens" else OF_LATENTS
-    got = CausalView(jnp.zeros((2, 5), jnp.int32)).round_latents(
-        latents, LayerKV(jnp.zeros((1, 0, 1, 48)), None, empty)
-    )
+    view, scales = CausalView(jnp.zeros((2, 5), jnp.int32)), KVScales(np.ones((1, 0, 1), np.float32), None)
+    empty = np.zeros((1, 0, 1, 48), np.uint8), None, scales if kind == "tokens" else OF_LATENTS
+    got = jax.jit(lambda latents, *empty: view.round_latents(latents, LayerKV(*empty)))(latents, *empty)
     codes, scales = in_bytes(latents[None], kind)
     np.testing.assert_allclose(got, meaning(codes, scales)[0], rtol=1e-6)
-    assert CausalView(jnp.zeros((2, 5), jnp.int32)).round_latents(latents, None) is latents
+    assert view.round_latents(latents, None) is latents
 
 
 def rounded_pool(B, M, rank=512, rotated=64, P=64, kind="heads") -> LayerKV:
@@ -248,7 +260,6 @@ def test_new_tokens_that_are_seen_before_they_are_rounded_would_be_noticed():
     (q, pool, queries), _ = attention.problem(case)
     codes, scales = in_bytes(pool, "tokens")
     how = {"rank": case.rank, "scale": 0.1}
-    difference = latent_attention_reference(q, pool, queries, **how) - latent_attention_reference(
-        q, codes, queries, scales, **how
-    )
-    assert np.abs(np.asarray(difference))[np.asarray(queries.valid)].max() > 1e-3
+    attend = jax.jit(functools.partial(latent_attention_reference, **how))
+    whole, of_bytes = (np.asarray(attend(q, *args)) for args in ((pool, queries), (codes, queries, scales)))
+    assert np.abs(whole - of_bytes)[np.asarray(queries.valid)].max() > 1e-3
