@@ -117,10 +117,11 @@ def _token_bytes(model) -> list[int]:
     def of_layer(shape) -> int:
         if isinstance(shape, StateShape):
             return 0
+        heads = (1 if shape.latents else 2) * shape.heads
         if shape.rounding is None:
-            return ITEMSIZE * (1 if shape.latents else 2) * shape.heads * shape.size
+            return ITEMSIZE * heads * shape.size
         scale = 4 if shape.rounding.k is None else 0  # of each token and head
-        return 2 * shape.heads * (shape.size + scale)
+        return heads * (shape.size + scale)
 
     return [of_layer(shape) for shape in read]
 

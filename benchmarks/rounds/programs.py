@@ -296,7 +296,8 @@ def kv_rounding(config: ModelConfig, kind: str | None) -> tuple[KVRounding, ...]
     if kind is None:
         return None
     ones = (1.0,) * config.num_kv_heads
-    return (KVRounding(ones, ones) if kind == "fp8" else KVRounding(),) * config.num_layers
+    of_heads = KVRounding(ones, ones) if config.latent is None else KVRounding((1.0,))
+    return (of_heads if kind == "fp8" else KVRounding(),) * config.num_layers
 
 
 def tables(B: int, M: int):

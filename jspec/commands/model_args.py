@@ -132,7 +132,8 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,
         default="auto",
-        help="type of the target's cached keys and values; auto: that of the model, or fp8 if the checkpoint is made for it",
+        help="type of the target's cached keys and values, or latents; auto: that of the model, or fp8 if the checkpoint is "
+        "made for it",
     )
     parser.add_argument(
         "--activation-dtype",

@@ -27,11 +27,11 @@ class EngineConfig:
       max_batch: B, how many requests are decoded together.
       max_len: S, the longest prompt plus completion, in tokens.
       dtype: the type of weights, cache and stored logits: ``float32`` or ``bfloat16``.
-      kv_cache_dtype: the type of the target's cached keys and values. ``fp8`` rounds them to eight bits when they are
-        written, with the scales in the checkpoint, and ``fp8_per_token_head`` with a scale for each token and KV head. A
-        pool then has about twice the pages in the same memory (docs/guides/quantization.md). ``bfloat16`` and ``float32``
-        are allowed where they are ``dtype``. ``auto`` is ``dtype``, and in ``jspec.load`` ``fp8`` for a checkpoint that is
-        made for it. A drafter's own cache has ``dtype`` in any case.
+      kv_cache_dtype: the type of the target's cached keys and values, or latents. ``fp8`` rounds them to eight bits when
+        they are written, with the scales in the checkpoint, and ``fp8_per_token_head`` with a scale for each token and KV
+        head. A pool then has about twice the pages in the same memory (docs/guides/quantization.md). ``bfloat16`` and
+        ``float32`` are allowed where they are ``dtype``. ``auto`` is ``dtype``, and in ``jspec.load`` ``fp8`` for a
+        checkpoint that is made for it. A drafter's own cache has ``dtype`` in any case.
       activation_dtype: the type to which the target's linear maps round their inputs. ``auto`` leaves them in ``dtype``.
         ``int8`` and ``fp8`` round them as W8A8 does, with a scale for each token, in every layer where weights are stored
         in that type with a scale for each output channel, so that tensor cores multiply numbers of eight bits. The target

@@ -173,15 +173,16 @@ def _weight_bytes(model: ModelConfig | HeadConfig, shards: Shards | None, size: 
 
 
 def _rounded_kv_bytes(target: ModelConfig, slots: int, config: EngineConfig) -> int:
-    """Bytes of the target's keys and values in so many slots, in the type that the config says, scales of tokens
-    included."""
+    """Bytes of the target's keys and values, or latents, in so many slots, in the type that the config says, scales of
+    tokens included."""
     numbers = [target.layer_kv_numbers(layer) for layer in range(target.num_layers)]
     if config.kv_cache_dtype not in FP8_CACHES:
         return target.kv_bytes(slots, ITEMSIZE[config.dtype])
     if config.kv_cache_dtype == "fp8":
         return sum(numbers) * slots
     heads = sum(count // target.layer(layer).head_dim for layer, count in enumerate(numbers))
-    return (sum(numbers) + heads * ITEMSIZE["float32"]) * slots
+    scales = heads if target.latent is None else target.num_layers
+    return (sum(numbers) + scales * ITEMSIZE["float32"]) * slots
 
 
 def _expanded_bytes(decoder: ModelConfig, config: EngineConfig) -> int:
@@ -194,9 +195,15 @@ def _expanded_bytes(decoder: ModelConfig, config: EngineConfig) -> int:
 
 
 def _widened_bytes(target: ModelConfig, config: EngineConfig) -> int:
-    """Bytes of a layer's keys and values that a prefill batch over a cache in eight bits computes in bfloat16."""
+    """Bytes of a layer's keys and values that a prefill batch over a cache in eight bits computes in bfloat16. From latents
+    it computes those of all heads in any case (``_expanded_bytes``)."""
     pages = config.pages_of_prefill(config.chunk_buckets[-1])
-    if config.kv_cache_dtype not in FP8_CACHES or pages is None or config.dtype != "bfloat16":
+    if (
+        target.latent is not None
+        or config.kv_cache_dtype not in FP8_CACHES
+        or pages is None
+        or config.dtype != "bfloat16"
+    ):
         return 0
     numbers = max(target.layer_kv_numbers(layer) for layer in range(target.num_layers))
     return pages * config.page_size * numbers * ITEMSIZE["bfloat16"]

@@ -28,7 +28,7 @@ from jspec.pallas.mla.attention import has_kernel as has_latent_kernel
 class LayerKV(NamedTuple):
     """Keys and values of one layer: ``[G, pages, P, H]`` in a pool, ``[G, B, T, H]`` with a ``CausalView``.
 
-    Where latents are cached, they are ``k``, and ``v`` is None. With ``scales``, keys and values are bytes
+    Where latents are cached, they are ``k``, and ``v`` is None. With ``scales``, keys, values and latents are bytes
     (``jspec.pallas.attention.fp8``).
 
     Example::
@@ -56,10 +56,11 @@ class LayerKV(NamedTuple):
 
 
 class KVRounding(NamedTuple):
-    """That a layer caches keys and values in eight bits (``jspec.pallas.attention.fp8``).
+    """That a layer caches keys and values, or latents, in eight bits (``jspec.pallas.attention.fp8``).
 
     Attributes:
-      k, v: the scales of keys and of values, one for each KV head; None if every token has its own.
+      k, v: the scales of keys and of values, one for each KV head; None if every token has its own. Latents have one scale,
+        which is ``k``, and ``v`` is None.
     """
 
     k: tuple[float, ...] | None = None
@@ -147,22 +148,24 @@ def init_pool(shapes: Sequence[LayerShape], pages: int, page_size: int, dtype) -
         assert isinstance(shape, CacheShape), shape
         stored = dtype if shape.rounding is None else STORED
         zeros = functools.partial(jnp.zeros, (shape.heads, pages, page_size, shape.size), stored)
-        if shape.rounding is None:
-            return LayerKV(zeros(), None if shape.latents else zeros())
-        return LayerKV(zeros(), zeros(), _init_scales(shape.rounding, (shape.heads, pages, page_size)))
+        scales = None if shape.rounding is None else _init_scales(shape, shape.rounding, pages, page_size)
+        return LayerKV(zeros(), None if shape.latents else zeros(), scales)
 
     return tuple(None if shape is None else pool(shape) for shape in shapes)
 
 
-def _init_scales(rounding: KVRounding, tokens: tuple[int, int, int]) -> KVScales:
-    """The scales of heads, or ones for tokens ``(G, pages, P)``."""
-    if rounding.k is None or rounding.v is None:
-        return KVScales(jnp.ones(tokens, jnp.float32), jnp.ones(tokens, jnp.float32))
-    return KVScales(jnp.asarray(rounding.k, jnp.float32), jnp.asarray(rounding.v, jnp.float32))
+def _init_scales(shape: CacheShape, rounding: KVRounding, pages: int, page_size: int) -> KVScales:
+    """The scales of heads, or ones for the tokens of a pool."""
+
+    def scales(of_heads: tuple[float, ...] | None) -> jax.Array:
+        ones = jnp.ones((shape.heads, pages, page_size), jnp.float32)
+        return ones if of_heads is None else jnp.asarray(of_heads, jnp.float32)
+
+    return KVScales(scales(rounding.k), None if shape.latents else scales(rounding.v))
 
 
 def without_slots(shapes: Sequence[LayerShape]) -> tuple[LayerKV | None, ...]:
-    """The cache that a ``CausalView`` takes: for layers that round keys and values a pool without pages, which says so;
+    """The cache that a ``CausalView`` takes: for layers that round what they cache a pool without pages, which says so;
     None for the others."""
 
     def of_layer(shape: LayerShape) -> LayerKV | None:

@@ -8,7 +8,7 @@ every valid token are written before any query attends."""
 
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jspec.config import NULL_PAGE
 from jspec.models.cache_pools import LayerKV
 from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
-from jspec.pallas.attention.fp8 import KVScales, rounded
+from jspec.pallas.attention.fp8 import KVScales, decode_latents, rounded
 from jspec.pallas.attention.paged import has_kernel, paged_attention_reference
 from jspec.pallas.attention.prefill_sm90 import prefill_attention
 from jspec.pallas.attention.reference import Rotation, apply_rope, causal_mask, grouped_attention
@@ -90,6 +90,11 @@ class View:
           the compressed queries ``[B, T, Cq]`` after their norm, and ``kv`` with the new latents.
         """
         raise NotImplementedError
+
+    def round_latents(self, latents, kv) -> jax.Array:
+        """Latents and rotated keys ``[B, T, Ck + Hr]`` that are not cached, as all tokens are to see them; ``kv`` as for
+        ``write``."""
+        return latents
 
     def attend_latents(self, q, kv, rank: int, scale: float) -> jax.Array:
         """Attention of absorbed queries over latents, the keys and values of one KV head.
@@ -182,11 +187,11 @@ class PagedView(View):
             new = jnp.moveaxis(new, 2, 0).astype(pool.dtype)  # [G, B, T, H], small
             return pool.at[:, page, slot].set(new, mode="drop")
 
-        if kv.scales is None:
-            return LayerKV(put(kv.k, k), None if kv.v is None else put(kv.v, v))
-        (k, v), new_scales = _rounded(k, v, kv.scales)
-        scales = new_scales and KVScales(*map(put, kv.scales, new_scales))
-        return kv.with_written(put(kv.k, k), put(kv.v, v), scales)
+        new_scales = None
+        if kv.scales is not None:
+            (k, v), new_scales = _rounded(k, v, kv.scales)
+        scales = new_scales and jax.tree.map(put, kv.scales, new_scales)
+        return kv.with_written(put(kv.k, k), None if kv.v is None else put(kv.v, v), scales)
 
     def recur(self, inputs: DeltaInputs, state: DeltaState | None) -> tuple[jax.Array, DeltaState | None]:
         """As ``View.recur``."""
@@ -211,9 +216,9 @@ class PagedView(View):
             return q, view.write(kv, latents[:, :, None], None)
 
         def kernel(view, compressed, query_weight, latent_weight, rotation, kv):
-            args = compressed, query_weight, latent_weight, eps, rotation, kv.k, view.queries
-            q, pool = norm_rope_write_kv_kernel(*args)
-            return q, LayerKV(pool, None)
+            args = compressed, query_weight, latent_weight, eps, rotation, kv.k, view.queries, kv.scales
+            q, pool, *scales = norm_rope_write_kv_kernel(*args)
+            return q, kv.with_written(pool, None, *scales)
 
         args = self, compressed, query_weight, latent_weight, rotation, kv
         has_kernel = has_latent_kernel(compressed, kv.k, latent_weight.shape[0])
@@ -221,7 +226,7 @@ class PagedView(View):
 
     def attend_latents(self, q, kv: LayerKV, rank: int, scale: float) -> jax.Array:
         """As ``View.attend_latents``."""
-        return latent_attention(q, kv.k, self.queries, rank, scale)
+        return latent_attention(q, kv.k, self.queries, kv.scales, rank=rank, scale=scale)
 
     def up_projects(self, q, kv: LayerKV, maps: HeadMaps) -> bool:
         """As ``View.up_projects``: on Hopper GPUs, for many query tokens of sizes that their kernel supports."""
@@ -229,7 +234,7 @@ class PagedView(View):
 
     def attend_up_projected(self, q, kv: LayerKV, maps: HeadMaps, scale: float) -> jax.Array:
         """As ``View.attend_up_projected``."""
-        return up_projected_attention(q, kv.k, self.queries, maps, scale)
+        return up_projected_attention(q, kv.k, self.queries, maps, kv.scales, scale=scale)
 
     def rope_and_write_kv(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int):
         """As ``View.rope_and_write_kv``. On an NVIDIA GPU it is one kernel."""
@@ -274,11 +279,18 @@ class CausalView(View):
 
     def write(self, kv, k, v) -> LayerKV:
         scales = kv.scales if isinstance(kv, LayerKV) else None
-        if scales is None:
+        if scales is None or scales.v is None:  # they follow from latents, which ``round_latents`` has rounded
             return LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0))  # [G, B, T, H]
         (k, v), of_tokens = _rounded(k, v, scales)
         scales = scales if of_tokens is None else KVScales(*(jnp.moveaxis(scale, 2, 0) for scale in of_tokens))
         return LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0), scales)
+
+    def round_latents(self, latents, kv) -> jax.Array:
+        scales = kv.scales if isinstance(kv, LayerKV) else None
+        if scales is None:
+            return latents
+        codes, of_tokens = rounded(latents[:, :, None], None if scales.of_tokens else scales.k)
+        return decode_latents(codes, scales.k if of_tokens is None else of_tokens, latents.dtype)[:, :, 0]
 
     def attend(self, q, kv: LayerKV, spec: AttentionSpec) -> jax.Array:
         slots = jnp.arange(q.shape[1], dtype=jnp.int32)
@@ -291,8 +303,10 @@ class CausalView(View):
         return recur_from_zero(inputs), None
 
 
-def _rounded(k, v, scales: KVScales) -> tuple[tuple[jax.Array, jax.Array], KVScales | None]:
-    """Keys and values ``[B, T, G, H]`` as bytes, and their own scales ``[B, T, G]``, None if ``scales`` are of heads."""
-    of_heads = (None, None) if scales.of_tokens else scales
-    codes, own = zip(*(rounded(x, scale) for x, scale in zip((k, v), of_heads, strict=True)), strict=True)
-    return codes, KVScales(*own) if scales.of_tokens else None
+def _rounded(k, v, scales: KVScales) -> tuple[tuple[jax.Array, Any], KVScales | None]:
+    """Keys and values ``[B, T, G, H]`` as bytes, and their own scales ``[B, T, G]``, None if ``scales`` are of heads. ``v``
+    is None for latents, and stays so."""
+    of_heads = KVScales(None, None) if scales.of_tokens else scales
+    codes, own = rounded(k, of_heads.k)
+    v, v_own = (None, None) if v is None else rounded(v, of_heads.v)
+    return (codes, v), KVScales(own, v_own) if scales.of_tokens else None

@@ -73,7 +73,7 @@ class LatentAttention(nnx.Module):
     def _from_heads(self, compressed, rotation, kv, view):
         """The same over keys and values of all heads."""
         q, latents = norm_rope_latents(compressed, *self._norms, rotation)
-        latents, shared = jnp.split(latents, [self.latent.rank], axis=-1)
+        latents, shared = jnp.split(view.round_latents(latents, kv), [self.latent.rank], axis=-1)
         q, key = self._queries(q), shared[:, :, None]
         B, T, N, _ = q.shape
         k = self.keys(latents).reshape(B, T, N, -1)

@@ -46,6 +46,8 @@ NIGHTLY = (
     "hybrid/2/packets",
     "eagle@fp8",
     "draft_model@fp8_per_token_head/2",
+    "latents@fp8/expanded",
+    "latents@fp8_per_token_head/2",
     "hybrid@fp8/2",
     "hybrid_draft",
     "hybrid_pair/2/2",

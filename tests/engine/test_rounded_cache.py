@@ -1,5 +1,5 @@
-"""A target that caches keys and values in eight bits is one model, however its text is computed: greedy text does not
-depend on chunks, drafts, prefix hits and preemption, and is that of one causal pass whose keys and values are rounded."""
+"""A target that caches keys and values, or latents, in eight bits is one model, however its text is computed: greedy text
+does not depend on chunks, drafts, prefix hits and preemption, and is that of one causal pass in which they are rounded."""
 
 import dataclasses
 import functools
@@ -7,34 +7,41 @@ import functools
 import jax.numpy as jnp
 import pytest
 from disturbances import texts_of
-from engines import GREEDY, draft, engine, in_bytes, plain_greedy, requests_of, target
+from engines import GREEDY, draft, engine, in_bytes, latents, plain_greedy, requests_of, target
 from requests_and_engines import CONFIG, P
 from shared_prefixes import TEXT
 
 from jspec.engine.engine import Engine
 from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView, View
-from jspec.pallas.attention.fp8 import decode
+from jspec.models.mla import LatentAttention
+from jspec.pallas.attention.fp8 import decode, decode_latents
 from jspec.pallas.attention.spec import AttentionSpec
+from jspec.pallas.mla.prefill import up_projected_attention_reference
 
 PROMPTS = [TEXT[:1], TEXT, [*TEXT[:13], 3, 5], TEXT[3:12]]
 REQUESTS = requests_of(PROMPTS, dataclasses.replace(GREEDY, max_tokens=18))
 texts = functools.partial(texts_of, requests=REQUESTS)
 
 
-def subject(kind: str, method: str | None, K: int, **changes) -> Engine:
-    models = in_bytes(target(), kind), draft()
+KINDS = pytest.mark.parametrize("kind", ["fp8", "fp8_per_token_head"])
+
+
+def subject(kind: str, method: str | None, K: int, model=target, **changes) -> Engine:
+    """Latents are drafted for by the same model, with latents that are not rounded."""
+    models = in_bytes(model(), kind), draft() if model is target else model()
     return engine(method, K, models=models, config=dataclasses.replace(CONFIG, **changes))
 
 
-def wanted(kind: str) -> list[list[int]]:
-    return [text[:18] for text in plain_greedy(in_bytes(target(), kind), PROMPTS)]
+def wanted(kind: str, model=target) -> list[list[int]]:
+    return [text[:18] for text in plain_greedy(in_bytes(model(), kind), PROMPTS)]
 
 
-@pytest.mark.parametrize("kind", ["fp8", "fp8_per_token_head"])
-def test_it_is_another_model_than_without(kind):
+@KINDS
+@pytest.mark.parametrize("model", [target, latents])
+def test_it_is_another_model_than_without(kind, model):
     """So that the tests below would see a reader of numbers that were not rounded."""
-    assert wanted(kind) != [text[:18] for text in plain_greedy(target(), PROMPTS)]
+    assert wanted(kind, model) != [text[:18] for text in plain_greedy(model(), PROMPTS)]
 
 
 @pytest.mark.parametrize(
@@ -50,18 +57,37 @@ def test_it_is_another_model_than_without(kind):
     ],
 )
 def test_text_is_that_of_a_causal_pass(kind, method, K, chunk):
+    assert_texts_are_those_of_a_causal_pass(subject(kind, method, K, prefill_chunk=chunk), wanted(kind))
+
+
+def assert_texts_are_those_of_a_causal_pass(served: Engine, expected: list[list[int]]):
     """Beside each other, then with hits of cached prompts, and while all of them are preempted at every call."""
-    served = subject(kind, method, K, prefill_chunk=chunk)
-    assert texts(served) == wanted(kind)
-    assert texts(served, at_a_time=1) == wanted(kind)
-    assert texts(served, preempt=True) == wanted(kind)
+    assert texts(served) == expected
+    assert texts(served, at_a_time=1) == expected
+    assert texts(served, preempt=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "K", "chunk", "expands"),
+    [
+        ("fp8_per_token_head", "draft_model", 3, 8, False),
+        pytest.param("fp8", "draft_model", 2, P, True, marks=pytest.mark.nightly),
+        pytest.param("fp8", "ngram", 4, 3, False, marks=pytest.mark.nightly),
+        pytest.param("fp8_per_token_head", None, 1, P, True, marks=pytest.mark.nightly),
+    ],
+)
+def test_so_is_text_over_latents(kind, method, K, chunk, expands, monkeypatch):
+    """Prefill over absorbed queries, or over keys and values of all heads, where that is what a GPU would do."""
+    monkeypatch.setattr(PagedView, "up_projects", lambda view, q, kv, maps: view.may_up_project)
+    monkeypatch.setattr("jspec.models.kv_cache.up_projected_attention", up_projected_attention_reference)
+    served = subject(kind, method, K, latents, prefill_chunk=chunk, expand_latents=expands)
+    assert_texts_are_those_of_a_causal_pass(served, wanted(kind, latents))
 
 
 def extended_unrounded(view, qkv, rotation, kv: LayerKV, num_kv_heads: int, spec: AttentionSpec):
     """``PagedView.extend``, which in verify passes sees their own tokens as they are, and only older ones rounded."""
-    if view.shared:
+    if view.shared or kv.scales is None:  # those of the draft model
         return View.extend(view, qkv, rotation, kv, num_kv_heads, spec)
-    assert kv.scales is not None
     assert kv.v is not None
     scales = [scale.reshape(*(*scale.shape, 1, 1)[:3], 1) for scale in kv.scales]
     numbers = [decode(pool, jnp.float32) * scale for pool, scale in zip((kv.k, kv.v), scales, strict=True)]
@@ -70,8 +96,32 @@ def extended_unrounded(view, qkv, rotation, kv: LayerKV, num_kv_heads: int, spec
     return attended, written
 
 
-@pytest.mark.parametrize("kind", ["fp8", "fp8_per_token_head"])
-def test_a_verify_pass_that_sees_its_own_tokens_unrounded_is_detected(kind, monkeypatch):
+def test_a_verify_pass_that_sees_its_own_tokens_unrounded_is_detected(monkeypatch):
+    """With scales of heads: those of tokens round so little that this changes no greedy text of this model."""
     monkeypatch.setattr(PagedView, "extend", extended_unrounded)
-    served = subject(kind, "draft_model", 3, max_batch=2)  # no other test has a trace of these shapes
-    assert texts(served) != wanted(kind)
+    served = subject("fp8", "draft_model", 3, max_batch=2)  # no other test has a trace of these shapes
+    assert_other_texts(served, wanted("fp8"))
+
+
+def assert_other_texts(served: Engine, expected: list[list[int]]):
+    """Of the same lengths, so that no request has failed."""
+    found = texts(served)
+    assert [len(text) for text in found] == [len(text) for text in expected]
+    assert found != expected
+
+
+@pytest.mark.nightly
+@KINDS
+def test_a_verify_pass_that_sees_its_own_latents_unrounded_is_detected(kind, monkeypatch):
+    attend = LatentAttention._from_latents
+
+    def unrounded(attention, compressed, rotation, kv: LayerKV, view):
+        if view.shared or kv.scales is None:
+            return attend(attention, compressed, rotation, kv, view)
+        numbers = decode_latents(kv.k, kv.scales.k.reshape(1, *(kv.scales.k.shape[1:] or (1, 1))), jnp.float32)
+        attended, _ = attend(attention, compressed, rotation, LayerKV(numbers, None), view)
+        return attended, attend(attention, compressed, rotation, kv, view)[1]
+
+    monkeypatch.setattr(LatentAttention, "_from_latents", unrounded)
+    served = subject(kind, "draft_model", 3, latents, max_batch=2)  # no other test has a trace of these shapes
+    assert_other_texts(served, wanted(kind, latents))

@@ -18,6 +18,7 @@ from test_paged import Case as Paged
 from test_paged import problem as paged_problem
 from test_qk_norm import problem as heads_problem
 from test_residual import problem as residual_problem
+from test_rounded_latents import in_bytes as latents_in_bytes
 from test_w8a8 import problem as w8a8_problem
 from test_weight_only import problem as weight_only_problem
 
@@ -197,16 +198,20 @@ def decoding(case: Paged, rounding: str | None = None) -> Problem:
     return Problem(reference, kernel, (qkv, *kv[:2]), places, LIVE, lambda out: valid_rows(out, view.valid))
 
 
-def latents() -> Problem:
-    case = LATENT[1]
+def latents(rounding: str | None = None) -> Problem:
+    """With ``rounding``, over a cache in bytes, with scales of ``heads`` or ``tokens``."""
+    case, scales = LATENT[1], None
     (q, pool, queries), _ = latent_problem(case)
     pool, how = everywhere_seen(pool), {"rank": case.rank, "scale": 0.1}
     places = [*spots(0, q.shape, (0, case.T - 1)), Spot(0, (0, case.T - 1, 0, 0), -np.inf)]
-    places += spots(1, pool.shape, (0, int(queries.table[0, 0]), 3))
+    if rounding is None:
+        places += spots(1, pool.shape, (0, int(queries.table[0, 0]), 3))
+    else:
+        pool, scales = latents_in_bytes(pool, rounding)
     return Problem(
         functools.partial(latent_attention_reference, **how),
         functools.partial(uncached(latent_attention_kernel), tiling=case.tiling, **how),
-        (q, pool, queries),
+        (q, pool, queries, scales),
         places,
         0,
         lambda out: valid_rows(out, queries.valid),
@@ -327,6 +332,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
         for kind in ("heads", "tokens")
     },
     "latent attention": latents,
+    **{f"latent attention, scales of {kind}": functools.partial(latents, kind) for kind in ("heads", "tokens")},
     "latent queries": latent_heads,
     "latent values": latent_values,
     **{

@@ -19,6 +19,7 @@ from jspec.config.heads import (
     MTPConfig,
     PardConfig,
 )
+from jspec.models.cache_pools import without_slots
 from jspec.models.kv_cache import CausalView, View
 from jspec.pallas.attention.reference import apply_rope, grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec
@@ -250,7 +251,7 @@ def _features(config, target, text):
     positions = _positions(text)
     aux_layers = config.resolved_aux_layers(target.config) if config.decoder else ()
     view = CausalView(positions)
-    return target.with_auxiliary(text, positions, (None,) * target.config.num_layers, view, aux_layers)[1]
+    return target.with_auxiliary(text, positions, without_slots(target.cache_shape()), view, aux_layers)[1]
 
 
 def _read(head, embedded, fused):

@@ -110,10 +110,11 @@ def in_shards(model: Decoder, count: int, **more) -> Decoder:
 
 @functools.cache
 def in_bytes(model: Decoder, kind: str) -> Decoder:
-    """``model``, which rounds keys and values to eight bits when it caches them: of the ``kind`` ``fp8`` with scales of
-    heads that differ, of ``fp8_per_token_head`` with those of tokens."""
+    """``model``, which rounds keys and values, or latents, to eight bits when it caches them: of the ``kind`` ``fp8`` with
+    scales of heads that differ, of ``fp8_per_token_head`` with those of tokens."""
     G, rounds = model.config.num_kv_heads, copied(model)
     scales = (tuple(0.01 * (1 + g) for g in range(G)), tuple(0.03 / (1 + g) for g in range(G)))
+    scales = scales if model.config.latent is None else ((0.013,), None)
     of_layer = KVRounding(*scales) if kind == "fp8" else KVRounding()
     rounds.kv_rounding = (of_layer,) * model.config.num_layers
     return rounds

@@ -31,6 +31,8 @@ from jspec.config.heads import (
 )
 from jspec.drafting.methods import drafter_for
 from jspec.models import build_head, causal_logits, flat_params, init
+from jspec.models.cache_pools import KVRounding
+from jspec.models.flatten import copied
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
 from lossless import distributions
@@ -108,6 +110,8 @@ TARGETS[FP8_BLOCKS] = dataclasses.replace(  # with two scales for each output of
 )
 ROUNDED = "rounded activations"
 TARGETS[ROUNDED] = dataclasses.replace(TARGET, quantization="int8")
+ROUNDED_LATENTS = "latents in eight bits"
+TARGETS[ROUNDED_LATENTS] = _LATENTS
 FOUR_BITS, NVFP4, MXFP4 = "codes of four bits with zeros", "NVFP4", "MXFP4"
 TARGETS[FOUR_BITS] = dataclasses.replace(TARGET, quantization="int4_32_float16_zeros")
 TARGETS[NVFP4] = dataclasses.replace(TARGET, quantization="nvfp4")
@@ -169,6 +173,12 @@ class HeadProgram:
 def target(architecture: str):
     if architecture == ROUNDED:
         return in_eight_bits(target(LLAMA), "int8")
+    if (
+        architecture == ROUNDED_LATENTS
+    ):  # with a scale that cuts off many numbers: who reads others, reads another model
+        rounds = copied(target("DeepseekV3ForCausalLM"))
+        rounds.kv_rounding = (KVRounding((0.002,)),) * rounds.config.num_layers
+        return rounds
     with_codes = architecture in (FOUR_BITS, NVFP4, MXFP4)  # which only checkpoints have, or random numbers
     return (
         init(TARGETS[architecture], nnx.Rngs(3))

@@ -9,7 +9,9 @@ import pytest
 from flax import nnx
 from tiny import ARCHITECTURES
 
+from jspec.models.cache_pools import LayerKV
 from jspec.models.flatten import copied
+from jspec.pallas.attention.fp8 import decode_latents
 from lossless.checks import LAST, p_values
 from lossless.head_program import (
     ANY_TARGET,
@@ -20,6 +22,7 @@ from lossless.head_program import (
     MXFP4,
     NVFP4,
     ROUNDED,
+    ROUNDED_LATENTS,
     HeadOracle,
     HeadProgram,
 )
@@ -51,6 +54,7 @@ NIGHTLY = (
     HeadProgram("rejection", "medusa", architecture=NVFP4),
     HeadProgram("match", "medusa", architecture=MXFP4),
     HeadProgram("match", "mtp", architecture=ROUNDED),
+    HeadProgram("rejection", "eagle", architecture=ROUNDED_LATENTS),
     HeadProgram("rejection", "eagle", architecture="Qwen3_5ForCausalLM"),
 )
 
@@ -120,6 +124,28 @@ def with_verify_passes_that_do_not_round(target):
     return broken
 
 
+class UnroundedLatentsInRounds(nnx.Module):
+    """Attention over latents that in verify passes sees their own as they were before they were rounded."""
+
+    def __init__(self, attention):
+        self.attention = attention
+
+    def __call__(self, x, positions, kv, view):
+        attended, written = self.attention(x, positions, kv, view)
+        if x.shape[1] == K + 1:
+            numbers = decode_latents(kv.k, kv.scales.k[:, None, None], jnp.float32)
+            attended, _ = self.attention(x, positions, LayerKV(numbers, None), view)
+        return attended, written
+
+
+def with_verify_passes_over_other_latents(target):
+    """The target whose verify passes see their own latents as they were before they were rounded."""
+    broken = copied(target)
+    for layer in broken.layers:
+        layer.attention = UnroundedLatentsInRounds(layer.attention)
+    return broken
+
+
 class Limited(nnx.Module):
     """A mixture of experts that leaves out the last tokens of a pass, as if they were beyond a capacity."""
 
@@ -156,6 +182,7 @@ class TestSteps(Losslessness):
         [
             ("GptOssForCausalLM", without_sinks),
             (ROUNDED, with_verify_passes_that_do_not_round),
+            (ROUNDED_LATENTS, with_verify_passes_over_other_latents),
             pytest.param("Gemma4ForCausalLM", with_an_earlier_cache, marks=pytest.mark.nightly),
             pytest.param("Qwen3_5ForCausalLM", with_states_that_forget, marks=pytest.mark.nightly),
             pytest.param("MixtralForCausalLM", with_a_capacity, marks=pytest.mark.long),

@@ -45,8 +45,8 @@ def cache_entry(
     Raises:
       Refusal: the cache is to be in FP8, and scales in the files cannot be used; the message has the name of the tensor.
     """
-    found = {} if config.latent is not None else scales_that_count(tensors, config)
-    is_read, left_out = scheme is not None and scheme.is_read and config.latent is None, ""
+    found = scales_that_count(tensors, config)
+    is_read, left_out = scheme is not None and scheme.is_for(config), ""
     try:
         if found:
             _check(found, config, where)
@@ -58,7 +58,8 @@ def cache_entry(
         return None, left_out
     said = {} if scheme is None else {scheme.key: scheme.value}
     scales = {name: np.float32(tensor.read()).reshape(-1).tolist() for name, tensor in found.items()}
-    note = f"kept in {NAME}: {count(len(scales), 'scale')} of keys and values"
+    cached = "keys and values" if config.latent is None else "latents"
+    note = f"kept in {NAME}: {count(len(scales), 'scale')} of {cached}"
     if scheme is not None and is_read:
         note += f"; the folder turns on a cache in FP8 when it is loaded ({scheme.key})"
     return {**said, SCALES: scales}, left_out or note

@@ -2,7 +2,11 @@
 
 config.json says so in ``kv_cache_scheme`` of its ``quantization_config``, as compressed-tensors writes it, or in
 ``kv_cache_quant_algo``, as NVIDIA Model Optimizer does, there or in ``hf_quant_config.json``. The scales are tensors
-beside the maps of a layer's attention, one number for a layer or one for each of its KV heads."""
+beside the maps of a layer's attention, one number for a layer or one for each of its KV heads.
+
+Where latents are cached (``jspec.models.mla``), a layer has one scale for them and for the rotated keys beside them, as in
+vLLM: that of keys which Model Optimizer writes for such models. What llm-compressor writes is for the keys and values of
+all heads, which transformers caches there: vLLM does not read it for latents, and neither does this."""
 
 import dataclasses
 import warnings
@@ -18,7 +22,7 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.model_optimizer import FILE
 from jspec.config import ModelConfig
-from jspec.config.tensor_names import TensorNames, names_of
+from jspec.config.tensor_names import names_of
 
 _CONFIGS = ("quantization_config", "compression_config")
 SCHEMES = ("kv_cache_scheme", "kv_cache_quant_algo")  # the second is Model Optimizer's
@@ -52,6 +56,16 @@ class CacheScheme:
             return plain and self.value.get("strategy") in _STRATEGIES
         return isinstance(self.value, str) and self.value.upper() == _ALGORITHM
 
+    @property
+    def is_of_latents(self) -> bool:
+        """Whether it holds for latents in a model that caches some, as that of Model Optimizer does; one that names a
+        strategy is of keys and values of heads."""
+        return self.is_read and not (isinstance(self.value, Mapping) and self.value.get("strategy"))
+
+    def is_for(self, config: ModelConfig) -> bool:
+        """Whether jspec reads it, and it holds for what this model caches."""
+        return self.is_read if config.latent is None else self.is_of_latents
+
 
 def cache_scheme(folder: Folder, fields: Fields) -> CacheScheme | None:
     """What a checkpoint says of a quantised cache; None if it says nothing of it.
@@ -72,9 +86,9 @@ def cache_scheme(folder: Folder, fields: Fields) -> CacheScheme | None:
     return None
 
 
-def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The scales of keys and values of each layer, float32 ``[G]`` each; ones, with a warning, where the files have none.
-    A layer without keys and values of its own has ones, too.
+def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str) -> list[tuple[np.ndarray, ...]]:
+    """The scales of keys and values of each layer, float32 ``[G]`` each, or that of its latents ``[1]``; ones, with a
+    warning, where the files have none. A layer without keys and values of its own has ones, too.
 
     Args:
       tensors: those in the files, by name.
@@ -84,9 +98,10 @@ def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str)
     Raises:
       Refusal: a scale is NaN, infinite, zero or negative, or of a shape that it cannot have; the message has its name.
     """
-    scales, missing = [], []
+    scales, missing, what = [], [], "keys and values" if config.latent is None else "latents"
     for number in range(config.num_layers):
-        G, names = config.layer(number).num_kv_heads, _names_of_layer(names_of(config.architecture), number)
+        G = config.layer(number).num_kv_heads if config.latent is None else 1
+        names = _names_of_layer(config, number)
         found = _found(tensors, names)
         caches = config.layer(number).reads_cache_of is None and not config.has_delta_net(number)
         missing += [each[0] for each, name in zip(names, found, strict=True) if caches and name is None]
@@ -95,7 +110,7 @@ def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str)
         )
     if missing:
         warnings.warn(
-            f"{where}: holds no {missing[0]!r}, nor {len(missing) - 1} other scales of keys and values, which are taken to "
+            f"{where}: holds no {missing[0]!r}, nor {len(missing) - 1} other scales of {what}, which are taken to "
             "be 1; what is beyond 448 in magnitude is cut off in the cache",
             stacklevel=2,
         )
@@ -104,19 +119,26 @@ def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str)
 
 def scales_that_count(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Those of ``tensors`` that ``cache_scales`` reads."""
-    layers = (_names_of_layer(names_of(config.architecture), number) for number in range(config.num_layers))
+    layers = (_names_of_layer(config, number) for number in range(config.num_layers))
     return {name: tensors[name] for names in layers for name in _found(tensors, names) if name is not None}
 
 
-def _found(tensors: Mapping[str, Tensor], names: tuple[list[str], list[str]]) -> list[str | None]:
-    """The name of the tensor of scales of keys, and that of values, of a layer; None for one that is not there."""
+def _found(tensors: Mapping[str, Tensor], names: list[list[str]]) -> list[str | None]:
+    """The name of the tensor of scales of keys, and that of values, of a layer, or that of latents; None for one that is
+    not there."""
     return [next((name for name in each if name in tensors), None) for each in names]
 
 
-def _names_of_layer(names: TensorNames, number: int) -> tuple[list[str], list[str]]:
-    """The names that the scales of keys, and those of values, may have, of which the first that is there counts."""
+def _names_of_layer(config: ModelConfig, number: int) -> list[list[str]]:
+    """The names that the scales of keys, and those of values, or that of latents may have, of which the first that is there
+    counts."""
+    names = names_of(config.architecture)
     layer = f"{names.prefix}layers.{number}."
     module = layer + names.out.rpartition(".")[0]
+    if config.latent is not None:  # as Model Optimizer, SGLang and vLLM call it
+        return [
+            [f"{module}.k_proj.k_scale", f"{layer}{names.latent_down}.k_scale", f"{module}.mla_attn.mla_attn.k_scale"]
+        ]
     maps = (names.qkv, names.qkv) if isinstance(names.qkv, str) else names.qkv[1:]
     both = []
     for letter, projection in zip("kv", maps, strict=True):
@@ -124,7 +146,7 @@ def _names_of_layer(names: TensorNames, number: int) -> tuple[list[str], list[st
         if not isinstance(names.qkv, str):  # what compressed-tensors once wrote
             own.append(f"{layer}{projection}.output_scale")
         both.append([*own, f"{module}.kv_scale", f"{module}.attn.kv_scale"])
-    return both[0], both[1]
+    return both
 
 
 def _read(tensor: Tensor, heads: int, where: str) -> np.ndarray:

@@ -8,6 +8,10 @@ attention function never sees a number that was not rounded, whoever wrote it, a
 There are two kinds of scales. Those of heads come with a checkpoint. A *scale of a token* and head is the least power of
 two that leaves all of its numbers within 448; dividing by a power of two changes no digit of a number.
 
+The latent and the rotated key of a token (``jspec.models.mla``) are rounded as the key of a single KV head, with one scale
+for both parts. That costs no digits unless one part is thousands of times as large as the other: e4m3 numbers have four
+significant bits from 448 down to 2^-6.
+
 What is NaN or infinite is stored as NaN, and so is the scale of its token. A cache holds bytes and not floats, because
 XLA widens floats of eight bits in operations that it has no instructions for, and Triton cannot fill what it masks with
 one."""
@@ -35,7 +39,8 @@ class KVScales(NamedTuple):
     """The scales of keys and of values.
 
     Attributes:
-      k, v: float32 ``[G]``, of heads; or those of tokens, ``[G, pages, P]`` in a pool and ``[G, B, S]`` of rows.
+      k, v: float32 ``[G]``, of heads; or those of tokens, ``[G, pages, P]`` in a pool and ``[G, B, S]`` of rows. Those of
+        latents are ``k``, and ``v`` is None.
     """
 
     k: Any
@@ -45,6 +50,11 @@ class KVScales(NamedTuple):
     def of_tokens(self) -> bool:
         """Whether each token has scales of its own."""
         return len(self.k.shape) > 1
+
+    @property
+    def of_both(self) -> "KVScales":
+        """Those of latents as scales of keys and of values, which latents are both."""
+        return KVScales(self.k, self.k)
 
 
 def token_scales(*parts) -> jax.Array:
@@ -78,6 +88,11 @@ def encode(quotients) -> jax.Array:
 def decode(codes, dtype) -> jax.Array:
     """The e4m3 numbers of bytes, exact in every ``dtype`` of models."""
     return jax.lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(dtype)
+
+
+def decode_latents(codes, scale, dtype) -> jax.Array:
+    """What the bytes of latents ``[..., H]`` stand for, rounded to ``dtype``; ``scale`` broadcasts to ``[...]``."""
+    return (decode(codes, jnp.float32) * jnp.broadcast_to(scale, codes.shape[:-1])[..., None]).astype(dtype)
 
 
 def rounded(x, head_scales) -> tuple[jax.Array, jax.Array | None]:

@@ -56,9 +56,7 @@ def paged_attention_reference(
       ``[B, T, N, H]`` in the dtype of q.
     """
     k, v = (gather_pages(pool, queries.table) for pool in (k_pool, v_pool))
-    if scales is not None and scales.of_tokens:
-        scales = KVScales(*(gather_pages(pool[..., None], queries.table)[..., 0] for pool in scales))
-    return attend_slots(q, k, v, queries, spec, scales)
+    return attend_slots(q, k, v, queries, spec, gather_scales(scales, queries.table))
 
 
 def attend_slots(q, k, v, queries: PagedQueries, spec: AttentionSpec, scales: KVScales | None = None) -> jax.Array:
@@ -79,6 +77,13 @@ def gather_pages(pool, table) -> jax.Array:
     G, _, P, H = pool.shape
     B, M = table.shape
     return pool[:, table].reshape(G, B, M * P, H)
+
+
+def gather_scales(scales: KVScales | None, table) -> KVScales | None:
+    """Scales beside keys that were gathered: those of tokens ``[G, B, M P]``."""
+    if scales is None or not scales.of_tokens:
+        return scales
+    return jax.tree.map(lambda pool: gather_pages(pool[..., None], table)[..., 0], scales)
 
 
 def has_kernel(q, pool) -> bool:
@@ -114,7 +119,7 @@ def in_slots(scales: KVScales | None) -> KVScales | None:
     """Scales as kernels read them: those of tokens ``[G, pages * P]``."""
     if scales is None or not scales.of_tokens:
         return scales
-    return KVScales(*(scale.reshape(scale.shape[0], -1) for scale in scales))
+    return jax.tree.map(lambda scale: scale.reshape(scale.shape[0], -1), scales)
 
 
 def _attend_split(q_ref, k_ref, v_ref, scale_refs, table_ref, last_ref, sinks_ref, *out_refs, launch: AttentionLaunch):

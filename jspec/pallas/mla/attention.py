@@ -16,8 +16,10 @@ from jspec.pallas.attention.flash import (
     attend_pages,
     launch_attention,
     store_attention,
+    times_value_scale,
 )
-from jspec.pallas.attention.paged import attend_slots, gather_pages
+from jspec.pallas.attention.fp8 import STORED, KVScales, decode_in_kernel
+from jspec.pallas.attention.paged import attend_slots, gather_pages, gather_scales, in_slots
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling
 from jspec.pallas.dispatch import by_platform
@@ -44,7 +46,9 @@ def tiling_of(B: int, queries: int, slots: int, dtype) -> AttentionTiling:
     return _FEW if queries <= _ONE_TOKEN or slots <= _SHORT else _FEW_OF_LONG
 
 
-def latent_attention(q, pool, queries: PagedQueries, rank: int, scale: float) -> jax.Array:
+def latent_attention(
+    q, pool, queries: PagedQueries, scales: KVScales | None = None, *, rank: int, scale: float
+) -> jax.Array:
     """``latent_attention_reference``, and on an NVIDIA GPU the kernel, which reads only live slots.
 
     The kernel is for bfloat16 and float32, and for latents and rotated keys whose sizes are powers of two of at least
@@ -52,64 +56,83 @@ def latent_attention(q, pool, queries: PagedQueries, rank: int, scale: float) ->
     kernel, reference = (
         functools.partial(f, rank=rank, scale=scale) for f in (latent_attention_kernel, latent_attention_reference)
     )
-    args = q, pool, queries
+    args = q, pool, queries, scales
     return by_platform(kernel, reference, *args) if has_kernel(q, pool, rank) else reference(*args)
 
 
-def latent_attention_reference(q, pool, queries: PagedQueries, rank: int, scale: float) -> jax.Array:
+def latent_attention_reference(
+    q, pool, queries: PagedQueries, scales: KVScales | None = None, *, rank: int, scale: float
+) -> jax.Array:
     """Attention of T query tokens per row over the latents of the row's pages, up to the query token's own slot.
 
     Args:
       q: ``[B, T, N, Ck + Hr]``, absorbed.
-      pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys, in the dtype of q.
+      pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys, in the dtype of q, or bytes with ``scales``.
       queries: the query tokens.
+      scales: of latents, or of the tokens in the pool (``jspec.pallas.attention.fp8``).
       rank: Ck, how many numbers of a key are its value: the first ones.
       scale: the factor of products of queries and keys.
 
     Returns:
       weighted sums of latents ``[B, T, N, Ck]`` in the dtype of q.
     """
-    keys = gather_pages(pool, queries.table)
-    return attend_slots(q, keys, keys[..., :rank], queries, AttentionSpec(scale=scale))
+    keys, scales = gather_pages(pool, queries.table), gather_scales(scales, queries.table)
+    return attend_slots(q, keys, keys[..., :rank], queries, AttentionSpec(scale=scale), scales and scales.of_both)
 
 
 def has_kernel(q, pool, rank: int) -> bool:
     """Whether the kernel supports queries and pools like these."""
     parts = rank, pool.shape[-1] - rank
     sizes = all(pl.next_power_of_2(size) == size >= MMA_SIZE for size in parts) and rank <= _LARGEST_RANK
-    return sizes and q.dtype == pool.dtype and q.dtype in (jnp.bfloat16, jnp.float32)
+    return sizes and pool.dtype in (q.dtype, STORED) and q.dtype in (jnp.bfloat16, jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("rank", "scale", "tiling", "interpret"))  # layers share one trace
 def latent_attention_kernel(
-    q, pool, queries: PagedQueries, rank: int, scale: float, *, tiling: AttentionTiling | None = None, interpret=False
+    q,
+    pool,
+    queries: PagedQueries,
+    scales: KVScales | None = None,
+    *,
+    rank: int,
+    scale: float,
+    tiling: AttentionTiling | None = None,
+    interpret=False,
 ):
     """``latent_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
     (B, T, N, H), (_, pages, P, _) = q.shape, pool.shape
     tiling = tiling or tiling_of(B, T * N, queries.table.shape[1] * P, q.dtype)
     launch = dataclasses.replace(AttentionLaunch.of(queries, N, pool, AttentionSpec(scale=scale), tiling), H=rank)
     last = queries.last_slots(P)
-    args = q.reshape(B, T * N, H), pool.reshape(pages * P, H), queries.table, last
+    args = q.reshape(B, T * N, H), pool.reshape(pages * P, H), in_slots(scales), queries.table, last
     (out,) = launch_attention(_attend_split, launch, args, last, q.dtype, tiling, interpret=interpret)
     return out
 
 
-def _attend_split(q_ref, pool_ref, table_ref, last_ref, *out_refs, launch: AttentionLaunch):
+def _attend_split(q_ref, pool_ref, scale_refs, table_ref, last_ref, *out_refs, launch: AttentionLaunch):
     queries, parts = QueryBlock.of(launch, last_ref), (launch.H, q_ref.shape[-1] - launch.H)
+    of_tokens = scale_refs is not None and scale_refs.of_tokens
+    scale_refs = scale_refs and scale_refs.of_both
 
     def load(ref, at, real, *before):
         """Lines ``at`` of a matrix, the latent and the rotated part of each; zeros where ``real`` is false."""
         (line, latent), (rotated_line, rotated) = (line_indices(at, size) for size in parts)
         where = (line, latent), (rotated_line, rotated + launch.H)
         return tuple(
-            pltriton.load(ref.at[(*before, *index)], mask=broadcast_columns(real, size), other=0.0)
+            pltriton.load(ref.at[(*before, *index)], mask=broadcast_columns(real, size), other=0)
             for index, size in zip(where, parts, strict=True)
         )
 
     def tile(at, live):
         keys = load(pool_ref, at, live)
-        return KVTile(keys, keys[0])
+        if scale_refs is None:
+            return KVTile(keys, keys[0])
+        keys = tuple(decode_in_kernel(part, q_ref.dtype, nan=not of_tokens, as_loaded=True) for part in keys)
+        if not of_tokens:
+            return KVTile(keys, keys[0], scale_refs.k[0])
+        scale = pltriton.load(scale_refs.k.at[0, at], mask=live, other=0.0)
+        return KVTile(keys, keys[0], scale, scale)
 
     q = load(q_ref, queries.lines_among(launch.N, launch.R), queries.real, queries.b)
     softmax = attend_pages(q, queries, jnp.max(queries.last), tile, table_ref, None, launch)
-    store_attention(softmax, queries, launch, *out_refs)
+    store_attention(times_value_scale(softmax, scale_refs, 0), queries, launch, *out_refs)

@@ -82,7 +82,7 @@ def has_kernel(tokens: int, of: HeadMap) -> bool:
     return tokens <= _MOST_TOKENS or of.in_groups
 
 
-def multiply_latents(equation: str, x, of: HeadMap) -> jax.Array:
+def multiply_latents(equation: str, x, of: HeadMap, latent_scale=None) -> jax.Array:
     """Products of latents with the map of each head, ``[..., N, n]`` in the dtype of x. Sums are in float32.
 
     Args:
@@ -90,14 +90,17 @@ def multiply_latents(equation: str, x, of: HeadMap) -> jax.Array:
         ``...nc,nhc->...nh`` for one for each.
       x: ``[..., Ck]`` or ``[..., N, Ck]``.
       of: the map. If it has a scale for each output channel, this multiplies the sums.
+      latent_scale: what products with a latent are multiplied by before they are rounded, float32 ``[...]``; None if they
+        are as they should be.
     """
     if of.in_groups:
         # Float32 holds what codes and numbers of eight bits stand for, so that only sums are rounded.
-        product = jnp.einsum(equation, x.astype(jnp.float32), of.numbers, precision=jax.lax.Precision.HIGHEST)
-        return product.astype(x.dtype)
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    operands = x, of.weight.astype(x.dtype)
-    sums = jnp.einsum(equation, *operands, precision=precision, preferred_element_type=jnp.float32)
-    if of.scale is not None:
-        sums *= of.scale.reshape((1,) * (sums.ndim - 2) + of.scale.shape)
+        sums = jnp.einsum(equation, x.astype(jnp.float32), of.numbers, precision=jax.lax.Precision.HIGHEST)
+    else:
+        precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+        operands = x, of.weight.astype(x.dtype)
+        sums = jnp.einsum(equation, *operands, precision=precision, preferred_element_type=jnp.float32)
+        if of.scale is not None:
+            sums *= of.scale.reshape((1,) * (sums.ndim - 2) + of.scale.shape)
+    sums = sums if latent_scale is None else sums * latent_scale[..., None, None]
     return sums.astype(x.dtype)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from jspec.pallas.attention.fp8 import KVScales, encode_in_kernel, token_scales
+from jspec.pallas.attention.paged import in_slots
 from jspec.pallas.attention.reference import Rotation, apply_rope
 from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.norm.rms_norm import norm
@@ -47,6 +49,7 @@ def norm_rope_write_kv_kernel(
     rotation: Rotation,
     pool,
     tokens: PagedQueries,
+    scales: KVScales | None = None,
     *,
     interpret=False,
 ):
@@ -55,32 +58,36 @@ def norm_rope_write_kv_kernel(
     Args:
       compressed, query_weight, latent_weight, eps, rotation: as for ``norm_rope_latents``. The sizes of latents and of
         keys are powers of two.
-      pool: ``[1, pages, P, Ck + Hr]``, in the dtype of ``compressed``; updated in place.
+      pool: ``[1, pages, P, Ck + Hr]``, in the dtype of ``compressed``, or bytes with ``scales``; updated in place.
       tokens: the new tokens.
+      scales: of latents, or of the tokens in the pool, which are updated too (``jspec.pallas.attention.fp8``).
 
     Returns:
-      the compressed queries ``[B, T, Cq]``, and the pool.
+      the compressed queries ``[B, T, Cq]``, the pool, and scales if those are of tokens.
     """
     (B, T, width), (_, pages, P, cached) = compressed.shape, pool.shape
     Cq, start = width - cached, compressed.reshape(B * T, width)
     slot = tokens.written_slots(P)
     angles = [angle.reshape(B * T, -1) for angle in rotation]
     normed = [] if query_weight is None else [jax.ShapeDtypeStruct((B * T, Cq), compressed.dtype)]
-    flat = pool.reshape(pages * P, cached)
-    flat, *q = kernel_call(
+    flat, scales = pool.reshape(pages * P, cached), in_slots(scales)
+    updated = [flat, *([scales.k] if scales is not None and scales.of_tokens else [])]
+    before = len(jax.tree.leaves((start, query_weight, latent_weight, angles)))
+    written = kernel_call(
         _norm_rope_write_kv,
-        *(start, query_weight, latent_weight, angles, flat, tokens.table, slot.reshape(B * T)),
+        *(start, query_weight, latent_weight, angles, flat, scales, tokens.table, slot.reshape(B * T)),
         grid=(B * T,),
-        out_shape=[jax.ShapeDtypeStruct(flat.shape, flat.dtype), *normed],
+        out_shape=[*(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in updated), *normed],
         num_warps=_WARPS,
         interpret=interpret,
-        aliases={len(jax.tree.leaves((start, query_weight, latent_weight, angles))): 0},  # the pool
+        aliases={before + i: i for i in range(len(updated))},
         eps=eps,
         T=T,
         page_size=P,
     )
-    q = q[0].reshape(B, T, Cq) if q else compressed[..., :Cq]
-    return q, flat.reshape(pool.shape)
+    q = written[-1].reshape(B, T, Cq) if normed else compressed[..., :Cq]
+    of_tokens = (KVScales(scale.reshape(pool.shape[:3]), None) for scale in written[1 : len(updated)])
+    return q, written[0].reshape(pool.shape), *of_tokens
 
 
 def _norm_rope_write_kv(
@@ -89,10 +96,11 @@ def _norm_rope_write_kv(
     latent_weight_ref,
     angle_refs,
     _pool_ref,
+    scale_refs,
     table_ref,
     slot_ref,
     pool_out_ref,
-    *q_out_ref,
+    *out_refs,
     eps: float,
     T: int,
     page_size: int,
@@ -115,7 +123,7 @@ def _norm_rope_write_kv(
         mask = ids < Cq
         weight = pltriton.load(query_weight_ref.at[ids], mask=mask, other=0.0)
         x = normed(load(start_ref, ids, mask), Cq, weight)
-        pltriton.store(q_out_ref[0].at[jnp.full(ids.shape, i), ids], x, mask=mask)
+        pltriton.store(out_refs[-1].at[jnp.full(ids.shape, i), ids], x, mask=mask)
 
     # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
     slot = slot_ref[i]
@@ -124,13 +132,18 @@ def _norm_rope_write_kv(
     has_page = (slot >= 0) & (page != 0)
     at = jnp.where(has_page, page, 0) * page_size + jax.lax.rem(place, jnp.int32(page_size))
 
-    def store(columns, x):
-        where = pool_out_ref.at[jnp.full(columns.shape, at), columns]
-        pltriton.store(where, x.astype(pool_out_ref.dtype), mask=jnp.broadcast_to(has_page, columns.shape))
-
     ids, pair = block_ids(0, rank), block_ids(0, half)
-    store(ids, normed(load(start_ref, Cq + ids), rank, pltriton.load(latent_weight_ref.at[ids])))
+    latent = normed(load(start_ref, Cq + ids), rank, pltriton.load(latent_weight_ref.at[ids]))
     a, b = (load(start_ref, Cq + rank + offset + pair).astype(jnp.float32) for offset in (0, half))
     cos, sin = (load(ref, pair) for ref in angle_refs)
-    store(rank + pair, a * cos - b * sin)
-    store(rank + half + pair, b * cos + a * sin)
+    parts = [part.astype(start_ref.dtype) for part in (latent, a * cos - b * sin, b * cos + a * sin)]
+    if scale_refs is not None:
+        of_tokens = scale_refs.of_tokens
+        scale = token_scales(*parts) if of_tokens else scale_refs.k[jnp.full(1, 0)]
+        parts = [encode_in_kernel(part, jnp.broadcast_to(scale, part.shape)) for part in parts]
+        if of_tokens:
+            mask = jnp.broadcast_to(has_page, scale.shape)
+            pltriton.store(out_refs[0].at[0, jnp.full(scale.shape, at)], scale, mask=mask)
+    for columns, part in zip((ids, rank + pair, rank + half + pair), parts, strict=True):
+        where = pool_out_ref.at[jnp.full(columns.shape, at), columns]
+        pltriton.store(where, part, mask=jnp.broadcast_to(has_page, columns.shape))

@@ -9,7 +9,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.attention.paged import attend_slots, gather_pages
+from jspec.pallas.attention.fp8 import STORED, KVScales
+from jspec.pallas.attention.paged import attend_slots, gather_pages, gather_scales
 from jspec.pallas.attention.pages_in_use import max_prefill_pages, pages_in_use
 from jspec.pallas.attention.prefill_launch import suits_prefill, tile_slots_of
 from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
@@ -19,48 +20,64 @@ from jspec.pallas.mla.head_maps import HeadMaps
 from jspec.pallas.mla.up_project import has_up_project_kernel, keys_and_values, up_project_kernel
 
 
-def up_projected_attention(q, pool, queries: PagedQueries, maps: HeadMaps, scale: float) -> jax.Array:
+def up_projected_attention(
+    q, pool, queries: PagedQueries, maps: HeadMaps, scales: KVScales | None = None, *, scale: float
+) -> jax.Array:
     """``up_projected_attention_reference``, and on a Hopper GPU ``up_projected_attention_kernel``."""
     kernel, reference = (
         functools.partial(f, scale=scale) for f in (up_projected_attention_kernel, up_projected_attention_reference)
     )
-    return by_platform(kernel, reference, q, pool, queries, maps)
+    return by_platform(kernel, reference, q, pool, queries, maps, scales)
 
 
-def up_projected_attention_reference(q, pool, queries: PagedQueries, maps: HeadMaps, scale: float) -> jax.Array:
+def up_projected_attention_reference(
+    q, pool, queries: PagedQueries, maps: HeadMaps, scales: KVScales | None = None, *, scale: float
+) -> jax.Array:
     """Attention of T query tokens per row over keys and values of all heads, computed from the latents of the row's
     pages.
 
     Args:
       q: ``[B, T, N, Hn + Hr]``, the last Hr numbers rotated.
-      pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys, in the dtype of q.
+      pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys, in the dtype of q, or bytes with ``scales``.
       queries: the query tokens.
       maps: the up-projection to keys and values.
+      scales: of latents, or of the tokens in the pool (``jspec.pallas.attention.fp8``).
       scale: the factor of products of queries and keys.
 
     Returns:
       ``[B, T, N, Hv]`` in the dtype of q.
     """
-    [latents] = gather_pages(pool, queries.table)  # [B, S, Ck + Hr]
-    k, v = (jnp.moveaxis(part, 2, 0) for part in keys_and_values(latents, maps))
+    [latents], scales = gather_pages(pool, queries.table), gather_scales(scales, queries.table)  # [B, S, Ck + Hr]
+    k, v = (jnp.moveaxis(part, 2, 0) for part in keys_and_values(latents, maps, scales and scales.k[0], q.dtype))
     return attend_slots(q, k, v, queries, AttentionSpec(scale=scale))
 
 
 def has_up_projected_attention_kernel(q, pool, queries: PagedQueries, maps: HeadMaps) -> bool:
     """Whether the kernel supports queries and pools like these, and there are enough blocks of queries.
 
-    It supports bfloat16, heads of keys and of values whose sizes are multiples of 64 up to 256, and pages of 64 slots,
-    or of 128 where a tile has as many. Rows have multiples of 128 query tokens, and all keys fewer than 2^31 numbers."""
+    It supports bfloat16, and bytes in the pool, which become bfloat16 where keys and values are computed; heads of keys and
+    of values whose sizes are multiples of 64 up to 256; and pages of 64 slots, or of 128 where a tile has as many. Rows have
+    multiples of 128 query tokens, and all keys fewer than 2^31 numbers."""
     (B, T, N, H), (_, _, P, size), Hv, Ck = q.shape, pool.shape, maps.values.size, maps.values.rank
     sizes = H % 64 == 0 and Hv % 64 == 0 and Hv <= H <= 256 and has_up_project_kernel(Ck, size - Ck)
     pages = P == 64 or P == 128 == tile_slots_of(H, Hv)
     fits = max_prefill_pages(B, T, queries.table.shape[1], P) * P * N * H < 2**31
-    return sizes and pages and fits and q.dtype == pool.dtype == jnp.bfloat16 and suits_prefill(B, T, N, R=1)
+    dtypes = q.dtype == jnp.bfloat16 and pool.dtype in (q.dtype, STORED)
+    return sizes and pages and fits and dtypes and suits_prefill(B, T, N, R=1)
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "num_stages", "instances", "interpret"))  # layers share one trace
 def up_projected_attention_kernel(
-    q, pool, queries: PagedQueries, maps: HeadMaps, scale: float, *, num_stages=None, instances=None, interpret=None
+    q,
+    pool,
+    queries: PagedQueries,
+    maps: HeadMaps,
+    scales: KVScales | None = None,
+    *,
+    scale: float,
+    num_stages=None,
+    instances=None,
+    interpret=None,
 ):
     """``up_projected_attention_reference``, as three kernels; the attention of an invalid query token is 0.
 
@@ -69,7 +86,8 @@ def up_projected_attention_kernel(
     (B, T, *_), P, M = q.shape, pool.shape[2], queries.table.shape[1]
     newest = jnp.max(queries.last_slots(P), axis=1)
     in_use = pages_in_use(queries.table, newest, pool.shape[1:3], max_prefill_pages(B, T, M, P))
-    k, v = up_project_kernel(pool, in_use.numbers, in_use.total, maps, interpret=interpret is not None)
+    of_pages = pool, in_use.numbers, in_use.total
+    k, v = up_project_kernel(*of_pages, maps, scales, dtype=q.dtype, interpret=interpret is not None)
     options = {"num_stages": num_stages, "interpret": interpret} | (
         {} if instances is None else {"instances": instances}
     )

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.dispatch import by_platform
+from jspec.pallas.attention.fp8 import KVScales, decode, decode_in_kernel, decode_latents
+from jspec.pallas.attention.paged import in_slots
 from jspec.pallas.mla.head_maps import HeadMap, HeadMaps, multiply_latents
 from jspec.pallas.mla.map_tiles import (
     group_width,
@@ -28,49 +29,56 @@ _SLOTS, _COLUMNS, _DEPTH = 128, 128, 64  # of a tile of the product: slots, numb
 _WARPS, _STAGES = 8, 3
 
 
-def up_project(pool, numbers, count, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
-    """``up_project_reference``, and on an NVIDIA GPU the kernel."""
-    return by_platform(up_project_kernel, up_project_reference, pool, numbers, count, maps)
-
-
-def up_project_reference(pool, numbers, count, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
+def up_project_reference(
+    pool, numbers, count, maps: HeadMaps, scales: KVScales | None = None, *, dtype
+) -> tuple[jax.Array, jax.Array]:
     """Keys and values of the slots of the listed pages.
 
     Args:
-      pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys.
+      pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys, of ``dtype``, or bytes with ``scales``.
       numbers: int32 ``[U]``, pages of the pool.
       count: int32, how many of them are listed, the first ones; results of the others are arbitrary. If it is more than
         U, all results are NaN.
       maps: the up-projection.
+      scales: of latents, or of the tokens in the pool (``jspec.pallas.attention.fp8``).
+      dtype: of keys and values.
 
     Returns:
       keys ``[U, P, N, Hn + Hr]``, of which the last numbers are the rotated key, the same for all heads; and values
-      ``[U, P, N, Hv]``. Sums are in float32 and are rounded to the dtype of the pool.
+      ``[U, P, N, Hv]``. Sums are in float32, are multiplied by the scales of latents, and are rounded to ``dtype``.
     """
-    latents = pool[0, numbers]
-    return keys_and_values(jnp.where(count <= numbers.shape[0], latents, jnp.nan), maps)
+    scale = None if scales is None else scales.k[0, numbers] if scales.of_tokens else scales.k
+    found = keys_and_values(pool[0, numbers], maps, scale, dtype)
+    k, v = (jnp.where(count <= numbers.shape[0], part, jnp.nan) for part in found)
+    return k, v
 
 
-def keys_and_values(latents, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
-    """Keys ``[..., N, Hn + Hr]`` and values ``[..., N, Hv]`` of latents and rotated keys ``[..., Ck + Hr]``."""
+def keys_and_values(latents, maps: HeadMaps, scale, dtype) -> tuple[jax.Array, jax.Array]:
+    """Keys ``[..., N, Hn + Hr]`` and values ``[..., N, Hv]`` of ``dtype``, from latents and rotated keys ``[..., Ck + Hr]``.
+
+    These are bytes if there is a ``scale``, float32, of a shape which broadcasts to ``[...]``."""
     latents, rotated = jnp.split(latents, [maps.keys.rank], axis=-1)
-    k, v = (multiply_latents("...c,nhc->...nh", latents, of) for of in maps)
+    if scale is not None:
+        scale = jnp.broadcast_to(scale, latents.shape[:-1])
+        latents, rotated = decode(latents, dtype), decode_latents(rotated, scale, dtype)
+    k, v = (multiply_latents("...c,nhc->...nh", latents, of, scale) for of in maps)
     rotated = jnp.broadcast_to(rotated[..., None, :], (*k.shape[:-1], rotated.shape[-1]))
     return jnp.concatenate([k, rotated], axis=-1), v
 
 
-@functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace
-def up_project_kernel(pool, numbers, count, maps: HeadMaps, *, interpret=False):
+@functools.partial(jax.jit, static_argnames=("dtype", "interpret"))  # layers share one trace
+def up_project_kernel(pool, numbers, count, maps: HeadMaps, scales: KVScales | None = None, *, dtype, interpret=False):
     """``up_project_reference`` as a kernel: a launch for keys, and one for values."""
     (_, pages, P, size), [U] = pool.shape, numbers.shape
     slots = U * P
 
     def project(of: HeadMap, rotated: int):
         N, n = of.weight.shape[:2]
-        out = jax.ShapeDtypeStruct((slots, N, n + rotated), pool.dtype)
+        out = jax.ShapeDtypeStruct((slots, N, n + rotated), dtype)
+        latents = pool.reshape(pages * P, size), in_slots(scales)
         projected = kernel_call(
             _up_project,
-            *(pool.reshape(pages * P, size), numbers, count.reshape(1), of.flat),
+            *(*latents, numbers, count.reshape(1), of.flat),
             # The last instance of a block of slots copies the rotated key to all heads; those before it multiply.
             grid=(pl.cdiv(N * n, _COLUMNS) + (rotated > 0), pl.cdiv(slots, _SLOTS)),
             out_shape=out,
@@ -85,7 +93,7 @@ def up_project_kernel(pool, numbers, count, maps: HeadMaps, *, interpret=False):
     return project(maps.keys, size - maps.keys.rank), project(maps.values, 0)
 
 
-def _up_project(pool_ref, numbers_ref, count_ref, of: HeadMap, out_ref, *, P: int, rotated: int):
+def _up_project(pool_ref, latent_scale_refs, numbers_ref, count_ref, of: HeadMap, out_ref, *, P: int, rotated: int):
     part, tile, count = pl.program_id(0), pl.program_id(1), count_ref[jnp.int32(0)]
     (slots, N, H), Ck = out_ref.shape, of.rank
     n, depth = H - rotated, tile_width(of, _DEPTH)
@@ -99,8 +107,18 @@ def _up_project(pool_ref, numbers_ref, count_ref, of: HeadMap, out_ref, *, P: in
         page = pltriton.load(numbers_ref.at[slot // P], mask=in_list, other=0)
         line = page * P + slot % P
 
+        def load(number):
+            """Numbers of the lines, ``[rows, columns]``; as bytes have them if they are bytes."""
+            x = pltriton.load(pool_ref.at[tile_indices(line, number)])
+            if latent_scale_refs is None:
+                return x
+            return decode_in_kernel(x, out_ref.dtype, nan=not latent_scale_refs.of_tokens, as_loaded=True)
+
         def store(x, head, number, real):
             """Store ``x [rows, columns]`` where ``real``, at numbers of heads, one of each for a column."""
+            if latent_scale_refs is not None:
+                k, of_tokens = latent_scale_refs.k, latent_scale_refs.of_tokens
+                x *= broadcast_columns(pltriton.load(k.at[0, line]), x.shape[1]) if of_tokens else k[0]
             at, head = tile_indices(slot, head)
             number = jnp.broadcast_to(number[None], x.shape)
             mask = broadcast_columns(in_list, x.shape[1]) & jnp.broadcast_to(real[None], x.shape)
@@ -113,8 +131,7 @@ def _up_project(pool_ref, numbers_ref, count_ref, of: HeadMap, out_ref, *, P: in
             real = column < width
 
             def add(i, total):
-                number = places_of(of, block_ids(i, depth))
-                x = pltriton.load(pool_ref.at[tile_indices(line, number)])
+                x = load(places_of(of, block_ids(i, depth)))
                 weight = load_numbers(of, jnp.where(real, column, 0), None, i * depth, depth, x.dtype)
                 return total + dot(x, weight, trans_b=True)
 
@@ -143,7 +160,7 @@ def _up_project(pool_ref, numbers_ref, count_ref, of: HeadMap, out_ref, *, P: in
             @pl.when(part == parts)
             def _():
                 number = block_ids(0, rotated)
-                x = pltriton.load(pool_ref.at[tile_indices(line, Ck + number)]).astype(jnp.float32)
+                x = load(Ck + number).astype(jnp.float32)
 
                 def copy(head, _):
                     store(x, jnp.full(rotated, head), n + number, number >= 0)

@@ -107,7 +107,7 @@ def oracle(args, case: Case):
 def kernel(*args, **how):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
-    return up_projected_attention_kernel(*args, SCALE, instances=3, interpret=InterpretGPUParams(), **how)
+    return up_projected_attention_kernel(*args, scale=SCALE, instances=3, interpret=InterpretGPUParams(), **how)
 
 
 reference = functools.partial(up_projected_attention_reference, scale=SCALE)
@@ -153,7 +153,8 @@ def test_too_many_pages_make_every_result_nan():
 class TestUpProject:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        self.up_project = implementation(up_project_reference, up_project_kernel)
+        functions = (functools.partial(f, dtype=jnp.bfloat16) for f in (up_project_reference, up_project_kernel))
+        self.up_project = implementation(*functions)
 
     numbers = jnp.array([3, 1, 9, 4, 0, 0, 0], jnp.int32)
 
@@ -248,6 +249,6 @@ def test_lowers_for_hopper(kind):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_compiled_equals_the_oracle(case):
     args = problem(case)
-    got, valid = np.asarray(up_projected_attention_kernel(*args, SCALE), np.float64), np.asarray(args[2].valid)
+    got, valid = np.asarray(up_projected_attention_kernel(*args, scale=SCALE), np.float64), np.asarray(args[2].valid)
     assert np.abs(got - oracle(args, case))[valid].max() < 0.02
     assert np.all(got[~valid] == 0)
