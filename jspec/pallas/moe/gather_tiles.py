@@ -16,18 +16,18 @@ _COLUMNS = 1024  # input features that a program instance copies
 
 
 class GatheredTiles(NamedTuple):
-    """The assignments of all experts in tiles of n lines, of which the last ``tiles - count`` tiles have none.
+    """The assignments of all experts in tiles of n lines, of which the last ``tiles - total`` tiles have none.
 
     Attributes:
       x: ``[tiles n, D]``, the token of each assignment. A line without an assignment may hold anything.
-      count: int32 ``[1]``, how many tiles have assignments.
+      total: int32 ``[1]``, how many tiles have assignments.
       expert: int32 ``[tiles]``, the expert of each of these.
       assignment: int32 ``[tiles n]``, M Y in a line without one.
       factor: float32 ``[tiles n]``, the weight of the expert for the token; 0 in a line without an assignment.
     """
 
     x: jax.Array
-    count: jax.Array
+    total: jax.Array
     expert: jax.Array
     assignment: jax.Array
     factor: jax.Array
@@ -60,7 +60,7 @@ def _gather(
     weight_ref,
     x_ref,
     tiled_ref,
-    count_ref,
+    total_ref,
     expert_ref,
     assignment_ref,
     factor_ref,
@@ -82,7 +82,7 @@ def _gather(
     def _():
         ids = block_ids(0, pl.next_power_of_2(X))
         sizes = pltriton.load(sizes_ref.at[ids], mask=ids < X, other=0)
-        count_ref[0] = jnp.sum(jax.lax.div(sizes + size - 1, jnp.int32(size)))
+        total_ref[0] = jnp.sum(jax.lax.div(sizes + size - 1, jnp.int32(size)))
 
     @pl.when(has_tile)
     def _():

@@ -172,7 +172,7 @@ def _run(x, tiles: GatheredTiles, weights: ExpertWeights, out, tiling, gate: _Ga
         scratch_types=(*shared._replace(here=here), *(exchange if gate else ())),
         interpret=interpret,
         kernel_name="jspec_grouped_hidden" if gate else "jspec_grouped_down",
-    )(x, weight, scale, channel_scale, tiles.count, tiles.expert, tiles.assignment, tiles.factor)
+    )(x, weight, scale, channel_scale, tiles.total, tiles.expert, tiles.assignment, tiles.factor)
 
 
 class _Place(NamedTuple):
@@ -187,7 +187,7 @@ def _multiply_tiles(
     weight_ref,
     scale_ref,
     channel_scale_ref,
-    count_ref,
+    total_ref,
     expert_ref,
     assignment_ref,
     factor_ref,
@@ -205,7 +205,7 @@ def _multiply_tiles(
     warpgroup, instance = lax.axis_index("warpgroup"), lax.axis_index("instance")
     inputs, last_tile = x_ref.shape[1], expert_ref.shape[0] - 1
     blocks, trips = out_ref.shape[1] // (LINES if gate else BESIDE * LINES), tiling.trips(inputs)
-    own = (count_ref[0] * blocks - instance + instances - 1) // instances  # tiles times blocks
+    own = (total_ref[0] * blocks - instance + instances - 1) // instances  # tiles times blocks
     stride, between = (LINES, lines // 2) if gate else (BESIDE * LINES, LINES)  # of blocks, and of lines side by side
 
     def place(i) -> _Place:
