@@ -8,22 +8,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from convert.compressed import export_quantized
-from convert.conversion import VERIFICATIONS, convert
-from convert.listing import listing, matches
-from convert.preparation import mtp_beside, prepared
-from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.converted.manifest import check
+from convert.choices import COMPRESSED, JSPEC, VERIFICATIONS
 from jspec.checkpoints.files.refusal import Mismatch, Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.config import QUANTIZATIONS
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
-from jspec.hub.folders import local_checkpoints
 from jspec.hub.names import is_hub_name
 
 OK, MISMATCH, REFUSED = 0, 1, 2
-JSPEC, COMPRESSED = "jspec", "compressed-tensors"  # formats of OUT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,6 +151,8 @@ def _draft_vocabulary(text: str) -> int | str:
 
 def _find_on_hub(options: argparse.Namespace):
     """Put folders of the hub's local cache in place of the names of models, which are downloaded if the user agrees."""
+    from jspec.hub.folders import local_checkpoints
+
     names = {key: value for key in ("src", "target") if (value := getattr(options, key)) and is_hub_name(value)}
     folders = local_checkpoints(list(names.values()), options.download, options.allow_pickle)
     for key, folder in zip(names, folders, strict=True):
@@ -165,6 +160,8 @@ def _find_on_hub(options: argparse.Namespace):
 
 
 def _check(out: str) -> int:
+    from jspec.checkpoints.converted.manifest import check
+
     problems = check(out)
     for problem in problems:
         print(_printable(problem))
@@ -174,6 +171,10 @@ def _check(out: str) -> int:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
+    from convert.listing import listing, matches
+    from convert.preparation import mtp_beside, prepared
+    from jspec.checkpoints.checkpoint import Checkpoint
+
     head_options = HeadOptions(options.aux_convention, options.norm_output, options.mask_token_id)
     source = Checkpoint.open(options.src, head_options, options.allow_pickle).hugging_face
     target = None if options.target is None else Checkpoint.open(options.target)
@@ -187,6 +188,8 @@ def _dry_run(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
+    from convert.conversion import convert
+
     report = convert(
         options.src,
         options.out,
@@ -226,6 +229,8 @@ def _require_export(parser: argparse.ArgumentParser, options: argparse.Namespace
 
 
 def _export(options: argparse.Namespace) -> int:
+    from convert.compressed import export_quantized
+
     out = export_quantized(options.src, options.out, options.quantize, options.overwrite, progress=True)
     print(f"{_printable(out)}: {options.quantize} in the formats of compressed-tensors")
     return OK

@@ -17,6 +17,7 @@ from jspec.config.engine import FP8_CACHES
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
 from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
+from jspec.engine.forks import require_not_forked
 from jspec.engine.frontend import Frontend
 from jspec.engine.multihost.follower import FollowerRunner, ignoring_interrupts
 from jspec.engine.multihost.leader import Follower
@@ -103,6 +104,7 @@ class LLM:
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
         """The target's logits after each of n tokens, float32 ``[n, V]``, from one causal forward pass without a cache."""
+        require_not_forked()
         if self.engine.runner.group is not None:
             raise RuntimeError("logits() is not available where the target's devices belong to several processes")
         tokens = checked_ids(token_ids, self.target.config.vocab_size, "token_ids")

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -33,7 +34,7 @@ class Screen:
     """
 
     def __init__(self, plain: bool = False):
-        self._out = sys.stdout
+        self._out = opened(sys.stdout, "standard output")
         self._console = Console(file=self._out, highlight=False)
         self.is_terminal = self._out.isatty()
         wanted = not plain and not os.environ.get("NO_COLOR")
@@ -87,6 +88,17 @@ class Screen:
         encoding = self._out.encoding or "utf-8"
         text = text.encode(encoding, "replace").decode(encoding)
         return text.translate(CONTROLS) if self.is_terminal else text
+
+
+def opened(stream: TextIO | None, name: str) -> TextIO:
+    """A standard stream of the process, which Python has as None if the shell closed it, with ``<&-`` for example.
+
+    Raises:
+      ValueError: it is closed.
+    """
+    if stream is None or stream.closed:
+        raise ValueError(f"{name} is closed: expected a terminal, a pipe or a file; /dev/null will do")
+    return stream
 
 
 def summary(result: Result, seconds: float) -> str:

@@ -150,6 +150,26 @@ def test_standard_input_holds_prompts(capsys, calls, monkeypatch, tmp_path):
     assert calls.pop()[1] == ["x", "y"]
 
 
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_closed_streams_are_refused(capsys, monkeypatch, calls, command, stream):
+    """As after ``<&-`` or ``>&-`` in a shell."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x"))
+    monkeypatch.setattr(sys, stream, None)
+    assert main([command, "folder", *(["-", "--stream"] if command == "generate" else [])]) == 2
+    name = {"stdin": "standard input", "stdout": "standard output"}[stream]
+    assert f"jspec {command}: {name} is closed: expected a terminal" in capsys.readouterr().err
+    assert calls == []
+
+
+def test_input_that_is_not_utf8_is_refused(capsys, monkeypatch, calls):
+    for arguments in (["-"], ["--prompts", "-"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n"), encoding="utf-8"))
+        assert main(["generate", "folder", *arguments]) == 2
+        assert "jspec generate: standard input: expected text in UTF-8" in capsys.readouterr().err
+    assert calls == []
+
+
 def test_ctrl_c_prints_no_traceback(capsys, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt

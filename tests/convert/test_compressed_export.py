@@ -8,6 +8,7 @@ import pytest
 from block_checkpoints import KEPT_CODES, block_checkpoint
 from fp8_checkpoints import changed, names_in, raw_tensor
 from test_stored_fp8 import logits
+from tiny import tiny_checkpoint
 
 from convert import Refusal, convert, export_quantized, load_folder
 from convert.cli import main
@@ -93,6 +94,9 @@ def test_what_is_quantised_or_not_finite_is_refused(tmp_path, wide):
     out = export_quantized(wide, tmp_path / "out", "int8")
     with pytest.raises(Refusal, match="its weights are quantised already"):
         export_quantized(out, tmp_path / "again", "int8")
+    narrow = tiny_checkpoint(tmp_path / "narrow")
+    with pytest.raises(Refusal, match="has 64 inputs: expected a multiple of 128 for int4; without --format it can be"):
+        export_quantized(narrow, tmp_path / "again", "int4")
     broken = shutil.copytree(wide, tmp_path / "nan")
     name = next(name for name in names_in(wide) if name.endswith("down_proj.weight"))
     weight = np.array(raw_tensor(wide, name))
