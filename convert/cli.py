@@ -1,7 +1,8 @@
 """The ``jspec-convert`` command.
 
 Exit codes: 0 if the command succeeded; 1 if the tensors do not match config.json, a converted folder does not match its
-manifest, or a verification failed; 2 if the command refused, with one sentence on stderr.
+manifest, or a verification failed; 2 if the command refused, with one sentence on stderr; 130 after Ctrl-C; 141 if nobody
+reads standard output any more.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from convert.choices import COMPRESSED, JSPEC, VERIFICATIONS
 from jspec.checkpoints.files.refusal import Mismatch, Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.heads.options import HeadOptions
+from jspec.commands.terminal import READER_LEFT, reader_left
 from jspec.config import QUANTIZATIONS
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 from jspec.hub.names import is_hub_name
@@ -31,16 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.format == COMPRESSED:
         _require_export(parser, options)
     try:
-        if options.check is not None:
-            return _check(options.check)
-        _find_on_hub(options)
-        if options.format == COMPRESSED:
-            return _export(options)
-        return _dry_run(options) if options.dry_run else _convert(options)
+        code = _run(options)
+        return READER_LEFT if reader_left() else code
     except Mismatch as mismatch:
         print(f"jspec-convert: {_printable(mismatch)}", file=sys.stderr)
         return MISMATCH
     except (Refusal, OSError) as refusal:
+        if isinstance(refusal, BrokenPipeError) and reader_left():
+            return READER_LEFT
         print(f"jspec-convert: {_printable(refusal)}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
@@ -157,6 +157,15 @@ def _find_on_hub(options: argparse.Namespace):
     folders = local_checkpoints(list(names.values()), options.download, options.allow_pickle)
     for key, folder in zip(names, folders, strict=True):
         setattr(options, key, folder)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.check is not None:
+        return _check(options.check)
+    _find_on_hub(options)
+    if options.format == COMPRESSED:
+        return _export(options)
+    return _dry_run(options) if options.dry_run else _convert(options)
 
 
 def _check(out: str) -> int:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import sys
 
@@ -160,6 +161,19 @@ def test_closed_streams_are_refused(capsys, monkeypatch, calls, command, stream)
     name = {"stdin": "standard input", "stdout": "standard output"}[stream]
     assert f"jspec {command}: {name} is closed: expected a terminal" in capsys.readouterr().err
     assert calls == []
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_reader_that_leaves_is_no_mistake(capsys, monkeypatch, calls, buffered):
+    """As in ``jspec generate folder x | head -1``; unbuffered with ``PYTHONUNBUFFERED``."""
+    read, write = os.pipe()
+    os.close(read)
+    with io.TextIOWrapper(open(write, "wb", buffering=-1 if buffered else 0), write_through=not buffered) as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["generate", "folder", "x", "--max-tokens", "1"]) == 141
+        monkeypatch.undo()
+    assert len(calls) == 1
+    assert "Broken pipe" not in capsys.readouterr().err
 
 
 def test_input_that_is_not_utf8_is_refused(capsys, monkeypatch, calls):
