@@ -13,6 +13,7 @@ from convert.choices import COMPRESSED, JSPEC, VERIFICATIONS
 from jspec.checkpoints.files.refusal import Mismatch, Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.heads.options import HeadOptions
+from jspec.commands.interrupts import repeated_interrupts
 from jspec.commands.terminal import READER_LEFT, reader_left
 from jspec.config import QUANTIZATIONS
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
@@ -33,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.format == COMPRESSED:
         _require_export(parser, options)
     try:
-        code = _run(options)
+        with repeated_interrupts():
+            code = _run(options)
         return READER_LEFT if reader_left() else code
     except Mismatch as mismatch:
         print(f"jspec-convert: {_printable(mismatch)}", file=sys.stderr)

@@ -10,6 +10,7 @@ from jspec._validation import MISTAKES
 from jspec.bench.command import add_arguments as add_bench_arguments
 from jspec.commands.chat import add_arguments as add_chat_arguments
 from jspec.commands.generate import add_arguments as add_generate_arguments
+from jspec.commands.interrupts import repeated_interrupts
 from jspec.commands.model_args import KV_CACHE_DTYPES, add_download_option, add_verifying_options, draft_count_of
 from jspec.commands.terminal import READER_LEFT, reader_left
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        code = args.run(args)
+        with repeated_interrupts():
+            code = args.run(args)
         return READER_LEFT if reader_left() else code
     except MISTAKES as error:
         if isinstance(error, BrokenPipeError) and reader_left():

@@ -4,7 +4,10 @@ import io
 import json
 import os
 import re
+import signal
 import sys
+import time
+import weakref
 
 import pytest
 from tiny import tiny_checkpoint, tiny_tokenizer
@@ -149,6 +152,27 @@ def test_standard_input_holds_prompts(capsys, calls, monkeypatch, tmp_path):
     (tmp_path / "prompts.txt").write_text("x\ny\n")
     generated(capsys, "folder", "--prompts", str(tmp_path / "prompts.txt"), "--max-tokens", "1")
     assert calls.pop()[1] == ["x", "y"]
+
+
+def test_ctrl_c_in_a_callback_is_not_lost(capsys, monkeypatch):
+    """Python drops what is raised there; JAX has a callback of the garbage collector, for example."""
+
+    class Thing:
+        pass
+
+    def interrupted(*args, **kwargs):
+        thing = Thing()
+        watched = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+        del thing
+        assert watched() is None
+        time.sleep(10)
+
+    monkeypatch.setattr(jspec, "generate", interrupted, raising=False)
+    start, hook = time.perf_counter(), sys.unraisablehook
+    assert main(["generate", "folder", "x"]) == 130
+    assert time.perf_counter() - start < 5
+    assert sys.unraisablehook is hook
+    assert capsys.readouterr().err == "jspec generate: interrupted\n"
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout"])
