@@ -26,6 +26,7 @@ from convert.staging import require_apart, staged
 from convert.write import COPIED
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.converted.manifest import is_converted
 from jspec.checkpoints.export import save_weights
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.cache_scheme import SCHEME, cache_scheme
@@ -69,6 +70,8 @@ def export_quantized(
       Refusal: one sentence with the file and the reason.
     """
     require(quantize in QUANTIZATIONS, "quantize", quantize, f"one of {', '.join(QUANTIZATIONS)}")
+    if is_converted(src):
+        raise Refusal(f"{src}: is a converted folder already; give the Hugging Face folder it was made from")
     source = Checkpoint.open(src).hugging_face
     place = require_apart(out, source.folder.root)
     maps = _maps(source, quantize)
