@@ -380,8 +380,7 @@ class LLM:
         """
         places, requests = [], []
         for i, (prompt, several, key) in enumerate(zip(prompts, params, keys, strict=True)):
-            copies = zip(several.copies(), copied_keys(several, key), strict=True)
-            for number, (one, own_key) in enumerate(copies):
+            for number, (one, own_key) in enumerate(zip(several.copies(), copied_keys(several, key), strict=True)):
                 places.append((i, number))
                 requests.append(self.engine.frontend.request(i, prompt, one, own_key))
         place_of = dict(zip(map(id, requests), places, strict=True))
@@ -397,6 +396,5 @@ def _end_tokens(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, 
     """The tokens that end a text: those of config.json and generation_config.json, and the tokenizer's own, as in vLLM. Some
     checkpoints name the token that ends a turn of a chat in tokenizer_config.json alone."""
     own: Any = getattr(tokenizer, "eos_token_id", None)
-    known = config.eos_token_ids
-    missing = isinstance(own, int) and 0 <= own < config.vocab_size and own not in known
-    return (*known, own) if missing else known
+    missing = isinstance(own, int) and 0 <= own < config.vocab_size and own not in config.eos_token_ids
+    return (*config.eos_token_ids, own) if missing else config.eos_token_ids
