@@ -5,7 +5,7 @@ config, params = load_folder("path/to/either")
 config, params = load_draft("path/to/a-draft-head")
 problems = check("path/to/converted")
 
-cli.py               the ``jspec-convert`` command
+cli.py               the ``jspec-convert`` command; choices.py: what its options may be
 conversion.py        ``convert``
 preparation.py       what is converted: fit, draft vocabulary, quantisation, layers beside a model
 write.py             the files of a converted folder
@@ -22,21 +22,46 @@ compressed.py        quantised language models in the formats of compressed-tens
 verify.py            compares a converted folder with its source
 """
 
-from convert.compressed import export_quantized
-from convert.conversion import Report, convert
-from jspec.checkpoints.checkpoint import load_draft, load_folder, read_draft_config, verifier_of
-from jspec.checkpoints.converted.manifest import check
-from jspec.checkpoints.files.refusal import Mismatch, Refusal
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Mismatch",
-    "Refusal",
-    "Report",
-    "check",
-    "convert",
-    "export_quantized",
-    "load_draft",
-    "load_folder",
-    "read_draft_config",
-    "verifier_of",
-]
+if TYPE_CHECKING:
+    from convert.compressed import export_quantized as export_quantized
+    from convert.conversion import Report as Report
+    from convert.conversion import convert as convert
+    from jspec.checkpoints.checkpoint import load_draft as load_draft
+    from jspec.checkpoints.checkpoint import load_folder as load_folder
+    from jspec.checkpoints.checkpoint import read_draft_config as read_draft_config
+    from jspec.checkpoints.checkpoint import verifier_of as verifier_of
+    from jspec.checkpoints.converted.manifest import check as check
+    from jspec.checkpoints.files.refusal import Mismatch as Mismatch
+    from jspec.checkpoints.files.refusal import Refusal as Refusal
+
+# Public name -> the module that defines it. As in ``jspec``, a name is imported when it is first used (PEP 562), so that the
+# command answers, and can be interrupted, before it loads JAX.
+_PUBLIC = {
+    "Mismatch": "jspec.checkpoints.files.refusal",
+    "Refusal": "jspec.checkpoints.files.refusal",
+    "Report": "convert.conversion",
+    "check": "jspec.checkpoints.converted.manifest",
+    "convert": "convert.conversion",
+    "export_quantized": "convert.compressed",
+    "load_draft": "jspec.checkpoints.checkpoint",
+    "load_folder": "jspec.checkpoints.checkpoint",
+    "read_draft_config": "jspec.checkpoints.checkpoint",
+    "verifier_of": "jspec.checkpoints.checkpoint",
+}
+
+__all__ = [*_PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'convert' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -1,29 +1,25 @@
 """The ``jspec-convert`` command.
 
 Exit codes: 0 if the command succeeded; 1 if the tensors do not match config.json, a converted folder does not match its
-manifest, or a verification failed; 2 if the command refused, with one sentence on stderr.
+manifest, or a verification failed; 2 if the command refused, with one sentence on stderr; 130 after Ctrl-C; 141 if nobody
+reads standard output any more.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from convert.compressed import export_quantized
-from convert.conversion import VERIFICATIONS, convert
-from convert.listing import listing, matches
-from convert.preparation import mtp_beside, prepared
-from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.converted.manifest import check
+from convert.choices import COMPRESSED, JSPEC, VERIFICATIONS
 from jspec.checkpoints.files.refusal import Mismatch, Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.heads.options import HeadOptions
+from jspec.commands.interrupts import repeated_interrupts
+from jspec.commands.terminal import READER_LEFT, reader_left
 from jspec.config import QUANTIZATIONS
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
-from jspec.hub.folders import local_checkpoints
 from jspec.hub.names import is_hub_name
 
 OK, MISMATCH, REFUSED = 0, 1, 2
-JSPEC, COMPRESSED = "jspec", "compressed-tensors"  # formats of OUT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,16 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.format == COMPRESSED:
         _require_export(parser, options)
     try:
-        if options.check is not None:
-            return _check(options.check)
-        _find_on_hub(options)
-        if options.format == COMPRESSED:
-            return _export(options)
-        return _dry_run(options) if options.dry_run else _convert(options)
+        with repeated_interrupts():
+            code = _run(options)
+        return READER_LEFT if reader_left() else code
     except Mismatch as mismatch:
         print(f"jspec-convert: {_printable(mismatch)}", file=sys.stderr)
         return MISMATCH
     except (Refusal, OSError) as refusal:
+        if isinstance(refusal, BrokenPipeError) and reader_left():
+            return READER_LEFT
         print(f"jspec-convert: {_printable(refusal)}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
@@ -158,13 +153,26 @@ def _draft_vocabulary(text: str) -> int | str:
 
 def _find_on_hub(options: argparse.Namespace):
     """Put folders of the hub's local cache in place of the names of models, which are downloaded if the user agrees."""
+    from jspec.hub.folders import local_checkpoints
+
     names = {key: value for key in ("src", "target") if (value := getattr(options, key)) and is_hub_name(value)}
     folders = local_checkpoints(list(names.values()), options.download, options.allow_pickle)
     for key, folder in zip(names, folders, strict=True):
         setattr(options, key, folder)
 
 
+def _run(options: argparse.Namespace) -> int:
+    if options.check is not None:
+        return _check(options.check)
+    _find_on_hub(options)
+    if options.format == COMPRESSED:
+        return _export(options)
+    return _dry_run(options) if options.dry_run else _convert(options)
+
+
 def _check(out: str) -> int:
+    from jspec.checkpoints.converted.manifest import check
+
     problems = check(out)
     for problem in problems:
         print(_printable(problem))
@@ -174,6 +182,10 @@ def _check(out: str) -> int:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
+    from convert.listing import listing, matches
+    from convert.preparation import mtp_beside, prepared
+    from jspec.checkpoints.checkpoint import Checkpoint
+
     head_options = HeadOptions(options.aux_convention, options.norm_output, options.mask_token_id)
     source = Checkpoint.open(options.src, head_options, options.allow_pickle).hugging_face
     target = None if options.target is None else Checkpoint.open(options.target)
@@ -187,6 +199,8 @@ def _dry_run(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
+    from convert.conversion import convert
+
     report = convert(
         options.src,
         options.out,
@@ -226,6 +240,8 @@ def _require_export(parser: argparse.ArgumentParser, options: argparse.Namespace
 
 
 def _export(options: argparse.Namespace) -> int:
+    from convert.compressed import export_quantized
+
     out = export_quantized(options.src, options.out, options.quantize, options.overwrite, progress=True)
     print(f"{_printable(out)}: {options.quantize} in the formats of compressed-tensors")
     return OK

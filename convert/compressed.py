@@ -26,6 +26,7 @@ from convert.staging import require_apart, staged
 from convert.write import COPIED
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.converted.manifest import is_converted
 from jspec.checkpoints.export import save_weights
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.cache_scheme import SCHEME, cache_scheme
@@ -39,6 +40,7 @@ from jspec.quantization.groups import GROUP
 WEIGHT, INDEX = ".weight", "model.safetensors.index.json"
 MARK = "jspec_export.json"  # which tells a folder of ours, that may be replaced, from others
 SHARD_BYTES = 4 * 2**30
+_FOR_JSPEC = "without --format it can be quantised for jspec alone"
 _WEIGHTS: dict[str, dict[str, Any]] = {
     "int8": {"num_bits": 8, "type": "int", "strategy": "channel"},
     "int4": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP},
@@ -68,6 +70,8 @@ def export_quantized(
       Refusal: one sentence with the file and the reason.
     """
     require(quantize in QUANTIZATIONS, "quantize", quantize, f"one of {', '.join(QUANTIZATIONS)}")
+    if is_converted(src):
+        raise Refusal(f"{src}: is a converted folder already; give the Hugging Face folder it was made from")
     source = Checkpoint.open(src).hugging_face
     place = require_apart(out, source.folder.root)
     maps = _maps(source, quantize)
@@ -91,7 +95,9 @@ def _maps(source: HuggingFaceModel, quantize: str) -> list[str]:
         raise Refusal(f"{where}: quantize={quantize!r}: its weights are quantised already (quantization_config)")
     if source.layout.wholes:
         name = next(iter(source.layout.wholes.values()))
-        raise Refusal(f"{where}: tensor {name!r} holds several maps, which the export does not take apart")
+        raise Refusal(
+            f"{where}: tensor {name!r} holds several maps, which the export does not take apart; {_FOR_JSPEC}"
+        )
     source.require_match()
     kinds = quantized(source, quantize).config.quantizations()
     names = [
@@ -102,9 +108,10 @@ def _maps(source: HuggingFaceModel, quantize: str) -> list[str]:
     for name in names:
         shape = source.tensors[name].shape
         if len(shape) != 2 or not name.endswith(WEIGHT):
-            raise Refusal(f"{where}: tensor {name!r} {list(shape)} is no weight of a single linear map")
+            raise Refusal(f"{where}: tensor {name!r} {list(shape)} is no weight of a single linear map; {_FOR_JSPEC}")
         if shape[1] % (of := {"int4": GROUP, "int8": 4}.get(quantize, 1)):
-            raise Refusal(f"{where}: tensor {name!r} has {shape[1]} inputs: expected a multiple of {of} for {quantize}")
+            expected = f"expected a multiple of {of} for {quantize}"
+            raise Refusal(f"{where}: tensor {name!r} has {shape[1]} inputs: {expected}; {_FOR_JSPEC}")
     return names
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from convert.choices import VERIFICATIONS
 from convert.draft_vocabulary import DraftVocabulary
 from convert.preparation import mtp_beside, prepared
 from convert.staging import require_apart, staged
@@ -21,8 +22,6 @@ from jspec.checkpoints.heads.kinds import describe
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.config import QUANTIZATIONS
-
-VERIFICATIONS = ("shapes", "logits")
 
 
 @dataclasses.dataclass(frozen=True)

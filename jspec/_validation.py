@@ -101,6 +101,24 @@ def is_text(value) -> bool:
     return True
 
 
+def require_characters(field: str, text: str):
+    """Raise a ValueError if a text has half of a surrogate pair, for which UTF-8 has no bytes and no tokenizer has tokens.
+
+    Python makes such halves of bytes that are no UTF-8, in arguments of a command and in names of files.
+    """
+    if not is_text(text):
+        half = next(i for i, letter in enumerate(text) if "\ud800" <= letter <= "\udfff")
+        raise ValueError(
+            f"{field} has {text[half]!r} at character {half}, half of a surrogate pair, which is no character; give text "
+            "that was decoded as UTF-8, for example with errors='replace'"
+        )
+
+
+def is_one_of(value, known: Iterable) -> bool:
+    """Whether ``value`` is one of ``known``, of the same type: 1 is not True, and no array equals a name."""
+    return any(value is one or (isinstance(value, type(one)) and value == one) for one in known)
+
+
 def is_int(value) -> bool:
     """Whether ``value`` is an integer, of Python's or numpy's, and not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jspec._validation import is_int, is_number, require, resolve_names
+from jspec._validation import is_int, is_number, is_one_of, require, resolve_names
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.compilation_cache import enable_compilation_cache
@@ -17,6 +17,7 @@ from jspec.config.heads import DraftConfig
 from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape, round_shapes
+from jspec.engine.forks import require_not_forked
 from jspec.llm import LLM
 from jspec.loading.activation_dtype import check_activation_dtype, with_activation_dtype
 from jspec.loading.context_length import lengths_up_to, own_length, reproducible_length, within_pool
@@ -130,15 +131,17 @@ def load(
       TypeError: an argument is unknown. The message says what may have been meant.
       MemoryError: weights, cache and workspace do not fit on the device. The message has the numbers, and nothing has
         been compiled.
+      RuntimeError: the process was forked from one that has loaded a model.
     """
+    require_not_forked()
     tensor_parallel = _aliased("tensor_parallel", tensor_parallel, options)
     draft_tensor_parallel = _aliased("draft_tensor_parallel", draft_tensor_parallel, options)
     speculation, engine_fields = _speculation_and_engine(speculation, engine, options)
     reproducible, width = engine_fields.get("reproducible"), engine_fields.get("width")
-    head_options = HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp=draft == MTP)
+    head_options = HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp=is_one_of(draft, (MTP,)))
     speculation.require_lossless()
     require(isinstance(check_files, bool), "check_files", check_files, "True or False")
-    require(download in (True, False, None), "download", download, "True, False or None")
+    require(is_one_of(download, (True, False, None)), "download", download, "True, False or None")
     _check_costs(costs)
     _check_reproducible(reproducible, speculation, width)
     if reproducible:

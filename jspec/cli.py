@@ -10,7 +10,9 @@ from jspec._validation import MISTAKES
 from jspec.bench.command import add_arguments as add_bench_arguments
 from jspec.commands.chat import add_arguments as add_chat_arguments
 from jspec.commands.generate import add_arguments as add_generate_arguments
+from jspec.commands.interrupts import repeated_interrupts
 from jspec.commands.model_args import KV_CACHE_DTYPES, add_download_option, add_verifying_options, draft_count_of
+from jspec.commands.terminal import READER_LEFT, reader_left
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 from jspec.serving.openai.command import add_arguments as add_serve_arguments
@@ -22,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       the exit code. 0 is success, and 1 means that ``jspec doctor`` found something wrong. 2 is a mistake in the arguments
-      or a checkpoint, with a message of one sentence, and 130 is an interruption by Ctrl-C.
+      or a checkpoint, with a message of one sentence, 130 is an interruption by Ctrl-C, and 141 means that whatever read
+      standard output has gone.
     """
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
@@ -31,8 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return args.run(args)
+        with repeated_interrupts():
+            code = args.run(args)
+        return READER_LEFT if reader_left() else code
     except MISTAKES as error:
+        if isinstance(error, BrokenPipeError) and reader_left():
+            return READER_LEFT
         print(f"jspec {args.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -8,6 +8,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from jspec._validation import require
+
 # Names of JAX's settings; in capitals, of the environment variables that JAX reads when it is imported.
 _USED = "jax_enable_compilation_cache"
 _FOLDER = "jax_compilation_cache_dir"
@@ -39,9 +41,11 @@ def enable_compilation_cache(folder: str | Path | bool = True) -> Path | None:
       the folder; None if nothing was changed, or, with a ``CompilationCacheWarning``, if the folder cannot be used.
 
     Raises:
-      ValueError: folder is a remote address.
+      ValueError: folder is a remote address, or nothing that names a folder.
     """
     global _chosen
+    named = isinstance(folder, bool) or (isinstance(folder, str | os.PathLike) and str(folder) != "")
+    require(named and "\0" not in str(folder), "compilation_cache", folder, "True, False or the path of a local folder")
     if folder is False or not getattr(jax.config, _USED) or (folder is True and _configured()):
         return None
     try:

@@ -17,6 +17,7 @@ from jspec.config.engine import FP8_CACHES
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
 from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
+from jspec.engine.forks import require_not_forked
 from jspec.engine.frontend import Frontend
 from jspec.engine.multihost.follower import FollowerRunner, ignoring_interrupts
 from jspec.engine.multihost.leader import Follower
@@ -103,6 +104,7 @@ class LLM:
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
         """The target's logits after each of n tokens, float32 ``[n, V]``, from one causal forward pass without a cache."""
+        require_not_forked()
         if self.engine.runner.group is not None:
             raise RuntimeError("logits() is not available where the target's devices belong to several processes")
         tokens = checked_ids(token_ids, self.target.config.vocab_size, "token_ids")
@@ -378,8 +380,7 @@ class LLM:
         """
         places, requests = [], []
         for i, (prompt, several, key) in enumerate(zip(prompts, params, keys, strict=True)):
-            copies = zip(several.copies(), copied_keys(several, key), strict=True)
-            for number, (one, own_key) in enumerate(copies):
+            for number, (one, own_key) in enumerate(zip(several.copies(), copied_keys(several, key), strict=True)):
                 places.append((i, number))
                 requests.append(self.engine.frontend.request(i, prompt, one, own_key))
         place_of = dict(zip(map(id, requests), places, strict=True))
@@ -395,6 +396,5 @@ def _end_tokens(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, 
     """The tokens that end a text: those of config.json and generation_config.json, and the tokenizer's own, as in vLLM. Some
     checkpoints name the token that ends a turn of a chat in tokenizer_config.json alone."""
     own: Any = getattr(tokenizer, "eos_token_id", None)
-    known = config.eos_token_ids
-    missing = isinstance(own, int) and 0 <= own < config.vocab_size and own not in known
-    return (*known, own) if missing else known
+    missing = isinstance(own, int) and 0 <= own < config.vocab_size and own not in config.eos_token_ids
+    return (*config.eos_token_ids, own) if missing else config.eos_token_ids

@@ -270,7 +270,7 @@ def choose(draft: Any, given: Mapping[str, Any]) -> DraftMethod | None:
     """
     present = {name for name, value in given.items() if value is not None}
     for entry in METHODS:
-        if entry.draft is not None and entry.draft == draft and present == {entry.argument} - {None}:
+        if isinstance(draft, str) and entry.draft == draft and present == {entry.argument} - {None}:
             return entry
     for name in sorted(present):
         needed = " or ".join(repr(entry.draft) for entry in METHODS if entry.argument == name)

@@ -125,6 +125,14 @@ def test_a_user_without_a_home_gets_a_warning(monkeypatch):
         assert enable_compilation_cache() is None
 
 
+@pytest.mark.parametrize("folder", [None, 0, 1, 0.5, "", b"x", [], "a\0b"])
+def test_what_names_no_folder_is_refused(folder):
+    before = configured()
+    with pytest.raises(ValueError, match=r"^compilation_cache=.*: expected True, False or the path of a local folder$"):
+        enable_compilation_cache(folder)
+    assert configured() == before
+
+
 def test_remote_folders_are_refused():
     with pytest.raises(ValueError, match=r"'gs://bucket/xla': expected a local folder; .* JAX_COMPILATION_CACHE_DIR"):
         enable_compilation_cache("gs://bucket/xla")

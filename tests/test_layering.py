@@ -217,6 +217,27 @@ def test_the_command_starts_without_anything_heavy():
     assert not {module.split(".")[0] for module in loaded} & set(HEAVY) - {"rich"}
 
 
+CONVERTING = """
+    import sys, convert.cli
+    print(*sys.modules)
+
+    class Interrupt:
+        def find_spec(self, name, *others):
+            if name == "jax":
+                raise KeyboardInterrupt
+
+    sys.meta_path.insert(0, Interrupt())
+    print(convert.cli.main(["source", "out"]))
+"""
+
+
+def test_converting_can_be_interrupted_before_jax_is_loaded():
+    """That takes seconds, in which Ctrl-C would print a traceback."""
+    loaded, exit_code = run(CONVERTING).splitlines()
+    assert not {"jax", "flax", "orbax", "tensorstore", "transformers"} & set(loaded.split())
+    assert exit_code == "130"
+
+
 LOAD = """
     import os, sys
     sys.path.insert(0, os.getcwd())  # as python -m and an interactive session have it

@@ -1,12 +1,15 @@
 """``export_draft`` writes a draft head as a checkpoint in the public layout of its method."""
 
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jspec._validation import require
@@ -84,8 +87,19 @@ def to_tensors(table: Mapping[str, Placement], params: Params) -> dict[str, np.n
 
 
 def save_weights(file: Path, tensors: Mapping[str, np.ndarray]):
-    """Write ``tensors`` (name -> array) as a safetensors file."""
-    save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, file, metadata={"format": "pt"})
+    """Write ``tensors`` (name -> array) as a safetensors file.
+
+    Raises:
+      OSError: the disk is full or fails.
+    """
+    arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    try:
+        save_file(arrays, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # which tells of the disk in its text alone
+        if (code := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        number = int(code[1])
+        raise OSError(number, os.strerror(number), str(file)) from None
 
 
 def write_json(file: Path, content: Mapping[str, Any]):

@@ -11,7 +11,7 @@ from typing import Any
 import jspec
 from jspec.commands import generate
 from jspec.commands.reply import Reply, ReplyFormat
-from jspec.commands.terminal import Screen, summary
+from jspec.commands.terminal import Screen, opened, summary
 from jspec.text.chat_template import read_template
 
 PROMPT = "> "
@@ -33,7 +33,8 @@ def run(args: argparse.Namespace, speculation: "jspec.Speculation") -> int:
     jspec.SamplingParams(**sampling)  # refuses bad values before the model is loaded, which takes minutes
     tools = None if args.tools is None else read_tools(args.tools)
     template = None if args.chat_template is None else read_template(args.chat_template)
-    interactive = sys.stdin.isatty()
+    interactive = opened(sys.stdin, "standard input").isatty()
+    opened(sys.stdout, "standard output")  # for answers
     if interactive:
         with contextlib.suppress(ImportError):  # Windows has none
             import readline  # noqa: F401 - lets ``input`` edit lines, and find earlier ones

@@ -12,7 +12,7 @@ from typing import Any
 
 import jspec
 from jspec.commands.model_args import add_download_option
-from jspec.commands.terminal import Screen, summary
+from jspec.commands.terminal import Screen, opened, summary
 from jspec.config import EngineConfig
 from jspec.text.chat_template import read_template
 from jspec.text.token_spans import TokenSpans
@@ -139,12 +139,13 @@ def _conversations(
 
 def _stream(args: argparse.Namespace, prompt, options: dict[str, Any]) -> int:
     """Print a completion as it comes; returns the exit code."""
+    screen, result = Screen(args.plain), None
     jspec.SamplingParams(**sampling(args))  # refuses bad values before the model is loaded, which takes minutes
     if args.chat:
         llm, [prompt] = _conversations(args, [prompt], options)
     else:
         llm = jspec.load(args.target, **options)
-    request, screen, result = llm.engine.request(prompt, **sampling(args)), Screen(args.plain), None
+    request = llm.engine.request(prompt, **sampling(args))
     spans = TokenSpans(llm.tokenizer, request.prompt)
     llm.warmup()  # so that the measured time does not include compilation
     if llm.method is not None:
@@ -171,12 +172,24 @@ def _prompts(args: argparse.Namespace) -> list:
     if given.count(STDIN) > 1:
         raise ValueError("standard input can be read once: give - only once")
     # A prompt from a pipe, of echo for example, ends with a newline that is not part of it.
-    prompts: list = [sys.stdin.read().removesuffix("\n") if prompt == STDIN else prompt for prompt in args.prompts]
+    prompts: list = [_standard_input().removesuffix("\n") if prompt == STDIN else prompt for prompt in args.prompts]
     if args.file is not None:
         prompts += _lines(args.file)
     if not prompts:
         raise ValueError(f"--prompts {args.file}: expected a prompt a line, and there is none")
     return prompts
+
+
+def _standard_input() -> str:
+    """All of standard input.
+
+    Raises:
+      ValueError: it is closed, or no text in UTF-8.
+    """
+    try:
+        return opened(sys.stdin, "standard input").read()
+    except UnicodeDecodeError:
+        raise ValueError("standard input: expected text in UTF-8") from None
 
 
 def _lines(name: str) -> list:
@@ -185,7 +198,7 @@ def _lines(name: str) -> list:
     if name != STDIN and not path.is_file():
         raise ValueError(f"--prompts {name}: expected a file with a prompt a line")
     try:
-        text = sys.stdin.read() if name == STDIN else path.read_text("utf-8")
+        text = _standard_input() if name == STDIN else path.read_text("utf-8")
     except UnicodeDecodeError:
         raise ValueError(f"--prompts {name}: expected text in UTF-8") from None
     lines = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]

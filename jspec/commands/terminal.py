@@ -1,8 +1,10 @@
 """Prints a streamed completion on the terminal, with accepted drafts in colour, and its statistics."""
 
 import os
+import select
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -13,6 +15,7 @@ from jspec.text.token_spans import Span
 
 DRAWN, ACCEPTED, NOTE = Style(bold=True), Style(color="green"), Style(dim=True)
 DIMMED = Style(dim=True, bold=False)  # over the two of text
+READER_LEFT = 141  # the exit code of a command whose standard output nobody reads any more: that of SIGPIPE
 # A text may hold control codes that clear the screen or rename the window. A terminal gets their symbols instead.
 CONTROLS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
 CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}")
@@ -33,7 +36,7 @@ class Screen:
     """
 
     def __init__(self, plain: bool = False):
-        self._out = sys.stdout
+        self._out = opened(sys.stdout, "standard output")
         self._console = Console(file=self._out, highlight=False)
         self.is_terminal = self._out.isatty()
         wanted = not plain and not os.environ.get("NO_COLOR")
@@ -87,6 +90,41 @@ class Screen:
         encoding = self._out.encoding or "utf-8"
         text = text.encode(encoding, "replace").decode(encoding)
         return text.translate(CONTROLS) if self.is_terminal else text
+
+
+def opened(stream: TextIO | None, name: str) -> TextIO:
+    """A standard stream of the process, which Python has as None if the shell closed it, with ``<&-`` for example.
+
+    Raises:
+      ValueError: it is closed.
+    """
+    if stream is None or stream.closed:
+        raise ValueError(f"{name} is closed: expected a terminal, a pipe or a file; /dev/null will do")
+    return stream
+
+
+def reader_left() -> bool:
+    """Whether standard output is a pipe whose reader has gone, as ``head`` does. What is left to write then goes nowhere."""
+    if sys.stdout is None:
+        return False
+    try:
+        sys.stdout.flush()
+        left = _is_broken(sys.stdout)
+    except BrokenPipeError:
+        left = True
+    if left:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest when it ends
+    return left
+
+
+def _is_broken(stream: TextIO) -> bool:
+    """Whether a pipe has lost its reader, which an unbuffered stream has forgotten after its error."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+    except (AttributeError, OSError, ValueError):  # Windows has no poll, and a stream in memory has no number
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def summary(result: Result, seconds: float) -> str:

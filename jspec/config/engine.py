@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from jspec._validation import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, require
+from jspec._validation import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, is_one_of, require
 from jspec.config.model import ModelConfig
 
 MAX_POSITIONS = 2**22  # a noise key has 22 bits for the position: see sampling/streams.py
@@ -134,7 +134,9 @@ class EngineConfig:
         for name in ("reproducible", "prefix_cache", "expand_latents", "peer_packets"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         mode = self.logprobs_mode
-        require(mode in LOGPROBS_MODES, "logprobs_mode", mode, f"one of {', '.join(map(repr, LOGPROBS_MODES))}")
+        require(
+            is_one_of(mode, LOGPROBS_MODES), "logprobs_mode", mode, f"one of {', '.join(map(repr, LOGPROBS_MODES))}"
+        )
         for name in ("swap_space", "snapshot_space"):
             space = getattr(self, name)
             require(is_number(space) and 0 <= space <= LARGEST_NUMBER, name, space, "a number of GiB, at least 0")

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Literal
 
-from jspec._validation import LARGEST_NUMBER, is_int, is_number, named_arguments, require
+from jspec._validation import LARGEST_NUMBER, is_int, is_number, is_one_of, named_arguments, require
 
 VERIFY_RULES = ("match", "rejection", "block")
 DRAFT_SAMPLINGS = ("sample", "argmax", "coupled", "auto")
@@ -88,9 +88,9 @@ class Speculation:
 
     def __post_init__(self):
         self._check_num_draft_tokens()
-        require(self.verify in VERIFY_RULES, "verify", self.verify, f"one of {', '.join(VERIFY_RULES)}")
+        require(is_one_of(self.verify, VERIFY_RULES), "verify", self.verify, f"one of {', '.join(VERIFY_RULES)}")
         require(
-            self.draft_sampling in DRAFT_SAMPLINGS,
+            is_one_of(self.draft_sampling, DRAFT_SAMPLINGS),
             "draft_sampling",
             self.draft_sampling,
             f"one of {', '.join(DRAFT_SAMPLINGS)}",

@@ -17,7 +17,7 @@ from jspec._validation import is_int, require
 from jspec.config import ModelConfig
 from jspec.drafting.base import Context, Setup
 from jspec.drafting.ngram import NGram, copied
-from jspec.text.detokenizer import Tokenizer
+from jspec.text.detokenizer import Tokenizer, encode
 
 MAX_CORPUS_TOKENS = 2**22
 LONGEST_MATCH = 2**31 // MAX_CORPUS_TOKENS - 1  # because (length, place) of a match is packed into one int32
@@ -117,4 +117,4 @@ def _encode(index: int, text: str | Sequence[int], tokenizer: Tokenizer | None) 
         return text
     if tokenizer is None:
         raise ValueError(f"ngram_corpus[{index}] is text, but the checkpoint has no tokenizer; give token ids")
-    return tokenizer.encode(text)
+    return encode(tokenizer, text, f"ngram_corpus[{index}]")

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jspec._validation import is_int, is_text, require
+from jspec._validation import is_int, require
 from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Request
 from jspec.outputs import Delta, Logprob, Result, Stats
 from jspec.sampling import processors
@@ -82,7 +82,7 @@ class Frontend:
         require_params(params, "SamplingParams or None")
         require(is_int(priority), "priority", priority, "an integer; lower numbers go first")
         for name, value in (("salt", salt), ("tenant", tenant)):
-            require(is_text(value), name, value, "a string without halves of surrogate pairs")
+            require(isinstance(value, str), name, value, "a string")
         prompts, _ = as_list(prompt)
         if len(prompts) != 1:
             raise ValueError(f"prompt has {len(prompts)} prompts: expected one; jspec.generate() takes several")
@@ -169,9 +169,10 @@ class Frontend:
             stop_reason = tokens[-1]
         elif finish_reason == "error":
             stop_reason = f"the target's logits at position {len(request.prompt) + len(tokens)} are not finite"
-            if request.constraint is not None:
-                budget = " or thinking_budget" if request.params.thinking_budget is not None else ""
-                stop_reason += f", or structured_outputs{budget} allows no token there that other options allow"
+            if options := _restrictions(request.params):
+                several = len(options) > 1
+                allow = "together allow no token" if several else "allows no token"
+                stop_reason += f", or {' and '.join(options)} {allow} there"
             if active.error is not None:
                 stop_reason = f"{type(active.error).__name__}: {active.error}"
         if request.params.max_drafts == 0:
@@ -268,3 +269,10 @@ class Frontend:
                 "(stats.num_steps_past_draft_limit)",
                 stacklevel=4,
             )
+
+
+def _restrictions(params: SamplingParams) -> list[str]:
+    """The options of a request that take tokens out, and may have left none of them."""
+    names = ("structured_outputs", "thinking_budget", "allowed_token_ids", "bad_words")
+    given = [name for name in names if getattr(params, name)]
+    return [*given, "min_tokens"] if given and params.min_tokens else given

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import os
 import queue
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from jspec.engine import jax_settings
 from jspec.engine.client import Cancel, Client, Deliver, Failure, Submission, deliver
 from jspec.engine.core import EngineCore
+from jspec.engine.forks import remember_process, require_not_forked
 from jspec.engine.loop import Loop
 from jspec.engine.request import Request
 from jspec.engine.thread import Call, EngineThread
@@ -29,7 +29,9 @@ class Gateway:
     def __init__(self, core: EngineCore):
         self._core = core
         self._next_client = functools.partial(next, itertools.count())
-        self._settings, self._process = jax_settings.of_this_thread_alone(), os.getpid()
+        require_not_forked()
+        remember_process()
+        self._settings = jax_settings.of_this_thread_alone()
         self._thread: EngineThread | None = None
         self._beginning = threading.Lock()
 
@@ -50,10 +52,7 @@ class Gateway:
           RuntimeError: the caller is called by the engine's own thread, the process was forked, or Python ends.
           ValueError: JAX's settings of the caller's thread are not those of the engine's.
         """
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                "this process was forked from the one that loaded the model: load the model in the child"
-            )
+        require_not_forked()
         thread = self._thread
         if thread is None or thread.ended:
             thread = self._begun()

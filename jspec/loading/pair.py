@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jspec._validation import require
+from jspec._validation import is_one_of, require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.gguf import refuse_gguf
 from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
@@ -118,10 +118,10 @@ def open_checkpoints(
       target, draft, options: folders, or names on the hub, and what the user said of a draft head.
       download: whether names may be downloaded; ``jspec.hub.folders.local_checkpoints`` explains True, False and None.
     """
-    by_name = draft is None or draft in chosen_by_name()
+    by_name = is_one_of(draft, (None, *chosen_by_name()))
     target, *drafts = _folders({"target": target} if by_name else {"target": target, "draft": draft}, download)
     checkpoint = Checkpoint.open(target)
-    if draft == MTP:
+    if is_one_of(draft, (MTP,)):
         return checkpoint, checkpoint.mtp(options)
     if draft is not None:
         return checkpoint, Checkpoint.open(drafts[0], options) if drafts else None

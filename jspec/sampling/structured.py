@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec._validation import require
+from jspec._validation import is_one_of, require
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
@@ -54,7 +54,7 @@ class StructuredOutputsParams:
     alternative: str | None = None
 
     def __post_init__(self):
-        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        given = [name for name in KINDS if not is_one_of(getattr(self, name), (None, False))]
         names = f"exactly one of {', '.join(KINDS)}"
         require(len(given) == 1, "structured_outputs", given or None, names)
         if self.json is not None:

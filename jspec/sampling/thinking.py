@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jspec._validation import LARGEST_INT, is_int, require
+from jspec._validation import LARGEST_INT, is_int, is_one_of, require, require_characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,8 @@ class ThinkingBudget:
         for name in ("start", "end"):
             value = getattr(self, name)
             require(isinstance(value, str) and value != "", name, value, "a string that is not empty")
-        require(self.begun in (None, True, False), "begun", self.begun, "True, False or None")
+            require_characters(name, value)
+        require(is_one_of(self.begun, (None, True, False)), "begun", self.begun, "True, False or None")
 
     @staticmethod
     def of(value: Any) -> "ThinkingBudget | None":

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from jspec._validation import require_characters
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no complete character in decoded text
 CONTEXT = 6  # how many tokens before the new ones are decoded with them; vLLM's number
 MAX_SETTLED = 16  # how many settled tokens are kept as context, before they are cut to CONTEXT
@@ -26,13 +28,15 @@ def encode(tokenizer: Tokenizer, text: str, what: str, *, add_special_tokens: bo
     """The tokens of ``text``, with the tokenizer's special tokens unless ``add_special_tokens`` is False.
 
     Raises:
-      ValueError: the tokenizer fails; ``what`` names the text in the message.
+      ValueError: the tokenizer fails, perhaps because of a letter that is no character; ``what`` names the text in the
+        message.
     """
     try:
         return tokenizer.encode(text) if add_special_tokens else tokenizer.encode(text, add_special_tokens=False)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # of many kinds; a panic of the Rust code in tokenizers is no Exception
+        require_characters(what, text)
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{what} cannot be encoded by the checkpoint's tokenizer ({type(error).__name__}: {reason}); fetch the "

@@ -145,6 +145,8 @@ def test_text_that_cannot_be_encoded():
     words = r"prompt 3 cannot be encoded by the checkpoint's tokenizer \(PanicException: index out of bounds\)"
     with pytest.raises(ValueError, match=words):
         encode(Broken(), "x", "prompt 3")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"prompt 3 has '\\ud800' at character 1, half of a surrogate pair"):
+        encode(Broken(), "x\ud800", "prompt 3")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

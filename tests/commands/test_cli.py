@@ -2,8 +2,12 @@
 
 import io
 import json
+import os
 import re
+import signal
 import sys
+import time
+import weakref
 
 import pytest
 from tiny import tiny_checkpoint, tiny_tokenizer
@@ -148,6 +152,60 @@ def test_standard_input_holds_prompts(capsys, calls, monkeypatch, tmp_path):
     (tmp_path / "prompts.txt").write_text("x\ny\n")
     generated(capsys, "folder", "--prompts", str(tmp_path / "prompts.txt"), "--max-tokens", "1")
     assert calls.pop()[1] == ["x", "y"]
+
+
+def test_ctrl_c_in_a_callback_is_not_lost(capsys, monkeypatch):
+    """Python drops what is raised there; JAX has a callback of the garbage collector, for example."""
+
+    class Thing:
+        pass
+
+    def interrupted(*args, **kwargs):
+        thing = Thing()
+        watched = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+        del thing
+        assert watched() is None
+        time.sleep(10)
+
+    monkeypatch.setattr(jspec, "generate", interrupted, raising=False)
+    start, hook = time.perf_counter(), sys.unraisablehook
+    assert main(["generate", "folder", "x"]) == 130
+    assert time.perf_counter() - start < 5
+    assert sys.unraisablehook is hook
+    assert capsys.readouterr().err == "jspec generate: interrupted\n"
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_closed_streams_are_refused(capsys, monkeypatch, calls, command, stream):
+    """As after ``<&-`` or ``>&-`` in a shell."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x"))
+    monkeypatch.setattr(sys, stream, None)
+    assert main([command, "folder", *(["-", "--stream"] if command == "generate" else [])]) == 2
+    name = {"stdin": "standard input", "stdout": "standard output"}[stream]
+    assert f"jspec {command}: {name} is closed: expected a terminal" in capsys.readouterr().err
+    assert calls == []
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_reader_that_leaves_is_no_mistake(capsys, monkeypatch, calls, buffered):
+    """As in ``jspec generate folder x | head -1``; unbuffered with ``PYTHONUNBUFFERED``."""
+    read, write = os.pipe()
+    os.close(read)
+    with io.TextIOWrapper(open(write, "wb", buffering=-1 if buffered else 0), write_through=not buffered) as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["generate", "folder", "x", "--max-tokens", "1"]) == 141
+        monkeypatch.undo()
+    assert len(calls) == 1
+    assert "Broken pipe" not in capsys.readouterr().err
+
+
+def test_input_that_is_not_utf8_is_refused(capsys, monkeypatch, calls):
+    for arguments in (["-"], ["--prompts", "-"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n"), encoding="utf-8"))
+        assert main(["generate", "folder", *arguments]) == 2
+        assert "jspec generate: standard input: expected text in UTF-8" in capsys.readouterr().err
+    assert calls == []
 
 
 def test_ctrl_c_prints_no_traceback(capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """Quantised models in the formats of compressed-tensors, read again by jspec and by transformers."""
 
 import json
+import resource
 import shutil
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from block_checkpoints import KEPT_CODES, block_checkpoint
 from fp8_checkpoints import changed, names_in, raw_tensor
 from test_stored_fp8 import logits
+from tiny import tiny_checkpoint
 
 from convert import Refusal, convert, export_quantized, load_folder
 from convert.cli import main
@@ -89,10 +91,34 @@ def test_folders_of_others_are_not_replaced(tmp_path, wide):
         export_quantized(wide, tmp_path / "link" / "out", "int8")
 
 
+def test_a_full_disk_is_reported(tmp_path, wide, capsys):
+    """safetensors tells of it in an error of its own."""
+    (tmp_path / "place").mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, limits[1]))
+    try:
+        assert (
+            main([str(wide), str(tmp_path / "place" / "out"), "--quantize", "int8", "--format", "compressed-tensors"])
+            == 2
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    error = capsys.readouterr().err
+    assert "place/out: cannot be written (File too large at " in error
+    assert error.endswith("so nothing was; free some space, or choose another place\n")
+    assert not any((tmp_path / "place").iterdir())
+
+
 def test_what_is_quantised_or_not_finite_is_refused(tmp_path, wide):
     out = export_quantized(wide, tmp_path / "out", "int8")
     with pytest.raises(Refusal, match="its weights are quantised already"):
         export_quantized(out, tmp_path / "again", "int8")
+    converted = convert(wide, tmp_path / "converted").out
+    with pytest.raises(Refusal, match="is a converted folder already; give the Hugging Face folder"):
+        export_quantized(converted, tmp_path / "again", "int8")
+    narrow = tiny_checkpoint(tmp_path / "narrow")
+    with pytest.raises(Refusal, match="has 64 inputs: expected a multiple of 128 for int4; without --format it can be"):
+        export_quantized(narrow, tmp_path / "again", "int4")
     broken = shutil.copytree(wide, tmp_path / "nan")
     name = next(name for name in names_in(wide) if name.endswith("down_proj.weight"))
     weight = np.array(raw_tensor(wide, name))

@@ -200,6 +200,17 @@ def test_dry_run_prints_the_mapping(tmp_path, src, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_reader_that_leaves_is_no_mistake(monkeypatch, src, capsys):
+    """As in ``jspec-convert SRC --dry-run | head -1``."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main([str(src), "--dry-run"]) == 141
+        monkeypatch.undo()
+    assert capsys.readouterr().err == ""
+
+
 def test_dry_run_finds_what_does_not_match(tmp_path, capsys):
     src = tiny_checkpoint(tmp_path / "src")
     tensors = load_file(src / "model.safetensors")

@@ -133,6 +133,7 @@ def test_a_head_of_another_target_is_named(tmp_path):
     [
         (["--draft", "nowhere"], "draft='nowhere': expected a checkpoint folder"),
         (["--draft", "{head}", "--max-tokens", "1"], "max_tokens=1: expected an integer of at least 2"),
+        (["--draft", "{head}", "--num-draft-tokens", "0"], "num_draft_tokens=0: expected an integer of at least 1"),
         (["--draft", "{head}"], "the target has no tokenizer: expected prompts of token ids"),
     ],
 )

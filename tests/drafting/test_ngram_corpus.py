@@ -90,7 +90,7 @@ def test_drafts_equal_the_reference(shortest, longest):
 
 class Letters:
     def encode(self, text):
-        return [ord(letter) - ord("a") for letter in text]
+        return [ord(letter) - ord("a") for letter in text.encode().decode()]
 
 
 def test_corpus_from_a_file_texts_or_tokens(tmp_path):
@@ -114,6 +114,7 @@ def test_corpus_from_a_file_texts_or_tokens(tmp_path):
         (["ab"], None, r"ngram_corpus\[0\] is text, but the checkpoint has no tokenizer"),
         ([[1], [2, 97]], None, r"ngram_corpus\[1\]=97: expected token ids in 0..96"),
         ([[-1]], None, r"ngram_corpus\[0\]=-1: expected token ids"),
+        (["a", "b\ud800"], Letters(), r"ngram_corpus\[1\] has '\\ud800' at character 1, half of a surrogate pair"),
         ([[0.5]], None, "expected a text or a flat list of token ids"),
         ([1, 2], None, "a flat list of token ids: expected a list of such lists"),
         ([], None, "holds no tokens"),

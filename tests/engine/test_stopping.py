@@ -139,6 +139,22 @@ def test_non_finite_logits_end_a_request_with_its_earlier_tokens(verify):
         assert (whole.text, whole.finish_reason) == ("ijklmnopq", "length")
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (
+            {"allowed_token_ids": [EOS], "min_tokens": 2},
+            "allowed_token_ids and min_tokens together allow no token there",
+        ),
+        ({"allowed_token_ids": [3], "bad_words": "d"}, "allowed_token_ids and bad_words together allow no token there"),
+    ],
+)
+def test_options_that_leave_no_token_are_named(llm, options, named):
+    result = greedy(llm, max_tokens=4, **options)
+    assert (result.token_ids, result.finish_reason) == ([], "error")
+    assert result.stop_reason == f"the target's logits at position 1 are not finite, or {named}"
+
+
 def test_stop_conditions_that_cannot_work_are_refused(llm):
     with pytest.raises(ValueError, match=f"stop_token_ids has token id {V}: expected 0..{V - 1}"):
         greedy(llm, stop_token_ids=[V])

@@ -115,7 +115,8 @@ class TestTexts:
         dead_end = Grammar((*GRAMMAR.following[:1], (-1,) * V, *GRAMMAR.following[2:]), GRAMMAR.jump_forward)
         serving = engine("draft_model")
         requests = mixed(serving)
-        requests[1] = dataclasses.replace(requests[1], constraint=Automaton(dead_end))
+        params = dataclasses.replace(requests[1].params, structured_outputs=jspec.StructuredOutputsParams(choice=["a"]))
+        requests[1] = dataclasses.replace(requests[1], params=params, constraint=Automaton(dead_end))
         found = serve(serving, requests)
         assert found[1].outcome == BROKEN
         assert "structured_outputs allows no token there" in serving.result(found[1]).stop_reason

@@ -62,6 +62,12 @@ def test_invalid_logit_bias_is_refused(bias, words):
         SamplingParams(logit_bias=bias)
 
 
+@pytest.mark.parametrize("name", ["start", "end"])
+def test_markers_that_are_no_text_are_refused(name):
+    with pytest.raises(ValueError, match=rf"{name} has '\\udc80' at character 1, half of a surrogate pair"):
+        SamplingParams(thinking_budget={"tokens": 3, name: "<\udc80>"})
+
+
 def test_empty_allowed_token_ids_is_refused():
     with pytest.raises(ValueError, match=r"allowed_token_ids=.*: expected at least one token, or None for all"):
         SamplingParams(allowed_token_ids=[])

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jspec._validation import is_int, require
+from jspec._validation import is_int, is_one_of, require
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS, MTPConfig
 
@@ -47,10 +47,10 @@ class HeadOptions:
     def __post_init__(self):
         for name, known in (("aux_convention", AUX_CONVENTIONS), ("norm_output", NORM_OUTPUTS)):
             value = getattr(self, name)
-            require(value in (None, *known), name, value, f"None or one of {', '.join(known)}")
+            require(is_one_of(value, (None, *known)), name, value, f"None or one of {', '.join(known)}")
         mask = self.mask_token_id
         require(mask is None or (is_int(mask) and mask >= 0), "mask_token_id", mask, "None or a token id")
-        require(self.mask_first in (None, True, False), "mask_first", self.mask_first, "None, True or False")
+        require(is_one_of(self.mask_first, (None, True, False)), "mask_first", self.mask_first, "None, True or False")
 
     def of_mtp(self, config: MTPConfig) -> MTPConfig:
         """``config`` as the options say that its layers are to be read."""

@@ -155,4 +155,4 @@ class PrefixIndex:
 
 def _root(salt: str) -> bytes:
     """The digest in place of the key of a page before the first."""
-    return hashlib.sha256(b"jspec prefix " + salt.encode()).digest()
+    return hashlib.sha256(b"jspec prefix " + salt.encode(errors="surrogatepass")).digest()

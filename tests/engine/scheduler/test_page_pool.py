@@ -94,9 +94,10 @@ def test_a_page_is_found_only_behind_its_whole_prefix(looks_ahead):
 
 
 def test_salts_share_no_pages():
-    pool = PagePool(20, P)
-    pages = {salt: stored(pool, TEXT[:9], salt=salt) for salt in ("", "a", "b")}
-    assert pool.cached == 6
+    """Any string is a salt. One that no page could have would end all requests of a step."""
+    pool = PagePool(30, P)
+    pages = {salt: stored(pool, TEXT[:9], salt=salt) for salt in ("", "a", "b", "\ud800", "\udfff")}
+    assert pool.cached == 10
     for salt, own in pages.items():
         assert matched(pool, TEXT, 30, salt=salt) == own
     assert matched(pool, TEXT, 30, salt="c") == []
