@@ -142,9 +142,8 @@ class TestServing:
         figures = self.figures(self.served("2026-01-01", "12, line 1", 1.0))
         assert serving_table.unmeasured(figures) == ["2, auto", *map(str, (3, 4, 5, 7, 8, 9, 10, 11, 13, 14, 15))]
         assert f"* **7**: {serving_table.MEASURES['7']}" in serving_table.section(figures)
-        assert "Not measured yet: `auto` of line 2, lines 3, 4, 5, 7, 8, 9, 10, 11, 13, 14, 15." in " ".join(
-            serving_table.readme(figures).split()
-        )
+        named = "; ".join(serving_table.MEASURES[key] for key in serving_table.unmeasured(figures))
+        assert f"Not measured yet: {named}." in " ".join(serving_table.readme(figures).split())
         everything = {key: figures["1"] for key in serving_table.MEASURES}
         assert "not been measured" not in serving_table.section(everything)
         assert "Not measured" not in serving_table.readme(everything)

@@ -122,6 +122,7 @@ class TestSteps(Losslessness):
         assert self._least(ShardedProgram("rejection", "eagle", batch_sharded=True)) < LEVEL
         jax.clear_caches()
 
+    @pytest.mark.nightly
     def test_packets_that_have_not_come_are_detected(self, monkeypatch):
         """Every second sum reads a place of the workspace before its packets have come: only its own part is there."""
         peer_sum_reference = peers.peer_sum_reference
