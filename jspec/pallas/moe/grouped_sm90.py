@@ -7,7 +7,8 @@ at a time, which different warpgroups multiply: of gate and of up, or 128 output
 ``jspec.pallas.moe.gather_tiles``.
 
 No GPU has run these kernels yet, so nothing but ``benchmarks.kernels.experts --ways mosaic`` uses them: models have those of
-``jspec.pallas.moe.grouped_mlp`` until times say otherwise."""
+``jspec.pallas.moe.grouped_mlp`` until times say otherwise. jax 0.11 lowers them; 0.12 finds no layouts for the product of
+down."""
 
 import functools
 from typing import Any, NamedTuple
