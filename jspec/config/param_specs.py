@@ -20,6 +20,7 @@ module imports no array library, so that the bytes of a model are known before J
 tests/config/test_param_specs.py checks that the modules of ``jspec.models`` have exactly the parameters declared here.
 """
 
+import abc
 import dataclasses
 import functools
 import itertools
@@ -125,18 +126,18 @@ class Parameter:
         return None if found is None else found._replace(end=self.name.removesuffix("weight") + found.end)
 
 
-class Declared:
+class Declared(abc.ABC):
     """Base of every config: counts, shapes and names that follow from its ``dimensions`` and ``parameters``."""
 
     @property
+    @abc.abstractmethod
     def dimensions(self) -> Mapping[str, int]:
         """Size of each dimension letter."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def parameters(self) -> tuple[Parameter, ...]:
         """Declarations of all parameters, in the order in which a checkpoint lists them."""
-        raise NotImplementedError
 
     @property
     def num_parameters(self) -> int:

@@ -36,6 +36,9 @@ from jspec.pallas.mla.prefill import has_up_projected_attention_kernel, up_proje
 class View:
     """Decides where the keys and values of T new tokens of each row are stored, and to which slots these tokens attend.
 
+    A view has the methods that the layers of its models call: one for training, for example, has none for latents and
+    recurrent states. A method that it lacks raises NotImplementedError.
+
     Attributes:
       caches_latents: whether multi-head latent attention caches latents, by ``write_latent_kv``; otherwise it caches
         keys and values of all heads, by ``write``.

@@ -21,6 +21,13 @@ from jspec.config.param_specs import Declared
 from jspec.loading.memory_budget import ModelMemory
 from jspec.models import abstract_params
 
+
+class Plain(Declared):
+    """A config of nothing."""
+
+    dimensions, parameters = {}, ()
+
+
 V, D = TARGET.vocab_size, TARGET.hidden_size
 ONE_LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
 TWO_LAYERS = dataclasses.replace(TARGET, num_layers=2, windows=(), qk_norm=True, qkv_bias=True)
@@ -135,8 +142,8 @@ def test_bad_eagle3_configs_are_refused(change, message):
             rf"draft_vocab_size={V}: expected None or .* in 1..{V - 1}",
         ),
         (
-            lambda: Declared().with_draft_vocabulary(5),
-            "draft_vocab_size=5: Declared has no draft vocabulary; leave it out",
+            lambda: Plain().with_draft_vocabulary(5),
+            "draft_vocab_size=5: Plain has no draft vocabulary; leave it out",
         ),
         (
             lambda: dataclasses.replace(TARGET, tie_embeddings=True, draft_vocab_size=5),

@@ -191,13 +191,8 @@ def reference_of(folder, rounding):
     return run
 
 
-@pytest.mark.parametrize("kind", ["fp8", "fp8_per_token_head"])
-def test_logits_and_text_are_those_of_a_cache_that_rounds(tmp_path, kind):
-    folder = checkpoint(tmp_path / "model", said=None)  # which transformers would want a library for
-    rounding = rounding_of(folder, kind)
-    plain, _ = reference_of(folder, None)(TOKENS)
-    wanted, _ = reference_of(folder, rounding)(TOKENS)
-    _, text = reference_of(folder, rounding)(TOKENS[:, :9], 20)
+def assert_rounds(folder, kind: str, rounding, plain, wanted, text: list[int]):
+    """Logits of ``TOKENS`` are ``wanted`` and not ``plain``, which nothing rounds, and ``text`` follows the first 9."""
     config, params = Checkpoint.open(folder).language_model("float32")
     model = build_model(config, params, "float32", None)
     model.kv_rounding = rounding
@@ -205,6 +200,16 @@ def test_logits_and_text_are_those_of_a_cache_that_rounds(tmp_path, kind):
     assert np.abs(plain - wanted).max() > 1e-3
     how = {"max_len": 64, "max_batch": 1, "prefill_chunk": 4, "temperature": 0, "max_tokens": 20, "ignore_eos": True}
     assert jspec.generate(folder, TOKENS[0, :9].tolist(), kv_cache_dtype=kind, **how).token_ids == text
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp8_per_token_head"])
+def test_logits_and_text_are_those_of_a_cache_that_rounds(tmp_path, kind):
+    folder = checkpoint(tmp_path / "model", said=None)  # which transformers would want a library for
+    rounding = rounding_of(folder, kind)
+    plain, _ = reference_of(folder, None)(TOKENS)
+    wanted, _ = reference_of(folder, rounding)(TOKENS)
+    _, text = reference_of(folder, rounding)(TOKENS[:, :9], 20)
+    assert_rounds(folder, kind, rounding, plain, wanted, text)
 
 
 def test_load_gives_the_target_its_rounding(tmp_path):

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from test_kv_cache_dtype import OF_CACHE_ALONE, TOKENS, cache_argument, chosen, rounding_of
+from test_kv_cache_dtype import OF_CACHE_ALONE, TOKENS, assert_rounds, cache_argument, chosen, rounding_of
 from tiny import tiny_checkpoint, write_weights
 
 import jspec
@@ -15,9 +15,7 @@ from convert import Refusal, convert
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.config import EngineConfig
 from jspec.loading.memory_budget import ModelMemory
-from jspec.loading.pair import build_model
 from jspec.models.cache_pools import KVRounding
-from jspec.models.causal import causal_logits
 
 OF_MODEL_OPTIMIZER = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"}
 NAMES = ["k_proj.k_scale", "kv_a_proj_with_mqa.k_scale", "mla_attn.mla_attn.k_scale"]
@@ -186,10 +184,4 @@ def test_logits_and_text_are_those_of_rounded_latents(tmp_path, kind, monkeypatc
     plain, _ = reference_of(folder, None, monkeypatch)(TOKENS)
     run = reference_of(folder, rounding, monkeypatch)
     (wanted, _), (_, text) = run(TOKENS), run(TOKENS[:, :9], 20)
-    config, params = Checkpoint.open(folder).language_model("float32")
-    model = build_model(config, params, "float32", None)
-    model.kv_rounding = rounding
-    np.testing.assert_allclose(causal_logits(model, TOKENS), wanted, atol=2e-5)
-    assert np.abs(plain - wanted).max() > 1e-3
-    how = {"max_len": 64, "max_batch": 1, "prefill_chunk": 4, "temperature": 0, "max_tokens": 20, "ignore_eos": True}
-    assert jspec.generate(folder, TOKENS[0, :9].tolist(), kv_cache_dtype=kind, **how).token_ids == text
+    assert_rounds(folder, kind, rounding, plain, wanted, text)
