@@ -39,10 +39,11 @@ from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.triton import LOG2_E
 
 # How many attention heads a KV head may have, by head dimension, for ``prefill_attention`` to choose this kernel and not
-# ``paged_attention``. Both were timed with 4 heads of 128 (benchmarks/log/attention.md). The other entries make blocks of
-# that size, but were not timed with both, and nothing without an entry was; of heads of 256, this kernel alone was timed,
-# with R = 1 (benchmarks/log/mla.md). ``python -m benchmarks.kernels.prefill_attention`` times both and tells what to enter.
-CHOSEN = {64: (1, 2, 4, 8, 16), 128: (1, 2, 4, 8, 16)}
+# ``paged_attention``. Both were timed with 4 heads of 128 and 6 of 256 (benchmarks/log/attention.md). The other entries make
+# blocks of that size, but were not timed with both, and nothing without an entry was; of heads of 256 with R = 1, this
+# kernel alone was timed (benchmarks/log/mla.md). ``python -m benchmarks.kernels.prefill_attention`` times both and tells
+# what to enter.
+CHOSEN = {64: (1, 2, 4, 8, 16), 128: (1, 2, 4, 8, 16), 256: (6, 8)}
 # Registers of a thread in the warpgroups that compute, and in the one that loads. An instance starts with 168 for each
 # of its 384 threads, and its three warpgroups share these 504 from then on: one that asks for more than is left never runs.
 _COMPUTE_REGISTERS, _LOAD_REGISTERS = 224, 56
