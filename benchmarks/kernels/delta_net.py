@@ -12,7 +12,8 @@ is that of a layer of Qwen3.5-27B: 48 value heads and 16 key heads of 128, activ
 Times are in microseconds. That of a verify pass is of one layer, and goes through so many layers that no state is found in
 the L2 cache; its floor is that of reading and writing the states once at the read rate that is measured first. That of
 prefill is of 32,000 tokens, read in segments; its floor is that of the bfloat16 products which it takes at 790 TFLOP/s: six
-for each one of two float32 matrices, three where one is of bfloat16, and one where both are."""
+for each one of two float32 matrices, three where one is of bfloat16, and one where both are. Its convolution is timed by
+itself, over the same tokens in segments of 64; the floor is one read and one write of its channels."""
 
 import argparse
 import dataclasses
@@ -32,7 +33,11 @@ from benchmarks.report import results
 from jspec.pallas.delta_net import prefill as prefills
 from jspec.pallas.delta_net import verify as verifies
 from jspec.pallas.delta_net.chunked import CHUNK
-from jspec.pallas.delta_net.convolution import convolve_verify_kernel
+from jspec.pallas.delta_net.convolution import (
+    convolve_prefill_kernel,
+    convolve_prefill_reference,
+    convolve_verify_kernel,
+)
 from jspec.pallas.delta_net.prefill import PrefillTiling, prefill_kernel, prefill_reference
 from jspec.pallas.delta_net.projections import DeltaHeads
 from jspec.pallas.delta_net.state import DeltaState, PrefillRows, VerifyRows, init_state
@@ -65,6 +70,11 @@ def tokens_of(heads: DeltaHeads, B: int, T: int, seed: int = 0, dtype="bfloat16"
     qkv = jax.random.normal(keys[0], (B, T, heads.channels)).astype(dtype)
     g = -jnp.exp(jax.random.normal(keys[1], (B, T, heads.values)) - 2)
     return qkv, g, jax.nn.sigmoid(jax.random.normal(keys[2], g.shape))
+
+
+def taps_of(heads: DeltaHeads, dtype):
+    """Weights of a convolution."""
+    return jax.random.normal(jax.random.key(3), (W, heads.channels), dtype)
 
 
 def verify_rows(B: int, T: int, accepted, half) -> VerifyRows:
@@ -122,6 +132,12 @@ def check(heads: DeltaHeads, interpret: bool) -> bool:
     _, chained = prefill(start, chain_rows(B, (CHUNK, CHUNK, 9)), *(segments_of(x, 3) for x in prompt))
     same = bool(jnp.all(chained.S == read.S))
     good &= report("prefill, three segments in a pass", same, "the same bits" if same else "other bits")
+    inputs = chain_rows(B, (CHUNK, CHUNK, 9)), segments_of(prompt[0], 3), taps_of(heads, jnp.float32)
+    y, columns = convolve_prefill_kernel(start.columns, *inputs, interpret=interpret)
+    wanted, wanted_columns = jax.jit(convolve_prefill_reference)(start.columns, *inputs)
+    error, same = largest_difference(y, wanted), bool(jnp.all(columns == wanted_columns))
+    detail = f"largest difference {error:.1e}, {'the same' if same else 'other'} columns"
+    good &= report("prefill, convolution", error < 3e-5 and same, detail)
 
     one_by_one, last = decode(verify, read, texts, 1)
     for name, function in (("kernel", verify), ("reference", jax.jit(verify_reference))):
@@ -211,6 +227,21 @@ def time_prefill(sizes: Sizes, interpret: bool, tiling: PrefillTiling) -> float:
     return seconds(step, (o, state), sizes) * sizes.calls
 
 
+def time_convolution(sizes: Sizes, interpret: bool) -> float:
+    """Seconds of the convolution of a prompt in one layer, whose inputs have gates behind them, as in a model."""
+    heads, count = sizes.heads, sizes.segment // CHUNK
+    rows, taps = chain_rows(1, (CHUNK,) * count), taps_of(heads, jnp.bfloat16)
+    width = heads.channels + heads.values * heads.value_size
+    x = jax.random.normal(jax.random.key(4), (count, CHUNK, width), jnp.bfloat16)
+
+    def step(_, carried):
+        _, columns, x = carried
+        return *convolve_prefill_kernel(columns, rows, x, taps, interpret=interpret), x
+
+    y, columns = jnp.zeros_like(x[:, :, : heads.channels]), init_state(1, heads, W, MOST_TOKENS, x.dtype).columns
+    return seconds(step, (y, columns, x), sizes) * (sizes.prompt // sizes.segment)
+
+
 def prefill_floor(sizes: Sizes) -> float:
     """Seconds that the products of a prompt take at least."""
     _, values, Dk, Dv = sizes.heads
@@ -222,11 +253,11 @@ def measure(sizes: Sizes, interpret: bool, result: results.Result):
     """Print a line for each time and put it into ``result``."""
     rate = result.device["bandwidth"]
     print(f"\n{sizes.heads}, bfloat16; states at {rate / 1e9:,.0f} GB/s; times in us")
-    print(f"{'what':<26} {'floor':>8} {'time':>8} {'ratio':>6} {'with convolution':>17}")
+    print(f"{'what':<34} {'floor':>8} {'time':>8} {'ratio':>6} {'with convolution':>17}")
 
     def save(key: str, floor: float, took: float, whole: float | None):
         beside = "" if whole is None else f"{1e6 * whole:>17.1f}"
-        print(f"{key:<26} {1e6 * floor:>8.1f} {1e6 * took:>8.1f} {took / floor:>6.2f} {beside}", flush=True)
+        print(f"{key:<34} {1e6 * floor:>8.1f} {1e6 * took:>8.1f} {took / floor:>6.2f} {beside}", flush=True)
         result.measured[key], result.floors[key] = 1e6 * took, 1e6 * floor
         result.details[key] = {"unit": "us", "with_convolution": None if whole is None else 1e6 * whole}
 
@@ -235,6 +266,8 @@ def measure(sizes: Sizes, interpret: bool, result: results.Result):
         save(f"verify, B = {B}, T = {T}", 2 * state_bytes(sizes.heads, B) / rate, alone, whole)
     took = time_prefill(sizes, interpret, prefills.TILING)
     save(f"prefill, {sizes.prompt} tokens", prefill_floor(sizes), took, None)
+    floor = 2 * 2 * sizes.prompt * sizes.heads.channels / rate
+    save(f"prefill convolution, {sizes.prompt} tokens", floor, time_convolution(sizes, interpret), None)
 
 
 VERIFY_TILINGS = [
