@@ -46,12 +46,12 @@ from jspec.pallas.moe.grouped_sm90 import grouped_mlp_sm90_kernel, suits_sm90, t
 from jspec.pallas.moe.router import route_kernel
 from jspec.pallas.moe.router_reference import Routed, route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.quantization import fp8_block, mxfp4
+from jspec.quantization import fp8_block, mxfp4, nvfp4
 from jspec.quantization.codes import random_codes
 from jspec.quantization.groups import GROUP
 
 WAYS = "triton", "mosaic"
-STORED = {"int4": random_codes, "fp8_block": fp8_block.random_numbers}
+STORED = {"int4": random_codes, "nvfp4": nvfp4.random_codes, "fp8_block": fp8_block.random_numbers}
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)
 COPIES = 4  # sets of tokens that a timed loop goes through, each with experts of its own
 FLOPS = 790e12
@@ -90,8 +90,9 @@ class Layer:
 
     def _stacked(self, key, out: int, inputs: int) -> ExpertWeights:
         if self.stored is not None:
-            numbers, scale = STORED[self.stored](key, (self.X * out, inputs), inputs**-0.5)
-            return ExpertWeights(*(array.reshape(self.X, out, *array.shape[1:]) for array in (numbers, scale)))
+            made = STORED[self.stored](key, (self.X * out, inputs), inputs**-0.5)
+            numbers, scale, *channel_scale = (array.reshape(self.X, out, *array.shape[1:]) for array in made)
+            return ExpertWeights(numbers, scale, None, *channel_scale)
         if not self.four_bits:
             return ExpertWeights(jax.random.normal(key, (self.X, out, inputs), jnp.bfloat16) * inputs**-0.5)
         pairs = mxfp4.num_pairs(inputs), self.X, out
@@ -110,7 +111,8 @@ class Layer:
     def expert_bytes(self) -> float:
         """Of all three maps of an expert."""
         weight = 1 / 2 + 1 / mxfp4.GROUP if self.four_bits else 2
-        weight = {"int4": 1 / 2 + 2 / GROUP, "fp8_block": 1 + 4 / GROUP}.get(self.stored or "", weight)
+        stored = {"int4": 1 / 2 + 2 / GROUP, "nvfp4": 1 / 2 + 1 / nvfp4.GROUP, "fp8_block": 1 + 4 / GROUP}
+        weight = stored.get(self.stored or "", weight)
         return weight * 3 * self.F * self.D
 
     def floor(self, M: int, hit: float, rate: float) -> float:
