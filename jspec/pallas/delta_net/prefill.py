@@ -42,7 +42,8 @@ class PrefillTiling(NamedTuple):
     num_stages: int
 
 
-TILING = PrefillTiling(values=64, keys=32, prepare_keys=32, prepare_warps=4, num_warps=4, num_stages=2)
+WIDE = PrefillTiling(values=64, keys=32, prepare_keys=32, prepare_warps=4, num_warps=4, num_stages=2)
+NARROW = PrefillTiling(values=32, keys=64, prepare_keys=32, prepare_warps=4, num_warps=8, num_stages=2)
 _MULTIPROCESSORS = 132  # of an H100 or H200
 
 
@@ -50,10 +51,9 @@ def tiling_of(Nv: int, Dv: int) -> PrefillTiling:
     """The tiling for so many value heads of this size.
 
     An instance goes through all chunks of a chain, so a prompt takes as long as one instance, however few there are. Where
-    heads are few, half as many columns of S for each leave it about half of the work, as long as there is a multiprocessor
-    for every instance. Neither rows nor tokens of a pass count here, because the tiling decides how numbers are added up."""
-    narrow = TILING._replace(values=TILING.values // 2)
-    return narrow if Nv * pl.cdiv(Dv, narrow.values) <= _MULTIPROCESSORS else TILING
+    heads are few, instances with half as many columns of S have half the work, and there is a multiprocessor for each. Rows
+    and tokens of a pass do not count here, because numbers are added up as the tiling says."""
+    return NARROW if Nv * pl.cdiv(Dv, NARROW.values) <= _MULTIPROCESSORS else WIDE
 
 
 def prefill(state: DeltaState, rows: PrefillRows, qkv, g, beta) -> tuple[jax.Array, DeltaState]:
@@ -194,7 +194,7 @@ def _run_chunks(
             o = dot(parts, lines(0, place), onto=o)
         column, line = tile_indices(2 * Nk * Dk + head * values * pl.num_programs(0) + value, token)
         v = pltriton.load(qkv_ref.at[b, line, column], mask=line < tokens, other=0.0).astype(jnp.float32)
-        U = dot(split((v - read * of_k) * beta), matrix(prepared.inverse))
+        U = dot(split(v * beta - read * of_k), matrix(prepared.inverse))
         written = split(U * of_write)
         tiles = tuple(
             dot(written, lines(Nk * Dk, place), b_axis=0, onto=decay * tile)

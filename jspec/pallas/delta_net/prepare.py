@@ -30,8 +30,9 @@ class Prepared(NamedTuple):
     Attributes:
       inverse: (I + A)^-1, ``[B, Nv, PARTS, padded, CHUNK]``, where ``padded`` is T rounded up to whole chunks.
       scores: Q K^T * D, likewise.
-      factors: float32 ``[B, Nv, 5, padded]``, of each token: what its query is multiplied by where it reads S, and its
-        key; its key where it is written into S behind the chunk; how far S has decayed since the chunk began; beta.
+      factors: float32 ``[B, Nv, 5, padded]``, of each token: what its query is multiplied by where it reads S; what its
+        key is, beta included; what its key is where it is written into S behind the chunk; how far S has decayed since the
+        chunk began; and beta.
     """
 
     inverse: Any
@@ -114,7 +115,7 @@ def _prepare_chunks(
             for part, number in enumerate(split(of_queries * decay)):
                 pltriton.store(scores_ref.at[(b, head, part, *at)], number)
             grown = jnp.exp(total)
-            factors = grown * of_q, grown * of_k, jnp.exp(last - total) * of_k, grown, beta
+            factors = grown * of_q, grown * of_k * beta, jnp.exp(last - total) * of_k, grown, beta
             for kind, x in enumerate(factors):
                 pltriton.store(factors_ref.at[b, head, kind, token], x)
             return nothing

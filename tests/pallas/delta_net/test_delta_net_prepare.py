@@ -6,7 +6,7 @@ import pytest
 from delta_nets import HEADS, random_texts
 
 from jspec.pallas.delta_net.chunked import CHUNK
-from jspec.pallas.delta_net.prefill import TILING, tiling_of
+from jspec.pallas.delta_net.prefill import NARROW, WIDE, tiling_of
 from jspec.pallas.delta_net.prepare import prepare
 from jspec.pallas.delta_net.projections import split_heads
 
@@ -42,5 +42,5 @@ def test_agrees_with_float64(keys):
 
 
 def test_heads_that_are_few_have_narrow_tiles():
-    assert tiling_of(32, 128) == TILING._replace(values=32)
-    assert tiling_of(48, 128) == TILING
+    assert tiling_of(32, 128) == NARROW
+    assert tiling_of(48, 128) == WIDE
