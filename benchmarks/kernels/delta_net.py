@@ -264,7 +264,7 @@ def measure(sizes: Sizes, interpret: bool, result: results.Result):
     for B, T in itertools.product(sizes.rows, sizes.queries):
         alone, whole = (time_verify(sizes, B, T, interpret, verifies.TILING, convolved) for convolved in (False, True))
         save(f"verify, B = {B}, T = {T}", 2 * state_bytes(sizes.heads, B) / rate, alone, whole)
-    took = time_prefill(sizes, interpret, prefills.TILING)
+    took = time_prefill(sizes, interpret, prefills.tiling_of(sizes.heads.values, sizes.heads.value_size))
     save(f"prefill, {sizes.prompt} tokens", prefill_floor(sizes), took, None)
     floor = 2 * 2 * sizes.prompt * sizes.heads.channels / rate
     save(f"prefill convolution, {sizes.prompt} tokens", floor, time_convolution(sizes, interpret), None)
@@ -275,8 +275,8 @@ VERIFY_TILINGS = [
     *itertools.product((32, 64), (32, 64), (2, 4)),
 ]
 PREFILL_TILINGS = [
-    *itertools.product((32, 64), (32, 64), (4, 8), (4,), (1, 2, 3)),
-    *itertools.product((128,), (32, 64), (8,), (8,), (1, 2)),
+    *itertools.product((32, 64), (32, 64), (32,), (4, 8), (4, 8), (1, 2, 3)),
+    *itertools.product((16, 32, 64), (32,), (16, 64, 128), (4, 8), (4,), (2,)),
 ]
 
 

@@ -213,6 +213,22 @@ def divide(x, y):
     return x / y if is_interpreted() else _instruction("div.rn.f32 $0, $1, $2;", x, y)
 
 
+def to_bfloat16(x):
+    """In a kernel: float32 numbers rounded to bfloat16, two in one instruction.
+
+    What Triton makes of ``x.astype(jnp.bfloat16)`` is one slow instruction for each number."""
+    if is_interpreted():
+        return x.astype(jnp.bfloat16)
+    [result] = pltriton.elementwise_inline_asm(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;",
+        args=[x],
+        constraints="=r,f,f",
+        pack=2,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.bfloat16)],
+    )
+    return result
+
+
 def _instruction(asm: str, *args):
     shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in args))
     [result] = pltriton.elementwise_inline_asm(

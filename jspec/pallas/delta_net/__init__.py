@@ -6,6 +6,7 @@ state.py              what a layer keeps of its rows, and which rows and segment
 reference.py          the recurrence token by token, and the verify pass with exact rollback, which are the specification
 verify.py             the verify pass as a kernel
 chunked.py            many tokens in chunks of 64, for prefill
+prepare.py            kernels for what chunks contribute to prefill without regard to the state
 prefill.py            prefill of segments of several prompts, by kernels or by ``chunked.py``
 recur.py              convolution and recurrence of a layer, over the rows of a pass or over whole texts
 gated_norm.py         the norm of the outputs, multiplied by their gate

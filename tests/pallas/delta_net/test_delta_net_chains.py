@@ -21,7 +21,7 @@ from jspec.pallas.delta_net.state import PrefillRows, init_state
 
 LENGTHS = 3 * CHUNK + 21, 5 * CHUNK, CHUNK + 2  # of prompts: one ends within the W - 1 last tokens of a segment
 SMALL = PrefillTiling(
-    values=16, keys=16, prepare_warps=4, num_warps=4, num_stages=2
+    values=16, keys=16, prepare_keys=16, prepare_warps=4, num_warps=4, num_stages=2
 )  # two tiles, two instances for each head
 
 

@@ -20,7 +20,7 @@ from jspec.pallas.delta_net.verify import verify_reference
 
 R, N = 2, 4 * CHUNK + 21
 SMALL = PrefillTiling(
-    values=16, keys=16, prepare_warps=4, num_warps=4, num_stages=2
+    values=16, keys=16, prepare_keys=16, prepare_warps=4, num_warps=4, num_stages=2
 )  # two tiles, two instances for each head
 ALONE = jnp.zeros(R, bool)  # no segment follows another
 convolve = jax.jit(convolve_prefill)
@@ -113,7 +113,9 @@ class TestPrefill:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("T", "size", "kernels"), [(1000, 128, ["prepare_chunks", "run_chunks"]), (70, 24, [])])
+@pytest.mark.parametrize(
+    ("T", "size", "kernels"), [(1000, 128, ["prepare_chunks", "invert_chunks", "run_chunks"]), (70, 24, [])]
+)
 def test_lowers_for_cuda(T, size, kernels, dtype):
     heads, array = DeltaHeads(2, 6, size, size), jax.ShapeDtypeStruct
     state = jax.eval_shape(lambda: init_state(3, heads, W, 5, dtype))
