@@ -3,7 +3,6 @@
     python -m benchmarks.kernels.experts                        # needs an NVIDIA GPU
     python -m benchmarks.kernels.experts --layer gpt-oss-20b    # experts in MXFP4, with biases
     python -m benchmarks.kernels.experts --stored int4          # quantised experts: in groups of codes, or FP8 blocks
-    python -m benchmarks.kernels.experts --stored int4 --ways mosaic triton  # in both of Pallas' lowerings
     python -m benchmarks.kernels.experts --sweep 1 64 4096      # only tries tilings, for these numbers of tokens
     python -m benchmarks.kernels.experts --json FILE            # also writes a result, see benchmarks/report/results.py
     python -m benchmarks.kernels.experts --smoke                # small and anywhere: interpreted kernels, meaningless times
@@ -12,9 +11,8 @@ It exits 1 if a kernel is wrong, or if the result of a token depends on its neig
 Qwen3-30B-A3B, 128 experts of 768 features, 8 for each token, or of another mixture. Routers spread the tokens evenly. The
 floor of a time is that of reading the weights of the experts that were hit once, at the read rate that is measured first,
 or that of the products at 790 TFLOP/s if that is longer. Times are in microseconds, from the router's logits to the sum
-over experts; the time of the routing alone is in them. Numbers of tokens for which a lowering has no kernel are left out of
-its lines. A sweep times either product by itself, and the launch that ties one call to the next, of some microseconds, is
-in its times; it exits 1 if a tiling gives another result."""
+over experts; the time of the routing alone is in them. A sweep times either product by itself, and the launch that ties
+one call to the next, of some microseconds, is in its times; it exits 1 if a tiling gives another result."""
 
 import argparse
 import concurrent.futures
@@ -42,7 +40,6 @@ from jspec.pallas.moe.grouped_mlp import (
     made_kernel,
     tilings_of,
 )
-from jspec.pallas.moe.grouped_sm90 import grouped_mlp_sm90_kernel, suits_sm90, tile_size
 from jspec.pallas.moe.router import route_kernel
 from jspec.pallas.moe.router_reference import Routed, route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
@@ -50,7 +47,6 @@ from jspec.quantization import fp8_block, mxfp4, nvfp4
 from jspec.quantization.codes import random_codes
 from jspec.quantization.groups import GROUP
 
-WAYS = "triton", "mosaic"
 STORED = {"int4": random_codes, "nvfp4": nvfp4.random_codes, "fp8_block": fp8_block.random_numbers}
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)
 COPIES = 4  # sets of tokens that a timed loop goes through, each with experts of its own
@@ -127,36 +123,22 @@ LAYERS = {
 }
 
 
-def mixture(layer: Layer, interpret: bool, way: str = "triton"):
-    """Routing and experts, as a decoder calls them with Triton; ``way`` is the lowering of the experts."""
+def mixture(layer: Layer, interpret: bool):
+    """Routing and experts, as a decoder calls them."""
 
     def function(x, logits, gate_up, down):
         routed = route_kernel(logits, None, layer.routing, interpret=interpret)
-        if way == "triton":
-            outputs = grouped_mlp_kernel(x, routed, gate_up, down, clamp=layer.clamp, interpret=interpret)
-        else:
-            size = tile_size(routed.expert.size, layer.X)
-            assert size is not None, routed.expert.shape
-            outputs = grouped_mlp_sm90_kernel(x, routed, gate_up, down, size=size, clamp=layer.clamp)
+        outputs = grouped_mlp_kernel(x, routed, gate_up, down, clamp=layer.clamp, interpret=interpret)
         return PartialSums(outputs).total(x.dtype)
 
     return function
 
 
-def served(layer: Layer, weights, counts, way: str) -> list[int]:
-    """Which of these numbers of tokens a lowering has a kernel for."""
-    if way == "triton":
-        return list(counts)
-    if not all(suits_sm90(one, inputs) for one, inputs in zip(weights, (layer.D, layer.F), strict=True)):
-        return []
-    return [M for M in counts if tile_size(M * layer.Y, layer.X) is not None]
-
-
-def check(layer: Layer, weights, counts, interpret: bool, way: str) -> bool:
+def check(layer: Layer, weights, counts, interpret: bool) -> bool:
     """Print a line for each number of tokens; whether all errors are what rounding explains, and no token depends on its
     neighbours."""
-    good, kernels = True, jax.jit(mixture(layer, interpret, way))
-    for M in served(layer, weights, counts, way):
+    good, kernels = True, jax.jit(mixture(layer, interpret))
+    for M in counts:
         x, logits = layer.tokens(jax.random.key(M), M)
         got = kernels(x, logits, *weights)
         some = slice(0, min(M, 16))  # the reference implementation has every expert read every token
@@ -169,25 +151,25 @@ def check(layer: Layer, weights, counts, interpret: bool, way: str) -> bool:
         ok = error < 0.05 and alone
         good &= ok
         print(
-            f"{way:>6}, {M:>4} tokens: largest error {error:.4f}, beside others {'the same' if alone else 'DIFFERENT'}",
+            f"{M:>5} tokens: largest error {error:.4f}, beside others {'the same' if alone else 'DIFFERENT'}",
             flush=True,
         )
     return good
 
 
-def measure(layer: Layer, weights, counts, sizes, interpret: bool, way: str, result: results.Result):
-    """Print a line for each number of tokens and put its time into ``result``, with the lowering unless it is Triton's."""
+def measure(layer: Layer, weights, counts, sizes, interpret: bool, result: results.Result):
+    """Print a line for each number of tokens and put its time into ``result``."""
     rate = result.device["bandwidth"]
     alone = functools.partial(route_kernel, bias=None, routing=layer.routing, interpret=interpret)
-    print(f"\n{layer}, bfloat16, {way}; times in us")
+    print(f"\n{layer}, bfloat16; times in us")
     print(f"{'tokens':>6} {'experts':>7} {'floor':>7} {'time':>7} {'ratio':>6} {'routing':>7}")
-    for M in served(layer, weights, counts, way):
+    for M in counts:
         calls, hit = timed(layer, weights, M)
-        took = 1e6 * seconds_per_call(mixture(layer, interpret, way), calls, 0, sizes)
+        took = 1e6 * seconds_per_call(mixture(layer, interpret), calls, 0, sizes)
         floor = 1e6 * layer.floor(M, hit, rate)
         routing = 1e6 * seconds_per_call(alone, [(logits,) for _, logits, *_ in calls], 0, sizes)
         print(f"{M:>6} {hit:>7.1f} {floor:>7.1f} {took:>7.1f} {took / floor:>6.2f} {routing:>7.1f}", flush=True)
-        key = f"{M} tokens" + ("" if way == "triton" else f", {way}")
+        key = f"{M} tokens"
         result.measured[key], result.floors[key] = took, floor
         result.details[key] = {"unit": "us", "experts": hit, "routing": routing}
 
@@ -320,7 +302,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layer", choices=LAYERS, default="qwen3-30b-a3b", help="whose layer has the shape")
     parser.add_argument("--stored", choices=STORED, help="how experts are quantised")
-    parser.add_argument("--ways", choices=WAYS, nargs="+", default=["triton"], help="lowerings of the experts' kernels")
     parser.add_argument("--smoke", action="store_true", help="small shapes, interpreted kernels, any machine")
     parser.add_argument(
         "--sweep", nargs="*", type=int, metavar="M", help="only time tilings of the products of M tokens"
@@ -340,10 +321,9 @@ def main() -> int:
     if args.sweep is not None:
         good = sweep(layer, weights, args.sweep or counts, sizes, args.smoke, rate, 2 if args.smoke else None)
         return 0 if good else 1
-    good = all([check(layer, weights, counts, args.smoke, way) for way in args.ways])
+    good = check(layer, weights, counts, args.smoke)
     result = results.begin("experts", {"layer": dataclasses.asdict(layer), "smoke": args.smoke}, rate, rates)
-    for way in args.ways:
-        measure(layer, weights, counts, sizes, args.smoke, way, result)
+    measure(layer, weights, counts, sizes, args.smoke, result)
     if args.json:
         results.write(result, args.json)
     return 0 if good else 1

@@ -21,7 +21,6 @@ from jspec.engine.decoding import Decoding
 from jspec.engine.runner.programs import WEIGHTS_THEN_STATE, PackedProgram, Programs, StepBuilder
 from jspec.engine.runner.saved import save_states, states
 from jspec.models.flatten import flatten
-from jspec.pallas.attention import prefill_sm90
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
@@ -97,12 +96,10 @@ def test_one_more_layer_takes_13_launches():
 
 @pytest.mark.parametrize(
     ("target", "segments", "chosen"),  # other numbers of segments than other tests have: traces of layers are shared
-    [(QWEN36_27B, 32, True), (QWEN36_27B, 64, True), (QWEN36_35B_A3B, 128, True), (QWEN36_27B, 8, False)],
-    ids=["27b-2048", "27b-4096", "35b-8192", "27b-512-not-chosen"],
+    [(QWEN36_27B, 32, True), (QWEN36_27B, 64, True), (QWEN36_35B_A3B, 128, True), (QWEN36_27B, 4, False)],
+    ids=["27b-2048", "27b-4096", "35b-8192", "27b-256-has-too-few-blocks"],
 )
-def test_full_attention_of_prefill_has_the_kernel_where_its_heads_are_chosen(target, segments, chosen, monkeypatch):
-    heads = target.num_heads // target.num_kv_heads
-    monkeypatch.setitem(prefill_sm90.CHOSEN, target.head_dim, (heads,) if chosen else ())
+def test_full_attention_of_prefill_has_the_kernel_where_blocks_fill_the_card(target, segments, chosen):
     programs, leaves, state = built(2, target)
     program = programs.prefill[segments]
     text = for_cuda(program.function, (leaves, state, program.idle))

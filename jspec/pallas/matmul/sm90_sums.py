@@ -1,5 +1,5 @@
-"""What a warpgroup of ``jspec.pallas.matmul.few_tokens_sm90`` and ``jspec.pallas.moe.grouped_sm90`` multiplies: the sums of
-a tile's trips over the input features, which are scaled, and added up where warpgroups take turns."""
+"""What a warpgroup of ``jspec.pallas.matmul.few_tokens_sm90`` multiplies: the sums of a tile's trips over the input
+features, which are scaled, and added up where warpgroups take turns."""
 
 from typing import Any
 

@@ -6,6 +6,4 @@ router_small_batch.py   the router for few tokens, in one launch
 tiles.py                tiles of assignments of tokens to experts, and the weights of experts
 grouped_matmul.py       the matmul of a tile with its expert's weights
 activation.py           what is between the two products of an expert
-grouped_mlp.py          the MLP of all experts
-gather_tiles.py         the tokens of each tile side by side in memory
-grouped_sm90.py         the MLP of experts of few bits in Mosaic, not in use yet"""
+grouped_mlp.py          the MLP of all experts"""

@@ -185,6 +185,7 @@ def test_other_gpus_get_paged_attention(monkeypatch):
         *[({"B": 64, "T": 40}, False), ({"B": 64, "T": 64, "N": 56}, False), ({"B": 64, "T": 64, "P": 16}, False)],
         *[({"B": 64, "T": 64, "dtype": "float32"}, False), ({"B": 64, "T": 64, "H": 256}, False)],
         ({"B": 64, "T": 128, "N": 56}, False),  # supported and not chosen
+        *[({"B": 64, "T": 64, "N": 24, "G": 4, "H": 256}, True), ({"B": 64, "T": 16, "N": 16, "G": 2, "H": 256}, True)],
         ({"B": 2, "T": 64}, False),  # too few instances: splitting the rows is better
     ],
     ids=str,
