@@ -216,7 +216,8 @@ def divide(x, y):
 def to_bfloat16(x):
     """In a kernel: float32 numbers rounded to bfloat16, two in one instruction.
 
-    What Triton makes of ``x.astype(jnp.bfloat16)`` is one slow instruction for each number."""
+    Triton makes that of ``x.astype(jnp.bfloat16)``, too, but one slow instruction for each number where what was rounded off
+    is computed as well."""
     if is_interpreted():
         return x.astype(jnp.bfloat16)
     [result] = pltriton.elementwise_inline_asm(

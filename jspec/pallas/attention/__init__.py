@@ -6,6 +6,8 @@ paged.py               attention of few query tokens, with split-KV
 decode.py              RoPE, KV writes and attention in one launch
 prefill_sm90.py        attention of many query tokens on Hopper GPUs
 prefill_launch.py      its blocks of queries and tiles of cache slots
+prefill_memory.py      its shared memory
+prefill_warpgroups.py  what each of its warpgroups does
 fp8.py                 keys and values in eight bits
 widened.py             attention of many query tokens over these on Hopper GPUs
 pages_in_use.py        the pages of a prefill batch
