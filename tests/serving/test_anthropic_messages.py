@@ -100,6 +100,23 @@ def test_thinking_is_a_block():
     assert message(own, max_tokens=10, thinking={"type": "disabled"}).json()["content"] == []
 
 
+def test_an_answer_that_is_begun_is_gone_on_with(service):
+    begun = [*SAY, {"role": "assistant", "content": [{"type": "text", "text": "class A"}]}]
+    body = message(service, max_tokens=8, messages=begun).json()
+    as_chat = [*SAY, {"role": "assistant", "content": "class A"}]
+    open_ended = {"continue_final_message": True, "add_generation_prompt": False}
+    fields = {"model": "family", "messages": as_chat, "max_tokens": 8, "seed": 1, **open_ended}
+    chat = ask(service, "/v1/chat/completions", fields).json()
+    assert body["content"] == [{"type": "text", "text": chat["choices"][0]["message"]["content"]}]
+    prompt = family().chat_prompt(as_chat, chat_template=CHAT, **open_ended)
+    counted = ask(service, f"{PATH}/count_tokens", {"model": "family", "messages": begun}).json()
+    assert counted == {"input_tokens": len(prompt)}
+    called = {"type": "tool_use", "id": "1", "name": "read_file", "input": {}}
+    for content in ("", [*begun[-1]["content"], called]):  # nothing that the model could go on with
+        request = CountTokensRequest(messages=[*SAY, {"role": "assistant", "content": content}])
+        assert "continue_final_message" not in chat_of(request)[0]
+
+
 def test_stop_sequences_are_told(service):
     text = message(service, max_tokens=24).json()["content"][0]["text"]
     body = message(service, max_tokens=24, stop_sequences=[text[4:7]]).json()

@@ -22,6 +22,8 @@ def chat_of(request: CountTokensRequest) -> tuple[dict[str, Any], list[str]]:
     """
     left_out = list[str]()
     chat: dict[str, Any] = {"messages": _messages(request), "tools": _tools(request.tools or [], left_out)}
+    if _is_begun(chat["messages"]):
+        chat["continue_final_message"] = True
     choice = request.tool_choice
     if choice is not None and (chat["tools"] or choice.get("type") not in ("auto", "none")):
         chat |= _tool_choice(choice, [tool["function"]["name"] for tool in chat["tools"]])
@@ -68,6 +70,12 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
         else:
             raise wrong(f"{path}.role", role, '"user", "assistant" or "system"')
     return messages
+
+
+def _is_begun(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last message is the beginning of the answer, which the model goes on with: text of its own."""
+    last = messages[-1] if messages else {}
+    return last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
 
 
 def _assistant(path: str, content: Any, called: set[str]) -> dict[str, Any]:
