@@ -23,13 +23,16 @@ from jspec.config.model import count
 from jspec.config.tensor_names import names_of
 
 _HEAD = OUTPUT_HEAD.removesuffix(".weight")
-# How the names of tensors end that hold scales of queries, keys and values in a cache of eight bits, or of activations.
-_CACHE = (".q_scale", ".k_scale", ".v_scale", ".kv_scale")
+# How the names of tensors end that hold scales of queries, keys and values in a cache of eight bits, or of activations, and
+# zeros beside them, which compressed-tensors writes even where all are 0.
+_CACHE = (
+    *(f".{of}_{what}" for of in ("q", "k", "v", "kv") for what in ("scale", "zero_point")),
+    *(".output_scale", ".output_zero_point"),
+)
 _ACTIVATIONS = (
     ".input_scale",
     ".input_zero_point",
     ".input_global_scale",
-    ".output_scale",
     ".activation_scale",
     *_CACHE,
 )
