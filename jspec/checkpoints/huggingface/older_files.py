@@ -1,6 +1,7 @@
 """How weights are quantised by files beside config.json, where AutoGPTQ and AutoAWQ said it in 2023."""
 
 import dataclasses
+from typing import Any
 
 from jspec.checkpoints.dequantize.awq import read_awq
 from jspec.checkpoints.dequantize.gptq import read_gptq
@@ -9,7 +10,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.quantization_config import KEYS
 
 FILES = ("quantize_config.json", "quant_config.json")  # the first is AutoGPTQ's, and both were AutoAWQ's
-_RENAMED = {"w_bit": "bits", "q_group_size": "group_size"}  # keys of AutoAWQ
+_RENAMED: dict[str, str] = {"w_bit": "bits", "q_group_size": "group_size"}  # keys of AutoAWQ
 
 
 def with_older_file(folder: Folder, fields: Fields) -> Fields:
@@ -21,7 +22,8 @@ def with_older_file(folder: Folder, fields: Fields) -> Fields:
     name = next(filter(folder.has, FILES), None)
     if name is None or any(fields.nested(key) is not None for key in KEYS):
         return fields
-    raw = {_RENAMED.get(key, key): value for key, value in folder.json(name).items()}
+    held: dict[str, Any] = folder.json(name)
+    raw = {_RENAMED.get(key, key): value for key, value in held.items()}
     described = Fields(raw, f"{folder.given}/{name}")
     is_awq = "zero_point" in raw
     (read_awq if is_awq else read_gptq)(described)
