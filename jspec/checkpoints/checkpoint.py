@@ -124,14 +124,14 @@ class Checkpoint:
     def target_config(self) -> ModelConfig:
         """The config of a language model that is to be a target, from JSON files.
 
-        A folder whose weights are missing or damaged is not refused here. A language model with a draft vocabulary is. Where
-        only the headers of the weight files say which maps are quantised, they are read; other weight files are not opened.
+        A folder whose weights are missing or damaged is not refused here. A language model with a draft vocabulary is. Of
+        quantised weights, the headers of the files say which maps are quantised; other weight files are not opened.
         """
         if self.is_converted:
             config = self.converted.language_model_config
         else:
             config = decoder_config(self.folder, self.fields)
-            if config.quantization is None and isinstance(stored_quantization(self.fields), _BY_TENSORS):
+            if isinstance(stored_quantization(self.fields), _BY_TENSORS):
                 config = self._of_files or config
         refuse_reduced(config, self.folder.given)
         return config

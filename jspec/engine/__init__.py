@@ -7,7 +7,7 @@ Where to look:
   forks.py        refuses processes that were forked from one with a model
   decoding.py     drafter, verification rule, and what may be chosen between calls
   loop.py         one step after the other: schedule, execute, read; chooses the round shape
-  frontend.py     makes requests of prompts, and deltas and results of tokens
+  frontend.py     makes requests of prompts, and deltas and results of tokens; contradictions.py: options that leave no token
   request.py      a request, and its progress
   metrics.py      metrics of an engine
   scheduler/      decisions on the host, without JAX: who waits, prefills, decodes, is preempted, and with which pages

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jspec._validation import is_int, require
+from jspec.engine.contradictions import NoTokenAllowed, contradiction, restrictions
 from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Request
 from jspec.outputs import Delta, Logprob, Result, Stats
 from jspec.sampling import processors
@@ -125,7 +126,10 @@ class Frontend:
         if params.thinking_budget is not None:
             constraint = budget_constraint(params.thinking_budget, self.tokenizer, self._bytes_of, tokens, constraint)
         about = stop_tokens, completion, priority, salt, bad_words, constraint, tenant
-        return Request(index, tokens, params, key_data, *about)
+        request = Request(index, tokens, params, key_data, *about)
+        if len(restrictions(params)) > 1 and (error := contradiction(request, (), self._vocab_size)) is not None:
+            raise error
+        return request
 
     def delta(
         self,
@@ -169,12 +173,9 @@ class Frontend:
             stop_reason = tokens[-1]
         elif finish_reason == "error":
             stop_reason = f"the target's logits at position {len(request.prompt) + len(tokens)} are not finite"
-            if options := _restrictions(request.params):
-                several = len(options) > 1
-                allow = "together allow no token" if several else "allows no token"
-                stop_reason += f", or {' and '.join(options)} {allow} there"
-            if active.error is not None:
-                stop_reason = f"{type(active.error).__name__}: {active.error}"
+            error = active.error or self._contradiction(active)
+            if error is not None:
+                stop_reason = f"{type(error).__name__}: {error}"
         if request.params.max_drafts == 0:
             longest_text = None  # its rounds drafted nothing by request, not for lack of positions
         stats = Stats.of(K, active.drafted, active.accepted, len(request.prompt), longest_text)
@@ -192,6 +193,12 @@ class Frontend:
             logprobs=self._logprobs(active, 0, len(tokens)),
             prompt_logprobs=self._prompt_logprobs(active),
         )
+
+    def _contradiction(self, active: ActiveRequest) -> NoTokenAllowed | None:
+        """The error of options that allow no token where a request has ended; else it had no finite logits there."""
+        if not restrictions(active.request.params):
+            return None
+        return contradiction(active.request, active.tokens, self._vocab_size)
 
     def _logprobs(self, active: ActiveRequest, start: int, end: int) -> list[dict[int, Logprob]] | None:
         """Log-probabilities of the new tokens from number ``start`` to before number ``end``."""
@@ -269,10 +276,3 @@ class Frontend:
                 "(stats.num_steps_past_draft_limit)",
                 stacklevel=4,
             )
-
-
-def _restrictions(params: SamplingParams) -> list[str]:
-    """The options of a request that take tokens out, and may have left none of them."""
-    names = ("structured_outputs", "thinking_budget", "allowed_token_ids", "bad_words")
-    given = [name for name in names if getattr(params, name)]
-    return [*given, "min_tokens"] if given and params.min_tokens else given

@@ -8,6 +8,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.heads.block_settings import MASK_EMBEDDING
 from jspec.checkpoints.huggingface.model_optimizer import FILE as MODEL_OPTIMIZER
+from jspec.checkpoints.huggingface.older_files import FILES as OLDER_FILES
 from jspec.checkpoints.huggingface.weights import (
     INDEX,
     MEDUSA,
@@ -22,7 +23,7 @@ from jspec.hub.listing import Listing, RemoteFile
 CONFIG = "config.json"
 NEEDED = (CONFIG, "generation_config.json", *FILES)  # what belongs to a checkpoint, as far as its repository has it
 # Beside weights. Of the last two, one says that there is more to the weights than the folder has, and one is refused.
-SMALL = (*NEEDED, MODEL_OPTIMIZER, INDEX, PICKLE_INDEX, "adapter_config.json", MASK_EMBEDDING)
+SMALL = (*NEEDED, MODEL_OPTIMIZER, *OLDER_FILES, INDEX, PICKLE_INDEX, "adapter_config.json", MASK_EMBEDDING)
 _OTHER_COPIES = ("consolidated", "adapter_model")  # how names of safetensors files begin that config.json is not about
 
 

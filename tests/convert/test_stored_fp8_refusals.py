@@ -78,7 +78,11 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
             "quantization_config.ignore='lm_head': expected a list of module names",
         ),
         (compressed_tensors(ignore=[3]), "quantization_config.ignore=[3]: expected a list of module names"),
-        (compressed_tensors(ignore=["re:a"] * 21), "expected at most 20 patterns; list the names of modules"),
+        (
+            compressed_tensors(ignore=["re:a+b"] * 21),
+            "expected at most 20 patterns, and 1000 that end with their only .*; l",
+        ),
+        (compressed_tensors(ignore=["re:a.*"] * 1001), "1000 that end with their only .*; list the names of modules"),
         *(
             (
                 compressed_tensors(ignore=[f"re:{pattern}"]),

@@ -4,6 +4,7 @@ The models are tables over letters: the alphabet in order, drafted for by one th
 """
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -140,19 +141,37 @@ def test_non_finite_logits_end_a_request_with_its_earlier_tokens(verify):
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "said"),
     [
         (
             {"allowed_token_ids": [EOS], "min_tokens": 2},
-            "allowed_token_ids and min_tokens together allow no token there",
+            "min_tokens=2: expected a value that allows a token at place 0 of the completion, where allowed_token_ids and "
+            f"min_tokens together allow no token; the others allow token {EOS} there; change min_tokens, or leave one of",
         ),
-        ({"allowed_token_ids": [3], "bad_words": "d"}, "allowed_token_ids and bad_words together allow no token there"),
+        (
+            {"allowed_token_ids": [3], "bad_words": "d", "min_tokens": 2},  # of which the last one has no part in it
+            "bad_words=['d']: expected a value that allows a token at place 0 of the completion, where allowed_token_ids "
+            "and bad_words together allow no token; the others allow token 3 there; change bad_words, or leave one of",
+        ),
     ],
 )
-def test_options_that_leave_no_token_are_named(llm, options, named):
-    result = greedy(llm, max_tokens=4, **options)
-    assert (result.token_ids, result.finish_reason) == ([], "error")
-    assert result.stop_reason == f"the target's logits at position 1 are not finite, or {named}"
+def test_options_that_leave_no_token_at_first_are_refused(llm, options, said):
+    compiled = llm.engine.num_compilations
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        greedy(llm, max_tokens=4, **options)
+    assert llm.engine.num_compilations == compiled
+
+
+def test_options_that_leave_no_token_later_end_a_request_with_its_earlier_tokens(llm):
+    """After b the words b b and b c may not come, of which c is the likeliest token; beside d, it could."""
+    for allowed, words in (([1, 2], ["bb", "bc"]), ([1], ["bb"])):
+        result = greedy(llm, max_tokens=4, allowed_token_ids=allowed, bad_words=words)
+        assert (result.token_ids, result.finish_reason) == ([1], "error")
+        assert result.stop_reason.startswith(
+            f"NoTokenAllowed: bad_words={words}: expected a value that allows a token at place 1 of the completion"
+        )
+    free = greedy(llm, max_tokens=3, allowed_token_ids=[1, 2, 3], bad_words=["bb", "bc"])
+    assert (free.token_ids[:2], free.finish_reason) == ([1, 3], "length")
 
 
 def test_stop_conditions_that_cannot_work_are_refused(llm):

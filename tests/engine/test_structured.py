@@ -119,7 +119,9 @@ class TestTexts:
         requests[1] = dataclasses.replace(requests[1], params=params, constraint=Automaton(dead_end))
         found = serve(serving, requests)
         assert found[1].outcome == BROKEN
-        assert "structured_outputs allows no token there" in serving.result(found[1]).stop_reason
+        reason = serving.result(found[1]).stop_reason
+        assert reason.startswith("NoTokenAllowed: structured_outputs=")
+        assert "where structured_outputs allows no token" in reason
         assert [found[i].tokens for i in (0, 2, 3)] == [alone()[i] for i in (0, 2, 3)]
 
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
 import jspec
+from convert import convert
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.config import EngineConfig
 from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
@@ -72,6 +73,31 @@ def test_scales_are_found_under_their_names(tmp_path, k, v, scales):
     expected = [KVRounding(*(heads(scale, layer) for scale in scales)) for layer in range(2)]
     for got, wanted in zip(rounding_of(folder), expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    assert not any("scale" in name for name in Checkpoint.open(folder).params())  # but nothing of them is in the way
+
+
+def with_zeros(folder, number: float):
+    """The checkpoint with zeros as compressed-tensors writes them, and a scale of queries."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("q_zero_point", "k_zero_point", "v_zero_point", "q_scale"):
+        value = 1.0 if name == "q_scale" else number
+        tensors[f"model.layers.1.self_attn.{name}"] = np.full((1, 1, 1), value, ml_dtypes.float8_e4m3fn)
+    write_weights(folder, tensors)
+    return folder
+
+
+def test_zeros_beside_scales_are_zero_or_refused_by_their_name(tmp_path):
+    folder = with_zeros(checkpoint(tmp_path / "model"), 0)
+    assert rounding_of(folder) == rounding_of(checkpoint(tmp_path / "plain"))
+    convert(folder, tmp_path / "out")
+    assert rounding_of(tmp_path / "out") == rounding_of(folder)
+    other = with_zeros(checkpoint(tmp_path / "other"), 0.5)
+    said = r"other/model.safetensors: tensor 'model.layers.1.self_attn.k_zero_point' holds 0.5: expected 0, because"
+    for load in (lambda: jspec.load(other, kv_cache_dtype="fp8"), lambda: convert(other, tmp_path / "none")):
+        with pytest.raises(ValueError, match=said):
+            load()
+    assert not (tmp_path / "none").exists()
+    assert rounding_of(other, "float32") is None
 
 
 def test_a_checkpoint_that_is_made_for_it_turns_it_on_and_says_so(tmp_path):

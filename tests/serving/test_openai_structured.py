@@ -1,7 +1,9 @@
 """Answers have the form that ``response_format`` or ``structured_outputs`` asks for; errors name the field."""
 
 import asyncio
+import collections
 import json
+import random
 import re
 
 import pytest
@@ -201,3 +203,62 @@ def test_async_engine_refuses_bad_grammars(service):
 
     with pytest.raises(ValueError, match="structured_outputs has no usable grammar"):
         asyncio.run(first())
+
+
+OPTIONS = ("allowed_token_ids", "bad_words", "min_tokens", "stop_token_ids", "logit_bias", "ignore_eos")
+
+
+def nightly(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+def some_options(rng: random.Random) -> dict:
+    """A few options that take tokens out, or change which of them are likely."""
+    tokens = sorted(rng.sample(range(64, 128), rng.choice((1, 2, 40))))
+    values = {
+        "allowed_token_ids": rng.choice((tokens, [0], [0, *tokens])),
+        "bad_words": [text.strip() for text in map(vocabulary().__getitem__, tokens) if text.strip()] or ["a"],
+        "min_tokens": rng.choice((1, 3)),
+        "stop_token_ids": tokens,
+        "logit_bias": {str(token): rng.choice((-100, 100)) for token in tokens},
+        "ignore_eos": True,
+    }
+    return {name: values[name] for name in rng.sample(OPTIONS, rng.choice((1, 2, 2, 3)))}
+
+
+@pytest.mark.parametrize(
+    ("path", "count"), [*zip(PATHS, (20, 20), strict=True), *(nightly(path, 150) for path in PATHS)]
+)
+def test_contradictory_options_are_refused_by_name(service, path, count):
+    """Sets of options, beside a form or alone, are served or refused, and nothing of those that are refused is held."""
+    rng, statuses = random.Random(path), collections.Counter()
+    for _ in range(count):
+        form, options = rng.choice([{}, *(fields for fields, _ in FORMS.values())]), some_options(rng)
+        response = ask(service, path, {**PATHS[path], **form, **options, "max_tokens": 6, "temperature": 0})
+        statuses[response.status_code] += 1
+        if response.status_code == 200:
+            continue
+        error = error_of(response, 400)
+        field, message = error["param"], error["message"]
+        assert field in options, (form, options, message)
+        assert message.startswith(f"{field}="), message
+        assert ": expected " in message
+        if "no token" in message:  # without the field that it names, nothing is wrong, or something else is
+            assert "; " in message
+            others = {name: value for name, value in options.items() if name != field}
+            again = ask(service, path, {**PATHS[path], **form, **others, "max_tokens": 6, "temperature": 0})
+            assert again.status_code == 200 or error_of(again, 400)["param"] != field
+    assert statuses[200] >= count // 10
+    assert statuses[400] >= count // 10
+    assert_nothing_is_held(family())
+
+
+def test_a_stream_names_what_leaves_no_token_behind_its_first_ones(service):
+    """In the middle of a text, where the status has been sent."""
+    first, *_ = family().tokenizer.encode("queue", add_special_tokens=False)
+    options = {"structured_outputs": {"choice": ["queue"]}, "allowed_token_ids": [first]}
+    body = {"prompt": "config = ", "max_tokens": 9, **options}
+    error = error_of(ask(service, "/v1/completions", body), 400)
+    assert error["param"] == "allowed_token_ids"
+    assert "at place 1 of the completion, where structured_outputs and allowed_token_ids together" in error["message"]
+    assert events(ask(service, "/v1/completions", {**body, "stream": True}))[-1] == {"error": error}

@@ -49,7 +49,7 @@ def cache_entry(
     is_read, left_out = scheme is not None and scheme.is_for(config), ""
     try:
         if found:
-            _check(found, config, where)
+            _check(tensors, config, where)
     except Refusal as refusal:
         if is_read:
             raise
@@ -65,10 +65,10 @@ def cache_entry(
     return {**said, SCALES: scales}, left_out or note
 
 
-def _check(scales: Mapping[str, Tensor], config: ModelConfig, where: str):
+def _check(tensors: Mapping[str, Tensor], config: ModelConfig, where: str):
     with warnings.catch_warnings():  # of scales that are missing, which is said when the folder is loaded
         warnings.simplefilter("ignore", UserWarning)
-        cache_scales(scales, config, where)
+        cache_scales(tensors, config, where)
 
 
 def scheme_of(manifest: Mapping[str, Any], folder: Folder) -> CacheScheme | None:

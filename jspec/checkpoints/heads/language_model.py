@@ -16,7 +16,7 @@ from jspec.checkpoints.huggingface.kept_weights import with_kept_weights
 from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
 from jspec.checkpoints.huggingface.names import tensor_table
 from jspec.checkpoints.huggingface.parts import rearranged_tensors
-from jspec.checkpoints.huggingface.scales import holds_others, with_scales, without_cache_scales
+from jspec.checkpoints.huggingface.scales import holds_others, holds_plain, with_scales, without_cache_scales
 from jspec.checkpoints.huggingface.split_experts import split_experts
 from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.layout import Layout, decoder_layout
@@ -28,7 +28,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     config, stored = decoder_config(folder, fields), stored_quantization(fields)
     text, others = text_tensors(tensors, folder.given) if is_multimodal(fields) else (tensors, frozenset())
     if isinstance(stored, StoredQuantization):
-        if config.quantization is not None and holds_others(config, text):
+        if config.quantization is not None and (holds_others(config, text) or holds_plain(config, text)):
             config = dataclasses.replace(config, quantization=None, quantized_head=True)
         if config.quantization is None:  # since some maps are not quantised, or some are that jspec keeps in floats
             stored = Scaled.of(stored)

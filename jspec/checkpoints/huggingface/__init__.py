@@ -9,6 +9,7 @@ multimodal.py            the text model inside a multimodal checkpoint
 unread_classes.py        classes that are not read, and why
 quantization_config.py   how stored weights are quantised, by config.json
 model_optimizer.py       the same of checkpoints of NVIDIA Model Optimizer
+older_files.py           the same of checkpoints of 2023, whose config.json does not say it
 stored_quantization.py   ``StoredQuantization``: FP8 weights that are kept as they are stored
 quantization_fields.py   checks and lists of modules that readers of a ``quantization_config`` share
 names.py                 which slice of which parameter each tensor fills

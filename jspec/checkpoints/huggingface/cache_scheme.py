@@ -96,7 +96,8 @@ def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str)
       where: the folder, for messages.
 
     Raises:
-      Refusal: a scale is NaN, infinite, zero or negative, or of a shape that it cannot have; the message has its name.
+      Refusal: a scale is NaN, infinite, zero or negative, or of a shape that it cannot have, or a zero beside one is another
+        number than 0; the message has its name.
     """
     scales, missing, what = [], [], "keys and values" if config.latent is None else "latents"
     for number in range(config.num_layers):
@@ -105,6 +106,8 @@ def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str)
         found = _found(tensors, names)
         caches = config.layer(number).reads_cache_of is None and not config.has_delta_net(number)
         missing += [each[0] for each, name in zip(names, found, strict=True) if caches and name is None]
+        for name in found:
+            _require_no_zero(tensors, name, where)
         scales.append(
             tuple(np.ones(G, np.float32) if name is None else _read(tensors[name], G, where) for name in found)
         )
@@ -147,6 +150,16 @@ def _names_of_layer(config: ModelConfig, number: int) -> list[list[str]]:
             own.append(f"{layer}{projection}.output_scale")
         both.append([*own, f"{module}.kv_scale", f"{module}.attn.kv_scale"])
     return both
+
+
+def _require_no_zero(tensors: Mapping[str, Tensor], scale: str | None, where: str):
+    """Raise a ``Refusal`` if the zero beside a tensor of scales is another number than 0."""
+    name = "" if scale is None else f"{scale.removesuffix('_scale')}_zero_point"
+    if name in tensors and (numbers := tensors[name].read().astype(np.float32)).any():
+        raise Refusal(
+            f"{where}/{tensors[name].file}: tensor {name!r} holds {numbers[numbers != 0].flat[0]}: expected 0, because keys "
+            "and values are rounded symmetrically; cache them in the dtype of the model (kv_cache_dtype)"
+        )
 
 
 def _read(tensor: Tensor, heads: int, where: str) -> np.ndarray:

@@ -16,6 +16,7 @@ from jspec.checkpoints.files.tiktoken import refuse_tiktoken
 from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES, Family
 from jspec.checkpoints.huggingface.model_optimizer import with_model_optimizer
 from jspec.checkpoints.huggingface.multimodal import WRAPPERS, module_names, text_fields
+from jspec.checkpoints.huggingface.older_files import with_older_file
 from jspec.checkpoints.huggingface.quantization_config import read_quantization
 from jspec.checkpoints.huggingface.rope import write_rope
 from jspec.checkpoints.huggingface.scales import with_stored_quantization
@@ -69,6 +70,7 @@ def read_fields(folder: Folder) -> Fields:
         refuse_gguf(folder.paths())
         _refuse_adapter(folder)
     fields = with_model_optimizer(folder, Fields(folder.json("config.json"), f"{folder.given}/config.json"))
+    fields = with_older_file(folder, fields)
     stored_quantization(fields)
     return fields
 

@@ -134,14 +134,22 @@ class HuggingFaceModel:
                 f"{self.tensors[name].dtype}, but {self.layout.label}{why} needs {expected}"
             )
         for name in self.missing:
-            hint = "; is the output head tied to the embedding (tie_word_embeddings)?" if name == OUTPUT_HEAD else ""
+            tied = "is the output head tied to the embedding (tie_word_embeddings)?"
+            fix = tied if name == OUTPUT_HEAD else "fetch the checkpoint again"
             raise Refusal(
-                f"{where}: tensor {wholes.get(name, name)!r} is missing, and {self.layout.label} needs it{hint}"
+                f"{where}: tensor {wholes.get(name, name)!r} is missing, and {self.layout.label} needs it; {fix}"
             )
         for name in self.unused:
+            maps = (weight.removesuffix("weight") for weight in self.layout.table if weight.endswith(".weight"))
+            of = next((one.removesuffix(".") for one in maps if name.startswith(one)), None)
+            fix = (
+                "do they belong together?"
+                if of is None
+                else f"what it does to {of!r} is not read; is there a plain copy?"
+            )
             raise Refusal(
                 f"{where}/{self.tensors[name].file}: tensor {name!r} has no place in {self.layout.label} "
-                "as config.json describes it"
+                f"as config.json describes it; {fix}"
             )
         self._require_equal_duplicates()
 

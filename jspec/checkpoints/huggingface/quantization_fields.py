@@ -18,11 +18,13 @@ INSTEAD = (
 )
 # The names of modules are matched with regular expressions that a checkpoint brings. Only simple ones are taken, because
 # others can keep a matcher busy forever: its work grows with the power of how many repetitions and choices there are. What
-# is left of such patterns takes a few milliseconds for each name, and a checkpoint has thousands of names.
-MAX_PATTERNS, MAX_PATTERN_LENGTH, MAX_CHOICES = 20, 100, 3
+# is left of such patterns takes a few milliseconds for each name, and a checkpoint has thousands of names. Beginnings of
+# names, ``model.layers.3.mlp.gate.*`` for example, take no more than names, and a mixture may have one for each layer.
+MAX_PATTERNS, MAX_BEGINNINGS, MAX_PATTERN_LENGTH, MAX_CHOICES = 20, 1000, 100, 3
 MAX_SECONDS = 0.5  # of CPU time in which the patterns of a list are matched; a checkpoint has two lists at most
 _ATOM = r"(?:\w|-|\.|\\[.dw]|\[\^?[\w.-]+\]|\((?:\?:)?(?:[\w.|-]|\\\.)*\)(?![*+?]))"
 _SIMPLE = re.compile(rf"\^?(?:{_ATOM}[*+?]?)*\$?", re.ASCII)
+_TAIL = re.compile(r"(\.\*)?\$?$")
 _CHOICE = re.compile(r"\(|(?<!\()[*+?]")
 
 
@@ -85,8 +87,10 @@ def read_modules(fields: Fields, name: str, absent: Iterable[str] = ()) -> Modul
     if not isinstance(listed, list | tuple) or not all(isinstance(entry, str) for entry in listed):
         raise fields.refuse(name, "a list of module names")
     patterns = [entry.removeprefix("re:") for entry in listed if entry.startswith("re:")]
-    if len(patterns) > MAX_PATTERNS:
-        raise fields.refuse(name, f"at most {MAX_PATTERNS} patterns; list the names of modules")
+    num_choosing = sum(_CHOICE.search(_TAIL.sub("", pattern, count=1)) is not None for pattern in patterns)
+    if num_choosing > MAX_PATTERNS or len(patterns) - num_choosing > MAX_BEGINNINGS:
+        most = f"{MAX_PATTERNS} patterns, and {MAX_BEGINNINGS} that end with their only .*"
+        raise fields.refuse(name, f"at most {most}; list the names of modules")
     return Modules(
         frozenset(entry for entry in listed if not entry.startswith("re:")),
         tuple(_compiled(fields, name, pattern) for pattern in patterns),

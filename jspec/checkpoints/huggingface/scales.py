@@ -5,31 +5,34 @@ become the parameter ``layers.0.mlp.down.scale``. Weights are read as they are s
 
 import dataclasses
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import numpy as np
 
 from jspec.checkpoints.dequantize.format import BlockFormat, read_scales
 from jspec.checkpoints.files.fp8_numbers import FP8Numbers
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
 from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement, tensor_table
 from jspec.checkpoints.huggingface.parts import modules_of_parts
 from jspec.checkpoints.huggingface.quantization_fields import INSTEAD
 from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
-from jspec.checkpoints.layout import Layout
+from jspec.checkpoints.layout import PREFIX, Layout
 from jspec.config import ModelConfig
 from jspec.config.model import count
 from jspec.config.tensor_names import names_of
 
 _HEAD = OUTPUT_HEAD.removesuffix(".weight")
-# How the names of tensors end that hold scales of queries, keys and values in a cache of eight bits, or of activations.
-_CACHE = (".q_scale", ".k_scale", ".v_scale", ".kv_scale")
+# How the names of tensors end that hold scales of queries, keys and values in a cache of eight bits, or of activations, and
+# zeros beside them, which compressed-tensors writes even where all are 0.
+_CACHE = (
+    *(f".{of}_{what}" for of in ("q", "k", "v", "kv") for what in ("scale", "zero_point")),
+    *(".output_scale", ".output_zero_point"),
+)
 _ACTIVATIONS = (
     ".input_scale",
     ".input_zero_point",
     ".input_global_scale",
-    ".output_scale",
     ".activation_scale",
     *_CACHE,
 )
@@ -108,6 +111,24 @@ def holds_others(config: ModelConfig, names: Container[str]) -> bool:
         name for name, at in tensor_table(config).items() if at.param not in scales and at.param.startswith("layers.")
     )
     return any(f"{modules.get(name, name)}{end}_scale" in names for name in (one.removesuffix(end) for one in plain))
+
+
+def holds_plain(config: ModelConfig, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the files hold a weight in floats and without scales that is quantised in a model of ``config``.
+
+    Args:
+      config: the model's config, with quantisation.
+      tensors: those in the files, by name.
+    """
+    scales, modules, end = config.scale_names(), modules_of_parts(config), ".weight"
+    maps = {name.removesuffix(end) for name, at in tensor_table(config).items() if at.param in scales}
+    called = (name for one in maps for name in (modules.get(one, one), modules.get(one, one).removeprefix(PREFIX)))
+    return any(
+        name + end in tensors
+        and tensors[name + end].dtype in FLOAT_DTYPES
+        and not {f"{name}{end}_scale", f"{name}{end}_scale_inv"} & tensors.keys()
+        for name in called
+    )
 
 
 def with_scales(layout: Layout, stored: StoredQuantization, where: str) -> Layout:

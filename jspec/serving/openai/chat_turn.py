@@ -84,9 +84,9 @@ class ChatTurn:
         self.prompt = prompt_of(self.service, self.request, self.request.truncate_prompt_tokens)
         settings, form = self._given, self._given.copies[0].structured_outputs
         if self.choice.is_forced:
-            form, settings = self._calls_form(), dataclasses.replace(settings, form_field="tools")
+            form = self._calls_form()
         elif self._tool is not None:
-            form, settings = self._form_beside_calls(form, settings)
+            form = self._form_beside_calls(form)
         budget = self._budget()
         if form is None and budget is None:
             return settings
@@ -158,25 +158,23 @@ class ChatTurn:
                 not given or given == {"type": "text"}, name, given, "nothing beside a tool_choice that forces calls"
             )
 
-    def _form_beside_calls(
-        self, form: StructuredOutputsParams | None, settings: RequestSettings
-    ) -> tuple[StructuredOutputsParams | None, RequestSettings]:
+    def _form_beside_calls(self, form: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
         """The form of a text that may have calls: strict tools make one, and another one's place may be taken by calls."""
         tools, tool, markers = self.request.tools or [], tool_format(self._tool), self.service.marker_tokens.ids
         if not all(NAME.fullmatch(name_of(given)) for given in tools):
-            return form, settings
+            return form
         reasoning = reasoning_format(self._reasoning)
         if form is not None and reasoning is not None and reasoning.answer:
-            return form, settings  # whose preamble leads to the answer alone
+            return form  # whose preamble leads to the answer alone
         if form is None and not any(map(is_strict, tools)):
-            return None, settings
+            return None
         self._require_small(tools)
         with _of_tools():
             if form is not None:
-                return or_calls(form, tools, tool, markers, self.choice.several), settings
+                return or_calls(form, tools, tool, markers, self.choice.several)
             form = strict_form(tools, tool, markers, self.choice.several)
         self._is_free = form is not None
-        return form, dataclasses.replace(settings, form_field="tools")
+        return form
 
     def _require_small(self, tools: Sequence[Any]):
         most, size = self.service.limits.max_grammar_bytes, len(json.dumps(tools))

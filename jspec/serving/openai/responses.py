@@ -7,11 +7,13 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, ClassVar
 
 import jspec
+from jspec.engine.contradictions import NoTokenAllowed
 from jspec.engine.request import Request
 from jspec.outputs import Delta, Result
 from jspec.serving.async_engine import Group
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.protocol import GenerationRequest, StreamOptions
+from jspec.serving.openai.sampling import of_value_error
 from jspec.serving.openai.service import Service, unavailable
 from jspec.serving.openai.streaming import DONE, event
 from jspec.text.grammar.constraint import GrammarDeadEnd
@@ -157,7 +159,7 @@ class GenerationResponse(abc.ABC):
         """
         self._num_tokens += len(delta.token_ids)
         if delta.result is not None:
-            require_sound(delta.result)
+            require_sound(delta.result, self.request)
             self._results[index] = delta.result
 
     def has_text(self, index: int, delta: Delta) -> bool:
@@ -194,13 +196,24 @@ class GenerationResponse(abc.ABC):
         }
 
 
-def require_sound(result: Result):
+def require_sound(result: Result, request: GenerationRequest):
+    """Raise an error for a completion that failed or was aborted.
+
+    Args:
+      result: of the completion.
+      request: the fields that the client sent.
+
+    Raises:
+      ApiError: 400 if what the client asked for allows no text there, else 500 or 503.
+    """
     if result.finish_reason == "abort":
         raise unavailable()
-    reason = str(result.stop_reason)
-    if result.finish_reason == "error" and reason.startswith(f"{GrammarDeadEnd.__name__}: "):
-        raise ApiError(400, f"no text can go on there as the request wants it: {reason.partition(': ')[2]}")
     if result.finish_reason == "error":
+        kind, _, message = str(result.stop_reason).partition(": ")
+        if kind == GrammarDeadEnd.__name__:
+            raise ApiError(400, f"no text can go on there as the request wants it: {message}")
+        if kind == NoTokenAllowed.__name__:
+            raise of_value_error(ValueError(message), request)
         log.error("a request failed: %s", result.stop_reason)
         raise ApiError(500, "the request failed in the engine; the server's log says why", code="engine_error")
 

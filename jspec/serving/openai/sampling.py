@@ -81,7 +81,7 @@ def params_of(request: GenerationRequest, defaults: SamplingParams, limits: Limi
         raise of_value_error(error, request) from None
 
 
-def of_value_error(error: Exception, request: GenerationRequest, default: str = "", form_field: str = "") -> ApiError:
+def of_value_error(error: Exception, request: GenerationRequest, default: str = "") -> ApiError:
     """An error of the engine as one of the request's field.
 
     Messages of the engine begin with a field, as in ``top_p=2: ..``, ``stop has ..`` and ``structured_outputs needs ..``, or
@@ -89,16 +89,22 @@ def of_value_error(error: Exception, request: GenerationRequest, default: str = 
 
     Args:
       default: the prompt's name in the request, ``messages`` or ``prompt[2]`` for example.
-      form_field: the field that structured outputs come from, if it is not ``response_format`` or ``structured_outputs``.
     """
     message = str(error)
+    for name, called in (("structured_outputs", form_field(request)), ("thinking_budget", "thinking_token_budget")):
+        message = re.sub(rf"\b{name}\b", called, message, count=1)
     field = re.match(r"(?:prompt 0: )?(\w+)(?:\[[^\]]*\])?(?:=|: | has | needs )", message)
-    if field and field[1] == "structured_outputs":
-        name = form_field or ("structured_outputs" if request.structured_outputs else "response_format")
-        return ApiError(400, message.replace(field[1], name, 1), name)
     if field and field[1] in type(request).model_fields:
         return ApiError(400, message.removeprefix("prompt 0: "), field[1])
     return ApiError(400, message.replace("prompt 0", default, 1), default.partition("[")[0] or None)
+
+
+def form_field(request: GenerationRequest) -> str:
+    """The field of a request that the form of its text comes from."""
+    if request.structured_outputs:
+        return "structured_outputs"
+    is_free = request.response_format in (None, {"type": "text"})
+    return "tools" if is_free and getattr(request, "tools", None) else "response_format"
 
 
 def _max_tokens(request: GenerationRequest) -> int | None:

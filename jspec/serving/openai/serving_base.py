@@ -52,14 +52,12 @@ class RequestSettings:
       priority: lower numbers go first.
       salt: only requests with the same salt share cached pages.
       tenant: the name of who has sent it.
-      form_field: the field that structured outputs come from, as of ``of_value_error``.
     """
 
     copies: Sequence[SamplingParams]
     priority: int
     salt: str
     tenant: str
-    form_field: str = ""
 
 
 def request_settings(service: Service, request: GenerationRequest, num_prompts: int, tenant: Tenant) -> RequestSettings:
@@ -88,7 +86,7 @@ def requests_of(
     try:
         requests = service.requests(prompt, settings.copies, settings.priority, settings.salt, settings.tenant)
     except (ValueError, TypeError) as error:
-        raise of_value_error(error, request, name, settings.form_field) from None
+        raise of_value_error(error, request, name) from None
     return requests
 
 
@@ -168,7 +166,7 @@ async def respond(
         try:
             grammar = await service.grammar(known.copies[0].structured_outputs)
         except ValueError as error:
-            raise of_value_error(error, request, form_field=known.form_field) from None
+            raise of_value_error(error, request) from None
         prepared = await service.prepare(lambda: prepare(known))
         if not request.stream:
             require_bounded(service, prepared.requests)

@@ -109,7 +109,7 @@ class TurnResponse(abc.ABC):
     def _steps(self, text: str, token_ids: list[int], result: Result | None) -> Iterator[Step]:
         events = self._parser.feed(text, token_ids)
         if result is not None:
-            require_sound(result)
+            require_sound(result, self.turn.request)
             self.result = result
             events = [*events, *self._parser.finish()]
         yield from self.blocks.add(events, ended=result is not None)

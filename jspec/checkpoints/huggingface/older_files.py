@@ -1,0 +1,31 @@
+"""How weights are quantised by files beside config.json, where AutoGPTQ and AutoAWQ said it in 2023."""
+
+import dataclasses
+from typing import Any
+
+from jspec.checkpoints.dequantize.awq import read_awq
+from jspec.checkpoints.dequantize.gptq import read_gptq
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.huggingface.quantization_config import KEYS
+
+FILES = ("quantize_config.json", "quant_config.json")  # the first is AutoGPTQ's, and both were AutoAWQ's
+_RENAMED: dict[str, str] = {"w_bit": "bits", "q_group_size": "group_size"}  # keys of AutoAWQ
+
+
+def with_older_file(folder: Folder, fields: Fields) -> Fields:
+    """The config.json ``fields`` with the ``quantization_config`` that one of ``FILES`` stands for, if it lacks one.
+
+    Raises:
+      Refusal: that file says something that is not read.
+    """
+    name = next(filter(folder.has, FILES), None)
+    if name is None or any(fields.nested(key) is not None for key in KEYS):
+        return fields
+    held: dict[str, Any] = folder.json(name)
+    raw = {_RENAMED.get(key, key): value for key, value in held.items()}
+    described = Fields(raw, f"{folder.given}/{name}")
+    is_awq = "zero_point" in raw
+    (read_awq if is_awq else read_gptq)(described)
+    described = {**raw, "quant_method": "awq" if is_awq else "gptq"}
+    return dataclasses.replace(fields, raw={**fields.raw, KEYS[0]: described})
