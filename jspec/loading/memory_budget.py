@@ -134,8 +134,11 @@ class ModelMemory:
             config = dataclasses.replace(config, num_pages=self._pages(config, share, free))
         need = self.budget(config)
         if need.total > free:
+            states = self._states_bytes(config)
+            rows = f"{states / GIB:.1f} of recurrent states for {config.num_rows} rows, " if states else ""
             raise MemoryError(
-                f"needs {need.total / GIB:.1f} GiB ({need.weights / GIB:.1f} of weights, {need.cache / GIB:.1f} of KV cache "
+                f"needs {need.total / GIB:.1f} GiB ({need.weights / GIB:.1f} of weights, {rows}"
+                f"{(need.cache - states) / GIB:.1f} of KV cache "
                 f"for num_pages={config.num_pages} of {config.page_size} tokens, {need.work / GIB:.1f} of workspace for "
                 f"max_batch={config.max_batch} x max_len={config.max_len}), but {free / GIB:.1f} GiB are free; lower "
                 f"max_batch, max_len or num_pages{self._fitting_length(config, free)}"

@@ -98,6 +98,8 @@ def other_values(value):
         return [value + 1, 2 * value, 0]
     if isinstance(value, float):
         return [1.5 * value + 0.1]
+    if isinstance(value, str):
+        return ["gelu", "relu"]
     if isinstance(value, list):
         return [value[::-1], value[:1]]
     if isinstance(value, dict):

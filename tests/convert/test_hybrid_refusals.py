@@ -51,6 +51,7 @@ CONFIGS = [
     ({"mtp_num_hidden_layers": 2}, r"mtp_num_hidden_layers=2: expected 0 or 1"),
     ({"attn_output_gate": False}, r"attn_output_gate=False: expected true"),
     ({"mamba_ssm_dtype": "bfloat16"}, r"mamba_ssm_dtype='bfloat16': expected 'float32'"),
+    ({"hidden_act": "gelu"}, r"hidden_act='gelu': expected 'silu' or 'swish'"),
     ({"mamba_ssm_dtype": "auto"}, r"mamba_ssm_dtype='auto': expected 'float32'"),
     ({"linear_num_value_heads": 6}, r"linear_num_value_heads=6: expected a multiple of linear_num_key_heads, 4"),
     ({"linear_num_value_heads": 2}, r"linear_num_value_heads=2: expected a multiple of linear_num_key_heads, 4"),

@@ -1,6 +1,7 @@
 """Classes, code and tokenizers that are not read: what a user is told, and what is read all the same."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tiny import tiny_config, tiny_tokenizer
@@ -37,6 +38,10 @@ def read(folder, config: dict) -> ModelConfig:
             (f"{name}ForCausalLM", "recurrent state")
             for name in ("GraniteMoeHybrid", "Zamba2", "KimiLinear", "MiniMax")
         ),
+        *(
+            (f"{name}ForCausalLM", "recurrent state")
+            for name in ("BailingMoeLinearV2", "BailingMoeV2_5", "BailingHybrid", "Plamo2", "RWKV7", "xLSTM")
+        ),
     ],
 )
 def test_a_class_that_is_not_read_is_told_what_is_missing(tmp_path, name, words):
@@ -47,6 +52,20 @@ def test_a_class_that_is_not_read_is_told_what_is_missing(tmp_path, name, words)
     assert words in message
     assert len(message.replace(str(tmp_path), "")) < 250
     assert not any(other in message for other in FAMILIES)
+
+
+def test_every_class_of_transformers_with_a_state_is_read_or_told_what_is_missing():
+    """Models whose layers keep more of a text than keys and values, as the code of transformers marks them."""
+    transformers = pytest.importorskip("transformers")
+    auto = transformers.models.auto
+    stateful = set()
+    for model_type, name in auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        module = auto.configuration_auto.model_type_to_module_name(model_type)
+        code = Path(transformers.__file__).parent / "models" / module / f"modeling_{module}.py"
+        if code.exists() and "_is_stateful = True" in code.read_text():
+            stateful.add(name)
+    assert {"MambaForCausalLM", "Qwen3NextForCausalLM"} < stateful
+    assert not [name for name in stateful - set(FAMILIES) if "not read" not in why_not(name, ())]
 
 
 def test_classes_that_are_read_are_not_said_to_be_unread():

@@ -4,6 +4,7 @@ would damage a state is seen.
 ``test_equality.py`` has the rest: preemption, cached prefixes, neighbours."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +45,9 @@ class OtherNoise(RoundNoise):
     """The noise of a program that is not taken for another one, whose trace JAX would reuse where a fault is put in."""
 
 
-def engine(drafts: int, config: EngineConfig = CONFIG, fault: bool = False, every: int = 2 * P) -> Engine:
-    """An engine with the target, which makes so many drafts a round, and a snapshot for so many tokens; a new one each
-    time."""
+def engine(drafts: int, config: EngineConfig = CONFIG, fault: bool = False, every: int = 2 * P, lengths=None) -> Engine:
+    """An engine with the target, which makes so many drafts a round, or of ``lengths`` what its controller chooses, and a
+    snapshot for so many tokens; a new one each time."""
     config, verify = dataclasses.replace(config, snapshot_every=every, width=K + 1), "match"
     if drafts:
         head = VARIANTS["mtp"]
@@ -55,7 +56,8 @@ def engine(drafts: int, config: EngineConfig = CONFIG, fault: bool = False, ever
     else:
         make, by = (lambda *_: NoDrafts()), None
     noise = OtherNoise if fault else RoundNoise
-    return Engine(hybrid(), by, Decoding(make, verify, noise), config)
+    costs = {config.max_batch: dict.fromkeys(lengths or (), 1.0)}
+    return Engine(hybrid(), by, Decoding(make, verify, noise, lengths), config, costs=costs)
 
 
 def texts(of: Engine, requests) -> list[list[int]]:
@@ -74,6 +76,19 @@ def plain_texts() -> list[list[int]]:
 def test_a_seed_has_one_text_however_many_drafts_are_made(drafts, plain_texts):
     """With the same width: each token goes through the same arithmetic, whether it is verified, folded or both."""
     assert texts(engine(drafts), COUPLED_REQUESTS) == plain_texts
+
+
+@pytest.mark.nightly
+def test_a_seed_has_one_text_while_the_number_of_drafts_changes(plain_texts):
+    """From call to call, so that tokens are folded in passes of other sizes than those that read them."""
+    of, script = (
+        engine(K, dataclasses.replace(CONFIG, rounds=2), lengths=(0, 1, K)),
+        itertools.cycle((K, 0, K, 1, 0, 0, 1)),
+    )
+    of.controller.choose = lambda rows, requests=(): next(script)
+    actives = serve(of, COUPLED_REQUESTS)
+    assert [outcome_of(active)[0] for active in actives] == plain_texts
+    assert {count for active in actives for count in active.drafted} >= {0, 1, K}
 
 
 @pytest.mark.nightly

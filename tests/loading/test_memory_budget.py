@@ -81,6 +81,16 @@ def test_pages_are_those_that_fit_beside_recurrent_states(monkeypatch):
     assert pages > CONFIG.pages_per_row
 
 
+def test_recurrent_states_that_do_not_fit_are_named(monkeypatch):
+    monkeypatch.setattr(memory_budget, "free_bytes", lambda: 0)
+    with pytest.raises(
+        MemoryError, match=rf"of recurrent states for {CONFIG.num_rows} rows, 0\.0 of KV cache for num_pages="
+    ):
+        ModelMemory(HYBRID, None, 5).with_num_pages(CONFIG, 0.5)
+    with pytest.raises(MemoryError, match=r"of weights, 0\.0 of KV cache"):
+        ModelMemory(TARGET, None, 5).with_num_pages(CONFIG, 0.5)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_each_shard_has_the_states_of_its_heads(count):
     whole, shard = (

@@ -7,7 +7,7 @@ PAGE = "docs/guides/models.md"
 _NEAREST = 3  # names that are proposed
 
 _RECURRENT = (
-    "some of its layers have a recurrent state of another kind than gated delta nets, which jspec does not compute"
+    "some of its layers have a recurrent state other than the gated delta nets of Qwen3.5, which jspec does not compute"
 )
 _SPARSE = "its attention chooses the keys of each query by an indexer, which jspec does not compute"
 # How names of classes begin -> what they need that jspec lacks. The first that a name begins with counts.
@@ -28,10 +28,22 @@ _LACKING = {
     "MiniMaxM1": _RECURRENT,
     "MiniMaxText01": _RECURRENT,
     "MiniMaxForCausalLM": _RECURRENT,
+    "BailingHybrid": _RECURRENT,
+    "BailingMoeLinear": _RECURRENT,
+    "BailingMoeV2_5": _RECURRENT,
+    "BailingMoeV3": _RECURRENT,
     "Mamba": _RECURRENT,
     "Rwkv": _RECURRENT,
+    "RWKV": _RECURRENT,
+    "xLSTM": _RECURRENT,
     "RecurrentGemma": _RECURRENT,
     "OlmoHybrid": _RECURRENT,
+    "Hymba": _RECURRENT,
+    "Plamo2": _RECURRENT,
+    "Phi4Flash": _RECURRENT,
+    "Glm5Next": _RECURRENT,
+    "LaraMini": _RECURRENT,
+    "Zaya": _RECURRENT,
     "Lfm2": "some of its layers are convolutions with a state, which jspec does not keep",
     "Gemma3n": "it has embeddings of layers and several residual streams, which jspec does not compute",
     "Llama4": "its attention is cut into chunks of a text, which jspec does not compute",

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from disturbances import calls_of_any_length, preempting, serve
-from engines import GREEDY, TARGET, latents, plain_greedy, requests_of, target, tokens_of
-from requests_and_engines import CONFIG, PARAMS, PROMPTS, K, engine_of, passing
+from engines import GREEDY, TARGET, hybrid, latents, plain_greedy, requests_of, target, tokens_of
+from requests_and_engines import CONFIG, PARAMS, PROMPTS, K, chunks_of_states, engine_of, passing
 from tiny import tiny_checkpoint
 
 import jspec
@@ -19,13 +19,19 @@ from jspec.models.cache_pools import init_pool
 from jspec.models.kv_cache import PagedView
 from jspec.models.ragged_view import RaggedView
 
-KINDS = ("draft_model", "eagle", "dspark", "ngram", "latents", "draft_model/2")
+KINDS = ("draft_model", "eagle", "dspark", "ngram", "latents", "draft_model/2", "hybrid")
 BUDGET = 2.0  # tokens for each of three rows, where drafts make it five
 REQUESTS = requests_of(PROMPTS, dataclasses.replace(GREEDY, max_tokens=14))
 
 
 def budgeted(kind: str, **how):
     return engine_of(kind, verify_budget=BUDGET, **how)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _chunks_of_states():
+    with chunks_of_states():
+        yield
 
 
 @pytest.fixture
@@ -45,7 +51,7 @@ class TestGreedy:
     """Greedy text is the target's own, whatever is verified beside it."""
 
     def expected(self, kind):
-        plain = plain_greedy(latents() if kind == "latents" else target(), PROMPTS)
+        plain = plain_greedy({"latents": latents, "hybrid": hybrid}.get(kind, target)(), PROMPTS)
         return [tokens[:14] for tokens in plain]
 
     def test_text_is_the_targets_and_rounds_keep_to_the_budget(self, kind, rounds_read):

@@ -71,13 +71,20 @@ class TestPrefill:
         "cuts", in_tiers([(64,), (128,), (64, 128, 192, 256), (192, 256)], test=[(192, 256)]), ids=str
     )
     def test_bits_do_not_depend_on_the_cuts(self, cuts):
-        texts = random_texts(R, N, seed=4)
+        self.assert_same_bits(random_texts(R, N, seed=4), cuts)
+
+    def assert_same_bits(self, texts, cuts):
+        """As of the texts in one segment."""
         outputs, state = self.read(texts, ())
         for room in (0, 300):
             others, other = self.read(texts, cuts, room)
             np.testing.assert_array_equal(others, outputs)
             for x, y in zip(jax.tree.leaves(other), jax.tree.leaves(state), strict=True):
                 np.testing.assert_array_equal(x, y)
+
+    def test_a_cut_within_a_chunk_is_detected(self):
+        with pytest.raises(AssertionError, match="not equal"):
+            self.assert_same_bits(random_texts(R, N, seed=4), (CHUNK + 1,))
 
     def test_keys_that_are_nearly_equal(self):
         """Which make the equations of a chunk ill-conditioned."""

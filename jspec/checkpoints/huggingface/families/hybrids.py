@@ -62,6 +62,8 @@ def _hybrid(fields: Fields) -> Choices:
         raise fields.refuse("attn_output_gate", "true, as this architecture has it")
     if fields.text("mamba_ssm_dtype", "float32") != "float32":
         raise fields.refuse("mamba_ssm_dtype", "'float32', the only type in which recurrent states are kept")
+    if fields.text("hidden_act", "silu") not in ("silu", "swish"):
+        raise fields.refuse("hidden_act", "'silu' or 'swish', which gated delta nets also apply to their convolution")
     if fields.text("output_gate_type", "swish") not in ("swish", "silu"):
         raise fields.refuse("output_gate_type", "'swish' or 'silu', the gate of the outputs of gated delta nets")
     return {"delta_nets": read_delta_nets(fields)}
