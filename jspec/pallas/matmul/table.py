@@ -1,5 +1,7 @@
 """Which kernel computes a product: ``matmul``, through which every product goes, and the table that it reads.
 
+Products of experts are one kernel for weights of every form, with a tiling for each (``jspec.pallas.moe.grouped_mlp``).
+
 Figures are in ``benchmarks/log/bf16-products.md`` and ``benchmarks/log/quantised-products.md``."""
 
 import dataclasses
