@@ -37,7 +37,7 @@ class View:
     """Decides where the keys and values of T new tokens of each row are stored, and to which slots these tokens attend.
 
     A view has the methods that the layers of its models call: one for training, for example, has none for latents and
-    recurrent states. A method that it lacks raises NotImplementedError.
+    recurrent states. A method that it lacks raises a TypeError that names both.
 
     Attributes:
       caches_latents: whether multi-head latent attention caches latents, by ``write_latent_kv``; otherwise it caches
@@ -52,14 +52,17 @@ class View:
 
     caches_latents: ClassVar[bool] = False
 
-    def write(self, kv, k, v):
+    def _lacks(self, method: str) -> TypeError:
+        return TypeError(f"{type(self).__name__} has no {method}: expected a view for layers that call it")
+
+    def write(self, kv, k, v) -> Any:
         """Write rotated keys and values ``[B, T, G, H]``; returns the updated ``kv``. Latents are ``k``, and ``v`` is
         None."""
-        raise NotImplementedError
+        raise self._lacks("write")
 
     def attend(self, q, kv, spec: AttentionSpec) -> jax.Array:
         """Attention of rotated queries ``[B, T, N, H]`` over the slots that each may see; returns the same shape."""
-        raise NotImplementedError
+        raise self._lacks("attend")
 
     def extend(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int, spec: AttentionSpec):
         """Rotate queries and keys, write keys and values, and attend.
@@ -84,15 +87,15 @@ class View:
 
     def recur(self, inputs: DeltaInputs, state: DeltaState | None) -> tuple[jax.Array, DeltaState | None]:
         """Let a gated delta net read the new tokens; returns its outputs ``[B, T, Nv, Dv]``, and its state behind them."""
-        raise NotImplementedError
+        raise self._lacks("recur")
 
-    def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv):
+    def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv) -> Any:
         """Norm, rotate and write latents and keys of the new tokens; arguments as of ``norm_rope_latents``.
 
         Returns:
           the compressed queries ``[B, T, Cq]`` after their norm, and ``kv`` with the new latents.
         """
-        raise NotImplementedError
+        raise self._lacks("write_latent_kv")
 
     def round_latents(self, latents, kv) -> jax.Array:
         """Latents and rotated keys ``[B, T, Ck + Hr]`` that are not cached, as all tokens are to see them; ``kv`` as for
@@ -111,7 +114,7 @@ class View:
         Returns:
           weighted sums of latents ``[B, T, N, Ck]``.
         """
-        raise NotImplementedError
+        raise self._lacks("attend_latents")
 
     def up_projects(self, q, kv, maps: HeadMaps) -> bool:
         """Whether latent attention is to use ``attend_up_projected``, with the same arguments, in place of
@@ -130,7 +133,7 @@ class View:
         Returns:
           weighted sums of values ``[B, T, N, Hv]``.
         """
-        raise NotImplementedError
+        raise self._lacks("attend_up_projected")
 
     def rope_and_write_kv(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int):
         """The rotated queries ``[B, T, N, H]``, and ``kv`` with the rotated keys and the values; arguments as in

@@ -1,5 +1,7 @@
 """Pages: what is written where, and that attention over them is attention over the text."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from jspec.config import NULL_PAGE
 from jspec.models.cache_pools import CacheShape, LayerKV, init_pool
-from jspec.models.kv_cache import CausalView, PagedView
+from jspec.models.kv_cache import CausalView, PagedView, View
 from jspec.pallas.attention.reference import causal_mask
 from jspec.pallas.attention.spec import AttentionSpec
 
@@ -80,3 +82,15 @@ def test_a_pool_is_laid_out_by_heads():
     assert {leaf.shape for leaf in jax.tree.leaves(pool)} == {(G, 5, 7, H)}
     assert {leaf.dtype for leaf in jax.tree.leaves(pool)} == {jnp.dtype(jnp.bfloat16)}
     assert len({leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(pool)}) == 6  # donated buffers appear once
+
+
+@pytest.mark.parametrize(
+    "method", ["write", "attend", "recur", "write_latent_kv", "attend_latents", "attend_up_projected"]
+)
+def test_a_method_that_a_view_lacks_is_refused_by_the_names_of_both(method):
+    class OfNothing(View):
+        pass
+
+    called = getattr(OfNothing(), method)
+    with pytest.raises(TypeError, match=f"OfNothing has no {method}: expected a view for layers"):
+        called(*[None] * len(inspect.signature(called).parameters))

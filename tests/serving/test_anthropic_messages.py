@@ -112,7 +112,7 @@ def test_an_answer_that_is_begun_is_gone_on_with(service):
     counted = ask(service, f"{PATH}/count_tokens", {"model": "family", "messages": begun}).json()
     assert counted == {"input_tokens": len(prompt)}
     called = {"type": "tool_use", "id": "1", "name": "read_file", "input": {}}
-    for content in ("", [*begun[-1]["content"], called]):  # nothing that the model could go on with
+    for content in ("", " \n", [*begun[-1]["content"], called]):  # nothing that the model could go on with
         request = CountTokensRequest(messages=[*SAY, {"role": "assistant", "content": content}])
         assert "continue_final_message" not in chat_of(request)[0]
 

@@ -75,7 +75,7 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
 def _is_begun(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the last message is the beginning of the answer, which the model goes on with: text of its own."""
     last = messages[-1] if messages else {}
-    return last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
+    return last.get("role") == "assistant" and bool(last["content"].strip()) and "tool_calls" not in last
 
 
 def _assistant(path: str, content: Any, called: set[str]) -> dict[str, Any]:
