@@ -1,6 +1,7 @@
-"""Agents that read a file, change it and run it, through ``jspec serve``: Codex, Claude Code, opencode and qwen-code.
+"""Agents that read a file, change it and run it, through ``jspec serve``: Codex, Claude Code, opencode, qwen-code and pi.
 
-    npm install --prefix DIR @openai/codex @anthropic-ai/claude-code opencode-ai @qwen-code/qwen-code
+    npm install --prefix DIR @openai/codex @anthropic-ai/claude-code opencode-ai @qwen-code/qwen-code \\
+        @earendil-works/pi-coding-agent
     python examples/agents/run.py --clients DIR                       # with a scripted target, on a CPU
     python examples/agents/run.py --clients DIR --address http://127.0.0.1:8000 --model NAME   # with your own server
 
@@ -68,6 +69,12 @@ def _codex(address: str, model: str) -> list[str]:
     return ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *settings, TASK]
 
 
+def _pi(address: str, model: str) -> dict[str, Any]:
+    models = [{"id": model, "contextWindow": 100_000, "maxTokens": 4_000}]
+    provider = {"baseUrl": f"{address}/v1", "api": "openai-completions", "apiKey": KEY, "models": models}
+    return {".pi/agent/models.json": {"providers": {"jspec": provider}}}
+
+
 def _opencode(address: str, model: str) -> dict[str, Any]:
     options = {"baseURL": f"{address}/v1", "apiKey": KEY}
     limits = {"context": 100_000, "output": 4_000}
@@ -109,6 +116,13 @@ AGENTS = {
         lambda command: call("run_shell_command", command=command, is_background=False),
         lambda address, model: ["-p", TASK, "--yolo", "--auth-type", "openai"],
         lambda address, model: {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": f"{address}/v1", "OPENAI_MODEL": model},
+    ),
+    "pi": Agent(
+        "pi",
+        lambda command: call("bash", command=command),
+        lambda address, model: ["-p", TASK, "--no-session", "--provider", "jspec", "--model", model],
+        lambda address, model: {"PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
+        _pi,
     ),
 }
 
