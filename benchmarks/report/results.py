@@ -106,7 +106,10 @@ def command_of(benchmark: str, args: Sequence[str]) -> str:
 
 def module_of(benchmark: str) -> str:
     """``benchmarks.rounds.round`` of ``round``, which is a file or a package."""
-    files = [*(ROOT / "benchmarks").glob(f"*/{benchmark}.py"), *(ROOT / "benchmarks").glob(f"*/{benchmark}/__main__.py")]
+    files = [
+        *(ROOT / "benchmarks").glob(f"*/{benchmark}.py"),
+        *(ROOT / "benchmarks").glob(f"*/{benchmark}/__main__.py"),
+    ]
     (folder,) = (file.parent if file.stem == benchmark else file.parents[1] for file in files)
     return f"benchmarks.{folder.name}.{benchmark}"
 

@@ -49,7 +49,9 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="tiny shapes, any machine, meaningless times")
     args = parser.parse_args()
     if not args.small and jax.default_backend() != "gpu":
-        parser.error("no GPU: the kernels are compiled for Hopper GPUs; --small runs a tiny version of what is left here")
+        parser.error(
+            "no GPU: the kernels are compiled for Hopper GPUs; --small runs a tiny version of what is left here"
+        )
     tokens = tuple(args.tokens or ((1, 5) if args.small else (1, 2, 5, 8, 16, 17, 40, 64, 80, 320, 512, 640, 2048)))
     result = results.begin("invariance", {"only": args.only, "tokens": tokens, "smoke": args.small})
     run, began = Run(result, args.json, args.small), time.monotonic()

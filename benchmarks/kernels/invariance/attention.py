@@ -70,8 +70,8 @@ def today(view: PagedView, qkv, rotation, kv: LayerKV, G: int):
 
 
 def written_first(view: PagedView, qkv, rotation, kv: LayerKV, G: int, queries: int):
-    """Keys and values are written before any query attends, and no row is split: tiles are added up from slot 0 on. A program
-    instance has up to so many queries of a KV head."""
+    """Keys and values are written before any query attends, and no row is split: tiles are added up from slot 0 on. A
+    program instance has up to so many queries of a KV head."""
     q, kv = view.rope_and_write_kv(qkv, rotation, kv, G)
     tiling: Any = tiling_of(q.dtype, q.shape[-1])
     tiling = dataclasses.replace(tiling, instances=1, max_splits=1, queries=queries)
@@ -122,7 +122,9 @@ class Texts:
     @classmethod
     def make(cls, sizes: Sizes) -> "Texts":
         keys = jax.random.split(jax.random.key(0), 3)
-        text = jax.jit(lambda key: jax.random.normal(key, (sizes.S, sizes.N + 2 * sizes.G, sizes.H), jnp.bfloat16))(keys[0])
+        text = jax.jit(lambda key: jax.random.normal(key, (sizes.S, sizes.N + 2 * sizes.G, sizes.H), jnp.bfloat16))(
+            keys[0]
+        )
         shape = sizes.G, 1 + sizes.most_rows * sizes.M, sizes.P, sizes.H
         pool = jax.jit(lambda key: jax.random.normal(key, shape, jnp.bfloat16))
         texts = cls(sizes, text, LayerKV(pool(keys[1]), pool(keys[2])))
@@ -191,7 +193,9 @@ def attention(run: Run, tokens):
     found: dict[str, dict[int, dict[str, list[tuple]]]] = {way: {} for way in WAYS}
     for way in WAYS:
         for name in [name for of, name in jobs if of == way]:
-            run.attempt(f"attention, {way}, {name}", compare, run, texts, programs[way, name], passes[name], name, found[way])
+            run.attempt(
+                f"attention, {way}, {name}", compare, run, texts, programs[way, name], passes[name], name, found[way]
+            )
         run.attempt(f"attention, {way}, classes", say_way, run, way, found[way])
     if run.small:
         return

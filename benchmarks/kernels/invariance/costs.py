@@ -1,20 +1,17 @@
 """What would it cost if the bits of a token's products did not depend on the number of tokens? Products whose sums have one
 order for any number of tokens, beside those of today."""
 
-import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 
 from benchmarks.kernels.invariance.products import (
     LLAMA,
     SMALL,
     Measured,
     Way,
-    inputs_of,
     measure,
     say_failures,
     today,
@@ -47,15 +44,17 @@ def fixed_tiling(tokens: int, shape: tuple[int, int], kind: str, turns: int, spl
     """A tiling of the Mosaic kernel in which the order of sums is that of ``turns`` and ``splits``, and what follows from
     the number of tokens are the sizes of tiles alone."""
     in_groups = kind in ("blocks", "int4")
-    few, several = 40 if in_groups else 80, 128 if kind == "blocks" else 160
+    few, several = 40 if in_groups else 80, 128 if kind == "blocks" or turns > 1 else 160
     most = few if tokens <= few else several
-    tiles = -(-tokens // most)
-    tile = 8 * -(-(-(-tokens // tiles)) // 8)
+    tiles = pl.cdiv(tokens, most)
+    tile = 8 * pl.cdiv(pl.cdiv(tokens, tiles), 8)
     warpgroups = 4 if tokens <= few else 2
     side = min(warpgroups // turns, 2)
+    if turns == 1 and warpgroups == 4 and kind != "bf16" and shape[0] // 256 * splits >= 100:
+        side = 4  # which convert weights faster
     tall = tiles > 1 and side == 2 and not in_groups and kind != "nvfp4" and shape[0] % 256 == 0
     size = {"bf16": 2.0, "int4": 0.5, "nvfp4": 0.5}.get(kind, 1.0)
-    depth = {2.0: 64, 1.0: 128, 0.5: 256}[size]
+    depth = {2.0: 64, 1.0: 128, 0.5: 256 if turns == 1 else 128}[size]
     tiling = MosaicTiling(128 if tall else 64, tile, depth, 0, side, turns, num_splits=splits)
     for stages in range(turns, 17, turns):
         more = tiling._replace(num_stages=stages)
@@ -107,7 +106,9 @@ def in_pieces(product: Callable, unit: int) -> Callable:
 def candidates(kind: str, shape: tuple[int, int], in_parts: bool, weight) -> dict[str, Callable[[int], Way]]:
     """Ways by name, each of which makes that for a number of tokens."""
     front = lambda tokens: today(tokens, weight, in_parts)[0]  # noqa: E731
-    ways: dict[str, Callable[[int], Way]] = {"in pieces of 64": lambda tokens: Way(in_pieces(front(64).product, 64), tuned=True)}
+    ways: dict[str, Callable[[int], Way]] = {
+        "in pieces of 64": lambda tokens: Way(in_pieces(front(64).product, 64), tuned=front(64).tuned)
+    }
     splits = splits_for(shape)
     if LOWERS and kind != "mxfp4" and shape[0] >= 4096:
         for turns, parts in dict.fromkeys(((1, 1), (1, splits), (2, 1), (2, splits))):
@@ -120,7 +121,7 @@ def candidates(kind: str, shape: tuple[int, int], in_parts: bool, weight) -> dic
         ways["XLA, not tuned"] = lambda tokens: Way(xla, UNTUNED)
         ways["cuBLAS, not tuned"] = lambda tokens: Way(xla, {**UNTUNED, "xla_gpu_enable_triton_gemm": False})
         ways["XLA, padded to 128s"] = lambda tokens: Way(padded(xla, 128), tuned=True)
-    if kind in ("bf16", "mxfp4", "int4"):
+    if kind in ("bf16", "mxfp4", "int4") and shape not in (shape for shape, _ in SMALL.values()):
         depth = 64 if kind == "bf16" else 128
 
         def triton(tokens: int) -> Way:
@@ -145,22 +146,33 @@ def cost(run: Run, kind: str, name: str, shape: tuple[int, int], in_parts: bool,
                 jobs[way, count] = count, make(count)
     found = say_failures(run, f"{kind} {name}", measure(run, weights, jobs))
     found |= {("today", count): one for count, one in before.items() if count in tokens}
-    by_bits = {label: group[0] for group in classes({label: one.first for label, one in found.items()}) for label in group}
+    by_bits = {
+        label: group[0] for group in classes({label: one.first for label, one in found.items()}) for label in group
+    }
     for way in dict.fromkeys(way for way, _ in found):
         of_way = {count: found[way, count] for count in tokens if (way, count) in found}
         groups = classes({count: one.first for count, one in of_way.items()})
         times = {str(count): one.took for count, one in of_way.items()}
         ratios = {
-            str(count): one.took / found["today", count].took for count, one in of_way.items() if ("today", count) in found
+            str(count): one.took / found["today", count].took
+            for count, one in of_way.items()
+            if ("today", count) in found
         }
         cells = ", ".join(f"{count}: {times[count]:.1f} us ({ratios.get(count, float('nan')):.2f})" for count in times)
-        alike = sorted({f"{other} {count}" for (other, count) in by_bits if by_bits[other, count] == by_bits[way, next(iter(of_way))]})
+        alike = sorted(
+            {
+                f"{other} {count}"
+                for (other, count) in by_bits
+                if by_bits[other, count] == by_bits[way, next(iter(of_way))]
+            }
+        )
         moved = [count for count, one in of_way.items() if not one.anywhere]
         note = f"; DEPENDS ON PLACE OR NEIGHBOURS: {moved}" if moved else ""
         key = f"cost, {kind} {name}, {way}"
         run.say(key, f"{named(groups)}{note}; {cells}", us=times, ratio=ratios, bits_of_first_also_in=alike)
         run.result.measured.update({f"{key}, {count} tokens": took for count, took in times.items()})
-    print(f"    classes over all ways: {named(_by_way(group) for group in classes({k: one.first for k, one in found.items()}) if len(group) > 1)}", flush=True)
+    over_all = [group for group in classes({label: one.first for label, one in found.items()}) if len(group) > 1]
+    print(f"    classes over all ways: {named(_by_way(group) for group in over_all)}", flush=True)
 
 
 def _by_way(group: Sequence[tuple[str, int]]) -> list[str]:
@@ -172,7 +184,7 @@ def _by_way(group: Sequence[tuple[str, int]]) -> list[str]:
 def costs(run: Run, tokens: Sequence[int]):
     """Those of the two large maps first."""
     shapes = SMALL if run.small else {name: LLAMA[name] for name in SHAPES}
-    counts = [count for count in tokens if count in TOKENS] or list(tokens)
+    counts = [count for count in tokens if run.small or count in TOKENS] or list(tokens)
     for name, (shape, in_parts) in shapes.items():
         for kind in ("bf16",) if run.small else KINDS[: 5 if name == "gate_up" else 3]:
             run.attempt(f"cost, {kind} {name}", cost, run, kind, name, shape, in_parts, counts)

@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks.kernels.invariance.run import Job, Run, compile_all
 from jspec.pallas.matmul.few_tokens import LOWERS
 from jspec.pallas.matmul.reference import matmul_reference
-from jspec.pallas.matmul.small_batch import multiply_tile, run_matmul, store_products
 from jspec.pallas.matmul.sm90_tiling import MosaicTiling
+from jspec.pallas.matmul.small_batch import multiply_tile, run_matmul, store_products
 from jspec.pallas.matmul.tiling import MatmulTiling
 
 T, OUTPUTS, INPUTS = 256, 256, 4096
@@ -68,7 +68,9 @@ def _xla(tokens: int | None, x, weight) -> jax.Array:
     """XLA's product of so many tokens at a time, all at once without a number."""
     if tokens is None:
         return matmul_reference(x, weight, jnp.float32)
-    return jnp.concatenate([matmul_reference(x[i : i + tokens], weight, jnp.float32) for i in range(0, 2 * tokens, tokens)])
+    return jnp.concatenate(
+        [matmul_reference(x[i : i + tokens], weight, jnp.float32) for i in range(0, 2 * tokens, tokens)]
+    )
 
 
 def _reduction(x, weight) -> jax.Array:
@@ -78,7 +80,7 @@ def _reduction(x, weight) -> jax.Array:
 
 
 def _stages(width: int, depth: int) -> int:
-    return max(2, min(6, (200 * 1024) // (2 * depth * (64 + width))))
+    return max(2, min(6, (200 * 1024 - 256 * width) // (2 * depth * (64 + width))))  # beside the results
 
 
 def ways_of_wgmma() -> dict[str, Callable]:
@@ -87,7 +89,9 @@ def ways_of_wgmma() -> dict[str, Callable]:
         return MosaicTiling(64, width, depth, max(stages, turns), in_turns=turns, num_splits=splits)
 
     ways = {f"wgmma n{width}": functools.partial(_wgmma, tiling(width), "memory") for width in WIDTHS}
-    ways["wgmma m128 n80"] = functools.partial(_wgmma, tiling(80)._replace(outputs=128, side_by_side=2), "memory")
+    ways["wgmma m128 n80"] = functools.partial(
+        _wgmma, tiling(80)._replace(outputs=128, side_by_side=2, num_stages=3), "memory"
+    )
     for depth in (128, 256):
         ways[f"wgmma n16, steps of {depth}"] = functools.partial(_wgmma, tiling(16, depth), "memory")
     for width in (16, 64, 128):

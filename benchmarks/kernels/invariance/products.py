@@ -23,6 +23,7 @@ from benchmarks.kernels.lowering_ways import BYTES, weights_of
 from jspec.engine.runner.compile import decode_options
 from jspec.pallas.matmul.few_tokens import tiling_of
 from jspec.pallas.matmul.partial_sums import PartialSums
+from jspec.pallas.matmul.sm90_tiling import BLOCK
 from jspec.pallas.matmul.small_batch import small_batch_tiling
 from jspec.pallas.matmul.table import Product, matmul, row_of
 from jspec.pallas.matmul.weight_only import weight_only_tiling
@@ -47,14 +48,17 @@ OTHERS = {
 MOST_OF_HEAD = 640  # tokens: prefill has no logits
 SMALL = {"down": ((256, 512), True)}
 ROWS = 4  # tokens whose bits are compared
-LARGE, PRODUCTS = 300_000_000, 12  # the fewest bytes of a program's weights, which L2 does not hold, and the most weights
+LARGE, PRODUCTS = (
+    300_000_000,
+    12,
+)  # the fewest bytes of a program's weights, which L2 does not hold, and the most weights
 
 
 class Way(NamedTuple):
     """A product ``(x, *weight) -> [tokens, outputs]`` or in parts ``[tokens, parts, outputs]``; see ``Job`` for the rest."""
 
     product: Callable
-    options: Mapping[str, Any] = {}  # noqa: RUF012
+    options: Mapping[str, Any] = {}
     tuned: bool = False
 
 
@@ -79,7 +83,15 @@ def weights_for(kind: str, shape: tuple[int, int], small: bool) -> list[tuple[ja
     """Several weights of a form."""
     size = int(BYTES.get(kind, 0.5 if kind == "mxfp4" else 1) * shape[0] * shape[1])
     count = 1 if small else min(max(LARGE // size, 3), PRODUCTS)
+    if kind == "blocks":
+        return _blocks(shape, count)
     return _mxfp4(shape, count) if kind == "mxfp4" else weights_of(kind, shape, count)
+
+
+@functools.cache
+def _blocks(shape: tuple[int, int], count: int) -> list[tuple[jax.Array, ...]]:
+    """With the scales of a block for each of its outputs, as models have them."""
+    return [(weight, jnp.repeat(scale, BLOCK, axis=0)) for weight, scale in weights_of("blocks", shape, count)]
 
 
 @functools.cache
@@ -149,7 +161,11 @@ def measure(run: Run, weights, ways: Mapping[Any, tuple[int, Way]]) -> dict[Any,
     def job(tokens: int, way: Way) -> Job:
         x = jax.ShapeDtypeStruct((tokens, inputs), jnp.bfloat16)
         # XLA would make one product of several that read the same x.
-        options = {**decode_options(jax.tree.leaves(weights), tokens), "xla_gpu_dot_merger_threshold_mb": 0, **way.options}
+        options = {
+            **decode_options(jax.tree.leaves(weights), tokens),
+            "xla_gpu_dot_merger_threshold_mb": 0,
+            **way.options,
+        }
         return Job(functools.partial(several, way.product), (x, weights), options, way.tuned)
 
     programs = compile_all({label: job(*way) for label, way in ways.items()})

@@ -175,7 +175,9 @@ class Run:
             self.failed.append(name)
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = " ".join(str(error).split())[:300]
-            self.say(name, f"failed: {type(error).__name__}: {text} ({pathlib.Path(where.filename).name}:{where.lineno})")
+            self.say(
+                name, f"failed: {type(error).__name__}: {text} ({pathlib.Path(where.filename).name}:{where.lineno})"
+            )
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -191,6 +193,9 @@ class Run:
 
     def say_classes(self, key: str, found: Mapping[Any, Any], note: str = "", **details):
         """Print the classes of equal bits of arrays, or of tuples of them, and how far each class is from the first."""
+        if not found:
+            self.say(key, "nothing was found")
+            return
         groups = classes(found)
         first, others = groups[0][0], [group[0] for group in groups[1:]]
         apart = {}
