@@ -6,14 +6,14 @@ text. Beside attention as models have it, there are ways that could have one ord
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.kernels.invariance.run import Job, Run, bits, classes, compile_all, microseconds, named, shape_of
+from benchmarks.kernels.invariance.run import Job, Run, bits, compile_all, microseconds, same_everywhere, shape_of
 from jspec.config import Rope
 from jspec.config.engine import CHUNK
 from jspec.engine.runner.compile import decode_options
@@ -62,6 +62,16 @@ class Sizes(NamedTuple):
 SMALL = Sizes(4, 2, 16, 8, 64, (9, 40), ((1, 1), (1, 2), (4, 5)), (16,), (40,), 8)
 ROPE = Rope(theta=5e5)
 STEPS = 20  # passes of a program that is timed
+PROBES = 4  # queries for each length, a page apart
+
+
+class Seen(NamedTuple):
+    """What a pass gave: attention of the ``PROBES`` queries, that of the first one in several places of a pass, and its keys
+    as they were written."""
+
+    probes: np.ndarray
+    places: list[np.ndarray]
+    keys: list[np.ndarray]
 
 
 def today(view: PagedView, qkv, rotation, kv: LayerKV, G: int):
@@ -190,7 +200,7 @@ def attention(run: Run, tokens):
         if way == "today" or B in (1, 16) or shared
     }
     programs = compile_all(jobs)
-    found: dict[str, dict[int, dict[str, list[tuple]]]] = {way: {} for way in WAYS}
+    found: dict[str, dict[Any, Any]] = {way: {} for way in WAYS}
     for way in WAYS:
         for name in [name for of, name in jobs if of == way]:
             run.attempt(
@@ -200,8 +210,8 @@ def attention(run: Run, tokens):
     if run.small:
         return
     for length in sizes.lengths:
-        firsts = {way: next(iter(of.get(length, {"": [()]}).values()))[0][:1] for way, of in found.items()}
-        run.say(f"attention, ways, length {length}", named(classes(firsts)))
+        firsts = {way: next(iter(of[length].values())).probes for way, of in found.items() if length in of}
+        run.say_classes(f"attention, ways, length {length}, 1x1", firsts)
 
 
 def compare(run: Run, texts: Texts, compiled, size: tuple[int, int, bool], name: str, found):
@@ -211,17 +221,19 @@ def compare(run: Run, texts: Texts, compiled, size: tuple[int, int, bool], name:
     (B, T, shared), sizes = size, texts.sizes
     with run.watched():
         for length in sizes.lengths:
-            last, results = length - 1, []
+            page = sizes.P if length < sizes.S // 2 else -sizes.P
+            lasts = [length - 1 + page * probe for probe in range(1 if run.small else PROBES)]
+            last = lasts[0]
             if shared:
                 indices = dict.fromkeys(min(last, index) for index in (B * T - 1, B * T // 2, 0))
-                results = [texts.prefill(compiled, B * T, last, i) for i in indices if last - i + B * T <= sizes.S]
+                places = [texts.prefill(compiled, B * T, last, i) for i in indices if last - i + B * T <= sizes.S]
+                probes = [texts.prefill(compiled, B * T, slot, min(slot, B * T - 1))[0] for slot in lasts]
             else:
-                indices = [index for index in dict.fromkeys((0, T // 2, T - 1)) if index <= last]
-                places = [(index, 0, 0) for index in indices]
-                if B > 1:
-                    places += [(0, B - 1, 0), (0, 0, 1), (0, B // 2, 3)]
-                results = [texts.verify(compiled, B, T, last, *place) for place in places]
-            found.setdefault(length, {})[name] = results
+                where = [(index, 0, 0) for index in dict.fromkeys((0, T // 2, T - 1)) if index <= last]
+                where += [(0, B - 1, 0), (0, 0, 1), (0, B // 2, 3)] if B > 1 else []
+                places = [texts.verify(compiled, B, T, last, *place) for place in where]
+                probes = [texts.verify(compiled, B, T, slot, 0, 0, 0)[0] for slot in lasts]
+            found.setdefault(length, {})[name] = Seen(np.stack(probes), *map(list, zip(*places, strict=True)))
         times = {}
         for length in sizes.timed:
             first = length - (B * T if shared else T)
@@ -239,9 +251,9 @@ def say_way(run: Run, way: str, found):
     """The classes of a way, by length, and its times."""
     times = found.pop("us", {})
     for length, by_pass in found.items():
-        firsts = {name: results[0][0] for name, results in by_pass.items()}
-        moved = [name for name, results in by_pass.items() if len({bits(one) for one, _ in results}) > 1]
-        keys = {bits(key) for results in by_pass.values() for _, key in results}
+        firsts = {name: seen.probes for name, seen in by_pass.items()}
+        moved = [name for name, seen in by_pass.items() if not same_everywhere(seen.places)]
+        keys = {bits(key) for seen in by_pass.values() for key in seen.keys}
         note = f"; place or neighbours matter: {', '.join(moved)}" if moved else ""
         note += "" if len(keys) == 1 else f"; {len(keys)} KINDS OF KEYS WRITTEN"
         run.say_classes(f"attention, {way}, length {length}", firsts, note, moved=moved)
@@ -249,6 +261,3 @@ def say_way(run: Run, way: str, found):
         cells = ", ".join(f"{took:.1f} us at {length:,}" for length, took in by_length.items())
         print(f"    {way}, {name}: {cells}", flush=True)
         run.result.measured.update({f"attention, {way}, {name}, {length}": took for length, took in by_length.items()})
-
-
-__all__: Sequence[str] = ("attention",)

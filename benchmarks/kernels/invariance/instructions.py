@@ -112,7 +112,8 @@ def ways_of_registers() -> dict[str, Callable]:
 
 
 def ways_of_triton() -> dict[str, Callable]:
-    """Four warps with 64 lines on the left multiply by wgmma, fewer lines or warps by mma.sync."""
+    """Triton multiplies by wgmma where four warps have 64 lines on the left, and with fewer lines or warps by mma.sync. That
+    is its rule for Hopper GPUs; the machine code was not looked at."""
     tilings = {
         "Triton mma 32 x 16": MatmulTiling(16, 32, 64, 4, 3, weight_first=False),
         "Triton mma 32 x 16, 2 warps": MatmulTiling(32, 16, 64, 2, 3),

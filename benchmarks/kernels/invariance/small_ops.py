@@ -17,7 +17,6 @@ from jspec.models.layers import rotation_at
 from jspec.pallas.attention.reference import apply_rope
 from jspec.pallas.delta_net.chunked import CHUNK
 from jspec.pallas.delta_net.prefill import prefill
-from jspec.pallas.delta_net.projections import DeltaHeads
 from jspec.pallas.delta_net.state import init_state
 from jspec.pallas.delta_net.verify import verify
 from jspec.pallas.norm.rms_norm import add_norm, norm
@@ -26,6 +25,7 @@ from jspec.pallas.sampling.sample import sample
 D, F, H, HEADS, VOCABULARY, EPS = 4096, 14336, 128, 40, 128256, 1e-5
 ROPE = Rope(theta=5e5)
 ROWS = (1, 4, 16, 64)
+ROWS_OF_TOKENS = 8  # tokens whose bits are compared
 QUERIES = (1, 2, 5, 8, 16)
 verify_pass, prefill_pass = jax.jit(verify), jax.jit(prefill)  # one program for each shape
 
@@ -59,16 +59,16 @@ def of_tokens(run: Run, tokens: Sequence[int]):
         if run.small and not name.startswith(("silu", "sum")):
             continue
         shape = (max(shape[0] // shrink, 4), *shape[1:])
-        args = {M: _tokens(M, shape) for M in tokens}
 
-        def one(name=name, function=function, args=args):
-            programs = compile_all({M: Job(function, (x,), tuned=True) for M, x in args.items()})
+        def one(name=name, function=function, shape=shape):
+            of = {M: jax.ShapeDtypeStruct((1, M, *shape), jnp.bfloat16) for M in tokens}
+            programs = compile_all({M: Job(function, (x,), tuned=True) for M, x in of.items()})
             found, moved = {}, []
-            for M, x in args.items():
+            for M in tokens:
                 if isinstance(programs[M], Exception):
                     raise programs[M]
-                out = jax.tree.leaves(programs[M](x))
-                places = [np.asarray(picked(y[0], places_of(M))) for y in out]
+                outs = [jax.tree.leaves(programs[M](_tokens(number, M, shape))) for number in range(ROWS_OF_TOKENS)]
+                places = [np.asarray(picked(y[0], places_of(M))) for out in outs for y in out]
                 found[M] = [y[0] for y in places]
                 if len({bits([y[i] for y in places]) for i in range(3)}) > 1:
                     moved.append(M)
@@ -77,8 +77,12 @@ def of_tokens(run: Run, tokens: Sequence[int]):
         run.attempt(name, one)
 
 
-def _tokens(M: int, shape: tuple[int, ...]) -> jax.Array:
-    return _normal(10 + M, 1, M, *shape).at[0, jnp.asarray(places_of(M))].set(_normal(1, *shape))
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _tokens(number, M: int, shape: tuple[int, ...]) -> jax.Array:
+    """One token, always the same, in three places among others."""
+    own, others = (jax.random.fold_in(jax.random.key(seed), number) for seed in (1, 10 + M))
+    x = jax.random.normal(others, (1, M, *shape), jnp.bfloat16)
+    return x.at[0, jnp.asarray(places_of(M))].set(jax.random.normal(own, shape, jnp.bfloat16))
 
 
 def sampled(run: Run, tokens):
@@ -130,14 +134,13 @@ def rules(run: Run, tokens):
 def delta_nets(run: Run, tokens):
     """A state after 73 tokens and 12 more: decoded in verify passes of T, a row of B, or read by prefill at once or cut."""
     del tokens
-    heads, T_most = (DeltaHeads(1, 2, 32, 32), 5) if run.small else (delta_net.QWEN, QUERIES[-1])
-    N, B = 12, 2
+    heads, T_most, N, B = delta_net.QWEN, QUERIES[-1], 12, 2
     start = init_state(B, heads, delta_net.W, T_most, jnp.bfloat16)
     prompt = delta_net.tokens_of(heads, B, CHUNK + 9, 1)
     texts = delta_net.tokens_of(heads, B, N, 2)
     read = prefill_pass(start, delta_net.prefill_rows(B, CHUNK + 9, True), *prompt)[1]
     outputs, states = {}, {}
-    for T in (1, 5) if run.small else QUERIES:
+    for T in QUERIES:
 
         def one(T=T):
             o, state = delta_net.decode(verify_pass, read, texts, T)
@@ -157,7 +160,7 @@ def delta_nets(run: Run, tokens):
         return np.asarray(jnp.concatenate(out, axis=1))[:, -N:], np.asarray(state.S)
 
     cuts = {"prefill": (whole,), "prefill cut at 64": (CHUNK, whole - CHUNK), "prefill cut at 73": (whole - N, N)}
-    for name, sizes in () if run.small else cuts.items():
+    for name, sizes in cuts.items():
 
         def two(name=name, sizes=sizes):
             outputs[name], states[name] = cut(*sizes)
@@ -166,7 +169,7 @@ def delta_nets(run: Run, tokens):
     run.say_classes("delta net, outputs of 12 tokens", outputs)
     run.say_classes("delta net, states", states)
     rows_of = {}
-    for count in () if run.small else ROWS:
+    for count in ROWS:
 
         def three(count=count):
             numbers = [jnp.concatenate([x[:1]] * count) for x in texts]
@@ -182,8 +185,8 @@ def delta_nets(run: Run, tokens):
 
 
 def small_ops(run: Run, tokens):
-    """Each of them by itself."""
+    """Each of them by itself; of gated delta nets ``benchmarks.kernels.delta_net`` has a small run."""
     counts = [M for M in tokens if M != 40 and M != 512]
     run.attempt("ops of tokens", of_tokens, run, counts)
-    for function in (delta_nets, sampled, rules):
+    for function in (sampled, rules) if run.small else (delta_nets, sampled, rules):
         run.attempt(function.__name__, function, run, counts)
