@@ -19,8 +19,8 @@ def test_one_bit_parts_two_classes():
 
 
 def test_a_difference_is_counted_in_ulps_of_the_number():
-    x = np.float32([1, 2, 4, 0])
-    y = np.float32([1, 2 + 2**-22, 4, 0])
+    x = np.array([1, 2, 4, 0], np.float32)
+    y = np.array([1, 2 + 2**-22, 4, 0], np.float32)
     found = difference(x, y)
     assert (found["share"], found["ulps"]) == (0.25, 1)
 

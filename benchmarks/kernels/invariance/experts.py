@@ -40,7 +40,7 @@ def mixture(layer: Layer) -> Callable:
         routed = route(logits, None, layer.routing)
         return routed.expert, routed.weight, grouped_mlp(x, routed, gate_up, down, clamp=layer.clamp)
 
-    return lambda sets, gate_up, down: [one(*tokens, gate_up, down) for tokens in sets]
+    return lambda sets, gate_up, down: [one(x, logits, gate_up, down) for x, logits in sets]
 
 
 def tokens_of(layer: Layer, number: int, M: int):

@@ -130,7 +130,7 @@ def today(tokens: int, weight: Sequence[Any], in_parts: bool) -> tuple[Way, str]
     if row.name.startswith("few tokens"):
         how = tiling_of(x, weight[0], scale, jnp.bfloat16, in_parts, channel_scale)
     elif row.name == "bf16":
-        how = small_batch_tiling(tokens, *weight[0].shape, in_parts, 2)
+        how = small_batch_tiling(tokens, weight[0].shape[0], weight[0].shape[1], in_parts, 2)
     elif row.name in ("four bits", "groups, eight bits", "int8"):
         bits = 4 if weight[0].dtype == jnp.uint8 else 8
         how = weight_only_tiling(tokens, weight[0].shape[0], inputs_of(weight), bits, row.name.startswith("groups"))
@@ -179,6 +179,7 @@ def measure(run: Run, weights, ways: Mapping[Any, tuple[int, Way]]) -> dict[Any,
                 for number in range(2 if run.small else ROWS):
                     x = tokens_of(number, tokens, inputs)
                     rows.append(summed(picked(programs[label](x, weights)[0], places_of(tokens))))
+                x = tokens_of(0, tokens, inputs)
                 took = microseconds(functools.partial(programs[label], x, weights), len(weights), run.small)
             found[label] = Measured(np.stack(rows), took, programs[label])
         except Exception as error:

@@ -117,7 +117,7 @@ def microseconds(call: Callable, count: int, small: bool) -> float:
     """Median time of one of the ``count`` parts of a call."""
 
     def seconds(calls: int) -> float:
-        began = time.perf_counter()
+        began, out = time.perf_counter(), None
         for _ in range(calls):
             out = call()
         jax.block_until_ready(out)

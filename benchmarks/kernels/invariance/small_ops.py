@@ -40,13 +40,13 @@ def ops_of_tokens() -> dict[str, tuple[Callable, tuple[int, ...]]]:
     rotation = lambda x: rotation_at(jnp.full(x.shape[:2], 777, jnp.int32), ROPE, H)  # noqa: E731
     half = lambda x: jnp.split(x, 2, axis=-1)  # noqa: E731
     return {
-        "add_norm": (lambda x: add_norm(*half(x), weight, None, EPS, "rms"), (2 * D,)),
+        "add_norm": (lambda x: add_norm(half(x)[0], half(x)[1], weight, None, EPS, "rms"), (2 * D,)),
         "norm by XLA": (lambda x: norm(x, weight, None, EPS, "rms"), (D,)),
         "silu(gate) up": (lambda x: jax.nn.silu(half(x)[0]) * half(x)[1], (2 * F,)),
         "gelu_tanh(gate) up": (lambda x: jax.nn.gelu(half(x)[0], approximate=True) * half(x)[1], (2 * F,)),
         "residual sum": (lambda x: half(x)[0] + half(x)[1], (2 * D,)),
         "rotation by XLA": (lambda x: apply_rope(x, rotation(x)), (HEADS, H)),
-        "cosines and sines": (lambda x: tuple(rotation(x)), (HEADS, H)),
+        "cosines and sines": (lambda x: jax.tree.leaves(rotation(x)), (HEADS, H)),
         "softmax over 128": (lambda x: jax.nn.softmax(x.astype(jnp.float32), axis=-1), (128,)),
         "sum in float32": (lambda x: jnp.sum(x.astype(jnp.float32), axis=-1), (D,)),
     }
