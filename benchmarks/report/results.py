@@ -105,9 +105,13 @@ def command_of(benchmark: str, args: Sequence[str]) -> str:
 
 
 def module_of(benchmark: str) -> str:
-    """``benchmarks.rounds.round`` of ``round``."""
-    (file,) = (ROOT / "benchmarks").glob(f"*/{benchmark}.py")
-    return f"benchmarks.{file.parent.name}.{benchmark}"
+    """``benchmarks.rounds.round`` of ``round``, which is a file or a package."""
+    files = [
+        *(ROOT / "benchmarks").glob(f"*/{benchmark}.py"),
+        *(ROOT / "benchmarks").glob(f"*/{benchmark}/__main__.py"),
+    ]
+    (folder,) = (file.parent if file.stem == benchmark else file.parents[1] for file in files)
+    return f"benchmarks.{folder.name}.{benchmark}"
 
 
 def code() -> tuple[str | None, bool | None]:

@@ -1,0 +1,177 @@
+"""A target of two layers as it is compiled: which passes give a token the same residual streams and logits, and after which
+layer do they differ?
+
+A prefill pass fills the cache with one text before every pass. The pass then reads a token of the text again, alone or
+behind others of it, beside rows of other texts."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.kernels.invariance.run import Job, Run, bits, classes, compile_all, named, shape_of
+from benchmarks.random_modules import random_module
+from benchmarks.shapes import LLAMA_8B, TINY
+from jspec.config import ModelConfig
+from jspec.config.engine import CHUNK
+from jspec.engine.runner.compile import decode_options
+from jspec.models.cache_pools import init_cache
+from jspec.models.flatten import flatten
+from jspec.models.kv_cache import PagedView
+from jspec.models.params import DTYPES
+
+LAYERS, PAGE = 2, 64
+
+
+class Sizes(NamedTuple):
+    """A text of S tokens in each of up to ``rows`` rows; the token at ``last`` is read in ``passes`` of rows and query
+    tokens, and in ``prefill`` passes."""
+
+    S: int = 2048
+    last: int = 1000
+    rows: int = 64
+    passes: tuple[tuple[int, int], ...] = ((1, 1), (1, 5), (1, 16), (16, 1), (16, 5), (64, 1), (64, 5))
+    prefill: tuple[int, ...] = (512,)
+    chunk: int = CHUNK
+
+
+SMALL = Sizes(128, 70, 2, ((1, 1), (2, 2)), (), 64)
+KINDS = ("bf16", "int4", "int8")
+
+
+def program(merge, shared: bool, logits: bool):
+    """``(leaves, cache, tokens, positions, table, row, index) -> (streams and logits of one token, cache)``."""
+
+    def step(leaves, cache, tokens, positions, table, row, index):
+        model = merge(leaves)
+        view = PagedView(table, positions, jnp.ones(positions.shape, bool), shared=shared)
+        hidden, streams, cache = model.with_auxiliary(tokens, positions, cache, view, tuple(range(LAYERS + 1)))
+        seen = (streams[row, index], hidden[row, index])
+        return (*seen, model.logits(hidden)[row, index]) if logits else seen, cache
+
+    return step
+
+
+@dataclasses.dataclass
+class Target:
+    """A target whose cache has the text of row 0 in its first pages."""
+
+    config: ModelConfig
+    sizes: Sizes
+    leaves: Any
+    merge: Any
+    cache: Any
+    text: np.ndarray
+
+    @classmethod
+    def make(cls, config: ModelConfig, sizes: Sizes, dtype: str) -> "Target":
+        model = random_module(config, dtype=dtype)
+        leaves, merge = flatten(model)
+        pages = 1 + sizes.rows * (sizes.S // PAGE)
+        cache = init_cache(model.cache_shape(), pages, PAGE, sizes.rows, 16, DTYPES[dtype])
+        text = np.random.default_rng(0).integers(0, config.vocab_size, sizes.S).astype(np.int32)
+        return cls(config, sizes, leaves, merge, cache, text)
+
+    def job(self, B: int, T: int, shared: bool) -> Job:
+        tokens = jax.ShapeDtypeStruct((B, T), jnp.int32)
+        table, number = jax.ShapeDtypeStruct((B, self.sizes.S // PAGE), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+        args = shape_of(self.leaves), shape_of(self.cache), tokens, tokens, table, number, number
+        options = decode_options(jax.tree.leaves(self.leaves), B * T)
+        return Job(program(self.merge, shared, not shared), args, options, donate=1)
+
+    def prefill(self, compiled, first: int, count: int, index: int = 0):
+        """What token ``index`` of a pass over ``count`` tokens of the text gets."""
+        T, M = self.sizes.chunk, self.sizes.S // PAGE
+        positions = first + np.arange(count, dtype=np.int32).reshape(-1, T)
+        table = np.broadcast_to(1 + np.arange(M, dtype=np.int32), (len(positions), M))
+        return self._call(compiled, self.text[positions], positions, table, index // T, index % T)
+
+    def verify(self, compiled, B: int, T: int, index: int, own: int, seed: int):
+        """What the token gets as query token ``index`` of row ``own``."""
+        rng, M = np.random.default_rng(seed), self.sizes.S // PAGE
+        first = rng.integers(0, self.sizes.S - T, B)
+        first[own] = self.sizes.last - index
+        positions = (first[:, None] + np.arange(T)).astype(np.int32)
+        tokens = rng.integers(0, self.config.vocab_size, (B, T)).astype(np.int32)
+        tokens[own] = self.text[positions[own]]
+        tables = 1 + np.arange(self.sizes.rows * M, dtype=np.int32).reshape(-1, M)
+        order = [*range(1, own + 1), 0, *range(own + 1, B)]
+        return self._call(compiled, tokens, positions, tables[order], own, index)
+
+    def _call(self, compiled, tokens, positions, table, row: int, index: int):
+        out, self.cache = compiled(
+            self.leaves, self.cache, *map(jnp.asarray, (tokens, positions, table)), jnp.int32(row), jnp.int32(index)
+        )
+        streams, *rest = (np.asarray(x) for x in out)
+        return (*np.split(streams, LAYERS + 1), *rest)
+
+
+def steps(run: Run, tokens):
+    """A line for each form of weights."""
+    del tokens
+    sizes = SMALL if run.small else Sizes()
+    for kind in KINDS[:1] if run.small else KINDS:
+        run.attempt(f"step, {kind}", step, run, kind, sizes)
+
+
+def step(run: Run, kind: str, sizes: Sizes):
+    """Print classes after each layer, and pairs of passes."""
+    quantization: Any = None if kind == "bf16" else kind
+    shape = TINY if run.small else LLAMA_8B
+    config = dataclasses.replace(shape, num_layers=LAYERS, windows=(), quantization=quantization)
+    target = Target.make(config, sizes, "float32" if run.small else "bfloat16")
+    whole = f"prefill {sizes.S}"
+    passes = {whole: (sizes.S // sizes.chunk, sizes.chunk, True)}
+    passes |= {f"{B}x{T}": (B, T, False) for B, T in sizes.passes}
+    passes |= {f"prefill {count}": (count // sizes.chunk, sizes.chunk, True) for count in sizes.prefill}
+    programs = compile_all({name: target.job(*size) for name, size in passes.items()})
+    if isinstance(programs[whole], Exception):
+        raise programs[whole]
+    found: dict[str, list[tuple]] = {}
+    for name, (B, T, shared) in passes.items():
+        run.attempt(
+            f"step, {kind}, {name}",
+            functools.partial(_compare, run, target, programs, whole, found),
+            name,
+            B,
+            T,
+            shared,
+        )
+    firsts = {name: results[0] for name, results in found.items()}
+    moved = [name for name, results in found.items() if len({bits(one) for one in results}) > 1]
+    for layer in range(LAYERS + 1):
+        run.say(
+            f"step, {kind}, after {layer} layers", named(classes({name: one[layer] for name, one in firsts.items()}))
+        )
+    run.say_classes(f"step, {kind}, normed", {name: one[LAYERS + 1] for name, one in firsts.items()})
+    logits = {name: one[-1] for name, one in firsts.items() if len(one) == LAYERS + 3}
+    note = f"; place or neighbours matter: {', '.join(moved)}" if moved else ""
+    run.say_classes(
+        f"step, {kind}, logits", logits, note, moved=moved, argmax={n: int(np.argmax(x)) for n, x in logits.items()}
+    )
+
+
+def _compare(run: Run, target: Target, programs, whole: str, found, name: str, B: int, T: int, shared: bool):
+    if isinstance(programs[name], Exception):
+        raise programs[name]
+    sizes, results = target.sizes, []
+
+    def fill(index: int):
+        return target.prefill(programs[whole], 0, sizes.S, index)
+
+    with run.watched():
+        if name == whole:
+            results = [fill(sizes.last)]
+        elif shared:
+            for index in (B * T - 1, B * T // 2):
+                fill(0)
+                results.append(target.prefill(programs[name], sizes.last - index, B * T, index))
+        else:
+            places = [(index, 0, 0) for index in dict.fromkeys((0, T - 1))] + ([(0, B - 1, 1)] if B > 1 else [])
+            for place in places:
+                fill(0)
+                results.append(target.verify(programs[name], B, T, *place))
+    found[name] = results
