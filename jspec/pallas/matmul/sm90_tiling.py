@@ -122,7 +122,7 @@ def few_tokens_tiling(
     least = min(map(busiest, divided))
     tiling = next(one for one in divided if busiest(one) <= _UNEVEN * least)
     result_bytes = 4 if allow_partial_sums else result_bytes
-    shallow = () if in_groups else (DEPTH_UNIT,)
+    shallow = () if in_groups or is_nvfp4 else (DEPTH_UNIT,)  # scales of groups come for a block of inputs
     depths = [depth for depth in (_LINE_BYTES * 8 // bits, BLOCK, *shallow) if inputs % depth == 0]
     deep = [_with_stages(tiling._replace(inputs=depth), inputs, result_bytes, bits) for depth in depths]
     tiling = next((one for one in deep if one.num_stages >= _MIN_STAGES), deep[-1])

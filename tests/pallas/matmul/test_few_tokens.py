@@ -3,6 +3,7 @@
 jax interprets and lowers the kernel since 0.11. Before that, only the reference implementation is tried."""
 
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -203,11 +204,12 @@ WEIGHTS = [
 def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, in_groups, bits):
     if (in_groups or bits == 4) and inputs % 128:
         return
-    for tokens in (1, 5, 16, 40, 64, 80, 120, 160, 320):
-        tiling = few_tokens_tiling(tokens, outputs, inputs, allow_partial_sums, 4, in_groups, bits)
+    for tokens, size in itertools.product((1, 5, 16, 40, 64, 80, 120, 160, 320, 640, 2048), (2, 4)):
+        tiling = few_tokens_tiling(tokens, outputs, inputs, allow_partial_sums, size, in_groups, bits)
         assert outputs % tiling.outputs == inputs % tiling.inputs == tiling.num_stages % tiling.in_turns == 0
+        assert tiling.inputs % (128 if in_groups or bits == 4 else 64) == 0, "a copy has whole groups"
         assert tiling.num_stages >= 2
-        assert tiling.shared_bytes(inputs, bits / 8, 4) <= 226 * 1024
+        assert tiling.shared_bytes(inputs, bits / 8, 4 if allow_partial_sums else size) <= 226 * 1024
         # What the tensor cores add up, that of a group beside it, and 64 converted inputs of each line.
         sums = tiling.outputs * tiling.tokens // 128 * (2 if in_groups else 1)
         assert sums + tiling.outputs * 64 // 2 // 128 <= tiling.registers() - 30
