@@ -1,16 +1,19 @@
 """From the items of ``/v1/responses`` to the messages of a chat."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jspec.serving.openai.errors import shown, wrong
+from jspec.serving.openai.errors import wrong
 from jspec.serving.responses_api.tools import Tools
+from jspec.text.chat_messages import unseen
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXTS = ("input_text", "output_text", "text")
 CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
+REFERENCE = "item_reference"
+KINDS = ("message", "reasoning", *CALLS, *OUTPUTS, REFERENCE)
 
 
 class Conversation:
@@ -21,15 +24,16 @@ class Conversation:
     Args:
       messages: those before, of earlier responses.
       tools: of the request.
+      stored: the item of a path with an id, among those of responses before; raises ``ApiError`` where there is none.
 
     Attributes:
       messages: all of them.
-      left_out: items that mean nothing here.
     """
 
-    def __init__(self, messages: Sequence[dict[str, Any]], tools: Tools):
-        self.messages, self._tools = [*messages], tools
-        self.left_out: list[str] = []
+    def __init__(
+        self, messages: Sequence[dict[str, Any]], tools: Tools, stored: Callable[[str, str], Mapping[str, Any]]
+    ):
+        self.messages, self._tools, self._stored = [*messages], tools, stored
         calls = [call for message in messages for call in message.get("tool_calls", ())]
         self._called = {call["id"] for call in calls}
 
@@ -46,9 +50,14 @@ class Conversation:
             self._item(f"input[{index}]", item)
 
     def _item(self, path: str, item: Mapping[str, Any]):
-        kind = item.get("type", "message")
-        if not isinstance(kind, str):
-            raise wrong(f"{path}.type", kind, '"message" or the name of another type')
+        kind = item.get("type")
+        if kind is None:
+            kind = REFERENCE if "role" not in item and "id" in item else "message"
+        if kind == REFERENCE:
+            if not isinstance(item.get("id"), str):
+                raise wrong(f"{path}.id", item.get("id"), "the id of an item of a response before")
+            item = self._stored(path, item["id"])
+            kind = item["type"]
         if kind == "message":
             self._message(path, item)
         elif kind == "reasoning":
@@ -63,10 +72,10 @@ class Conversation:
             id = item.get("call_id")
             if not isinstance(id, str) or id not in self._called:
                 raise wrong(f"{path}.call_id", id, "the call_id of a call before")
-            text = "\n".join(_texts(f"{path}.output", item.get("output")))
+            text = "\n".join(_texts(f"{path}.output", item.get("output"), of_tool=True))
             self.messages.append({"role": "tool", "tool_call_id": id, "content": text})
         else:  # what servers of OpenAI carried out, for example
-            self.left_out.append(f"{path}.type={shown(kind)}")
+            raise wrong(f"{path}.type", kind, f"one of {', '.join(KINDS)}")
 
     def _message(self, path: str, item: Mapping[str, Any]):
         role, texts = item.get("role"), _texts(f"{path}.content", item.get("content"))
@@ -97,8 +106,10 @@ class Conversation:
         return self.messages[-1]
 
 
-def _texts(path: str, content: Any, any_kind: bool = False) -> list[str]:
-    """The texts of a content: text itself, or a list of parts."""
+def _texts(path: str, content: Any, any_kind: bool = False, of_tool: bool = False) -> list[str]:
+    """The texts of a content: text itself, or a list of parts. In place of images in tools' results there are sentences."""
+    if content is None:
+        return []
     if isinstance(content, str):
         return [content] if content else []
     if not isinstance(content, list):
@@ -109,6 +120,9 @@ def _texts(path: str, content: Any, any_kind: bool = False) -> list[str]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "refusal":
             texts.append(str(part.get("refusal", "")))
+            continue
+        if of_tool and (sentence := unseen(where, kind)):
+            texts.append(sentence)
             continue
         if not (any_kind or kind in TEXTS):
             raise wrong(f"{where}.type", kind, f"one of {', '.join(TEXTS)}; images, audio and files are not supported")
