@@ -68,7 +68,7 @@ class Examples:
 
     Attributes:
       values: by the field's name, or by those of the type and the field, ``AllowedTools.tools`` for example.
-      needed: names of fields that the smallest object has although its type does not require them.
+      needed: names of fields, as in ``values``, that the smallest object has although its type does not require them.
     """
 
     values: Mapping[str, Any]
@@ -101,8 +101,8 @@ class Examples:
             kind, include_extras=True
         )  # as ``__required_keys__`` knows no deferred ones
         required = {name for name, hint in marked.items() if typing.get_origin(hint) is typing_extensions.Required}
-        hints = fields_of(kind)
-        return {name: self.of(hints[name], name, kind)[0] for name in hints if name in required | self.needed}
+        required |= {name for name in marked if {name, f"{name_of(kind)}.{name}"} & self.needed}
+        return {name: self.of(hint, name, kind)[0] for name, hint in fields_of(kind).items() if name in required}
 
     def placed(self, chain: Chain, value: Any) -> Iterator[dict[str, Any]]:
         """Requests with a value at a place; one for each role that the message around it may have."""
