@@ -2,6 +2,9 @@
 
 import dataclasses
 import importlib
+import os
+import subprocess
+import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -173,6 +176,20 @@ class Taking(Service):
     def requests(self, prompt, *args, **kwargs):
         super().requests(prompt, *args, **kwargs)
         raise ApiError(200, f"taken: {self.decoded(prompt)}")
+
+
+@pytest.mark.nightly
+def test_the_newest_packages_have_no_other_fields(tmp_path):
+    """A field that a release brings needs a row, and then the release is the one that pyproject.toml names."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(tmp_path)]
+    got = subprocess.run([*command, "openai", "anthropic"], capture_output=True, text=True, timeout=300)
+    if got.returncode:
+        pytest.skip(f"pip cannot fetch the packages: {got.stderr.strip().splitlines()[-1]}")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "PYTHONPATH": path}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stdout[-4000:]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ BILLING = "x-anthropic-billing-header"
 UNREADABLE = ("redacted_thinking", "fallback")  # blocks of the model's that say nothing
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING = ("enabled", "disabled", "adaptive")
+CONTENT = "text, or a list of content blocks"
 CLEARED = "next_user_message"  # where a system message is meant for no turn but the one that it stands in
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -70,12 +71,15 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
             continue
         path, role = f"messages[{index}]", message.get("role")
         content = message.get("content")
+        if "content" not in message and role != "system":
+            raise wrong(f"{path}.content", None, CONTENT)
         if role == "assistant":
             messages.append(_assistant(f"{path}.content", content, called))
         elif role == "user":
             messages += _user(f"{path}.content", content, called)
         elif role == "system":
-            messages.append({"role": "system", "content": "\n".join(_texts(f"{path}.content", content))})
+            texts = _texts(f"{path}.content", content)
+            messages += [{"role": "system", "content": "\n".join(texts)}] if texts else []
         else:
             raise wrong(f"{path}.role", role, '"user", "assistant" or "system"')
     return messages
@@ -142,7 +146,7 @@ def _blocks(path: str, content: Any) -> list[tuple[str, Mapping[str, Any]]]:
     if content is None:
         return []
     if not isinstance(content, list):
-        raise wrong(path, content, "text, or a list of content blocks")
+        raise wrong(path, content, CONTENT)
     for index, block in enumerate(content):
         if not isinstance(block, Mapping):
             raise wrong(f"{path}[{index}]", block, 'a content block, {"type": "text", "text": ".."} for example')

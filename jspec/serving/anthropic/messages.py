@@ -59,7 +59,9 @@ async def _read(service: Service, http: HttpRequest, kind: type[R]) -> tuple[R, 
     request = read_fields(kind, body, service.most_entries)
     model = service.require_model(request.model)
     if request.thread is not None:
-        message = f"thread={shown(request.thread)} is not supported: jspec stores no messages; send them all, without it"
+        message = (
+            f"thread={shown(request.thread)} is not supported: jspec stores no messages; send them all, without it"
+        )
         details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}  # upon which SDKs do so
         raise ApiError(400, message, "thread", details=details)
     fields, left_out = await service.prepare(lambda: chat_of(request))  # blocks may be many

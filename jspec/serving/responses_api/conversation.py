@@ -12,6 +12,7 @@ ROLES = ("user", "assistant", "system", "developer")
 TEXTS = ("input_text", "output_text", "text")
 CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
+CONTENT = 'text, or a list of {"type": "input_text", "text": ".."}'
 REFERENCE = "item_reference"
 KINDS = ("message", "reasoning", *CALLS, *OUTPUTS, REFERENCE)
 
@@ -72,13 +73,13 @@ class Conversation:
             id = item.get("call_id")
             if not isinstance(id, str) or id not in self._called:
                 raise wrong(f"{path}.call_id", id, "the call_id of a call before")
-            text = "\n".join(_texts(f"{path}.output", item.get("output"), of_tool=True))
+            text = "\n".join(_content(path, item, "output", of_tool=True))
             self.messages.append({"role": "tool", "tool_call_id": id, "content": text})
         else:  # what servers of OpenAI carried out, for example
             raise wrong(f"{path}.type", kind, f"one of {', '.join(KINDS)}")
 
     def _message(self, path: str, item: Mapping[str, Any]):
-        role, texts = item.get("role"), _texts(f"{path}.content", item.get("content"))
+        role, texts = item.get("role"), _content(path, item, "content")
         if role not in ROLES:
             raise wrong(f"{path}.role", role, f"one of {', '.join(ROLES)}")
         if role != "assistant":
@@ -106,6 +107,13 @@ class Conversation:
         return self.messages[-1]
 
 
+def _content(path: str, item: Mapping[str, Any], field: str, of_tool: bool = False) -> list[str]:
+    """The texts of a field that has to be there."""
+    if field not in item:
+        raise wrong(f"{path}.{field}", None, CONTENT)
+    return _texts(f"{path}.{field}", item[field], of_tool=of_tool)
+
+
 def _texts(path: str, content: Any, any_kind: bool = False, of_tool: bool = False) -> list[str]:
     """The texts of a content: text itself, or a list of parts. In place of images in tools' results there are sentences."""
     if content is None:
@@ -113,7 +121,7 @@ def _texts(path: str, content: Any, any_kind: bool = False, of_tool: bool = Fals
     if isinstance(content, str):
         return [content] if content else []
     if not isinstance(content, list):
-        raise wrong(path, content, 'text, or a list of {"type": "input_text", "text": ".."}')
+        raise wrong(path, content, CONTENT)
     texts = []
     for index, part in enumerate(content):
         where = f"{path}[{index}]"
