@@ -59,6 +59,8 @@ class Conversation:
                 raise wrong(f"{path}.id", item.get("id"), "the id of an item of a response before")
             item = self._stored(path, item["id"])
             kind = item["type"]
+        if kind not in KINDS:  # what servers of OpenAI carried out, for example
+            raise wrong(f"{path}.type", kind, f"one of {', '.join(KINDS)}")
         if kind == "message":
             self._message(path, item)
         elif kind == "reasoning":
@@ -69,14 +71,12 @@ class Conversation:
                 message["reasoning_content"] = "\n".join(thoughts)
         elif kind in CALLS:
             self._call(path, item, CALLS[kind])
-        elif kind in OUTPUTS:
+        else:
             id = item.get("call_id")
             if not isinstance(id, str) or id not in self._called:
                 raise wrong(f"{path}.call_id", id, "the call_id of a call before")
             text = "\n".join(_content(path, item, "output", of_tool=True))
             self.messages.append({"role": "tool", "tool_call_id": id, "content": text})
-        else:  # what servers of OpenAI carried out, for example
-            raise wrong(f"{path}.type", kind, f"one of {', '.join(KINDS)}")
 
     def _message(self, path: str, item: Mapping[str, Any]):
         role, texts = item.get("role"), _content(path, item, "content")

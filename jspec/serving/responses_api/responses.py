@@ -5,7 +5,7 @@ import functools
 import json
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -61,11 +61,10 @@ async def responses(service: Service, http: HttpRequest) -> Response:
             requests = turn.requests(settings)
             own_id, before = uuid.uuid4().hex, json_of(asked.messages)  # several requests may have one ``x-request-id``
 
-            def store(response: bytes, message: bytes, items: Sequence[str]):
+            def store(response: bytes, message: bytes, items: Mapping[str, bytes]):
                 if asked.request.store is not False:
                     messages = (before[:-1] + b"," if asked.messages else b"[") + message + b"]"
-                    stored = Stored(tenant.key, messages, response, tuple(items))
-                    service.stored_responses.add(f"{PREFIX}{own_id}", stored)
+                    service.stored_responses.add(f"{PREFIX}{own_id}", Stored(tenant.key, messages, response, items))
 
             return ResponsesResponse(turn, model, requests, own_id, asked.request, asked.tools, store)
 

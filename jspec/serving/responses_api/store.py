@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -15,17 +16,17 @@ class Stored:
       tenant: the digest of the API key of who asked for it; nobody else gets it.
       messages: the list of messages of a chat, the response's last.
       response: the complete response.
-      items: the ids of the items of its output.
+      items: those of its output, by their ids.
     """
 
     tenant: bytes
     messages: bytes
     response: bytes
-    items: tuple[str, ...] = ()
+    items: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
-        return len(self.messages) + len(self.response) + sum(map(len, self.items))
+        return len(self.messages) + len(self.response) + sum(map(len, self.items.values()))
 
 
 class ResponseStore:
@@ -61,8 +62,7 @@ class ResponseStore:
     def item(self, id: str, tenant: bytes) -> dict[str, Any] | None:
         """The item with this id; None if there is none, or if another tenant asked for its response."""
         stored = self.get(self._responses_of.get(id, ""), tenant)
-        output = () if stored is None else json.loads(stored.response)["output"]
-        return next((item for item in output if item["id"] == id), None)
+        return None if stored is None else json.loads(stored.items[id])
 
     def remove(self, id: str):
         with self._lock:

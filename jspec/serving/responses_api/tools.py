@@ -49,7 +49,7 @@ class Tools:
     def __init__(self, given: Sequence[Mapping[str, Any]]):
         self.functions: list[dict[str, Any]] = []
         self.left_out: list[str] = []
-        self.kinds = set[Any]()
+        self.kinds = list[Any]()
         self._origins: dict[str, Tool] = {}
         for index, tool in enumerate(given):
             self._add(f"tools[{index}]", tool, "")
@@ -76,7 +76,7 @@ class Tools:
             return
         if kind not in ("function", "custom"):
             self.left_out.append(f"{path}.type={shown(kind)}")
-            self.kinds.add(kind if isinstance(kind, str) else None)
+            self.kinds.append(kind)
             return
         if not isinstance(name, str) or not name:
             raise wrong(f"{path}.name", name, "the name of a function")
