@@ -100,7 +100,7 @@ def test_a_cut_call_is_given_as_far_as_it_came(service):
     ("fields", "param", "words"),
     [
         ({"tool_choice": "required"}, "tool_choice", "expected tools beside it"),
-        ({"tool_choice": "any", "tools": TOOLS}, "tool_choice", '"none", "auto", "required" or'),
+        ({"tool_choice": "any", "tools": TOOLS}, "tool_choice", '"none", "auto", "required", {'),
         (
             {"tool_choice": named("write"), "tools": TOOLS},
             "tool_choice",
