@@ -160,7 +160,7 @@ def run(agent: Agent, clients: pathlib.Path, address: str, model: str, folder: p
     for name, content in agent.files(address, model).items():
         (home / name).parent.mkdir(parents=True)
         (home / name).write_text(json.dumps(content))
-    program = clients / "node_modules" / ".bin" / agent.program
+    program = clients.absolute() / "node_modules" / ".bin" / agent.program
     known = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     variables = {**known, "HOME": str(home), "NO_COLOR": "1", **agent.variables(address, model)}
     ended = subprocess.run(

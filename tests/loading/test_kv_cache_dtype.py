@@ -66,6 +66,11 @@ def heads(scale, layer: int) -> tuple[float, ...]:
         ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale", (np.float32([0.02]), np.float32([0.5]))),
         ("self_attn.attn.k_scale", "self_attn.attn.v_scale", (K.astype(ml_dtypes.bfloat16), V)),
         ("self_attn.kv_scale", "self_attn.kv_scale", (V, V)),
+        ("self_attn.attn.kv_scale", "self_attn.attn.kv_scale", (V, V)),
+        # What else vLLM's loader renames, and its own modules' names.
+        ("self_attn.qkv_proj.k_scale", "self_attn.qkv_proj.v_scale", (K, V)),
+        ("self_attn.qkqkv_proj.k_scale", "self_attn.qkqkv_proj.v_scale", (K, V)),
+        ("self_attn.attn.impl.k_scale", "self_attn.attn.impl.v_scale", (K, V)),
     ],
 )
 def test_scales_are_found_under_their_names(tmp_path, k, v, scales):
@@ -74,6 +79,17 @@ def test_scales_are_found_under_their_names(tmp_path, k, v, scales):
     for got, wanted in zip(rounding_of(folder), expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
     assert not any("scale" in name for name in Checkpoint.open(folder).params())  # but nothing of them is in the way
+
+
+@pytest.mark.parametrize("name", ["self_attn.{}_cache_scale", "self_attn.rotary.{}_scale", "self_attn.attn._{}_scale"])
+@pytest.mark.parametrize("letter", ["k", "v"])
+def test_scales_under_names_that_are_not_known_are_refused(tmp_path, name, letter):
+    other = {"k": "self_attn.k_scale", "v": "self_attn.v_scale"} | {letter: name.format(letter)}
+    folder = checkpoint(tmp_path / "model", **other)
+    with pytest.raises(
+        ValueError, match=re.escape(f"tensor 'model.layers.0.{name.format(letter)}' seems to be the scale")
+    ):
+        jspec.load(folder, kv_cache_dtype="fp8")
 
 
 def with_zeros(folder, number: float):

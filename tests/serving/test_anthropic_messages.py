@@ -221,6 +221,7 @@ def test_a_conversation_is_translated():
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role='tool': expected"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content=7: expected text"),
         ({"messages": [{"role": "user", "content": [7]}]}, "messages[0].content[0]=7"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content=None: expected text"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type='image'"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text=None"),
         (
@@ -233,11 +234,11 @@ def test_a_conversation_is_translated():
                     CALLED,
                     {
                         "role": "user",
-                        "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "image"}]}],
+                        "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "chart"}]}],
                     },
                 ]
             },
-            "messages[1].content[0].content[0].type='image'",
+            "messages[1].content[0].content[0].type='chart'",
         ),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": 1}]}]}, "messages[0].content[0]="),
         ({"messages": SAY, "tools": [{"name": ""}]}, "tools[0].name=''"),

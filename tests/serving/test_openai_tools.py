@@ -100,7 +100,7 @@ def test_a_cut_call_is_given_as_far_as_it_came(service):
     ("fields", "param", "words"),
     [
         ({"tool_choice": "required"}, "tool_choice", "expected tools beside it"),
-        ({"tool_choice": "any", "tools": TOOLS}, "tool_choice", '"none", "auto", "required" or'),
+        ({"tool_choice": "any", "tools": TOOLS}, "tool_choice", '"none", "auto", "required", {'),
         (
             {"tool_choice": named("write"), "tools": TOOLS},
             "tool_choice",
@@ -109,8 +109,8 @@ def test_a_cut_call_is_given_as_far_as_it_came(service):
         ({"tool_choice": named("write")}, "tool_choice", "expected tools beside it"),
         ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice", '"none", "auto"'),
         (
-            {"tool_choice": "required", "tools": TOOLS, "response_format": {"type": "json_object"}},
-            "response_format",
+            {"tool_choice": "required", "tools": TOOLS, "structured_outputs": {"json_object": True}},
+            "structured_outputs",
             "nothing beside a tool_choice that forces calls",
         ),
         (

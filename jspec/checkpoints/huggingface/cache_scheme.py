@@ -9,6 +9,7 @@ vLLM: that of keys which Model Optimizer writes for such models. What llm-compre
 all heads, which transformers caches there: vLLM does not read it for latents, and neither does this."""
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,12 @@ SCHEMES = ("kv_cache_scheme", "kv_cache_quant_algo")  # the second is Model Opti
 SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}  # absent keys mean these
 _STRATEGIES = ("tensor", "attn_head", None)
 _ALGORITHM = "FP8"  # of Model Optimizer
+# Where below a layer's attention its scales stand: the maps, with keys' beside values' or all three in one, and names of
+# vLLM's own modules, to some of which its loader renames the rest.
+_PLACES = ("", "{}_proj.", "qkv_proj.", "qkqkv_proj.", "attn.", "attn.impl.")
+_SCALE = re.compile(
+    r"(.*[._])?(k|v|kv)(_cache)?_scale"
+)  # names of scales below it, those that are not known among them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +103,8 @@ def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str)
       where: the folder, for messages.
 
     Raises:
-      Refusal: a scale is NaN, infinite, zero or negative, or of a shape that it cannot have, or a zero beside one is another
-        number than 0; the message has its name.
+      Refusal: a scale is NaN, infinite, zero or negative, or of a shape that it cannot have, a zero beside one is another
+        number than 0, or it has a name that jspec does not know; the message has its name.
     """
     scales, missing, what = [], [], "keys and values" if config.latent is None else "latents"
     for number in range(config.num_layers):
@@ -106,6 +113,8 @@ def cache_scales(tensors: Mapping[str, Tensor], config: ModelConfig, where: str)
         found = _found(tensors, names)
         caches = config.layer(number).reads_cache_of is None and not config.has_delta_net(number)
         missing += [each[0] for each, name in zip(names, found, strict=True) if caches and name is None]
+        if caches and config.latent is None and None in found:
+            _require_known(tensors, names, where)
         for name in found:
             _require_no_zero(tensors, name, where)
         scales.append(
@@ -145,11 +154,29 @@ def _names_of_layer(config: ModelConfig, number: int) -> list[list[str]]:
     maps = (names.qkv, names.qkv) if isinstance(names.qkv, str) else names.qkv[1:]
     both = []
     for letter, projection in zip("kv", maps, strict=True):
-        own = [f"{module}.{letter}_scale", f"{layer}{projection}.{letter}_scale", f"{module}.attn.{letter}_scale"]
+        own = [f"{module}.{place.format(letter)}{letter}_scale" for place in _PLACES]
+        own.append(f"{layer}{projection}.{letter}_scale")
         if not isinstance(names.qkv, str):  # what compressed-tensors once wrote
             own.append(f"{layer}{projection}.output_scale")
         both.append([*own, f"{module}.kv_scale", f"{module}.attn.kv_scale"])
     return both
+
+
+def _require_known(tensors: Mapping[str, Tensor], names: list[list[str]], where: str):
+    """Raise a ``Refusal`` if a layer's attention has a tensor that is named as scales of keys or values are, but not as any
+    that is read; to take them to be 1 would be wrong.
+
+    Args:
+      names: of ``_names_of_layer``.
+    """
+    known = {name for each in names for name in each}
+    module = names[0][0].removesuffix("k_scale")
+    for name in tensors:
+        if name.startswith(module) and name not in known and _SCALE.fullmatch(name, len(module)):
+            raise Refusal(
+                f"{where}/{tensors[name].file}: tensor {name!r} seems to be the scale of cached keys or values: expected it "
+                f"as {names[0][0]!r}; rename it, or cache them in the dtype of the model (kv_cache_dtype)"
+            )
 
 
 def _require_no_zero(tensors: Mapping[str, Tensor], scale: str | None, where: str):

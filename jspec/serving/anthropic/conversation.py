@@ -6,11 +6,15 @@ from typing import Any
 
 from jspec.serving.anthropic.protocol import PASSED_ON, CountTokensRequest, MessagesRequest
 from jspec.serving.openai.errors import ApiError, flag, shown, wrong
+from jspec.text.chat_messages import unseen
 
 # Claude Code's first text of ``system``, which differs between versions and would make every prompt a new one.
 BILLING = "x-anthropic-billing-header"
+UNREADABLE = ("redacted_thinking", "fallback")  # blocks of the model's that say nothing
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING = ("enabled", "disabled", "adaptive")
+CONTENT = "text, or a list of content blocks"
+CLEARED = "next_user_message"  # where a system message is meant for no turn but the one that it stands in
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -44,8 +48,11 @@ def chat_of(request: CountTokensRequest) -> tuple[dict[str, Any], list[str]]:
         if config["effort"] not in EFFORTS:
             raise wrong("output_config.effort", config["effort"], f"one of {', '.join(EFFORTS)}")
         chat["reasoning_effort"] = config["effort"]
-    if config.get("format") is not None:
-        chat["response_format"] = _format(config["format"])
+    form, former = config.get("format"), request.output_format  # the field's name before it was output_config's
+    if form is not None and former not in (None, form):
+        raise wrong("output_format", former, "the same as output_config.format, or nothing beside it")
+    if form is not None or former is not None:
+        chat["response_format"] = _format("output_format" if form is None else "output_config.format", form or former)
     if isinstance(request, MessagesRequest):
         chat |= {"max_tokens": request.max_tokens, "stop": request.stop_sequences, "stream": request.stream}
         chat |= {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
@@ -58,15 +65,21 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
     system = [text for text in system if not text.startswith(BILLING)]
     messages = [{"role": "system", "content": "\n".join(system)}] if system else []
     called = set[str]()
+    last_user = max((i for i, message in enumerate(request.messages) if message.get("role") == "user"), default=-1)
     for index, message in enumerate(request.messages):
+        if message.get("clear_at") == CLEARED and message.get("role") == "system" and index < last_user:
+            continue
         path, role = f"messages[{index}]", message.get("role")
         content = message.get("content")
+        if "content" not in message and role != "system":
+            raise wrong(f"{path}.content", None, CONTENT)
         if role == "assistant":
             messages.append(_assistant(f"{path}.content", content, called))
         elif role == "user":
             messages += _user(f"{path}.content", content, called)
         elif role == "system":
-            messages.append({"role": "system", "content": "\n".join(_texts(f"{path}.content", content))})
+            texts = _texts(f"{path}.content", content)
+            messages += [{"role": "system", "content": "\n".join(texts)}] if texts else []
         else:
             raise wrong(f"{path}.role", role, '"user", "assistant" or "system"')
     return messages
@@ -94,7 +107,7 @@ def _assistant(path: str, content: Any, called: set[str]) -> dict[str, Any]:
                 raise wrong(where, block, '{"type": "tool_use", "id": "..", "name": "..", "input": {..}}')
             called.add(id)
             calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": json.dumps(given)}})
-        elif kind != "redacted_thinking":
+        elif kind not in UNREADABLE:
             raise wrong(f"{where}.type", kind, '"text", "thinking" or "tool_use"')
     message["content"] = "\n".join(texts)
     if thoughts:
@@ -109,21 +122,20 @@ def _user(path: str, content: Any, called: set[str]) -> list[dict[str, Any]]:
     messages = list[dict[str, Any]]()
     for where, block in _blocks(path, content):
         kind = block.get("type")
-        if kind == "text":
-            text = _text(where, block)
-            if messages and messages[-1]["role"] == "user":
-                messages[-1]["content"] += f"\n{text}"
-            else:
-                messages.append({"role": "user", "content": text})
-        elif kind == "tool_result":
+        if kind == "tool_result":
             id = block.get("tool_use_id")
             if not isinstance(id, str) or id not in called:
                 raise wrong(f"{where}.tool_use_id", id, "the id of a tool_use of a message before")
-            given = block.get("content")
-            text = "" if given is None else "\n".join(_texts(f"{where}.content", given))
+            text = "\n".join(_texts(f"{where}.content", block.get("content"), of_tool=True))
+            if flag(f"{where}.is_error", block.get("is_error")) and not text.lower().startswith("error"):
+                text = f"Error: {text}"
             messages.append({"role": "tool", "tool_call_id": id, "content": text})
+            continue
+        text = _readable(where, block, of_tool=False)
+        if messages and messages[-1]["role"] == "user":
+            messages[-1]["content"] += f"\n{text}"
         else:
-            raise wrong(f"{where}.type", kind, '"text" or "tool_result"; images and documents are not supported')
+            messages.append({"role": "user", "content": text})
     return messages or [{"role": "user", "content": ""}]
 
 
@@ -131,22 +143,38 @@ def _blocks(path: str, content: Any) -> list[tuple[str, Mapping[str, Any]]]:
     """The blocks of a content and their paths; a text is one block."""
     if isinstance(content, str):
         return [(path, {"type": "text", "text": content})]
+    if content is None:
+        return []
     if not isinstance(content, list):
-        raise wrong(path, content, "text, or a list of content blocks")
+        raise wrong(path, content, CONTENT)
     for index, block in enumerate(content):
         if not isinstance(block, Mapping):
             raise wrong(f"{path}[{index}]", block, 'a content block, {"type": "text", "text": ".."} for example')
     return [(f"{path}[{index}]", block) for index, block in enumerate(content)]
 
 
-def _texts(path: str, content: Any) -> list[str]:
-    """The texts of a content that has no other blocks."""
-    texts = list[str]()
-    for where, block in _blocks(path, content):
-        if block.get("type", "text") != "text":
-            raise wrong(f"{where}.type", block["type"], '"text"; images and documents are not supported')
-        texts.append(_text(where, block))
-    return texts
+def _texts(path: str, content: Any, of_tool: bool = False) -> list[str]:
+    """The texts of a content's blocks. In place of images in tools' results there are sentences."""
+    return [_readable(where, block, of_tool) for where, block in _blocks(path, content)]
+
+
+def _readable(path: str, block: Mapping[str, Any], of_tool: bool) -> str:
+    """The text of a block: of text, of a search's result, or of a document that is text."""
+    kind, source = block.get("type", "text"), block.get("source")
+    if kind == "text":
+        return _text(path, block)
+    heading = [str(block[name]) for name in ("title", "source", "context") if isinstance(block.get(name), str)]
+    if kind == "search_result":
+        return "\n".join([*heading, *_texts(f"{path}.content", block.get("content"), of_tool)])
+    if kind == "document" and isinstance(source, Mapping) and source.get("type") in ("text", "content"):
+        name = "data" if source["type"] == "text" else "content"
+        return "\n".join([*heading, *_texts(f"{path}.source.{name}", source.get(name), of_tool)])
+    if of_tool and kind == "tool_reference":  # to a tool that the prompt has anyway
+        return _text(path, block, "tool_name")
+    sentence = unseen(path, kind) if of_tool else None
+    if sentence is None:
+        raise wrong(f"{path}.type", kind, '"text" or "tool_result"; images and files are not supported')
+    return sentence
 
 
 def _text(path: str, block: Mapping[str, Any], name: str = "text") -> str:
@@ -168,10 +196,20 @@ def _tools(tools: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict
         schema = tool.get("input_schema")
         if not (schema is None or isinstance(schema, Mapping)):
             raise wrong(f"{path}.input_schema", schema, "a JSON schema, which is an object")
-        function = {"name": name, "description": tool.get("description"), "parameters": schema or {"type": "object"}}
+        function = {"name": name, "description": _description(tool), "parameters": schema or {"type": "object"}}
         function |= {"strict": True} if flag(f"{path}.strict", tool.get("strict")) else {}
         functions.append({"type": "function", "function": {k: v for k, v in function.items() if v is not None}})
     return functions
+
+
+def _description(tool: Mapping[str, Any]) -> Any:
+    """The description of a tool, with the examples of its input."""
+    given, examples = tool.get("description"), tool.get("input_examples")
+    return (
+        "\n".join([*([given] if given else []), f"Examples of its input: {json.dumps(examples)}"])
+        if examples
+        else given
+    )
 
 
 def _tool_choice(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -187,10 +225,10 @@ def _tool_choice(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
     return chat | {"tool_choice": CHOICES[kind]}
 
 
-def _format(given: Any) -> dict[str, Any]:
+def _format(path: str, given: Any) -> dict[str, Any]:
     schema = given.get("schema") if isinstance(given, Mapping) else None
     if not isinstance(schema, Mapping) or given.get("type") != "json_schema":
-        raise wrong("output_config.format", given, '{"type": "json_schema", "schema": {..}}')
+        raise wrong(path, given, '{"type": "json_schema", "schema": {..}}')
     return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 

@@ -7,11 +7,17 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from jspec.serving.anthropic.conversation import chat_of, renamed
-from jspec.serving.anthropic.protocol import PASSED_ON, WITHOUT_EFFECT, CountTokensRequest, MessagesRequest
+from jspec.serving.anthropic.protocol import (
+    PASSED_ON,
+    UNSUPPORTED,
+    WITHOUT_EFFECT,
+    CountTokensRequest,
+    MessagesRequest,
+)
 from jspec.serving.anthropic.response import MessageResponse
 from jspec.serving.openai.chat_prompt import prompt_of
 from jspec.serving.openai.chat_turn import ChatTurn
-from jspec.serving.openai.errors import ApiError
+from jspec.serving.openai.errors import ApiError, shown
 from jspec.serving.openai.header_checks import request_id_of
 from jspec.serving.openai.json_body import read_object
 from jspec.serving.openai.protocol import ChatRequest, parsed, read_fields, unread
@@ -52,8 +58,14 @@ async def _read(service: Service, http: HttpRequest, kind: type[R]) -> tuple[R, 
     body = await read_object(service, http)
     request = read_fields(kind, body, service.most_entries)
     model = service.require_model(request.model)
+    if request.thread is not None:
+        message = (
+            f"thread={shown(request.thread)} is not supported: jspec stores no messages; send them all, without it"
+        )
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}  # upon which SDKs do so
+        raise ApiError(400, message, "thread", details=details)
     fields, left_out = await service.prepare(lambda: chat_of(request))  # blocks may be many
-    left_out += unread(request, {*WITHOUT_EFFECT, *PASSED_ON})
+    left_out += unread(request, {*WITHOUT_EFFECT, *PASSED_ON}, UNSUPPORTED)
     if left_out:
         log.info("%s: ignored %s", http.url.path, ", ".join(left_out))
     if not fields["tools"]:

@@ -9,6 +9,8 @@ from jspec.serving.openai.protocol import ChatFields
 from jspec.serving.openai.service import Service
 from jspec.text.detokenizer import TooLong
 
+# Fields of an assistant's message that are not read, and what to send instead.
+FORMER = {"function_call": "tool_calls instead of it", "audio": "content, which is text"}
 MAX_KWARG = 256  # characters of a text for the template
 
 
@@ -26,6 +28,7 @@ def prompt_of(service: Service, request: ChatFields, kept: int | None = None) ->
     adds = not ends_open if request.add_generation_prompt is None else request.add_generation_prompt
     if ends_open and adds:
         raise wrong("continue_final_message", True, "add_generation_prompt=false beside it")
+    _require_readable(request.messages)
     _require_calls(request.messages)
     for index, tool in enumerate(request.tools or ()):
         function = tool.get("function", tool)
@@ -47,6 +50,19 @@ def prompt_of(service: Service, request: ChatFields, kept: int | None = None) ->
     except (ValueError, TypeError) as error:
         field = re.match(r"((?:messages|tools|documents)[\w.\[\]]*)", str(error))
         raise ApiError(400, str(error), field[1] if field else "messages") from None
+
+
+def _require_readable(messages: Sequence[Any]):
+    """Check that no message has its content in OpenAI's former fields, which templates do not read.
+
+    Raises:
+      ApiError: 400.
+    """
+    for index, message in enumerate(messages):
+        for name, expected in FORMER.items():
+            require_that(message.get(name) is None, f"messages[{index}].{name}", message.get(name), expected)
+        role = message.get("role")
+        require_that(role != "function", f"messages[{index}].role", role, '"tool", with tool_call_id')
 
 
 def _require_calls(messages: Sequence[Any]):

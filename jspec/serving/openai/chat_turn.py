@@ -63,7 +63,8 @@ class ChatTurn:
         )
         if self.choice.kind == "none":
             request.tools = None
-        calls = None if self.choice.kind == "none" or service.llm.tokenizer is None else service.tool_parser
+        self._callable = callable_tools(request.tools or [], self.choice)
+        calls = None if not self._callable or service.llm.tokenizer is None else service.tool_parser
         self._tool, self._reasoning = calls, None if service.llm.tokenizer is None else service.reasoning_parser
         self._form: CallsForm | None = None
         self._is_free = False  # whether the form leaves reasoning and text as they are
@@ -77,7 +78,7 @@ class ChatTurn:
         require_that(count is None or self._reasoning is not None, "thinking_token_budget", count, known)
         self._given = request_settings(service, request, 1, tenant)
         if self.choice.is_forced:
-            self._require_no_form()
+            self._forget_format()
 
     def settings(self) -> RequestSettings:
         """The settings of the engine's requests, once the prompt is known. This may take long."""
@@ -118,7 +119,7 @@ class ChatTurn:
         parser = make_parser(
             None if formless else self._tool,
             self._reasoning,
-            tools=self.request.tools or (),
+            tools=self._callable,
             tokens=self.service.marker_tokens.after(self.prompt),
             prompt=self._prompt_end(),
             begins_open=False if has_form else None,  # the form says where reasoning begins
@@ -150,17 +151,19 @@ class ChatTurn:
     def _prompt_end(self) -> str:
         return self.service.decoded(self.prompt[-PROMPT_END:])
 
-    def _require_no_form(self):
-        """Check that the request has no form beside that of its calls."""
-        for name in ("response_format", "structured_outputs"):
-            given = getattr(self.request, name)
-            require_that(
-                not given or given == {"type": "text"}, name, given, "nothing beside a tool_choice that forces calls"
-            )
+    def _forget_format(self):
+        """Leave out the form of an answer, because a call is forced instead of one; clients that force a call send both.
+
+        Raises:
+          ApiError: 400; the request has a form of vLLM's, which is of the whole text.
+        """
+        given = self.request.structured_outputs
+        require_that(not given, "structured_outputs", given, "nothing beside a tool_choice that forces calls")
+        self.request.response_format = None
 
     def _form_beside_calls(self, form: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
         """The form of a text that may have calls: strict tools make one, and another one's place may be taken by calls."""
-        tools, tool, markers = self.request.tools or [], tool_format(self._tool), self.service.marker_tokens.ids
+        tools, tool, markers = self._callable, tool_format(self._tool), self.service.marker_tokens.ids
         if not all(NAME.fullmatch(name_of(given)) for given in tools):
             return form
         reasoning = reasoning_format(self._reasoning)
@@ -188,7 +191,7 @@ class ChatTurn:
         Raises:
           ApiError: 400; the tools make no grammar, or one that is too large.
         """
-        tools = callable_tools(self.request.tools or [], self.choice)
+        tools = self._callable
         for index, tool in enumerate(self.request.tools or []):
             _require_name(f"tools[{index}].function.name", name_of(tool))
         self._require_small(tools)

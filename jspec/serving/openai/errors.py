@@ -28,6 +28,7 @@ class ApiError(Exception):
       param: the field of the request; None if the error concerns no field.
       code: OpenAI's code for this error, or None.
       headers: headers of the response.
+      details: further fields of an error in Anthropic's form, or None.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ):
         super().__init__(message)
+        self.details = details
         self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
 
     @property
@@ -56,9 +59,10 @@ class ApiError(Exception):
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
-    """An error in Anthropic's form: ``{"type": "error", "error": {"type", "message"}}``."""
+    """An error in Anthropic's form: ``{"type": "error", "error": {"type", "message"}}``, perhaps with ``details``."""
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    details = {} if error.details is None else {"details": error.details}
+    return {"type": "error", "error": {"type": kind, "message": error.message, **details}}
 
 
 def wrong(param: str, value: Any, expected: str, code: str | None = None) -> ApiError:

@@ -31,7 +31,7 @@ _OBJECTS = (
     "tool_choice",
     "thinking",
 )
-_OBJECTS += ("output_config", "reasoning", "text", "metadata", "include")
+_OBJECTS += ("output_config", "output_format", "prompt_cache_options", "reasoning", "text", "metadata", "include")
 
 
 class Most(NamedTuple):

@@ -141,13 +141,16 @@ class DetokenizeRequest(Body):
 # Fields that are accepted and ignored.
 _WITHOUT_EFFECT = {
     *("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    "request_id",
+    *("prompt_cache_options", "request_id"),
 }
 _GUIDED = "use structured_outputs"
 _BEAMS = "jspec samples and has no beam search"
 # Unsupported fields -> their neutral values, which are accepted, and a hint for other values. None and an empty list or
 # object are always neutral.
-_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+Unsupported = Mapping[str, tuple[tuple[Any, ...], str]]
+MODERATION: Unsupported = {"moderation": ((), "jspec moderates nothing")}
+_UNSUPPORTED: Unsupported = {
+    **MODERATION,
     "best_of": ((1,), _BEAMS),
     "use_beam_search": ((False,), _BEAMS),
     "length_penalty": ((1,), _BEAMS),
@@ -166,7 +169,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": ((), 'use tools, a list of {"type": "function", "function": ..}'),
     "function_call": (("none", "auto"), "use tool_choice"),
     "web_search_options": ((), "jspec searches nothing"),
-    "verbosity": ((), "jspec has nothing like it"),
+    "verbosity": (("medium",), "jspec has nothing like it"),
     "chat_template": ((), "a template comes from the checkpoint, or from --chat-template, never from a request"),
     "prompt_embeds": ((), "give text or token ids"),
     "guided_json": ((), _GUIDED),
@@ -251,22 +254,34 @@ def _path(places: Sequence[int | str], given: Any) -> str:
 
 def _require_nothing(kind: type[Body], name: str, value: Any):
     if name in _UNSUPPORTED:
-        neutral, hint = _UNSUPPORTED[name]
-        if not (value == [] or value == {} or any(_same(value, known) for known in neutral)):
-            raise ApiError(400, f"{name}={shown(value)} is not supported: {hint}; leave it out", name)
+        _require_neutral(name, value, _UNSUPPORTED)
         return
     near = difflib.get_close_matches(name[:MAX_NAME], kind.model_fields, n=1)
     hint = f"did you mean {near[0]}?" if near else "leave it out"
     raise ApiError(400, f"unknown field {shown(name)}: {hint}", name)
 
 
-def unread(request: Body, known: Collection[str]) -> list[str]:
+def _require_neutral(name: str, value: Any, unsupported: Unsupported):
+    neutral, hint = unsupported[name]
+    if not (value == [] or value == {} or any(_same(value, known) for known in neutral)):
+        raise ApiError(400, f"{name}={shown(value)} is not supported: {hint}; leave it out", name)
+
+
+def unread(request: Body, known: Collection[str], unsupported: Unsupported) -> list[str]:
     """Names of fields that an endpoint does not read, for the log; those with line breaks, for example, in quotes.
 
     Args:
       known: names of further fields that are read, or that have no effect.
+      unsupported: fields that change what the model reads or what comes back, so that they are not ignored.
+
+    Raises:
+      ApiError: 400; an unsupported field has another value than a neutral one.
     """
-    names = sorted((request.model_extra or {}).keys() - set(known))[:MAX_REASONS]
+    for name, value in (request.model_extra or {}).items():
+        if name in unsupported:
+            _require_neutral(name, value, unsupported)
+    known = {*known, *unsupported}
+    names = sorted((request.model_extra or {}).keys() - known)[:MAX_REASONS]
     return [name[:MAX_NAME] if name.isprintable() else shown(name[:MAX_NAME]) for name in names]
 
 

@@ -13,6 +13,8 @@ import jspec
 from jspec._validation import require
 from jspec.commands.model_args import chosen_model
 from jspec.llm import LLM
+from jspec.loading.pair import ADOPTED
+from jspec.sampling.params import SamplingParams
 from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.openai.service import TEMPLATE_KWARGS, Service
 from jspec.text.chat_template import read_template, reserved_names
@@ -62,6 +64,7 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
         if llm.tokenizer is None:
             print("jspec serve: the target has no tokenizer, so prompts can only be token ids", file=sys.stderr)
         print(f"jspec serve: the context has {llm.engine.config.max_len:,} tokens", file=sys.stderr)
+        print(f"jspec serve: {sampling_defaults(llm.default_sampling_params)}", file=sys.stderr)
         print("jspec serve: compiling", file=sys.stderr, flush=True)
         with _progress(llm):
             llm.warmup()
@@ -85,6 +88,17 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
         )
 
     return load
+
+
+def sampling_defaults(params: SamplingParams) -> str:
+    """What the checkpoint's generation_config.json says of requests that leave a field open, in one line."""
+    own = SamplingParams()
+    adopted = [f"{name}={getattr(params, name):g}" for name in ADOPTED if getattr(params, name) != getattr(own, name)]
+    if not adopted:
+        return "a field of sampling that a request leaves out has jspec's default"
+    penalised = params.repetition_penalty != own.repetition_penalty
+    hint = ", so that temperature 0 is not the argmax of the model's own logits" if penalised else ""
+    return f"sampling defaults are those of generation_config.json, {', '.join(adopted)}{hint} (--generation-config)"
 
 
 def _parsers(llm: LLM, template: str | None, tool: str, reasoning: str) -> tuple[str | None, str | None]:

@@ -1,16 +1,20 @@
 """From the items of ``/v1/responses`` to the messages of a chat."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jspec.serving.openai.errors import shown, wrong
+from jspec.serving.openai.errors import wrong
 from jspec.serving.responses_api.tools import Tools
+from jspec.text.chat_messages import unseen
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXTS = ("input_text", "output_text", "text")
 CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
+CONTENT = 'text, or a list of {"type": "input_text", "text": ".."}'
+REFERENCE = "item_reference"
+KINDS = ("message", "reasoning", *CALLS, *OUTPUTS, REFERENCE)
 
 
 class Conversation:
@@ -21,15 +25,16 @@ class Conversation:
     Args:
       messages: those before, of earlier responses.
       tools: of the request.
+      stored: the item of a path with an id, among those of responses before; raises ``ApiError`` where there is none.
 
     Attributes:
       messages: all of them.
-      left_out: items that mean nothing here.
     """
 
-    def __init__(self, messages: Sequence[dict[str, Any]], tools: Tools):
-        self.messages, self._tools = [*messages], tools
-        self.left_out: list[str] = []
+    def __init__(
+        self, messages: Sequence[dict[str, Any]], tools: Tools, stored: Callable[[str, str], Mapping[str, Any]]
+    ):
+        self.messages, self._tools, self._stored = [*messages], tools, stored
         calls = [call for message in messages for call in message.get("tool_calls", ())]
         self._called = {call["id"] for call in calls}
 
@@ -46,9 +51,16 @@ class Conversation:
             self._item(f"input[{index}]", item)
 
     def _item(self, path: str, item: Mapping[str, Any]):
-        kind = item.get("type", "message")
-        if not isinstance(kind, str):
-            raise wrong(f"{path}.type", kind, '"message" or the name of another type')
+        kind = item.get("type")
+        if kind is None:
+            kind = REFERENCE if "role" not in item and "id" in item else "message"
+        if kind == REFERENCE:
+            if not isinstance(item.get("id"), str):
+                raise wrong(f"{path}.id", item.get("id"), "the id of an item of a response before")
+            item = self._stored(path, item["id"])
+            kind = item["type"]
+        if kind not in KINDS:  # what servers of OpenAI carried out, for example
+            raise wrong(f"{path}.type", kind, f"one of {', '.join(KINDS)}")
         if kind == "message":
             self._message(path, item)
         elif kind == "reasoning":
@@ -59,17 +71,15 @@ class Conversation:
                 message["reasoning_content"] = "\n".join(thoughts)
         elif kind in CALLS:
             self._call(path, item, CALLS[kind])
-        elif kind in OUTPUTS:
+        else:
             id = item.get("call_id")
             if not isinstance(id, str) or id not in self._called:
                 raise wrong(f"{path}.call_id", id, "the call_id of a call before")
-            text = "\n".join(_texts(f"{path}.output", item.get("output")))
+            text = "\n".join(_content(path, item, "output", of_tool=True))
             self.messages.append({"role": "tool", "tool_call_id": id, "content": text})
-        else:  # what servers of OpenAI carried out, for example
-            self.left_out.append(f"{path}.type={shown(kind)}")
 
     def _message(self, path: str, item: Mapping[str, Any]):
-        role, texts = item.get("role"), _texts(f"{path}.content", item.get("content"))
+        role, texts = item.get("role"), _content(path, item, "content")
         if role not in ROLES:
             raise wrong(f"{path}.role", role, f"one of {', '.join(ROLES)}")
         if role != "assistant":
@@ -97,18 +107,30 @@ class Conversation:
         return self.messages[-1]
 
 
-def _texts(path: str, content: Any, any_kind: bool = False) -> list[str]:
-    """The texts of a content: text itself, or a list of parts."""
+def _content(path: str, item: Mapping[str, Any], field: str, of_tool: bool = False) -> list[str]:
+    """The texts of a field that has to be there."""
+    if field not in item:
+        raise wrong(f"{path}.{field}", None, CONTENT)
+    return _texts(f"{path}.{field}", item[field], of_tool=of_tool)
+
+
+def _texts(path: str, content: Any, any_kind: bool = False, of_tool: bool = False) -> list[str]:
+    """The texts of a content: text itself, or a list of parts. In place of images in tools' results there are sentences."""
+    if content is None:
+        return []
     if isinstance(content, str):
         return [content] if content else []
     if not isinstance(content, list):
-        raise wrong(path, content, 'text, or a list of {"type": "input_text", "text": ".."}')
+        raise wrong(path, content, CONTENT)
     texts = []
     for index, part in enumerate(content):
         where = f"{path}[{index}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "refusal":
             texts.append(str(part.get("refusal", "")))
+            continue
+        if of_tool and (sentence := unseen(where, kind)):
+            texts.append(sentence)
             continue
         if not (any_kind or kind in TEXTS):
             raise wrong(f"{where}.type", kind, f"one of {', '.join(TEXTS)}; images, audio and files are not supported")

@@ -1,8 +1,9 @@
-"""Request bodies of ``/v1/responses``: the fields that jspec reads. Others are ignored, since clients often send new."""
+"""Request bodies of ``/v1/responses``: the fields that jspec reads, and those that it refuses. Others are ignored, since
+clients often send new."""
 
 from typing import Any
 
-from jspec.serving.openai.protocol import Body, ListOf
+from jspec.serving.openai.protocol import MODERATION, Body, ListOf, Unsupported
 
 
 class ResponsesRequest(Body):
@@ -24,11 +25,20 @@ class ResponsesRequest(Body):
     include: ListOf[str] | None = None
     metadata: dict[str, Any] | None = None
     background: bool | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 # Fields that have no effect here, and of which the log says nothing.
 WITHOUT_EFFECT = frozenset({"user", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"})
 WITHOUT_EFFECT |= {"client_metadata", "stream_options", "truncation", "max_tool_calls"}
+WITHOUT_EFFECT |= {"access_programs", "background_options", "context_management", "image"}
+_LOGPROBS = "only /v1/chat/completions and /v1/completions have log-probabilities"
+UNSUPPORTED: Unsupported = {
+    **MODERATION,
+    "conversation": ((), "jspec stores responses, not conversations: use previous_response_id, or send all of input"),
+    "prompt": ((), "jspec stores no prompts: put its text into instructions or input"),
+    "top_logprobs": ((0,), _LOGPROBS),
+}
 # Sampling fields of jspec's own, which pass through.
 PASSED_ON = ("seed", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "max_drafts")
 PASSED_ON += ("cache_salt", "stop", "ignore_eos", "chat_template_kwargs", "structured_outputs")

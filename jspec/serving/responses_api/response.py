@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jspec.engine.request import Request
@@ -26,7 +26,8 @@ class ResponsesResponse(TurnResponse):
       turn, model, requests, request_id: as of ``TurnResponse``.
       asked: the request.
       tools: of the request.
-      store: called with the JSON of the complete response and of its message for a chat, once it is complete.
+      store: called with the JSON of the complete response, of its message for a chat, and of its items by their ids, once it
+        is complete.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class ResponsesResponse(TurnResponse):
         request_id: str,
         asked: ResponsesRequest,
         tools: Tools,
-        store: Callable[[bytes, bytes], None],
+        store: Callable[[bytes, bytes, Mapping[str, bytes]], None],
     ):
         super().__init__(turn, model, requests, request_id)
         self._asked, self._tools, self._store = asked, tools, store
@@ -56,7 +57,8 @@ class ResponsesResponse(TurnResponse):
     def _completed(self) -> dict[str, Any]:
         """The state of the complete response, which is stored with it."""
         state = self._state("incomplete" if self.was_cut else "completed", self._items())
-        self._store(self._with_echo(state), json_of(as_message(self.blocks.done, self._call_id)))
+        items = {item["id"]: json_of(item) for item in state["output"]}
+        self._store(self._with_echo(state), json_of(as_message(self.blocks.done, self._call_id)), items)
         return state
 
     def opening(self) -> Iterable[bytes]:

@@ -1,9 +1,11 @@
 """``/v1/responses``: the endpoints."""
 
 import dataclasses
+import functools
 import json
 import logging
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -17,7 +19,7 @@ from jspec.serving.openai.service import Service
 from jspec.serving.openai.serving_base import RequestSettings, respond, tenant_of
 from jspec.serving.openai.streaming import json_of
 from jspec.serving.responses_api.conversation import Conversation
-from jspec.serving.responses_api.protocol import PASSED_ON, WITHOUT_EFFECT, ResponsesRequest
+from jspec.serving.responses_api.protocol import PASSED_ON, UNSUPPORTED, WITHOUT_EFFECT, ResponsesRequest
 from jspec.serving.responses_api.response import PREFIX, ResponsesResponse
 from jspec.serving.responses_api.store import Stored
 from jspec.serving.responses_api.tools import Tools, choice_of
@@ -59,10 +61,10 @@ async def responses(service: Service, http: HttpRequest) -> Response:
             requests = turn.requests(settings)
             own_id, before = uuid.uuid4().hex, json_of(asked.messages)  # several requests may have one ``x-request-id``
 
-            def store(response: bytes, message: bytes):
+            def store(response: bytes, message: bytes, items: Mapping[str, bytes]):
                 if asked.request.store is not False:
                     messages = (before[:-1] + b"," if asked.messages else b"[") + message + b"]"
-                    service.stored_responses.add(f"{PREFIX}{own_id}", Stored(tenant.key, messages, response))
+                    service.stored_responses.add(f"{PREFIX}{own_id}", Stored(tenant.key, messages, response, items))
 
             return ResponsesResponse(turn, model, requests, own_id, asked.request, asked.tools, store)
 
@@ -89,11 +91,16 @@ def _asked(service: Service, http: HttpRequest, body: dict[str, Any], tenant: by
     request = read_fields(ResponsesRequest, body, service.most_entries)
     if request.background:
         raise wrong("background", True, "false; jspec answers while the client waits")
+    if (request.prompt_cache_options or {}).get("prewarm"):
+        raise wrong(
+            "prompt_cache_options.prewarm", True, "false; a request with max_output_tokens=1 fills the cache, too"
+        )
     tools, before = Tools(request.tools or []), []
     if request.previous_response_id is not None:
         stored = _stored(service, request.previous_response_id, tenant, "previous_response_id")
         before = json.loads(stored.messages)
-    conversation = Conversation(before, tools)
+    items = functools.partial(_stored_item, service, tenant)
+    conversation = Conversation(before, tools, items)
     conversation.add(request.input)
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
     chat = {"messages": [*instructions, *conversation.messages], "max_tokens": request.max_output_tokens}
@@ -104,7 +111,7 @@ def _asked(service: Service, http: HttpRequest, body: dict[str, Any], tenant: by
     elif request.tool_choice not in (None, "auto", "none"):
         raise wrong("tool_choice", request.tool_choice, "tools beside it")
     chat |= _reasoning(request) | _format(request)
-    left_out = [*tools.left_out, *conversation.left_out, *unread(request, {*WITHOUT_EFFECT, *PASSED_ON})][:8]
+    left_out = [*tools.left_out, *unread(request, {*WITHOUT_EFFECT, *PASSED_ON}, UNSUPPORTED)][:8]
     if left_out:
         log.info("%s: ignored %s", http.url.path, ", ".join(left_out))
     return _Asked(request, parsed(ChatRequest, chat, service.most_entries), tools, conversation.messages)
@@ -133,6 +140,17 @@ def _stored(service: Service, id: str, tenant: bytes, param: str | None) -> Stor
         message = f"there is no response {shown(id)}: expected one of the newest, of this key, with store=true"
         raise ApiError(404, message, param, "response_not_found")
     return stored
+
+
+def _stored_item(service: Service, tenant: bytes, path: str, id: str) -> dict[str, Any]:
+    """An item of the output of a stored response."""
+    item = service.stored_responses.item(id, tenant)
+    if item is None:
+        message = (
+            f"{path}.id={shown(id)}: there is no such item; expected one of the newest responses, of this key, with "
+        )
+        raise ApiError(404, f"{message}store=true", f"{path}.id", "item_not_found")
+    return item
 
 
 def _renamed(error: ApiError) -> ApiError:

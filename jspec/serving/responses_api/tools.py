@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.serving.openai.errors import flag, shown, wrong
+from jspec.serving.openai.tool_choice import ALLOWED
 from jspec.text.parsers.schema_types import json_object
 
+FORMS = '"none", "auto", "required", {"type": "function", "name": ".."} or {"type": "allowed_tools", "mode": .., ..}'
 INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
@@ -38,6 +40,7 @@ class Tools:
     Attributes:
       functions: OpenAI's dictionaries of functions, for a chat.
       left_out: those that a server would carry out itself, which jspec does not.
+      kinds: their types.
 
     Raises:
       ApiError: 400, with the path of what is wrong.
@@ -46,6 +49,7 @@ class Tools:
     def __init__(self, given: Sequence[Mapping[str, Any]]):
         self.functions: list[dict[str, Any]] = []
         self.left_out: list[str] = []
+        self.kinds = list[Any]()
         self._origins: dict[str, Tool] = {}
         for index, tool in enumerate(given):
             self._add(f"tools[{index}]", tool, "")
@@ -72,17 +76,27 @@ class Tools:
             return
         if kind not in ("function", "custom"):
             self.left_out.append(f"{path}.type={shown(kind)}")
+            self.kinds.append(kind)
             return
         if not isinstance(name, str) or not name:
             raise wrong(f"{path}.name", name, "the name of a function")
         parameters = INPUT if kind == "custom" else tool.get("parameters")
         if not (parameters is None or isinstance(parameters, Mapping)):
             raise wrong(f"{path}.parameters", parameters, "a JSON schema, which is an object")
-        function = {"name": self.function(name, namespace), "description": tool.get("description")}
+        function = {"name": self.function(name, namespace), "description": _description(tool)}
         function |= {"parameters": parameters or {"type": "object", "properties": {}}}
         function |= {"strict": True} if flag(f"{path}.strict", tool.get("strict")) else {}
         self._origins[function["name"]] = Tool(name, namespace, kind == "custom")
         self.functions.append({"type": "function", "function": {k: v for k, v in function.items() if v is not None}})
+
+
+def _description(tool: Mapping[str, Any]) -> Any:
+    """The description of a tool, with the grammar of its input, which the model would not know else."""
+    given, form = tool.get("description"), tool.get("format")
+    if not isinstance(form, Mapping) or form.get("type") != "grammar":
+        return given
+    grammar = f"Its input has this {form.get('syntax')} grammar:\n{form.get('definition')}"
+    return f"{given}\n{grammar}" if given else grammar
 
 
 def custom_input(arguments: str) -> str:
@@ -99,13 +113,26 @@ def choice_of(given: Any, tools: Tools) -> Any:
     """
     if not isinstance(given, Mapping):
         return given
-    kind, name = given.get("type"), given.get("name")
-    if kind in ("function", "custom") and isinstance(name, str):
-        function = tools.function(name, str(given.get("namespace") or ""))
-        names = [tool["function"]["name"] for tool in tools.functions]
-        if function not in names:
-            raise wrong("tool_choice.name", function, f"one of {', '.join(names)}")
-        return {"type": "function", "function": {"name": function}}
-    if kind == "allowed_tools" and given.get("mode") in ("auto", "required"):
-        return given["mode"]
-    raise wrong("tool_choice", given, '"none", "auto", "required" or {"type": "function", "name": ".."}')
+    kind, mode, listed = given.get("type"), given.get("mode"), given.get("tools")
+    if kind in ("function", "custom"):
+        return _function_of("tool_choice", given, tools)
+    if kind == ALLOWED and isinstance(listed, list):
+        functions = [
+            _function_of(f"tool_choice.tools[{index}]", tool, tools)
+            for index, tool in enumerate(listed)
+            if not (isinstance(tool, Mapping) and tool.get("type") in tools.kinds)  # which nothing calls
+        ]
+        return {"type": ALLOWED, ALLOWED: {"mode": mode, "tools": functions}}
+    raise wrong("tool_choice", given, FORMS)
+
+
+def _function_of(path: str, given: Any, tools: Tools) -> dict[str, Any]:
+    """The function of a chat that ``{"type": "function", "name": ..}`` names."""
+    name = given.get("name") if isinstance(given, Mapping) and given.get("type") in ("function", "custom") else None
+    if not isinstance(name, str):
+        raise wrong(path, given, '{"type": "function", "name": ".."}')
+    function = tools.function(name, str(given.get("namespace") or ""))
+    names = [tool["function"]["name"] for tool in tools.functions]
+    if function not in names:
+        raise wrong(f"{path}.name", function, f"one of {', '.join(names)}")
+    return {"type": "function", "function": {"name": function}}
