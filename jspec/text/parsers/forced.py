@@ -114,6 +114,7 @@ def after_reasoning(
     reasoning: ReasoningFormat | None,
     tokens: Mapping[str, int],
     prompt: str,
+    begun: str,
     answers: bool,
 ) -> StructuredOutputsParams:
     """The form, before which the model may reason as its format of reasoning has it.
@@ -122,10 +123,11 @@ def after_reasoning(
       reasoning: the format; None if there is none.
       tokens: the ids of the tokenizer's added tokens by their text.
       prompt: the text before the completion, or its end.
+      begun: what of it is the beginning of the model's message, by the request.
       answers: whether the form is that of the answer, not of calls.
     """
     grammar = CallGrammar(tokens)
-    before = "" if reasoning is None else reasoning.grammar(grammar, prompt, answers)
+    before = "" if reasoning is None else reasoning.grammar(grammar, prompt, begun, answers)
     return dataclasses.replace(form, preamble=grammar.text(before)) if before.strip() else form
 
 
