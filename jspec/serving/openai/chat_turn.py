@@ -94,8 +94,8 @@ class ChatTurn:
             return settings
         if form is not None and self._reasoning is not None and not self._is_free:
             markers, thinks = self.service.marker_tokens.ids, reasoning_format(self._reasoning)
-            begun, answers = self._begun, not self.choice.is_forced
-            form = after_reasoning(form, thinks, markers, self._prompt_end, begun, answers)
+            answers = not self.choice.is_forced
+            form = after_reasoning(form, thinks, markers, self._prompt_end, answers, self._begun)
         fields = {"structured_outputs": form, "thinking_budget": budget}
         copies = [dataclasses.replace(params, **fields) for params in settings.copies]
         return dataclasses.replace(settings, copies=copies)

@@ -114,8 +114,8 @@ def after_reasoning(
     reasoning: ReasoningFormat | None,
     tokens: Mapping[str, int],
     prompt: str,
-    begun: str,
     answers: bool,
+    begun: str = "",
 ) -> StructuredOutputsParams:
     """The form, before which the model may reason as its format of reasoning has it.
 
@@ -123,11 +123,11 @@ def after_reasoning(
       reasoning: the format; None if there is none.
       tokens: the ids of the tokenizer's added tokens by their text.
       prompt: the text before the completion, or its end.
-      begun: what of it is the beginning of the model's message, by the request.
       answers: whether the form is that of the answer, not of calls.
+      begun: what of the prompt is the beginning of the model's message, by the request.
     """
     grammar = CallGrammar(tokens)
-    before = "" if reasoning is None else reasoning.grammar(grammar, prompt, begun, answers)
+    before = "" if reasoning is None else reasoning.grammar(grammar, prompt, answers, begun)
     return dataclasses.replace(form, preamble=grammar.text(before)) if before.strip() else form
 
 

@@ -80,7 +80,7 @@ class ReasoningFormat:
         said = self.said_by(prompt, begun)
         return self.open if said is None else said
 
-    def grammar(self, grammar: CallGrammar, prompt: str, begun: str, answers: bool) -> str:
+    def grammar(self, grammar: CallGrammar, prompt: str, answers: bool, begun: str = "") -> str:
         """An expression for the reasoning that may come, or has to be ended, before a form; empty if none may.
 
         Args:
