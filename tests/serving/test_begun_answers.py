@@ -185,6 +185,32 @@ def test_a_message_that_is_not_begun_is_as_the_template_opens_it(model):
     assert read(turn, text)[0] == ("so" if thinks else "")
 
 
+def counted(turn, tokens, shows):
+    """How many of these tokens count as reasoning."""
+    blocks, parser = turn.blocks(shows), turn.parser()
+    text = marker_tokenizer().decode(tokens, skip_special_tokens=False)
+    list(blocks.add(parser.feed(text, tokens) + parser.finish(), ended=True))
+    return turn.num_reasoning_tokens(blocks, tokens)
+
+
+@pytest.mark.parametrize("shows", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_reasoning_is_counted_to_its_first_end(model, shows):
+    """The count is exact, whether the marker is one token, as most are, or many, as that of Seed-OSS is here."""
+    form, harmony = reasoning_format(MODELS[model][0]), model.startswith("gpt-oss")
+    turn, _ = turn_of(service(model), "chat", "")
+    opened = MODELS[model][-1].strip().endswith(form.start) and MODELS[model][-1] != ""
+    begin = "" if opened else form.start
+    thought, more = f"{begin}so it is.{form.end}", (HARMONY_THEN if harmony else "\n\n") + "It ends with "
+    if MODELS[model][-1].strip().endswith(form.end):  # the template has ended it
+        thought = ""
+    expected, texts = len(marker_tokenizer().encode(thought)), ("", form.end, f"{form.end} or {form.end}, as said.")
+    for text in texts:
+        assert counted(turn, marker_tokenizer().encode(f"{thought}{more}{text}"), shows) == expected
+    cut = marker_tokenizer().encode(thought)[: expected - len(marker_tokenizer().encode(form.end))]
+    assert counted(turn, cut, shows) == len(cut)
+
+
 def test_a_begun_answer_is_content_before_what_comes():
     """So that neither the reasoning's start nor a list that looks like calls begins the text, as in a message of its own."""
     parser = make_parser("pythonic", None, begun="The list: ")
