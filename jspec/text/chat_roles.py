@@ -48,7 +48,8 @@ def written_instructions(
     missing = _missing(small, list, renders)
     if missing == []:
         return list(messages)
-    for form in (_as_system, _in_place, _in_place_as_system, _merged, _merged_as_system):
+    placed, merged = (lambda given: _in_place(_as_system(given))), (lambda given: _merged(_as_system(given)))
+    for form in (_as_system, _in_place, placed, _merged, merged):
         if _missing(small, form, renders) == []:
             return form(messages)
     if missing is None:  # the template refuses them, and says why when it gets the whole conversation
@@ -95,14 +96,6 @@ def _in_place(messages: Sequence[Message]) -> list[Message]:
             waiting = []
         placed.append(message)
     return placed[:-1]
-
-
-def _in_place_as_system(messages: Sequence[Message]) -> list[Message]:
-    return _in_place(_as_system(messages))
-
-
-def _merged_as_system(messages: Sequence[Message]) -> list[Message]:
-    return _merged(_as_system(messages))
 
 
 def _leading(messages: Sequence[Message]) -> int:

@@ -211,6 +211,25 @@ def test_reasoning_is_counted_to_its_first_end(model, shows):
     assert counted(turn, cut, shows) == len(cut)
 
 
+def test_a_begun_message_has_all_its_text_where_templates_leave_reasoning_out():
+    """As those of GLM, DeepSeek and Gemma 4 do, whose text transformers would refuse to go on with."""
+    for format, content in (
+        ("deepseek_v3", "m.content.split('</think>')[-1]"),
+        ("gemma4", "m.content.split('<|channel>')[0]"),
+    ):
+        cuts = template(next(model for model in MODELS if MODELS[model][0] == format)).replace(
+            "m.content", f"({content})"
+        )
+        own, form = (
+            service_of(service("Qwen3").llm, chat_template=cuts, reasoning_parser=format),
+            reasoning_format(format),
+        )
+        for begun, is_open in ((f"{form.start}x{form.end}So", False), (f"{form.start}so", True)):
+            turn, params = turn_of(own, "chat", begun, thinking_token_budget=5)
+            assert own.decoded(turn.prompt).endswith(begun)
+            assert params.thinking_budget.begun is is_open
+
+
 def test_a_begun_answer_is_content_before_what_comes():
     """So that neither the reasoning's start nor a list that looks like calls begins the text, as in a message of its own."""
     parser = make_parser("pythonic", None, begun="The list: ")

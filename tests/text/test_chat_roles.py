@@ -1,6 +1,7 @@
 """System and developer messages under templates that write them everywhere, at the beginning, or not at all."""
 
-import os.path
+import itertools
+import operator
 
 import jinja2
 import pytest
@@ -199,8 +200,8 @@ def test_each_prompt_of_a_conversation_with_reminders_begins_with_the_one_before
         messages, answer = working(turn, kind)
         written = written_instructions(messages, "messages", renders)
         prompt = renders(written, generates=True)
-        shared = os.path.commonprefix([before, prompt])
-        assert len(shared) >= 0.95 * len(before)
+        shared = sum(itertools.takewhile(bool, map(operator.eq, before, prompt)))
+        assert shared >= 0.95 * len(before)
         assert all(f"{9000 - step} tokens left" in prompt[-200 if step == turn else 0 :] for step in range(turn + 1))
         assert name == "Qwen3" or [m["role"] for m in written].count("system") == 1
         before = renders([*written, answer])

@@ -114,5 +114,5 @@ class ReasoningFormat:
             written = prompt.rstrip()
             start, end = self.start.rstrip(), self.end.rstrip()
             return True if written.endswith(start) else False if written.endswith(end) else None
-        begun, ended = prompt.rfind(self.start.rstrip(), turn), prompt.rfind(self.end.rstrip(), turn)
-        return None if begun == ended else begun > ended
+        opened, closed = prompt.rfind(self.start.rstrip(), turn), prompt.rfind(self.end.rstrip(), turn)
+        return None if opened == closed else opened > closed
