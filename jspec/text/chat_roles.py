@@ -1,10 +1,12 @@
 """System and developer messages in the form that a chat template writes, so that none of them vanishes.
 
 Templates differ: some know ``developer``, many only ``system``; some write a system message anywhere, many only the first
-message, and ignore or refuse others. Agents send all of it: a ``developer`` message and another one behind it, or a system
-message in the middle of a conversation. What a template writes is found out by letting it render small conversations.
+message, and ignore others, refuse them or move them to the head. Agents send all of it: a ``developer`` message and another
+one behind it, or a system message in the middle or at the end of a conversation. What a template writes is found out by
+letting it render small conversations.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +14,11 @@ from jspec.text.deadline import TooSlow
 
 INSTRUCTIONS = ("system", "developer")  # roles whose messages instruct the model
 LEADING = 3  # so many messages at the beginning of a conversation are told apart
-MARK = "7f3a9c{};"  # the content of an instruction in a small conversation
+MARK, MARKS = "7f3a9c{};", re.compile(r"7f3a9c\d+;")  # the content of a message of a small conversation
+AS_USERS = (
+    "<system-reminder>\n{}\n</system-reminder>"  # an instruction in a user's message; the words are Claude Code's
+)
+CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}  # the id is one of Mistral's
 
 Message = dict[str, Any]
 
@@ -20,8 +26,12 @@ Message = dict[str, Any]
 def written_instructions(
     messages: Sequence[Message], where: str, renders: Callable[[Sequence[Message]], str]
 ) -> list[Message]:
-    """The messages, so that the template writes every instruction among them: as they are if it does so already, else with
-    ``system`` in place of ``developer``, else with all instructions in the first of them, as one message.
+    """The messages, so that the template writes every instruction among them, and at its place.
+
+    They are as they are if it does so already. If not, ``system`` takes the place of ``developer``, or those before the
+    user's first message are one message, and later ones are the user's where they stand: the prompt of a conversation then
+    begins with the one before, which the prefix cache has. Only where that fails too are all of them one message at the
+    beginning.
 
     Args:
       messages: a conversation, of ``plain_messages``.
@@ -34,11 +44,13 @@ def written_instructions(
     """
     if all(message["role"] not in INSTRUCTIONS for message in messages):
         return list(messages)
-    missing = _missing(messages, renders)
+    small = _small(messages)
+    missing = _missing(small, list, renders)
     if missing == []:
         return list(messages)
-    for form in (_as_system, _merged, lambda given: _merged(_as_system(given))):
-        if _missing(form(messages), renders) == []:
+    placed, merged = (lambda given: _in_place(_as_system(given))), (lambda given: _merged(_as_system(given)))
+    for form in (_as_system, _in_place, placed, _merged, merged):
+        if _missing(small, form, renders) == []:
             return form(messages)
     if missing is None:  # the template refuses them, and says why when it gets the whole conversation
         return list(messages)
@@ -57,32 +69,86 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
     """All instructions as one message at the beginning, whose role is that of the first of them."""
     instructions = [message for message in messages if message["role"] in INSTRUCTIONS]
     others = [message for message in messages if message["role"] not in INSTRUCTIONS]
-    return [instructions[0] | {"content": "\n\n".join(message["content"] for message in instructions)}, *others]
+    merged = "\n\n".join(message["content"] for message in instructions)
+    return [*([instructions[0] | {"content": merged}] if instructions else []), *others]
 
 
-def _outline(messages: Sequence[Message]) -> list[str]:
-    """The roles of a small conversation with instructions at the same kinds of places: among the first messages, and later
-    ones once for each role."""
-    roles = [message["role"] for message in messages]
-    leading = next((i for i, role in enumerate(roles) if role not in INSTRUCTIONS), len(roles))
-    later = [role for role in dict.fromkeys(roles[leading:]) if role in INSTRUCTIONS]
-    between = [role for instruction in later for role in (instruction, "assistant", "user")]
-    return [*roles[: min(leading, LEADING)], "user", *between]
+def _in_place(messages: Sequence[Message]) -> list[Message]:
+    """The instructions before the first message of the user as one message, and later ones as the user's where they stand.
+
+    A later one is text at the end of the user's message or the tool's result before it, or at the start of the user's
+    message behind it, so that roles alternate as before, and templates that leave out reasoning before the user's last
+    message do not leave out more. Between two messages of the model it is one of its own. Calls stay beside their results.
+    """
+    first = _leading(messages)
+    placed, waiting = _merged(messages[:first]), list[str]()
+    for message in [*messages[first:], {"role": ""}]:
+        if message["role"] in INSTRUCTIONS:
+            waiting.append(AS_USERS.format(message["content"]))
+            continue
+        if waiting and message["role"] != "tool":
+            if placed[-1]["role"] in ("user", "tool"):
+                placed[-1] = placed[-1] | {"content": "\n\n".join([placed[-1]["content"], *waiting])}
+            elif message["role"] == "user":
+                message = message | {"content": "\n\n".join([*waiting, message["content"]])}
+            else:
+                placed.append({"role": "user", "content": "\n\n".join(waiting)})
+            waiting = []
+        placed.append(message)
+    return placed[:-1]
 
 
-def _missing(messages: Sequence[Message], renders: Callable[[Sequence[Message]], str]) -> list[str] | None:
-    """The roles of the instructions that the template does not write, or not in their order; None if it fails."""
-    roles = _outline(messages)
+def _leading(messages: Sequence[Message]) -> int:
+    """How many messages come before the first of the user; all if there is none of the user."""
+    return next((i for i, message in enumerate(messages) if message["role"] == "user"), len(messages))
+
+
+def _small(messages: Sequence[Message]) -> list[Message]:
+    """A small conversation with instructions at the same kinds of places: among the first messages, one at least, and later
+    ones, once for each role and each kind of neighbours."""
+    roles, first = [message["role"] for message in messages], _leading(messages)
+    places = _places(roles[first:])
+    outline = roles[: min(first, LEADING)]
+    if not any(
+        role in INSTRUCTIONS for role in outline
+    ):  # as the user's are only those of a template that knows others
+        outline = [places[0][1], *outline]
+    for before, role, behind in places:
+        if "tool" in (before, behind):
+            outline += ["user", "calls", role, "tool"] if behind == "tool" else ["user", "calls", "tool", role]
+        else:
+            outline += ["user", "assistant", role] if before == "assistant" else ["user", role]
+        outline += ["user", "assistant"] if behind == "user" else ["assistant"]
+    small = [{"role": role, "content": MARK.format(i)} for i, role in enumerate([*outline, "user"])]
+    result = {"tool_call_id": CALL["id"], "name": CALL["function"]["name"]}
+    calls = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    return [calls if m["role"] == "calls" else m | result if m["role"] == "tool" else m for m in small]
+
+
+def _places(roles: Sequence[str]) -> list[tuple[str, str, str]]:
+    """The roles of instructions behind the user's first message, each between those of its neighbours, once."""
+    others, count, places = [role for role in roles if role not in INSTRUCTIONS], 0, {}
+    for role in roles:
+        if role in INSTRUCTIONS:
+            places[others[count - 1], role, others[count] if count < len(others) else "assistant"] = None
+        else:
+            count += 1
+    return list(places)
+
+
+def _missing(
+    small: Sequence[Message], form: Callable[[Sequence[Message]], list[Message]], renders: Callable
+) -> list[str] | None:
+    """The roles of the instructions of a small conversation that the template does not write, or not behind what stands
+    before them in this form; None if it fails."""
+    roles = {message["content"]: message["role"] for message in small if message["role"] in INSTRUCTIONS}
+    messages = form(small)
     try:
-        text = renders([{"role": role, "content": MARK.format(i)} for i, role in enumerate(roles)])
+        text = f"\n{renders(messages)}"  # so that no mark is at 0, where the empty text is found
     except TooSlow:
         raise
     except Exception:  # of many kinds
         return None
-    missing, last = [], -1
-    for i, role in enumerate(roles):
-        if role in INSTRUCTIONS:
-            place = text.find(MARK.format(i))
-            missing += [role] if place <= last else []
-            last = max(place, last)
-    return missing
+    marks = MARKS.findall("".join(message["content"] for message in messages))
+    pairs = zip(["", *marks], marks, strict=False)
+    return [roles[mark] for before, mark in pairs if mark in roles and text.find(mark) <= text.find(before)]

@@ -21,6 +21,7 @@ from jspec.text.detokenizer import COUNTED_CONTEXTS, TooLong, encode_within, kep
 
 MAX_TEMPLATE = 2**20  # characters of a template; the longest that are known have some 20,000
 MAX_REASON = 300  # characters of an error that a template caused
+BEGUN = "7f3a9c"  # stands for the beginning of a message while a template writes what is before
 MAX_SECONDS = 10.0  # of CPU time for a conversation; one of 8 MiB takes known templates less than one
 
 
@@ -75,6 +76,8 @@ def prompt_tokens(
     try:
         if needs_parts(template, small):
             renders, small = (functools.partial(_text_in_parts, form) for form in (renders, small))
+        if continue_final_message:
+            renders = functools.partial(_continued, renders)
         text = _render(where, written_instructions(conversation, where, small), renders)
     except TooSlow as error:
         raise ValueError(f"{where}: the chat template {error}; expected another chat_template") from None
@@ -177,6 +180,18 @@ def _text(tokenizer: Any, template: str, options: dict[str, Any], conversation: 
 def _text_in_parts(renders: Callable[[Sequence[dict[str, Any]]], str], conversation: Sequence[dict[str, Any]]) -> str:
     """The text of a conversation under a template that goes through the parts of each message."""
     return renders(in_parts(conversation))
+
+
+def _continued(renders: Callable[[Sequence[dict[str, Any]]], str], conversation: Sequence[dict[str, Any]]) -> str:
+    """The text of a conversation through its last message, with all that the caller has begun: templates leave out the
+    reasoning of old messages, which transformers refuses here."""
+    last = conversation[-1]
+    try:
+        return renders(conversation)
+    except ValueError:
+        if not last.get("content", "").strip():
+            raise
+    return renders([*conversation[:-1], last | {"content": BEGUN}]).removesuffix(BEGUN) + last["content"]
 
 
 def _render(

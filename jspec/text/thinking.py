@@ -1,5 +1,6 @@
 """The state of one completion in its thinking budget: where the marker that ends reasoning has to come."""
 
+import codecs
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -9,6 +10,7 @@ from jspec.sampling.thinking import ThinkingBudget
 from jspec.text.detokenizer import Tokenizer, encode
 
 PROMPT_END = 256  # tokens of the prompt among which its last marker is looked for
+MISSING = 3  # bytes that a character may lack, and so the most tokens that complete it
 
 
 class Inner(Protocol):
@@ -28,13 +30,15 @@ class _State(NamedTuple):
       thinking: whether the next token is reasoning, or of the marker that ends it.
       used: how many tokens of reasoning there have been.
       forced: how many tokens of the marker have come because they had to.
-      tail: the newest bytes, which may be the beginning of a marker.
+      tail: the newest bytes, which may be the beginning of a marker or of a character.
+      whole: whether the text does not end within a character.
     """
 
     thinking: bool
     used: int = 0
     forced: int = 0
     tail: bytes = b""
+    whole: bool = True
 
 
 class BudgetConstraint:
@@ -88,8 +92,12 @@ class BudgetConstraint:
         return None if self._inner is None else self._inner.add(tokens)
 
     def _due(self, state: _State) -> int | None:
-        """The token of the marker that has to come next; None if others may."""
-        return self._ending[state.forced] if state.thinking and state.used >= self._most else None
+        """The token of the marker that has to come next; None if others may, to complete a character among them. Text
+        that no other constraint keeps valid has no more than ``MISSING`` tokens for that."""
+        if not state.thinking or state.used < self._most:
+            return None
+        waits = not state.whole and (self._inner is not None or state.used < self._most + MISSING)
+        return None if waits else self._ending[state.forced]
 
     def _after(self, state: _State, token: int) -> _State:
         if self._due(state) is not None:
@@ -99,7 +107,8 @@ class BudgetConstraint:
         text = state.tail + self._bytes_of(token)
         if marker in text:
             return _State(not state.thinking, used)
-        return _State(state.thinking, used, 0, text[max(len(text) - len(marker) + 1, 0) :])
+        whole = codecs.utf_8_decode(text, "replace")[1] == len(text)
+        return _State(state.thinking, used, 0, text[max(len(text) - max(len(marker) - 1, MISSING), 0) :], whole)
 
 
 def budget_constraint(

@@ -50,10 +50,10 @@ def _answers(tokenizer, wrong: tuple[int, ...]) -> np.ndarray:
 
 
 @shared
-def chat_llm(tokenizer, drafts: bool = True) -> LLM:
+def chat_llm(tokenizer, drafts: bool = True, max_len: int = MAX_LEN) -> LLM:
     """A model that answers ``ANSWER`` to everybody. Its draft model fails after the third and the eighth byte."""
-    target = bigram(_answers(tokenizer, ()), (EOS,), MAX_LEN)
-    draft = bigram(_answers(tokenizer, (3, 8)), (EOS,), MAX_LEN) if drafts else None
+    target = bigram(_answers(tokenizer, ()), (EOS,), max_len)
+    draft = bigram(_answers(tokenizer, (3, 8)), (EOS,), max_len) if drafts else None
     settings, method = Speculation(num_draft_tokens=3), "draft_model" if drafts else None
-    config = dataclasses.replace(CONFIG, max_len=MAX_LEN)
+    config = dataclasses.replace(CONFIG, max_len=max_len)
     return LLM(target, draft, drafting(method, settings, VOCABULARY), method, tokenizer, settings, config)

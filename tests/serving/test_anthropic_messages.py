@@ -1,6 +1,7 @@
 """``/v1/messages``: Anthropic's requests, messages, events and errors."""
 
 import json
+import random
 
 import pytest
 from openai_server import CHAT, ask, family, service_of
@@ -290,3 +291,55 @@ def test_errors_name_their_path(fields, words):
 )
 def test_errors_have_anthropics_form(service, fields, status, kind, words):
     assert words in error_of(message(service, **fields), status, kind)
+
+
+PROMPTS = (
+    "{% for tool in tools or [] %}{{ tool.function.name }},{% endfor %}"
+    "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}{{ reasoning_effort }}{{ enable_thinking }}"
+    "{% if add_generation_prompt %}def {% endif %}"
+)
+LIST = {"name": "list_files", "input_schema": {"type": "object", "properties": {}}}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "x"}
+USE = {"type": "tool_use", "id": "t1", "name": "read_file", "input": {"path": "a.py"}}
+FIELDS = {  # those that may change a prompt
+    "system": (
+        "Be brief.",
+        [{"type": "text", "text": "x-anthropic-billing-header: 1"}, {"type": "text", "text": "Be."}],
+    ),
+    "tools": ([READ], [READ, LIST]),
+    "tool_choice": ({"type": "auto"}, {"type": "none"}, ANY, {"type": "tool", "name": "read_file"}),
+    "thinking": ({"type": "disabled"}, {"type": "adaptive"}, {"type": "enabled", "budget_tokens": 9}),
+    "output_config": ({"effort": "low"}, {"effort": "max"}),
+    "messages": (
+        [*SAY, {"role": "assistant", "content": "I begin"}],
+        [*SAY, {"role": "system", "content": "Late."}],
+        [*SAY, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [RESULT]}],
+    ),
+}
+
+
+@pytest.mark.parametrize("parser", [None, "hermes"])
+def test_a_count_is_what_the_request_uses(parser):
+    """Of all pairs of values, in random combinations of the other fields."""
+    own, draw = (
+        service_of(family(), tool_parser=parser, reasoning_parser="qwen3", chat_template=PROMPTS),
+        random.Random(1),
+    )
+    for name, values in FIELDS.items():
+        for value in values:
+            others = {other: draw.choice([None, *FIELDS[other]]) for other in FIELDS if other != name}
+            fields = {key: given for key, given in {**others, name: value}.items() if given is not None}
+            if "tools" not in fields and fields.get("tool_choice", {}).get("type") in ("any", "tool"):
+                fields["tools"] = [READ]
+            used = message(own, **fields, max_tokens=1).json()["usage"]
+            counted = ask(own, f"{PATH}/count_tokens", {"model": "family", "messages": SAY, **fields}).json()
+            assert counted == {"input_tokens": used["input_tokens"] + used["cache_read_input_tokens"]}, fields
+
+
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_a_chat_is_tokenized_as_it_is_asked(choice):
+    own = service_of(family(), chat_template=PROMPTS)
+    tools = [{"type": "function", "function": {"name": "read_file", "parameters": READ["input_schema"]}}]
+    chat = {"messages": SAY, "tools": tools, "tool_choice": choice}
+    used = ask(own, "/v1/chat/completions", {**chat, "max_tokens": 1}).json()["usage"]
+    assert ask(own, "/tokenize", chat).json()["count"] == used["prompt_tokens"]

@@ -37,7 +37,7 @@ def prompt_of(service: Service, request: ChatFields, kept: int | None = None) ->
     try:
         return service.llm.chat_prompt(
             request.messages,
-            tools=request.tools or None,
+            tools=None if request.tool_choice == "none" else request.tools or None,
             add_generation_prompt=adds,
             continue_final_message=ends_open,
             chat_template=service.chat_template,

@@ -5,6 +5,7 @@ All endpoints for chats have it in common; they differ in how a turn is asked fo
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from jspec.serving.openai.protocol import ChatRequest
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.serving_base import RequestSettings, Tenant, request_settings, requests_of
 from jspec.serving.openai.tool_choice import callable_tools, choice_of, name_of
+from jspec.text.chat_messages import plain_messages
 from jspec.text.parsers.blocks import Blocks
 from jspec.text.parsers.calls import NAME
 from jspec.text.parsers.forced import (
@@ -33,7 +35,7 @@ from jspec.text.parsers.forced import (
 from jspec.text.parsers.parser import OutputParser, make_parser
 from jspec.text.parsers.registry import reasoning_format, tool_format
 
-PROMPT_END = 64  # tokens of the prompt that may say whether the model is reasoning when its text begins
+PROMPT_END = 256  # tokens of what the template writes before the model's text, at most
 
 TurnParser = OutputParser | JsonCalls
 
@@ -93,7 +95,8 @@ class ChatTurn:
             return settings
         if form is not None and self._reasoning is not None and not self._is_free:
             markers, thinks = self.service.marker_tokens.ids, reasoning_format(self._reasoning)
-            form = after_reasoning(form, thinks, markers, self._prompt_end(), answers=not self.choice.is_forced)
+            answers = not self.choice.is_forced
+            form = after_reasoning(form, thinks, markers, self._prompt_end, answers, self._begun)
         fields = {"structured_outputs": form, "thinking_budget": budget}
         copies = [dataclasses.replace(params, **fields) for params in settings.copies]
         return dataclasses.replace(settings, copies=copies)
@@ -121,35 +124,55 @@ class ChatTurn:
             self._reasoning,
             tools=self._callable,
             tokens=self.service.marker_tokens.after(self.prompt),
-            prompt=self._prompt_end(),
+            prompt=self._prompt_end,
+            begun=self._begun,
             begins_open=False if has_form else None,  # the form says where reasoning begins
         )
         return JsonCalls(parser, self._form.name) if self._form is not None and formless else parser
 
     def num_reasoning_tokens(self, blocks: Blocks, token_ids: Sequence[int]) -> int:
-        """How many tokens of a text are reasoning: those through the last marker that ends it, if that is a token."""
+        """How many tokens of a text are reasoning: those through the first marker that ends it."""
         thoughts = [block for block in blocks.done if block.kind == "reasoning"]
         reasoning = reasoning_format(self._reasoning)
         if reasoning is None or not blocks.has_reasoning:
             return 0
-        end = self.service.marker_tokens.ids.get(reasoning.end)
-        if end is not None and end in token_ids:
-            return len(token_ids) - list(reversed(token_ids)).index(end)
+        if (count := self._num_through(reasoning.end, token_ids)) is not None:
+            return count
         if len(thoughts) == len(blocks.done):
             return len(token_ids)
         text = "".join(block.text for block in thoughts)
         return len(self.service.encoded(text, "reasoning", special=False))
+
+    def _num_through(self, marker: str, token_ids: Sequence[int]) -> int | None:
+        """How many tokens there are through the first of these markers; None if there is none."""
+        if (id := self.service.marker_tokens.ids.get(marker)) is not None:
+            return token_ids.index(id) + 1 if id in token_ids else None
+        newest = b""
+        for count, token in enumerate(token_ids, 1):
+            newest = newest[-len(marker) :] + self.service.token_bytes(token, self.service.decoded([token]))
+            if marker.encode() in newest:
+                return count
+        return None
 
     def _budget(self) -> ThinkingBudget | None:
         """The most tokens of reasoning, with the markers of the model's format."""
         count, reasoning = self.request.thinking_token_budget, reasoning_format(self._reasoning)
         if count is None or reasoning is None:
             return None
-        begun = reasoning.said_by(self._prompt_end())
+        begun = reasoning.said_by(self._prompt_end, self._begun)
         return ThinkingBudget(count, reasoning.start, reasoning.end, bool(begun))
 
+    @functools.cached_property
+    def _begun(self) -> str:
+        """The beginning of the model's message, if the request has it."""
+        begins = not self.request.continue_final_message
+        return "" if begins else plain_messages(self.request.messages[-1:])[0].get("content", "")
+
+    @functools.cached_property
     def _prompt_end(self) -> str:
-        return self.service.decoded(self.prompt[-PROMPT_END:])
+        """The text of the prompt from the model's turn on, or more."""
+        size = PROMPT_END + len(self._begun.encode(errors="replace"))  # a token has at least a byte
+        return self.service.decoded(self.prompt[-size:])
 
     def _forget_format(self):
         """Leave out the form of an answer, because a call is forced instead of one; clients that force a call send both.

@@ -99,6 +99,7 @@ class ChatFields(Body):
 
     messages: ListOf[dict[str, Any]]
     tools: ListOf[dict[str, Any]] | None = None
+    tool_choice: Any = None
     documents: ListOf[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -110,7 +111,6 @@ class ChatRequest(GenerationRequest, ChatFields):
     """``/v1/chat/completions``."""
 
     max_completion_tokens: int | None = None
-    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: int | None = None

@@ -13,6 +13,7 @@ def read_document(
     tool: ToolFormat | None,
     reasoning: ReasoningFormat | None,
     prompt: str,
+    begun: str = "",
 ) -> Steps[None]:
     """Read a completion.
 
@@ -24,11 +25,13 @@ def read_document(
       reader, output, calls: of the completion.
       tool, reasoning: the formats; None if markers of that kind are text.
       prompt: the text before the completion, or its end.
+      begun: what of it is the beginning of the model's message, by the request. An answer there comes before as content.
     """
     begins = tool.begins if tool else ()
     in_content = (*begins, *(tool.plain_begins + tool.first_begins if tool else ()))
     starts = () if reasoning is None else (reasoning.start,)
-    thinking = reasoning is not None and reasoning.opened_by(prompt)
+    thinking = reasoning is not None and reasoning.opened_by(prompt, begun)
+    answers = not thinking and bool((begun.rpartition(reasoning.end)[2] if reasoning else begun).strip())
     if thinking and reasoning and prompt.endswith(reasoning.start):
         yield from reader.match("\n")
     while True:
@@ -46,7 +49,7 @@ def read_document(
                 continue
         else:
             marker = yield from reader.until((*starts, *in_content), output.content)
-            if reasoning and marker == reasoning.start and output.fresh:
+            if reasoning and marker == reasoning.start and output.fresh and not answers:
                 output.begin_reasoning()
                 thinking = True
                 yield from reader.match("\n")
@@ -54,7 +57,7 @@ def read_document(
         if marker is None:
             return
         plain = output.reasoning if thinking else output.content
-        first = output.fresh and not calls.count
+        first = output.fresh and not calls.count and not answers
         if tool and (marker in begins or marker in tool.plain_begins or (first and marker in tool.first_begins)):
             reader.keep(marker)
             called = yield from _read_calls(reader, output, calls, tool, marker)

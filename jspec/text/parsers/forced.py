@@ -115,6 +115,7 @@ def after_reasoning(
     tokens: Mapping[str, int],
     prompt: str,
     answers: bool,
+    begun: str = "",
 ) -> StructuredOutputsParams:
     """The form, before which the model may reason as its format of reasoning has it.
 
@@ -123,9 +124,10 @@ def after_reasoning(
       tokens: the ids of the tokenizer's added tokens by their text.
       prompt: the text before the completion, or its end.
       answers: whether the form is that of the answer, not of calls.
+      begun: what of the prompt is the beginning of the model's message, by the request.
     """
     grammar = CallGrammar(tokens)
-    before = "" if reasoning is None else reasoning.grammar(grammar, prompt, answers)
+    before = "" if reasoning is None else reasoning.grammar(grammar, prompt, answers, begun)
     return dataclasses.replace(form, preamble=grammar.text(before)) if before.strip() else form
 
 

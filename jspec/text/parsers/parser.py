@@ -67,6 +67,7 @@ def make_parser(
     tools: Sequence[Mapping] | None = None,
     tokens: MarkerTokens | None = None,
     prompt: str = "",
+    begun: str = "",
     begins_open: bool | None = None,
 ) -> OutputParser:
     """A parser for one completion.
@@ -77,6 +78,7 @@ def make_parser(
       tools: the request's, as OpenAI's dictionaries: ``{"type": "function", "function": {"name", "parameters"}}``.
       tokens: the tokenizer's markers, with this completion's prompt. Without them, markers are found in the text.
       prompt: the end of the prompt's text, from which follows whether the completion begins with reasoning.
+      begun: what of it is the beginning of the model's message, by the request.
       begins_open: whether it does if the prompt does not say; None is as the format has it.
 
     Raises:
@@ -102,5 +104,5 @@ def make_parser(
     if harmony:
         steps = read_harmony(calls, output, prompt, with_calls=calls_as is not None)
     else:
-        steps = read_document(reader, output, calls, calls_as, thinks_as, prompt)
+        steps = read_document(reader, output, calls, calls_as, thinks_as, prompt, begun)
     return OutputParser(lexer, reader, output, steps)

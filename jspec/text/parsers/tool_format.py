@@ -75,31 +75,44 @@ class ReasoningFormat:
     def all_markers(self) -> tuple[str, ...]:
         return self.markers or (self.start, self.end)
 
-    def opened_by(self, prompt: str) -> bool:
-        """Whether a completion of this prompt begins with reasoning."""
-        said = self.said_by(prompt)
+    def opened_by(self, prompt: str, begun: str = "") -> bool:
+        """Whether a completion of this prompt begins with reasoning; the arguments are those of ``said_by``."""
+        said = self.said_by(prompt, begun)
         return self.open if said is None else said
 
-    def grammar(self, grammar: CallGrammar, prompt: str, answers: bool) -> str:
+    def grammar(self, grammar: CallGrammar, prompt: str, answers: bool, begun: str = "") -> str:
         """An expression for the reasoning that may come, or has to be ended, before a form; empty if none may.
 
         Args:
-          prompt: the text before the completion, or its end.
+          prompt, begun: as of ``said_by``.
           answers: whether the form is that of the answer, not of calls.
         """
-        begun, answer = self.said_by(prompt), grammar.literal(self.answer) if answers else ""
-        if begun is False:
+        if self.answer and prompt.rfind(self.answer) > prompt.rfind(self.end):
+            return ""  # the answer is under way
+        said, answer = self.said_by(prompt, begun), grammar.literal(self.answer) if answers else ""
+        if said is False:
             return answer
         ended = grammar.text_until(self.end)
         rest = f"{ended} {grammar.literal(self.then) if self.then else NEWLINES}"
-        return f"{rest} {answer}" if begun else f"({grammar.literal(self.start)} {rest})? {answer}"
+        return f"{rest} {answer}" if said else f"({grammar.literal(self.start)} {rest})? {answer}"
 
-    def said_by(self, prompt: str) -> bool | None:
-        """Whether a prompt says that the model is reasoning, or that it is not; None if it says nothing."""
+    def said_by(self, prompt: str, begun: str = "") -> bool | None:
+        """Whether a prompt says that the model is reasoning, or that it is not; None if it says nothing.
+
+        Args:
+          prompt: the text before the completion, or its end.
+          begun: the text at its end with which the request has begun the model's message, empty if it has not. As in a
+            completion, the reasoning's start counts where no answer comes before. Text without it is an answer, unless the
+            template has opened the reasoning.
+        """
+        if begun := begun.strip():
+            _, ended, rest = begun.rpartition(self.end.rstrip())
+            opened = rest.strip().removeprefix(self.then).startswith(self.start.rstrip())
+            return opened or (not ended and self.said_by(prompt.rpartition(begun)[0]) is True)
         turn = max((prompt.rfind(marker) + len(marker) for marker in self.turns if marker in prompt), default=-1)
         if turn < 0:  # another template's prompt, of which only the very end is the model's turn
             written = prompt.rstrip()
             start, end = self.start.rstrip(), self.end.rstrip()
             return True if written.endswith(start) else False if written.endswith(end) else None
-        begun, ended = prompt.rfind(self.start.rstrip(), turn), prompt.rfind(self.end.rstrip(), turn)
-        return None if begun == ended else begun > ended
+        opened, closed = prompt.rfind(self.start.rstrip(), turn), prompt.rfind(self.end.rstrip(), turn)
+        return None if opened == closed else opened > closed
