@@ -67,8 +67,11 @@ def run_each(
       NotWanted: nobody waits for that any more.
     """
     config, every = inputs.config, runner.programs
-    rounds = {program: Call.of(config, b, [0], [pages], 1) for (b, *_), program in every.decode.items()}
-    rounds |= {program: Call.of(config, b, [0], [pages], 1) for b, program in every.processing_decode.items()}
+    rounds: dict[Program, tuple] = {}
+    for b in config.batch_buckets:
+        call = Call.of(config, b, [0], [pages], 1)
+        decode = [every.processing_decode[b], *(program for (rows, *_), program in every.decode.items() if rows == b)]
+        rounds |= {program: (program.packing.pack(call),) for program in decode}
     request = Request(0, [0], SamplingParams(max_tokens=1), np.zeros(2, np.uint32))
     (admission,) = inputs.admissions([(0, request)])
     for program, args in programs:
@@ -76,7 +79,5 @@ def run_each(
             require_wanted(runner.is_wanted)
             if program in rounds:
                 runner.send_packed(every.admit, admission)
-                runner.send_packed(program, rounds[program])
-            else:
-                runner._send(program, *args)
-            jax.block_until_ready(runner.state)
+            result = runner._send(program, *rounds.get(program, args))
+            jax.block_until_ready((result, runner.state))
