@@ -54,11 +54,8 @@ def test_nothing_is_compiled_after_warmup(xla_compilations):
     assert set(ran) == {program for program in fresh.runner.programs if program.compiled}
     assert str(fresh.runner.progress) == f"all {programs} programs have run"
     of_rounds = fresh.runner.programs.decode, fresh.runner.programs.processing_decode
-    rounds = [
-        RoundLog.unpacked(jax.tree.map(np.asarray, ran[program]))
-        for programs in decode
-        for program in programs.values()
-    ]
+    logs = [jax.tree.map(np.asarray, ran[program]) for kind in of_rounds for program in kind.values()]
+    rounds = map(RoundLog.unpacked, logs)
     assert [log.count.max() for log in rounds] == [1, 1]  # a round each, and not only its loop
     before = len(xla_compilations)
     assert before > 0  # the listener hears
