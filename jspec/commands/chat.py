@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, speculation: "jspec.Speculation") -> int:
     if interactive:
         with contextlib.suppress(ImportError):  # Windows has none
             import readline  # noqa: F401 - lets ``input`` edit lines, and find earlier ones
-    print(f"jspec chat: loading and compiling {args.target}", file=sys.stderr, flush=True)
+        print(f"loading and compiling {args.target} ...", file=sys.stderr, flush=True)
     llm = jspec.load(args.target, args.draft, speculation=speculation, max_batch=1, **generate.loading(args))
     session = Session(llm, args.system, {"tools": tools, "chat_template": template}, sampling, args.plain)
     warm_up(llm, "jspec chat")

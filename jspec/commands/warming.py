@@ -12,7 +12,7 @@ FIRST, SECONDS = 1.0, 10.0  # until the first line, and between two others
 
 
 def warm_up(llm: "LLM", command: str):
-    """``llm.warmup()``, about which standard error gets a line now and then, and one when all programs have run.
+    """``llm.warmup()``, about which standard error gets a line at once and now and then, and one when all programs have run.
 
     Args:
       llm: the model.
@@ -30,6 +30,7 @@ def warm_up(llm: "LLM", command: str):
             tell()
             wait = SECONDS
 
+    print(f"{command}: compiling", file=sys.stderr, flush=True)
     thread = threading.Thread(target=keep_telling, name="jspec.warm_up", daemon=True)
     thread.start()
     try:

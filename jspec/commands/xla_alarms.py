@@ -17,7 +17,7 @@ from jspec._child_process import python_command
 STDERR = 2  # the file descriptor that libraries in C++ write to
 _HEAD = re.compile(rb".*\bslow_operation_alarm\.cc:\d+\]")
 _BODY = re.compile(
-    rb"\s*$|\*{32}$|\[Compiling module |The operation took |Constant folding an instruction is taking |  %"
+    rb"\s*$|\*{32}$|\[Compiling module .*\] Very slow compile\? |Constant folding an instruction is taking |  %"
     rb"|This isn't necessarily a bug; constant-folding |If you'd like to file a bug, run with envvar XLA_FLAGS="
 )
 

@@ -41,7 +41,6 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
         if llm.tokenizer is None:
             print("jspec serve: the target has no tokenizer, so prompts can only be token ids", file=sys.stderr)
         print(f"jspec serve: the context has {llm.engine.config.max_len:,} tokens", file=sys.stderr)
-        print("jspec serve: compiling", file=sys.stderr, flush=True)
         with without_alarms():
             warm_up(llm, "jspec serve")
         grammars, limits = llm.engine.frontend.grammars, settings.limits
