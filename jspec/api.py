@@ -13,6 +13,7 @@ from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation, shards_of
+from jspec.config.engine import PASS_TOKENS
 from jspec.config.heads import DraftConfig
 from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
@@ -308,6 +309,9 @@ def _engine_config(fields: Mapping[str, Any], target: ModelConfig, draft: DraftC
     config = EngineConfig(**fields)
     if chooses:
         config = dataclasses.replace(config, max_len=within_pool(config.max_len, config))
+    if config.prefill_tokens is None and not config.reproducible and jax.default_backend() != "gpu":
+        # A CPU is no faster at larger batches, and runs every size of them at warm-up, padding included.
+        config = dataclasses.replace(config, prefill_tokens=max(PASS_TOKENS["reproducible"], config.chunk))
     return config.for_target(target, None if draft is None else draft.language_model)
 
 

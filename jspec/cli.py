@@ -1,6 +1,7 @@
 """The ``jspec`` command: ``jspec demo``, ``generate``, ``chat``, ``serve``, ``bench``, ``train`` and ``doctor``."""
 
 import argparse
+import contextlib
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from jspec.commands.generate import add_arguments as add_generate_arguments
 from jspec.commands.interrupts import repeated_interrupts
 from jspec.commands.model_args import KV_CACHE_DTYPES, add_download_option, add_verifying_options, draft_count_of
 from jspec.commands.terminal import READER_LEFT, reader_left
+from jspec.commands.xla_alarms import without_alarms
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 from jspec.serving.openai.command import add_arguments as add_serve_arguments
@@ -34,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        with repeated_interrupts():
+        # A server does that itself, and only while it compiles.
+        alarms = contextlib.nullcontext() if args.command == "serve" else without_alarms()
+        with repeated_interrupts(), alarms:
             code = args.run(args)
         return READER_LEFT if reader_left() else code
     except MISTAKES as error:

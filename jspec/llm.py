@@ -244,7 +244,7 @@ class LLM:
         )
 
     def warmup(self) -> "LLM":
-        """Compile every program now, so that no request waits for it; returns this object."""
+        """Compile every program and run it once now, so that no request waits for it; returns this object."""
         self.engine.warmup()
         return self
 

@@ -43,7 +43,9 @@ KNOWS = {
     "api": FOUNDATION
     | {"checkpoints", "compilation_cache", "drafting", "engine", "llm", "loading", "sampling", "text"},
     "commands": FOUNDATION | {"hub", "llm", "loading", "text"},
-    "serving": FOUNDATION | {"commands.group_args", "commands.model_args", "engine", "llm", "sampling", "text"},
+    "serving": FOUNDATION
+    | {"commands.group_args", "commands.model_args", "commands.warming", "commands.xla_alarms"}
+    | {"engine", "llm", "sampling", "text"},
     "bench": FOUNDATION | {"checkpoints", "commands.group_args", "commands.model_args", "sampling", "text"},
     "train": FOUNDATION
     | {"checkpoints", "commands", "drafting", "engine", "hub", "llm", "loading", "models", "pallas", "sampling"},

@@ -12,6 +12,7 @@ import jspec
 from jspec.commands import generate
 from jspec.commands.reply import Reply, ReplyFormat
 from jspec.commands.terminal import Screen, opened, summary
+from jspec.commands.warming import warm_up
 from jspec.text.chat_template import read_template
 
 PROMPT = "> "
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace, speculation: "jspec.Speculation") -> int:
         print(f"loading and compiling {args.target} ...", file=sys.stderr, flush=True)
     llm = jspec.load(args.target, args.draft, speculation=speculation, max_batch=1, **generate.loading(args))
     session = Session(llm, args.system, {"tools": tools, "chat_template": template}, sampling, args.plain)
-    llm.warmup()
+    warm_up(llm, "jspec chat")
     session.greet(interactive)
     while True:
         try:

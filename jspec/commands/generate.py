@@ -13,6 +13,7 @@ from typing import Any
 import jspec
 from jspec.commands.model_args import add_download_option
 from jspec.commands.terminal import Screen, opened, summary
+from jspec.commands.warming import warm_up
 from jspec.config import EngineConfig
 from jspec.text.chat_template import read_template
 from jspec.text.token_spans import TokenSpans
@@ -147,7 +148,7 @@ def _stream(args: argparse.Namespace, prompt, options: dict[str, Any]) -> int:
         llm = jspec.load(args.target, **options)
     request = llm.engine.request(prompt, **sampling(args))
     spans = TokenSpans(llm.tokenizer, request.prompt)
-    llm.warmup()  # so that the measured time does not include compilation
+    warm_up(llm, "jspec generate")  # so that the measured time does not include compilation
     if llm.method is not None:
         screen.legend()
     start = time.perf_counter()

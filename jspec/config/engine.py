@@ -43,7 +43,8 @@ class EngineConfig:
         attention reads prompts 128 tokens at a time, or 64 for one with gated delta nets, or with such a draft model, whose
         chunks have to be multiples of 64 tokens.
       prefill_tokens: the most tokens of a prefill batch, padding included. None takes 512 if ``reproducible``, where every
-        batch has that many, and otherwise 4,096, or 8,192 for a target that is a mixture of experts (``for_target``).
+        batch has that many, and otherwise 4,096, or 8,192 for a target that is a mixture of experts (``for_target``);
+        ``jspec.load`` takes 512 where there is no GPU.
       rounds: the most rounds of one call to the device. There are fewer while requests wait. Clients get the tokens of a
         call together, and new requests wait for its end. More than a few pay only for models so small that a round takes
         less time than the host's work for a call.

@@ -279,7 +279,7 @@ class Engine:
             ends.close()
 
     def warmup(self):
-        """Compile all programs, and measure costs that are not known; no later call compiles anything.
+        """Compile and run all programs, and measure costs that are not known; no later call compiles anything.
 
         It waits until all requests that are under way have ended. Ctrl-C ends it at once; what is being compiled then, is
         compiled to its end in the background.

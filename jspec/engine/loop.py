@@ -118,18 +118,22 @@ class Loop:
         return progress
 
     def warmup(self):
-        """Compile all programs, and measure costs that are not known. No request may be under way.
+        """Compile and run all programs, and measure costs that are not known. No request may be under way.
 
         Raises:
           RuntimeError: the device does not recover from an exception.
           Exception: what compiling or running one of them raised.
         """
         self._calls.clear()  # of requests that have ended
+        pages = self.scheduler.pages
         try:
-            self.runner.warmup()
+            slots = pages.pages(self.runner.num_draft_tokens + 2)  # of a round behind one token
+            held = pages.take(min(slots, pages.available, self.config.pages_per_row))
+            self.runner.warmup(held)
+            pages.release(held)
             if self._chooses and self.controller is None:
                 self.controller = Controller(self.runner.costs())
-                self.scheduler.pages.forget_prefixes()  # measuring wrote over them
+                pages.forget_prefixes()  # measuring wrote over them
         except Exception as error:
             self.fail(error)
             raise

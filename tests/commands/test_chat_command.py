@@ -14,6 +14,8 @@ from jspec.cli import main
 from jspec.commands import chat as chat_command
 
 SAID = r"acceptance length \d\.\d\d, \d+% of \d+ drafts accepted, 11 tokens, \d+\.\d tokens/s\n"
+WARM = r"jspec \w+: compiling\n(jspec \w+: (compiling|running) \d+ of \d+ programs \(\w+\) after \d+ s\n)*"
+WARM += r"jspec \w+: all \d+ programs have run after \d+ s\n"
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def test_each_line_of_a_pipe_is_a_turn(monkeypatch, capsys, loaded, prompts):
     assert chat(monkeypatch, "one\r\n\n /reset?\ntwo", "--system", "be", "--temperature", "0") == 0
     out, err = capsys.readouterr()
     assert out == f"{ANSWER}\n" * 3
-    assert re.fullmatch(SAID * 3, err)
+    assert re.fullmatch(WARM + SAID * 3, err)
     first = "<s>[system:be][user:one]"
     second = f"{first}[assistant:{ANSWER}][user: /reset?]"
     assert prompts == [f"{first}>", f"{second}>", f"{second}[assistant:{ANSWER}][user:two]>"]
@@ -69,9 +71,10 @@ def test_reset_clears_and_exit_ends_the_conversation(monkeypatch, capsys, loaded
     assert prompts == ["<s>[system:be][user:one]>", "<s>[system:be][user:two]>"]
     out, err = capsys.readouterr()
     assert out == f"{ANSWER}\n" * 2
-    assert re.fullmatch(f"{SAID}the conversation is cleared\n{SAID}", err)
+    assert re.fullmatch(f"{WARM}{SAID}the conversation is cleared\n{SAID}", err)
     assert chat(monkeypatch, "") == 0
-    assert capsys.readouterr() == ("", "")
+    out, err = capsys.readouterr()
+    assert (out, bool(re.fullmatch(WARM, err))) == ("", True)
 
 
 def test_tools_and_template_files_reach_the_chat_template(monkeypatch, capsys, loaded, prompts, tmp_path):
@@ -131,7 +134,8 @@ def test_failed_response_is_left_out(monkeypatch, capsys, loaded, prompts, llm):
     monkeypatch.setattr(llm.engine.runner, "execute", fail_once)
     assert chat(monkeypatch, "one\ntwo\n") == 2
     out, err = capsys.readouterr()
-    assert err.startswith("jspec chat: the response failed: OSError: a broken device; the last turn is left out\n")
+    failed = "jspec chat: the response failed: OSError: a broken device; the last turn is left out\n"
+    assert re.match(WARM + failed, err)
     assert (out, prompts[1]) == (f"\n{ANSWER}\n", "<s>[user:two]>")
 
 
@@ -239,7 +243,7 @@ def test_ctrl_c_before_a_response_drops_the_turn(monkeypatch, capsys, loaded, pr
 def test_ctrl_c_with_a_pipe_ends_the_command(monkeypatch, capsys, loaded, llm):
     interrupt(monkeypatch, llm, after=1)
     assert chat(monkeypatch, "one\ntwo\n") == 130
-    assert capsys.readouterr().err == "jspec chat: interrupted\n"
+    assert re.fullmatch(WARM + "jspec chat: interrupted\n", capsys.readouterr().err)
 
 
 def test_refused_turn_at_the_keyboard_exits_with_0(capsys, loaded, prompts, typed):
@@ -267,7 +271,7 @@ def generated(capsys, *arguments: str) -> tuple[str, str]:
 def test_generate_streams_one_prompt(capsys, loaded, prompts):
     out, err = generated(capsys, "x>", "--stream", "--draft", "d", "--max-len", "64")
     assert (out, prompts) == (f"{ANSWER}\n", ["x>"])
-    assert re.fullmatch(SAID, err)
+    assert re.fullmatch(WARM + SAID, err)
     options = {"max_len": 64, "draft": "d", "speculation": jspec.Speculation(4), "max_batch": 1}
     assert loaded == [("folder", options)]
     out, err = generated(capsys, "x>", "--stream", "--stop", "€", "--max-tokens", "9")

@@ -1,5 +1,6 @@
 """``load``: folders in, and which pairs, sizes and settings are refused before anything is compiled."""
 
+import dataclasses
 import json
 import shutil
 
@@ -7,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import causal
+from engines import TARGET, causal
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 import convert
 import jspec
+from jspec.api import _engine_config
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.loading import memory_budget
 from jspec.loading.pair import default_params
@@ -419,3 +421,17 @@ def test_end_of_text_comes_from_the_checkpoint(folders, llm):
         assert result.token_ids.index(EOS) == len(result.token_ids) - 1
         assert result.stop_reason is None
         assert "</s>" not in result.text
+
+
+def test_prefill_batches_are_small_without_a_gpu(monkeypatch):
+    """Every size of them is compiled and run before the first request, and on a CPU a larger one is no faster."""
+
+    def largest(**fields) -> int:
+        config = _engine_config({"max_len": 8192, **fields}, dataclasses.replace(TARGET, max_position=8192), None)
+        return config.chunk_buckets[-1] * config.chunk
+
+    fast = {"reproducible": False}
+    assert [largest(), largest(**fast), largest(**fast, prefill_tokens=2048)] == [512, 512, 2048]
+    assert largest(**fast, prefill_chunk=1024) == 1024
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert largest(**fast) == 4096

@@ -114,6 +114,12 @@ def test_synchronous_client_gets_completions(server, client):
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
 
 
+def test_programs_have_run_when_the_address_is_told(server, tmp_path_factory):
+    log = tmp_path_factory.getbasetemp() / "server0" / "log"
+    told = r"jspec serve: compiling\n(.*\n)*jspec serve: all \d+ programs have run after \d+ s\n(.*\n)*.* at http://"
+    assert re.search(told, log.read_text()), log.read_text()
+
+
 def test_asynchronous_client_gets_completions(server):
     async def everybody():
         async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key=KEY, max_retries=0) as client:

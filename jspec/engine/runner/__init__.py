@@ -3,6 +3,7 @@
 model_runner.py          executes the schedule of a step
 device_batch.py          the state of the batch on the device, and programs sent to it
 program_inputs.py        the programs of a schedule, and their inputs
+warmup.py                runs every program before the first request, and says how far that is
 round_costs.py           seconds of every round shape, cached or measured
 programs.py              the programs, as functions of flat weights and the state
 compile.py               compiles programs before their first call

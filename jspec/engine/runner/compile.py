@@ -46,6 +46,7 @@ class Program:
       function, donate: as given.
       options: XLA's.
       cache: the on-disk cache of its executable.
+      calls: how often it was sent to the device.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Program:
         donated = () if donate is None else donate
         self._jitted = jax.jit(named, donate_argnums=donated, compiler_options=self.options)
         self._compiled: jax.stages.Compiled | None = None
+        self.calls = 0
 
     @property
     def compiled(self) -> bool:
@@ -108,10 +110,12 @@ class Program:
         """
         assert self._compiled is not None, f"compile() of program {self.name!r} comes first"
         try:
-            return self._compiled(*args)
+            results = self._compiled(*args)
         except TypeError as error:
             error.add_note(f"Program {self.name!r} was compiled for arguments of one shape, and is not compiled again.")
             raise
+        self.calls += 1
+        return results
 
     def _lower(self, *args) -> jax.stages.Lowered:
         """The lowered program; Python's part of the work."""
@@ -136,7 +140,13 @@ class Program:
 
 
 class NotWanted(RuntimeError):
-    """Nobody waits any more for what was to be compiled."""
+    """Nobody waits any more for what was to be compiled or run."""
+
+
+def require_wanted(is_wanted: Callable[[], bool]):
+    """Raise ``NotWanted`` if ``is_wanted`` says no."""
+    if not is_wanted():
+        raise NotWanted("nobody waits for these programs any more")
 
 
 def compile_all(
@@ -191,21 +201,17 @@ def _in_threads(threads: int, calls: Iterable[tuple[Callable, tuple]], is_wanted
         else:
             ended.put(None)
 
-    def require_wanted():
-        if not is_wanted():
-            raise NotWanted("nobody waits for these programs any more")
-
     count, pool = 0, ThreadPoolExecutor(max(threads, 1), "compile")
     try:
         for call in calls:
             pool.submit(make, *call)
             count += 1
-            require_wanted()
+            require_wanted(is_wanted)
         while count:
             try:
                 error = ended.get(timeout=PATIENCE)
             except queue.Empty:
-                require_wanted()
+                require_wanted(is_wanted)
                 continue
             if error is not None:
                 raise error

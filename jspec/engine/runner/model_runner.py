@@ -25,6 +25,7 @@ from jspec.engine.runner.round_costs import round_costs
 from jspec.engine.runner.split_rounds import SplitRounds, VerifiedDrafts, processes, start_host_copies
 from jspec.engine.runner.step_io import Call, CallLogs, RoundLog
 from jspec.engine.runner.swap import SwapBlock, SwapBlocks, to_memory_kind
+from jspec.engine.runner.warmup import WarmupProgress, run_each
 from jspec.engine.scheduler.prefill_batching import Chunk
 from jspec.engine.scheduler.schedule import Schedule, Swap
 from jspec.models.cache_pools import has_states
@@ -64,6 +65,7 @@ class ModelRunner(DeviceBatch):
       width: how many query tokens the target reads for each row in a round of that K.
       draft_lengths: every K of rounds, as a tuple.
       split_rounds: rounds of batches in which a grammar restricts some requests.
+      progress: of the newest warm-up.
 
     Raises:
       ValueError: ``config.width`` is too narrow for the drafts.
@@ -102,6 +104,7 @@ class ModelRunner(DeviceBatch):
         self._highest_epoch = 0  # of sums by packets, as far as logs were read
         self._inputs = ProgramInputs(self.programs, config, target.config.vocab_size)
         self._swap_blocks = SwapBlocks()
+        self.progress = WarmupProgress()
         rereads = keeps_states(draft_model)
         self.split_rounds = SplitRounds(self.programs, config, most, lambda *args: self._send(*args), rereads)
 
@@ -130,7 +133,8 @@ class ModelRunner(DeviceBatch):
         self._compile([(program, args) for program, args in self._needed(schedule, shape) if not program.compiled])
         if schedule.drafting:
             how = self._config.bucket(len(schedule.drafting)), processes(schedule.drafting, self._config)
-            self._compile_verify_programs([how])
+            if not self.programs.finish[how].compiled:
+                self._compile_verify_programs([how])
 
     def execute(self, schedule: Schedule, shape: RoundShape) -> "Sent":
         """Send all programs of a schedule, with rounds of this shape.
@@ -206,19 +210,26 @@ class ModelRunner(DeviceBatch):
         self.reset_state()
         return False
 
-    def warmup(self):
-        """Compile all programs, several at a time, and run each of them on an idle batch."""
-        every, on_gpu = list(self._every_program()), jax.default_backend() == "gpu"
+    def warmup(self, pages: Sequence[int]):
+        """Compile all programs, several at a time, and run each of them to its end, as ``run_each`` does.
+
+        Args:
+          pages: free pages, for rounds of one row.
+
+        Raises:
+          NotWanted: nobody waits for that any more.
+        """
+        on_gpu = jax.default_backend() == "gpu"
         # XLA times kernels on a GPU as it compiles, and more than two programs at a time wait for each other.
         threads = 2 if on_gpu else None
+        every, constrained = list(self._every_program()), self._split_programs()
+        verifying = [self.programs.verify_pass[b] for b in dict(constrained)]
+        verifying += [self.programs.finish[how] for how in constrained]
+        runs = 2 if on_gpu else 1  # XLA makes a program's CUDA graph in its second run
+        self.progress = WarmupProgress([*(program for program, _ in every), *verifying], runs)
         self._compile(every, threads)
-        constrained = self._split_programs()
-        self._compile_verify_programs(constrained, threads)
-        for _ in range(2 if on_gpu else 1):  # XLA makes a program's CUDA graph in its second run
-            for program, args in every:
-                self._send(program, *args)
-            for how in constrained:
-                self._send(self.programs.finish[how], *self._finish_arguments(*how))
+        every += self._compile_verify_programs(constrained, threads)
+        run_each(self, self._inputs, every, pages, runs)
         if isinstance(self.group, Leader):
             self.group.wait_for_followers()  # which may compile for longer
 
@@ -227,7 +238,11 @@ class ModelRunner(DeviceBatch):
 
         Measuring overwrites the contents of all pages.
         """
-        return round_costs(self, self._builder, self._config)
+        self.progress.measuring = True
+        try:
+            return round_costs(self, self._builder, self._config)
+        finally:
+            self.progress.measuring = False
 
     def replace_draft(self, draft_model: Any):
         """Draft with a model of other weights from the next call on; nothing is compiled again.
@@ -320,27 +335,25 @@ class ModelRunner(DeviceBatch):
             return []
         return [how for how in self.programs.draft if how[1] or not self._config.reproducible]
 
-    def _compile_verify_programs(self, which: Sequence[tuple[int, bool]], threads: int | None = None):
+    def _compile_verify_programs(
+        self, which: Sequence[tuple[int, bool]], threads: int | None = None
+    ) -> list[tuple[Program, tuple]]:
         """Compile the programs that verify drafts; those that make them are compiled.
 
         They take results of others, which run for their shapes; tracing them for that would take long.
+
+        Returns:
+          these programs, with arguments that leave an idle batch as it is.
         """
-        programs = self.programs
-        passes = {b: how for b, how in which if not programs.verify_pass[b].compiled}
-        self._compile([(programs.verify_pass[b], self._pass_arguments(b, how)) for b, how in passes.items()], threads)
-        ends = [how for how in which if not programs.finish[how].compiled]
-        self._compile([(programs.finish[how], self._finish_arguments(*how)) for how in ends], threads)
-
-    def _pass_arguments(self, bucket: int, processing: bool) -> tuple:
-        """Arguments of a program with a verify pass that leave an idle batch as it is."""
-        draft = self.programs.draft[bucket, processing]
-        return self._send(draft, draft.idle), self.programs.verify_pass[bucket].idle
-
-    def _finish_arguments(self, bucket: int, processing: bool) -> tuple:
-        """Arguments of the program behind it."""
-        verified = self._send(self.programs.verify_pass[bucket], *self._pass_arguments(bucket, processing))
-        grammar = self.programs.grammar[bucket]
-        return verified, self._send(grammar, grammar.idle), self.programs.finish[bucket, processing].idle
+        programs, drafts = self.programs, {b: self.programs.draft[b, processing] for b, processing in which}
+        passes = {b: (self._send(draft, draft.idle), programs.verify_pass[b].idle) for b, draft in drafts.items()}
+        passing = [(programs.verify_pass[b], args) for b, args in passes.items()]
+        self._compile(passing, threads)
+        verified = {b: self._send(programs.verify_pass[b], *args) for b, args in passes.items()}
+        allowed = {b: self._send(programs.grammar[b], programs.grammar[b].idle) for b in drafts}
+        ends = [(programs.finish[b, how], (verified[b], allowed[b], programs.finish[b, how].idle)) for b, how in which]
+        self._compile(ends, threads)
+        return [*passing, *ends]
 
     def serving(self):
         """Tell the follower processes that everything is compiled, and that requests are taken now."""

@@ -23,10 +23,13 @@ class ProgramInputs:
       programs: the engine's.
       config: sizes of the programs.
       vocab_size: V of the target.
+
+    Attributes:
+      config: as given.
     """
 
     def __init__(self, programs: Programs, config: EngineConfig, vocab_size: int):
-        self._programs, self._config, self._vocab_size = programs, config, vocab_size
+        self._programs, self.config, self._vocab_size = programs, config, vocab_size
 
     def programs_of(self, schedule: Schedule, shape: RoundShape, behind: bool) -> list[PackedProgram]:
         """The packed programs that a schedule needs, but for verify programs; with ``behind``, the drafter catches up."""
@@ -36,14 +39,14 @@ class ProgramInputs:
             programs.append(self.decode_program(schedule, shape)[0])
         programs += [self._programs.catch_up] if behind else []
         if schedule.drafting:
-            bucket = self._config.bucket(len(schedule.drafting))
-            how = bucket, processes(schedule.drafting, self._config)
+            bucket = self.config.bucket(len(schedule.drafting))
+            how = bucket, processes(schedule.drafting, self.config)
             programs += [self._programs.draft[how], self._programs.grammar[bucket]]
         return programs
 
     def prefill(self, chunks: Sequence[Chunk]) -> tuple[PackedProgram, PrefillInputs]:
         """The prefill program for these chunks, and its inputs."""
-        config = self._config
+        config = self.config
         n, program = self._prefill_program(chunks)
         inputs = empty_prefill(config, n)
         start, count = inputs.start.copy(), inputs.count.copy()
@@ -57,7 +60,7 @@ class ProgramInputs:
 
     def decode_program(self, schedule: Schedule, shape: RoundShape) -> tuple[PackedProgram, int]:
         """The program of a schedule's rounds, and its number of rows."""
-        bucket = self._config.bucket(len(schedule.decoding))
+        bucket = self.config.bucket(len(schedule.decoding))
         if schedule.needs_processing:
             return self._programs.processing_decode[bucket], bucket
         return self._programs.decode[bucket, drafts_of(shape), budget_of(shape)], bucket
@@ -66,7 +69,7 @@ class ProgramInputs:
         """Inputs of ``admit`` for requests and their rows, as many at a time as the program takes."""
         most = self._programs.most_admitted
         for first in range(0, len(requests), most):
-            yield AdmitInputs.of(self._config, self._vocab_size, most, requests[first : first + most])
+            yield AdmitInputs.of(self.config, self._vocab_size, most, requests[first : first + most])
 
     def page_groups(self, pages: Sequence[int]) -> list[np.ndarray]:
         """The pages in groups that one program moves, the last one padded with the null page; at least one group."""
@@ -76,7 +79,7 @@ class ProgramInputs:
 
     def _prefill_program(self, chunks: Sequence[Chunk]) -> tuple[int, PackedProgram]:
         """The smallest prefill program for these chunks, after its number of chunks."""
-        config = self._config
+        config = self.config
         if any(chunk.active.request.params.prompt_logprobs is not None for chunk in chunks):
             return config.logprob_chunks, self._programs.prefill_with_logprobs
         n = next(n for n in config.chunk_buckets if n >= len(chunks))

@@ -1,17 +1,16 @@
 """Loads the served model from the options of ``jspec serve``."""
 
 import argparse
-import contextlib
 import json
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jspec
 from jspec._validation import require
 from jspec.commands.model_args import chosen_model
+from jspec.commands.warming import warm_up
+from jspec.commands.xla_alarms import without_alarms
 from jspec.llm import LLM
 from jspec.loading.pair import ADOPTED
 from jspec.sampling.params import SamplingParams
@@ -22,26 +21,6 @@ from jspec.text.grammar.limits import GrammarLimits
 from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, detect_of
 
 AUTO, NONE = "auto", "none"  # values of the options that name formats
-PROGRESS_SECONDS = 10.0  # between two lines while programs are compiled
-
-
-@contextlib.contextmanager
-def _progress(llm: LLM) -> Iterator[None]:
-    """Say now and then how many programs have been compiled."""
-    started, ended = time.monotonic(), threading.Event()
-
-    def tell():
-        while not ended.wait(PROGRESS_SECONDS):
-            count, seconds = llm.engine.metrics().num_compilations, time.monotonic() - started
-            print(f"jspec serve: compiling, {count} programs after {seconds:.0f} s", file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=tell, name="jspec.serve.progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable[[], Service]:
@@ -64,10 +43,9 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
         if llm.tokenizer is None:
             print("jspec serve: the target has no tokenizer, so prompts can only be token ids", file=sys.stderr)
         print(f"jspec serve: the context has {llm.engine.config.max_len:,} tokens", file=sys.stderr)
-        print(f"jspec serve: {sampling_defaults(llm.default_sampling_params)}", file=sys.stderr)
-        print("jspec serve: compiling", file=sys.stderr, flush=True)
-        with _progress(llm):
-            llm.warmup()
+        print(f"jspec serve: {sampling_defaults(llm.default_sampling_params)}", file=sys.stderr, flush=True)
+        with without_alarms():
+            warm_up(llm, "jspec serve")
         grammars, limits = llm.engine.frontend.grammars, settings.limits
         grammars.limits = GrammarLimits(limits.max_grammar_seconds, limits.max_grammar_memory, limits.max_grammar_wait)
         grammars.start()  # else the first request with a grammar would wait for it

@@ -7,6 +7,7 @@ import sys
 import traceback
 
 from jspec._validation import MISTAKES
+from jspec.commands.xla_alarms import without_alarms
 from jspec.serving.openai.http_server import SIGNALS
 from jspec.serving.supervisor.link import Link
 from jspec.serving.supervisor.messages import Failed, Joined, Ready
@@ -67,7 +68,8 @@ def _run(link: Link):
     if rank:
         from jspec.commands.model_args import chosen_model
 
-        chosen_model(args).load().follow(lambda: link.send(Ready()))
+        with without_alarms():
+            chosen_model(args).load().follow(lambda: link.send(Ready()))
         return
     from jspec.serving.openai.http_server import listener
     from jspec.serving.openai.lifecycle import run_privately
