@@ -8,6 +8,7 @@ from jspec.text.parsers.argument_writer import ArgumentWriter
 from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.formats.python_values import PYTHON_VALUES
+from jspec.text.parsers.raw_grammar import members, objects
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.tool_format import ToolFormat
 
@@ -102,14 +103,18 @@ class Pythonic(ToolFormat):
 
     def _grammar_of_call(self, grammar: CallGrammar, function: Function) -> str | None:
         """The expression of a call, whose values are JSON; None if a name is none of Python's."""
-        properties, required = function.parameters.get("properties") or {}, function.parameters.get("required") or ()
-        if not NAME.fullmatch(function.name) or not all(KEY.fullmatch(name) for name in properties):
-            return None
-        parts = {
-            name: grammar.around(f"{name}=", grammar.argument(function.parameters, name), "") for name in properties
-        }
-        needed, others = ([parts[n] for n in parts if (n in required) == there] for there in (True, False))
-        return grammar.around(f"{function.name}(", grammar.listed(needed, others, ", "), ")")
+        calls = []
+        for branch in objects(function.parameters):
+            properties, _, required = members(branch)
+            if not NAME.fullmatch(function.name) or not all(KEY.fullmatch(name) for name in properties):
+                return None
+            parts = {
+                name: grammar.around(f"{name}=", grammar.json_of(schema, function.parameters), "")
+                for name, schema in properties.items()
+            }
+            needed, others = ([parts[n] for n in parts if (n in required) == there] for there in (True, False))
+            calls.append(grammar.around(f"{function.name}(", grammar.listed(needed, others, ", "), ")"))
+        return grammar.any_of(calls)
 
 
 PYTHONIC = Pythonic()
