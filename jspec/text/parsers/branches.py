@@ -1,6 +1,6 @@
 """The alternatives of a JSON schema, each without references: what has to be known where values are no JSON."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jspec.text.parsers.schema_types import TYPES, referred, type_of
@@ -27,6 +27,10 @@ LARGER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties
 SMALLER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 
 
+class UnheldError(ValueError):
+    """A schema says something that a format of calls cannot hold."""
+
+
 def branches(schema: Any, root: Any, within: tuple[str, ...] = ()) -> list[Branch]:
     """Schemas one of which a value has to match. Each has one ``type`` or an ``enum``, and keywords of that type.
 
@@ -36,19 +40,19 @@ def branches(schema: Any, root: Any, within: tuple[str, ...] = ()) -> list[Branc
       within: the references that led here; one that leads to itself adds nothing.
 
     Raises:
-      ValueError: the schema says something that cannot be told so.
+      UnheldError: the schema says something that cannot be told so.
     """
     if not isinstance(schema, Mapping):
         return [] if schema is False else [{"type": kind} for kind in TYPES if kind != "integer"]
     for keyword in NEVER:
         if keyword in schema:
-            raise ValueError(f"{keyword!r} in the schema of a tool: this format of calls cannot hold it")
+            raise UnheldError(f"{keyword!r} in the schema of a tool: this format of calls cannot hold it")
     found = _of_types({**schema, "enum": [schema["const"]]} if "const" in schema else schema)
     if isinstance(reference := schema.get("$ref"), str):
         if reference in within:
             return []
         if (target := referred(reference, root)) is None:
-            raise ValueError(f"$ref={reference!r} in the schema of a tool: expected a part of the schema")
+            raise UnheldError(f"$ref={reference!r} in the schema of a tool: expected a part of the schema")
         found = _both(found, branches(target, root, (*within, reference)))
     for part in schema.get("allOf", ()):
         found = _both(found, branches(part, root, within))
@@ -74,13 +78,15 @@ def _of_types(schema: Branch) -> list[Branch]:
 
 def _is_of(value: Any, kind: str) -> bool:
     is_whole = isinstance(value, float) and value.is_integer()
-    return type_of(value) == kind or (kind == "number" and type_of(value) == "integer") or (kind == "integer" and is_whole)
+    return (
+        type_of(value) == kind or (kind == "number" and type_of(value) == "integer") or (kind == "integer" and is_whole)
+    )
 
 
 def _require_alone(schema: Branch):
     """Check that nothing else limits the values of an ``enum``."""
     if limits := [keyword for keyword in schema if keyword in TYPED]:
-        raise ValueError(f"{limits[0]!r} beside 'enum' in the schema of a tool: expected the values alone")
+        raise UnheldError(f"{limits[0]!r} beside 'enum' in the schema of a tool: expected the values alone")
 
 
 def _require_apart(parts: Iterable[list[Branch]], root: Any):
@@ -89,7 +95,9 @@ def _require_apart(parts: Iterable[list[Branch]], root: Any):
     for part in parts:
         for branch in part:
             if any(merged(branch, other) and not _are_told_apart(branch, other, root) for other in seen):
-                raise ValueError("'oneOf' in the schema of a tool: expected 'anyOf' where a value may match two schemas")
+                raise UnheldError(
+                    "'oneOf' in the schema of a tool: expected 'anyOf' where a value may match two schemas"
+                )
         seen += part
 
 
@@ -101,7 +109,7 @@ def _are_told_apart(one: Branch, other: Branch, root: Any) -> bool:
 
 def _both(ones: list[Branch], others: list[Branch]) -> list[Branch]:
     if len(ones) * len(others) > MOST_BRANCHES * len(TYPES):
-        raise ValueError(f"the schema of a tool has more than {MOST_BRANCHES} alternatives at one place")
+        raise UnheldError(f"the schema of a tool has more than {MOST_BRANCHES} alternatives at one place")
     return [both for one in ones for other in others if (both := merged(one, other)) is not None]
 
 
@@ -109,7 +117,7 @@ def merged(one: Branch, other: Branch) -> Branch | None:
     """A branch for values that match both; None if there are none.
 
     Raises:
-      ValueError: both say something of the same kind that does not go together in one schema.
+      UnheldError: both say something of the same kind that does not go together in one schema.
     """
     for first, second in ((one, other), (other, one)):
         if "enum" in first:
@@ -125,7 +133,9 @@ def merged(one: Branch, other: Branch) -> Branch | None:
     for key in one.keys() & other.keys() - {"type"}:
         result[key] = _merged_value(key, one[key], other[key])
     if "properties" in one and "properties" in other and not (_is_open(one) and _is_open(other)):
-        raise ValueError("'allOf' in the schema of a tool: expected no 'additionalProperties' where objects come together")
+        raise UnheldError(
+            "'allOf' in the schema of a tool: expected no 'additionalProperties' where objects come together"
+        )
     return result
 
 
@@ -140,7 +150,7 @@ def _merged_value(key: str, one: Any, other: Any) -> Any:
         return {**one, **{name: {"allOf": [one[name], part]} if name in one else part for name, part in other.items()}}
     if key in ("items", "additionalProperties"):
         return {"allOf": [one, other]}
-    raise ValueError(f"{key!r} in the schema of a tool has two values that hold together: {one!r} and {other!r}")
+    raise UnheldError(f"{key!r} in the schema of a tool has two values that hold together: {one!r} and {other!r}")
 
 
 def _is_open(branch: Branch) -> bool:
@@ -149,3 +159,30 @@ def _is_open(branch: Branch) -> bool:
 
 def _is_in(value: Any, choices: Iterable[Any]) -> bool:
     return any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in choices)
+
+
+def objects(parameters: Mapping[str, Any]) -> list[Branch]:
+    """The branches of a tool's arguments.
+
+    Raises:
+      UnheldError: they are no object.
+    """
+    found = [branch for branch in branches(parameters, parameters) if branch.get("type") == "object"]
+    if not found:
+        raise UnheldError("the parameters of a tool have to be an object")
+    return found
+
+
+def members(branch: Branch) -> tuple[dict[str, Any], Any, Sequence[str]]:
+    """The schemas of an object's properties by name, that of others where it names none, or None, and the required names.
+
+    Raises:
+      UnheldError: the object has to be counted, or has patterns for names.
+    """
+    known = {"type", "properties", "required", "additionalProperties"}
+    if other := next((keyword for keyword in branch if keyword not in known), None):
+        raise UnheldError(f"{other!r} in the schema of a tool: this format of calls cannot hold it")
+    others, required = branch.get("additionalProperties", True), branch.get("required", ())
+    properties = {**dict.fromkeys(required, others), **branch.get("properties", {})}
+    properties = {name: properties[name] for name in [*branch.get("properties", {}), *properties]}
+    return properties, None if properties or "properties" in branch or others is False else others, required

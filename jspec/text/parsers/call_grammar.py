@@ -29,7 +29,7 @@ class Function(NamedTuple):
         """That of a tool in OpenAI's form, or of its function alone."""
         function = tool.get("function", tool)
         given = function.get("parameters")
-        return cls(function["name"], given if given else {"type": "object", "properties": {}})
+        return cls(function["name"], {"type": "object", **given} if given else {"type": "object", "properties": {}})
 
 
 class CallGrammar:
@@ -146,6 +146,10 @@ class CallGrammar:
         self._counted(expression)
         self._rules.append(f"rule_{len(self._rules)}{attributes}: {expression}")
         return f"rule_{len(self._rules) - 1}"
+
+    def define(self, name: str, expression: str):
+        """Set the expression of a rule, which may lead to that rule again."""
+        self._rules[int(name.removeprefix("rule_"))] = f"{name}: {expression}"
 
     def _terminal(self, expression: str) -> str:
         line = f": {expression}"

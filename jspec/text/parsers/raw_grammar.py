@@ -3,10 +3,10 @@
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jspec.text.parsers.branches import Branch, branches
+from jspec.text.parsers.branches import Branch, UnheldError, branches, members, objects
 from jspec.text.parsers.call_grammar import ANY_TEXT, NEWLINE, CallGrammar, Function
 from jspec.text.parsers.schema_types import TYPES, Types, parameter_types, raw_to_json
 from jspec.text.parsers.string_grammar import string_expression
@@ -24,7 +24,10 @@ READ_AS = {
     "object": rf"/\{{{ANY_TEXT}/",
 }
 JSON_OF = {"null": '"null"', "boolean": '"true" | "false"'}
-JSON_OF |= {"integer": r"/-?(0|[1-9][0-9]{0,17})/", "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/"}
+JSON_OF |= {
+    "integer": r"/-?(0|[1-9][0-9]{0,17})/",
+    "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
+}
 BLANKS = r"/[\s\x1c-\x1f]*/"
 NO_EDGES = r"~/\n(.|\n)*/ & ~/(.|\n)*\n/"
 
@@ -69,7 +72,7 @@ class RawArguments:
             the value is a string.
 
         Raises:
-          ValueError: the format cannot hold the schema.
+          UnheldError: the format cannot hold the schema.
         """
         return self._grammar.any_of([self._object(branch, argument) for branch in objects(self._root)])
 
@@ -80,7 +83,7 @@ class RawArguments:
         parts = []
         for name, schema in properties.items():
             if not KEY.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of an argument in this format of calls")
+                raise UnheldError(f"{name!r} is no name of an argument in this format of calls")
             part = self._one_of(self._grammar.literal(name), name, schema, argument)
             parts.append(part if name in required else f"({part})?")
         return " ".join(parts)
@@ -91,7 +94,7 @@ class RawArguments:
             return argument(key, self._until_end([self._grammar.json_of(schema, self._root)]), False)
         found = branches(schema, self._root)
         if not found:
-            raise ValueError(f"the schema of {name!r} allows no value")
+            raise UnheldError(f"the schema of {name!r} allows no value")
         texts = [choice for branch in found for choice in branch.get("enum", ()) if isinstance(choice, str)]
         strings = [branch for branch in found if branch.get("type") == "string"]
         rest = [branch for branch in found if branch.get("type", "string") != "string"]
@@ -102,10 +105,14 @@ class RawArguments:
         if texts or strings:
             ways.append(argument(key, self._text(texts, strings, [], [], frozenset({"string"})), True))
         if rest or values:
-            ways.append(argument(key, self._until_end(self._json([*rest, *([{"enum": values}] if values else [])])), False))
+            ways.append(
+                argument(key, self._until_end(self._json([*rest, *([{"enum": values}] if values else [])])), False)
+            )
         return self._grammar.any_of(ways)
 
-    def _text(self, texts: list[str], strings: list[Branch], rest: list[Branch], values: list[Any], types: Types) -> str:
+    def _text(
+        self, texts: list[str], strings: list[Branch], rest: list[Branch], values: list[Any], types: Types
+    ) -> str:
         """An expression for a value that may be a string.
 
         Args:
@@ -114,7 +121,9 @@ class RawArguments:
           types: as which the text is read.
         """
         written = [*texts, *map(json.dumps, values)]
-        words = [text for text, value in zip(written, [*texts, *values], strict=True) if self._is_read(text, value, types)]
+        words = [
+            text for text, value in zip(written, [*texts, *values], strict=True) if self._is_read(text, value, types)
+        ]
         if not strings:
             return self._until_end([*map(self._grammar.literal, words), *self._json(rest)])
         is_free = any(branch.keys() == {"type"} for branch in strings)
@@ -166,32 +175,5 @@ class RawArguments:
     def _until_end(self, values: list[str]) -> str:
         newline = NEWLINE if self._raw.newlines else ""
         if not values:
-            raise ValueError("the schema of a tool allows no value that this format of calls can write")
+            raise UnheldError("the schema of a tool allows no value that this format of calls can write")
         return f"{newline} {self._grammar.any_of(values)} {newline} {self._grammar.literal(self._raw.end)}"
-
-
-def objects(parameters: Mapping[str, Any]) -> list[Branch]:
-    """The branches of a tool's arguments.
-
-    Raises:
-      ValueError: they are no object.
-    """
-    found = [branch for branch in branches(parameters, parameters) if branch.get("type") == "object"]
-    if not found:
-        raise ValueError("the parameters of a tool have to be an object")
-    return found
-
-
-def members(branch: Branch) -> tuple[dict[str, Any], Any, Sequence[str]]:
-    """The schemas of an object's properties by name, that of others where it names none, or None, and the required names.
-
-    Raises:
-      ValueError: the object has to be counted, or has patterns for names.
-    """
-    known = {"type", "properties", "required", "additionalProperties"}
-    if other := next((keyword for keyword in branch if keyword not in known), None):
-        raise ValueError(f"{other!r} in the schema of a tool: this format of calls cannot hold it")
-    others, required = branch.get("additionalProperties", True), branch.get("required", ())
-    properties = {**dict.fromkeys(required, others), **branch.get("properties", {})}
-    properties = {name: properties[name] for name in [*branch.get("properties", {}), *properties]}
-    return properties, None if properties or "properties" in branch or others is False else others, required

@@ -2,12 +2,14 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Types = frozenset[str]
 
 TYPES = ("null", "integer", "number", "boolean", "object", "array", "string")
+LARGEST = sys.float_info.max
 MOST_SCHEMAS = 256  # that are read of one parameter
 INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -80,7 +82,7 @@ def finite_json(text: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-      ValueError: it is no JSON, it has a number that JSON cannot express, or it is too deep.
+      ValueError: it is no JSON, or it is too deep.
     """
     try:
         return json.loads(text, parse_constant=_no_number, parse_float=_finite)
@@ -106,8 +108,8 @@ def _no_number(text: str) -> float:
 
 
 def _finite(text: str) -> float:
-    value = float(text)
-    return value if abs(value) != float("inf") else _no_number(text)
+    """A number of JSON; the largest where it is too large for a float."""
+    return max(-LARGEST, min(float(text), LARGEST))
 
 
 def raw_to_json(text: str, types: Types) -> str:
@@ -145,8 +147,8 @@ def _as(kind: str, text: str, word: str) -> str | None:
 
 
 def _number(word: str) -> str | None:
-    if not NUMBER.fullmatch(word) or abs(float(word)) == float("inf"):
-        return None
     if JSON_NUMBER.fullmatch(word):
         return word
+    if not NUMBER.fullmatch(word) or abs(float(word)) == float("inf"):
+        return None
     return str(int(word)) if INTEGER.fullmatch(word) else repr(float(word))
