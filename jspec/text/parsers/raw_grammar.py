@@ -23,8 +23,10 @@ READ_AS = {
     "array": rf"/\[{ANY_TEXT}/",
     "object": rf"/\{{{ANY_TEXT}/",
 }
-JSON_OF = {"null": '"null"', "boolean": '"true" | "false"'}
-JSON_OF |= {
+# What is written of such a type instead.
+WRITTEN = {
+    "null": '"null"',
+    "boolean": '"true" | "false"',
     "integer": r"/-?(0|[1-9][0-9]{0,17})/",
     "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
 }
@@ -83,7 +85,7 @@ class RawArguments:
         parts = []
         for name, schema in properties.items():
             if not KEY.fullmatch(name):
-                raise UnheldError(f"{name!r} is no name of an argument in this format of calls")
+                raise UnheldError(name, "names without quotes and brackets in this format of calls")
             part = self._one_of(self._grammar.literal(name), name, schema, argument)
             parts.append(part if name in required else f"({part})?")
         return " ".join(parts)
@@ -93,58 +95,48 @@ class RawArguments:
         if types and "string" not in types:
             return argument(key, self._until_end([self._grammar.json_of(schema, self._root)]), False)
         found = branches(schema, self._root)
-        if not found:
-            raise UnheldError(f"the schema of {name!r} allows no value")
-        texts = [choice for branch in found for choice in branch.get("enum", ()) if isinstance(choice, str)]
         strings = [branch for branch in found if branch.get("type") == "string"]
-        rest = [branch for branch in found if branch.get("type", "string") != "string"]
-        values = [value for branch in found for value in branch.get("enum", ()) if not isinstance(value, str)]
+        others = [branch for branch in found if branch.get("type", "string") != "string"]
+        choices = [choice for branch in found for choice in branch.get("enum", ())]
         if not self._raw.typed:
-            return argument(key, self._text(texts, strings, rest, values, types), True)
-        ways = []
-        if texts or strings:
-            ways.append(argument(key, self._text(texts, strings, [], [], frozenset({"string"})), True))
-        if rest or values:
-            ways.append(
-                argument(key, self._until_end(self._json([*rest, *([{"enum": values}] if values else [])])), False)
-            )
+            return argument(key, self._text(strings, others, choices, types), True)
+        texts = [choice for choice in choices if isinstance(choice, str)]
+        values = [choice for choice in choices if not isinstance(choice, str)]
+        ways, others = [], [*others, *([{"enum": values}] if values else [])]
+        if strings or texts:
+            ways.append(argument(key, self._text(strings, [], texts, frozenset({"string"})), True))
+        if others:
+            ways.append(argument(key, self._until_end(self._json(others)), False))
         return self._grammar.any_of(ways)
 
-    def _text(
-        self, texts: list[str], strings: list[Branch], rest: list[Branch], values: list[Any], types: Types
-    ) -> str:
+    def _text(self, strings: list[Branch], others: list[Branch], choices: list[Any], types: Types) -> str:
         """An expression for a value that may be a string.
 
         Args:
-          texts, values: those strings and other values that the schema lists.
-          strings, rest: the branches of other strings and values.
+          strings, others: the branches of strings and of other values.
+          choices: values that the schema lists.
           types: as which the text is read.
         """
-        written = [*texts, *map(json.dumps, values)]
-        words = [
-            text for text, value in zip(written, [*texts, *values], strict=True) if self._is_read(text, value, types)
-        ]
+        pairs = [(choice if isinstance(choice, str) else json.dumps(choice), choice) for choice in choices]
+        words = [text for text, value in pairs if self._is_read(text, value, types)]
         if not strings:
-            return self._until_end([*map(self._grammar.literal, words), *self._json(rest)])
-        is_free = any(branch.keys() == {"type"} for branch in strings)
-        plain = {branch["type"] for branch in rest if branch.keys() == {"type"}}
-        limited = [branch for branch in rest if len(branch) > 1 or branch["type"] in ("array", "object")]
-        limited = [branch for branch in limited if not (is_free and branch["type"] in plain)]
-        kinds = set(types or TYPES) - {"string"} - (plain | ({"integer"} & plain) if is_free else set())
-        if "number" in plain and is_free:
-            kinds.discard("integer")
+            return self._until_end([*map(self._grammar.literal, words), *self._json(others)])
+        kinds = set(types or TYPES) - {"string"}
+        plain = {branch["type"] for branch in (*strings, *others) if branch.keys() == {"type"}}
+        if {"string", *kinds} <= plain | ({"integer"} if "number" in plain else set()):  # so any text will do
+            return self._grammar.text_until(self._raw.end, self._raw.without)
+        limited = [branch for branch in others if len(branch) > 1 or branch["type"] not in WRITTEN]
         refused = [READ_AS[kind] for kind in TYPES if kind in kinds]
-        if "boolean" in kinds and not {"integer", "number"} & set(types):
-            refused.append("/[01]/")  # which are read as booleans, then
+        if not kinds & {"integer", "number"} and "boolean" in kinds:
+            refused.append("/[01]/")  # which are booleans, then
         if any(branch["type"] in ("integer", "number") for branch in limited):
-            refused.append(rf"/[-+.0-9]{ANY_TEXT}/")  # a number is not told from text before its end
-        if not types and not is_free:
+            refused.append(rf"/[-+.0-9]{ANY_TEXT}/")  # since a number is not told from text before its end
+        if not types:  # JSON is read as such
             refused.append(rf'/"{ANY_TEXT}/')
         without = "".join(f" & ~({BLANKS} {pattern} {BLANKS})" for pattern in refused)
+        exact = [*map(json.dumps, words), *(WRITTEN[kind] for kind in TYPES if kind in plain & WRITTEN.keys())]
         ways = [f"({self._padded(branch)}{without})" for branch in strings]
-        scalars = [JSON_OF[kind] for kind in sorted(plain & set(JSON_OF))] if not is_free else []
-        if exact := [*map(json.dumps, words), *scalars]:
-            ways.append(self._pad(" | ".join(exact)))
+        ways += [self._pad(" | ".join(exact))] if exact else []
         text = self._grammar.text_until(self._raw.end, self._raw.without, " | ".join(ways))
         return self._grammar.any_of([text, self._until_end(self._json(limited))]) if limited else text
 
@@ -175,5 +167,5 @@ class RawArguments:
     def _until_end(self, values: list[str]) -> str:
         newline = NEWLINE if self._raw.newlines else ""
         if not values:
-            raise UnheldError("the schema of a tool allows no value that this format of calls can write")
+            raise UnheldError("enum", "a value that can be written in this format of calls")
         return f"{newline} {self._grammar.any_of(values)} {newline} {self._grammar.literal(self._raw.end)}"

@@ -147,8 +147,8 @@ class _Values:
 
     def _array(self, branch: Branch) -> str:
         known = {"type", "items", "prefixItems", "additionalItems", "minItems", "maxItems"}
-        if other := next((keyword for keyword in branch if keyword not in known), None):
-            raise UnheldError(f"{other!r} in the schema of a tool: this format of calls cannot hold it")
+        for keyword in branch.keys() - known:
+            raise UnheldError(keyword)
         items, first = branch.get("items", True), branch.get("prefixItems", ())
         if isinstance(items, list | tuple):  # as JSON Schema had it before 2020
             items, first = branch.get("additionalItems", True), items
@@ -175,7 +175,7 @@ class _Values:
 
 def _key(name: str) -> str:
     if name != name.strip() or not name or ":" in name or QUOTE in name:
-        raise UnheldError(f"{name!r} is no name of an argument in this format of calls")
+        raise UnheldError(name, "names without colons and blanks around them in this format of calls")
     return name if KEY.fullmatch(name) else f"{QUOTE}{name}{QUOTE}"
 
 

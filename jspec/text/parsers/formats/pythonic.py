@@ -110,7 +110,7 @@ class Pythonic(ToolFormat):
             properties, _, required = members(branch)
             for name, pattern in ((function.name, NAME), *((name, KEY) for name in properties)):
                 if not pattern.fullmatch(name):
-                    raise UnheldError(f"{name!r} is no name in this format of calls")
+                    raise UnheldError(name, "Python's names in this format of calls")
             parts = {
                 name: grammar.around(f"{name}=", grammar.json_of(schema, function.parameters), "")
                 for name, schema in properties.items()
