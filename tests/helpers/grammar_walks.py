@@ -100,3 +100,9 @@ class Walks:
             if constraint.add([token]) is not None:
                 return tokens
         raise AssertionError(f"no end within {MOST} tokens: {known.decode(tokens)[:300]}")
+
+
+def takes(form: StructuredOutputsParams, has_tokens: bool, text: str) -> bool:
+    """Whether a text is complete under a form."""
+    matcher = make_matcher(_tokens(has_tokens), grammar_text(form))
+    return matcher.consume_tokens(tokenizer(has_tokens).encode(text)) and matcher.is_accepting()

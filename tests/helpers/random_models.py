@@ -2,9 +2,10 @@
 
 import datetime
 import enum
+import pathlib
 import random
 import uuid
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, create_model
 
@@ -33,8 +34,8 @@ NAMES = ("path", "mode", "unit", "count", "size", "items", "deep", "flag", "othe
 class Node(BaseModel):
     value: int
     children: "list[Node]" = Field(default=[], max_length=2)
-    next: "Optional[Node]" = None
-    label: Optional[Literal["a", "b"]] = None
+    next: "Node | None" = None
+    label: Literal["a", "b"] | None = None
 
 
 class Models:
@@ -70,7 +71,7 @@ class Models:
     def _plain(self, depth: int) -> Any:
         del depth
         return self._random.choice(
-            (bool, int, str, float, datetime.date, datetime.datetime, uuid.UUID, Any, type(None))
+            (bool, int, str, float, datetime.date, datetime.datetime, uuid.UUID, pathlib.Path, bytes, Any)
         )
 
     def _enum(self, depth: int) -> Any:
@@ -105,12 +106,12 @@ class Models:
         return Annotated[float, Field(gt=self._random.choice((None, 0, -1.5)), le=self._random.choice((None, 1, 99.5)))]
 
     def _optional(self, depth: int) -> Any:
-        return Optional[self.kind(max(depth - 1, 0))]
+        return self.kind(max(depth - 1, 0)) | None
 
     def _union(self, depth: int) -> Any:
         if self._random.random() < 0.3:
             return self._discriminated(depth)
-        return Union[self.kind(depth - 1), self.kind(depth - 1)]
+        return self.kind(depth - 1) | self.kind(depth - 1)
 
     def _discriminated(self, depth: int) -> Any:
         self._count += 2
@@ -118,7 +119,7 @@ class Models:
             create_model(f"Kind{self._count}{tag}", kind=(Literal[tag], ...), value=(self.kind(depth - 1), ...))
             for tag in ("cat", "dog")
         ]
-        return Annotated[Union[parts[0], parts[1]], Field(discriminator="kind")]
+        return Annotated[parts[0] | parts[1], Field(discriminator="kind")]
 
     def _list(self, depth: int) -> Any:
         least = self._random.choice((None, None, 1, 2))

@@ -9,7 +9,9 @@ from jspec.text.grammar.schema import closed
 
 ANY_TEXT = r"(.|\n)*"
 MOST_CHARACTERS = 2**20  # of the schemas in a grammar
-NEWLINE, NEWLINES = r"/\n?/", r"/\n{0,2}/"
+# Terminals that every grammar defines once, since regular expressions are counted.
+NEWLINE, NEWLINES = "NEWLINE", "NEWLINES"
+SHARED = {NEWLINE: r"/\n?/", NEWLINES: r"/\n{0,2}/"}
 BLANKS = "[ ]?"  # between the parts of JSON; weak models write lines of them without end
 
 
@@ -45,6 +47,7 @@ class CallGrammar:
         by_length = sorted(self._tokens, key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
         self._rules: list[str] = []
+        self._names = dict[str, str]()  # of rules and terminals, by their expressions
         self._size = 0
 
     def literal(self, text: str) -> str:
@@ -65,7 +68,7 @@ class CallGrammar:
         """
         is_token = end in self._tokens
         parts = "|".join(map(_in_regex, dict.fromkeys([*without, end])))  # llguidance takes some tokens for plain text
-        text = self._terminal(f"({text}) & ~/{ANY_TEXT}({parts}){ANY_TEXT}/")
+        text = self._named("TEXT", f": ({text}) & ~/{ANY_TEXT}({parts}){ANY_TEXT}/")
         return f"{text} {self.literal(end)}" if is_token else self.rule(text, f"[suffix={json.dumps(end)}]")
 
     def json(self, schema: Mapping[str, Any]) -> str:
@@ -132,36 +135,37 @@ class CallGrammar:
         """An expression for one of these, or for one or more if there may be several.
 
         Args:
-          separator: a text, or an expression, between them.
+          separator: a text, or one of ``SHARED``, between them.
         """
         call = self.rule(self.any_of(calls))
-        between = separator if separator.startswith("/") else self.literal(separator)
+        between = separator if separator in SHARED else self.literal(separator)
         return f"{call} ({between} {call})*" if several else call
 
     def any_of(self, expressions: Sequence[str]) -> str:
         return self._counted(f"({' | '.join(expressions)})")
 
     def rule(self, expression: str, attributes: str = "") -> str:
-        """The name of a new rule."""
-        self._counted(expression)
-        self._rules.append(f"rule_{len(self._rules)}{attributes}: {expression}")
+        """The name of a rule."""
+        return self._named("rule", f"{attributes}: {expression}")
+
+    def reserve(self) -> str:
+        """The name of a new rule that ``define`` gives its expression, which may lead to the rule again."""
+        self._rules.append("")
         return f"rule_{len(self._rules) - 1}"
 
     def define(self, name: str, expression: str):
-        """Set the expression of a rule, which may lead to that rule again."""
-        self._rules[int(name.removeprefix("rule_"))] = f"{name}: {expression}"
+        """Set the expression of a reserved rule."""
+        self._rules[int(name.removeprefix("rule_"))] = f"{name}: {self._counted(expression)}"
 
-    def _terminal(self, expression: str) -> str:
-        line = f": {expression}"
-        for number, known in enumerate(self._rules):
-            if known == f"TEXT_{number}{line}":
-                return f"TEXT_{number}"
-        self._rules.append(f"TEXT_{len(self._rules)}{line}")
-        return f"TEXT_{len(self._rules) - 1}"
+    def _named(self, kind: str, line: str) -> str:
+        if kind + line not in self._names:
+            name = self._names[kind + line] = f"{kind}_{len(self._rules)}"
+            self._rules.append(name + self._counted(line))
+        return self._names[kind + line]
 
     def text(self, start: str) -> str:
         """The grammar of an expression."""
-        return "\n".join((f"start: {start}", *self._rules))
+        return "\n".join((f"start: {start}", *self._rules, *(f"{name}: {text}" for name, text in SHARED.items())))
 
 
 def moved(schema: Any, place: str) -> Any:

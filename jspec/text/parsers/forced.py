@@ -37,8 +37,8 @@ def calls_form(
 ) -> CallsForm:
     """The form of one call, or of one or more.
 
-    It has the model's own syntax if there is a grammar of it that holds the schemas. If not, it is vLLM's: a list of names and
-    parameters in JSON, or the arguments alone of a tool that the request names.
+    It has the model's own syntax if there is a grammar of it that holds the schemas. If not, it is vLLM's: a list of names
+    and parameters in JSON, or the arguments alone of a tool that the request names.
 
     Args:
       tools: those that may be called, in OpenAI's form.

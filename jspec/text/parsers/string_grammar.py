@@ -4,17 +4,18 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jspec.text.grammar.schema import FORMATS
+from jspec.text.parsers.branches import UnheldError
 from jspec.text.parsers.call_grammar import ANY_TEXT
 
 _MONTHS = r"((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
 _LEAP = r"([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)-02-29"
 _DATE = rf"([1-9][0-9]{{3}}-{_MONTHS}|{_LEAP})"
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.([0-9]{3}|[0-9]{6}))?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _HEX = "[0-9a-f]"
 _LABEL = "[a-zA-Z0-9]([-a-zA-Z0-9]{0,61}[a-zA-Z0-9])?"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-# The formats of JSON Schema that llguidance has in JSON; any other is an annotation.
-FORMATS = {
+PATTERNS = {  # of formats
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
@@ -29,13 +30,19 @@ FORMATS = {
 
 
 def string_expression(branch: Mapping[str, Any]) -> str:
-    """An expression for a terminal: the strings of a branch whose type is ``string``."""
+    """An expression for a terminal: the strings of a branch whose type is ``string``.
+
+    Raises:
+      UnheldError: there is no pattern for their format.
+    """
     least, most = branch.get("minLength", 0), branch.get("maxLength", "")
     parts = [rf"/(.|\n){{{least},{most}}}/"] if least or most != "" else []
     if "pattern" in branch:
         parts.append(f"/{searched(branch['pattern'])}/")
-    if branch.get("format") in FORMATS:
-        parts.append(f"/({FORMATS[branch['format']]})/")
+    if (form := branch.get("format")) in FORMATS:
+        if form not in PATTERNS:
+            raise UnheldError(form)
+        parts.append(f"/({PATTERNS[form]})/")
     return " & ".join(parts) or f"/{ANY_TEXT}/"
 
 

@@ -119,7 +119,7 @@ class _Values:
         """
         known = json.dumps(schema, sort_keys=True)
         if known not in self._rules:
-            self._rules[known] = name = self._grammar.rule("")
+            self._rules[known] = name = self._grammar.reserve()
             ways = [way for branch in branches(schema, self._root) for way in self._ways(branch)]
             self._grammar.define(name, self._grammar.any_of(ways))
         return self._rules[known]
