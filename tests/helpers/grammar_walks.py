@@ -66,17 +66,19 @@ class Walks:
             known.encode(text) for text in sorted(markers) if json.dumps(json.dumps(text))[3:-3] in written
         ]
 
-    def walk(self, seed: int, wild: float = 0.05) -> list[int]:
+    def walk(self, seed: int, wild: float = 0.05, first: str = "") -> list[int]:
         """The tokens of a text, which tends to its end the more, the longer it is.
 
         Args:
           wild: how often any token that may come is taken.
+          first: its beginning.
         """
         known, texts, random = tokenizer(self._has_tokens), _texts(self._has_tokens), np.random.default_rng(seed)
         end, size = known.eos_token_id, len(known)
         constraint = GrammarConstraint(self._matcher.deep_copy(), _tokens(self._has_tokens), size, [end])
-        spelled = list[int]()
-        tokens, flags = list[int](), np.zeros((1, (size + 31) // 32), np.uint32)
+        tokens, spelled = known.encode(first), list[int]()
+        constraint.add(tokens)
+        flags = np.zeros((1, (size + 31) // 32), np.uint32)
         while len(tokens) < MOST:
             flags[:] = 0xFFFFFFFF
             constraint.allow([], flags)

@@ -116,7 +116,7 @@ class Models:
     def _discriminated(self, depth: int) -> Any:
         self._count += 2
         parts = [
-            create_model(f"Kind{self._count}{tag}", kind=(Literal[tag], ...), value=(self.kind(depth - 1), ...))
+            create_model(f"Kind{self._count}{tag}", kind=(Literal[tag], ...), value=(self.kind(depth - 1), ...))  # type: ignore[arg-type]
             for tag in ("cat", "dog")
         ]
         return Annotated[parts[0] | parts[1], Field(discriminator="kind")]

@@ -15,7 +15,7 @@ from jspec.text.parsers.lexer import MarkerTokens
 from jspec.text.parsers.parser import make_parser
 from jspec.text.parsers.registry import TOOL_FORMATS
 
-DISTINCT = list({id(form): name for name, form in reversed(TOOL_FORMATS.items())}.values())
+DISTINCT = list({id(form): name for name, form in TOOL_FORMATS.items()}.values())
 RAW = ("qwen3_coder", "glm45", "minimax_m2", "seed_oss", "deepseek_v32")
 IDS = MarkerTokens.of(tokenizer(True)).ids
 DEFS = {"U": {"enum": ["C", "F"]}, "S": {"type": "string", "enum": ["left", "right"]}, "N": {"type": "null"}}
@@ -35,9 +35,11 @@ def check_walks(name, schema, has_tokens, seeds, strict=False, wild=0.05):
     known, read = tokenizer(has_tokens), []
     tools, ids = tools_of(schema, strict=strict), MarkerTokens.of(known).ids
     form = calls_form(tools, TOOL_FORMATS[name], ids, False, True)
-    walks = Walks(form.params if not strict else strict_form(tools, TOOL_FORMATS[name], ids, False), has_tokens)
+    params = strict_form(tools, TOOL_FORMATS[name], ids, False) if strict else form.params
+    assert params is not None
+    walks = Walks(params, has_tokens)
     for seed in seeds:
-        tokens = walks.walk(seed, wild)
+        tokens = walks.walk(seed, wild, TOOL_FORMATS[name].begins[0] if strict else "")
         parser = make_parser(name if form.in_format else None, None, tools=tools, tokens=MarkerTokens.of(known))
         parser = parser if form.in_format else JsonCalls(parser, form.name)
         events = parser.feed(known.decode(tokens), tokens) + parser.finish()
@@ -61,13 +63,13 @@ def random_walks(name, models):
 
 @pytest.mark.parametrize("name", DISTINCT)
 def test_arguments_of_random_models_are_valid(name):
-    random_walks(name, range(14))
+    random_walks(name, range(8))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", DISTINCT)
 def test_arguments_of_many_random_models_are_valid(name):
-    random_walks(name, range(14, 100))
+    random_walks(name, range(8, 100))
 
 
 CHOICES = {
@@ -120,8 +122,8 @@ TEXTS = {  # texts of a value that are taken, and that are not
     "alternatives": ({"type": "string", "pattern": "^a|b$|c(d|e)"}, ["ax", "xb", "1ce2"], ["xa", "bx", "c"]),
     "lengths": (
         {"type": "string", "minLength": 2, "maxLength": 4},
-        ["ab", "a\nb", "a\nbc"],
-        ["a", "abcde", "\na"],
+        ["ab", "a\nb", "a\nbc", "\na"],
+        ["a", "abcde"],
     ),
     "date": ({"type": "string", "format": "date"}, ["2024-02-29"], ["2023-02-29", "2024-13-01", "today"]),
     "annotation": ({"type": "string", "format": "path"}, ["a b"], []),
@@ -179,11 +181,6 @@ def test_what_the_format_cannot_hold_is_forced_as_json_and_refused_where_strict(
 def test_sixty_tools_make_a_grammar(name):
     properties = {"path": {"type": "string"}, "n": {"type": "integer"}, "m": {"enum": ["a", "b"]}}
     properties |= {key: {"type": "array", "items": {"type": "string"}} for key in ("a", "b", "c")}
-    tools = [
-        {
-            "type": "function",
-            "function": {"name": f"f{i}", "parameters": {**schema, "properties": properties, "required": ["path"]}},
-        }
-        for i in range(60)
-    ]
+    schema = {"type": "object", "properties": properties, "required": ["path"]}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(60)]
     check_size(calls_form(tools, TOOL_FORMATS[name], IDS, True, False).params)
