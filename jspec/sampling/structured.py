@@ -26,8 +26,8 @@ class StructuredOutputsParams:
       grammar: a context-free grammar in the Lark format of llguidance, with the rule ``start``.
       json_object: True is any JSON object.
       disable_any_whitespace: whether JSON has no blanks but those inside of strings.
-      whitespace_pattern: a regular expression for the blanks between the parts of JSON, instead of any number of blanks and
-        line breaks.
+      whitespace_pattern: a regular expression for the blanks between two parts of JSON. None is at most a line break and its
+        indentation, or two spaces; ``[ \\t\\r\\n]*`` is any number, which is vLLM's default.
       disable_additional_properties: whether objects of a JSON schema have no other properties than it names, where it has
         ``properties`` and says nothing about others. True is the meaning of OpenAI's strict mode; vLLM's default is False.
       preamble: a grammar, as ``grammar`` is, of text that comes before the form: of reasoning, for example.

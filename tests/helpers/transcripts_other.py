@@ -42,7 +42,7 @@ QWEN3_CODER = table(
     (
         "unknown",
         qwen("f", a="1", b="x", c='{"d": 1e999}', e="NaN"),
-        ("call", "f", '{"a": 1, "b": "x", "c": "{\\"d\\": 1e999}", "e": "NaN"}'),
+        ("call", "f", '{"a": 1, "b": "x", "c": {"d": 1e999}, "e": "NaN"}'),
     ),
     ("escapes", qwen(city='a "b"\n\n\tc\\d </x>'), ("call", "weather", '{"city": "a \\"b\\"\\n\\n\\tc\\\\d </x>"}')),
     ("newlines", qwen(city="\n\na\n"), ("call", "weather", '{"city": "\\n\\na\\n"}')),
@@ -205,7 +205,7 @@ PYTHONIC = table(
     (
         "numbers",
         "[now(a=1_000, b=0x10, c=.5, d=1e999, e=007)]",
-        ("call", "now", '{"a": 1000, "b": 16, "c": 0.5, "d": "1e999", "e": 7.0}'),
+        ("call", "now", '{"a": 1000, "b": 16, "c": 0.5, "d": 1e999, "e": 7.0}'),
     ),
     ("typed", "[weather(city=5, days='5')]", ("call", "weather", '{"city": "5", "days": 5}')),
     ("llama4", '<|python_start|>[weather(city="Oslo")]<|python_end|>', ONE),

@@ -122,7 +122,7 @@ def test_arguments_of_a_tool_call_become_an_object(text, call):
         )
 
 
-@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "3", '"x"', "[" * 50, '{"a": NaN}', '{"a": 1e999}'])
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "3", '"x"', "[" * 50, '{"a": NaN}'])
 def test_arguments_that_are_no_object_stay_the_text_that_the_model_wrote(text, arguments):
     """A call that was cut, for example. It does not end the conversation."""
     messages = [*HI, {"role": "assistant", "tool_calls": [{"name": "now", "arguments": arguments}]}]

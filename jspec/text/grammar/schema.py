@@ -18,11 +18,37 @@ _OF_NAMES = (
 _ALTERNATIVES = ("anyOf", "oneOf")  # of which a value has to match one
 # Keywords beside ``properties`` whose schemas hold for the same object, and may name more properties.
 _BESIDE = (*_ALTERNATIVES, "allOf", "$ref", "$dynamicRef", "if", "then", "else", "dependentSchemas", "not")
+# The formats that JSON Schema defines. Any other one, such as ``binary`` and ``path``, is an annotation.
+FORMATS = (
+    "date-time",
+    "date",
+    "time",
+    "duration",
+    "email",
+    "idn-email",
+    "hostname",
+    "idn-hostname",
+    "ipv4",
+    "ipv6",
+    "uri",
+)
+FORMATS += (
+    "uri-reference",
+    "iri",
+    "iri-reference",
+    "uuid",
+    "uri-template",
+    "json-pointer",
+    "relative-json-pointer",
+    "regex",
+)
 _OPINIONS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 
 def closed(schema: Any) -> Any:
     """A schema whose objects have no other properties than it names, where it does not say anything about others.
+
+    Formats that JSON Schema does not define are left out.
 
     So OpenAI's strict mode asks for it. Without it a model may invent names until the text is as long as it may be.
 
@@ -59,7 +85,7 @@ class _Closing:
         if not isinstance(schema, Mapping):
             return schema
         joint = joint or place in self._shared
-        result = dict(schema)
+        result = {key: value for key, value in schema.items() if key != "format" or value in FORMATS}
         for keyword, value in schema.items():
             inner = f"{place}/{keyword}"
             if keyword in _PARTS:

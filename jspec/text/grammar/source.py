@@ -6,6 +6,10 @@ from typing import Any
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.text.grammar.schema import closed
 
+# Between two parts of JSON: a newline and its indentation, or up to two spaces. llguidance allows any number of blanks, and
+# small models write them up to ``max_tokens``. 40 are ten levels of four spaces, which is deeper than people's JSON is.
+BLANKS = r"\n[ \t]{0,40}|[ ]{0,2}"
+
 
 def grammar_text(asked: StructuredOutputsParams) -> str:
     """llguidance's grammar text for structured outputs."""
@@ -31,10 +35,12 @@ def _form(asked: StructuredOutputsParams) -> str:
             options["whitespace_pattern"] = asked.whitespace_pattern
         elif asked.disable_any_whitespace:
             options["whitespace_flexible"] = False
+        usual = {} if options else {"whitespace_pattern": BLANKS}  # unless the schema itself says something
         schema = asked.json if asked.json is not None else json.dumps({"type": "object"})
+        schema = "{}" if schema == "true" else schema  # which means the same, and has room for the options
         if asked.disable_additional_properties:
             schema = json.dumps(closed(json.loads(schema)))
-        return LLMatcher.grammar_from_json_schema(schema, overrides=options)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(schema, usual, options)  # type: ignore[arg-type]
     if asked.regex is not None:
         return LLMatcher.grammar_from_regex(asked.regex)
     if asked.choice is not None:

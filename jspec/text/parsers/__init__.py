@@ -18,6 +18,9 @@ literals.py         values in notations that are nearly JSON
 argument_writer.py  raw parameters as one JSON object
 schema_types.py     the types of parameters by a tool's schema
 call_grammar.py     grammars of calls in a format's own syntax
+branches.py         the alternatives of a tool's schema, without references
+raw_grammar.py      grammars of arguments that are raw text
+string_grammar.py   strings of a schema as terminals of a grammar
 forced.py           forms that make a model call, and parsers of calls that are JSON alone
 formats/            the formats, one file for each family
 """

@@ -2,17 +2,17 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.text.grammar.schema import closed
-from jspec.text.parsers.schema_types import parameter_types
 
 ANY_TEXT = r"(.|\n)*"
 MOST_CHARACTERS = 2**20  # of the schemas in a grammar
-NEWLINE, NEWLINES = r"/\n?/", r"/\n{0,2}/"
+# Terminals that every grammar defines once, since regular expressions are counted.
+NEWLINE, NEWLINES = "NEWLINE", "NEWLINES"
+SHARED = {NEWLINE: r"/\n?/", NEWLINES: r"/\n{0,2}/"}
 BLANKS = "[ ]?"  # between the parts of JSON; weak models write lines of them without end
-ANY_KEY = r"/[^<>\"\s]{1,64}/"  # of an argument that the schema does not name
 
 
 class Function(NamedTuple):
@@ -31,7 +31,7 @@ class Function(NamedTuple):
         """That of a tool in OpenAI's form, or of its function alone."""
         function = tool.get("function", tool)
         given = function.get("parameters")
-        return cls(function["name"], given if given else {"type": "object", "properties": {}})
+        return cls(function["name"], {"type": "object", **given} if given else {"type": "object", "properties": {}})
 
 
 class CallGrammar:
@@ -47,6 +47,7 @@ class CallGrammar:
         by_length = sorted(self._tokens, key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
         self._rules: list[str] = []
+        self._names = dict[str, str]()  # of rules and terminals, by their expressions
         self._size = 0
 
     def literal(self, text: str) -> str:
@@ -58,17 +59,16 @@ class CallGrammar:
             done = found.end()
         return " ".join([*parts, json.dumps(text[done:])] if done < len(text) else parts)
 
-    def text_until(self, end: str, without: Sequence[str] = ()) -> str:
-        """An expression for any text, through the first ``end``.
+    def text_until(self, end: str, without: Sequence[str] = (), text: str = f"/{ANY_TEXT}/") -> str:
+        """An expression for a text, through the first ``end``.
 
         Args:
           without: what the text does not contain.
+          text: an expression for terminals, for what it may be.
         """
         is_token = end in self._tokens
-        # llguidance takes some added tokens for plain text.
-        others = dict.fromkeys([*without, end]) if is_token else [other for other in without if other != end]
-        parts = "|".join(map(_in_regex, others))
-        text = self._terminal(f"/{ANY_TEXT}/" + (f" & ~/{ANY_TEXT}({parts}){ANY_TEXT}/" if parts else ""))
+        parts = "|".join(map(_in_regex, dict.fromkeys([*without, end])))  # llguidance takes some tokens for plain text
+        text = self._named("TEXT", f": ({text}) & ~/{ANY_TEXT}({parts}){ANY_TEXT}/")
         return f"{text} {self.literal(end)}" if is_token else self.rule(text, f"[suffix={json.dumps(end)}]")
 
     def json(self, schema: Mapping[str, Any]) -> str:
@@ -86,34 +86,12 @@ class CallGrammar:
             raise ValueError(f"its grammar has more than {MOST_CHARACTERS} characters")
         return text
 
-    def value(self, parameters: Mapping[str, Any], name: str) -> str | None:
-        """An expression for the JSON of an argument that is no string; None if it may be one, which is then raw text.
-
-        Args:
-          parameters: the schema of all arguments.
-          name: of the argument.
-        """
-        schema = parameters["properties"][name]
-        choices = (
-            schema.get("enum", [schema["const"]] if "const" in schema else None)
-            if isinstance(schema, Mapping)
-            else None
-        )
-        if choices and all(isinstance(choice, str) for choice in choices):
-            return self.any_of([self.literal(choice) for choice in choices])
-        types = parameter_types({"parameters": parameters}).get(name, frozenset())
-        if not types or "string" in types or not isinstance(schema, Mapping):
-            return None
-        return self.argument(parameters, name)
-
-    def argument(self, parameters: Mapping[str, Any], name: str) -> str:
-        """An expression for the JSON of an argument; the arguments are those of ``value``."""
-        schema = parameters["properties"][name]
-        if not isinstance(schema, Mapping):
-            schema = {}
-        if '"$ref"' in json.dumps(schema):  # to the schema of all arguments, which therefore comes along
+    def json_of(self, schema: Any, root: Mapping[str, Any]) -> str:
+        """An expression for JSON of a schema whose references lead to ``root``; one that is no mapping allows anything."""
+        schema = schema if isinstance(schema, Mapping) else {}
+        if '"$ref"' in json.dumps(schema):  # so the root comes along
             place = "#/$defs/arguments"
-            schema = {"$ref": f"{place}/properties/{escaped(name)}", "$defs": {"arguments": moved(parameters, place)}}
+            schema = {**moved(schema, place), "$defs": {"arguments": moved(root, place)}}
         return self.json(schema)
 
     def listed(self, required: Sequence[str], optional: Sequence[str], separator: str) -> str:
@@ -157,51 +135,37 @@ class CallGrammar:
         """An expression for one of these, or for one or more if there may be several.
 
         Args:
-          separator: a text, or an expression, between them.
+          separator: a text, or one of ``SHARED``, between them.
         """
         call = self.rule(self.any_of(calls))
-        between = separator if separator.startswith("/") else self.literal(separator)
+        between = separator if separator in SHARED else self.literal(separator)
         return f"{call} ({between} {call})*" if several else call
-
-    def arguments(self, function: Function, argument: Callable[[str, str | None, bool], str]) -> str:
-        """An expression for arguments as keys and raw values, in the order of the schema.
-
-        Args:
-          argument: makes an expression of those for a key and a value, which is None for any text, and whether the value
-            is a string.
-        """
-        properties = function.parameters.get("properties")
-        if not isinstance(properties, Mapping):  # an object of which the schema says nothing may have any names
-            return f"({argument(ANY_KEY, None, True)})*"
-        required = function.parameters.get("required")
-        required = required if isinstance(required, Sequence) else ()
-        parts = []
-        for name in properties:
-            value = self.value(function.parameters, name)
-            part = argument(self.literal(name), value, not (value or "").startswith("%json"))
-            parts.append(part if name in required else f"({part})?")
-        return " ".join(parts)
 
     def any_of(self, expressions: Sequence[str]) -> str:
         return self._counted(f"({' | '.join(expressions)})")
 
     def rule(self, expression: str, attributes: str = "") -> str:
-        """The name of a new rule."""
-        self._counted(expression)
-        self._rules.append(f"rule_{len(self._rules)}{attributes}: {expression}")
+        """The name of a rule."""
+        return self._named("rule", f"{attributes}: {expression}")
+
+    def reserve(self) -> str:
+        """The name of a new rule that ``define`` gives its expression, which may lead to the rule again."""
+        self._rules.append("")
         return f"rule_{len(self._rules) - 1}"
 
-    def _terminal(self, expression: str) -> str:
-        line = f": {expression}"
-        for number, known in enumerate(self._rules):
-            if known == f"TEXT_{number}{line}":
-                return f"TEXT_{number}"
-        self._rules.append(f"TEXT_{len(self._rules)}{line}")
-        return f"TEXT_{len(self._rules) - 1}"
+    def define(self, name: str, expression: str):
+        """Set the expression of a reserved rule."""
+        self._rules[int(name.removeprefix("rule_"))] = f"{name}: {self._counted(expression)}"
+
+    def _named(self, kind: str, line: str) -> str:
+        if kind + line not in self._names:
+            name = self._names[kind + line] = f"{kind}_{len(self._rules)}"
+            self._rules.append(name + self._counted(line))
+        return self._names[kind + line]
 
     def text(self, start: str) -> str:
         """The grammar of an expression."""
-        return "\n".join((f"start: {start}", *self._rules))
+        return "\n".join((f"start: {start}", *self._rules, *(f"{name}: {text}" for name, text in SHARED.items())))
 
 
 def moved(schema: Any, place: str) -> Any:

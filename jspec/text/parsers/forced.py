@@ -1,5 +1,6 @@
 """Forms that make a model call tools, and parsers of calls that no format marks."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -7,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.sampling.structured import StructuredOutputsParams
+from jspec.text.parsers.branches import UnheldError
 from jspec.text.parsers.call_grammar import BLANKS, CallGrammar, Function, escaped, moved
 from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Event
 from jspec.text.parsers.parser import OutputParser
@@ -35,8 +37,8 @@ def calls_form(
 ) -> CallsForm:
     """The form of one call, or of one or more.
 
-    It has the model's own syntax if there is a grammar of it. If not, it is vLLM's: a list of names and parameters in JSON,
-    or the arguments alone of a tool that the request names.
+    It has the model's own syntax if there is a grammar of it that holds the schemas. If not, it is vLLM's: a list of names
+    and parameters in JSON, or the arguments alone of a tool that the request names.
 
     Args:
       tools: those that may be called, in OpenAI's form.
@@ -46,7 +48,10 @@ def calls_form(
       named: whether the request names the one tool.
     """
     functions, grammar = [Function.of(given) for given in tools], CallGrammar(tokens)
-    expression = None if tool is None else tool.grammar(grammar, functions, several)
+    expression = None
+    if tool is not None:
+        with contextlib.suppress(UnheldError):
+            expression = tool.grammar(grammar, functions, several)
     if expression is not None:
         return CallsForm(StructuredOutputsParams(grammar=grammar.text(expression)), None, True)
     if named:
@@ -65,6 +70,9 @@ def strict_form(
 
     Args:
       tools, tool, tokens, several: as of ``calls_form``.
+
+    Raises:
+      UnheldError: the format of calls cannot hold the schema of a strict tool.
     """
     if tool is None or tool.plain_begins or not tool.begins or tool.begins[0] not in tokens:
         return None

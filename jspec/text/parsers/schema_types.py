@@ -2,12 +2,14 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Types = frozenset[str]
 
 TYPES = ("null", "integer", "number", "boolean", "object", "array", "string")
+LARGEST = sys.float_info.max
 MOST_SCHEMAS = 256  # that are read of one parameter
 INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -22,35 +24,44 @@ def functions_by_name(tools: Sequence[Mapping]) -> dict[str, Mapping]:
 
 def parameter_types(function: Mapping) -> dict[str, Types]:
     """The types that a function's schema allows for each parameter; none are known if it is empty."""
-    schema = function.get("parameters")
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    known = properties.items() if isinstance(properties, Mapping) else ()
-    return {str(name): _types(parameter, schema) for name, parameter in known}
+    root, known = function.get("parameters"), dict[str, Types]()
+    for schema in _reached(root, root):
+        properties = schema.get("properties")
+        for name, parameter in properties.items() if isinstance(properties, Mapping) else ():
+            known[str(name)] = known.get(str(name), frozenset()) | _types(parameter, root)
+    return known
 
 
 def _types(schema: Any, root: Any) -> Types:
     """The types of ``type``, ``enum``, ``const``, and of all schemas in ``anyOf``, ``oneOf``, ``allOf`` and ``$ref``."""
-    types, waiting, read = set[str](), [schema], 0
+    types = set[str]()
+    for part in _reached(schema, root):
+        named = part.get("type")
+        types.update(name for name in (named if isinstance(named, list | tuple) else [named]) if isinstance(name, str))
+        values = part.get("enum")
+        values = list(values) if isinstance(values, list | tuple) else []
+        if "const" in part:
+            values.append(part["const"])
+        types.update(type_of(value) for value in values)
+    return frozenset(types & set(TYPES))
+
+
+def _reached(schema: Any, root: Any) -> Iterator[Mapping]:
+    """A schema, and those that say something of the same value: in ``anyOf``, ``oneOf``, ``allOf`` and ``$ref``."""
+    waiting, read = [schema], 0
     while waiting and read < MOST_SCHEMAS:
         schema, read = waiting.pop(), read + 1
         if not isinstance(schema, Mapping):
             continue
-        named = schema.get("type")
-        types.update(name for name in (named if isinstance(named, list | tuple) else [named]) if isinstance(name, str))
-        values = schema.get("enum")
-        values = list(values) if isinstance(values, list | tuple) else []
-        if "const" in schema:
-            values.append(schema["const"])
-        types.update(_type_of(value) for value in values)
+        yield schema
         for several in ("anyOf", "oneOf", "allOf"):
             if isinstance(schema.get(several), list | tuple):
                 waiting += schema[several]
         if isinstance(schema.get("$ref"), str):
             waiting.append(referred(schema["$ref"], root))
-    return frozenset(types & set(TYPES))
 
 
-def _type_of(value: Any) -> str:
+def type_of(value: Any) -> str:
     kinds = ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (list | tuple, "array"))
     if value is None:
         return "null"
@@ -71,7 +82,7 @@ def finite_json(text: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-      ValueError: it is no JSON, it has a number that JSON cannot express, or it is too deep.
+      ValueError: it is no JSON, or it is too deep.
     """
     try:
         return json.loads(text, parse_constant=_no_number, parse_float=_finite)
@@ -97,8 +108,8 @@ def _no_number(text: str) -> float:
 
 
 def _finite(text: str) -> float:
-    value = float(text)
-    return value if abs(value) != float("inf") else _no_number(text)
+    """A number of JSON; the largest where it is too large for a float."""
+    return max(-LARGEST, min(float(text), LARGEST))
 
 
 def raw_to_json(text: str, types: Types) -> str:
@@ -136,8 +147,8 @@ def _as(kind: str, text: str, word: str) -> str | None:
 
 
 def _number(word: str) -> str | None:
-    if not NUMBER.fullmatch(word) or abs(float(word)) == float("inf"):
-        return None
     if JSON_NUMBER.fullmatch(word):
         return word
+    if not NUMBER.fullmatch(word) or abs(float(word)) == float("inf"):
+        return None
     return str(int(word)) if INTEGER.fullmatch(word) else repr(float(word))

@@ -42,7 +42,11 @@ class ToolFormat(ABC):
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str | None:
         """An expression for a call of one of these tools, or for one or more if there may be several; None if calls cannot
-        be forced in this syntax."""
+        be forced in this syntax.
+
+        Raises:
+          UnheldError: the syntax cannot hold the schema of a tool.
+        """
         del grammar, functions, several
         return None
 

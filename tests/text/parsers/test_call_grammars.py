@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from grammar_walks import tokenizer
 
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.text.grammar.grammars import Grammars
@@ -40,24 +40,6 @@ DISTINCT = {
     if list(TOOL_FORMATS.values()).index(form) == list(TOOL_FORMATS).index(name)
 }
 THINKS = {"openai": "openai_gptoss", "gemma4": "gemma4", "mistral": "mistral", "seed_oss": "seed_oss"}
-
-
-@functools.cache
-def tokenizer(has_tokens):
-    """A tokenizer of bytes, in which all markers are tokens, or only the token that ends a text is."""
-    from transformers import PreTrainedTokenizerFast
-
-    vocab = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    fast = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    fast.add_special_tokens([AddedToken("<eos>", special=True)])
-    if has_tokens:
-        calls = [marker for form in TOOL_FORMATS.values() for marker in form.markers]
-        thoughts = [marker for form in REASONING_FORMATS.values() for marker in form.all_markers()]
-        for marker in dict.fromkeys(calls + thoughts):
-            if not marker.endswith("="):  # no tokenizer has such a token
-                fast.add_tokens([AddedToken(marker, special=marker.startswith("["))])
-    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<eos>")
 
 
 @functools.cache

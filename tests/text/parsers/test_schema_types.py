@@ -1,6 +1,7 @@
 """Raw text as the type that a tool's schema asks for."""
 
 import json
+import sys
 
 import pytest
 from transcripts import function
@@ -33,7 +34,9 @@ def types(schema) -> frozenset[str]:
         ("12345678901234567890.125", "number", "12345678901234567890.125"),
         ("NaN", "number", '"NaN"'),
         ("-Infinity", "number", '"-Infinity"'),
-        ("1e999", "number", '"1e999"'),
+        ("1e999", "number", "1e999"),
+        ("[-1e999]", "array", "[-1e999]"),
+        (".5e999", "number", '".5e999"'),
         ("True", "boolean", "true"),
         ("0", "boolean", "false"),
         ("1", "integer boolean", "1"),
@@ -66,7 +69,7 @@ def test_text_becomes_json(text, names, expected):
         ('{"a": "\\ud83d\\ude00 \\ud83d", "\\udc00": 1}', {"a": "😀 \ufffd", "\ufffd": 1}),
         ('{"a": ', None),
         ('{"a": NaN}', None),
-        ('{"a": 1e999}', None),
+        ('{"a": [1e999, -1e999]}', {"a": [sys.float_info.max, -sys.float_info.max]}),
         ('{"a": ' + "[" * 9999, None),
         ("[1]", None),
     ],

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.text.parsers.argument_writer import ArgumentWriter
+from jspec.text.parsers.branches import Branch, UnheldError, branches, members, objects
 from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.literals import Notation
 from jspec.text.parsers.reader import BrokenError, Reader, Sink, Steps
-from jspec.text.parsers.schema_types import referred
+from jspec.text.parsers.string_grammar import string_expression
 from jspec.text.parsers.tool_format import ToolFormat
 
 KEY = re.compile(r"[\w.\-]+")
-MOST_LEVELS = 16  # of a schema and its references
 BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 
 
@@ -90,14 +90,12 @@ class Gemma4(ToolFormat):
         arguments.close()
         calls.end()
 
-    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str | None:
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
         calls = []
         for name, parameters in functions:
-            if not all(map(KEY.fullmatch, parameters.get("properties") or {})):
-                return None
             values = _Values(grammar, parameters)
-            arguments = values.object(parameters, 0)
-            calls.append(grammar.around(f"{BEGIN}call:{name}", arguments, END))
+            arguments = [values.object(branch) for branch in objects(parameters)]
+            calls.append(grammar.around(f"{BEGIN}call:{name}", grammar.any_of(arguments), END))
         return grammar.repeated(calls, "", several)
 
 
@@ -105,57 +103,89 @@ class _Values:
     """Expressions for values of a schema in this notation.
 
     Args:
-      grammar: gets the rules.
+      grammar: gets the rules, one for each schema that is met, since schemas may refer to themselves.
       root: the schema of all arguments, to which references lead.
     """
 
     def __init__(self, grammar: CallGrammar, root: Mapping[str, Any]):
         self._grammar, self._root = grammar, root
+        self._rules = dict[str, str]()
 
-    def object(self, schema: Mapping[str, Any], depth: int) -> str:
-        """An expression for an object of the properties that the schema names."""
-        grammar, required, parts = self._grammar, schema.get("required") or (), {}
-        for name, part in (schema.get("properties") or {}).items():
-            parts[name] = grammar.around(f"{name}:", self.value(part, depth + 1), "")
+    def value(self, schema: Any) -> str:
+        """An expression for a value.
+
+        Raises:
+          UnheldError: the notation cannot hold the schema.
+        """
+        known = json.dumps(schema, sort_keys=True)
+        if known not in self._rules:
+            self._rules[known] = name = self._grammar.reserve()
+            ways = [way for branch in branches(schema, self._root) for way in self._ways(branch)]
+            self._grammar.define(name, self._grammar.any_of(ways))
+        return self._rules[known]
+
+    def _ways(self, branch: Branch) -> list[str]:
+        kind = branch.get("type")
+        if kind is None:
+            return [self._grammar.literal(_written(choice)) for choice in branch["enum"]]
+        if kind == "string":
+            text = self._grammar.text_until(QUOTE, (), string_expression(branch))
+            return [f"{self._grammar.literal(QUOTE)} {text}"]
+        if kind == "object":
+            return [self.object(branch)]
+        return [self._array(branch) if kind == "array" else self._grammar.json(branch)]
+
+    def object(self, branch: Branch) -> str:
+        """An expression for an object of the properties that the schema names, or of any if it names none."""
+        grammar, (properties, others, required) = self._grammar, members(branch)
+        if others is not None:
+            entry = grammar.rule(f'/[A-Za-z_][\\w.\\-]{{0,63}}/ ":" {self.value(others)}')
+            return grammar.around("{", f'({entry} ("," {entry})*)?', "}")
+        parts = {name: grammar.around(f"{_key(name)}:", self.value(part), "") for name, part in properties.items()}
         needed, others = ([parts[n] for n in parts if (n in required) == there] for there in (True, False))
         return grammar.around("{", grammar.listed(needed, others, ","), "}")
 
-    def value(self, schema: Any, depth: int) -> str:
-        """An expression for a value. What lies too deep in references may be any scalar."""
-        grammar = self._grammar
-        if not isinstance(schema, Mapping) or depth > MOST_LEVELS:
-            return grammar.any_of([self._text(), grammar.json({"type": ["number", "boolean", "null"]})])
-        if isinstance(schema.get("$ref"), str):
-            return self.value(referred(schema["$ref"], self._root), depth + 1)
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(choices, Sequence) and choices:
-            return grammar.any_of([self._choice(choice) for choice in choices])
-        for several in ("anyOf", "oneOf"):
-            if isinstance(schema.get(several), Sequence) and schema[several]:
-                return grammar.any_of([self.value(part, depth + 1) for part in schema[several]])
-        types = schema.get("type")
-        if isinstance(types, Sequence) and not isinstance(types, str) and types:
-            return grammar.any_of([self.value({**schema, "type": kind}, depth + 1) for kind in types])
-        if types == "string":
-            return self._text()
-        if types == "object":
-            return self.object(schema, depth)
-        if types == "array":
-            item = grammar.rule(self.value(schema.get("items"), depth + 1))
-            most = schema.get("maxItems")
-            times = "*" if not isinstance(most, int) else f"{{0,{max(most - 1, 0)}}}"
-            items = "" if most == 0 else f"({item} ({grammar.literal(',')} {item}){times})?"
-            return grammar.around("[", items, "]")
-        if types in ("integer", "number", "boolean", "null"):
-            return grammar.json(schema)
-        return self.value(None, depth)
+    def _array(self, branch: Branch) -> str:
+        known = {"type", "items", "prefixItems", "additionalItems", "minItems", "maxItems"}
+        for keyword in branch.keys() - known:
+            raise UnheldError(keyword)
+        items, first = branch.get("items", True), branch.get("prefixItems", ())
+        if isinstance(items, list | tuple):  # as JSON Schema had it before 2020
+            items, first = branch.get("additionalItems", True), items
+        least, most = branch.get("minItems", 0), branch.get("maxItems")
+        return self._grammar.around("[", self._items(list(first), items, 0, least, most), "]")
 
-    def _text(self) -> str:
-        return f"{self._grammar.literal(QUOTE)} {self._grammar.text_until(QUOTE)}"
+    def _items(self, first: list[Any], items: Any, place: int, least: int, most: int | None) -> str:
+        """An expression for the items from a place on, with the comma before it."""
+        if most is not None and place >= most:
+            return ""
+        comma = '","' if place else ""
+        if place < len(first):
+            rest = f"{comma} {self.value(first[place])} {self._items(first, items, place + 1, least, most)}"
+            return rest if place < least else f"({rest})?"
+        if items is False:
+            return ""
+        item = self.value(items)
+        if not place:
+            rest = f"{item} {self._items(first, items, 1, least, most)}"
+            return rest if least else f"({rest})?"
+        until = "" if most is None else most - place
+        return f"({comma} {item}){{{max(least - place, 0)},{until}}}"
 
-    def _choice(self, choice: Any) -> str:
-        text = f"{QUOTE}{choice}{QUOTE}" if isinstance(choice, str) else json.dumps(choice)
-        return self._grammar.literal(text)
+
+def _key(name: str) -> str:
+    if name != name.strip() or not name or ":" in name or QUOTE in name:
+        raise UnheldError(name, "names without colons and blanks around them in this format of calls")
+    return name if KEY.fullmatch(name) else f"{QUOTE}{name}{QUOTE}"
+
+
+def _written(value: Any) -> str:
+    """A value in this notation."""
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{_key(name)}:{_written(part)}' for name, part in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_written, value))}]"
+    return f"{QUOTE}{value}{QUOTE}" if isinstance(value, str) else json.dumps(value)
 
 
 GEMMA4 = Gemma4()

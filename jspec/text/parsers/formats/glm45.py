@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from jspec.text.parsers.argument_writer import ArgumentWriter, RawValue
 from jspec.text.parsers.call_grammar import NEWLINE, CallGrammar, Function
 from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.raw_grammar import RawArguments, RawText
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.tool_format import ToolFormat
 
@@ -70,13 +71,12 @@ class Glm45(ToolFormat):
         return grammar.repeated(calls, "\n", several)
 
     def _arguments(self, grammar: CallGrammar, function: Function) -> str:
-        def argument(key: str, value: str | None, is_string: bool) -> str:
+        def argument(key: str, value: str, is_string: bool) -> str:
             del is_string
-            text = grammar.text_until(VALUE_END, self.markers) if value is None else ""
             head = f"{grammar.literal(KEY)} {key} {grammar.literal(KEY_END)} {NEWLINE} {grammar.literal(VALUE)}"
-            return f"{head} {text or f'{value} {grammar.literal(VALUE_END)}'} {NEWLINE}"
+            return f"{head} {value} {NEWLINE}"
 
-        return grammar.arguments(function, argument)
+        return RawArguments(grammar, function, RawText(VALUE_END, self.markers)).all(argument)
 
 
 GLM45 = Glm45()

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 from jspec.text.parsers.argument_writer import ArgumentWriter
+from jspec.text.parsers.branches import UnheldError, members, objects
 from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.formats.python_values import PYTHON_VALUES
@@ -92,24 +93,31 @@ class Pythonic(ToolFormat):
         yield from reader.blanks()
         return key
 
-    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str | None:
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
         calls = [self._grammar_of_call(grammar, function) for function in functions]
-        if None in calls:
-            return None
-        expression = grammar.around("[", grammar.repeated([call for call in calls if call], ", ", several), "]")
+        expression = grammar.around("[", grammar.repeated(calls, ", ", several), "]")
         marker = next((i for i, marker in enumerate(BEGINS) if grammar.has(marker)), None)
         return expression if marker is None else grammar.around(BEGINS[marker], expression, ENDS[marker])
 
-    def _grammar_of_call(self, grammar: CallGrammar, function: Function) -> str | None:
-        """The expression of a call, whose values are JSON; None if a name is none of Python's."""
-        properties, required = function.parameters.get("properties") or {}, function.parameters.get("required") or ()
-        if not NAME.fullmatch(function.name) or not all(KEY.fullmatch(name) for name in properties):
-            return None
-        parts = {
-            name: grammar.around(f"{name}=", grammar.argument(function.parameters, name), "") for name in properties
-        }
-        needed, others = ([parts[n] for n in parts if (n in required) == there] for there in (True, False))
-        return grammar.around(f"{function.name}(", grammar.listed(needed, others, ", "), ")")
+    def _grammar_of_call(self, grammar: CallGrammar, function: Function) -> str:
+        """The expression of a call, whose values are JSON.
+
+        Raises:
+          UnheldError: a name is none of Python's.
+        """
+        calls = []
+        for branch in objects(function.parameters):
+            properties, _, required = members(branch)
+            for name, pattern in ((function.name, NAME), *((name, KEY) for name in properties)):
+                if not pattern.fullmatch(name):
+                    raise UnheldError(name, "Python's names in this format of calls")
+            parts = {
+                name: grammar.around(f"{name}=", grammar.json_of(schema, function.parameters), "")
+                for name, schema in properties.items()
+            }
+            needed, others = ([parts[n] for n in parts if (n in required) == there] for there in (True, False))
+            calls.append(grammar.around(f"{function.name}(", grammar.listed(needed, others, ", "), ")"))
+        return grammar.any_of(calls)
 
 
 PYTHONIC = Pythonic()

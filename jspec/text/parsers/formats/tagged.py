@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from jspec.text.parsers.argument_writer import ArgumentWriter, RawValue
 from jspec.text.parsers.call_grammar import NEWLINE, CallGrammar, Function
 from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.raw_grammar import RawArguments, RawText
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.schema_types import Types
 from jspec.text.parsers.tool_format import ToolFormat
@@ -117,16 +118,14 @@ class TaggedCalls(ToolFormat):
 
     def _grammar_of_call(self, grammar: CallGrammar, function: Function) -> str:
         quote = json.dumps('"') if self.quoted else ""
-        newline = NEWLINE if self.newlines else ""
 
-        def argument(key: str, value: str | None, is_string: bool) -> str:
+        def argument(key: str, value: str, is_string: bool) -> str:
             of_type = f' string="{json.dumps(is_string)}"' if self.typed else ""
-            text = grammar.text_until(self.parameter_end, self.markers) if value is None else ""
-            end = f"{value} {newline} {grammar.literal(self.parameter_end)}"
             head = f"{grammar.literal(self.parameter)} {quote} {key} {quote} {grammar.literal(of_type + '>')}"
-            return f"{head} {newline} {text or end} {NEWLINE}"
+            return f"{head} {value} {NEWLINE}"
 
-        arguments = f"{NEWLINE} {grammar.arguments(function, argument)}"
+        raw = RawText(self.parameter_end, self.markers, self.newlines, self.typed)
+        arguments = f"{NEWLINE} {RawArguments(grammar, function, raw).all(argument)}"
         name = json.dumps(function.name) if self.quoted else function.name
         return grammar.around(f"{self.call}{name}>", arguments, self.call_end)
 

@@ -1,0 +1,171 @@
+"""The grammar of arguments that models write as raw text: what may be written is read back as a value of the schema."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jspec.text.parsers.branches import Branch, UnheldError, branches, members, objects
+from jspec.text.parsers.call_grammar import ANY_TEXT, NEWLINE, CallGrammar, Function
+from jspec.text.parsers.schema_types import TYPES, Types, parameter_types, raw_to_json
+from jspec.text.parsers.string_grammar import string_expression
+
+ANY_KEY = r"/[^<>\"\s]{1,64}/"  # of an argument that the schema does not name
+KEY = re.compile(r"""[^\s<>"'](?:[^<>"'\n]*[^\s<>"'])?""")
+NUMBER = r"/[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?/"
+# Text that is read as of another type, with blanks around it, where a value may be a string, too.
+READ_AS = {
+    "null": r"/(?i:null|none)/",
+    "boolean": r"/(?i:true|false)/",
+    "integer": r"/[+-]?[0-9]+/",
+    "number": NUMBER,
+    "array": rf"/\[{ANY_TEXT}/",
+    "object": rf"/\{{{ANY_TEXT}/",
+}
+# What is written of such a type instead.
+WRITTEN = {
+    "null": '"null"',
+    "boolean": '"true" | "false"',
+    "integer": r"/-?(0|[1-9][0-9]{0,17})/",
+    "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
+}
+BLANKS = r"/[\s\x1c-\x1f]*/"
+NO_EDGES = r"~/\n(.|\n)*/ & ~/(.|\n)*\n/"
+
+Argument = Callable[[str, str, bool], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class RawText:
+    """How a format writes a value as raw text.
+
+    Attributes:
+      end: the marker behind it.
+      without: markers that it does not contain.
+      newlines: whether one newline at each of its ends is markup.
+      typed: whether the format says of each value if it is a string.
+    """
+
+    end: str
+    without: Sequence[str]
+    newlines: bool = False
+    typed: bool = False
+
+
+class RawArguments:
+    """Expressions for the arguments of a call.
+
+    Args:
+      grammar: gets the rules.
+      function: whose arguments they are.
+      raw: how the format writes a value.
+    """
+
+    def __init__(self, grammar: CallGrammar, function: Function, raw: RawText):
+        self._grammar, self._raw, self._root = grammar, raw, function.parameters
+        self._types = parameter_types({"parameters": function.parameters})
+
+    def all(self, argument: Argument) -> str:
+        """An expression for all arguments, in the order of the schema.
+
+        Args:
+          argument: makes the expression of one, of those for its key and for its value through ``raw.end``, and of whether
+            the value is a string.
+
+        Raises:
+          UnheldError: the format cannot hold the schema.
+        """
+        return self._grammar.any_of([self._object(branch, argument) for branch in objects(self._root)])
+
+    def _object(self, branch: Branch, argument: Argument) -> str:
+        properties, others, required = members(branch)
+        if others is not None:
+            return f"({self._one_of(ANY_KEY, '', others, argument)})*"
+        parts = []
+        for name, schema in properties.items():
+            if not KEY.fullmatch(name):
+                raise UnheldError(name, "names without quotes and brackets in this format of calls")
+            part = self._one_of(self._grammar.literal(name), name, schema, argument)
+            parts.append(part if name in required else f"({part})?")
+        return " ".join(parts)
+
+    def _one_of(self, key: str, name: str, schema: Any, argument: Argument) -> str:
+        types = self._types.get(name, frozenset())
+        if types and "string" not in types:
+            return argument(key, self._until_end([self._grammar.json_of(schema, self._root)]), False)
+        found = branches(schema, self._root)
+        strings = [branch for branch in found if branch.get("type") == "string"]
+        others = [branch for branch in found if branch.get("type", "string") != "string"]
+        choices = [choice for branch in found for choice in branch.get("enum", ())]
+        if not self._raw.typed:
+            return argument(key, self._text(strings, others, choices, types), True)
+        texts = [choice for choice in choices if isinstance(choice, str)]
+        values = [choice for choice in choices if not isinstance(choice, str)]
+        ways, others = [], [*others, *([{"enum": values}] if values else [])]
+        if strings or texts:
+            ways.append(argument(key, self._text(strings, [], texts, frozenset({"string"})), True))
+        if others:
+            ways.append(argument(key, self._until_end(self._json(others)), False))
+        return self._grammar.any_of(ways)
+
+    def _text(self, strings: list[Branch], others: list[Branch], choices: list[Any], types: Types) -> str:
+        """An expression for a value that may be a string.
+
+        Args:
+          strings, others: the branches of strings and of other values.
+          choices: values that the schema lists.
+          types: as which the text is read.
+        """
+        pairs = [(choice if isinstance(choice, str) else json.dumps(choice), choice) for choice in choices]
+        words = [text for text, value in pairs if self._is_read(text, value, types)]
+        if not strings:
+            return self._until_end([*map(self._grammar.literal, words), *self._json(others)])
+        kinds = set(types or TYPES) - {"string"}
+        plain = {branch["type"] for branch in (*strings, *others) if branch.keys() == {"type"}}
+        if {"string", *kinds} <= plain | ({"integer"} if "number" in plain else set()):  # so any text will do
+            return self._grammar.text_until(self._raw.end, self._raw.without)
+        limited = [branch for branch in others if len(branch) > 1 or branch["type"] not in WRITTEN]
+        refused = [READ_AS[kind] for kind in TYPES if kind in kinds]
+        if not kinds & {"integer", "number"} and "boolean" in kinds:
+            refused.append("/[01]/")  # which are booleans, then
+        if any(branch["type"] in ("integer", "number") for branch in limited):
+            refused.append(rf"/[-+.0-9]{ANY_TEXT}/")  # since a number is not told from text before its end
+        if not types:  # JSON is read as such
+            refused.append(rf'/"{ANY_TEXT}/')
+        without = "".join(f" & ~({BLANKS} {pattern} {BLANKS})" for pattern in refused)
+        exact = [*map(json.dumps, words), *(WRITTEN[kind] for kind in TYPES if kind in plain & WRITTEN.keys())]
+        ways = [f"({self._padded(branch)}{without})" for branch in strings]
+        ways += [self._pad(" | ".join(exact))] if exact else []
+        text = self._grammar.text_until(self._raw.end, self._raw.without, " | ".join(ways))
+        return self._grammar.any_of([text, self._until_end(self._json(limited))]) if limited else text
+
+    def _padded(self, branch: Branch) -> str:
+        """An expression for a string and the newlines around it, which do not belong to it."""
+        text = string_expression(branch)
+        if not self._raw.newlines or not branch.keys() & {"minLength", "pattern", "format"}:
+            return f"({text})"
+        inner = self._pad(f"({text}) & {NO_EDGES}")
+        if branch.keys() & {"pattern", "format"}:
+            return inner
+        longer = string_expression({**branch, "minLength": branch["minLength"] + 2})
+        return f"({inner} | ({longer}))" if branch.get("maxLength", 2**31) >= branch["minLength"] + 2 else inner
+
+    def _pad(self, text: str) -> str:
+        return f"({NEWLINE} ({text}) {NEWLINE})" if self._raw.newlines else f"({text})"
+
+    def _is_read(self, text: str, value: Any, types: Types) -> bool:
+        """Whether a text is read as this value."""
+        edges = self._raw.newlines and (text.startswith("\n") or text.endswith("\n"))
+        marked = any(marker in text for marker in (self._raw.end, *self._raw.without))
+        return not edges and not marked and json.loads(raw_to_json(text, types)) == value
+
+    def _json(self, found: list[Branch]) -> list[str]:
+        schema = found[0] if len(found) == 1 else {"anyOf": found}
+        return [self._grammar.json_of(schema, self._root)] if found else []
+
+    def _until_end(self, values: list[str]) -> str:
+        newline = NEWLINE if self._raw.newlines else ""
+        if not values:
+            raise UnheldError("enum", "a value that can be written in this format of calls")
+        return f"{newline} {self._grammar.any_of(values)} {newline} {self._grammar.literal(self._raw.end)}"
