@@ -176,6 +176,11 @@ class Result:
         """For each new token, whether it is an accepted draft; if not, the target sampled it."""
         return accepted_of(self.sources)
 
+    @property
+    def was_cut(self) -> bool:
+        """Whether a limit, a stop string or one of ``stop_token_ids`` ended the text, and not the model."""
+        return self.finish_reason != "stop" or self.stop_reason is not None
+
 
 @dataclasses.dataclass(frozen=True)
 class Delta:

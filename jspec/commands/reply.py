@@ -86,7 +86,7 @@ class Reply:
         for text, source in self._spans.of(delta):
             yield from self._pieces(self._parser.feed(text, tokens), source)
             tokens = ()
-        ended = self._parser.finish() if delta.finished else self._parser.feed("", tokens)
+        ended = self._parser.finish(ended=not delta.result.was_cut) if delta.result else self._parser.feed("", tokens)
         yield from self._pieces(ended, source, delta.finished)
 
     def _pieces(self, events: Any, source: str, ended: bool = False) -> Iterator[Piece]:

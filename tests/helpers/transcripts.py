@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from jspec.text.parsers.schema_types import json_object
 
 
 def function(name: str, **types) -> dict:
@@ -26,6 +27,8 @@ TOOLS = (
         count={"$ref": "#/$defs/Count"},
     ),
     function("now"),
+    function("f"),
+    function("a.b"),
 )
 
 
@@ -34,8 +37,8 @@ class Transcript:
     """A completion, and what it consists of.
 
     Attributes:
-      events: ``("r", text)``, ``("c", text)``, and ``("call", name, arguments)`` with an id behind them if it has one.
-      whole: whether the calls are complete, so that their arguments are JSON.
+      events: ``("r", text)``, ``("c", text)``, and ``("call", name, arguments)`` with an id behind them if it has one. A
+        call whose arguments are no JSON is incomplete.
     """
 
     name: str
@@ -44,7 +47,6 @@ class Transcript:
     text: str
     events: tuple[tuple, ...]
     prompt: str = ""
-    whole: bool = True
     tools: Sequence[Mapping] | None = TOOLS
 
     def expected(self) -> list[Event]:
@@ -53,8 +55,7 @@ class Transcript:
             if kind == "call":
                 name, arguments, *id = rest
                 events.append(CallStart(name, *id))
-                events += [CallArguments(arguments)] if arguments else []
-                events.append(CallEnd())
+                events += [CallArguments(arguments), CallEnd(complete=json_object(arguments) is not None)]
             else:
                 events.append((Reasoning if kind == "r" else Content)(*rest))
         return events

@@ -2,7 +2,6 @@
 
 from transcripts import Transcript, table
 
-CUT = {"whole": False}
 OFF = {"prompt": "<|im_start|>assistant\n<think>\n\n</think>\n\n"}
 ONE = ("call", "weather", '{"city": "Oslo"}')
 HERMES_ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -61,8 +60,30 @@ HERMES = table(
     ("again", f"<tool_call>x{HERMES_ONE}", ("c", "<tool_call>x"), ONE),
     ("think-is-text", "<think>hm</think>a", ("c", "<think>hm</think>a")),
     ("cut-in-name", '<tool_call>\n{"name": "wea', ("c", '<tool_call>\n{"name": "wea')),
-    ("cut-in-arguments", '<tool_call>\n{"name": "f", "arguments": {"a": "b', ("call", "f", '{"a": "b'), CUT),
-    ("cut-before-arguments", '<tool_call>\n{"name": "f", ', ("call", "f", ""), CUT),
+    ("cut-in-arguments", '<tool_call>\n{"name": "f", "arguments": {"a": "b', ("call", "f", '{"a": "b')),
+    ("cut-before-arguments", '<tool_call>\n{"name": "f", ', ("c", '<tool_call>\n{"name": "f", ')),
+    ("cut-in-text", '<tool_call>\n{"name": "f", "arguments": "{\\"a', ("call", "f", '"{\\"a')),
+    ("empty-text", '<tool_call>{"name": "now", "arguments": ""}</tool_call>', ("call", "now", "{}")),
+    (
+        "list",
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        ("c", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
+    ),
+    ("mention", f"Write <tool_call> and <tool_call>\n{HERMES_ONE}", ("c", "Write <tool_call> and <tool_call>\n"), ONE),
+    ("stray-backtick", f"Run `ls now.\n{HERMES_ONE}", ("c", "Run `ls now.\n"), ONE),
+    (
+        "code-before",
+        f"`a` and ``b`c``\n```py\n~~~\nx = '`'\n```\n{HERMES_ONE}",
+        ("c", "`a` and ``b`c``\n```py\n~~~\nx = '`'\n```\n"),
+        ONE,
+    ),
+    ("open-fence", f"```\na\n  ```py\n{HERMES_ONE}\n````\n", ("c", f"```\na\n  ```py\n{HERMES_ONE}\n````\n")),
+    (
+        "fence-in-list",
+        f"1. ```xml\n{HERMES_ONE}\n   ```\n{HERMES_ONE}",
+        ("c", f"1. ```xml\n{HERMES_ONE}\n   ```\n"),
+        ONE,
+    ),
 )
 QWEN3 = table(
     "hermes",
@@ -84,7 +105,16 @@ QWEN3 = table(
     ),
     ("missing-start", "Hm.\n</think>\nHi.", ("r", "Hm."), ("c", "Hi.")),
     ("empty", "<think>\n\n</think>\n\nHi.", ("c", "Hi.")),
-    ("call-in-thinking", f"<think>\nHm.\n{HERMES_ONE}", ("r", "Hm."), ONE),
+    ("call-in-thinking", f"<think>\nHm.\n{HERMES_ONE}\n</think>Hi.", ("r", f"Hm.\n{HERMES_ONE}"), ("c", "Hi.")),
+    ("call-before-thinking", f"\n{HERMES_ONE}<think>Hm.</think>Hi.", ONE, ("r", "Hm."), ("c", "Hi.")),
+    ("no-call-before-thinking", "<tool_call>?</think>Hi.", ("r", "<tool_call>?"), ("c", "Hi.")),
+    (
+        "opened-call",
+        f"{HERMES_ONE}</think>Hi.",
+        ("r", HERMES_ONE),
+        ("c", "Hi."),
+        {"prompt": "<|im_start|>assistant\n<think>"},
+    ),
     ("no-call-in-thinking", "<think>\nA <tool_call> is\n</think>\nHi.", ("r", "A <tool_call> is"), ("c", "Hi.")),
     ("cut-thinking", "<think>\nHm.\n\n", ("r", "Hm.\n\n")),
     ("start-in-thinking", "<think>a<think>b</think>c", ("r", "a<think>b"), ("c", "c")),
@@ -117,7 +147,7 @@ DEEPSEEK = [
         "deepseek_v3",
         "deepseek_r1",
         ("two", f"Hm.\n</think>\n\nI look.{OPEN}{FENCED}\n{FENCED}{CLOSE}", ("r", "Hm."), ("c", "I look."), ONE, ONE),
-        ("in-thinking", f"Hm.\n{OPEN}{FENCED}{CLOSE}", ("r", "Hm."), ONE),
+        ("in-thinking", f"Hm.\n{OPEN}{FENCED}{CLOSE}", ("r", f"Hm.\n{OPEN}{FENCED}{CLOSE}")),
         ("no-section", f"</think>{FENCED}", ONE),
         ("empty", f"</think>{OPEN}{CALL}function{SEP}now\n```json\n```{END}{CLOSE}", ("call", "now", "{}")),
         ("no-fence", f"</think>{OPEN}{CALL}function{SEP}now\n{{}}{END}{CLOSE}", ("call", "now", "{}")),
@@ -134,7 +164,7 @@ DEEPSEEK = [
         ("empty", f"{OPEN}{CALL}now{SEP}{END}{CLOSE}", ("call", "now", "{}")),
         ("text", f"{OPEN}weather", ("c", f"{OPEN}weather")),
         ("no-end", f'{OPEN}{CALL}f{SEP}{{"a": 1}}', ("call", "f", '{"a": 1}')),
-        ("brace-too-few", f'{OPEN}{CALL}f{SEP}{{"a": {{"b": 1}}{END}{CLOSE}', ("call", "f", '{"a": {"b": 1}'), CUT),
+        ("brace-too-few", f'{OPEN}{CALL}f{SEP}{{"a": {{"b": 1}}{END}{CLOSE}', ("call", "f", '{"a": {"b": 1}')),
     ),
 ]
 KOPEN, KCLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -155,7 +185,7 @@ KIMI = table(
         (*ONE, "functions.weather:0"),
         ("call", "now", "{}", "functions.now:1"),
     ),
-    ("in-thinking", f"Hm.{KOPEN}{kimi('functions.weather:3')}{KCLOSE}", ("r", "Hm."), (*ONE, "functions.weather:3")),
+    ("in-thinking", f"Hm.{KOPEN}{kimi('functions.now:3')}</think>", ("r", f"Hm.{KOPEN}{kimi('functions.now:3')}")),
     (
         "singular",
         f"</think><|tool_call_section_begin|>{kimi('functions.weather:0')}<|tool_call_section_end|>",
@@ -185,7 +215,7 @@ LLAMA = table(
     ("no-arguments", '{"name": "now"}', ("c", '{"name": "now"}')),
     ("unknown-tools", '{"name": "f", "parameters": {}}', ("call", "f", "{}"), {"tools": None}),
     ("unknown-tools-text", '{"name": "f", "age": 3}', ("c", '{"name": "f", "age": 3}'), {"tools": None}),
-    ("cut", LLAMA_ONE[:-6], ("call", "weather", '{"city": "O'), CUT),
+    ("cut", LLAMA_ONE[:-6], ("call", "weather", '{"city": "O')),
 )
 MISTRAL = table(
     "mistral",
@@ -205,11 +235,28 @@ MISTRAL = table(
     ("new-two", '[TOOL_CALLS]weather{"city": "Oslo"}[TOOL_CALLS]now[ARGS]{}', ONE, ("call", "now", "{}")),
     ("id", '[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{"city": "Oslo"}', (*ONE, "abcdefghi")),
     ("thinking", "[THINK]Hm.\n[/THINK]Hi.[TOOL_CALLS]now[ARGS]{}", ("r", "Hm."), ("c", "Hi."), ("call", "now", "{}")),
-    ("in-thinking", "[THINK]Hm.[TOOL_CALLS]now[ARGS]{}", ("r", "Hm."), ("call", "now", "{}")),
+    ("in-thinking", "[THINK]Hm.[TOOL_CALLS]now[ARGS]{}[/THINK]", ("r", "Hm.[TOOL_CALLS]now[ARGS]{}")),
     ("empty", "[TOOL_CALLS]now[ARGS][TOOL_CALLS]now{}", ("call", "now", "{}"), ("call", "now", "{}")),
     ("marker-in-string", '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}', ("call", "f", '{"a": "[TOOL_CALLS]"}')),
     ("brackets", "a[1] = [TOOL_", ("c", "a[1] = [TOOL_")),
     ("no-call", "[TOOL_CALLS]", ("c", "[TOOL_CALLS]")),
-    ("cut", '[TOOL_CALLS]f{"a": [1, ', ("call", "f", '{"a": [1, '), CUT),
+    ("cut", '[TOOL_CALLS]f{"a": [1, ', ("call", "f", '{"a": [1, ')),
 )
-TRANSCRIPTS = [*HERMES, *QWEN3, *REASONING_ALONE, *DEEPSEEK, *KIMI, *LLAMA, *MISTRAL]
+FENCE_ONE = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+JSON_FENCE = table(
+    "json_fence",
+    None,
+    ("fence", f"I look.\n```json\n{FENCE_ONE}\n```\nDone.", ("c", "I look.\n"), ONE, ("c", "\nDone.")),
+    ("no-language", f"```\n{FENCE_ONE}\n```", ONE),
+    ("two", f"```json\n{FENCE_ONE}\n{FENCE_ONE}\n```\n```json\n{FENCE_ONE}\n```", ONE, ONE, ONE),
+    ("bare", f"{FENCE_ONE}\n{FENCE_ONE}", ONE, ONE),
+    ("flat", f"```json{FENCE_ONE}```", ONE),
+    ("in-line", f"Write {FENCE_ONE}", ("c", f"Write {FENCE_ONE}")),
+    ("other-fence", f"```js\n{FENCE_ONE}\n```\n", ("c", f"```js\n{FENCE_ONE}\n```\n")),
+    ("other-json", '```json\n{"city": "Oslo"}\n```\n' + FENCE_ONE, ("c", '```json\n{"city": "Oslo"}\n```\n'), ONE),
+    ("other-name", '```\n{"name": "Bob", "arguments": {}}\n```', ("c", '```\n{"name": "Bob", "arguments": {}}\n```')),
+    ("no-arguments", '{"name": "now"}', ("c", '{"name": "now"}')),
+    ("open", f"```json\n{FENCE_ONE}", ONE),
+    ("cut", f"```json\n{FENCE_ONE[:-6]}", ("call", "weather", '{"city": "O')),
+)
+TRANSCRIPTS = [*HERMES, *QWEN3, *REASONING_ALONE, *DEEPSEEK, *KIMI, *LLAMA, *MISTRAL, *JSON_FENCE]

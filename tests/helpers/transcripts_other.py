@@ -2,7 +2,6 @@
 
 from transcripts import table
 
-CUT = {"whole": False}
 ONE = ("call", "weather", '{"city": "Oslo"}')
 NOW = ("call", "now", "{}")
 TYPED = '{"city": "5", "days": 5, "exact": true, "share": 0.5, "tags": [1, "a"], "more": {"a": null}, "note": null}'
@@ -46,6 +45,11 @@ QWEN3_CODER = table(
     ),
     ("escapes", qwen(city='a "b"\n\n\tc\\d </x>'), ("call", "weather", '{"city": "a \\"b\\"\\n\\n\\tc\\\\d </x>"}')),
     ("newlines", qwen(city="\n\na\n"), ("call", "weather", '{"city": "\\n\\na\\n"}')),
+    (
+        "python",
+        qwen(tags="['a', (True, 'it\\'s')]", more="{'a': None, 'b': 1.5}", note="['a']"),
+        ("call", "weather", '{"tags": ["a", [true, "it\'s"]], "more": {"a": null, "b": 1.5}, "note": "[\'a\']"}'),
+    ),
     ("empty-value", qwen(city=""), ("call", "weather", '{"city": ""}')),
     (
         "repeated",
@@ -65,10 +69,10 @@ QWEN3_CODER = table(
     ("next-call", f"<tool_call>\n<function=now>\n{QWEN_ONE}", NOW, ONE),
     ("next-function", "<tool_call>\n<function=now>\n<function=now>\n</function>\n</tool_call>", NOW, NOW),
     ("hermes-call", '<tool_call>\n{"name": "f"}\n</tool_call>', ("c", '<tool_call>\n{"name": "f"}\n</tool_call>')),
-    ("text-in-call", f"<tool_call>\n<function=now>\nwhat?{QWEN_ONE}", ("call", "now", ""), ("c", "what?"), ONE, CUT),
+    ("text-in-call", f"<tool_call>\n<function=now>\nwhat?{QWEN_ONE}", ("c", "<tool_call>\n<function=now>\nwhat?"), ONE),
     ("cut-in-name", "<tool_call>\n<function=wea", ("c", "<tool_call>\n<function=wea")),
-    ("cut-in-value", qwen(city="rm -r /tmp/x")[:-40], ("call", "weather", '{"city": "rm -r /tmp'), CUT),
-    ("cut-in-number", "<function=weather><parameter=days>\n12", ("call", "weather", '{"days": '), CUT),
+    ("cut-in-value", qwen(city="rm -r /tmp/x")[:-40], ("call", "weather", '{"city": "rm -r /tmp')),
+    ("cut-in-number", "<function=weather><parameter=days>\n12", ("call", "weather", '{"days": ')),
     (
         "marker-in-value",
         qwen(city="a </paramete <parameter"),
@@ -84,7 +88,11 @@ SEED = table(
         "</seed:think><seed:tool_call><function=weather><parameter=city>Oslo</parameter></function></seed:tool_call>",
         ONE,
     ),
-    ("in-thinking", f"Hm.\n{qwen('now', call='<seed:tool_call>')}", ("r", "Hm."), NOW),
+    (
+        "in-thinking",
+        f"Hm.\n{qwen('now', call='<seed:tool_call>')}",
+        ("r", f"Hm.\n{qwen('now', call='<seed:tool_call>')}"),
+    ),
 )
 
 
@@ -127,6 +135,11 @@ DSML = table(
         dsml(string="false", days="5", city="5", x='{"a": [1]}'),
         ("call", "weather", '{"days": 5, "city": 5, "x": {"a": [1]}}'),
     ),
+    (
+        "python",
+        dsml(string="false", x="{'a': True}", tags="('a',)"),
+        ("call", "weather", '{"x": {"a": true}, "tags": ["a"]}'),
+    ),
     ("string", dsml(string="true", x="5", days="5"), ("call", "weather", '{"x": "5", "days": 5}')),
     ("v4", dsml("tool_calls", "now"), NOW),
     ("v4-other", dsml("toolcalls", "now") + dsml("tool", "now"), NOW, NOW),
@@ -147,12 +160,18 @@ GLM = table(
     ("flat", f"</think>{glm(newline='', city='Oslo')}{glm(newline='', **VALUES)}", ONE, ("call", "weather", TYPED)),
     ("empty", "</think><tool_call>now</tool_call>", NOW),
     ("empty-first", f"</think>{glm('now', '')}{glm('now')}\n{glm(city='Oslo')}", NOW, NOW, ONE),
-    ("in-thinking", f"<think>Hm.{glm('now')}", ("r", "Hm."), NOW),
+    ("in-thinking", f"<think>Hm.{glm('now')}", ("r", f"Hm.{glm('now')}")),
+    (
+        "mention",
+        f"</think>Use <tool_call> and <tool_call>or {glm('now')}",
+        ("c", "Use <tool_call> and <tool_call>or "),
+        NOW,
+    ),
     ("off", "Hi.", ("c", "Hi."), {"prompt": "<|user|>\nx/nothink<|assistant|>\n<think></think>"}),
     ("on", "Hm.</think>Hi.", ("r", "Hm."), ("c", "Hi."), {"prompt": "<|user|>\nx<|assistant|><think>"}),
     ("no-value-end", "</think><tool_call>weather<arg_key>city</arg_key><arg_value>Oslo</tool_call>", ONE),
     ("json", '</think><tool_call>\n{"name": "f"}\n</tool_call>', ("c", '<tool_call>\n{"name": "f"}\n</tool_call>')),
-    ("cut", f"</think>{glm(city='Oslo')}"[:-26], ("call", "weather", '{"city": "Osl'), CUT),
+    ("cut", f"</think>{glm(city='Oslo')}"[:-26], ("call", "weather", '{"city": "Osl')),
 )
 Q = '<|"|>'
 GEMMA = table(
@@ -170,7 +189,12 @@ GEMMA = table(
     ),
     ("two", "I look.<|tool_call>call:now{}<tool_call|><|tool_call>call:now{}<tool_call|>", ("c", "I look."), NOW, NOW),
     ("thinking", "<|channel>thought\nHm.\n<channel|>Hi.", ("r", "Hm."), ("c", "Hi.")),
-    ("in-thinking", "<|channel>thought\nHm.<|tool_call>call:now{}<tool_call|>", ("r", "Hm."), NOW),
+    ("in-thinking", "<|channel>thought\nHm.<|tool_call>call:now{}", ("r", "Hm.<|tool_call>call:now{}")),
+    (
+        "other-quotes",
+        """<|tool_call>call:f{"a":'it\\'s, }',b: "x\\u00e9\\n",'c d':["e",{'f':"5"}],g:''}<tool_call|>""",
+        ("call", "f", '{"a": "it\'s, }", "b": "xé\\n", "c d": ["e", {"f": "5"}], "g": ""}'),
+    ),
     ("off", "Hi.", ("c", "Hi."), {"prompt": "<|turn>model\n<|channel>thought\n<channel|>"}),
     (
         "typed",
@@ -179,8 +203,8 @@ GEMMA = table(
     ),
     ("quotes", f'<|tool_call>call:f{{{Q}k{Q}:{Q}a"b\n{Q}}}<tool_call|>', ("call", "f", '{"k": "a\\"b\\n"}')),
     ("no-call", "<|tool_call>x", ("c", "<|tool_call>x")),
-    ("deep", "<|tool_call>call:f{a:" + 80 * "[", ("call", "f", '{"a": ' + 64 * "["), ("c", 16 * "["), CUT),
-    ("cut", f"<|tool_call>call:f{{a:{Q}x", ("call", "f", '{"a": "x'), CUT),
+    ("deep", "<|tool_call>call:f{a:" + 80 * "[", ("call", "f", '{"a": ' + 64 * "["), ("c", 16 * "[")),
+    ("cut", f"<|tool_call>call:f{{a:{Q}x", ("call", "f", '{"a": "x')),
 )
 PYTHONIC = table(
     "pythonic",
@@ -214,8 +238,8 @@ PYTHONIC = table(
     ("code", 'a = [weather(city="Oslo")]', ("c", 'a = [weather(city="Oslo")]')),
     ("no-tool", "[print(a=1)]", ("c", "[print(a=1)]")),
     ("positional", "[weather('Oslo')]", ("c", "[weather('Oslo')]")),
-    ("expression", "[weather(city=f(1))]", ("call", "weather", '{"city": "f"'), ("c", "(1))]"), CUT),
-    ("cut", "[weather(city='Os", ("call", "weather", '{"city": "Os'), CUT),
+    ("expression", "[weather(city=f(1))]", ("call", "weather", '{"city": "f"'), ("c", "(1))]")),
+    ("cut", "[weather(city='Os", ("call", "weather", '{"city": "Os')),
 )
 # Of two formats, of which a marker begins with a marker of the other.
 MIXED = table(
@@ -278,6 +302,17 @@ HARMONY = table(
     ("no-header-later", f"{A}Hello there.", ("r", "Hm."), ("c", "Hello there.")),
     ("unknown-channel", "<|channel|>critic<|message|>Hi.", ("c", "Hi.")),
     ("to-assistant", "<|channel|>commentary to=assistant<|message|>Hi.", ("c", "Hi.")),
+    (
+        "other-tool",
+        f"{A}<|start|>assistant<|channel|>commentary to=browser.open <|constrain|>json{ARGUMENTS}",
+        ("r", "Hm."),
+        ("c", f"<|start|>assistant<|channel|>commentary to=browser.open <|constrain|>json{ARGUMENTS}"),
+    ),
+    (
+        "no-object",
+        "<|channel|>final to=functions.f<|message|>x<|end|>",
+        ("c", "<|channel|>final to=functions.f<|message|>x<|end|>"),
+    ),
     ("bad-name", "<|channel|>commentary to=<|message|>Hi.", ("c", "Hi.")),
     (
         "opened-message",
@@ -289,7 +324,7 @@ HARMONY = table(
     ("cut-thinking", "<|channel|>analysis<|message|>Hm.\n", ("r", "Hm.\n")),
     ("cut-header", f"{A}<|start|>assistant<|chan", ("r", "Hm."), ("c", "<|start|>assistant<|chan")),
     ("cut-header-word", f"{A}<|start|>assistant<|channel|>fin", ("r", "Hm.")),
-    ("cut-call", '<|channel|>commentary to=functions.f<|message|>{"a": ', ("call", "f", '{"a": '), CUT),
+    ("cut-call", '<|channel|>commentary to=functions.f<|message|>{"a": ', ("call", "f", '{"a": ')),
     **START,
 )
 TRANSCRIPTS = [*QWEN3_CODER, *SEED, *MINIMAX, *DSML, *GLM, *GEMMA, *PYTHONIC, *MIXED, *HARMONY]

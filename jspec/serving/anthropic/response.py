@@ -1,5 +1,6 @@
 """A message of ``/v1/messages``, complete or as events."""
 
+import time
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -14,16 +15,22 @@ EMPTY = {"reasoning": {"thinking": "", "signature": ""}, "text": {"text": ""}}
 TYPES = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
 DELTAS = {"reasoning": ("thinking_delta", "thinking"), "text": ("text_delta", "text")}
 DELTAS |= {"call": ("input_json_delta", "partial_json")}
+SECONDS = 5  # between pings while a call is held
 
 
 class MessageResponse(TurnResponse):
-    """The response of ``/v1/messages``."""
+    """The response of ``/v1/messages``.
+
+    A call is told when it is complete, because a message cannot say that one is not: clients take what they have of its
+    input, an empty object perhaps, and run it.
+    """
 
     def complete(self) -> dict[str, Any]:
         content = [self._complete_block(block) for block in self.blocks.done]
         return {**self._message(content), "stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
 
     def opening(self) -> Iterable[bytes]:
+        self._pinged = time.monotonic()
         yield _event("message_start", message=self._message([]))
         yield _event("ping")
 
@@ -36,6 +43,15 @@ class MessageResponse(TurnResponse):
         else:
             kind, name = DELTAS[block.kind]
             yield _event("content_block_delta", index=block.index, delta={"type": kind, name: step.text})
+
+    def holds(self, tool: str) -> bool:
+        del tool
+        return True
+
+    def waiting(self) -> Iterable[bytes]:
+        if time.monotonic() - self._pinged >= SECONDS:
+            self._pinged = time.monotonic()
+            yield _event("ping")
 
     def closing(self) -> Iterable[bytes]:
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
@@ -70,9 +86,10 @@ class MessageResponse(TurnResponse):
 
     @property
     def _stop_reason(self) -> str:
-        if self.was_cut:
+        if self.is_full:
             return "model_context_window_exceeded" if self.fills_context else "max_tokens"
-        if self._stop_sequence is not None:
+        stopped = self.result is not None and self.result.stop_reason is not None
+        if self._stop_sequence is not None or (stopped and self.blocks.is_broken):
             return "stop_sequence"
         return "tool_use" if self.blocks.has_call else "end_turn"
 

@@ -44,9 +44,7 @@ class ChatResponse(GenerationResponse):
         self._outputs = [ChatOutput(turn.parser(), turn.blocks(shows)) for _ in (requests if turn.is_parsed else ())]
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
-        text, fields = result.text or "", {"content": result.text or ""}
-        if self._outputs:
-            fields = self._outputs[index].message(text, result.token_ids)
+        fields = self._outputs[index].message(result) if self._outputs else {"content": result.text or ""}
         return {
             "index": index,
             "message": {"role": "assistant", **fields, "refusal": None},
@@ -57,7 +55,7 @@ class ChatResponse(GenerationResponse):
 
     def shown(self, index: int, delta: Delta) -> Delta:
         if self._outputs and self.request.stream:
-            self._deltas[index] = self._outputs[index].add(delta.text or "", delta.token_ids, delta.finished)
+            self._deltas[index] = self._outputs[index].add(delta.text or "", delta.token_ids, delta.result)
         return delta
 
     def has_text(self, index: int, delta: Delta) -> bool:
@@ -77,9 +75,12 @@ class ChatResponse(GenerationResponse):
         }
 
     def _ending(self, index: int, result: Result | None) -> dict[str, Any]:
-        """As ``ending``, where a message that ended by itself ended with its calls, unless one was forced by name."""
+        """As ``ending``, where a message that ended by itself ended with its calls, unless one was forced by name.
+
+        Not where one is broken, which a client must not take for a call."""
         ending = self.ending(result)
-        called = self._outputs[index].blocks.has_call if self._outputs else False
+        blocks = self._outputs[index].blocks if self._outputs else None
+        called = blocks is not None and blocks.has_call and not blocks.is_broken
         if called and self._choice.kind != "named" and ending["finish_reason"] == "stop":
             return {**ending, "finish_reason": "tool_calls"}
         return ending

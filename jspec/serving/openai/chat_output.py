@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from jspec.outputs import Result
 from jspec.serving.openai.chat_turn import TurnParser
 from jspec.text.parsers.blocks import Block, Blocks
 
@@ -19,16 +20,16 @@ class ChatOutput:
     def __init__(self, parser: TurnParser, blocks: Blocks):
         self._parser, self.blocks = parser, blocks
 
-    def add(self, text: str, token_ids: Sequence[int], ended: bool) -> dict[str, Any]:
-        """The fields of the next ``delta``; empty if there is nothing to show yet.
+    def add(self, text: str, token_ids: Sequence[int], result: Result | None) -> dict[str, Any]:
+        """The fields of the next ``delta``, the last of which has the result; empty if there is nothing to show yet.
 
         ``id``, ``type`` and ``name`` of a call are in its first delta alone, since clients join what comes twice.
         """
         events = self._parser.feed(text, token_ids)
-        events = [*events, *self._parser.finish()] if ended else events
+        events = events if result is None else [*events, *self._parser.finish(ended=not result.was_cut)]
         delta: dict[str, Any] = {}
         calls = dict[int, dict[str, Any]]()
-        for step in self.blocks.add(events, ended):
+        for step in self.blocks.add(events, ended=result is not None):
             block = step.block
             if block.kind == "call":
                 self._add_call(calls, block, step.what == "begin", step.text)
@@ -39,9 +40,9 @@ class ChatOutput:
             delta["reasoning_content"] = delta["reasoning"]
         return {**delta, "tool_calls": list(calls.values())} if calls else delta
 
-    def message(self, text: str, token_ids: Sequence[int]) -> dict[str, Any]:
+    def message(self, result: Result) -> dict[str, Any]:
         """The fields of the whole ``message``; there is no ``tool_calls`` without a call."""
-        delta = self.add(text, token_ids, True)
+        delta = self.add(result.text or "", result.token_ids, result)
         calls = [{key: value for key, value in call.items() if key != "index"} for call in delta.pop("tool_calls", ())]
         content = delta.pop("content", None if calls else "")
         return {"content": content, **delta, **({"tool_calls": calls} if calls else {})}

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jspec._validation import LARGEST_INT
@@ -109,11 +109,11 @@ class ChatTurn:
         """
         return requests_of(self.service, self.request, settings, self.prompt, "messages")
 
-    def blocks(self, shows_reasoning: bool = True) -> Blocks:
-        """Collects the events of one text."""
+    def blocks(self, shows_reasoning: bool = True, holds: Callable[[str], bool] = lambda name: False) -> Blocks:
+        """Collects the events of one text; ``holds`` is as of ``Blocks``."""
         form = tool_format(self._tool)
         new_id = {} if form is None else {"new_id": form.new_id}
-        return Blocks(self.choice.several, shows_reasoning, **new_id)
+        return Blocks(self.choice.several, shows_reasoning, holds=holds, **new_id)
 
     def parser(self) -> TurnParser:
         """The parser of one text."""

@@ -30,7 +30,7 @@ class TurnResponse(abc.ABC):
     ):
         self.turn, self.model, self.requests, self.request_id = turn, model, requests, request_id
         self.created = time.time()
-        self.blocks = turn.blocks(shows_reasoning)
+        self.blocks = turn.blocks(shows_reasoning, self.holds)
         self.result: Result | None = None
         self._parser = turn.parser()
 
@@ -58,9 +58,13 @@ class TurnResponse(abc.ABC):
             for event in self.opening():
                 yield event
             async for _, delta in group:
+                told = False
                 for step in self._steps(delta.text or "", delta.token_ids, delta.result):
                     for event in self.told(step):
+                        told = True
                         yield event
+                for event in () if told else self.waiting():
+                    yield event
             for event in self.closing():
                 yield event
         except Exception as error:
@@ -74,6 +78,15 @@ class TurnResponse(abc.ABC):
     @abc.abstractmethod
     def told(self, step: Step) -> Iterable[bytes]:
         """The events of a step."""
+
+    def holds(self, tool: str) -> bool:
+        """Whether calls of a tool are told as a whole, and left out if they are incomplete."""
+        del tool
+        return False
+
+    def waiting(self) -> Iterable[bytes]:
+        """Events where there is text, but nothing to tell of it yet."""
+        return ()
 
     @abc.abstractmethod
     def closing(self) -> Iterable[bytes]:
@@ -96,7 +109,7 @@ class TurnResponse(abc.ABC):
         return 0 if self.result is None else self.turn.num_reasoning_tokens(self.blocks, self.result.token_ids)
 
     @property
-    def was_cut(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the text ended because it was as long as it may be."""
         return self.result is not None and self.result.finish_reason == "length"
 
@@ -104,12 +117,12 @@ class TurnResponse(abc.ABC):
     def fills_context(self) -> bool:
         """Whether that was because of the model's context."""
         prompt, _, new = self.usage
-        return self.was_cut and prompt + new >= self.turn.service.max_len
+        return self.is_full and prompt + new >= self.turn.service.max_len
 
     def _steps(self, text: str, token_ids: list[int], result: Result | None) -> Iterator[Step]:
         events = self._parser.feed(text, token_ids)
         if result is not None:
             require_sound(result, self.turn.request)
             self.result = result
-            events = [*events, *self._parser.finish()]
-        yield from self.blocks.add(events, ended=result is not None)
+            events = [*events, *self._parser.finish(ended=not result.was_cut)]
+        yield from self.blocks.add(events, ended=result is not None, complete=not self.is_full)

@@ -40,8 +40,8 @@ class ResponsesResponse(TurnResponse):
         tools: Tools,
         store: Callable[[bytes, bytes, Mapping[str, bytes]], None],
     ):
-        super().__init__(turn, model, requests, request_id)
         self._asked, self._tools, self._store = asked, tools, store
+        super().__init__(turn, model, requests, request_id)
         self._number = 0  # of the next event
         self._ids = dict[int, str]()  # of items, and of calls by their place -1 - index
         self._echo = _echo(asked, requests[0].params)
@@ -56,7 +56,7 @@ class ResponsesResponse(TurnResponse):
 
     def _completed(self) -> dict[str, Any]:
         """The state of the complete response, which is stored with it."""
-        state = self._state("incomplete" if self.was_cut else "completed", self._items())
+        state = self._state("incomplete" if self.is_full or self.blocks.is_broken else "completed", self._items())
         items = {item["id"]: json_of(item) for item in state["output"]}
         self._store(self._with_echo(state), json_of(as_message(self.blocks.done, self._call_id)), items)
         return state
@@ -64,6 +64,9 @@ class ResponsesResponse(TurnResponse):
     def opening(self) -> Iterable[bytes]:
         for kind in ("response.created", "response.in_progress"):
             yield self._response_event(kind, self._state("in_progress", []))
+
+    def holds(self, tool: str) -> bool:
+        return self._tools.origin(tool).custom  # whose input is known at its end
 
     def told(self, step: Step) -> Iterable[bytes]:
         block = step.block
@@ -77,8 +80,7 @@ class ResponsesResponse(TurnResponse):
             yield from self._more(block, step.text, place)
         else:
             yield from self._done(block, place)
-            status = "incomplete" if self.was_cut and block is self.blocks.done[-1] else "completed"
-            item = self._item(block, status)
+            item = self._item(block, _status(block))
             yield self._event("response.output_item.done", output_index=block.index, item=item)
 
     def closing(self) -> Iterable[bytes]:
@@ -103,7 +105,7 @@ class ResponsesResponse(TurnResponse):
                 given = custom_input(block.text)
                 yield self._event("response.custom_tool_call_input.delta", **place, delta=given)
                 yield self._event("response.custom_tool_call_input.done", **place, input=given)
-            else:
+            elif block.complete:
                 done = {"name": self._tools.origin(block.name).name, "arguments": block.text}
                 yield self._event("response.function_call_arguments.done", **place, **done)
             return
@@ -128,11 +130,7 @@ class ResponsesResponse(TurnResponse):
         return block.id or self._ids.setdefault(-1 - block.index, f"call_{uuid.uuid4().hex}")
 
     def _items(self) -> list[dict[str, Any]]:
-        last = self.blocks.done[-1:]
-        return [
-            self._item(block, "incomplete" if self.was_cut and block in last else "completed")
-            for block in self.blocks.done
-        ]
+        return [self._item(block, _status(block)) for block in self.blocks.done]
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         """A block as an item; it is empty while it is in progress."""
@@ -171,11 +169,15 @@ class ResponsesResponse(TurnResponse):
             "completed_at": int(time.time()) if known else None,
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": self._details() if status == "incomplete" else None,
             "model": self.model,
             "output": output,
             "usage": self._usage() if known else None,
         }
+
+    def _details(self) -> dict[str, Any]:
+        """Why the response is incomplete: where it is not the limit, it stopped within a call."""
+        return {"reason": "max_output_tokens" if self.is_full else "stop"}
 
     def _usage(self) -> dict[str, Any]:
         prompt, cached, new = self.usage
@@ -207,6 +209,10 @@ def _echo(asked: ResponsesRequest, params: SamplingParams) -> dict[str, Any]:
         "top_p": params.top_p,
         "truncation": "disabled",
     }
+
+
+def _status(block: Block) -> str:
+    return "completed" if block.complete else "incomplete"
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:

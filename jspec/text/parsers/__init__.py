@@ -10,6 +10,7 @@ registry.py         the formats by name, and which a chat template asks for
 lexer.py            finds markers that are single tokens
 reader.py           steps that wait for more text
 document.py         reasoning, content and calls in turn
+code_spans.py       what is code in content, where calls are examples
 tool_format.py      what a format says about itself
 calls.py            what a format reads from and writes to
 output.py           collects events, without blanks that are markup

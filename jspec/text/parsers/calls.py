@@ -18,22 +18,25 @@ class Calls:
       tools: as in OpenAI's requests; None if they are not known.
 
     Attributes:
-      count: how many have begun.
+      count: how many have arguments.
     """
 
     def __init__(self, reader: Reader, output: Output, tools: Sequence[Mapping] | None):
         self.reader, self.count = reader, 0
         self._output = output
+        self._committed = False
         self._tools = None if tools is None else functions_by_name(tools)
-
-    @property
-    def open(self) -> bool:
-        """Whether a call has begun and not ended."""
-        return self._output.open
 
     def may_be(self, name: str) -> bool:
         """Whether there is such a tool, or the tools are not known."""
         return self._tools is None or name in self._tools
+
+    def may_begin(self, text: str) -> bool:
+        """Whether the name of a tool may begin so, perhaps in blanks and quotes."""
+        name = self.restore(text).strip(" \t\r\n\"'")
+        if self._tools is None:
+            return not name or bool(NAME.fullmatch(name))
+        return any(tool.startswith(name) for tool in self._tools)
 
     def types(self, name: str) -> Mapping[str, Types]:
         """The types of the tool's parameters that its schema names."""
@@ -41,25 +44,39 @@ class Calls:
         return {} if function is None else parameter_types(function)
 
     def start(self, name: str, id: str | None = None):
-        """Begin a call. What was kept of the text is read.
+        """Name a call. What was kept of the text is kept until ``commit``.
 
         Raises:
-          BrokenError: this is no name.
+          BrokenError: this is not the name of a tool.
         """
-        if not NAME.fullmatch(name):
+        if not NAME.fullmatch(name) or not self.may_be(self.restore(name)):
             raise BrokenError
-        self.reader.forget()
         self._output.start(name, id)
-        self.count += 1
+        self._committed = False
+
+    def commit(self):
+        """From here on this is a call, and what was kept of the text is read."""
+        if not self._committed:
+            self._committed = True
+            self.reader.forget()
+            self.count += 1
 
     def restore(self, text: str) -> str:
         """The model's text for a piece of the reader's."""
         return self._output.restore(text)
 
     def arguments(self, text: str):
+        if text:
+            self.commit()
         self._output.arguments(text)
 
-    def end(self):
-        """End the call. What follows is kept, until it is known to be markup or the next call."""
-        self._output.end()
+    def end(self, complete: bool = True):
+        """End the call. What follows is kept, until it is known to be markup or the next call.
+
+        Raises:
+          BrokenError: it has no arguments, so that it was none.
+        """
+        if not self._committed:
+            raise BrokenError
+        self._output.end(complete)
         self.reader.keep()

@@ -19,7 +19,9 @@ class Content:
 
 @dataclasses.dataclass(frozen=True)
 class CallStart:
-    """The start of a tool call. Its ``CallEnd`` always follows, and no other kind of event but ``CallArguments`` before.
+    """The start of a tool call, which has been told no sooner than its arguments begin.
+
+    Its ``CallEnd`` always follows, and ``CallArguments`` alone before.
 
     Attributes:
       name: of the tool, as the model wrote it.
@@ -39,10 +41,21 @@ class CallArguments:
 
 @dataclasses.dataclass(frozen=True)
 class CallEnd:
-    """The end of a tool call. A call that was cut ends, too; its arguments are then the beginning of a JSON text."""
+    """The end of a tool call.
+
+    Attributes:
+      complete: whether the model ended it. If not, its arguments are the beginning of a JSON text.
+    """
+
+    complete: bool = True
 
 
-Event = Reasoning | Content | CallStart | CallArguments | CallEnd
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """The text was cut within a marker or what may have become a call, which was left out. This is the last event."""
+
+
+Event = Reasoning | Content | CallStart | CallArguments | CallEnd | Cut
 
 
 def merged(events: list[Event]) -> list[Event]:

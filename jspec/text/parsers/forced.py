@@ -10,8 +10,9 @@ from typing import Any
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.text.parsers.branches import UnheldError
 from jspec.text.parsers.call_grammar import BLANKS, CallGrammar, Function, escaped, moved
-from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Event
+from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Cut, Event
 from jspec.text.parsers.parser import OutputParser
+from jspec.text.parsers.schema_types import json_object
 from jspec.text.parsers.tool_format import ReasoningFormat, ToolFormat
 
 _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:')
@@ -174,9 +175,9 @@ class JsonCalls:
         """The events of the next piece, as of ``OutputParser``."""
         return self._called(self._before.feed(text, token_ids))
 
-    def finish(self) -> list[Event]:
-        """The rest of the events, after the last ``feed``."""
-        return [*self._called(self._before.finish()), *self._calls.finish()]
+    def finish(self, *, ended: bool = False) -> list[Event]:
+        """The rest of the events, after the last ``feed``, as of ``OutputParser``."""
+        return [*self._called(self._before.finish(ended=ended)), *self._calls.finish()]
 
     def _called(self, events: list[Event]) -> list[Event]:
         called = list[Event]()
@@ -189,22 +190,25 @@ class _NamedCall:
     """The text is the arguments of one call of ``name``."""
 
     def __init__(self, name: str):
-        self._name, self._begun = name, False
+        self._name, self._pieces = name, list[str]()
 
     def feed(self, text: str) -> list[Event]:
-        start = [] if self._begun else [CallStart(self._name)]
-        self._begun = True
+        text = text if self._pieces else text.lstrip()
+        if not text:
+            return []
+        start = [] if self._pieces else [CallStart(self._name)]
+        self._pieces.append(text)
         return [*start, CallArguments(text)]
 
     def finish(self) -> list[Event]:
-        return [CallEnd()] if self._begun else []
+        return [CallEnd(json_object("".join(self._pieces)) is not None)] if self._pieces else []
 
 
 class _ListOfCalls:
     """The text is a list of calls, whose parameters pass through as they are written."""
 
     def __init__(self):
-        self._before = ""  # text in which the name of the next call is looked for
+        self._before, self._name = "", ""  # text in which the name of the next call is looked for, and that
         self._value: _Value | None = None
 
     def feed(self, text: str) -> list[Event]:
@@ -216,10 +220,11 @@ class _ListOfCalls:
                 if name is None:
                     break
                 text, self._before, self._value = self._before[name.end() :], "", _Value()
-                events.append(CallStart(json.loads(name[1])))
+                self._name = json.loads(name[1])
                 continue
             if not self._value.begun:
                 text = text.lstrip()
+                events += [CallStart(self._name)] if text else []
             size = self._value.scan(text)
             if size:
                 events.append(CallArguments(text[:size]))
@@ -230,9 +235,9 @@ class _ListOfCalls:
         return events
 
     def finish(self) -> list[Event]:
-        ended: list[Event] = [CallEnd()] if self._value is not None else []
-        self._value = None
-        return ended
+        if self._value is not None and self._value.begun:
+            return [CallEnd(complete=False)]
+        return [Cut()] if self._value is not None or '"' in self._before else []
 
 
 class _Value:

@@ -76,25 +76,28 @@ def pass_value(reader: Reader, sink: Sink, stops: tuple[str, ...], depth: int = 
             return True
 
 
-def pass_arguments(reader: Reader, sink: Sink, stops: tuple[str, ...]) -> Steps[bool]:
-    """As ``pass_value``, for a call's arguments: ``null`` and nothing become ``{}``, and a string with the JSON of an
-    object becomes that object."""
+def pass_arguments(calls: Calls, stops: tuple[str, ...], before_name: Sink | None = None) -> Steps[bool]:
+    """As ``pass_value``, for a call's arguments, or for those ``before_name``. They are an object, or a string with the JSON
+    of one, which becomes that object. ``null``, an empty string and nothing become ``{}``, and all else is no call."""
+    reader, sink = calls.reader, before_name or calls.arguments
     yield from reader.blanks()
-    next_ = yield from reader.peek()
-    if (yield from reader.at(*stops)):
+    if (yield from reader.at(*stops)) or (yield from reader.match("null", '""')):
         sink("{}")
         return True
-    if next_ in ("{", "["):
+    next_ = yield from reader.peek()
+    if next_ == "{":
         return (yield from pass_value(reader, sink, stops))
+    if next_ != '"':
+        raise BrokenError
+    if before_name is None:
+        calls.commit()  # since a string may be long
     pieces = list[str]()
-    complete = yield from pass_value(reader, pieces.append, stops)
+    complete = yield from pass_string(reader, pieces.append)
     sink(_unwrapped("".join(pieces)) if complete else "".join(pieces))
     return complete
 
 
 def _unwrapped(text: str) -> str:
-    if text == "null":
-        return "{}"
     try:
         inner = finite_json(text)
         if isinstance(inner, str) and isinstance(finite_json(inner), dict) and not SURROGATES.search(inner):
@@ -112,23 +115,21 @@ def pass_call(calls: Calls, stops: tuple[str, ...], *, opened: bool = False, str
       stops: markers that end the object where it is incomplete.
       opened: whether its ``{`` has been read.
       strict: whether the object may also be plain text, because no marker has come before it. Then it has no other
-        keys than those of calls, its name is that of a tool, and it has arguments.
+        keys than those of calls, and it has arguments.
 
     Raises:
-      BrokenError: this is no call.
+      BrokenError: this is no call of a tool.
     """
-    reader, name, given, complete = calls.reader, None, False, False
-    held = list[str]()
+    reader, named, given, whole = calls.reader, False, False, False
+    ended, held = False, list[str]()
     if not opened:
         yield from reader.expect("{")
-    while True:
+    while not ended:
         yield from reader.blanks()
         next_ = yield from reader.peek()
         if next_ in ("}", ","):
             reader.take(1)
-            complete = next_ == "}"
-            if complete:
-                break
+            ended = next_ == "}"
             continue
         if next_ != '"':
             break
@@ -137,31 +138,28 @@ def pass_call(calls: Calls, stops: tuple[str, ...], *, opened: bool = False, str
         if not (yield from reader.match(":")):
             break
         yield from reader.blanks()
-        if key == "name" and name is None:
-            name = yield from _name(calls, strict)
-            if given or not strict:
-                calls.start(name)
-                calls.arguments("".join(held))
+        if key == "name" and not named:
+            calls.start((yield from _name(reader)))
+            calls.arguments("".join(held))
+            named = True
         elif key in ARGUMENTS and not given:
-            if name is not None and not calls.open:
-                calls.start(name)
             given = True
-            if not (yield from pass_arguments(reader, calls.arguments if calls.open else held.append, stops)):
+            whole = yield from pass_arguments(calls, stops, None if named else held.append)
+            if not whole:
                 break
         elif (strict and key not in KEYS) or not (yield from pass_value(reader, _nothing, stops)):
             break
-    if not calls.open:
+    if not named:
         raise BrokenError
-    if not given and (complete or (yield from reader.at(*stops))):
+    if not given and not strict and (ended or (yield from reader.at(*stops))):
         calls.arguments("{}")
-    calls.end()
+        whole = True
+    calls.end(whole)
 
 
-def _name(calls: Calls, strict: bool) -> Steps[str]:
-    name = None
-    if (yield from calls.reader.peek()) == '"':
-        name = yield from read_string(calls.reader)
-    if name is None or (strict and not calls.may_be(name)):
+def _name(reader: Reader) -> Steps[str]:
+    name = (yield from read_string(reader)) if (yield from reader.peek()) == '"' else None
+    if name is None:
         raise BrokenError
     return name
 

@@ -131,11 +131,11 @@ class Lexer:
         self._waiting += text
         return self._upto(self._start + len(self._waiting))
 
-    def finish(self) -> str:
-        """The rest, after the last ``feed``."""
+    def finish(self) -> tuple[str, str]:
+        """The rest, after the last ``feed``, and the part of a marker that the text ends with."""
         rest = self._upto(self._start + len(self._waiting))
-        rest, self._waiting = rest + _without_surrogates(self._waiting), ""
-        return rest
+        part, self._waiting = _without_surrogates(self._waiting), ""
+        return rest, part
 
     def _decode(self, detokenizer: Detokenizer):
         """Find the places of markers among the tokens that have not been decoded.

@@ -80,10 +80,7 @@ class Notation(ABC):
         separator = ""
         while True:
             yield from reader.blanks()
-            ended = yield from reader.match(CLOSING[bracket], ",")
-            if ended == ",":
-                continue
-            if ended:
+            if (yield from reader.match(CLOSING[bracket])):
                 break
             calls.arguments(separator)
             separator = ", "
@@ -92,4 +89,7 @@ class Notation(ABC):
                 calls.arguments(f"{json.dumps(key, ensure_ascii=False)}: ")
                 yield from reader.blanks()
             yield from self._value(calls, depth)
+            yield from reader.blanks()
+            if (yield from reader.expect(CLOSING[bracket], ",")) != ",":
+                break
         calls.arguments("}" if bracket == "{" else "]")

@@ -48,15 +48,21 @@ class OutputParser:
             next(self._steps, None)
         return self._output.take()
 
-    def finish(self) -> list[Event]:
-        """The rest of the events, after the last ``feed``. A call that is open ends, and text that was held back for what
-        might have become a call is text."""
+    def finish(self, *, ended: bool = False) -> list[Event]:
+        """The rest of the events, after the last ``feed``. A call that is open ends.
+
+        Args:
+          ended: whether the model has ended there, so that what might have become a call or a marker is text. If not, it is
+            left out, and the last event is ``Cut``.
+        """
         if self._reader.ended:
             return []
-        self._reader.add(self._lexer.finish())
-        self._reader.ended = True
+        rest, part = self._lexer.finish()
+        self._reader.add(rest + part if ended else rest)
         next(self._steps, None)
-        self._output.finish()
+        self._reader.ended, self._output.cut = True, not ended
+        next(self._steps, None)
+        self._output.finish(lacks=not ended and bool(part))
         return self._output.take()
 
 
@@ -88,7 +94,9 @@ def make_parser(
 
         parser = make_parser("hermes", "qwen3", prompt="<|im_start|>assistant\\n<think>\\n")
         parser.feed("The weather.</think>\\n\\n<tool_call>\\n{\\"name\\": \\"weather\\", ")
-        # [Reasoning(text='The weather.'), CallStart(name='weather', id=None)]
+        # [Reasoning(text='The weather.')]
+        parser.feed("\\"arguments\\": {}}\\n</tool_call>")
+        # [CallStart(name='weather', id=None), CallArguments(text='{}'), CallEnd(complete=True)]
     """
     calls_as, thinks_as = tool_format(tool), reasoning_format(reasoning)
     harmony = calls_as is OPENAI or thinks_as is OPENAI_GPTOSS

@@ -52,6 +52,10 @@ class Reader:
         kept, self._kept = "".join(self._kept or ()), None
         return kept
 
+    def spelled(self, marker: str) -> str:
+        """A marker as it stands in what was read."""
+        return self._lexer.spell(marker)
+
     def take(self, count: int) -> str:
         """The next characters, which have come."""
         if self._kept is not None:
@@ -130,11 +134,17 @@ class Reader:
                 return None
             yield
 
-    def name(self, markers: Iterable[str]) -> Steps[tuple[str, str | None]]:
+    def name(
+        self, markers: Iterable[str], may_begin: Callable[[str], bool] = lambda text: True
+    ) -> Steps[tuple[str, str | None]]:
         """The text up to the first marker, which is read, and the marker; None for it at the end of the text.
 
+        Args:
+          markers: one of which has to follow.
+          may_begin: whether a name may begin with a text.
+
         Raises:
-          BrokenError: the text is longer than a name can be.
+          BrokenError: the text is longer than a name can be, or no name begins so.
         """
         search, read = self._search(tuple(markers)), list[str]()
         room = MOST_NAME
@@ -143,7 +153,7 @@ class Reader:
             count = end - self._place
             read.append(self.take(min(count, room)))
             room -= count
-            if room < 0:
+            if room < 0 or not may_begin("".join(read)):
                 raise BrokenError
             if found:
                 return "".join(read), search.names[self.take(len(found))]

@@ -9,6 +9,7 @@ from jspec.text.parsers.formats.deepseek_v32 import DEEPSEEK_V32
 from jspec.text.parsers.formats.gemma4 import GEMMA4
 from jspec.text.parsers.formats.glm45 import GLM45
 from jspec.text.parsers.formats.hermes import HERMES
+from jspec.text.parsers.formats.json_fence import JSON_FENCE
 from jspec.text.parsers.formats.kimi_k2 import KIMI_K2
 from jspec.text.parsers.formats.llama3_json import LLAMA3_JSON
 from jspec.text.parsers.formats.minimax_m2 import MINIMAX_M2
@@ -43,6 +44,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "llama4_pythonic": PYTHONIC,
     "olmo3": PYTHONIC,
     "openai": OPENAI,
+    "json_fence": JSON_FENCE,
 }
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "qwen3": THINK,

@@ -1,5 +1,6 @@
 """The types of a tool's parameters by its JSON schema, and values that models write as raw text."""
 
+import ast
 import json
 import re
 import sys
@@ -13,6 +14,12 @@ LARGEST = sys.float_info.max
 MOST_SCHEMAS = 256  # that are read of one parameter
 INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+TOKEN = re.compile(r"""-?[\w.]+|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+\"""", re.DOTALL)
+PYTHON = re.compile(rf"(?:[\s\[\](){{}},:]|{TOKEN.pattern})*+", re.DOTALL)  # nothing that takes long to read
+ESCAPE, ESCAPES = re.compile(r"\\(.)", re.DOTALL), "\\'\"abfnrtvxuU01234567"
+JSON_WORDS = {"true": "True", "false": "False", "null": "None"}
+LITERALS = frozenset({"null", "boolean", "object", "array"})
+MOST_LITERAL = 65_536  # characters
 JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
@@ -115,18 +122,37 @@ def _finite(text: str) -> float:
 def raw_to_json(text: str, types: Types) -> str:
     """The JSON of a value that the model wrote as raw text.
 
-    The types are tried in the order of ``TYPES``. A text that is of none of them is JSON if it can be read as such, and
-    else a string. JSON stays as it is written.
+    The types are tried in the order of ``TYPES``. Where there may be no string, Python's literals are read, too. A text that
+    is of none of the types is JSON if it can be read as such, and else a string. JSON stays as it is written.
     """
     word = text.strip()
     for kind in TYPES:
         if kind in types and (value := _as(kind, text, word)) is not None:
             return value
+    if "string" not in types and (literal := _of_python(word, types & LITERALS)) is not None:
+        return literal
     try:
         finite_json(word)
         return word
     except ValueError:
         return json.dumps(text, ensure_ascii=False)
+
+
+def _of_python(word: str, types: Types) -> str | None:
+    """The JSON of a literal of Python of one of these types; None if it is none, or a large one."""
+    if not types or len(word) > MOST_LITERAL or not PYTHON.fullmatch(word):
+        return None
+    try:
+        value = ast.literal_eval(TOKEN.sub(_as_python, word))
+        return json.dumps(value, allow_nan=False, ensure_ascii="\\u" in word) if _type_of(value) in types else None
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _as_python(token: re.Match) -> str:
+    """A word of JSON as Python writes it; a string with escapes for newlines, and without those that Python warns of."""
+    text = ESCAPE.sub(lambda found: found[0] if found[1] in ESCAPES else f"\\{found[0]}", token[0])
+    return JSON_WORDS.get(text, text.replace("\n", "\\n"))
 
 
 def _as(kind: str, text: str, word: str) -> str | None:

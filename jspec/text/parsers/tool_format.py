@@ -20,11 +20,16 @@ class ToolFormat(ABC):
     @property
     @abstractmethod
     def begins(self) -> tuple[str, ...]:
-        """The markers that begin a call, in reasoning too."""
+        """The markers that begin a call."""
 
     @property
     def plain_begins(self) -> tuple[str, ...]:
         """Plain text that begins a call in content."""
+        return ()
+
+    @property
+    def line_begins(self) -> tuple[str, ...]:
+        """Plain text that begins a call at the start of a line."""
         return ()
 
     @property

@@ -138,7 +138,7 @@ def test_forced_calls_are_read_as_calls(name, several, has_tokens):
         tokens = written(form.params, has_tokens, seed)
         parser = make_parser(name if form.in_format else None, None, tools=TOOLS, tokens=MarkerTokens.of(known))
         parser = parser if form.in_format else JsonCalls(parser, form.name)
-        calls, _ = calls_of(parser.feed(known.decode(tokens), tokens) + parser.finish())
+        calls, _ = calls_of(parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True))
         check(calls, several)
 
 
@@ -163,7 +163,7 @@ def test_reasoning_may_come_before_forced_calls(name, prompt):
             begins_open=False,
         )
         parser = parser if form.in_format else JsonCalls(parser, form.name)
-        calls, thoughts = calls_of(parser.feed(known.decode(tokens), tokens) + parser.finish())
+        calls, thoughts = calls_of(parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True))
         check(calls, False)
         thought += bool(thoughts)
         assert not (thoughts and prompt == "closed" and name != "openai")
@@ -182,7 +182,7 @@ def test_an_answer_has_its_form_behind_the_reasoning(thinks):
         parser = make_parser(
             None, thinks, tokens=MarkerTokens.of(known), prompt="<|start|>assistant", begins_open=False
         )
-        events = parser.feed(known.decode(tokens), tokens) + parser.finish()
+        events = parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True)
         answer = "".join(event.text for event in events if isinstance(event, Content))
         assert set(json.loads(answer)) == {"a"}
 
@@ -203,7 +203,7 @@ def test_strict_tools_get_arguments_that_fit_wherever_they_are_called(name):
     for seed in range(6):
         tokens = written(params, True, seed)
         parser = make_parser(name, None, tools=STRICT, tokens=MarkerTokens.of(known))
-        events = parser.feed(known.decode(tokens), tokens) + parser.finish()
+        events = parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True)
         calls, _ = calls_of([event for event in events if not isinstance(event, Content)])
         read = [(name, arguments) for name, arguments in calls if name == "read_file"]
         check(read or [("list_files", {})], True)
@@ -220,7 +220,7 @@ def test_an_answer_of_some_form_may_be_calls_instead(name):
     for seed in range(12):
         tokens = written(params, True, seed)
         parser = make_parser(name, None, tools=STRICT, tokens=MarkerTokens.of(known))
-        events = parser.feed(known.decode(tokens), tokens) + parser.finish()
+        events = parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True)
         calls, _ = calls_of([event for event in events if not isinstance(event, Content)])
         called += len(calls)
         if not calls:

@@ -113,7 +113,7 @@ def test_the_end_of_a_prompt_says_whether_reasoning_is_open(form, prompt, expect
 def test_no_marker_begins_with_another():
     """What a search finds does not depend on how much of the text has come."""
     for form in TOOL_FORMATS.values():
-        markers = set(form.markers) | set(form.begins) | set(form.plain_begins)
+        markers = {*form.markers, *form.begins, *form.plain_begins, *form.line_begins}
         assert not [(a, b) for a in markers for b in markers if a != b and a in b], form
 
 

@@ -45,7 +45,7 @@ def streamed(parser: OutputParser, tokens: list[int], sizes, held: int = 0, cut:
             start += size
     rest = waiting + detokenizer.held
     events += parser.feed(rest if cut is None else rest[: max(cut - passed, 0)])
-    return merged([*events, *parser.finish()])
+    return merged([*events, *parser.finish(ended=True)])
 
 
 @every_transcript
@@ -121,7 +121,7 @@ def test_tokens_may_come_before_their_text():
         events = parser.feed(text[:1], tokens[ahead:])
         assert events == [Content("a")]
         assert parser.feed(text[1:5]) == []  # a part of the marker
-        assert [*parser.feed(text[5:]), *parser.finish()] == [CallStart("f"), CallArguments("{}"), CallEnd()]
+        assert [*parser.feed(text[5:]), *parser.finish(ended=True)] == [CallStart("f"), CallArguments("{}"), CallEnd()]
 
 
 def test_a_character_of_several_tokens_does_not_move_markers():

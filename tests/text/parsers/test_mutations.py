@@ -92,7 +92,7 @@ def pieces(text: str, rng: random.Random) -> list[str]:
 
 def events_of(parser: OutputParser, fed: list[tuple[str, list[int]]]) -> list[Event]:
     events = [event for text, tokens in fed for event in parser.feed(text, tokens)]
-    return merged([*events, *parser.finish()])
+    return merged([*events, *parser.finish(ended=True)])
 
 
 def check_calls(events: list[Event]):
@@ -160,7 +160,7 @@ def test_what_waits_is_short(tool):
         for piece in text:
             parser.feed(piece)
             assert len(parser._reader._text) - parser._reader._place <= 40
-        check_calls(parser.finish()[:0])
+        check_calls(parser.finish(ended=True)[:0])
 
 
 def test_what_may_become_a_call_is_kept_within_bounds():

@@ -1,6 +1,5 @@
 """Every transcript gives its events, however it is divided into pieces."""
 
-import json
 import random
 
 import pytest
@@ -8,7 +7,7 @@ import transcripts_json
 import transcripts_other
 from transcripts import Transcript
 
-from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Event, merged
+from jspec.text.parsers.events import Event, merged
 from jspec.text.parsers.parser import make_parser
 
 TRANSCRIPTS = [*transcripts_json.TRANSCRIPTS, *transcripts_other.TRANSCRIPTS]
@@ -18,7 +17,7 @@ every_transcript = pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda
 def events_of(transcript: Transcript, *pieces: str) -> list[Event]:
     parser = make_parser(transcript.tool, transcript.reasoning, tools=transcript.tools, prompt=transcript.prompt)
     events = [event for piece in pieces for event in parser.feed(piece)]
-    return merged([*events, *parser.finish()])
+    return merged([*events, *parser.finish(ended=True)])
 
 
 @every_transcript
@@ -42,14 +41,3 @@ def test_pieces_give_the_same_events(transcript):
         cuts = sorted(rng.sample(range(len(text) + 1), rng.randint(1, min(8, len(text)))))
         pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         assert events_of(transcript, *pieces) == expected, cuts
-
-
-@every_transcript
-def test_arguments_of_complete_calls_are_json(transcript):
-    events = transcript.expected()
-    for event, following in zip(events, [*events[1:], None], strict=True):
-        if isinstance(event, CallStart) and transcript.whole:
-            assert isinstance(following, CallArguments)
-            assert isinstance(json.loads(following.text), dict)
-        if isinstance(event, CallArguments):
-            assert isinstance(following, CallEnd)

@@ -13,6 +13,7 @@ deepseek_v31.py   DeepSeek V3.1
 kimi_k2.py        Kimi K2
 sections.py       what the last three share: a section with headers and JSON
 llama3_json.py    Llama 3 and 4, as JSON
+json_fence.py     Qwen 2.5 Coder, as JSON in a fence
 mistral.py        Mistral, before version 11 of its tokenizer and since
 gemma4.py         Gemma 4
 pythonic.py       Llama 3.2, Llama 4 and Olmo 3, as Python calls

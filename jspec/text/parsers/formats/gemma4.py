@@ -10,6 +10,7 @@ from jspec.text.parsers.argument_writer import ArgumentWriter
 from jspec.text.parsers.branches import Branch, UnheldError, branches, members, objects
 from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.formats.python_values import PYTHON_VALUES
 from jspec.text.parsers.literals import Notation
 from jspec.text.parsers.reader import BrokenError, Reader, Sink, Steps
 from jspec.text.parsers.string_grammar import string_expression
@@ -20,24 +21,25 @@ BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 
 
 class GemmaValues(Notation):
-    """``{k:<|"|>text<|"|>,n:42,a:[true,null]}``, with keys without quotes."""
+    """``{k:<|"|>text<|"|>,n:42,a:[true,null]}``, with keys without quotes. JSON's quotes and Python's stand for its own."""
 
     opening = "{["
     bare = re.compile(r"[^,{}\[\]<\ud800-\udfff]+")
 
     def string(self, reader: Reader, sink: Sink) -> Steps[bool]:
         if not (yield from reader.match(QUOTE)):
-            return False
+            return (yield from PYTHON_VALUES.string(reader, sink))
         if not (yield from reader.until((QUOTE,), sink)):
             raise BrokenError
         return True
 
     def key(self, reader: Reader) -> Steps[str]:
-        quoted = yield from reader.match(QUOTE)
-        key, ended = yield from reader.name((QUOTE, ":") if quoted else (":",))
-        if quoted and ended == QUOTE:
+        pieces = list[str]()
+        if (yield from self.string(reader, pieces.append)):
             yield from reader.blanks()
-            ended = yield from reader.match(":")
+            yield from reader.expect(":")
+            return "".join(pieces).strip()
+        key, ended = yield from reader.name((":",))
         if ended is None:
             raise BrokenError
         return key.strip()
@@ -72,7 +74,7 @@ class Gemma4(ToolFormat):
 
     def _call(self, calls: Calls) -> Steps[None]:
         reader = calls.reader
-        name, opened = yield from reader.name(("{", BEGIN, END))
+        name, opened = yield from reader.name(("{", BEGIN, END), calls.may_begin)
         if opened != "{":
             raise BrokenError
         calls.start(name.strip())

@@ -34,7 +34,7 @@ class Glm45(ToolFormat):
         reader, marker = calls.reader, begin
         while marker == BEGIN:
             yield from reader.blanks()
-            name, marker = yield from reader.name((KEY, END, "\n", BEGIN))
+            name, marker = yield from reader.name((KEY, END, "\n", BEGIN), calls.may_begin)
             name = name.strip()
             if marker is None:
                 raise BrokenError

@@ -54,7 +54,7 @@ class Mistral(ToolFormat):
 
     def _call(self, calls: Calls) -> Steps[None]:
         reader = calls.reader
-        name, marker = yield from reader.name((ARGS, CALL_ID, "{", BEGIN))
+        name, marker = yield from reader.name((ARGS, CALL_ID, "{", BEGIN), calls.may_begin)
         id = None
         if marker == CALL_ID:
             id, marker = yield from reader.name((ARGS, "{", BEGIN))
@@ -64,10 +64,10 @@ class Mistral(ToolFormat):
         calls.start(name.strip(), id)
         if marker == "{":
             calls.arguments("{")
-            yield from pass_value(reader, calls.arguments, self.begins, depth=1)
+            complete = yield from pass_value(reader, calls.arguments, self.begins, depth=1)
         else:
-            yield from pass_arguments(reader, calls.arguments, self.begins)
-        calls.end()
+            complete = yield from pass_arguments(calls, self.begins)
+        calls.end(complete)
 
     def new_id(self) -> str:
         return "".join(random.choices(string.ascii_letters + string.digits, k=9))  # as its templates demand

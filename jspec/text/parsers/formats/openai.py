@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.json_text import pass_arguments
 from jspec.text.parsers.output import Output
-from jspec.text.parsers.reader import BrokenError, Reader, Steps
+from jspec.text.parsers.reader import BrokenError, Reader, Sink, Steps
 from jspec.text.parsers.tool_format import ReasoningFormat, ToolFormat
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
@@ -79,7 +80,6 @@ def read_harmony(calls: Calls, output: Output, prompt: str, *, with_calls: bool 
             reader.keep(begun)
             try:
                 header = yield from _header(reader, header)
-                reader.forget()
             except BrokenError:
                 output.content(reader.forget())
                 header = f"{CHANNEL}final"
@@ -126,11 +126,14 @@ def _message(calls: Calls, output: Output, header: str, with_calls: bool) -> Ste
     channel = CHANNEL_NAME.search(header) or WORDS_OF_CHANNELS.search(header)
     if with_calls and recipient and recipient[1] not in PEOPLE:
         try:
-            calls.start(recipient[1].removeprefix("functions."))
+            return (yield from _call(calls, recipient[1].removeprefix("functions."), output.content))
         except BrokenError:
-            recipient = None
-        if recipient:
-            return (yield from _arguments(calls))
+            output.end(complete=False)
+            output.content(reader.forget())
+            ended = yield from reader.until(ENDS, output.content)
+            output.content(ended if ended in (END, RETURN, CALL) else "")
+            return ended
+    reader.forget()
     if channel and channel[1] == "analysis":
         output.begin_reasoning()
         ended = yield from reader.until(ENDS, output.reasoning)
@@ -140,14 +143,13 @@ def _message(calls: Calls, output: Output, header: str, with_calls: bool) -> Ste
     return (yield from reader.until(ENDS, output.content))
 
 
-def _arguments(calls: Calls) -> Steps[str | None]:
+def _call(calls: Calls, name: str, content: Sink) -> Steps[str | None]:
+    """Read a call's arguments, through the marker that ends them; returns the marker, or None at the end of the text."""
     reader = calls.reader
+    calls.start(name)
     yield from reader.blanks()
     yield from reader.match("json")
     yield from reader.blanks()
-    if (yield from reader.at(*ENDS)):
-        calls.arguments("{}")
-    ended = yield from reader.until(ENDS, calls.arguments)
-    calls.end()
+    calls.end((yield from pass_arguments(calls, ENDS)))
     reader.forget()
-    return ended
+    return (yield from reader.until(ENDS, content))

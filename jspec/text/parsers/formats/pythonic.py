@@ -62,12 +62,11 @@ class Pythonic(ToolFormat):
     def _call(self, calls: Calls) -> Steps[None]:
         reader = calls.reader
         name = yield from reader.all(NAME)
-        if not calls.may_be(name) or not (yield from reader.match("(")):
-            raise BrokenError
+        calls.start(name)
+        yield from reader.expect("(")
         yield from reader.blanks()
         ended = yield from reader.match(")")
         key = "" if ended else (yield from self._key(calls))
-        calls.start(name)
         arguments = ArgumentWriter(calls, name)
         while not ended:
             types = arguments.key(key)

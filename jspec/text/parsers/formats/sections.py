@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jspec.text.parsers.call_grammar import NEWLINE, CallGrammar, Function
-from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.calls import NAME, Calls
 from jspec.text.parsers.json_text import pass_arguments
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.tool_format import ToolFormat
@@ -58,10 +58,10 @@ class SectionCalls(ToolFormat):
     def _call(self, calls: Calls) -> Steps[None]:
         reader = calls.reader
         stops = (self.call_end, self.call, *self.closes)
-        fence = ("```",) if self.fenced else ()
-        header, marker = yield from reader.name((self.separator, *stops))
+        fence = ()
+        header, marker = yield from reader.name((self.separator, *stops), _may_begin)
         if self.fenced and marker == self.separator:
-            header, marker = yield from reader.name(("\n", "```json", *stops))
+            header, marker = yield from reader.name(("\n", "```json", *stops), calls.may_begin)
         if marker is None or marker in stops:
             raise BrokenError
         header = header.strip()
@@ -72,9 +72,8 @@ class SectionCalls(ToolFormat):
             calls.start(header)
         if self.fenced:
             yield from reader.blanks()
-            yield from reader.match("```json")
-        yield from pass_arguments(reader, calls.arguments, (*stops, *fence))
-        calls.end()
+            fence = ("```",) if (yield from reader.match("```json")) else ()
+        calls.end((yield from pass_arguments(calls, (*stops, *fence))))
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
         calls = [self._grammar_of_call(grammar, function) for function in functions]
@@ -89,6 +88,10 @@ class SectionCalls(ToolFormat):
             header = f"{grammar.literal(f'{self.call}functions.{name}:')} /[0-9]{{1,4}}/"
             return f"{header} {grammar.sequence(self.separator, arguments, self.call_end)}"
         return grammar.sequence(f"{self.call}{name}{self.separator}", arguments, self.call_end)
+
+
+def _may_begin(header: str) -> bool:
+    return not header.strip() or bool(NAME.fullmatch(header.strip()))
 
 
 def _numbered(header: str) -> tuple[str, str | None]:

@@ -72,7 +72,7 @@ class TaggedCalls(ToolFormat):
     def _call(self, calls: Calls) -> Steps[str | None]:
         """Read a call after its marker; returns the marker of ``closes`` or of the next call if that ended it."""
         reader, stops = calls.reader, (*self.closes, *self.opens, self.call)
-        head, marker = yield from reader.name((">", self.call_end, self.parameter, *stops))
+        head, marker = yield from reader.name((">", self.call_end, self.parameter, *stops), calls.may_begin)
         if marker is None:
             raise BrokenError
         name = _head(head)[0]
@@ -140,6 +140,6 @@ def _declared(types: Types, is_string: str | None) -> Types:
     """The types of a value of which the model says whether it is a string."""
     if is_string == "true" and (not types or "string" in types):
         return frozenset({"string"})
-    if is_string == "false" and "string" in types:
-        return types & NO_STRING
+    if is_string == "false":
+        return types & NO_STRING or NO_STRING
     return types

@@ -1,0 +1,56 @@
+"""Calls as JSON in a fence, or bare: Qwen 2.5 Coder, whatever its chat template asks for."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from jspec.text.parsers.call_grammar import CallGrammar, Function
+from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.json_text import pass_call
+from jspec.text.parsers.reader import Steps
+from jspec.text.parsers.tool_format import ToolFormat
+
+FENCE = "```"
+
+
+@dataclasses.dataclass(frozen=True)
+class JsonFence(ToolFormat):
+    """``{"name": "f", "arguments": {..}}`` at the start of a line, or one or several of them in a fence of ``json`` or of
+    no language. It is text if the object has other keys than calls have, or if its name is not a tool's."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def line_begins(self) -> tuple[str, ...]:
+        return (FENCE, "{")
+
+    def read(self, calls: Calls, begin: str) -> Steps[None]:
+        reader, bare = calls.reader, begin == "{"
+        if not bare:
+            yield from reader.match("json")
+        while True:
+            yield from reader.blanks()
+            yield from pass_call(calls, (), opened=bare, strict=True)
+            if bare:
+                return
+            yield from reader.blanks()
+            if (yield from reader.match(FENCE, ",")) == FENCE:
+                return
+
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+        calls = [
+            grammar.sequence(
+                f'{FENCE}json\n{{"name": {json.dumps(name)}, "arguments": ', grammar.json(parameters), f"}}\n{FENCE}"
+            )
+            for name, parameters in functions
+        ]
+        return grammar.repeated(calls, "\n", several)
+
+
+JSON_FENCE = JsonFence()
