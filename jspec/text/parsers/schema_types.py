@@ -144,7 +144,7 @@ def _of_python(word: str, types: Types) -> str | None:
         return None
     try:
         value = ast.literal_eval(TOKEN.sub(_as_python, word))
-        return json.dumps(value, allow_nan=False, ensure_ascii="\\u" in word) if _type_of(value) in types else None
+        return json.dumps(value, allow_nan=False, ensure_ascii="\\u" in word) if type_of(value) in types else None
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
 
