@@ -96,10 +96,8 @@ class Eagle3Config(AuxiliaryConfig):
         self.require_sizes()
         require_count("num_aux_layers", self.num_aux_layers, least=0)
         if self.num_aux_layers == 0:
-            D = self.layers.hidden_size
-            require(
-                self.target_hidden_size == D, "target_hidden_size", self.target_hidden_size, f"{D}, the head's width"
-            )
+            D, Dt = self.layers.hidden_size, self.target_hidden_size
+            require(Dt == D, "target_hidden_size", Dt, f"{D}, the head's width")
         if self.aux_layers is not None:
             right = self.has_ascending_aux_layers() and len(self.aux_layers) == self.num_aux_layers
             require(right, "aux_layers", self.aux_layers, f"{self.num_aux_layers} layer ids of at least 0, ascending")
