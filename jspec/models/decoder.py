@@ -147,17 +147,7 @@ class Decoder(nnx.Module):
         return hidden, cache
 
     def with_auxiliary(self, tokens, positions, cache, view, aux_layers: tuple[int, ...]):
-        """Read tokens as ``__call__`` does, and also return auxiliary hidden states.
-
-        Args:
-          tokens, positions, cache, view: as for ``__call__``.
-          aux_layers: which residual streams to return: k is the one after k layers, so 0 is the embeddings and L is the
-            input of the final norm.
-
-        Returns:
-          hidden states after the final norm ``[B, T, D]``, features ``[B, T, E]``, and the cache. The features are the
-          chosen residual streams side by side. If ``aux_layers`` is ``()``, they are the hidden states.
-        """
+        """Read tokens as ``__call__`` does, and also return auxiliary hidden states: see ``Target.with_auxiliary``."""
         x = self._inputs(tokens, positions)
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
         own_inputs = [None] * len(self.layers) if self.layer_inputs is None else self.layer_inputs(tokens, x)

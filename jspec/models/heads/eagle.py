@@ -12,6 +12,7 @@ i + 1 reads it where the true feature is not known yet.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,22 @@ from jspec.models.layers import Linear
 from jspec.models.w8a8 import with_quantized_inputs
 
 
-class EagleHead(nnx.Module):
+class LayeredHead(nnx.Module):
+    """The embedding and the cache of a draft head with decoder layers; by default the embedding is the target's."""
+
+    config: Any
+    embedding: nnx.Param | None = None
+
+    def embed(self, tokens, target):
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
+        return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
+
+    def cache_shape(self) -> tuple[LayerShape, ...]:
+        """The cache of one slot."""
+        return cache_shape(self.config.layers)
+
+
+class EagleHead(LayeredHead):
     """The decoder layers. The output head is the target's, and so is the embedding unless the checkpoint has one.
 
     Attributes:
@@ -44,10 +60,6 @@ class EagleHead(nnx.Module):
         self.head = linear(c.hidden_size, Vd) if config.reduced else None
         self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
         self.draft_tokens = None  # before ``prepare``
-
-    def embed(self, tokens, target):
-        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
-        return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
 
     def fuse(self, features):
         """Return features of the target ``[..., D]`` unchanged, because the layers read them as they are."""
@@ -77,10 +89,6 @@ class EagleHead(nnx.Module):
     def recycle(self, hidden):
         """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
         return hidden
-
-    def cache_shape(self) -> tuple[LayerShape, ...]:
-        """The cache of one slot."""
-        return cache_shape(self.config.layers)
 
 
 def init_embedding(config, rngs: nnx.Rngs, dtype) -> nnx.Param:
