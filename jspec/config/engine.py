@@ -114,16 +114,9 @@ class EngineConfig:
         activations = self.activation_dtype
         known = isinstance(activations, str) and activations in ACTIVATION_DTYPES
         check.require("activation_dtype", known, f"one of {', '.join(map(repr, ACTIVATION_DTYPES))}")
-        least = {
-            "num_pages": 1,
-            "width": 1,
-            "prefill_tokens": chunk or CHUNK,
-            "max_waiting": 1,
-            "read_ahead": 0,
-            "snapshot_every": 1,
-        }
-        for name, low in least.items():
-            value = getattr(self, name)
+        least = {"prefill_tokens": chunk or CHUNK, "read_ahead": 0}  # of the others 1
+        for name in ("num_pages", "width", "prefill_tokens", "max_waiting", "read_ahead", "snapshot_every"):
+            value, low = getattr(self, name), least.get(name, 1)
             ok = value is None or (is_int(value) and low <= value <= LARGEST_INT)
             check.require(name, ok, f"None or an integer in {low}..{LARGEST_INT}")
         check.flags("reproducible", "prefix_cache", "expand_latents", "peer_packets")

@@ -32,9 +32,8 @@ def require_quantization(quantization: object):
     """Raise a ValueError unless weights can be stored so; None is for weights that are not quantised."""
     known = (None, *STORED_QUANTIZATIONS)
     of_checkpoint = isinstance(quantization, str) and in_codes(quantization)
-    require(
-        of_checkpoint or quantization in known, "quantization", quantization, f"one of {', '.join(map(str, known))}"
-    )
+    expected = f"one of {', '.join(map(str, known))}"
+    require(of_checkpoint or quantization in known, "quantization", quantization, expected)
 
 
 def require_part(name: str, size: Any, vocab_size: int | None):

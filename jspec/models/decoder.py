@@ -132,17 +132,7 @@ class Decoder(nnx.Module):
         return embedded + self.positions[...][inside + offset]
 
     def __call__(self, tokens, positions, cache, view):
-        """Read tokens.
-
-        Args:
-          tokens: int32 ``[B, T]``.
-          positions: int32 ``[B, T]``, the absolute position of each token.
-          cache: the keys and values that ``view`` reads and writes, one entry for each layer, as ``cache_shape`` has them.
-          view: ``PagedView`` or ``CausalView``.
-
-        Returns:
-          hidden states after the final norm ``[B, T, D]``, and the cache with the new keys and values.
-        """
+        """Read T new tokens of each row: see ``LanguageModel``."""
         hidden, _, cache = self.with_auxiliary(tokens, positions, cache, view, ())
         return hidden, cache
 

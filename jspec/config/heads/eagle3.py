@@ -7,14 +7,7 @@ from jspec.config import ModelConfig
 from jspec.config.decoder_params import decoder_layers
 from jspec.config.heads.auxiliary import FEATURE, AuxiliaryConfig
 from jspec.config.heads.base import TWICE_EMBED, require_count
-from jspec.config.param_specs import (
-    EMBED,
-    Axis,
-    Parameter,
-    indices,
-    linear,
-    vector,
-)
+from jspec.config.param_specs import EMBED, Axis, Parameter, indices, linear, vector
 
 TARGET_EMBED = Axis("Dt", "target_embed")
 

@@ -21,25 +21,9 @@ from jspec.engine.request import Request
 from jspec.engine.runner.compile import Program, decode_options
 from jspec.engine.runner.host_packing import HostPacking
 from jspec.engine.runner.saved import restore, restore_states, save, save_states
-from jspec.engine.runner.state import (
-    AdmitInputs,
-    DecodeState,
-    admit,
-    init_state,
-    put,
-    put_rows,
-    take,
-    with_processors,
-)
+from jspec.engine.runner.state import AdmitInputs, DecodeState, admit, init_state, put, put_rows, take, with_processors
 from jspec.engine.runner.step import DecodeStep, VerifyPass
-from jspec.engine.runner.step_io import (
-    Call,
-    CallLogs,
-    GrammarInputs,
-    PrefillInputs,
-    VerifyInputs,
-    empty_prefill,
-)
+from jspec.engine.runner.step_io import Call, CallLogs, GrammarInputs, PrefillInputs, VerifyInputs, empty_prefill
 from jspec.models.params import DTYPES
 from jspec.pallas.collectives.peers import Peers
 from jspec.sampling.params import SamplingParams

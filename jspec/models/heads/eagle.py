@@ -27,7 +27,7 @@ from jspec.models.w8a8 import with_quantized_inputs
 
 
 class LayeredHead(nnx.Module):
-    """The embedding and the cache of a draft head with decoder layers; by default the embedding is the target's."""
+    """What draft heads with decoder layers have in common; the embedding is the target's unless they have their own."""
 
     config: Any
     embedding: nnx.Param | None = None
@@ -35,6 +35,10 @@ class LayeredHead(nnx.Module):
     def embed(self, tokens, target):
         """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
         return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
+
+    def prepare(self):
+        """The draft head that serves, with the same arrays and the token of each logit."""
+        return with_draft_tokens(with_quantized_inputs(self))
 
     def cache_shape(self) -> tuple[LayerShape, ...]:
         """The cache of one slot."""
@@ -81,10 +85,6 @@ class EagleHead(LayeredHead):
     def logits(self, hidden, target):
         """``[..., D] -> [..., Vd]``. The target's output head, or a part of it, is applied without a norm before it."""
         return target.logits(hidden) if self.head is None else rows_of_target(self.head, hidden, target)
-
-    def prepare(self):
-        """The draft head that serves, with the same arrays and the token of each logit."""
-        return with_draft_tokens(with_quantized_inputs(self))
 
     def recycle(self, hidden):
         """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""

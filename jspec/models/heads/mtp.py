@@ -10,10 +10,9 @@ from flax import nnx
 
 from jspec.config.heads import MTPConfig
 from jspec.models.decoder_layer import Layer
-from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target
 from jspec.models.heads.eagle import LayeredHead
 from jspec.models.layers import Norm, linear_maps
-from jspec.models.w8a8 import with_quantized_inputs
 
 
 class MTPHead(LayeredHead):
@@ -82,7 +81,3 @@ class MTPHead(LayeredHead):
     def recycle(self, hidden):
         """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
         return hidden
-
-    def prepare(self):
-        """The draft head that serves, with the same arrays and the token of each logit."""
-        return with_draft_tokens(with_quantized_inputs(self))
