@@ -205,11 +205,7 @@ def _tools(tools: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict
 def _description(tool: Mapping[str, Any]) -> Any:
     """The description of a tool, with the examples of its input."""
     given, examples = tool.get("description"), tool.get("input_examples")
-    return (
-        "\n".join([*([given] if given else []), f"Examples of its input: {json.dumps(examples)}"])
-        if examples
-        else given
-    )
+    return f"{given or ''}\nExamples of its input: {json.dumps(examples)}".lstrip() if examples else given
 
 
 def _tool_choice(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.text.grammar.schema import closed
@@ -123,13 +123,13 @@ class CallGrammar:
         """Whether this text is a token."""
         return marker in self._tokens
 
-    def sequence(self, begin: str, expression: str, end: str = "") -> str:
+    def around(self, begin: str, expression: str, end: str = "") -> str:
         """An expression between two texts."""
-        return f"({self.around(begin, expression, end)})"
-
-    def around(self, begin: str, expression: str, end: str) -> str:
-        """The same, which does not stand as one where there are others."""
         return " ".join((self.literal(begin), expression, self.literal(end)))
+
+    def json_calls(self, functions: Sequence[Function], begin: Callable[[str], str], end: str) -> list[str]:
+        """Expressions for calls with arguments in JSON: ``begin`` makes the text before them, of the tool's name."""
+        return [self.around(begin(name), self.json(parameters), end) for name, parameters in functions]
 
     def repeated(self, calls: Sequence[str], separator: str, several: bool) -> str:
         """An expression for one of these, or for one or more if there may be several.

@@ -13,23 +13,14 @@ from jspec.text.parsers.string_grammar import string_expression
 
 ANY_KEY = r"/[^<>\"\s]{1,64}/"  # of an argument that the schema does not name
 KEY = re.compile(r"""[^\s<>"'](?:[^<>"'\n]*[^\s<>"'])?""")
-NUMBER = r"/[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?/"
 # Text that is read as of another type, with blanks around it, where a value may be a string, too.
 READ_AS = {
     "null": r"/(?i:null|none)/",
-    "boolean": r"/(?i:true|false)/",
-    "integer": r"/[+-]?[0-9]+/",
-    "number": NUMBER,
+    "boolean": r"/(?i:true|false|[01])/",
     "array": rf"/\[{ANY_TEXT}/",
     "object": rf"/\{{{ANY_TEXT}/",
 }
-# What is written of such a type instead.
-WRITTEN = {
-    "null": '"null"',
-    "boolean": '"true" | "false"',
-    "integer": r"/-?(0|[1-9][0-9]{0,17})/",
-    "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
-}
+WRITTEN = {"null": '"null"', "boolean": '"true" | "false"'}  # what is written of such a type instead
 BLANKS = r"/[\s\x1c-\x1f]*/"
 NO_EDGES = r"~/\n(.|\n)*/ & ~/(.|\n)*\n/"
 
@@ -125,16 +116,11 @@ class RawArguments:
         plain = {branch["type"] for branch in (*strings, *others) if branch.keys() == {"type"}}
         if {"string", *kinds} <= plain | ({"integer"} if "number" in plain else set()):  # so any text will do
             return self._grammar.text_until(self._raw.end, self._raw.without)
-        limited = [branch for branch in others if len(branch) > 1 or branch["type"] not in WRITTEN]
-        refused = [READ_AS[kind] for kind in TYPES if kind in kinds]
-        if not kinds & {"integer", "number"} and "boolean" in kinds:
-            refused.append("/[01]/")  # which are booleans, then
-        if any(branch["type"] in ("integer", "number") for branch in limited):
-            refused.append(rf"/[-+.0-9]{ANY_TEXT}/")  # since a number is not told from text before its end
-        if not types:  # JSON is read as such
-            refused.append(rf'/"{ANY_TEXT}/')
-        without = "".join(f" & ~({BLANKS} {pattern} {BLANKS})" for pattern in refused)
-        exact = [*map(json.dumps, words), *(WRITTEN[kind] for kind in TYPES if kind in plain & WRITTEN.keys())]
+        if kinds & {"integer", "number"}:  # of which text is not told before its end
+            raise UnheldError("type", "no numbers beside limited strings, or the reverse, in this format of calls")
+        limited = [branch for branch in others if branch["type"] not in WRITTEN]
+        without = "".join(f" & ~({BLANKS} {READ_AS[kind]} {BLANKS})" for kind in READ_AS if kind in kinds)
+        exact = [*map(json.dumps, words), *(WRITTEN[kind] for kind in WRITTEN if kind in plain)]
         ways = [f"({self._padded(branch)}{without})" for branch in strings]
         ways += [self._pad(" | ".join(exact))] if exact else []
         text = self._grammar.text_until(self._raw.end, self._raw.without, " | ".join(ways))
@@ -142,14 +128,9 @@ class RawArguments:
 
     def _padded(self, branch: Branch) -> str:
         """An expression for a string and the newlines around it, which do not belong to it."""
-        text = string_expression(branch)
-        if not self._raw.newlines or not branch.keys() & {"minLength", "pattern", "format"}:
-            return f"({text})"
-        inner = self._pad(f"({text}) & {NO_EDGES}")
-        if branch.keys() & {"pattern", "format"}:
-            return inner
-        longer = string_expression({**branch, "minLength": branch["minLength"] + 2})
-        return f"({inner} | ({longer}))" if branch.get("maxLength", 2**31) >= branch["minLength"] + 2 else inner
+        text = f"({string_expression(branch)})"
+        may_shrink = self._raw.newlines and branch.keys() & {"minLength", "pattern", "format"}
+        return self._pad(f"{text} & {NO_EDGES}") if may_shrink else text
 
     def _pad(self, text: str) -> str:
         return f"({NEWLINE} ({text}) {NEWLINE})" if self._raw.newlines else f"({text})"

@@ -46,13 +46,10 @@ class Hermes(ToolFormat):
                 raise BrokenError
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = [
-            grammar.sequence(
-                f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ', grammar.json(parameters), f"}}\n{END}"
-            )
-            for name, parameters in functions
-        ]
-        return grammar.repeated(calls, "\n", several)
+        def begin(name: str) -> str:
+            return f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": '
+
+        return grammar.repeated(grammar.json_calls(functions, begin, f"}}\n{END}"), "\n", several)
 
 
 HERMES = Hermes()

@@ -44,13 +44,10 @@ class JsonFence(ToolFormat):
                 return
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = [
-            grammar.sequence(
-                f'{FENCE}json\n{{"name": {json.dumps(name)}, "arguments": ', grammar.json(parameters), f"}}\n{FENCE}"
-            )
-            for name, parameters in functions
-        ]
-        return grammar.repeated(calls, "\n", several)
+        def begin(name: str) -> str:
+            return f'{FENCE}json\n{{"name": {json.dumps(name)}, "arguments": '
+
+        return grammar.repeated(grammar.json_calls(functions, begin, f"}}\n{FENCE}"), "\n", several)
 
 
 JSON_FENCE = JsonFence()

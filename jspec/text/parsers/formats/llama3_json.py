@@ -43,10 +43,7 @@ class Llama3Json(ToolFormat):
             yield from reader.expect(";", ",")
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = [
-            grammar.sequence(f'{{"name": {json.dumps(name)}, "parameters": ', grammar.json(parameters), "}")
-            for name, parameters in functions
-        ]
+        calls = grammar.json_calls(functions, lambda name: f'{{"name": {json.dumps(name)}, "parameters": ', "}")
         return grammar.repeated(calls, "; ", several)
 
 

@@ -74,14 +74,8 @@ class Mistral(ToolFormat):
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
         if grammar.has(ARGS):
-            calls = [
-                grammar.sequence(f"{BEGIN}{name}{ARGS}", grammar.json(parameters)) for name, parameters in functions
-            ]
-            return grammar.repeated(calls, "", several)
-        calls = [
-            grammar.sequence(f'{{"name": {json.dumps(name)}, "arguments": ', grammar.json(parameters), "}")
-            for name, parameters in functions
-        ]
+            return grammar.repeated(grammar.json_calls(functions, lambda name: f"{BEGIN}{name}{ARGS}", ""), "", several)
+        calls = grammar.json_calls(functions, lambda name: f'{{"name": {json.dumps(name)}, "arguments": ', "}")
         return grammar.around(f"{BEGIN}[", grammar.repeated(calls, ", ", several), "]")
 
 

@@ -41,13 +41,11 @@ class OpenAi(ToolFormat):
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
         del several  # the model's turn ends with a call
-        calls = [
-            grammar.sequence(
-                f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}", grammar.json(parameters), CALL
-            )
-            for name, parameters in functions
-        ]
-        return grammar.any_of(calls)
+
+        def begin(name: str) -> str:
+            return f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}"
+
+        return grammar.any_of(grammar.json_calls(functions, begin, CALL))
 
 
 OPENAI = OpenAi()

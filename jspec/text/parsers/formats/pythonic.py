@@ -111,7 +111,7 @@ class Pythonic(ToolFormat):
                 if not pattern.fullmatch(name):
                     raise UnheldError(name, "Python's names in this format of calls")
             parts = {
-                name: grammar.around(f"{name}=", grammar.json_of(schema, function.parameters), "")
+                name: grammar.around(f"{name}=", grammar.json_of(schema, function.parameters))
                 for name, schema in properties.items()
             }
             needed, others = ([parts[n] for n in parts if (n in required) == there] for there in (True, False))

@@ -83,11 +83,11 @@ class SectionCalls(ToolFormat):
         name, arguments = function.name, grammar.json(function.parameters)
         if self.fenced:
             begin, end = f"{self.call}function{self.separator}{name}\n```json\n", f"\n```{self.call_end}"
-            return grammar.sequence(begin, arguments, end)
+            return grammar.around(begin, arguments, end)
         if self.numbered:
             header = f"{grammar.literal(f'{self.call}functions.{name}:')} /[0-9]{{1,4}}/"
-            return f"{header} {grammar.sequence(self.separator, arguments, self.call_end)}"
-        return grammar.sequence(f"{self.call}{name}{self.separator}", arguments, self.call_end)
+            return f"{header} {grammar.around(self.separator, arguments, self.call_end)}"
+        return grammar.around(f"{self.call}{name}{self.separator}", arguments, self.call_end)
 
 
 def _may_begin(header: str) -> bool:
