@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.text.grammar.schema import closed
@@ -94,16 +94,14 @@ class CallGrammar:
             schema = {**moved(schema, place), "$defs": {"arguments": moved(root, place)}}
         return self.json(schema)
 
-    def listed(self, required: Sequence[str], optional: Sequence[str], separator: str) -> str:
-        """An expression for a list of all required ones and any of the optional ones, in their order.
-
-        Args:
-          separator: the text between two.
-        """
+    def listed(self, parts: Mapping[str, str], required: Collection[str], separator: str) -> str:
+        """An expression for a list of the parts of all required names and then any of the others, with a text between."""
         between = self.literal(separator)
+        needed = [part for name, part in parts.items() if name in required]
+        optional = [part for name, part in parts.items() if name not in required]
         rest = [f" ({between} {part})?" for part in optional]
-        if required:
-            return f" {between} ".join(required) + "".join(rest)
+        if needed:
+            return f" {between} ".join(needed) + "".join(rest)
         begun = [part + "".join(rest[i + 1 :]) for i, part in enumerate(optional)]
         return f"{self.any_of(begun)}?" if begun else ""
 

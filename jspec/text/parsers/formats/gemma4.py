@@ -144,8 +144,7 @@ class _Values:
             entry = grammar.rule(f'/[A-Za-z_][\\w.\\-]{{0,63}}/ ":" {self.value(others)}')
             return grammar.around("{", f'({entry} ("," {entry})*)?', "}")
         parts = {name: grammar.around(f"{_key(name)}:", self.value(part)) for name, part in properties.items()}
-        needed, others = ([parts[n] for n in parts if (n in required) == there] for there in (True, False))
-        return grammar.around("{", grammar.listed(needed, others, ","), "}")
+        return grammar.around("{", grammar.listed(parts, required, ","), "}")
 
     def _array(self, branch: Branch) -> str:
         items, least, most = branch.get("items", True), branch.get("minItems", 0), branch.get("maxItems")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from jspec.text.parsers.argument_writer import ArgumentWriter, RawValue
 from jspec.text.parsers.call_grammar import NEWLINE, CallGrammar, Function
 from jspec.text.parsers.calls import Calls
-from jspec.text.parsers.raw_grammar import RawArguments, RawText
+from jspec.text.parsers.raw_grammar import RawArguments
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.tool_format import ToolFormat
 
@@ -76,7 +76,7 @@ class Glm45(ToolFormat):
             head = f"{grammar.literal(KEY)} {key} {grammar.literal(KEY_END)} {NEWLINE} {grammar.literal(VALUE)}"
             return f"{head} {value} {NEWLINE}"
 
-        return RawArguments(grammar, function, RawText(VALUE_END, self.markers)).all(argument)
+        return RawArguments(grammar, function, VALUE_END, self.markers).all(argument)
 
 
 GLM45 = Glm45()

@@ -114,8 +114,7 @@ class Pythonic(ToolFormat):
                 name: grammar.around(f"{name}=", grammar.json_of(schema, function.parameters))
                 for name, schema in properties.items()
             }
-            needed, others = ([parts[n] for n in parts if (n in required) == there] for there in (True, False))
-            calls.append(grammar.around(f"{function.name}(", grammar.listed(needed, others, ", "), ")"))
+            calls.append(grammar.around(f"{function.name}(", grammar.listed(parts, required, ", "), ")"))
         return grammar.any_of(calls)
 
 
