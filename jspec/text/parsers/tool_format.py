@@ -10,32 +10,21 @@ from jspec.text.parsers.reader import Steps
 
 
 class ToolFormat(ABC):
-    """How a family of models writes tool calls."""
+    """How a family of models writes tool calls.
 
-    @property
-    @abstractmethod
-    def markers(self) -> tuple[str, ...]:
-        """All markers that may be single tokens."""
+    Attributes:
+      markers: all markers that may be single tokens.
+      begins: the markers that begin a call.
+      plain_begins: plain text that begins a call in content.
+      line_begins: plain text that begins a call at the start of a line.
+      first_begins: plain text that begins a call where no content comes before.
+    """
 
-    @property
-    @abstractmethod
-    def begins(self) -> tuple[str, ...]:
-        """The markers that begin a call."""
-
-    @property
-    def plain_begins(self) -> tuple[str, ...]:
-        """Plain text that begins a call in content."""
-        return ()
-
-    @property
-    def line_begins(self) -> tuple[str, ...]:
-        """Plain text that begins a call at the start of a line."""
-        return ()
-
-    @property
-    def first_begins(self) -> tuple[str, ...]:
-        """Plain text that begins a call where no content comes before."""
-        return ()
+    markers: tuple[str, ...] = ()
+    begins: tuple[str, ...] = ()
+    plain_begins: tuple[str, ...] = ()
+    line_begins: tuple[str, ...] = ()
+    first_begins: tuple[str, ...] = ()
 
     @abstractmethod
     def read(self, calls: Calls, begin: str) -> Steps[None]:

@@ -1,6 +1,5 @@
 """Calls of Gemma 4, whose strings stand between markers."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -51,17 +50,11 @@ class GemmaValues(Notation):
 GEMMA_VALUES = GemmaValues()
 
 
-@dataclasses.dataclass(frozen=True)
 class Gemma4(ToolFormat):
     """``<|tool_call>call:f{k:<|"|>text<|"|>,n:42}<tool_call|>``."""
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (BEGIN, END, QUOTE)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (BEGIN,)
+    markers = (BEGIN, END, QUOTE)
+    begins = (BEGIN,)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, separator = calls.reader, ","

@@ -1,6 +1,5 @@
 """Calls as JSON objects between two markers: Hermes, Qwen 2.5, Qwen 3."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
 
@@ -13,7 +12,6 @@ from jspec.text.parsers.tool_format import ToolFormat
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-@dataclasses.dataclass(frozen=True)
 class Hermes(ToolFormat):
     """``<tool_call>{"name": "f", "arguments": {..}}</tool_call>``, with one object, several, or a list of them between.
 
@@ -21,13 +19,8 @@ class Hermes(ToolFormat):
     marker are dropped.
     """
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return BEGIN, END
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (BEGIN,)
+    markers = (BEGIN, END)
+    begins = (BEGIN,)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader = calls.reader

@@ -1,6 +1,5 @@
 """Calls as JSON in a fence, or bare: Qwen 2.5 Coder, whatever its chat template asks for."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
 
@@ -13,22 +12,11 @@ from jspec.text.parsers.tool_format import ToolFormat
 FENCE = "```"
 
 
-@dataclasses.dataclass(frozen=True)
 class JsonFence(ToolFormat):
     """``{"name": "f", "arguments": {..}}`` at the start of a line, or one or several of them in a fence of ``json`` or of
     no language. It is text if the object has other keys than calls have, or if its name is not a tool's."""
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def line_begins(self) -> tuple[str, ...]:
-        return (FENCE, "{")
+    line_begins = (FENCE, "{")
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, bare = calls.reader, begin == "{"

@@ -1,6 +1,5 @@
 """Calls as bare JSON objects: Llama 3 and 4."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
 
@@ -13,24 +12,15 @@ from jspec.text.parsers.tool_format import ToolFormat
 TAG = "<|python_tag|>"
 
 
-@dataclasses.dataclass(frozen=True)
 class Llama3Json(ToolFormat):
     """``{"name": "f", "parameters": {..}}``, perhaps behind ``<|python_tag|>``, several separated by ``;``.
 
     Any ``{`` may begin a call. The object is text if it has other keys than calls have, or if its name is not a tool's.
     """
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (TAG,)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (TAG,)
-
-    @property
-    def plain_begins(self) -> tuple[str, ...]:
-        return ("{",)
+    markers = (TAG,)
+    begins = (TAG,)
+    plain_begins = ("{",)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, opened = calls.reader, begin == "{"

@@ -1,6 +1,5 @@
 """Calls of Mistral's models, of both generations."""
 
-import dataclasses
 import json
 import random
 import string
@@ -15,18 +14,12 @@ from jspec.text.parsers.tool_format import ToolFormat
 BEGIN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
-@dataclasses.dataclass(frozen=True)
 class Mistral(ToolFormat):
     """``[TOOL_CALLS][{"name": "f", "arguments": {..}}]`` before version 11 of the tokenizer, and since then
     ``[TOOL_CALLS]f[ARGS]{..}`` for each call, perhaps with ``[CALL_ID]id`` behind the name, or without ``[ARGS]``."""
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (BEGIN, ARGS, CALL_ID)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (BEGIN,)
+    markers = (BEGIN, ARGS, CALL_ID)
+    begins = (BEGIN,)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader = calls.reader

@@ -1,6 +1,5 @@
 """Reasoning, content and calls of gpt-oss: the messages of the harmony format."""
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -23,17 +22,10 @@ CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 PEOPLE = ("assistant", "user", "all")  # recipients that are no tools
 
 
-@dataclasses.dataclass(frozen=True)
 class OpenAi(ToolFormat):
     """The harmony format, whose messages are read as a whole by ``read_harmony``."""
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return MARKERS
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return ()
+    markers = MARKERS
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         raise BrokenError

@@ -1,6 +1,5 @@
 """Calls as a list of Python calls: Llama 3.2, ToolACE, Llama 4, Olmo 3."""
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -18,7 +17,6 @@ NAME = re.compile(r"[\w.\-]+")
 KEY = re.compile(r"\w+")
 
 
-@dataclasses.dataclass(frozen=True)
 class Pythonic(ToolFormat):
     """``[f(a=1, b="x"), g()]`` as the first text, or between markers, where the list may also be one call per line.
 
@@ -26,17 +24,9 @@ class Pythonic(ToolFormat):
     or if there is no such tool.
     """
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return BEGINS + ENDS
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return BEGINS
-
-    @property
-    def first_begins(self) -> tuple[str, ...]:
-        return ("[",)
+    markers = BEGINS + ENDS
+    begins = BEGINS
+    first_begins = ("[",)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, listed = calls.reader, begin == "["

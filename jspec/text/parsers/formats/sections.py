@@ -32,13 +32,9 @@ class SectionCalls(ToolFormat):
     fenced: bool = False
     numbered: bool = False
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (*self.opens, *self.closes, self.call, self.separator, self.call_end)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (*self.opens, self.call)
+    def __post_init__(self):
+        object.__setattr__(self, "markers", (*self.opens, *self.closes, self.call, self.separator, self.call_end))
+        object.__setattr__(self, "begins", (*self.opens, self.call))
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, marker = calls.reader, begin

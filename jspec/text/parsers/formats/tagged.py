@@ -48,13 +48,10 @@ class TaggedCalls(ToolFormat):
     typed: bool = False
     newlines: bool = True
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (*self.opens, *self.closes, self.call, self.call_end, self.parameter, self.parameter_end)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (*self.opens, self.call) if self.bare else self.opens
+    def __post_init__(self):
+        of_calls = (self.call, self.call_end, self.parameter, self.parameter_end)
+        object.__setattr__(self, "markers", (*self.opens, *self.closes, *of_calls))
+        object.__setattr__(self, "begins", (*self.opens, self.call) if self.bare else self.opens)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, marker = calls.reader, begin
