@@ -50,12 +50,10 @@ def calls_form(
       named: whether the request names the one tool.
     """
     functions, grammar = [Function.of(given) for given in tools], CallGrammar(tokens)
-    expression = None
     if tool is not None:
         with contextlib.suppress(UnheldError):
-            expression = tool.grammar(grammar, functions, several)
-    if expression is not None:
-        return CallsForm(StructuredOutputsParams(grammar=grammar.text(expression)), None, True)
+            text = grammar.text(tool.grammar(grammar, functions, several))
+            return CallsForm(StructuredOutputsParams(grammar=text), None, True)
     if named:
         [function] = functions
         return CallsForm(_as_json(function.parameters), function.name, False)
@@ -80,8 +78,6 @@ def strict_form(
         return None
     functions, grammar = [_if_strict(given) for given in tools], CallGrammar(tokens)
     expression = tool.grammar(grammar, functions, several)
-    if expression is None:
-        return None
     return StructuredOutputsParams(grammar=grammar.text(grammar.among_text(expression, tool.markers)))
 
 
@@ -92,16 +88,17 @@ def or_calls(
     tokens: Mapping[str, int],
     several: bool,
 ) -> StructuredOutputsParams:
-    """A form, in place of which there may be calls; the form alone if there is no grammar of calls.
+    """A form, in place of which there may be calls; the form alone if no format of calls is known.
 
     Args:
       form: of the answer.
       tools, tool, tokens, several: as of ``calls_form``.
     """
+    if tool is None:
+        return form
     grammar = CallGrammar(tokens)
-    functions = [_if_strict(given) for given in tools]
-    expression = None if tool is None else tool.grammar(grammar, functions, several)
-    return form if expression is None else dataclasses.replace(form, alternative=grammar.text(expression))
+    expression = tool.grammar(grammar, [_if_strict(given) for given in tools], several)
+    return dataclasses.replace(form, alternative=grammar.text(expression))
 
 
 def is_strict(tool: Mapping[str, Any]) -> bool:

@@ -34,15 +34,13 @@ class ToolFormat(ABC):
           BrokenError: this is no call, or one that breaks off.
         """
 
-    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str | None:
-        """An expression for a call of one of these tools, or for one or more if there may be several; None if calls cannot
-        be forced in this syntax.
+    @abstractmethod
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+        """An expression for a call of one of these tools, or for one or more if there may be several.
 
         Raises:
           UnheldError: the syntax cannot hold the schema of a tool.
         """
-        del grammar, functions, several
-        return None
 
     def new_id(self) -> str | None:
         """An id for a call, where the model's chat template takes only some; None for any id."""
@@ -69,9 +67,6 @@ class ReasoningFormat:
     turns: tuple[str, ...] = ()
     then: str = ""
     answer: str = ""
-
-    def all_markers(self) -> tuple[str, ...]:
-        return self.markers or (self.start, self.end)
 
     def opened_by(self, prompt: str, begun: str = "") -> bool:
         """Whether a completion of this prompt begins with reasoning; the arguments are those of ``said_by``."""

@@ -81,7 +81,7 @@ class Gemma4(ToolFormat):
                 continue
             types = arguments.key((yield from GEMMA_VALUES.key(reader)))
             yield from reader.blanks()
-            yield from GEMMA_VALUES.parameter(calls, types)
+            yield from GEMMA_VALUES.value(calls, types)
         arguments.close()
         calls.end()
 

@@ -60,7 +60,7 @@ class Pythonic(ToolFormat):
         arguments = ArgumentWriter(calls, name)
         while not ended:
             types = arguments.key(key)
-            yield from PYTHON_VALUES.parameter(calls, types)
+            yield from PYTHON_VALUES.value(calls, types)
             yield from reader.blanks()
             comma = yield from reader.match(",")
             yield from reader.blanks()
