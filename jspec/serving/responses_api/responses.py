@@ -144,9 +144,7 @@ def _stored_item(service: Service, tenant: bytes, path: str, id: str) -> dict[st
     """An item of the output of a stored response."""
     item = service.stored_responses.item(id, tenant)
     if item is None:
-        message = (
-            f"{path}.id={shown(id)}: there is no such item; expected one of a new response of this key, store=true"
-        )
+        message = f"{path}.id={shown(id)}: there is no such item; expected that of a new response with store=true"
         raise ApiError(404, message, f"{path}.id", "item_not_found")
     return item
 

@@ -129,6 +129,10 @@ class CallGrammar:
         """Expressions for calls with arguments in JSON: ``begin`` makes the text before them, of the tool's name."""
         return [self.around(begin(name), self.json(parameters), end) for name, parameters in functions]
 
+    def json_objects(self, functions: Sequence[Function], begin: str, end: str, key: str = "arguments") -> list[str]:
+        """Expressions for calls that are JSON objects with ``name`` and ``key``, between two texts."""
+        return self.json_calls(functions, lambda name: f'{begin}{{"name": {json.dumps(name)}, "{key}": ', f"}}{end}")
+
     def repeated(self, calls: Sequence[str], separator: str, several: bool) -> str:
         """An expression for one of these, or for one or more if there may be several.
 

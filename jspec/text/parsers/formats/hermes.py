@@ -1,6 +1,5 @@
 """Calls as JSON objects between two markers: Hermes, Qwen 2.5, Qwen 3."""
 
-import json
 from collections.abc import Sequence
 
 from jspec.text.parsers.call_grammar import CallGrammar, Function
@@ -39,10 +38,7 @@ class Hermes(ToolFormat):
                 raise BrokenError
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        def begin(name: str) -> str:
-            return f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": '
-
-        return grammar.repeated(grammar.json_calls(functions, begin, f"}}\n{END}"), "\n", several)
+        return grammar.repeated(grammar.json_objects(functions, f"{BEGIN}\n", f"\n{END}"), "\n", several)
 
 
 HERMES = Hermes()

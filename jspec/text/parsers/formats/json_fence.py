@@ -1,6 +1,5 @@
 """Calls as JSON in a fence, or bare: Qwen 2.5 Coder, whatever its chat template asks for."""
 
-import json
 from collections.abc import Sequence
 
 from jspec.text.parsers.call_grammar import CallGrammar, Function
@@ -32,10 +31,7 @@ class JsonFence(ToolFormat):
                 return
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        def begin(name: str) -> str:
-            return f'{FENCE}json\n{{"name": {json.dumps(name)}, "arguments": '
-
-        return grammar.repeated(grammar.json_calls(functions, begin, f"}}\n{FENCE}"), "\n", several)
+        return grammar.repeated(grammar.json_objects(functions, f"{FENCE}json\n", f"\n{FENCE}"), "\n", several)
 
 
 JSON_FENCE = JsonFence()

@@ -1,6 +1,5 @@
 """Calls as bare JSON objects: Llama 3 and 4."""
 
-import json
 from collections.abc import Sequence
 
 from jspec.text.parsers.call_grammar import CallGrammar, Function
@@ -33,8 +32,7 @@ class Llama3Json(ToolFormat):
             yield from reader.expect(";", ",")
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = grammar.json_calls(functions, lambda name: f'{{"name": {json.dumps(name)}, "parameters": ', "}")
-        return grammar.repeated(calls, "; ", several)
+        return grammar.repeated(grammar.json_objects(functions, "", "", "parameters"), "; ", several)
 
 
 LLAMA3_JSON = Llama3Json()

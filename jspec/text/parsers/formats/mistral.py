@@ -1,6 +1,5 @@
 """Calls of Mistral's models, of both generations."""
 
-import json
 import random
 import string
 from collections.abc import Sequence
@@ -68,8 +67,9 @@ class Mistral(ToolFormat):
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
         if grammar.has(ARGS):
             return grammar.repeated(grammar.json_calls(functions, lambda name: f"{BEGIN}{name}{ARGS}", ""), "", several)
-        calls = grammar.json_calls(functions, lambda name: f'{{"name": {json.dumps(name)}, "arguments": ', "}")
-        return grammar.around(f"{BEGIN}[", grammar.repeated(calls, ", ", several), "]")
+        return grammar.around(
+            f"{BEGIN}[", grammar.repeated(grammar.json_objects(functions, "", ""), ", ", several), "]"
+        )
 
 
 MISTRAL = Mistral()
