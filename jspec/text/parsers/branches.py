@@ -64,7 +64,8 @@ def branches(schema: Any, root: Any, within: tuple[str, ...] = ()) -> list[Branc
     for keyword in ("anyOf", "oneOf"):
         if keyword in schema:
             parts = [branches(part, root, within) for part in schema[keyword]]
-            if keyword == "oneOf" and any(_both(one, other) for one, other in itertools.combinations(parts, 2)):
+            kinds = [[{"type": one["type"]} if "type" in one else one for one in part] for part in parts]
+            if keyword == "oneOf" and any(_both(one, other) for one, other in itertools.combinations(kinds, 2)):
                 raise UnheldError(keyword, "'anyOf' where a value may match two schemas")
             found = _both(found, [branch for part in parts for branch in part])
     return found

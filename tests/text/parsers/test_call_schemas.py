@@ -155,7 +155,7 @@ def test_texts_that_may_be_a_value(case):
 
 UNHELD = {
     "not": {"not": {"const": "a"}},
-    "oneOf": {"oneOf": [{"type": "string"}, {"const": "a"}]},
+    "oneOf": {"oneOf": [{"type": "string", "minLength": 2}, {"type": "string", "pattern": "a"}]},
     "allOf": {"allOf": [{"type": "string", "minLength": 2}, {"pattern": "b"}]},
     "hostname": {"type": "string", "format": "idn-hostname"},
     "type": {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 5}]},
