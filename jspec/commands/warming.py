@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jspec.llm import LLM
 
-FIRST, SECONDS = 1.0, 10.0  # until the first line, and between two others
+SECONDS = 10.0  # between two lines
 
 
 def warm_up(llm: "LLM", command: str):
@@ -25,10 +25,8 @@ def warm_up(llm: "LLM", command: str):
         print(f"{command}: {stage} after {seconds:.0f} s", file=sys.stderr, flush=True)
 
     def keep_telling():
-        wait = FIRST
-        while not ended.wait(wait):
+        while not ended.wait(SECONDS):
             tell()
-            wait = SECONDS
 
     print(f"{command}: compiling", file=sys.stderr, flush=True)
     thread = threading.Thread(target=keep_telling, name="jspec.warm_up", daemon=True)

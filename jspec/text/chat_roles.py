@@ -15,9 +15,8 @@ from jspec.text.deadline import TooSlow
 INSTRUCTIONS = ("system", "developer")  # roles whose messages instruct the model
 LEADING = 3  # so many messages at the beginning of a conversation are told apart
 MARK, MARKS = "7f3a9c{};", re.compile(r"7f3a9c\d+;")  # the content of a message of a small conversation
-AS_USERS = (
-    "<system-reminder>\n{}\n</system-reminder>"  # an instruction in a user's message; the words are Claude Code's
-)
+# An instruction in a user's message; the words are Claude Code's.
+AS_USERS = "<system-reminder>\n{}\n</system-reminder>"
 CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}  # the id is one of Mistral's
 
 Message = dict[str, Any]
@@ -104,43 +103,27 @@ def _leading(messages: Sequence[Message]) -> int:
 
 
 def _small(messages: Sequence[Message]) -> list[Message]:
-    """A small conversation with instructions at the same kinds of places: among the first messages, one at least, and later
-    ones, once for each role and each kind of neighbours."""
+    """A small conversation with instructions among the first messages, one at least, and, where this one has later ones, at
+    all kinds of places to which it may come: so its form stays the same while it goes on."""
     roles, first = [message["role"] for message in messages], _leading(messages)
-    places = _places(roles[first:])
     outline = roles[: min(first, LEADING)]
-    if not any(
-        role in INSTRUCTIONS for role in outline
-    ):  # as the user's are only those of a template that knows others
-        outline = [places[0][1], *outline]
-    for before, role, behind in places:
-        if "tool" in (before, behind):
-            outline += ["user", "calls", role, "tool"] if behind == "tool" else ["user", "calls", "tool", role]
-        else:
-            outline += ["user", "assistant", role] if before == "assistant" else ["user", role]
-        outline += ["user", "assistant"] if behind == "user" else ["assistant"]
+    if set(outline).isdisjoint(INSTRUCTIONS):  # a template that writes none anywhere is to be found out
+        outline = [next(role for role in roles if role in INSTRUCTIONS), *outline]
+    for role in INSTRUCTIONS:
+        if role in roles[first:]:
+            outline += ["user", role, "assistant", role, "user", "assistant"]
+            outline += ["user", "calls", role, "tool", role, "assistant"] if "tool" in roles else []
     small = [{"role": role, "content": MARK.format(i)} for i, role in enumerate([*outline, "user"])]
     result = {"tool_call_id": CALL["id"], "name": CALL["function"]["name"]}
     calls = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     return [calls if m["role"] == "calls" else m | result if m["role"] == "tool" else m for m in small]
 
 
-def _places(roles: Sequence[str]) -> list[tuple[str, str, str]]:
-    """The roles of instructions behind the user's first message, each between those of its neighbours, once."""
-    others, count, places = [role for role in roles if role not in INSTRUCTIONS], 0, {}
-    for role in roles:
-        if role in INSTRUCTIONS:
-            places[others[count - 1], role, others[count] if count < len(others) else "assistant"] = None
-        else:
-            count += 1
-    return list(places)
-
-
 def _missing(
     small: Sequence[Message], form: Callable[[Sequence[Message]], list[Message]], renders: Callable
 ) -> list[str] | None:
-    """The roles of the instructions of a small conversation that the template does not write, or not behind what stands
-    before them in this form; None if it fails."""
+    """The roles of a small conversation's instructions that the template does not write, or not behind what stands before
+    them in this form; None if it fails."""
     roles = {message["content"]: message["role"] for message in small if message["role"] in INSTRUCTIONS}
     messages = form(small)
     try:

@@ -28,7 +28,7 @@ def tokenizer(has_tokens):
     fast.add_special_tokens([AddedToken("<eos>", special=True)])
     if has_tokens:
         calls = [marker for form in TOOL_FORMATS.values() for marker in form.markers]
-        thoughts = [marker for form in REASONING_FORMATS.values() for marker in form.all_markers()]
+        thoughts = [marker for form in REASONING_FORMATS.values() for marker in form.markers or (form.start, form.end)]
         for marker in dict.fromkeys(calls + thoughts):
             if not marker.endswith("="):  # no tokenizer has such a token
                 fast.add_tokens([AddedToken(marker, special=marker.startswith("["))])

@@ -68,3 +68,21 @@ def table(tool: str | None, reasoning: str | None, *rows: tuple, **options) -> l
         more = events.pop() if events and isinstance(events[-1], dict) else {}
         made.append(Transcript(f"{tool}-{name}", tool, reasoning, text, tuple(events), **(options | more)))
     return made
+
+
+def merged(events: list[Event]) -> list[Event]:
+    """The events with neighbours of one kind joined, for texts that were fed in pieces."""
+    groups = list[list[Event]]()
+    for event in events:
+        if groups and type(groups[-1][0]) is type(event) and isinstance(event, Reasoning | Content | CallArguments):
+            groups[-1].append(event)
+        else:
+            groups.append([event])
+    return [_joined(group) for group in groups]
+
+
+def _joined(group: list[Event]) -> Event:
+    first = group[0]
+    if len(group) == 1 or not isinstance(first, Reasoning | Content | CallArguments):
+        return first
+    return type(first)("".join(event.text for event in group if isinstance(event, type(first))))

@@ -7,13 +7,14 @@ from chats import chat_llm
 from marker_tokenizer import marker_tokenizer
 from openai_server import service_of
 from tiers import in_tiers
+from transcripts import merged
 
 from jspec.serving.anthropic.conversation import chat_of
 from jspec.serving.anthropic.protocol import MessagesRequest
 from jspec.serving.openai.chat_turn import ChatTurn
 from jspec.serving.openai.protocol import ChatRequest, parsed, read_fields
 from jspec.serving.openai.serving_base import Tenant
-from jspec.text.parsers.events import Content, Reasoning, merged
+from jspec.text.parsers.events import Content, Reasoning
 from jspec.text.parsers.parser import make_parser
 from jspec.text.parsers.registry import REASONING_FORMATS, reasoning_format
 

@@ -9,6 +9,7 @@ vLLM: that of keys which Model Optimizer writes for such models. What llm-compre
 all heads, which transformers caches there: vLLM does not read it for latents, and neither does this."""
 
 import dataclasses
+import itertools
 import re
 import warnings
 from collections.abc import Mapping
@@ -33,9 +34,7 @@ _ALGORITHM = "FP8"  # of Model Optimizer
 # Where below a layer's attention its scales stand: the maps, with keys' beside values' or all three in one, and names of
 # vLLM's own modules, to some of which its loader renames the rest.
 _PLACES = ("", "{}_proj.", "qkv_proj.", "qkqkv_proj.", "attn.", "attn.impl.")
-_SCALE = re.compile(
-    r"(.*[._])?(k|v|kv)(_cache)?_scale"
-)  # names of scales below it, those that are not known among them
+_SCALE = re.compile(r"(.*[._])?(k|v|kv)(_cache)?_scale")  # below it, under a known name or another
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,16 +162,11 @@ def _names_of_layer(config: ModelConfig, number: int) -> list[list[str]]:
 
 
 def _require_known(tensors: Mapping[str, Tensor], names: list[list[str]], where: str):
-    """Raise a ``Refusal`` if a layer's attention has a tensor that is named as scales of keys or values are, but not as any
-    that is read; to take them to be 1 would be wrong.
-
-    Args:
-      names: of ``_names_of_layer``.
-    """
-    known = {name for each in names for name in each}
+    """Raise a ``Refusal`` if a layer's attention has scales of keys or values under a name that is none of ``names``, which
+    would count as 1."""
     module = names[0][0].removesuffix("k_scale")
-    for name in tensors:
-        if name.startswith(module) and name not in known and _SCALE.fullmatch(name, len(module)):
+    for name in tensors.keys() - set(itertools.chain(*names)):
+        if name.startswith(module) and _SCALE.fullmatch(name, len(module)):
             raise Refusal(
                 f"{where}/{tensors[name].file}: tensor {name!r} seems to be the scale of cached keys or values: expected it "
                 f"as {names[0][0]!r}; rename it, or cache them in the dtype of the model (kv_cache_dtype)"

@@ -93,7 +93,6 @@ def _is_begun(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 def _assistant(path: str, content: Any, called: set[str]) -> dict[str, Any]:
     """A message of the model: its thinking, text and calls."""
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
     texts, calls, thoughts = list[str](), [], list[str]()
     for where, block in _blocks(path, content):
         kind = block.get("type")
@@ -109,7 +108,7 @@ def _assistant(path: str, content: Any, called: set[str]) -> dict[str, Any]:
             calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": json.dumps(given)}})
         elif kind not in UNREADABLE:
             raise wrong(f"{where}.type", kind, '"text", "thinking" or "tool_use"')
-    message["content"] = "\n".join(texts)
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -205,11 +204,7 @@ def _tools(tools: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict
 def _description(tool: Mapping[str, Any]) -> Any:
     """The description of a tool, with the examples of its input."""
     given, examples = tool.get("description"), tool.get("input_examples")
-    return (
-        "\n".join([*([given] if given else []), f"Examples of its input: {json.dumps(examples)}"])
-        if examples
-        else given
-    )
+    return f"{given or ''}\nExamples of its input: {json.dumps(examples)}".lstrip() if examples else given
 
 
 def _tool_choice(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -6,14 +6,9 @@ from typing import TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from jspec.serving.anthropic import protocol
 from jspec.serving.anthropic.conversation import chat_of, renamed
-from jspec.serving.anthropic.protocol import (
-    PASSED_ON,
-    UNSUPPORTED,
-    WITHOUT_EFFECT,
-    CountTokensRequest,
-    MessagesRequest,
-)
+from jspec.serving.anthropic.protocol import CountTokensRequest, MessagesRequest
 from jspec.serving.anthropic.response import MessageResponse
 from jspec.serving.openai.chat_prompt import prompt_of
 from jspec.serving.openai.chat_turn import ChatTurn
@@ -59,13 +54,11 @@ async def _read(service: Service, http: HttpRequest, kind: type[R]) -> tuple[R, 
     request = read_fields(kind, body, service.most_entries)
     model = service.require_model(request.model)
     if request.thread is not None:
-        message = (
-            f"thread={shown(request.thread)} is not supported: jspec stores no messages; send them all, without it"
-        )
+        message = f"thread={shown(request.thread)} is not supported: jspec stores no messages; send all of them"
         details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}  # upon which SDKs do so
         raise ApiError(400, message, "thread", details=details)
     fields, left_out = await service.prepare(lambda: chat_of(request))  # blocks may be many
-    left_out += unread(request, {*WITHOUT_EFFECT, *PASSED_ON}, UNSUPPORTED)
+    left_out += unread(request, {*protocol.WITHOUT_EFFECT, *protocol.PASSED_ON}, protocol.UNSUPPORTED)
     if left_out:
         log.info("%s: ignored %s", http.url.path, ", ".join(left_out))
     if not fields["tools"]:

@@ -51,12 +51,8 @@ class ChatOutput:
         index = sum(other.kind == "call" for other in self.blocks.done[: block.index])
         if begins:
             id = block.id or f"chatcmpl-tool-{uuid.uuid4().hex}"
-            calls[index] = {
-                "index": index,
-                "id": id,
-                "type": "function",
-                "function": {"name": block.name, "arguments": ""},
-            }
+            function = {"name": block.name, "arguments": ""}
+            calls[index] = {"index": index, "id": id, "type": "function", "function": function}
         elif text:
             call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
             call["function"]["arguments"] += text

@@ -21,23 +21,15 @@ from jspec.serving.openai.service import Service
 from jspec.serving.openai.serving_base import RequestSettings, Tenant, request_settings, requests_of
 from jspec.serving.openai.tool_choice import callable_tools, choice_of, name_of
 from jspec.text.chat_messages import plain_messages
+from jspec.text.parsers import forced
 from jspec.text.parsers.blocks import Blocks
 from jspec.text.parsers.calls import NAME
-from jspec.text.parsers.forced import (
-    CallsForm,
-    JsonCalls,
-    after_reasoning,
-    calls_form,
-    is_strict,
-    or_calls,
-    strict_form,
-)
 from jspec.text.parsers.parser import OutputParser, make_parser
 from jspec.text.parsers.registry import reasoning_format, tool_format
 
 PROMPT_END = 256  # tokens of what the template writes before the model's text, at most
 
-TurnParser = OutputParser | JsonCalls
+TurnParser = OutputParser | forced.JsonCalls
 
 
 class ChatTurn:
@@ -68,7 +60,7 @@ class ChatTurn:
         self._callable = callable_tools(request.tools or [], self.choice)
         calls = None if not self._callable or service.llm.tokenizer is None else service.tool_parser
         self._tool, self._reasoning = calls, None if service.llm.tokenizer is None else service.reasoning_parser
-        self._form: CallsForm | None = None
+        self._form: forced.CallsForm | None = None
         self._is_free = False  # whether the form leaves reasoning and text as they are
         self.is_parsed = bool(self._tool or self._reasoning or self.choice.is_forced)
         if self.is_parsed:
@@ -96,7 +88,7 @@ class ChatTurn:
         if form is not None and self._reasoning is not None and not self._is_free:
             markers, thinks = self.service.marker_tokens.ids, reasoning_format(self._reasoning)
             answers = not self.choice.is_forced
-            form = after_reasoning(form, thinks, markers, self._prompt_end, answers, self._begun)
+            form = forced.after_reasoning(form, thinks, markers, self._prompt_end, answers, self._begun)
         fields = {"structured_outputs": form, "thinking_budget": budget}
         copies = [dataclasses.replace(params, **fields) for params in settings.copies]
         return dataclasses.replace(settings, copies=copies)
@@ -112,8 +104,7 @@ class ChatTurn:
     def blocks(self, shows_reasoning: bool = True, holds: Callable[[str], bool] = lambda name: False) -> Blocks:
         """Collects the events of one text; ``holds`` is as of ``Blocks``."""
         form = tool_format(self._tool)
-        new_id = {} if form is None else {"new_id": form.new_id}
-        return Blocks(self.choice.several, shows_reasoning, holds=holds, **new_id)
+        return Blocks(self.choice.several, shows_reasoning, (lambda: None) if form is None else form.new_id, holds)
 
     def parser(self) -> TurnParser:
         """The parser of one text."""
@@ -128,7 +119,7 @@ class ChatTurn:
             begun=self._begun,
             begins_open=False if has_form else None,  # the form says where reasoning begins
         )
-        return JsonCalls(parser, self._form.name) if self._form is not None and formless else parser
+        return forced.JsonCalls(parser, self._form.name) if self._form is not None and formless else parser
 
     def num_reasoning_tokens(self, blocks: Blocks, token_ids: Sequence[int]) -> int:
         """How many tokens of a text are reasoning: those through the first marker that ends it."""
@@ -192,13 +183,13 @@ class ChatTurn:
         reasoning = reasoning_format(self._reasoning)
         if form is not None and reasoning is not None and reasoning.answer:
             return form  # whose preamble leads to the answer alone
-        if form is None and not any(map(is_strict, tools)):
+        if form is None and not any(map(forced.is_strict, tools)):
             return None
         self._require_small(tools)
         with _of_tools():
             if form is not None:
-                return or_calls(form, tools, tool, markers, self.choice.several)
-            form = strict_form(tools, tool, markers, self.choice.several)
+                return forced.or_calls(form, tools, tool, markers, self.choice.several)
+            form = forced.strict_form(tools, tool, markers, self.choice.several)
         self._is_free = form is not None
         return form
 
@@ -220,7 +211,7 @@ class ChatTurn:
         self._require_small(tools)
         markers, tool = self.service.marker_tokens.ids, tool_format(self._tool)
         with _of_tools():
-            self._form = calls_form(tools, tool, markers, self.choice.several, self.choice.kind == "named")
+            self._form = forced.calls_form(tools, tool, markers, self.choice.several, self.choice.kind == "named")
         return self._form.params
 
 

@@ -162,6 +162,7 @@ class ResponsesResponse(TurnResponse):
     def _state(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The fields that change while the response comes."""
         known = status in ("completed", "incomplete")
+        why = "max_output_tokens" if self.is_full else "stop"  # within a call
         return {
             "id": f"{PREFIX}{self.request_id}",
             "object": "response",
@@ -169,15 +170,11 @@ class ResponsesResponse(TurnResponse):
             "completed_at": int(time.time()) if known else None,
             "status": status,
             "error": None,
-            "incomplete_details": self._details() if status == "incomplete" else None,
+            "incomplete_details": {"reason": why} if status == "incomplete" else None,
             "model": self.model,
             "output": output,
             "usage": self._usage() if known else None,
         }
-
-    def _details(self) -> dict[str, Any]:
-        """Why the response is incomplete: where it is not the limit, it stopped within a call."""
-        return {"reason": "max_output_tokens" if self.is_full else "stop"}
 
     def _usage(self) -> dict[str, Any]:
         prompt, cached, new = self.usage

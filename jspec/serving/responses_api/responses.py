@@ -92,9 +92,7 @@ def _asked(service: Service, http: HttpRequest, body: dict[str, Any], tenant: by
     if request.background:
         raise wrong("background", True, "false; jspec answers while the client waits")
     if (request.prompt_cache_options or {}).get("prewarm"):
-        raise wrong(
-            "prompt_cache_options.prewarm", True, "false; a request with max_output_tokens=1 fills the cache, too"
-        )
+        raise wrong("prompt_cache_options.prewarm", True, "false; a request for one token fills the cache, too")
     tools, before = Tools(request.tools or []), []
     if request.previous_response_id is not None:
         stored = _stored(service, request.previous_response_id, tenant, "previous_response_id")
@@ -146,10 +144,8 @@ def _stored_item(service: Service, tenant: bytes, path: str, id: str) -> dict[st
     """An item of the output of a stored response."""
     item = service.stored_responses.item(id, tenant)
     if item is None:
-        message = (
-            f"{path}.id={shown(id)}: there is no such item; expected one of the newest responses, of this key, with "
-        )
-        raise ApiError(404, f"{message}store=true", f"{path}.id", "item_not_found")
+        message = f"{path}.id={shown(id)}: there is no such item; expected that of a new response with store=true"
+        raise ApiError(404, message, f"{path}.id", "item_not_found")
     return item
 
 

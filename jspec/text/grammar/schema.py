@@ -19,29 +19,9 @@ _ALTERNATIVES = ("anyOf", "oneOf")  # of which a value has to match one
 # Keywords beside ``properties`` whose schemas hold for the same object, and may name more properties.
 _BESIDE = (*_ALTERNATIVES, "allOf", "$ref", "$dynamicRef", "if", "then", "else", "dependentSchemas", "not")
 # The formats that JSON Schema defines. Any other one, such as ``binary`` and ``path``, is an annotation.
-FORMATS = (
-    "date-time",
-    "date",
-    "time",
-    "duration",
-    "email",
-    "idn-email",
-    "hostname",
-    "idn-hostname",
-    "ipv4",
-    "ipv6",
-    "uri",
-)
-FORMATS += (
-    "uri-reference",
-    "iri",
-    "iri-reference",
-    "uuid",
-    "uri-template",
-    "json-pointer",
-    "relative-json-pointer",
-    "regex",
-)
+FORMATS = ("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6")
+FORMATS += ("uri", "uri-reference", "uri-template", "iri", "iri-reference", "uuid", "regex")
+FORMATS += ("json-pointer", "relative-json-pointer")
 _OPINIONS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 

@@ -1,5 +1,6 @@
 """The alternatives of a JSON schema, each without references: for grammars of values that are no JSON."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -63,7 +64,8 @@ def branches(schema: Any, root: Any, within: tuple[str, ...] = ()) -> list[Branc
     for keyword in ("anyOf", "oneOf"):
         if keyword in schema:
             parts = [branches(part, root, within) for part in schema[keyword]]
-            if keyword == "oneOf" and not _are_apart(parts, root):
+            kinds = [[{"type": one["type"]} if "type" in one else one for one in part] for part in parts]
+            if keyword == "oneOf" and any(_both(one, other) for one, other in itertools.combinations(kinds, 2)):
                 raise UnheldError(keyword, "'anyOf' where a value may match two schemas")
             found = _both(found, [branch for part in parts for branch in part])
     return found
@@ -91,22 +93,6 @@ def _is_of(value: Any, kind: str) -> bool:
     return kind == type_of(value) or (kind, type_of(value)) == ("number", "integer") or (kind == "integer" and is_whole)
 
 
-def _are_apart(parts: Iterable[list[Branch]], root: Any) -> bool:
-    """Whether types, values, or values of a required property tell the schemas of ``oneOf`` apart."""
-    seen: list[Branch] = []
-    for part in parts:
-        for one in part:
-            for other in seen:
-                names = set(one.get("required", ())) & set(other.get("required", ()))
-                pairs = [[branch.get("properties", {}).get(name, True) for branch in (one, other)] for name in names]
-                differ = any(not branches({"allOf": pair}, root) for pair in pairs)
-                kinds = [{"type": branch["type"]} if "type" in branch else branch for branch in (one, other)]
-                if not differ and _both(kinds[:1], kinds[1:]):
-                    return False
-        seen += part
-    return True
-
-
 def _both(ones: list[Branch], others: list[Branch]) -> list[Branch]:
     """The branches of values that match one of each."""
     if len(ones) * len(others) > MOST_BRANCHES:
@@ -124,12 +110,8 @@ def _merged(one: Branch, other: Branch) -> list[Branch]:
     kinds = {one["type"], other["type"]}
     if len(kinds) > 1 and kinds != {"integer", "number"}:
         return []
-    for key in one.keys() & other.keys() - {"type"}:
-        if one[key] != other[key]:
-            raise UnheldError(key, "one value of it where schemas hold together")
-    for first, second in ((one, other), (other, one)):
-        if "properties" in first.keys() - second.keys() and "additionalProperties" in second:
-            raise UnheldError("additionalProperties", "nothing of it where schemas hold together")
+    if len(one) > 1 and len(other) > 1 and one != other:
+        raise UnheldError("allOf", "limits in one alone of the schemas that hold together")
     return [{**one, **other, "type": min(kinds)}]  # an integer is a number, too
 
 

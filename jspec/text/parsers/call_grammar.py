@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.text.grammar.schema import closed
@@ -94,16 +94,14 @@ class CallGrammar:
             schema = {**moved(schema, place), "$defs": {"arguments": moved(root, place)}}
         return self.json(schema)
 
-    def listed(self, required: Sequence[str], optional: Sequence[str], separator: str) -> str:
-        """An expression for a list of all required ones and any of the optional ones, in their order.
-
-        Args:
-          separator: the text between two.
-        """
+    def listed(self, parts: Mapping[str, str], required: Collection[str], separator: str) -> str:
+        """An expression for a list of the parts of all required names and then any of the others, with a text between."""
         between = self.literal(separator)
+        needed = [part for name, part in parts.items() if name in required]
+        optional = [part for name, part in parts.items() if name not in required]
         rest = [f" ({between} {part})?" for part in optional]
-        if required:
-            return f" {between} ".join(required) + "".join(rest)
+        if needed:
+            return f" {between} ".join(needed) + "".join(rest)
         begun = [part + "".join(rest[i + 1 :]) for i, part in enumerate(optional)]
         return f"{self.any_of(begun)}?" if begun else ""
 
@@ -123,13 +121,17 @@ class CallGrammar:
         """Whether this text is a token."""
         return marker in self._tokens
 
-    def sequence(self, begin: str, expression: str, end: str = "") -> str:
+    def around(self, begin: str, expression: str, end: str = "") -> str:
         """An expression between two texts."""
-        return f"({self.around(begin, expression, end)})"
-
-    def around(self, begin: str, expression: str, end: str) -> str:
-        """The same, which does not stand as one where there are others."""
         return " ".join((self.literal(begin), expression, self.literal(end)))
+
+    def json_calls(self, functions: Sequence[Function], begin: Callable[[str], str], end: str) -> list[str]:
+        """Expressions for calls with arguments in JSON: ``begin`` makes the text before them, of the tool's name."""
+        return [self.around(begin(name), self.json(parameters), end) for name, parameters in functions]
+
+    def json_objects(self, functions: Sequence[Function], begin: str, end: str, key: str = "arguments") -> list[str]:
+        """Expressions for calls that are JSON objects with ``name`` and ``key``, between two texts."""
+        return self.json_calls(functions, lambda name: f'{begin}{{"name": {json.dumps(name)}, "{key}": ', f"}}{end}")
 
     def repeated(self, calls: Sequence[str], separator: str, several: bool) -> str:
         """An expression for one of these, or for one or more if there may be several.

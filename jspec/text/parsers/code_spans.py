@@ -18,9 +18,8 @@ class CodeSpans:
     """
 
     def __init__(self):
-        self._fence = self._ticks = self._run = (
-            ""  # that are open; and the last run, which the next piece may go on with
-        )
+        self._fence = self._ticks = ""  # that are open
+        self._run = ""  # the last one, which the next piece may go on with
         self._closes = False  # whether the line is the end of the fence, if nothing follows in it
         self._goes_on = False  # whether the backticks go on in the next line
         self._may_fence = self.at_line_start = True

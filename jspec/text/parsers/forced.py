@@ -3,19 +3,20 @@
 import contextlib
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.text.parsers.branches import UnheldError
 from jspec.text.parsers.call_grammar import BLANKS, CallGrammar, Function, escaped, moved
-from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Cut, Event
+from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.events import Content, Event
+from jspec.text.parsers.json_text import pass_call, pass_value
+from jspec.text.parsers.lexer import Lexer
+from jspec.text.parsers.output import Output
 from jspec.text.parsers.parser import OutputParser
-from jspec.text.parsers.schema_types import json_object
+from jspec.text.parsers.reader import BrokenError, Reader, Steps
 from jspec.text.parsers.tool_format import ReasoningFormat, ToolFormat
-
-_NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +50,10 @@ def calls_form(
       named: whether the request names the one tool.
     """
     functions, grammar = [Function.of(given) for given in tools], CallGrammar(tokens)
-    expression = None
     if tool is not None:
         with contextlib.suppress(UnheldError):
-            expression = tool.grammar(grammar, functions, several)
-    if expression is not None:
-        return CallsForm(StructuredOutputsParams(grammar=grammar.text(expression)), None, True)
+            text = grammar.text(tool.grammar(grammar, functions, several))
+            return CallsForm(StructuredOutputsParams(grammar=text), None, True)
     if named:
         [function] = functions
         return CallsForm(_as_json(function.parameters), function.name, False)
@@ -79,8 +78,6 @@ def strict_form(
         return None
     functions, grammar = [_if_strict(given) for given in tools], CallGrammar(tokens)
     expression = tool.grammar(grammar, functions, several)
-    if expression is None:
-        return None
     return StructuredOutputsParams(grammar=grammar.text(grammar.among_text(expression, tool.markers)))
 
 
@@ -91,16 +88,17 @@ def or_calls(
     tokens: Mapping[str, int],
     several: bool,
 ) -> StructuredOutputsParams:
-    """A form, in place of which there may be calls; the form alone if there is no grammar of calls.
+    """A form, in place of which there may be calls; the form alone if no format of calls is known.
 
     Args:
       form: of the answer.
       tools, tool, tokens, several: as of ``calls_form``.
     """
+    if tool is None:
+        return form
     grammar = CallGrammar(tokens)
-    functions = [_if_strict(given) for given in tools]
-    expression = None if tool is None else tool.grammar(grammar, functions, several)
-    return form if expression is None else dataclasses.replace(form, alternative=grammar.text(expression))
+    expression = tool.grammar(grammar, [_if_strict(given) for given in tools], several)
+    return dataclasses.replace(form, alternative=grammar.text(expression))
 
 
 def is_strict(tool: Mapping[str, Any]) -> bool:
@@ -169,7 +167,10 @@ class JsonCalls:
     """
 
     def __init__(self, before: OutputParser, name: str | None):
-        self._before, self._calls = before, _ListOfCalls() if name is None else _NamedCall(name)
+        lexer = Lexer(())
+        reader, output = Reader(lexer), Output(lexer.restore)
+        steps = _read_calls(Calls(reader, output, None), output, name)
+        self._before, self._calls = before, OutputParser(lexer, reader, output, steps)
 
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
         """The events of the next piece, as of ``OutputParser``."""
@@ -177,7 +178,7 @@ class JsonCalls:
 
     def finish(self, *, ended: bool = False) -> list[Event]:
         """The rest of the events, after the last ``feed``, as of ``OutputParser``."""
-        return [*self._called(self._before.finish(ended=ended)), *self._calls.finish()]
+        return [*self._called(self._before.finish(ended=ended)), *self._calls.finish(ended=ended)]
 
     def _called(self, events: list[Event]) -> list[Event]:
         called = list[Event]()
@@ -186,88 +187,28 @@ class JsonCalls:
         return called
 
 
-class _NamedCall:
-    """The text is the arguments of one call of ``name``."""
-
-    def __init__(self, name: str):
-        self._name, self._pieces = name, list[str]()
-
-    def feed(self, text: str) -> list[Event]:
-        text = text if self._pieces else text.lstrip()
-        if not text:
-            return []
-        start = [] if self._pieces else [CallStart(self._name)]
-        self._pieces.append(text)
-        return [*start, CallArguments(text)]
-
-    def finish(self) -> list[Event]:
-        return [CallEnd(json_object("".join(self._pieces)) is not None)] if self._pieces else []
+def _read_calls(calls: Calls, output: Output, name: str | None) -> Steps[None]:
+    """Read the JSON of calls. What is left where it is cut goes to the content, which tells that something is missing."""
+    calls.reader.keep()
+    try:
+        if name is None:
+            yield from _read_list(calls)
+        else:
+            yield from calls.reader.blanks()
+            calls.start(name)
+            calls.end((yield from pass_value(calls.reader, calls.arguments, ())))
+    except BrokenError:
+        output.end(complete=False)
+    output.content(calls.reader.forget())
 
 
-class _ListOfCalls:
-    """The text is a list of calls, whose parameters pass through as they are written."""
-
-    def __init__(self):
-        self._before, self._name = "", ""  # text in which the name of the next call is looked for, and that
-        self._value: _Value | None = None
-
-    def feed(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            if self._value is None:
-                self._before += text
-                name = _NAME.search(self._before)
-                if name is None:
-                    break
-                text, self._before, self._value = self._before[name.end() :], "", _Value()
-                self._name = json.loads(name[1])
-                continue
-            if not self._value.begun:
-                text = text.lstrip()
-                events += [CallStart(self._name)] if text else []
-            size = self._value.scan(text)
-            if size:
-                events.append(CallArguments(text[:size]))
-            text = text[size:]
-            if self._value.ended:
-                events.append(CallEnd())
-                self._value = None
-        return events
-
-    def finish(self) -> list[Event]:
-        if self._value is not None and self._value.begun:
-            return [CallEnd(complete=False)]
-        return [Cut()] if self._value is not None or '"' in self._before else []
-
-
-class _Value:
-    """Finds the end of a JSON value that comes in pieces.
-
-    Attributes:
-      begun: whether it has had a character.
-      ended: whether it is complete; a number is when another character follows.
-    """
-
-    def __init__(self):
-        self.begun = self.ended = False
-        self._depth, self._in_string, self._escaped = 0, False, False
-
-    def scan(self, text: str) -> int:
-        """How many characters of the next piece belong to the value."""
-        for place, letter in enumerate(text):
-            if self._in_string:
-                self._in_string = self._escaped or letter != '"'
-                self._escaped = letter == "\\" and not self._escaped
-                closes = not self._in_string
-            elif self._depth == 0 and (letter in ",]}" or (self.begun and letter.isspace())):
-                self.ended = True
-                return place
-            else:
-                self._in_string = letter == '"'
-                self._depth += (letter in "[{") - (letter in "]}")
-                closes = letter in "]}"
-            self.begun = True
-            if closes and self._depth == 0:
-                self.ended = True
-                return place + 1
-        return len(text)
+def _read_list(calls: Calls) -> Steps[None]:
+    reader, marker = calls.reader, None
+    yield from reader.blanks()
+    yield from reader.expect("[")
+    while marker != "]":
+        yield from reader.blanks()
+        yield from pass_call(calls, ())
+        yield from reader.blanks()
+        marker = yield from reader.expect(",", "]")
+    reader.forget()

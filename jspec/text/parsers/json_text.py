@@ -139,7 +139,10 @@ def pass_call(calls: Calls, stops: tuple[str, ...], *, opened: bool = False, str
             break
         yield from reader.blanks()
         if key == "name" and not named:
-            calls.start((yield from _name(reader)))
+            name = (yield from read_string(reader)) if (yield from reader.peek()) == '"' else None
+            if name is None:
+                raise BrokenError
+            calls.start(name)
             calls.arguments("".join(held))
             named = True
         elif key in ARGUMENTS and not given:
@@ -147,7 +150,7 @@ def pass_call(calls: Calls, stops: tuple[str, ...], *, opened: bool = False, str
             whole = yield from pass_arguments(calls, stops, None if named else held.append)
             if not whole:
                 break
-        elif (strict and key not in KEYS) or not (yield from pass_value(reader, _nothing, stops)):
+        elif (strict and key not in KEYS) or not (yield from pass_value(reader, lambda text: None, stops)):
             break
     if not named:
         raise BrokenError
@@ -155,14 +158,3 @@ def pass_call(calls: Calls, stops: tuple[str, ...], *, opened: bool = False, str
         calls.arguments("{}")
         whole = True
     calls.end(whole)
-
-
-def _name(reader: Reader) -> Steps[str]:
-    name = (yield from read_string(reader)) if (yield from reader.peek()) == '"' else None
-    if name is None:
-        raise BrokenError
-    return name
-
-
-def _nothing(text: str):
-    pass

@@ -4,7 +4,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 
-from jspec.text.parsers.argument_writer import Quoted, RawValue
+from jspec.text.parsers.argument_writer import RawValue
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.reader import BrokenError, Reader, Sink, Steps
 from jspec.text.parsers.schema_types import Types, raw_to_json
@@ -37,8 +37,12 @@ class Notation(ABC):
         """A word or a number as JSON writes it, if it has a meaning there."""
         return text
 
-    def parameter(self, calls: Calls, types: Types) -> Steps[None]:
-        """Read the value of a parameter of these types.
+    def value(self, calls: Calls, types: Types = frozenset(), depth: int = 0) -> Steps[None]:
+        """Read a value of these types.
+
+        Args:
+          types: that the schema allows; none are known if it is empty.
+          depth: how many lists and objects it lies in.
 
         Raises:
           BrokenError: this is no value, or it is incomplete.
@@ -49,27 +53,12 @@ class Notation(ABC):
         if (yield from self.string(reader, text.add)):
             text.end()
         elif next_ and next_ in self.opening:
-            yield from self._container(calls, 1)
-        else:
-            word = self.word((yield from self._bare(reader)))
-            calls.arguments(raw_to_json(calls.restore(word), types))
-
-    def _value(self, calls: Calls, depth: int) -> Steps[None]:
-        reader, text = calls.reader, Quoted(calls)
-        next_ = yield from reader.peek()
-        if (yield from self.string(reader, text.add)):
-            text.end()
-        elif next_ and next_ in self.opening:
             yield from self._container(calls, depth + 1)
         else:
-            word = self.word((yield from self._bare(reader)))
-            calls.arguments(raw_to_json(calls.restore(word), frozenset()))
-
-    def _bare(self, reader: Reader) -> Steps[str]:
-        word = yield from reader.all(self.bare)
-        if not word.strip():
-            raise BrokenError
-        return word.strip()
+            word = (yield from reader.all(self.bare)).strip()
+            if not word:
+                raise BrokenError
+            calls.arguments(raw_to_json(calls.restore(self.word(word)), types))
 
     def _container(self, calls: Calls, depth: int) -> Steps[None]:
         if depth > MOST_DEPTH:
@@ -88,7 +77,7 @@ class Notation(ABC):
                 key = calls.restore((yield from self.key(reader)))
                 calls.arguments(f"{json.dumps(key, ensure_ascii=False)}: ")
                 yield from reader.blanks()
-            yield from self._value(calls, depth)
+            yield from self.value(calls, depth=depth)
             yield from reader.blanks()
             if (yield from reader.expect(CLOSING[bracket], ",")) != ",":
                 break

@@ -103,7 +103,8 @@ def make_parser(
     if harmony:
         markers = OPENAI.markers
     else:
-        markers = (*(calls_as.markers if calls_as else ()), *(thinks_as.all_markers() if thinks_as else ()))
+        thoughts = () if thinks_as is None else thinks_as.markers or (thinks_as.start, thinks_as.end)
+        markers = (*(calls_as.markers if calls_as else ()), *thoughts)
     if thinks_as is not None and begins_open is not None:
         thinks_as = dataclasses.replace(thinks_as, open=begins_open)
     lexer = Lexer(markers, THINK, tokens)

@@ -1,6 +1,5 @@
 """The grammar of arguments that models write as raw text: what may be written is read back as a value of the schema."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -13,44 +12,18 @@ from jspec.text.parsers.string_grammar import string_expression
 
 ANY_KEY = r"/[^<>\"\s]{1,64}/"  # of an argument that the schema does not name
 KEY = re.compile(r"""[^\s<>"'](?:[^<>"'\n]*[^\s<>"'])?""")
-NUMBER = r"/[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?/"
 # Text that is read as of another type, with blanks around it, where a value may be a string, too.
 READ_AS = {
     "null": r"/(?i:null|none)/",
-    "boolean": r"/(?i:true|false)/",
-    "integer": r"/[+-]?[0-9]+/",
-    "number": NUMBER,
+    "boolean": r"/(?i:true|false|[01])/",
     "array": rf"/\[{ANY_TEXT}/",
     "object": rf"/\{{{ANY_TEXT}/",
 }
-# What is written of such a type instead.
-WRITTEN = {
-    "null": '"null"',
-    "boolean": '"true" | "false"',
-    "integer": r"/-?(0|[1-9][0-9]{0,17})/",
-    "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
-}
+WRITTEN = {"null": '"null"', "boolean": '"true" | "false"'}  # what is written of such a type instead
 BLANKS = r"/[\s\x1c-\x1f]*/"
 NO_EDGES = r"~/\n(.|\n)*/ & ~/(.|\n)*\n/"
 
 Argument = Callable[[str, str, bool], str]
-
-
-@dataclasses.dataclass(frozen=True)
-class RawText:
-    """How a format writes a value as raw text.
-
-    Attributes:
-      end: the marker behind it.
-      without: markers that it does not contain.
-      newlines: whether one newline at each of its ends is markup.
-      typed: whether the format says of each value if it is a string.
-    """
-
-    end: str
-    without: Sequence[str]
-    newlines: bool = False
-    typed: bool = False
 
 
 class RawArguments:
@@ -59,18 +32,30 @@ class RawArguments:
     Args:
       grammar: gets the rules.
       function: whose arguments they are.
-      raw: how the format writes a value.
+      end: the marker behind a value.
+      without: markers that a value does not contain.
+      newlines: whether one newline at each end of a value is markup.
+      typed: whether the format says of each value if it is a string.
     """
 
-    def __init__(self, grammar: CallGrammar, function: Function, raw: RawText):
-        self._grammar, self._raw, self._root = grammar, raw, function.parameters
+    def __init__(
+        self,
+        grammar: CallGrammar,
+        function: Function,
+        end: str,
+        without: Sequence[str],
+        newlines: bool = False,
+        typed: bool = False,
+    ):
+        self._grammar, self._root = grammar, function.parameters
+        self._end, self._without, self._newlines, self._typed = end, without, newlines, typed
         self._types = parameter_types({"parameters": function.parameters})
 
     def all(self, argument: Argument) -> str:
         """An expression for all arguments, in the order of the schema.
 
         Args:
-          argument: makes the expression of one, of those for its key and for its value through ``raw.end``, and of whether
+          argument: makes the expression of one, of those for its key and for its value through ``end``, and of whether
             the value is a string.
 
         Raises:
@@ -98,7 +83,7 @@ class RawArguments:
         strings = [branch for branch in found if branch.get("type") == "string"]
         others = [branch for branch in found if branch.get("type", "string") != "string"]
         choices = [choice for branch in found for choice in branch.get("enum", ())]
-        if not self._raw.typed:
+        if not self._typed:
             return argument(key, self._text(strings, others, choices, types), True)
         texts = [choice for choice in choices if isinstance(choice, str)]
         values = [choice for choice in choices if not isinstance(choice, str)]
@@ -124,40 +109,30 @@ class RawArguments:
         kinds = set(types or TYPES) - {"string"}
         plain = {branch["type"] for branch in (*strings, *others) if branch.keys() == {"type"}}
         if {"string", *kinds} <= plain | ({"integer"} if "number" in plain else set()):  # so any text will do
-            return self._grammar.text_until(self._raw.end, self._raw.without)
-        limited = [branch for branch in others if len(branch) > 1 or branch["type"] not in WRITTEN]
-        refused = [READ_AS[kind] for kind in TYPES if kind in kinds]
-        if not kinds & {"integer", "number"} and "boolean" in kinds:
-            refused.append("/[01]/")  # which are booleans, then
-        if any(branch["type"] in ("integer", "number") for branch in limited):
-            refused.append(rf"/[-+.0-9]{ANY_TEXT}/")  # since a number is not told from text before its end
-        if not types:  # JSON is read as such
-            refused.append(rf'/"{ANY_TEXT}/')
-        without = "".join(f" & ~({BLANKS} {pattern} {BLANKS})" for pattern in refused)
-        exact = [*map(json.dumps, words), *(WRITTEN[kind] for kind in TYPES if kind in plain & WRITTEN.keys())]
+            return self._grammar.text_until(self._end, self._without)
+        if kinds & {"integer", "number"}:  # of which text is not told before its end
+            raise UnheldError("type", "no numbers beside limited strings, or the reverse, in this format of calls")
+        limited = [branch for branch in others if branch["type"] not in WRITTEN]
+        without = "".join(f" & ~({BLANKS} {READ_AS[kind]} {BLANKS})" for kind in READ_AS if kind in kinds)
+        exact = [*map(json.dumps, words), *(WRITTEN[kind] for kind in WRITTEN if kind in plain)]
         ways = [f"({self._padded(branch)}{without})" for branch in strings]
         ways += [self._pad(" | ".join(exact))] if exact else []
-        text = self._grammar.text_until(self._raw.end, self._raw.without, " | ".join(ways))
+        text = self._grammar.text_until(self._end, self._without, " | ".join(ways))
         return self._grammar.any_of([text, self._until_end(self._json(limited))]) if limited else text
 
     def _padded(self, branch: Branch) -> str:
         """An expression for a string and the newlines around it, which do not belong to it."""
-        text = string_expression(branch)
-        if not self._raw.newlines or not branch.keys() & {"minLength", "pattern", "format"}:
-            return f"({text})"
-        inner = self._pad(f"({text}) & {NO_EDGES}")
-        if branch.keys() & {"pattern", "format"}:
-            return inner
-        longer = string_expression({**branch, "minLength": branch["minLength"] + 2})
-        return f"({inner} | ({longer}))" if branch.get("maxLength", 2**31) >= branch["minLength"] + 2 else inner
+        text = f"({string_expression(branch)})"
+        may_shrink = self._newlines and branch.keys() & {"minLength", "pattern", "format"}
+        return self._pad(f"{text} & {NO_EDGES}") if may_shrink else text
 
     def _pad(self, text: str) -> str:
-        return f"({NEWLINE} ({text}) {NEWLINE})" if self._raw.newlines else f"({text})"
+        return f"({NEWLINE} ({text}) {NEWLINE})" if self._newlines else f"({text})"
 
     def _is_read(self, text: str, value: Any, types: Types) -> bool:
         """Whether a text is read as this value."""
-        edges = self._raw.newlines and (text.startswith("\n") or text.endswith("\n"))
-        marked = any(marker in text for marker in (self._raw.end, *self._raw.without))
+        edges = self._newlines and (text.startswith("\n") or text.endswith("\n"))
+        marked = any(marker in text for marker in (self._end, *self._without))
         return not edges and not marked and json.loads(raw_to_json(text, types)) == value
 
     def _json(self, found: list[Branch]) -> list[str]:
@@ -165,7 +140,7 @@ class RawArguments:
         return [self._grammar.json_of(schema, self._root)] if found else []
 
     def _until_end(self, values: list[str]) -> str:
-        newline = NEWLINE if self._raw.newlines else ""
+        newline = NEWLINE if self._newlines else ""
         if not values:
             raise UnheldError("enum", "a value that can be written in this format of calls")
-        return f"{newline} {self._grammar.any_of(values)} {newline} {self._grammar.literal(self._raw.end)}"
+        return f"{newline} {self._grammar.any_of(values)} {newline} {self._grammar.literal(self._end)}"

@@ -1,7 +1,7 @@
 """The formats by vLLM's names, and which of them a chat template asks for."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from jspec.text.parsers.formats.deepseek_v3 import DEEPSEEK_V3
 from jspec.text.parsers.formats.deepseek_v31 import DEEPSEEK_V31
@@ -20,6 +20,8 @@ from jspec.text.parsers.formats.qwen3_coder import QWEN3_CODER
 from jspec.text.parsers.formats.seed_oss import SEED_OSS
 from jspec.text.parsers.formats.thinking import GEMMA, MISTRAL_THINK, SEED, THINK, THINK_IF_OPENED
 from jspec.text.parsers.tool_format import ReasoningFormat, ToolFormat
+
+F = TypeVar("F", ToolFormat, ReasoningFormat)
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hermes": HERMES,
@@ -117,17 +119,15 @@ def tool_format(name: str | None) -> ToolFormat | None:
     Raises:
       ValueError: there is none.
     """
-    if name is not None and name not in TOOL_FORMATS:
-        raise ValueError(f"tool_call_parser={name!r}: expected one of {', '.join(TOOL_FORMATS)}")
-    return None if name is None else TOOL_FORMATS[name]
+    return _named("tool_call_parser", name, TOOL_FORMATS)
 
 
 def reasoning_format(name: str | None) -> ReasoningFormat | None:
-    """The format of reasoning with this name; None for None.
+    """The format of reasoning with this name, as of ``tool_format``."""
+    return _named("reasoning_parser", name, REASONING_FORMATS)
 
-    Raises:
-      ValueError: there is none.
-    """
-    if name is not None and name not in REASONING_FORMATS:
-        raise ValueError(f"reasoning_parser={name!r}: expected one of {', '.join(REASONING_FORMATS)}")
-    return None if name is None else REASONING_FORMATS[name]
+
+def _named(option: str, name: str | None, formats: Mapping[str, F]) -> F | None:
+    if name is not None and name not in formats:
+        raise ValueError(f"{option}={name!r}: expected one of {', '.join(formats)}")
+    return None if name is None else formats[name]

@@ -10,32 +10,21 @@ from jspec.text.parsers.reader import Steps
 
 
 class ToolFormat(ABC):
-    """How a family of models writes tool calls."""
+    """How a family of models writes tool calls.
 
-    @property
-    @abstractmethod
-    def markers(self) -> tuple[str, ...]:
-        """All markers that may be single tokens."""
+    Attributes:
+      markers: all markers that may be single tokens.
+      begins: the markers that begin a call.
+      plain_begins: plain text that begins a call in content.
+      line_begins: plain text that begins a call at the start of a line.
+      first_begins: plain text that begins a call where no content comes before.
+    """
 
-    @property
-    @abstractmethod
-    def begins(self) -> tuple[str, ...]:
-        """The markers that begin a call."""
-
-    @property
-    def plain_begins(self) -> tuple[str, ...]:
-        """Plain text that begins a call in content."""
-        return ()
-
-    @property
-    def line_begins(self) -> tuple[str, ...]:
-        """Plain text that begins a call at the start of a line."""
-        return ()
-
-    @property
-    def first_begins(self) -> tuple[str, ...]:
-        """Plain text that begins a call where no content comes before."""
-        return ()
+    markers: tuple[str, ...] = ()
+    begins: tuple[str, ...] = ()
+    plain_begins: tuple[str, ...] = ()
+    line_begins: tuple[str, ...] = ()
+    first_begins: tuple[str, ...] = ()
 
     @abstractmethod
     def read(self, calls: Calls, begin: str) -> Steps[None]:
@@ -45,15 +34,13 @@ class ToolFormat(ABC):
           BrokenError: this is no call, or one that breaks off.
         """
 
-    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str | None:
-        """An expression for a call of one of these tools, or for one or more if there may be several; None if calls cannot
-        be forced in this syntax.
+    @abstractmethod
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+        """An expression for a call of one of these tools, or for one or more if there may be several.
 
         Raises:
           UnheldError: the syntax cannot hold the schema of a tool.
         """
-        del grammar, functions, several
-        return None
 
     def new_id(self) -> str | None:
         """An id for a call, where the model's chat template takes only some; None for any id."""
@@ -80,9 +67,6 @@ class ReasoningFormat:
     turns: tuple[str, ...] = ()
     then: str = ""
     answer: str = ""
-
-    def all_markers(self) -> tuple[str, ...]:
-        return self.markers or (self.start, self.end)
 
     def opened_by(self, prompt: str, begun: str = "") -> bool:
         """Whether a completion of this prompt begins with reasoning; the arguments are those of ``said_by``."""

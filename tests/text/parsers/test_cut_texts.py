@@ -3,11 +3,11 @@
 import pytest
 from marker_tokenizer import marker_tokenizer, marker_tokens
 from test_transcripts import TRANSCRIPTS, every_transcript
-from transcripts import TOOLS, Transcript
+from transcripts import TOOLS, Transcript, merged
 
 from jspec.text.detokenizer import Detokenizer
 from jspec.text.parsers.blocks import Block, Blocks, as_message
-from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Cut, Event, Reasoning, merged
+from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Cut, Event, Reasoning
 from jspec.text.parsers.forced import JsonCalls
 from jspec.text.parsers.parser import OutputParser, make_parser
 from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS

@@ -6,10 +6,10 @@ import pytest
 import transcripts_json
 import transcripts_other
 from marker_tokenizer import SINGLE, marker_tokenizer, marker_tokens
-from transcripts import TOOLS, Transcript
+from transcripts import TOOLS, Transcript, merged
 
 from jspec.text.detokenizer import Detokenizer
-from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning, merged
+from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from jspec.text.parsers.lexer import MarkerTokens
 from jspec.text.parsers.parser import OutputParser, make_parser
 from jspec.text.parsers.registry import TOOL_FORMATS

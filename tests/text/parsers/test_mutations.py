@@ -8,10 +8,10 @@ import pytest
 import transcripts_json
 import transcripts_other
 from marker_tokenizer import SINGLE, marker_tokenizer, marker_tokens
-from transcripts import TOOLS
+from transcripts import TOOLS, merged
 
 from jspec.text.detokenizer import Detokenizer
-from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Event, merged
+from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Event
 from jspec.text.parsers.parser import OutputParser, make_parser
 from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 

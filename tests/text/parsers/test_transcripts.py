@@ -5,9 +5,9 @@ import random
 import pytest
 import transcripts_json
 import transcripts_other
-from transcripts import Transcript
+from transcripts import Transcript, merged
 
-from jspec.text.parsers.events import Event, merged
+from jspec.text.parsers.events import Event
 from jspec.text.parsers.parser import make_parser
 
 TRANSCRIPTS = [*transcripts_json.TRANSCRIPTS, *transcripts_other.TRANSCRIPTS]

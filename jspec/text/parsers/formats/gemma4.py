@@ -1,6 +1,5 @@
 """Calls of Gemma 4, whose strings stand between markers."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -51,17 +50,11 @@ class GemmaValues(Notation):
 GEMMA_VALUES = GemmaValues()
 
 
-@dataclasses.dataclass(frozen=True)
 class Gemma4(ToolFormat):
     """``<|tool_call>call:f{k:<|"|>text<|"|>,n:42}<tool_call|>``."""
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (BEGIN, END, QUOTE)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (BEGIN,)
+    markers = (BEGIN, END, QUOTE)
+    begins = (BEGIN,)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, separator = calls.reader, ","
@@ -88,7 +81,7 @@ class Gemma4(ToolFormat):
                 continue
             types = arguments.key((yield from GEMMA_VALUES.key(reader)))
             yield from reader.blanks()
-            yield from GEMMA_VALUES.parameter(calls, types)
+            yield from GEMMA_VALUES.value(calls, types)
         arguments.close()
         calls.end()
 
@@ -143,36 +136,20 @@ class _Values:
         if others is not None:
             entry = grammar.rule(f'/[A-Za-z_][\\w.\\-]{{0,63}}/ ":" {self.value(others)}')
             return grammar.around("{", f'({entry} ("," {entry})*)?', "}")
-        parts = {name: grammar.around(f"{_key(name)}:", self.value(part), "") for name, part in properties.items()}
-        needed, others = ([parts[n] for n in parts if (n in required) == there] for there in (True, False))
-        return grammar.around("{", grammar.listed(needed, others, ","), "}")
+        parts = {name: grammar.around(f"{_key(name)}:", self.value(part)) for name, part in properties.items()}
+        return grammar.around("{", grammar.listed(parts, required, ","), "}")
 
     def _array(self, branch: Branch) -> str:
-        known = {"type", "items", "prefixItems", "additionalItems", "minItems", "maxItems"}
-        for keyword in branch.keys() - known:
+        items, least, most = branch.get("items", True), branch.get("minItems", 0), branch.get("maxItems")
+        for keyword in branch.keys() - {"type", "items", "minItems", "maxItems"}:
             raise UnheldError(keyword)
-        items, first = branch.get("items", True), branch.get("prefixItems", ())
-        if isinstance(items, list | tuple):  # as JSON Schema had it before 2020
-            items, first = branch.get("additionalItems", True), items
-        least, most = branch.get("minItems", 0), branch.get("maxItems")
-        return self._grammar.around("[", self._items(list(first), items, 0, least, most), "]")
-
-    def _items(self, first: list[Any], items: Any, place: int, least: int, most: int | None) -> str:
-        """An expression for the items from a place on, with the comma before it."""
-        if most is not None and place >= most:
-            return ""
-        comma = '","' if place else ""
-        if place < len(first):
-            rest = f"{comma} {self.value(first[place])} {self._items(first, items, place + 1, least, most)}"
-            return rest if place < least else f"({rest})?"
-        if items is False:
-            return ""
-        item = self.value(items)
-        if not place:
-            rest = f"{item} {self._items(first, items, 1, least, most)}"
-            return rest if least else f"({rest})?"
-        until = "" if most is None else most - place
-        return f"({comma} {item}){{{max(least - place, 0)},{until}}}"
+        if not isinstance(items, Mapping | bool):
+            raise UnheldError("items", "one schema of all items in this format of calls")
+        if most == 0 or items is False:
+            return self._grammar.literal("[]")
+        item, rest = self.value(items), "" if most is None else most - 1
+        listed = item if most == 1 else f'{item} ("," {item}){{{max(least - 1, 0)},{rest}}}'
+        return self._grammar.around("[", listed if least else f"({listed})?", "]")
 
 
 def _key(name: str) -> str:

@@ -1,12 +1,11 @@
 """Calls of GLM 4.5 to 5: a name, and keys and values between markers."""
 
-import dataclasses
 from collections.abc import Sequence
 
 from jspec.text.parsers.argument_writer import ArgumentWriter, RawValue
 from jspec.text.parsers.call_grammar import NEWLINE, CallGrammar, Function
 from jspec.text.parsers.calls import Calls
-from jspec.text.parsers.raw_grammar import RawArguments, RawText
+from jspec.text.parsers.raw_grammar import RawArguments
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.tool_format import ToolFormat
 
@@ -15,20 +14,14 @@ KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 
 
-@dataclasses.dataclass(frozen=True)
 class Glm45(ToolFormat):
     """``<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>``, with or without newlines between.
 
     A value that is not closed ends at the next key or at the call's end.
     """
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (BEGIN,)
+    markers = (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
+    begins = (BEGIN,)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, marker = calls.reader, begin
@@ -76,7 +69,7 @@ class Glm45(ToolFormat):
             head = f"{grammar.literal(KEY)} {key} {grammar.literal(KEY_END)} {NEWLINE} {grammar.literal(VALUE)}"
             return f"{head} {value} {NEWLINE}"
 
-        return RawArguments(grammar, function, RawText(VALUE_END, self.markers)).all(argument)
+        return RawArguments(grammar, function, VALUE_END, self.markers).all(argument)
 
 
 GLM45 = Glm45()

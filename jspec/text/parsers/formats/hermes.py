@@ -1,7 +1,5 @@
 """Calls as JSON objects between two markers: Hermes, Qwen 2.5, Qwen 3."""
 
-import dataclasses
-import json
 from collections.abc import Sequence
 
 from jspec.text.parsers.call_grammar import CallGrammar, Function
@@ -13,7 +11,6 @@ from jspec.text.parsers.tool_format import ToolFormat
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-@dataclasses.dataclass(frozen=True)
 class Hermes(ToolFormat):
     """``<tool_call>{"name": "f", "arguments": {..}}</tool_call>``, with one object, several, or a list of them between.
 
@@ -21,13 +18,8 @@ class Hermes(ToolFormat):
     marker are dropped.
     """
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return BEGIN, END
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (BEGIN,)
+    markers = (BEGIN, END)
+    begins = (BEGIN,)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader = calls.reader
@@ -46,13 +38,7 @@ class Hermes(ToolFormat):
                 raise BrokenError
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = [
-            grammar.sequence(
-                f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ', grammar.json(parameters), f"}}\n{END}"
-            )
-            for name, parameters in functions
-        ]
-        return grammar.repeated(calls, "\n", several)
+        return grammar.repeated(grammar.json_objects(functions, f"{BEGIN}\n", f"\n{END}"), "\n", several)
 
 
 HERMES = Hermes()

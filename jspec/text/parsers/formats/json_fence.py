@@ -1,7 +1,5 @@
 """Calls as JSON in a fence, or bare: Qwen 2.5 Coder, whatever its chat template asks for."""
 
-import dataclasses
-import json
 from collections.abc import Sequence
 
 from jspec.text.parsers.call_grammar import CallGrammar, Function
@@ -13,22 +11,11 @@ from jspec.text.parsers.tool_format import ToolFormat
 FENCE = "```"
 
 
-@dataclasses.dataclass(frozen=True)
 class JsonFence(ToolFormat):
     """``{"name": "f", "arguments": {..}}`` at the start of a line, or one or several of them in a fence of ``json`` or of
     no language. It is text if the object has other keys than calls have, or if its name is not a tool's."""
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def line_begins(self) -> tuple[str, ...]:
-        return (FENCE, "{")
+    line_begins = (FENCE, "{")
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, bare = calls.reader, begin == "{"
@@ -44,13 +31,7 @@ class JsonFence(ToolFormat):
                 return
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = [
-            grammar.sequence(
-                f'{FENCE}json\n{{"name": {json.dumps(name)}, "arguments": ', grammar.json(parameters), f"}}\n{FENCE}"
-            )
-            for name, parameters in functions
-        ]
-        return grammar.repeated(calls, "\n", several)
+        return grammar.repeated(grammar.json_objects(functions, f"{FENCE}json\n", f"\n{FENCE}"), "\n", several)
 
 
 JSON_FENCE = JsonFence()

@@ -1,7 +1,5 @@
 """Calls as bare JSON objects: Llama 3 and 4."""
 
-import dataclasses
-import json
 from collections.abc import Sequence
 
 from jspec.text.parsers.call_grammar import CallGrammar, Function
@@ -13,24 +11,15 @@ from jspec.text.parsers.tool_format import ToolFormat
 TAG = "<|python_tag|>"
 
 
-@dataclasses.dataclass(frozen=True)
 class Llama3Json(ToolFormat):
     """``{"name": "f", "parameters": {..}}``, perhaps behind ``<|python_tag|>``, several separated by ``;``.
 
     Any ``{`` may begin a call. The object is text if it has other keys than calls have, or if its name is not a tool's.
     """
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (TAG,)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (TAG,)
-
-    @property
-    def plain_begins(self) -> tuple[str, ...]:
-        return ("{",)
+    markers = (TAG,)
+    begins = (TAG,)
+    plain_begins = ("{",)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, opened = calls.reader, begin == "{"
@@ -43,11 +32,7 @@ class Llama3Json(ToolFormat):
             yield from reader.expect(";", ",")
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = [
-            grammar.sequence(f'{{"name": {json.dumps(name)}, "parameters": ', grammar.json(parameters), "}")
-            for name, parameters in functions
-        ]
-        return grammar.repeated(calls, "; ", several)
+        return grammar.repeated(grammar.json_objects(functions, "", "", "parameters"), "; ", several)
 
 
 LLAMA3_JSON = Llama3Json()

@@ -1,7 +1,5 @@
 """Calls of Mistral's models, of both generations."""
 
-import dataclasses
-import json
 import random
 import string
 from collections.abc import Sequence
@@ -15,18 +13,12 @@ from jspec.text.parsers.tool_format import ToolFormat
 BEGIN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
-@dataclasses.dataclass(frozen=True)
 class Mistral(ToolFormat):
     """``[TOOL_CALLS][{"name": "f", "arguments": {..}}]`` before version 11 of the tokenizer, and since then
     ``[TOOL_CALLS]f[ARGS]{..}`` for each call, perhaps with ``[CALL_ID]id`` behind the name, or without ``[ARGS]``."""
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (BEGIN, ARGS, CALL_ID)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (BEGIN,)
+    markers = (BEGIN, ARGS, CALL_ID)
+    begins = (BEGIN,)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader = calls.reader
@@ -74,15 +66,10 @@ class Mistral(ToolFormat):
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
         if grammar.has(ARGS):
-            calls = [
-                grammar.sequence(f"{BEGIN}{name}{ARGS}", grammar.json(parameters)) for name, parameters in functions
-            ]
-            return grammar.repeated(calls, "", several)
-        calls = [
-            grammar.sequence(f'{{"name": {json.dumps(name)}, "arguments": ', grammar.json(parameters), "}")
-            for name, parameters in functions
-        ]
-        return grammar.around(f"{BEGIN}[", grammar.repeated(calls, ", ", several), "]")
+            return grammar.repeated(grammar.json_calls(functions, lambda name: f"{BEGIN}{name}{ARGS}", ""), "", several)
+        return grammar.around(
+            f"{BEGIN}[", grammar.repeated(grammar.json_objects(functions, "", ""), ", ", several), "]"
+        )
 
 
 MISTRAL = Mistral()

@@ -1,6 +1,5 @@
 """Reasoning, content and calls of gpt-oss: the messages of the harmony format."""
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -23,17 +22,10 @@ CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 PEOPLE = ("assistant", "user", "all")  # recipients that are no tools
 
 
-@dataclasses.dataclass(frozen=True)
 class OpenAi(ToolFormat):
     """The harmony format, whose messages are read as a whole by ``read_harmony``."""
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return MARKERS
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return ()
+    markers = MARKERS
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         raise BrokenError
@@ -41,13 +33,11 @@ class OpenAi(ToolFormat):
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
         del several  # the model's turn ends with a call
-        calls = [
-            grammar.sequence(
-                f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}", grammar.json(parameters), CALL
-            )
-            for name, parameters in functions
-        ]
-        return grammar.any_of(calls)
+
+        def begin(name: str) -> str:
+            return f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}"
+
+        return grammar.any_of(grammar.json_calls(functions, begin, CALL))
 
 
 OPENAI = OpenAi()

@@ -15,6 +15,7 @@ ESCAPES |= {character: character for character in "\\'\""}
 DIGITS = {"x": 2, "u": 4, "U": 8}  # of an escape with a hexadecimal number
 HEXADECIMAL = re.compile(r"[0-9a-fA-F]+")
 OCTAL = re.compile(r"[0-7]{1,3}")
+WORD = re.compile(r"[\w.+\-]+")
 IN_STRING = re.compile(r"[^\\\"']+")
 
 
@@ -47,16 +48,13 @@ class PythonValues(Notation):
     def key(self, reader: Reader) -> Steps[str]:
         pieces = list[str]()
         if not (yield from self.string(reader, pieces.append)):
-            pieces.append(self.word((yield from self._key_word(reader))))
+            word = yield from reader.all(WORD)
+            if not word:
+                raise BrokenError
+            pieces.append(self.word(word))
         yield from reader.blanks()
         yield from reader.expect(":")
         return "".join(pieces)
-
-    def _key_word(self, reader: Reader) -> Steps[str]:
-        word = yield from reader.all(re.compile(r"[\w.+\-]+"))
-        if not word:
-            raise BrokenError
-        return word
 
     def word(self, text: str) -> str:
         if text in WORDS or not NUMBER.fullmatch(text):

@@ -1,6 +1,5 @@
 """Calls as a list of Python calls: Llama 3.2, ToolACE, Llama 4, Olmo 3."""
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -18,7 +17,6 @@ NAME = re.compile(r"[\w.\-]+")
 KEY = re.compile(r"\w+")
 
 
-@dataclasses.dataclass(frozen=True)
 class Pythonic(ToolFormat):
     """``[f(a=1, b="x"), g()]`` as the first text, or between markers, where the list may also be one call per line.
 
@@ -26,17 +24,9 @@ class Pythonic(ToolFormat):
     or if there is no such tool.
     """
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return BEGINS + ENDS
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return BEGINS
-
-    @property
-    def first_begins(self) -> tuple[str, ...]:
-        return ("[",)
+    markers = BEGINS + ENDS
+    begins = BEGINS
+    first_begins = ("[",)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, listed = calls.reader, begin == "["
@@ -70,7 +60,7 @@ class Pythonic(ToolFormat):
         arguments = ArgumentWriter(calls, name)
         while not ended:
             types = arguments.key(key)
-            yield from PYTHON_VALUES.parameter(calls, types)
+            yield from PYTHON_VALUES.value(calls, types)
             yield from reader.blanks()
             comma = yield from reader.match(",")
             yield from reader.blanks()
@@ -111,11 +101,10 @@ class Pythonic(ToolFormat):
                 if not pattern.fullmatch(name):
                     raise UnheldError(name, "Python's names in this format of calls")
             parts = {
-                name: grammar.around(f"{name}=", grammar.json_of(schema, function.parameters), "")
+                name: grammar.around(f"{name}=", grammar.json_of(schema, function.parameters))
                 for name, schema in properties.items()
             }
-            needed, others = ([parts[n] for n in parts if (n in required) == there] for there in (True, False))
-            calls.append(grammar.around(f"{function.name}(", grammar.listed(needed, others, ", "), ")"))
+            calls.append(grammar.around(f"{function.name}(", grammar.listed(parts, required, ", "), ")"))
         return grammar.any_of(calls)
 
 

@@ -32,13 +32,9 @@ class SectionCalls(ToolFormat):
     fenced: bool = False
     numbered: bool = False
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (*self.opens, *self.closes, self.call, self.separator, self.call_end)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (*self.opens, self.call)
+    def __post_init__(self):
+        object.__setattr__(self, "markers", (*self.opens, *self.closes, self.call, self.separator, self.call_end))
+        object.__setattr__(self, "begins", (*self.opens, self.call))
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, marker = calls.reader, begin
@@ -83,11 +79,11 @@ class SectionCalls(ToolFormat):
         name, arguments = function.name, grammar.json(function.parameters)
         if self.fenced:
             begin, end = f"{self.call}function{self.separator}{name}\n```json\n", f"\n```{self.call_end}"
-            return grammar.sequence(begin, arguments, end)
+            return grammar.around(begin, arguments, end)
         if self.numbered:
             header = f"{grammar.literal(f'{self.call}functions.{name}:')} /[0-9]{{1,4}}/"
-            return f"{header} {grammar.sequence(self.separator, arguments, self.call_end)}"
-        return grammar.sequence(f"{self.call}{name}{self.separator}", arguments, self.call_end)
+            return f"{header} {grammar.around(self.separator, arguments, self.call_end)}"
+        return grammar.around(f"{self.call}{name}{self.separator}", arguments, self.call_end)
 
 
 def _may_begin(header: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jspec.text.parsers.argument_writer import ArgumentWriter, RawValue
 from jspec.text.parsers.call_grammar import NEWLINE, CallGrammar, Function
 from jspec.text.parsers.calls import Calls
-from jspec.text.parsers.raw_grammar import RawArguments, RawText
+from jspec.text.parsers.raw_grammar import RawArguments
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.schema_types import Types
 from jspec.text.parsers.tool_format import ToolFormat
@@ -48,13 +48,10 @@ class TaggedCalls(ToolFormat):
     typed: bool = False
     newlines: bool = True
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (*self.opens, *self.closes, self.call, self.call_end, self.parameter, self.parameter_end)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (*self.opens, self.call) if self.bare else self.opens
+    def __post_init__(self):
+        of_calls = (self.call, self.call_end, self.parameter, self.parameter_end)
+        object.__setattr__(self, "markers", (*self.opens, *self.closes, *of_calls))
+        object.__setattr__(self, "begins", (*self.opens, self.call) if self.bare else self.opens)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, marker = calls.reader, begin
@@ -124,8 +121,8 @@ class TaggedCalls(ToolFormat):
             head = f"{grammar.literal(self.parameter)} {quote} {key} {quote} {grammar.literal(of_type + '>')}"
             return f"{head} {value} {NEWLINE}"
 
-        raw = RawText(self.parameter_end, self.markers, self.newlines, self.typed)
-        arguments = f"{NEWLINE} {RawArguments(grammar, function, raw).all(argument)}"
+        raw = RawArguments(grammar, function, self.parameter_end, self.markers, self.newlines, self.typed)
+        arguments = f"{NEWLINE} {raw.all(argument)}"
         name = json.dumps(function.name) if self.quoted else function.name
         return grammar.around(f"{self.call}{name}>", arguments, self.call_end)
 
