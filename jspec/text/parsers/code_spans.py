@@ -4,6 +4,7 @@ import re
 
 RUNS = re.compile(r"\n|`+|~+|[^\n`~]+")
 BEFORE_FENCE = re.compile(r"[ \t>*+\-0-9.)]*")  # a fence may stand in a list or a quotation
+TAG = re.compile("[<\ud800-\udfff]")  # what a model writes right behind a fence of its own, unlike Markdown's languages
 FENCE = 3  # characters of one, at least
 
 
@@ -38,6 +39,8 @@ class CodeSpans:
                 self._ticks = self._ticks if self._goes_on else ""
                 self._closes, self._may_fence, self.at_line_start = False, True, True
             elif not part.isspace():
+                if self._closes and TAG.match(part):
+                    self._fence = ""
                 self._closes = self.at_line_start = False
                 self._may_fence = self._may_fence and bool(BEFORE_FENCE.fullmatch(part))
 

@@ -133,6 +133,7 @@ def test_what_is_no_call_is_released_at_once(row):
         ("  ```py\na", True),
         ("```\na\n``` ", False),
         ("```\na\n```py\n", True),
+        ("```\na\n```</call> b", False),
         ("````\n```\n", True),
         ("```\n~~~\n", True),
         ("> - ~~~\n", True),
