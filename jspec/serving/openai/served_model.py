@@ -1,6 +1,7 @@
 """Loads the served model from the options of ``jspec serve``."""
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -12,7 +13,6 @@ from jspec.commands.model_args import chosen_model
 from jspec.commands.warming import warm_up
 from jspec.commands.xla_alarms import without_alarms
 from jspec.llm import LLM
-from jspec.loading.pair import ADOPTED
 from jspec.sampling.params import SamplingParams
 from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.openai.service import TEMPLATE_KWARGS, Service
@@ -71,7 +71,8 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
 def sampling_defaults(params: SamplingParams) -> str:
     """What the checkpoint's generation_config.json says of requests that leave a field open, in one line."""
     own = SamplingParams()
-    adopted = [f"{name}={getattr(params, name):g}" for name in ADOPTED if getattr(params, name) != getattr(own, name)]
+    fields = ((name, value) for name, value in dataclasses.asdict(params).items() if value != getattr(own, name))
+    adopted = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in fields]
     if not adopted:
         return "a field of sampling that a request leaves out has jspec's default"
     penalised = params.repetition_penalty != own.repetition_penalty
