@@ -187,6 +187,8 @@ def _written(value: Any) -> str:
         return f"{{{','.join(f'{_key(name)}:{_written(part)}' for name, part in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, str) and any(marker in value for marker in (BEGIN, END, QUOTE)):
+        raise UnheldError("enum", "values without the markers of this format of calls")
     return f"{QUOTE}{value}{QUOTE}" if isinstance(value, str) else json.dumps(value)
 
 
