@@ -10,7 +10,7 @@ from jspec.text.parsers.argument_writer import ArgumentWriter
 from jspec.text.parsers.branches import Branch, UnheldError, branches, members, objects
 from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
-from jspec.text.parsers.formats.python_values import PYTHON_VALUES
+from jspec.text.parsers.formats.python_values import PYTHON_VALUES, WORDS
 from jspec.text.parsers.literals import Notation
 from jspec.text.parsers.reader import BrokenError, Reader, Sink, Steps
 from jspec.text.parsers.string_grammar import string_expression
@@ -45,7 +45,7 @@ class GemmaValues(Notation):
         return key.strip()
 
     def word(self, text: str) -> str:
-        return "null" if text == "None" else text  # which the chat template writes for it
+        return WORDS.get(text, text)  # ``None`` is what the chat template writes
 
 
 GEMMA_VALUES = GemmaValues()
