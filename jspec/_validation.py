@@ -88,6 +88,39 @@ def require(ok: bool, field: str, value, expected: str):
         raise ValueError(f"{field}={value!r}: expected {expected}")
 
 
+class FieldChecks:
+    """Checks of an object's fields, whose errors name the field, the value that it has, and what would be right.
+
+    Args:
+      owner: the object.
+      part: what errors have before the names of its fields: ``experts.``, for example.
+    """
+
+    def __init__(self, owner, part: str = ""):
+        self._owner, self._part = owner, part
+
+    def require(self, name: str, ok: bool, expected: str):
+        """Raise a ValueError unless ``ok``, as the function ``require`` does."""
+        require(ok, f"{self._part}{name}", getattr(self._owner, name), expected)
+
+    def sizes(self, *names: str, expected: str = "an integer of at least 1"):
+        """Raise a ValueError unless each of the fields is an integer of at least 1 and below 2^31."""
+        for name in names:
+            value = getattr(self._owner, name)
+            self.require(name, is_int(value) and 1 <= value < 2**31, expected)
+
+    def flags(self, *names: str):
+        """Raise a ValueError unless each of the fields is True or False."""
+        for name in names:
+            self.require(name, isinstance(getattr(self._owner, name), bool), "True or False")
+
+    def positive(self, *names: str):
+        """Raise a ValueError unless each of the fields is a positive number."""
+        for name in names:
+            value = getattr(self._owner, name)
+            self.require(name, is_number(value) and value > 0, "a positive number")
+
+
 def is_text(value) -> bool:
     """Whether ``value`` is a string that UTF-8 can encode, which no half of a surrogate pair can be."""
     if not isinstance(value, str):

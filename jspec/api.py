@@ -143,7 +143,8 @@ def load(
     speculation.require_lossless()
     require(isinstance(check_files, bool), "check_files", check_files, "True or False")
     require(is_one_of(download, (True, False, None)), "download", download, "True, False or None")
-    _check_costs(costs)
+    known = costs is None or isinstance(costs, CostTable | str | os.PathLike)
+    require(known, "costs", costs, "None, a CostTable, or the path of one as JSON")
     _check_reproducible(reproducible, speculation, width)
     if reproducible:
         speculation = speculation.for_each_request()
@@ -322,11 +323,6 @@ def _split_options(options: dict) -> tuple[dict, dict]:
     options = resolve_names("generate()", options, known, SamplingParams.aliases | LOAD_ALIASES)
     of_load = {name: value for name, value in options.items() if name in loading}
     return {name: value for name, value in options.items() if name not in of_load}, of_load
-
-
-def _check_costs(costs: CostTable | Path | None):
-    known = costs is None or isinstance(costs, CostTable | str | os.PathLike)
-    require(known, "costs", costs, "None, a CostTable, or the path of one as JSON")
 
 
 def _seconds(

@@ -191,9 +191,8 @@ class SpecBench:
             if self.category in (None, category):
                 questions.append(turns[0])
         ok = self.category is None or questions
-        require(
-            bool(ok), "spec_bench_category", self.category, f"one of {', '.join(sorted(categories))}, or none for all"
-        )
+        expected = f"one of {', '.join(sorted(categories))}, or none for all"
+        require(bool(ok), "spec_bench_category", self.category, expected)
         return [_counted(tokenizer, prompt, self.output_len) for prompt in self.choice.of(questions, count, seed)]
 
 

@@ -77,8 +77,9 @@ def decoder_layers(
     """
     alike: dict[tuple, list[tuple[int, ...]]] = {}
     for copy in copies:
-        kind = _kind(config.layer(copy[0])), config.has_delta_net(copy[0])
-        alike.setdefault(kind, []).append(copy)
+        layer = config.layer(copy[0])
+        kind = (*layer.dimensions.values(), layer.projections, config.has_delta_net(copy[0]))
+        alike.setdefault(kind, []).append(copy)  # layers of one kind have the same parameters
     parameters: list[Parameter] = []
     for group in alike.values():
         layer = config.layer(group[0][0])
@@ -101,11 +102,6 @@ def halves_of_queries(names: TensorNames) -> tuple[str, str]:
     return f"{names.qkv[0]}.queries", f"{names.qkv[0]}.gates"
 
 
-def _kind(layer: "LayerConfig") -> tuple:
-    """What layers have in common that have the same parameters."""
-    return tuple(layer.dimensions.values()), layer.projections
-
-
 def _layers_alike(
     config: "ModelConfig",
     layer: "LayerConfig",
@@ -124,12 +120,6 @@ def _layers_alike(
     parameters: list[Parameter] = []
     for name, tensor in norms.items():
         parameters += norm(ours + name, theirs + tensor, EMBED, copies, kind=config.norm)
-
-    def add_map(
-        name: str, tensors: Sequence[str] | str, axes: tuple[Axis, ...], inputs: Axis, bias: bool, of: Copies = copies
-    ):
-        parameters.extend(_linear_map(config, name, tensors, axes, inputs, bias, of, theirs))
-
     sparse, dense = (tuple(copy for copy in copies if config.has_experts(copy[0]) is has) for has in (True, False))
     beside = config.experts is not None and config.experts.beside_mlp
     dense = tuple(copies) if beside else dense
@@ -138,11 +128,12 @@ def _layers_alike(
         parameters += _delta_net(config, names, theirs, copies)
     else:
         parameters += _attention(config, layer, names, theirs, copies, attention_inputs)
+    bias = config.mlp_bias
     if config.gated_mlp:
-        add_map("mlp.gate_up", names.gate_up, (MLP, MLP), EMBED, config.mlp_bias, dense)
+        parameters += _linear_map(config, "mlp.gate_up", names.gate_up, (MLP, MLP), EMBED, bias, dense, theirs)
     else:
-        add_map("mlp.up", names.up, (MLP,), EMBED, config.mlp_bias, dense)
-    add_map("mlp.down", names.down, (EMBED,), MLP, config.mlp_bias, dense)
+        parameters += _linear_map(config, "mlp.up", names.up, (MLP,), EMBED, bias, dense, theirs)
+    parameters += _linear_map(config, "mlp.down", names.down, (EMBED,), MLP, bias, dense, theirs)
     if config.experts is not None:
         parameters += _experts(config, config.experts, names, theirs, sparse)
     if beside:

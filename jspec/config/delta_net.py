@@ -3,9 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
-from jspec._validation import is_int, require
+from jspec._validation import FieldChecks
 
-_SIZES = ("key_heads", "value_heads", "key_size", "value_size", "taps")
 FLOAT32_BYTES = 4
 
 
@@ -37,21 +36,20 @@ class DeltaNets:
     layers: tuple[bool, ...]
 
     def __post_init__(self):
-        for name in _SIZES:
-            value = getattr(self, name)
-            require(is_int(value) and 1 <= value < 2**31, f"delta_nets.{name}", value, "an integer of at least 1")
-        require(self.taps >= 2, "delta_nets.taps", self.taps, "at least 2, as a convolution reads earlier tokens")
+        check = FieldChecks(self, "delta_nets.")
+        check.sizes("key_heads", "value_heads", "key_size", "value_size", "taps")
+        check.require("taps", self.taps >= 2, "at least 2, as a convolution reads earlier tokens")
         whole = self.value_heads % self.key_heads == 0
-        require(whole, "delta_nets.value_heads", self.value_heads, f"a multiple of the {self.key_heads} heads of keys")
+        check.require("value_heads", whole, f"a multiple of the {self.key_heads} heads of keys")
         flags = isinstance(self.layers, tuple) and all(isinstance(flag, bool) for flag in self.layers)
-        require(flags, "delta_nets.layers", self.layers, "a tuple of True or False, one a layer")
+        check.require("layers", flags, "a tuple of True or False, one a layer")
 
     def require_fit(self, num_layers: int):
         """Raise a ValueError unless ``layers`` tells of each layer of a model, and leaves some of them their attention."""
-        listed = len(self.layers) == num_layers
-        require(listed, "delta_nets.layers", self.layers, f"{num_layers} entries, one a layer")
+        check = FieldChecks(self, "delta_nets.")
+        check.require("layers", len(self.layers) == num_layers, f"{num_layers} entries, one a layer")
         some = any(self.layers) and not all(self.layers)
-        require(some, "delta_nets.layers", self.layers, "some layers with gated delta nets, and some with attention")
+        check.require("layers", some, "some layers with gated delta nets, and some with attention")
 
     @property
     def channels(self) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from jspec._validation import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, is_one_of, require
+from jspec._validation import LARGEST_INT, LARGEST_NUMBER, FieldChecks, is_int, is_number, is_one_of, require
 from jspec.config.model import ModelConfig
 
 MAX_POSITIONS = 2**22  # a noise key has 22 bits for the position: see sampling/streams.py
@@ -99,48 +99,33 @@ class EngineConfig:
     logprobs_mode: str = "raw_logprobs"
 
     def __post_init__(self):
-        most = {
-            "max_batch": LARGEST_INT,
-            "page_size": MAX_POSITIONS,
-            "rounds": MAX_ROUNDS,
-        }
-        for name, high in most.items():
+        check, chunk, n = FieldChecks(self), self.prefill_chunk, self.max_len
+        for name, most in (("max_batch", LARGEST_INT), ("page_size", MAX_POSITIONS), ("rounds", MAX_ROUNDS)):
             value = getattr(self, name)
-            require(is_int(value) and 1 <= value <= high, name, value, f"an integer in 1..{high}")
-        chunk, n = self.prefill_chunk, self.max_len
+            check.require(name, is_int(value) and 1 <= value <= most, f"an integer in 1..{most}")
         known = chunk is None or (is_int(chunk) and 1 <= chunk <= MAX_POSITIONS)
-        require(known, "prefill_chunk", chunk, f"None or an integer in 1..{MAX_POSITIONS}")
-        require(is_int(n) and 2 <= n <= MAX_POSITIONS, "max_len", n, f"an integer in 2..{MAX_POSITIONS}")
+        check.require("prefill_chunk", known, f"None or an integer in 1..{MAX_POSITIONS}")
+        check.require("max_len", is_int(n) and 2 <= n <= MAX_POSITIONS, f"an integer in 2..{MAX_POSITIONS}")
         known = isinstance(self.dtype, str) and self.dtype in ("float32", "bfloat16")
-        require(known, "dtype", self.dtype, "'float32' or 'bfloat16'")
+        check.require("dtype", known, "'float32' or 'bfloat16'")
         cached, others = self.kv_cache_dtype, ("bfloat16" if self.dtype == "float32" else "float32",)
         known = isinstance(cached, str) and cached in KV_CACHE_DTYPES and cached not in others
         names = ", ".join(repr(name) for name in KV_CACHE_DTYPES if name not in others)
-        require(known, "kv_cache_dtype", cached, f"one of {names} with dtype={self.dtype!r}")
+        check.require("kv_cache_dtype", known, f"one of {names} with dtype={self.dtype!r}")
         activations = self.activation_dtype
         known = isinstance(activations, str) and activations in ACTIVATION_DTYPES
-        require(known, "activation_dtype", activations, f"one of {', '.join(map(repr, ACTIVATION_DTYPES))}")
-        least = {
-            "num_pages": 1,
-            "width": 1,
-            "prefill_tokens": chunk or CHUNK,
-            "max_waiting": 1,
-            "read_ahead": 0,
-            "snapshot_every": 1,
-        }
-        for name, low in least.items():
-            value = getattr(self, name)
+        check.require("activation_dtype", known, f"one of {', '.join(map(repr, ACTIVATION_DTYPES))}")
+        least = {"prefill_tokens": chunk or CHUNK, "read_ahead": 0}  # of the others 1
+        for name in ("num_pages", "width", "prefill_tokens", "max_waiting", "read_ahead", "snapshot_every"):
+            value, low = getattr(self, name), least.get(name, 1)
             ok = value is None or (is_int(value) and low <= value <= LARGEST_INT)
-            require(ok, name, value, f"None or an integer in {low}..{LARGEST_INT}")
-        for name in ("reproducible", "prefix_cache", "expand_latents", "peer_packets"):
-            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
-        mode = self.logprobs_mode
-        require(
-            is_one_of(mode, LOGPROBS_MODES), "logprobs_mode", mode, f"one of {', '.join(map(repr, LOGPROBS_MODES))}"
-        )
+            check.require(name, ok, f"None or an integer in {low}..{LARGEST_INT}")
+        check.flags("reproducible", "prefix_cache", "expand_latents", "peer_packets")
+        known = is_one_of(self.logprobs_mode, LOGPROBS_MODES)
+        check.require("logprobs_mode", known, f"one of {', '.join(map(repr, LOGPROBS_MODES))}")
         for name in ("swap_space", "snapshot_space"):
             space = getattr(self, name)
-            require(is_number(space) and 0 <= space <= LARGEST_NUMBER, name, space, "a number of GiB, at least 0")
+            check.require(name, is_number(space) and 0 <= space <= LARGEST_NUMBER, "a number of GiB, at least 0")
 
     def for_target(self, target: ModelConfig, draft: ModelConfig | None = None) -> "EngineConfig":
         """This config with the best defaults for a target and a draft model, where the user has not set a value.
@@ -157,10 +142,8 @@ class EngineConfig:
         if target.delta_nets is not None or (draft is not None and draft.delta_nets is not None):
             config = self._for_states()
         else:
-            every = self.snapshot_every
-            require(
-                every is None, "snapshot_every", every, "None without recurrent states of the target or a draft model"
-            )
+            expected = "None without recurrent states of the target or a draft model"
+            require(self.snapshot_every is None, "snapshot_every", self.snapshot_every, expected)
         if target.latent is not None:
             chunk = self.prefill_chunk or min(CHUNK_OF_LATENTS, tokens or CHUNK_OF_LATENTS)
             config = dataclasses.replace(config, prefill_chunk=chunk, expand_latents=True)

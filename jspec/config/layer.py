@@ -2,10 +2,9 @@
 
 import dataclasses
 
-from jspec._validation import is_int, require
+from jspec._validation import FieldChecks, is_int
 
 OF_TARGET = -1  # as ``LayerConfig.reads_cache_of``: a layer of the target that a draft head drafts for
-_SIZES = ("head_dim", "num_kv_heads", "intermediate_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +33,12 @@ class LayerConfig:
     reads_cache_of: int | None = None
 
     def __post_init__(self):
-        for name in _SIZES:
-            value = getattr(self, name)
-            sized = is_int(value) and 1 <= value < 2**31
-            require(sized, f"layers.{name}", value, "an integer of at least 1 and below 2^31")
-        require(isinstance(self.keys_are_values, bool), "layers.keys_are_values", self.keys_are_values, "True or False")
-        source = self.reads_cache_of
+        check, source = FieldChecks(self, "layers."), self.reads_cache_of
+        sizes = ("head_dim", "num_kv_heads", "intermediate_size")
+        check.sizes(*sizes, expected="an integer of at least 1 and below 2^31")
+        check.flags("keys_are_values")
         known = source is None or (is_int(source) and source >= OF_TARGET)
-        require(known, "layers.reads_cache_of", source, "None or the number of an earlier layer")
+        check.require("reads_cache_of", known, "None or the number of an earlier layer")
 
     @property
     def projections(self) -> int:
@@ -58,17 +55,10 @@ class LayerConfig:
         source = self.reads_cache_of
         if source in (None, OF_TARGET):
             return
+        check, field = FieldChecks(self, "layers."), "reads_cache_of"
         earlier = source < layer and others[source].reads_cache_of is None
-        require(
-            earlier, "layers.reads_cache_of", source, f"an earlier layer than {layer} with keys and values of its own"
-        )
-        same = [(other.head_dim, other.num_kv_heads) for other in (self, others[source])]
-        require(
-            same[0] == same[1], "layers.reads_cache_of", source, f"a layer with the heads of layer {layer}, {same[0]}"
-        )
-        require(
-            windows[source] == windows[layer],
-            "layers.reads_cache_of",
-            source,
-            f"a layer with the window of layer {layer}, {windows[layer]}",
-        )
+        check.require(field, earlier, f"an earlier layer than {layer} with keys and values of its own")
+        heads, others_heads = ((one.head_dim, one.num_kv_heads) for one in (self, others[source]))
+        check.require(field, heads == others_heads, f"a layer with the heads of layer {layer}, {heads}")
+        same = windows[source] == windows[layer]
+        check.require(field, same, f"a layer with the window of layer {layer}, {windows[layer]}")

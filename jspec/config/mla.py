@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from jspec._validation import is_int, is_number, require
+from jspec._validation import FieldChecks, is_int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +37,17 @@ class Latent:
     interleaved: bool = True
 
     def __post_init__(self):
-        for name in ("rank", "rotated", "value_dim"):
-            value = getattr(self, name)
-            require(is_int(value) and 1 <= value < 2**31, f"latent.{name}", value, "an integer of at least 1")
-        require(self.rotated % 2 == 0, "latent.rotated", self.rotated, "an even number (rotary pairs)")
-        rank, eps = self.query_rank, self.norm_eps
+        check, rank = FieldChecks(self, "latent."), self.query_rank
+        check.sizes("rank", "rotated", "value_dim")
+        check.require("rotated", self.rotated % 2 == 0, "an even number (rotary pairs)")
         known = rank is None or (is_int(rank) and 1 <= rank < 2**31)
-        require(known, "latent.query_rank", rank, "None or an integer of at least 1")
-        require(is_number(eps) and eps > 0, "latent.norm_eps", eps, "a positive number")
-        require(isinstance(self.interleaved, bool), "latent.interleaved", self.interleaved, "True or False")
+        check.require("query_rank", known, "None or an integer of at least 1")
+        check.positive("norm_eps")
+        check.flags("interleaved")
 
     def require_fit(self, head_dim: int):
         """Raise a ValueError unless a query of ``head_dim`` numbers has some that are rotated and some that are not."""
-        require(self.rotated < head_dim, "latent.rotated", self.rotated, f"below head_dim, {head_dim}")
+        FieldChecks(self, "latent.").require("rotated", self.rotated < head_dim, f"below head_dim, {head_dim}")
 
     @property
     def cached(self) -> int:

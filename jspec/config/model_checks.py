@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from jspec._validation import is_int, is_number, require
+from jspec._validation import FieldChecks, is_int, is_number, require
 from jspec.config.delta_net import DeltaNets
 from jspec.config.layer import LayerConfig
 from jspec.config.mla import Latent
@@ -32,9 +32,8 @@ def require_quantization(quantization: object):
     """Raise a ValueError unless weights can be stored so; None is for weights that are not quantised."""
     known = (None, *STORED_QUANTIZATIONS)
     of_checkpoint = isinstance(quantization, str) and in_codes(quantization)
-    require(
-        of_checkpoint or quantization in known, "quantization", quantization, f"one of {', '.join(map(str, known))}"
-    )
+    expected = f"one of {', '.join(map(str, known))}"
+    require(of_checkpoint or quantization in known, "quantization", quantization, expected)
 
 
 def require_part(name: str, size: Any, vocab_size: int | None):
@@ -48,64 +47,43 @@ def require_part(name: str, size: Any, vocab_size: int | None):
 
 def require_valid(config: "ModelConfig"):
     """Raise a ValueError that names the first field of ``config`` that is wrong, its value, and what is expected."""
-    sizes = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_layers",
-        "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "max_position",
-    )
-    for name in sizes:
-        value = getattr(config, name)
-        require(is_int(value) and 1 <= value < 2**31, name, value, "an integer of at least 1 and below 2^31")
-    require(
-        config.num_heads % config.num_kv_heads == 0,
-        "num_kv_heads",
-        config.num_kv_heads,
-        f"a divisor of num_heads, {config.num_heads}",
-    )
+    check, heads = FieldChecks(config), config.num_heads
+    widths = ("vocab_size", "hidden_size", "intermediate_size")
+    counts = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "max_position")
+    check.sizes(*widths, *counts, expected="an integer of at least 1 and below 2^31")
+    check.require("num_kv_heads", heads % config.num_kv_heads == 0, f"a divisor of num_heads, {heads}")
     # With latents, only a part of a head is rotated.
     even = config.latent is not None or config.head_dim % 2 == 0
-    require(even, "head_dim", config.head_dim, "an even number (rotary pairs)")
-    require(
-        is_number(config.rms_norm_eps) and config.rms_norm_eps > 0,
-        "rms_norm_eps",
-        config.rms_norm_eps,
-        "a positive number",
-    )
-    require(
-        len(config.windows) == config.num_layers, "windows", config.windows, f"{config.num_layers} entries, one a layer"
-    )
+    check.require("head_dim", even, "an even number (rotary pairs)")
+    check.positive("rms_norm_eps")
+    listed = len(config.windows) == config.num_layers
+    check.require("windows", listed, f"{config.num_layers} entries, one a layer")
     for window in config.windows:
         require(window is None or (is_int(window) and window >= 1), "windows", window, "None or at least 1")
     for token in config.eos_token_ids:
-        require(
-            is_int(token) and 0 <= token < config.vocab_size, "eos_token_ids", token, f"in 0..{config.vocab_size - 1}"
-        )
+        inside = is_int(token) and 0 <= token < config.vocab_size
+        require(inside, "eos_token_ids", token, f"in 0..{config.vocab_size - 1}")
     require_quantization(config.quantization)
     has_no_rows = config.quantization in E2M1 and config.tie_embeddings  # no embedding is looked up in them
     fits = not config.quantized_head or not (has_no_rows or has_order(config.quantization))
     require(fits, "quantized_head", True, f"False with quantization={config.quantization!r}")
     plain = config.plain_maps
     names = isinstance(plain, tuple) and all(isinstance(name, str) for name in plain)
-    require(names, "plain_maps", plain, "a tuple of names of linear maps")
-    require(config.quantization is not None or not plain, "plain_maps", plain, "() without quantization")
+    check.require("plain_maps", names, "a tuple of names of linear maps")
+    check.require("plain_maps", config.quantization is not None or not plain, "() without quantization")
     further = config.mtp_layers
-    require(is_int(further) and further >= 0, "mtp_layers", further, "an integer of at least 0")
+    check.require("mtp_layers", is_int(further) and further >= 0, "an integer of at least 0")
     require_part("draft_vocab_size", config.draft_vocab_size, config.vocab_size)
     untied = config.draft_vocab_size is None or not config.tie_embeddings
     require(untied, "tie_embeddings", True, "False with a draft_vocab_size, as the embedding has all tokens")
-    _require_choices(config)
-    _require_layers(config)
-    _require_latent(config)
-    _require_delta_nets(config)
-    _require_positions(config)
+    _require_choices(config, check)
+    _require_layers(config, check)
+    _require_latent(config, check)
+    _require_delta_nets(config, check)
+    _require_positions(config, check)
 
 
-def _require_choices(config: "ModelConfig"):
+def _require_choices(config: "ModelConfig", check: FieldChecks):
     choices = {
         "norm": NORMS,
         "norm_placement": tuple(LAYER_NORMS),
@@ -114,116 +92,95 @@ def _require_choices(config: "ModelConfig"):
     }
     for name, known in choices.items():
         value = getattr(config, name)
-        require(isinstance(value, str) and value in known, name, value, f"one of {', '.join(known)}")
-    flags = ("final_norm", "gated_mlp", "quantized_head", "attention_sinks", "value_norm", "layer_scalars")
-    for name in (*flags, "qk_norm_after_rope", "attention_gate"):
-        require(isinstance(getattr(config, name), bool), name, getattr(config, name), "True or False")
-    for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor"):
-        value = getattr(config, name)
-        require(is_number(value) and value > 0, name, value, "a positive number")
+        check.require(name, isinstance(value, str) and value in known, f"one of {', '.join(known)}")
+    check.flags("final_norm", "gated_mlp", "quantized_head", "attention_sinks", "value_norm", "layer_scalars")
+    check.flags("qk_norm_after_rope", "attention_gate")
+    check.positive("embedding_multiplier", "residual_multiplier", "logit_divisor")
     for name in ("attention_scale", "attention_softcap", "logit_softcap"):
         value = getattr(config, name)
-        require(value is None or (is_number(value) and value > 0), name, value, "None or a positive number")
+        check.require(name, value is None or (is_number(value) and value > 0), "None or a positive number")
     kinds = config.qk_norm and config.qk_norm_over == "head" and config.norm in ("rms", "rms_wide")
-    require(
-        kinds or not config.value_norm, "value_norm", True, "False without RMS norms of each head of queries and keys"
-    )
+    normed = kinds or not config.value_norm
+    check.require("value_norm", normed, "False without RMS norms of each head of queries and keys")
     apart = not isinstance(names_of(config.architecture).qkv, str)
-    require(apart or not config.attention_gate, "attention_gate", True, f"False for a {config.architecture}")
-    _require_experts(config)
+    check.require("attention_gate", apart or not config.attention_gate, f"False for a {config.architecture}")
+    _require_experts(config, check)
     for name in ("embedding_size", "per_layer_inputs", "per_layer_vocab_size"):
         width = getattr(config, name)
-        require(width is None or (is_int(width) and 1 <= width < 2**31), name, width, "None or at least 1")
+        check.require(name, width is None or (is_int(width) and 1 <= width < 2**31), "None or at least 1")
     tabled = config.per_layer_vocab_size is None or config.per_layer_inputs is not None
-    require(tabled, "per_layer_vocab_size", config.per_layer_vocab_size, "None without per_layer_inputs")
+    check.require("per_layer_vocab_size", tabled, "None without per_layer_inputs")
 
 
-def _require_layers(config: "ModelConfig"):
+def _require_layers(config: "ModelConfig", check: FieldChecks):
     listed = isinstance(config.layers, tuple) and all(isinstance(layer, LayerConfig) for layer in config.layers)
-    require(
-        listed and len(config.layers) in (0, config.num_layers),
-        "layers",
-        config.layers,
-        f"() or {config.num_layers} entries, each a LayerConfig",
-    )
+    each = listed and len(config.layers) in (0, config.num_layers)
+    check.require("layers", each, f"() or {config.num_layers} entries, each a LayerConfig")
     for number, layer in enumerate(config.layers):
-        heads = layer.num_kv_heads
-        require(
-            config.num_heads % heads == 0, "layers.num_kv_heads", heads, f"a divisor of num_heads, {config.num_heads}"
-        )
+        own, heads = FieldChecks(layer, "layers."), config.num_heads
+        own.require("num_kv_heads", heads % layer.num_kv_heads == 0, f"a divisor of num_heads, {heads}")
         even = config.latent is not None or layer.head_dim % 2 == 0
-        require(even, "layers.head_dim", layer.head_dim, "an even number (rotary pairs)")
+        own.require("head_dim", even, "an even number (rotary pairs)")
         layer.require_source(number, config.layers, config.windows)
 
 
-def _require_latent(config: "ModelConfig"):
-    latent = config.latent
+def _require_latent(config: "ModelConfig", check: FieldChecks):
+    latent, heads = config.latent, config.num_heads
     if latent is None:
         return
-    require(isinstance(latent, Latent), "latent", latent, "Latent or None")
+    check.require("latent", isinstance(latent, Latent), "Latent or None")
     latent.require_fit(config.head_dim)
-    heads = config.num_kv_heads == config.num_heads
-    require(
-        heads, "num_kv_heads", config.num_kv_heads, f"num_heads, {config.num_heads}, as every head has a key of its own"
-    )
+    own_keys = config.num_kv_heads == heads
+    check.require("num_kv_heads", own_keys, f"num_heads, {heads}, as every head has a key of its own")
     plain = not (config.qk_norm or config.attention_sinks or config.attention_softcap) and not any(config.windows)
-    require(plain, "latent", latent, "None for attention with windows, soft caps, sinks or norms of queries and keys")
+    check.require("latent", plain, "None for attention with windows, soft caps, sinks or norms of queries and keys")
     uniform = not (config.layers or config.value_norm or config.attention_gate)
-    require(uniform, "latent", latent, "None for layers that differ, norms of values, or gates of attention")
-    require(
-        config.rope is not None and not config.layer_ropes, "rope", config.rope, "one Rope for all layers with latents"
-    )
+    check.require("latent", uniform, "None for layers that differ, norms of values, or gates of attention")
+    rotated_alike = config.rope is not None and not config.layer_ropes
+    check.require("rope", rotated_alike, "one Rope for all layers with latents")
     growth = 0 if config.rope is None else config.rope.query_growth
     require(growth == 0, "rope.query_growth", growth, "0 for attention with latents")
     biased = config.qkv_bias and latent.query_rank is None
     require(not biased, "latent.query_rank", None, "a rank, where attention has biases")
 
 
-def _require_delta_nets(config: "ModelConfig"):
+def _require_delta_nets(config: "ModelConfig", check: FieldChecks):
     nets = config.delta_nets
     if nets is None:
         return
-    require(isinstance(nets, DeltaNets), "delta_nets", nets, "DeltaNets or None")
+    check.require("delta_nets", isinstance(nets, DeltaNets), "DeltaNets or None")
     nets.require_fit(config.num_layers)
     known = names_of(config.architecture).delta_inputs is not None
-    require(known, "delta_nets", nets, f"None for a {config.architecture}")
+    check.require("delta_nets", known, f"None for a {config.architecture}")
     plain = config.latent is None and not (config.layers or any(config.windows) or config.attention_sinks)
-    require(plain, "delta_nets", nets, "None beside latents, windows, sinks, or layers that differ in their sizes")
+    check.require("delta_nets", plain, "None beside latents, windows, sinks, or layers that differ in their sizes")
 
 
-def _require_experts(config: "ModelConfig"):
+def _require_experts(config: "ModelConfig", check: FieldChecks):
     experts = config.experts
     if experts is None:
         return
-    require(isinstance(experts, Experts), "experts", experts, "Experts or None")
-    require(
-        len(experts.layers) in (0, config.num_layers),
-        "experts.layers",
-        experts.layers,
-        f"() or {config.num_layers} entries, one a layer",
-    )
+    check.require("experts", isinstance(experts, Experts), "Experts or None")
+    listed, own = len(experts.layers) in (0, config.num_layers), FieldChecks(experts, "experts.")
+    own.require("layers", listed, f"() or {config.num_layers} entries, one a layer")
     if experts.stored is not None:
         experts.require_stored_in_groups(config.hidden_size)
         known = names_of(config.architecture).stacked_maps is not None
-        require(known, "experts.stored", experts.stored, f"None for experts of {config.architecture}")
+        own.require("stored", known, f"None for experts of {config.architecture}")
     activation = "gelu_tanh" if experts.beside_mlp else "silu"
     gated = config.activation == activation and config.gated_mlp and not config.mlp_bias
-    require(gated, "experts", experts, f"a gated MLP with activation {activation} and without biases")
+    check.require("experts", gated, f"a gated MLP with activation {activation} and without biases")
     placed = config.norm_placement == "around" or not experts.beside_mlp
-    require(placed, "experts.beside_mlp", experts.beside_mlp, "False, unless norm_placement is 'around'")
+    own.require("beside_mlp", placed, "False, unless norm_placement is 'around'")
 
 
-def _require_positions(config: "ModelConfig"):
+def _require_positions(config: "ModelConfig", check: FieldChecks):
     offset, ropes = config.position_offset, config.layer_ropes
-    require(offset is None or (is_int(offset) and offset >= 0), "position_offset", offset, "None or at least 0")
-    require(config.rope is None or isinstance(config.rope, Rope), "rope", config.rope, "a Rope or None")
+    check.require("position_offset", offset is None or (is_int(offset) and offset >= 0), "None or at least 0")
+    check.require("rope", config.rope is None or isinstance(config.rope, Rope), "a Rope or None")
     listed = isinstance(ropes, tuple) and all(rope is None or isinstance(rope, Rope) for rope in ropes)
-    require(
-        listed and len(ropes) in (0, config.num_layers),
-        "layer_ropes",
-        ropes,
-        f"() or {config.num_layers} entries, each a Rope or None",
-    )
+    each = listed and len(ropes) in (0, config.num_layers)
+    check.require("layer_ropes", each, f"() or {config.num_layers} entries, each a Rope or None")
     for number in range(config.num_layers):
         if (rope := config.rope_of(number)) is not None:
             rope.require_fit(config.rotary_head(number))

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from jspec._validation import is_int, is_number, require
+from jspec._validation import FieldChecks, is_int, is_number, require
 from jspec.quantization import mxfp4
 
 
@@ -63,54 +63,36 @@ class Experts:
     shared_gate: bool = False
 
     def __post_init__(self):
-        for name in ("count", "chosen", "width", "groups", "chosen_groups"):
-            value = getattr(self, name)
-            require(is_int(value) and 1 <= value < 2**31, f"experts.{name}", value, "an integer of at least 1")
-        require(
-            self.chosen <= self.count, "experts.chosen", self.chosen, f"at most the {self.count} experts that there are"
-        )
+        check = FieldChecks(self, "experts.")
+        check.sizes("count", "chosen", "width", "groups", "chosen_groups")
+        check.require("chosen", self.chosen <= self.count, f"at most the {self.count} experts that there are")
         flags = isinstance(self.layers, tuple) and all(isinstance(flag, bool) for flag in self.layers)
-        require(flags, "experts.layers", self.layers, "a tuple of True or False, one a layer")
-        for name in ("renormalise", "biases", "corrected", "beside_mlp", "shared_gate"):
-            require(isinstance(getattr(self, name), bool), f"experts.{name}", getattr(self, name), "True or False")
+        check.require("layers", flags, "a tuple of True or False, one a layer")
+        check.flags("renormalise", "biases", "corrected", "beside_mlp", "shared_gate")
         clamp = self.clamp
-        require(clamp is None or (is_number(clamp) and clamp > 0), "experts.clamp", clamp, "None or a positive number")
-        require(self.stored in (None, "mxfp4"), "experts.stored", self.stored, "None or 'mxfp4'")
-        self._require_routing()
+        check.require("clamp", clamp is None or (is_number(clamp) and clamp > 0), "None or a positive number")
+        check.require("stored", self.stored in (None, "mxfp4"), "None or 'mxfp4'")
+        self._require_routing(check)
 
-    def _require_routing(self):
+    def _require_routing(self, check: FieldChecks):
         known = ("softmax", "sigmoid")
-        require(self.scores in known, "experts.scores", self.scores, f"one of {', '.join(known)}")
-        require(is_number(self.scale) and self.scale > 0, "experts.scale", self.scale, "a positive number")
-        require(
-            is_int(self.shared) and 0 <= self.shared < 2**31, "experts.shared", self.shared, "an integer of at least 0"
-        )
+        check.require("scores", self.scores in known, f"one of {', '.join(known)}")
+        check.positive("scale")
+        check.require("shared", is_int(self.shared) and 0 <= self.shared < 2**31, "an integer of at least 0")
         groups, size = self.groups, self.count // self.groups
         whole = self.count % groups == 0 and (groups == 1 or size >= 2)
-        require(
-            whole, "experts.groups", groups, f"groups of at least two that the {self.count} experts are dealt to evenly"
-        )
+        check.require("groups", whole, f"groups of at least two that the {self.count} experts are dealt to evenly")
         fits = self.chosen_groups <= groups and self.chosen_groups * size >= self.chosen
-        require(
-            fits,
-            "experts.chosen_groups",
-            self.chosen_groups,
-            f"at most {groups} groups, which together have the {self.chosen} experts of a token",
-        )
+        together = f"at most {groups} groups, which together have the {self.chosen} experts of a token"
+        check.require("chosen_groups", fits, together)
         corrects = not self.corrected or (self.scores == "sigmoid" and not self.biases)
-        require(
-            corrects, "experts.corrected", self.corrected, "False, unless scores are sigmoid and there are no biases"
-        )
+        check.require("corrected", corrects, "False, unless scores are sigmoid and there are no biases")
         alone = self.stored is None and not (self.biases or self.shared or self.layers or self.scores != "softmax")
-        require(
-            alone or not self.beside_mlp,
-            "experts.beside_mlp",
-            self.beside_mlp,
-            "False for experts with biases, in four bits, with sigmoids, shared, or in some layers only",
-        )
-        require(self.shared > 0 or not self.shared_gate, "experts.shared_gate", True, "False without shared experts")
+        others = "False for experts with biases, in four bits, with sigmoids, shared, or in some layers only"
+        check.require("beside_mlp", alone or not self.beside_mlp, others)
+        check.require("shared_gate", self.shared > 0 or not self.shared_gate, "False without shared experts")
         plain = not self.shared or (self.stored is None and not self.biases and self.clamp is None)
-        require(plain, "experts.shared", self.shared, "0 for experts with biases, clamps or four bits")
+        check.require("shared", plain, "0 for experts with biases, clamps or four bits")
 
     @property
     def per_token(self) -> int:
@@ -125,12 +107,8 @@ class Experts:
     def require_stored_in_groups(self, hidden_size: int):
         """Raise a ValueError unless the inputs of both maps, hidden_size and width, are whole groups of MXFP4."""
         for name, inputs in (("hidden_size", hidden_size), ("experts.width", self.width)):
-            require(
-                inputs % mxfp4.GROUP == 0,
-                name,
-                inputs,
-                f"a multiple of {mxfp4.GROUP} with experts stored in {self.stored}",
-            )
+            whole = f"a multiple of {mxfp4.GROUP} with experts stored in {self.stored}"
+            require(inputs % mxfp4.GROUP == 0, name, inputs, whole)
 
     def dimensions(self, hidden_size: int) -> Mapping[str, int]:
         """Dimension letter -> size; hidden_size is D. A row of four-bit weights has ``Dp`` or ``Fp`` pairs of groups."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jspec._validation import is_int, is_number, require
+from jspec._validation import FieldChecks, is_int, is_number
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
@@ -47,27 +47,15 @@ class Rope:
     query_growth: float = 0.0
 
     def __post_init__(self):
-        require(self.kind in ROPE_KINDS, "rope.kind", self.kind, f"one of {', '.join(ROPE_KINDS)}")
-        scales = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor")
-        for name in ("theta", *scales, "original_max_position", "beta_fast", "beta_slow"):
-            value = getattr(self, name)
-            require(is_number(value) and value > 0, f"rope.{name}", value, "a positive number")
-        if self.kind == "llama3":
-            ordered = self.low_freq_factor < self.high_freq_factor
-            require(
-                ordered,
-                "rope.high_freq_factor",
-                self.high_freq_factor,
-                f"above low_freq_factor, {self.low_freq_factor}",
-            )
-        part = self.fraction
-        require(is_number(part) and 0 < part <= 1, "rope.fraction", part, "a number above 0 and at most 1")
-        require(isinstance(self.long_texts, bool), "rope.long_texts", self.long_texts, "True or False")
-        growth = self.query_growth
-        require(is_number(growth) and growth >= 0, "rope.query_growth", growth, "a number of at least 0")
-        self._require_factors()
-
-    def _require_factors(self):
+        check, part, growth = FieldChecks(self, "rope."), self.fraction, self.query_growth
+        check.require("kind", self.kind in ROPE_KINDS, f"one of {', '.join(ROPE_KINDS)}")
+        check.positive("theta", "factor", "low_freq_factor", "high_freq_factor", "attention_factor")
+        check.positive("original_max_position", "beta_fast", "beta_slow")
+        ordered = self.kind != "llama3" or self.low_freq_factor < self.high_freq_factor
+        check.require("high_freq_factor", ordered, f"above low_freq_factor, {self.low_freq_factor}")
+        check.require("fraction", is_number(part) and 0 < part <= 1, "a number above 0 and at most 1")
+        check.flags("long_texts")
+        check.require("query_growth", is_number(growth) and growth >= 0, "a number of at least 0")
         longrope = self.kind == "longrope"
         for name in ("short_factors", "long_factors"):
             factors = getattr(self, name)
@@ -75,7 +63,7 @@ class Rope:
             wanted = (
                 "a tuple of positive numbers, one for each rotary pair" if longrope else "() for a rope of this kind"
             )
-            require(positive and bool(factors) == longrope, f"rope.{name}", factors, wanted)
+            check.require(name, positive and bool(factors) == longrope, wanted)
 
     def rotary_dim(self, head_dim: int) -> int:
         """Numbers of a head that are rotated. A rotary pair has one of their first half and one of their second half."""
@@ -83,12 +71,12 @@ class Rope:
 
     def require_fit(self, head_dim: int):
         """Raise a ValueError unless heads of ``head_dim`` numbers can be rotated."""
-        rotated = self.rotary_dim(head_dim)
+        rotated, check = self.rotary_dim(head_dim), FieldChecks(self, "rope.")
         even = rotated >= 2 and rotated % 2 == 0
-        require(even, "rope.fraction", self.fraction, f"an even number of rotated numbers of the {head_dim} of a head")
+        check.require("fraction", even, f"an even number of rotated numbers of the {head_dim} of a head")
         for name in ("short_factors", "long_factors") if self.kind == "longrope" else ():
-            factors = getattr(self, name)
-            require(len(factors) == rotated // 2, f"rope.{name}", factors, f"{rotated // 2} numbers, one a rotary pair")
+            fits = len(getattr(self, name)) == rotated // 2
+            check.require(name, fits, f"{rotated // 2} numbers, one a rotary pair")
 
     def for_length(self, max_len: int) -> "Rope":
         """The rope of an engine with texts of up to ``max_len`` tokens.

@@ -96,7 +96,8 @@ class Shards:
             each = bytes_of(dataclasses.replace(parameter, copies=ONCE), dimensions, itemsize)
             if self._split(parameter, config).axis is not None:
                 rows = parameter.tensor_lengths(dimensions)[0]
-                each *= self.vocabulary(rows) / rows if _of_vocabulary(parameter) else 1 / self.count
+                of_vocabulary = any(axis.name == "vocab" for axis in parameter.tensors.values())
+                each *= self.vocabulary(rows) / rows if of_vocabulary else 1 / self.count
             total += len(parameter.copies) * math.ceil(each)
         return total
 
@@ -185,7 +186,3 @@ def shards_of(
     require(isinstance(expert_parallel, bool), "expert_parallel", expert_parallel, "True or False")
     shards = Shards(n, by_expert=expert_parallel)
     return (None if n == 1 else shards), (None if of_draft == 1 else shards)
-
-
-def _of_vocabulary(parameter: Parameter) -> bool:
-    return any(axis.name == "vocab" for axis in parameter.tensors.values())

@@ -89,12 +89,8 @@ class Speculation:
     def __post_init__(self):
         self._check_num_draft_tokens()
         require(is_one_of(self.verify, VERIFY_RULES), "verify", self.verify, f"one of {', '.join(VERIFY_RULES)}")
-        require(
-            is_one_of(self.draft_sampling, DRAFT_SAMPLINGS),
-            "draft_sampling",
-            self.draft_sampling,
-            f"one of {', '.join(DRAFT_SAMPLINGS)}",
-        )
+        ok = is_one_of(self.draft_sampling, DRAFT_SAMPLINGS)
+        require(ok, "draft_sampling", self.draft_sampling, f"one of {', '.join(DRAFT_SAMPLINGS)}")
         if self.draft_sampling == "coupled" and self.verify != "match":
             raise ValueError(
                 f"draft_sampling='coupled' with verify={self.verify!r} is biased, because the accept test "

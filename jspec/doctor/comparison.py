@@ -153,7 +153,8 @@ def compare_with_reference(
     del model
     gc.collect()
 
-    with _exact(dtype):
+    # In float32, products of matrices are not rounded to TF32 or bfloat16, as GPUs do unless they are told.
+    with jax.default_matmul_precision("highest") if dtype == "float32" else contextlib.nullcontext():
         engine = engine_config(config, encoded, max_tokens, dtype)
         engine = ModelMemory(config, None, 1).with_num_pages(engine, share=0.9)
         ours = build(config.for_length(engine.max_len), checkpoint.language_model(dtype)[1], dtype)
@@ -185,10 +186,3 @@ def _hidden_differences(
     for index, (theirs, own) in enumerate(zip(reference, ours, strict=True)):
         if theirs.shape == own.shape:
             yield hidden_difference(index, theirs, own, beyond)
-
-
-@contextlib.contextmanager
-def _exact(dtype: str):
-    """In float32, products of matrices are not rounded to TF32 or bfloat16, as GPUs do unless they are told."""
-    with jax.default_matmul_precision("highest") if dtype == "float32" else contextlib.nullcontext():
-        yield

@@ -121,9 +121,8 @@ def diagnose(
     given_options = HeadOptions(aux_convention, norm_output, mask_token_id, mtp=draft == MTP)
     require(is_int(max_tokens) and max_tokens >= 2, "max_tokens", max_tokens, "an integer of at least 2")
     K = num_draft_tokens
-    require(
-        is_int(K) and K >= 1, "num_draft_tokens", K, "an integer of at least 1, because drafts are what is looked at"
-    )
+    expected = "an integer of at least 1, because drafts are what is looked at"
+    require(is_int(K) and K >= 1, "num_draft_tokens", K, expected)
     target_checkpoint, draft_checkpoint = open_checkpoints(target, draft, given_options, download)
     if draft_checkpoint is None:
         raise ValueError(f"draft={draft!r}: expected the folder of a draft model or a draft head")

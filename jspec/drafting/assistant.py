@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Setup, Stateless
+from jspec.drafting.base import Context, Drawn, Setup, Stateless
 from jspec.drafting.drawing import Drawing
 from jspec.models.gathered_view import GatheredView
 from jspec.models.heads.assistant import AssistantHead
@@ -14,7 +14,7 @@ from jspec.models.protocols import Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Assistant(Stateless):
+class Assistant(Drawn, Stateless):
     """An assistant. It attends to the slots 0 .. length - 2, which are all that the target has computed of committed tokens:
     slot length - 1 may hold keys of a refused draft.
 
@@ -38,10 +38,6 @@ class Assistant(Stateless):
     def build(cls, setup: Setup):
         head: AssistantHead = setup.draft
         return cls(head, setup.target, head.config.sources(setup.target_config), setup.speculation)
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.speculation.most_draft_tokens
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, self.head.config.method, None)

@@ -290,6 +290,16 @@ class Drafter(Protocol):
         ...
 
 
+class Drawn:
+    """The number of drafts of a drafter whose drafts are drawn as ``speculation`` says."""
+
+    speculation: Speculation
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.speculation.most_draft_tokens
+
+
 class Stateless:
     """The members that are the same in every drafter that keeps nothing between rounds.
 

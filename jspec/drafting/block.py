@@ -1,24 +1,21 @@
 """Block drafters: DFlash, DFlash2, JetSpec and DSpark. One pass computes the hidden states of all drafts."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jspec.config import Speculation
-from jspec.drafting.base import Context, Prompt, Setup
+from jspec.drafting.base import Context, Prompt
 from jspec.drafting.drawing import Drawing
+from jspec.drafting.eagle import CachedHead
 from jspec.drafting.window import make_window
-from jspec.models.cache_pools import init_pool
 from jspec.models.heads.block import BlockHead, BlockView
-from jspec.models.protocols import Target
 from jspec.sampling.draft_vocabulary import DraftVocabulary
 from jspec.sampling.verify import Proposal
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class Block(CachedHead):
     """A draft head that fills a block of mask tokens behind the newest token (DFlash, DFlash2, JetSpec and DSpark, 2026).
 
     The pass of a round caches the context of the tokens that the last round committed, whose features the target has
@@ -28,31 +25,9 @@ class Block:
     A head whose slots see all others was trained for blocks of one size: it always has that many slots, of which a smaller K
     draws the first. The drafts of a DFlash or JetSpec head do not see each other, as in ``drafting.parallel``. Those of a
     DSpark head are drawn one after another, and so are those of a DFlash2 head, each among the likeliest tokens of its slot.
-
-    Attributes:
-      head: the draft head.
-      target: the target, whose embedding and output head the draft head may borrow.
-      aux_layers: the auxiliary hidden states that a feature joins, as ``Target.with_auxiliary`` takes them.
-      speculation: K, and how drafts are drawn.
     """
 
     head: BlockHead
-    target: Target
-    aux_layers: tuple[int, ...]
-    speculation: Speculation
-
-    @classmethod
-    def build(cls, setup: Setup):
-        config: Any = setup.config
-        return cls(setup.draft, setup.target, config.resolved_aux_layers(setup.target_config), setup.speculation)
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.speculation.most_draft_tokens
-
-    @property
-    def max_position(self) -> int:
-        return self.head.config.layers.max_position
 
     @property
     def longest_text(self) -> int:
@@ -72,9 +47,6 @@ class Block:
     @property
     def slots_beyond(self) -> int:
         return max(self.slots - 1 - self.num_draft_tokens, 0)
-
-    def init(self, pages: int, page_size: int, dtype, num_rows: int):
-        return init_pool(self.head.cache_shape(), pages, page_size, dtype)
 
     def prefill(self, state, prompt: Prompt):
         view = prompt.view

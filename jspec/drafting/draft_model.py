@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Prompt, Setup
+from jspec.drafting.base import Context, Drawn, Prompt, Setup
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.recurrent import Reading, RecurrentDraft
 from jspec.models.cache_pools import has_states, init_pool
@@ -19,7 +19,7 @@ COMMITTED = 2  # tokens that the first pass of a round reads at most
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftModel:
+class DraftModel(Drawn):
     """A causal language model (Leviathan et al., 2023; Chen et al., 2023) that proposes tokens.
 
     The first pass of a round reads the two newest committed tokens. If the last round accepted all K drafts, the draft
@@ -46,10 +46,6 @@ class DraftModel:
     @classmethod
     def build(cls, setup: Setup):
         return cls(setup.draft, setup.target_config.vocab_size, setup.speculation)
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.speculation.most_draft_tokens
 
     @property
     def longest_text(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Prompt, Setup
+from jspec.drafting.base import Context, Drawn, Prompt, Setup
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.window import make_window
 from jspec.models.cache_pools import init_pool
@@ -19,26 +19,20 @@ from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle:
-    """A draft head whose slot i reads feature i of the target and token i + 1 (Li et al., 2024 and 2025).
-
-    The first pass of a round reads a window: the slots of the tokens that the last round committed. The target has
-    computed their features by now, so the window replaces cache entries that the last round made from the draft head's
-    own outputs. The newest token has no feature yet. After a prompt of one token, the first round drafts nothing.
+class CachedHead(Drawn):
+    """A draft head with decoder layers, which caches keys and values of its own.
 
     Attributes:
-      head: the draft head, an ``EagleHead`` or ``Eagle3Head``.
+      head: the draft head.
       target: the target, whose embedding and output head the draft head may borrow.
       aux_layers: the auxiliary hidden states that a feature joins, as ``Target.with_auxiliary`` takes them.
       speculation: K, and how drafts are drawn.
     """
 
-    head: DraftHead
+    head: Any
     target: Target
     aux_layers: tuple[int, ...]
     speculation: Speculation
-
-    slots_beyond = 0
 
     @classmethod
     def build(cls, setup: Setup):
@@ -47,19 +41,29 @@ class Eagle:
         return cls(setup.draft, setup.target, aux_layers, setup.speculation)
 
     @property
-    def num_draft_tokens(self) -> int:
-        return self.speculation.most_draft_tokens
-
-    @property
     def max_position(self) -> int:
         return self.head.config.layers.max_position
+
+    def init(self, pages: int, page_size: int, dtype, num_rows: int):
+        return init_pool(self.head.cache_shape(), pages, page_size, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle(CachedHead):
+    """A draft head whose slot i reads feature i of the target and token i + 1 (Li et al., 2024 and 2025).
+
+    The first pass of a round reads a window: the slots of the tokens that the last round committed. The target has
+    computed their features by now, so the window replaces cache entries that the last round made from the draft head's
+    own outputs. The newest token has no feature yet. After a prompt of one token, the first round drafts nothing.
+    """
+
+    head: DraftHead
+
+    slots_beyond = 0
 
     @property
     def longest_text(self) -> int:
         return self.max_position + 1  # the first draft of a round needs slot length - 2
-
-    def init(self, pages: int, page_size: int, dtype, num_rows: int):
-        return init_pool(self.head.cache_shape(), pages, page_size, dtype)
 
     def prefill(self, state, prompt: Prompt):
         view = prompt.view

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Setup, Stateless
+from jspec.drafting.base import Context, Drawn, Setup, Stateless
 from jspec.drafting.drawing import Drawing
 from jspec.models.heads.medusa import Medusa
 from jspec.models.protocols import Target
@@ -13,7 +13,7 @@ from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaHeads(Stateless):
+class MedusaHeads(Drawn, Stateless):
     """Medusa head i predicts the token i + 2 places after the position of the target's newest hidden state.
 
     All Medusa heads read that hidden state and nothing else, so no draft depends on the drafts before it.
@@ -33,10 +33,6 @@ class MedusaHeads(Stateless):
     @classmethod
     def build(cls, setup: Setup):
         return cls(setup.draft, setup.target, setup.speculation)
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.speculation.most_draft_tokens
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, self.head.config.method, DraftVocabulary.of(self.head))

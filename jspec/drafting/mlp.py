@@ -5,14 +5,14 @@ import dataclasses
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Setup, Stateless
+from jspec.drafting.base import Context, Drawn, Setup, Stateless
 from jspec.drafting.drawing import Drawing
 from jspec.models.heads.mlp_speculator import MLPSpeculator
 from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 
 @dataclasses.dataclass(frozen=True)
-class MLP(Stateless):
+class MLP(Drawn, Stateless):
     """An MLP speculator. Stage 0 reads the newest committed token, stage i reads draft i - 1 and makes draft i.
 
     Attributes:
@@ -28,10 +28,6 @@ class MLP(Stateless):
     @classmethod
     def build(cls, setup: Setup):
         return cls(setup.draft, setup.speculation)
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.speculation.most_draft_tokens
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, self.head.config.method, DraftVocabulary.of(self.head))

@@ -9,14 +9,7 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.heads.block_settings import MASK_EMBEDDING
 from jspec.checkpoints.huggingface.model_optimizer import FILE as MODEL_OPTIMIZER
 from jspec.checkpoints.huggingface.older_files import FILES as OLDER_FILES
-from jspec.checkpoints.huggingface.weights import (
-    INDEX,
-    MEDUSA,
-    PICKLE_INDEX,
-    PICKLE_NAMES,
-    PICKLE_SUFFIXES,
-    SINGLE,
-)
+from jspec.checkpoints.huggingface.weights import INDEX, MEDUSA, PICKLE_INDEX, PICKLE_NAMES, PICKLE_SUFFIXES, SINGLE
 from jspec.checkpoints.tokenizer import FILES
 from jspec.hub.listing import Listing, RemoteFile
 

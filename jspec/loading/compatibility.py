@@ -21,10 +21,8 @@ def check_options(draft: DraftConfig | str | None, speculation: Speculation):
     if draft is None:
         beside = f"draft= beside it, a draft head or a draft model; draft={NGRAM!r} looks drafts up alone"
         require(not speculation.lookup, "lookup", speculation.lookup, beside)
-        budget = speculation.verify_budget
-        require(
-            budget is None, "verify_budget", budget, "None without drafts, or draft= and num_draft_tokens beside it"
-        )
+        budget, expected = speculation.verify_budget, "None without drafts, or draft= and num_draft_tokens beside it"
+        require(budget is None, "verify_budget", budget, expected)
         return
     method, default = entry_of(draft), Speculation()
     used = {*method.options, *(LOOKED_UP if speculation.lookup else ())}

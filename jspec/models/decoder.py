@@ -132,32 +132,12 @@ class Decoder(nnx.Module):
         return embedded + self.positions[...][inside + offset]
 
     def __call__(self, tokens, positions, cache, view):
-        """Read tokens.
-
-        Args:
-          tokens: int32 ``[B, T]``.
-          positions: int32 ``[B, T]``, the absolute position of each token.
-          cache: the keys and values that ``view`` reads and writes, one entry for each layer, as ``cache_shape`` has them.
-          view: ``PagedView`` or ``CausalView``.
-
-        Returns:
-          hidden states after the final norm ``[B, T, D]``, and the cache with the new keys and values.
-        """
+        """Read T new tokens of each row: see ``LanguageModel``."""
         hidden, _, cache = self.with_auxiliary(tokens, positions, cache, view, ())
         return hidden, cache
 
     def with_auxiliary(self, tokens, positions, cache, view, aux_layers: tuple[int, ...]):
-        """Read tokens as ``__call__`` does, and also return auxiliary hidden states.
-
-        Args:
-          tokens, positions, cache, view: as for ``__call__``.
-          aux_layers: which residual streams to return: k is the one after k layers, so 0 is the embeddings and L is the
-            input of the final norm.
-
-        Returns:
-          hidden states after the final norm ``[B, T, D]``, features ``[B, T, E]``, and the cache. The features are the
-          chosen residual streams side by side. If ``aux_layers`` is ``()``, they are the hidden states.
-        """
+        """Read tokens as ``__call__`` does, and also return auxiliary hidden states: see ``Target.with_auxiliary``."""
         x = self._inputs(tokens, positions)
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
         own_inputs = [None] * len(self.layers) if self.layer_inputs is None else self.layer_inputs(tokens, x)

@@ -61,9 +61,8 @@ class StructuredOutputsParams:
             object.__setattr__(self, "json", _schema(self.json))
         for name in ("regex", "grammar", "whitespace_pattern", "preamble", "alternative"):
             value = getattr(self, name)
-            require(
-                value is None or (isinstance(value, str) and value != ""), name, value, "a string that is not empty"
-            )
+            ok = value is None or (isinstance(value, str) and value != "")
+            require(ok, name, value, "a string that is not empty")
         for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         if self.choice is not None:

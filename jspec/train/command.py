@@ -1,7 +1,9 @@
 """The arguments of ``jspec train``."""
 
 import argparse
+import dataclasses
 import pathlib
+from typing import Any
 
 from jspec.commands.model_args import add_download_option, add_shard_options
 from jspec.registry import trained
@@ -103,36 +105,14 @@ def run(args: argparse.Namespace) -> int:
     from jspec.train.methods import Sizes
     from jspec.train.run import HEAD_FOLDER, TrainingRun, train
 
-    plan = TrainingPlan(
-        steps=args.steps,
-        peak_rate=args.peak_rate,
-        weight_decay=args.weight_decay,
-        tokens_per_step=args.tokens_per_step,
-        length=args.length,
-        evaluate_every=args.evaluate_every,
-    )
-    sizes = Sizes(
-        num_draft_tokens=args.num_draft_tokens,
-        layers=args.layers,
-        intermediate_size=args.intermediate_size,
-        draft_vocab_size=args.draft_vocab_size,
-        aux_layers=args.aux_layers,
-        inner_size=args.inner_size,
-        tie=args.tie,
-        borrow_head=args.borrow_head,
-        markov=args.markov,
-        markov_rank=args.markov_rank,
-        loss=args.loss,
-        anchor_spacing=args.anchor_spacing,
-    )
     folder = _folder(args.target, args.download)
     run_settings = TrainingRun(
         method=args.method,
         target=folder,
         data=args.data,
         out=args.out,
-        plan=plan,
-        sizes=sizes,
+        plan=TrainingPlan(**_fields_of(TrainingPlan, args)),
+        sizes=Sizes(**_fields_of(Sizes, args)),
         prompts=args.prompts,
         dtype=args.dtype,
         seed=args.seed,
@@ -148,6 +128,11 @@ def run(args: argparse.Namespace) -> int:
     lengths = ", ".join(f"{length:.2f} at temperature {t}" for t, length in figures["acceptance_length"].items())
     print(f"{args.out / HEAD_FOLDER}: {figures['parameters']:,} parameters, acceptance length {lengths}")
     return 0
+
+
+def _fields_of(kind: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a dataclass that are arguments, which have the same names."""
+    return {field.name: getattr(args, field.name) for field in dataclasses.fields(kind) if field.name in args}
 
 
 def _folder(target: str, download: bool | None) -> pathlib.Path:

@@ -126,7 +126,7 @@ def _tokenise(path: pathlib.Path, files: list[pathlib.Path], tokenizer, eos_toke
     if len(encoded) == 1:
         return Corpus(encoded[0][: -int(min_held_out)], encoded[0][-int(min_held_out) :])
     chosen: set[int] = set()  # the documents that are held out
-    for index in sorted(range(len(encoded)), key=lambda i: _hash(documents[i].name)):
+    for index in sorted(range(len(encoded)), key=lambda i: hashlib.sha256(documents[i].name.encode()).digest()):
         if sum(len(encoded[i]) for i in chosen) >= min_held_out:
             break
         chosen.add(index)
@@ -162,7 +162,3 @@ def _text_of(where: str, line: str, tokenizer) -> str:
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(f"{where}: has 'messages', and the target's tokenizer has no chat template; expected 'text'")
     return tokenizer.apply_chat_template(entry["messages"], tokenize=False)
-
-
-def _hash(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()

@@ -119,7 +119,7 @@ def test_a_cut_call_is_given_as_far_as_it_came(service):
                 "tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}}}],
             },
             "tools",
-            "no text fits it",
+            "circular references",
         ),
         (
             {

@@ -17,12 +17,9 @@ slot drafts first: the class in ``architectures`` decides, unless ``sample_from_
 (``jspec.checkpoints.heads.block_settings``)."""
 
 import os
-import re
 import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
-
-import numpy as np
 
 from jspec._validation import require
 from jspec.checkpoints.files.fields import Fields
@@ -43,9 +40,9 @@ from jspec.checkpoints.heads.block_settings import (
 )
 from jspec.checkpoints.heads.eagle3_settings import Settings
 from jspec.checkpoints.heads.format import HeadFormat, architectures, refuse_gemma
-from jspec.checkpoints.heads.layers import layer_fields, read_layers, window_fields
+from jspec.checkpoints.heads.layers import layer_fields, num_numbered_layers, read_layers, window_fields
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.heads.vocabulary import D2T, T2D, draft_ids, offsets, require_identity
+from jspec.checkpoints.heads.vocabulary import D2T, T2D, with_draft_ids, with_public_vocabulary
 from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, tensor_table
 from jspec.checkpoints.layout import Layout
 from jspec.config.heads import EMBEDDING, BlockConfig
@@ -130,11 +127,7 @@ def build(
         own_head=OUTPUT_HEAD in tensors,
         **own,
     )
-    replaced, folder = dict(tensors), os.path.dirname(top.where)
-    if D2T in tensors and config.reduced:
-        replaced[D2T] = draft_ids(folder, tensors[D2T], tensors.get(T2D), config.draft_vocab_size, layers.vocab_size)
-    elif D2T in tensors:
-        require_identity(folder, tensors[D2T], config.draft_vocab_size)
+    replaced = with_draft_ids(os.path.dirname(top.where), tensors, config.draft_vocab_size, layers.vocab_size)
     return Layout(config, _label(config), tensor_table(config), replaced, left_out=frozenset((D2T, T2D)))
 
 
@@ -146,8 +139,7 @@ def _label(config: BlockConfig) -> str:
 
 def _layers(fields: Fields, tensors: dict[str, Tensor]):
     """The config of the layers, of which the files hold as many as config.json says."""
-    numbers = [int(match[1]) for match in map(re.compile(r"layers\.(\d{1,4})\.").match, tensors) if match]
-    count = max(numbers, default=-1) + 1
+    count = num_numbered_layers(tensors)
     if fields.integer("num_hidden_layers", count) != count:
         raise fields.refuse("num_hidden_layers", f"{count}, as many layers as the files hold tensors of")
     return read_layers(fields, tensors, "layers.0.", bias_key="attention_bias")
@@ -235,12 +227,8 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
     if config.is_dflash2 or any(config.causal) or any(windows) or not (config.anchor_first or config.markov):
         every, plain = all(config.causal), tuple(window is not None for window in windows)
         both_ways = {"is_causal": False} if config.is_dflash2 and any(windows) and not any(config.causal) else {}
-        require(
-            every or config.causal == plain or bool(both_ways),
-            "causal",
-            config.causal,
-            f"True for each layer, or {plain}",
-        )
+        stated = every or config.causal == plain or bool(both_ways)
+        require(stated, "causal", config.causal, f"True for each layer, or {plain}")
         require(config.markov is None, "markov", config.markov, "None where a layer is causal or has a window")
         dflash = {"mask_token_id": config.mask_token_id, OUTPUT_IDS: ids, **({"causal_head": True} if every else {})}
         own = {DFLASH: dflash | size_fields(config) | (anchor if config.anchor_first else {})}
@@ -259,14 +247,6 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
     }
 
 
-def public_tensors(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """``tensors`` (public name -> array) in the form of the public layouts: ``draft_ids`` become ``d2t`` and ``t2d``."""
-    public = dict(tensors)
-    if D2T in tensors:
-        public[D2T], public[T2D] = offsets(tensors[D2T])
-    return public
-
-
 def recognises(fields: Fields, names: Collection[str]) -> bool:
     """Whether a folder holds a block drafter in one of these layouts."""
     if TYPE_OF_SPECULATORS in fields.raw:
@@ -279,6 +259,6 @@ FORMAT = HeadFormat(
     recognises=recognises,
     read=read,
     write_config=lambda config, target_name, _: hf_config(config, target_name),
-    write_tensors=public_tensors,
+    write_tensors=with_public_vocabulary,
     lists_layers=True,
 )

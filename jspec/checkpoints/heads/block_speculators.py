@@ -31,6 +31,7 @@ from jspec.checkpoints.heads.speculators import (
     proposal_fields,
     trained_drafts,
 )
+from jspec.checkpoints.heads.vocabulary import with_public_vocabulary
 from jspec.checkpoints.layout import Layout
 from jspec.config.heads import BlockConfig
 
@@ -107,7 +108,7 @@ FORMAT = HeadFormat(
     recognises=lambda fields, _: fields.raw.get(TYPE) in BLOCK_KINDS,
     read=read,
     write_config=hf_config,
-    write_tensors=block.public_tensors,
+    write_tensors=with_public_vocabulary,
     lists_layers=True,
     name="speculators",
 )

@@ -26,9 +26,9 @@ from jspec.checkpoints.heads.eagle3_settings import (
     norm_meaning,
 )
 from jspec.checkpoints.heads.format import HeadFormat, architectures, refuse_gemma
-from jspec.checkpoints.heads.layers import has_tensor, read_layers
+from jspec.checkpoints.heads.layers import has_tensor, num_numbered_layers, read_layers
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.heads.vocabulary import D2T, T2D, draft_ids, offsets, require_identity
+from jspec.checkpoints.heads.vocabulary import D2T, T2D, with_draft_ids, with_public_vocabulary
 from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement, renamed, tensor_table
 from jspec.checkpoints.layout import Layout, reshaped
 from jspec.config.heads import EMBEDDING, Eagle3Config
@@ -74,8 +74,7 @@ def _layers(fields: Fields, tensors: Iterable[str]) -> Fields:
 
     NeMo Automodel writes the target's whole config there, with the target's number of layers and its windows. It builds
     one layer, or several for P-EAGLE, without windows, so the tensors decide."""
-    numbers = [int(match[1]) for match in map(re.compile(r"layers\.(\d{1,4})\.").match, tensors) if match]
-    count = max(numbers, default=0) + 1
+    count = max(num_numbered_layers(tensors), 1)
     if NEMO in str(fields.raw.get("architectures")):
         copied = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
         own = {key: value for key, value in fields.raw.items() if key not in copied}
@@ -223,11 +222,7 @@ def _draft_vocab_size(settings: Settings, tensors: dict[str, Tensor], vocab_size
 
 def _converted(folder: str, config: Eagle3Config, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """``tensors``, in which ``d2t`` is replaced by ``draft_ids`` and ``mask_hidden`` has the shape of its parameter."""
-    replaced, Vd, V = dict(tensors), config.draft_vocab_size, config.layers.vocab_size
-    if D2T in tensors and config.reduced:
-        replaced[D2T] = draft_ids(folder, tensors[D2T], tensors.get(T2D), Vd, V)
-    elif D2T in tensors:
-        require_identity(folder, tensors[D2T], Vd)
+    replaced = with_draft_ids(folder, tensors, config.draft_vocab_size, config.layers.vocab_size)
     if MASK in tensors:
         replaced[MASK] = reshaped(tensors[MASK], config.feature_size)
     return replaced
@@ -244,9 +239,7 @@ def public_tensors(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
     The array under ``d2t`` is ``draft_ids``, int32 ``[V]``; it becomes ``d2t`` and ``t2d``. ``mask_hidden``, ``[E]``,
     becomes ``[1, 1, E]``."""
-    public = dict(tensors)
-    if D2T in tensors:
-        public[D2T], public[T2D] = offsets(tensors[D2T])
+    public = with_public_vocabulary(tensors)
     if MASK in tensors:
         public[MASK] = tensors[MASK].reshape(1, 1, -1)
     return public

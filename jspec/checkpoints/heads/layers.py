@@ -1,6 +1,7 @@
 """Reads and writes the config of the decoder layers of EAGLE heads, which several layouts share."""
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,7 @@ _DECIDED_BY_TARGET = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
 # Keys that ``_windows`` reads instead of ``model_config``, because in a draft head they do not depend on the class.
 _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
+_NUMBERED = re.compile(r"layers\.(\d{1,4})\.")
 _ROPES = ("rope_scaling", "rope_parameters")
 
 # model_type -> the transformers class whose defaults stand for absent keys. Any other model_type takes Llama's.
@@ -39,6 +41,11 @@ def has_tensor(fields: Fields, key: str, tensor: str, tensors: Iterable[str]) ->
         state = "there" if present else "missing"
         raise fields.refuse(key, f"{str(present).lower()}, because tensor {tensor!r} is {state}")
     return present
+
+
+def num_numbered_layers(tensors: Iterable[str]) -> int:
+    """How many layers there are tensors of, by the highest number in names such as ``layers.0.mlp.up_proj.weight``."""
+    return 1 + max((int(match[1]) for match in map(_NUMBERED.match, tensors) if match), default=-1)
 
 
 def read_layers(fields: Fields, tensors: dict[str, Tensor], first: str, bias_key: str) -> ModelConfig:
@@ -117,19 +124,14 @@ def layer_fields(config: ModelConfig) -> dict[str, Any]:
 
 def require_no_windows(config: ModelConfig):
     """Raise a ``ValueError`` if a layer has an attention window; for layouts whose config.json cannot state one."""
-    require(
-        not any(config.windows), "windows", config.windows, "None for each layer, as in every draft head of this layout"
-    )
+    expected = "None for each layer, as in every draft head of this layout"
+    require(not any(config.windows), "windows", config.windows, expected)
 
 
 def refuse_draft_vocabulary(config: EagleConfig | MedusaConfig | MLPConfig | MTPConfig):
     """Raise a ``ValueError`` if a draft head has a draft vocabulary; for layouts whose config.json cannot state one."""
-    require(
-        config.draft_vocab_size is None,
-        "draft_vocab_size",
-        config.draft_vocab_size,
-        "None, as this layout has all tokens",
-    )
+    size = config.draft_vocab_size
+    require(size is None, "draft_vocab_size", size, "None, as this layout has all tokens")
 
 
 def window_fields(config: ModelConfig) -> dict[str, Any]:

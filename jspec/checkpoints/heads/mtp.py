@@ -158,12 +158,8 @@ def hf_config(config: MTPConfig) -> dict[str, Any]:
     require(plain, "norm_output", config.norm_output, "True, and mask_first=False: no layout states anything else")
     written = {**layer_fields(config.layers), "architectures": [f"{config.layers.architecture}{ALONE}"]}
     which = "that of layers of which sizes and a rotary embedding say everything, as of Llama's"
-    require(
-        _states(written, config.layers),
-        "architecture",
-        config.layers.architecture,
-        f"{which}; the layout of layers alone states nothing else",
-    )
+    expected = f"{which}; the layout of layers alone states nothing else"
+    require(_states(written, config.layers), "architecture", config.layers.architecture, expected)
     return written
 
 

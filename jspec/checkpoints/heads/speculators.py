@@ -125,9 +125,8 @@ def hf_config(config: Eagle3Config, target_name: str, target_architectures: Sequ
     Raises:
       ValueError: the format cannot state ``config``.
     """
-    require(
-        config.num_aux_layers > 0, "num_aux_layers", 0, "at least 1, because the speculators format always has an fc"
-    )
+    expected = "at least 1, because the speculators format always has an fc"
+    require(config.num_aux_layers > 0, "num_aux_layers", 0, expected)
     require(not config.fuse_bias, "fuse_bias", True, "False, because the speculators format has no bias of the fc")
     expected = "True, because the speculators format always has a norm before the output head"
     require(config.norm_before_head, "norm_before_head", False, expected)

@@ -3,6 +3,7 @@
 Everything that its source left open was settled when it was converted, so loading the folder asks for no options."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from jspec.checkpoints.files.refusal import Refusal
@@ -68,19 +69,13 @@ def _model(values: dict[str, Any]) -> ModelConfig:
         raise ValueError(f"num_layers={values['num_layers']!r}: expected at most {MAX_LAYERS}")
     listed = {"windows": tuple(values["windows"]), "eos_token_ids": tuple(values["eos_token_ids"])}
     listed["plain_maps"] = tuple(values.get("plain_maps", ()))
-    ropes = {"rope": _rope(values["rope"]), "layer_ropes": tuple(map(_rope, values.get("layer_ropes", ())))}
-    nested = {"experts": _experts(values.get("experts")), "latent": _latent(values.get("latent"))}
+    ropes = tuple(_nested(Rope, rope) for rope in values.get("layer_ropes", ()))
+    nested = {"rope": _nested(Rope, values["rope"]), "layer_ropes": ropes}
+    nested |= {name: _nested(kind, values.get(name)) for name, kind in (("experts", Experts), ("latent", Latent))}
     layers = tuple(LayerConfig(**layer) for layer in values.get("layers", ()))
-    return ModelConfig(**{**values, **listed, **ropes, **nested, "layers": layers})
+    return ModelConfig(**{**values, **listed, **nested, "layers": layers})
 
 
-def _latent(values: dict[str, Any] | None) -> Latent | None:
-    return None if values is None else Latent(**values)
-
-
-def _experts(values: dict[str, Any] | None) -> Experts | None:
-    return None if values is None else Experts(**{name: _value(value) for name, value in values.items()})
-
-
-def _rope(values: dict[str, Any] | None) -> Rope | None:
-    return None if values is None else Rope(**{name: _value(value) for name, value in values.items()})
+def _nested(kind: Callable[..., Any], values: dict[str, Any] | None) -> Any:
+    """The ``Rope``, ``Experts`` or ``Latent`` that these were the fields of; None if there was none."""
+    return None if values is None else kind(**{name: _value(value) for name, value in values.items()})

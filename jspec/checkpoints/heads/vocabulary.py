@@ -17,20 +17,43 @@ D2T, T2D = "d2t", "t2d"
 MAX_VOCABULARY = 2**24  # no tokenizer has more; bounds the work that a hostile config can ask for
 
 
-def draft_ids(folder: str, d2t: Tensor, t2d: Tensor | None, draft_vocab_size: int, vocab_size: int) -> Derived:
-    """The parameter ``draft_ids``, int32 ``[V]``, as a tensor that stands in the place of ``d2t``.
+def with_draft_ids(
+    folder: str, tensors: dict[str, Tensor], draft_vocab_size: int, vocab_size: int
+) -> dict[str, Tensor]:
+    """``tensors``, with the parameter ``draft_ids``, int32 ``[V]``, in the place of ``d2t``.
 
     Args:
       folder: the checkpoint, for messages.
-      d2t: the offsets, ``[Vd]``.
-      t2d: the members, ``[V]``, or None if the files lack them.
+      tensors: name -> tensor, for every tensor in the files. Without ``d2t`` nothing is replaced, and nothing of a draft
+        head with all tokens, whose offsets have to be 0.
       draft_vocab_size: Vd.
       vocab_size: V.
 
     Raises:
-      Refusal: a draft token lies outside the target's vocabulary, two draft tokens are the same token of the target, or
-        ``t2d`` contradicts ``d2t``.
+      Refusal: a draft token lies outside the target's vocabulary, two draft tokens are the same token of the target,
+        ``t2d`` contradicts ``d2t``, or a draft head with all tokens has other offsets than 0.
     """
+    if D2T in tensors and draft_vocab_size < vocab_size:
+        return {**tensors, D2T: _draft_ids(folder, tensors[D2T], tensors.get(T2D), draft_vocab_size, vocab_size)}
+    if D2T in tensors:
+        _require_identity(folder, tensors[D2T], draft_vocab_size)
+    return dict(tensors)
+
+
+def with_public_vocabulary(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """``tensors`` (public name -> array) in the form of the public layouts: ``draft_ids``, int32 ``[V]``, which are under
+    ``d2t``, become ``d2t`` and ``t2d``, int64 ``[Vd]`` and bool ``[V]``."""
+    if D2T not in tensors:
+        return dict(tensors)
+    ids = tensors[D2T]
+    targets = np.flatnonzero(ids >= 0)
+    d2t = np.empty(targets.size, np.int64)
+    d2t[ids[targets]] = targets - ids[targets]
+    return {**tensors, D2T: d2t, T2D: ids >= 0}
+
+
+def _draft_ids(folder: str, d2t: Tensor, t2d: Tensor | None, draft_vocab_size: int, vocab_size: int) -> Derived:
+    """``draft_ids`` as a tensor that stands in the place of ``d2t``; ``t2d`` is None if the files lack it."""
     if vocab_size > MAX_VOCABULARY:
         raise Refusal(f"{folder}/config.json: vocab_size={vocab_size}: expected at most {MAX_VOCABULARY}")
     draft_tokens = np.arange(draft_vocab_size)
@@ -56,7 +79,7 @@ def draft_ids(folder: str, d2t: Tensor, t2d: Tensor | None, draft_vocab_size: in
     return derived(d2t, ids)
 
 
-def require_identity(folder: str, d2t: Tensor, vocab_size: int):
+def _require_identity(folder: str, d2t: Tensor, vocab_size: int):
     """Raise a ``Refusal`` unless all offsets are 0; for a draft head whose draft vocabulary is the target's own."""
     moved = np.flatnonzero(_offsets(folder, d2t, vocab_size))
     if moved.size:
@@ -64,14 +87,6 @@ def require_identity(folder: str, d2t: Tensor, vocab_size: int):
             f"{folder}/{d2t.file}: d2t moves {moved.size} tokens, first {moved[0]}, although the output head of this draft "
             f"head has an output channel for each of the target's {vocab_size} tokens; expected offsets of 0"
         )
-
-
-def offsets(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``(d2t, t2d)``, int64 ``[Vd]`` and bool ``[V]``, from ``draft_ids``, int32 ``[V]``: the inverse of ``draft_ids``."""
-    targets = np.flatnonzero(ids >= 0)
-    d2t = np.empty(targets.size, np.int64)
-    d2t[ids[targets]] = targets - ids[targets]
-    return d2t, ids >= 0
 
 
 def _offsets(folder: str, d2t: Tensor, draft_vocab_size: int) -> np.ndarray:

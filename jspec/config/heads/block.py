@@ -8,17 +8,7 @@ from jspec.config import ModelConfig, count
 from jspec.config.decoder_params import decoder_layers
 from jspec.config.heads.auxiliary import FEATURE, AuxiliaryConfig
 from jspec.config.heads.base import require_count
-from jspec.config.param_specs import (
-    DRAFT_VOCAB,
-    EMBED,
-    VOCAB,
-    Axis,
-    Parameter,
-    indices,
-    linear,
-    matrix,
-    vector,
-)
+from jspec.config.param_specs import DRAFT_VOCAB, EMBED, VOCAB, Axis, Parameter, indices, linear, matrix, vector
 
 RANK, GATE, CELL = Axis("Rm", "markov"), Axis("Dg", "gate"), Axis("Dc", "gate")
 SIDES, TAPS, KERNELS = Axis("2", "sides"), Axis("Tc", "taps"), Axis("2TcGc", "kernels")

@@ -7,14 +7,7 @@ from jspec.config import ModelConfig
 from jspec.config.decoder_params import decoder_layers
 from jspec.config.heads.auxiliary import FEATURE, AuxiliaryConfig
 from jspec.config.heads.base import TWICE_EMBED, require_count
-from jspec.config.param_specs import (
-    EMBED,
-    Axis,
-    Parameter,
-    indices,
-    linear,
-    vector,
-)
+from jspec.config.param_specs import EMBED, Axis, Parameter, indices, linear, vector
 
 TARGET_EMBED = Axis("Dt", "target_embed")
 
@@ -96,10 +89,8 @@ class Eagle3Config(AuxiliaryConfig):
         self.require_sizes()
         require_count("num_aux_layers", self.num_aux_layers, least=0)
         if self.num_aux_layers == 0:
-            D = self.layers.hidden_size
-            require(
-                self.target_hidden_size == D, "target_hidden_size", self.target_hidden_size, f"{D}, the head's width"
-            )
+            D, Dt = self.layers.hidden_size, self.target_hidden_size
+            require(Dt == D, "target_hidden_size", Dt, f"{D}, the head's width")
         if self.aux_layers is not None:
             right = self.has_ascending_aux_layers() and len(self.aux_layers) == self.num_aux_layers
             require(right, "aux_layers", self.aux_layers, f"{self.num_aux_layers} layer ids of at least 0, ascending")

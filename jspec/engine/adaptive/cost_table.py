@@ -65,12 +65,8 @@ class CostTable:
     def __post_init__(self):
         require(isinstance(self.device, str), "device", self.device, "the name of a device")
         require(isinstance(self.method, str), "method", self.method, "the name of a drafting method")
-        require(
-            isinstance(self.rounds, Mapping) and len(self.rounds) > 0,
-            "rounds",
-            self.rounds,
-            "seconds by batch, then by K",
-        )
+        ok = isinstance(self.rounds, Mapping) and len(self.rounds) > 0
+        require(ok, "rounds", self.rounds, "seconds by batch, then by K")
         for batch, by_drafts in self.rounds.items():
             require(is_int(batch) and batch >= 1, "rounds", batch, "batch sizes of at least 1")
             ok = isinstance(by_drafts, Mapping) and len(by_drafts) > 0
@@ -84,12 +80,8 @@ class CostTable:
                 require(ok, f"rounds[{batch}]", shape, "R of (K, R) between the batch and batch x (K + 1), for K > 0")
                 ok = is_number(seconds) and seconds > 0
                 require(ok, f"rounds[{batch}][{shape}]", seconds, "seconds, a positive number")
-            require(
-                any(is_int(shape) for shape in by_drafts),
-                f"rounds[{batch}]",
-                by_drafts,
-                "seconds of some K without an R",
-            )
+            ok = any(is_int(shape) for shape in by_drafts)
+            require(ok, f"rounds[{batch}]", by_drafts, "seconds of some K without an R")
 
     @staticmethod
     def read(path: str | pathlib.Path) -> "CostTable":

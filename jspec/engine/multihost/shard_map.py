@@ -140,21 +140,16 @@ class ProgramSharding:
         """A function of arrays that every device holds whole, as it does the results, over all devices."""
         return self.shard_map(function, _REPLICATED, _REPLICATED)
 
-    def save_program(self, save: Callable) -> Callable:
-        """``(state, row, pages) -> (state, saved)`` over all devices."""
-        return self.shard_map(save, (self.state, _REPLICATED, _REPLICATED), (self.state, self.saved))
-
-    def restore_program(self, restore: Callable) -> Callable:
-        """``(state, row, pages, saved) -> (state, None)`` over all devices."""
-        return self.shard_map(restore, (self.state, _REPLICATED, _REPLICATED, self.saved), (self.state, _REPLICATED))
-
-    def save_states_program(self, save_states: Callable) -> Callable:
-        """``(state, row) -> (state, saved)`` over all devices."""
-        return self.shard_map(save_states, (self.state, _REPLICATED), (self.state, self.saved_states))
-
-    def restore_states_program(self, restore_states: Callable) -> Callable:
-        """``(state, row, saved) -> (state, None)`` over all devices."""
-        return self.shard_map(restore_states, (self.state, _REPLICATED, self.saved_states), (self.state, _REPLICATED))
+    def copy_program(self, name: str, function: Callable) -> Callable:
+        """The program of ``Programs`` that copies rows under this name, over all devices."""
+        row, pages = _REPLICATED, _REPLICATED
+        takes, gives = {
+            "save": ((row, pages), self.saved),
+            "restore": ((row, pages, self.saved), _REPLICATED),
+            "save_states": ((row,), self.saved_states),
+            "restore_states": ((row, self.saved_states), _REPLICATED),
+        }[name]
+        return self.shard_map(function, (self.state, *takes), (self.state, gives))
 
     def create(self, make: Callable[[], Any], specs: Any = None) -> Any:
         """The result of ``make()``, sharded from the start like a ``DecodeState``, or by ``specs``."""

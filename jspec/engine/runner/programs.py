@@ -21,25 +21,9 @@ from jspec.engine.request import Request
 from jspec.engine.runner.compile import Program, decode_options
 from jspec.engine.runner.host_packing import HostPacking
 from jspec.engine.runner.saved import restore, restore_states, save, save_states
-from jspec.engine.runner.state import (
-    AdmitInputs,
-    DecodeState,
-    admit,
-    init_state,
-    put,
-    put_rows,
-    take,
-    with_processors,
-)
+from jspec.engine.runner.state import AdmitInputs, DecodeState, admit, init_state, put, put_rows, take, with_processors
 from jspec.engine.runner.step import DecodeStep, VerifyPass
-from jspec.engine.runner.step_io import (
-    Call,
-    CallLogs,
-    GrammarInputs,
-    PrefillInputs,
-    VerifyInputs,
-    empty_prefill,
-)
+from jspec.engine.runner.step_io import Call, CallLogs, GrammarInputs, PrefillInputs, VerifyInputs, empty_prefill
 from jspec.models.params import DTYPES
 from jspec.pallas.collectives.peers import Peers
 from jspec.sampling.params import SamplingParams
@@ -268,76 +252,64 @@ class Programs:
     """
 
     def __init__(self, builder: StepBuilder, target_leaves: Sequence[jax.Array], draft_lengths: Sequence[int]):
-        config, width, sharding = builder.config, builder.width(builder.most), builder.sharding
-        on_devices, replicated = (
-            (lambda function: function,) * 2 if sharding is None else (sharding.model_program, sharding.replicated)
-        )
-        self.most_admitted, self.most_moved = (
-            min(MOST_ADMITTED, config.max_batch),
-            min(MOST_MOVED, config.pages_per_row),
-        )
+        config, sharding, largest = builder.config, builder.sharding, builder.most
+        self.most_admitted = min(MOST_ADMITTED, config.max_batch)
+        self.most_moved = min(MOST_MOVED, config.pages_per_row)
+        self.verify_shape = builder.width(largest), builder.vocab_size
+
+        def on_devices(function: Callable) -> Callable:
+            return function if sharding is None else sharding.model_program(function)
+
+        def replicated(function: Callable) -> Callable:
+            return function if sharding is None else sharding.replicated(function)
+
+        def decoding(name: str, function: Callable, example: Any, tokens: int) -> PackedProgram:
+            """A part of a round, in which the target reads ``tokens`` tokens of all rows."""
+            return PackedProgram(name, on_devices(function), example, decode_options(target_leaves, tokens))
+
         self.prefill = {
             n: PackedProgram(f"prefill_{n}x{config.chunk}", on_devices(builder.prefill), empty_prefill(config, n))
             for n in config.chunk_buckets
         }
-        self.prefill_with_logprobs = PackedProgram(
-            "prefill_with_logprobs",
-            on_devices(builder.prefill_with_logprobs),
-            empty_prefill(config, config.logprob_chunks),
-        )
+        chunks, with_logprobs = empty_prefill(config, config.logprob_chunks), on_devices(builder.prefill_with_logprobs)
+        self.prefill_with_logprobs = PackedProgram("prefill_with_logprobs", with_logprobs, chunks)
         no_request = [(config.num_rows, Request(0, [0], SamplingParams(), np.zeros(2, np.uint32)))]
         inputs = AdmitInputs.of(config, builder.vocab_size, self.most_admitted, no_request)
-        self.admit = PackedProgram("admit", replicated(_admit), inputs, donate=STATE)
-        self.catch_up = PackedProgram(
-            "catch_up", on_devices(builder.catch_up), Call.of(config, config.max_batch, [], [], 1)
-        )
+        self.admit = PackedProgram("admit", replicated(_without_result(admit)), inputs, donate=STATE)
+        every_row = Call.of(config, config.max_batch, [], [], 1)
+        self.catch_up = PackedProgram("catch_up", on_devices(builder.catch_up), every_row)
         self.decode: dict[tuple[int, int, int | None], PackedProgram] = {}
-        every = ((b, K, R) for b in config.batch_buckets for K in draft_lengths for R in builder.decoding.budgets(b, K))
-        for b, K, R in every:
-            rounds = on_devices(functools.partial(builder.rounds, K=K, budget=R))
-            name = f"decode_{b}_rows_{K}_drafts" + ("" if R is None else f"_{R}_tokens")
-            options = decode_options(target_leaves, R or b * builder.width(K))
-            self.decode[b, K, R] = PackedProgram(name, rounds, Call.of(config, b, [], [], 1), options)
         self.processing_decode: dict[int, PackedProgram] = {}
-        for b in config.batch_buckets:
-            options = decode_options(target_leaves, b * width)
-            name = f"decode_{b}_rows_processing"
-            self.processing_decode[b] = PackedProgram(
-                name, on_devices(builder.processing_rounds), Call.of(config, b, [], [], 1), options
-            )
         self.draft: dict[tuple[int, bool], PackedProgram] = {}
         self.grammar: dict[int, PackedProgram] = {}
         self.verify_pass: dict[int, PackedProgram] = {}
         self.finish: dict[tuple[int, bool], PackedProgram] = {}
-        self.verify_shape = width, builder.vocab_size
         for b in config.batch_buckets:
-            call = Call.of(config, b, [], [], 1)
-            verify_inputs = VerifyInputs(call, FixedDrafts.of(b, builder.most))
-            grammar_inputs = GrammarInputs.empty(b, *self.verify_shape)
-            options = decode_options(target_leaves, b * width)
+            call, rows, tokens = Call.of(config, b, [], [], 1), f"{b}_rows", b * builder.width(largest)
+            for K in draft_lengths:
+                for R in builder.decoding.budgets(b, K):
+                    name = f"decode_{rows}_{K}_drafts" + ("" if R is None else f"_{R}_tokens")
+                    rounds = functools.partial(builder.rounds, K=K, budget=R)
+                    self.decode[b, K, R] = decoding(name, rounds, call, R or b * builder.width(K))
+            processing_rounds = builder.processing_rounds
+            self.processing_decode[b] = decoding(f"decode_{rows}_processing", processing_rounds, call, tokens)
             for processing in (False, True):
-                name, how = f"{b}_rows" + "_processing" * processing, {"processing": processing}
-                draft, finish = (on_devices(functools.partial(f, **how)) for f in (builder.draft, builder.finish))
-                self.draft[b, processing] = PackedProgram(f"draft_{name}", draft, call, options)
-                self.finish[b, processing] = PackedProgram(f"finish_{name}", finish, call, options)
-            self.grammar[b] = PackedProgram(
-                f"grammar_{b}_rows", replicated(builder.grammar), grammar_inputs, donate=OUTCOME
-            )
-            self.verify_pass[b] = PackedProgram(
-                f"verify_pass_{b}_rows", on_devices(builder.verify_pass), verify_inputs, options
-            )
-        self.save = Program(_save if sharding is None else sharding.save_program(_save), STATE, name="save")
-        self.restore = Program(
-            _restore if sharding is None else sharding.restore_program(_restore), STATE, name="restore"
-        )
-        self.save_states = Program(
-            _save_states if sharding is None else sharding.save_states_program(_save_states), STATE, name="save_states"
-        )
-        self.restore_states = Program(
-            _restore_states if sharding is None else sharding.restore_states_program(_restore_states),
-            STATE,
-            name="restore_states",
-        )
+                name = rows + "_processing" * processing
+                draft, finish = (functools.partial(f, processing=processing) for f in (builder.draft, builder.finish))
+                self.draft[b, processing] = decoding(f"draft_{name}", draft, call, tokens)
+                self.finish[b, processing] = decoding(f"finish_{name}", finish, call, tokens)
+            allowed = GrammarInputs.empty(b, *self.verify_shape)
+            self.grammar[b] = PackedProgram(f"grammar_{rows}", replicated(builder.grammar), allowed, donate=OUTCOME)
+            drafts = VerifyInputs(call, FixedDrafts.of(b, largest))
+            self.verify_pass[b] = decoding(f"verify_pass_{rows}", builder.verify_pass, drafts, tokens)
+
+        def copying(name: str, function: Callable) -> Program:
+            return Program(function if sharding is None else sharding.copy_program(name, function), STATE, name=name)
+
+        self.save = copying("save", _beside_state(save))
+        self.restore = copying("restore", _without_result(restore))
+        self.save_states = copying("save_states", _beside_state(save_states))
+        self.restore_states = copying("restore_states", _without_result(restore_states))
 
     def index(self, program: Program) -> int:
         """The index of a program among all, which is the same in every process."""
@@ -350,21 +322,11 @@ class Programs:
         return itertools.chain(self.prefill.values(), singles, *(programs.values() for programs in decode))
 
 
-def _admit(*args):
-    return admit(*args), None
+def _without_result(function: Callable) -> Callable:
+    """``(state, *args) -> (new state, None)``."""
+    return lambda *args: (function(*args), None)
 
 
-def _save(state: DecodeState, *args):
-    return state, save(state, *args)
-
-
-def _restore(*args):
-    return restore(*args), None
-
-
-def _save_states(state: DecodeState, *args):
-    return state, save_states(state, *args)
-
-
-def _restore_states(*args):
-    return restore_states(*args), None
+def _beside_state(function: Callable) -> Callable:
+    """``(state, *args) -> (state, result)``."""
+    return lambda state, *args: (state, function(state, *args))

@@ -20,11 +20,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config.heads import BlockConfig
-from jspec.models.cache_pools import LayerKV, LayerShape, cache_shape
+from jspec.models.cache_pools import LayerKV
 from jspec.models.decoder_layer import Layer
 from jspec.models.heads.dflash2 import CandidateSelector, ConvolvedLayer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
-from jspec.models.heads.eagle import init_embedding
+from jspec.models.heads.eagle import LayeredHead, init_embedding
 from jspec.models.kv_cache import PagedView
 from jspec.models.layers import Linear, Norm
 from jspec.models.w8a8 import with_quantized_inputs
@@ -118,7 +118,7 @@ class MarkovHead(nnx.Module):
         return read, state
 
 
-class BlockHead(nnx.Module):
+class BlockHead(LayeredHead):
     """The fusion of auxiliary hidden states, the layers, and the heads for logits.
 
     Attributes:
@@ -148,10 +148,6 @@ class BlockHead(nnx.Module):
         sizes = {None: 0, "hidden": D, "markov": D + Rm}
         read = sizes[config.confidence]
         self.confidence = Linear(read, 1, bias=True, dtype=dtype, rngs=rngs) if read else None
-
-    def embed(self, tokens, target):
-        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
-        return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
 
     def fuse(self, features):
         """Context ``[..., D]`` from joined auxiliary hidden states ``[..., E]``."""
@@ -206,7 +202,3 @@ class BlockHead(nnx.Module):
     def prepare(self) -> "BlockHead":
         """The draft head that serves, with the same arrays and the token of each logit."""
         return with_draft_tokens(with_quantized_inputs(self, concatenated=True))
-
-    def cache_shape(self) -> tuple[LayerShape, ...]:
-        """The cache of one token of the context."""
-        return cache_shape(self.config.layers)

@@ -12,6 +12,7 @@ i + 1 reads it where the true feature is not known yet.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,26 @@ from jspec.models.layers import Linear
 from jspec.models.w8a8 import with_quantized_inputs
 
 
-class EagleHead(nnx.Module):
+class LayeredHead(nnx.Module):
+    """What draft heads with decoder layers have in common; the embedding is the target's unless they have their own."""
+
+    config: Any
+    embedding: nnx.Param | None = None
+
+    def embed(self, tokens, target):
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
+        return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
+
+    def prepare(self):
+        """The draft head that serves, with the same arrays and the token of each logit."""
+        return with_draft_tokens(with_quantized_inputs(self))
+
+    def cache_shape(self) -> tuple[LayerShape, ...]:
+        """The cache of one slot."""
+        return cache_shape(self.config.layers)
+
+
+class EagleHead(LayeredHead):
     """The decoder layers. The output head is the target's, and so is the embedding unless the checkpoint has one.
 
     Attributes:
@@ -44,10 +64,6 @@ class EagleHead(nnx.Module):
         self.head = linear(c.hidden_size, Vd) if config.reduced else None
         self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
         self.draft_tokens = None  # before ``prepare``
-
-    def embed(self, tokens, target):
-        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
-        return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
 
     def fuse(self, features):
         """Return features of the target ``[..., D]`` unchanged, because the layers read them as they are."""
@@ -70,17 +86,9 @@ class EagleHead(nnx.Module):
         """``[..., D] -> [..., Vd]``. The target's output head, or a part of it, is applied without a norm before it."""
         return target.logits(hidden) if self.head is None else rows_of_target(self.head, hidden, target)
 
-    def prepare(self):
-        """The draft head that serves, with the same arrays and the token of each logit."""
-        return with_draft_tokens(with_quantized_inputs(self))
-
     def recycle(self, hidden):
         """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
         return hidden
-
-    def cache_shape(self) -> tuple[LayerShape, ...]:
-        """The cache of one slot."""
-        return cache_shape(self.config.layers)
 
 
 def init_embedding(config, rngs: nnx.Rngs, dtype) -> nnx.Param:

@@ -13,10 +13,9 @@ from flax import nnx
 
 from jspec.config.heads import Eagle3Config
 from jspec.models.attention import Attention
-from jspec.models.cache_pools import LayerShape, cache_shape
 from jspec.models.decoder_layer import MLP, Layer, add
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
-from jspec.models.heads.eagle import init_embedding
+from jspec.models.heads.eagle import LayeredHead, init_embedding
 from jspec.models.layers import Linear, Norm
 from jspec.models.w8a8 import with_quantized_inputs
 
@@ -49,7 +48,7 @@ class FusedLayer(nnx.Module):
         return *add(x, self.mlp(normed), after), kv
 
 
-class Eagle3Head(nnx.Module):
+class Eagle3Head(LayeredHead):
     """The decoder layers, the norms around them and the output head.
 
     Attributes:
@@ -80,10 +79,6 @@ class Eagle3Head(nnx.Module):
         self.draft_tokens = None  # before ``prepare``
         self.mask_hidden = nnx.Param(jnp.zeros(E, dtype)) if config.method == "parallel" else None
         self.mask_feature = None
-
-    def embed(self, tokens, target):
-        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
-        return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
 
     def fuse(self, features):
         """Turn joined auxiliary hidden states ``[..., E]`` into the features ``[..., D]`` that the layers read."""
@@ -125,7 +120,3 @@ class Eagle3Head(nnx.Module):
             fused = self.fuse(self.mask_hidden[...].reshape(1, -1))[0]
             head.mask_feature, head.mask_hidden = nnx.data(nnx.Param(fused)), nnx.data(None)
         return with_draft_tokens(head)
-
-    def cache_shape(self) -> tuple[LayerShape, ...]:
-        """The cache of one slot."""
-        return cache_shape(self.config.layers)

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config.heads import MTPConfig
-from jspec.models.cache_pools import LayerShape, cache_shape
 from jspec.models.decoder_layer import Layer
-from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target
+from jspec.models.heads.eagle import LayeredHead
 from jspec.models.layers import Norm, linear_maps
-from jspec.models.w8a8 import with_quantized_inputs
 
 
-class MTPHead(nnx.Module):
+class MTPHead(LayeredHead):
     """The layers; each has two norms and a linear map before it, and a norm behind it.
 
     A checkpoint may have several layers. Layer k is for draft k, and the last one for all further drafts. The slots that
@@ -46,10 +45,6 @@ class MTPHead(nnx.Module):
         self.head = linear("head", D, Vd, quantization=c.head_quantization) if config.reduced else None
         self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
         self.draft_tokens = None  # before ``prepare``
-
-    def embed(self, tokens, target):
-        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, which are the target's."""
-        return target.embed(tokens)
 
     def fuse(self, features):
         """Return features of the target ``[..., D]`` unchanged; every layer has a map of its own to fuse them with."""
@@ -86,11 +81,3 @@ class MTPHead(nnx.Module):
     def recycle(self, hidden):
         """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
         return hidden
-
-    def prepare(self):
-        """The draft head that serves, with the same arrays and the token of each logit."""
-        return with_draft_tokens(with_quantized_inputs(self))
-
-    def cache_shape(self) -> tuple[LayerShape, ...]:
-        """The cache of one slot."""
-        return cache_shape(self.config.layers)

@@ -31,7 +31,8 @@ _OBJECTS = (
     "tool_choice",
     "thinking",
 )
-_OBJECTS += ("output_config", "output_format", "prompt_cache_options", "reasoning", "text", "metadata", "include")
+_OBJECTS += ("output_config", "output_format", "prompt_cache_options", "reasoning", "text", "metadata")
+_OBJECTS += ("include", "thread")
 
 
 class Most(NamedTuple):

@@ -1,15 +1,11 @@
 """Families in which three of four layers are gated delta nets: Qwen3-Next, and Qwen3.5 with its successors."""
 
+import functools
 from typing import Any
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.huggingface.families.family import Family
-from jspec.checkpoints.huggingface.families.family_keys import (
-    Choices,
-    expert_counts,
-    qwen3_moe,
-    with_shared_experts,
-)
+from jspec.checkpoints.huggingface.families.family_keys import Choices, expert_counts, qwen3_moe, with_shared_experts
 from jspec.checkpoints.huggingface.rope import read_partial_rope
 from jspec.checkpoints.huggingface.windows import Windows
 from jspec.config import DeltaNets, Experts
@@ -121,8 +117,12 @@ _DEFAULTS: dict[str, Any] = {
 }
 _CHOICES: Choices = {"norm": "rms_offset", "qk_norm": True, "attention_gate": True}
 
+_hybrid_family = functools.partial(
+    Family, choices=_CHOICES, biases="configured", ropes=read_hybrid_rope, has_delta_nets=True
+)
+
 HYBRIDS = {
-    "Qwen3NextForCausalLM": Family(
+    "Qwen3NextForCausalLM": _hybrid_family(
         "Qwen3-Next-80B-A3B, Qwen3-Coder-Next",
         {
             **_DEFAULTS,
@@ -133,22 +133,14 @@ HYBRIDS = {
             "num_experts": 512,
             "norm_topk_prob": True,
         },
-        _CHOICES,
-        biases="configured",
-        ropes=read_hybrid_rope,
         more=qwen3_next,
-        has_delta_nets=True,
     ),
-    "Qwen3_5ForCausalLM": Family(
+    "Qwen3_5ForCausalLM": _hybrid_family(
         "Qwen3.5 0.8B to 27B, Qwen3.6-27B, Qwen3.8-27B",
         {**_DEFAULTS, "num_key_value_heads": 4},
-        _CHOICES,
-        biases="configured",
-        ropes=read_hybrid_rope,
         more=qwen3_5,
-        has_delta_nets=True,
     ),
-    "Qwen3_5MoeForCausalLM": Family(
+    "Qwen3_5MoeForCausalLM": _hybrid_family(
         "Qwen3.5-35B-A3B to 397B-A17B, Qwen3.6-35B-A3B",
         {
             **_DEFAULTS,
@@ -157,11 +149,7 @@ HYBRIDS = {
             "num_experts_per_tok": 8,
             "num_experts": 256,
         },
-        _CHOICES,
         keys={"intermediate_size": "moe_intermediate_size"},
-        biases="configured",
-        ropes=read_hybrid_rope,
         more=qwen3_5_moe,
-        has_delta_nets=True,
     ),
 }
