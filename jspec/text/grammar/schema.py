@@ -8,40 +8,15 @@ _PARTS = (
     *("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"),
     *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains", "$defs", "definitions"),
 )
-_OF_NAMES = (
-    "properties",
-    "patternProperties",
-    "$defs",
-    "definitions",
-    "dependentSchemas",
-)  # objects of schemas by name
+# Objects of schemas by name.
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _ALTERNATIVES = ("anyOf", "oneOf")  # of which a value has to match one
 # Keywords beside ``properties`` whose schemas hold for the same object, and may name more properties.
 _BESIDE = (*_ALTERNATIVES, "allOf", "$ref", "$dynamicRef", "if", "then", "else", "dependentSchemas", "not")
 # The formats that JSON Schema defines. Any other one, such as ``binary`` and ``path``, is an annotation.
-FORMATS = (
-    "date-time",
-    "date",
-    "time",
-    "duration",
-    "email",
-    "idn-email",
-    "hostname",
-    "idn-hostname",
-    "ipv4",
-    "ipv6",
-    "uri",
-)
-FORMATS += (
-    "uri-reference",
-    "iri",
-    "iri-reference",
-    "uuid",
-    "uri-template",
-    "json-pointer",
-    "relative-json-pointer",
-    "regex",
-)
+FORMATS = ("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6")
+FORMATS += ("uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer")
+FORMATS += ("relative-json-pointer", "regex")
 MOST_REFERENCES = 16  # that lead to each other
 # Keywords that limit texts.
 LIMITS = ("enum", "const", "pattern", "minLength", "maxLength", "format", *_BESIDE)
