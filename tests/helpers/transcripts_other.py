@@ -195,6 +195,11 @@ GEMMA = table(
         """<|tool_call>call:f{"a":'it\\'s, }',b: "x\\u00e9\\n",'c d':["e",{'f':"5"}],g:''}<tool_call|>""",
         ("call", "f", '{"a": "it\'s, }", "b": "xé\\n", "c d": ["e", {"f": "5"}], "g": ""}'),
     ),
+    (
+        "words",
+        "<|tool_call>call:f{a:True,b:[None,False,{'c':True}]}<tool_call|>",
+        ("call", "f", '{"a": true, "b": [null, false, {"c": true}]}'),
+    ),
     ("off", "Hi.", ("c", "Hi."), {"prompt": "<|turn>model\n<|channel>thought\n<channel|>"}),
     (
         "typed",

@@ -8,13 +8,8 @@ _PARTS = (
     *("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"),
     *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains", "$defs", "definitions"),
 )
-_OF_NAMES = (
-    "properties",
-    "patternProperties",
-    "$defs",
-    "definitions",
-    "dependentSchemas",
-)  # objects of schemas by name
+# Objects of schemas by name.
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _ALTERNATIVES = ("anyOf", "oneOf")  # of which a value has to match one
 # Keywords beside ``properties`` whose schemas hold for the same object, and may name more properties.
 _BESIDE = (*_ALTERNATIVES, "allOf", "$ref", "$dynamicRef", "if", "then", "else", "dependentSchemas", "not")
@@ -22,13 +17,17 @@ _BESIDE = (*_ALTERNATIVES, "allOf", "$ref", "$dynamicRef", "if", "then", "else",
 FORMATS = ("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6")
 FORMATS += ("uri", "uri-reference", "uri-template", "iri", "iri-reference", "uuid", "regex")
 FORMATS += ("json-pointer", "relative-json-pointer")
+MOST_REFERENCES = 16  # that lead to each other
+# Keywords that limit texts.
+LIMITS = ("enum", "const", "pattern", "minLength", "maxLength", "format", *_BESIDE)
 _OPINIONS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 
 def closed(schema: Any) -> Any:
     """A schema whose objects have no other properties than it names, where it does not say anything about others.
 
-    Formats that JSON Schema does not define are left out.
+    Formats that JSON Schema does not define are left out, and what ``propertyNames`` says is told by ``properties`` and
+    ``patternProperties`` where these can, since grammars have no other names.
 
     So OpenAI's strict mode asks for it. Without it a model may invent names until the text is as long as it may be.
 
@@ -42,7 +41,7 @@ def closed(schema: Any) -> Any:
     while new:  # what a shared schema refers to is shared, too
         shared |= new
         new = {other for place in new for other in _shared_references(_at(schema, place), True)} - shared
-    return _Closing(shared).schema(schema, "#", False)
+    return _Closing(shared, schema).schema(schema, "#", False)
 
 
 class _Closing:
@@ -50,10 +49,11 @@ class _Closing:
 
     Args:
       shared: references to schemas that hold together with others.
+      root: where references lead.
     """
 
-    def __init__(self, shared: set[str]):
-        self._shared = shared
+    def __init__(self, shared: set[str], root: Any):
+        self._shared, self._root = shared, root
 
     def schema(self, schema: Any, place: str, joint: bool) -> Any:
         """A schema with closed objects.
@@ -72,10 +72,31 @@ class _Closing:
                 result[keyword] = self._each(value, inner, keyword, False)
             elif keyword in _BESIDE:
                 result[keyword] = self._each(value, inner, keyword, joint or _is_joint(schema, keyword))
+        if "propertyNames" in schema:
+            result |= self._named(result, result.pop("propertyNames"))
         names = isinstance(schema.get("properties"), Mapping)
         if names and not joint and not any(keyword in schema for keyword in (*_OPINIONS, *_BESIDE)):
             result["additionalProperties"] = False
         return result
+
+    def _named(self, schema: Mapping[str, Any], names: Any) -> dict[str, Any]:
+        """The keywords that say which names an object may have, as ``names`` does."""
+        told, others, read = names, schema.get("additionalProperties", True), 0
+        while isinstance(told, Mapping) and isinstance(told.get("$ref"), str) and read < MOST_REFERENCES:
+            told, read = _at(self._root, told["$ref"]), read + 1
+        told = {} if told is True else told
+        if not isinstance(told, Mapping) or told.get("type", "string") != "string":
+            return {"propertyNames": names}
+        limits, listed = told.keys() & LIMITS, told.get("enum", [told.get("const")])
+        if not limits:
+            return {}
+        if not schema.keys() & {"properties", "patternProperties"}:
+            if limits == {"pattern"}:
+                return {"patternProperties": {str(told["pattern"]): others}, "additionalProperties": False}
+            if limits in ({"enum"}, {"const"}) and isinstance(listed, list):
+                texts = [name for name in listed if isinstance(name, str)]
+                return {"properties": dict.fromkeys(texts, others), "additionalProperties": False}
+        return {"propertyNames": names}
 
     def _each(self, value: Any, place: str, keyword: str, joint: bool) -> Any:
         if isinstance(value, list):

@@ -10,6 +10,11 @@ from jspec.text.parsers.schema_types import Types, functions_by_name, parameter_
 NAME = re.compile(r"""[^\s<>"'{}()\[\],;=\ud800-\udfff]{1,128}""")
 
 
+def begins_name(text: str) -> bool:
+    """Whether a name may begin so, perhaps in blanks."""
+    return not text.strip() or bool(NAME.fullmatch(text.strip()))
+
+
 class Calls:
     """The calls of a completion, with the tools that they may be of.
 

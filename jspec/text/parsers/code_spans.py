@@ -4,6 +4,7 @@ import re
 
 RUNS = re.compile(r"\n|`+|~+|[^\n`~]+")
 BEFORE_FENCE = re.compile(r"[ \t>*+\-0-9.)]*")  # a fence may stand in a list or a quotation
+TAG = re.compile("[<\ud800-\udfff]")  # what a model writes right behind a fence of its own, unlike Markdown's languages
 FENCE = 3  # characters of one, at least
 
 
@@ -20,6 +21,7 @@ class CodeSpans:
     def __init__(self):
         self._fence = self._ticks = ""  # that are open
         self._run = ""  # the last one, which the next piece may go on with
+        self._opened = False  # whether the fence has begun in this line
         self._closes = False  # whether the line is the end of the fence, if nothing follows in it
         self._goes_on = False  # whether the backticks go on in the next line
         self._may_fence = self.at_line_start = True
@@ -35,8 +37,11 @@ class CodeSpans:
                 self._fence = "" if self._closes else self._fence
                 self._goes_on = self._goes_on and not self.at_line_start
                 self._ticks = self._ticks if self._goes_on else ""
-                self._closes, self._may_fence, self.at_line_start = False, True, True
+                self._opened = self._closes = False
+                self._may_fence = self.at_line_start = True
             elif not part.isspace():
+                if self._closes and TAG.match(part):
+                    self._fence = ""
                 self._closes = self.at_line_start = False
                 self._may_fence = self._may_fence and bool(BEFORE_FENCE.fullmatch(part))
 
@@ -52,9 +57,11 @@ class CodeSpans:
         if not run:
             return
         begins, self._may_fence, self.at_line_start = self._may_fence, False, False
-        if self._fence:
+        if self._opened and run == self._fence:  # which was no fence, since one has no more of them in its line
+            self._fence = ""
+        elif self._fence:
             self._closes = begins and run.startswith(self._fence)
         elif begins and len(run) >= FENCE and not self._ticks:
-            self._fence = run
+            self._fence, self._opened = run, run[0] == "`"
         elif run[0] == "`":
             self._ticks = "" if run == self._ticks else self._ticks or run

@@ -146,19 +146,20 @@ class Reader:
         Raises:
           BrokenError: the text is longer than a name can be, or no name begins so.
         """
-        search, read = self._search(tuple(markers)), list[str]()
-        room = MOST_NAME
+        search, read = self._search(tuple(markers)), ""
         while True:
             found, end = search.first(self._text, self._place, self.ended)
-            count = end - self._place
-            read.append(self.take(min(count, room)))
-            room -= count
-            if room < 0 or not may_begin("".join(read)):
+            name = read + self._text[self._place : min(end, self._place + MOST_NAME + 1)]
+            fits = len(name) <= MOST_NAME and may_begin(name)
+            while len(name) > MOST_NAME or (len(name) > len(read) and not may_begin(name)):
+                name = name[:-1]  # what comes behind may be a marker
+            read += self.take(len(name) - len(read))
+            if not fits:
                 raise BrokenError
             if found:
-                return "".join(read), search.names[self.take(len(found))]
+                return read, search.names[self.take(len(found))]
             if self.ended:
-                return "".join(read), None
+                return read, None
             yield
 
     def _search(self, markers: tuple[str, ...]) -> "_Search":

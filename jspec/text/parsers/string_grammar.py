@@ -28,6 +28,13 @@ PATTERNS = {  # of formats
     "uri": r"[a-z][-a-z0-9+.]{0,31}:\/\/[-a-zA-Z0-9._~:\/?&=%@!$*+,;]{1,}",
 }
 
+CLASSES = {  # as JSON Schema has them; for llguidance they are Unicode's
+    r"\d": "[0-9]",
+    r"\D": "[^0-9]",
+    r"\w": "[A-Za-z0-9_]",
+    r"\W": "[^A-Za-z0-9_]",
+}
+
 
 def string_expression(branch: Mapping[str, Any]) -> str:
     """An expression for a terminal: the strings of a branch whose type is ``string``.
@@ -53,7 +60,7 @@ def searched(pattern: str) -> str:
         begun, ended = part.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", part) is not None
         inner = part[begun : len(part) - ended]
         found.append(f"{'' if begun else ANY_TEXT}({inner}){'' if ended else ANY_TEXT}")
-    text = re.sub(r"(\\.)|/", lambda match: match[1] or r"\/", "|".join(found), flags=re.DOTALL)
+    text = re.sub(r"(\\.)|/", lambda match: CLASSES.get(match[0], match[1] or r"\/"), "|".join(found), flags=re.DOTALL)
     return f"({text})".replace("\n", r"\n")
 
 

@@ -49,6 +49,25 @@ def test_objects_with_properties_are_closed(tokenizer, schema, right, wrong):
     assert schema == before
 
 
+NAMES = [
+    (True, ["r", "b", "c"]),
+    ({"type": "string", "description": "which"}, ["r", "b", "c"]),
+    ({"$ref": "#/$defs/C"}, ["r", "b"]),
+    ({"type": "string", "enum": ["r"]}, ["r"]),
+    ({"const": "c"}, ["c"]),
+    ({"pattern": "^[a-b]$"}, ["b"]),
+]
+
+
+@pytest.mark.parametrize(("names", "right"), NAMES)
+def test_names_of_properties_are_those_that_the_schema_allows(tokenizer, names, right):
+    record = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    schema = {"type": "object", "properties": {"x": record}, "$defs": {"C": {"enum": ["r", "b", 1]}}}
+    for name in ("r", "b", "c"):
+        assert takes(tokenizer, schema, f'{{"x": {{"{name}": 1}}}}') == (name in right)
+        assert not takes(tokenizer, schema, f'{{"x": {{"{name}": "a"}}}}')
+
+
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
@@ -86,6 +105,8 @@ def test_what_is_no_schema_is_left_to_the_compiler():
         {"$ref": "#/a/b", "properties": []},
         {"$defs": [A]},
         {"items": [3]},
+        {"propertyNames": {"enum": 3}},
+        {"propertyNames": {"const": {}, "pattern": []}},
     ):
         closed(json.loads(json.dumps(schema)))
 
@@ -93,3 +114,5 @@ def test_what_is_no_schema_is_left_to_the_compiler():
 def test_references_in_a_circle_end():
     defs = {"A": {"allOf": [{"$ref": "#/$defs/B"}, B]}, "B": {"allOf": [{"$ref": "#/$defs/A"}, A]}}
     assert closed({"$ref": "#/$defs/A", "$defs": defs}) == {"$ref": "#/$defs/A", "$defs": defs}
+    itself = {"propertyNames": {"$ref": "#/$defs/A"}, "$defs": {"A": {"$ref": "#/$defs/A"}}}
+    assert closed(itself) == itself

@@ -87,6 +87,7 @@ CHOICES = {
     "text like a number": ({"enum": ["1", 2]}, [2]),
     "text like text": ({"enum": ["1", "true"]}, ["1", "true"]),
     "number or word": ({"anyOf": [{"type": "integer", "minimum": 3, "maximum": 4}, {"const": "auto"}]}, [3, 4, "auto"]),
+    "marker": ({"enum": ['a<|"|>b', "c"]}, ['a<|"|>b', "c"]),
     "within lists": ({"type": "array", "items": {"$ref": "#/$defs/U"}, "minItems": 1, "maxItems": 1}, [["C"], ["F"]]),
     "list of none": ({"type": "array", "items": {"type": "boolean"}, "maxItems": 0}, [[]]),
     "pair": (
@@ -117,6 +118,7 @@ def test_strict_tools_hold_references_too(name):
 
 INT = {"type": "integer"}
 TEXTS = {  # texts of a value that are taken, and that are not
+    "words": ({"type": "string", "pattern": r"^\w\W\d\D$"}, ["a-1x"], ["é-1x", "a-\u0663x", "ab1x"]),
     "pattern": ({"type": "string", "pattern": "[0-9]{3}"}, ["a123b", "a\n123", "100/x"], ["12", "a12b"]),
     "anchored": ({"type": "string", "pattern": r"^[a-z]/\d$"}, ["a/1"], ["xa/1", "a/1x", ""]),
     "alternatives": ({"type": "string", "pattern": "^a|b$|c(d|e)"}, ["ax", "xb", "1ce2"], ["xa", "bx", "c"]),

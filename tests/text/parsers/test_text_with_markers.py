@@ -8,7 +8,7 @@ from jspec.text.parsers.code_spans import CodeSpans
 from jspec.text.parsers.events import CallStart, Content, Reasoning
 from jspec.text.parsers.parser import make_parser
 from jspec.text.parsers.reader import MOST_NAME
-from jspec.text.parsers.registry import REASONING_FORMATS
+from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 from jspec.text.parsers.schema_types import json_object
 
 OFF = {
@@ -118,6 +118,20 @@ def test_a_mention_of_a_marker_is_text(row):
 
 
 @every_document
+def test_a_call_behind_mentions_and_calls_of_other_tools_is_a_call(row):
+    called = read(row, row.text)
+    other = row.text.replace(called[0].name, "other")
+    one = len({event.name for event in called if isinstance(event, CallStart)}) == 1
+    if not one or row.name == "json_fence-open" or (row.tool == "pythonic" and row.text[0] == "["):  # which comes first
+        return
+    mentions = [f"The {marker} tag.\n" for marker in TOOL_FORMATS[row.tool].markers]
+    for before in (*mentions, f"{other.strip()}\n\n"):
+        events = read(row, before + row.text)
+        assert events[0].text.strip() == before.strip()
+        assert events[1:] == called
+
+
+@every_document
 def test_what_is_no_call_is_released_at_once(row):
     parser = make_parser(row.tool, row.reasoning, tools=[function("other")], prompt=row.prompt)
     text = row.text.strip() + "\nSo it goes on." * 20
@@ -135,6 +149,9 @@ def test_what_is_no_call_is_released_at_once(row):
         ("  ```py\na", True),
         ("```\na\n``` ", False),
         ("```\na\n```py\n", True),
+        ("```\na\n```</call> b", False),
+        ("```a``` b\n", False),
+        ("~~~a~~~ b\n", True),
         ("````\n```\n", True),
         ("```\n~~~\n", True),
         ("> - ~~~\n", True),

@@ -9,7 +9,7 @@ from jspec.text.parsers.argument_writer import ArgumentWriter
 from jspec.text.parsers.branches import Branch, UnheldError, branches, members, objects
 from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
-from jspec.text.parsers.formats.python_values import PYTHON_VALUES
+from jspec.text.parsers.formats.python_values import PYTHON_VALUES, WORDS
 from jspec.text.parsers.literals import Notation
 from jspec.text.parsers.reader import BrokenError, Reader, Sink, Steps
 from jspec.text.parsers.string_grammar import string_expression
@@ -44,7 +44,7 @@ class GemmaValues(Notation):
         return key.strip()
 
     def word(self, text: str) -> str:
-        return "null" if text == "None" else text  # which the chat template writes for it
+        return WORDS.get(text, text)  # ``None`` is what the chat template writes
 
 
 GEMMA_VALUES = GemmaValues()
@@ -164,6 +164,8 @@ def _written(value: Any) -> str:
         return f"{{{','.join(f'{_key(name)}:{_written(part)}' for name, part in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, str) and any(marker in value for marker in (BEGIN, END, QUOTE)):
+        raise UnheldError("enum", "values without the markers of this format of calls")
     return f"{QUOTE}{value}{QUOTE}" if isinstance(value, str) else json.dumps(value)
 
 

@@ -5,7 +5,7 @@ import string
 from collections.abc import Sequence
 
 from jspec.text.parsers.call_grammar import CallGrammar, Function
-from jspec.text.parsers.calls import Calls
+from jspec.text.parsers.calls import Calls, begins_name
 from jspec.text.parsers.json_text import pass_arguments, pass_call, pass_value
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.tool_format import ToolFormat
@@ -49,7 +49,7 @@ class Mistral(ToolFormat):
         name, marker = yield from reader.name((ARGS, CALL_ID, "{", BEGIN), calls.may_begin)
         id = None
         if marker == CALL_ID:
-            id, marker = yield from reader.name((ARGS, "{", BEGIN))
+            id, marker = yield from reader.name((ARGS, "{", BEGIN), begins_name)
             id = id.strip()
         if marker is None or marker == BEGIN:
             raise BrokenError

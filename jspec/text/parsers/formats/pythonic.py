@@ -47,7 +47,7 @@ class Pythonic(ToolFormat):
                 return
         if begin != "[":
             yield from reader.blanks()
-            yield from reader.expect(*ENDS)
+            yield from reader.match(*ENDS)
 
     def _call(self, calls: Calls) -> Steps[None]:
         reader = calls.reader

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jspec.text.parsers.call_grammar import NEWLINE, CallGrammar, Function
-from jspec.text.parsers.calls import NAME, Calls
+from jspec.text.parsers.calls import Calls, begins_name
 from jspec.text.parsers.json_text import pass_arguments
 from jspec.text.parsers.reader import BrokenError, Steps
 from jspec.text.parsers.tool_format import ToolFormat
@@ -55,7 +55,7 @@ class SectionCalls(ToolFormat):
         reader = calls.reader
         stops = (self.call_end, self.call, *self.closes)
         fence = ()
-        header, marker = yield from reader.name((self.separator, *stops), _may_begin)
+        header, marker = yield from reader.name((self.separator, *stops), begins_name)
         if self.fenced and marker == self.separator:
             header, marker = yield from reader.name(("\n", "```json", *stops), calls.may_begin)
         if marker is None or marker in stops:
@@ -84,10 +84,6 @@ class SectionCalls(ToolFormat):
             header = f"{grammar.literal(f'{self.call}functions.{name}:')} /[0-9]{{1,4}}/"
             return f"{header} {grammar.around(self.separator, arguments, self.call_end)}"
         return grammar.around(f"{self.call}{name}{self.separator}", arguments, self.call_end)
-
-
-def _may_begin(header: str) -> bool:
-    return not header.strip() or bool(NAME.fullmatch(header.strip()))
 
 
 def _numbered(header: str) -> tuple[str, str | None]:
