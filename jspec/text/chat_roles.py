@@ -15,7 +15,7 @@ from jspec.text.deadline import TooSlow
 INSTRUCTIONS = ("system", "developer")  # roles whose messages instruct the model
 LEADING = 3  # so many messages at the beginning of a conversation are told apart
 MARK, MARKS = "7f3a9c{};", re.compile(r"7f3a9c\d+;")  # the content of a message of a small conversation
-# An instruction in a user's message; the words are Claude Code's.
+# An instruction in a user's message, as Claude Code marks its reminders there.
 AS_USERS = "<system-reminder>\n{}\n</system-reminder>"
 CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}  # the id is one of Mistral's
 
