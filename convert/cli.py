@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from convert.choices import COMPRESSED, JSPEC, VERIFICATIONS
 from jspec.checkpoints.files.refusal import Mismatch, Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
-from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.commands.interrupts import repeated_interrupts
 from jspec.commands.terminal import READER_LEFT, reader_left
 from jspec.config import QUANTIZATIONS

@@ -29,13 +29,13 @@ from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.converted.manifest import is_converted
 from jspec.checkpoints.export import save_weights
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.huggingface.cache_scheme import SCHEME, cache_scheme
 from jspec.checkpoints.huggingface.config import read_fields
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
+from jspec.checkpoints.quantized.cache_scheme import SCHEME, cache_scheme
 from jspec.config import QUANTIZATIONS, ModelConfig
 from jspec.models.quantization import quantize as quantize_weight
 from jspec.quantization.codes import unpack_codes
-from jspec.quantization.groups import GROUP
+from jspec.quantization.formats import GROUP
 
 WEIGHT, INDEX = ".weight", "model.safetensors.index.json"
 MARK = "jspec_export.json"  # which tells a folder of ours, that may be replaced, from others

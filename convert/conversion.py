@@ -18,9 +18,9 @@ from jspec.checkpoints.checkpoint import MTP, Checkpoint
 from jspec.checkpoints.converted.manifest import is_converted
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
-from jspec.checkpoints.heads.kinds import describe
-from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
+from jspec.checkpoints.layouts.kinds import describe
+from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.config import QUANTIZATIONS
 
 
@@ -102,7 +102,7 @@ def convert(
         output channel, or ``int4`` for four bits, with a scale for each 128 inputs. ``dtype`` is then the dtype of the
         other params. For language models and draft heads; see ``jspec.models.quantization``.
         Weights that ``src`` holds in eight bits are kept as they are without it, and refused with it. Weights that it holds
-        with a scale for each block are dequantised first (``jspec.checkpoints.dequantize``).
+        with a scale for each block are dequantised first (``jspec.checkpoints.quantized``).
       mtp: whether to keep the multi-token prediction layers of a language model's checkpoint, in a folder ``mtp`` of
         ``out``, from which ``jspec.load(out, draft="mtp")`` takes them. They are quantised as the model is. None keeps those
         that there are, but not beside a model with a draft vocabulary.

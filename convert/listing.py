@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from jspec.checkpoints.converted.quantized import stored_params
-from jspec.checkpoints.heads.kinds import describe
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
+from jspec.checkpoints.layouts.kinds import describe
 
 
 def listing(source: HuggingFaceModel, dtype: str) -> Iterator[str]:

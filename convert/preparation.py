@@ -7,9 +7,9 @@ from convert.quantize import quantized
 from convert.reduce import reduced, require_whole_vocabulary
 from jspec.checkpoints.checkpoint import MTP, Checkpoint, refuse_reduced
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
-from jspec.checkpoints.layout import holds_mtp
+from jspec.checkpoints.layouts.options import HeadOptions
+from jspec.checkpoints.tensors.layout import holds_mtp
 from jspec.config import ModelConfig
 
 

@@ -9,11 +9,11 @@ from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
-from jspec.checkpoints.huggingface.names import Placement, tensor_table
-from jspec.checkpoints.layout import Derived
+from jspec.checkpoints.tensors.layout import Derived
+from jspec.checkpoints.tensors.names import Placement, tensor_table
 from jspec.config import ModelConfig
 from jspec.config.heads import BlockConfig, Eagle3Config, HeadConfig, MedusaConfig
-from jspec.quantization.stored import dequantize
+from jspec.quantization.weight import dequantize
 
 HEAD, DRAFT_IDS = "head.weight", "draft_ids"
 _OF = "{} (draft vocabulary)"  # names of tensors that no file holds

@@ -16,10 +16,10 @@ from convert.quantize import lazy_params
 from jspec.checkpoints.converted.cache import cache_entry
 from jspec.checkpoints.converted.manifest import CACHE, PARAMS
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.heads import stored
-from jspec.checkpoints.huggingface.cache_scheme import cache_scheme
 from jspec.checkpoints.huggingface.config import read_fields
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
+from jspec.checkpoints.layouts import stored
+from jspec.checkpoints.quantized.cache_scheme import cache_scheme
 from jspec.checkpoints.tokenizer import FILES
 from jspec.config import ModelConfig
 

@@ -10,7 +10,7 @@ import jax
 
 from jspec._validation import is_int, is_number, is_one_of, require, resolve_names
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation, shards_of
 from jspec.config.engine import PASS_TOKENS

@@ -35,7 +35,7 @@ class DraftMethod:
       config: the dataclass that describes a checkpoint, with the properties of ``jspec.config.heads.DraftConfig``. None
         for a method that has no checkpoint.
       module: the NNX module that is built from the config and holds its parameters, ``module(config, dtype=, rngs=)``.
-      formats: the public layouts of its checkpoints, each a ``jspec.checkpoints.heads.format.HeadFormat``. An export
+      formats: the public layouts of its checkpoints, each a ``jspec.checkpoints.layouts.format.CheckpointFormat``. An export
         writes the first of them that can be written. An unknown checkpoint is tried against the formats in the order of
         ``METHODS``.
       draft: the value of ``jspec.load(draft=)`` that chooses a method without a checkpoint of its own: it has no weights,
@@ -76,13 +76,13 @@ NGRAM, MTP = "ngram", "mtp"
 DRAWN = ("draft_temperature", "argmax_below", "lookup")
 LOOKED_UP = ("ngram_min", "ngram_max")  # options of prompt lookup, as a method and under ``lookup``
 EAGLE3_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
-EAGLE3_FORMATS = ("jspec.checkpoints.heads.speculators:FORMAT", "jspec.checkpoints.heads.eagle3:FORMAT")
+EAGLE3_FORMATS = ("jspec.checkpoints.layouts.speculators:FORMAT", "jspec.checkpoints.layouts.eagle3:FORMAT")
 
 BLOCK_SIZES = (
     *("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers"),
     *("loss", "anchor_spacing"),
 )
-BLOCK_FORMATS = ("jspec.checkpoints.heads.block:FORMAT", "jspec.checkpoints.heads.block_speculators:FORMAT")
+BLOCK_FORMATS = ("jspec.checkpoints.layouts.block:FORMAT", "jspec.checkpoints.layouts.block_speculators:FORMAT")
 
 METHODS = (
     DraftMethod(
@@ -91,7 +91,7 @@ METHODS = (
         drafter="jspec.drafting.assistant:Assistant",
         config="jspec.config.heads.assistant:AssistantConfig",
         module="jspec.models.heads.assistant:AssistantHead",
-        formats=("jspec.checkpoints.heads.assistant:FORMAT",),
+        formats=("jspec.checkpoints.layouts.assistant:FORMAT",),
         argmax_below=0.3,  # as for EAGLE heads; not measured on a checkpoint with an assistant
         options=DRAWN,
     ),
@@ -149,7 +149,7 @@ METHODS = (
         drafter="jspec.drafting.eagle:Eagle",
         config="jspec.config.heads.eagle:EagleConfig",
         module="jspec.models.heads.eagle:EagleHead",
-        formats=("jspec.checkpoints.heads.eagle:FORMAT",),
+        formats=("jspec.checkpoints.layouts.eagle:FORMAT",),
         argmax_below=0.3,
         options=DRAWN,
         objective="jspec.train.methods:eagle",
@@ -161,7 +161,7 @@ METHODS = (
         drafter="jspec.drafting.mtp:MTP",
         config="jspec.config.heads.mtp:MTPConfig",
         module="jspec.models.heads.mtp:MTPHead",
-        formats=("jspec.checkpoints.heads.mtp:FORMAT",),
+        formats=("jspec.checkpoints.layouts.mtp:FORMAT",),
         draft=MTP,
         argmax_below=0.3,  # as for EAGLE heads; not measured on a checkpoint with such layers
         options=DRAWN,
@@ -174,7 +174,7 @@ METHODS = (
         drafter="jspec.drafting.mlp:MLP",
         config="jspec.config.heads.mlp:MLPConfig",
         module="jspec.models.heads.mlp_speculator:MLPSpeculator",
-        formats=("jspec.checkpoints.heads.mlp:FORMAT",),
+        formats=("jspec.checkpoints.layouts.mlp:FORMAT",),
         argmax_below=0.3,
         options=DRAWN,
         objective="jspec.train.methods:mlp",
@@ -186,7 +186,7 @@ METHODS = (
         drafter="jspec.drafting.medusa:MedusaHeads",
         config="jspec.config.heads.medusa:MedusaConfig",
         module="jspec.models.heads.medusa:Medusa",
-        formats=("jspec.checkpoints.heads.medusa:FORMAT",),
+        formats=("jspec.checkpoints.layouts.medusa:FORMAT",),
         argmax_below=0.6,
         options=DRAWN,
         objective="jspec.train.methods:medusa",
@@ -198,7 +198,7 @@ METHODS = (
         drafter="jspec.drafting.parallel:ParallelModel",
         config="jspec.config.heads.pard:PardConfig",
         module="jspec.models.decoder:Decoder",
-        formats=("jspec.checkpoints.heads.language_model:PARD",),
+        formats=("jspec.checkpoints.layouts.language_model:PARD",),
         argmax_below=0.4,
         options=DRAWN,
     ),
@@ -208,7 +208,7 @@ METHODS = (
         drafter="jspec.drafting.draft_model:DraftModel",
         config="jspec.config.model:ModelConfig",
         module="jspec.models.decoder:Decoder",
-        formats=("jspec.checkpoints.heads.language_model:PLAIN",),
+        formats=("jspec.checkpoints.layouts.language_model:PLAIN",),
         argmax_below=0.3,
         options=DRAWN,
     ),

@@ -9,7 +9,7 @@ import numpy as np
 
 from jspec.checkpoints.export import save_weights, to_tensors, write_json
 from jspec.checkpoints.huggingface.config import sizes
-from jspec.checkpoints.huggingface.names import tensor_table
+from jspec.checkpoints.tensors.names import tensor_table
 from jspec.config import ModelConfig
 
 

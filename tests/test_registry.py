@@ -26,8 +26,8 @@ from engines import (
 from heads import HEADS, SHORT, random_head, serving
 
 from jspec.checkpoints.converted.quantized import stored_params
-from jspec.checkpoints.heads import stored
-from jspec.checkpoints.heads.format import HeadFormat
+from jspec.checkpoints.layouts import stored
+from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.config import ModelConfig, Speculation
 from jspec.config.heads import HeadConfig
 from jspec.drafting.corpus import prepare
@@ -128,7 +128,7 @@ def test_entries_name_existing_objects(entry):
     assert ("argmax_below" in entry.options) == (entry.argmax_below is not None)
     if entry.config is not None:
         assert dataclasses.is_dataclass(resolve(entry.config))
-        assert all(isinstance(resolve(path), HeadFormat) for path in entry.formats)
+        assert all(isinstance(resolve(path), CheckpointFormat) for path in entry.formats)
     for path in (entry.module, entry.prepare, entry.objective):
         assert path is None or callable(resolve(path))
     if entry.argument is not None:

@@ -66,7 +66,7 @@ def tokens_per_round(llm: jspec.LLM, prompts: Sequence[Sequence[int]], temperatu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=DRAFTERS, metavar="DRAFTER", help="of jspec/family")
+    parser.add_argument("--only", nargs="+", default=DRAFTERS, metavar="DRAFTER", help="of jspec/demo_models")
     args = parser.parse_args()
     form = calls_form([tool(*one) for one in TOOLS.items()], tool_format("hermes"), {}, several=False, named=False)
     assert form.in_format, json.dumps(TOOLS)

@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--functions", type=int, default=1000, help="of which tasks are made; %(default)s")
     parser.add_argument("--most", type=int, default=64, help="tasks of either set; %(default)s")
-    parser.add_argument("--only", nargs="+", default=DRAFTERS, metavar="DRAFTER", help="of jspec/family, or ngram")
+    parser.add_argument("--only", nargs="+", default=DRAFTERS, metavar="DRAFTER", help="of jspec/demo_models, or ngram")
     parser.add_argument("--drafts", type=int, nargs="+", default=DRAFTS, metavar="K")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the result, by default in benchmarks/results/")
     args = parser.parse_args()

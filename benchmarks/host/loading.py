@@ -34,7 +34,7 @@ from benchmarks.shapes import LLAMA_70B, TINY
 from convert import convert
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.ranges import PIECE, THREADS
-from jspec.checkpoints.huggingface.names import tensor_table
+from jspec.checkpoints.tensors.names import tensor_table
 from jspec.config import ModelConfig, Shards
 from jspec.models import build
 from jspec.models.flatten import flatten

@@ -37,7 +37,7 @@ def case(name: str, what: str) -> Callable[[Case], Case]:
 def _patterns(folder: Path):
     import re
 
-    from jspec.checkpoints.huggingface.quantization_fields import Modules
+    from jspec.checkpoints.quantized.config_fields import Modules
 
     slow = re.compile(r"[a-z_0-9.]*[a-z_0-9.]*[a-z_0-9.]*z")
     modules = Modules(frozenset(), (slow,) * 20, "ignore")

@@ -43,9 +43,9 @@ from jspec.pallas.moe.grouped_mlp import (
 from jspec.pallas.moe.router import route_kernel
 from jspec.pallas.moe.router_reference import Routed, route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.quantization import fp8_block, mxfp4, nvfp4
+from jspec.quantization import fp8_block, mxfp4_pairs, nvfp4
 from jspec.quantization.codes import random_codes
-from jspec.quantization.groups import GROUP
+from jspec.quantization.formats import GROUP
 
 STORED = {"int4": random_codes, "nvfp4": nvfp4.random_codes, "fp8_block": fp8_block.random_numbers}
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)
@@ -91,9 +91,9 @@ class Layer:
             return ExpertWeights(numbers, scale, None, *channel_scale)
         if not self.four_bits:
             return ExpertWeights(jax.random.normal(key, (self.X, out, inputs), jnp.bfloat16) * inputs**-0.5)
-        pairs = mxfp4.num_pairs(inputs), self.X, out
-        codes = jax.random.bits(key, (*pairs, mxfp4.GROUP), jnp.uint8)
-        scale = jnp.full(pairs, mxfp4.factors_of_random_codes(inputs), jnp.uint32)
+        pairs = mxfp4_pairs.num_pairs(inputs), self.X, out
+        codes = jax.random.bits(key, (*pairs, mxfp4_pairs.GROUP), jnp.uint8)
+        scale = jnp.full(pairs, mxfp4_pairs.factors_of_random_codes(inputs), jnp.uint32)
         return ExpertWeights(codes, scale, jax.random.normal(key, (self.X, out), jnp.bfloat16))
 
     def tokens(self, key, M: int):
@@ -106,7 +106,7 @@ class Layer:
     @property
     def expert_bytes(self) -> float:
         """Of all three maps of an expert."""
-        weight = 1 / 2 + 1 / mxfp4.GROUP if self.four_bits else 2
+        weight = 1 / 2 + 1 / mxfp4_pairs.GROUP if self.four_bits else 2
         stored = {"int4": 1 / 2 + 2 / GROUP, "nvfp4": 1 / 2 + 1 / nvfp4.GROUP, "fp8_block": 1 + 4 / GROUP}
         weight = stored.get(self.stored or "", weight)
         return weight * 3 * self.F * self.D

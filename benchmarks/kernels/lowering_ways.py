@@ -14,8 +14,8 @@ from jspec.pallas.matmul.small_batch import small_batch_tiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
 from jspec.quantization import nvfp4
 from jspec.quantization.codes import random_codes
-from jspec.quantization.groups import GROUP, INT4, Grouped
-from jspec.quantization.stored import dequantize
+from jspec.quantization.formats import GROUP, INT4, Grouped
+from jspec.quantization.weight import dequantize
 
 KINDS = ("bf16", "int8", "fp8", "blocks", "int4", "int4_zeros", "nvfp4")
 CODES = {"int4": INT4, "int4_zeros": Grouped(GROUP, "float16", zeros=True)}

@@ -61,7 +61,7 @@ from benchmarks.kernels.lowering_ways import (
 )
 from benchmarks.shapes import LLAMA_8B
 from jspec.engine.runner.compile import decode_options
-from jspec.pallas.matmul.unpack import to_mma_order
+from jspec.pallas.weights.unpack import to_mma_order
 
 OUTPUTS, INPUTS = 2 * LLAMA_8B.intermediate_size, LLAMA_8B.hidden_size
 SMALL = 256, 512  # the same where times mean nothing

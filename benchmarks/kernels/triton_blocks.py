@@ -8,8 +8,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.matmul.tiling import MatmulTiling
-from jspec.pallas.matmul.unpack import ORDER_INPUTS, SHRINK, input_indices, to_mma_order, unpack_eight_bits
 from jspec.pallas.triton import MMA_SIZE, block_ids, dot, kernel_call, load_tile, tile_indices, tile_mask
+from jspec.pallas.weights.unpack import ORDER_INPUTS, SHRINK, input_indices, to_mma_order, unpack_eight_bits
 
 BLOCK = 128  # outputs and inputs that share a scale
 

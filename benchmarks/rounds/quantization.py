@@ -163,7 +163,7 @@ def main() -> int:
         nargs="+",
         type=known_format,
         default=["fp8_block"],
-        help=f"of rounds: none, {', '.join(STORED_QUANTIZATIONS)}, nvfp4, or another of jspec.quantization.groups",
+        help=f"of rounds: none, {', '.join(STORED_QUANTIZATIONS)}, nvfp4, or another of jspec.quantization.formats",
     )
     parser.add_argument("--rounded", action="store_true", help="rounds of targets that round activations, too")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")

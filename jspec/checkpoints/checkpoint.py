@@ -12,20 +12,20 @@ from jspec._validation import require
 from jspec.checkpoints.converted.manifest import NAME, PARAMS, is_converted
 from jspec.checkpoints.converted.model import ConvertedModel
 from jspec.checkpoints.converted.orbax import METADATA
-from jspec.checkpoints.dequantize.format import BlockFormat
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES, Tensor
-from jspec.checkpoints.heads import speculators
-from jspec.checkpoints.heads.kinds import is_head, recognise
-from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
-from jspec.checkpoints.huggingface.cache_scheme import CacheScheme, cache_scheme
 from jspec.checkpoints.huggingface.config import decoder_config, read_fields, stored_quantization
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
-from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.huggingface.weights import read_headers
-from jspec.checkpoints.params import StoredParams
+from jspec.checkpoints.layouts import speculators
+from jspec.checkpoints.layouts.kinds import is_head, recognise
+from jspec.checkpoints.layouts.options import NO_OPTIONS, HeadOptions
+from jspec.checkpoints.quantized.cache_scheme import CacheScheme, cache_scheme
+from jspec.checkpoints.quantized.format import BlockFormat
+from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
+from jspec.checkpoints.tensors.params import StoredParams
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig

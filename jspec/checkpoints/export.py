@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from jspec._validation import require
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.huggingface.model import param_dtype
-from jspec.checkpoints.huggingface.names import Placement, tensor_table
+from jspec.checkpoints.tensors.names import Placement, tensor_table
 from jspec.config.heads import HeadConfig
 from jspec.registry import entry_of, resolve
 

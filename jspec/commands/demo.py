@@ -25,7 +25,7 @@ PROMPTS = (
 )
 # Checkpoints that the scripts in the repository's recipes/ trained. They are data of the package, so that an installed
 # jspec has them.
-FAMILY = pathlib.Path(str(importlib.resources.files("jspec"))) / "family"
+FAMILY = pathlib.Path(str(importlib.resources.files("jspec"))) / "demo_models"
 
 
 @dataclasses.dataclass(frozen=True)

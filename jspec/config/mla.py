@@ -22,7 +22,7 @@ class Latent:
         state itself.
       norm_eps: the epsilon of the norms of both vectors. transformers has 1e-6 whatever ``rms_norm_eps`` says.
       interleaved: whether checkpoints hold the two numbers of a rotary pair side by side. The parameters do not: theirs is
-        the order of all other models, so that one rotation serves (``jspec.checkpoints.huggingface.parts``).
+        the order of all other models, so that one rotation serves (``jspec.checkpoints.tensors.parts``).
 
     Example::
 

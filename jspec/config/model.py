@@ -36,7 +36,7 @@ class ModelConfig(Declared):
       windows: one entry for each layer: None for full attention, or W for a sliding window of W cache slots, the query
         token's own included.
       quantization: the type in which linear maps and the output head are stored: ``int8``, ``fp8``, ``fp8_block``, or a
-        format of four bits such as ``int4`` (``jspec.quantization.groups``). With None they are stored as all other
+        format of four bits such as ``int4`` (``jspec.quantization.formats``). With None they are stored as all other
         weights are.
       quantized_head: whether ``quantization`` applies to the output head too. If not, the output head, and an embedding
         that is tied to it, are stored as the weights that are not quantised.

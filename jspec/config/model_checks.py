@@ -9,7 +9,7 @@ from jspec.config.mla import Latent
 from jspec.config.moe import Experts
 from jspec.config.rope import Rope
 from jspec.config.tensor_names import names_of
-from jspec.quantization.groups import E2M1, has_order, in_codes
+from jspec.quantization.formats import E2M1, has_order, in_codes
 
 if TYPE_CHECKING:
     from jspec.config.model import ModelConfig

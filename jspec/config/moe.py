@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from jspec._validation import FieldChecks, is_int, is_number, require
-from jspec.quantization import mxfp4
+from jspec.quantization import mxfp4_pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Experts:
       biases: whether router and experts have biases.
       clamp: c if the MLP of an expert is that of gpt-oss, which clamps gate and up (``jspec.pallas.moe.grouped_mlp``);
         else None.
-      stored: ``mxfp4`` if the experts are stored in four bits (``jspec.quantization.mxfp4``). None if they are stored
+      stored: ``mxfp4`` if the experts are stored in four bits (``jspec.quantization.mxfp4_pairs``). None if they are stored
         as the other weights are, eight bits included.
       scores: ``softmax``: the probability of an expert is that of a softmax over logits, to which the bias of the router
         is added. ``sigmoid``: it is the sigmoid of the expert's own logit (DeepSeek-V3, 2024).
@@ -107,10 +107,10 @@ class Experts:
     def require_stored_in_groups(self, hidden_size: int):
         """Raise a ValueError unless the inputs of both maps, hidden_size and width, are whole groups of MXFP4."""
         for name, inputs in (("hidden_size", hidden_size), ("experts.width", self.width)):
-            whole = f"a multiple of {mxfp4.GROUP} with experts stored in {self.stored}"
-            require(inputs % mxfp4.GROUP == 0, name, inputs, whole)
+            whole = f"a multiple of {mxfp4_pairs.GROUP} with experts stored in {self.stored}"
+            require(inputs % mxfp4_pairs.GROUP == 0, name, inputs, whole)
 
     def dimensions(self, hidden_size: int) -> Mapping[str, int]:
         """Dimension letter -> size; hidden_size is D. A row of four-bit weights has ``Dp`` or ``Fp`` pairs of groups."""
-        pairs = {"Dp": mxfp4.num_pairs(hidden_size), "Fp": mxfp4.num_pairs(self.width)}
+        pairs = {"Dp": mxfp4_pairs.num_pairs(hidden_size), "Fp": mxfp4_pairs.num_pairs(self.width)}
         return {"X": self.count, "Fe": self.width, **pairs}

@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from jspec.quantization.groups import Companion, companion, has_order, stored_bytes
+from jspec.quantization.formats import Companion, companion, has_order, stored_bytes
 
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
@@ -84,7 +84,7 @@ class Parameter:
         replace ``{}`` in ``name`` and in the names of the tensors.
       quantization: ``int8`` or ``fp8`` for a weight that is stored in eight bits, with one scale for each output channel;
         ``fp8_block`` for one in eight, with one for each 128 inputs of an output channel; ``int4``, or another name of
-        ``jspec.quantization.groups``, or ``nvfp4`` or ``mxfp4`` for one in four bits. None for any other parameter.
+        ``jspec.quantization.formats``, or ``nvfp4`` or ``mxfp4`` for one in four bits. None for any other parameter.
       dtype: a key of ``DTYPE_BYTES``. None for the dtype of the weights, which nearly all parameters have.
       weights_each: number of the model's weights in one stored number: 2 in a byte of MXFP4 codes, 0 in their scales.
       sizes: sizes of dimension letters that are not those of the config, such as H in layers with heads of another size.

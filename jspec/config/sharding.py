@@ -11,7 +11,7 @@ from jspec._validation import is_int, require
 from jspec.config.model import ModelConfig
 from jspec.config.moe import Experts
 from jspec.config.param_specs import DOWNS, GATE_UPS, ONCE, Parameter, bytes_of, expanded
-from jspec.quantization.groups import GROUP, has_groups, in_codes
+from jspec.quantization.formats import GROUP, has_groups, in_codes
 
 AXIS = "tp"  # of the mesh
 VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabulary, the last of them padded

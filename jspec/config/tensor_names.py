@@ -35,16 +35,16 @@ class TensorNames:
       router_scale, expert_scale: of experts beside the MLP: the factors of the router's inputs, and of the experts' weights;
         the names are complete.
       mtp: how all names of layers for multi-token prediction begin; None if these stand behind the last layer, with names of
-        the same beginning (``jspec.checkpoints.heads.mtp``).
+        the same beginning (``jspec.checkpoints.layouts.mtp``).
       delta_inputs: None, or of a gated delta net the parts of tensors with the rows of queries, keys, values and gates; then
-        those of betas and decays (``jspec.checkpoints.huggingface.parts``).
+        those of betas and decays (``jspec.checkpoints.tensors.parts``).
       delta_convolution, delta_decay, delta_bias, delta_norm, delta_out: of a gated delta net: its convolution, the logarithm
         of its rate of decay, what is added to its decays, both complete; the norm of its outputs, and their linear map.
       transposed_experts: where a checkpoint may hold the maps of all experts of a layer in one tensor, whether it has input
-        features before output features as published (``jspec.checkpoints.huggingface.split_experts``).
+        features before output features as published (``jspec.checkpoints.tensors.split_experts``).
       stacked_maps: None, or the two tensors in which a layer has the maps of all its experts: those of gate and up, row by
         row in turn, and those of down. They have no last part ``.weight``
-        (``jspec.checkpoints.huggingface.stacked_experts``).
+        (``jspec.checkpoints.tensors.stacked_experts``).
     """
 
     prefix: str = "model."

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.config import ModelConfig
 from jspec.config.heads import DraftConfig, Eagle3Config
 from jspec.doctor.trials import Text

@@ -3,7 +3,7 @@
 import argparse
 import gc
 
-from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.doctor.bug_report import bug_report, show_comparison
 from jspec.doctor.comparison import Comparison, compare_with_reference
 from jspec.doctor.diagnosis import Diagnosis, diagnose, read_prompts

@@ -11,7 +11,7 @@ import numpy as np
 
 from jspec._validation import is_int, require
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.heads.options import HeadOptions, OpenSetting
+from jspec.checkpoints.layouts.options import HeadOptions, OpenSetting
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.config.heads import DraftConfig
 from jspec.doctor import checks

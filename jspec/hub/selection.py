@@ -6,10 +6,10 @@ from jspec.checkpoints.converted.manifest import NAME as MANIFEST
 from jspec.checkpoints.converted.manifest import PARAMS, UNREAD
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.heads.block_settings import MASK_EMBEDDING
-from jspec.checkpoints.huggingface.model_optimizer import FILE as MODEL_OPTIMIZER
 from jspec.checkpoints.huggingface.older_files import FILES as OLDER_FILES
 from jspec.checkpoints.huggingface.weights import INDEX, MEDUSA, PICKLE_INDEX, PICKLE_NAMES, PICKLE_SUFFIXES, SINGLE
+from jspec.checkpoints.layouts.block_settings import MASK_EMBEDDING
+from jspec.checkpoints.quantized.model_optimizer import FILE as MODEL_OPTIMIZER
 from jspec.checkpoints.tokenizer import FILES
 from jspec.hub.listing import Listing, RemoteFile
 

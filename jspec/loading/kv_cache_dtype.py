@@ -8,7 +8,7 @@ import dataclasses
 import warnings
 
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.huggingface.cache_scheme import cache_scales, cache_scheme
+from jspec.checkpoints.quantized.cache_scheme import cache_scales, cache_scheme
 from jspec.config import EngineConfig, ModelConfig
 from jspec.config.engine import FP8_CACHES
 from jspec.models.cache_pools import KVRounding

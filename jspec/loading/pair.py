@@ -12,7 +12,7 @@ import numpy as np
 from jspec._validation import is_one_of, require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.gguf import refuse_gguf
-from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
+from jspec.checkpoints.layouts.options import NO_OPTIONS, HeadOptions
 from jspec.config import ModelConfig, Shards, Speculation
 from jspec.config.heads import AssistantConfig, DraftConfig, HeadConfig
 from jspec.drafting.base import Drafter

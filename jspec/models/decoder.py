@@ -28,7 +28,7 @@ from jspec.pallas.collectives.peers import Peers
 from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums, reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
-from jspec.quantization.stored import dequantize
+from jspec.quantization.weight import dequantize
 
 
 class Decoder(nnx.Module):

@@ -28,9 +28,9 @@ from jspec.pallas.delta_net.state import DeltaState
 from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.mla.attention import has_kernel as has_latent_kernel
 from jspec.pallas.mla.attention import latent_attention
-from jspec.pallas.mla.head_maps import HeadMaps
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_write_kv_kernel
 from jspec.pallas.mla.prefill import has_up_projected_attention_kernel, up_projected_attention
+from jspec.pallas.weights.head_maps import HeadMaps
 
 
 class View:

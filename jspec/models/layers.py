@@ -23,7 +23,7 @@ from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
 from jspec.pallas.norm.rms_norm import SumOptions, add_norm, norm
 from jspec.quantization import nvfp4
-from jspec.quantization.groups import has_order
+from jspec.quantization.formats import has_order
 
 
 class Linear(nnx.Module):

@@ -18,9 +18,9 @@ from jspec.models.layers import Linear, Norm, linear_maps, rotation_at
 from jspec.pallas.attention.reference import apply_rope
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.mla.absorb_queries import absorb_queries
-from jspec.pallas.mla.head_maps import HeadMap, HeadMaps
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents
 from jspec.pallas.mla.project_values import project_values
+from jspec.pallas.weights.head_maps import HeadMap, HeadMaps
 
 
 class LatentAttention(nnx.Module):

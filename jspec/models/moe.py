@@ -17,11 +17,11 @@ from jspec.pallas.matmul.partial_sums import PartialSums, reduce_partial_sums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
 from jspec.pallas.moe.tiles import ExpertWeights
-from jspec.quantization import mxfp4
+from jspec.quantization import mxfp4_pairs
 
 
 class MXFP4Weight(nnx.Module):
-    """The weight of a linear map in MXFP4 (``jspec.quantization.mxfp4``), for mixtures of experts only.
+    """The weight of a linear map in MXFP4 (``jspec.quantization.mxfp4_pairs``), for mixtures of experts only.
 
     Attributes:
       weight: uint8 ``[pairs, out, 32]``, the codes of two input features in each byte.
@@ -30,9 +30,9 @@ class MXFP4Weight(nnx.Module):
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype, rngs: nnx.Rngs):
-        pairs = mxfp4.num_pairs(in_features), out_features
-        self.weight = nnx.Param(jax.random.bits(rngs.params(), (*pairs, mxfp4.GROUP), jnp.uint8))
-        self.scale = nnx.Param(jnp.full(pairs, mxfp4.factors_of_random_codes(in_features), jnp.uint32))
+        pairs = mxfp4_pairs.num_pairs(in_features), out_features
+        self.weight = nnx.Param(jax.random.bits(rngs.params(), (*pairs, mxfp4_pairs.GROUP), jnp.uint8))
+        self.scale = nnx.Param(jnp.full(pairs, mxfp4_pairs.factors_of_random_codes(in_features), jnp.uint32))
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
 
 

@@ -3,7 +3,7 @@ bits.
 
 Output channel o of the weight W stands for ``scale[o] * weight[o]``. Quantisation is symmetric, as in W8A16 checkpoints:
 the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Weights of four bits (``int4`` and the other
-formats of ``jspec.quantization.groups``) and FP8 weights in blocks (``fp8_block``) have a scale for each group of inputs,
+formats of ``jspec.quantization.formats``) and FP8 weights in blocks (``fp8_block``) have a scale for each group of inputs,
 see ``jspec.quantization``. Which activations are quantised, too, ``jspec.models.w8a8`` says."""
 
 from typing import Any, NamedTuple
@@ -15,8 +15,8 @@ import numpy as np
 from flax import nnx
 
 from jspec.pallas.matmul import quantize_activations
-from jspec.quantization import codes, fp8_block, int4, mxfp4_linear, nvfp4
-from jspec.quantization.groups import E2M1, INT4, grouped, num_groups
+from jspec.quantization import codes, fp8_block, int4, mxfp4, nvfp4
+from jspec.quantization.formats import E2M1, INT4, grouped, num_groups
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _EIGHT_BITS = {"int8": np.dtype(np.int8), "fp8": FP8, "fp8_block": fp8_block.STORED}
@@ -48,7 +48,7 @@ def stored_dtype(quantization: str) -> np.dtype:
 def scale_dtype(quantization: str) -> np.dtype:
     """The dtype of their scales."""
     if quantization in E2M1:
-        return nvfp4.SCALE if quantization == "nvfp4" else mxfp4_linear.SCALE
+        return nvfp4.SCALE if quantization == "nvfp4" else mxfp4.SCALE
     form = grouped(quantization)
     return np.dtype(np.float32) if form is None else jnp.dtype(form.scale)
 
@@ -92,7 +92,7 @@ def quantized_shapes(shape: tuple[int, ...], quantization: str) -> tuple[tuple[i
     if (form := grouped(quantization)) is not None:
         return form.weight_shape(shape), form.scale_shape(shape)
     if quantization in E2M1:
-        group = nvfp4.GROUP if quantization == "nvfp4" else mxfp4_linear.GROUP
+        group = nvfp4.GROUP if quantization == "nvfp4" else mxfp4.GROUP
         return INT4.weight_shape(shape), (shape[0], num_groups(shape[1], group))
     return shape, (shape[0], num_groups(shape[1])) if quantization == "fp8_block" else shape[:1]
 
@@ -105,7 +105,7 @@ def random_weight(key, shape: tuple[int, int], std: float, dtype, quantization: 
       shape: (out, in).
       std: standard deviation of the numbers, once they are multiplied by their scales.
       dtype: of a weight that is not quantised.
-      quantization: ``int8``, ``fp8``, ``fp8_block``, ``mxfp4``, a format of ``jspec.quantization.groups`` such as ``int4``,
+      quantization: ``int8``, ``fp8``, ``fp8_block``, ``mxfp4``, a format of ``jspec.quantization.formats`` such as ``int4``,
         or None.
     """
     if quantization is None:
@@ -113,7 +113,7 @@ def random_weight(key, shape: tuple[int, int], std: float, dtype, quantization: 
     if (form := grouped(quantization)) is not None:
         return tuple(nnx.Param(array) for array in codes.random_codes(key, shape, std, form))
     if quantization in ("fp8_block", "mxfp4"):
-        random = fp8_block.random_numbers if quantization == "fp8_block" else mxfp4_linear.random_codes
+        random = fp8_block.random_numbers if quantization == "fp8_block" else mxfp4.random_codes
         return tuple(nnx.Param(array) for array in random(key, shape, std))
     largest = LARGEST[quantization]
     numbers = jnp.clip(jax.random.normal(key, shape) * largest / 4, -largest, largest)

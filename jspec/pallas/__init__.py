@@ -4,6 +4,7 @@ attention/    paged attention, and the rotary embedding
 mla/          multi-head latent attention
 moe/          mixtures of experts
 matmul/       matmuls of few tokens, quantised or not
+weights/      weights as kernels read them: tiles of stored numbers, unpacked
 delta_net/    gated delta nets, recurrent layers
 norm/         norms
 sampling/     from logits to tokens

@@ -1,10 +1,10 @@
-"""Weight formats in which groups of inputs share a scale: how their numbers and scales are stored.
+"""Formats of stored weights: how numbers and scales are stored, and what they stand for.
 
-groups.py     how many inputs share a scale, and the names of formats of four bits
-codes.py      codes of four bits in groups: how they are packed, and what they stand for
-int4.py       rounds weights to codes of four bits in groups of 128 inputs
-fp8_block.py  FP8 numbers in groups of 128 inputs with a scale each
-nvfp4.py      NVFP4, codes of four bits with a scale for each 16 inputs and a number for each output channel
-mxfp4.py      MXFP4 as gpt-oss' experts have it, in an order of their own
-mxfp4_linear.py  MXFP4 of linear maps, codes of four bits with a power of two for each 32 inputs
-stored.py     what a weight stands for in any of them"""
+formats.py      the formats by their names, without an array library
+codes.py        codes of four or eight bits in groups: how they are packed, and what they stand for
+int4.py         rounds weights to codes of four bits in groups of 128 inputs
+fp8_block.py    FP8 numbers in groups of 128 inputs with a scale each
+nvfp4.py        NVFP4, codes of four bits with a scale for each 16 inputs and a number for each output channel
+mxfp4.py        MXFP4, codes of four bits with a power of two for each 32 inputs
+mxfp4_pairs.py  MXFP4 as gpt-oss' experts have it, in an order of their own
+weight.py       what a weight stands for in any of them"""

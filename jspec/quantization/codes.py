@@ -1,7 +1,7 @@
 """Codes of four or eight bits in groups: how they are stored, and what they stand for.
 
 Checkpoints of GPTQ, AWQ and compressed-tensors are kept so, and jspec's own ``int4`` is one of these formats
-(``jspec.quantization.groups``). An output channel has a code n for each input feature, 0 .. 15 in four bits and -128 .. 127
+(``jspec.quantization.formats``). An output channel has a code n for each input feature, 0 .. 15 in four bits and -128 .. 127
 in eight, and its inputs are in groups. A code stands for the number ``(n - zero) * scale`` of its group, exactly: the
 difference is an integer that bfloat16 holds, and a product adds up the products of a group before it multiplies by the
 scale, in float32.
@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization.groups import GROUP, INT4, Grouped, group_of, num_groups
+from jspec.quantization.formats import GROUP, INT4, Grouped, group_of, num_groups
 
 STORED = np.dtype(np.uint8)
 ZERO = 8  # the code that stands for 0 where groups have no zeros of their own

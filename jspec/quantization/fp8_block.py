@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jspec.quantization.groups import GROUP, num_groups
+from jspec.quantization.formats import GROUP, num_groups
 
 STORED, SCALE = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(np.float32)
 LARGEST = 448

@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 
 from jspec.quantization.codes import HALF, STORED, ZERO, pack_codes
-from jspec.quantization.groups import GROUP, num_groups
+from jspec.quantization.formats import GROUP, num_groups
 
 SCALE = np.dtype(ml_dtypes.bfloat16)
 # The number of largest magnitude in a group becomes minus one of these times the scale, whichever gives the least squared

@@ -1,47 +1,65 @@
-"""MXFP4, weights of four bits (Open Compute Project, Microscaling Formats, 2023), the format of gpt-oss' experts.
+"""MXFP4 of linear maps: numbers of four bits, and a power of two of eight bits for each 32 inputs (Open Compute Project,
+Microscaling Formats, 2023). Experts of gpt-oss have an order of their own, ``jspec.quantization.mxfp4_pairs``.
 
-A group of 32 input features shares a power of two. A number is one of 16 multiples of it, which a *code* of four bits
-names: a sign, two bits of exponent and one of mantissa (e2m1).
+A code has a sign, two bits of exponent and one of mantissa (E2M1), as in ``jspec.quantization.nvfp4``. Codes are packed by
+``jspec.quantization.codes``.
 
-A byte of a checkpoint has the codes of two neighbours. jspec stores the bits in an order in which a GPU unpacks them
-with the fewest instructions. Two groups make a *pair*, of 32 bytes. Two bytes of these make a *half*, the low byte
-first, and two halves make a *word*. Word i of a pair holds the codes of features 4i to 4i + 3 of its first group, and of
-its second. The first half of the word has those of features 4i (a below) and 4i + 2 (b) of the first group, and 4i (c)
-and 4i + 2 (d) of the second. The other half has, in the same way, those of features 4i + 1 and 4i + 3.
+| array | shape | |
+|---|---|---|
+| weight | uint8 ``[out, 64 blocks]`` | the codes; a block is 128 inputs |
+| scale | uint8 ``[out, ceil(in / 32)]`` | E8M0: a byte n stands for 2^(n - 127) |
 
-| bits of a half | 0-2 | 3-5 | 6-8 | 9-11 | 12 | 13 | 14 | 15 |
-|---|---|---|---|---|---|---|---|---|
-| content | magnitude of c | of b | of a | of d | sign of b | of d | of c | of a |
+The number of a code times its scale has two significant bits, so bfloat16 holds it, subnormal numbers among them: the
+smallest one is 2^-128, and that of bfloat16 is 2^-133. A kernel makes it of the bits of a code with one factor, 2^121 times
+the scale, which has to be a number of bfloat16, too. So the largest scale that is read is 2^6, for weights up to 384. Where
+XLA counts subnormal numbers as 0, as it does on a CPU, weights below 2^-126 count as 0, as those of any checkpoint do."""
 
-A product reads one pair of many output features at a time, so these lie side by side: a weight ``[out, in]`` is uint8
-``[pairs, out, 32]``. Not a bit of a code is changed. Its scales are uint32 ``[pairs, out]``. Such a number has the
-*factors* of the two groups of a pair in its halves, that of the first in the low one: 2^126 times the scale, as the bits
-of a bfloat16. (A kernel puts the bits of a code into a bfloat16, where they stand for 2^-126 of their number.) Where the
-number of groups is odd, the last one is followed by a group of zeros."""
+from typing import Any
 
-import math
+import jax
+import jax.numpy as jnp
+import numpy as np
 
-# Where a half holds the codes of a, b, c and d: the shifts to the right that bring the magnitude and the sign to bit 0.
-BITS = {"a": (6, 15), "b": (3, 12), "c": (0, 14), "d": (9, 13)}
-GROUP = 32  # input features that share a scale
-PAIR = 2 * GROUP
-LARGEST_SCALE = 128  # 2^1, for weights up to 12: larger ones have no factor. The format ends at 254, 2^127
-_ONE = 127  # the scale that stands for 2^0
-_FACTOR = 126  # what is added to a scale for the exponent of its factor, in bfloat16: 2^126 times as much
-_STD_OF_RANDOM_CODES = 2.93  # of the numbers that equally likely codes stand for
+from jspec.quantization.codes import BLOCK, STORED, unpack_codes
+from jspec.quantization.formats import MXFP4_GROUP as GROUP
+from jspec.quantization.formats import num_groups
+from jspec.quantization.nvfp4 import STD_OF_RANDOM_CODES, VALUES
 
-
-def num_pairs(inputs: int) -> int:
-    """How many pairs of groups there are, for so many input features."""
-    return -(-inputs // PAIR)
+SCALE = np.dtype(np.uint8)
+LARGEST_SCALE = 133  # 2^6
+_ONE = 127  # the byte that stands for 2^0
 
 
-def factors(first, second):
-    """The stored scales of the two groups of a pair, ints or integer arrays of 32 bits."""
-    return first + _FACTOR << 7 | second + _FACTOR << 23
+def is_mxfp4(scale) -> bool:
+    """Whether the scales of a weight of codes, or None, are those of MXFP4; all other formats have scales of floats."""
+    return scale is not None and scale.dtype == SCALE
 
 
-def factors_of_random_codes(inputs: int) -> int:
-    """Factors with which equally likely codes have a standard deviation near ``inputs ** -0.5``."""
-    scale = _ONE + round(math.log2(inputs**-0.5 / _STD_OF_RANDOM_CODES))
-    return factors(scale, scale)
+def twice_powers(scale) -> Any:
+    """Twice the powers of two that bytes stand for, float32, of which none is subnormal; an array of NumPy gives one of
+    NumPy, and one of JAX gives one of JAX. A byte of 254 or 255 gives infinity or NaN."""
+    bits = (scale.astype(np.uint32) + 1) << 23
+    return jax.lax.bitcast_convert_type(bits, jnp.float32) if isinstance(scale, jax.Array) else bits.view(np.float32)
+
+
+def dequantize(weight, scale, inputs: int) -> Any:
+    """What codes stand for, exactly, float32 ``[..., inputs]``; arrays of NumPy give one of NumPy, and arrays of JAX one of
+    JAX."""
+    xp = jnp if isinstance(weight, jax.Array) else np
+    powers = twice_powers(scale)
+    powers = xp.broadcast_to(powers[..., None], (*powers.shape, GROUP)).reshape(*scale.shape[:-1], -1)
+    return xp.asarray(VALUES / 2)[unpack_codes(weight, inputs)] * powers[..., :inputs]
+
+
+def random_codes(key, shape: tuple[int, int], std: float) -> tuple[jax.Array, jax.Array]:
+    """Weight and scales of a weight ``shape`` = (out, in) whose codes are equally likely.
+
+    Args:
+      key: the PRNG key.
+      shape: (out, in).
+      std: standard deviation of the numbers that they stand for, up to a factor of the square root of 2.
+    """
+    outputs, inputs = shape
+    codes = jax.random.bits(key, (outputs, num_groups(inputs) * BLOCK // 2), STORED)
+    byte = _ONE + round(float(np.log2(std / STD_OF_RANDOM_CODES)))
+    return codes, jnp.full((outputs, num_groups(inputs, GROUP)), byte, SCALE)

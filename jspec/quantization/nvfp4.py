@@ -21,9 +21,9 @@ import ml_dtypes
 import numpy as np
 
 from jspec.quantization.codes import STORED, unpack_codes
-from jspec.quantization.groups import GROUP as BLOCK
-from jspec.quantization.groups import NVFP4_GROUP as GROUP
-from jspec.quantization.groups import num_groups
+from jspec.quantization.formats import GROUP as BLOCK
+from jspec.quantization.formats import NVFP4_GROUP as GROUP
+from jspec.quantization.formats import num_groups
 
 SCALE = np.dtype(ml_dtypes.float8_e4m3fn)
 _MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)

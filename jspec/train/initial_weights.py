@@ -8,7 +8,7 @@ import numpy as np
 
 from jspec.config.heads import BlockConfig, Eagle3Config
 from jspec.models.protocols import Target
-from jspec.quantization.stored import dequantize
+from jspec.quantization.weight import dequantize
 from jspec.train.loop import Params
 
 

@@ -116,7 +116,7 @@ def test_failures_are_counted_and_printed(server, prompts, capsys):
 def test_tokenizer_counts_tokens_that_the_server_does_not(server, prompts, capsys):
     assert cli.main(arguments(server, prompts, "--model", "no usage", "--num-prompts", "2")) == 1
     assert "does not report how many tokens a response has: give --tokenizer" in capsys.readouterr().err
-    family = str(ROOT / "jspec" / "family" / "target")
+    family = str(ROOT / "jspec" / "demo_models" / "target")
     options = ["--model", "no usage", "--num-prompts", "2", "--tokenizer", family]
     assert cli.main(arguments(server, prompts, *options)) == 0
     out = capsys.readouterr().out

@@ -15,7 +15,7 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import decoder_config, read_fields
 from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES
 from jspec.checkpoints.huggingface.multimodal import has_text_config
-from jspec.checkpoints.unread_keys import unread_keys
+from jspec.checkpoints.huggingface.unread_keys import unread_keys
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

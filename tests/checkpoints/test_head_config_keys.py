@@ -8,7 +8,7 @@ from test_config_keys import other_values
 from tiny_heads import deepspec_eagle3, eagle, eagle3, medusa, mlp_speculator, p_eagle, pard, speculators
 
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.unread_keys import HARMLESS, HARMLESS_IN_ROPES
+from jspec.checkpoints.huggingface.unread_keys import HARMLESS, HARMLESS_IN_ROPES
 
 HEADS = {
     head.__name__: head for head in (eagle, eagle3, deepspec_eagle3, p_eagle, speculators, pard, mlp_speculator, medusa)

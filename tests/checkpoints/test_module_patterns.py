@@ -27,10 +27,10 @@ import jspec
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.huggingface import quantization_fields
-from jspec.checkpoints.huggingface.quantization_config import READERS, read_quantization
-from jspec.checkpoints.huggingface.quantization_fields import MAX_PATTERNS, MAX_SECONDS, Modules
-from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
+from jspec.checkpoints.quantized import config_fields
+from jspec.checkpoints.quantized.config import READERS, read_quantization
+from jspec.checkpoints.quantized.config_fields import MAX_PATTERNS, MAX_SECONDS, Modules
+from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
 
 NAMES = [f"model.layers.{i}.block_sparse_moe.experts.{j}.down_proj" for i in range(60) for j in range(128)]
 # The slowest pattern that is compiled: three repetitions of all letters of a name.
@@ -155,7 +155,7 @@ def test_a_whole_checkpoint_with_them_is_refused_by_the_key(tmp_path):
 
 
 def test_the_slowest_patterns_are_given_up():
-    assert quantization_fields._SIMPLE.fullmatch(HOSTILE)
+    assert config_fields._SIMPLE.fullmatch(HOSTILE)
     ignored, began = modules(*[HOSTILE] * MAX_PATTERNS), time.thread_time()
     with pytest.raises(Refusal, match=r"ignore has patterns whose matching takes more than 0.5 s.*list the names"):
         [ignored.include([name]) for name in NAMES]
@@ -204,8 +204,8 @@ def test_no_other_function_makes_a_pattern():
             if isinstance(function, ast.FunctionDef):
                 found |= {(file.name, function.name) for call in ast.walk(function) if _compiles(call)}
     assert found == {
-        ("quantization_fields.py", "_compiled"),
-        ("quantization_fields.py", "_any"),
+        ("config_fields.py", "_compiled"),
+        ("config_fields.py", "_any"),
         ("quantized.py", "_shapes"),
     }
 

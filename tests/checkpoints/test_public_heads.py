@@ -16,8 +16,8 @@ from tiny_heads import NO_EMBEDDING, deepspec_eagle3, eagle, eagle3, p_eagle, sp
 
 import jspec
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
-from jspec.checkpoints.heads.options import OpenSetting
-from jspec.checkpoints.heads.published import PUBLISHED
+from jspec.checkpoints.layouts.options import OpenSetting
+from jspec.checkpoints.layouts.published import PUBLISHED
 
 SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
 PROMPTS = [[5], [7, 8, 9] * 3]

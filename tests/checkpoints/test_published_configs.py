@@ -7,7 +7,7 @@ import pytest
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import decoder_config, read_fields
 from jspec.checkpoints.huggingface.multimodal import has_text_config
-from jspec.checkpoints.unread_keys import unread_keys
+from jspec.checkpoints.huggingface.unread_keys import unread_keys
 from jspec.config import Experts, ModelConfig, Rope
 
 

@@ -12,10 +12,10 @@ from fp8_checkpoints import fp8_checkpoint
 from tiny import tiny_checkpoint
 
 from convert import convert
-from jspec.checkpoints import params as stored_params
 from jspec.checkpoints.checkpoint import Checkpoint, load_folder
 from jspec.checkpoints.huggingface.weights import SafeTensor
-from jspec.checkpoints.params import StoredParams
+from jspec.checkpoints.tensors import params as stored_params
+from jspec.checkpoints.tensors.params import StoredParams
 from jspec.models import build
 
 SHAPES = {"a": (2, 3), "b": (4,)}

@@ -7,12 +7,12 @@ import pytest
 from test_head_configs import HEADS, QUANTIZED, REDUCED, TARGET
 
 from jspec.checkpoints.converted.quantized import stored_params
-from jspec.checkpoints.huggingface.names import tensor_table
+from jspec.checkpoints.tensors.names import tensor_table
 from jspec.config import DeltaNets, Experts, Latent
 from jspec.config.param_specs import EMBED, KV, Parameter, size_of
 from jspec.config.param_specs import HEADS as QUERIES
 from jspec.models import abstract_params
-from jspec.quantization.groups import in_codes
+from jspec.quantization.formats import in_codes
 
 MODELS = [
     dataclasses.replace(TARGET, quantization=kind, **options)

@@ -14,7 +14,7 @@ from convert import load_draft
 from jspec.checkpoints.checkpoint import read_draft_config
 from jspec.checkpoints.export import export_draft
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.heads.block_settings import _FIXED, ANCHOR_KEYS, CAUSAL_KEYS
+from jspec.checkpoints.layouts.block_settings import _FIXED, ANCHOR_KEYS, CAUSAL_KEYS
 from jspec.config.heads import BlockConfig
 from jspec.models import flat_params
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from convert import load_folder
 from convert.verify import jspec_logits, transformers_logits
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.huggingface import parts
+from jspec.checkpoints.tensors import parts
 from jspec.models.params import abstract_params, build
 
 torch = pytest.importorskip("torch")

@@ -22,7 +22,7 @@ from jspec.config.heads import BlockConfig, MTPConfig
 from jspec.models import build, build_head, flat_params
 from jspec.models.params import abstract_params
 from jspec.models.quantization import quantize
-from jspec.quantization.stored import dequantize
+from jspec.quantization.weight import dequantize
 
 IDS = [2, 3, 5, 7, 11, 90]
 V, Vd = 97, len(IDS)

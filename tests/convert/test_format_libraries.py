@@ -23,10 +23,10 @@ import numpy as np
 import pytest
 from packed_weights import auto_round_config, awq_config, gptq_config, model_optimizer_config, nvfp4_config
 
-from jspec.checkpoints.dequantize.format import BlockFormat, WeightTensors
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.huggingface.quantization_config import read_quantization
+from jspec.checkpoints.quantized.config import read_quantization
+from jspec.checkpoints.quantized.format import BlockFormat, WeightTensors
 
 OUTPUTS, INPUTS, GROUP = 64, 96, 32
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)

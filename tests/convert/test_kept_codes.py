@@ -18,11 +18,11 @@ from tiny import write_weights
 from convert import Refusal, convert, load_draft, load_folder
 from convert.verify import compare
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
-from jspec.checkpoints.huggingface.kept_codes import CodeScales
+from jspec.checkpoints.quantized.stored_codes import CodeScales
 from jspec.models.params import abstract_params
 from jspec.quantization import nvfp4
 from jspec.quantization.codes import pack_codes, unpack_codes
-from jspec.quantization.stored import dequantize
+from jspec.quantization.weight import dequantize
 
 LLAMA, MIXTURE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
 DOWN, V = "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.v_proj"

@@ -13,7 +13,7 @@ from tiers import in_tiers
 
 from convert import convert, load_folder
 from convert.verify import compare
-from jspec.quantization.groups import group_size
+from jspec.quantization.formats import group_size
 
 DEEPSEEK = "DeepseekV3ForCausalLM"
 KINDS = ["gptq", "gptq symmetric", "gptq v2 in order", "awq", "packed", "packed channel", "packed 8 bits, groups"]

@@ -15,11 +15,11 @@ from tiny import tiny_checkpoint, tiny_config
 
 from convert import Refusal, convert, load_draft, load_folder
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.dequantize.mxfp4 import MXFP4Weight
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config
-from jspec.quantization.mxfp4_linear import LARGEST_SCALE
-from jspec.quantization.stored import dequantize
+from jspec.checkpoints.quantized.mxfp4 import MXFP4Weight
+from jspec.quantization.mxfp4 import LARGEST_SCALE
+from jspec.quantization.weight import dequantize
 
 
 def read_with_numpy(packed: np.ndarray, scale: np.ndarray, first_is_high: bool = False) -> np.ndarray:

@@ -14,7 +14,7 @@ from convert.cli import main
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config
-from jspec.checkpoints.huggingface.quantization_config import READERS
+from jspec.checkpoints.quantized.config import READERS
 
 UNREAD = ["bitsandbytes", "mxfp4", "torchao", "quark", "hqq", "eetq", "aqlm", "fbgemm_fp8", "gguf"]
 

@@ -16,7 +16,7 @@ from heads import HEADS, VARIANTS, random_head, trained_head
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 from jspec.checkpoints.checkpoint import load_draft
-from jspec.checkpoints.heads.options import HeadOptions, OpenSetting
+from jspec.checkpoints.layouts.options import HeadOptions, OpenSetting
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.cli import main
 from jspec.commands.demo import FAMILY

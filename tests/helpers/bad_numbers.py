@@ -42,7 +42,6 @@ from jspec.pallas.matmul.w8a8 import w8a8_matmul_kernel, w8a8_matmul_reference
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel, weight_only_matmul_reference
 from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
 from jspec.pallas.mla.attention import latent_attention_kernel, latent_attention_reference
-from jspec.pallas.mla.head_maps import HeadMap
 from jspec.pallas.mla.project_values import project_values_kernel, project_values_reference
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router import choose_kernel
@@ -52,6 +51,7 @@ from jspec.pallas.norm.qk_norm import qk_norm_kernel, qk_norm_reference
 from jspec.pallas.norm.rms_norm import add_norm_kernel, add_norm_reference
 from jspec.pallas.sampling.residual import residual_masses_kernel, residual_masses_reference
 from jspec.pallas.sampling.sample import log_weights, sample_kernel, sample_reference
+from jspec.pallas.weights.head_maps import HeadMap
 
 ROW = 1  # has the bad number
 NAN = (np.nan, -np.nan)  # with either sign bit

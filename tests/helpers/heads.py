@@ -30,7 +30,7 @@ from jspec.engine.engine import Engine
 from jspec.models import build_head, flat_params
 from jspec.models.flatten import flatten
 from jspec.models.quantization import quantize
-from jspec.quantization.stored import dequantize
+from jspec.quantization.weight import dequantize
 
 D, REDUCED = TARGET.hidden_size, 20
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())

@@ -7,9 +7,9 @@ from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
 from convert import load_folder
-from jspec.checkpoints.heads.mtp import place_of
-from jspec.checkpoints.huggingface.names import renamed, tensor_table
-from jspec.checkpoints.huggingface.parts import rearranged_tensors
+from jspec.checkpoints.layouts.mtp import place_of
+from jspec.checkpoints.tensors.names import renamed, tensor_table
+from jspec.checkpoints.tensors.parts import rearranged_tensors
 from jspec.config.heads import MTPConfig, mtp_layers
 from jspec.config.tensor_names import names_of
 

@@ -7,9 +7,9 @@ import numpy as np
 from packed_weights import MAGNITUDES
 
 from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype
-from jspec.pallas.mla.head_maps import HeadMap
+from jspec.pallas.weights.head_maps import HeadMap
 from jspec.quantization.codes import pack_codes
-from jspec.quantization.groups import grouped, has_order
+from jspec.quantization.formats import grouped, has_order
 
 FP8 = ml_dtypes.float8_e4m3fn
 # Groups of each size, integers of four bits and of eight, with and without zeros, and in another order.

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.huggingface.families import FAMILIES
-from jspec.checkpoints.huggingface.names import tensor_table
-from jspec.checkpoints.huggingface.parts import rearranged_tensors
-from jspec.checkpoints.huggingface.stacked_experts import file_shapes
+from jspec.checkpoints.tensors.names import tensor_table
+from jspec.checkpoints.tensors.parts import rearranged_tensors
+from jspec.checkpoints.tensors.stacked_experts import file_shapes
 
 ARCHITECTURES = tuple(FAMILIES)
 # Keys of config.json that families have besides the usual ones, chosen so that each choice of a family takes effect.

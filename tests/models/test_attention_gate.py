@@ -5,9 +5,9 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.checkpoints.huggingface.names import tensor_table
-from jspec.checkpoints.huggingface.parts import rearrange
-from jspec.checkpoints.layout import Derived
+from jspec.checkpoints.tensors.layout import Derived
+from jspec.checkpoints.tensors.names import tensor_table
+from jspec.checkpoints.tensors.parts import rearrange
 from jspec.config import ModelConfig, Rope
 from jspec.models import build
 from jspec.models.kv_cache import CausalView
@@ -62,7 +62,7 @@ def test_a_layer_equals_the_golden_one():
 
 def test_gates_of_other_heads_are_noticed(monkeypatch):
     """As if all gates came behind all queries in the file, too."""
-    from jspec.checkpoints.huggingface import parts
+    from jspec.checkpoints.tensors import parts
 
     monkeypatch.setattr(parts, "_of_each_head", lambda heads, size, start, stop: np.arange(heads * start, heads * stop))
     assert np.abs(np.asarray(output()) - GOLDEN["y"]).max() > 0.05

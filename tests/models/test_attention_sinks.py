@@ -11,7 +11,7 @@ from engines import TARGET, V
 from flax import nnx
 
 from jspec.checkpoints.export import to_tensors
-from jspec.checkpoints.huggingface.names import tensor_table
+from jspec.checkpoints.tensors.names import tensor_table
 from jspec.models import Decoder
 from jspec.models.attention import Attention
 from jspec.models.cache_pools import init_pool

@@ -18,7 +18,7 @@ from jspec.models.layers import Linear
 from jspec.pallas.matmul import matmul
 from jspec.quantization import codes
 from jspec.quantization.int4 import quantize
-from jspec.quantization.stored import dequantize
+from jspec.quantization.weight import dequantize
 
 
 def normal(shape, seed=0, dtype=np.float32):

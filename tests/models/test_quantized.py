@@ -23,7 +23,7 @@ from jspec.models.layers import Linear
 from jspec.models.quantization import LARGEST, quantize, scale_dtype, stored_dtype
 from jspec.pallas.matmul import matmul
 from jspec.quantization import int4
-from jspec.quantization.stored import dequantize
+from jspec.quantization.weight import dequantize
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",

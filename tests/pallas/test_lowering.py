@@ -33,8 +33,8 @@ from jspec.pallas.norm.rms_norm import add_norm
 from jspec.pallas.sampling.residual import Residual, residual_masses, residual_sample
 from jspec.pallas.sampling.sample import sample
 from jspec.pallas.sampling.warped_logits import WarpedLogits, num_groups
-from jspec.quantization import mxfp4
-from jspec.quantization.groups import grouped
+from jspec.quantization import mxfp4_pairs
+from jspec.quantization.formats import grouped
 from jspec.sampling.streams import RoundNoise
 
 B, K = 2, 4
@@ -352,7 +352,7 @@ def test_experts_of_four_bits_with_biases_lower_for_cuda(M, X, dtype):
     array, D = jax.ShapeDtypeStruct, 2880
 
     def stacked(out):
-        pairs = mxfp4.num_pairs(D), X, out
+        pairs = mxfp4_pairs.num_pairs(D), X, out
         return ExpertWeights(array((*pairs, 32), jnp.uint8), array(pairs, jnp.uint32), array((X, out), dtype))
 
     def function(x, logits, bias, gate_up, down):

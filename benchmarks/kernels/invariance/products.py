@@ -27,7 +27,7 @@ from jspec.pallas.matmul.sm90_tiling import BLOCK
 from jspec.pallas.matmul.small_batch import small_batch_tiling
 from jspec.pallas.matmul.table import Product, matmul, row_of
 from jspec.pallas.matmul.weight_only import weight_only_tiling
-from jspec.quantization import mxfp4_linear
+from jspec.quantization import mxfp4
 
 TOKENS = (1, 2, 5, 8, 16, 17, 40, 64, 80, 320, 512, 640, 2048)
 KINDS = ("bf16", "int4", "int8", "blocks", "nvfp4", "fp8", "mxfp4")
@@ -97,7 +97,7 @@ def _blocks(shape: tuple[int, int], count: int) -> list[tuple[jax.Array, ...]]:
 @functools.cache
 def _mxfp4(shape: tuple[int, int], count: int) -> list[tuple[jax.Array, ...]]:
     keys = jax.random.split(jax.random.key(0), count)
-    make = jax.jit(functools.partial(mxfp4_linear.random_codes, shape=shape, std=shape[1] ** -0.5))
+    make = jax.jit(functools.partial(mxfp4.random_codes, shape=shape, std=shape[1] ** -0.5))
     return [make(key) for key in keys]
 
 

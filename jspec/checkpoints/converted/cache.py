@@ -15,7 +15,7 @@ from jspec.checkpoints.converted.manifest import CACHE, NAME, SCALES
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.huggingface.cache_scheme import SCHEMES, CacheScheme, cache_scales, scales_that_count
+from jspec.checkpoints.quantized.cache_scheme import SCHEMES, CacheScheme, cache_scales, scales_that_count
 from jspec.config import ModelConfig
 from jspec.config.model import count
 

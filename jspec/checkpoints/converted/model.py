@@ -16,16 +16,16 @@ from jspec.checkpoints.files.fp8_numbers import has_nan
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.heads import stored
-from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.huggingface.cache_scheme import CacheScheme
 from jspec.checkpoints.huggingface.config import read_config
-from jspec.checkpoints.params import StoredParams
+from jspec.checkpoints.layouts import stored
+from jspec.checkpoints.layouts.options import HeadOptions
+from jspec.checkpoints.quantized.cache_scheme import CacheScheme
+from jspec.checkpoints.tensors.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
 from jspec.models.quantization import FP8
-from jspec.quantization.groups import Companion, grouped
-from jspec.quantization.mxfp4_linear import LARGEST_SCALE
+from jspec.quantization.formats import Companion, grouped
+from jspec.quantization.mxfp4 import LARGEST_SCALE
 
 
 class ConvertedModel:

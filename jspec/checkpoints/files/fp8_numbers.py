@@ -1,6 +1,6 @@
 """``FP8Numbers``: FP8 numbers in a file, of which none is NaN.
 
-Kernels move the bits of a number into place (``jspec.pallas.matmul.unpack``), and those of NaN would become 480."""
+Kernels move the bits of a number into place (``jspec.pallas.weights.unpack``), and those of NaN would become 480."""
 
 import dataclasses
 

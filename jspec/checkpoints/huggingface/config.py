@@ -7,22 +7,22 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.checkpoints.dequantize.format import BlockFormat
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.gguf import refuse_gguf
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tiktoken import refuse_tiktoken
 from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES, Family
-from jspec.checkpoints.huggingface.model_optimizer import with_model_optimizer
 from jspec.checkpoints.huggingface.multimodal import WRAPPERS, module_names, text_fields
 from jspec.checkpoints.huggingface.older_files import with_older_file
-from jspec.checkpoints.huggingface.quantization_config import read_quantization
 from jspec.checkpoints.huggingface.rope import write_rope
-from jspec.checkpoints.huggingface.scales import with_stored_quantization
-from jspec.checkpoints.huggingface.stored_quantization import StoredQuantization
 from jspec.checkpoints.huggingface.unread_classes import why_not
 from jspec.checkpoints.huggingface.windows import Windows, read_windows
+from jspec.checkpoints.quantized.config import read_quantization
+from jspec.checkpoints.quantized.format import BlockFormat
+from jspec.checkpoints.quantized.model_optimizer import with_model_optimizer
+from jspec.checkpoints.quantized.scales import with_stored_quantization
+from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
 from jspec.config import OF_TARGET, ModelConfig
 from jspec.config.heads import HeadConfig
 

@@ -13,9 +13,9 @@ from jspec.checkpoints.files.pickles import PickledTensor
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, NUMPY_DTYPES, Tensor
-from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement
-from jspec.checkpoints.layout import Layout
-from jspec.checkpoints.params import StoredParams
+from jspec.checkpoints.tensors.layout import Layout
+from jspec.checkpoints.tensors.names import OUTPUT_HEAD, Placement
+from jspec.checkpoints.tensors.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
 from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype

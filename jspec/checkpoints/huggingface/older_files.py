@@ -3,11 +3,11 @@
 import dataclasses
 from typing import Any
 
-from jspec.checkpoints.dequantize.awq import read_awq
-from jspec.checkpoints.dequantize.gptq import read_gptq
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
-from jspec.checkpoints.huggingface.quantization_config import KEYS
+from jspec.checkpoints.quantized.awq import read_awq
+from jspec.checkpoints.quantized.config import KEYS
+from jspec.checkpoints.quantized.gptq import read_gptq
 
 FILES = ("quantize_config.json", "quant_config.json")  # the first is AutoGPTQ's, and both were AutoAWQ's
 _RENAMED: dict[str, str] = {"w_bit": "bits", "q_group_size": "group_size"}  # keys of AutoAWQ

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol, Self
 from jspec._validation import is_int, require
 from jspec.config import ModelConfig, count
 from jspec.config.param_specs import DRAFT_IDS, DRAFT_VOCAB, EMBED, Axis, Declared, Parameter, linear
-from jspec.quantization.groups import Companion
+from jspec.quantization.formats import Companion
 
 EMBEDDING = "embed_tokens.weight"  # name of the token embedding in checkpoints of draft heads
 

@@ -11,7 +11,7 @@ from jspec.config.param_specs import EMBED, Axis, Parameter, indices, linear, ve
 
 TARGET_EMBED = Axis("Dt", "target_embed")
 
-# Two settings that an EAGLE-3 checkpoint may leave open. ``jspec.checkpoints.heads.options`` explains their values.
+# Two settings that an EAGLE-3 checkpoint may leave open. ``jspec.checkpoints.layouts.options`` explains their values.
 AUX_CONVENTIONS = ("input_of", "output_of")  # whether layer id k means the input or the output of layer k
 NORM_OUTPUTS = ("recycled", "before_head")  # ``norm_output`` norms what is fed back, or what the output head reads
 

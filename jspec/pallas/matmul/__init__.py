@@ -15,8 +15,6 @@ sm90_memory.py            its shared memory, and the scales of its tiles
 sm90_sums.py              what one of its warpgroups multiplies
 sm90_registers.py         weights of eight or four bits from shared memory to registers, as bfloat16
 one_token.py              a single token, without a kernel
-unpack.py                 weights of eight or four bits as bfloat16
-mxfp4.py                  MXFP4 weights as bfloat16
 quantize_activations.py   quantises activations to eight bits"""
 
 from jspec.pallas.matmul.table import matmul as matmul

@@ -14,7 +14,7 @@ from jspec.pallas.matmul.sm90_tiling import BLOCK, DEPTH_UNIT, LINES, TOKEN_UNIT
 from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
 from jspec.quantization import nvfp4
 from jspec.quantization.codes import HALF
-from jspec.quantization.groups import group_of
+from jspec.quantization.formats import group_of
 
 LOWERS = jax.__version_info__ >= (0, 11)  # Pallas' Mosaic GPU lowering of jax 0.10 lacks what the kernel needs
 _MIN_TILES = 64  # with fewer, too few multiprocessors read

@@ -9,7 +9,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jspec.pallas.matmul.sm90_registers import NVFP4_INPUTS, PER_LINE, transforms
 from jspec.pallas.matmul.sm90_tiling import BLOCK, LINES, MosaicTiling
-from jspec.quantization.groups import group_of
+from jspec.quantization.formats import group_of
 
 
 def load(ref, layout):

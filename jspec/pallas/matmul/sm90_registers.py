@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from jspec.pallas.matmul.unpack import (
+from jspec.pallas.weights.unpack import (
     CODES,
     FP8,
     FP8_PAIRS,

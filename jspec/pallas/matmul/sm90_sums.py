@@ -19,7 +19,7 @@ from jspec.pallas.matmul.sm90_registers import (
     numbers_of_nvfp4,
 )
 from jspec.pallas.matmul.sm90_tiling import MosaicTiling
-from jspec.pallas.matmul.unpack import SHRINK
+from jspec.pallas.weights.unpack import SHRINK
 
 _ACC: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 CONVERTED = 64  # inputs of a weight of few bits that become bfloat16 while others are multiplied

@@ -22,7 +22,7 @@ from jspec.pallas.matmul.quantize_activations import QuantizedActivations
 from jspec.pallas.matmul.reference import matmul_reference, per_feature
 from jspec.pallas.matmul.w8a8 import w8a8_matmul, w8a8_matmul_reference
 from jspec.pallas.matmul.weight_only import weight_only_matmul, weight_only_matmul_reference
-from jspec.quantization.mxfp4_linear import is_mxfp4
+from jspec.quantization.mxfp4 import is_mxfp4
 
 
 def matmul(
@@ -50,7 +50,7 @@ def matmul(
       weight: ``[out, in]`` of x's dtype, int8 or float8_e4m3fn; or codes of four bits, uint8 ``[out, 64 blocks]``.
       scale: of a quantised weight, float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32
         ``[out, groups]``, of codes (``jspec.quantization.codes``) ``[out, groups]`` or ``[out, groups, 2]``, and of MXFP4
-        (``jspec.quantization.mxfp4_linear``) uint8 ``[out, groups]``.
+        (``jspec.quantization.mxfp4``) uint8 ``[out, groups]``.
       bias: ``[out]``, or None.
       dtype: of the result; that of x if None.
       reduce_axis: the mesh axis whose shards have parts of the inputs each. Products are added up over them, to the same

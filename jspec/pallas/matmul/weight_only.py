@@ -18,17 +18,6 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.dispatch import differentiable
 from jspec.pallas.matmul.reference import matmul_reference, per_feature
 from jspec.pallas.matmul.tiling import MatmulTiling
-from jspec.pallas.matmul.unpack import (
-    MXFP4_SHRINK,
-    ORDER_INPUTS,
-    SHRINK,
-    input_indices,
-    to_mma_order,
-    unpack_eight_bits,
-    unpack_four_bits,
-    unpack_mxfp4,
-    unpack_nvfp4,
-)
 from jspec.pallas.triton import (
     MMA_SIZE,
     block_ids,
@@ -39,11 +28,22 @@ from jspec.pallas.triton import (
     tile_indices,
     tile_mask,
 )
-from jspec.quantization import mxfp4_linear, nvfp4
+from jspec.pallas.weights.unpack import (
+    MXFP4_SHRINK,
+    ORDER_INPUTS,
+    SHRINK,
+    input_indices,
+    to_mma_order,
+    unpack_eight_bits,
+    unpack_four_bits,
+    unpack_mxfp4,
+    unpack_nvfp4,
+)
+from jspec.quantization import mxfp4, nvfp4
 from jspec.quantization.codes import BLOCK, HALF, in_code_order
-from jspec.quantization.groups import GROUP, group_of
-from jspec.quantization.mxfp4_linear import is_mxfp4
-from jspec.quantization.stored import dequantize
+from jspec.quantization.formats import GROUP, group_of
+from jspec.quantization.mxfp4 import is_mxfp4
+from jspec.quantization.weight import dequantize
 
 _FEW_TOKENS = 32  # their sums are small: split-K makes several program instances for each multiprocessor
 _INSTANCES, _MULTIPROCESSORS = 190, 132  # the fewest program instances, for few tokens and for more
@@ -98,7 +98,7 @@ def weight_only_matmul_reference(x, weight, scale, dtype=jnp.float32, channel_sc
         that share a scale is multiplied by it.
       scale: float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32 ``[out, groups]``; of codes
         (``jspec.quantization.codes``) ``[out, groups]`` or, with zeros, ``[out, groups, 2]``; of MXFP4
-        (``jspec.quantization.mxfp4_linear``) uint8 ``[out, groups]``.
+        (``jspec.quantization.mxfp4``) uint8 ``[out, groups]``.
       dtype: to which the results are rounded.
       channel_scale: None, or of NVFP4 (``jspec.quantization.nvfp4``), whose scales are float8_e4m3fn ``[out, groups]``,
         float32 ``[out, 2]``.
@@ -150,7 +150,7 @@ def _weight_only_matmul(x_refs, weight_ref, scale_ref, *refs, tiling: MatmulTili
     in_mxfp4 = not of_channels and is_mxfp4(scale_ref)
     of_codes = _four_bit_operands
     if of_channels or in_mxfp4:
-        how = (mxfp4_linear.GROUP, unpack_mxfp4) if in_mxfp4 else (nvfp4.GROUP, unpack_nvfp4)
+        how = (mxfp4.GROUP, unpack_mxfp4) if in_mxfp4 else (nvfp4.GROUP, unpack_nvfp4)
         of_codes = functools.partial(_e2m1_operands, *how)
     operands = of_codes if in_four_bits else _eight_bit_operands
     x_is_ordered = tiling.ordered and not in_four_bits

@@ -1,8 +1,6 @@
 """Multi-head latent attention (DeepSeek-V2, 2024).
 
 norm_rope_write_kv.py   norms and RoPE of new latents, and their write into the KV cache
-head_maps.py            the up-projection to keys and values of each head, as it is stored
-map_tiles.py            tiles of it, unpacked in kernels
 absorb_queries.py       absorbed queries: queries multiplied into the space of latents, and RoPE
 attention.py            attention of absorbed queries over latents
 project_values.py       values of heads from sums of latents

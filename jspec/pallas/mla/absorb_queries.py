@@ -9,9 +9,9 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.reference import Rotation, apply_rope
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.mla.head_maps import HeadMap, has_kernel
-from jspec.pallas.mla.map_tiles import has_factors, load_factors, load_numbers, places_of, shrink_of, tile_width
 from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call
+from jspec.pallas.weights.head_maps import HeadMap, has_kernel
+from jspec.pallas.weights.map_tiles import has_factors, load_factors, load_numbers, places_of, shrink_of, tile_width
 
 _TOKENS, _COLUMNS, _DEPTH = 64, 64, 64  # of a tile of the product: tokens, numbers of latents, numbers to be summed
 _WARPS = 4

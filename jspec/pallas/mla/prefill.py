@@ -16,8 +16,8 @@ from jspec.pallas.attention.prefill_launch import suits_prefill, tile_slots_of
 from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.mla.head_maps import HeadMaps
 from jspec.pallas.mla.up_project import has_up_project_kernel, keys_and_values, up_project_kernel
+from jspec.pallas.weights.head_maps import HeadMaps
 
 
 def up_projected_attention(

@@ -8,9 +8,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.mla.head_maps import HeadMap, multiply_latents
-from jspec.pallas.mla.map_tiles import has_factors, load_factors, load_numbers, places_of, shrink_of, tile_width
 from jspec.pallas.triton import MMA_SIZE, block_ids, block_size, dot, kernel_call, tile_indices, tile_mask
+from jspec.pallas.weights.head_maps import HeadMap, multiply_latents
+from jspec.pallas.weights.map_tiles import has_factors, load_factors, load_numbers, places_of, shrink_of, tile_width
 
 _TOKENS, _COLUMNS, _DEPTH = (
     64,

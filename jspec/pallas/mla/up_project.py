@@ -13,8 +13,9 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.fp8 import KVScales, decode, decode_in_kernel, decode_latents
 from jspec.pallas.attention.paged import in_slots
-from jspec.pallas.mla.head_maps import HeadMap, HeadMaps, multiply_latents
-from jspec.pallas.mla.map_tiles import (
+from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call, tile_indices
+from jspec.pallas.weights.head_maps import HeadMap, HeadMaps, multiply_latents
+from jspec.pallas.weights.map_tiles import (
     group_width,
     has_factors,
     load_factors,
@@ -23,7 +24,6 @@ from jspec.pallas.mla.map_tiles import (
     shrink_of,
     tile_width,
 )
-from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call, tile_indices
 
 _SLOTS, _COLUMNS, _DEPTH = 128, 128, 64  # of a tile of the product: slots, numbers of heads, numbers to be summed
 _WARPS, _STAGES = 8, 3

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.matmul.mxfp4 import unpack_groups
-from jspec.pallas.matmul.unpack import (
+from jspec.pallas.moe.tiles import ExpertTile, ExpertTiling, ExpertWeights
+from jspec.pallas.triton import block_ids, broadcast_columns, dot, is_interpreted, tile_indices
+from jspec.pallas.weights.mxfp4_pairs import unpack_groups
+from jspec.pallas.weights.unpack import (
     MXFP4_SHRINK,
     SHRINK,
     to_mma_order,
@@ -20,13 +22,11 @@ from jspec.pallas.matmul.unpack import (
     unpack_mxfp4,
     unpack_nvfp4,
 )
-from jspec.pallas.moe.tiles import ExpertTile, ExpertTiling, ExpertWeights
-from jspec.pallas.triton import block_ids, broadcast_columns, dot, is_interpreted, tile_indices
-from jspec.quantization import mxfp4_linear, nvfp4
+from jspec.quantization import mxfp4, nvfp4
 from jspec.quantization.codes import HALF
-from jspec.quantization.groups import GROUP as BLOCK
-from jspec.quantization.groups import group_of
-from jspec.quantization.mxfp4 import GROUP, PAIR, num_pairs
+from jspec.quantization.formats import GROUP as BLOCK
+from jspec.quantization.formats import group_of
+from jspec.quantization.mxfp4_pairs import GROUP, PAIR, num_pairs
 
 _FEW = 32  # assignments of a tile, up to which unpacked weights are the left operand
 
@@ -331,7 +331,7 @@ class _NVFP4Operands(_E2M1Operands):
 
 
 class _LinearMXFP4Operands(_E2M1Operands):
-    group, unpack = mxfp4_linear.GROUP, unpack_mxfp4
+    group, unpack = mxfp4.GROUP, unpack_mxfp4
 
     def channel_scale(self, output):
         return jnp.full(output.shape, MXFP4_SHRINK, jnp.float32)

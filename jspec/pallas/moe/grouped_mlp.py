@@ -15,15 +15,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.matmul import mxfp4
 from jspec.pallas.moe.activation import gated
 from jspec.pallas.moe.grouped_matmul import grouped_matmul
 from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights, num_tiles, store_tile, tile_of_instance
 from jspec.pallas.triton import kernel_call
+from jspec.pallas.weights import mxfp4_pairs
 from jspec.quantization import codes
-from jspec.quantization.mxfp4 import PAIR
-from jspec.quantization.stored import dequantize
+from jspec.quantization.mxfp4_pairs import PAIR
+from jspec.quantization.weight import dequantize
 
 # Bytes of the weight of an expert that is still in the L2 cache when the next tile of the expert is multiplied.
 _STAYS_IN_CACHE = 4 << 20
@@ -86,7 +86,7 @@ def _matmul_all(subscripts: str, x, weights: ExpertWeights):
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     weight, scale, inputs = weights.weight, weights.scale, x.shape[-1]
     if weights.is_mxfp4:
-        weight, scale = mxfp4.dequantize(weight, scale, inputs), None
+        weight, scale = mxfp4_pairs.dequantize(weight, scale, inputs), None
     if weights.in_groups or weights.of_codes:  # float32 holds numbers and their products with x: only sums are rounded
         weight = dequantize(weight, scale, inputs, weights.channel_scale)
         x, scale = x.astype(jnp.float32), None

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import block_ids, broadcast_columns, tile_indices
-from jspec.quantization.mxfp4_linear import is_mxfp4
+from jspec.quantization.mxfp4 import is_mxfp4
 
 
 class ExpertWeights(NamedTuple):
@@ -20,7 +20,7 @@ class ExpertWeights(NamedTuple):
 
     Attributes:
       weight: ``[X, out, in]``, as it is stored; of codes of four bits (``jspec.quantization.codes``) uint8
-        ``[X, out, 64 blocks]``, and in MXFP4 (``jspec.quantization.mxfp4``) uint8 ``[pairs, X, out, 32]``.
+        ``[X, out, 64 blocks]``, and in MXFP4 (``jspec.quantization.mxfp4_pairs``) uint8 ``[pairs, X, out, 32]``.
       scale: float32 ``[X, out]``, by which a quantised weight is multiplied; of FP8 in blocks
         (``jspec.quantization.fp8_block``) float32 ``[X, out, groups]``; of codes of four or eight bits ``[X, out, groups]``
         or ``[X, out, groups, 2]``; of MXFP4 as linear maps have it uint8 ``[X, out, groups]``, and as gpt-oss has it uint32
@@ -37,12 +37,12 @@ class ExpertWeights(NamedTuple):
 
     @property
     def is_mxfp4(self) -> bool:
-        """Whether the weight is stored in MXFP4 as those of gpt-oss are (``jspec.quantization.mxfp4``)."""
+        """Whether the weight is stored in MXFP4 as those of gpt-oss are (``jspec.quantization.mxfp4_pairs``)."""
         return self.weight.dtype == jnp.uint8 and len(self.weight.shape) == 4
 
     @property
     def is_linear_mxfp4(self) -> bool:
-        """Whether the weight is stored in MXFP4 as linear maps are (``jspec.quantization.mxfp4_linear``)."""
+        """Whether the weight is stored in MXFP4 as linear maps are (``jspec.quantization.mxfp4``)."""
         return len(self.weight.shape) == 3 and self.channel_scale is None and is_mxfp4(self.scale)
 
     @property

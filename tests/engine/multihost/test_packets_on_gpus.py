@@ -16,7 +16,7 @@ from jspec.pallas.collectives.workspace import are_lost
 
 pytestmark = [pytest.mark.gpu, needs_two]
 
-FAMILY = Path(jspec.__file__).parent / "family"
+FAMILY = Path(jspec.__file__).parent / "demo_models"
 PROMPTS = ["def add(a, b):\n", "import os\n\nfor name in", "class A:\n", "x = 1\n"]
 SMALL = {"max_batch": 4, "max_len": 160, "page_size": 16, "num_pages": 64, "dtype": "float32", "num_draft_tokens": 4}
 DRAFTS = ["eagle3", "draft"]

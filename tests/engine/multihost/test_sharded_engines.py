@@ -18,7 +18,7 @@ import jspec
 from jspec.config import shards_of
 from jspec.sampling.params import SamplingParams
 
-FAMILY = Path(jspec.__file__).parent / "family"
+FAMILY = Path(jspec.__file__).parent / "demo_models"
 SMALL = {"max_batch": 2, "max_len": 96, "page_size": 16, "num_draft_tokens": 3, "dtype": "float32"}
 PROMPTS = ["def add(a, b):\n", "import os\n\nfor name in"]
 OPTIONS = {

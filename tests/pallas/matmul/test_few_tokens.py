@@ -12,18 +12,19 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from test_mxfp4 import carried_out
+from test_mxfp4_pairs import carried_out
 from test_weight_only import check, nvfp4_problem, problem, words
 
-from jspec.pallas.matmul import few_tokens, unpack
+from jspec.pallas.matmul import few_tokens
 from jspec.pallas.matmul.few_tokens import few_tokens_matmul, tiling_of
 from jspec.pallas.matmul.few_tokens_sm90 import few_tokens_matmul_kernel
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.sm90_tiling import MULTIPROCESSORS, MosaicTiling, few_tokens_tiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
+from jspec.pallas.weights import unpack
 from jspec.quantization import nvfp4
 from jspec.quantization.codes import pack_codes
-from jspec.quantization.groups import grouped
+from jspec.quantization.formats import grouped
 
 INTERPRETS = jax.__version_info__ >= (0, 11)
 newer = pytest.mark.skipif(not INTERPRETS, reason="jax 0.10 neither interprets nor lowers the kernel")

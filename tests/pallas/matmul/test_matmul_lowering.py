@@ -22,7 +22,7 @@ from jspec.pallas.matmul.quantize_activations import (
 from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
 from jspec.pallas.norm.rms_norm import add_norm
-from jspec.quantization.groups import E2M1, grouped
+from jspec.quantization.formats import E2M1, grouped
 
 
 @pytest.fixture(autouse=True)

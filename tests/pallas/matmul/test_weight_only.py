@@ -7,20 +7,21 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from test_mxfp4 import carried_out
+from test_mxfp4_pairs import carried_out
 from tiers import in_tiers
 
-from jspec.pallas.matmul import table, unpack
+from jspec.pallas.matmul import table
 from jspec.pallas.matmul.tiling import MatmulTiling
-from jspec.pallas.matmul.unpack import MXFP4_SHRINK, SHRINK
 from jspec.pallas.matmul.weight_only import (
     weight_only_matmul,
     weight_only_matmul_kernel,
     weight_only_matmul_reference,
     weight_only_tiling,
 )
-from jspec.quantization import codes, mxfp4_linear, nvfp4
-from jspec.quantization.groups import grouped
+from jspec.pallas.weights import unpack
+from jspec.pallas.weights.unpack import MXFP4_SHRINK, SHRINK
+from jspec.quantization import codes, mxfp4, nvfp4
+from jspec.quantization.formats import grouped
 
 FOUR_BITS = ("int4", "int4_64_float16_zeros", "int4_32_float32", "int4_all_float16_zeros")
 GROUPED = (*FOUR_BITS, "int8_32_float16_zeros")
@@ -238,7 +239,7 @@ def mxfp4_problem(M: int, outputs: int, inputs: int):
     rng = np.random.default_rng(M)
     x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
     values = rng.integers(16, size=(outputs, inputs), dtype=np.uint8)
-    scale = rng.integers(118, mxfp4_linear.LARGEST_SCALE + 1, (outputs, -(-inputs // 32)), np.uint8)
+    scale = rng.integers(118, mxfp4.LARGEST_SCALE + 1, (outputs, -(-inputs // 32)), np.uint8)
     each = np.ldexp(1.0, scale.astype(int) - 127).repeat(32, axis=1)[:, :inputs]
     return (x, jnp.asarray(codes.pack_codes(values)), jnp.asarray(scale)), nvfp4.VALUES[values] * each
 
@@ -265,7 +266,7 @@ def test_a_row_of_the_table_multiplies_mxfp4():
 
 def test_mxfp4_instructions_agree_with_the_definition():
     """Of every code with every scale: the product is exact, down to subnormal numbers of bfloat16."""
-    scale = np.arange(mxfp4_linear.LARGEST_SCALE + 1, dtype=np.uint8)
+    scale = np.arange(mxfp4.LARGEST_SCALE + 1, dtype=np.uint8)
     byte, power = np.tile(np.arange(256, dtype=np.uint8), len(scale)), np.ldexp(1.0, scale.astype(int) - 127).repeat(64)
     factors = (power * 2.0**121).astype(ml_dtypes.bfloat16)
     assert (factors.astype(np.float64) == power * 2.0**121).all()
@@ -279,7 +280,7 @@ def test_mxfp4_instructions_agree_with_the_definition():
 @pytest.mark.parametrize(("interpret", "smallest"), [(False, 2), (True, 7)])
 def test_mxfp4_is_exact(interpret, smallest):
     """Of every code with every scale whose numbers, and what a kernel makes of them, a CPU does not count as 0."""
-    scale = np.arange(smallest, mxfp4_linear.LARGEST_SCALE + 1, dtype=np.uint8)
+    scale = np.arange(smallest, mxfp4.LARGEST_SCALE + 1, dtype=np.uint8)
     code = np.tile(np.arange(16, dtype=np.uint8).repeat(8), (len(scale), 1))
     product = functools.partial(weight_only_matmul_kernel, interpret=True) if interpret else weight_only_matmul
     found = product(

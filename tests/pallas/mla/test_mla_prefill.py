@@ -14,7 +14,6 @@ from test_prefill_sm90 import MOSAIC, interpreted
 
 from jspec.config import EngineConfig
 from jspec.pallas.attention.spec import PagedQueries
-from jspec.pallas.mla.head_maps import HeadMaps
 from jspec.pallas.mla.prefill import (
     has_up_projected_attention_kernel,
     max_prefill_pages,
@@ -24,6 +23,7 @@ from jspec.pallas.mla.prefill import (
     up_projected_attention_reference,
 )
 from jspec.pallas.mla.up_project import up_project_kernel, up_project_reference
+from jspec.pallas.weights.head_maps import HeadMaps
 
 T, N, SCALE = 128, 2, 0.1
 FIRST, SECOND, EMPTY, LONG = range(4)  # rows: two segments of one text, no text, a text of which most was read before

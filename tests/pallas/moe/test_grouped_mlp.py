@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.checkpoints.huggingface.stacked_experts import repacked
+from jspec.checkpoints.tensors.stacked_experts import repacked
 from jspec.config import Experts
 from jspec.models.quantization import quantize
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router_reference import Routed, group_reference, route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.quantization import codes, mxfp4, mxfp4_linear, nvfp4
-from jspec.quantization.groups import grouped
+from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4
+from jspec.quantization.formats import grouped
 
 
 def layer(
@@ -58,7 +58,7 @@ def quantized(weight, kind: str) -> ExpertWeights:
         packed, scale, numbers = (array.reshape(X, width, -1) for array in (packed, scale, numbers))
         return ExpertWeights(packed, scale, channel_scale=numbers)
     if kind == "linear mxfp4":
-        packed, scale = mxfp4_linear.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5)
+        packed, scale = mxfp4.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5)
         scale += jax.random.randint(jax.random.key(inputs), scale.shape, 0, 3).astype(scale.dtype)
         return ExpertWeights(packed.reshape(X, width, -1), scale.reshape(X, width, -1))
     if (form := grouped(kind)) is not None:
@@ -77,9 +77,9 @@ def four_bits(codes: np.ndarray) -> ExpertWeights:
     """A weight of these codes, with scales that differ between groups."""
     X, out, inputs = codes.shape
     blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(X, out, inputs // 32, 16)
-    scale = np.zeros((X, out, 2 * mxfp4.num_pairs(inputs)), np.uint32)
+    scale = np.zeros((X, out, 2 * mxfp4_pairs.num_pairs(inputs)), np.uint32)
     scale[..., : inputs // 32] = np.random.default_rng(inputs).integers(121, 126, (X, out, inputs // 32))
-    factors = mxfp4.factors(scale[..., 0::2], scale[..., 1::2])
+    factors = mxfp4_pairs.factors(scale[..., 0::2], scale[..., 1::2])
     weight = np.stack([repacked(expert) for expert in blocks])  # [X, out, pairs, 32]
     return ExpertWeights(jnp.asarray(weight.transpose(2, 0, 1, 3)), jnp.asarray(factors.transpose(2, 0, 1)))
 
@@ -133,7 +133,7 @@ def dequantize(stacked: ExpertWeights, inputs: int):
     if stacked.channel_scale is not None:
         return np.asarray(nvfp4.dequantize(stacked.weight, stacked.scale, stacked.channel_scale, inputs), np.float64)
     if stacked.is_linear_mxfp4:
-        return np.asarray(mxfp4_linear.dequantize(stacked.weight, stacked.scale, inputs), np.float64)
+        return np.asarray(mxfp4.dequantize(stacked.weight, stacked.scale, inputs), np.float64)
     if codes.are_codes(stacked.weight, stacked.scale):
         return np.asarray(codes.dequantize(stacked.weight, stacked.scale, inputs), np.float64)
     weight = np.asarray(stacked.weight, np.float64)

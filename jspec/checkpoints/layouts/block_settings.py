@@ -1,0 +1,96 @@
+"""The settings of block drafters in config.json that change what they compute: what is read, and what is refused.
+
+A setting may be in ``dflash_config`` or at the top. Those that are known to change what a block drafter computes, and that
+are not supported, are refused, because ignoring them would only show in how many drafts are accepted."""
+
+from collections.abc import Sequence
+
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.layouts.eagle3_settings import Settings
+
+DFLASH = "dflash_config"
+# Whether the anchor's slot drafts: it is query zero of the block, and the next token is the one behind it. The first name is
+# that of the speculators package, and published heads that were trained with DeepSpec have either or both.
+ANCHOR_KEYS = ("sample_from_anchor", "query_zero_predicts_next")
+CAUSAL_KEYS = ("causal_head", "is_causal", "causal")
+MASK_EMBEDDING = "mask_embedding.pt"
+
+# Settings that change what a draft head computes, each with the only value that is supported.
+_FIXED: tuple[tuple[str, float | bool | None], ...] = (
+    ("final_logit_softcapping", None),
+    ("input_embedding_scale", 1),
+    ("output_multiplier", 1),
+    ("logit_scale", 1),
+    ("use_aux_hidden_state", True),
+    ("norm_before_fc", False),
+    ("fc_norm", False),
+    ("is_neox_style", True),  # whether the two halves of a head are rotated together, and not neighbours
+    ("rope_is_neox_style", True),
+    ("attention_sink_bias", False),  # of MiMo, like the next two
+    ("add_swa_attention_sink_bias", False),
+    ("attention_value_scale", 1),
+)
+
+
+def settings_of(fields: Fields) -> Settings:
+    """The objects of a block drafter's config.json that may hold settings."""
+    inner = fields.nested(DFLASH)
+    return Settings((inner, fields) if inner else (fields,))
+
+
+def refuse_mask_embedding(folder: Folder):
+    """Raise a ``Refusal`` if a file beside the weights replaces the embedding of the mask token, as in MiMo's heads."""
+    if folder.has(MASK_EMBEDDING):
+        raise Refusal(
+            f"{folder.given}/{MASK_EMBEDDING}: an embedding of mask slots in a file of its own is not supported, and "
+            "without it the draft head would read another one than it was trained with"
+        )
+
+
+def said_of_anchor(settings: Settings) -> bool | None:
+    """Whether slot i of the block predicts the token behind it, the anchor's slot the first draft; None if nothing says so.
+
+    If not, the anchor's slot predicts nothing, and the block makes one draft less than it has slots."""
+    return settings.flag(*ANCHOR_KEYS)
+
+
+def projector(settings: Settings) -> str | None:
+    """SpecForge's name for the kind of draft head, ``dflash`` or ``dspark``; None if config.json lacks it."""
+    kind = (holder := settings.object_with("projector_type")).text("projector_type", None)
+    if kind not in (None, "dflash", "dspark"):
+        raise holder.refuse("projector_type", "'dflash' or 'dspark', because no other draft heads are supported")
+    return kind
+
+
+def causal(settings: Settings, windows: Sequence[int | None]) -> tuple[bool, ...]:
+    """Of each layer, whether its slots see none of those behind them."""
+    if (said := settings.flag(*CAUSAL_KEYS)) is not None:
+        return (said,) * len(windows)
+    return tuple(window is not None for window in windows)
+
+
+def require_supported(settings: Settings, windows: Sequence[int | None], anchor_first: bool):
+    """Raise a ``Refusal`` if a setting that changes what is computed has a value that is not supported.
+
+    Args:
+      settings: where config.json has settings.
+      windows: of each layer, as it was read.
+      anchor_first: whether the anchor's slot drafts, as it was read.
+    """
+    settings.require_fixed(_FIXED)
+    projector(settings)
+    holder = settings.object_with("shift_label")  # of SpecForge's Domino heads
+    label = holder.flag("shift_label", anchor_first)
+    if label != anchor_first:
+        drafts = "drafts" if anchor_first else "does not draft"
+        said = f"the anchor's slot {drafts} unless {ANCHOR_KEYS[0]} says otherwise"
+        raise holder.refuse("shift_label", f"{str(anchor_first).lower()}, because {said}")
+    holder = settings.object_with("use_swa")
+    if holder.flag("use_swa") and not any(windows):
+        raise holder.refuse("use_swa", "false, because no layer has a window; else say which in layer_types")
+    holder = settings.object_with("swa_window_size")
+    size, widths = holder.integer("swa_window_size", None, low=0), {window for window in windows if window is not None}
+    if size is not None and widths and {size} != widths:
+        raise holder.refuse("swa_window_size", f"{max(widths)}, the sliding_window of the layers")

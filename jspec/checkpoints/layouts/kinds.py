@@ -1,0 +1,130 @@
+"""Recognises what a checkpoint holds, by its config.json and the names of its tensors.
+
+The package docstring (``jspec.checkpoints.layouts``) says how the layouts are asked."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.config import require_size, stored_quantization
+from jspec.checkpoints.huggingface.multimodal import has_text_config
+from jspec.checkpoints.huggingface.unread_keys import warn_of_unread_keys
+from jspec.checkpoints.layouts.format import CheckpointFormat, architectures
+from jspec.checkpoints.layouts.mtp import FORMAT as MTP
+from jspec.checkpoints.layouts.options import NO_OPTIONS, HeadOptions
+from jspec.checkpoints.layouts.published import answered
+from jspec.checkpoints.layouts.quantized import dequantized_head, names_of_weights, without_quantization
+from jspec.checkpoints.layouts.wrapping import WRAPPER, names_without_prefix, unwrap
+from jspec.checkpoints.quantized.dequantized_layout import Replaced, with_note
+from jspec.checkpoints.quantized.format import BlockFormat
+from jspec.checkpoints.tensors.layout import Layout
+from jspec.registry import METHODS, resolve
+
+# Kinds of checkpoints that jspec refuses, each with the test that finds it. A supported layout would recognise them too:
+# an XPress head, for example, has the tensors of a DFlash head, but computes something else.
+_UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = (
+    ("DFlash2Beam heads", lambda fields, _: "dflash2beam" in architectures(fields)),
+    ("XPress heads, which refine their drafts,", lambda fields, _: "xpress" in architectures(fields)),
+    ("LiLiCorr heads", lambda fields, _: "lilicorr" in architectures(fields)),
+    ("Domino heads", lambda fields, _: "domino" in architectures(fields)),
+    (
+        "EAGLE heads of NeMo Automodel, which have norms around their layer,",
+        lambda fields, _: "llamaeagledraftmodel" in architectures(fields),
+    ),
+    ("Hydra heads", lambda fields, names: "hydra_num_heads" in fields.raw or any("hydra" in name for name in names)),
+    ("PARD-2 models", lambda fields, names: any(key.startswith("pard2") for key in fields.raw)),
+)
+
+
+def is_head(fields: Fields, names: Iterable[str]) -> bool:
+    """Whether a folder holds a draft head, which needs a target. A PARD model is no draft head: it is a language model.
+
+    Args:
+      fields: its config.json.
+      names: the names of its tensors.
+    """
+    wrapped = fields.raw.get("model_type") == WRAPPER
+    return wrapped or _format_of_files(fields, names).needs_target
+
+
+def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions = NO_OPTIONS) -> Layout:
+    """The ``Layout`` of a folder: the config of its model or draft head, and where each tensor goes.
+
+    Args:
+      folder: the folder.
+      fields: its config.json.
+      tensors: name -> tensor, for every tensor in its files.
+      options: the settings of an EAGLE-3 head that the user gave.
+
+    Raises:
+      Refusal: no supported layout fits, or config.json and the tensors contradict each other.
+    """
+    wrapped, has_code = fields.raw.get("model_type") == WRAPPER, bool(fields.raw.get("auto_map"))
+    fields, replaced = _dequantized(folder, fields, tensors, options)
+    fields, tensors, left_out, notes = unwrap(fields, replaced.tensors)
+    for what, applies in _UNSUPPORTED:
+        if applies(fields, tensors):
+            raise Refusal(f"{folder.given}: {what} are not supported")
+    head_format = MTP if options.mtp else _format(fields, tensors)
+    if wrapped and not head_format.needs_target:
+        raise Refusal(
+            f"{fields.where}: model_type={WRAPPER!r} says that this is an EAGLE head, but 'fc.weight' is missing"
+        )
+    if head_format.lists_layers and head_format.name == "native":
+        options, known = answered(folder, fields, options)
+        notes = (*notes, *known)
+    if not head_format.lists_layers:
+        options.refuse_any(folder.given, ("aux_convention",), "EAGLE-3 heads")
+        options.refuse_any(folder.given, ("mask_token_id",), "P-EAGLE heads")
+    if head_format is not MTP:
+        options.refuse_any(folder.given, ("mask_first",), "multi-token prediction layers")
+        if not head_format.lists_layers:
+            options.refuse_any(folder.given, ("norm_output",), "EAGLE-3 heads and multi-token prediction layers")
+    try:
+        layout = head_format.read(folder, fields, tensors, options)
+    except Refusal:
+        raise
+    except ValueError as error:
+        raise Refusal(f"{fields.where}: {error}") from None
+    layout = with_note(layout, replaced)
+    require_size(layout.config, fields.where)
+    warn_of_unread_keys(fields, multimodal=has_text_config(fields))
+    if has_code and head_format.needs_target:
+        notes = (
+            *notes,
+            f"config.json names code of its own (auto_map), which the weights of {layout.label} do not need",
+        )
+    return dataclasses.replace(layout, left_out=layout.left_out | left_out, notes=(*notes, *layout.notes))
+
+
+def describe(layout: Layout, target_name: str | None = None) -> str:
+    """One line for the user that says what was recognised; ``target_name`` is the target that the checkpoint names."""
+    target = f", verifier {target_name}" if target_name else ""
+    return f"recognised: {layout.label}, {layout.config.summary}{target}"
+
+
+def _dequantized(
+    folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions
+) -> tuple[Fields, Replaced]:
+    """config.json and tensors of a draft head without quantisation; those of anything else, which dequantises itself what
+    has to be, are returned as they are."""
+    head_format = MTP if options.mtp else _format_of_files(fields, tensors)
+    reads_itself = head_format is MTP and isinstance(stored_quantization(fields), BlockFormat)
+    if not head_format.needs_target or reads_itself:
+        return fields, Replaced(tensors)
+    return without_quantization(fields), dequantized_head(fields, tensors, folder.given)
+
+
+def _format_of_files(fields: Fields, names: Iterable[str]) -> CheckpointFormat:
+    """``_format`` by the names of the tensors in the files, which may have a prefix, or stand for weights."""
+    return _format(fields, names_without_prefix(fields, names_of_weights(names)).values())
+
+
+def _format(fields: Fields, names: Iterable[str]) -> CheckpointFormat:
+    """The first format in the registry that recognises a folder. The last one, a language model, recognises any."""
+    paths, present = dict.fromkeys(path for method in METHODS for path in method.formats), set(names)
+    formats: Iterable[CheckpointFormat] = map(resolve, paths)
+    return next(head_format for head_format in formats if head_format.recognises(fields, present))

@@ -1,0 +1,68 @@
+"""Language models as draft models: plain ones, and PARD models (An et al., 2025), whose config.json has ``pard_token``.
+
+``pard_token`` is the id of the mask token, with which a PARD model drafts several positions in one pass."""
+
+import dataclasses
+
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.config import decoder_config, stored_quantization
+from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
+from jspec.checkpoints.layouts.format import CheckpointFormat
+from jspec.checkpoints.quantized.dequantized_layout import dequantized, require_some, stored_shapes, with_note
+from jspec.checkpoints.quantized.format import BlockFormat
+from jspec.checkpoints.quantized.fp8 import FP8Blocks, Scaled
+from jspec.checkpoints.quantized.scales import holds_others, holds_plain, with_scales, without_cache_scales
+from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
+from jspec.checkpoints.quantized.stored_weights import with_kept_weights
+from jspec.checkpoints.tensors.layout import Layout, decoder_layout
+from jspec.checkpoints.tensors.names import tensor_table
+from jspec.checkpoints.tensors.parts import rearranged_tensors
+from jspec.checkpoints.tensors.split_experts import split_experts
+from jspec.config.heads import PardConfig
+
+
+def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
+    """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
+    config, stored = decoder_config(folder, fields), stored_quantization(fields)
+    text, others = text_tensors(tensors, folder.given) if is_multimodal(fields) else (tensors, frozenset())
+    if isinstance(stored, StoredQuantization):
+        if config.quantization is not None and (holds_others(config, text) or holds_plain(config, text)):
+            config = dataclasses.replace(config, quantization=None, quantized_head=True)
+        if config.quantization is None:  # since some maps are not quantised, or some are that jspec keeps in floats
+            stored = Scaled.of(stored)
+    if isinstance(stored, FP8Blocks):
+        text = split_experts(config, text, block=stored.block)
+    replaced = dequantized(text, stored_shapes(tensor_table(config), rearranged_tensors(config)), stored, folder.given)
+    require_some(replaced, stored)
+    layout = decoder_layout(config, replaced.tensors)
+    if is_multimodal(fields):
+        note = f"{len(others)} tensors of other parts than the text model were left out"
+        layout = dataclasses.replace(layout, left_out=layout.left_out | others, notes=(*layout.notes, note))
+    layout = with_note(layout, replaced)
+    if isinstance(stored, BlockFormat):
+        return with_kept_weights(layout, stored)
+    if stored is None:
+        return without_cache_scales(layout)
+    return with_scales(layout, stored, folder.given)
+
+
+def read_pard(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
+    """The ``Layout`` of a folder that holds a PARD model."""
+    layout = read(folder, fields, tensors)
+    assert layout.config.language_model is not None
+    config = PardConfig(layout.config.language_model, fields.integer("pard_token", low=0))
+    return dataclasses.replace(layout, config=config, label=f"PARD model, {layout.label}")
+
+
+PARD = CheckpointFormat(
+    recognises=lambda fields, _: fields.raw.get("pard_token") is not None,
+    read=lambda folder, fields, tensors, _: read_pard(folder, fields, tensors),
+    needs_target=False,
+)
+PLAIN = CheckpointFormat(
+    recognises=lambda *_: True,  # asked last: a folder that no other format recognised has to be a language model
+    read=lambda folder, fields, tensors, _: read(folder, fields, tensors),
+    needs_target=False,
+)

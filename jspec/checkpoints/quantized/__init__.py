@@ -1,0 +1,42 @@
+"""Weights that a checkpoint stores quantised: kept as they are stored where there is a kernel for them, else dequantised.
+
+``jspec.checkpoints.quantized.stored_weights`` keeps those of language models for which there is a kernel. Each format has
+one file here, which ends with the function that reads its ``quantization_config``. These tensors ``<name>.*`` stand for the
+weight ``[out, in]`` of the linear map ``<name>``:
+
+| file | codes | zeros | scales |
+|---|---|---|---|
+| ``fp8`` | ``weight`` ``[out, in]``, float8_e4m3fn | | ``weight_scale_inv`` ``[ceil(out / height), ceil(in / width)]`` |
+| ``gptq`` | ``qweight`` ``[in / 8, out]`` | ``qzeros`` ``[groups, out / 8]`` | ``scales`` ``[groups, out]`` |
+| ``awq`` | ``qweight`` ``[in, out / 8]`` | ``qzeros`` ``[groups, out / 8]`` | ``scales`` ``[groups, out]`` |
+| ``packed`` | ``weight_packed`` ``[out, in / 8]`` | ``weight_zero_point`` ``[out / 8, groups]`` | ``weight_scale`` |
+| ``nvfp4`` | ``weight_packed`` or ``weight`` ``[out, in / 2]`` | | ``weight_scale`` ``[out, in / 16]``, and one number |
+| ``mxfp4`` | ``weight_packed`` ``[out, in / 2]`` | | ``weight_scale`` ``[out, in / 32]``, uint8 |
+
+A number of the weight is the FP8 number times the scale of its block, or ``(code - zero) * scale`` of its group of input
+features; in NVFP4 and MXFP4 it is the number that a code stands for times the scale of its group. GPTQ may say which group
+each is in (``g_idx``, ``[in]``). Codes and zeros of four bits are int32, eight in one, and in those two uint8, two in one.
+The weight is computed in float32, one tensor at a time. With four bits and scales in float16 or bfloat16 that is exact, as
+it is in MXFP4, and otherwise each number is rounded once. Draft heads may also have FP8 with a scale for each output
+channel, or with one for all (``fp8``).
+
+config.py                how stored weights are quantised, by config.json
+config_fields.py         checks and lists of modules that readers of a ``quantization_config`` share
+model_optimizer.py       config.json of NVIDIA Model Optimizer
+cache_scheme.py          what a checkpoint says of a cache in eight bits, and its scales
+stored_weights.py        weights that are kept as they are stored, where the tensors say which
+stored_codes.py          codes of four and eight bits as jspec stores them, read from a checkpoint
+stored_quantization.py   ``StoredQuantization``: FP8 weights that are kept as they are stored
+scales.py                weights of eight bits with a scale for each output channel
+format.py                ``BlockFormat``, the base class of the formats
+fp8.py                   FP8 of DeepSeek-V3 and of llm-compressor
+gptq.py                  GPTQ
+awq.py                   AWQ
+auto_round.py            AutoRound, whose tensors are those of GPTQ or AWQ
+packed.py                ``pack-quantized`` of compressed-tensors
+e2m1.py                  ``E2M1Weight``, the base class of weights in NVFP4 and MXFP4
+nvfp4.py                 NVFP4 of compressed-tensors and of NVIDIA Model Optimizer
+mxfp4.py                 MXFP4 of compressed-tensors
+packed_codes.py          unpacks codes of four and eight bits
+dequantized_layout.py    replaces stored tensors by dequantised weights
+"""

@@ -1,0 +1,88 @@
+"""AWQ weights of four bits (Lin et al., 2023), in the layout ``gemm`` of AutoAWQ."""
+
+import dataclasses
+
+import numpy as np
+
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.quantized.config_fields import INSTEAD, require_one_of
+from jspec.checkpoints.quantized.format import WeightTensors, read_group_size, read_plain, read_scales
+from jspec.checkpoints.quantized.packed_codes import CodesFormat, PackedCodes, each, in_words, unpacked
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the place of each code of a number among eight output channels, lowest bits first
+
+
+@dataclasses.dataclass(frozen=True)
+class AWQWeight(PackedCodes):
+    """A weight ``[out, in]``, of which the codes of eight output channels are in one number, in the order ``ORDER``.
+
+    Attributes:
+      scales: ``[groups, out]``.
+      codes: int32 ``[in, out / 8]``.
+      zeros: int32 ``[groups, out / 8]``.
+    """
+
+    codes: Tensor
+    zeros: Tensor
+
+    @property
+    def has_zeros(self) -> bool:
+        return True
+
+    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+        words, within = in_words(outputs, self.bits)
+        return unpacked(self.codes.read_part((inputs, words)), 1, self.bits, ORDER)[:, within]
+
+    def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
+        words, within = in_words(outputs, self.bits)
+        zeros = unpacked(self.zeros.read_part((groups, words)), 1, self.bits, ORDER)[:, within]
+        return zeros, read_scales(self.scales, True, (groups, outputs))
+
+
+@dataclasses.dataclass(frozen=True)
+class AWQ(CodesFormat):
+    """AWQ of four bits."""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return ".qweight", ".qzeros", ".scales"
+
+    @property
+    def scale_end(self) -> str:
+        return ".scales"
+
+    @property
+    def summary(self) -> str:
+        return f"AWQ, four bits with a scale for each {self.groups}"
+
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        codes = parts.tensors.get(".qweight")
+        return None if codes is None else (each(self.bits) * codes.shape[-1], *codes.shape[:-1])
+
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> AWQWeight:
+        outputs, inputs = shape
+        parts.require_multiple("output", outputs, self.bits)
+        group = self.group(inputs, parts)
+        codes = parts.take(".qweight", (inputs, outputs // each(self.bits)), ("int32",))
+        zeros = parts.take(".qzeros", (inputs // group, outputs // each(self.bits)), ("int32",))
+        scales = parts.take(".scales", (inputs // group, outputs))
+        return AWQWeight(
+            name, codes.file, codes.path, shape, "float32", self.bits, self.group_size, scales, codes, zeros
+        )
+
+
+def read_awq(fields: Fields) -> AWQ:
+    """The ``quantization_config`` of the method ``awq``.
+
+    Raises:
+      Refusal: it says something that is not read.
+    """
+    require_one_of(fields, "bits", 4)
+    require_one_of(fields, "zero_point", True, absent=True)
+    require_one_of(fields, "desc_act", False, absent=False)
+    for key in ("version", "format", "checkpoint_format"):
+        if fields.text(key, "gemm").lower() != "gemm":
+            raise fields.refuse(key, f"'gemm', because weights lie in other orders elsewhere; {INSTEAD}")
+    plain, listed = read_plain(fields, "modules_to_not_convert")
+    return AWQ(plain, listed, fields.where, 4, read_group_size(fields), f"{fields.prefix}group_size")

@@ -1,0 +1,134 @@
+"""Reads how stored weights are quantised (``quantization_config`` of config.json).
+
+``READERS`` has one entry for each method that is read. Weights in FP8 or int8 with a scale for each output channel, as jspec
+stores them itself, or with a single scale for each weight are a ``StoredQuantization``. Weights with a scale for each block
+are a ``BlockFormat``, those in NVFP4 and MXFP4 among them. A family of models may read another method by itself
+(``Family.reads_quantization``). Everything else is refused by its name."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.quantized.auto_round import METHODS as AUTO_ROUND
+from jspec.checkpoints.quantized.auto_round import read_auto_round
+from jspec.checkpoints.quantized.awq import read_awq
+from jspec.checkpoints.quantized.config_fields import INSTEAD, read_modules, require_one_of
+from jspec.checkpoints.quantized.format import BlockFormat
+from jspec.checkpoints.quantized.fp8 import read_compressed_blocks, read_fp8_blocks
+from jspec.checkpoints.quantized.gptq import read_gptq
+from jspec.checkpoints.quantized.model_optimizer import METHOD, read_model_optimizer
+from jspec.checkpoints.quantized.mxfp4 import read_mxfp4_pack_quantized
+from jspec.checkpoints.quantized.nvfp4 import read_nvfp4_pack_quantized
+from jspec.checkpoints.quantized.packed import read_pack_quantized
+from jspec.checkpoints.quantized.stored_quantization import EVERY_LINEAR, StoredQuantization
+
+KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
+# Formats of compressed-tensors with codes -> the function that reads the rest, of the whole and of what it says of weights.
+IN_CODES: dict[str, Callable[[Fields, Fields], BlockFormat]] = {
+    "pack-quantized": read_pack_quantized,
+    "nvfp4-pack-quantized": read_nvfp4_pack_quantized,
+    "mxfp4-pack-quantized": read_mxfp4_pack_quantized,
+}
+# Formats of compressed-tensors with eight bits -> the types of numbers that they may have.
+EIGHT_BITS = {"float-quantized": ("float",), "int-quantized": ("int",), "naive-quantized": ("float", "int")}
+FORMATS = (*EIGHT_BITS, *IN_CODES)  # of compressed-tensors
+_OF_GROUPS = (None, "mixed-precision")  # what stands in place of a format where each group names its own
+
+
+def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> StoredQuantization | BlockFormat | None:
+    """How the linear maps of a checkpoint are quantised; None if they are not.
+
+    Args:
+      fields: its config.json.
+      elsewhere: methods that are read elsewhere, for which None is returned too.
+
+    Raises:
+      Refusal: in a way that jspec does not read. Where the cache alone is quantised, the weights are not.
+    """
+    found = [nested for nested in map(fields.nested, KEYS) if nested is not None]
+    if not found:
+        return None
+    own = found[0]
+    if any(other.raw != own.raw for other in found):
+        raise Refusal(f"{fields.where}: {' and '.join(KEYS)} contradict each other; remove the one that is wrong")
+    method = own.text("quant_method", _unnamed_method(own))
+    if method in elsewhere or _is_of_cache_alone(own):
+        return None
+    if method not in READERS:
+        algorithm = own.raw.get("quant_algo")
+        more = f" ({algorithm})" if isinstance(algorithm, str) else ""
+        raise Refusal(f"{own.where}: {own.prefix}quant_method={method!r}{more} is not read; {INSTEAD}")
+    return READERS[method](own)
+
+
+def _is_of_cache_alone(fields: Fields) -> bool:
+    """Whether a ``quantization_config`` quantises the cache of keys and values and no weights, as compressed-tensors and
+    NVIDIA Model Optimizer write it."""
+    of_weights = any(fields.raw.get(key) for key in ("config_groups", "quant_algo"))
+    cache = any(fields.raw.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo"))
+    return cache and not of_weights and fields.raw.get("format") in (None, "dense")
+
+
+def _unnamed_method(fields: Fields) -> str:
+    """The method of a ``quantization_config`` that does not name it: transformers once wrote that for bitsandbytes."""
+    legacy = fields.raw.get("load_in_8bit") or fields.raw.get("load_in_4bit")
+    return "bitsandbytes" if legacy else "unnamed"
+
+
+def _compressed_tensors(fields: Fields) -> StoredQuantization | BlockFormat:
+    """The library compressed-tensors, which llm-compressor writes with."""
+    groups = fields.nested("config_groups")
+    group = groups.nested(next(iter(groups.raw))) if groups is not None and len(groups.raw) == 1 else None
+    of_group = group is not None and group.raw.get("format") is not None and fields.raw.get("format") in _OF_GROUPS
+    naming = group if group is not None and of_group else fields
+    require_one_of(naming, "format", *FORMATS)
+    form = naming.raw["format"]
+    for name in ("sparsity_config", "transform_config"):
+        nested = fields.nested(name)
+        if nested is not None and nested.raw.get("format") != "dense":
+            raise fields.refuse(name, f"none, because neither sparse nor rotated weights are read; {INSTEAD}")
+    if groups is None or len(groups.raw) != 1:
+        raise fields.refuse("config_groups", f"one group, of all linear maps; {INSTEAD}")
+    weights = None if group is None else group.nested("weights")
+    if group is None or weights is None:
+        raise groups.refuse(next(iter(groups.raw)), "an object with weights, because no others are quantised here")
+    require_one_of(group, "format", form, absent=form)
+    if form in IN_CODES:
+        return IN_CODES[form](fields, weights)
+    return _eight_bits(fields, form, group, weights)
+
+
+def _eight_bits(fields: Fields, form: str, group: Fields, weights: Fields) -> StoredQuantization | BlockFormat:
+    """The format ``form`` of compressed-tensors, with eight bits, its only group, and what this says of weights."""
+    for name, only, absent in (("num_bits", 8, 8), ("symmetric", True, True), ("dynamic", False, False)):
+        require_one_of(weights, name, only, absent=absent)
+    require_one_of(weights, "type", *EIGHT_BITS[form], absent="int")
+    is_float = weights.text("type", "int") == "float"
+    blocks = ("block",) if is_float else ()
+    require_one_of(weights, "strategy", "channel", "tensor", *blocks, absent="tensor")
+    scales: Any = weights.text("strategy", "tensor")
+    if scales == "block":
+        return read_compressed_blocks(fields, weights)
+    targets, ignored = read_modules(group, "targets", ["Linear"]), read_modules(fields, "ignore")
+    return StoredQuantization("fp8" if is_float else "int8", scales, targets, ignored, fields.where)
+
+
+def _fp8(fields: Fields) -> StoredQuantization | BlockFormat:
+    """The method ``fp8``: of vLLM, with a scale for each weight, or of DeepSeek, with a scale for each block."""
+    if fields.raw.get("weight_block_size") is not None:
+        return read_fp8_blocks(fields)
+    require_one_of(fields, "fmt", "e4m3", "float8_e4m3fn", absent="e4m3")
+    key = "modules_to_not_convert" if "modules_to_not_convert" in fields.raw else "ignored_layers"
+    return StoredQuantization("fp8", "tensor", EVERY_LINEAR, read_modules(fields, key), fields.where)
+
+
+# quant_method of config.json -> the function that reads the rest of ``quantization_config``.
+READERS: dict[str, Callable[[Fields], StoredQuantization | BlockFormat]] = {
+    "awq": read_awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+    "gptq": read_gptq,
+    METHOD: read_model_optimizer,
+    **dict.fromkeys(AUTO_ROUND, read_auto_round),
+}

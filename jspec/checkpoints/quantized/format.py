@@ -1,0 +1,183 @@
+"""``BlockFormat``: the base class of formats of weights that are dequantised while they are read."""
+
+import abc
+import dataclasses
+import re
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.ranges import Index
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
+
+MAX_BLOCK = 2**20  # no weight has more rows or columns
+
+
+@dataclasses.dataclass(frozen=True)
+class Dequantized(Tensor):
+    """The weight of a linear map, float32 ``[out, in]``, that is computed from what the files hold when it is read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightTensors:
+    """The stored tensors from which the weight ``[out, in]`` of one linear map is computed.
+
+    Attributes:
+      module: name of the linear map in the checkpoint.
+      tensors: suffix of its name, ``.qweight`` -> tensor, for those in the files.
+      where: the folder, for messages.
+    """
+
+    module: str
+    tensors: Mapping[str, Tensor]
+    where: str
+
+    def take(self, end: str, shape: tuple[int, ...], dtypes: Collection[str] = tuple(FLOAT_DTYPES)) -> Tensor:
+        """The tensor whose name ends with ``end``.
+
+        Raises:
+          Refusal: it is missing, or has another shape than ``shape`` or none of the ``dtypes``.
+        """
+        tensor = self.tensors.get(end)
+        if tensor is None:
+            others = ", ".join(repr(self.module + suffix) for suffix in self.tensors)
+            raise Refusal(
+                f"{self.where}: tensor {self.module + end!r} is missing, and {others} needs it; fetch it again"
+            )
+        if tensor.shape != shape or tensor.dtype not in dtypes:
+            raise Refusal(
+                f"{self.where}/{tensor.file}: tensor {tensor.name!r} is {tensor.dtype} {list(tensor.shape)}, but "
+                f"config.json asks for {' or '.join(dtypes)} {list(shape)}; fetch both again"
+            )
+        return tensor
+
+    def require_multiple(self, what: str, size: int, bits: int):
+        """Raise a ``Refusal`` unless codes of so many ``bits``, of ``size`` features ``what``, fill an int32 each."""
+        if size % (of := 32 // bits):
+            raise Refusal(
+                f"{self.where}/config.json: {self.module!r} has {size} {what} features: expected a multiple of {of}, "
+                f"because {'eight codes of four' if bits == 4 else 'four codes of eight'} bits are stored in one number"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockFormat(abc.ABC):
+    """A format of stored weights, in which many numbers share a scale.
+
+    Weights are dequantised while they are read, unless ``jspec.checkpoints.quantized.stored_weights`` keeps them.
+
+    Attributes:
+      plain: names of modules that config.json says are not quantised. Which others are not, the tensors in the files say.
+      key: the key of config.json that lists them, for messages.
+      where: the file that says all this, for messages.
+    """
+
+    plain: frozenset[str]
+    key: str
+    where: str
+
+    @property
+    @abc.abstractmethod
+    def bytes_each(self) -> str:
+        """Of a number in the files, in words: ``one``."""
+
+    @property
+    @abc.abstractmethod
+    def summary(self) -> str:
+        """The format in words, for messages: ``FP8 with a scale for each block of 128 x 128``."""
+
+    @property
+    @abc.abstractmethod
+    def ends(self) -> tuple[str, ...]:
+        """The suffixes of the tensors from which a weight is computed."""
+
+    @property
+    @abc.abstractmethod
+    def scale_end(self) -> str:
+        """That of the tensors of scales."""
+
+    @abc.abstractmethod
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        """The shape of the weight that is made of ``parts``, by their own shapes; None if those that tell it are missing.
+
+        For checkpoints whose config.json does not say it, as those of draft heads."""
+
+    @abc.abstractmethod
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> Dequantized:
+        """The weight that is made of ``parts``.
+
+        Args:
+          name: its name, ``<module>.weight``.
+          shape: ``[out, in]``.
+          parts: the tensors in the files.
+
+        Raises:
+          Refusal: a tensor is missing, or does not fit the weight.
+        """
+
+    def is_quantized(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether ``tensors``, some of the tensors of a linear map by the ends of their names, are those of this format."""
+        return bool(tensors)
+
+    @property
+    def note(self) -> str:
+        """The sentence for the user: what is stored, that it is dequantised, and what that costs."""
+        return (
+            f"the weights are stored in {self.summary}, for which there is no kernel, so they are dequantised as they are "
+            f"read: in bfloat16 they take two bytes each instead of {self.bytes_each}"
+        )
+
+
+def read_scales(tensor: Tensor, signed: bool = False, index: Index = ()) -> np.ndarray:
+    """The values of a tensor of scales, as float32.
+
+    Args:
+      tensor: the tensor.
+      signed: whether a scale may be negative, as some quantisers of four bits choose it.
+      index: which part of it.
+
+    Raises:
+      Refusal: one of them is zero, NaN or infinite, or negative where none may be.
+    """
+    values = tensor.read_part(index).astype(np.float32)
+    wrong = values[~(np.isfinite(values) & ((values != 0) if signed else (values > 0)))]
+    if wrong.size:
+        expected = "numbers other than 0" if signed else "positive numbers"
+        raise Refusal(
+            f"{tensor.file}: tensor {tensor.name!r} holds {wrong.flat[0]}: expected {expected}; fetch it again"
+        )
+    return values
+
+
+def read_plain(fields: Fields, *keys: str) -> tuple[frozenset[str], str]:
+    """The modules that config.json lists as not quantised, by their whole names, and the key of the list.
+
+    Args:
+      fields: the ``quantization_config``.
+      keys: what the list may be called; the first one that is there counts. Patterns in the list have no effect.
+    """
+    key = next((key for key in keys if fields.raw.get(key) is not None), keys[0])
+    listed = fields.raw.get(key) or []
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise fields.refuse(key, "a list of module names")
+    return frozenset(listed), fields.prefix + key
+
+
+def read_block(fields: Fields, key: str) -> tuple[int, int]:
+    """The height and the width of a block, from the list under ``key``, or as older files have it, ``128x128``."""
+    block = fields.raw.get(key)
+    if isinstance(block, str) and (sizes := re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", block)):
+        block = [int(size) for size in sizes.groups()]
+    if not isinstance(block, list) or len(block) != 2 or not all(type(b) is int and 0 < b <= MAX_BLOCK for b in block):
+        raise fields.refuse(key, f"two integers in 1..{MAX_BLOCK}, the height and the width of a block")
+    return block[0], block[1]
+
+
+def read_group_size(fields: Fields) -> int:
+    """How many input features share a scale; -1 if all do."""
+    size = fields.integer("group_size", low=-1)
+    if size == 0:
+        raise fields.refuse("group_size", "a positive integer, or -1 for one group of all input features")
+    return size

@@ -1,0 +1,222 @@
+"""FP8 weights with a scale for each block, as DeepSeek-V3 and Qwen3 publish them, and llm-compressor writes them; and those
+of draft heads, of which a whole output channel or a whole weight may share a scale."""
+
+import dataclasses
+
+import numpy as np
+
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.fp8_numbers import FP8Numbers
+from jspec.checkpoints.files.ranges import Index, bounds_of
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.quantized.config_fields import require_one_of
+from jspec.checkpoints.quantized.format import (
+    BlockFormat,
+    Dequantized,
+    WeightTensors,
+    read_block,
+    read_plain,
+    read_scales,
+)
+from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
+
+FP8 = "float8_e4m3fn"
+
+
+@dataclasses.dataclass(frozen=True)
+class FP8BlockWeight(Dequantized):
+    """A weight ``[out, in]`` whose numbers are multiplied by the scales of their blocks.
+
+    Attributes:
+      stored: float8_e4m3fn ``[out, in]``.
+      scales: ``[ceil(out / height), ceil(in / width)]``. Blocks at the lower and right edges may be smaller.
+      block: height and width of a block.
+    """
+
+    stored: Tensor
+    scales: Tensor
+    block: tuple[int, int]
+
+    def check(self):
+        read_scales(self.scales)
+
+    def read(self) -> np.ndarray:
+        return self.read_part(())
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. It reads no other numbers, but all scales, which are few."""
+        scales, (height, width) = read_scales(self.scales), self.block
+        (first, stop), (left, right) = bounds_of(index, self.shape)
+        values, columns = self.stored.read_part(index).astype(np.float32), np.arange(left, right) // width
+        for i in range(first // height, -(-stop // height)):
+            values[max(i * height - first, 0) : (i + 1) * height - first] *= scales[i, columns]
+        return values
+
+
+@dataclasses.dataclass(frozen=True)
+class FP8Blocks(BlockFormat):
+    """FP8 with a scale for each block.
+
+    Attributes:
+      block: height and width of a block.
+      scale_name: how the name of a tensor of scales ends.
+    """
+
+    block: tuple[int, int]
+    scale_name: str
+
+    @property
+    def bytes_each(self) -> str:
+        return "one"
+
+    @property
+    def summary(self) -> str:
+        return f"FP8 with a scale for each block of {self.block[0]} x {self.block[1]}"
+
+    @property
+    def scale_end(self) -> str:
+        return self.scale_name
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return ".weight", self.scale_end
+
+    def is_quantized(self, tensors) -> bool:
+        return self.scale_end in tensors or (".weight" in tensors and tensors[".weight"].dtype == FP8)
+
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        return shape_of_numbers(parts)
+
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> FP8BlockWeight:
+        blocks = tuple(-(-size // of) for size, of in zip(shape, self.block, strict=True))
+        stored, found = FP8Numbers.of(parts.take(".weight", shape, (FP8,))), parts.tensors.get(self.scale_end)
+        of_four_axes = (blocks[0], 1, blocks[1], 1)  # as NVIDIA Model Optimizer writes them
+        is_such = found is not None and found.shape == of_four_axes
+        scales = dataclasses.replace(parts.take(self.scale_end, of_four_axes if is_such else blocks), shape=blocks)
+        return FP8BlockWeight(name, stored.file, stored.path, shape, "float32", stored, scales, self.block)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledWeight(Dequantized):
+    """A weight ``[out, in]`` whose numbers are multiplied by the scales of their output channels.
+
+    Attributes:
+      stored: float8_e4m3fn or int8 ``[out, in]``.
+      scales: with a number for each output channel, or with one for all.
+    """
+
+    stored: Tensor
+    scales: Tensor
+
+    def check(self):
+        read_scales(self.scales)
+
+    def read(self) -> np.ndarray:
+        return self.read_part(())
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. It reads no other numbers, but all scales, which are few."""
+        (first, stop), _ = bounds_of(index, self.shape)
+        scales = np.broadcast_to(read_scales(self.scales).reshape(-1), self.shape[:1])
+        return self.stored.read_part(index).astype(np.float32) * scales[first:stop, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(BlockFormat):
+    """FP8 or int8 with a scale for each output channel or for each weight. Language models keep it
+    (``jspec.checkpoints.quantized.stored_weights``), and draft heads dequantise it.
+
+    Attributes:
+      quantization: ``fp8`` or ``int8``.
+      scales: whether there is a scale for each output ``channel``, or one for a whole ``tensor``.
+    """
+
+    quantization: str
+    scales: str
+
+    @property
+    def scale_end(self) -> str:
+        return ".weight_scale"
+
+    @property
+    def bytes_each(self) -> str:
+        return "one"
+
+    @staticmethod
+    def of(stored: StoredQuantization) -> "Scaled":
+        """What a ``quantization_config`` says, of weights that are to be dequantised."""
+        return Scaled(
+            stored.ignored.names - {"Linear"},
+            stored.ignored.key,
+            stored.where,
+            stored.quantization,
+            stored.scales,
+        )
+
+    @property
+    def summary(self) -> str:
+        kind = "FP8" if self.quantization == "fp8" else self.quantization
+        return f"{kind} with a scale for each {'output channel' if self.scales == 'channel' else 'weight'}"
+
+    @property
+    def _numbers(self) -> str:
+        return FP8 if self.quantization == "fp8" else self.quantization
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return ".weight", self.scale_end
+
+    def is_quantized(self, tensors) -> bool:
+        return ".weight_scale" in tensors or (".weight" in tensors and tensors[".weight"].dtype == self._numbers)
+
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        return shape_of_numbers(parts)
+
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> ScaledWeight:
+        known = [(shape[0], 1), (shape[0],)] if self.scales == "channel" else [(1,), (), (1, 1)]
+        found = parts.tensors.get(".weight_scale")
+        stored = FP8Numbers.of(parts.take(".weight", shape, (self._numbers,)))
+        scales = parts.take(".weight_scale", found.shape if found is not None and found.shape in known else known[0])
+        return ScaledWeight(name, stored.file, stored.path, shape, "float32", stored, scales)
+
+
+def shape_of_numbers(parts: WeightTensors) -> tuple[int, ...] | None:
+    """The shape of a weight whose numbers are in one tensor of the same shape, as ``BlockFormat.shape`` returns it."""
+    stored = parts.tensors.get(".weight")
+    return None if stored is None else stored.shape
+
+
+def read_fp8_blocks(fields: Fields) -> FP8Blocks:
+    """The ``quantization_config`` of DeepSeek's layout, whose ``weight_block_size`` is not null.
+
+    Raises:
+      Refusal: it says something that is not read.
+    """
+    require_one_of(fields, "fmt", "e4m3", "float8_e4m3fn", absent="e4m3")
+    plain, key = read_plain(fields, "modules_to_not_convert", "ignored_layers")
+    return FP8Blocks(plain, key, fields.where, read_block(fields, "weight_block_size"), ".weight_scale_inv")
+
+
+def blocks_of_model_optimizer(fields: Fields, *lists: str) -> FP8Blocks:
+    """The ``FP8_PB_WO`` of NVIDIA Model Optimizer, whose blocks are 128 x 128.
+
+    Args:
+      fields: the object that says so.
+      lists: what the list of modules that are not quantised may be called.
+    """
+    plain, key = read_plain(fields, *lists)
+    return FP8Blocks(plain, key, fields.where, (128, 128), ".weight_scale")
+
+
+def read_compressed_blocks(fields: Fields, weights: Fields) -> FP8Blocks:
+    """The ``quantization_config`` of llm-compressor with ``strategy: block``.
+
+    Args:
+      fields: the whole of it.
+      weights: what it says of weights, of which the caller has checked all but the block.
+
+    Raises:
+      Refusal: the block is none.
+    """
+    plain, key = read_plain(fields, "ignore")
+    return FP8Blocks(plain, key, fields.where, read_block(weights, "block_structure"), ".weight_scale")

@@ -1,0 +1,190 @@
+"""Weights of four or eight bits: eight or four codes in an int32, and a zero and a scale for each group of input
+features."""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jspec.checkpoints.files.ranges import Index, bounds_of
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.quantized.format import BlockFormat, Dequantized, WeightTensors
+
+IN_WORDS = {4: "four", 8: "eight"}  # numbers of bits
+
+
+def middle(bits: int) -> np.uint8:
+    """The code that stands for 0 where a weight is symmetric."""
+    return np.uint8(1 << (bits - 1))
+
+
+def each(bits: int) -> int:
+    """How many codes an int32 holds."""
+    return 32 // bits
+
+
+class Numbers(NamedTuple):
+    """What a weight, or a part of one, is computed from.
+
+    Attributes:
+      codes: uint8 ``[in, out]``.
+      zeros: uint8 ``[groups, out]``, the codes that stand for 0.
+      scales: float32 ``[groups, out]``.
+      groups: int ``[in]``, the group of each input feature.
+    """
+
+    codes: np.ndarray
+    zeros: np.ndarray
+    scales: np.ndarray
+    groups: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedCodes(Dequantized):
+    """A weight ``[out, in]``, each number of which is ``(code - zero) * scale``.
+
+    Attributes:
+      bits: of a code, 4 or 8.
+      group_size: how many input features share a zero and a scale; -1 if all do.
+      scales: of all groups.
+    """
+
+    bits: int
+    group_size: int
+    scales: Tensor
+
+    @property
+    def group(self) -> int:
+        """How many input features share a zero and a scale."""
+        return self.shape[1] if self.group_size == -1 else self.group_size
+
+    def read(self) -> np.ndarray:
+        return self.read_part(())
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. It reads the codes of that part and of what shares an int32 with it, and their groups alone."""
+        outputs, inputs = (slice(*bound) for bound in bounds_of(index, self.shape))
+        if outputs.start >= outputs.stop or inputs.start >= inputs.stop:
+            return np.empty(self.shape, np.float32)[index]
+        groups = self.groups()[inputs]
+        used = slice(groups.min(), groups.max() + 1)
+        numbers = Numbers(self.codes_of(outputs, inputs), *self.of_groups(outputs, used), groups - used.start)
+        return dequantized(numbers, self.bits).T
+
+    def check(self):
+        """Read all but the codes, which are few, and refuse what they cannot be."""
+        self.of_groups(slice(0, self.shape[0]), slice(0, self.shape[1] // self.group))
+        self.groups()
+
+    @abc.abstractmethod
+    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+        """The codes of some features, uint8 ``[in, out]``."""
+
+    @abc.abstractmethod
+    def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
+        """The zeros, uint8 ``[groups, out]``, and the scales, float32 ``[groups, out]``, of some output features and
+        groups.
+
+        Raises:
+          Refusal: some of them contradict config.json, or cannot be scales.
+        """
+
+    @property
+    @abc.abstractmethod
+    def has_zeros(self) -> bool:
+        """Whether the code that stands for 0 may be another one than that in the middle."""
+
+    def input_order(self) -> np.ndarray | None:
+        """The input features group by group, int32 ``[in]``; None if those of a group follow each other."""
+
+    def groups(self) -> np.ndarray:
+        """The group of each input feature, int ``[in]``."""
+        return self.consecutive()
+
+    def consecutive(self) -> np.ndarray:
+        """The groups of the input features, ``[in]``, if those of a group follow each other."""
+        return np.arange(self.shape[1]) // self.group
+
+
+@dataclasses.dataclass(frozen=True)
+class CodesFormat(BlockFormat):
+    """How a checkpoint stores weights of four or eight bits.
+
+    Attributes:
+      bits: of a code.
+      group_size: how many input features share a scale; -1 if all do.
+      group_key: the key of config.json that says so, for messages.
+    """
+
+    bits: int
+    group_size: int
+    group_key: str
+
+    @property
+    def bytes_each(self) -> str:
+        return "half a one" if self.bits == 4 else "one"
+
+    @property
+    def bits_in_words(self) -> str:
+        """``four bits``."""
+        return f"{IN_WORDS[self.bits]} bits"
+
+    @property
+    def groups(self) -> str:
+        """What has a scale, in words."""
+        return "output channel" if self.group_size == -1 else f"{self.group_size} input features"
+
+    def group(self, inputs: int, parts: WeightTensors) -> int:
+        """How many of the ``inputs`` input features of a linear map share a scale.
+
+        Raises:
+          Refusal: the groups would not have the same size.
+        """
+        if self.group_size == -1:
+            return inputs
+        if inputs % self.group_size:
+            raise Refusal(
+                f"{self.where}: {self.group_key}={self.group_size}: expected -1 or a divisor of {inputs}, the number of "
+                f"input features of {parts.module!r}"
+            )
+        return self.group_size
+
+
+def in_words(part: slice, bits: int) -> tuple[slice, slice]:
+    """Which int32 hold the codes of consecutive features, and which of the codes in these they are."""
+    n = each(bits)
+    words = slice(part.start // n, -(-part.stop // n))
+    return words, slice(part.start - n * words.start, part.stop - n * words.start)
+
+
+def unpacked(words: np.ndarray, axis: int, bits: int, order: Sequence[int] | None = None) -> np.ndarray:
+    """The codes in ``words``, uint8 with n times the length along ``axis``, n being those in an int32.
+
+    Args:
+      words: int32 or uint32, of two dimensions.
+      axis: the one along which the n codes of a number follow each other.
+      bits: of a code.
+      order: the place among these n of the code in the lowest bits, of that in the next, and so on; None is in turn.
+    """
+    words, n = words.view(np.uint32), each(bits)
+    codes = np.empty([n * size if i == axis else size for i, size in enumerate(words.shape)], np.uint8)
+    places = codes.swapaxes(0, axis)  # a view, like the next line's
+    for i, place in enumerate(range(n) if order is None else order):
+        places[place::n] = (words.swapaxes(0, axis) >> np.uint32(bits * i)) & np.uint32((1 << bits) - 1)
+    return codes
+
+
+def dequantized(numbers: Numbers, bits: int) -> np.ndarray:
+    """``(code - zero) * scale``, float32 ``[in, out]``."""
+    codes, zeros, scales, groups = numbers
+    values = np.empty_like(codes, np.float32)
+    # Neighbours of one group are multiplied together. Differences of codes of four bits fit into eight.
+    codes, zeros = (x.view(np.int8) if bits == 4 else x.astype(np.int16) for x in (codes, zeros))
+    starts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist()]
+    for start, stop in zip(starts, [*starts[1:], len(codes)], strict=True):
+        group = groups[start]
+        np.multiply(codes[start:stop] - zeros[group], scales[group], out=values[start:stop])
+    return values

@@ -1,0 +1,6 @@
+"""Weights as kernels read them: tiles of stored numbers, unpacked to floats that tensor cores multiply.
+
+unpack.py        weights of eight or four bits as bfloat16
+mxfp4_pairs.py   MXFP4 weights of gpt-oss as bfloat16
+head_maps.py     the up-projection of latents to keys and values of each head, as it is stored
+map_tiles.py     tiles of it, unpacked in kernels"""
