@@ -140,13 +140,12 @@ def _rows_of_target(
             f"output head in this {label} would not do; convert it without"
         )
     name = "embedding" if model.tie_embeddings else HEAD
-    weight, scale = params[name], model.scale_names().get(name)
+    weight, stored = params[name], model.stored_params().get(name)
     inputs = model.embedding_size or model.hidden_size
     rows = weight[tokens]
-    if scale is not None:
-        companion = model.companions().get(name)
-        channel_scale = None if companion is None else params[companion.end][tokens]
-        rows = dequantize(rows, params[scale][tokens], inputs, channel_scale)
+    if stored is not None:
+        arrays = {part: params[param][tokens] for part, param in stored.names.items()}
+        rows = dequantize(rows, arrays["scale"], inputs, arrays.get("channel_scale"))
     if rows.shape[1] != config.dimensions["D"]:
         raise Refusal(
             f"{where}: draft_vocabulary: the output head of the target {given} reads {rows.shape[1]} numbers and this "
@@ -154,4 +153,4 @@ def _rows_of_target(
         )
     return Derived(
         name, target.folder.root.name, target.folder.root, rows.shape, rows.dtype.name, rows
-    ), scale is not None
+    ), stored is not None

@@ -96,7 +96,8 @@ def verify_weights(source: HuggingFaceModel, folder: Path) -> str:
         for param, expected in zip((name, scale), quantized_param(source, name), strict=True):
             if not np.array_equal(params[param].view(np.uint8), expected.view(np.uint8)):
                 raise Mismatch(f"{folder}: parameter {param!r} is not that of the source, quantised")
-    for param, *_ in source.config.companions().values():
+    beside = [stored.names.values() for stored in source.config.stored_params().values()]
+    for param in (param for names in beside for param in list(names)[2:]):
         if not np.array_equal(params[param], source.param(param, source.exact_dtype)):
             raise Mismatch(f"{folder}: parameter {param!r} is not that of the source")
     how = "as they are stored" if source.layout.holds_scales else "rounded once"

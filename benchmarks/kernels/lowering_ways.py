@@ -14,11 +14,11 @@ from jspec.pallas.matmul.small_batch import small_batch_tiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
 from jspec.quantization import nvfp4
 from jspec.quantization.codes import random_codes
-from jspec.quantization.formats import GROUP, INT4, Grouped
+from jspec.quantization.formats import GROUP, INT4, grouped
 from jspec.quantization.weight import dequantize
 
 KINDS = ("bf16", "int8", "fp8", "blocks", "int4", "int4_zeros", "nvfp4")
-CODES = {"int4": INT4, "int4_zeros": Grouped(GROUP, "float16", zeros=True)}
+CODES = {"int4": INT4, "int4_zeros": grouped(4, GROUP, "float16", zeros=True)}
 BYTES = {"bf16": 2, "int4": 0.5, "int4_zeros": 0.5, "nvfp4": 0.5}  # of a number; of other kinds 1
 WAYS = ("mosaic", "triton", "xla", "cublas")
 MOSAIC = jax.__version_info__ >= (0, 11)  # older versions have other names in this lowering

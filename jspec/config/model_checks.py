@@ -9,7 +9,7 @@ from jspec.config.mla import Latent
 from jspec.config.moe import Experts
 from jspec.config.rope import Rope
 from jspec.config.tensor_names import names_of
-from jspec.quantization.formats import E2M1, has_order, in_codes
+from jspec.quantization.formats import format_of
 
 if TYPE_CHECKING:
     from jspec.config.model import ModelConfig
@@ -31,7 +31,8 @@ LAYER_NORMS = {
 def require_quantization(quantization: object):
     """Raise a ValueError unless weights can be stored so; None is for weights that are not quantised."""
     known = (None, *STORED_QUANTIZATIONS)
-    of_checkpoint = isinstance(quantization, str) and in_codes(quantization)
+    form = format_of(quantization) if isinstance(quantization, str) else None
+    of_checkpoint = form is not None and form.in_codes
     expected = f"one of {', '.join(map(str, known))}"
     require(of_checkpoint or quantization in known, "quantization", quantization, expected)
 
@@ -64,8 +65,9 @@ def require_valid(config: "ModelConfig"):
         inside = is_int(token) and 0 <= token < config.vocab_size
         require(inside, "eos_token_ids", token, f"in 0..{config.vocab_size - 1}")
     require_quantization(config.quantization)
-    has_no_rows = config.quantization in E2M1 and config.tie_embeddings  # no embedding is looked up in them
-    fits = not config.quantized_head or not (has_no_rows or has_order(config.quantization))
+    form = format_of(config.quantization)
+    has_no_rows = form is not None and form.e2m1 and config.tie_embeddings  # no embedding is looked up in them
+    fits = form is None or not config.quantized_head or not (has_no_rows or form.ordered)
     require(fits, "quantized_head", True, f"False with quantization={config.quantization!r}")
     plain = config.plain_maps
     names = isinstance(plain, tuple) and all(isinstance(name, str) for name in plain)

@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from jspec.quantization.formats import Companion, companion, has_order, stored_bytes
+from jspec.quantization.formats import Format, StoredArray, format_of
 
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
@@ -116,14 +116,35 @@ class Parameter:
         return rows, *(size_of(axis.size, dimensions) for axis in self.other_axes)
 
     @property
-    def scale(self) -> str:
-        """Name of the scales of a quantised parameter."""
-        return self.name.removesuffix("weight") + "scale" if self.name.endswith(".weight") else f"{self.name}_scale"
+    def form(self) -> Format | None:
+        """The format in which it is stored; None if it is not quantised."""
+        return format_of(self.quantization)
 
-    def companion(self, dimensions: Mapping[str, int]) -> Companion | None:
-        """The array that it has besides its scales, by its whole name; None if it has none."""
-        found = None if self.quantization is None else companion(self.shape(dimensions), self.quantization)
-        return None if found is None else found._replace(end=self.name.removesuffix("weight") + found.end)
+    def array_name(self, part: str) -> str:
+        """Name of one of the arrays of a quantised parameter: its own for ``weight``, and for other keys of
+        ``Format.arrays`` one that ends with it."""
+        if part == "weight":
+            return self.name
+        return self.name.removesuffix("weight") + part if self.name.endswith(".weight") else f"{self.name}_{part}"
+
+
+class StoredParam(NamedTuple):
+    """How a quantised parameter is stored.
+
+    Attributes:
+      form: its format.
+      shape: of what it stands for, (out, in).
+      names: the names of its arrays in the params, by the keys of ``Format.arrays``.
+    """
+
+    form: Format
+    shape: tuple[int, ...]
+    names: Mapping[str, str]
+
+    @property
+    def arrays(self) -> dict[str, StoredArray]:
+        """Shape and dtype of each of its arrays, by their names in the params."""
+        return {self.names[part]: array for part, array in self.form.arrays(self.shape).items()}
 
 
 class Declared(abc.ABC):
@@ -180,23 +201,23 @@ class Declared(abc.ABC):
             raise ValueError(f"draft_vocab_size={size}: {type(self).__name__} has no draft vocabulary; leave it out")
         return dataclasses.replace(self, draft_vocab_size=size)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
+    def stored_params(self) -> dict[str, StoredParam]:
+        """How each quantised parameter is stored, by its name."""
+        dimensions, found = self.dimensions, {}
+        for parameter, copy in expanded([p for p in self.parameters if p.quantization is not None]):
+            form, shape = parameter.form, parameter.shape(dimensions)
+            assert form is not None, parameter.quantization
+            names = {part: parameter.array_name(part).format(*copy) for part in form.arrays(shape)}
+            found[names["weight"]] = StoredParam(form, shape, names)
+        return found
+
     def scale_names(self) -> dict[str, str]:
         """Name of the scales of each quantised parameter, by the name of that parameter."""
-        quantized = [p for p in self.parameters if p.quantization is not None]
-        return {p.name.format(*copy): p.scale.format(*copy) for p, copy in expanded(quantized)}
-
-    def companions(self) -> dict[str, Companion]:
-        """The array that a parameter has besides its scales, by the name of that parameter, for those that have one."""
-        found = [(p.name, copy, p.companion(self.dimensions)) for p, copy in expanded(self.parameters)]
-        return {
-            name.format(*copy): one._replace(end=one.end.format(*copy)) for name, copy, one in found if one is not None
-        }
+        return {name: stored.names["scale"] for name, stored in self.stored_params().items()}
 
     def quantizations(self) -> dict[str, str]:
         """How each quantised parameter is stored, by its name: ``int8``, ``fp8``, ``fp8_block``, ``int4`` and so on."""
-        return {
-            p.name.format(*copy): p.quantization for p, copy in expanded(self.parameters) if p.quantization is not None
-        }
+        return {name: stored.form.name for name, stored in self.stored_params().items()}
 
     def param_dtypes(self) -> dict[str, str]:
         """Dtype of each parameter that has not the dtype of the weights, by its name."""
@@ -207,15 +228,16 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
     """Bytes of all copies of a parameter, scales included, where a number that is not quantised takes ``itemsize`` bytes."""
     shape = parameter.shape(dimensions)
     each = math.prod(shape) * DTYPE_BYTES.get(parameter.dtype or "", itemsize)
-    if parameter.quantization is not None:
-        each = stored_bytes(shape, parameter.quantization)
+    if parameter.form is not None:
+        each = parameter.form.bytes(shape)
     return len(parameter.copies) * each
 
 
 def of_experts(quantization: str | None) -> str | None:
     """How experts are stored where other maps are stored as ``quantization``: not quantised where codes have an order of
     their own, for which there is no kernel."""
-    return None if has_order(quantization) else quantization
+    form = format_of(quantization)
+    return None if form is not None and form.ordered else quantization
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:

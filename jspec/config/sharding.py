@@ -11,11 +11,14 @@ from jspec._validation import is_int, require
 from jspec.config.model import ModelConfig
 from jspec.config.moe import Experts
 from jspec.config.param_specs import DOWNS, GATE_UPS, ONCE, Parameter, bytes_of, expanded
-from jspec.quantization.formats import GROUP, has_groups, in_codes
+from jspec.quantization.formats import GROUP, format_of
 
 AXIS = "tp"  # of the mesh
 VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabulary, the last of them padded
 SHARDED = ("heads", "kv", "mlp", "expert_mlp", "vocab")  # the logical axes that are sharded
+# The axis of each array of a quantised weight that is sharded where an axis of the weight is. Scales have one for inputs
+# only where groups of inputs have scales.
+_AXES = {"scale": {0: 0, 1: 1}, "channel_scale": {0: 0}, "order": {1: 0}}
 
 
 class ParameterSharding(NamedTuple):
@@ -107,13 +110,12 @@ class Shards:
         for parameter, copy in expanded(config.parameters):
             sharding = self._split(parameter, config)
             shardings[parameter.name.format(*copy)] = sharding
-            if parameter.quantization is not None:  # scales [out] or [out, groups], with weights [out, in]
-                sharded = sharding.axis == 0 or has_groups(parameter.quantization)
-                shardings[parameter.scale.format(*copy)] = sharding if sharded else sharding._replace(axis=None)
-            if (companion := parameter.companion(config.dimensions)) is not None:  # of outputs or of inputs
-                axis = 0 if companion.dtype == "float32" else 1
-                split = sharding._replace(axis=0 if sharding.axis == axis else None)
-                shardings[companion.end.format(*copy)] = split
+            if (form := parameter.form) is None:
+                continue
+            for part in form.arrays(parameter.shape(config.dimensions)).keys() - {"weight"}:
+                axes = {0: 0} if part == "scale" and form.group is None else _AXES[part]
+                split = sharding._replace(axis=None if sharding.axis is None else axes.get(sharding.axis))
+                shardings[parameter.array_name(part).format(*copy)] = split
         return shardings
 
     def _split(self, parameter: Parameter, config: ModelConfig) -> ParameterSharding:
@@ -149,7 +151,8 @@ class Shards:
     def _require_whole_groups(self, config: ModelConfig):
         """Raise a ValueError if a shard would have a part of a group of inputs that share a scale."""
         for parameter in config.parameters:
-            in_blocks = parameter.quantization == "fp8_block" or in_codes(parameter.quantization)
+            form = format_of(parameter.quantization)
+            in_blocks = form is not None and not form.per_channel
             if in_blocks and self._split(parameter, config).axis == 1:
                 inputs, name = parameter.shape(config.dimensions)[1], parameter.name.format("i")
                 what = (

@@ -302,9 +302,8 @@ def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
     for field, name in config.borrowable:
         if not getattr(config, field):
             continue
-        companion = config.companions().get(name)
-        beside = config.scale_names().get(name), None if companion is None else companion.end
-        names = [param for param in (name, *beside) if param is not None]
+        stored = config.stored_params().get(name)
+        names = [name] if stored is None else list(stored.names.values())
         theirs = [array for array in lent[field] or () if array is not None]
         rows = target.config.vocab_size  # of shards, the last has padding behind them
         alike = len(names) == len(theirs) and all(_same(params[n], a, rows) for n, a in zip(names, theirs, strict=True))

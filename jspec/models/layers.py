@@ -23,7 +23,7 @@ from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
 from jspec.pallas.norm.rms_norm import SumOptions, add_norm, norm
 from jspec.quantization import nvfp4
-from jspec.quantization.formats import has_order
+from jspec.quantization.formats import format_of
 
 
 class Linear(nnx.Module):
@@ -65,7 +65,8 @@ class Linear(nnx.Module):
         else:
             self.weight, self.scale = random_weight(rngs.params(), shape, std, dtype, quantization)
             self.channel_scale = None
-        is_ordered = has_order(quantization)
+        form = format_of(quantization)
+        is_ordered = form is not None and form.ordered
         self.order = nnx.Param(jnp.arange(in_features, dtype=jnp.int32)) if is_ordered else None
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
         self.quantize_inputs: str | None = None

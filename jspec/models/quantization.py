@@ -15,8 +15,8 @@ import numpy as np
 from flax import nnx
 
 from jspec.pallas.matmul import quantize_activations
-from jspec.quantization import codes, fp8_block, int4, mxfp4, nvfp4
-from jspec.quantization.formats import E2M1, INT4, grouped, num_groups
+from jspec.quantization import codes, fp8_block, int4, mxfp4
+from jspec.quantization.formats import format_of, known_format
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _EIGHT_BITS = {"int8": np.dtype(np.int8), "fp8": FP8, "fp8_block": fp8_block.STORED}
@@ -41,16 +41,12 @@ class StoredWeight(NamedTuple):
 
 def stored_dtype(quantization: str) -> np.dtype:
     """The dtype in which the numbers or codes of weights in this quantisation are stored."""
-    form = grouped(quantization)
-    return _EIGHT_BITS["int8"] if form is not None and form.bits == 8 else _EIGHT_BITS.get(quantization, codes.STORED)
+    return jnp.dtype(known_format(quantization).numbers)
 
 
 def scale_dtype(quantization: str) -> np.dtype:
     """The dtype of their scales."""
-    if quantization in E2M1:
-        return nvfp4.SCALE if quantization == "nvfp4" else mxfp4.SCALE
-    form = grouped(quantization)
-    return np.dtype(np.float32) if form is None else jnp.dtype(form.scale)
+    return jnp.dtype(known_format(quantization).scale)
 
 
 def quantize(weight: np.ndarray, quantization: str) -> tuple[np.ndarray, np.ndarray]:
@@ -89,12 +85,8 @@ def _scale(peak: np.ndarray, largest: np.float32) -> np.ndarray:
 
 def quantized_shapes(shape: tuple[int, ...], quantization: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of the two arrays in which a weight ``shape`` = (out, in) is stored: the weight's and the scales'."""
-    if (form := grouped(quantization)) is not None:
-        return form.weight_shape(shape), form.scale_shape(shape)
-    if quantization in E2M1:
-        group = nvfp4.GROUP if quantization == "nvfp4" else mxfp4.GROUP
-        return INT4.weight_shape(shape), (shape[0], num_groups(shape[1], group))
-    return shape, (shape[0], num_groups(shape[1])) if quantization == "fp8_block" else shape[:1]
+    arrays = known_format(quantization).arrays(shape)
+    return arrays["weight"].shape, arrays["scale"].shape
 
 
 def random_weight(key, shape: tuple[int, int], std: float, dtype, quantization: str | None):
@@ -110,7 +102,7 @@ def random_weight(key, shape: tuple[int, int], std: float, dtype, quantization: 
     """
     if quantization is None:
         return nnx.Param(std * jax.random.normal(key, shape, dtype)), None
-    if (form := grouped(quantization)) is not None:
+    if (form := format_of(quantization)) is not None and form.kind in ("int4", "int8_groups"):
         return tuple(nnx.Param(array) for array in codes.random_codes(key, shape, std, form))
     if quantization in ("fp8_block", "mxfp4"):
         random = fp8_block.random_numbers if quantization == "fp8_block" else mxfp4.random_codes

@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization.formats import GROUP, INT4, Grouped, group_of, num_groups
+from jspec.quantization.formats import GROUP, INT4, Format, group_of, num_groups
 
 STORED = np.dtype(np.uint8)
 ZERO = 8  # the code that stands for 0 where groups have no zeros of their own
@@ -135,7 +135,7 @@ def dequantize(weight, scale, inputs: int):
     return differences(weight, scale, inputs) * of_inputs(scales.astype(np.float32), inputs)
 
 
-def random_codes(key, shape: tuple[int, int], std: float, form: Grouped = INT4) -> tuple[jax.Array, jax.Array]:
+def random_codes(key, shape: tuple[int, int], std: float, form: Format = INT4) -> tuple[jax.Array, jax.Array]:
     """Codes as they are stored, and scales, of a weight ``shape`` = (out, in) of about normal numbers.
 
     Args:
@@ -146,9 +146,10 @@ def random_codes(key, shape: tuple[int, int], std: float, form: Grouped = INT4) 
     """
     zero = 1 << (form.bits - 1)  # as many codes lie below the middle
     each = (2,) if form.bits == 4 else (1,)  # codes of a byte
-    numbers = jax.random.normal(key, (*form.weight_shape(shape), *each)) * (zero / 3)
+    arrays = form.arrays(shape)
+    numbers = jax.random.normal(key, (*arrays["weight"].shape, *each)) * (zero / 3)
     numbers = jnp.clip(jnp.round(numbers), -zero, zero - 1)
-    scale = jnp.full(form.scale_shape(shape)[:2], 3 * std / zero, form.scale)
+    scale = jnp.full(arrays["scale"].shape[:2], 3 * std / zero, form.scale)
     if form.zeros:
         scale = jnp.stack([scale, jnp.full_like(scale, ZERO if form.bits == 4 else 0)], axis=-1)
     if form.bits == 8:

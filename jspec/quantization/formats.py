@@ -1,20 +1,160 @@
-"""Groups of input features that share a scale, and the formats of integers in groups by their names.
+"""The formats in which weights are stored, by their names: what arrays a weight ``[out, in]`` takes in each.
 
-``int4_64_float16_zeros``, for example, names weights of four bits in groups of 64 input features, each with a scale of
-float16 and a zero, and ``int8_64_float16_zeros`` those of eight. The first number after the bits is ``all`` where all inputs
-of an output channel are one group. ``int4``, which jspec-convert writes, is short for ``int4_128_bfloat16``. This module
-imports no array library."""
+``format_of("int4_64_float16_zeros")``, for example, has codes of four bits in groups of 64 inputs, each with a scale of
+float16 and a zero. Formats of one ``kind`` differ in such settings alone, and ``KINDS`` has a row for each kind:
 
+| kind | names | |
+|---|---|---|
+| ``int8``, ``fp8`` | as the kind | a scale for each output channel |
+| ``fp8_block`` | as the kind | a scale for each 128 inputs (``jspec.quantization.fp8_block``) |
+| ``int4`` | ``int4_<group>_<scale>[_zeros][_ordered]`` | ``jspec.quantization.codes``; the group is ``all`` where all of a |
+| ``int8_groups`` | ``int8_<group>_<scale>...`` | channel are one; ``int4`` is short for ``int4_128_bfloat16`` |
+| ``nvfp4``, ``mxfp4`` | as the kind | ``jspec.quantization.nvfp4``, ``jspec.quantization.mxfp4`` |
+| ``mxfp4_pairs`` | as the kind | experts of gpt-oss (``jspec.quantization.mxfp4_pairs``) |
+
+Configs read this module, so it imports no array library: dtypes are names."""
+
+import dataclasses
 import functools
 import math
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 GROUP = 128  # input features of a group of ``int4`` and of ``fp8_block``; codes of four bits are stored by so many
-NVFP4_GROUP, MXFP4_GROUP = 16, 32
-E2M1 = ("nvfp4", "mxfp4")  # formats whose codes name numbers with a sign, two bits of exponent and one of mantissa
-SIZES = (32, 64, GROUP)  # of groups that kernels know; larger ones are several of the last, with the same scale
-SCALE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+SIZES = (
+    32,
+    64,
+    GROUP,
+)  # of groups of integers that kernels know; larger ones are several of the last, with the same scale
+ITEM_BYTES = {
+    **{"int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float16": 2, "bfloat16": 2},
+    **{"float32": 4, "int32": 4, "uint32": 4},
+}
+
+
+class StoredArray(NamedTuple):
+    """One of the arrays of a stored weight: its shape, and the name of its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes it takes."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A format in which weights ``[out, in]`` are stored.
+
+    Attributes:
+      name: by which configs name it.
+      kind: which row of ``KINDS`` it is.
+      bits: of a number or code.
+      numbers: dtype of the array of numbers, or of packed codes.
+      scale: dtype of the scales.
+      group: how many inputs share a scale; None if all of an output channel do.
+      per_channel: whether scales are ``[out]``, without an axis of groups.
+      zeros: whether each group has a code that stands for zero, beside its scale. If not, the code in the middle does.
+      ordered: whether the inputs are group by group in another order than x has them, which an array of int32 ``[in]``
+        tells: GPTQ with ``desc_act``.
+      e2m1: whether codes name numbers with a sign, two bits of exponent and one of mantissa, rather than integers.
+      channel_numbers: whether each output channel has two float32 numbers, which multiply and divide its scales.
+    """
+
+    name: str
+    kind: str
+    bits: int
+    numbers: str
+    scale: str = "float32"
+    group: int | None = None
+    per_channel: bool = False
+    zeros: bool = False
+    ordered: bool = False
+    e2m1: bool = False
+    channel_numbers: bool = False
+
+    @property
+    def packed(self) -> bool:
+        """Whether codes of four bits are packed two in a byte, in blocks of 128 inputs (``jspec.quantization.codes``)."""
+        return self.bits == 4 and self.kind != "mxfp4_pairs"
+
+    @property
+    def in_codes(self) -> bool:
+        """Whether the numbers are codes, rather than floats or integers with a scale for each output channel."""
+        return self.packed or self.kind == "int8_groups"
+
+    def arrays(self, shape: tuple[int, ...]) -> Mapping[str, StoredArray]:
+        """The arrays of a weight ``shape`` = (out, in): ``weight`` and ``scale``, and where the format has them
+        ``channel_scale`` ``[out, 2]`` and ``order`` ``[in]``."""
+        outputs, inputs = shape
+        if self.kind == "mxfp4_pairs":
+            group = self.group or 1
+            pairs = num_groups(inputs, 2 * group), outputs
+            return {"weight": StoredArray((*pairs, group), "uint8"), "scale": StoredArray(pairs, "uint32")}
+        width = num_groups(inputs) * GROUP // 2 if self.packed else inputs
+        groups = () if self.per_channel else (1 if self.group is None else num_groups(inputs, self.group),)
+        arrays = {
+            "weight": StoredArray((outputs, width), self.numbers),
+            "scale": StoredArray((outputs, *groups, *((2,) if self.zeros else ())), self.scale),
+        }
+        if self.channel_numbers:
+            arrays["channel_scale"] = StoredArray((outputs, 2), "float32")
+        if self.ordered:
+            arrays["order"] = StoredArray((inputs,), "int32")
+        return arrays
+
+    def bytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of all arrays of a weight ``shape`` = (out, in)."""
+        return sum(array.bytes for array in self.arrays(shape).values())
+
+
+# A format of each kind. Those of integers in groups have settings in their names.
+KINDS = {
+    one.kind: one
+    for one in (
+        Format("int8", "int8", 8, "int8", per_channel=True),
+        Format("fp8", "fp8", 8, "float8_e4m3fn", per_channel=True),
+        Format("fp8_block", "fp8_block", 8, "float8_e4m3fn", group=GROUP),
+        Format("int4", "int4", 4, "uint8", "bfloat16", GROUP),
+        Format("int8_128_bfloat16", "int8_groups", 8, "int8", "bfloat16", GROUP),
+        Format("nvfp4", "nvfp4", 4, "uint8", "float8_e4m3fn", 16, e2m1=True, channel_numbers=True),
+        Format("mxfp4", "mxfp4", 4, "uint8", "uint8", 32, e2m1=True),
+        Format("mxfp4_pairs", "mxfp4_pairs", 4, "uint8", "uint32", 32, e2m1=True),
+    )
+}
+INT4 = KINDS["int4"]
+_SCALES = "float16", "bfloat16", "float32"
+_GROUPED = re.compile(rf"int([48])_(all|{'|'.join(map(str, SIZES))})_({'|'.join(_SCALES)})(_zeros)?(_ordered)?")
+
+
+@functools.cache
+def format_of(name: str | None) -> Format | None:
+    """The format with this name; None if there is none, as for the name None of weights that are not quantised."""
+    if name is None or (name in KINDS and name != "int8_groups"):
+        return KINDS.get(name or "")
+    found = _GROUPED.fullmatch(name)
+    if found is None:
+        return None
+    bits, group, scale, zeros, ordered = found.groups()
+    return grouped(int(bits), None if group == "all" else int(group), scale, zeros is not None, ordered is not None)
+
+
+def known_format(name: str) -> Format:
+    """The format with this name, which is one."""
+    form = format_of(name)
+    assert form is not None, name
+    return form
+
+
+def grouped(bits: int, group: int | None, scale: str, zeros: bool = False, ordered: bool = False) -> Format:
+    """The format of integers in groups with these settings; see ``Format``."""
+    kind = KINDS["int4" if bits == 4 else "int8_groups"]
+    name = f"int{bits}_{group or 'all'}_{scale}{'_zeros' * zeros}{'_ordered' * ordered}"
+    name = "int4" if name == "int4_128_bfloat16" else name
+    return dataclasses.replace(kind, name=name, group=group, scale=scale, zeros=zeros, ordered=ordered)
 
 
 def num_groups(inputs: int, group: int = GROUP) -> int:
@@ -22,115 +162,8 @@ def num_groups(inputs: int, group: int = GROUP) -> int:
     return -(-inputs // group)
 
 
-class Grouped(NamedTuple):
-    """A format of integers in groups (``jspec.quantization.codes``).
-
-    Attributes:
-      group: how many input features share a scale, one of ``SIZES``; None if all of an output channel do.
-      scale: the dtype of scales, a key of ``SCALE_BYTES``.
-      zeros: whether each group has a code that stands for zero. If not, the code in the middle does.
-      bits: of a code, 4 or 8.
-      ordered: whether the inputs are group by group in another order than x has them, which an array of int32 ``[in]``
-        tells: GPTQ with ``desc_act``.
-    """
-
-    group: int | None
-    scale: str
-    zeros: bool = False
-    bits: int = 4
-    ordered: bool = False
-
-    @property
-    def name(self) -> str:
-        """``int4_64_float16_zeros``."""
-        name = f"int{self.bits}_{self.group or 'all'}_{self.scale}{'_zeros' * self.zeros}{'_ordered' * self.ordered}"
-        return "int4" if self == INT4 else name
-
-    def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the bytes in which the codes of a weight ``shape`` = (out, in) are stored."""
-        return (shape[0], num_groups(shape[1]) * GROUP // 2) if self.bits == 4 else (shape[0], shape[1])
-
-    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the scales, or of the scales and zeros, of a weight ``shape`` = (out, in)."""
-        groups = 1 if self.group is None else num_groups(shape[1], self.group)
-        return (shape[0], groups, 2) if self.zeros else (shape[0], groups)
-
-
-INT4 = Grouped(GROUP, "bfloat16")
-_NAME = re.compile(rf"int([48])_(all|{'|'.join(map(str, SIZES))})_({'|'.join(SCALE_BYTES)})(_zeros)?(_ordered)?")
-
-
-@functools.cache
-def grouped(name: str) -> Grouped | None:
-    """The format of integers in groups with this name; None if it is another format's, or none."""
-    if name == "int4":
-        return INT4
-    found = _NAME.fullmatch(name)
-    if found is None:
-        return None
-    bits, group, scale, zeros, ordered = found.groups()
-    return Grouped(None if group == "all" else int(group), scale, zeros is not None, int(bits), ordered is not None)
-
-
 def group_of(inputs: int, groups: int) -> int:
     """How many inputs share a scale where ``inputs`` of an output channel have ``groups`` of them."""
     if groups == 1:
         return inputs
     return next(size for size in SIZES if num_groups(inputs, size) == groups)
-
-
-def group_size(quantization: str | None) -> int | None:
-    """How many inputs share a scale in weights that are stored so; None if all of an output channel do, or if they have no
-    scales."""
-    if (form := grouped(quantization or "")) is not None:
-        return form.group
-    return {"fp8_block": GROUP, "nvfp4": NVFP4_GROUP, "mxfp4": MXFP4_GROUP}.get(quantization or "")
-
-
-def has_groups(quantization: str | None) -> bool:
-    """Whether weights that are stored so have scales for groups of inputs, ``[out, groups]``."""
-    return group_size(quantization) is not None
-
-
-def has_order(quantization: str | None) -> bool:
-    """Whether weights are stored with an order of their inputs."""
-    form = grouped(quantization or "")
-    return form is not None and form.ordered
-
-
-def in_codes(quantization: str | None) -> bool:
-    """Whether weights are stored as codes, as those of checkpoints in four bits and in eight with groups are."""
-    return quantization in E2M1 or grouped(quantization or "") is not None
-
-
-class Companion(NamedTuple):
-    """An array besides a weight and its scales: how its name ends, its shape and its dtype."""
-
-    end: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-def companion(shape: tuple[int, ...], quantization: str) -> Companion | None:
-    """The array that weights ``shape`` = (out, in) have besides their scales: numbers of output channels in NVFP4, and the
-    order of inputs where it is not that of x; None for all others."""
-    if quantization == "nvfp4":
-        return Companion("channel_scale", (shape[0], 2), "float32")
-    form = grouped(quantization)
-    return Companion("order", (shape[1],), "int32") if form is not None and form.ordered else None
-
-
-def stored_bytes(shape: tuple[int, ...], quantization: str) -> int:
-    """Bytes of a weight ``shape`` = (out, in) with its scales."""
-    outputs, inputs = shape
-    if quantization == "nvfp4":
-        return outputs * (
-            num_groups(inputs) * GROUP // 2 + num_groups(inputs, NVFP4_GROUP) + 2 * SCALE_BYTES["float32"]
-        )
-    if quantization == "mxfp4":
-        return outputs * (num_groups(inputs) * GROUP // 2 + num_groups(inputs, MXFP4_GROUP))
-    if (form := grouped(quantization)) is not None:
-        scales = math.prod(form.scale_shape(shape))
-        return math.prod(form.weight_shape(shape)) + SCALE_BYTES[form.scale] * scales + 4 * shape[1] * form.ordered
-    scales = num_groups(inputs) if quantization == "fp8_block" else 1
-    return outputs * (inputs + SCALE_BYTES["float32"] * scales)

@@ -12,7 +12,7 @@ from jspec.config import DeltaNets, Experts, Latent
 from jspec.config.param_specs import EMBED, KV, Parameter, size_of
 from jspec.config.param_specs import HEADS as QUERIES
 from jspec.models import abstract_params
-from jspec.quantization.formats import in_codes
+from jspec.quantization.formats import format_of
 
 MODELS = [
     dataclasses.replace(TARGET, quantization=kind, **options)
@@ -86,10 +86,11 @@ def test_modules_have_the_declared_parameters(config, dtype):
 def test_counts_and_bytes_follow(config):
     built = abstract_params(config, "bfloat16")
     kinds = config.quantizations()
-    scales = {*config.scale_names().values(), *(one.end for one in config.companions().values())}
+    stored = config.stored_params().values()
+    scales = {name for one in stored for part, name in one.names.items() if part != "weight"}
     numbers = {name: math.prod(leaf.shape) for name, leaf in built.items() if name not in scales}
     shapes = config.param_shapes()  # of what is packed in four bits, in place of the bytes
-    numbers |= {name: math.prod(shapes[name]) for name, kind in kinds.items() if in_codes(kind)}
+    numbers |= {name: math.prod(shapes[name]) for name, kind in kinds.items() if format_of(kind).in_codes}
     assert config.num_parameters == sum(numbers.values())
     assert config.weight_bytes(2) == sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in built.values())
 
@@ -112,7 +113,7 @@ def test_stacked_tensors_have_names_of_their_parts():
     assert stacked.tensor_lengths(dimensions) == (12, 6, 6)
     assert stacked.shape(dimensions) == (24, 5)
     assert stacked.axes == (("heads", "kv", "kv"), ("embed",))
-    assert stacked.scale == "layers.{}.qkv.scale"
+    assert stacked.array_name("scale") == "layers.{}.qkv.scale"
 
 
 def test_sizes_are_products():

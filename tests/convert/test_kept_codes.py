@@ -34,7 +34,9 @@ ENDS = (".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_s
 
 def assert_stands_for(params, config, wide):
     """That params are those of a model of floats, bit for bit, those in four bits once they are dequantised."""
-    scales, companions = config.scale_names(), {name: one.end for name, one in config.companions().items()}
+    stored = {name: one.names for name, one in config.stored_params().items()}
+    scales = {name: names["scale"] for name, names in stored.items()}
+    companions = {name: list(names.values())[2] for name, names in stored.items() if len(names) > 2}
     assert params.keys() == wide.keys() | {*scales.values(), *companions.values()}
     for name, array in wide.items():
         if config.quantization == "nvfp4" and name in companions:
@@ -90,8 +92,7 @@ def test_live_bytes_are_those_of_the_files(tmp_path, name):
 def assert_live_bytes(src):
     """That quantised maps take at most a tenth more than in the files."""
     config, params = load_folder(src)
-    scales = config.scale_names()
-    kept = [*scales, *scales.values(), *(one.end for one in config.companions().values())]
+    kept = [name for stored in config.stored_params().values() for name in stored.names.values()]
     size = sum(raw_tensor(src, n).nbytes for n in names_in(src) if n.endswith((*ENDS, "zero_point", "global_scale")))
     assert sum(params[n].nbytes for n in kept) <= 1.1 * size
 

@@ -13,7 +13,7 @@ from tiers import in_tiers
 
 from convert import convert, load_folder
 from convert.verify import compare
-from jspec.quantization.formats import group_size
+from jspec.quantization.formats import known_format
 
 DEEPSEEK = "DeepseekV3ForCausalLM"
 KINDS = ["gptq", "gptq symmetric", "gptq v2 in order", "awq", "packed", "packed channel", "packed 8 bits, groups"]
@@ -23,7 +23,7 @@ KINDS += ["nvfp4", "nvfp4 modelopt", "mxfp4"]
 def latents_checkpoint(path, name: str):
     """A checkpoint with latents whose numbers make three groups, where inputs have groups; with two shared experts."""
     kind = KEPT_CODES[name]
-    group = max(group_size(kind.words) or 32, 32)
+    group = max(known_format(kind.words).group or 32, 32)
     sizes = {"kv_lora_rank": 3 * group, "q_lora_rank": group, "v_head_dim": 3 * group // 4}
     return block_checkpoint(path, kind, DEEPSEEK, **sizes)
 

@@ -9,7 +9,7 @@ from packed_weights import MAGNITUDES
 from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype
 from jspec.pallas.weights.head_maps import HeadMap
 from jspec.quantization.codes import pack_codes
-from jspec.quantization.formats import grouped, has_order
+from jspec.quantization.formats import format_of, known_format
 
 FP8 = ml_dtypes.float8_e4m3fn
 # Groups of each size, integers of four bits and of eight, with and without zeros, and in another order.
@@ -32,7 +32,7 @@ def head_map(stored: str, N: int, n: int, Ck: int) -> tuple[HeadMap, np.ndarray,
       N, n, Ck: how many heads, numbers of each, and numbers of a latent.
     """
     kind, dtype = stored.split()[0], "bfloat16" if "bfloat16" in (stored, stored.rpartition(" ")[2]) else "float32"
-    if kind in ("nvfp4", "mxfp4") or grouped(kind):
+    if (form := format_of(kind)) is not None and form.in_codes:
         of, wide = _in_codes(kind, N, n, Ck)
         return of, wide, dtype
     of_weight, of_scale = jax.random.split(jax.random.key(Ck))
@@ -55,7 +55,7 @@ def abstract_head_map(kind: str, N: int, n: int, Ck: int) -> HeadMap:
         return HeadMap(Ck, array((N, n, Ck), kind))
     weight, scale = ((N, n, *shape[1:]) for shape in quantized_shapes((N * n, Ck), kind))
     of_channels = array((N, n, 2), jnp.float32) if kind == "nvfp4" else None
-    order = array((Ck,), jnp.int32) if has_order(kind) else None
+    order = array((Ck,), jnp.int32) if known_format(kind).ordered else None
     return HeadMap(Ck, array(weight, stored_dtype(kind)), array(scale, scale_dtype(kind)), of_channels, order)
 
 
@@ -74,7 +74,7 @@ def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[HeadMap, np.ndarray]:
             factors = scale.astype(float) * (of_channels[..., :1] / of_channels[..., 1:]).astype(float)
         numbers = np.array([*MAGNITUDES, *(-np.array(MAGNITUDES))])[codes]
         return _of(Ck, pack_codes(codes), scale, of_channels), numbers * np.repeat(factors, size, axis=-1)
-    form = grouped(kind)
+    form = known_format(kind)
     assert form is not None
     groups = 1 if form.group is None else Ck // form.group
     scale = (rng.uniform(0.5, 1, (N, n, groups)) * about / 2 ** (form.bits - 4)).astype(form.scale)

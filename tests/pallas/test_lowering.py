@@ -13,7 +13,6 @@ from stored_head_maps import IN_CODES, abstract_head_map
 from jspec.config import Experts
 from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView
-from jspec.models.quantization import stored_dtype
 from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.flash import RaggedLayout
 from jspec.pallas.attention.fp8 import KVScales
@@ -34,7 +33,7 @@ from jspec.pallas.sampling.residual import Residual, residual_masses, residual_s
 from jspec.pallas.sampling.sample import sample
 from jspec.pallas.sampling.warped_logits import WarpedLogits, num_groups
 from jspec.quantization import mxfp4_pairs
-from jspec.quantization.formats import grouped
+from jspec.quantization.formats import known_format
 from jspec.sampling.streams import RoundNoise
 
 B, K = 2, 4
@@ -306,10 +305,9 @@ def launches_of_experts(M: int) -> list[str]:
 def _in_codes(weights: ExpertWeights, kind: str) -> ExpertWeights:
     """The same in codes."""
     X, out, inputs = weights.weight.shape
-    form, array = grouped(kind), jax.ShapeDtypeStruct
-    assert form is not None
-    (_, size), (_, *groups) = form.weight_shape((out, inputs)), form.scale_shape((out, inputs))
-    return ExpertWeights(array((X, out, size), stored_dtype(kind)), array((X, out, *groups), form.scale))
+    arrays = known_format(kind).arrays((out, inputs))
+    shapes = [((X, *arrays[part].shape), arrays[part].dtype) for part in ("weight", "scale")]
+    return ExpertWeights(*(jax.ShapeDtypeStruct(*shape) for shape in shapes))
 
 
 def _in_nvfp4(weights: ExpertWeights) -> ExpertWeights:

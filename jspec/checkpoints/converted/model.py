@@ -24,7 +24,7 @@ from jspec.checkpoints.tensors.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
 from jspec.models.quantization import FP8
-from jspec.quantization.formats import Companion, grouped
+from jspec.quantization.formats import Format, StoredArray
 from jspec.quantization.mxfp4 import LARGEST_SCALE
 
 
@@ -124,10 +124,15 @@ class ConvertedModel:
         shapes = {name: shape for name, (shape, _) in expected.items()}
         arrays = {stored.renamed_param(name): array for name, array in stored_arrays(self.folder, PARAMS).items()}
         _require_shapes(where, {name: array.shape for name, array in arrays.items()}, shapes)
-        scales = config.scale_names()
-        kinds = {scales[weight]: kind for weight, kind in config.quantizations().items()}
-        companions = {one.end: one for one in config.companions().values()}
-        unrounded = {*scales, *scales.values(), *companions}
+        params = config.stored_params().values()
+        unrounded = {name for stored in params for name in stored.names.values()}
+        scales = {stored.names["scale"]: stored.form for stored in params}
+        beside = {
+            name: array
+            for stored in params
+            for name, array in stored.arrays.items()
+            if name not in (stored.names["weight"], stored.names["scale"])
+        }
 
         def read(name: str, index: Index) -> np.ndarray:
             array, kind = arrays[name].read(index, self._require_digest if check_files else None), expected[name][1]
@@ -135,10 +140,10 @@ class ConvertedModel:
                 raise Refusal(
                     f"{where}: parameter {name!r} is stored as {array.dtype}, expected {kind}; convert the checkpoint again"
                 )
-            if name in companions:
-                _require_companion(where, name, array, companions[name])
-            if name in kinds:
-                _require_scales(where, name, array, kinds[name])
+            if name in beside:
+                _require_beside(where, name, array, beside[name])
+            if name in scales:
+                _require_scales(where, name, array, scales[name])
             if array.dtype == FP8 and has_nan(array):
                 raise Refusal(f"{where}: parameter {name!r} holds NaN; convert the checkpoint again")
             return array.astype(kind, copy=False)
@@ -169,38 +174,37 @@ def _require_shapes(where: str, stored_shapes: dict[str, tuple[int, ...]], expec
             )
 
 
-def _require_companion(where: str, name: str, array: np.ndarray, companion: Companion):
+def _require_beside(where: str, name: str, array: np.ndarray, expected: StoredArray):
     """Raise a ``Refusal`` unless these can be the numbers of output channels, or an order of inputs."""
-    if companion.dtype == "float32":
+    if expected.dtype == "float32":
         if not (np.isfinite(array) & (array > 0)).all():
             raise Refusal(
                 f"{where}: parameter {name!r} has a number that is not positive; convert the checkpoint again"
             )
-    elif not ((array >= 0) & (array < companion.shape[0])).all():
+    elif not ((array >= 0) & (array < expected.shape[0])).all():
         raise Refusal(f"{where}: parameter {name!r} has an index that is no input; convert the checkpoint again")
 
 
-def _require_scales(where: str, name: str, array: np.ndarray, quantization: str):
+def _require_scales(where: str, name: str, array: np.ndarray, form: Format):
     """Raise a ``Refusal`` unless these can be scales: of eight bits they are positive; of four bits any number but 0, and
     beside them may be zeros; of MXFP4 they are bytes up to that of the largest scale."""
-    if quantization == "mxfp4":
+    if form.kind == "mxfp4":
         if (largest := array.max(initial=0)) > LARGEST_SCALE:
             raise Refusal(
                 f"{where}: parameter {name!r} has the scale {largest}: expected at most {LARGEST_SCALE}; convert the "
                 "checkpoint again"
             )
         return
-    if quantization == "nvfp4":
+    if form.kind == "nvfp4":
         if has_nan(array) or (array.astype(np.float32) < 0).any():
             raise Refusal(
                 f"{where}: parameter {name!r} has a scale that is negative or NaN; convert the checkpoint again"
             )
         return
-    form = grouped(quantization)
-    scales = array[..., 0] if form is not None and form.zeros else array
-    if not (np.isfinite(scales) & (scales > 0 if form is None else scales != 0)).all():
-        what = "no positive number" if form is None else "0 or no number"
+    scales = array[..., 0] if form.zeros else array
+    if not (np.isfinite(scales) & (scales != 0 if form.in_codes else scales > 0)).all():
+        what = "0 or no number" if form.in_codes else "no positive number"
         raise Refusal(f"{where}: parameter {name!r} has a scale that is {what}; convert the checkpoint again")
-    codes = np.arange(17) if form is None or form.bits == 4 else np.arange(-128, 129)
-    if form is not None and form.zeros and not np.isin(array[..., 1].astype(np.float32), codes).all():
+    codes = np.arange(17) if form.bits == 4 else np.arange(-128, 129)
+    if form.zeros and not np.isin(array[..., 1].astype(np.float32), codes).all():
         raise Refusal(f"{where}: parameter {name!r} has a zero that is no code; convert the checkpoint again")

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from jspec.checkpoints.files.tensor import NUMPY_DTYPES
+from jspec.checkpoints.files.tensor import NUMPY_DTYPES, STORED_DTYPES
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
-from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype
 
 
 def stored_params(config: ModelConfig | HeadConfig, dtype: str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -17,10 +16,6 @@ def stored_params(config: ModelConfig | HeadConfig, dtype: str) -> dict[str, tup
     """
     shapes, own = config.param_shapes(), config.param_dtypes()
     params = {n: (shape, np.dtype(own[n]) if n in own else NUMPY_DTYPES[dtype]) for n, shape in shapes.items()}
-    scales = config.scale_names()
-    for name, kind in config.quantizations().items():
-        of_weight, of_scale = quantized_shapes(shapes[name], kind)
-        params[name], params[scales[name]] = (of_weight, stored_dtype(kind)), (of_scale, scale_dtype(kind))
-    for name, shape, dtype in config.companions().values():
-        params[name] = shape, np.dtype(dtype)
+    for stored in config.stored_params().values():
+        params |= {name: (array.shape, STORED_DTYPES[array.dtype]) for name, array in stored.arrays.items()}
     return params

@@ -12,13 +12,13 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.pickles import PickledTensor
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import FLOAT_DTYPES, NUMPY_DTYPES, Tensor
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, NUMPY_DTYPES, STORED_DTYPES, Tensor
 from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, Placement
 from jspec.checkpoints.tensors.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
-from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype
+from jspec.quantization.formats import StoredArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +103,7 @@ class HuggingFaceModel:
         shapes = self.config.param_shapes()
         if not self.layout.holds_scales:
             return shapes
-        kinds = self.config.quantizations()
-        for name, scale in self.config.scale_names().items():
-            shapes[name], shapes[scale] = quantized_shapes(shapes[name], kinds[name])
-        return shapes | {name: shape for name, shape, _ in self.config.companions().values()}
+        return shapes | {name: array.shape for name, array in self._stored_arrays.items()}
 
     @property
     def mistyped(self) -> dict[str, str]:
@@ -214,10 +211,13 @@ class HuggingFaceModel:
         """Parameter name -> dtype, of the weights that the files hold in eight bits, and of their scales."""
         if not self.layout.holds_scales:
             return {}
-        kinds, names = self.config.quantizations(), self.config.scale_names()
-        kept = {name: stored_dtype(kind) for name, kind in kinds.items()}
-        kept |= {names[name]: scale_dtype(kind) for name, kind in kinds.items()}
-        return kept | {name: np.dtype(dtype) for name, _, dtype in self.config.companions().values()}
+        return {name: STORED_DTYPES[array.dtype] for name, array in self._stored_arrays.items()}
+
+    @property
+    def _stored_arrays(self) -> dict[str, StoredArray]:
+        """Shape and dtype of the arrays of all quantised parameters, by their names."""
+        params = self.config.stored_params().values()
+        return {name: array for stored in params for name, array in stored.arrays.items()}
 
     @property
     def _plain_dtypes(self) -> set[str]:

@@ -19,7 +19,7 @@ from jspec.checkpoints.quantized.packed_codes import PackedCodes
 from jspec.checkpoints.quantized.scales import Scales
 from jspec.quantization import nvfp4
 from jspec.quantization.codes import BLOCK, HALF, pack_codes
-from jspec.quantization.formats import INT4, SIZES, Grouped
+from jspec.quantization.formats import INT4, SIZES, grouped
 
 
 class Kept(NamedTuple):
@@ -86,7 +86,7 @@ class RepackedCodes(Tensor):
 
     @classmethod
     def of(cls, stored: PackedCodes | E2M1Weight, first: int, count: int) -> "RepackedCodes":
-        shape = INT4.weight_shape((stored.shape[0], count))
+        shape = INT4.arrays((stored.shape[0], count))["weight"].shape
         return cls(stored.name, stored.file, stored.path, shape, "uint8", stored, first, count)
 
     def check(self):
@@ -162,16 +162,16 @@ def kept_codes(weight: PackedCodes) -> Kept | None:
     even = order is None or np.array_equal(weight.groups()[order], weight.consecutive())
     if (group == BLOCK and size % BLOCK) or not even:
         return None
-    form = Grouped(group, weight.scales.dtype, weight.has_zeros, bits, order is not None)
+    form = grouped(bits, group, weight.scales.dtype, weight.has_zeros, order is not None)
     codes: Tensor = (
         RepackedCodes.of(weight, 0, weight.shape[1]) if bits == 4 else ByteCodes(*about, weight.shape, "int8", weight)
     )
-    if form == Grouped(None, form.scale, bits=8) and (read_scales(weight.scales, True) > 0).all():
+    if form == grouped(8, None, form.scale) and (read_scales(weight.scales, True) > 0).all():
         return Kept(
             codes, Scales(*about, weight.shape[:1], form.scale, weight.scales), "int8"
         )  # as jspec stores it itself
     scales = CodeScales(
-        *about, form.scale_shape(weight.shape), form.scale, weight, 1 if group is None else size // group
+        *about, form.arrays(weight.shape)["scale"].shape, form.scale, weight, 1 if group is None else size // group
     )
     of_inputs = None if order is None else InputOrder(*about, order.shape, "int32", weight)
     return Kept(codes, scales, form.name, order=of_inputs)

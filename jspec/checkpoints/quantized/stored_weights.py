@@ -26,7 +26,7 @@ from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import Placement
 from jspec.checkpoints.tensors.parts import Part, TensorPart
 from jspec.config import ModelConfig
-from jspec.quantization.formats import GROUP, group_size, has_order, num_groups
+from jspec.quantization.formats import GROUP, known_format, num_groups
 
 WEIGHT = ".weight"
 _NAMED = 3  # tensors that a note names
@@ -85,7 +85,7 @@ def kept(tensor: Tensor) -> Kept | None:
 
 def _columns_of(whole: Kept, part: Part) -> Kept | None:
     """The columns ``part`` of a weight; None if they are not side by side from the start of a group on."""
-    numbers, scales, size, columns = whole.numbers, whole.scales, group_size(whole.quantization), part.index()
+    numbers, scales, size, columns = whole.numbers, whole.scales, known_format(whole.quantization).group, part.index()
     first, count = int(columns[0]), len(columns)
     if whole.order is not None or not np.array_equal(columns, np.arange(first, first + count)):
         return None
@@ -120,7 +120,7 @@ def with_kept_weights(layout: Layout, stored: BlockFormat) -> Layout:
     config, keeps = _kept_params(layout, found, kinds.most_common(1)[0][0])
     if not keeps:
         return layout
-    scales, companions = config.scale_names(), config.companions()
+    params = config.stored_params()
     tensors, table = dict(layout.tensors), {}
     for name, at in layout.table.items():
         table[name] = at
@@ -128,11 +128,12 @@ def with_kept_weights(layout: Layout, stored: BlockFormat) -> Layout:
             numbers, of_groups, _, of_channels, order = keeps[at.param][name]
             table[name], tensors[name] = at._replace(shape=numbers.shape), numbers
             module = name.removesuffix(WEIGHT)
-            further = {module + stored.scale_end: (scales[at.param], of_groups)}
+            names = params[at.param].names
+            further = {module + stored.scale_end: (names["scale"], of_groups)}
             companion = of_channels or (order if at.start == 0 else None)  # its parts have one order
             if companion is not None:
-                param = companions[at.param].end
-                further[f"{module}.{param.rpartition('.')[2]}"] = param, companion
+                part = "order" if of_channels is None else "channel_scale"
+                further[f"{module}.{part}"] = names[part], companion
             for end, (param, tensor) in further.items():
                 table[end], tensors[end] = Placement(param, at.start, tensor.shape), tensor
     left = [name for name in layout.table if _is_dequantized(tensors.get(name))]
@@ -162,7 +163,7 @@ def _kept_params(layout: Layout, found: Mapping[str, Kept | None], kind: str) ->
     """
     config: Any = layout.config
     model: ModelConfig = config if isinstance(config, ModelConfig) else config.layers
-    quantizes_head = not model.tie_embeddings and not has_order(kind)  # which no output head reads
+    quantizes_head = not model.tie_embeddings and not known_format(kind).ordered  # which no output head reads
     quantized = dataclasses.replace(model, quantization=kind, quantized_head=quantizes_head, plain_maps=())
     stored_as, of_param = _with_layers(config, quantized).quantizations(), {}
     for name, at in layout.table.items():

@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from jspec._validation import is_int, require
 from jspec.config import ModelConfig, count
-from jspec.config.param_specs import DRAFT_IDS, DRAFT_VOCAB, EMBED, Axis, Declared, Parameter, linear
-from jspec.quantization.formats import Companion
+from jspec.config.param_specs import DRAFT_IDS, DRAFT_VOCAB, EMBED, Axis, Declared, Parameter, StoredParam, linear
 
 EMBEDDING = "embed_tokens.weight"  # name of the token embedding in checkpoints of draft heads
 
@@ -63,8 +62,8 @@ class DraftConfig(Protocol):
         """Name of the scales of each quantised parameter, by the name of that parameter."""
         ...
 
-    def companions(self) -> dict[str, Companion]:
-        """The array that a parameter has besides its scales, by the name of that parameter, for those that have one."""
+    def stored_params(self) -> dict[str, StoredParam]:
+        """How each quantised parameter is stored, by its name."""
         ...
 
     def quantizations(self) -> dict[str, str]:

@@ -13,8 +13,9 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, tile_indices
 from jspec.pallas.weights.head_maps import HeadMap
 from jspec.pallas.weights.unpack import MXFP4_SHRINK, SHRINK, unpack_four_bits, unpack_mxfp4, unpack_nvfp4
+from jspec.quantization import mxfp4, nvfp4
 from jspec.quantization.codes import in_input_order
-from jspec.quantization.formats import MXFP4_GROUP, NVFP4_GROUP, group_of
+from jspec.quantization.formats import group_of
 from jspec.quantization.mxfp4 import is_mxfp4
 
 _WHOLE_CODES = 32  # numbers of a latent whose codes of four bits lie in bytes of their own
@@ -101,9 +102,9 @@ def _from_codes(of: HeadMap, output, real, first, width: int):
 
     packed = load(of.weight, 2)
     if of.channel_scale is not None:
-        unpack = functools.partial(unpack_nvfp4, scale=load(of.scale, NVFP4_GROUP))
+        unpack = functools.partial(unpack_nvfp4, scale=load(of.scale, nvfp4.GROUP))
     elif is_mxfp4(of.scale):
-        unpack = functools.partial(unpack_mxfp4, scale=load(of.scale, MXFP4_GROUP))
+        unpack = functools.partial(unpack_mxfp4, scale=load(of.scale, mxfp4.GROUP))
     else:
         has_zeros = len(of.scale.shape) == 3
         zero = _of_group(of, output, real, first, 1).astype(jnp.bfloat16) if has_zeros else None

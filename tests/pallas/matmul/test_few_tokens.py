@@ -24,7 +24,7 @@ from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
 from jspec.pallas.weights import unpack
 from jspec.quantization import nvfp4
 from jspec.quantization.codes import pack_codes
-from jspec.quantization.formats import grouped
+from jspec.quantization.formats import format_of
 
 INTERPRETS = jax.__version_info__ >= (0, 11)
 newer = pytest.mark.skipif(not INTERPRETS, reason="jax 0.10 neither interprets nor lowers the kernel")
@@ -225,9 +225,9 @@ def stored(tokens: int, outputs: int, inputs: int, kind: str):
     """Shapes of x, of a weight and of its scales."""
     array = jax.ShapeDtypeStruct
     x = array((tokens, inputs), jnp.bfloat16)
-    if (form := grouped(kind)) is not None:
-        scale = array(form.scale_shape((outputs, inputs)), form.scale)
-        return x, array(form.weight_shape((outputs, inputs)), jnp.uint8), scale
+    if (form := format_of(kind)) is not None and form.kind in ("int4", "int8_groups"):
+        stored = form.arrays((outputs, inputs))
+        return x, *(array(*stored[part]) for part in ("weight", "scale"))
     scale = (outputs, inputs // 128) if kind == "fp8_block" else (outputs,)
     return x, array((outputs, inputs), jnp.float8_e4m3fn), array(scale, jnp.float32)
 

@@ -10,7 +10,6 @@ from cuda_lowering import for_cuda, kernels_of, mosaic_kernels_of
 from flax import nnx
 
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear
-from jspec.models.quantization import scale_dtype, stored_dtype
 from jspec.pallas.matmul import few_tokens, matmul
 from jspec.pallas.matmul.bf16 import bf16_matmul_kernel
 from jspec.pallas.matmul.quantize_activations import (
@@ -22,7 +21,7 @@ from jspec.pallas.matmul.quantize_activations import (
 from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
 from jspec.pallas.norm.rms_norm import add_norm
-from jspec.quantization.formats import E2M1, grouped
+from jspec.quantization.formats import format_of
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +37,8 @@ def _weight_only(M, out, inputs, stored):
     x = array((M, inputs), jnp.bfloat16)
     if stored == "fp8_block":
         return x, array((out, inputs), jnp.float8_e4m3fn), array((out, groups), jnp.float32)
-    if (form := grouped(stored)) is not None:
-        kinds = stored_dtype(stored), scale_dtype(stored)
-        return x, array(form.weight_shape((out, inputs)), kinds[0]), array(form.scale_shape((out, inputs)), kinds[1])
+    if (form := format_of(stored)) is not None and form.kind in ("int4", "int8_groups"):
+        return x, *(array(*one) for one in form.arrays((out, inputs)).values())
     return x, array((out, inputs), stored), array((out,), jnp.float32)
 
 
@@ -58,8 +56,8 @@ def test_weight_only_matmul_lowers_for_cuda(M, out, inputs, stored):
 )
 @pytest.mark.parametrize("M", [1, 320])
 def test_groups_lower_for_cuda(M, stored):
-    args = _weight_only(M, 1000, 416, "int4" if stored in E2M1 else stored)
-    if stored in E2M1:
+    args = _weight_only(M, 1000, 416, "int4" if stored in ("nvfp4", "mxfp4") else stored)
+    if stored in ("nvfp4", "mxfp4"):
         nvfp4 = ((1000, 26), jnp.float8_e4m3fn), ((1000, 2), jnp.float32)
         scales = nvfp4 if stored == "nvfp4" else (((1000, 13), jnp.uint8),)
         args = *args[:2], *(jax.ShapeDtypeStruct(*one) for one in scales)

@@ -21,7 +21,7 @@ from jspec.pallas.matmul.weight_only import (
 from jspec.pallas.weights import unpack
 from jspec.pallas.weights.unpack import MXFP4_SHRINK, SHRINK
 from jspec.quantization import codes, mxfp4, nvfp4
-from jspec.quantization.formats import grouped
+from jspec.quantization.formats import format_of
 
 FOUR_BITS = ("int4", "int4_64_float16_zeros", "int4_32_float32", "int4_all_float16_zeros")
 GROUPED = (*FOUR_BITS, "int8_32_float16_zeros")
@@ -40,8 +40,8 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False)
     of an output channel in eight bits."""
     rng = np.random.default_rng(M + outputs + inputs)
     x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
-    if (form := grouped(kind)) is not None:
-        packed, shape = form.weight_shape((outputs, inputs)), form.scale_shape((outputs, inputs))
+    if (form := format_of(kind)) is not None and form.kind in ("int4", "int8_groups"):
+        packed, shape = (array.shape for array in form.arrays((outputs, inputs)).values())
         low, high = (0, 15) if form.bits == 4 else (-128, 127)
         values = (
             rng.choice([low, high], (outputs, inputs)) if extreme else rng.integers(low, high + 1, (outputs, inputs))

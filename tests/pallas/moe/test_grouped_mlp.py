@@ -15,7 +15,7 @@ from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_referen
 from jspec.pallas.moe.router_reference import Routed, group_reference, route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
 from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4
-from jspec.quantization.formats import grouped
+from jspec.quantization.formats import format_of
 
 
 def layer(
@@ -61,7 +61,7 @@ def quantized(weight, kind: str) -> ExpertWeights:
         packed, scale = mxfp4.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5)
         scale += jax.random.randint(jax.random.key(inputs), scale.shape, 0, 3).astype(scale.dtype)
         return ExpertWeights(packed.reshape(X, width, -1), scale.reshape(X, width, -1))
-    if (form := grouped(kind)) is not None:
+    if (form := format_of(kind)) is not None and form.kind in ("int4", "int8_groups"):
         packed, scale = codes.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5, form)
         factors = jax.random.uniform(jax.random.key(inputs), scale.shape, minval=0.5, maxval=2)
         if form.zeros:
