@@ -1,6 +1,6 @@
 """Configs of models, speculation and the engine: frozen dataclasses, validated when they are built.
 
-model.py           a language model; model_checks.py has what its fields have to satisfy
+model.py           a language model; model_fields.py has its fields, model_checks.py what they have to satisfy
 layer.py           what one layer of it has of its own
 rope.py            rotary position embedding
 mla.py             multi-head latent attention
@@ -34,12 +34,12 @@ from jspec.config.delta_net import DeltaNets as DeltaNets
 from jspec.config.engine import MAX_POSITIONS as MAX_POSITIONS
 from jspec.config.engine import NULL_PAGE as NULL_PAGE
 from jspec.config.engine import EngineConfig as EngineConfig
+from jspec.config.layer import LAYER_NORMS as LAYER_NORMS
 from jspec.config.layer import OF_TARGET as OF_TARGET
 from jspec.config.layer import LayerConfig as LayerConfig
 from jspec.config.mla import Latent as Latent
 from jspec.config.model import ModelConfig as ModelConfig
 from jspec.config.model import count as count
-from jspec.config.model_checks import LAYER_NORMS as LAYER_NORMS
 from jspec.config.model_checks import QUANTIZATIONS as QUANTIZATIONS
 from jspec.config.model_checks import STORED_QUANTIZATIONS as STORED_QUANTIZATIONS
 from jspec.config.model_checks import require_part as require_part

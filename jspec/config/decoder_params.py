@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from jspec.config.layer import LayerConfig
+from jspec.config.model_fields import ModelFields
+from jspec.config.moe import Experts
 from jspec.config.param_specs import (
     ALL_LAYER_INPUTS,
     CACHED,
@@ -46,14 +48,11 @@ from jspec.config.param_specs import (
 )
 from jspec.config.tensor_names import LLAMA, TensorNames, names_of
 
-if TYPE_CHECKING:
-    from jspec.config import Experts, LayerConfig, ModelConfig
-
 Copies = Sequence[tuple[int, ...]]  # as in ``Parameter``
 
 
 def decoder_layers(
-    config: "ModelConfig",
+    config: ModelFields,
     copies: Copies,
     *,
     names: TensorNames = LLAMA,
@@ -103,8 +102,8 @@ def halves_of_queries(names: TensorNames) -> tuple[str, str]:
 
 
 def _layers_alike(
-    config: "ModelConfig",
-    layer: "LayerConfig",
+    config: ModelFields,
+    layer: LayerConfig,
     copies: Copies,
     *,
     names: TensorNames,
@@ -153,7 +152,7 @@ def _layers_alike(
 
 
 def _linear_map(
-    config: "ModelConfig",
+    config: ModelFields,
     name: str,
     tensors: Sequence[str] | str,
     axes: tuple[Axis, ...],
@@ -184,7 +183,7 @@ def _linear_map(
 
 
 def _attention(
-    config: "ModelConfig", layer: "LayerConfig", names: TensorNames, prefix: str, copies: Copies, inputs: Axis
+    config: ModelFields, layer: LayerConfig, names: TensorNames, prefix: str, copies: Copies, inputs: Axis
 ) -> Iterator[Parameter]:
     """The parameters of the attention of layers, but for the norms of its heads and its sinks."""
     ours, latent = "layers.{}.attention.", config.latent
@@ -212,7 +211,7 @@ def _attention(
 
 
 def _attention_norms(
-    config: "ModelConfig", layer: "LayerConfig", names: TensorNames, prefix: str, copies: Copies
+    config: ModelFields, layer: LayerConfig, names: TensorNames, prefix: str, copies: Copies
 ) -> Iterator[Parameter]:
     """The norms of queries and keys, and the sinks."""
     ours = "layers.{}.attention."
@@ -224,7 +223,7 @@ def _attention_norms(
         yield vector(f"{ours}sinks", prefix + names.sinks, HEAD_COUNT, copies)
 
 
-def _delta_net(config: "ModelConfig", names: TensorNames, prefix: str, copies: Copies) -> Iterator[Parameter]:
+def _delta_net(config: ModelFields, names: TensorNames, prefix: str, copies: Copies) -> Iterator[Parameter]:
     """The parameters of a gated delta net. Betas and decays are never quantised: errors in decays add up over a text."""
     assert names.delta_inputs is not None
     ours, (wide, narrow) = "layers.{}.delta_net.", names.delta_inputs
@@ -239,7 +238,7 @@ def _delta_net(config: "ModelConfig", names: TensorNames, prefix: str, copies: C
     yield from _linear_map(config, "delta_net.out", names.delta_out, (EMBED,), DELTA_VALUES, False, copies, prefix)
 
 
-def by_quantization(config: "ModelConfig", name: str, copies: Copies) -> Iterator[tuple[str | None, Copies]]:
+def by_quantization(config: ModelFields, name: str, copies: Copies) -> Iterator[tuple[str | None, Copies]]:
     """The quantisations of the linear maps ``name``, with a ``{}`` for the layer, and the copies that have each."""
     if not config.plain_maps:
         yield config.quantization, copies
@@ -251,7 +250,7 @@ def by_quantization(config: "ModelConfig", name: str, copies: Copies) -> Iterato
 
 
 def _experts(
-    config: "ModelConfig", experts: "Experts", names: TensorNames, prefix: str, copies: Copies
+    config: ModelFields, experts: Experts, names: TensorNames, prefix: str, copies: Copies
 ) -> Iterator[Parameter]:
     """The parameters of a mixture of experts, whose maps are stacked along the output channels: one expert after another,
     and of each expert gate before up."""
@@ -279,7 +278,7 @@ def _experts(
 
 
 def _stacked_maps(
-    experts: "Experts", tensors: Sequence[str], copies: Copies, quantization: str | None
+    experts: Experts, tensors: Sequence[str], copies: Copies, quantization: str | None
 ) -> Iterator[Parameter]:
     """The maps of all experts from two stacked ``tensors`` of the checkpoint: gate and up, and down."""
     maps = ("gate_up", GATE_UPS, EMBED, "Dp"), ("down", DOWNS, EXPERT_MLP, "Fp")
@@ -299,7 +298,7 @@ def _stacked_maps(
             yield vector(f"{ours}.bias", f"{tensor}_bias", outputs, copies)
 
 
-def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
+def language_model(config: ModelFields) -> tuple[Parameter, ...]:
     """The parameters of a causal language model.
 
     A tied embedding is also the output head and is quantised if that is. An embedding that is not tied is never quantised.

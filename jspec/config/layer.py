@@ -4,6 +4,13 @@ import dataclasses
 
 from jspec._validation import FieldChecks, is_int
 
+# norm_placement -> the norms of a layer, in the order in which it applies them.
+LAYER_NORMS = {
+    "before": ("attention_norm", "mlp_norm"),
+    "around": ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"),
+    "after": ("attention_out_norm", "mlp_out_norm"),
+    "after_sum": ("attention_out_norm", "mlp_out_norm"),
+}
 OF_TARGET = -1  # as ``LayerConfig.reads_cache_of``: a layer of the target that a draft head drafts for
 
 

@@ -1,31 +1,22 @@
 """What a ``ModelConfig`` has to satisfy: checks of its fields, each with an error that names the field and its value."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jspec._validation import FieldChecks, is_int, is_number, require
 from jspec.config.delta_net import DeltaNets
-from jspec.config.layer import LayerConfig
+from jspec.config.layer import LAYER_NORMS, LayerConfig
 from jspec.config.mla import Latent
+from jspec.config.model_fields import ModelFields
 from jspec.config.moe import Experts
 from jspec.config.rope import Rope
 from jspec.config.tensor_names import names_of
 from jspec.quantization.formats import format_of
-
-if TYPE_CHECKING:
-    from jspec.config.model import ModelConfig
 
 QUANTIZATIONS = ("int8", "fp8", "int4")  # that weights can be converted to
 # The last one comes from checkpoints alone, and so do formats of four bits besides int4 (``jspec.quantization``).
 STORED_QUANTIZATIONS = (*QUANTIZATIONS, "fp8_block")
 NORMS = ("rms", "rms_wide", "rms_offset", "layer")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
-# norm_placement -> the norms of a layer, in the order in which it applies them.
-LAYER_NORMS = {
-    "before": ("attention_norm", "mlp_norm"),
-    "around": ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"),
-    "after": ("attention_out_norm", "mlp_out_norm"),
-    "after_sum": ("attention_out_norm", "mlp_out_norm"),
-}
 
 
 def require_quantization(quantization: object):
@@ -46,7 +37,7 @@ def require_part(name: str, size: Any, vocab_size: int | None):
     require(inside and (size is None or vocab_size is not None), name, size, expected)
 
 
-def require_valid(config: "ModelConfig"):
+def require_valid(config: ModelFields):
     """Raise a ValueError that names the first field of ``config`` that is wrong, its value, and what is expected."""
     check, heads = FieldChecks(config), config.num_heads
     widths = ("vocab_size", "hidden_size", "intermediate_size")
@@ -85,7 +76,7 @@ def require_valid(config: "ModelConfig"):
     _require_positions(config, check)
 
 
-def _require_choices(config: "ModelConfig", check: FieldChecks):
+def _require_choices(config: ModelFields, check: FieldChecks):
     choices = {
         "norm": NORMS,
         "norm_placement": tuple(LAYER_NORMS),
@@ -114,7 +105,7 @@ def _require_choices(config: "ModelConfig", check: FieldChecks):
     check.require("per_layer_vocab_size", tabled, "None without per_layer_inputs")
 
 
-def _require_layers(config: "ModelConfig", check: FieldChecks):
+def _require_layers(config: ModelFields, check: FieldChecks):
     listed = isinstance(config.layers, tuple) and all(isinstance(layer, LayerConfig) for layer in config.layers)
     each = listed and len(config.layers) in (0, config.num_layers)
     check.require("layers", each, f"() or {config.num_layers} entries, each a LayerConfig")
@@ -126,7 +117,7 @@ def _require_layers(config: "ModelConfig", check: FieldChecks):
         layer.require_source(number, config.layers, config.windows)
 
 
-def _require_latent(config: "ModelConfig", check: FieldChecks):
+def _require_latent(config: ModelFields, check: FieldChecks):
     latent, heads = config.latent, config.num_heads
     if latent is None:
         return
@@ -146,7 +137,7 @@ def _require_latent(config: "ModelConfig", check: FieldChecks):
     require(not biased, "latent.query_rank", None, "a rank, where attention has biases")
 
 
-def _require_delta_nets(config: "ModelConfig", check: FieldChecks):
+def _require_delta_nets(config: ModelFields, check: FieldChecks):
     nets = config.delta_nets
     if nets is None:
         return
@@ -158,7 +149,7 @@ def _require_delta_nets(config: "ModelConfig", check: FieldChecks):
     check.require("delta_nets", plain, "None beside latents, windows, sinks, or layers that differ in their sizes")
 
 
-def _require_experts(config: "ModelConfig", check: FieldChecks):
+def _require_experts(config: ModelFields, check: FieldChecks):
     experts = config.experts
     if experts is None:
         return
@@ -176,7 +167,7 @@ def _require_experts(config: "ModelConfig", check: FieldChecks):
     own.require("beside_mlp", placed, "False, unless norm_placement is 'around'")
 
 
-def _require_positions(config: "ModelConfig", check: FieldChecks):
+def _require_positions(config: ModelFields, check: FieldChecks):
     offset, ropes = config.position_offset, config.layer_ropes
     check.require("position_offset", offset is None or (is_int(offset) and offset >= 0), "None or at least 0")
     check.require("rope", config.rope is None or isinstance(config.rope, Rope), "a Rope or None")

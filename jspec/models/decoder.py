@@ -24,9 +24,9 @@ from jspec.models.layers import Linear, Norm, linear_maps, times
 from jspec.models.per_layer import LayerInputs
 from jspec.models.quantization import StoredWeight, random_weight
 from jspec.models.w8a8 import with_quantized_inputs
-from jspec.pallas.collectives.peers import Peers
+from jspec.pallas.collectives.peers import Peers, reduce_with
 from jspec.pallas.matmul import matmul
-from jspec.pallas.matmul.partial_sums import PartialSums, reduce_partial_sums
+from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
 from jspec.quantization.weight import dequantize
 
@@ -120,7 +120,7 @@ class Decoder(nnx.Module):
             stored = dequantize(stored, self.embedding_scale[...][rows], width).astype(self.dtype)
         if self.shards is not None and here is not None:  # one shard has the token, and the others add zeros
             part = PartialSums(jnp.where(here[..., None], stored, 0)[..., None, :], reduce_axis=self.shards.axis)
-            stored = reduce_partial_sums(part, stored.dtype, self.peers)
+            stored = reduce_with(self.peers, part, stored.dtype)
         return stored if self.project_in is None else self.project_in(stored)
 
     def _inputs(self, tokens, positions):

@@ -16,7 +16,7 @@ from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Norm, linear_map
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture, MixtureBesideMLP
 from jspec.models.per_layer import OwnInputs
-from jspec.pallas.collectives.peers import Peers
+from jspec.pallas.collectives.peers import Peers, reduce_with
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import activate_and_quantize
 
@@ -131,13 +131,13 @@ class Layer(nnx.Module):
         ``PartialSums``, which are added up in the launch that adds them where no other step is before it. The sum is
         multiplied by ``scale [1]``."""
         if self.multiplier != 1:
-            y = times(reduce_partial_sums(y, x.dtype, peers), self.multiplier)
+            y = times(reduce_with(peers, y, x.dtype), self.multiplier)
         if out_norm is not None and self.norm_sums:
             _, x = out_norm.after_adding(x, y, peers=peers)
             return x, x if after is None else after(x)
         if after is not None:
             return after.after_adding(x, y, out_norm, scale, peers)
-        y = reduce_partial_sums(y, x.dtype, peers)
+        y = reduce_with(peers, y, x.dtype)
         total = x + (y if out_norm is None else out_norm(y))
         total = total if scale is None else total * scale[0]
         return total, total

@@ -126,7 +126,7 @@ class Norm(nnx.Module):
         """(x + y, norm of x + y): the residual stream x with the output y of a layer, and the inputs of the next part. y
         may be ``PartialSums``, which ``peers`` add up over GPUs where they serve them; ``out_norm`` is applied to it
         first, and the sum is multiplied by ``scale [1]``."""
-        if peers is not None and isinstance(y, PartialSums) and peers.serve_sum(y, x.dtype):
+        if peers is not None and isinstance(y, PartialSums) and peers.can_sum(y, x.dtype):
             if out_norm is None and scale is None and self._in_sums:
                 return peers.add_norm(x, y, self.weight[...], self.eps, self.kind)
             y = peers.total(y, x.dtype)

@@ -11,9 +11,9 @@ from jspec.config import Experts, ModelConfig, Shards
 from jspec.config.param_specs import of_experts
 from jspec.config.sharding import axis_of
 from jspec.models.layers import Linear, Norm, times
-from jspec.pallas.collectives.peers import Peers
+from jspec.pallas.collectives.peers import Peers, reduce_with
 from jspec.pallas.matmul import matmul
-from jspec.pallas.matmul.partial_sums import PartialSums, reduce_partial_sums
+from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
 from jspec.pallas.moe.tiles import ExpertWeights
@@ -138,5 +138,5 @@ class MixtureBesideMLP(nnx.Module):
         ``peers`` as for ``Layer``."""
         routed_by = times(self.router_norm(x), x.shape[-1] ** -0.5)
         made = self.mixture(self.norm(x), routed_by, self.expert_scale[...])
-        mlp, made = (reduce_partial_sums(y, x.dtype, peers) for y in (mlp, made))
+        mlp, made = (reduce_with(peers, y, x.dtype) for y in (mlp, made))
         return self.mlp_norm(mlp) + self.out_norm(made)

@@ -18,7 +18,7 @@ from jspec.pallas.collectives.peer_sum import KINDS, Stream, peer_sum_kernel, pe
 from jspec.pallas.collectives.words import as_numbers, as_words
 from jspec.pallas.collectives.workspace import Exchange, Room
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.matmul.partial_sums import PartialSums
+from jspec.pallas.matmul.partial_sums import PartialSums, reduce_partial_sums
 
 MOST_TOKENS = 128  # that are added up by packets: for more, XLA's sums are faster
 MOST_WORDS = 2**22  # that a GPU receives in an exchange of parts
@@ -52,7 +52,7 @@ class Peers:
         """After all exchanges so far."""
         return Exchange(self.addresses, self.epochs[...], self.room)
 
-    def serve_sum(self, y: PartialSums, dtype) -> bool:
+    def can_sum(self, y: PartialSums, dtype) -> bool:
         """Whether a sum of this dtype is over shards, and small enough."""
         *before, _, D = y.summands.shape
         known = y.reduce_axis is not None and dtype in (jnp.bfloat16, jnp.float32)
@@ -91,6 +91,13 @@ class Peers:
         words = by_platform(kernel, reference, as_words(x.reshape(len(x), -1)), self.exchange(), self.rank)
         parts, self.epochs[...] = words
         return as_numbers(parts, x.dtype).reshape(-1, *x.shape[1:])
+
+
+def reduce_with(peers: Peers | None, y, dtype) -> jax.Array:
+    """As ``reduce_partial_sums``, with the sum over GPUs by ``peers`` where these can."""
+    if peers is not None and isinstance(y, PartialSums) and peers.can_sum(y, dtype):
+        return peers.total(y, dtype)
+    return reduce_partial_sums(y, dtype)
 
 
 def room_for(width: int, dtype, gpus: int) -> Room:

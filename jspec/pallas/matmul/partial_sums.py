@@ -1,15 +1,11 @@
 """Results in parts: those whose sum is left to the norm that follows, and those of shards."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from jspec.pallas.matmul.reference import per_feature
-
-if TYPE_CHECKING:
-    from jspec.pallas.collectives.peers import Peers
 
 
 @jax.tree_util.register_dataclass
@@ -41,13 +37,9 @@ class PartialSums:
         return jnp.sum(self.summands.astype(jnp.float32), axis=-2).astype(dtype)
 
 
-def reduce_partial_sums(y, dtype, peers: "Peers | None" = None) -> jax.Array:
-    """The ``total`` of ``PartialSums`` in ``dtype``, by ``peers`` where these serve it; any other y unchanged."""
-    if not isinstance(y, PartialSums):
-        return y
-    if peers is not None and peers.serve_sum(y, dtype):
-        return peers.total(y, dtype)
-    return y.total(dtype)
+def reduce_partial_sums(y, dtype) -> jax.Array:
+    """The ``total`` of ``PartialSums`` in ``dtype``; any other y unchanged."""
+    return y.total(dtype) if isinstance(y, PartialSums) else y
 
 
 def all_reduce(x, reduce_axis: str | None) -> jax.Array:

@@ -137,16 +137,16 @@ def test_too_small_a_workspace_is_refused():
 def test_which_sums_are_served(shape, dtype, axis, served):
     sums = Peers(None, None, None, room_for(64, jnp.float32, 2), AXIS)
     y = PartialSums(jax.ShapeDtypeStruct(shape, dtype), None, axis)
-    assert sums.serve_sum(y, jnp.float32) == served
+    assert sums.can_sum(y, jnp.float32) == served
 
 
 def test_an_odd_number_of_halves_is_not_served():
     sums = Peers(None, None, None, room_for(64, jnp.bfloat16, 2), AXIS)
-    assert sums.serve_sum(PartialSums(jax.ShapeDtypeStruct((1, 1, 64), jnp.float32), None, AXIS), jnp.bfloat16)
-    assert not sums.serve_sum(PartialSums(jax.ShapeDtypeStruct((1, 1, 64), jnp.float16), None, AXIS), jnp.float16)
+    assert sums.can_sum(PartialSums(jax.ShapeDtypeStruct((1, 1, 64), jnp.float32), None, AXIS), jnp.bfloat16)
+    assert not sums.can_sum(PartialSums(jax.ShapeDtypeStruct((1, 1, 64), jnp.float16), None, AXIS), jnp.float16)
     even, odd = (PartialSums(jax.ShapeDtypeStruct((1, 1, D), jnp.bfloat16), None, AXIS) for D in (62, 63))
-    assert sums.serve_sum(even, jnp.bfloat16)
-    assert not sums.serve_sum(odd, jnp.bfloat16)
+    assert sums.can_sum(even, jnp.bfloat16)
+    assert not sums.can_sum(odd, jnp.bfloat16)
 
 
 @pytest.mark.parametrize(("D", "n", "Y"), [(2048, 2, 1), (2880, 2, 4), (4096, 4, 2), (5120, 8, 1), (8192, 2, 8)])
