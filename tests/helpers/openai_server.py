@@ -10,8 +10,8 @@ from engines import shared
 import jspec
 from jspec.commands.demo import FAMILY
 from jspec.llm import LLM
-from jspec.serving.openai.app import make_app
-from jspec.serving.openai.service import Service
+from jspec.serving.generation.service import Service
+from jspec.serving.server.app import make_app
 
 CHAT = (
     "{% for message in messages %}# {{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -54,6 +54,20 @@ def events(response: httpx.Response) -> list[dict]:
     assert (done, rest) == ("data: [DONE]", "")
     assert all(chunk.startswith("data: ") for chunk in chunks)
     return [json.loads(chunk.removeprefix("data: ")) for chunk in chunks]
+
+
+def named_events(response: httpx.Response) -> list[dict]:
+    """The events of a stream, whose names are those of their data."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *parts, rest = response.text.split("\n\n")
+    assert rest == ""
+    events = []
+    for part in parts:
+        name, data = part.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
 
 
 def error_of(response: httpx.Response, status: int) -> dict:

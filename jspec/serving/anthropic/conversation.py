@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.serving.anthropic.protocol import PASSED_ON, CountTokensRequest, MessagesRequest
-from jspec.serving.openai.errors import ApiError, flag, shown, wrong
+from jspec.serving.http.errors import ApiError, flag, shown, wrong
 from jspec.text.chat_messages import unseen
 
 # Claude Code's first text of ``system``, which differs between versions and would make every prompt a new one.

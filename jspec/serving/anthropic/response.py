@@ -5,9 +5,9 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from jspec.serving.openai.errors import ApiError, anthropic_body
-from jspec.serving.openai.streaming import named_event
-from jspec.serving.openai.turn_response import TurnResponse
+from jspec.serving.generation.block_response import TurnResponse
+from jspec.serving.http.errors import ApiError, anthropic_body
+from jspec.serving.http.streaming import named_event
 from jspec.text.parsers.blocks import Block, Step
 from jspec.text.parsers.schema_types import json_object
 

@@ -7,15 +7,15 @@ from starlette.responses import Response
 
 from jspec.engine.request import Request
 from jspec.outputs import Delta, Result
+from jspec.serving.generation.chat_turn import ChatTurn
+from jspec.serving.generation.choice_response import GenerationResponse
+from jspec.serving.generation.json_body import read_object
+from jspec.serving.generation.protocol import ChatRequest, parsed
+from jspec.serving.generation.respond import RequestSettings, respond, tenant_of
+from jspec.serving.generation.service import Service
+from jspec.serving.http.headers import request_id_of
 from jspec.serving.openai.chat_output import ChatOutput
-from jspec.serving.openai.chat_turn import ChatTurn
-from jspec.serving.openai.header_checks import request_id_of
-from jspec.serving.openai.json_body import read_object
 from jspec.serving.openai.logprobs import chat_logprobs, prompt_logprobs
-from jspec.serving.openai.protocol import ChatRequest, parsed
-from jspec.serving.openai.responses import GenerationResponse
-from jspec.serving.openai.service import Service
-from jspec.serving.openai.serving_base import RequestSettings, respond, tenant_of
 
 
 async def chat(service: Service, http: HttpRequest) -> Response:

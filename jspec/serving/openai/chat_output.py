@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jspec.outputs import Result
-from jspec.serving.openai.chat_turn import TurnParser
+from jspec.serving.generation.chat_turn import TurnParser
 from jspec.text.parsers.blocks import Block, Blocks
 
 

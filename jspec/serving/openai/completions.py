@@ -9,14 +9,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from jspec.outputs import Delta, Result
-from jspec.serving.openai.errors import ApiError, require_that, wrong
-from jspec.serving.openai.header_checks import request_id_of
-from jspec.serving.openai.json_body import read_object
+from jspec.serving.generation.choice_response import GenerationResponse
+from jspec.serving.generation.json_body import read_object
+from jspec.serving.generation.protocol import CompletionRequest, parsed
+from jspec.serving.generation.respond import RequestSettings, request_settings, requests_of, respond, tenant_of
+from jspec.serving.generation.service import Service
+from jspec.serving.http.errors import ApiError, require_that, wrong
+from jspec.serving.http.headers import request_id_of
 from jspec.serving.openai.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
-from jspec.serving.openai.protocol import CompletionRequest, parsed
-from jspec.serving.openai.responses import GenerationResponse
-from jspec.serving.openai.service import Service
-from jspec.serving.openai.serving_base import RequestSettings, request_settings, requests_of, respond, tenant_of
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:

@@ -7,10 +7,10 @@ from typing import Any
 
 from jspec.engine.request import Request
 from jspec.sampling.params import SamplingParams
-from jspec.serving.openai.chat_turn import ChatTurn
-from jspec.serving.openai.errors import ApiError
-from jspec.serving.openai.streaming import json_of, named_event, named_json_event
-from jspec.serving.openai.turn_response import TurnResponse
+from jspec.serving.generation.block_response import TurnResponse
+from jspec.serving.generation.chat_turn import ChatTurn
+from jspec.serving.http.errors import ApiError
+from jspec.serving.http.streaming import json_of, named_event, named_json_event
 from jspec.serving.responses_api.protocol import ResponsesRequest
 from jspec.serving.responses_api.tools import Tools, custom_input
 from jspec.text.parsers.blocks import Block, Step, as_message

@@ -14,13 +14,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
-from jspec.serving.openai.auth import Keys
-from jspec.serving.openai.errors import ANTHROPIC, ApiError, anthropic_body, shown
-from jspec.serving.openai.limits import Limits
-from jspec.serving.openai.paths import OPEN
-from jspec.serving.openai.request_body import Bodies
-from jspec.serving.openai.streaming import DONE, event, named_event, while_connected
-from jspec.serving.supervisor.private import CLIENT, HEADER
+from jspec.serving.http.auth import OPEN, Keys
+from jspec.serving.http.errors import ANTHROPIC, ApiError, anthropic_body, shown
+from jspec.serving.http.limits import Limits
+from jspec.serving.http.request_body import Bodies
+from jspec.serving.http.streaming import DONE, event, named_event, while_connected
+from jspec.serving.supervisor.messages import CLIENT, HEADER
 
 log = logging.getLogger("jspec.serve")
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from jspec.serving.openai.http_server import TICK, Server, address_of, listener, make_public_server
-from jspec.serving.openai.server_settings import ServerSettings
+from jspec.serving.http.server import TICK, Server, address_of, listener, make_public_server
+from jspec.serving.http.settings import ServerSettings
 from jspec.serving.supervisor.proxy import Proxy, Upstream
 
 HEALTH_TIMEOUT = 10.0  # seconds within which a worker that reported ``Ready`` has to respond to /health
