@@ -10,7 +10,8 @@ response_store.py   the newest responses of ``/v1/responses``
 tool_choice.py      which tools a chat may, must or must not call
 chat_prompt.py      the prompt of a chat
 chat_turn.py        a turn of a chat: its prompt, its form and the parsers of its texts
+turn_output.py      one text of it: reasoning, text and calls
 respond.py          settings of a request, the engine's requests, and the response
-choice_response.py  a response of choices, complete or as chunks: completions and chats
-block_response.py   a response of blocks, complete or as events: messages and responses
+response.py         the base of all responses, complete or as events
+block_response.py   a response of blocks: messages and responses
 """

@@ -1,82 +1,50 @@
 """The response to a turn of a chat as blocks: the base of ``/v1/responses`` and ``/v1/messages``."""
 
 import abc
-import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from jspec.engine.request import Request
-from jspec.outputs import Result
-from jspec.serving.async_engine import Group
+from jspec.outputs import Delta, Result
 from jspec.serving.generation.chat_turn import ChatTurn
-from jspec.serving.generation.choice_response import as_api_error, require_sound
-from jspec.serving.http.errors import ApiError
+from jspec.serving.generation.response import GenerationResponse
 from jspec.text.parsers.blocks import Step
 
 
-class TurnResponse(abc.ABC):
-    """The response to one turn, complete or as a stream of events.
+class BlockResponse(GenerationResponse):
+    """The response to one turn, which has one text.
 
     Args:
       turn: the prompt and the parsers.
-      model: its name in the request.
-      requests: the engine's, of which there is one.
-      request_id: the id of the HTTP request.
+      model, requests, request_id: as of ``GenerationResponse``.
       shows_reasoning: whether the client gets reasoning.
     """
 
     def __init__(
         self, turn: ChatTurn, model: str, requests: list[Request], request_id: str, shows_reasoning: bool = True
     ):
-        self.turn, self.model, self.requests, self.request_id = turn, model, requests, request_id
-        self.created = time.time()
-        self.blocks = turn.blocks(shows_reasoning, self.holds)
-        self.result: Result | None = None
-        self._parser = turn.parser()
+        super().__init__(turn.service, turn.request, model, requests, request_id)
+        self.turn, self.output = turn, turn.output(shows_reasoning, self.holds)
+        self.blocks = self.output.blocks
 
-    async def collect(self, group: Group):
-        """Wait until the completion has ended; then ``complete`` has the response.
-
-        Raises:
-          ApiError: 500 or 503; it failed or was aborted.
-        """
-        async for _, delta in group:
-            list(self._steps(delta.text or "", delta.token_ids, delta.result))
-
-    @property
-    def num_entries(self) -> int:
-        """How many tokens the complete response has."""
-        return 0 if self.result is None else len(self.result.token_ids)
-
-    @abc.abstractmethod
     def complete(self) -> dict[str, Any]:
-        """The complete response."""
-
-    async def events(self, group: Group) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events. An error is an event as well."""
-        try:
-            for event in self.opening():
-                yield event
-            async for _, delta in group:
-                told = False
-                for step in self._steps(delta.text or "", delta.token_ids, delta.result):
-                    for event in self.told(step):
-                        told = True
-                        yield event
-                for event in () if told else self.waiting():
-                    yield event
-            for event in self.closing():
-                yield event
-        except Exception as error:
-            for event in self.failing(as_api_error(error)):
-                yield event
+        list(self.output.add(self.results[0]))
+        return self.whole()
 
     @abc.abstractmethod
-    def opening(self) -> Iterable[bytes]:
-        """The events before any text."""
+    def whole(self) -> dict[str, Any]:
+        """The complete response, from the blocks of the whole text."""
+
+    def told(self, index: int, delta: Delta) -> Iterable[bytes]:
+        told = False
+        for step in self.output.add(delta):
+            for event in self.step_events(step):
+                told = True
+                yield event
+        yield from () if told else self.waiting()
 
     @abc.abstractmethod
-    def told(self, step: Step) -> Iterable[bytes]:
+    def step_events(self, step: Step) -> Iterable[bytes]:
         """The events of a step."""
 
     def holds(self, tool: str) -> bool:
@@ -88,13 +56,10 @@ class TurnResponse(abc.ABC):
         """Events where there is text, but nothing to tell of it yet."""
         return ()
 
-    @abc.abstractmethod
-    def closing(self) -> Iterable[bytes]:
-        """The events after all text."""
-
-    @abc.abstractmethod
-    def failing(self, error: ApiError) -> Iterable[bytes]:
-        """The events of an error, the last ones."""
+    @property
+    def result(self) -> Result | None:
+        """The result of the text, once it has ended."""
+        return self.results.get(0)
 
     @property
     def usage(self) -> tuple[int, int, int]:
@@ -117,12 +82,4 @@ class TurnResponse(abc.ABC):
     def fills_context(self) -> bool:
         """Whether that was because of the model's context."""
         prompt, _, new = self.usage
-        return self.is_full and prompt + new >= self.turn.service.max_len
-
-    def _steps(self, text: str, token_ids: list[int], result: Result | None) -> Iterator[Step]:
-        events = self._parser.feed(text, token_ids)
-        if result is not None:
-            require_sound(result, self.turn.request)
-            self.result = result
-            events = [*events, *self._parser.finish(ended=not result.was_cut)]
-        yield from self.blocks.add(events, ended=result is not None, complete=not self.is_full)
+        return self.is_full and prompt + new >= self.service.max_len

@@ -19,17 +19,16 @@ from jspec.serving.generation.protocol import ChatRequest
 from jspec.serving.generation.respond import RequestSettings, Tenant, request_settings, requests_of
 from jspec.serving.generation.service import Service
 from jspec.serving.generation.tool_choice import callable_tools, choice_of, name_of
+from jspec.serving.generation.turn_output import TurnOutput
 from jspec.serving.http.errors import ApiError, require_that
 from jspec.text.chat_messages import plain_messages
 from jspec.text.parsers import forced
 from jspec.text.parsers.blocks import Blocks
 from jspec.text.parsers.calls import NAME
-from jspec.text.parsers.parser import OutputParser, make_parser
+from jspec.text.parsers.parser import make_parser
 from jspec.text.parsers.registry import reasoning_format, tool_format
 
 PROMPT_END = 256  # tokens of what the template writes before the model's text, at most
-
-TurnParser = OutputParser | forced.JsonCalls
 
 
 class ChatTurn:
@@ -101,15 +100,11 @@ class ChatTurn:
         """
         return requests_of(self.service, self.request, settings, self.prompt, "messages")
 
-    def blocks(self, shows_reasoning: bool = True, holds: Callable[[str], bool] = lambda name: False) -> Blocks:
-        """Collects the events of one text; ``holds`` is as of ``Blocks``."""
-        form = tool_format(self._tool)
-        return Blocks(self.choice.several, shows_reasoning, (lambda: None) if form is None else form.new_id, holds)
-
-    def parser(self) -> TurnParser:
-        """The parser of one text."""
-        formless = self._form is not None and not self._form.in_format
-        has_form = self._given.copies[0].structured_outputs is not None or self._form is not None
+    def output(self, shows_reasoning: bool = True, holds: Callable[[str], bool] = lambda name: False) -> TurnOutput:
+        """Collects one text; ``holds`` is as of ``Blocks``."""
+        form, format = self._form, tool_format(self._tool)
+        formless = form is not None and not form.in_format
+        has_form = form is not None or self._given.copies[0].structured_outputs is not None
         parser = make_parser(
             None if formless else self._tool,
             self._reasoning,
@@ -119,7 +114,9 @@ class ChatTurn:
             begun=self._begun,
             begins_open=False if has_form else None,  # the form says where reasoning begins
         )
-        return forced.JsonCalls(parser, self._form.name) if self._form is not None and formless else parser
+        new_id = (lambda: None) if format is None else format.new_id
+        blocks = Blocks(self.choice.several, shows_reasoning, new_id, holds)
+        return TurnOutput(forced.JsonCalls(parser, form.name) if form is not None and formless else parser, blocks)
 
     def num_reasoning_tokens(self, blocks: Blocks, token_ids: Sequence[int]) -> int:
         """How many tokens of a text are reasoning: those through the first marker that ends it."""

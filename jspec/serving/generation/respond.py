@@ -3,16 +3,16 @@
 import contextlib
 import dataclasses
 import ipaddress
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from jspec.engine.request import Request
 from jspec.sampling.params import SamplingParams
-from jspec.serving.async_engine import Group
 from jspec.serving.generation.protocol import GenerationRequest
+from jspec.serving.generation.response import GenerationResponse
 from jspec.serving.generation.sampling import num_choices, of_value_error, params_of
 from jspec.serving.generation.service import Service
 from jspec.serving.http.errors import ApiError, require_that, wrong
@@ -111,42 +111,12 @@ def require_bounded(service: Service, requests: Sequence[Request]):
         raise ApiError(400, message, "logprobs")
 
 
-class Prepared(Protocol):
-    """A response whose requests can be sent to the engine."""
-
-    @property
-    def requests(self) -> Sequence[Request]:
-        """The engine's requests."""
-        ...
-
-    def events(self, group: Group) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events. An error is an event as well."""
-        ...
-
-    async def collect(self, group: Group):
-        """Wait until all completions have ended; then ``complete`` has the response.
-
-        Raises:
-          ApiError: 500 or 503; a completion failed or was aborted.
-        """
-        ...
-
-    @property
-    def num_entries(self) -> int:
-        """How many tokens and log-probabilities the complete response has, about."""
-        ...
-
-    def complete(self) -> dict[str, Any]:
-        """The complete response."""
-        ...
-
-
 async def respond(
     service: Service,
     http: HttpRequest,
     request: GenerationRequest,
     settings: RequestSettings | Callable[[], RequestSettings],
-    prepare: Callable[[RequestSettings], Prepared],
+    prepare: Callable[[RequestSettings], GenerationResponse],
 ) -> Response:
     """The response to a request, complete or as a stream. It is cancelled when the client disconnects.
 

@@ -1,9 +1,12 @@
-"""Errors that clients get, in OpenAI's format."""
+"""Errors that clients get, in OpenAI's and in Anthropic's format."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
+
+log = logging.getLogger("jspec.serve")
 
 SHOWN = 100  # characters of a value that a message quotes
 
@@ -63,6 +66,14 @@ def anthropic_body(error: ApiError) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     details = {} if error.details is None else {"details": error.details}
     return {"type": "error", "error": {"type": kind, "message": error.message, **details}}
+
+
+def as_api_error(error: Exception, what: str) -> ApiError:
+    """An exception as the client gets it; one that is not meant for it is logged with ``what`` happened."""
+    if isinstance(error, ApiError):
+        return error
+    log.error(what, exc_info=error)
+    return ApiError(500, "the server failed; its log says why")
 
 
 def wrong(param: str, value: Any, expected: str, code: str | None = None) -> ApiError:

@@ -1,8 +1,9 @@
 """OpenAI's completions and chats, with vLLM's additions to them.
 
-completions.py  ``/v1/completions``
-chat.py         ``/v1/chat/completions``
-chat_output.py  the message of a chat, or its deltas
-logprobs.py     log-probabilities in OpenAI's formats
-tokenize.py     ``/tokenize`` and ``/detokenize``
+choice_response.py  a response of choices, complete or as chunks
+completions.py      ``/v1/completions``
+chat.py             ``/v1/chat/completions``
+chat_output.py      the message of a chat, or its deltas
+logprobs.py         log-probabilities in OpenAI's formats
+tokenize.py         ``/tokenize`` and ``/detokenize``
 """

@@ -9,13 +9,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from jspec.outputs import Delta, Result
-from jspec.serving.generation.choice_response import GenerationResponse
 from jspec.serving.generation.json_body import read_object
 from jspec.serving.generation.protocol import CompletionRequest, parsed
 from jspec.serving.generation.respond import RequestSettings, request_settings, requests_of, respond, tenant_of
 from jspec.serving.generation.service import Service
 from jspec.serving.http.errors import ApiError, require_that, wrong
 from jspec.serving.http.headers import request_id_of
+from jspec.serving.openai.choice_response import ChoiceResponse
 from jspec.serving.openai.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
 
 
@@ -37,9 +37,8 @@ async def completions(service: Service, http: HttpRequest) -> Response:
                 special = request.add_special_tokens is not False
                 prompt = service.encoded(prompt, name, special, request.truncate_prompt_tokens)
             requests += requests_of(service, request, settings, prompt, name)
-        return CompletionResponse(
-            service, request, model, requests, len(settings.copies), request_id_of(http.scope), texts
-        )
+        n, request_id = len(settings.copies), request_id_of(http.scope)
+        return CompletionResponse(service, request, model, requests, request_id, n, texts)
 
     require_that(
         not (request.echo and service.llm.tokenizer is None), "echo", True, "false; the model has no tokenizer"
@@ -47,17 +46,18 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     return await respond(service, http, request, settings, prepare)
 
 
-class CompletionResponse(GenerationResponse):
+class CompletionResponse(ChoiceResponse):
     """The response of ``/v1/completions``.
 
     Args:
+      service, request, model, requests, request_id, n: as of ``ChoiceResponse``.
       texts: the prompts' texts; None for prompts that are known as token ids alone.
     """
 
-    prefix, complete_object, chunk_object = "cmpl", "text_completion", "text_completion"
+    prefix, complete_object, chunk_object, content = "cmpl", "text_completion", "text_completion", "text"
 
-    def __init__(self, service: Service, request: CompletionRequest, model, requests, n: int, request_id: str, texts):
-        super().__init__(service, request, model, requests, n, request_id)
+    def __init__(self, service: Service, request: CompletionRequest, model, requests, request_id, n, texts):
+        super().__init__(service, request, model, requests, request_id, n)
         self._texts, self._echo, self._prompt_alone = texts, bool(request.echo), request.wants_prompt_alone
         self._top, self._offsets = request.logprobs, dict[int, TextOffsets]()
 
@@ -67,8 +67,8 @@ class CompletionResponse(GenerationResponse):
             "index": index,
             "text": prompt + (result.text or ""),
             "logprobs": self._complete_logprobs(index, result),
-            **self.ending(result),
-            **self.details(result, index),
+            **self.ending(index, result),
+            **self.details(index, result),
         }
         places = result.prompt_logprobs
         if self.request.prompt_logprobs is not None and places is not None:
@@ -77,37 +77,37 @@ class CompletionResponse(GenerationResponse):
             choice["prompt_token_ids"] = result.prompt_token_ids
         return choice
 
-    def opening(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+    def opening_choices(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         text = self._prompt_text(index) if self._echo else ""
         self._offsets[index] = self._text_offsets(index, self.requests[index].prompt, len(text))
         if not text and not self.request.return_token_ids:
             return []
         logprobs = self._of_prompt(index, delta.prompt_logprobs) if self._echo else None
-        choice = {"index": index, "text": text, "logprobs": logprobs, **self.ending(None)}
+        choice = {"index": index, "text": text, "logprobs": logprobs, **self.ending(index, None)}
         if self.request.return_token_ids:
             choice.update(prompt_token_ids=list(self.requests[index].prompt), token_ids=[])
         return [choice]
 
-    def chunk_choice(self, index: int, delta: Delta) -> dict[str, Any]:
-        places, logprobs = delta.logprobs, None
-        if places is not None and self._top is not None:
-            offsets = self._offsets[index].add(delta.token_ids)
-            logprobs = completion_logprobs(delta.token_ids, places, self._top, offsets)
-        ending, details = self.ending(delta.result), self.details(delta, index)
-        return {"index": index, "text": delta.text or "", "logprobs": logprobs, **ending, **details}
+    def shown(self, index: int, delta: Delta) -> str:
+        return delta.text or ""
 
-    def shown(self, index: int, delta: Delta) -> Delta:
+    def chunk_logprobs(self, index: int, delta: Delta) -> dict[str, Any] | None:
+        if delta.logprobs is None or self._top is None:
+            return None
+        offsets = self._offsets[index].add(delta.token_ids)
+        return completion_logprobs(delta.token_ids, delta.logprobs, self._top, offsets)
+
+    def take(self, index: int, delta: Delta) -> Delta:
         """Without the token that was drawn because there has to be one, if only the prompt is wanted."""
-        del index
-        if not self._prompt_alone:
-            return delta
-        nothing: dict[str, Any] = {"token_ids": [], "sources": [], "text": None if delta.text is None else ""}
-        if delta.logprobs is not None:
-            nothing["logprobs"] = []
-        result = delta.result
-        if result is not None:
-            result = dataclasses.replace(result, finish_reason="length", stop_reason=None, **nothing)
-        return dataclasses.replace(delta, result=result, **nothing)
+        if self._prompt_alone:
+            nothing: dict[str, Any] = {"token_ids": [], "sources": [], "text": None if delta.text is None else ""}
+            if delta.logprobs is not None:
+                nothing["logprobs"] = []
+            result = delta.result
+            if result is not None:
+                result = dataclasses.replace(result, finish_reason="length", stop_reason=None, **nothing)
+            delta = dataclasses.replace(delta, result=result, **nothing)
+        return super().take(index, delta)
 
     def _complete_logprobs(self, index: int, result: Result) -> dict[str, Any] | None:
         places = result.logprobs

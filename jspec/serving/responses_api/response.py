@@ -7,7 +7,7 @@ from typing import Any
 
 from jspec.engine.request import Request
 from jspec.sampling.params import SamplingParams
-from jspec.serving.generation.block_response import TurnResponse
+from jspec.serving.generation.block_response import BlockResponse
 from jspec.serving.generation.chat_turn import ChatTurn
 from jspec.serving.http.errors import ApiError
 from jspec.serving.http.streaming import json_of, named_event, named_json_event
@@ -19,11 +19,11 @@ PREFIX = "resp_"  # of a response's id
 PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
 
-class ResponsesResponse(TurnResponse):
+class ResponsesResponse(BlockResponse):
     """The response of ``/v1/responses``.
 
     Args:
-      turn, model, requests, request_id: as of ``TurnResponse``.
+      turn, model, requests, request_id: as of ``BlockResponse``.
       asked: the request.
       tools: of the request.
       store: called with the JSON of the complete response, of its message for a chat, and of its items by their ids, once it
@@ -51,7 +51,7 @@ class ResponsesResponse(TurnResponse):
     def num_entries(self) -> int:
         return super().num_entries + len(self._echo_json) // 16
 
-    def complete(self) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         return {**self._completed(), **self._echo}
 
     def _completed(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class ResponsesResponse(TurnResponse):
     def holds(self, tool: str) -> bool:
         return self._tools.origin(tool).custom  # whose input is known at its end
 
-    def told(self, step: Step) -> Iterable[bytes]:
+    def step_events(self, step: Step) -> Iterable[bytes]:
         block = step.block
         place = {"item_id": self._id(block), "output_index": block.index}
         if step.what == "begin":
@@ -166,7 +166,7 @@ class ResponsesResponse(TurnResponse):
         return {
             "id": f"{PREFIX}{self.request_id}",
             "object": "response",
-            "created_at": int(self.created),
+            "created_at": self.created,
             "completed_at": int(time.time()) if known else None,
             "status": status,
             "error": None,

@@ -1,6 +1,5 @@
 """ASGI middleware: authentication, draining, and error mapping."""
 
-import logging
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -9,9 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jspec.serving.generation.service import Service, unavailable
 from jspec.serving.http.auth import OPEN, WHILE_DRAINING
-from jspec.serving.http.errors import ApiError, shown
-
-log = logging.getLogger("jspec.serve")
+from jspec.serving.http.errors import ApiError, as_api_error, shown
 
 
 class Middleware:
@@ -65,10 +62,7 @@ class Middleware:
 
 
 def _as_api_error(error: Exception, scope: Scope) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
     if isinstance(error, HTTPException):  # Starlette's, of paths and methods
         message = f"{error.detail}: {scope['method']} {shown(scope['path'])}"
         return ApiError(error.status_code, message, headers=error.headers)
-    log.error("a request failed", exc_info=error)
-    return ApiError(500, "the server failed; its log says why")
+    return as_api_error(error, "a request failed")

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
 from jspec.serving.http.auth import OPEN, Keys
-from jspec.serving.http.errors import ANTHROPIC, ApiError, anthropic_body, shown
+from jspec.serving.http.errors import ANTHROPIC, ApiError, anthropic_body, as_api_error, shown
 from jspec.serving.http.limits import Limits
 from jspec.serving.http.request_body import Bodies
 from jspec.serving.http.streaming import DONE, event, named_event, while_connected
@@ -166,13 +166,10 @@ class Proxy:
         except (ClientDisconnect, OSError):  # the 499 below is only for the log
             if not reply.begun:
                 await ApiError(499, "the client disconnected").response(path)(scope, receive, send)
-        except ApiError as error:
-            await error.response(path)(scope, receive, send)
         except Exception as error:
             if reply.begun:
                 raise
-            log.error("a request could not be passed on", exc_info=error)
-            await ApiError(500, "the server failed; its log says why").response(path)(scope, receive, send)
+            await as_api_error(error, "a request could not be passed on").response(path)(scope, receive, send)
 
     def _authorize(self, scope: Scope) -> Upstream:
         """Check the API key and the path; returns the worker.

@@ -92,7 +92,7 @@ def turn_of(own, endpoint, begun, **fields):
 def read(turn, text):
     """The reasoning and the content of a completion, the same however it is divided."""
     tokens = marker_tokenizer().encode(text)
-    parser, parts = turn.parser(), turn.parser()
+    parser, parts = turn.output().parser, turn.output().parser
     whole = merged(parser.feed(text, tokens) + parser.finish())
     steps = [
         event
@@ -188,7 +188,8 @@ def test_a_message_that_is_not_begun_is_as_the_template_opens_it(model):
 
 def counted(turn, tokens, shows):
     """How many of these tokens count as reasoning."""
-    blocks, parser = turn.blocks(shows), turn.parser()
+    output = turn.output(shows)
+    blocks, parser = output.blocks, output.parser
     text = marker_tokenizer().decode(tokens, skip_special_tokens=False)
     list(blocks.add(parser.feed(text, tokens) + parser.finish(), ended=True))
     return turn.num_reasoning_tokens(blocks, tokens)
