@@ -7,16 +7,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from jspec.serving.anthropic import protocol
-from jspec.serving.anthropic.conversation import chat_of, renamed
+from jspec.serving.anthropic.conversation import NAMES, chat_of
 from jspec.serving.anthropic.protocol import CountTokensRequest, MessagesRequest
 from jspec.serving.anthropic.response import MessageResponse
 from jspec.serving.generation.chat_prompt import prompt_of
 from jspec.serving.generation.chat_turn import ChatTurn
 from jspec.serving.generation.json_body import read_object
 from jspec.serving.generation.protocol import ChatRequest, parsed, read_fields, unread
-from jspec.serving.generation.respond import RequestSettings, respond, tenant_of
 from jspec.serving.generation.service import Service
-from jspec.serving.http.errors import ApiError, shown
+from jspec.serving.http.auth import tenant_of
+from jspec.serving.http.errors import ApiError, renaming, shown
 from jspec.serving.http.headers import request_id_of
 
 log = logging.getLogger("jspec.serve")
@@ -26,26 +26,18 @@ R = TypeVar("R", bound=CountTokensRequest)
 
 async def messages(service: Service, http: HttpRequest) -> Response:
     """The response to a request for the next message."""
-    try:
+    with renaming(NAMES):
         request, chat, model = await _read(service, http, MessagesRequest)
-        turn = ChatTurn(service, chat, tenant_of(http))
-
-        def prepare(settings: RequestSettings) -> MessageResponse:
-            shows = (request.thinking or {}).get("type") != "disabled"
-            return MessageResponse(turn, model, turn.requests(settings), request_id_of(http.scope), shows)
-
-        return await respond(service, http, chat, turn.settings, prepare)
-    except ApiError as error:
-        raise renamed(error) from None
+        turn, request_id = ChatTurn(service, chat, tenant_of(http)), request_id_of(http.scope)
+        shows = (request.thinking or {}).get("type") != "disabled"
+        return await turn.respond(http, lambda requests: MessageResponse(turn, model, requests, request_id, shows))
 
 
 async def count_tokens(service: Service, http: HttpRequest) -> Response:
     """How many tokens the prompt of a request has."""
-    try:
+    with renaming(NAMES):
         _, chat, _ = await _read(service, http, CountTokensRequest)
         return JSONResponse({"input_tokens": len(await service.prepare(lambda: prompt_of(service, chat)))})
-    except ApiError as error:
-        raise renamed(error) from None
 
 
 async def _read(service: Service, http: HttpRequest, kind: type[R]) -> tuple[R, ChatRequest, str]:

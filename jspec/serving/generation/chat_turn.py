@@ -10,16 +10,21 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
 from jspec._validation import LARGEST_INT
 from jspec.engine.request import Request
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.sampling.thinking import ThinkingBudget
 from jspec.serving.generation.chat_prompt import prompt_of
 from jspec.serving.generation.protocol import ChatRequest
-from jspec.serving.generation.respond import RequestSettings, Tenant, request_settings, requests_of
+from jspec.serving.generation.respond import RequestSettings, respond
+from jspec.serving.generation.response import GenerationResponse
 from jspec.serving.generation.service import Service
 from jspec.serving.generation.tool_choice import callable_tools, choice_of, name_of
 from jspec.serving.generation.turn_output import TurnOutput
+from jspec.serving.http.auth import Tenant
 from jspec.serving.http.errors import ApiError, require_that
 from jspec.text.chat_messages import plain_messages
 from jspec.text.parsers import forced
@@ -69,7 +74,7 @@ class ChatTurn:
         require_that(ok, "thinking_token_budget", count, "an integer of at least 0 and below 2^31")
         known = "nothing; no format of this model's reasoning is known (--reasoning-parser)"
         require_that(count is None or self._reasoning is not None, "thinking_token_budget", count, known)
-        self._given = request_settings(service, request, 1, tenant)
+        self._given = RequestSettings.of(service, request, 1, tenant)
         if self.choice.is_forced:
             self._forget_format()
 
@@ -92,13 +97,18 @@ class ChatTurn:
         copies = [dataclasses.replace(params, **fields) for params in settings.copies]
         return dataclasses.replace(settings, copies=copies)
 
-    def requests(self, settings: RequestSettings) -> list[Request]:
-        """The engine's requests, one for each choice.
+    async def respond(self, http: HttpRequest, make: Callable[[list[Request]], GenerationResponse]) -> Response:
+        """The response to the turn, which ``make`` makes of the engine's requests, one for each choice.
 
         Raises:
-          ApiError: 400.
+          ApiError: the request cannot be served.
+          ClientDisconnect: the client disconnected.
         """
-        return requests_of(self.service, self.request, settings, self.prompt, "messages")
+
+        def prepare(settings: RequestSettings) -> GenerationResponse:
+            return make(settings.requests(self.prompt, "messages"))
+
+        return await respond(self.service, http, self.request, self.settings, prepare)
 
     def output(self, shows_reasoning: bool = True, holds: Callable[[str], bool] = lambda name: False) -> TurnOutput:
         """Collects one text; ``holds`` is as of ``Blocks``."""

@@ -1,10 +1,7 @@
 """Shared steps of completions and chats: settings of a request, the engine's requests, and the response."""
 
-import contextlib
 import dataclasses
-import ipaddress
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -15,79 +12,68 @@ from jspec.serving.generation.protocol import GenerationRequest
 from jspec.serving.generation.response import GenerationResponse
 from jspec.serving.generation.sampling import num_choices, of_value_error, params_of
 from jspec.serving.generation.service import Service
-from jspec.serving.http.errors import ApiError, require_that, wrong
+from jspec.serving.http.auth import Tenant, tenant_of
+from jspec.serving.http.errors import ApiError, require_that
 from jspec.serving.http.streaming import EventStream, while_connected
 
 PRIORITIES = 2**31
 SMALL = 2000  # tokens and log-probabilities of a response that the event loop renders itself, in some milliseconds
 
 
-class Tenant(NamedTuple):
-    """Who has sent a request.
-
-    Attributes:
-      key: the digest of its API key, which the middleware has stored; empty if none is needed.
-      name: of those who take turns: the key, or else the client's address, of which an IPv6 client has many.
-    """
-
-    key: bytes
-    name: str
-
-
-def tenant_of(http: HttpRequest) -> Tenant:
-    """Who has sent a request."""
-    key = http.scope["state"]["tenant"]
-    host = http.client.host if http.client else ""
-    with contextlib.suppress(ValueError):
-        host = str(ipaddress.ip_network((host, 64), strict=False)) if ":" in host else host
-    return Tenant(key, key.hex() or host)
-
-
 @dataclasses.dataclass(frozen=True)
 class RequestSettings:
-    """Settings that hold for all prompts of a request.
+    """What holds for all prompts of a request.
 
     Attributes:
+      service: the model and its settings.
+      request: the fields of the request.
       copies: the sampling parameters of each completion of a prompt.
       priority: lower numbers go first.
       salt: only requests with the same salt share cached pages.
       tenant: the name of who has sent it.
     """
 
+    service: Service
+    request: GenerationRequest
     copies: Sequence[SamplingParams]
     priority: int
     salt: str
     tenant: str
 
+    @classmethod
+    def of(cls, service: Service, request: GenerationRequest, num_prompts: int, tenant: Tenant) -> "RequestSettings":
+        """The settings of a request, checked.
 
-def request_settings(service: Service, request: GenerationRequest, num_prompts: int, tenant: Tenant) -> RequestSettings:
-    """The settings of a request, checked.
+        Raises:
+          ApiError: 400.
+        """
+        limits, priority, salt = service.limits, request.priority or 0, request.cache_salt
+        count = num_choices(request, num_prompts, limits, service.room)
+        params = params_of(request, service.llm.default_sampling_params, limits)
+        ok, most = salt is None or 1 <= len(salt) <= limits.max_cache_salt, limits.max_cache_salt
+        require_that(ok, "cache_salt", salt, f"1 to {most} characters (--max-cache-salt)")
+        alone = "0; the server was not started with --scheduling-policy priority"
+        require_that(service.priorities or not priority, "priority", priority, alone)
+        require_that(-PRIORITIES <= priority < PRIORITIES, "priority", priority, "an integer in -2^31..2^31 - 1")
+        copies = dataclasses.replace(params, n=count // num_prompts).copies()
+        return cls(service, request, copies, priority, service.keys.salt(tenant.key, salt), tenant.name)
 
-    Raises:
-      ApiError: 400.
-    """
-    count = num_choices(request, num_prompts, service.limits, service.room)
-    params = params_of(request, service.llm.default_sampling_params, service.limits)
-    copies = dataclasses.replace(params, n=count // num_prompts).copies()
-    salt = _salt(service, request.cache_salt, tenant.key)
-    return RequestSettings(copies, _priority(service, request.priority), salt, tenant.name)
+    def requests(self, prompt: Sequence[int], name: str) -> list[Request]:
+        """The engine's requests for the completions of one prompt, called ``name`` in error messages.
 
-
-def requests_of(
-    service: Service, request: GenerationRequest, settings: RequestSettings, prompt: Sequence[int], name: str
-) -> list[Request]:
-    """The engine's requests for the completions of one prompt, called ``name`` in error messages.
-
-    Raises:
-      ApiError: 400.
-    """
-    if request.truncate_prompt_tokens is None:
-        service.require_context(prompt, name)
-    try:
-        requests = service.requests(prompt, settings.copies, settings.priority, settings.salt, settings.tenant)
-    except (ValueError, TypeError) as error:
-        raise of_value_error(error, request, name) from None
-    return requests
+        Raises:
+          ApiError: 400.
+        """
+        if self.request.truncate_prompt_tokens is None:
+            self.service.require_context(prompt, name)
+        engine = self.service.llm.engine
+        try:
+            return [
+                engine.request(prompt, params, priority=self.priority, salt=self.salt, tenant=self.tenant)
+                for params in self.copies
+            ]
+        except (ValueError, TypeError) as error:
+            raise of_value_error(error, self.request, name) from None
 
 
 def require_bounded(service: Service, requests: Sequence[Request]):
@@ -153,18 +139,3 @@ async def respond(
         return await service.prepare(lambda: JSONResponse(prepared.complete()))
 
     return await while_connected(http.receive, generate())
-
-
-def _priority(service: Service, priority: int | None) -> int:
-    given = priority or 0
-    if given and not service.priorities:
-        raise wrong("priority", given, "0; the server was not started with --scheduling-policy priority")
-    require_that(-PRIORITIES <= given < PRIORITIES, "priority", given, "an integer in -2^31..2^31 - 1")
-    return given
-
-
-def _salt(service: Service, cache_salt: str | None, tenant: bytes) -> str:
-    most = service.limits.max_cache_salt
-    ok = cache_salt is None or 1 <= len(cache_salt) <= most
-    require_that(ok, "cache_salt", cache_salt, f"1 to {most} characters (--max-cache-salt)")
-    return service.keys.salt(tenant, cache_salt)

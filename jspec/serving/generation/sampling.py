@@ -2,43 +2,16 @@
 
 import dataclasses
 import re
-from typing import Any
 
 from jspec.sampling.params import SamplingParams
 from jspec.serving.generation.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from jspec.serving.generation.response_format import structured_outputs_of
-from jspec.serving.http.errors import ApiError, require_that, shown, wrong
+from jspec.serving.http.errors import ApiError, require_that, wrong
 from jspec.serving.http.limits import Limits
 
-# Fields of a request that are fields of SamplingParams, with their neutral values.
-_PASSED_ON: dict[str, Any] = {
-    "temperature": 1,
-    "top_p": 1,
-    "top_k": 0,
-    "min_p": 0,
-    "seed": None,
-    "min_tokens": 0,
-    "stop": [],
-    "stop_token_ids": [],
-    "ignore_eos": False,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "allowed_token_ids": None,
-    "bad_words": [],
-    "skip_special_tokens": True,
-    "include_stop_str_in_output": False,
-    "truncate_prompt_tokens": None,
-    "max_drafts": None,
-}
-_COMPUTED: dict[str, Any] = {
-    "max_tokens": None,
-    "logit_bias": {},
-    "logprobs": None,
-    "prompt_logprobs": None,
-    "structured_outputs": None,
-}
-_KNOWN = {field.name for field in dataclasses.fields(SamplingParams)}
+# Fields of a request that are fields of SamplingParams as they are.
+_COMPUTED = {"n", "max_tokens", "logit_bias", "prompt_logprobs", "structured_outputs"}
+_PASSED_ON = GenerationRequest.model_fields.keys() & {f.name for f in dataclasses.fields(SamplingParams)} - _COMPUTED
 
 
 def num_choices(request: GenerationRequest, num_prompts: int, limits: Limits, room: int | None) -> int:
@@ -71,10 +44,6 @@ def params_of(request: GenerationRequest, defaults: SamplingParams, limits: Limi
     wanted["logit_bias"] = _logit_bias(request)
     wanted["logprobs"], wanted["prompt_logprobs"] = _logprobs(request, limits)
     wanted["structured_outputs"] = structured_outputs_of(request, limits)
-    neutral = {**_PASSED_ON, **_COMPUTED}
-    for name in sorted(wanted.keys() - _KNOWN):
-        if wanted.pop(name) not in (neutral[name], None):
-            raise ApiError(400, f"{name}={shown(getattr(request, name))} is not supported yet; leave it out", name)
     try:
         return dataclasses.replace(defaults, **wanted)
     except (ValueError, TypeError) as error:

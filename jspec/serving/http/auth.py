@@ -1,10 +1,14 @@
 """API keys: authentication, the prefix-cache salt of each tenant, and the paths that need no key."""
 
+import contextlib
 import hashlib
 import hmac
+import ipaddress
 import secrets
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from starlette.requests import Request
 from starlette.types import Scope
 
 from jspec._validation import require
@@ -13,6 +17,27 @@ from jspec.serving.http.errors import ApiError
 ENVIRONMENT = "JSPEC_API_KEY"
 OPEN = ("/health", "/ping", "/")  # need no key; a browser that opens the page has none to send
 WHILE_DRAINING = ("/health", "/ping", "/metrics")
+
+
+class Tenant(NamedTuple):
+    """Who has sent a request.
+
+    Attributes:
+      key: the digest of its API key, which the middleware has stored; empty if none is needed.
+      name: of those who take turns: the key, or else the client's address, of which an IPv6 client has many.
+    """
+
+    key: bytes
+    name: str
+
+
+def tenant_of(http: Request) -> Tenant:
+    """Who has sent a request."""
+    key = http.scope["state"]["tenant"]
+    host = http.client.host if http.client else ""
+    with contextlib.suppress(ValueError):
+        host = str(ipaddress.ip_network((host, 64), strict=False)) if ":" in host else host
+    return Tenant(key, key.hex() or host)
 
 
 class Keys:

@@ -1,7 +1,8 @@
 """Errors that clients get, in OpenAI's and in Anthropic's format."""
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -59,6 +60,19 @@ class ApiError(Exception):
         body = anthropic_body(self) if path.startswith(ANTHROPIC) else self.body
         status = 529 if path.startswith(ANTHROPIC) and self.status == 503 else self.status
         return JSONResponse(body, status, self.headers)
+
+
+@contextlib.contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Give errors of a chat an endpoint's own ``names`` of its fields. The words that clients know of a prompt stay."""
+    try:
+        yield
+    except ApiError as error:
+        param, name = error.param or "", names.get(error.param or "")
+        if name is None or error.code == "context_length_exceeded":
+            raise
+        message = error.message.replace(param, name, 1)
+        raise ApiError(error.status, message, name, error.code, error.headers) from None
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:

@@ -93,8 +93,13 @@ def allowed_hosts_of(given: Sequence[str] | None, address: str, host: str) -> tu
 
 def request_id_of(scope: Scope) -> str:
     """The id of a request: the client's, if it is valid, or else a new one."""
-    given = next((value for name, value in scope["headers"] if name == REQUEST_ID), b"")
+    given = header_of(scope, REQUEST_ID)
     return given.decode() if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def header_of(scope: Scope, name: bytes) -> bytes:
+    """The first header of a request with this name, in small letters; empty if there is none."""
+    return next((value for other, value in scope["headers"] if other == name), b"")
 
 
 def _without_port(host: str) -> str:

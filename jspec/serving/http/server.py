@@ -212,6 +212,12 @@ def address_of(bound: socket.socket, certificate: tuple[str, str] | None = None)
     return f"{'http' if certificate is None else 'https'}://{shown}:{port}"
 
 
+async def until_started(server: Server, serving: asyncio.Future[None]):
+    """Wait until a server listens, or until ``serving``, which serves, has ended."""
+    while not (server.started or serving.done()):
+        await asyncio.sleep(TICK)
+
+
 @contextlib.contextmanager
 def signalled() -> "Iterator[asyncio.Queue[int]]":
     """A queue of the SIGTERM and SIGINT signals that come."""

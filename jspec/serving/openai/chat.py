@@ -10,8 +10,8 @@ from jspec.outputs import Delta, Result
 from jspec.serving.generation.chat_turn import ChatTurn
 from jspec.serving.generation.json_body import read_object
 from jspec.serving.generation.protocol import ChatRequest, parsed
-from jspec.serving.generation.respond import RequestSettings, respond, tenant_of
 from jspec.serving.generation.service import Service
+from jspec.serving.http.auth import tenant_of
 from jspec.serving.http.headers import request_id_of
 from jspec.serving.openai.chat_output import next_delta, whole_message
 from jspec.serving.openai.choice_response import ChoiceResponse
@@ -22,12 +22,8 @@ async def chat(service: Service, http: HttpRequest) -> Response:
     """The response to a request for the next message of a chat."""
     request = parsed(ChatRequest, await read_object(service, http), service.most_entries)
     model = service.require_model(request.model)
-    turn = ChatTurn(service, request, tenant_of(http))
-
-    def prepare(settings: RequestSettings) -> ChatResponse:
-        return ChatResponse(turn, model, turn.requests(settings), request_id_of(http.scope))
-
-    return await respond(service, http, request, turn.settings, prepare)
+    turn, request_id = ChatTurn(service, request, tenant_of(http)), request_id_of(http.scope)
+    return await turn.respond(http, lambda requests: ChatResponse(turn, model, requests, request_id))
 
 
 class ChatResponse(ChoiceResponse):
@@ -42,15 +38,9 @@ class ChatResponse(ChoiceResponse):
         shows = request.include_reasoning is not False
         self._turn, self._outputs = turn, [turn.output(shows) for _ in (requests if turn.is_parsed else ())]
 
-    def choice(self, index: int, result: Result) -> dict[str, Any]:
+    def whole(self, index: int, result: Result) -> dict[str, Any]:
         fields = whole_message(self._outputs[index], result) if self._outputs else {"content": result.text or ""}
-        return {
-            "index": index,
-            "message": {"role": "assistant", **fields, "refusal": None},
-            "logprobs": self._logprobs(result),
-            **self.ending(index, result),
-            **self.details(index, result),
-        }
+        return {"message": {"role": "assistant", **fields, "refusal": None}}
 
     def shown(self, index: int, delta: Delta) -> dict[str, Any]:
         if self._outputs:
@@ -60,9 +50,6 @@ class ChatResponse(ChoiceResponse):
     def opening_choices(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         opening = {"role": "assistant", "content": ""}
         return [{"index": index, "delta": opening, "logprobs": None, **self.ending(index, None)}]
-
-    def chunk_logprobs(self, index: int, delta: Delta) -> dict[str, Any] | None:
-        return self._logprobs(delta)
 
     def ending(self, index: int, result: Result | None) -> dict[str, Any]:
         """As of any choice, but that a message that ended by itself ended with its calls, unless one was forced by name.
@@ -91,7 +78,7 @@ class ChatResponse(ChoiceResponse):
             extras["prompt_logprobs"] = prompt_logprobs(places)
         return extras
 
-    def _logprobs(self, output: Delta | Result) -> dict[str, Any] | None:
+    def logprobs(self, index: int, output: Delta | Result) -> dict[str, Any] | None:
         places = output.logprobs
         if places is None or self._top is None:
             return None

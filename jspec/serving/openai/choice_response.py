@@ -51,7 +51,8 @@ class ChoiceResponse(GenerationResponse):
         return super().take(index, delta)
 
     def complete(self) -> dict[str, Any]:
-        choices = [self.choice(index, self.results[index]) for index in range(len(self.requests))]
+        results = [self.results[index] for index in range(len(self.requests))]
+        choices = [self._choice(index, self.whole(index, result), result) for index, result in enumerate(results)]
         head = {**self._head, "object": self.complete_object, **self._fingerprint}
         return {**head, "choices": choices, "usage": self._usage(), **self.extras()}
 
@@ -61,8 +62,7 @@ class ChoiceResponse(GenerationResponse):
         self._begun.add(index)
         detailed = request.return_token_ids or request.return_token_sources or self._options.continuous_usage_stats
         if content or delta.finished or detailed or delta.logprobs is not None:
-            choice = {"index": index, self.content: content, "logprobs": self.chunk_logprobs(index, delta)}
-            choices = [*choices, {**choice, **self.ending(index, delta.result), **self.details(index, delta)}]
+            choices = [*choices, self._choice(index, {self.content: content}, delta)]
         for choice in choices:
             yield event(self._chunk([choice], delta))
 
@@ -74,9 +74,14 @@ class ChoiceResponse(GenerationResponse):
     def failing(self, error: ApiError) -> Iterable[bytes]:
         return event(error.body), DONE
 
+    def _choice(self, index: int, content: dict[str, Any], output: Delta | Result) -> dict[str, Any]:
+        result, logprobs = output.result if isinstance(output, Delta) else output, self.logprobs(index, output)
+        ending, details = self.ending(index, result), self.details(index, output)
+        return {"index": index, **content, "logprobs": logprobs, **ending, **details}
+
     @abc.abstractmethod
-    def choice(self, index: int, result: Result) -> dict[str, Any]:
-        """``choices[index]`` of a complete response."""
+    def whole(self, index: int, result: Result) -> dict[str, Any]:
+        """The field with the content of a complete choice."""
 
     @abc.abstractmethod
     def shown(self, index: int, delta: Delta) -> Any:
@@ -87,8 +92,8 @@ class ChoiceResponse(GenerationResponse):
         """Choices of the chunk before a choice's first delta; none or one."""
 
     @abc.abstractmethod
-    def chunk_logprobs(self, index: int, delta: Delta) -> dict[str, Any] | None:
-        """The log-probabilities of a delta's chunk."""
+    def logprobs(self, index: int, output: Delta | Result) -> dict[str, Any] | None:
+        """The log-probabilities of a delta, or of a complete choice; None if the request asks for none."""
 
     def num_reasoning_tokens(self) -> int | None:
         """How many tokens of the completions that have ended are reasoning; None if they are not told apart."""

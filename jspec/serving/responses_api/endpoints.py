@@ -11,13 +11,14 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from jspec.engine.request import Request
 from jspec.serving.generation.chat_turn import ChatTurn
 from jspec.serving.generation.json_body import read_object
 from jspec.serving.generation.protocol import ChatRequest, parsed, read_fields, unread
-from jspec.serving.generation.respond import RequestSettings, respond, tenant_of
 from jspec.serving.generation.response_store import Stored
 from jspec.serving.generation.service import Service
-from jspec.serving.http.errors import ApiError, shown, wrong
+from jspec.serving.http.auth import tenant_of
+from jspec.serving.http.errors import ApiError, renaming, shown, wrong
 from jspec.serving.http.streaming import json_of
 from jspec.serving.responses_api.conversation import Conversation
 from jspec.serving.responses_api.protocol import PASSED_ON, UNSUPPORTED, WITHOUT_EFFECT, ResponsesRequest
@@ -50,15 +51,14 @@ class _Asked:
 
 async def responses(service: Service, http: HttpRequest) -> Response:
     """The response to a request."""
-    try:
+    with renaming(NAMES):
         tenant = tenant_of(http)
         body = await read_object(service, http)
         asked = await service.prepare(lambda: _asked(service, http, body, tenant.key))  # items may be many
         model = service.require_model(asked.request.model)
         turn = ChatTurn(service, asked.chat, tenant)
 
-        def prepare(settings: RequestSettings) -> ResponsesResponse:
-            requests = turn.requests(settings)
+        def make(requests: list[Request]) -> ResponsesResponse:
             own_id, before = uuid.uuid4().hex, json_of(asked.messages)  # several requests may have one ``x-request-id``
 
             def store(response: bytes, message: bytes, items: Mapping[str, bytes]):
@@ -68,9 +68,7 @@ async def responses(service: Service, http: HttpRequest) -> Response:
 
             return ResponsesResponse(turn, model, requests, own_id, asked.request, asked.tools, store)
 
-        return await respond(service, http, asked.chat, turn.settings, prepare)
-    except ApiError as error:
-        raise _renamed(error) from None
+        return await turn.respond(http, make)
 
 
 async def stored_response(service: Service, http: HttpRequest) -> Response:
@@ -147,11 +145,3 @@ def _stored_item(service: Service, tenant: bytes, path: str, id: str) -> dict[st
         message = f"{path}.id={shown(id)}: there is no such item; expected that of a new response with store=true"
         raise ApiError(404, message, f"{path}.id", "item_not_found")
     return item
-
-
-def _renamed(error: ApiError) -> ApiError:
-    """An error of the chat, with this endpoint's names of its fields."""
-    name = NAMES.get(error.param or "")
-    if name is None or error.code == "context_length_exceeded":  # whose words clients know
-        return error
-    return ApiError(error.status, error.message.replace(error.param or "", name, 1), name, error.code, error.headers)

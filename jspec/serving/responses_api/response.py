@@ -92,10 +92,8 @@ class ResponsesResponse(BlockResponse):
         yield self._response_event("response.failed", {**self._state("failed", self._items()), "error": told})
 
     def _more(self, block: Block, text: str, place: dict[str, Any]) -> Iterable[bytes]:
-        if block.kind == "reasoning":
-            yield self._event("response.reasoning_text.delta", **place, content_index=0, delta=text)
-        elif block.kind == "text":
-            yield self._event("response.output_text.delta", **place, content_index=0, delta=text, logprobs=[])
+        if block.kind != "call":
+            yield self._part_event("delta", block, place, delta=text)
         elif not self._tools.origin(block.name).custom:  # whose input is known at its end
             yield self._event("response.function_call_arguments.delta", **place, delta=text)
 
@@ -109,12 +107,14 @@ class ResponsesResponse(BlockResponse):
                 done = {"name": self._tools.origin(block.name).name, "arguments": block.text}
                 yield self._event("response.function_call_arguments.done", **place, **done)
             return
-        if block.kind == "reasoning":
-            yield self._event("response.reasoning_text.done", **place, content_index=0, text=block.text)
-        else:
-            yield self._event("response.output_text.done", **place, content_index=0, text=block.text, logprobs=[])
+        yield self._part_event("done", block, place, text=block.text)
         part = _part(block.kind, block.text)
         yield self._event("response.content_part.done", **place, content_index=0, part=part)
+
+    def _part_event(self, what: str, block: Block, place: dict[str, Any], **text: str) -> bytes:
+        """``delta`` or ``done`` of reasoning or text."""
+        kind, logprobs = ("reasoning_text", {}) if block.kind == "reasoning" else ("output_text", {"logprobs": []})
+        return self._event(f"response.{kind}.{what}", **place, content_index=0, **text, **logprobs)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
@@ -136,11 +136,10 @@ class ResponsesResponse(BlockResponse):
         """A block as an item; it is empty while it is in progress."""
         item: dict[str, Any] = {"id": self._id(block), "status": status}
         begun = status != "in_progress"
+        content = [_part(block.kind, block.text)] if begun else []
         if block.kind == "reasoning":
-            content = [_part(block.kind, block.text)] if begun else []
             return {**item, "type": "reasoning", "summary": [], "content": content, "encrypted_content": None}
         if block.kind == "text":
-            content = [_part(block.kind, block.text)] if begun else []
             return {**item, "type": "message", "role": "assistant", "content": content}
         tool, text = self._tools.origin(block.name), block.text if begun else ""
         call = {**item, "call_id": self._call_id(block), "name": tool.name}

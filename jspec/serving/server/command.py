@@ -6,7 +6,7 @@ import importlib.util
 
 from jspec.commands.group_args import RAY, add_group_options, group_of
 from jspec.commands.model_args import add_model_options, add_speculation_options, local_models
-from jspec.serving.http.limits import LIMIT_HELP, Limits
+from jspec.serving.http.limits import Limits
 
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
 SUPERVISOR_PACKAGES = ("aiohttp",)  # also of it; needed where several processes run the target
@@ -22,9 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser):
     limits = parser.add_argument_group("limits of a request")
     for field in dataclasses.fields(Limits):
         option, kind = f"--{field.name.replace('_', '-')}", float if isinstance(field.default, float) else int
-        limits.add_argument(
-            option, type=kind, default=field.default, help=f"{LIMIT_HELP.get(field.name, '')}; %(default)s"
-        )
+        help = f"{field.metadata['help']}; %(default)s"
+        limits.add_argument(option, type=kind, default=field.default, help=help)
 
 
 def _add_requests(parser: argparse.ArgumentParser):

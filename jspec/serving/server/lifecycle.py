@@ -8,11 +8,10 @@ import logging
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 
 import jspec
 from jspec.serving.generation.service import Service
-from jspec.serving.http.server import LAST_WORDS, TICK, Server, address_of, make_public_server, signalled
+from jspec.serving.http.server import LAST_WORDS, TICK, Server, address_of, make_public_server, signalled, until_started
 from jspec.serving.http.settings import ServerSettings
 from jspec.serving.server.app import make_app
 
@@ -20,6 +19,8 @@ log = logging.getLogger("jspec.serve")
 
 MMAP_THRESHOLD = -3  # of mallopt, M_MMAP_THRESHOLD
 LARGE_BUFFER = 2 * 2**20  # bytes
+
+Stopping = Callable[[], contextlib.AbstractContextManager[asyncio.Queue[int]]]
 
 
 def run(service: Service, bound: socket.socket, settings: ServerSettings):
@@ -45,7 +46,7 @@ def run(service: Service, bound: socket.socket, settings: ServerSettings):
 
 
 def serve_until(
-    stopping: Callable[[], "AbstractContextManager[asyncio.Queue[int]]"],
+    stopping: Stopping,
     server: Server,
     service: Service,
     bound: socket.socket,
@@ -62,14 +63,9 @@ def serve_until(
       shutdown_timeout: seconds that requests under way have to end.
       started: called once the server listens.
     """
-
-    async def serve():
-        with stopping() as stops:
-            await _serve(server, service, bound, shutdown_timeout, stops, started)
-
     _return_large_buffers()
     with _frozen_heap():
-        asyncio.run(serve())
+        asyncio.run(_serve(stopping, server, service, bound, shutdown_timeout, started))
 
 
 def _return_large_buffers():
@@ -94,28 +90,28 @@ def _frozen_heap() -> Iterator[None]:
 
 
 async def _serve(
+    stopping: Stopping,
     server: Server,
     service: Service,
     bound: socket.socket,
     shutdown_timeout: float,
-    stops: "asyncio.Queue[int]",
     started: Callable[[], None],
 ):
-    serving = asyncio.ensure_future(server.serve([bound]))
-    try:
-        async with service.loop_monitor.running():
-            while not (server.started or serving.done()):
-                await asyncio.sleep(TICK)
-            if not serving.done():
-                started()
-            stopping = asyncio.ensure_future(stops.get())
-            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            await _drain(service, stops, shutdown_timeout)
-            server.should_exit = True
-            await serving
-    finally:
-        await service.engine.close()
+    with stopping() as stops:
+        serving = asyncio.ensure_future(server.serve([bound]))
+        try:
+            async with service.loop_monitor.running():
+                await until_started(server, serving)
+                if not serving.done():
+                    started()
+                stop = asyncio.ensure_future(stops.get())
+                await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
+                stop.cancel()
+                await _drain(service, stops, shutdown_timeout)
+                server.should_exit = True
+                await serving
+        finally:
+            await service.engine.close()
 
 
 async def _drain(service: Service, stops: "asyncio.Queue[int]", seconds: float):

@@ -34,14 +34,10 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(labels, value)
             yield counter
-        yield _by(
-            *("vllm:request_success", "Requests that have ended, by reason", "finished_reason", labels),
-            *(metrics.num_finished_by_reason,),
-        )
-        yield _by(
-            *("vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted at each position", "position", labels),
-            *({str(i): n for i, n in enumerate(metrics.num_accepted_tokens_per_position)},),
-        )
+        reasons, positions = metrics.num_finished_by_reason, enumerate(metrics.num_accepted_tokens_per_position)
+        yield _by("vllm:request_success", "Requests that have ended, by reason", "finished_reason", labels, reasons)
+        name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted at each position"
+        yield _by(name, text, "position", labels, {str(i): count for i, count in positions})
         for name, text, histogram in _histograms(metrics):
             family = HistogramMetricFamily(name, text, labels=LABELS)
             family.add_metric(labels, _buckets(histogram), histogram.total)
@@ -49,16 +45,14 @@ class EngineCollector(Collector):
 
 
 def _gauges(m: Metrics, service: Service) -> list[tuple[str, str, float]]:
+    pause = service.loop_monitor.longest_pause
     return [
         ("vllm:num_requests_running", "Requests in prefill or decoding", m.num_running),
         ("vllm:num_requests_waiting", "Requests in the queue", m.num_waiting),
         ("vllm:kv_cache_usage_perc", "Share of pages that requests hold, 1 is all", m.pages_used / m.pages_total),
         ("jspec:num_http_requests", "HTTP requests under way", service.in_flight),
         ("jspec:num_pending_body_bytes", "Bytes of bodies that arrive or are parsed", service.bodies.pending_bytes),
-        (
-            *("jspec:event_loop_longest_pause_seconds", "For how long the event loop was busy, of the last minute"),
-            *(service.loop_monitor.longest_pause,),
-        ),
+        ("jspec:event_loop_longest_pause_seconds", "For how long the event loop was busy, of the last minute", pause),
         ("jspec:num_pages_cached", "Pages that only the prefix cache holds", m.pages_cached),
         ("jspec:num_pages_swapped", "Pages in host memory", m.pages_swapped),
         ("jspec:rows_per_call", "Rows that decode in a call, on average since the start", m.rows_per_call),

@@ -25,24 +25,13 @@ log = logging.getLogger("jspec.serve")
 
 RETRY_AFTER = 5  # seconds
 LAST_BYTES = 5.0  # seconds in which a worker's last bytes, sent before it ended, may still reach the client
-STOP = named_event(
-    "message_stop", {"type": "message_stop"}
-)  # the last event of Anthropic's streams, longer than ``DONE``
+# The last event of Anthropic's streams, longer than ``DONE``.
+STOP = named_event("message_stop", {"type": "message_stop"})
 CONNECT = 5.0  # seconds within which a ready worker accepts a connection
 # Headers that are not forwarded: those of one connection, and those that server or client set themselves.
-_OWN = {
-    *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
-    *(
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"expect",
-        b"content-length",
-        b"date",
-        HEADER.encode(),
-        CLIENT.encode(),
-    ),
-}
+_OWN = {HEADER.encode(), CLIENT.encode(), b"connection", b"keep-alive", b"trailer", b"transfer-encoding", b"upgrade"}
+_OWN |= {b"expect", b"content-length", b"date", b"te", b"proxy-authenticate", b"proxy-authorization"}
+_OWN |= {b"proxy-connection"}
 
 
 class Lost(Exception):
@@ -80,12 +69,7 @@ class Upstream:
         """The response to a request, as a context manager. ``path`` and ``query`` are quoted already."""
         there = self._address
         url = URL.build(
-            scheme=there.scheme,
-            host=there.host or "",
-            port=there.port,
-            path=path,
-            query_string=query,
-            encoded=True,
+            scheme=there.scheme, host=there.host or "", port=there.port, path=path, query_string=query, encoded=True
         )
         shown_headers = CIMultiDict(headers)
         shown_headers[HEADER] = self._token

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from jspec.serving.http.server import TICK, Server, address_of, listener, make_public_server
+from jspec.serving.http.server import Server, address_of, listener, make_public_server, until_started
 from jspec.serving.http.settings import ServerSettings
 from jspec.serving.supervisor.proxy import Proxy, Upstream
 
@@ -55,8 +55,7 @@ class Public:
         self._proxy.upstream = upstream
         if self._serving is None:
             self._serving = asyncio.ensure_future(self._server.serve([self._bound]))
-            while not (self._server.started or self._serving.done()):
-                await asyncio.sleep(TICK)
+            await until_started(self._server, self._serving)
             if self._serving.done():
                 self._serving.result()  # raises the reason
         where = address_of(self._bound, self._certificate)

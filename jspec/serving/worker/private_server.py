@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jspec.serving.generation.service import Service
 from jspec.serving.http.errors import ApiError
+from jspec.serving.http.headers import header_of
 from jspec.serving.http.server import MAX_HEADER_BYTES, address_of, make_server
 from jspec.serving.http.settings import ServerSettings
 from jspec.serving.server.app import make_app
@@ -25,14 +26,12 @@ class RequireToken:
         self._app, self._token = app, token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send):
-        token = next((value for name, value in scope.get("headers", ()) if name == HEADER.encode()), b"")
+        token = header_of(scope, HEADER.encode())
         if scope["type"] == "http" and not hmac.compare_digest(token, self._token):
             error = ApiError(403, "only the supervisor of the server may use this address")
             await error.response(scope["path"])(scope, receive, send)
             return
-        client = next(
-            (value.decode("latin-1") for name, value in scope.get("headers", ()) if name == CLIENT.encode()), ""
-        )
+        client = header_of(scope, CLIENT.encode()).decode("latin-1")
         scope["client"] = (client, 0) if client else None
         await self._app(scope, receive, send)
 

@@ -13,7 +13,7 @@ from jspec.serving.anthropic.conversation import chat_of
 from jspec.serving.anthropic.protocol import MessagesRequest
 from jspec.serving.generation.chat_turn import ChatTurn
 from jspec.serving.generation.protocol import ChatRequest, parsed, read_fields
-from jspec.serving.generation.respond import Tenant
+from jspec.serving.http.auth import Tenant
 from jspec.text.parsers.events import Content, Reasoning
 from jspec.text.parsers.parser import make_parser
 from jspec.text.parsers.registry import REASONING_FORMATS, reasoning_format

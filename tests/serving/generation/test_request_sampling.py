@@ -12,14 +12,12 @@ from jspec.serving.generation.list_limits import most_entries
 from jspec.serving.generation.protocol import ChatRequest, CompletionRequest, parsed
 from jspec.serving.generation.sampling import num_choices, of_value_error, params_of
 from jspec.serving.http.errors import ApiError, shown
-from jspec.serving.http.limits import LIMIT_HELP, Limits
+from jspec.serving.http.limits import Limits
 from jspec.serving.openai.logprobs import LEAST, TextOffsets, chat_logprobs, completion_logprobs, prompt_logprobs
 
-FIELDS = {field.name for field in dataclasses.fields(jspec.SamplingParams)}
 MOST = most_entries(Limits(), vocab_size=100, max_len=100)
 DEFAULTS = jspec.SamplingParams(temperature=0.3, top_k=9)
-# Values that ask for something, of fields that a SamplingParams may not have yet.
-LATER = {
+OTHERS = {
     "repetition_penalty": 1.5,
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
@@ -57,27 +55,15 @@ def test_given_fields_are_passed_on():
     assert chat(max_completion_tokens=5, max_tokens=9).max_tokens == 5
 
 
-@pytest.mark.parametrize(("name", "value"), LATER.items())
-def test_a_field_is_passed_on_or_refused_by_name(name, value):
-    """Never ignored, whichever options SamplingParams has."""
-    if name in FIELDS:
-        expected = {7: 5.0} if name == "logit_bias" else value
-        found = getattr(completion(**{name: value}), name)
-        assert found == (tuple(expected) if isinstance(found, tuple) else expected)
-        return
-    with pytest.raises(ApiError, match="is not supported yet") as raised:
-        completion(**{name: value})
-    assert (raised.value.status, raised.value.param) == (400, name)
+@pytest.mark.parametrize(("name", "value"), OTHERS.items())
+def test_a_field_is_passed_on(name, value):
+    expected, found = {7: 5.0} if name == "logit_bias" else value, getattr(completion(**{name: value}), name)
+    assert found == (tuple(expected) if isinstance(found, tuple) else expected)
 
 
-def test_logprobs_of_a_chat_and_of_an_echo(monkeypatch):
-    from jspec.serving.generation import sampling
-
-    monkeypatch.setattr(sampling, "_KNOWN", FIELDS | {"logprobs", "prompt_logprobs"})
-    monkeypatch.setattr(sampling.dataclasses, "replace", lambda _, **given: given)
-
-    def counts(found) -> tuple:
-        return found["logprobs"], found["prompt_logprobs"]
+def test_logprobs_of_a_chat_and_of_an_echo():
+    def counts(found: jspec.SamplingParams) -> tuple:
+        return found.logprobs, found.prompt_logprobs
 
     assert counts(chat()) == (None, None)
     assert counts(chat(logprobs=True)) == (0, None)
@@ -114,7 +100,6 @@ def test_number_of_completions_is_checked():
 
 
 def test_limits_are_checked():
-    assert set(LIMIT_HELP) == {field.name for field in dataclasses.fields(Limits)}
     with pytest.raises(ValueError, match="max_n=0: expected a number above 0"):
         Limits(max_n=0)
 

@@ -13,6 +13,7 @@ from jspec import cli
 from jspec.commands.group_args import group_of
 from jspec.commands.model_args import checkpoint_folder, loading_of, speculation_of
 from jspec.serving.server import command
+from jspec.serving.server.served_model import sampling_defaults
 
 
 def args_of(*argv: str) -> argparse.Namespace:
@@ -231,3 +232,10 @@ def test_missing_packages_are_reported(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "aiohttp" else name)
     assert cli.main(["serve", str(tmp_path), "--distributed"]) == 2
     assert "aiohttp not installed: expected what pip install 'jspec[serve]' installs" in capsys.readouterr().err
+
+
+def test_defaults_of_sampling_are_named_with_their_values():
+    said = sampling_defaults(jspec.SamplingParams(temperature=0.7, top_k=20, repetition_penalty=1.1))
+    assert "temperature=0.7, top_k=20, repetition_penalty=1.1, so that temperature 0 is not the argmax" in said
+    assert "argmax" not in sampling_defaults(jspec.SamplingParams(temperature=0.7))
+    assert "jspec's default" in sampling_defaults(jspec.SamplingParams())
