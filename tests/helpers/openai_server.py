@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -30,6 +31,14 @@ def family() -> LLM:
 
 def service_of(llm: LLM, **settings) -> Service:
     return Service(jspec.AsyncEngine(llm), **{"names": ["family", "other"], "chat_template": CHAT, **settings})
+
+
+def closing_service(**settings) -> Iterator[Service]:
+    """For a fixture: a service over ``family``, which is closed at the end and holds nothing then."""
+    service = service_of(family(), **settings)
+    yield service
+    asyncio.run(service.engine.close())
+    assert_nothing_is_held(family())
 
 
 async def asked(service: Service, path: str, body: Any = None, headers=None, content=None) -> httpx.Response:

@@ -1,11 +1,10 @@
 """A server that keeps the last prompt, and requests, tools and results of tools in the form of each endpoint for chats."""
 
 import dataclasses
-from collections.abc import Iterator
 
-import pytest
-from openai_server import ask, family, service_of
+from openai_server import CHAT, ask, family
 
+import jspec
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.serving.generation.service import Service
 from jspec.serving.http.auth import Keys
@@ -24,21 +23,22 @@ FORMATS = {
 }
 
 
-def recording_service() -> Iterator[Service]:
-    """A service with the last ``prompt``; its model writes ``script`` if that is set."""
-    service = service_of(family(), tool_parser="hermes", keys=Keys(["k", "l"]))
-    service.script = None
-    make = service.llm.engine.request
+class Recording(Service):
+    """Keeps the last prompt, and writes ``script`` if that is set."""
 
-    def request(prompt, params, **about):
-        service.prompt = service.decoded(prompt)
-        if service.script is not None:
-            params = dataclasses.replace(params, structured_outputs=StructuredOutputsParams(choice=[service.script]))
-        return make(prompt, params, **about)
+    script: str | None = None
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(service.llm.engine, "request", request)
-        yield service
+    def requests(self, prompt, params, *args, **kwargs):
+        self.prompt = self.decoded(prompt)
+        if self.script is not None:
+            form = StructuredOutputsParams(choice=[self.script])
+            params = [dataclasses.replace(each, structured_outputs=form) for each in params]
+        return super().requests(prompt, params, *args, **kwargs)
+
+
+def recording_service() -> Recording:
+    settings = {"tool_parser": "hermes", "keys": Keys(["k", "l"]), "chat_template": CHAT}
+    return Recording(jspec.AsyncEngine(family()), ["family"], **settings)
 
 
 def asked(service, path, messages, key="k", **fields):

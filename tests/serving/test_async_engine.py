@@ -11,7 +11,6 @@ import pytest
 from async_callers import (
     LONG,
     ask,
-    assert_nothing_is_held,
     checked,
     collect,
     model,
@@ -22,6 +21,8 @@ from async_callers import (
     texts,
     until,
 )
+from loops import in_a_loop
+from openai_server import assert_nothing_is_held
 
 import jspec
 from jspec.engine.core import EngineCore
@@ -58,16 +59,14 @@ def test_a_few_threads_prepare_for_all_callers():
     assert max(run(serve())) == len(names) == WORKERS
 
 
-def test_what_preparing_raises_reaches_its_caller():
+@in_a_loop
+async def test_an_exception_of_prepare_reaches_its_caller():
     def work():
         raise KeyError("lost")
 
-    async def serve():
-        async with jspec.AsyncEngine(model()) as engine:
-            with pytest.raises(KeyError, match="lost"):
-                await engine.prepare(work)
-
-    run(serve())
+    async with jspec.AsyncEngine(model()) as engine:
+        with pytest.raises(KeyError, match="lost"):
+            await engine.prepare(work)
 
 
 def test_deltas_come_before_the_end():
@@ -80,18 +79,16 @@ def test_deltas_come_before_the_end():
     checked(deltas)
 
 
-def test_bad_arguments_reach_their_caller():
+@in_a_loop
+async def test_bad_arguments_reach_their_caller():
     """``test_requests.py`` has all of them."""
 
-    async def serve():
-        async with jspec.AsyncEngine(model()) as engine:
-            with pytest.raises(ValueError, match=r"priority=0\.5: expected an integer"):
-                await anext(engine.generate("a", priority=0.5))
-            with pytest.raises(TypeError, match="did you mean 'temperature'"):
-                await anext(engine.generate("a", temprature=1))
-            assert await ask(engine, 1)
-
-    run(serve())
+    async with jspec.AsyncEngine(model()) as engine:
+        with pytest.raises(ValueError, match=r"priority=0\.5: expected an integer"):
+            await anext(engine.generate("a", priority=0.5))
+        with pytest.raises(TypeError, match="did you mean 'temperature'"):
+            await anext(engine.generate("a", temprature=1))
+        assert await ask(engine, 1)
 
 
 def test_something_else_than_a_model_is_refused():
@@ -138,7 +135,7 @@ def decodes(active) -> bool:
 
 @pytest.mark.parametrize("how", ["cancel", "close", "collect"])
 @pytest.mark.parametrize("state", [waits, is_read, decodes])
-def test_who_leaves_takes_nothing_along(state, how):
+def test_callers_that_leave_change_no_other_text(state, how):
     """And changes nothing for those who stay."""
     llm = slow_model()
     neighbours = 3 if state is waits else 2  # of three rows
@@ -203,51 +200,45 @@ def test_a_loop_that_breaks_gives_its_request_up():
     assert_nothing_is_held(llm)
 
 
-def test_closing_gives_up_what_is_under_way():
+@in_a_loop
+async def test_closing_gives_up_what_is_under_way():
     llm = slow_model()
 
-    async def serve():
-        engine = jspec.AsyncEngine(llm)
-        tasks = [asyncio.ensure_future(collect(engine.generate("abc", LONG))) for _ in range(5)]
-        # Prompts are encoded by other threads, and a request that arrives after the engine was closed is refused.
-        await until(lambda: (llm.engine.metrics().num_running, llm.engine.metrics().num_waiting) == (3, 2))
-        await engine.close()
-        results = [checked(deltas) for deltas in await asyncio.gather(*tasks)]
-        assert [result.finish_reason for result in results] == ["abort"] * 5
-        assert_nothing_is_held(llm)
-        await engine.close()
-        with pytest.raises(RuntimeError, match="the AsyncEngine is closed"):
-            await anext(engine.generate("abc"))
-        async with jspec.AsyncEngine(llm) as another:
-            assert checked(await collect(another.generate("abc", max_tokens=3))).finish_reason == "length"
-
-    run(serve())
+    engine = jspec.AsyncEngine(llm)
+    tasks = [asyncio.ensure_future(collect(engine.generate("abc", LONG))) for _ in range(5)]
+    # Prompts are encoded by other threads, and a request that arrives after the engine was closed is refused.
+    await until(lambda: (llm.engine.metrics().num_running, llm.engine.metrics().num_waiting) == (3, 2))
+    await engine.close()
+    results = [checked(deltas) for deltas in await asyncio.gather(*tasks)]
+    assert [result.finish_reason for result in results] == ["abort"] * 5
+    assert_nothing_is_held(llm)
+    await engine.close()
+    with pytest.raises(RuntimeError, match="the AsyncEngine is closed"):
+        await anext(engine.generate("abc"))
+    async with jspec.AsyncEngine(llm) as another:
+        assert checked(await collect(another.generate("abc", max_tokens=3))).finish_reason == "length"
 
 
-def test_an_engine_that_was_never_used_is_closed():
-    async def serve():
-        async with jspec.AsyncEngine(model()):
-            pass
-
-    run(serve())
+@in_a_loop
+async def test_an_engine_that_was_never_used_is_closed():
+    async with jspec.AsyncEngine(model()):
+        pass
 
 
-def test_the_thread_sleeps_while_there_is_nothing_to_do(monkeypatch):
+@in_a_loop
+async def test_the_thread_sleeps_while_there_is_nothing_to_do(monkeypatch):
     llm = model()
 
-    async def serve():
-        async with jspec.AsyncEngine(llm) as engine:
-            await ask(engine, 1)
-            await until(lambda: not engine._clients)
-            await asyncio.sleep(0.05)
-            served, serve_once = [], EngineCore.serve
-            monkeypatch.setattr(EngineCore, "serve", lambda *args: served.append(1) or serve_once(*args))
-            await asyncio.sleep(0.2)
-            assert not served
-            await ask(engine, 2)
-            assert served
-
-    run(serve())
+    async with jspec.AsyncEngine(llm) as engine:
+        await ask(engine, 1)
+        await until(lambda: not engine._clients)
+        await asyncio.sleep(0.05)
+        served, serve_once = [], EngineCore.serve
+        monkeypatch.setattr(EngineCore, "serve", lambda *args: served.append(1) or serve_once(*args))
+        await asyncio.sleep(0.2)
+        assert not served
+        await ask(engine, 2)
+        assert served
 
 
 def test_two_engines_and_calls_of_generate_and_add_beside_each_other():
@@ -295,7 +286,7 @@ def test_event_loops_of_several_threads_share_an_engine():
     assert [got.get(seed) for seed in range(12)] == texts(llm, range(12))
 
 
-def test_who_is_slow_holds_nobody_up():
+def test_slow_callers_hold_nobody_up():
     """Not even one who blocks his event loop."""
     llm = slow_model()
 

@@ -66,12 +66,8 @@ class RequestSettings:
         """
         if self.request.truncate_prompt_tokens is None:
             self.service.require_context(prompt, name)
-        engine = self.service.llm.engine
         try:
-            return [
-                engine.request(prompt, params, priority=self.priority, salt=self.salt, tenant=self.tenant)
-                for params in self.copies
-            ]
+            return self.service.requests(prompt, self.copies, self.priority, self.salt, self.tenant)
         except (ValueError, TypeError) as error:
             raise of_value_error(error, self.request, name) from None
 

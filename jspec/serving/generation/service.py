@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from jspec.engine.engine import QueueFull
 from jspec.engine.request import Request
 from jspec.llm import LLM
+from jspec.sampling.params import SamplingParams
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.serving.async_engine import AsyncEngine, Group
 from jspec.serving.generation.list_limits import Most, most_entries
@@ -197,6 +198,21 @@ class Service:
             f"(prompt is too long: {tokens} > {self.max_len - 1} maximum)."
         )
         return ApiError(400, message, param, "context_length_exceeded")
+
+    def requests(
+        self,
+        prompt: Sequence[int],
+        params: Sequence[SamplingParams],
+        priority: int = 0,
+        salt: str = "",
+        tenant: str = "",
+    ) -> list[Request]:
+        """The engine's requests for completions of one prompt; the arguments are those of ``Engine.request``.
+
+        Raises:
+          ValueError: the engine cannot serve one; the message begins with a field of ``SamplingParams``, or the prompt.
+        """
+        return [self.llm.engine.request(prompt, p, priority=priority, salt=salt, tenant=tenant) for p in params]
 
     def require_room(self, tenant: str):
         """Check, as soon as a request of a tenant comes, that the queue has room for it.

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import psutil
 import pytest
+from loops import in_a_loop
 from server_process import serving
 from tiers import in_tiers
 
@@ -114,17 +115,15 @@ def test_no_field_is_too_large_for_the_others(server, path, size, every):
         ("truncate_prompt_tokens", None, {"prompt": "ab c" * (LARGEST // 4)}),
     ],
 )
-def test_largest_valid_values_are_accepted(server, name, entries, others):
+@in_a_loop
+async def test_largest_valid_values_are_accepted(server, name, entries, others):
     _, address = server
     value = json.dumps(20 if entries is None else list(entries))
 
-    async def ask():
-        async with steady(address) as delays:
-            status, text = await send(address, "/v1/completions", body("/v1/completions", name, value, **others))
-            assert status == 200, text
-        assert max(delays) < MOST_SECONDS
-
-    asyncio.run(ask())
+    async with steady(address) as delays:
+        status, text = await send(address, "/v1/completions", body("/v1/completions", name, value, **others))
+        assert status == 200, text
+    assert max(delays) < MOST_SECONDS
 
 
 @pytest.mark.parametrize("path", in_tiers(("/v1/completions", "/v1/chat/completions"), test=("/v1/completions",)))
@@ -170,29 +169,27 @@ def test_endless_grammars_are_refused(server):
     assert process.memory_info().rss < before + MOST_MEMORY
 
 
-def test_work_for_a_disconnected_client_is_cancelled(server):
+@in_a_loop
+async def test_work_for_a_disconnected_client_is_cancelled(server):
     process, address = server
 
-    async def ask():
-        async with steady(address) as delays:
-            tasks = [
-                asyncio.ensure_future(
-                    send(address, "/v1/completions", body("/v1/completions", "structured_outputs", json.dumps(form)))
-                )
-                for form in ENDLESS
-            ]
-            await asyncio.sleep(0.5)
-            assert len(tried(process)) == 2
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            deadline = time.monotonic() + SECONDS / 2
-            while tried(process):
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.02)
-        assert max(delays) < MOST_SECONDS
-
-    asyncio.run(ask())
+    async with steady(address) as delays:
+        tasks = [
+            asyncio.ensure_future(
+                send(address, "/v1/completions", body("/v1/completions", "structured_outputs", json.dumps(form)))
+            )
+            for form in ENDLESS
+        ]
+        await asyncio.sleep(0.5)
+        assert len(tried(process)) == 2
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        deadline = time.monotonic() + SECONDS / 2
+        while tried(process):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+    assert max(delays) < MOST_SECONDS
 
 
 def tried(process: psutil.Process) -> list[psutil.Process]:

@@ -26,7 +26,7 @@ from jspec.serving.server.app import make_app
 
 @pytest.fixture(scope="module")
 def service():
-    yield from recording_service()
+    return recording_service()
 
 
 def test_a_reference_is_the_item(service):
@@ -154,6 +154,6 @@ def test_a_value_that_asks_for_nothing_is_accepted(service, path, field):
     assert ask(service, path, body, {"authorization": "Bearer k"}).status_code == 200
 
 
-def test_what_would_generate_nothing_is_refused(service):
+def test_prewarming_is_refused(service):
     response = asked(service, RESPONSES, [SAY], prompt_cache_options={"prewarm": True})
     assert_refused(response, "prompt_cache_options.prewarm")

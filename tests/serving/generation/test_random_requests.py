@@ -28,12 +28,8 @@ PATHS = {
     "/v1/messages": MessagesRequest,
     "/v1/responses": ResponsesRequest,
 }
-NEEDED = {
-    "/v1/completions": {"prompt"},
-    "/detokenize": {"tokens"},
-    "/v1/messages": {"messages", "max_tokens"},
-    "/v1/responses": {"input"},
-}
+NEEDED = {"/v1/completions": {"prompt"}, "/detokenize": {"tokens"}, "/v1/responses": {"input"}}
+NEEDED["/v1/messages"] = {"messages", "max_tokens"}
 LIMITS = Limits(max_body_bytes=20_000, max_n=3, max_choices=6, max_prompts=4)
 
 
@@ -64,16 +60,11 @@ block |= {"input": values, "content": values, "arguments": texts | values, "outp
 blocks = st.lists(st.fixed_dictionaries({"type": kinds | values}, optional=block), max_size=3)
 parts = st.lists(st.fixed_dictionaries({"type": st.sampled_from(["text", "image_url"]), "text": texts}), max_size=2)
 calls = st.lists(st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": texts, "arguments": values})}))
-messages = st.lists(
-    st.fixed_dictionaries(
-        {
-            "role": st.sampled_from(["system", "user", "assistant", "tool", ""]),
-            "content": texts | parts | scalars | blocks,
-        },
-        optional={"tool_calls": calls, "tool_call_id": names, "name": scalars, "x": values},
-    ),
-    max_size=3,
-)
+message = {"role": st.sampled_from(["system", "user", "assistant", "tool", ""])}
+message["content"] = texts | parts | scalars | blocks
+others = {"tool_calls": calls, "tool_call_id": names, "name": scalars, "x": values}
+messages = st.lists(st.fixed_dictionaries(message, optional=others), max_size=3)
+tool = {"type": texts | kinds, "name": names, "function": values, "strict": scalars}
 ids = st.lists(st.integers(-1, V), max_size=20)
 schemas = st.sampled_from([{"type": "integer"}, {"enum": ["a", 1]}, {"type": "object", "maxProperties": 1}]) | values
 forms = {
@@ -105,12 +96,7 @@ plausible = {
     | st.fixed_dictionaries({}, optional=forms),
     "tool_choice": st.sampled_from(["none", "auto", "required"])
     | st.fixed_dictionaries({"type": st.sampled_from(["auto", "any", "tool", "function"]) | values, "name": names}),
-    "tools": st.lists(
-        st.fixed_dictionaries(
-            {}, optional={"type": texts | kinds, "name": names, "function": values, "strict": scalars}
-        ),
-        max_size=2,
-    ),
+    "tools": st.lists(st.fixed_dictionaries({}, optional=tool), max_size=2),
 }
 
 

@@ -67,18 +67,13 @@ BASES: dict[str, dict[str, Any]] = {
 BASES["/v1/messages/count_tokens"] = BASES["/v1/messages"]
 LISTS = ("messages", "input", "tools")  # of which the base's entries stay in front
 # Values that refer to others of a request, or have a form that their type does not tell.
-VALUES = {
-    **{"model": "family", "max_tokens": 1, "max_completion_tokens": 1, "max_output_tokens": 1, "n": 1, "stop": "x"},
-    **{
-        "call_id": "c",
-        "tool_use_id": "c",
-        "tool_call_id": "c",
-        "name": "look",
-        "arguments": "{}",
-        "logit_bias": {"1": 1},
-    },
-    **{"parameters": SCHEMA, "input_schema": SCHEMA, "schema": SCHEMA, "prompt": "Say.", "seed": 1},
-    **{"best_of": 2, "web_search_options": {"search_context_size": "low"}},
+VALUES = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "seed"), 1)
+VALUES |= dict.fromkeys(("call_id", "tool_use_id", "tool_call_id"), "c")
+VALUES |= dict.fromkeys(("parameters", "input_schema", "schema"), SCHEMA)
+VALUES |= {"model": "family", "stop": "x", "name": "look", "arguments": "{}", "logit_bias": {"1": 1}, "prompt": "Say."}
+VALUES |= {
+    "best_of": 2,
+    "web_search_options": {"search_context_size": "low"},
     "RequestDocumentBlock.source": {"type": "text", "media_type": "text/plain", "data": "x"},
     "ToolChoiceAllowed.tools": [{"type": "function", "name": "look"}],
     "ChatCompletionAllowedTools.tools": [{"type": "function", "function": {"name": "look"}}],
@@ -201,12 +196,8 @@ def service():
 
 def requests_with(path: str, chain: Chain, value: Any) -> Iterator[dict[str, Any]]:
     for given in EXAMPLES.placed(chain, value) if chain else [value]:
-        body = {
-            "model": "family",
-            "max_output_tokens" if "responses" in path else "max_tokens": 1,
-            **BASES[path],
-            **given,
-        }
+        most = "max_output_tokens" if "responses" in path else "max_tokens"
+        body = {"model": "family", most: 1, **BASES[path], **given}
         for name in LISTS:
             if chain and chain[0].field == name and name in BASES[path]:
                 body[name] = [*BASES[path][name], *body[name], *([] if name == "tools" else [SAY])]
@@ -255,9 +246,8 @@ def test_the_server_does_what_the_table_says(service, path, name):
     for field, verdict in row.fields.items():
         trial = Trial(service, path, [(kind, chain) for kind, chain in found if field in fields_of(kind)])
         looked_up = field == "previous_response_id" or name == "ItemReference"
-        for value in {
-            str(value): value for kind, _ in trial.places for value in _values(kind, field, verdict)
-        }.values():
+        values = {str(value): value for kind, _ in trial.places for value in _values(kind, field, verdict)}
+        for value in values.values():
 
             def make(kind: type, field: str = field, value: Any = value) -> dict[str, Any]:
                 return {**EXAMPLES.least(kind), field: value}

@@ -1,36 +1,33 @@
 """What a server cannot do, it refuses by name, before anything is started."""
 
-import asyncio
 import gzip
 
 import pytest
-from openai_server import MAX_LEN, ask, assert_nothing_is_held, error_of, family, service_of
+from openai_server import MAX_LEN, ask, closing_service, error_of, family, service_of
 
 from jspec.serving.http.limits import Limits
 
 PROMPT = {"prompt": "def main(", "max_tokens": 2}
 CHATTING = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
-LIMITS = Limits(
-    max_body_bytes=20_000,
-    max_json_depth=8,
-    max_prompts=4,
-    max_n=3,
-    max_choices=6,
-    max_messages=3,
-    max_stop_strings=2,
-    max_stop_length=10,
-    max_logprobs=5,
-    max_logit_bias=2,
-    max_cache_salt=4,
-)
+FEW = {"max_prompts": 4, "max_n": 3, "max_choices": 6, "max_messages": 3, "max_stop_strings": 2, "max_stop_length": 10}
+LIMITS = Limits(max_body_bytes=20_000, max_json_depth=8, max_logprobs=5, max_logit_bias=2, max_cache_salt=4, **FEW)
 
 
 @pytest.fixture(scope="module")
 def service():
-    made = service_of(family(), limits=LIMITS)
-    yield made
-    asyncio.run(made.engine.close())
-    assert_nothing_is_held(family())
+    yield from closing_service(limits=LIMITS)
+
+
+def streamed(options):
+    return {"stream": True, "stream_options": options}
+
+
+def said(content):
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+def function(**fields):
+    return {"tools": [{"type": "function", "function": fields}]}
 
 
 REFUSED = [  # (fields, the field that is named, what the message has)
@@ -44,11 +41,7 @@ REFUSED = [  # (fields, the field that is named, what the message has)
     ({"prompt": [99999]}, "prompt", "token id 99999"),
     ({"prompt": ["a", [99999]]}, "prompt", "prompt[1] has token id 99999"),
     ({"prompt": "a " * MAX_LEN}, "prompt", "(prompt is too long: 257 tokens > 255 maximum)"),
-    (
-        {"prompt": "a" * 19_000},
-        "prompt",
-        "context length is 256 tokens. However, your prompt resulted in 1024 tokens or",
-    ),
+    ({"prompt": "a" * 19_000}, "prompt", "length is 256 tokens. However, your prompt resulted in 1024 tokens or"),
     ({"prompt": [7] * 1025}, "prompt", "context length is 256 tokens. However, your prompt resulted in 1025 tokens ("),
     ({"prompt": ["a"] * 5}, "prompt", "at most 4"),
     ({"n": 0}, "n", "n=0: expected an integer in 1..3"),
@@ -77,17 +70,9 @@ REFUSED = [  # (fields, the field that is named, what the message has)
     ({"logprobs": 6}, "logprobs", "0..5"),
     ({"prompt_logprobs": -1}, "prompt_logprobs", "-1"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
-    (
-        {"stream": True, "stream_options": {"x": 1}},
-        "stream_options.x",
-        "unknown field 'stream_options.x': leave it out",
-    ),
-    (
-        {"stream": True, "stream_options": {"include_usage": "x"}},
-        "stream_options.include_usage",
-        "='x': expected a valid boo",
-    ),
-    ({"stream": True, "stream_options": 7}, "stream_options", "stream_options=7: expected a valid dictionary"),
+    (streamed({"x": 1}), "stream_options.x", "unknown field 'stream_options.x': leave it out"),
+    (streamed({"include_usage": "x"}), "stream_options.include_usage", "='x': expected a valid boo"),
+    (streamed(7), "stream_options", "stream_options=7: expected a valid dictionary"),
     ({"logit_bias": {"7": "a"}}, "logit_bias.7", "logit_bias.7='a': expected a valid number"),
     ({"logit_bias": {"7" * 999: "a"}}, f"logit_bias.{'7' * 64}", "expected a valid number"),
     ({"priority": 1}, "priority", "--scheduling-policy"),
@@ -120,26 +105,22 @@ REFUSED_CHATS = [
     ({"messages": ["a"]}, "messages[0]", "messages[0]='a': expected a valid dictionary"),
     ({"messages": [{"content": "a"}]}, "messages[0].role", "expected text"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "image"),
+    (said([{"type": "image_url"}]), "messages[0].content[0].type", "image"),
     ({"messages": [{"role": "user", "content": "a"}] * 4}, "messages", "--max-messages"),
-    ({"messages": [{"role": "user", "content": "a " * MAX_LEN}]}, "messages", "However, your messages resulted in "),
-    ({"messages": [{"role": "user", "content": "a" * 19_000}]}, "messages", "resulted in 1024 tokens or more"),
+    (said("a " * MAX_LEN), "messages", "However, your messages resulted in "),
+    (said("a" * 19_000), "messages", "resulted in 1024 tokens or more"),
     ({"tool_choice": "required"}, "tool_choice", "'required'"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", 'expected "none", "auto", "required"'),
     ({"tools": [1]}, "tools[0]", "tools[0]=1: expected a valid dictionary"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "expected 'function'"),
-    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "expected the name"),
+    (function(), "tools[0].function.name", "expected the name"),
+    (function(name="f", strict=1), "tools[0].function.strict", "strict=1: exp"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message", "beside it"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "--template-kwargs"),
     (
         {"chat_template_kwargs": {"enable_thinking": [1]}},
         "chat_template_kwargs.enable_thinking",
         "[1]: expected true, ",
-    ),
-    (
-        {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
-        "tools[0].function.strict",
-        "strict=1: exp",
     ),
     ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
     ({"logprobs": 2}, "logprobs", "boolean"),

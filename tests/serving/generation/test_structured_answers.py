@@ -7,7 +7,7 @@ import random
 import re
 
 import pytest
-from openai_server import ask, assert_nothing_is_held, error_of, events, family, service_of
+from openai_server import ask, assert_nothing_is_held, closing_service, error_of, events, family
 
 import jspec
 from jspec.serving.http.limits import Limits
@@ -29,10 +29,7 @@ MOST_BYTES = 1_000
 
 @pytest.fixture(scope="module")
 def service():
-    made = service_of(family(), limits=Limits(max_grammar_bytes=MOST_BYTES))
-    yield made
-    asyncio.run(made.engine.close())
-    assert_nothing_is_held(family())
+    yield from closing_service(limits=Limits(max_grammar_bytes=MOST_BYTES))
 
 
 def text_of(choice: dict) -> str:

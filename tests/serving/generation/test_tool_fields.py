@@ -26,7 +26,7 @@ PNG = "data:image/png;base64,iVBORw0KGgo="
 
 @pytest.fixture(scope="module")
 def service():
-    yield from recording_service()
+    return recording_service()
 
 
 def allowed(path, mode, names):
@@ -142,7 +142,7 @@ TEXT = {CHATS: "text", RESPONSES: "input_text", MESSAGES: "text"}
 
 
 @pytest.mark.parametrize(("path", "part"), [(path, part) for path, parts in UNSEEN.items() for part in parts], ids=str)
-def test_what_a_tool_gives_and_the_model_cannot_see_is_said(service, path, part, caplog):
+def test_images_and_files_of_tools_are_replaced_by_a_sentence(service, path, part, caplog):
     content = [{"type": TEXT[path], "text": "before"}, part, {"type": TEXT[path], "text": "after"}]
     with caplog.at_level(logging.WARNING, "jspec"):
         prompt = prompt_of(service, path, result_of(path, content))
@@ -159,7 +159,7 @@ def test_a_part_of_an_unknown_type_is_refused_in_results_too(service, path):
     assert_refused(asked(service, path, result_of(path, [{"type": "hologram", "text": "x"}])), "hologram")
 
 
-def test_what_a_tool_gives_as_text_is_told(service):
+def test_texts_of_tool_results_are_in_the_prompt(service):
     source = {"type": "content", "content": [{"type": "text", "text": "inner"}]}
     blocks = [
         {"type": "search_result", "title": "T", "source": "S", "content": [{"type": "text", "text": "found"}]},

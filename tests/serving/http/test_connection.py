@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from loops import in_a_loop
 
 from jspec.serving.http.connection import Connection, ConnectionLimits
 
@@ -67,50 +68,42 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
     return head[:12] + await reader.readexactly(2)
 
 
-def test_silent_client_is_disconnected():
-    async def ask():
-        async with connected() as (reader, _):
-            assert await closed(reader)
-
-    asyncio.run(ask())
+@in_a_loop
+async def test_silent_client_is_disconnected():
+    async with connected() as (reader, _):
+        assert await closed(reader)
 
 
-def test_slow_client_is_timed_out():
+@in_a_loop
+async def test_slow_client_is_timed_out():
     async def drip(writer):
         for letter in HEAD * 100:
             writer.write(bytes([letter]))
             await asyncio.sleep(SECONDS / 8)
 
-    async def ask():
-        async with connected() as (reader, writer):
-            dripping = asyncio.create_task(drip(writer))
-            assert await closed(reader)
-            dripping.cancel()
-
-    asyncio.run(ask())
+    async with connected() as (reader, writer):
+        dripping = asyncio.create_task(drip(writer))
+        assert await closed(reader)
+        dripping.cancel()
 
 
-def test_unfinished_second_request_is_timed_out():
-    async def ask():
-        async with connected() as (reader, writer):
-            writer.write(HEAD + b"ab")
-            assert await answer(reader) == b"HTTP/1.1 200ab"
-            writer.write(HEAD[:-2])
-            assert await closed(reader)
-
-    asyncio.run(ask())
+@in_a_loop
+async def test_unfinished_second_request_is_timed_out():
+    async with connected() as (reader, writer):
+        writer.write(HEAD + b"ab")
+        assert await answer(reader) == b"HTTP/1.1 200ab"
+        writer.write(HEAD[:-2])
+        assert await closed(reader)
 
 
-def test_slow_responses_and_bodies_are_not_timed_out():
-    async def ask():
-        async with connected() as (reader, writer):
-            for body in (b"ab", b"cd"):
-                writer.write(HEAD + body[:1])
-                await asyncio.sleep(2 * SECONDS)
-                writer.write(body[1:])
-                assert await answer(reader) == b"HTTP/1.1 200" + body
-
-    asyncio.run(ask())
+@in_a_loop
+async def test_slow_responses_and_bodies_are_not_timed_out():
+    async with connected() as (reader, writer):
+        for body in (b"ab", b"cd"):
+            writer.write(HEAD + body[:1])
+            await asyncio.sleep(2 * SECONDS)
+            writer.write(body[1:])
+            assert await answer(reader) == b"HTTP/1.1 200" + body
 
 
 async def asked_until_served(host: str, port: int) -> bytes:
@@ -127,20 +120,18 @@ async def asked_until_served(host: str, port: int) -> bytes:
     raise AssertionError("no connection was kept")
 
 
-def test_more_connections_than_the_limit_are_closed():
-    async def ask():
-        async with connected(seconds=60) as (reader, writer):
-            host, port = writer.get_extra_info("peername")[:2]
-            others = [await asyncio.open_connection(host, port) for _ in range(MOST)]
-            assert await closed(others[-1][0])
-            writer.write(HEAD + b"ab")
-            assert await answer(reader) == b"HTTP/1.1 200ab"
-            others[0][1].close()
-            assert await asked_until_served(host, port) == b"HTTP/1.1 200cd"
-            for _, other in others:
-                other.close()
-
-    asyncio.run(ask())
+@in_a_loop
+async def test_more_connections_than_the_limit_are_closed():
+    async with connected(seconds=60) as (reader, writer):
+        host, port = writer.get_extra_info("peername")[:2]
+        others = [await asyncio.open_connection(host, port) for _ in range(MOST)]
+        assert await closed(others[-1][0])
+        writer.write(HEAD + b"ab")
+        assert await answer(reader) == b"HTTP/1.1 200ab"
+        others[0][1].close()
+        assert await asked_until_served(host, port) == b"HTTP/1.1 200cd"
+        for _, other in others:
+            other.close()
 
 
 def chunked(sizes) -> bytes:
@@ -149,29 +140,25 @@ def chunked(sizes) -> bytes:
     return head + b"".join(b"%x\r\n%s\r\n" % (size, b"x" * size) for size in sizes)
 
 
-def test_bodies_in_tiny_chunks_are_refused():
+@in_a_loop
+async def test_bodies_in_tiny_chunks_are_refused():
     """A million chunks of a byte cost a hundred times what the same bytes do in one."""
 
-    async def ask():
+    async with connected() as (reader, writer):
+        loop = asyncio.get_running_loop()
+        writer.write(chunked([1] * 20_000))
+        started = loop.time()
+        assert (await reader.read()).startswith(b"HTTP/1.1 400")
+        assert loop.time() - started < 20 * SECONDS
+
+
+@in_a_loop
+async def test_bodies_in_chunks_are_read():
+    for sizes in ([1] * 200, [1000] * 500, [1] * 100 + [10_000] * 300):
         async with connected() as (reader, writer):
-            loop = asyncio.get_running_loop()
-            writer.write(chunked([1] * 20_000))
-            started = loop.time()
-            assert (await reader.read()).startswith(b"HTTP/1.1 400")
-            assert loop.time() - started < 20 * SECONDS
-
-    asyncio.run(ask())
-
-
-def test_bodies_in_chunks_are_read():
-    async def ask():
-        for sizes in ([1] * 200, [1000] * 500, [1] * 100 + [10_000] * 300):
-            async with connected() as (reader, writer):
-                writer.write(chunked([*sizes, 0]) + b"")
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20 * SECONDS)
-                assert head.startswith(b"HTTP/1.1 200")
-
-    asyncio.run(ask())
+            writer.write(chunked([*sizes, 0]) + b"")
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20 * SECONDS)
+            assert head.startswith(b"HTTP/1.1 200")
 
 
 async def begin(scope, receive, send):

@@ -5,6 +5,7 @@ import errno
 import resource
 
 import pytest
+from loops import in_a_loop
 from starlette.requests import Request
 
 from jspec.serving.http.errors import ApiError
@@ -39,36 +40,32 @@ async def read(bodies: Bodies, asked: Request, entered: asyncio.Event, left: asy
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_bodies_under_way_have_a_budget(announced):
-    async def play():
-        bodies, entered, left = Bodies(LIMITS), asyncio.Event(), asyncio.Event()
-        first = asyncio.create_task(read(bodies, request([b"a" * 90], 90 if announced else None), entered, left))
-        await entered.wait()
-        assert bodies.pending_bytes == 90
-        with pytest.raises(ApiError) as refused:
-            await read(bodies, request([b"b" * 70], 70 if announced else None), asyncio.Event(), left)
-        assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "1"})
-        assert bodies.pending_bytes == 90
-        left.set()
-        assert await first == b"a" * 90
-        assert bodies.pending_bytes == 0
-        assert await read(bodies, request([b"b" * 70]), asyncio.Event(), left) == b"b" * 70
-
-    asyncio.run(play())
+@in_a_loop
+async def test_bodies_under_way_have_a_budget(announced):
+    bodies, entered, left = Bodies(LIMITS), asyncio.Event(), asyncio.Event()
+    first = asyncio.create_task(read(bodies, request([b"a" * 90], 90 if announced else None), entered, left))
+    await entered.wait()
+    assert bodies.pending_bytes == 90
+    with pytest.raises(ApiError) as refused:
+        await read(bodies, request([b"b" * 70], 70 if announced else None), asyncio.Event(), left)
+    assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "1"})
+    assert bodies.pending_bytes == 90
+    left.set()
+    assert await first == b"a" * 90
+    assert bodies.pending_bytes == 0
+    assert await read(bodies, request([b"b" * 70]), asyncio.Event(), left) == b"b" * 70
 
 
-def test_an_announced_body_counts_before_it_comes():
-    async def play():
-        bodies = Bodies(LIMITS)
-        waiting = asyncio.create_task(read(bodies, request([None], 80), asyncio.Event(), asyncio.Event()))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert bodies.pending_bytes == 80
-        waiting.cancel()  # its client leaves
-        await asyncio.gather(waiting, return_exceptions=True)
-        assert bodies.pending_bytes == 0
-
-    asyncio.run(play())
+@in_a_loop
+async def test_an_announced_body_counts_before_it_comes():
+    bodies = Bodies(LIMITS)
+    waiting = asyncio.create_task(read(bodies, request([None], 80), asyncio.Event(), asyncio.Event()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert bodies.pending_bytes == 80
+    waiting.cancel()  # its client leaves
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert bodies.pending_bytes == 0
 
 
 def test_the_budget_holds_a_body():
@@ -103,16 +100,14 @@ def test_used_up_files_are_told_once_a_minute(caplog):
         loop.close()
 
 
-def test_the_longest_pause_of_an_event_loop_is_measured():
-    async def play():
-        monitor = LoopMonitor()
-        assert monitor.longest_pause == 0
-        async with monitor.running():
-            await asyncio.sleep(0.05)
-            end = asyncio.get_running_loop().time() + 0.3
-            while asyncio.get_running_loop().time() < end:
-                pass
-            await asyncio.sleep(0.05)
-            assert monitor.longest_pause >= 0.25
-
-    asyncio.run(play())
+@in_a_loop
+async def test_the_longest_pause_of_an_event_loop_is_measured():
+    monitor = LoopMonitor()
+    assert monitor.longest_pause == 0
+    async with monitor.running():
+        await asyncio.sleep(0.05)
+        end = asyncio.get_running_loop().time() + 0.3
+        while asyncio.get_running_loop().time() < end:
+            pass
+        await asyncio.sleep(0.05)
+        assert monitor.longest_pause >= 0.25

@@ -5,7 +5,17 @@ import asyncio
 import openai.types
 import openai.types.chat
 import pytest
-from openai_server import CHAT, MAX_LEN, ask, asked, assert_nothing_is_held, error_of, events, family, service_of
+from openai_server import (
+    CHAT,
+    MAX_LEN,
+    ask,
+    asked,
+    closing_service,
+    error_of,
+    events,
+    family,
+    service_of,
+)
 
 import jspec
 from jspec.serving.generation import respond
@@ -19,10 +29,7 @@ SEEDED = {"prompt": PROMPT, "temperature": 0.9, "top_p": 0.9, "top_k": 50, "seed
 
 @pytest.fixture(scope="module")
 def service():
-    made = service_of(family())
-    yield made
-    asyncio.run(made.engine.close())
-    assert_nothing_is_held(family())
+    yield from closing_service()
 
 
 def generated(prompt=PROMPT, **params) -> jspec.Result:

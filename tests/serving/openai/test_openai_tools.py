@@ -39,6 +39,10 @@ def named(name):
     return {"type": "function", "function": {"name": name}}
 
 
+def strange(parameters):
+    return [{"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}]
+
+
 def chat(service, **fields):
     return ask(service, "/v1/chat/completions", {"messages": MESSAGES, "seed": 3, "max_tokens": 160, **fields})
 
@@ -101,11 +105,7 @@ def test_a_cut_call_is_given_as_far_as_it_came(service):
     [
         ({"tool_choice": "required"}, "tool_choice", "expected tools beside it"),
         ({"tool_choice": "any", "tools": TOOLS}, "tool_choice", '"none", "auto", "required", {'),
-        (
-            {"tool_choice": named("write"), "tools": TOOLS},
-            "tool_choice",
-            "'write': expected one of read_file, list_files",
-        ),
+        ({"tool_choice": named("write"), "tools": TOOLS}, "tool_choice", "'write': expected one of read_file, list_fi"),
         ({"tool_choice": named("write")}, "tool_choice", "expected tools beside it"),
         ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice", '"none", "auto"'),
         (
@@ -113,19 +113,9 @@ def test_a_cut_call_is_given_as_far_as_it_came(service):
             "structured_outputs",
             "nothing beside a tool_choice that forces calls",
         ),
+        ({"tool_choice": named("f"), "tools": strange({"$ref": "#"})}, "tools", "circular references"),
         (
-            {
-                "tool_choice": named("f"),
-                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}}}],
-            },
-            "tools",
-            "circular references",
-        ),
-        (
-            {
-                "tool_choice": "required",
-                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": ["a" * 70_000]}}}],
-            },
+            {"tool_choice": "required", "tools": strange({"enum": ["a" * 70_000]})},
             "tools",
             "expected at most 65536 (--max-grammar-bytes)",
         ),
@@ -163,11 +153,7 @@ def test_the_chat_template_gets_effort_and_defaults(service):
     with_defaults = service_of(family(), chat_template=template, default_template_kwargs={"thinking": "yes"})
 
     def text(**fields):
-        answer = ask(
-            with_defaults,
-            "/v1/chat/completions",
-            {"messages": MESSAGES, "max_tokens": 1, "return_token_ids": True, **fields},
-        )
+        answer = chat(with_defaults, max_tokens=1, return_token_ids=True, **fields)
         return family().tokenizer.decode(answer.json()["prompt_token_ids"])
 
     assert text(reasoning_effort="low").endswith("low|True|yes")
@@ -201,9 +187,8 @@ def test_reasoning_comes_before_what_is_forced(thinking):
     if thinking == "<think>":
         assert (choice["finish_reason"], message["content"], "tool_calls" in message) == ("length", "", False)
         assert message["reasoning"] == message["reasoning_content"] != ""
-        hidden = chat(
-            own, tools=TOOLS, tool_choice=named("list_files"), max_tokens=40, include_reasoning=False, **biased
-        )
+        biased |= {"max_tokens": 40, "include_reasoning": False}
+        hidden = chat(own, tools=TOOLS, tool_choice=named("list_files"), **biased)
         assert "reasoning" not in hidden.json()["choices"][0]["message"]
         assert hidden.json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 40}
     else:
@@ -239,21 +224,17 @@ def test_thinking_ends_where_its_budget_is_spent(forced):
 
 def test_results_of_tools_need_a_call(service):
     messages = [*MESSAGES, {"role": "tool", "tool_call_id": "c1", "content": "x"}]
-    error = error_of(ask(service, "/v1/chat/completions", {"messages": messages, "max_tokens": 1}), 400)
+    error = error_of(chat(service, messages=messages), 400)
     assert error["param"] == "messages[1].tool_call_id"
     call = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages.insert(1, {"role": "assistant", "content": "", "tool_calls": [call]})
-    error = error_of(ask(service, "/v1/chat/completions", {"messages": messages, "max_tokens": 1}), 400)
+    error = error_of(chat(service, messages=messages), 400)
     assert error["param"] == "messages[2].tool_call_id"
     messages[2]["tool_call_id"] = ["c2"]
-    error = error_of(ask(service, "/v1/chat/completions", {"messages": messages, "max_tokens": 1}), 400)
+    error = error_of(chat(service, messages=messages), 400)
     assert error["message"].startswith("messages[2].tool_call_id=['c2']: expected the id")
     messages[2]["tool_call_id"] = "c2"
-    assert ask(service, "/v1/chat/completions", {"messages": messages, "max_tokens": 1}).status_code == 200
-
-
-def strange(parameters):
-    return [{"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}]
+    assert chat(service, messages=messages, max_tokens=1).status_code == 200
 
 
 ITSELF = {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 10}}, "required": ["a"]}

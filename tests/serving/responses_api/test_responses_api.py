@@ -1,7 +1,9 @@
 """``/v1/responses``: items in, items and events out, and the store."""
 
+import asyncio
 import json
 
+import httpx
 import pytest
 from openai_server import CHAT, ask, error_of, family, named_events, service_of
 
@@ -11,6 +13,8 @@ from jspec.serving.http.errors import ApiError
 from jspec.serving.http.limits import Limits
 from jspec.serving.responses_api.conversation import Conversation
 from jspec.serving.responses_api.tools import Tools, choice_of, custom_input
+from jspec.serving.server.app import make_app
+from jspec.text.parsers.blocks import Blocks
 
 READ = {
     "type": "function",
@@ -20,6 +24,7 @@ READ = {
 }
 CLOSE = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "close", "parameters": {}}]}
 PATCH = {"type": "custom", "name": "patch", "description": "Any text."}
+OUTPUT = {"type": "function_call_output", "output": "x"}
 PATH = "/v1/responses"
 
 
@@ -71,19 +76,12 @@ def test_a_stream_tells_the_same(service):
 @pytest.mark.parametrize("parser", [None, "hermes"])
 def test_a_call_is_an_item(parser):
     own = service_of(family(), tool_parser=parser)
-    fields = {
-        "tools": [READ, CLOSE],
-        "tool_choice": {"type": "function", "name": "read_file"},
-        "max_output_tokens": 120,
-    }
+    choice = {"type": "function", "name": "read_file"}
+    fields = {"tools": [READ, CLOSE], "tool_choice": choice, "max_output_tokens": 120}
     body = respond(own, **fields).json()
     [item] = body["output"]
-    assert (item["type"], item["name"], body["status"], "namespace" in item) == (
-        "function_call",
-        "read_file",
-        "completed",
-        False,
-    )
+    assert (item["type"], item["name"], body["status"]) == ("function_call", "read_file", "completed")
+    assert "namespace" not in item
     assert json.loads(item["arguments"])["path"] in ("a.py", "b.py")
     events = named_events(respond(own, **fields, stream=True))
     deltas = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
@@ -102,12 +100,7 @@ def test_a_namespaced_call_has_its_name_and_namespace(service):
 
 
 def test_a_custom_tool_has_any_text_as_input(service):
-    fields = {
-        "tools": [PATCH],
-        "tool_choice": {"type": "custom", "name": "patch"},
-        "max_output_tokens": 150,
-        "stop": None,
-    }
+    fields = {"tools": [PATCH], "tool_choice": {"type": "custom", "name": "patch"}, "max_output_tokens": 150}
     [item] = respond(service, **fields, temperature=0).json()["output"]
     assert (item["type"], item["name"]) == ("custom_tool_call", "patch")
     assert isinstance(item["input"], str)
@@ -166,7 +159,7 @@ def test_requests_of_one_name_have_responses_of_their_own(service):
     assert len(set(ids)) == 2
 
 
-def test_what_a_response_repeats_counts_for_the_store():
+def test_echoed_tools_count_for_the_store():
     own = service_of(family(), limits=Limits(max_stored_bytes=2**16))
     large = {**READ, "description": "x" * 2**16}
     for tools, status in (([READ], 200), ([large], 404)):
@@ -174,14 +167,14 @@ def test_what_a_response_repeats_counts_for_the_store():
         assert ask(own, f"{PATH}/{first['id']}").status_code == status
 
 
-def test_what_is_not_stored_is_gone(service):
+def test_a_response_that_was_not_stored_is_404(service):
     first = respond(service, max_output_tokens=2, store=False).json()
     error = error_of(respond(service, previous_response_id=first["id"]), 404)
     assert (error["param"], error["code"]) == ("previous_response_id", "response_not_found")
     assert ask(service, f"{PATH}/{first['id']}").status_code == 404
 
 
-def test_another_key_gets_no_response_of_this_one():
+def test_a_stored_response_is_404_for_other_keys():
     own = service_of(family(), keys=Keys(["one", "two"]))
     body = {"input": "x", "max_output_tokens": 1}
     first = ask(own, PATH, body, {"authorization": "Bearer one"}).json()
@@ -207,9 +200,8 @@ def test_unknown_fields_and_tools_of_servers_are_ignored_with_one_line(service, 
     tools = [{"type": "web_search", "external_web_access": True}]
     with caplog.at_level("INFO", "jspec.serve"):
         fields = {"include": ["reasoning.encrypted_content"], "client_metadata": {"a": "b"}, "prompt_cache_key": "k"}
-        answer = respond(
-            service, max_output_tokens=2, tools=tools, tool_choice="auto", unheard_of=1, **fields | {"a\nb": 2}
-        )
+        fields |= {"tool_choice": "auto", "unheard_of": 1, "a\nb": 2}
+        answer = respond(service, max_output_tokens=2, tools=tools, **fields)
     assert answer.status_code == 200
     [line] = [record.getMessage() for record in caplog.records]
     assert line == "/v1/responses: ignored tools[0].type='web_search', 'a\\nb', unheard_of"
@@ -220,28 +212,14 @@ def text(value, kind="input_text"):
 
 
 def test_a_conversation_is_translated():
-    tools = Tools([READ, CLOSE, PATCH])
+    tools, thought = Tools([READ, CLOSE, PATCH]), {"type": "reasoning", "id": "r", "summary": []}
     conversation = Conversation([], tools, {}.__getitem__)
     conversation.add(
         [
-            {
-                "type": "message",
-                "role": "developer",
-                "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
-            },
+            {"type": "message", "role": "developer", "content": [text("a"), text("b")]},
             {"role": "user", "content": "c"},
-            {
-                "type": "reasoning",
-                "id": "r",
-                "summary": [],
-                "content": [text("hm", "reasoning_text")],
-                "encrypted_content": None,
-            },
-            {
-                "type": "message",
-                "role": "assistant",
-                "content": [{**text("d", "output_text"), "annotations": []}],
-            },
+            {**thought, "content": [text("hm", "reasoning_text")], "encrypted_content": None},
+            {"type": "message", "role": "assistant", "content": [{**text("d", "output_text"), "annotations": []}]},
             {"type": "function_call", "call_id": "c1", "name": "read_file", "arguments": "{}"},
             {"type": "function_call", "call_id": "c2", "name": "close", "namespace": "agents", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c1", "output": "e"},
@@ -278,14 +256,8 @@ def test_a_conversation_is_translated():
         ({"type": ["message"]}, "input[0].type=['message']: expected"),
         ({"type": "web_search_call", "id": "w"}, "input[0].type='web_search_call': expected one of message, reasoning"),
         ({"type": "reasoning", "summary": [{"text": 7}]}, "input[0].summary[0]="),
-        (
-            {"type": "function_call_output", "call_id": ["c"], "output": "x"},
-            "input[0].call_id=['c']: expected the call_id of a call",
-        ),
-        (
-            {"type": "function_call_output", "call_id": "c", "output": "x"},
-            "input[0].call_id='c': expected the call_id of a call",
-        ),
+        ({**OUTPUT, "call_id": ["c"]}, "input[0].call_id=['c']: expected the call_id of a call"),
+        ({**OUTPUT, "call_id": "c"}, "input[0].call_id='c': expected the call_id of a call"),
     ],
 )
 def test_errors_of_items_name_their_path(item, words):
@@ -344,45 +316,28 @@ def test_errors_have_this_endpoints_names(service, fields, status, param, words)
 
 @pytest.mark.parametrize("path", [PATH, "/v1/messages"])
 def test_a_failure_in_the_middle_is_an_event(path, monkeypatch):
-    own = service_of(family())
-    from jspec.text.parsers.blocks import Blocks
+    own, say = service_of(family()), [{"role": "user", "content": "x"}]
 
     def fail(*_, **__):
         raise RuntimeError("made up")
 
     monkeypatch.setattr(Blocks, "add", fail)
-    body = {
-        "model": "family",
-        "input": "x",
-        "messages": [{"role": "user", "content": "x"}],
-        "max_tokens": 4,
-        "stream": True,
-    }
-    events = named_events(ask(own, path, body))
+    body = {"model": "family", "input": "x", "messages": say, "max_tokens": 4, "stream": True}
+    events, message = named_events(ask(own, path, body)), "the server failed; its log says why"
     if path == PATH:
         assert events[-1]["type"] == "response.failed"
-        error = {"code": "server_error", "message": "the server failed; its log says why"}
+        error = {"code": "server_error", "message": message}
         assert (events[-1]["response"]["status"], events[-1]["response"]["error"]) == ("failed", error)
     else:
-        assert events[-1] == {
-            "type": "error",
-            "error": {"type": "api_error", "message": "the server failed; its log says why"},
-        }
+        assert events[-1] == {"type": "error", "error": {"type": "api_error", "message": message}}
 
 
 def test_a_response_can_be_forgotten(service):
-    import asyncio
-
-    import httpx
-
-    from jspec.serving.server.app import make_app
-
     first = respond(service, max_output_tokens=1).json()
 
     async def forget():
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(make_app(service)), base_url="http://test"
-        ) as client:
+        transport = httpx.ASGITransport(make_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.delete(f"{PATH}/{first['id']}")
 
     assert asyncio.run(forget()).json() == {"id": first["id"], "object": "response", "deleted": True}

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 ASKED = {"prompt": "import os\n", "temperature": 0, "max_tokens": 8}
 
 
-def test_what_cannot_be_written_is_lost(tmp_path):
+def test_output_that_cannot_be_written_is_lost(tmp_path):
     with open("/dev/full", "w") as full:
         stream = BestEffort(full.fileno())
         print("a" * 100_000, file=stream, flush=True)

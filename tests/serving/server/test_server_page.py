@@ -30,7 +30,7 @@ def answer():
 
 
 class TestFile:
-    def test_it_needs_no_key_and_may_ask_this_server_alone(self, answer):
+    def test_page_needs_no_key_and_may_ask_this_server_alone(self, answer):
         assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
         policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
         assert (policy.pop("default-src"), policy.pop("connect-src"), policy.pop("img-src")) == (
@@ -42,7 +42,7 @@ class TestFile:
             assert re.fullmatch(r"'sha256-[\w+/]{43}='", policy.pop(name))
         assert set(policy.values()) == {"'none'"}
 
-    def test_it_needs_no_other_file_and_takes_text_for_nothing_else(self, answer):
+    def test_page_needs_no_other_file_and_writes_no_html(self, answer):
         assert not re.search(r"https?://|url\(|@import|<(?:script|link)[^>]* src", answer.text)
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|localStorage", answer.text)
         assert '<meta name="viewport" content="width=device-width' in answer.text

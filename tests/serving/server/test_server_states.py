@@ -6,7 +6,7 @@ import json
 
 import pytest
 from async_callers import slow_model, until
-from openai_server import ask, asked, assert_nothing_is_held, error_of, events, family, service_of
+from openai_server import ask, asked, assert_nothing_is_held, closing_service, error_of, events, family, service_of
 
 from jspec.outputs import Result
 from jspec.serving.http.auth import Keys
@@ -18,10 +18,7 @@ PROMPT = {"prompt": "def main(", "max_tokens": 2}
 
 @pytest.fixture(scope="module")
 def service():
-    made = service_of(family())
-    yield made
-    asyncio.run(made.engine.close())
-    assert_nothing_is_held(family())
+    yield from closing_service()
 
 
 def test_missing_body_times_out():

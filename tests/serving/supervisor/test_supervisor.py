@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from loops import in_a_loop
 from starlette.responses import PlainTextResponse
 
 from jspec.serving.supervisor import supervisor, worker_process
@@ -292,21 +293,19 @@ def test_leader_address_is_known_once_the_worker_has_joined():
     assert public.told == []
 
 
-def test_taken_address_ends_the_worker():
-    async def work():
-        worker = Listed(Joined(0, 2), Ended(0, ""), hangs=True)
+@in_a_loop
+async def test_taken_address_ends_the_worker():
+    worker = Listed(Joined(0, 2), Ended(0, ""), hangs=True)
 
-        def taken():
-            raise ValueError("port=1: expected a free port")
+    def taken():
+        raise ValueError("port=1: expected a free port")
 
-        async def start(token):
-            return worker
+    async def start(token):
+        return worker
 
-        with pytest.raises(ValueError, match="port=1"):
-            await Supervisor(start, taken, None, shutdown_timeout=1, lost_after=5).run()
-        assert worker.done == ["kill: port=1: expected a free port"]
-
-    run(work())
+    with pytest.raises(ValueError, match="port=1"):
+        await Supervisor(start, taken, None, shutdown_timeout=1, lost_after=5).run()
+    assert worker.done == ["kill: port=1: expected a free port"]
 
 
 @pytest.mark.parametrize(

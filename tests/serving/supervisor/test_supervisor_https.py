@@ -5,7 +5,8 @@ import shutil
 import subprocess
 
 import pytest
-from supervised_worker import CHUNK, EVENT, STREAM, chunk, run, running
+from loops import in_a_loop
+from supervised_worker import CHUNK, EVENT, STREAM, chunk, running
 
 
 @pytest.fixture(scope="module")
@@ -21,27 +22,23 @@ def files(tmp_path_factory) -> tuple[str, str]:
     return files
 
 
-def test_https_is_served(files):
+@in_a_loop
+async def test_https_is_served(files):
     async def answer(asked, reader, writer):
         writer.write(STREAM + chunk(EVENT))
 
-    async def test():
-        async with running(answer, certificate=files) as (_, _, client):
-            response = await client.post("/v1/completions", json=CHUNK)
-            assert response.content.startswith(EVENT)
-            assert "was lost" in response.text
-
-    run(test)
+    async with running(answer, certificate=files) as (_, _, client):
+        response = await client.post("/v1/completions", json=CHUNK)
+        assert response.content.startswith(EVENT)
+        assert "was lost" in response.text
 
 
-def test_a_client_without_a_handshake_is_disconnected(files):
+@in_a_loop
+async def test_a_client_without_a_handshake_is_disconnected(files):
     async def never(asked, reader, writer):
         raise AssertionError("the worker has heard of it")
 
-    async def test():
-        async with running(never, certificate=files, max_header_seconds=0.5) as (_, side, _):
-            reader, writer = await asyncio.open_connection("127.0.0.1", side._bound.getsockname()[1])
-            assert await asyncio.wait_for(reader.read(), 20) == b""
-            writer.close()
-
-    run(test)
+    async with running(never, certificate=files, max_header_seconds=0.5) as (_, side, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", side._bound.getsockname()[1])
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
