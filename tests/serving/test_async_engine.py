@@ -96,28 +96,26 @@ def test_something_else_than_a_model_is_refused():
         jspec.AsyncEngine("folder")  # pyright: ignore[reportArgumentType]
 
 
-def test_no_more_wait_than_may(monkeypatch):
+@in_a_loop
+async def test_no_more_wait_than_may(monkeypatch):
     llm = slow_model()
     limited = dataclasses.replace(llm.engine.config, max_waiting=2)
     monkeypatch.setattr(llm.engine, "config", limited)
     monkeypatch.setattr(llm.engine.scheduler, "_config", limited)
 
-    async def serve():
-        async with jspec.AsyncEngine(llm) as engine:
-            decoding = [engine.generate("a", LONG) for _ in range(3)]
-            for generator in decoding:
-                await anext(generator)  # each is in a row before the next one comes
-            waiting = [asyncio.ensure_future(anext(engine.generate("a", LONG))) for _ in range(2)]
-            await until(lambda: llm.engine.metrics().num_waiting == 2)
-            with pytest.raises(jspec.QueueFull, match="max_waiting=2 requests wait already"):
-                await anext(engine.generate("a", LONG))
-            for task in waiting:
-                task.cancel()
-            await until(lambda: llm.engine.metrics().num_waiting == 0)
-            for generator in decoding:
-                await generator.aclose()
-
-    run(serve())
+    async with jspec.AsyncEngine(llm) as engine:
+        decoding = [engine.generate("a", LONG) for _ in range(3)]
+        for generator in decoding:
+            await anext(generator)  # each is in a row before the next one comes
+        waiting = [asyncio.ensure_future(anext(engine.generate("a", LONG))) for _ in range(2)]
+        await until(lambda: llm.engine.metrics().num_waiting == 2)
+        with pytest.raises(jspec.QueueFull, match="max_waiting=2 requests wait already"):
+            await anext(engine.generate("a", LONG))
+        for task in waiting:
+            task.cancel()
+        await until(lambda: llm.engine.metrics().num_waiting == 0)
+        for generator in decoding:
+            await generator.aclose()
     assert_nothing_is_held(llm)
 
 
@@ -181,22 +179,20 @@ def test_callers_that_leave_change_no_other_text(state, how):
     assert_nothing_is_held(llm)
 
 
-def test_a_loop_that_breaks_gives_its_request_up():
+@in_a_loop
+async def test_a_loop_that_breaks_gives_its_request_up():
     llm = slow_model()
 
-    async def serve():
-        engine = jspec.AsyncEngine(llm)
-        async with contextlib.aclosing(engine.generate("abc", LONG)) as deltas:
-            async for delta in deltas:
-                assert not delta.finished
-                break
-        await until(lambda: llm.engine.metrics().num_running == 0)
-        async for _ in engine.generate("abc", LONG):
+    engine = jspec.AsyncEngine(llm)
+    async with contextlib.aclosing(engine.generate("abc", LONG)) as deltas:
+        async for delta in deltas:
+            assert not delta.finished
             break
-        await until(lambda: llm.engine.metrics().num_running == 0)
-        await engine.close()
-
-    run(serve())
+    await until(lambda: llm.engine.metrics().num_running == 0)
+    async for _ in engine.generate("abc", LONG):
+        break
+    await until(lambda: llm.engine.metrics().num_running == 0)
+    await engine.close()
     assert_nothing_is_held(llm)
 
 
@@ -313,32 +309,30 @@ def no_room_beside(most: int):
     return require_room
 
 
-def test_requests_that_are_started_together():
+@in_a_loop
+async def test_requests_that_are_started_together():
     """All of them wait, or none; each delta comes with the number of its request; lost, they are given up."""
     llm = slow_model()
 
-    async def serve():
-        async with jspec.AsyncEngine(llm) as engine:
-            requests = [llm.engine.request("abc", max_tokens=3, seed=seed) for seed in range(5)]
-            group, deltas = engine.start(requests), [[] for _ in requests]
-            async for index, delta in group:
-                deltas[index].append(delta)
-            expected = [jspec.generate(llm, "abc", max_tokens=3, seed=seed).text for seed in range(5)]
-            assert [checked(some).text for some in deltas] == expected
-            group.close()
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(llm.engine, "require_room", no_room_beside(4))
-                engine.start(requests[:4]).close()
-                with pytest.raises(jspec.QueueFull):
-                    engine.start(requests)
-                await until(lambda: not llm.engine.gateway.arriving and not llm.engine.scheduler.unfinished)
-            lost = engine.start([llm.engine.request("abc", LONG) for _ in range(4)])
-            await anext(lost)
-            del lost
-            await until(lambda: llm.engine.metrics().num_running == 0)
-        assert engine.closed
-        with pytest.raises(RuntimeError, match="the AsyncEngine is closed"):
-            engine.start(requests)
-
-    run(serve())
+    async with jspec.AsyncEngine(llm) as engine:
+        requests = [llm.engine.request("abc", max_tokens=3, seed=seed) for seed in range(5)]
+        group, deltas = engine.start(requests), [[] for _ in requests]
+        async for index, delta in group:
+            deltas[index].append(delta)
+        expected = [jspec.generate(llm, "abc", max_tokens=3, seed=seed).text for seed in range(5)]
+        assert [checked(some).text for some in deltas] == expected
+        group.close()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(llm.engine, "require_room", no_room_beside(4))
+            engine.start(requests[:4]).close()
+            with pytest.raises(jspec.QueueFull):
+                engine.start(requests)
+            await until(lambda: not llm.engine.gateway.arriving and not llm.engine.scheduler.unfinished)
+        lost = engine.start([llm.engine.request("abc", LONG) for _ in range(4)])
+        await anext(lost)
+        del lost
+        await until(lambda: llm.engine.metrics().num_running == 0)
+    assert engine.closed
+    with pytest.raises(RuntimeError, match="the AsyncEngine is closed"):
+        engine.start(requests)
     assert_nothing_is_held(llm)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from async_callers import slow_model, until
+from loops import in_a_loop
 from openai_server import ask, asked, assert_nothing_is_held, closing_service, error_of, events, family, service_of
 
 from jspec.outputs import Result
@@ -102,76 +103,68 @@ async def connected(service, body: dict, leave: asyncio.Event):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_disconnected_client_frees_its_rows(stream):
+@in_a_loop
+async def test_disconnected_client_frees_its_rows(stream):
     """Within two calls to the device, though its texts are far from their ends."""
     llm = slow_model()
     service = service_of(llm)
 
-    async def serve():
-        leave, metrics = asyncio.Event(), llm.engine.metrics
-        body = {"prompt": "abc", "max_tokens": 400, "stream": stream, "n": 3}
-        asking = asyncio.ensure_future(connected(service, body, leave))
-        await until(lambda: metrics().num_running == 3 and metrics().num_generation_tokens)
-        leave.set()
-        calls = metrics().num_calls
-        await until(lambda: metrics().num_running == 0)
-        assert metrics().num_calls - calls <= 2
-        sent = await asking
-        assert stream == (sent[0]["status"] == 200)
-        assert service.in_flight == 0
-        await service.engine.close()
-
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    leave, metrics = asyncio.Event(), llm.engine.metrics
+    body = {"prompt": "abc", "max_tokens": 400, "stream": stream, "n": 3}
+    asking = asyncio.ensure_future(connected(service, body, leave))
+    await until(lambda: metrics().num_running == 3 and metrics().num_generation_tokens)
+    leave.set()
+    calls = metrics().num_calls
+    await until(lambda: metrics().num_running == 0)
+    assert metrics().num_calls - calls <= 2
+    sent = await asking
+    assert stream == (sent[0]["status"] == 200)
+    assert service.in_flight == 0
+    await service.engine.close()
     assert_nothing_is_held(llm)
 
 
-def test_full_queue_is_503(monkeypatch):
+@in_a_loop
+async def test_full_queue_is_503(monkeypatch):
     llm = slow_model()
     limited = dataclasses.replace(llm.engine.config, max_waiting=2)
     monkeypatch.setattr(llm.engine, "config", limited)
     monkeypatch.setattr(llm.engine.scheduler, "_config", limited)
     service = service_of(llm)
 
-    async def serve():
-        leave = asyncio.Event()
-        body = {"prompt": "abc", "max_tokens": 400}
-        asking = [asyncio.ensure_future(connected(service, {**body, "n": n}, leave)) for n in (3, 2)]
-        await until(lambda: (llm.engine.metrics().num_running, llm.engine.metrics().num_waiting) == (3, 2))
-        for stream in (False, True):
-            response = await asked(service, "/v1/completions", {**body, "stream": stream})
-            assert "max_waiting=2" in error_of(response, 429)["message"]
-            assert response.headers["retry-after"] == "1"
-        too_many = {**body, "n": 6}  # for an empty queue, too
-        assert error_of(await asked(service, "/v1/completions", too_many), 400)["param"] == "n"
-        leave.set()
-        await asyncio.gather(*asking)
-        await service.engine.close()
-
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    leave = asyncio.Event()
+    body = {"prompt": "abc", "max_tokens": 400}
+    asking = [asyncio.ensure_future(connected(service, {**body, "n": n}, leave)) for n in (3, 2)]
+    await until(lambda: (llm.engine.metrics().num_running, llm.engine.metrics().num_waiting) == (3, 2))
+    for stream in (False, True):
+        response = await asked(service, "/v1/completions", {**body, "stream": stream})
+        assert "max_waiting=2" in error_of(response, 429)["message"]
+        assert response.headers["retry-after"] == "1"
+    too_many = {**body, "n": 6}  # for an empty queue, too
+    assert error_of(await asked(service, "/v1/completions", too_many), 400)["param"] == "n"
+    leave.set()
+    await asyncio.gather(*asking)
+    await service.engine.close()
     assert_nothing_is_held(llm)
 
 
-def test_ending_server_refuses_and_cancels_requests():
+@in_a_loop
+async def test_ending_server_refuses_and_cancels_requests():
     llm = slow_model()
     service = service_of(llm)
 
-    async def serve():
-        body = {"prompt": "abc", "max_tokens": 400}
-        asking = [
-            asyncio.ensure_future(asked(service, "/v1/completions", {**body, "stream": s})) for s in (True, False)
-        ]
-        await until(lambda: llm.engine.metrics().num_running == 2)
-        assert (await asked(service, "/health")).status_code == 200
-        service.draining = True
-        for path, content in (("/health", None), ("/v1/completions", body), ("/v1/models", None)):
-            error_of(await asked(service, path, content), 503)
-        assert (await asked(service, "/metrics")).status_code == 200
-        await service.engine.close()
-        stream, whole = await asyncio.gather(*asking)
-        assert events(stream)[-1]["error"]["type"] == "server_error"
-        error_of(whole, 503)
-
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    body = {"prompt": "abc", "max_tokens": 400}
+    asking = [asyncio.ensure_future(asked(service, "/v1/completions", {**body, "stream": s})) for s in (True, False)]
+    await until(lambda: llm.engine.metrics().num_running == 2)
+    assert (await asked(service, "/health")).status_code == 200
+    service.draining = True
+    for path, content in (("/health", None), ("/v1/completions", body), ("/v1/models", None)):
+        error_of(await asked(service, path, content), 503)
+    assert (await asked(service, "/metrics")).status_code == 200
+    await service.engine.close()
+    stream, whole = await asyncio.gather(*asking)
+    assert events(stream)[-1]["error"]["type"] == "server_error"
+    error_of(whole, 503)
     assert_nothing_is_held(llm)
 
 
