@@ -31,8 +31,16 @@ _OBJECTS = (
     "tool_choice",
     "thinking",
 )
-_OBJECTS += ("output_config", "output_format", "prompt_cache_options", "reasoning", "text", "metadata")
-_OBJECTS += ("include", "thread")
+_OBJECTS += (
+    "output_config",
+    "output_format",
+    "prompt_cache_options",
+    "reasoning",
+    "text",
+    "metadata",
+    "include",
+    "thread",
+)
 
 
 class Most(NamedTuple):

@@ -139,10 +139,8 @@ class DetokenizeRequest(Body):
 
 
 # Fields that are accepted and ignored.
-_WITHOUT_EFFECT = {
-    *("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("prompt_cache_options", "request_id"),
-}
+_WITHOUT_EFFECT = {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+_WITHOUT_EFFECT |= {"prompt_cache_options", "request_id"}
 _GUIDED = "use structured_outputs"
 _BEAMS = "jspec samples and has no beam search"
 # Unsupported fields -> their neutral values, which are accepted, and a hint for other values. None and an empty list or

@@ -30,12 +30,15 @@ def structured_outputs_of(request: GenerationRequest, limits: Limits) -> Structu
     try:
         return StructuredOutputsParams.of({name: value for name, value in wanted.items() if value is not None})
     except (ValueError, TypeError) as error:
-        raise ApiError(400, str(error), _given(request)) from None
+        raise ApiError(400, str(error), form_field(request)) from None
 
 
-def _given(request: GenerationRequest) -> str:
-    """The name of the given field."""
-    return "structured_outputs" if request.structured_outputs else "response_format"
+def form_field(request: GenerationRequest) -> str:
+    """The field of a request that the form of its text comes from."""
+    if request.structured_outputs:
+        return "structured_outputs"
+    is_free = request.response_format in (None, {"type": "text"})
+    return "tools" if is_free and getattr(request, "tools", None) else "response_format"
 
 
 def _of_response_format(given: dict[str, Any] | None) -> dict[str, Any]:

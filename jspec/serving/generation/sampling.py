@@ -5,7 +5,7 @@ import re
 
 from jspec.sampling.params import SamplingParams
 from jspec.serving.generation.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from jspec.serving.generation.response_format import structured_outputs_of
+from jspec.serving.generation.response_format import form_field, structured_outputs_of
 from jspec.serving.http.errors import ApiError, require_that, wrong
 from jspec.serving.http.limits import Limits
 
@@ -66,14 +66,6 @@ def of_value_error(error: Exception, request: GenerationRequest, default: str = 
     if field and field[1] in type(request).model_fields:
         return ApiError(400, message.removeprefix("prompt 0: "), field[1])
     return ApiError(400, message.replace("prompt 0", default, 1), default.partition("[")[0] or None)
-
-
-def form_field(request: GenerationRequest) -> str:
-    """The field of a request that the form of its text comes from."""
-    if request.structured_outputs:
-        return "structured_outputs"
-    is_free = request.response_format in (None, {"type": "text"})
-    return "tools" if is_free and getattr(request, "tools", None) else "response_format"
 
 
 def _max_tokens(request: GenerationRequest) -> int | None:

@@ -76,10 +76,8 @@ CALL = [{"name": "f", "input_schema": {"type": "object"}}]
 
 def turn_of(own, endpoint, begun, **fields):
     """The turn of a request that has begun an answer, through one of the endpoints that take one."""
-    messages = [
-        {"role": "user", "content": "Which capital?"},
-        *([{"role": "assistant", "content": begun}] if begun else []),
-    ]
+    messages = [{"role": "user", "content": "Which capital?"}, {"role": "assistant", "content": begun}]
+    messages = messages if begun else messages[:1]
     body = {"model": "m", "messages": messages, "max_tokens": 9, **fields}
     if endpoint == "messages":
         body, _ = chat_of(read_fields(MessagesRequest, {"tools": CALL, **body}, own.most_entries))
@@ -94,11 +92,8 @@ def read(turn, text):
     tokens = marker_tokenizer().encode(text)
     parser, parts = turn.output().parser, turn.output().parser
     whole = merged(parser.feed(text, tokens) + parser.finish())
-    steps = [
-        event
-        for token in tokens
-        for event in parts.feed(marker_tokenizer().decode([token], skip_special_tokens=False), [token])
-    ]
+    pieces = [marker_tokenizer().decode([token], skip_special_tokens=False) for token in tokens]
+    steps = [event for piece, token in zip(pieces, tokens, strict=True) for event in parts.feed(piece, [token])]
     assert merged(steps + parts.finish()) == whole
     assert {type(event) for event in whole} <= {Reasoning, Content}
     return tuple("".join(e.text for e in whole if isinstance(e, kind)) for kind in (Reasoning, Content))

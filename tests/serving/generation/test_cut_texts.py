@@ -89,9 +89,8 @@ def told(service: Scripted, path: str, stream: bool) -> dict:
     response = ask(service, path, body)
     assert response.status_code == 200, response.text
     reader = {"/v1/chat/completions": _chat, "/v1/responses": _response, "/v1/messages": _message}[path]
-    return reader(
-        (events if path == "/v1/chat/completions" else named_events)(response) if stream else response.json(), stream
-    )
+    events_of = events if path == "/v1/chat/completions" else named_events
+    return reader(events_of(response) if stream else response.json(), stream)
 
 
 def _chat(given, stream: bool) -> dict:
@@ -100,12 +99,8 @@ def _chat(given, stream: bool) -> dict:
         message = choice["message"]
         calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
         assert message.get("tool_calls") != []
-        return {
-            "reasoning": message.get("reasoning", ""),
-            "content": message["content"] or "",
-            "calls": calls,
-            "why": choice["finish_reason"],
-        }
+        found = {"reasoning": message.get("reasoning", ""), "content": message["content"] or ""}
+        return {**found, "calls": calls, "why": choice["finish_reason"]}
     found, calls = {"reasoning": "", "content": ""}, {}
     for choice in (choice for chunk in given for choice in chunk["choices"]):
         for name in found:

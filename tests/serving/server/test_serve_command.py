@@ -22,43 +22,32 @@ def args_of(*argv: str) -> argparse.Namespace:
     return parser.parse_args(["target", *argv])
 
 
+DEFAULTS = {"max_batch": 64, "kv_cache_dtype": "auto", "activation_dtype": "auto", "max_waiting": 1024}
+DEFAULTS |= {"reproducible": False, "prefix_cache": True, "generation_config": "auto"}
+LOADING = [  # options, and the argument of ``jspec.load`` that they are
+    ("--max-model-len 99", "max_len", 99),
+    ("--max-num-seqs 3", "max_batch", 3),
+    ("--dtype bfloat16", "dtype", "bfloat16"),
+    ("--gpu-memory-utilization 0.5", "gpu_memory_utilization", 0.5),
+    ("--num-gpu-blocks-override 7", "num_pages", 7),
+    ("--block-size 16", "page_size", 16),
+    ("--swap-space 1", "swap_space", 1.0),
+    ("--snapshot-every 512", "snapshot_every", 512),
+    ("--snapshot-space 0.5", "snapshot_space", 0.5),
+    ("--kv-cache-dtype fp8", "kv_cache_dtype", "fp8"),
+    ("--activation-dtype int8", "activation_dtype", "int8"),
+    ("--max-waiting 5", "max_waiting", 5),
+    ("--ngram-corpus f", "ngram_corpus", "f"),
+    ("--reproducible", "reproducible", True),
+    ("--no-enable-prefix-caching", "prefix_cache", False),
+    ("--generation-config vllm", "generation_config", "jspec"),
+]
+
+
 def test_loading_options_are_arguments_of_load():
-    assert loading_of(args_of()) == {
-        "max_batch": 64,
-        "kv_cache_dtype": "auto",
-        "activation_dtype": "auto",
-        "max_waiting": 1024,
-        "reproducible": False,
-        "prefix_cache": True,
-        "generation_config": "auto",
-    }
-    given = loading_of(
-        args_of(
-            *("--max-model-len", "99", "--max-num-seqs", "3", "--dtype", "bfloat16", "--gpu-memory-utilization", "0.5"),
-            *("--num-gpu-blocks-override", "7", "--block-size", "16", "--swap-space", "1", "--max-waiting", "5"),
-            *("--snapshot-every", "512", "--snapshot-space", "0.5", "--kv-cache-dtype", "fp8"),
-            *("--activation-dtype", "int8"),
-            *("--reproducible", "--no-enable-prefix-caching", "--generation-config", "vllm", "--ngram-corpus", "f"),
-        )
-    )
-    assert given == {
-        "max_len": 99,
-        "max_batch": 3,
-        "dtype": "bfloat16",
-        "gpu_memory_utilization": 0.5,
-        "num_pages": 7,
-        "page_size": 16,
-        "swap_space": 1.0,
-        "snapshot_every": 512,
-        "snapshot_space": 0.5,
-        "kv_cache_dtype": "fp8",
-        "activation_dtype": "int8",
-        "max_waiting": 5,
-        "ngram_corpus": "f",
-        "reproducible": True,
-        "prefix_cache": False,
-        "generation_config": "jspec",
-    }
+    assert loading_of(args_of()) == DEFAULTS
+    every = " ".join(options for options, _, _ in LOADING)
+    assert loading_of(args_of(*every.split())) == {name: value for _, name, value in LOADING}
 
 
 def test_group_options_are_arguments_of_jax_distributed():
@@ -97,11 +86,8 @@ def test_speculation_from_single_options(tmp_path):
     assert speculation_of(args_of("--draft", draft, "--lookup")) == (draft, expected, None)
     auto = speculation_of(args_of("--draft", "ngram", "--num-speculative-tokens", "auto"))
     assert auto == ("ngram", jspec.Speculation(num_draft_tokens="auto"), None)
-    assert speculation_of(args_of("--num-speculative-tokens", "0")) == (
-        None,
-        jspec.Speculation(num_draft_tokens=0),
-        None,
-    )
+    plain = speculation_of(args_of("--num-speculative-tokens", "0"))
+    assert plain == (None, jspec.Speculation(num_draft_tokens=0), None)
 
 
 def config(**given):
