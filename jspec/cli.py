@@ -17,7 +17,7 @@ from jspec.commands.terminal import READER_LEFT, reader_left
 from jspec.commands.xla_alarms import without_alarms
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
-from jspec.serving.openai.command import add_arguments as add_serve_arguments
+from jspec.serving.server.command import add_arguments as add_serve_arguments
 from jspec.train.command import add_arguments as add_train_arguments
 
 
@@ -188,7 +188,7 @@ def _chat(args) -> int:
 
 
 def _serve(args) -> int:
-    from jspec.serving.openai import command
+    from jspec.serving.server import command
 
     return command.run(args)
 

@@ -54,10 +54,10 @@ from jspec.engine.engine import Engine
 from jspec.engine.frontend import Frontend
 from jspec.llm import LLM
 from jspec.serving.async_engine import AsyncEngine
-from jspec.serving.openai.http_server import listener
-from jspec.serving.openai.lifecycle import run
-from jspec.serving.openai.server_settings import ServerSettings
-from jspec.serving.openai.service import Service
+from jspec.serving.generation.service import Service
+from jspec.serving.http.server import listener
+from jspec.serving.http.settings import ServerSettings
+from jspec.serving.server.lifecycle import run
 
 NAME = "random-weights-synthetic-acceptance-0.7"
 PER_ROW, SMALLER = 8, 16  # requests of a queue; lengths and rows of a smoke run are so many times less

@@ -144,8 +144,8 @@ def _lists(folder: Path):
 
 
 def _parsed(text: str):
-    from jspec.serving.openai.json_body import parse_object
-    from jspec.serving.openai.limits import Limits
+    from jspec.serving.generation.json_body import parse_object
+    from jspec.serving.http.limits import Limits
 
     body = text.encode()
     if len(body) > Limits().max_body_bytes:

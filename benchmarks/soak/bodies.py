@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from jspec.serving.anthropic.protocol import CountTokensRequest, MessagesRequest
-from jspec.serving.openai import protocol
+from jspec.serving.generation import protocol
 from jspec.serving.responses_api.protocol import ResponsesRequest
 
 PATHS = {

@@ -19,8 +19,8 @@ from typing import Any
 from jspec import cli
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.sampling.thinking import ThinkingBudget
-from jspec.serving.openai import served_model
-from jspec.serving.openai.service import Service
+from jspec.serving.generation.service import Service
+from jspec.serving.server import served_model
 
 RESULT = "# result of a tool: "  # what the template writes before each
 TEMPLATE = (

@@ -3,6 +3,7 @@
 import pathlib
 import re
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -48,3 +49,15 @@ def test_the_examples_of_the_page_on_serving_run_one_after_the_other(capsys):
     assert uncached < cached
     assert names["metrics"].num_finished == 10
     assert names["metrics"].pages_used == 0
+
+
+def test_the_examples_folder_of_clients_may_be_relative(tmp_path):
+    """A stand-in for a client shows where it was looked for, and from where."""
+    program = tmp_path / "clients" / "node_modules" / ".bin" / "qwen"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nsed -i 's/41/42/' a.py\necho 42\n")
+    program.chmod(0o755)
+    command = [sys.executable, str(EXAMPLES / "agents" / "run.py"), "--clients", "clients"]
+    command += ["--address", "http://127.0.0.1:9", "qwen-code"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, "qwen-code: '42'" in ended.stdout) == (0, True), ended.stderr

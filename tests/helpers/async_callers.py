@@ -72,8 +72,3 @@ def checked(deltas) -> jspec.Result:
     assert [token for delta in deltas for token in delta.token_ids] == result.token_ids
     assert len({delta.id for delta in deltas}) == 1
     return result
-
-
-def assert_nothing_is_held(llm):
-    metrics = llm.engine.metrics()
-    assert (metrics.pages_used, metrics.pages_swapped, metrics.num_running, metrics.num_waiting) == (0, 0, 0, 0)

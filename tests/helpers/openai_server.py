@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,8 +11,8 @@ from engines import shared
 import jspec
 from jspec.commands.demo import FAMILY
 from jspec.llm import LLM
-from jspec.serving.openai.app import make_app
-from jspec.serving.openai.service import Service
+from jspec.serving.generation.service import Service
+from jspec.serving.server.app import make_app
 
 CHAT = (
     "{% for message in messages %}# {{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -30,6 +31,14 @@ def family() -> LLM:
 
 def service_of(llm: LLM, **settings) -> Service:
     return Service(jspec.AsyncEngine(llm), **{"names": ["family", "other"], "chat_template": CHAT, **settings})
+
+
+def closing_service(**settings) -> Iterator[Service]:
+    """For a fixture: a service over ``family``, which is closed at the end and holds nothing then."""
+    service = service_of(family(), **settings)
+    yield service
+    asyncio.run(service.engine.close())
+    assert_nothing_is_held(family())
 
 
 async def asked(service: Service, path: str, body: Any = None, headers=None, content=None) -> httpx.Response:
@@ -54,6 +63,20 @@ def events(response: httpx.Response) -> list[dict]:
     assert (done, rest) == ("data: [DONE]", "")
     assert all(chunk.startswith("data: ") for chunk in chunks)
     return [json.loads(chunk.removeprefix("data: ")) for chunk in chunks]
+
+
+def named_events(response: httpx.Response) -> list[dict]:
+    """The events of a stream, whose names are those of their data."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *parts, rest = response.text.split("\n\n")
+    assert rest == ""
+    events = []
+    for part in parts:
+        name, data = part.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
 
 
 def error_of(response: httpx.Response, status: int) -> dict:

@@ -9,11 +9,11 @@ from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.commands.demo import FAMILY
 from jspec.config import EngineConfig, Speculation
 from jspec.llm import LLM
-from jspec.serving.openai.auth import Keys
-from jspec.serving.openai.http_server import listener
-from jspec.serving.openai.lifecycle import run
-from jspec.serving.openai.server_settings import ServerSettings
-from jspec.serving.openai.service import Service
+from jspec.serving.generation.service import Service
+from jspec.serving.http.auth import Keys
+from jspec.serving.http.server import listener
+from jspec.serving.http.settings import ServerSettings
+from jspec.serving.server.lifecycle import run
 
 V, K = 2048, 3
 HTML = "<img src=x onerror>"  # no token of which comes twice

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_openai_process import running
+from server_process import running
 from tiers import in_tiers
 
 from examples.agents.scripted_server import answer, call

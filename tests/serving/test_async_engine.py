@@ -11,7 +11,6 @@ import pytest
 from async_callers import (
     LONG,
     ask,
-    assert_nothing_is_held,
     checked,
     collect,
     model,
@@ -22,6 +21,8 @@ from async_callers import (
     texts,
     until,
 )
+from loops import in_a_loop
+from openai_server import assert_nothing_is_held
 
 import jspec
 from jspec.engine.core import EngineCore
@@ -58,16 +59,14 @@ def test_a_few_threads_prepare_for_all_callers():
     assert max(run(serve())) == len(names) == WORKERS
 
 
-def test_what_preparing_raises_reaches_its_caller():
+@in_a_loop
+async def test_an_exception_of_prepare_reaches_its_caller():
     def work():
         raise KeyError("lost")
 
-    async def serve():
-        async with jspec.AsyncEngine(model()) as engine:
-            with pytest.raises(KeyError, match="lost"):
-                await engine.prepare(work)
-
-    run(serve())
+    async with jspec.AsyncEngine(model()) as engine:
+        with pytest.raises(KeyError, match="lost"):
+            await engine.prepare(work)
 
 
 def test_deltas_come_before_the_end():
@@ -80,18 +79,16 @@ def test_deltas_come_before_the_end():
     checked(deltas)
 
 
-def test_bad_arguments_reach_their_caller():
+@in_a_loop
+async def test_bad_arguments_reach_their_caller():
     """``test_requests.py`` has all of them."""
 
-    async def serve():
-        async with jspec.AsyncEngine(model()) as engine:
-            with pytest.raises(ValueError, match=r"priority=0\.5: expected an integer"):
-                await anext(engine.generate("a", priority=0.5))
-            with pytest.raises(TypeError, match="did you mean 'temperature'"):
-                await anext(engine.generate("a", temprature=1))
-            assert await ask(engine, 1)
-
-    run(serve())
+    async with jspec.AsyncEngine(model()) as engine:
+        with pytest.raises(ValueError, match=r"priority=0\.5: expected an integer"):
+            await anext(engine.generate("a", priority=0.5))
+        with pytest.raises(TypeError, match="did you mean 'temperature'"):
+            await anext(engine.generate("a", temprature=1))
+        assert await ask(engine, 1)
 
 
 def test_something_else_than_a_model_is_refused():
@@ -99,28 +96,26 @@ def test_something_else_than_a_model_is_refused():
         jspec.AsyncEngine("folder")  # pyright: ignore[reportArgumentType]
 
 
-def test_no_more_wait_than_may(monkeypatch):
+@in_a_loop
+async def test_no_more_wait_than_may(monkeypatch):
     llm = slow_model()
     limited = dataclasses.replace(llm.engine.config, max_waiting=2)
     monkeypatch.setattr(llm.engine, "config", limited)
     monkeypatch.setattr(llm.engine.scheduler, "_config", limited)
 
-    async def serve():
-        async with jspec.AsyncEngine(llm) as engine:
-            decoding = [engine.generate("a", LONG) for _ in range(3)]
-            for generator in decoding:
-                await anext(generator)  # each is in a row before the next one comes
-            waiting = [asyncio.ensure_future(anext(engine.generate("a", LONG))) for _ in range(2)]
-            await until(lambda: llm.engine.metrics().num_waiting == 2)
-            with pytest.raises(jspec.QueueFull, match="max_waiting=2 requests wait already"):
-                await anext(engine.generate("a", LONG))
-            for task in waiting:
-                task.cancel()
-            await until(lambda: llm.engine.metrics().num_waiting == 0)
-            for generator in decoding:
-                await generator.aclose()
-
-    run(serve())
+    async with jspec.AsyncEngine(llm) as engine:
+        decoding = [engine.generate("a", LONG) for _ in range(3)]
+        for generator in decoding:
+            await anext(generator)  # each is in a row before the next one comes
+        waiting = [asyncio.ensure_future(anext(engine.generate("a", LONG))) for _ in range(2)]
+        await until(lambda: llm.engine.metrics().num_waiting == 2)
+        with pytest.raises(jspec.QueueFull, match="max_waiting=2 requests wait already"):
+            await anext(engine.generate("a", LONG))
+        for task in waiting:
+            task.cancel()
+        await until(lambda: llm.engine.metrics().num_waiting == 0)
+        for generator in decoding:
+            await generator.aclose()
     assert_nothing_is_held(llm)
 
 
@@ -138,7 +133,7 @@ def decodes(active) -> bool:
 
 @pytest.mark.parametrize("how", ["cancel", "close", "collect"])
 @pytest.mark.parametrize("state", [waits, is_read, decodes])
-def test_who_leaves_takes_nothing_along(state, how):
+def test_callers_that_leave_change_no_other_text(state, how):
     """And changes nothing for those who stay."""
     llm = slow_model()
     neighbours = 3 if state is waits else 2  # of three rows
@@ -184,70 +179,62 @@ def test_who_leaves_takes_nothing_along(state, how):
     assert_nothing_is_held(llm)
 
 
-def test_a_loop_that_breaks_gives_its_request_up():
+@in_a_loop
+async def test_a_loop_that_breaks_gives_its_request_up():
     llm = slow_model()
 
-    async def serve():
-        engine = jspec.AsyncEngine(llm)
-        async with contextlib.aclosing(engine.generate("abc", LONG)) as deltas:
-            async for delta in deltas:
-                assert not delta.finished
-                break
-        await until(lambda: llm.engine.metrics().num_running == 0)
-        async for _ in engine.generate("abc", LONG):
+    engine = jspec.AsyncEngine(llm)
+    async with contextlib.aclosing(engine.generate("abc", LONG)) as deltas:
+        async for delta in deltas:
+            assert not delta.finished
             break
-        await until(lambda: llm.engine.metrics().num_running == 0)
-        await engine.close()
-
-    run(serve())
+    await until(lambda: llm.engine.metrics().num_running == 0)
+    async for _ in engine.generate("abc", LONG):
+        break
+    await until(lambda: llm.engine.metrics().num_running == 0)
+    await engine.close()
     assert_nothing_is_held(llm)
 
 
-def test_closing_gives_up_what_is_under_way():
+@in_a_loop
+async def test_closing_gives_up_what_is_under_way():
     llm = slow_model()
 
-    async def serve():
-        engine = jspec.AsyncEngine(llm)
-        tasks = [asyncio.ensure_future(collect(engine.generate("abc", LONG))) for _ in range(5)]
-        # Prompts are encoded by other threads, and a request that arrives after the engine was closed is refused.
-        await until(lambda: (llm.engine.metrics().num_running, llm.engine.metrics().num_waiting) == (3, 2))
-        await engine.close()
-        results = [checked(deltas) for deltas in await asyncio.gather(*tasks)]
-        assert [result.finish_reason for result in results] == ["abort"] * 5
-        assert_nothing_is_held(llm)
-        await engine.close()
-        with pytest.raises(RuntimeError, match="the AsyncEngine is closed"):
-            await anext(engine.generate("abc"))
-        async with jspec.AsyncEngine(llm) as another:
-            assert checked(await collect(another.generate("abc", max_tokens=3))).finish_reason == "length"
-
-    run(serve())
+    engine = jspec.AsyncEngine(llm)
+    tasks = [asyncio.ensure_future(collect(engine.generate("abc", LONG))) for _ in range(5)]
+    # Prompts are encoded by other threads, and a request that arrives after the engine was closed is refused.
+    await until(lambda: (llm.engine.metrics().num_running, llm.engine.metrics().num_waiting) == (3, 2))
+    await engine.close()
+    results = [checked(deltas) for deltas in await asyncio.gather(*tasks)]
+    assert [result.finish_reason for result in results] == ["abort"] * 5
+    assert_nothing_is_held(llm)
+    await engine.close()
+    with pytest.raises(RuntimeError, match="the AsyncEngine is closed"):
+        await anext(engine.generate("abc"))
+    async with jspec.AsyncEngine(llm) as another:
+        assert checked(await collect(another.generate("abc", max_tokens=3))).finish_reason == "length"
 
 
-def test_an_engine_that_was_never_used_is_closed():
-    async def serve():
-        async with jspec.AsyncEngine(model()):
-            pass
-
-    run(serve())
+@in_a_loop
+async def test_an_engine_that_was_never_used_is_closed():
+    async with jspec.AsyncEngine(model()):
+        pass
 
 
-def test_the_thread_sleeps_while_there_is_nothing_to_do(monkeypatch):
+@in_a_loop
+async def test_the_thread_sleeps_while_there_is_nothing_to_do(monkeypatch):
     llm = model()
 
-    async def serve():
-        async with jspec.AsyncEngine(llm) as engine:
-            await ask(engine, 1)
-            await until(lambda: not engine._clients)
-            await asyncio.sleep(0.05)
-            served, serve_once = [], EngineCore.serve
-            monkeypatch.setattr(EngineCore, "serve", lambda *args: served.append(1) or serve_once(*args))
-            await asyncio.sleep(0.2)
-            assert not served
-            await ask(engine, 2)
-            assert served
-
-    run(serve())
+    async with jspec.AsyncEngine(llm) as engine:
+        await ask(engine, 1)
+        await until(lambda: not engine._clients)
+        await asyncio.sleep(0.05)
+        served, serve_once = [], EngineCore.serve
+        monkeypatch.setattr(EngineCore, "serve", lambda *args: served.append(1) or serve_once(*args))
+        await asyncio.sleep(0.2)
+        assert not served
+        await ask(engine, 2)
+        assert served
 
 
 def test_two_engines_and_calls_of_generate_and_add_beside_each_other():
@@ -295,7 +282,7 @@ def test_event_loops_of_several_threads_share_an_engine():
     assert [got.get(seed) for seed in range(12)] == texts(llm, range(12))
 
 
-def test_who_is_slow_holds_nobody_up():
+def test_slow_callers_hold_nobody_up():
     """Not even one who blocks his event loop."""
     llm = slow_model()
 
@@ -322,32 +309,30 @@ def no_room_beside(most: int):
     return require_room
 
 
-def test_requests_that_are_started_together():
+@in_a_loop
+async def test_requests_that_are_started_together():
     """All of them wait, or none; each delta comes with the number of its request; lost, they are given up."""
     llm = slow_model()
 
-    async def serve():
-        async with jspec.AsyncEngine(llm) as engine:
-            requests = [llm.engine.request("abc", max_tokens=3, seed=seed) for seed in range(5)]
-            group, deltas = engine.start(requests), [[] for _ in requests]
-            async for index, delta in group:
-                deltas[index].append(delta)
-            expected = [jspec.generate(llm, "abc", max_tokens=3, seed=seed).text for seed in range(5)]
-            assert [checked(some).text for some in deltas] == expected
-            group.close()
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(llm.engine, "require_room", no_room_beside(4))
-                engine.start(requests[:4]).close()
-                with pytest.raises(jspec.QueueFull):
-                    engine.start(requests)
-                await until(lambda: not llm.engine.gateway.arriving and not llm.engine.scheduler.unfinished)
-            lost = engine.start([llm.engine.request("abc", LONG) for _ in range(4)])
-            await anext(lost)
-            del lost
-            await until(lambda: llm.engine.metrics().num_running == 0)
-        assert engine.closed
-        with pytest.raises(RuntimeError, match="the AsyncEngine is closed"):
-            engine.start(requests)
-
-    run(serve())
+    async with jspec.AsyncEngine(llm) as engine:
+        requests = [llm.engine.request("abc", max_tokens=3, seed=seed) for seed in range(5)]
+        group, deltas = engine.start(requests), [[] for _ in requests]
+        async for index, delta in group:
+            deltas[index].append(delta)
+        expected = [jspec.generate(llm, "abc", max_tokens=3, seed=seed).text for seed in range(5)]
+        assert [checked(some).text for some in deltas] == expected
+        group.close()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(llm.engine, "require_room", no_room_beside(4))
+            engine.start(requests[:4]).close()
+            with pytest.raises(jspec.QueueFull):
+                engine.start(requests)
+            await until(lambda: not llm.engine.gateway.arriving and not llm.engine.scheduler.unfinished)
+        lost = engine.start([llm.engine.request("abc", LONG) for _ in range(4)])
+        await anext(lost)
+        del lost
+        await until(lambda: llm.engine.metrics().num_running == 0)
+    assert engine.closed
+    with pytest.raises(RuntimeError, match="the AsyncEngine is closed"):
+        engine.start(requests)
     assert_nothing_is_held(llm)

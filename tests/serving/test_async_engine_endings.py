@@ -12,7 +12,6 @@ from async_callers import (
     LONG,
     TABLES,
     ask,
-    assert_nothing_is_held,
     checked,
     collect,
     params_of,
@@ -23,6 +22,7 @@ from async_callers import (
     until,
 )
 from engines import ARMED, Fragile, Letters, table_llm
+from openai_server import assert_nothing_is_held
 
 import jspec
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.serving.anthropic.protocol import PASSED_ON, CountTokensRequest, MessagesRequest
-from jspec.serving.openai.errors import ApiError, flag, shown, wrong
+from jspec.serving.http.errors import flag, shown, wrong
 from jspec.text.chat_messages import unseen
 
 # Claude Code's first text of ``system``, which differs between versions and would make every prompt a new one.
@@ -15,6 +15,9 @@ EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING = ("enabled", "disabled", "adaptive")
 CONTENT = "text, or a list of content blocks"
 CLEARED = "next_user_message"  # where a system message is meant for no turn but the one that it stands in
+# Names of a chat's fields -> those of this endpoint.
+NAMES = {"stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens"}
+NAMES |= {"response_format": "output_config.format"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -225,17 +228,3 @@ def _format(path: str, given: Any) -> dict[str, Any]:
     if not isinstance(schema, Mapping) or given.get("type") != "json_schema":
         raise wrong(path, given, '{"type": "json_schema", "schema": {..}}')
     return {"type": "json_schema", "json_schema": {"schema": schema}}
-
-
-def renamed(error: ApiError) -> ApiError:
-    """An error of the chat, with Anthropic's names of its fields."""
-    names = {
-        "stop": "stop_sequences",
-        "thinking_token_budget": "thinking.budget_tokens",
-        "response_format": "output_config.format",
-    }
-    name = names.get(error.param or "")
-    if name is None:
-        return error
-    message = error.message.replace(error.param or "", name, 1)
-    return ApiError(error.status, message, name, error.code, error.headers)

@@ -3,7 +3,7 @@ clients often send new ones."""
 
 from typing import Any
 
-from jspec.serving.openai.protocol import Body, ListOf, Unsupported
+from jspec.serving.generation.protocol import Body, ListOf, Unsupported
 
 
 class CountTokensRequest(Body):

@@ -5,9 +5,9 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from jspec.serving.openai.errors import ApiError, anthropic_body
-from jspec.serving.openai.streaming import named_event
-from jspec.serving.openai.turn_response import TurnResponse
+from jspec.serving.generation.block_response import BlockResponse
+from jspec.serving.http.errors import ApiError, anthropic_body
+from jspec.serving.http.streaming import named_event
 from jspec.text.parsers.blocks import Block, Step
 from jspec.text.parsers.schema_types import json_object
 
@@ -18,14 +18,14 @@ DELTAS |= {"call": ("input_json_delta", "partial_json")}
 SECONDS = 5  # between pings while a call is held
 
 
-class MessageResponse(TurnResponse):
+class MessageResponse(BlockResponse):
     """The response of ``/v1/messages``.
 
     A call is told when it is complete, because a message cannot say that one is not: clients take what they have of its
     input, an empty object perhaps, and run it.
     """
 
-    def complete(self) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         content = [self._complete_block(block) for block in self.blocks.done]
         return {**self._message(content), "stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
 
@@ -34,7 +34,7 @@ class MessageResponse(TurnResponse):
         yield _event("message_start", message=self._message([]))
         yield _event("ping")
 
-    def told(self, step: Step) -> Iterable[bytes]:
+    def step_events(self, step: Step) -> Iterable[bytes]:
         block = step.block
         if step.what == "begin":
             yield _event("content_block_start", index=block.index, content_block=self._empty_block(block))

@@ -7,93 +7,70 @@ from starlette.responses import Response
 
 from jspec.engine.request import Request
 from jspec.outputs import Delta, Result
-from jspec.serving.openai.chat_output import ChatOutput
-from jspec.serving.openai.chat_turn import ChatTurn
-from jspec.serving.openai.header_checks import request_id_of
-from jspec.serving.openai.json_body import read_object
+from jspec.serving.generation.chat_turn import ChatTurn
+from jspec.serving.generation.json_body import read_object
+from jspec.serving.generation.protocol import ChatRequest, parsed
+from jspec.serving.generation.service import Service
+from jspec.serving.http.auth import tenant_of
+from jspec.serving.http.headers import request_id_of
+from jspec.serving.openai.chat_output import next_delta, whole_message
+from jspec.serving.openai.choice_response import ChoiceResponse
 from jspec.serving.openai.logprobs import chat_logprobs, prompt_logprobs
-from jspec.serving.openai.protocol import ChatRequest, parsed
-from jspec.serving.openai.responses import GenerationResponse
-from jspec.serving.openai.service import Service
-from jspec.serving.openai.serving_base import RequestSettings, respond, tenant_of
 
 
 async def chat(service: Service, http: HttpRequest) -> Response:
     """The response to a request for the next message of a chat."""
     request = parsed(ChatRequest, await read_object(service, http), service.most_entries)
     model = service.require_model(request.model)
-    turn = ChatTurn(service, request, tenant_of(http))
-
-    def prepare(settings: RequestSettings) -> ChatResponse:
-        return ChatResponse(turn, model, turn.requests(settings), request_id_of(http.scope))
-
-    return await respond(service, http, request, turn.settings, prepare)
+    turn, request_id = ChatTurn(service, request, tenant_of(http)), request_id_of(http.scope)
+    return await turn.respond(http, lambda requests: ChatResponse(turn, model, requests, request_id))
 
 
-class ChatResponse(GenerationResponse):
+class ChatResponse(ChoiceResponse):
     """The response of ``/v1/chat/completions``."""
 
-    prefix, complete_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix, complete_object, chunk_object, content = "chatcmpl", "chat.completion", "chat.completion.chunk", "delta"
 
     def __init__(self, turn: ChatTurn, model: str, requests: list[Request], request_id: str):
-        super().__init__(turn.service, turn.request, model, requests, len(requests), request_id)
+        super().__init__(turn.service, turn.request, model, requests, request_id, len(requests))
         request = turn.request
         self._top = (request.top_logprobs or 0) if request.logprobs else None
-        self._turn, self._choice, self._deltas = turn, turn.choice, dict[int, dict[str, Any]]()
         shows = request.include_reasoning is not False
-        self._outputs = [ChatOutput(turn.parser(), turn.blocks(shows)) for _ in (requests if turn.is_parsed else ())]
+        self._turn, self._outputs = turn, [turn.output(shows) for _ in (requests if turn.is_parsed else ())]
 
-    def choice(self, index: int, result: Result) -> dict[str, Any]:
-        fields = self._outputs[index].message(result) if self._outputs else {"content": result.text or ""}
-        return {
-            "index": index,
-            "message": {"role": "assistant", **fields, "refusal": None},
-            "logprobs": self._logprobs(result),
-            **self._ending(index, result),
-            **self.details(result, index),
-        }
+    def whole(self, index: int, result: Result) -> dict[str, Any]:
+        fields = whole_message(self._outputs[index], result) if self._outputs else {"content": result.text or ""}
+        return {"message": {"role": "assistant", **fields, "refusal": None}}
 
-    def shown(self, index: int, delta: Delta) -> Delta:
-        if self._outputs and self.request.stream:
-            self._deltas[index] = self._outputs[index].add(delta.text or "", delta.token_ids, delta.result)
-        return delta
+    def shown(self, index: int, delta: Delta) -> dict[str, Any]:
+        if self._outputs:
+            return next_delta(self._outputs[index], delta)
+        return {"content": delta.text} if delta.text else {}
 
-    def has_text(self, index: int, delta: Delta) -> bool:
-        return bool(self._deltas.get(index)) if self._outputs else bool(delta.text)
-
-    def opening(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+    def opening_choices(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         opening = {"role": "assistant", "content": ""}
-        return [{"index": index, "delta": opening, "logprobs": None, **self.ending(None)}]
+        return [{"index": index, "delta": opening, "logprobs": None, **self.ending(index, None)}]
 
-    def chunk_choice(self, index: int, delta: Delta) -> dict[str, Any]:
-        return {
-            "index": index,
-            "delta": self._deltas[index] if self._outputs else {"content": delta.text} if delta.text else {},
-            "logprobs": self._logprobs(delta),
-            **self._ending(index, delta.result),
-            **self.details(delta, index),
-        }
-
-    def _ending(self, index: int, result: Result | None) -> dict[str, Any]:
-        """As ``ending``, where a message that ended by itself ended with its calls, unless one was forced by name.
+    def ending(self, index: int, result: Result | None) -> dict[str, Any]:
+        """As of any choice, but that a message that ended by itself ended with its calls, unless one was forced by name.
 
         Not where one is broken, which a client must not take for a call."""
-        ending = self.ending(result)
+        ending = super().ending(index, result)
         blocks = self._outputs[index].blocks if self._outputs else None
         called = blocks is not None and blocks.has_call and not blocks.is_broken
-        if called and self._choice.kind != "named" and ending["finish_reason"] == "stop":
+        if called and self._turn.choice.kind != "named" and ending["finish_reason"] == "stop":
             return {**ending, "finish_reason": "tool_calls"}
         return ending
 
     def num_reasoning_tokens(self) -> int | None:
         if not self._outputs:
             return None
-        ended = self._results.items()
+        ended = self.results.items()
         return sum(self._turn.num_reasoning_tokens(self._outputs[i].blocks, result.token_ids) for i, result in ended)
 
     def extras(self) -> dict[str, Any]:
         extras: dict[str, Any] = {}
-        first = self._results[0]
+        first = self.results[0]
         if self.request.return_token_ids:
             extras["prompt_token_ids"] = first.prompt_token_ids
         places = first.prompt_logprobs
@@ -101,7 +78,7 @@ class ChatResponse(GenerationResponse):
             extras["prompt_logprobs"] = prompt_logprobs(places)
         return extras
 
-    def _logprobs(self, output: Delta | Result) -> dict[str, Any] | None:
+    def logprobs(self, index: int, output: Delta | Result) -> dict[str, Any] | None:
         places = output.logprobs
         if places is None or self._top is None:
             return None

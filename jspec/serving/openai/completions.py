@@ -9,14 +9,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from jspec.outputs import Delta, Result
-from jspec.serving.openai.errors import ApiError, require_that, wrong
-from jspec.serving.openai.header_checks import request_id_of
-from jspec.serving.openai.json_body import read_object
+from jspec.serving.generation.json_body import read_object
+from jspec.serving.generation.protocol import CompletionRequest, parsed
+from jspec.serving.generation.respond import RequestSettings, respond
+from jspec.serving.generation.service import Service
+from jspec.serving.http.auth import tenant_of
+from jspec.serving.http.errors import ApiError, require_that, wrong
+from jspec.serving.http.headers import request_id_of
+from jspec.serving.openai.choice_response import ChoiceResponse
 from jspec.serving.openai.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
-from jspec.serving.openai.protocol import CompletionRequest, parsed
-from jspec.serving.openai.responses import GenerationResponse
-from jspec.serving.openai.service import Service
-from jspec.serving.openai.serving_base import RequestSettings, request_settings, requests_of, respond, tenant_of
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:
@@ -28,7 +29,7 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     texts = [prompt if whole and isinstance(prompt, str) else None for prompt in prompts]
     names = ["prompt"] if len(prompts) == 1 else [f"prompt[{i}]" for i in range(len(prompts))]
 
-    settings = request_settings(service, request, len(prompts), tenant_of(http))
+    settings = RequestSettings.of(service, request, len(prompts), tenant_of(http))
 
     def prepare(settings: RequestSettings) -> CompletionResponse:
         requests = []
@@ -36,10 +37,9 @@ async def completions(service: Service, http: HttpRequest) -> Response:
             if isinstance(prompt, str):
                 special = request.add_special_tokens is not False
                 prompt = service.encoded(prompt, name, special, request.truncate_prompt_tokens)
-            requests += requests_of(service, request, settings, prompt, name)
-        return CompletionResponse(
-            service, request, model, requests, len(settings.copies), request_id_of(http.scope), texts
-        )
+            requests += settings.requests(prompt, name)
+        n, request_id = len(settings.copies), request_id_of(http.scope)
+        return CompletionResponse(service, request, model, requests, request_id, n, texts)
 
     require_that(
         not (request.echo and service.llm.tokenizer is None), "echo", True, "false; the model has no tokenizer"
@@ -47,76 +47,70 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     return await respond(service, http, request, settings, prepare)
 
 
-class CompletionResponse(GenerationResponse):
+class CompletionResponse(ChoiceResponse):
     """The response of ``/v1/completions``.
 
     Args:
+      service, request, model, requests, request_id, n: as of ``ChoiceResponse``.
       texts: the prompts' texts; None for prompts that are known as token ids alone.
     """
 
-    prefix, complete_object, chunk_object = "cmpl", "text_completion", "text_completion"
+    prefix, complete_object, chunk_object, content = "cmpl", "text_completion", "text_completion", "text"
 
-    def __init__(self, service: Service, request: CompletionRequest, model, requests, n: int, request_id: str, texts):
-        super().__init__(service, request, model, requests, n, request_id)
+    def __init__(self, service: Service, request: CompletionRequest, model, requests, request_id, n, texts):
+        super().__init__(service, request, model, requests, request_id, n)
         self._texts, self._echo, self._prompt_alone = texts, bool(request.echo), request.wants_prompt_alone
         self._top, self._offsets = request.logprobs, dict[int, TextOffsets]()
 
-    def choice(self, index: int, result: Result) -> dict[str, Any]:
-        prompt = self._prompt_text(index) if self._echo else ""
-        choice = {
-            "index": index,
-            "text": prompt + (result.text or ""),
-            "logprobs": self._complete_logprobs(index, result),
-            **self.ending(result),
-            **self.details(result, index),
-        }
-        places = result.prompt_logprobs
-        if self.request.prompt_logprobs is not None and places is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(places)
-        if self.request.return_token_ids:
-            choice["prompt_token_ids"] = result.prompt_token_ids
-        return choice
+    def whole(self, index: int, result: Result) -> dict[str, Any]:
+        return {"text": (self._prompt_text(index) if self._echo else "") + (result.text or "")}
 
-    def opening(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+    def details(self, index: int, output: Delta | Result) -> dict[str, Any]:
+        details = super().details(index, output)
+        if isinstance(output, Delta):
+            return details
+        if self.request.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            details["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        if self.request.return_token_ids:
+            details["prompt_token_ids"] = output.prompt_token_ids
+        return details
+
+    def opening_choices(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         text = self._prompt_text(index) if self._echo else ""
         self._offsets[index] = self._text_offsets(index, self.requests[index].prompt, len(text))
         if not text and not self.request.return_token_ids:
             return []
         logprobs = self._of_prompt(index, delta.prompt_logprobs) if self._echo else None
-        choice = {"index": index, "text": text, "logprobs": logprobs, **self.ending(None)}
+        choice = {"index": index, "text": text, "logprobs": logprobs, **self.ending(index, None)}
         if self.request.return_token_ids:
             choice.update(prompt_token_ids=list(self.requests[index].prompt), token_ids=[])
         return [choice]
 
-    def chunk_choice(self, index: int, delta: Delta) -> dict[str, Any]:
-        places, logprobs = delta.logprobs, None
-        if places is not None and self._top is not None:
-            offsets = self._offsets[index].add(delta.token_ids)
-            logprobs = completion_logprobs(delta.token_ids, places, self._top, offsets)
-        ending, details = self.ending(delta.result), self.details(delta, index)
-        return {"index": index, "text": delta.text or "", "logprobs": logprobs, **ending, **details}
+    def shown(self, index: int, delta: Delta) -> str:
+        return delta.text or ""
 
-    def shown(self, index: int, delta: Delta) -> Delta:
+    def take(self, index: int, delta: Delta) -> Delta:
         """Without the token that was drawn because there has to be one, if only the prompt is wanted."""
-        del index
-        if not self._prompt_alone:
-            return delta
-        nothing: dict[str, Any] = {"token_ids": [], "sources": [], "text": None if delta.text is None else ""}
-        if delta.logprobs is not None:
-            nothing["logprobs"] = []
-        result = delta.result
-        if result is not None:
-            result = dataclasses.replace(result, finish_reason="length", stop_reason=None, **nothing)
-        return dataclasses.replace(delta, result=result, **nothing)
+        if self._prompt_alone:
+            nothing: dict[str, Any] = {"token_ids": [], "sources": [], "text": None if delta.text is None else ""}
+            if delta.logprobs is not None:
+                nothing["logprobs"] = []
+            result = delta.result
+            if result is not None:
+                result = dataclasses.replace(result, finish_reason="length", stop_reason=None, **nothing)
+            delta = dataclasses.replace(delta, result=result, **nothing)
+        return super().take(index, delta)
 
-    def _complete_logprobs(self, index: int, result: Result) -> dict[str, Any] | None:
-        places = result.logprobs
-        if places is None or self._top is None:
+    def logprobs(self, index: int, output: Delta | Result) -> dict[str, Any] | None:
+        if output.logprobs is None or self._top is None:
             return None
-        before = self._of_prompt(index, result.prompt_logprobs) if self._echo else None
-        start = len(self._prompt_text(index)) if self._echo else 0
-        offsets = self._text_offsets(index, result.prompt_token_ids, start).add(result.token_ids)
-        new = completion_logprobs(result.token_ids, places, self._top, offsets)
+        before, offsets = None, self._offsets.get(index)
+        if isinstance(output, Result):
+            before = self._of_prompt(index, output.prompt_logprobs) if self._echo else None
+            start = len(self._prompt_text(index)) if self._echo else 0
+            offsets = self._text_offsets(index, output.prompt_token_ids, start)
+        assert offsets is not None, "a chunk comes after the opening one"
+        new = completion_logprobs(output.token_ids, output.logprobs, self._top, offsets.add(output.token_ids))
         return new if before is None else {name: before[name] + new[name] for name in new}
 
     def _of_prompt(self, index: int, places: Sequence[Any] | None) -> dict[str, Any] | None:

@@ -1,27 +1,15 @@
 """Log-probabilities in OpenAI's two formats, of chats and of completions, and in vLLM's of prompts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from jspec.outputs import Logprob
 from jspec.text.detokenizer import Detokenizer
 
 LEAST = -9999.0  # stands for the logarithm of 0 in JSON, as in OpenAI's API
 
 
-class TokenLogprob(Protocol):
-    """The log-probability of one token at one position: ``jspec.outputs.Logprob``."""
-
-    @property
-    def logprob(self) -> float: ...
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def decoded_token(self) -> str | None: ...
-
-
-Place = dict[int, Any]  # token id -> TokenLogprob, of the chosen token and of the likeliest
+Place = dict[int, Logprob]  # token id -> its log-probability, of the chosen token and of the likeliest
 
 
 def chat_logprobs(
@@ -36,7 +24,7 @@ def chat_logprobs(
       token_bytes: gives the bytes of a token, whose text is given as well.
     """
 
-    def entry(token: int, known: TokenLogprob) -> dict[str, Any]:
+    def entry(token: int, known: Logprob) -> dict[str, Any]:
         text = _text(token, known)
         return {"token": text, "logprob": _finite(known.logprob), "bytes": list(token_bytes(token, text))}
 
@@ -105,11 +93,11 @@ def prompt_logprobs(places: Sequence[Place | None]) -> list[dict[str, Any] | Non
     ]
 
 
-def _known(known: TokenLogprob) -> dict[str, Any]:
+def _known(known: Logprob) -> dict[str, Any]:
     return {"logprob": _finite(known.logprob), "rank": known.rank, "decoded_token": known.decoded_token}
 
 
-def _likeliest(place: Place, top: int) -> Iterator[tuple[int, TokenLogprob]]:
+def _likeliest(place: Place, top: int) -> Iterator[tuple[int, Logprob]]:
     """The ``top`` likeliest tokens; the chosen one among them only if it is one of them."""
     ranked = sorted(place.items(), key=lambda pair: (pair[1].rank, -pair[1].logprob))
     yield from (pair for pair in ranked[:top] if pair[1].rank <= top)
@@ -124,7 +112,7 @@ def _by_text(token: int, place: Place, top: int) -> dict[str, float]:
     return by_text
 
 
-def _text(token: int, known: TokenLogprob | None) -> str:
+def _text(token: int, known: Logprob | None) -> str:
     return f"token_id:{token}" if known is None or known.decoded_token is None else known.decoded_token
 
 

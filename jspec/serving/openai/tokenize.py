@@ -5,11 +5,11 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from jspec.serving.openai.chat_prompt import prompt_of
-from jspec.serving.openai.errors import ApiError
-from jspec.serving.openai.json_body import read_object
-from jspec.serving.openai.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parsed
-from jspec.serving.openai.service import Service
+from jspec.serving.generation.chat_prompt import prompt_of
+from jspec.serving.generation.json_body import read_object
+from jspec.serving.generation.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parsed
+from jspec.serving.generation.service import Service
+from jspec.serving.http.errors import ApiError
 from jspec.text.prompts import checked_ids
 
 

@@ -1,9 +1,8 @@
-"""OpenAI's ``/v1/responses``, over the chats of ``jspec.serving.openai``.
+"""OpenAI's ``/v1/responses``, as chats.
 
 protocol.py      request bodies
 tools.py         tools as functions of a chat, and back to their own form
 conversation.py  from items to messages of a chat
-store.py         the newest responses, for ``previous_response_id``
-responses.py     the endpoints
+endpoints.py     the endpoints
 response.py      a response, complete or as events
 """

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jspec.serving.openai.errors import wrong
+from jspec.serving.http.errors import wrong
 from jspec.serving.responses_api.tools import Tools
 from jspec.text.chat_messages import unseen
 

@@ -3,7 +3,7 @@ clients often send new."""
 
 from typing import Any
 
-from jspec.serving.openai.protocol import MODERATION, Body, ListOf, Unsupported
+from jspec.serving.generation.protocol import MODERATION, Body, ListOf, Unsupported
 
 
 class ResponsesRequest(Body):

@@ -7,10 +7,10 @@ from typing import Any
 
 from jspec.engine.request import Request
 from jspec.sampling.params import SamplingParams
-from jspec.serving.openai.chat_turn import ChatTurn
-from jspec.serving.openai.errors import ApiError
-from jspec.serving.openai.streaming import json_of, named_event, named_json_event
-from jspec.serving.openai.turn_response import TurnResponse
+from jspec.serving.generation.block_response import BlockResponse
+from jspec.serving.generation.chat_turn import ChatTurn
+from jspec.serving.http.errors import ApiError
+from jspec.serving.http.streaming import json_of, named_event, named_json_event
 from jspec.serving.responses_api.protocol import ResponsesRequest
 from jspec.serving.responses_api.tools import Tools, custom_input
 from jspec.text.parsers.blocks import Block, Step, as_message
@@ -19,11 +19,11 @@ PREFIX = "resp_"  # of a response's id
 PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
 
-class ResponsesResponse(TurnResponse):
+class ResponsesResponse(BlockResponse):
     """The response of ``/v1/responses``.
 
     Args:
-      turn, model, requests, request_id: as of ``TurnResponse``.
+      turn, model, requests, request_id: as of ``BlockResponse``.
       asked: the request.
       tools: of the request.
       store: called with the JSON of the complete response, of its message for a chat, and of its items by their ids, once it
@@ -51,7 +51,7 @@ class ResponsesResponse(TurnResponse):
     def num_entries(self) -> int:
         return super().num_entries + len(self._echo_json) // 16
 
-    def complete(self) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         return {**self._completed(), **self._echo}
 
     def _completed(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class ResponsesResponse(TurnResponse):
     def holds(self, tool: str) -> bool:
         return self._tools.origin(tool).custom  # whose input is known at its end
 
-    def told(self, step: Step) -> Iterable[bytes]:
+    def step_events(self, step: Step) -> Iterable[bytes]:
         block = step.block
         place = {"item_id": self._id(block), "output_index": block.index}
         if step.what == "begin":
@@ -92,10 +92,8 @@ class ResponsesResponse(TurnResponse):
         yield self._response_event("response.failed", {**self._state("failed", self._items()), "error": told})
 
     def _more(self, block: Block, text: str, place: dict[str, Any]) -> Iterable[bytes]:
-        if block.kind == "reasoning":
-            yield self._event("response.reasoning_text.delta", **place, content_index=0, delta=text)
-        elif block.kind == "text":
-            yield self._event("response.output_text.delta", **place, content_index=0, delta=text, logprobs=[])
+        if block.kind != "call":
+            yield self._part_event("delta", block, place, delta=text)
         elif not self._tools.origin(block.name).custom:  # whose input is known at its end
             yield self._event("response.function_call_arguments.delta", **place, delta=text)
 
@@ -109,12 +107,14 @@ class ResponsesResponse(TurnResponse):
                 done = {"name": self._tools.origin(block.name).name, "arguments": block.text}
                 yield self._event("response.function_call_arguments.done", **place, **done)
             return
-        if block.kind == "reasoning":
-            yield self._event("response.reasoning_text.done", **place, content_index=0, text=block.text)
-        else:
-            yield self._event("response.output_text.done", **place, content_index=0, text=block.text, logprobs=[])
+        yield self._part_event("done", block, place, text=block.text)
         part = _part(block.kind, block.text)
         yield self._event("response.content_part.done", **place, content_index=0, part=part)
+
+    def _part_event(self, what: str, block: Block, place: dict[str, Any], **text: str) -> bytes:
+        """``delta`` or ``done`` of reasoning or text."""
+        kind, logprobs = ("reasoning_text", {}) if block.kind == "reasoning" else ("output_text", {"logprobs": []})
+        return self._event(f"response.{kind}.{what}", **place, content_index=0, **text, **logprobs)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
@@ -136,11 +136,10 @@ class ResponsesResponse(TurnResponse):
         """A block as an item; it is empty while it is in progress."""
         item: dict[str, Any] = {"id": self._id(block), "status": status}
         begun = status != "in_progress"
+        content = [_part(block.kind, block.text)] if begun else []
         if block.kind == "reasoning":
-            content = [_part(block.kind, block.text)] if begun else []
             return {**item, "type": "reasoning", "summary": [], "content": content, "encrypted_content": None}
         if block.kind == "text":
-            content = [_part(block.kind, block.text)] if begun else []
             return {**item, "type": "message", "role": "assistant", "content": content}
         tool, text = self._tools.origin(block.name), block.text if begun else ""
         call = {**item, "call_id": self._call_id(block), "name": tool.name}
@@ -166,7 +165,7 @@ class ResponsesResponse(TurnResponse):
         return {
             "id": f"{PREFIX}{self.request_id}",
             "object": "response",
-            "created_at": int(self.created),
+            "created_at": self.created,
             "completed_at": int(time.time()) if known else None,
             "status": status,
             "error": None,

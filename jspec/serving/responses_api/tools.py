@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.serving.openai.errors import flag, shown, wrong
-from jspec.serving.openai.tool_choice import ALLOWED
+from jspec.serving.generation.tool_choice import ALLOWED
+from jspec.serving.http.errors import flag, shown, wrong
 from jspec.text.parsers.schema_types import json_object
 
 FORMS = '"none", "auto", "required", {"type": "function", "name": ".."} or {"type": "allowed_tools", "mode": .., ..}'

@@ -7,10 +7,7 @@ command.py         from the options to a supervisor
 supervisor.py      the main loop: start, restart, shut down
 worker_process.py  a worker as a child process
 ray_group.py       the workers of all hosts of a Ray cluster
-messages.py        messages between supervisor and worker
-link.py            the worker's end of the connection
-worker.py          main program of a worker
+messages.py        messages between supervisor and worker, and the headers of forwarded requests
 public.py          the public address
 proxy.py           forwards requests to the worker
-private.py         middleware of the worker: the supervisor's token
 """

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from jspec.commands.group_args import RAY, group_of
-from jspec.serving.openai.server_settings import ServerSettings, keys_of, log_to_stderr
+from jspec.serving.http.settings import ServerSettings, keys_of, log_to_stderr
 from jspec.serving.supervisor.messages import Task
 from jspec.serving.supervisor.public import Public
 from jspec.serving.supervisor.supervisor import Supervisor

@@ -1,4 +1,4 @@
-"""Messages between a supervisor and its worker, one line each, those with content in JSON."""
+"""Messages between a supervisor and its worker, one line each, those with content in JSON; and headers of requests."""
 
 import dataclasses
 import json
@@ -7,6 +7,10 @@ from typing import Any
 # Messages of a supervisor after the task. A second ``END`` cancels the requests under way.
 PING, END = b"ping\n", b"end\n"
 MOST_BYTES = 2**20  # of a line
+
+# Headers of the requests that a supervisor forwards.
+HEADER = "x-jspec-supervisor"  # its token
+CLIENT = "x-jspec-client"  # the address of the client
 
 
 @dataclasses.dataclass(frozen=True)

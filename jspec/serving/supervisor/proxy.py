@@ -14,36 +14,24 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
-from jspec.serving.openai.auth import Keys
-from jspec.serving.openai.errors import ANTHROPIC, ApiError, anthropic_body, shown
-from jspec.serving.openai.limits import Limits
-from jspec.serving.openai.paths import OPEN
-from jspec.serving.openai.request_body import Bodies
-from jspec.serving.openai.streaming import DONE, event, named_event, while_connected
-from jspec.serving.supervisor.private import CLIENT, HEADER
+from jspec.serving.http.auth import OPEN, Keys
+from jspec.serving.http.errors import ANTHROPIC, ApiError, anthropic_body, as_api_error, shown
+from jspec.serving.http.limits import Limits
+from jspec.serving.http.request_body import Bodies
+from jspec.serving.http.streaming import DONE, event, named_event, while_connected
+from jspec.serving.supervisor.messages import CLIENT, HEADER
 
 log = logging.getLogger("jspec.serve")
 
 RETRY_AFTER = 5  # seconds
 LAST_BYTES = 5.0  # seconds in which a worker's last bytes, sent before it ended, may still reach the client
-STOP = named_event(
-    "message_stop", {"type": "message_stop"}
-)  # the last event of Anthropic's streams, longer than ``DONE``
+# The last event of Anthropic's streams, longer than ``DONE``.
+STOP = named_event("message_stop", {"type": "message_stop"})
 CONNECT = 5.0  # seconds within which a ready worker accepts a connection
 # Headers that are not forwarded: those of one connection, and those that server or client set themselves.
-_OWN = {
-    *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
-    *(
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"expect",
-        b"content-length",
-        b"date",
-        HEADER.encode(),
-        CLIENT.encode(),
-    ),
-}
+_OWN = {HEADER.encode(), CLIENT.encode(), b"connection", b"keep-alive", b"trailer", b"transfer-encoding", b"upgrade"}
+_OWN |= {b"expect", b"content-length", b"date", b"te", b"proxy-authenticate", b"proxy-authorization"}
+_OWN |= {b"proxy-connection"}
 
 
 class Lost(Exception):
@@ -81,12 +69,7 @@ class Upstream:
         """The response to a request, as a context manager. ``path`` and ``query`` are quoted already."""
         there = self._address
         url = URL.build(
-            scheme=there.scheme,
-            host=there.host or "",
-            port=there.port,
-            path=path,
-            query_string=query,
-            encoded=True,
+            scheme=there.scheme, host=there.host or "", port=there.port, path=path, query_string=query, encoded=True
         )
         shown_headers = CIMultiDict(headers)
         shown_headers[HEADER] = self._token
@@ -167,13 +150,10 @@ class Proxy:
         except (ClientDisconnect, OSError):  # the 499 below is only for the log
             if not reply.begun:
                 await ApiError(499, "the client disconnected").response(path)(scope, receive, send)
-        except ApiError as error:
-            await error.response(path)(scope, receive, send)
         except Exception as error:
             if reply.begun:
                 raise
-            log.error("a request could not be passed on", exc_info=error)
-            await ApiError(500, "the server failed; its log says why").response(path)(scope, receive, send)
+            await as_api_error(error, "a request could not be passed on").response(path)(scope, receive, send)
 
     def _authorize(self, scope: Scope) -> Upstream:
         """Check the API key and the path; returns the worker.

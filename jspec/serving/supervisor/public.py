@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from jspec.serving.openai.http_server import TICK, Server, address_of, listener, make_public_server
-from jspec.serving.openai.server_settings import ServerSettings
+from jspec.serving.http.server import Server, address_of, listener, make_public_server, until_started
+from jspec.serving.http.settings import ServerSettings
 from jspec.serving.supervisor.proxy import Proxy, Upstream
 
 HEALTH_TIMEOUT = 10.0  # seconds within which a worker that reported ``Ready`` has to respond to /health
@@ -55,8 +55,7 @@ class Public:
         self._proxy.upstream = upstream
         if self._serving is None:
             self._serving = asyncio.ensure_future(self._server.serve([self._bound]))
-            while not (self._server.started or self._serving.done()):
-                await asyncio.sleep(TICK)
+            await until_started(self._server, self._serving)
             if self._serving.done():
                 self._serving.result()  # raises the reason
         where = address_of(self._bound, self._certificate)

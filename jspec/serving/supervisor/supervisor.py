@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 
-from jspec.serving.openai.http_server import LAST_WORDS, signalled
+from jspec.serving.http.server import LAST_WORDS, signalled
 from jspec.serving.supervisor.messages import Ended, Joined, Ready
 from jspec.serving.supervisor.public import Public
 from jspec.serving.supervisor.worker_process import WorkerHandle

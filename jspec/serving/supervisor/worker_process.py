@@ -81,7 +81,7 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *python_command("jspec.serving.supervisor.worker", str(theirs.fileno())),
+                *python_command("jspec.serving.worker.main", str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's Ctrl-C is for the supervisor

@@ -1,0 +1,235 @@
+"""A turn of a chat, from messages and tools to the engine's requests and the parsers of their texts.
+
+All endpoints for chats have it in common; they differ in how a turn is asked for, and in how its events are told.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from jspec._validation import LARGEST_INT
+from jspec.engine.request import Request
+from jspec.sampling.structured import StructuredOutputsParams
+from jspec.sampling.thinking import ThinkingBudget
+from jspec.serving.generation.chat_prompt import prompt_of
+from jspec.serving.generation.protocol import ChatRequest
+from jspec.serving.generation.respond import RequestSettings, respond
+from jspec.serving.generation.response import GenerationResponse
+from jspec.serving.generation.service import Service
+from jspec.serving.generation.tool_choice import callable_tools, choice_of, name_of
+from jspec.serving.generation.turn_output import TurnOutput
+from jspec.serving.http.auth import Tenant
+from jspec.serving.http.errors import ApiError, require_that
+from jspec.text.chat_messages import plain_messages
+from jspec.text.parsers import forced
+from jspec.text.parsers.blocks import Blocks
+from jspec.text.parsers.calls import NAME
+from jspec.text.parsers.parser import make_parser
+from jspec.text.parsers.registry import reasoning_format, tool_format
+
+PROMPT_END = 256  # tokens of what the template writes before the model's text, at most
+
+
+class ChatTurn:
+    """One turn of a chat: a prompt, and what the model may answer.
+
+    Args:
+      service: the model and its settings.
+      request: the fields of the request; ``tools`` and ``skip_special_tokens`` are set as the turn needs them.
+      tenant: who has sent it.
+
+    Attributes:
+      choice: which tools may be called.
+      prompt: the tokens of the prompt; empty before ``settings``.
+
+    Raises:
+      ApiError: 400; a field is wrong.
+    """
+
+    def __init__(self, service: Service, request: ChatRequest, tenant: Tenant):
+        self.service, self.request, self.choice = service, request, choice_of(request)
+        self.prompt: list[int] = []
+        special = request.add_special_tokens
+        require_that(
+            not special, "add_special_tokens", special, "false; the chat template writes special tokens itself"
+        )
+        if self.choice.kind == "none":
+            request.tools = None
+        self._callable = callable_tools(request.tools or [], self.choice)
+        calls = None if not self._callable or service.llm.tokenizer is None else service.tool_parser
+        self._tool, self._reasoning = calls, None if service.llm.tokenizer is None else service.reasoning_parser
+        self._form: forced.CallsForm | None = None
+        self._is_free = False  # whether the form leaves reasoning and text as they are
+        self.is_parsed = bool(self._tool or self._reasoning or self.choice.is_forced)
+        if self.is_parsed:
+            request.skip_special_tokens = False  # markers of calls and reasoning may be special tokens
+        count = request.thinking_token_budget
+        ok = count is None or 0 <= count <= LARGEST_INT
+        require_that(ok, "thinking_token_budget", count, "an integer of at least 0 and below 2^31")
+        known = "nothing; no format of this model's reasoning is known (--reasoning-parser)"
+        require_that(count is None or self._reasoning is not None, "thinking_token_budget", count, known)
+        self._given = RequestSettings.of(service, request, 1, tenant)
+        if self.choice.is_forced:
+            self._forget_format()
+
+    def settings(self) -> RequestSettings:
+        """The settings of the engine's requests, once the prompt is known. This may take long."""
+        self.prompt = prompt_of(self.service, self.request, self.request.truncate_prompt_tokens)
+        settings, form = self._given, self._given.copies[0].structured_outputs
+        if self.choice.is_forced:
+            form = self._calls_form()
+        elif self._tool is not None:
+            form = self._form_beside_calls(form)
+        budget = self._budget()
+        if form is None and budget is None:
+            return settings
+        if form is not None and self._reasoning is not None and not self._is_free:
+            markers, thinks = self.service.marker_tokens.ids, reasoning_format(self._reasoning)
+            answers = not self.choice.is_forced
+            form = forced.after_reasoning(form, thinks, markers, self._prompt_end, answers, self._begun)
+        fields = {"structured_outputs": form, "thinking_budget": budget}
+        copies = [dataclasses.replace(params, **fields) for params in settings.copies]
+        return dataclasses.replace(settings, copies=copies)
+
+    async def respond(self, http: HttpRequest, make: Callable[[list[Request]], GenerationResponse]) -> Response:
+        """The response to the turn, which ``make`` makes of the engine's requests, one for each choice.
+
+        Raises:
+          ApiError: the request cannot be served.
+          ClientDisconnect: the client disconnected.
+        """
+
+        def prepare(settings: RequestSettings) -> GenerationResponse:
+            return make(settings.requests(self.prompt, "messages"))
+
+        return await respond(self.service, http, self.request, self.settings, prepare)
+
+    def output(self, shows_reasoning: bool = True, holds: Callable[[str], bool] = lambda name: False) -> TurnOutput:
+        """Collects one text; ``holds`` is as of ``Blocks``."""
+        form, format = self._form, tool_format(self._tool)
+        formless = form is not None and not form.in_format
+        has_form = form is not None or self._given.copies[0].structured_outputs is not None
+        parser = make_parser(
+            None if formless else self._tool,
+            self._reasoning,
+            tools=self._callable,
+            tokens=self.service.marker_tokens.after(self.prompt),
+            prompt=self._prompt_end,
+            begun=self._begun,
+            begins_open=False if has_form else None,  # the form says where reasoning begins
+        )
+        new_id = (lambda: None) if format is None else format.new_id
+        blocks = Blocks(self.choice.several, shows_reasoning, new_id, holds)
+        return TurnOutput(forced.JsonCalls(parser, form.name) if form is not None and formless else parser, blocks)
+
+    def num_reasoning_tokens(self, blocks: Blocks, token_ids: Sequence[int]) -> int:
+        """How many tokens of a text are reasoning: those through the first marker that ends it."""
+        thoughts = [block for block in blocks.done if block.kind == "reasoning"]
+        reasoning = reasoning_format(self._reasoning)
+        if reasoning is None or not blocks.has_reasoning:
+            return 0
+        if (count := self._num_through(reasoning.end, token_ids)) is not None:
+            return count
+        if len(thoughts) == len(blocks.done):
+            return len(token_ids)
+        text = "".join(block.text for block in thoughts)
+        return len(self.service.encoded(text, "reasoning", special=False))
+
+    def _num_through(self, marker: str, token_ids: Sequence[int]) -> int | None:
+        """How many tokens there are through the first of these markers; None if there is none."""
+        if (id := self.service.marker_tokens.ids.get(marker)) is not None:
+            return token_ids.index(id) + 1 if id in token_ids else None
+        newest = b""
+        for count, token in enumerate(token_ids, 1):
+            newest = newest[-len(marker) :] + self.service.token_bytes(token, self.service.decoded([token]))
+            if marker.encode() in newest:
+                return count
+        return None
+
+    def _budget(self) -> ThinkingBudget | None:
+        """The most tokens of reasoning, with the markers of the model's format."""
+        count, reasoning = self.request.thinking_token_budget, reasoning_format(self._reasoning)
+        if count is None or reasoning is None:
+            return None
+        begun = reasoning.said_by(self._prompt_end, self._begun)
+        return ThinkingBudget(count, reasoning.start, reasoning.end, bool(begun))
+
+    @functools.cached_property
+    def _begun(self) -> str:
+        """The beginning of the model's message, if the request has it."""
+        begins = not self.request.continue_final_message
+        return "" if begins else plain_messages(self.request.messages[-1:])[0].get("content", "")
+
+    @functools.cached_property
+    def _prompt_end(self) -> str:
+        """The text of the prompt from the model's turn on, or more."""
+        size = PROMPT_END + len(self._begun.encode(errors="replace"))  # a token has at least a byte
+        return self.service.decoded(self.prompt[-size:])
+
+    def _forget_format(self):
+        """Leave out the form of an answer, because a call is forced instead of one; clients that force a call send both.
+
+        Raises:
+          ApiError: 400; the request has a form of vLLM's, which is of the whole text.
+        """
+        given = self.request.structured_outputs
+        require_that(not given, "structured_outputs", given, "nothing beside a tool_choice that forces calls")
+        self.request.response_format = None
+
+    def _form_beside_calls(self, form: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+        """The form of a text that may have calls: strict tools make one, and another one's place may be taken by calls."""
+        tools, tool, markers = self._callable, tool_format(self._tool), self.service.marker_tokens.ids
+        if not all(NAME.fullmatch(name_of(given)) for given in tools):
+            return form
+        reasoning = reasoning_format(self._reasoning)
+        if form is not None and reasoning is not None and reasoning.answer:
+            return form  # whose preamble leads to the answer alone
+        if form is None and not any(map(forced.is_strict, tools)):
+            return None
+        self._require_small(tools)
+        with _of_tools():
+            if form is not None:
+                return forced.or_calls(form, tools, tool, markers, self.choice.several)
+            form = forced.strict_form(tools, tool, markers, self.choice.several)
+        self._is_free = form is not None
+        return form
+
+    def _require_small(self, tools: Sequence[Any]):
+        most, size = self.service.limits.max_grammar_bytes, len(json.dumps(tools))
+        if size > most:
+            message = f"tools are {size} characters as a grammar: expected at most {most} (--max-grammar-bytes)"
+            raise ApiError(400, message, "tools")
+
+    def _calls_form(self) -> StructuredOutputsParams:
+        """The form that makes the model call a tool.
+
+        Raises:
+          ApiError: 400; the tools make no grammar, or one that is too large.
+        """
+        tools = self._callable
+        for index, tool in enumerate(self.request.tools or []):
+            _require_name(f"tools[{index}].function.name", name_of(tool))
+        self._require_small(tools)
+        markers, tool = self.service.marker_tokens.ids, tool_format(self._tool)
+        with _of_tools():
+            self._form = forced.calls_form(tools, tool, markers, self.choice.several, self.choice.kind == "named")
+        return self._form.params
+
+
+@contextlib.contextmanager
+def _of_tools() -> Iterator[None]:
+    """Turn errors of grammars of tools, whose schemas may be anything, into 400."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise ApiError(400, f"tools have no grammar: {error}", "tools") from None
+
+
+def _require_name(path: str, name: str):
+    require_that(bool(NAME.fullmatch(name)), path, name, "a name without blanks, quotes and brackets")
