@@ -1,6 +1,5 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -72,28 +71,23 @@ class LLM:
         budgeted = speculation.verify_budget is not None and method is not None
         fixed = not (auto or budgeted) or speculation.same_text_for_every_K(config.width)
         self.reproducible = config.reproducible and fixed
+        decoding = Decoding(
+            make_drafter,
+            speculation.verify,
+            draft_lengths=speculation.draft_lengths if auto else None,
+            budgets=speculation.budgets if budgeted else verify_every_draft,
+        )
         frontend = Frontend(
             tokenizer,
             target.config.vocab_size,
             _end_tokens(target.config, tokenizer),
-            method,
-            self.reproducible,
-            default_sampling_params,
-            config.max_len,
+            method=method,
+            reproducible=self.reproducible,
+            default_params=default_sampling_params,
+            max_len=config.max_len,
         )
-        self.engine = Engine(
-            target,
-            draft_model,
-            Decoding(
-                make_drafter,
-                speculation.verify,
-                draft_lengths=speculation.draft_lengths if auto else None,
-                budgets=speculation.budgets if budgeted else verify_every_draft,
-            ),
-            config,
-            costs if auto or budgeted else None,
-            frontend,
-        )
+        measured = costs if auto or budgeted else None
+        self.engine = Engine(target, draft_model, decoding, config, costs=measured, frontend=frontend)
         self._leaves, merge = flatten(target)
 
         def forward(leaves, tokens):
@@ -168,11 +162,9 @@ class LLM:
           ValueError: a prompt is empty, too long, or neither text nor ids, or a value is out of range. Nothing has run then.
           TypeError: an option is unknown or given twice. The message says what may have been meant.
         """
-        params, fields = requested("generate()", params, options)
+        asked = requested("generate()", params, options, self.default_sampling_params)
         every_prompt, single = as_list(prompts)
-        if params is None:
-            params = dataclasses.replace(self.default_sampling_params, **fields)
-        every_params = params_of_each(params, len(every_prompt))
+        every_params = params_of_each(asked, len(every_prompt))
         keys = request_keys(every_params, key)
 
         results: list = [[None] * of_prompt.n for of_prompt in every_params]
@@ -191,16 +183,7 @@ class LLM:
         ]
         return results[0] if single else results
 
-    def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        key: jax.Array | None = None,
-        priority: int = 0,
-        salt: str = "",
-        **options,
-    ) -> Generator[Delta, None, None]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options) -> Generator[Delta, None, None]:
         """Complete one prompt, and yield what is new after each call to the device.
 
         Closing the generator cancels the request.
@@ -211,21 +194,16 @@ class LLM:
                 print(delta.text, end="", flush=True)
 
         Args:
-          prompt: text or token ids, as for ``generate``.
-          params: how to sample, and when to end.
-          key: a JAX key, in place of ``SamplingParams.seed``.
-          priority: requests with a lower number go first.
-          salt: only requests with the same salt share cached pages of their prompts.
-          **options: fields of ``SamplingParams`` by name, as for ``generate``.
+          prompt, params, **options: as for ``Engine.request``: ``key``, ``priority``, ``salt``, ``tenant``, and fields of
+            ``SamplingParams`` by name.
 
         Yields:
           deltas; the last one has the result. An error of the device is its ``finish_reason``.
 
         Raises:
-          ValueError: the prompt is empty, too long, or several, or a value is out of range. Nothing has run then.
-          TypeError: an option is unknown or given twice. The message says what may have been meant.
+          ValueError, TypeError: as ``Engine.request`` does. Nothing has run then.
         """
-        return self.engine.stream(self.engine.request(prompt, params, key=key, priority=priority, salt=salt, **options))
+        return self.engine.stream(self.engine.request(prompt, params, **options))
 
     def __repr__(self) -> str:
         """Target, drafter, K, rule, dtype, devices and pages, for people."""
@@ -361,7 +339,7 @@ class LLM:
     def costs(self) -> CostTable | None:
         """The costs by which ``num_draft_tokens="auto"`` and ``verify_budget="auto"`` choose: those given to ``load``, or
         those that ``warmup`` measured. None before they are measured, and where there is nothing to choose."""
-        controller = self.engine.controller
+        controller = self.engine.loop.controller
         if controller is None or self.method is None:
             return None
         return CostTable(jax.devices()[0].device_kind, self.method, controller.seconds)
@@ -382,12 +360,12 @@ class LLM:
         for i, (prompt, several, key) in enumerate(zip(prompts, params, keys, strict=True)):
             for number, (one, own_key) in enumerate(zip(several.copies(), copied_keys(several, key), strict=True)):
                 places.append((i, number))
-                requests.append(self.engine.frontend.request(i, prompt, one, own_key))
+                requests.append(self.engine.frontend.request(i, prompt, one, key_data=own_key))
         place_of = dict(zip(map(id, requests), places, strict=True))
         ended = self.engine.run(requests)
         try:
             for active in ended:
-                yield *place_of[id(active.request)], self.engine.result(active)
+                yield *place_of[id(active.request)], self.engine.frontend.result(active)
         finally:
             ended.close()  # also while a traceback keeps this frame alive
 

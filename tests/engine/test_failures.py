@@ -124,9 +124,9 @@ def test_an_exception_that_ends_the_thread(warm, error):
     with pytest.raises(RuntimeError, match=error.__name__) as raised:
         decode(llm.engine, PROMPTS, find_stop=ending(error))
     assert isinstance(raised.value.__cause__, error)
-    assert isinstance(llm.engine.gateway.error, error)
+    assert isinstance(llm.engine.handle.error, error)
     assert texts(llm) == expected
-    assert llm.engine.gateway.error is None
+    assert llm.engine.handle.error is None
     assert_nothing_is_held(llm.engine)
 
 
@@ -144,7 +144,7 @@ def await_rest(ident: int):
 def test_a_thread_that_is_killed_while_it_waits(warm):
     """By an exception from another thread, which loses the command that wakes it."""
     llm, expected = warm
-    thread = llm.engine.gateway.running()
+    thread = llm.engine.handle.running()
     ident = thread._thread.ident
     assert ident is not None
     await_rest(ident)

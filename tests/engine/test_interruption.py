@@ -49,15 +49,15 @@ def test_an_interrupt_at_any_place_of_the_caller(warm, how, call, monkeypatch):
 
 def test_an_interrupt_while_the_thread_begins(warm):
     llm, expected = warm
-    gateway = llm.engine.gateway
+    handle = llm.engine.handle
 
     def forget_thread():
         """As if nobody had called before."""
-        gateway.running()._stop()
-        gateway._thread = None
+        handle.running()._stop()
+        handle._thread = None
 
     forget_thread()
-    for _ in interrupted(texts, llm, by_signal, ("thread.py", "gateway.py", "jax_settings.py")):
+    for _ in interrupted(texts, llm, by_signal, ("thread.py", "handle.py", "mailbox.py", "jax_settings.py")):
         assert texts(llm) == expected
         assert_nothing_is_held(llm.engine)
         forget_thread()

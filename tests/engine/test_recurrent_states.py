@@ -85,7 +85,7 @@ def test_a_seed_has_one_text_while_the_number_of_drafts_changes(plain_texts):
         engine(K, dataclasses.replace(CONFIG, rounds=2), lengths=(0, 1, K)),
         itertools.cycle((K, 0, K, 1, 0, 0, 1)),
     )
-    of.controller.choose = lambda rows, requests=(): next(script)
+    of.loop.controller.choose = lambda rows, requests=(): next(script)
     actives = serve(of, COUPLED_REQUESTS)
     assert [outcome_of(active)[0] for active in actives] == plain_texts
     assert {count for active in actives for count in active.drafted} >= {0, 1, K}

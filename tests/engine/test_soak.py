@@ -142,7 +142,7 @@ class Soak:
 
 def check_idle(engine: Engine):
     """Nothing is left of requests that have ended, but the pages that the prefix cache keeps."""
-    with engine.gateway.paused():  # what the last step has done is known by then
+    with engine.handle.paused():  # what the last step has done is known by then
         pages, scheduler, metrics = engine.scheduler.pages, engine.scheduler, engine.metrics()
     assert metrics.pages_used == metrics.pages_swapped == metrics.num_running == metrics.num_waiting == 0
     assert pages.free + pages.cached == pages.total
@@ -152,13 +152,13 @@ def check_idle(engine: Engine):
     assert engine._added.outputs.empty()
     assert not [
         *engine._added.unfinished,
-        *engine.gateway._core._clients,
-        *engine._loop.progress,
-        *engine._loop.meter._counted,
+        *engine.handle._core._subscribers,
+        *engine.loop.progress,
+        *engine.loop.meter._counted,
     ]
-    assert len(engine._loop._calls) <= 1
+    assert len(engine.loop._dispatched) <= 1
     gc.collect()
-    kept = sum(type(thing) is ActiveRequest and thing.client is engine._added for thing in gc.get_objects())
+    kept = sum(type(thing) is ActiveRequest and thing.subscriber is engine._added for thing in gc.get_objects())
     assert kept <= engine.config.max_batch, "more requests are kept than the last call decoded, which is not read yet"
 
 

@@ -21,7 +21,7 @@ from engines import (
 )
 
 import jspec
-from jspec.engine.client import Cancel, Submission
+from jspec.engine.mailbox import Cancel, Submission
 from jspec.sampling.params import SamplingParams
 from jspec.text.grammar.grammars import available
 
@@ -132,15 +132,15 @@ def test_a_callback_cannot_use_its_engine(llm):
 
 def test_a_command_is_obeyed_before_the_next_step(llm, monkeypatch):
     """However long the texts of others are."""
-    engine, steps, step = llm.engine, [], llm.engine._loop.step
+    engine, steps, step = llm.engine, [], llm.engine.loop.step
 
     def arrive(**how):
         steps.append(1)
         if len(steps) == 2:
-            engine.gateway._thread.arriving.append(
+            engine.handle._thread.mailbox.arriving.append(
                 Submission(engine._added, [engine.request([2], max_tokens=1)], [10**6])
             )
-            engine.gateway._thread.post(Cancel(engine._added.number, ids[1]))
+            engine.handle._thread.mailbox.post(Cancel(engine._added.number, ids[1]))
         if len(steps) == 3:
             seen.append((10**6 in engine._added.unfinished, ids[1] in engine._added.unfinished))
         step(**how)
@@ -148,7 +148,7 @@ def test_a_command_is_obeyed_before_the_next_step(llm, monkeypatch):
     seen = []
     with by_hand(engine):
         ids = [engine.add([1], max_tokens=35, seed=seed) for seed in range(2)]
-        monkeypatch.setattr(engine._loop, "step", arrive)
+        monkeypatch.setattr(engine.loop, "step", arrive)
     deltas = []
     while engine.unfinished:
         deltas += engine.step()
@@ -180,9 +180,9 @@ def test_more_requests_than_may_wait(monkeypatch):
     llm = table_llm(*tables)
     limited = dataclasses.replace(llm.engine.config, max_waiting=1)
     monkeypatch.setattr(llm.engine.scheduler, "_config", limited)
-    most, step = [], llm.engine._loop.step
+    most, step = [], llm.engine.loop.step
     monkeypatch.setattr(
-        llm.engine._loop, "step", lambda **how: most.append(len(llm.engine.scheduler.waiting)) or step(**how)
+        llm.engine.loop, "step", lambda **how: most.append(len(llm.engine.scheduler.waiting)) or step(**how)
     )
     with ThreadPoolExecutor(2) as threads:
         found = [threads.submit(jspec.generate, llm, ["a"] * 30, max_tokens=5, temperature=0) for _ in range(2)]

@@ -308,7 +308,7 @@ def decode(engine: Engine, prompts, params=GREEDY, keys=None, find_stop=None, **
 
 def assert_nothing_is_held(engine: Engine):
     """When the engine's thread has obeyed all commands, no request has a row or a page, or waits."""
-    with engine.gateway.paused() as loop:
+    with engine.handle.paused() as loop:
         scheduler = loop.scheduler
         assert not scheduler.unfinished
         assert scheduler.rows == [None] * engine.config.num_rows

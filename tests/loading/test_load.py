@@ -159,9 +159,9 @@ def test_logits_refuse_what_is_not_token_ids(llm):
 
 
 def test_load_refuses_with_field_value_and_fix(folders, llm):
-    assert (llm.method, llm.engine.num_draft_tokens, llm.engine.width) == (None, 0, 1)
+    assert (llm.method, llm.engine.runner.num_draft_tokens, llm.engine.runner.width) == (None, 0, 1)
     drafted = jspec.load(folders / "target", folders / "draft", speculation=jspec.Speculation(3), width=6, **SMALL)
-    assert (drafted.method, drafted.engine.num_draft_tokens, drafted.engine.width) == ("draft_model", 3, 6)
+    assert (drafted.method, drafted.engine.runner.num_draft_tokens, drafted.engine.runner.width) == ("draft_model", 3, 6)
     assert jspec.load(folders / "target", "ngram", **SMALL).method == "ngram"
     assert jspec.load(folders / "target", max_batch=1).engine.config.max_len == 256  # the positions it has
 
@@ -269,7 +269,7 @@ def test_no_drafts_is_plain_decoding(folders, plain, monkeypatch):
     monkeypatch.setattr(jspec.loading.pair, "load_draft_module", lambda *_: pytest.fail("the draft was read"))
     target, draft = folders / "target", folders / "draft"
     llm = jspec.load(target, draft, num_draft_tokens=0, **SMALL)
-    assert (llm.method, llm.engine.num_draft_tokens, llm.speculation) == (None, 0, jspec.Speculation(0))
+    assert (llm.method, llm.engine.runner.num_draft_tokens, llm.speculation) == (None, 0, jspec.Speculation(0))
     results = jspec.generate(llm, PROMPTS, **GREEDY)
     assert [result.token_ids for result in results] == plain
     assert results[0].stats.num_draft_tokens == 0
