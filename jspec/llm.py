@@ -93,13 +93,13 @@ class LLM:
         def forward(leaves, tokens):
             return causal_logits(merge(leaves), tokens)[0].astype(jnp.float32)
 
-        spread = self.engine.runner.sharding
+        spread = self.engine.runner.batch.sharding
         self._forward = jax.jit(forward if spread is None else spread.forward(forward))
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
         """The target's logits after each of n tokens, float32 ``[n, V]``, from one causal forward pass without a cache."""
         require_not_forked()
-        if self.engine.runner.group is not None:
+        if self.engine.runner.batch.group is not None:
             raise RuntimeError("logits() is not available where the target's devices belong to several processes")
         tokens = checked_ids(token_ids, self.target.config.vocab_size, "token_ids")
         if not tokens:
@@ -124,10 +124,10 @@ class LLM:
           ProcessLost: process 0 ended without a word.
           RuntimeError: this process has nobody to follow.
         """
-        if not isinstance(self.engine.runner.group, Follower):
+        if not isinstance(self.engine.runner.batch.group, Follower):
             raise RuntimeError(f"process {jax.process_index()} of {jax.process_count()} has nobody to follow")
         with ignoring_interrupts():
-            FollowerRunner(self.engine.runner, when_serving).run()
+            FollowerRunner(self.engine.runner.batch, when_serving).run()
 
     def generate(
         self,

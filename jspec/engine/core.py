@@ -28,7 +28,7 @@ class EngineCore:
         self._ended: list[tuple[Subscriber, int]] = []  # subscribers and the ids of their requests that end with these
         self._mailbox: Mailbox | None = None
         this = weakref.ref(self)  # the runner is a part of this
-        loop.runner.is_wanted = lambda: (core := this()) is None or core._is_wanted()
+        loop.runner.batch.is_wanted = lambda: (core := this()) is None or core._is_wanted()
 
     def serve(self, mailbox: Mailbox) -> bool:
         """Obey commands, and make a step if there is anything to do; returns whether there is more to do."""

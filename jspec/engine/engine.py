@@ -71,7 +71,7 @@ class Engine:
     Attributes:
       config: what may be used.
       loop: makes the steps; ``loop.controller`` chooses how rounds are made.
-      runner: has the weights, the programs, and the state on the device.
+      runner: carries out what the scheduler decides; ``runner.batch`` has weights, programs, and the state on the device.
       scheduler: decides who enters which row with which pages.
       frontend: knows the tokenizer.
       handle: how callers reach the engine's thread.
@@ -111,7 +111,7 @@ class Engine:
     @property
     def num_compilations(self) -> int:
         """How many programs are compiled by now, and how many a step compiled after ``warmup`` that should not have."""
-        return self.runner.num_compilations + self.guard.count
+        return self.runner.batch.num_compilations + self.guard.count
 
     def request(
         self,
@@ -219,7 +219,7 @@ class Engine:
         Raises:
           RuntimeError: this process follows another, which is the one to ask.
         """
-        require_leading(self.runner.group)
+        require_leading(self.runner.batch.group)
         self.scheduler.requirements.check(request)
 
     def require_room(self, count: int = 1, tenant: str = ""):
@@ -257,7 +257,7 @@ class Engine:
         It waits until all requests that are under way have ended. Ctrl-C ends it at once; what is being compiled then, is
         compiled to its end in the background.
         """
-        require_leading(self.runner.group)
+        require_leading(self.runner.batch.group)
         self.handle.running().call(self.loop.warmup, idle=True)
         self.guard.seal()
 

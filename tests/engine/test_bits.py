@@ -97,9 +97,9 @@ def test_chunk_has_the_same_bits_in_every_place_of_a_batch(size):
         start[place] = 0
         table = np.broadcast_to(M + own, (n, M)).astype(np.int32)
         table[place] = own
-        program = runner.programs.prefill[n]
-        runner.send_packed(program, dataclasses.replace(inputs, start=start, count=count, table=table))
-        pools = jax.tree.leaves((runner.state.cache, runner.state.draft))
+        program = runner.batch.programs.prefill[n]
+        runner.batch.send_packed(program, dataclasses.replace(inputs, start=start, count=count, table=table))
+        pools = jax.tree.leaves((runner.batch.state.cache, runner.batch.state.draft))
         return [np.asarray(pool[:, own[0]].astype(jnp.float32)) for pool in pools]
 
     first = read(0, neighbours=False)

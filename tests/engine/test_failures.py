@@ -27,7 +27,7 @@ def warm():
 @pytest.mark.parametrize("name", ["prefill", "admit", "decode"])
 def test_a_program_that_takes_the_state_and_fails(warm, monkeypatch, name):
     llm, expected = warm
-    programs = llm.engine.runner.programs
+    programs = llm.engine.runner.batch.programs
     failing = getattr(programs, name)
     if isinstance(failing, dict):
         (failing,) = failing.values()

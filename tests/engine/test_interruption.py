@@ -13,7 +13,7 @@ from interruption import PARAMS, PROMPTS, TABLES, by_exception, by_signal, inter
 
 import jspec
 from jspec.engine.runner.compile import Program
-from jspec.engine.runner.programs import StepBuilder
+from jspec.engine.runner.step_builder import StepBuilder
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def test_greedy_texts_in_every_bucket(fast):
     for count in (1, 3, 6):
         check_greedy(serve(fast, greedy_requests(PROMPTS[-count:])), PROMPTS[-count:])
     assert fast.config.batch_buckets == (1, 4, 6)
-    assert all(program.compiled for program in fast.runner.programs.decode.values())
+    assert all(program.compiled for program in fast.runner.batch.programs.decode.values())
     with preempting(fast), calls_of_any_length(fast):
         actives = serve(fast, greedy_requests(PROMPTS), at_a_time=5, neighbour=passing)
     check_greedy(actives, PROMPTS)

@@ -115,7 +115,7 @@ def test_costs_of_another_method_are_refused(folders):
 
 def test_bfloat16_runs(folders):
     model = jspec.load(folders / "target", dtype="bfloat16", **SMALL)
-    assert {leaf.dtype for leaf in jax.tree.leaves(model.engine.runner.state.cache)} == {jnp.dtype(jnp.bfloat16)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(model.engine.runner.batch.state.cache)} == {jnp.dtype(jnp.bfloat16)}
     result = jspec.generate(model, "import os", temperature=0.8, max_tokens=9, seed=1, ignore_eos=True)
     assert (len(result.token_ids), result.finish_reason) == (9, "length")
     assert model.logits([5, 6]).dtype == jnp.float32
@@ -393,7 +393,7 @@ def test_a_draft_model_with_recurrent_states(folders, tmp_path):
         llm = jspec.load(target, hybrid, **{**SMALL, "prefill_chunk": None, "max_len": 128})
         runner, config = llm.engine.runner, llm.engine.config
         assert (llm.method, config.chunk, config.snapshot_every) == ("draft_model", 64, 1024)
-        assert runner.states_bytes > (0 if target == hybrid else runner.page_bytes)
+        assert runner.batch.states_bytes > (0 if target == hybrid else runner.batch.page_bytes)
     with pytest.raises(
         ValueError, match="prefill_chunk=16: expected a multiple of 64, for a model with gated delta nets"
     ):

@@ -159,7 +159,7 @@ def test_a_copy_of_the_targets_embedding_is_shared(target, tmp_path):
     save_file(tensors | {"embed_tokens.weight": embedding}, file)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sizes = [len(jspec.load(target, head, **SMALL).engine.runner.leaves[1]) for head in (own, copied)]
+        sizes = [len(jspec.load(target, head, **SMALL).engine.runner.batch.leaves[1]) for head in (own, copied)]
     assert sizes[0] == sizes[1] + 1
 
 

@@ -219,7 +219,7 @@ def test_a_checkpoint_is_loaded_into_shards(tmp_path, given):
     for actual, wanted in zip(*(jspec.generate(model, prompts, **how) for model in (llm, expected)), strict=True):
         assert actual.token_ids == wanted.token_ids
         assert actual.logprobs[0].keys() == wanted.logprobs[0].keys()
-    heads = llm.engine.runner.state.cache[0].k.sharding.spec
+    heads = llm.engine.runner.batch.state.cache[0].k.sharding.spec
     assert heads == jax.sharding.PartitionSpec(AXIS)
 
 

@@ -111,7 +111,7 @@ def held(service) -> tuple:
     grammars, core = engine.frontend.grammars, engine.handle._core
     return (
         *(service.in_flight, service.engine._subscribers, service.engine._compilations, grammars._under_way),
-        *(core._clients, engine.scheduler.under_way, [*engine.scheduler.waiting], engine.scheduler.pages.used),
+        *(core._subscribers, engine.scheduler.under_way, [*engine.scheduler.waiting], engine.scheduler.pages.used),
     )
 
 

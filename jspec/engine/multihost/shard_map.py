@@ -141,7 +141,7 @@ class ProgramSharding:
         return self.shard_map(function, _REPLICATED, _REPLICATED)
 
     def copy_program(self, name: str, function: Callable) -> Callable:
-        """The program of ``Programs`` that copies rows under this name, over all devices."""
+        """The program that copies rows under this name, over all devices."""
         row, pages = _REPLICATED, _REPLICATED
         takes, gives = {
             "save": ((row, pages), self.saved),

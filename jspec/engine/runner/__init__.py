@@ -5,7 +5,8 @@ device_batch.py          the state of the batch on the device, and programs sent
 program_inputs.py        the programs of a schedule, and their inputs
 warmup.py                runs every program before the first request, and says how far that is
 round_costs.py           seconds of every round shape, cached or measured
-programs.py              the programs, as functions of flat weights and the state
+programs.py              the programs in a table
+step_builder.py          their functions, of flat weights and the state
 compile.py               compiles programs before their first call
 step.py                  a round: draft, verify, commit
 commit.py                the end of a round: emitted tokens, stored features

@@ -58,7 +58,7 @@ class DecodeStep:
     before any query token attends to them.
 
     Noise depends only on a request's key and on ``length`` when the round began, so no draw is ever repeated
-    (``sampling.streams``). A ``DecodeStep`` is built inside a trace (``StepBuilder`` in ``programs.py``).
+    (``sampling.streams``). A ``DecodeStep`` is built inside a trace (``StepBuilder``).
 
     Attributes:
       target: the model whose distribution the text has, a ``Decoder`` for example.
@@ -105,7 +105,7 @@ class DecodeStep:
             count = select_drafts(state.acceptance_stats.acceptance(confidence), proposal.count, spare)
             proposal = dataclasses.replace(proposal, count=count)
         after, log = self.verify(state, proposal)
-        stats = state.acceptance_stats.after(confidence, proposal.count, log.accepted, live)
+        stats = state.acceptance_stats.with_round(confidence, proposal.count, log.accepted, live)
         after = dataclasses.replace(after, stats_of_request=stats.of_request, stats_of_confidence=stats.of_confidence)
         return after, log
 
@@ -144,7 +144,7 @@ class DecodeStep:
             view = RaggedView.of(rows, self.budget)
             hidden, features, cache = run_target(self.target, self.drafter, view.from_rows(tokens), state.cache, view)
             features = view.to_rows(features)
-        after = None if state.recurrent is None else state.recurrent.after_pass(read)
+        after = None if state.recurrent is None else state.recurrent.advanced(read)
         state = dataclasses.replace(state, cache=cache, recurrent=after)
         return state, VerifyPass(proposal, hidden, features, view)
 

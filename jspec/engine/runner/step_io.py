@@ -51,7 +51,7 @@ class PrefillInputs:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Call:
+class DecodeRows:
     """The rows that a decode program decodes, in arrays on the host.
 
     Attributes:
@@ -69,7 +69,7 @@ class Call:
         """A call of the program for ``bucket`` rows, for these rows with these pages."""
         every_row = np.full(bucket, config.num_rows, np.int32)
         every_row[: len(rows)] = rows
-        return Call(every_row, page_tables(pages, bucket, config), np.int32(rounds))
+        return DecodeRows(every_row, page_tables(pages, bucket, config), np.int32(rounds))
 
 
 @jax.tree_util.register_dataclass
@@ -115,7 +115,7 @@ class VerifyInputs:
       jump_forward: the jump-forward tokens of these rows, which become their first drafts.
     """
 
-    call: Call
+    call: DecodeRows
     jump_forward: FixedDrafts
 
 
