@@ -18,8 +18,8 @@ from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
 from jspec.engine.forks import require_not_forked
 from jspec.engine.frontend import Frontend
-from jspec.engine.multihost.follower import FollowerRunner, ignoring_interrupts
 from jspec.engine.multihost.leader import Follower
+from jspec.engine.runner.follower import FollowerRunner, ignoring_interrupts
 from jspec.models.causal import causal_logits
 from jspec.models.flatten import flatten
 from jspec.models.protocols import Target

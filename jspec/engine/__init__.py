@@ -10,6 +10,7 @@ Where to look:
   loop.py         one step after the other: schedule, execute, read; chooses the round shape
   frontend.py     makes requests of prompts, and deltas and results of tokens; contradictions.py: options that leave no token
   request.py      a request, and its progress
+  round_log.py    the logs of rounds, on the device and on the host
   metrics.py      metrics of an engine
   scheduler/      decisions on the host, without JAX: who waits, prefills, decodes, is preempted, and with which pages
   runner/         their execution: compiled programs, and the state of the batch on the device

@@ -13,7 +13,7 @@ from jspec.outputs import sources_of
 from jspec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from jspec.engine.runner.step_io import RoundLog
+    from jspec.engine.round_log import RoundLog
 
 # Outcomes: the request still decodes; or it was ended by a stop token or stop string, the length limit, logits that are not
 # finite, its subscriber, or an exception. The device knows the first four.

@@ -104,7 +104,7 @@ def max_tokens_of(n: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=n)
 
 
-def test_what_streams_is_never_taken_back(llm):
+def test_streamed_text_is_never_taken_back(llm):
     """Letters that may begin a stop string are held back until they do not."""
     llm.engine.add("a", SamplingParams(temperature=0, max_tokens=22, stop=["hijx", "pq"]))
     (deltas,) = drained(llm.engine).values()

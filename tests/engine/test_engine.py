@@ -27,7 +27,7 @@ from jspec.drafting.plain import NoDrafts
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.request import BROKEN, FULL, STOPPED, Request
-from jspec.engine.runner.step_io import RoundLog
+from jspec.engine.round_log import RoundLog
 from jspec.sampling.params import MAX_STOP_TOKENS, SamplingParams
 from jspec.text.grammar.grammars import available
 

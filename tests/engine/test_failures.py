@@ -14,6 +14,7 @@ from interruption import PROMPTS, TABLES, texts, warm_llm
 
 import jspec
 from jspec.engine.request import Request
+from jspec.engine.runner import model_runner
 from jspec.engine.runner.compile import Program
 from jspec.engine.runner.recompilation_guard import CompilationError, CompilationWarning
 from jspec.sampling.params import SamplingParams
@@ -76,7 +77,7 @@ def test_an_exception_while_a_program_is_compiled(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [CompilationError, CompilationWarning])
-def test_what_the_guard_raises_ends_the_requests_of_the_step(warm, error, monkeypatch):
+def test_an_error_of_the_guard_ends_the_requests_of_the_step(warm, error, monkeypatch):
     llm, expected = warm
     guard = llm.engine.guard
     monkeypatch.setattr(guard, "sealed", True)
@@ -186,18 +187,17 @@ def test_more_tokens_than_any_array_holds_may_be_asked(warm):
     assert tokens_of(decode(llm.engine, [[1]], endless)) == tokens_of(decode(llm.engine, [[1]]))
 
 
-def test_nothing_waits_for_ever(warm, monkeypatch):
+def test_requests_that_could_never_end_fail(warm, monkeypatch):
     llm, expected = warm
     llm.engine.scheduler.pages.take(llm.engine.scheduler.pages.available)  # as if somebody had lost them
     with pytest.raises(RuntimeError, match=r"4 requests wait, none is under way .* 0 pages are available"):
         texts(llm)
     assert texts(llm) == expected
 
-    runner = llm.engine.runner
-    rows = runner._rows
+    rows = model_runner.decode_rows
     with monkeypatch.context() as patch:
         nobody = np.full(CONFIG.max_batch, CONFIG.max_batch, np.int32)
-        patch.setattr(runner, "_rows", lambda *args: dataclasses.replace(rows(*args), rows=nobody))
+        patch.setattr(model_runner, "decode_rows", lambda *args: dataclasses.replace(rows(*args), rows=nobody))
         with pytest.raises(RuntimeError, match=r"the device made no round, although the requests in rows \[0, 1, 2\]"):
             texts(llm)
     assert texts(llm) == expected

@@ -100,7 +100,7 @@ def test_interrupts_at_random_times(warm):
         assert texts(llm) == expected
 
 
-def test_what_is_added_can_be_stepped_after_an_interrupt(warm):
+def test_added_requests_can_be_stepped_after_an_interrupt(warm):
     """No step waits for ever, and every request ends, whatever was lost."""
     llm, _ = warm
     engine = llm.engine

@@ -2,19 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from engines import CONFIG, LETTERS, MAX_LEN, Letters, V, bigram, engine, ragged_prompts, shared, table_llm, target
-from lossless.distributions import Options, processed
+from engines import CONFIG, LETTERS, Letters, V, bigram, engine, ragged_prompts, shared, table_llm, target, tokens_of
+from greedy_options import greedy_by_definition
 
 import jspec
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
+from jspec.engine.request import ActiveRequest
 from jspec.engine.runner.compile import Program
 from jspec.engine.scheduler.scheduler import Scheduler
 from jspec.models.causal import causal_logits
@@ -29,35 +29,16 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def texts(serving: Engine, params: list[SamplingParams], prompts=PROMPTS) -> list[list[int]]:
+def completed(serving: Engine, params: list[SamplingParams], prompts=PROMPTS) -> list[ActiveRequest]:
     requests = [
         serving.frontend.request(i, prompt, one, np.array([7, one.seed or i], np.uint32))
         for i, (prompt, one) in enumerate(zip(prompts, params, strict=True))
     ]
-    found = {active.request.index: active.tokens for active in serving.run(requests)}
-    return [found[i] for i in range(len(requests))]
+    return sorted(serving.run(requests), key=lambda active: active.request.index)
 
 
-@functools.cache
-def forward() -> Callable[[np.ndarray], jax.Array]:
-    """The target's logits of a text of MAX_LEN tokens, in one program for all lengths."""
-    model = target()  # which is cached, and must not be made of the tracers of the program
-    return jax.jit(lambda text: causal_logits(model, text)[0])
-
-
-@functools.cache
-def logits_after(text: tuple[int, ...]) -> np.ndarray:
-    padded = np.zeros((1, MAX_LEN), np.int32)
-    padded[0, : len(text)] = text
-    return np.asarray(forward()(padded)[len(text) - 1]).astype(np.float64)
-
-
-def greedy_by_definition(prompt: list[int], options: dict[str, Any], count: int) -> list[int]:
-    asked = Options(**options | {"logit_bias": tuple(options.get("logit_bias", {}).items())})
-    text = list(prompt)
-    for _ in range(count):
-        text.append(int(np.argmax(processed(logits_after(tuple(text)), tuple(text), len(prompt), asked))))
-    return text[len(prompt) :]
+def texts(serving: Engine, params: list[SamplingParams], prompts=PROMPTS) -> list[list[int]]:
+    return tokens_of(completed(serving, params, prompts))
 
 
 @pytest.mark.parametrize(("method", "K"), [("draft_model", 4), ("draft_model", 1), ("ngram", 3), (None, 0)])
@@ -258,12 +239,8 @@ class TestFewerDrafts:
         params = [SamplingParams(temperature=0, max_tokens=12, max_drafts=most) for most in self.CAPS]
         texts(serving, [SamplingParams(temperature=0, max_tokens=12)] * len(PROMPTS))
         before, compiled = serving.metrics(), serving.num_compilations
-        requests = [
-            serving.frontend.request(i, prompt, one, np.array([7, i], np.uint32))
-            for i, (prompt, one) in enumerate(zip(PROMPTS, params, strict=True))
-        ]
-        ended = sorted(serving.run(requests), key=lambda active: active.request.index)
-        assert [active.tokens for active in ended] == [greedy_by_definition(prompt, {}, 12) for prompt in PROMPTS]
+        ended = completed(serving, params)
+        assert tokens_of(ended) == [greedy_by_definition(prompt, {}, 12) for prompt in PROMPTS]
         for active, most in zip(ended, self.CAPS, strict=True):
             assert max(active.drafted) == most if method == "draft_model" else max(active.drafted) <= most
             assert max(active.accepted) <= most
@@ -302,8 +279,7 @@ class TestFewerDrafts:
         models = target(), target()  # which agree, so that every draft is accepted that was made of a whole text
         serving = engine("draft_model", models=models, config=config)
         (first,) = texts(serving, [SamplingParams(temperature=0, max_tokens=26, max_drafts=0)], PROMPTS[:1])
-        turn = serving.frontend.request(0, [*PROMPTS[0], *first], SamplingParams(temperature=0), np.zeros(2, np.uint32))
-        (active,) = serving.run([turn])
+        (active,) = completed(serving, [SamplingParams(temperature=0)], [[*PROMPTS[0], *first]])
         assert active.num_cached_tokens > len(PROMPTS[0])
         assert active.accepted[:-1] == active.drafted[:-1]
         assert len(active.accepted) > 1

@@ -24,9 +24,9 @@ from engines import (
     successor_table,
     table_llm,
 )
+from greedy_options import greedy_by_definition
 from lossless.distributions import Grammar
 from lossless.served import Automaton
-from test_options import greedy_by_definition
 
 import jspec
 from jspec.engine.engine import Engine

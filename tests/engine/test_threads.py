@@ -93,7 +93,7 @@ def test_a_run_that_is_left_open_keeps_nobody_waiting(llm, pool):
 
 
 @pytest.mark.parametrize("end", ["close", "forget", "finish"])
-def test_what_needs_an_idle_engine_waits_for_all_requests(llm, pool, end):
+def test_warmup_waits_for_all_requests(llm, pool, end):
     """Also for those of the thread that calls it."""
     stepping, let_go = threading.Event(), threading.Event()
 
@@ -198,7 +198,7 @@ def test_a_run_may_go_on_in_another_thread(llm, pool):
     llm.warmup()  # this thread has nothing under way any more
 
 
-def test_who_waits_can_be_interrupted(llm, pool):
+def test_a_waiting_caller_can_be_interrupted(llm, pool):
     """An interrupt ends the requests of the main thread, and no others."""
     expected = tokens_of(decode(llm.engine, PROMPTS))
     stepping, let_go = threading.Event(), threading.Event()

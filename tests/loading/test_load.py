@@ -161,7 +161,8 @@ def test_logits_refuse_what_is_not_token_ids(llm):
 def test_load_refuses_with_field_value_and_fix(folders, llm):
     assert (llm.method, llm.engine.runner.num_draft_tokens, llm.engine.runner.width) == (None, 0, 1)
     drafted = jspec.load(folders / "target", folders / "draft", speculation=jspec.Speculation(3), width=6, **SMALL)
-    assert (drafted.method, drafted.engine.runner.num_draft_tokens, drafted.engine.runner.width) == ("draft_model", 3, 6)
+    runner = drafted.engine.runner
+    assert (drafted.method, runner.num_draft_tokens, runner.width) == ("draft_model", 3, 6)
     assert jspec.load(folders / "target", "ngram", **SMALL).method == "ngram"
     assert jspec.load(folders / "target", max_batch=1).engine.config.max_len == 256  # the positions it has
 

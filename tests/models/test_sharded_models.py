@@ -15,7 +15,7 @@ import jspec
 from jspec.checkpoints.checkpoint import load_folder
 from jspec.config import Experts, Latent, ModelConfig, Shards, shards_of
 from jspec.config.sharding import AXIS, VOCABULARY_GROUP
-from jspec.engine.multihost.shard_map import ProgramSharding
+from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.models import Decoder, build, causal_logits, flat_params
 from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, indices_of, mesh_of

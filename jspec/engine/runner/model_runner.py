@@ -13,14 +13,14 @@ from jspec.engine.aot_cache.executables import ExecutableCache
 from jspec.engine.aot_cache.fingerprint import fingerprint
 from jspec.engine.decoding import Decoding
 from jspec.engine.multihost.leader import Leader
-from jspec.engine.multihost.shard_map import ProgramSharding
+from jspec.engine.round_log import CallLogs, RoundLog
 from jspec.engine.runner.device_batch import DeviceBatch
 from jspec.engine.runner.program_inputs import ProgramInputs, row_of
 from jspec.engine.runner.programs import EngineProgram, PackedProgram
 from jspec.engine.runner.round_costs import round_costs
+from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.engine.runner.split_rounds import Dispatched, SplitRounds, decode_rows, processes, start_host_copies
 from jspec.engine.runner.step_builder import StepBuilder
-from jspec.engine.runner.step_io import CallLogs, RoundLog
 from jspec.engine.runner.swap import Swaps
 from jspec.engine.runner.warmup import WarmupProgress, run_each
 from jspec.engine.scheduler.prefill_batching import Chunk

@@ -10,9 +10,10 @@ import numpy as np
 from jspec.engine.adaptive.cost_table import RoundShape, budget_of, drafts_of
 from jspec.engine.aot_cache.costs import Seconds, cached_or_measured
 from jspec.engine.request import Request
+from jspec.engine.round_log import RoundLog
 from jspec.engine.runner.device_batch import DeviceBatch
 from jspec.engine.runner.program_inputs import ProgramInputs
-from jspec.engine.runner.step_io import DecodeRows, RoundLog
+from jspec.engine.runner.step_io import DecodeRows
 from jspec.sampling.params import SamplingParams
 
 TIMED_CALLS = 5  # of a decode program, when its cost is measured

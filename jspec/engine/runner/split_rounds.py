@@ -25,10 +25,11 @@ from jspec.config import EngineConfig
 from jspec.drafting.base import FixedDrafts
 from jspec.engine.adaptive.cost_table import RoundShape
 from jspec.engine.request import LIVE, ActiveRequest, Constraint
+from jspec.engine.round_log import CallLogs
 from jspec.engine.runner.device_batch import DeviceBatch
 from jspec.engine.runner.programs import PackedProgram
 from jspec.engine.runner.step import VerifyPass
-from jspec.engine.runner.step_io import CallLogs, DecodeRows, VerifyInputs
+from jspec.engine.runner.step_io import DecodeRows, VerifyInputs
 from jspec.sampling.verify import Proposal
 
 Failure = tuple[ActiveRequest, BaseException]

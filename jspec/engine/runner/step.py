@@ -18,10 +18,11 @@ from jspec.drafting.base import Context, Drafter
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.adaptive.draft_selection import select_drafts
 from jspec.engine.multihost.batch_sharded_verify import BatchSharding
+from jspec.engine.round_log import CallLogs, RoundLog
 from jspec.engine.runner.commit import commit, next_features
 from jspec.engine.runner.prefill import catch_up, prefill, prompt_logprobs, run_target
 from jspec.engine.runner.state import DecodeState, processing_of
-from jspec.engine.runner.step_io import CallLogs, PrefillInputs, RoundLog
+from jspec.engine.runner.step_io import PrefillInputs
 from jspec.models.kv_cache import PagedView
 from jspec.models.protocols import Target
 from jspec.models.ragged_view import RaggedView

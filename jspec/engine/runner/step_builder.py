@@ -13,10 +13,11 @@ import jax
 
 from jspec.config import EngineConfig
 from jspec.engine.decoding import Decoding
-from jspec.engine.multihost.shard_map import ProgramSharding
+from jspec.engine.round_log import CallLogs
+from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.engine.runner.state import DecodeState, init_state, put, put_rows, take, with_processors
 from jspec.engine.runner.step import DecodeStep, VerifyPass
-from jspec.engine.runner.step_io import CallLogs, DecodeRows, GrammarInputs, VerifyInputs
+from jspec.engine.runner.step_io import DecodeRows, GrammarInputs, VerifyInputs
 from jspec.models.params import DTYPES
 from jspec.pallas.collectives.peers import Peers
 from jspec.sampling.verify import RULES, Proposal

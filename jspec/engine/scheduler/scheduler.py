@@ -23,7 +23,7 @@ from jspec.engine.scheduler.snapshots import Snapshots
 from jspec.engine.scheduler.turns import Turns
 
 if TYPE_CHECKING:
-    from jspec.engine.runner.step_io import RoundLog
+    from jspec.engine.round_log import RoundLog
 
 MOST_ROUNDS_WAITED_FOR = 2  # of a call, while a request waits or is prefilled
 TENANT_SHARE = 8  # a tenant has room for one part of so many of the queue, though others fill it

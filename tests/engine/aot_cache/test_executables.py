@@ -105,7 +105,7 @@ def test_compiled_program_reads_no_file(folder, monkeypatch):
     ],
     ids=str,
 )
-def test_another_key_is_compiled(folder, traced, other, shape):
+def test_a_program_of_another_key_is_compiled(folder, traced, other, shape):
     doubled().compile(SHAPE)
     doubled(**other).compile(shape)
     assert len(traced) == 2

@@ -46,7 +46,7 @@ def test_a_full_queue_has_room_for_other_tenants():
     assert len(played.scheduler.waiting) == 33
 
 
-def test_who_comes_later_has_no_turns_to_make_up_for():
+def test_a_later_tenant_has_no_turns_to_make_up_for():
     """Requests of ``b`` that come after four of ``a`` were served take turns with the next ones of ``a``."""
     played = simulation(max_batch=1)
     for _ in range(8):

@@ -13,9 +13,9 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.config import Shards
+from jspec.engine.round_log import CallLogs
 from jspec.engine.runner.saved import Saved, is_layer, states
 from jspec.engine.runner.state import OF_ROWS, DecodeState
-from jspec.engine.runner.step_io import CallLogs
 from jspec.models.cache_pools import CacheShape, LayerKV, StateShape, has_states
 from jspec.models.flatten import flatten
 from jspec.models.protocols import Target
