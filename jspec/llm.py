@@ -1,6 +1,5 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
-import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.request_keys import copied_keys, request_keys
 from jspec.sampling.requested import params_of_each, requested
-from jspec.text.chat_template import conversation_prompts, prompt_tokens
+from jspec.text.chat_template import conversation_prompts, prompt_tokens, split_options
 from jspec.text.detokenizer import Tokenizer
 from jspec.text.prompts import Prompt, as_list, checked_ids
 
@@ -227,16 +226,7 @@ class LLM:
         return self
 
     def chat_prompt(
-        self,
-        messages: Sequence[Any],
-        *,
-        tools: Sequence[Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | os.PathLike | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        truncate_prompt_tokens: int | None = None,
-        **template_kwargs,
+        self, messages: Sequence[Any], *, truncate_prompt_tokens: int | None = None, **options
     ) -> list[int]:
         """The tokens that the checkpoint's chat template makes of a conversation: a prompt for ``jspec.generate``,
         ``jspec.stream``, ``llm.engine.add`` and ``AsyncEngine.generate``.
@@ -246,7 +236,7 @@ class LLM:
             ``{"type": "text", "text": ...}``. An assistant's may have ``tool_calls``, and a tool's ``tool_call_id`` and
             ``name``.
           tools: what the model may call: OpenAI's dictionaries, or Python functions with type hints and a docstring.
-          add_generation_prompt: end with what begins an answer of the assistant.
+          add_generation_prompt: whether to end with what begins an answer of the assistant; True unless it is given.
           continue_final_message: let the model go on with the last message, which the prompt then does not close. It
             needs ``add_generation_prompt=False``.
           chat_template: another template than the checkpoint's: its text, the name of one of several in the
@@ -255,24 +245,21 @@ class LLM:
           truncate_prompt_tokens: return at least so many tokens at the end of a conversation that has more, which a
             request with the same ``SamplingParams.truncate_prompt_tokens`` cuts; None refuses one that is several
             times longer than the context.
-          **template_kwargs: variables of the template by name, ``enable_thinking=False`` for example. As in transformers,
-            variables that the template does not know have no effect.
+          **options: those above by name; all others are variables of the template, ``enable_thinking=False`` for example. As
+            in transformers, variables that the template does not know have no effect.
 
         Raises:
           ValueError: there is no template, a message has no role or no text, the template refuses the messages or fails,
             or the text is far longer than the context. The message has the field, the value and what would be right.
         """
+        of_chat, variables = split_options(options)
         return prompt_tokens(
             self.tokenizer,
             self.engine.config.max_len,
             messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            documents=documents,
             truncate_prompt_tokens=truncate_prompt_tokens,
-            template_kwargs=template_kwargs,
+            template_kwargs=variables,
+            **of_chat,
         )
 
     def chat(
@@ -281,11 +268,6 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         key: jax.Array | None = None,
-        tools: Sequence[Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | os.PathLike | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options,
     ) -> Result | list[Result]:
@@ -297,10 +279,10 @@ class LLM:
           messages: one conversation, or a list of conversations.
           params: one SamplingParams for all conversations, or one for each.
           key: a JAX key, as for ``jspec.generate``.
-          tools, add_generation_prompt, continue_final_message, chat_template, documents: as for ``chat_prompt``.
           chat_template_kwargs: variables of the template; ``chat_prompt`` takes them by name.
-          **options: fields of ``SamplingParams`` by name, as for ``jspec.generate``. As there, ``max_tokens`` is 16 unless
-            it is given.
+          **options: ``tools``, ``add_generation_prompt``, ``continue_final_message``, ``chat_template`` and ``documents``,
+            as for ``chat_prompt``; and fields of ``SamplingParams`` by name, as for ``jspec.generate``. As there,
+            ``max_tokens`` is 16 unless it is given.
 
         Returns:
           one result for one conversation; for several, a list of results in their order. The text of a result is the
@@ -310,16 +292,9 @@ class LLM:
           ValueError: as for ``chat_prompt`` and ``jspec.generate``. Nothing has run then.
           TypeError: an option is unknown or given twice. The message says what may have been meant.
         """
+        of_chat, options = split_options(options)
         prompts, single = conversation_prompts(
-            self.tokenizer,
-            self.engine.config.max_len,
-            messages,
-            chat_template_kwargs,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            documents=documents,
+            self.tokenizer, self.engine.config.max_len, messages, chat_template_kwargs, **of_chat
         )
         return self.generate(prompts[0] if single else prompts, params, key=key, **options)
 

@@ -95,7 +95,7 @@ def warmed(fresh: Engine) -> dict:
         return arrays
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_send", sending)
+        patch.setattr(runner.batch, "send", sending)
         patch.setattr(jax, "block_until_ready", waiting)
         fresh.warmup()
     assert sent.keys() == ended.keys()

@@ -7,7 +7,7 @@ donated arrays.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -142,6 +142,33 @@ class DeviceBatch:
         # Each send replaces the state, so it is looked at only now.
         missing = [(program, self._with_operands(program, args)) for program, args in programs]
         compile_all(missing, threads, self.is_wanted)
+
+    def compile_in_turn(
+        self,
+        programs: Iterable[PackedProgram],
+        threads: int | None = None,
+        others: Iterable[tuple[EngineProgram, tuple]] = (),
+    ) -> list[tuple[EngineProgram, tuple]]:
+        """Compile programs, and those that take results of others when these have run.
+
+        They run for the shapes of their results; tracing them for that would take long. ``others`` have their arguments.
+
+        Returns:
+          all of them, with arguments that leave an idle batch as it is.
+        """
+        done, left, results = list(others), list(programs), {}
+        while left:
+            ready = [program for program in left if all(what in results for what in program.spec.takes)]
+            idle = [(one, (*[results[what] for what in one.spec.takes], one.idle)) for one in ready]
+            assert ready, [program.name for program in left]
+            self.compile([*idle, *done], threads)
+            taken = {what for program in left for what in program.spec.takes}
+            for program, args in idle:
+                if program.spec.gives in taken and program.spec.gives not in results:
+                    results[program.spec.gives] = self.send(program, *args)
+            left = [program for program in left if program not in ready]
+            done += idle
+        return done
 
     def broadcast(self, *message: Any):
         """Send a message to the follower processes, if there are any."""

@@ -132,7 +132,7 @@ class ModelRunner:
         if schedule.drafting:
             how = self._config.bucket(len(schedule.drafting)), processes(schedule.drafting, self._config)
             if not self.batch.programs.finish[how].compiled:
-                self._compile_verify_programs([how])
+                self.batch.compile_in_turn(self._programs_of_split_rounds([how]))
 
     def execute(self, schedule: Schedule, shape: RoundShape) -> list[Dispatched]:
         """Send all programs of a schedule, with rounds of this shape; returns the rounds, in the order of their programs.
@@ -216,14 +216,10 @@ class ModelRunner:
         on_gpu = jax.default_backend() == "gpu"
         # XLA times kernels on a GPU as it compiles, and more than two programs at a time wait for each other.
         threads = 2 if on_gpu else None
-        every, constrained = list(self._every_program()), self._split_programs()
-        verifying = [self.batch.programs.verify_pass[b] for b in dict(constrained)]
-        verifying += [self.batch.programs.finish[how] for how in constrained]
+        packed, swaps = self._packed_programs(), list(self.batch.swap_programs())
         runs = 2 if on_gpu else 1  # XLA makes a program's CUDA graph in its second run
-        self.progress = WarmupProgress([*(program for program, _ in every), *verifying], runs)
-        self.batch.compile(every, threads)
-        every += self._compile_verify_programs(constrained, threads)
-        run_each(self.batch, self._inputs, every, pages, runs)
+        self.progress = WarmupProgress([*packed, *(program for program, _ in swaps)], runs)
+        run_each(self.batch, self._inputs, self.batch.compile_in_turn(packed, threads, swaps), pages, runs)
         if isinstance(self.batch.group, Leader):
             self.batch.group.wait_for_followers()  # which may compile for longer
 
@@ -276,54 +272,21 @@ class ModelRunner:
         if (swaps and not programs.restore.compiled) or (copies and not programs.restore_states.compiled):
             yield from self.batch.swap_programs()
 
-    def _every_program(self) -> Iterator[tuple[EngineProgram, tuple]]:
-        """All programs that may be needed, with arguments that leave an idle batch as it is."""
-        programs, needed = self.batch.programs, self._split_programs()
-        # Those whose arguments are results of others, first.
-        excluded = [*programs.verify_pass.values(), *programs.finish.values()]
-        excluded += (program for how, program in programs.draft.items() if how not in needed)
-        excluded += () if needed else programs.grammar.values()
-        packed = [program for program in programs if isinstance(program, PackedProgram) and program not in excluded]
-        if len(self.draft_lengths) == 1 and not (needed and self.split_rounds.rereads):
-            packed.remove(programs.catch_up)
-        yield from ((program, (program.idle,)) for program in packed)
-        yield from self.batch.swap_programs()
+    def _packed_programs(self) -> list[PackedProgram]:
+        """The packed programs that may be needed."""
+        programs, config = self.batch.programs, self._config
+        # Of rounds in which a grammar restricts requests.
+        which = [how for how in programs.draft if available() and (how[1] or not config.reproducible)]
+        packed = [*programs.prefill.values(), programs.prefill_with_logprobs, programs.admit]
+        if len(self.draft_lengths) > 1 or (which and self.split_rounds.rereads):
+            packed.append(programs.catch_up)
+        packed += [*programs.decode.values(), *programs.processing_decode.values()]
+        return packed + self._programs_of_split_rounds(which)
 
-    def _split_programs(self) -> list[tuple[int, bool]]:
-        """The draft programs, and those that end a round, that requests with a grammar may need."""
-        if not available():
-            return []
-        return [how for how in self.batch.programs.draft if how[1] or not self._config.reproducible]
-
-    def _compile_verify_programs(
-        self, which: Sequence[tuple[int, bool]], threads: int | None = None
-    ) -> list[tuple[PackedProgram, tuple]]:
-        """Compile the programs that verify drafts; those that make them are compiled.
-
-        They take results of others, which run for their shapes; tracing them for that would take long.
-
-        Returns:
-          these programs, with arguments that leave an idle batch as it is.
-        """
-        programs, results = self.batch.programs, {}
-
-        def idle(program: PackedProgram) -> tuple[PackedProgram, tuple]:
-            return program, (*[results[what] for what in program.spec.takes], program.idle)
-
-        def run(program: PackedProgram):
-            results[program.spec.gives] = self.batch.send(*idle(program))
-
-        drafts = {b: programs.draft[b, processing] for b, processing in which}
-        for draft in drafts.values():
-            run(draft)
-        passes = [idle(programs.verify_pass[b]) for b in drafts]
-        self.batch.compile(passes, threads)
-        for b in drafts:
-            run(programs.verify_pass[b])
-            run(programs.grammar[b])
-        ends = [idle(programs.finish[how]) for how in which]
-        self.batch.compile(ends, threads)
-        return [*passes, *ends]
+    def _programs_of_split_rounds(self, which: Sequence[tuple[int, bool]]) -> list[PackedProgram]:
+        programs, buckets = self.batch.programs, dict(which)
+        parts = [programs.draft[how] for how in which] + [programs.verify_pass[b] for b in buckets]
+        return parts + [programs.grammar[b] for b in buckets] + [programs.finish[how] for how in which]
 
     def serving(self):
         """Tell the follower processes that everything is compiled, and that requests are taken now."""

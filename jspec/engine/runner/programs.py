@@ -171,7 +171,7 @@ def _of_rounds(
     builder: StepBuilder, target_leaves: Sequence[jax.Array], draft_lengths: Sequence[int]
 ) -> Iterator[tuple[str, Any, ProgramSpec]]:
     """The table of rounds and of their parts."""
-    config, width = builder.config, builder.width(builder.most)
+    config, width, suffixes = builder.config, builder.width(builder.most), ((False, ""), (True, "_processing"))
 
     def on_model(name: str, function: Callable, example: Any, tokens: int, **how) -> ProgramSpec:
         """A program in which the target reads ``tokens`` tokens of all rows at a time."""
@@ -186,19 +186,13 @@ def _of_rounds(
                 rounds = functools.partial(builder.rounds, K=K, budget=R)
                 yield "decode", (b, K, R), on_model(name, rounds, call, R or b * builder.width(K))
         yield "processing_decode", b, on_model(f"decode_{b}_rows_processing", builder.processing_rounds, call, tokens)
-        for processing in (False, True):
-            name, draft = (
-                f"draft_{b}_rows" + "_processing" * processing,
-                functools.partial(builder.draft, processing=processing),
-            )
-            yield "draft", (b, processing), on_model(name, draft, call, tokens, gives=drafts)
+        for processing, suffix in suffixes:
+            draft = functools.partial(builder.draft, processing=processing)
+            yield "draft", (b, processing), on_model(f"draft_{b}_rows{suffix}", draft, call, tokens, gives=drafts)
         inputs, name = VerifyInputs(call, FixedDrafts.of(b, builder.most)), f"verify_pass_{b}_rows"
         yield "verify_pass", b, on_model(name, builder.verify_pass, inputs, tokens, takes=(drafts,), gives=verified)
         allowed, grammar = GrammarInputs.empty(b, width, builder.vocab_size), builder.replicated(builder.grammar)
         yield "grammar", b, ProgramSpec(f"grammar_{b}_rows", grammar, OUTCOME, allowed, gives="allowed")
-        for processing in (False, True):
-            name, finish = (
-                f"finish_{b}_rows" + "_processing" * processing,
-                functools.partial(builder.finish, processing=processing),
-            )
+        for processing, suffix in suffixes:
+            name, finish = f"finish_{b}_rows{suffix}", functools.partial(builder.finish, processing=processing)
             yield "finish", (b, processing), on_model(name, finish, call, tokens, takes=(verified, "allowed"))

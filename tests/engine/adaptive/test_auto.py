@@ -132,7 +132,7 @@ def test_the_window_of_a_smaller_K_is_caught_up_first(monkeypatch):
     engine = auto_engine("eagle")
     sent, runner = [], engine.runner
     send = runner.batch.send
-    monkeypatch.setattr(runner, "_send", lambda program, *args: sent.append(program) or send(program, *args))
+    monkeypatch.setattr(runner.batch, "send", lambda program, *args: sent.append(program) or send(program, *args))
     run_with(engine, itertools.cycle(CYCLE))
     lengths = {program: K for (_, K, _), program in runner.batch.programs.decode.items()}
     asked = [program for program in sent if program in lengths or program is runner.batch.programs.catch_up]
