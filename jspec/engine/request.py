@@ -246,6 +246,12 @@ class ActiveRequest:
             self.outcome = STOPPED
 
 
+def row_of(active: ActiveRequest) -> int:
+    """The row of a request that has one."""
+    assert active.row is not None
+    return active.row
+
+
 class Progress(NamedTuple):
     """What a step did for one request: its new tokens, whether it has ended, and the number of the first new token."""
 

@@ -17,6 +17,7 @@ from engines import (
     bigram,
     decode,
     drafting,
+    drained,
     engine,
     plain_greedy,
     poisoned,
@@ -29,7 +30,6 @@ from engines import (
 
 import jspec
 from jspec.config import Speculation
-from jspec.engine.engine import Engine
 from jspec.llm import LLM
 from jspec.outputs import Delta
 from jspec.sampling.params import SamplingParams
@@ -42,16 +42,6 @@ PROMPTS = ragged_prompts()
 def llm() -> LLM:
     """A model of tables with a tokenizer of letters, whose greedy text goes through the alphabet."""
     return table_llm(*TABLES, Letters()).warmup()
-
-
-def drained(engine: Engine) -> dict[int, list[Delta]]:
-    """All deltas until nothing is left, by request."""
-    found: dict[int, list[Delta]] = {}
-    while engine.unfinished:
-        for delta in engine.step():
-            found.setdefault(delta.id, []).append(delta)
-    assert engine.metrics().pages_used == 0
-    return found
 
 
 def check(deltas: list[Delta]) -> jspec.Result:

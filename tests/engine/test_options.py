@@ -7,7 +7,20 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from engines import CONFIG, LETTERS, Letters, V, bigram, engine, ragged_prompts, shared, table_llm, target, tokens_of
+from engines import (
+    CONFIG,
+    LETTERS,
+    Letters,
+    V,
+    bigram,
+    drained,
+    engine,
+    ragged_prompts,
+    shared,
+    table_llm,
+    target,
+    tokens_of,
+)
 from greedy_options import greedy_by_definition
 
 import jspec
@@ -148,9 +161,7 @@ class TestLogprobs:
         """They are those of a forward pass over the finished text, before options and temperature."""
         serving = engine(method, K or 4)
         serving.add(PROMPTS[1], SamplingParams(max_tokens=11, logprobs=3, seed=1, **options))
-        deltas = []
-        while serving.unfinished:
-            deltas += serving.step()
+        (deltas,) = drained(serving).values()
         result = deltas[-1].result
         assert result.logprobs == [one for delta in deltas for one in delta.logprobs]
         assert len(result.logprobs) == len(result.token_ids) == 11
@@ -184,9 +195,8 @@ class TestLogprobs:
         config = dataclasses.replace(CONFIG, logprobs_mode="processed_logprobs")
         serving = Engine(bigram(table), None, Decoding(lambda *_: NoDrafts(), "match"), config)
         serving.add([0], SamplingParams(top_k=3, logit_bias={0: -100}, logprobs=4, max_tokens=2, seed=0))
-        while serving.unfinished:
-            news = serving.step()
-        for found in news[-1].result.logprobs:
+        (deltas,) = drained(serving).values()
+        for found in deltas[-1].result.logprobs:
             assert {t: round(np.exp(found[t].logprob), 4) for t in (1, 2, 3)} == {1: 0.5714, 2: 0.2857, 3: 0.1429}
 
 
@@ -199,9 +209,7 @@ class TestPromptLogprobs:
             ids = [
                 serving.add(prompt, wanted if i else SamplingParams(max_tokens=3)) for i, prompt in enumerate(PROMPTS)
             ]
-            results = {}
-            while serving.unfinished:
-                results |= {delta.id: delta.result for delta in serving.step() if delta.finished}
+            results = {id: deltas[-1].result for id, deltas in drained(serving).items()}
             assert results[ids[0]].prompt_logprobs is None
             for id, prompt in list(zip(ids, PROMPTS, strict=True))[1:]:
                 first, *found = results[id].prompt_logprobs

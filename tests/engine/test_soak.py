@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import psutil
 import pytest
-from engines import EOS, LETTERS, MAX_LEN, Letters, V, draft, drafting, plain_greedy, target
+from engines import EOS, LETTERS, MAX_LEN, Letters, V, draft, drafting, drained, plain_greedy, target
 
 import jspec
 from jspec.commands.demo import FAMILY
@@ -218,9 +218,8 @@ def check_alone(engine: Engine, asked: list[Asked], ended: list[Ended]):
     for i in np.random.default_rng(1).choice(whole, ALONE, replace=False):
         engine.scheduler.pages.forget_prefixes()
         asked[i].add(engine)
-        while engine.unfinished:
-            news = engine.step()
-        assert Ended.of(news[-1].result) == ended[i]
+        (deltas,) = drained(engine).values()
+        assert Ended.of(deltas[-1].result) == ended[i]
 
 
 def check_greedy(asked: list[Asked], ended: list[Ended], plain: list[list[int]], which: list[int]):

@@ -13,6 +13,7 @@ from engines import (
     Letters,
     bigram,
     decode,
+    drained,
     ragged_prompts,
     requests_of,
     successor_table,
@@ -149,11 +150,8 @@ def test_a_command_is_obeyed_before_the_next_step(llm, monkeypatch):
     with by_hand(engine):
         ids = [engine.add([1], max_tokens=35, seed=seed) for seed in range(2)]
         monkeypatch.setattr(engine.loop, "step", arrive)
-    deltas = []
-    while engine.unfinished:
-        deltas += engine.step()
+    ends = {id: deltas[-1].result.finish_reason for id, deltas in drained(engine).items()}
     assert seen == [(True, False)]
-    ends = {delta.id: delta.result.finish_reason for delta in deltas if delta.result}
     assert ends == {ids[0]: "length", ids[1]: "abort", 10**6: "length"}
 
 
@@ -168,8 +166,7 @@ def test_a_client_learns_of_an_end_before_it_stops_asking(llm, monkeypatch):
 
     monkeypatch.setattr(llm.engine._added, "outputs", Outputs())
     llm.engine.add([1], max_tokens=9)
-    while llm.engine.unfinished:
-        llm.engine.step()
+    drained(llm.engine)
     assert looks
     assert all(looks)
 

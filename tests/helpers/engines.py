@@ -31,6 +31,7 @@ from jspec.models.flatten import copied, flatten
 from jspec.models.quantization import quantize
 from jspec.models.sharding import build_shards, mesh_of
 from jspec.models.w8a8 import with_quantized_activations
+from jspec.outputs import Delta
 from jspec.sampling.params import SamplingParams
 
 V, MAX_LEN = 29, 40
@@ -304,6 +305,16 @@ def decode(engine: Engine, prompts, params=GREEDY, keys=None, find_stop=None, **
     """Run the requests of ``requests_of``; in the order of the prompts."""
     ended = engine.run(requests_of(prompts, params, keys, find_stop, **fields))
     return sorted(ended, key=lambda active: active.request.index)
+
+
+def drained(engine: Engine) -> dict[int, list[Delta]]:
+    """All deltas until nothing is left, by request."""
+    found: dict[int, list[Delta]] = {}
+    while engine.unfinished:
+        for delta in engine.step():
+            found.setdefault(delta.id, []).append(delta)
+    assert engine.metrics().pages_used == 0
+    return found
 
 
 def assert_nothing_is_held(engine: Engine):

@@ -111,7 +111,7 @@ class DeviceBatch:
         def make():
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        return make() if self.sharding is None else self.sharding.create(make, specs)
+        return (make if self.sharding is None else self.sharding.creating(make, specs))()
 
     def _with_operands(self, program: EngineProgram, args: Sequence) -> tuple:
         return *program.spec.operands.of(self.leaves, self.state), *args
@@ -161,7 +161,7 @@ class DeviceBatch:
             ready = [program for program in left if all(what in results for what in program.spec.takes)]
             idle = [(one, (*[results[what] for what in one.spec.takes], one.idle)) for one in ready]
             assert ready, [program.name for program in left]
-            self.compile([*idle, *done], threads)
+            self.compile([(program, args) for program, args in (*idle, *done) if not program.compiled], threads)
             taken = {what for program in left for what in program.spec.takes}
             for program, args in idle:
                 if program.spec.gives in taken and program.spec.gives not in results:

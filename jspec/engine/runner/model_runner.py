@@ -13,9 +13,10 @@ from jspec.engine.aot_cache.executables import ExecutableCache
 from jspec.engine.aot_cache.fingerprint import fingerprint
 from jspec.engine.decoding import Decoding
 from jspec.engine.multihost.leader import Leader
+from jspec.engine.request import row_of
 from jspec.engine.round_log import CallLogs, RoundLog
 from jspec.engine.runner.device_batch import DeviceBatch
-from jspec.engine.runner.program_inputs import ProgramInputs, row_of
+from jspec.engine.runner.program_inputs import ProgramInputs
 from jspec.engine.runner.programs import EngineProgram, PackedProgram
 from jspec.engine.runner.round_costs import round_costs
 from jspec.engine.runner.shard_map import ProgramSharding

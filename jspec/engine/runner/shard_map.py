@@ -151,12 +151,8 @@ class ProgramSharding:
         }[name]
         return self.shard_map(function, (self.state, *takes), (self.state, gives))
 
-    def create(self, make: Callable[[], Any], specs: Any = None) -> Any:
-        """The result of ``make()``, sharded from the start like a ``DecodeState``, or by ``specs``."""
-        return self.creating(make, specs)()
-
     def creating(self, make: Callable[[], Any], specs: Any = None) -> Callable[[], Any]:
-        """``create`` for many calls, compiled once."""
+        """A compiled ``make`` whose result is sharded from the start like a ``DecodeState``, or by ``specs``."""
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.state if specs is None else specs)
         return jax.jit(make, out_shardings=shardings)
 

@@ -174,4 +174,4 @@ class StepBuilder:
                 width=self.width(self.most),
             )
 
-        return make() if self.sharding is None else self.sharding.create(make)
+        return (make if self.sharding is None else self.sharding.creating(make))()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from jspec.config import EngineConfig
-from jspec.engine.request import LIVE, ActiveRequest
+from jspec.engine.request import LIVE, ActiveRequest, row_of
 from jspec.engine.scheduler.page_pool import PagePool
 from jspec.engine.scheduler.page_requirements import PageRequirements
 from jspec.engine.scheduler.prefill_batching import prefill_goes_first
@@ -241,7 +241,7 @@ class Scheduler:
         """Free the rows of requests that rounds under way are certain to end: each round commits at least one token."""
         for active in self._in_rows():
             if active.decoding and active.length + active.unread_rounds >= active.limit:
-                self.rows[self._row_of(active)] = active.row = None
+                self.rows[row_of(active)] = active.row = None
                 self.ending.append(active)
 
     def _grow(self, rounds: int, schedule: Schedule) -> list[ActiveRequest]:
@@ -274,7 +274,7 @@ class Scheduler:
         else:
             if self.pages_swapped + len(youngest.pages) + self.requirements.states > self._swap_pages:
                 return False
-            schedule.swap_out.append(Swap(youngest, self._row_of(youngest), list(youngest.pages)))
+            schedule.swap_out.append(Swap(youngest, row_of(youngest), list(youngest.pages)))
             youngest.num_saved_pages = len(youngest.pages)
             self._free(youngest)
             self.swapped.append(youngest)
@@ -373,10 +373,6 @@ class Scheduler:
 
     def _first_free_row(self) -> int | None:
         return next((row for row, active in enumerate(self.rows) if active is None), None)
-
-    def _row_of(self, active: ActiveRequest) -> int:
-        assert active.row is not None
-        return active.row
 
     def _assign(self, active: ActiveRequest, row: int, pages: list[int]):
         active.row, active.pages, self.rows[row] = row, pages, active
