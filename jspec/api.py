@@ -211,24 +211,15 @@ def generate(
     """
     if not isinstance(llm, LLM):
         options, loading = _split_options(options)
-        params, fields = requested("generate()", params, options)
+        asked = requested("generate()", params, options, SamplingParams())
         every_prompt, single = as_list(prompts)  # an iterator is read once
-        every_params = params_of_each(SamplingParams(**fields) if params is None else params, len(every_prompt))
+        every_params = params_of_each(asked, len(every_prompt))
         _check_before_loading(every_prompt, every_params, key)
         llm, prompts = load(llm, **loading), every_prompt[0] if single else every_prompt
     return llm.generate(prompts, params, key=key, **options)
 
 
-def stream(
-    llm: LLM,
-    prompt: Prompt,
-    params: SamplingParams | None = None,
-    *,
-    key: jax.Array | None = None,
-    priority: int = 0,
-    salt: str = "",
-    **options,
-) -> Generator[Delta, None, None]:
+def stream(llm: LLM, prompt: Prompt, params: SamplingParams | None = None, **options) -> Generator[Delta, None, None]:
     """Complete one prompt with a model, and yield what is new after each call to the device: see ``LLM.stream``.
 
     Example::
@@ -238,7 +229,7 @@ def stream(
             print(delta.text, end="", flush=True)
     """
     require(isinstance(llm, LLM), "llm", llm, "a model that jspec.load() returned")
-    return llm.stream(prompt, params, key=key, priority=priority, salt=salt, **options)
+    return llm.stream(prompt, params, **options)
 
 
 def _aliased(name: str, value, options: dict):

@@ -1,7 +1,5 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
-import dataclasses
-import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,8 +17,8 @@ from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
 from jspec.engine.forks import require_not_forked
 from jspec.engine.frontend import Frontend
-from jspec.engine.multihost.follower import FollowerRunner, ignoring_interrupts
 from jspec.engine.multihost.leader import Follower
+from jspec.engine.runner.follower import FollowerRunner, ignoring_interrupts
 from jspec.models.causal import causal_logits
 from jspec.models.flatten import flatten
 from jspec.models.protocols import Target
@@ -28,7 +26,7 @@ from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.request_keys import copied_keys, request_keys
 from jspec.sampling.requested import params_of_each, requested
-from jspec.text.chat_template import conversation_prompts, prompt_tokens
+from jspec.text.chat_template import conversation_prompts, prompt_tokens, split_options
 from jspec.text.detokenizer import Tokenizer
 from jspec.text.prompts import Prompt, as_list, checked_ids
 
@@ -72,40 +70,35 @@ class LLM:
         budgeted = speculation.verify_budget is not None and method is not None
         fixed = not (auto or budgeted) or speculation.same_text_for_every_K(config.width)
         self.reproducible = config.reproducible and fixed
+        decoding = Decoding(
+            make_drafter,
+            speculation.verify,
+            draft_lengths=speculation.draft_lengths if auto else None,
+            budgets=speculation.budgets if budgeted else verify_every_draft,
+        )
         frontend = Frontend(
             tokenizer,
             target.config.vocab_size,
             _end_tokens(target.config, tokenizer),
-            method,
-            self.reproducible,
-            default_sampling_params,
-            config.max_len,
+            method=method,
+            reproducible=self.reproducible,
+            default_params=default_sampling_params,
+            max_len=config.max_len,
         )
-        self.engine = Engine(
-            target,
-            draft_model,
-            Decoding(
-                make_drafter,
-                speculation.verify,
-                draft_lengths=speculation.draft_lengths if auto else None,
-                budgets=speculation.budgets if budgeted else verify_every_draft,
-            ),
-            config,
-            costs if auto or budgeted else None,
-            frontend,
-        )
+        measured = costs if auto or budgeted else None
+        self.engine = Engine(target, draft_model, decoding, config, costs=measured, frontend=frontend)
         self._leaves, merge = flatten(target)
 
         def forward(leaves, tokens):
             return causal_logits(merge(leaves), tokens)[0].astype(jnp.float32)
 
-        spread = self.engine.runner.sharding
+        spread = self.engine.runner.batch.sharding
         self._forward = jax.jit(forward if spread is None else spread.forward(forward))
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
         """The target's logits after each of n tokens, float32 ``[n, V]``, from one causal forward pass without a cache."""
         require_not_forked()
-        if self.engine.runner.group is not None:
+        if self.engine.runner.batch.group is not None:
             raise RuntimeError("logits() is not available where the target's devices belong to several processes")
         tokens = checked_ids(token_ids, self.target.config.vocab_size, "token_ids")
         if not tokens:
@@ -130,10 +123,10 @@ class LLM:
           ProcessLost: process 0 ended without a word.
           RuntimeError: this process has nobody to follow.
         """
-        if not isinstance(self.engine.runner.group, Follower):
+        if not isinstance(self.engine.runner.batch.group, Follower):
             raise RuntimeError(f"process {jax.process_index()} of {jax.process_count()} has nobody to follow")
         with ignoring_interrupts():
-            FollowerRunner(self.engine.runner, when_serving).run()
+            FollowerRunner(self.engine.runner.batch, when_serving).run()
 
     def generate(
         self,
@@ -168,11 +161,9 @@ class LLM:
           ValueError: a prompt is empty, too long, or neither text nor ids, or a value is out of range. Nothing has run then.
           TypeError: an option is unknown or given twice. The message says what may have been meant.
         """
-        params, fields = requested("generate()", params, options)
+        asked = requested("generate()", params, options, self.default_sampling_params)
         every_prompt, single = as_list(prompts)
-        if params is None:
-            params = dataclasses.replace(self.default_sampling_params, **fields)
-        every_params = params_of_each(params, len(every_prompt))
+        every_params = params_of_each(asked, len(every_prompt))
         keys = request_keys(every_params, key)
 
         results: list = [[None] * of_prompt.n for of_prompt in every_params]
@@ -191,16 +182,7 @@ class LLM:
         ]
         return results[0] if single else results
 
-    def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        key: jax.Array | None = None,
-        priority: int = 0,
-        salt: str = "",
-        **options,
-    ) -> Generator[Delta, None, None]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options) -> Generator[Delta, None, None]:
         """Complete one prompt, and yield what is new after each call to the device.
 
         Closing the generator cancels the request.
@@ -211,21 +193,16 @@ class LLM:
                 print(delta.text, end="", flush=True)
 
         Args:
-          prompt: text or token ids, as for ``generate``.
-          params: how to sample, and when to end.
-          key: a JAX key, in place of ``SamplingParams.seed``.
-          priority: requests with a lower number go first.
-          salt: only requests with the same salt share cached pages of their prompts.
-          **options: fields of ``SamplingParams`` by name, as for ``generate``.
+          prompt, params, **options: as for ``Engine.request``: ``key``, ``priority``, ``salt``, ``tenant``, and fields of
+            ``SamplingParams`` by name.
 
         Yields:
           deltas; the last one has the result. An error of the device is its ``finish_reason``.
 
         Raises:
-          ValueError: the prompt is empty, too long, or several, or a value is out of range. Nothing has run then.
-          TypeError: an option is unknown or given twice. The message says what may have been meant.
+          ValueError, TypeError: as ``Engine.request`` does. Nothing has run then.
         """
-        return self.engine.stream(self.engine.request(prompt, params, key=key, priority=priority, salt=salt, **options))
+        return self.engine.stream(self.engine.request(prompt, params, **options))
 
     def __repr__(self) -> str:
         """Target, drafter, K, rule, dtype, devices and pages, for people."""
@@ -249,16 +226,7 @@ class LLM:
         return self
 
     def chat_prompt(
-        self,
-        messages: Sequence[Any],
-        *,
-        tools: Sequence[Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | os.PathLike | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        truncate_prompt_tokens: int | None = None,
-        **template_kwargs,
+        self, messages: Sequence[Any], *, truncate_prompt_tokens: int | None = None, **options
     ) -> list[int]:
         """The tokens that the checkpoint's chat template makes of a conversation: a prompt for ``jspec.generate``,
         ``jspec.stream``, ``llm.engine.add`` and ``AsyncEngine.generate``.
@@ -268,7 +236,7 @@ class LLM:
             ``{"type": "text", "text": ...}``. An assistant's may have ``tool_calls``, and a tool's ``tool_call_id`` and
             ``name``.
           tools: what the model may call: OpenAI's dictionaries, or Python functions with type hints and a docstring.
-          add_generation_prompt: end with what begins an answer of the assistant.
+          add_generation_prompt: whether to end with what begins an answer of the assistant; True unless it is given.
           continue_final_message: let the model go on with the last message, which the prompt then does not close. It
             needs ``add_generation_prompt=False``.
           chat_template: another template than the checkpoint's: its text, the name of one of several in the
@@ -277,24 +245,21 @@ class LLM:
           truncate_prompt_tokens: return at least so many tokens at the end of a conversation that has more, which a
             request with the same ``SamplingParams.truncate_prompt_tokens`` cuts; None refuses one that is several
             times longer than the context.
-          **template_kwargs: variables of the template by name, ``enable_thinking=False`` for example. As in transformers,
-            variables that the template does not know have no effect.
+          **options: those above by name; all others are variables of the template, ``enable_thinking=False`` for example. As
+            in transformers, variables that the template does not know have no effect.
 
         Raises:
           ValueError: there is no template, a message has no role or no text, the template refuses the messages or fails,
             or the text is far longer than the context. The message has the field, the value and what would be right.
         """
+        of_chat, variables = split_options(options)
         return prompt_tokens(
             self.tokenizer,
             self.engine.config.max_len,
             messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            documents=documents,
             truncate_prompt_tokens=truncate_prompt_tokens,
-            template_kwargs=template_kwargs,
+            template_kwargs=variables,
+            **of_chat,
         )
 
     def chat(
@@ -303,11 +268,6 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         key: jax.Array | None = None,
-        tools: Sequence[Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | os.PathLike | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options,
     ) -> Result | list[Result]:
@@ -319,10 +279,10 @@ class LLM:
           messages: one conversation, or a list of conversations.
           params: one SamplingParams for all conversations, or one for each.
           key: a JAX key, as for ``jspec.generate``.
-          tools, add_generation_prompt, continue_final_message, chat_template, documents: as for ``chat_prompt``.
           chat_template_kwargs: variables of the template; ``chat_prompt`` takes them by name.
-          **options: fields of ``SamplingParams`` by name, as for ``jspec.generate``. As there, ``max_tokens`` is 16 unless
-            it is given.
+          **options: ``tools``, ``add_generation_prompt``, ``continue_final_message``, ``chat_template`` and ``documents``,
+            as for ``chat_prompt``; and fields of ``SamplingParams`` by name, as for ``jspec.generate``. As there,
+            ``max_tokens`` is 16 unless it is given.
 
         Returns:
           one result for one conversation; for several, a list of results in their order. The text of a result is the
@@ -332,16 +292,9 @@ class LLM:
           ValueError: as for ``chat_prompt`` and ``jspec.generate``. Nothing has run then.
           TypeError: an option is unknown or given twice. The message says what may have been meant.
         """
+        of_chat, options = split_options(options)
         prompts, single = conversation_prompts(
-            self.tokenizer,
-            self.engine.config.max_len,
-            messages,
-            chat_template_kwargs,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            documents=documents,
+            self.tokenizer, self.engine.config.max_len, messages, chat_template_kwargs, **of_chat
         )
         return self.generate(prompts[0] if single else prompts, params, key=key, **options)
 
@@ -361,7 +314,7 @@ class LLM:
     def costs(self) -> CostTable | None:
         """The costs by which ``num_draft_tokens="auto"`` and ``verify_budget="auto"`` choose: those given to ``load``, or
         those that ``warmup`` measured. None before they are measured, and where there is nothing to choose."""
-        controller = self.engine.controller
+        controller = self.engine.loop.controller
         if controller is None or self.method is None:
             return None
         return CostTable(jax.devices()[0].device_kind, self.method, controller.seconds)
@@ -382,12 +335,12 @@ class LLM:
         for i, (prompt, several, key) in enumerate(zip(prompts, params, keys, strict=True)):
             for number, (one, own_key) in enumerate(zip(several.copies(), copied_keys(several, key), strict=True)):
                 places.append((i, number))
-                requests.append(self.engine.frontend.request(i, prompt, one, own_key))
+                requests.append(self.engine.frontend.request(i, prompt, one, key_data=own_key))
         place_of = dict(zip(map(id, requests), places, strict=True))
         ended = self.engine.run(requests)
         try:
             for active in ended:
-                yield *place_of[id(active.request)], self.engine.result(active)
+                yield *place_of[id(active.request)], self.engine.frontend.result(active)
         finally:
             ended.close()  # also while a traceback keeps this frame alive
 

@@ -91,7 +91,7 @@ class RandomLLM(LLM):
 
     def __init__(self, engine: Engine, method: str | None, bench: Bench, tokenizer: Any):
         self.engine, self.target, self.tokenizer = engine, bench.target, tokenizer
-        self.method, self.speculation, self.reproducible = method, Speculation(engine.num_draft_tokens), False
+        self.method, self.speculation, self.reproducible = method, Speculation(engine.runner.num_draft_tokens), False
 
 
 def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:

@@ -119,7 +119,7 @@ class Client:
         """Step until every request has ended, and wait for the call that the device is ahead with."""
         while self.engine.unfinished:
             self.step()
-        jax.block_until_ready(self.engine.runner.state.outcome)
+        jax.block_until_ready(self.engine.runner.batch.state.outcome)
 
     def give_up(self):
         """Abort what is left, and step until the engine is idle."""

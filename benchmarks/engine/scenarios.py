@@ -138,7 +138,7 @@ class Scenarios:
         them at once. So the device computes the same texts by the same kernels, one program after the other.
         """
         runner, sent = client.engine.runner, []
-        send = runner._send
+        send = runner.batch.send
 
         def noted(program, *args):
             sent.append((program, args))
@@ -146,27 +146,27 @@ class Scenarios:
 
         loads = self.texts.queue(count, self.divisor)
         self._begin_anew(client)
-        runner._send = noted
+        runner.batch.send = noted
         try:
             started = time.perf_counter()
             client.serve(loads)
             client.finish()
             served = time.perf_counter() - started
         finally:
-            del runner._send  # the method of its class is there again
-        texts = np.asarray(runner.state.tokens)
+            del runner.batch.send  # the method of its class is there again
+        texts = np.asarray(runner.batch.state.tokens)
         self._begin_anew(client)
         started = time.perf_counter()
         for program, args in sent:
-            runner._send(program, *args)
-        jax.block_until_ready(runner.state.outcome)
+            runner.batch.send(program, *args)
+        jax.block_until_ready(runner.batch.state.outcome)
         repeated = time.perf_counter() - started
-        return served, repeated, bool(np.array_equal(texts, runner.state.tokens))
+        return served, repeated, bool(np.array_equal(texts, runner.batch.state.tokens))
 
     def _begin_anew(self, client: Client):
         """Have an empty state on the device, and no prefix known."""
         client.engine.scheduler.pages.forget_prefixes()
         runner = client.engine.runner
-        del runner.state  # its memory is needed
+        del runner.batch.state  # its memory is needed
         runner.restore()
-        jax.block_until_ready(runner.state.outcome)
+        jax.block_until_ready(runner.batch.state.outcome)

@@ -29,7 +29,7 @@ def seconds(shape: str, setting: Setting, cache: pathlib.Path) -> float:
     started = time.perf_counter()
     engine = make_engine(bench, setting)
     engine.warmup()
-    jax.block_until_ready(engine.runner.state.outcome)
+    jax.block_until_ready(engine.runner.batch.state.outcome)
     return time.perf_counter() - started
 
 

@@ -49,11 +49,11 @@ class SimulatedDevice:
         runner._decode, runner.read = self._sent, self._waited_for
 
     def _sent(self, *plan):
-        logs = self._decode(*plan)
+        sent = self._decode(*plan)
         self._free = max(self._free, time.perf_counter()) + self._seconds
-        self._ends[id(logs)] = self._free
+        self._ends[id(sent.logs)] = self._free
         self.calls += 1
-        return logs
+        return sent
 
     def _waited_for(self, logs):
         time.sleep(max(0.0, self._ends.pop(id(logs), 0.0) - time.perf_counter()))
@@ -82,22 +82,22 @@ class Caller:
     def device(self) -> float:
         """Seconds that the device takes for the programs of such a call, which are sent once more, all at once."""
         runner, sent = self._llm.engine.runner, []
-        send = runner._send
+        send = runner.batch.send
 
         def noted(program, *args):
             sent.append((program, args))
             return send(program, *args)
 
-        runner._send = noted
+        runner.batch.send = noted
         try:
             self.generate()
         finally:
-            del runner._send  # the method of its class is there again
-        jax.block_until_ready(runner.state.outcome)
+            del runner.batch.send  # the method of its class is there again
+        jax.block_until_ready(runner.batch.state.outcome)
         started = time.perf_counter()
         for program, args in sent:
-            runner._send(program, *args)
-        jax.block_until_ready(runner.state.outcome)
+            runner.batch.send(program, *args)
+        jax.block_until_ready(runner.batch.state.outcome)
         return time.perf_counter() - started
 
     def stream(self, busy: float = 0.0) -> tuple[float, float]:

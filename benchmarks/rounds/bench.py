@@ -29,8 +29,8 @@ from benchmarks.rounds.programs import (
 from benchmarks.rounds.prompts import Reading, reading_floor, reading_program
 from benchmarks.shapes import Pair, head_for
 from jspec.config import ModelConfig, Shards
+from jspec.engine.round_log import RoundLog
 from jspec.engine.runner.state import LIVE
-from jspec.engine.runner.step_io import RoundLog
 from jspec.models.params import DTYPES
 from jspec.models.sharding import mesh_of, on_every_device
 from jspec.pallas.collectives.peers import room_for

@@ -13,8 +13,8 @@ from benchmarks.rounds.experts_hit import all_rows
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.drafting.recurrent import DraftRows
-from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.engine.runner.compile import decode_options
+from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.engine.runner.state import LIVE, init_state
 from jspec.engine.runner.step import DecodeStep
 from jspec.models.cache_pools import KVRounding, init_cache

@@ -108,7 +108,7 @@ class DraftModel(Drawn):
         cache, proposal = drawing.chain(self.logits(hidden), cache, next_pass, room)
         if reading is None:
             return cache, proposal
-        return RecurrentDraft(cache, state.rows.after(reading, reading.pending(proposal.tokens, room))), proposal
+        return RecurrentDraft(cache, state.rows.advanced(reading, reading.pending(proposal.tokens, room))), proposal
 
     def _read_committed(self, state, context: Context) -> tuple[jax.Array, Any, Reading | None]:
         """The first pass of a round: the hidden state of each row's newest token ``[B, 1, D]``, the cache, and what a draft

@@ -111,7 +111,7 @@ class DraftRows:
         rows = VerifyRows(text.row, num_read, accepted, self.half, folded == 0)
         return rows, Reading(text.row, folded, tokens, num_read, 1 - self.half)
 
-    def after(self, reading: Reading, pending) -> "DraftRows":
+    def advanced(self, reading: Reading, pending) -> "DraftRows":
         """After passes that left these tokens pending, int32 ``[B, Tm or fewer]``. A row that sat out stays as it is."""
         ran, unused = reading.num_read > 0, self.tokens.shape[1] - pending.shape[1]
         pending = jnp.pad(pending, ((0, 0), (0, unused)), constant_values=NOTHING)
@@ -175,5 +175,5 @@ class RecurrentDraft:
         state, most = self, self.rows.tokens.shape[1]
         for _ in range(-(-slots // most)):
             _, layers, reading = state.read(model, text, table, end, most)
-            state = RecurrentDraft(layers, state.rows.after(reading, reading.tokens))
+            state = RecurrentDraft(layers, state.rows.advanced(reading, reading.tokens))
         return state

@@ -2,13 +2,15 @@
 
 Where to look:
   engine.py       the engine's methods, for any thread
-  gateway.py      submits, waits and cancels for the threads of callers; client.py: a caller's requests and output queue
-  thread.py       the engine's own thread; core.py: its turn; jax_settings.py: the settings that it shares with callers
+  handle.py       submits, waits and cancels for the threads of callers; subscriber.py: a caller's requests and output queue
+  thread.py       the engine's own thread; mailbox.py: what others want of it; core.py: its turn
+  jax_settings.py the settings that it shares with callers
   forks.py        refuses processes that were forked from one with a model
   decoding.py     drafter, verification rule, and what may be chosen between calls
   loop.py         one step after the other: schedule, execute, read; chooses the round shape
   frontend.py     makes requests of prompts, and deltas and results of tokens; contradictions.py: options that leave no token
   request.py      a request, and its progress
+  round_log.py    the logs of rounds, on the device and on the host
   metrics.py      metrics of an engine
   scheduler/      decisions on the host, without JAX: who waits, prefills, decodes, is preempted, and with which pages
   runner/         their execution: compiled programs, and the state of the batch on the device

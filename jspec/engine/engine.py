@@ -6,25 +6,27 @@ from typing import Any
 
 import jax
 
+from jspec._validation import is_int, require
 from jspec.config import EngineConfig
-from jspec.engine.adaptive.controller import Controller
 from jspec.engine.adaptive.cost_table import RoundShape
-from jspec.engine.client import Cancel, Client, Failure, deliver
 from jspec.engine.core import EngineCore
 from jspec.engine.decoding import Decoding
 from jspec.engine.frontend import Frontend
-from jspec.engine.gateway import Gateway
+from jspec.engine.handle import EngineHandle
 from jspec.engine.loop import Loop
+from jspec.engine.mailbox import Cancel
 from jspec.engine.metrics import Metrics
 from jspec.engine.multihost.leader import require_leading
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner.model_runner import ModelRunner
 from jspec.engine.runner.recompilation_guard import CompilationGuard
-from jspec.engine.scheduler.scheduler import Scheduler
+from jspec.engine.subscriber import Failure, Subscriber, deliver
 from jspec.models.protocols import Target
-from jspec.outputs import Delta, Result
+from jspec.outputs import Delta
 from jspec.sampling.params import SamplingParams
-from jspec.text.prompts import Prompt
+from jspec.sampling.request_keys import request_keys
+from jspec.sampling.requested import requested, require_params
+from jspec.text.prompts import Prompt, as_list
 
 
 class QueueFull(RuntimeError):
@@ -43,9 +45,13 @@ class QueueFull(RuntimeError):
 class Engine:
     """Decodes requests, up to ``config.max_batch`` at a time, as they come.
 
-    A thread of its own makes the steps. It begins with the first request, sleeps while there is nothing to do, and ends
-    when the engine is collected or Python ends. Any thread may submit requests, and waits for what is new of them. Whatever
-    ends a caller early, an exception or Ctrl-C at any point, cancels the caller's requests and nothing else.
+    ``request`` makes a request, which the ``EngineHandle`` puts into the ``Mailbox`` of the engine's own ``EngineThread``;
+    there the ``EngineCore`` gives it to the ``Loop``, which makes the steps, and puts what is new of it into the queue of
+    its ``Subscriber``.
+
+    The thread begins with the first request, sleeps while there is nothing to do, and ends when the engine is collected or
+    Python ends. Any thread may submit requests, and waits for what is new of them. Whatever ends a caller early, an
+    exception or Ctrl-C at any point, cancels the caller's requests and nothing else.
 
     An exception that ends the engine's thread is the cause of a RuntimeError for everybody who waits. The next caller finds
     a new thread.
@@ -64,8 +70,11 @@ class Engine:
 
     Attributes:
       config: what may be used.
+      loop: makes the steps; ``loop.controller`` chooses how rounds are made.
+      runner: carries out what the scheduler decides; ``runner.batch`` has weights, programs, and the state on the device.
+      scheduler: decides who enters which row with which pages.
       frontend: knows the tokenizer.
-      gateway: how callers reach the engine's thread.
+      handle: how callers reach the engine's thread.
       guard: notices what is compiled after ``warmup``, and warns; ``guard.on_compile = "raise"`` makes it an error.
 
     Example::
@@ -87,54 +96,22 @@ class Engine:
         frontend: Frontend | None = None,
     ):
         self.config = config
-        runner = ModelRunner(target, draft_model, decoding, config)
-        self._loop = Loop(runner, config, decoding.draft_lengths, costs)
+        self.runner = runner = ModelRunner(target, draft_model, decoding, config)
+        self.loop = Loop(runner, config, decoding.draft_lengths, costs)
+        self.scheduler = self.loop.scheduler
         self.frontend = frontend or Frontend(
             None, target.config.vocab_size, target.config.eos_token_ids, max_len=config.max_len
         )
+        self.frontend.num_draft_tokens, self.frontend.longest_text = runner.num_draft_tokens, runner.longest_text
         self.guard = CompilationGuard()
-        self.gateway = Gateway(EngineCore(self._loop, self.frontend, self.guard))
-        # The client that ``add`` is called for.
-        self._added = Client(-1, queue.SimpleQueue(), deliver, streams=True, cancel=lambda: None)
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """What decides who enters which row with which pages."""
-        return self._loop.scheduler
-
-    @property
-    def runner(self) -> ModelRunner:
-        """What has the weights, the programs, and the state on the device."""
-        return self._loop.runner
-
-    @property
-    def controller(self) -> Controller | None:
-        """What chooses how rounds are made before each call; None if there is no choice, or before costs are known."""
-        return self._loop.controller
-
-    @controller.setter
-    def controller(self, controller: Controller | None):
-        self._loop.controller = controller
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """K, the largest if there are several."""
-        return self.runner.num_draft_tokens
-
-    @property
-    def width(self) -> int:
-        """How many query tokens the target reads for each row in a round, for that K."""
-        return self.runner.width
-
-    @property
-    def longest_text(self) -> int | None:
-        """How many tokens a text may have for the drafter to draft after it; None if it has no limit."""
-        return self.runner.longest_text
+        self.handle = EngineHandle(EngineCore(self.loop, self.frontend, self.guard))
+        # The subscriber that ``add`` is called for.
+        self._added = Subscriber(-1, queue.SimpleQueue(), deliver, streams=True, cancel=lambda: None)
 
     @property
     def num_compilations(self) -> int:
         """How many programs are compiled by now, and how many a step compiled after ``warmup`` that should not have."""
-        return self.runner.num_compilations + self.guard.count
+        return self.runner.batch.num_compilations + self.guard.count
 
     def request(
         self,
@@ -149,7 +126,8 @@ class Engine:
     ) -> Request:
         """The request that a caller asks for, which can be served. Nothing is started yet.
 
-        ``add``, ``jspec.stream`` and ``AsyncEngine.generate`` take the same arguments and pass them on to here.
+        ``add``, ``jspec.stream``, ``LLM.stream`` and ``AsyncEngine.generate`` take the same arguments and pass them on to
+        here.
 
         Args:
           prompt: text, token ids, or vLLM's dictionary of either.
@@ -167,31 +145,30 @@ class Engine:
           ValueError: the prompt is empty, too long, or several, or a value is out of range.
           TypeError: an option is unknown or given twice. The message says what may have been meant.
         """
-        request = self.frontend.single(prompt, params, options, key, priority, salt, tenant)
+        asked = requested("a request", params, options, self.frontend.default_params)
+        require_params(asked, "SamplingParams or None")
+        require(is_int(priority), "priority", priority, "an integer; lower numbers go first")
+        for name, value in (("salt", salt), ("tenant", tenant)):
+            require(isinstance(value, str), name, value, "a string")
+        prompts, _ = as_list(prompt)
+        if len(prompts) != 1:
+            raise ValueError(f"prompt has {len(prompts)} prompts: expected one; jspec.generate() takes several")
+        [key_data] = request_keys([asked], key)
+        request = self.frontend.request(
+            0, prompts[0], asked, key_data=key_data, priority=priority, salt=salt, tenant=tenant
+        )
         self.check(request)
         return request
 
-    def add(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        key: jax.Array | None = None,
-        priority: int = 0,
-        salt: str = "",
-        **options,
-    ) -> int:
-        """Let a request wait, and return its id. ``step`` serves it, beside all others.
-
-        Args:
-          prompt, params, key, priority, salt, **options: as for ``request``.
+    def add(self, prompt: Prompt, params: SamplingParams | None = None, **options) -> int:
+        """Let the request wait that ``request`` makes of the same arguments, and return its id. ``step`` serves it, beside
+        all others.
 
         Raises:
-          ValueError: the prompt or an argument cannot be used.
-          TypeError: an option is unknown or given twice. The message says what may have been meant.
+          ValueError, TypeError: as ``request`` does.
           QueueFull: ``max_waiting`` requests wait already.
         """
-        return self.add_request(self.request(prompt, params, key=key, priority=priority, salt=salt, **options))
+        return self.add_request(self.request(prompt, params, **options))
 
     def add_request(self, request: Request) -> int:
         """Let a request wait that ``request`` has returned, as ``add`` does.
@@ -200,7 +177,7 @@ class Engine:
           QueueFull: ``max_waiting`` requests wait already.
         """
         self.require_room(tenant=request.tenant)
-        return self.gateway.add(request, self._added)
+        return self.handle.add(request, self._added)
 
     def step(self) -> list[Delta]:
         """Wait for what is new of the requests that were added, of one call to the device; empty if all of them have ended.
@@ -212,7 +189,7 @@ class Engine:
         """
         if not self.unfinished:
             return []
-        outputs = self.gateway.running().wait_for(self._added.outputs, lambda: self.unfinished) or []
+        outputs = self.handle.running().wait_for(self._added.outputs, lambda: self.unfinished) or []
         for output in outputs:
             if isinstance(output, Failure):
                 raise output.raised()
@@ -223,18 +200,18 @@ class Engine:
 
         Nothing happens if it has ended already.
         """
-        self.gateway.running().post(Cancel(self._added.number, id))
+        self.handle.running().mailbox.post(Cancel(self._added.number, id))
 
     @property
     def unfinished(self) -> bool:
         """Whether ``step`` has anything more to return: a request that was added has not ended, or was not told."""
         added = self._added  # looked at in the order in which a request moves on, so that none is overlooked
-        arriving = added in [submission.client for submission in self.gateway.arriving]
+        arriving = added in [submission.subscriber for submission in self.handle.arriving]
         return arriving or bool(added.unfinished) or not added.outputs.empty()
 
     def metrics(self) -> Metrics:
         """What the engine is doing and has done, in numbers."""
-        return self._loop.meter.metrics(self.scheduler, self.num_compilations)
+        return self.loop.meter.metrics(self.scheduler, self.num_compilations)
 
     def check(self, request: Request):
         """Raise a ValueError, with numbers, if the request can never be served.
@@ -242,23 +219,19 @@ class Engine:
         Raises:
           RuntimeError: this process follows another, which is the one to ask.
         """
-        require_leading(self.runner.group)
+        require_leading(self.runner.batch.group)
         self.scheduler.requirements.check(request)
 
     def require_room(self, count: int = 1, tenant: str = ""):
         """Raise ``QueueFull`` unless so many more requests of a tenant may wait."""
-        arriving = sum(len(one.requests) for one in self.gateway.arriving if one.orders is not None)
+        arriving = sum(len(one.requests) for one in self.handle.arriving if one.orders is not None)
         if not self.scheduler.has_room(arriving + count - 1, tenant):
             most = self.config.max_waiting
             raise QueueFull(f"max_waiting={most} requests wait already; try again later, or load with more")
 
-    def result(self, active: ActiveRequest) -> Result:
-        """The result of a request that has ended."""
-        return self.frontend.result(active, self.longest_text, self.num_draft_tokens)
-
     def stream(self, request: Request) -> Generator[Delta, None, None]:
         """Serve a request, beside those of other callers; yield what is new of it after each call to the device."""
-        return self.gateway.outputs([request], streams=True)
+        return self.handle.outputs([request], streams=True)
 
     def run(self, requests: Sequence[Request]) -> Generator[ActiveRequest, None, None]:
         """Serve requests, beside those of other callers; yield each when it has ended.
@@ -269,7 +242,7 @@ class Engine:
         """
         for request in requests:
             self.check(request)
-        ends = self.gateway.outputs(requests, streams=False)
+        ends = self.handle.outputs(requests, streams=False)
         try:
             for active in ends:
                 if active.error is not None:
@@ -284,8 +257,8 @@ class Engine:
         It waits until all requests that are under way have ended. Ctrl-C ends it at once; what is being compiled then, is
         compiled to its end in the background.
         """
-        require_leading(self.runner.group)
-        self.gateway.running().call(self._loop.warmup, idle=True)
+        require_leading(self.runner.batch.group)
+        self.handle.running().call(self.loop.warmup, idle=True)
         self.guard.seal()
 
     def replace_draft(self, draft_model: Any):
@@ -296,4 +269,4 @@ class Engine:
         Raises:
           ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
         """
-        self.gateway.running().call(lambda: self._loop.replace_draft(draft_model), idle=True)
+        self.handle.running().call(lambda: self.loop.replace_draft(draft_model), idle=True)

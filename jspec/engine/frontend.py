@@ -1,26 +1,20 @@
 """Makes requests of prompts, and deltas and results of tokens."""
 
-import dataclasses
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import jax
 import numpy as np
 
-from jspec._validation import is_int, require
 from jspec.engine.contradictions import NoTokenAllowed, contradiction, restrictions
-from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Request
+from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Progress, Request
 from jspec.outputs import Delta, Logprob, Result, Stats
 from jspec.sampling import processors
 from jspec.sampling.logprobs import TokenLogprobs
 from jspec.sampling.params import SamplingParams
-from jspec.sampling.request_keys import request_keys
-from jspec.sampling.requested import requested, require_params
 from jspec.text.detokenizer import Detokenizer, Tokenizer, encode
 from jspec.text.grammar.grammars import Grammars
-from jspec.text.prompts import Prompt, as_list, checked_ids, text_or_ids
+from jspec.text.prompts import Prompt, checked_ids, text_or_ids
 from jspec.text.stop_strings import Completion
 from jspec.text.thinking import budget_constraint
 from jspec.text.token_bytes import TokenBytes
@@ -40,7 +34,12 @@ class Frontend:
 
     Attributes:
       grammars: compiles the grammars of requests with structured outputs.
+      num_draft_tokens: K, the most drafts of a round of the engine that it is given to.
+      longest_text: how many tokens a text may have for that engine's drafter to draft after it; None if it has no limit.
     """
+
+    num_draft_tokens = 0
+    longest_text: int | None = None
 
     def __init__(
         self,
@@ -61,34 +60,6 @@ class Frontend:
         self._encoded_bad_words = functools.lru_cache(maxsize=8)(self._bad_words)
         self.grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
 
-    def single(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        options: Mapping[str, Any],
-        key: jax.Array | None,
-        priority: int,
-        salt: str,
-        tenant: str,
-    ) -> Request:
-        """The request of the arguments of ``Engine.request``, where ``options`` are those by other names.
-
-        Raises:
-          ValueError: the prompt or a value cannot be served, or there is not exactly one prompt.
-          TypeError: an option is unknown or given twice.
-        """
-        params, fields = requested("a request", params, options)
-        if params is None:
-            params = dataclasses.replace(self.default_params, **fields)
-        require_params(params, "SamplingParams or None")
-        require(is_int(priority), "priority", priority, "an integer; lower numbers go first")
-        for name, value in (("salt", salt), ("tenant", tenant)):
-            require(isinstance(value, str), name, value, "a string")
-        prompts, _ = as_list(prompt)
-        if len(prompts) != 1:
-            raise ValueError(f"prompt has {len(prompts)} prompts: expected one; jspec.generate() takes several")
-        return self.request(0, prompts[0], params, request_keys([params], key)[0], priority, salt, tenant)
-
     def request(
         self,
         index: int,
@@ -99,7 +70,8 @@ class Frontend:
         salt: str = "",
         tenant: str = "",
     ) -> Request:
-        """The request of a prompt, whose number for messages is ``index``.
+        """The request of a prompt, whose number for messages is ``index``. Every request is made here; the other arguments
+        are those of ``Request``.
 
         Raises:
           ValueError: the prompt or a parameter cannot be served.
@@ -117,47 +89,60 @@ class Frontend:
         completion = None
         if self.tokenizer is not None and params.detokenize:
             decode = functools.partial(self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
-            stopping = tuple(params.stop), params.min_tokens, params.include_stop_str_in_output
-            completion = Completion(Detokenizer(decode, tokens), *stopping)
+            completion = Completion(
+                Detokenizer(decode, tokens),
+                stop=tuple(params.stop),
+                min_tokens=params.min_tokens,
+                include_stop=params.include_stop_str_in_output,
+            )
         elif params.stop:
             raise ValueError(f"stop={params.stop!r} is text, but the checkpoint has no tokenizer; use stop_token_ids")
         form = params.structured_outputs
         constraint = None if form is None else self.grammars.constraint(form, stop_tokens)
         if params.thinking_budget is not None:
             constraint = budget_constraint(params.thinking_budget, self.tokenizer, self._bytes_of, tokens, constraint)
-        about = stop_tokens, completion, priority, salt, bad_words, constraint, tenant
-        request = Request(index, tokens, params, key_data, *about)
+        request = Request(
+            index=index,
+            prompt=tokens,
+            params=params,
+            key_data=key_data,
+            stop_tokens=stop_tokens,
+            watcher=completion,
+            priority=priority,
+            salt=salt,
+            bad_words=bad_words,
+            constraint=constraint,
+            tenant=tenant,
+        )
         if len(restrictions(params)) > 1 and (error := contradiction(request, (), self._vocab_size)) is not None:
             raise error
         return request
 
-    def delta(
-        self,
-        id: int,
-        active: ActiveRequest,
-        token_ids: list[int],
-        start: int,
-        finished: bool,
-        longest_text: int | None,
-        K: int,
-    ) -> Delta:
-        """The new tokens of a request, the first of which has the number ``start``; ``longest_text`` and ``K`` are the
-        engine's.
+    def delta(self, progress: Progress) -> Delta:
+        """What is new of a request, with text.
 
         Raises:
           Exception: of the tokenizer, unless the request has failed already.
         """
+        active, token_ids, finished, start = progress
         completion = active.request.watcher
-        result = self.result(active, longest_text, K) if finished else None
+        result = self.result(active) if finished else None
         text = None
         if isinstance(completion, Completion):
             text = "" if active.outcome == FAILED else completion.take()
         end = start + len(token_ids)
-        sources, logprobs = active.sources[start:end], self._logprobs(active, start, end)
-        of_prompt = self._prompt_logprobs(active) if start == 0 and token_ids else None
-        return Delta(id, token_ids, text, finished, result, sources, logprobs, of_prompt)
+        return Delta(
+            id=active.order,
+            token_ids=token_ids,
+            text=text,
+            finished=finished,
+            result=result,
+            sources=active.sources[start:end],
+            logprobs=self._logprobs(active, start, end),
+            prompt_logprobs=self._prompt_logprobs(active) if start == 0 and token_ids else None,
+        )
 
-    def result(self, active: ActiveRequest, longest_text: int | None, K: int) -> Result:
+    def result(self, active: ActiveRequest) -> Result:
         """The result of a request that has ended."""
         request, tokens = active.request, active.tokens
         finish_reason = FINISH_REASONS[active.outcome]
@@ -176,10 +161,10 @@ class Frontend:
             error = active.error or self._contradiction(active)
             if error is not None:
                 stop_reason = f"{type(error).__name__}: {error}"
-        if request.params.max_drafts == 0:
-            longest_text = None  # its rounds drafted nothing by request, not for lack of positions
-        stats = Stats.of(K, active.drafted, active.accepted, len(request.prompt), longest_text)
-        self._warn_of_limit(request, stats, longest_text)
+        # With ``max_drafts=0`` its rounds drafted nothing by request, not for lack of positions.
+        limit = None if request.params.max_drafts == 0 else self.longest_text
+        stats = Stats.of(self.num_draft_tokens, active.drafted, active.accepted, len(request.prompt), limit)
+        self._warn_of_limit(request, stats)
         return Result(
             text=text,
             token_ids=tokens,
@@ -267,12 +252,12 @@ class Frontend:
             prompt = encode(self.tokenizer, prompt, f"prompt {index}")
         return checked_ids(prompt, self._vocab_size, f"prompt {index}", "a string or ")
 
-    def _warn_of_limit(self, request: Request, stats: Stats, limit: int | None):
+    def _warn_of_limit(self, request: Request, stats: Stats):
         if stats.num_steps_past_draft_limit and not self._warned_of_limit:
             self._warned_of_limit = True
             warnings.warn(
-                f"the {self._method} drafter has no positions for texts of more than {limit} tokens: "
+                f"the {self._method} drafter has no positions for texts of more than {self.longest_text} tokens: "
                 f"{stats.num_steps_past_draft_limit} of {stats.num_steps} rounds of prompt {request.index} drafted nothing "
                 "(stats.num_steps_past_draft_limit)",
-                stacklevel=4,
+                stacklevel=3,
             )

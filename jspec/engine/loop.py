@@ -1,30 +1,21 @@
-"""The engine's steps: the scheduler decides, the model runner executes, and new tokens are noted for the clients."""
+"""The engine's steps: the scheduler decides, the model runner executes, and new tokens are noted for the subscribers."""
 
 import collections
 import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jspec.config import EngineConfig
 from jspec.engine.adaptive.controller import Controller
 from jspec.engine.adaptive.cost_table import RoundShape, drafts_of
 from jspec.engine.metrics import Meter
-from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
+from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Progress, Request
 from jspec.engine.runner.model_runner import ModelRunner
-from jspec.engine.runner.step_io import CallLogs
+from jspec.engine.runner.split_rounds import Dispatched
 from jspec.engine.scheduler.schedule import Schedule
 from jspec.engine.scheduler.scheduler import Scheduler
-
-
-class Progress(NamedTuple):
-    """What a step did for one request: its new tokens, whether it has ended, and the number of the first new token."""
-
-    active: ActiveRequest
-    token_ids: list[int]
-    finished: bool
-    start: int
 
 
 class Loop:
@@ -72,18 +63,19 @@ class Loop:
         self.meter = Meter(runner.num_draft_tokens)
         self.progress: list[Progress] = []
         self.next_order: Callable[[], int] = functools.partial(next, itertools.count())
-        self._calls: collections.deque[_Call] = collections.deque()  # sent, but not read yet
-        self._joined = True  # whether free requests are best decoded with the most drafts, as constrained ones are
+        self._dispatched: collections.deque[Dispatched] = collections.deque()  # sent, but not read yet
+        # Whether free requests are best decoded with the most drafts, by the programs of constrained ones.
+        self._mix_free_with_constrained = True
 
-    def submit(self, request: Request, client: Any = None, order: int | None = None) -> ActiveRequest:
+    def submit(self, request: Request, subscriber: Any = None, order: int | None = None) -> ActiveRequest:
         """Let a request wait, which ``PageRequirements.check`` has passed.
 
         Args:
           request: what was asked for.
-          client: who has submitted it.
+          subscriber: who has submitted it.
           order: its number; None takes the next one.
         """
-        active = ActiveRequest(request, self.next_order() if order is None else order, client)
+        active = ActiveRequest(request, self.next_order() if order is None else order, subscriber)
         self.scheduler.add(active)
         return active
 
@@ -99,9 +91,9 @@ class Loop:
         try:
             if self._chooses and self.controller is None:
                 self.warmup()
-            decision = self._decide()
-            self.runner.compile_for(decision.schedule, decision.shape)  # may take minutes
-            self._execute(decision, when_sent)
+            schedule, shape, trying = self._decide()
+            self.runner.compile_for(schedule, shape)  # may take minutes
+            self._execute(schedule, shape, trying, when_sent)
         except Exception as error:
             self.fail(error, waiting=not self.scheduler.under_way)
 
@@ -124,7 +116,7 @@ class Loop:
           RuntimeError: the device does not recover from an exception.
           Exception: what compiling or running one of them raised.
         """
-        self._calls.clear()  # of requests that have ended
+        self._dispatched.clear()  # of requests that have ended
         pages = self.scheduler.pages
         try:
             slots = pages.pages(self.runner.num_draft_tokens + 2)  # of a round behind one token
@@ -144,7 +136,7 @@ class Loop:
         Raises:
           ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
         """
-        self._calls.clear()  # of requests that have ended
+        self._dispatched.clear()  # of requests that have ended
         self.runner.replace_draft(draft_model)
         self.scheduler.pages.forget_prefixes()  # the drafter's part of them is of the old weights
         if self.controller is not None:  # what the old weights taught it says nothing of the new
@@ -156,7 +148,7 @@ class Loop:
         Raises:
           RuntimeError: the device does not recover.
         """
-        self._calls.clear()
+        self._dispatched.clear()
         for active in [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting if waiting)]:
             if active.outcome == LIVE:
                 self._end(active, FAILED, error)
@@ -171,8 +163,9 @@ class Loop:
                 "model again"
             ) from error
 
-    def _decide(self) -> "_Decision":
-        schedule = self.scheduler.schedule(self._joined)
+    def _decide(self) -> tuple[Schedule, RoundShape, bool]:
+        """A schedule, the shape of its rounds, and whether the next choice of a shape waits for them."""
+        schedule = self.scheduler.schedule(self._mix_free_with_constrained)
         now = time.perf_counter()
         for active in self.scheduler.under_way:
             if active.times.admitted != active.times.admitted:  # NaN
@@ -182,8 +175,8 @@ class Loop:
         free = schedule.decoding or [active for active in schedule.drafting if active.request.constraint is None]
         if free and not any(active.request.needs_processing for active in free):
             shape, trying = self._round_shape(free)
-            self._joined = shape == self.runner.num_draft_tokens
-        return _Decision(schedule, shape, trying and bool(schedule.decoding))
+            self._mix_free_with_constrained = shape == self.runner.num_draft_tokens
+        return schedule, shape, trying and bool(schedule.decoding)
 
     def _round_shape(self, decoding: Sequence[ActiveRequest]) -> tuple[RoundShape, bool]:
         """The round shape for these requests, and whether it is a trial whose outcome the next choice waits for."""
@@ -198,26 +191,19 @@ class Loop:
             shape = next(one for one in self.runner.round_shapes(bucket) if drafts_of(one) == enough)
         return shape, trying
 
-    def _execute(self, decision: "_Decision", when_sent: Callable[[], None]):
-        schedule = decision.schedule
-        sent = self.runner.execute(schedule, decision.shape)
+    def _execute(self, schedule: Schedule, shape: RoundShape, trying: bool, when_sent: Callable[[], None]):
+        sent = self.runner.execute(schedule, shape)
         self.scheduler.dispatched(schedule)
-        if sent.verified is not None:
-            actives, places, logs = sent.verified
-            self.meter.called(len(actives))
-            is_joined = any(active.request.constraint is None for active in actives)
-            shape = self.runner.num_draft_tokens if is_joined else None
-            self._calls.append(_Call(shape, actives, 1, logs, places))
-        if sent.logs is not None:
-            self.meter.called(len(schedule.decoding))
-            self._calls.append(_Call(decision.shape, schedule.decoding, schedule.rounds, sent.logs))
+        for rounds in sent:
+            self.meter.called(len(rounds.decoded))
+        self._dispatched += sent
         self._end_failed()
         when_sent()
         # The choice after a trial waits for it, and the next drafts are verified under what came of those before. Where no
         # other rounds were sent, there is nothing to be ahead with.
-        ahead = 1 if sent.logs is not None and not decision.trying else 0
-        while len(self._calls) > ahead:
-            self._read(self._calls.popleft())
+        ahead = 1 if schedule.decoding and not trying else 0
+        while len(self._dispatched) > ahead:
+            self._read(self._dispatched.popleft())
         self.runner.split_rounds.verify_pass()
         self._end_failed()
 
@@ -228,7 +214,7 @@ class Loop:
                 self.scheduler.remove(active)
                 self._end(active, FAILED, error)
 
-    def _read(self, call: "_Call"):
+    def _read(self, call: Dispatched):
         """Wait for a call, and note what it did."""
         logs = self.runner.read(call.logs)
         if call.places is not None:
@@ -256,22 +242,3 @@ class Loop:
     def _end(self, active: ActiveRequest, outcome: int, error: BaseException | None = None):
         active.outcome, active.error = outcome, error
         self._note(active, len(active.tokens))
-
-
-class _Decision(NamedTuple):
-    """A schedule, the shape of its rounds, and whether the next choice of a shape waits for them."""
-
-    schedule: Schedule
-    shape: RoundShape
-    trying: bool
-
-
-class _Call(NamedTuple):
-    """Rounds that were sent: their shape (None if all requests are constrained), the requests that they decode, how many
-    were asked for, their packed logs, and the rows of these that are theirs (None for all)."""
-
-    shape: RoundShape | None
-    decoded: list[ActiveRequest]
-    rounds: int
-    logs: CallLogs
-    places: list[int] | None = None

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from jspec.outputs import sources_of
 from jspec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from jspec.engine.runner.step_io import RoundLog
+    from jspec.engine.round_log import RoundLog
 
 # Outcomes: the request still decodes; or it was ended by a stop token or stop string, the length limit, logits that are not
-# finite, its client, or an exception. The device knows the first four.
+# finite, its subscriber, or an exception. The device knows the first four.
 LIVE, STOPPED, FULL, BROKEN, ABORTED, FAILED = range(6)
 FINISH_REASONS = {STOPPED: "stop", FULL: "length", BROKEN: "error", ABORTED: "abort", FAILED: "error"}
 
@@ -122,7 +122,7 @@ class ActiveRequest:
     Attributes:
       request: the request.
       order: its number among all requests of the engine, in the order in which they came.
-      client: who has submitted it; neither the scheduler nor the loop looks into it.
+      subscriber: who has submitted it; neither the scheduler nor the loop looks into it.
       turn: its turn among those of all tenants; of one tenant, each request has the turn behind that of the one before.
       limit: the length at which it is complete.
       most_slots: the most cache slots that it may ever use.
@@ -147,14 +147,14 @@ class ActiveRequest:
         an array, on its way to the host, has ``TokenLogprobs.packed`` of the tokens behind them. Empty if not wanted.
       outcome: LIVE until it ends, then one of the others.
       error: the exception that ended it, if its outcome is FAILED.
-      end_delivered: whether its client has received its last delta.
+      end_delivered: whether its subscriber has received its last delta.
       num_preemptions: how often it was preempted.
       times: when it arrived, was admitted, had its first and its newest token, by ``time.perf_counter``; NaN for the future.
     """
 
     request: Request
     order: int = 0
-    client: Any = None
+    subscriber: Any = None
     turn: int = 0
     limit: int = 0
     most_slots: int = 0
@@ -244,6 +244,21 @@ class ActiveRequest:
         if length is not None:
             del self.tokens[length:], self.sources[length:], self.logprobs[length:]
             self.outcome = STOPPED
+
+
+def row_of(active: ActiveRequest) -> int:
+    """The row of a request that has one."""
+    assert active.row is not None
+    return active.row
+
+
+class Progress(NamedTuple):
+    """What a step did for one request: its new tokens, whether it has ended, and the number of the first new token."""
+
+    active: ActiveRequest
+    token_ids: list[int]
+    finished: bool
+    start: int
 
 
 @dataclasses.dataclass

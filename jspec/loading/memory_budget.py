@@ -10,7 +10,7 @@ from jspec.config import EngineConfig, ModelConfig, Shards
 from jspec.config.engine import FP8_CACHES
 from jspec.config.heads import HeadConfig
 from jspec.engine.multihost.leader import fewest
-from jspec.engine.multihost.shard_map import exchange_bytes
+from jspec.engine.runner.shard_map import exchange_bytes
 from jspec.loading.context_length import LADDER
 from jspec.models.cache_pools import gathers_pages
 

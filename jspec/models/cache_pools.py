@@ -165,8 +165,8 @@ def _init_scales(shape: CacheShape, rounding: KVRounding, pages: int, page_size:
 
 
 def without_slots(shapes: Sequence[LayerShape]) -> tuple[LayerKV | None, ...]:
-    """The cache that a ``CausalView`` takes: for layers that round what they cache a pool without pages, which says so;
-    None for the others."""
+    """The cache that a ``CausalView`` takes. Per layer: an empty pool that carries the KV scales if its cache is rounded,
+    else None."""
 
     def of_layer(shape: LayerShape) -> LayerKV | None:
         rounds = isinstance(shape, CacheShape) and shape.rounding is not None

@@ -27,16 +27,18 @@ _LOADING = dict.fromkeys(
 )
 
 
-def requested(where: str, params: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What a call asks for: its params, or None and the fields of ``SamplingParams`` that it gives by name.
+def requested(where: str, params: Any, options: Mapping[str, Any], default: SamplingParams) -> Any:
+    """What a call asks for: its params, or the default ones with the fields that it gives by name.
 
     Args:
       where: the function that was called, for messages.
       params: its argument ``params``, which is also called ``sampling_params`` among the options, as in vLLM.
       options: its other keyword arguments.
+      default: what fields come from that it leaves open.
 
     Raises:
       TypeError: an option is unknown, or the same thing is given twice. The message says what may have been meant.
+      ValueError: a field is out of range.
     """
     options = dict(options)
     if "sampling_params" in options:
@@ -46,7 +48,7 @@ def requested(where: str, params: Any, options: Mapping[str, Any]) -> tuple[Any,
     fields = resolve_names(where, options, SAMPLING_FIELDS, SamplingParams.aliases, _LOADING)
     if params is not None and fields:
         raise TypeError(f"{', '.join(fields)}: give either params or its fields, not both")
-    return params, fields
+    return dataclasses.replace(default, **fields) if params is None else params
 
 
 def require_params(params: Any, expected: str):

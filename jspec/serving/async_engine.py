@@ -8,11 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import jax
-
 from jspec._validation import require
-from jspec.engine.client import Client, Failure, Output
 from jspec.engine.request import Request
+from jspec.engine.subscriber import Failure, Output, Subscriber
 from jspec.llm import LLM
 from jspec.outputs import Delta
 from jspec.sampling.params import SamplingParams
@@ -52,7 +50,7 @@ class AsyncEngine:
     def __init__(self, llm: LLM):
         require(isinstance(llm, LLM), "llm", llm, "a model that jspec.load() returned")
         self.llm, self._engine = llm, llm.engine
-        self._clients: set[Client] = set()  # whose groups have not ended
+        self._subscribers: set[Subscriber] = set()  # whose groups have not ended
         self._compilations: set[Compilation] = set()  # for which callers wait
         self._closed = False
         self._workers = ThreadPoolExecutor(WORKERS, "jspec.AsyncEngine.prepare")
@@ -64,14 +62,7 @@ class AsyncEngine:
         await self.close()
 
     async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        key: jax.Array | None = None,
-        priority: int = 0,
-        salt: str = "",
-        **options,
+        self, prompt: Prompt, params: SamplingParams | None = None, **options
     ) -> AsyncGenerator[Delta, None]:
         """Complete one prompt, and yield what is new after each call to the device.
 
@@ -82,28 +73,21 @@ class AsyncEngine:
         A caller that is slow does not hold the engine up: deltas wait for it in memory until it takes them.
 
         Args:
-          prompt: text or token ids, as for ``jspec.generate``.
-          params: how to sample, and when to end; None takes ``LLM.default_sampling_params``.
-          key: a JAX key, in place of ``SamplingParams.seed``.
-          priority: requests with a lower number go first.
-          salt: only requests with the same salt share cached pages of their prompts.
-          **options: fields of ``SamplingParams`` by name, instead of ``params``; fields that are not given come from
-            ``LLM.default_sampling_params``.
+          prompt, params, **options: as for ``Engine.request``: ``key``, ``priority``, ``salt``, ``tenant``, and fields of
+            ``SamplingParams`` by name.
 
         Yields:
           deltas; the last one has the result. Its ``finish_reason`` says ``error`` after an error of the device, and
           ``abort`` if the engine was closed.
 
         Raises:
-          ValueError: the prompt is empty, too long, or several, or a value is out of range.
-          TypeError: an option is unknown or given twice. The message says what may have been meant.
+          ValueError, TypeError: as ``Engine.request`` does.
           QueueFull: ``max_waiting`` requests wait already.
           GrammarBusy: too many forms of other requests are being compiled.
           RuntimeError: the engine is closed, or an exception ended its thread, which is the cause of this one.
         """
         form = StructuredOutputsParams.of(self._form(params, options))
         grammar = None if form is None else await self.grammar(form)
-        options |= {"key": key, "priority": priority, "salt": salt}
         request = await self.prepare(functools.partial(self._engine.request, prompt, params, **options))
         group = self.start([request])
         del grammar  # the request has it
@@ -178,10 +162,10 @@ class AsyncEngine:
         self._require_open()
         self._engine.require_room(len(requests), requests[0].tenant)
         queue: asyncio.Queue[list[Output]] = asyncio.Queue()
-        client, ids = self._engine.gateway.start(requests, queue, _ToLoop(asyncio.get_running_loop()))
-        group = Group(client, ids, self._clients.discard)
-        self._clients.add(client)
-        if self._closed:  # meanwhile, so that nobody may know of the client
+        subscriber, ids = self._engine.handle.start(requests, queue, _ToLoop(asyncio.get_running_loop()))
+        group = Group(subscriber, ids, self._subscribers.discard)
+        self._subscribers.add(subscriber)
+        if self._closed:  # meanwhile, so that nobody may know of the subscriber
             group.close()
             self._require_open()
         return group
@@ -189,7 +173,7 @@ class AsyncEngine:
     @property
     def error(self) -> BaseException | None:
         """What ended the engine's thread; None if nothing did, or once another thread has made a step."""
-        return self._engine.gateway.error
+        return self._engine.handle.error
 
     @property
     def closed(self) -> bool:
@@ -208,7 +192,7 @@ class AsyncEngine:
         self._workers.shutdown(wait=False)  # what was taken is still done
         for compilation in list(self._compilations):
             compilation.cancel()
-        self._engine.gateway.cancel(list(self._clients))
+        self._engine.handle.cancel(list(self._subscribers))
 
     def _require_open(self):
         if self._closed:
@@ -231,8 +215,8 @@ class Group:
                 print(index, delta.text)
     """
 
-    def __init__(self, client: Client, ids: Sequence[int], ended: Callable[[Client], None]):
-        self._client, self._ended = client, ended
+    def __init__(self, subscriber: Subscriber, ids: Sequence[int], ended: Callable[[Subscriber], None]):
+        self._subscriber, self._ended = subscriber, ended
         self._indices = {id: index for index, id in enumerate(ids)}  # of the requests that have not ended
         self._deltas: collections.deque[Delta] = collections.deque()
 
@@ -243,7 +227,7 @@ class Group:
         if not self._indices:
             raise StopAsyncIteration
         while not self._deltas:
-            for output in await self._client.outputs.get():
+            for output in await self._subscriber.outputs.get():
                 if isinstance(output, Failure):
                     self.close()
                     raise output.raised()
@@ -259,8 +243,8 @@ class Group:
     def close(self):
         """Cancel those that have not ended; their rows are free before the next call to the device."""
         if self._indices:
-            self._client.cancel()
-        self._ended(self._client)
+            self._subscriber.cancel()
+        self._ended(self._subscriber)
 
     def __del__(self):
         self.close()
@@ -268,18 +252,18 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class _ToLoop:
-    """Puts outputs into the ``asyncio.Queue`` of each client of one event loop, with one visit to the loop."""
+    """Puts outputs into the ``asyncio.Queue`` of each subscriber of one event loop, with one visit to the loop."""
 
     loop: asyncio.AbstractEventLoop
 
-    def __call__(self, outputs: Sequence[tuple[Client, list[Output]]]):
+    def __call__(self, outputs: Sequence[tuple[Subscriber, list[Output]]]):
         try:
             self.loop.call_soon_threadsafe(_put, outputs)
         except RuntimeError:  # the loop is closed, and nobody can wait there any more
-            for client, _ in outputs:
-                client.cancel()
+            for subscriber, _ in outputs:
+                subscriber.cancel()
 
 
-def _put(outputs: Sequence[tuple[Client, list[Output]]]):
-    for client, some in outputs:
-        client.outputs.put_nowait(some)
+def _put(outputs: Sequence[tuple[Subscriber, list[Output]]]):
+    for subscriber, some in outputs:
+        subscriber.outputs.put_nowait(some)

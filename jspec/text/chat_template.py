@@ -24,6 +24,14 @@ MAX_REASON = 300  # characters of an error that a template caused
 BEGUN = "7f3a9c"  # stands for the beginning of a message while a template writes what is before
 MAX_SECONDS = 10.0  # of CPU time for a conversation; one of 8 MiB takes known templates less than one
 
+OPTIONS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template", "documents")
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a conversation, arguments of ``prompt_tokens``, among those of a call, and the others."""
+    of_chat = {name: options[name] for name in OPTIONS if name in options}
+    return of_chat, {name: value for name, value in options.items() if name not in OPTIONS}
+
 
 def prompt_tokens(
     tokenizer: Any,

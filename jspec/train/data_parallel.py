@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from jspec.config import ModelConfig
 from jspec.engine.multihost.batch_sharded_verify import BatchSharding
-from jspec.engine.multihost.shard_map import ProgramSharding
+from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.models.decoder import Decoder
 from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView

@@ -120,7 +120,7 @@ def test_ctrl_c_ends_latency(calls, message, monkeypatch, capsys):
 @pytest.mark.parametrize(("calls", "message"), [(0, "before any prompt was completed"), (2, "when 2 of 6 prompts")])
 def test_ctrl_c_ends_throughput(calls, message, monkeypatch, capsys):
     engine = family().engine
-    monkeypatch.setattr(engine, "result", Interrupted(engine.result, calls))
+    monkeypatch.setattr(engine.frontend, "result", Interrupted(engine.frontend.result, calls))
     options = ["--num-prompts", "6", "--random-input-len", "5", "--random-output-len", "3"]
     assert cli.main(["bench", "throughput", *MODEL, *options]) == 130
     out, err = capsys.readouterr()

@@ -87,7 +87,7 @@ def test_synthetic_acceptance_has_a_name_among_the_rules(monkeypatch):
     bench = Bench(SHALLOW, "float32", 0.0, 1)
     made = make_engine(bench, Setting(2, 64, "eagle", page_size=16))
     assert RULES[name] is not own
-    assert made.num_draft_tokens == 4
+    assert made.runner.num_draft_tokens == 4
     chooses = Setting(2, 64, "eagle", "auto", page_size=16).speculation
     assert chooses.draft_lengths == (0, 1, 2, 3, 4)
 

@@ -37,7 +37,7 @@ def rounds(states, rows: VerifyRows, x, g, weight):
             o, state = verify(dataclasses.replace(state, columns=columns), rows, qkv, g, g)
             x = x.at[:, :, : HEADS.values * HEADS.value_size].set(o.reshape(*o.shape[:2], -1))
             new.append(state)
-        accepted, half = rows.after(rows.tokens - 1)
+        accepted, half = rows.advanced(rows.tokens - 1)
         return new, rows._replace(accepted=accepted, half=half), x
 
     return jax.lax.fori_loop(0, 10, one, (states, rows, x))
@@ -64,7 +64,7 @@ def drafting(state, rows: VerifyRows, x, g, weight):
         o, state = recur(DeltaInputs(x, g, g, weight, HEADS), state, rows)
         x = x.at[:, :, : HEADS.values * HEADS.value_size].set(o.reshape(*o.shape[:2], -1))
         state, x = jax.lax.fori_loop(0, 3, append, (state, x))
-        accepted, half = rows.after(rows.tokens - 1)
+        accepted, half = rows.advanced(rows.tokens - 1)
         return state, rows._replace(accepted=accepted, half=half), x
 
     return jax.lax.fori_loop(0, 10, one, (state, rows, x))

@@ -17,9 +17,10 @@ from benchmarks.shapes import LLAMA_8B, head_for
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding
-from jspec.engine.runner.programs import WEIGHTS_THEN_STATE, PackedProgram, Programs, StepBuilder
+from jspec.engine.runner.programs import PackedProgram, Programs
 from jspec.engine.runner.saved import save
 from jspec.engine.runner.state import of_rows
+from jspec.engine.runner.step_builder import StepBuilder
 from jspec.models.flatten import flatten
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -85,7 +86,7 @@ def compiled(which: str):
             verified = jax.eval_shape(reading.function, leaves, state, proposal, reading.idle)[1]
             taken = verified, jax.eval_shape(grammar.function, state.outcome, grammar.idle)
         args = *taken, *args
-    before = (leaves, state) if chosen.donate == WEIGHTS_THEN_STATE else (state,)
+    before = chosen.spec.operands.of(leaves, state)
     return compiled_for_h200(
         chosen.function, *before, *args, donate_argnums=chosen.donate, compiler_options=chosen.options
     )

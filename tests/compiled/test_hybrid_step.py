@@ -18,8 +18,9 @@ from benchmarks.shapes import QWEN36_27B, QWEN36_35B_A3B, TINY, head_for, qwen3_
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding
-from jspec.engine.runner.programs import WEIGHTS_THEN_STATE, PackedProgram, Programs, StepBuilder
+from jspec.engine.runner.programs import PackedProgram, Programs
 from jspec.engine.runner.saved import save_states, states
+from jspec.engine.runner.step_builder import StepBuilder
 from jspec.models.flatten import flatten
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -52,7 +53,7 @@ def compiled(layers: int, which: str):
         "restore": (programs.restore_states, (row, jax.eval_shape(save_states, state, row))),
     }[which]
     args = (program.idle,) if isinstance(program, PackedProgram) else args
-    before = (leaves, state) if program.donate == WEIGHTS_THEN_STATE else (state,)
+    before = program.spec.operands.of(leaves, state)
     return compiled_for_h200(
         program.function, *before, *args, donate_argnums=program.donate, compiler_options=program.options
     )

@@ -15,7 +15,8 @@ from benchmarks.shapes import LLAMA_8B, head_for
 from jspec.config import EngineConfig, Latent, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding as EngineDecoding
-from jspec.engine.runner.programs import Programs, StepBuilder
+from jspec.engine.runner.programs import Programs
+from jspec.engine.runner.step_builder import StepBuilder
 from jspec.models.flatten import flatten
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")

@@ -16,7 +16,7 @@ from benchmarks.rounds.programs import Decoding, decoding_program
 from benchmarks.shapes import GPT_OSS_20B, LLAMA_8B
 from jspec.config import Shards
 from jspec.config.sharding import AXIS
-from jspec.engine.multihost.shard_map import ProgramSharding
+from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.models.sharding import abstract_shards
 from jspec.pallas.collectives.peers import room_for
 from jspec.pallas.collectives.workspace import MOST_BLOCKS, Exchange

@@ -50,7 +50,7 @@ def test_a_model_that_is_deleted_leaves_nothing():
     streamed(llm)
     abandoned = jspec.stream(llm, PROMPTS[0], PARAMS[0])
     next(abandoned)
-    thread, state = llm.engine.gateway.running(), jax.tree.leaves(llm.engine.runner.state)
+    thread, state = llm.engine.handle.running(), jax.tree.leaves(llm.engine.runner.batch.state)
     kept = [weakref.ref(what) for what in (llm, llm.engine, llm.engine.runner, *state)]
     del llm, abandoned, state
     gc.collect()

@@ -17,6 +17,7 @@ from engines import (
     bigram,
     decode,
     drafting,
+    drained,
     engine,
     plain_greedy,
     poisoned,
@@ -29,7 +30,6 @@ from engines import (
 
 import jspec
 from jspec.config import Speculation
-from jspec.engine.engine import Engine
 from jspec.llm import LLM
 from jspec.outputs import Delta
 from jspec.sampling.params import SamplingParams
@@ -42,16 +42,6 @@ PROMPTS = ragged_prompts()
 def llm() -> LLM:
     """A model of tables with a tokenizer of letters, whose greedy text goes through the alphabet."""
     return table_llm(*TABLES, Letters()).warmup()
-
-
-def drained(engine: Engine) -> dict[int, list[Delta]]:
-    """All deltas until nothing is left, by request."""
-    found: dict[int, list[Delta]] = {}
-    while engine.unfinished:
-        for delta in engine.step():
-            found.setdefault(delta.id, []).append(delta)
-    assert engine.metrics().pages_used == 0
-    return found
 
 
 def check(deltas: list[Delta]) -> jspec.Result:
@@ -104,7 +94,7 @@ def max_tokens_of(n: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=n)
 
 
-def test_what_streams_is_never_taken_back(llm):
+def test_streamed_text_is_never_taken_back(llm):
     """Letters that may begin a stop string are held back until they do not."""
     llm.engine.add("a", SamplingParams(temperature=0, max_tokens=22, stop=["hijx", "pq"]))
     (deltas,) = drained(llm.engine).values()

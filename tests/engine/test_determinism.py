@@ -49,11 +49,6 @@ def test_same_key_gives_the_same_tokens(decoding):
         assert decoding([i]) == {i: first[i]}  # without neighbours
 
 
-def test_row_and_neighbours_do_not_change_the_text(decoding):
-    alone = decoding([6])
-    assert decoding([0, 6, 1])[6] == decoding([3, 4, 6])[6] == alone[6]
-
-
 def test_other_keys_give_other_tokens(decoding):
     everyone = list(range(len(PROMPTS)))
     first, other = decoding(everyone), decoding(everyone, [key_of(100 + i) for i in everyone])

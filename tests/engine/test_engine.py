@@ -27,7 +27,7 @@ from jspec.drafting.plain import NoDrafts
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.request import BROKEN, FULL, STOPPED, Request
-from jspec.engine.runner.step_io import RoundLog
+from jspec.engine.round_log import RoundLog
 from jspec.sampling.params import MAX_STOP_TOKENS, SamplingParams
 from jspec.text.grammar.grammars import available
 
@@ -51,9 +51,9 @@ def test_nothing_is_compiled_after_warmup(xla_compilations):
     # Prefill, admit, decode, two that move rows to the host and back, two for options, and four for grammars.
     programs = 7 + 4 * available()
     assert fresh.num_compilations == programs
-    assert set(ran) == {program for program in fresh.runner.programs if program.compiled}
+    assert set(ran) == {program for program in fresh.runner.batch.programs if program.compiled}
     assert str(fresh.runner.progress) == f"all {programs} programs have run"
-    of_rounds = fresh.runner.programs.decode, fresh.runner.programs.processing_decode
+    of_rounds = fresh.runner.batch.programs.decode, fresh.runner.batch.programs.processing_decode
     logs = [jax.tree.map(np.asarray, ran[program]) for kind in of_rounds for program in kind.values()]
     rounds = map(RoundLog.unpacked, logs)
     assert [log.count.max() for log in rounds] == [1, 1]  # a round each, and not only its loop
@@ -82,7 +82,7 @@ def test_nothing_is_compiled_after_warmup(xla_compilations):
 def warmed(fresh: Engine) -> dict:
     """Warms an engine up; the results of every program that ran to its end meanwhile."""
     sent, ended, runner = {}, {}, fresh.runner
-    send, wait = runner._send, jax.block_until_ready
+    send, wait = runner.batch.send, jax.block_until_ready
 
     def sending(program, *args):
         sent[program] = send(program, *args)
@@ -90,12 +90,12 @@ def warmed(fresh: Engine) -> dict:
 
     def waiting(arrays):
         wait(arrays)
-        assert arrays[1] is runner.state  # on which every program sent has its mark
+        assert arrays[1] is runner.batch.state  # on which every program sent has its mark
         ended.update(sent)
         return arrays
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_send", sending)
+        patch.setattr(runner.batch, "send", sending)
         patch.setattr(jax, "block_until_ready", waiting)
         fresh.warmup()
     assert sent.keys() == ended.keys()

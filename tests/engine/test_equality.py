@@ -239,7 +239,7 @@ class Contents:
         self.looks = 0
 
     def look(self):
-        state, index = self._engine.runner.state, self._engine.scheduler.pages._index
+        state, index = self._engine.runner.batch.state, self._engine.scheduler.pages._index
         arrays = [np.asarray(pool) for pool in jax.tree.leaves(pools((state.cache, state.draft)))]
         for key, page in index._pages.items():
             bits = [pool[:, page].tobytes() for pool in arrays]
@@ -334,20 +334,19 @@ def test_page_keys_without_the_prefix_are_detected(kind, monkeypatch):
 )
 def test_wrong_restore_is_detected(kind, fault):
     engine = engine_of(kind)
-    expected, swap_in = alone(engine, REQUESTS), engine.runner._swap_in
+    expected, swap_in = alone(engine, REQUESTS), engine.runner._swaps.swap_in
 
     def swap_in_wrongly(move):
         if fault == "pages":
             return swap_in(move._replace(pages=move.pages[::-1]))
-        move.active.saved = [
-            dataclasses.replace(part, row=part.row | {fault: jnp.zeros_like(part.row[fault])})
-            for part in move.active.saved
-        ]
+        for block in move.active.saved:
+            row = block.saved.row
+            block.saved = dataclasses.replace(block.saved, row=row | {fault: jnp.zeros_like(row[fault])})
         return swap_in(move)
 
     with preempting(engine):
         assert [outcome_of(active) for active in serve(engine, REQUESTS)] == expected
-        with attribute(engine.runner, "_swap_in", swap_in_wrongly):
+        with attribute(engine.runner._swaps, "swap_in", swap_in_wrongly):
             assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
 
 

@@ -14,6 +14,7 @@ from interruption import PROMPTS, TABLES, texts, warm_llm
 
 import jspec
 from jspec.engine.request import Request
+from jspec.engine.runner import model_runner
 from jspec.engine.runner.compile import Program
 from jspec.engine.runner.recompilation_guard import CompilationError, CompilationWarning
 from jspec.sampling.params import SamplingParams
@@ -27,7 +28,7 @@ def warm():
 @pytest.mark.parametrize("name", ["prefill", "admit", "decode"])
 def test_a_program_that_takes_the_state_and_fails(warm, monkeypatch, name):
     llm, expected = warm
-    programs = llm.engine.runner.programs
+    programs = llm.engine.runner.batch.programs
     failing = getattr(programs, name)
     if isinstance(failing, dict):
         (failing,) = failing.values()
@@ -76,7 +77,7 @@ def test_an_exception_while_a_program_is_compiled(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [CompilationError, CompilationWarning])
-def test_what_the_guard_raises_ends_the_requests_of_the_step(warm, error, monkeypatch):
+def test_an_error_of_the_guard_ends_the_requests_of_the_step(warm, error, monkeypatch):
     llm, expected = warm
     guard = llm.engine.guard
     monkeypatch.setattr(guard, "sealed", True)
@@ -124,9 +125,9 @@ def test_an_exception_that_ends_the_thread(warm, error):
     with pytest.raises(RuntimeError, match=error.__name__) as raised:
         decode(llm.engine, PROMPTS, find_stop=ending(error))
     assert isinstance(raised.value.__cause__, error)
-    assert isinstance(llm.engine.gateway.error, error)
+    assert isinstance(llm.engine.handle.error, error)
     assert texts(llm) == expected
-    assert llm.engine.gateway.error is None
+    assert llm.engine.handle.error is None
     assert_nothing_is_held(llm.engine)
 
 
@@ -144,7 +145,7 @@ def await_rest(ident: int):
 def test_a_thread_that_is_killed_while_it_waits(warm):
     """By an exception from another thread, which loses the command that wakes it."""
     llm, expected = warm
-    thread = llm.engine.gateway.running()
+    thread = llm.engine.handle.running()
     ident = thread._thread.ident
     assert ident is not None
     await_rest(ident)
@@ -186,18 +187,17 @@ def test_more_tokens_than_any_array_holds_may_be_asked(warm):
     assert tokens_of(decode(llm.engine, [[1]], endless)) == tokens_of(decode(llm.engine, [[1]]))
 
 
-def test_nothing_waits_for_ever(warm, monkeypatch):
+def test_requests_that_could_never_end_fail(warm, monkeypatch):
     llm, expected = warm
     llm.engine.scheduler.pages.take(llm.engine.scheduler.pages.available)  # as if somebody had lost them
     with pytest.raises(RuntimeError, match=r"4 requests wait, none is under way .* 0 pages are available"):
         texts(llm)
     assert texts(llm) == expected
 
-    runner = llm.engine.runner
-    rows = runner._rows
+    rows = model_runner.decode_rows
     with monkeypatch.context() as patch:
         nobody = np.full(CONFIG.max_batch, CONFIG.max_batch, np.int32)
-        patch.setattr(runner, "_rows", lambda *args: dataclasses.replace(rows(*args), rows=nobody))
+        patch.setattr(model_runner, "decode_rows", lambda *args: dataclasses.replace(rows(*args), rows=nobody))
         with pytest.raises(RuntimeError, match=r"the device made no round, although the requests in rows \[0, 1, 2\]"):
             texts(llm)
     assert texts(llm) == expected

@@ -13,7 +13,7 @@ from interruption import PARAMS, PROMPTS, TABLES, by_exception, by_signal, inter
 
 import jspec
 from jspec.engine.runner.compile import Program
-from jspec.engine.runner.programs import StepBuilder
+from jspec.engine.runner.step_builder import StepBuilder
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +49,15 @@ def test_an_interrupt_at_any_place_of_the_caller(warm, how, call, monkeypatch):
 
 def test_an_interrupt_while_the_thread_begins(warm):
     llm, expected = warm
-    gateway = llm.engine.gateway
+    handle = llm.engine.handle
 
     def forget_thread():
         """As if nobody had called before."""
-        gateway.running()._stop()
-        gateway._thread = None
+        handle.running()._stop()
+        handle._thread = None
 
     forget_thread()
-    for _ in interrupted(texts, llm, by_signal, ("thread.py", "gateway.py", "jax_settings.py")):
+    for _ in interrupted(texts, llm, by_signal, ("thread.py", "handle.py", "mailbox.py", "jax_settings.py")):
         assert texts(llm) == expected
         assert_nothing_is_held(llm.engine)
         forget_thread()
@@ -100,7 +100,7 @@ def test_interrupts_at_random_times(warm):
         assert texts(llm) == expected
 
 
-def test_what_is_added_can_be_stepped_after_an_interrupt(warm):
+def test_added_requests_can_be_stepped_after_an_interrupt(warm):
     """No step waits for ever, and every request ends, whatever was lost."""
     llm, _ = warm
     engine = llm.engine

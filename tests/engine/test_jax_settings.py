@@ -28,7 +28,7 @@ def model() -> jspec.LLM:
 
 
 def of_thread(llm: jspec.LLM) -> View:
-    return llm.engine.gateway.running().call(view)
+    return llm.engine.handle.running().call(view)
 
 
 @pytest.mark.parametrize("name", NAMES)

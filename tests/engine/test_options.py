@@ -2,19 +2,32 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from engines import CONFIG, LETTERS, MAX_LEN, Letters, V, bigram, engine, ragged_prompts, shared, table_llm, target
-from lossless.distributions import Options, processed
+from engines import (
+    CONFIG,
+    LETTERS,
+    Letters,
+    V,
+    bigram,
+    drained,
+    engine,
+    ragged_prompts,
+    shared,
+    table_llm,
+    target,
+    tokens_of,
+)
+from greedy_options import greedy_by_definition
 
 import jspec
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
+from jspec.engine.request import ActiveRequest
 from jspec.engine.runner.compile import Program
 from jspec.engine.scheduler.scheduler import Scheduler
 from jspec.models.causal import causal_logits
@@ -29,35 +42,16 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def texts(serving: Engine, params: list[SamplingParams], prompts=PROMPTS) -> list[list[int]]:
+def completed(serving: Engine, params: list[SamplingParams], prompts=PROMPTS) -> list[ActiveRequest]:
     requests = [
         serving.frontend.request(i, prompt, one, np.array([7, one.seed or i], np.uint32))
         for i, (prompt, one) in enumerate(zip(prompts, params, strict=True))
     ]
-    found = {active.request.index: active.tokens for active in serving.run(requests)}
-    return [found[i] for i in range(len(requests))]
+    return sorted(serving.run(requests), key=lambda active: active.request.index)
 
 
-@functools.cache
-def forward() -> Callable[[np.ndarray], jax.Array]:
-    """The target's logits of a text of MAX_LEN tokens, in one program for all lengths."""
-    model = target()  # which is cached, and must not be made of the tracers of the program
-    return jax.jit(lambda text: causal_logits(model, text)[0])
-
-
-@functools.cache
-def logits_after(text: tuple[int, ...]) -> np.ndarray:
-    padded = np.zeros((1, MAX_LEN), np.int32)
-    padded[0, : len(text)] = text
-    return np.asarray(forward()(padded)[len(text) - 1]).astype(np.float64)
-
-
-def greedy_by_definition(prompt: list[int], options: dict[str, Any], count: int) -> list[int]:
-    asked = Options(**options | {"logit_bias": tuple(options.get("logit_bias", {}).items())})
-    text = list(prompt)
-    for _ in range(count):
-        text.append(int(np.argmax(processed(logits_after(tuple(text)), tuple(text), len(prompt), asked))))
-    return text[len(prompt) :]
+def texts(serving: Engine, params: list[SamplingParams], prompts=PROMPTS) -> list[list[int]]:
+    return tokens_of(completed(serving, params, prompts))
 
 
 @pytest.mark.parametrize(("method", "K"), [("draft_model", 4), ("draft_model", 1), ("ngram", 3), (None, 0)])
@@ -167,9 +161,7 @@ class TestLogprobs:
         """They are those of a forward pass over the finished text, before options and temperature."""
         serving = engine(method, K or 4)
         serving.add(PROMPTS[1], SamplingParams(max_tokens=11, logprobs=3, seed=1, **options))
-        deltas = []
-        while serving.unfinished:
-            deltas += serving.step()
+        (deltas,) = drained(serving).values()
         result = deltas[-1].result
         assert result.logprobs == [one for delta in deltas for one in delta.logprobs]
         assert len(result.logprobs) == len(result.token_ids) == 11
@@ -203,9 +195,8 @@ class TestLogprobs:
         config = dataclasses.replace(CONFIG, logprobs_mode="processed_logprobs")
         serving = Engine(bigram(table), None, Decoding(lambda *_: NoDrafts(), "match"), config)
         serving.add([0], SamplingParams(top_k=3, logit_bias={0: -100}, logprobs=4, max_tokens=2, seed=0))
-        while serving.unfinished:
-            news = serving.step()
-        for found in news[-1].result.logprobs:
+        (deltas,) = drained(serving).values()
+        for found in deltas[-1].result.logprobs:
             assert {t: round(np.exp(found[t].logprob), 4) for t in (1, 2, 3)} == {1: 0.5714, 2: 0.2857, 3: 0.1429}
 
 
@@ -218,9 +209,7 @@ class TestPromptLogprobs:
             ids = [
                 serving.add(prompt, wanted if i else SamplingParams(max_tokens=3)) for i, prompt in enumerate(PROMPTS)
             ]
-            results = {}
-            while serving.unfinished:
-                results |= {delta.id: delta.result for delta in serving.step() if delta.finished}
+            results = {id: deltas[-1].result for id, deltas in drained(serving).items()}
             assert results[ids[0]].prompt_logprobs is None
             for id, prompt in list(zip(ids, PROMPTS, strict=True))[1:]:
                 first, *found = results[id].prompt_logprobs
@@ -258,12 +247,8 @@ class TestFewerDrafts:
         params = [SamplingParams(temperature=0, max_tokens=12, max_drafts=most) for most in self.CAPS]
         texts(serving, [SamplingParams(temperature=0, max_tokens=12)] * len(PROMPTS))
         before, compiled = serving.metrics(), serving.num_compilations
-        requests = [
-            serving.frontend.request(i, prompt, one, np.array([7, i], np.uint32))
-            for i, (prompt, one) in enumerate(zip(PROMPTS, params, strict=True))
-        ]
-        ended = sorted(serving.run(requests), key=lambda active: active.request.index)
-        assert [active.tokens for active in ended] == [greedy_by_definition(prompt, {}, 12) for prompt in PROMPTS]
+        ended = completed(serving, params)
+        assert tokens_of(ended) == [greedy_by_definition(prompt, {}, 12) for prompt in PROMPTS]
         for active, most in zip(ended, self.CAPS, strict=True):
             assert max(active.drafted) == most if method == "draft_model" else max(active.drafted) <= most
             assert max(active.accepted) <= most
@@ -302,8 +287,7 @@ class TestFewerDrafts:
         models = target(), target()  # which agree, so that every draft is accepted that was made of a whole text
         serving = engine("draft_model", models=models, config=config)
         (first,) = texts(serving, [SamplingParams(temperature=0, max_tokens=26, max_drafts=0)], PROMPTS[:1])
-        turn = serving.frontend.request(0, [*PROMPTS[0], *first], SamplingParams(temperature=0), np.zeros(2, np.uint32))
-        (active,) = serving.run([turn])
+        (active,) = completed(serving, [SamplingParams(temperature=0)], [[*PROMPTS[0], *first]])
         assert active.num_cached_tokens > len(PROMPTS[0])
         assert active.accepted[:-1] == active.drafted[:-1]
         assert len(active.accepted) > 1

@@ -111,7 +111,7 @@ def check_disturbed(of: Engine):
 
 def test_drafts_under_all_disturbances_and_for_any_K():
     of = engine((0, 1, K))
-    of.controller = AnyK()
+    of.loop.controller = AnyK()
     check_disturbed(of)
 
 
@@ -133,7 +133,7 @@ def constrained() -> list[Request]:
 
 def test_drafts_behind_jump_forward_tokens():
     of = engine((0, 1, K))
-    of.controller = AnyK()
+    of.loop.controller = AnyK()
     serve(of, constrained(), at_a_time=3)
     check_rounds(100)
 
@@ -142,7 +142,7 @@ def test_drafts_behind_jump_forward_tokens():
 def test_jump_forward_tokens_that_are_not_read_are_detected(monkeypatch):
     """The draft model lags behind the text, and drafts nothing in rounds in which it has more than two tokens to read."""
     of = engine((0, 1, K))
-    of.controller = AnyK()
+    of.loop.controller = AnyK()
     drafted = []
     for catches_up in (True, False):
         if not catches_up:

@@ -26,6 +26,7 @@ from jspec.engine.runner.model_runner import ModelRunner
 from jspec.engine.runner.recurrent import RecurrentRows
 from jspec.engine.runner.saved import states
 from jspec.engine.runner.step_io import PrefillInputs
+from jspec.engine.runner.swap import Swaps
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
 
@@ -85,7 +86,7 @@ def test_a_seed_has_one_text_while_the_number_of_drafts_changes(plain_texts):
         engine(K, dataclasses.replace(CONFIG, rounds=2), lengths=(0, 1, K)),
         itertools.cycle((K, 0, K, 1, 0, 0, 1)),
     )
-    of.controller.choose = lambda rows, requests=(): next(script)
+    of.loop.controller.choose = lambda rows, requests=(): next(script)
     actives = serve(of, COUPLED_REQUESTS)
     assert [outcome_of(active)[0] for active in actives] == plain_texts
     assert {count for active in actives for count in active.drafted} >= {0, 1, K}
@@ -112,7 +113,7 @@ def state_behind(prompt: list[int], every: int) -> list[np.ndarray]:
     """The recurrent states of a prompt's row, once it was prefilled in batches of up to so many tokens."""
     one = engine(0, every=every)
     serve(one, [Request(0, prompt, SamplingParams(temperature=0, max_tokens=1), key_of(0))])
-    return [np.asarray(layer.S)[0] for layer in states(one.runner.state.cache) if layer is not None]
+    return [np.asarray(layer.S)[0] for layer in states(one.runner.batch.state.cache) if layer is not None]
 
 
 @pytest.mark.parametrize("length", in_tiers((2, P, P + 1, P + 2, 4 * P + 3), test=()))
@@ -199,7 +200,7 @@ def test_snapshots_after_drafts_are_detected(monkeypatch):
         made, schedule.snapshots = schedule.snapshots, []
         sent = execute(runner, schedule, shape)
         for snapshot in late:
-            snapshot.saved = runner._save_states(snapshot.row)
+            snapshot.saved = runner._swaps.save_states(snapshot.row)
         late[:] = made
         schedule.snapshots = made
         return sent
@@ -219,7 +220,7 @@ def test_states_that_do_not_come_back_are_detected(monkeypatch):
     """A request is swapped with its states; here it finds those of whoever had the row."""
     of = engine_of("hybrid")
     expected = alone(of, REQUESTS)
-    monkeypatch.setattr(ModelRunner, "_restore_states", lambda *_: None)
+    monkeypatch.setattr(Swaps, "restore_states", lambda *_: None)
     with preempting(of):
         assert [outcome_of(active) for active in serve(of, REQUESTS)] != expected
     of.scheduler.pages.forget_prefixes()

@@ -45,7 +45,7 @@ WAYS = [by_adding, by_streaming, from_asyncio]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_they_answer_as_generate_does(way):
+def test_each_way_answers_as_generate_does(way):
     llm, params = model(), SamplingParams(temperature=1.5, max_tokens=9, seed=3)
     expected = jspec.generate(llm, "abc", params)
     assert way(llm, "abc", params) == expected
@@ -56,7 +56,7 @@ def test_they_answer_as_generate_does(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_left_open_comes_from_the_checkpoint(way, monkeypatch):
+def test_each_way_takes_defaults_from_the_checkpoint(way, monkeypatch):
     llm = model()
     monkeypatch.setattr(llm, "default_sampling_params", SamplingParams(temperature=0, max_tokens=7))
     assert way(llm, "a").text == jspec.generate(llm, "a").text == "bcdefgh"
@@ -87,7 +87,7 @@ def test_what_is_left_open_comes_from_the_checkpoint(way, monkeypatch):
         (("a", SamplingParams()), {"seed": 1}, TypeError, "seed: give either params or its fields, not both"),
     ],
 )
-def test_they_refuse_with_the_same_words(args, options, error, words):
+def test_each_way_refuses_with_the_same_words(args, options, error, words):
     llm, messages = model(), set()
     for way in WAYS:
         with pytest.raises(error, match=words) as refused:

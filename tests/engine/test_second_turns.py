@@ -47,7 +47,7 @@ def test_greedy_texts_in_every_bucket(fast):
     for count in (1, 3, 6):
         check_greedy(serve(fast, greedy_requests(PROMPTS[-count:])), PROMPTS[-count:])
     assert fast.config.batch_buckets == (1, 4, 6)
-    assert all(program.compiled for program in fast.runner.programs.decode.values())
+    assert all(program.compiled for program in fast.runner.batch.programs.decode.values())
     with preempting(fast), calls_of_any_length(fast):
         actives = serve(fast, greedy_requests(PROMPTS), at_a_time=5, neighbour=passing)
     check_greedy(actives, PROMPTS)
@@ -64,7 +64,7 @@ def test_a_second_turn_finds_the_first_ones_completion(fast, steps):
     """Even if the first was aborted after a few steps, while a call was under way."""
     pages, opening = fast.scheduler.pages, PROMPTS[1:5]
     pages.forget_prefixes()
-    with fast.gateway.paused() as loop:
+    with fast.handle.paused() as loop:
         first = [loop.submit(request) for request in greedy_requests(opening, 16)]
         for _ in range(MAX_LEN if steps is None else steps):
             if loop.scheduler.unfinished:
@@ -110,10 +110,10 @@ def test_a_second_turn_after_rounds_without_drafts():
     make = drafting("draft_model", Speculation("auto", max_draft_tokens=most, draft_sampling="sample"))
     costs = {1: dict.fromkeys(lengths, 1.0)}
     engine = Engine(target(), draft(), Decoding(make, "rejection", draft_lengths=lengths), config, costs=costs)
-    engine.controller = Choice(0)  # pyright: ignore[reportAttributeAccessIssue]
+    engine.loop.controller = Choice(0)  # pyright: ignore[reportAttributeAccessIssue]
     first = serve(engine, greedy_requests(PROMPTS[1:5], 17), at_a_time=1)
     assert not any(sum(one.drafted) for one in first)
-    engine.controller.K = most
+    engine.loop.controller.K = most
     turns = greedy_requests([[*one.request.prompt, *one.tokens, 3] for one in first], 12)
     second = serve(engine, turns, at_a_time=1)
     check_greedy(second, [turn.prompt for turn in turns], 12, most)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import psutil
 import pytest
-from engines import EOS, LETTERS, MAX_LEN, Letters, V, draft, drafting, plain_greedy, target
+from engines import EOS, LETTERS, MAX_LEN, Letters, V, draft, drafting, drained, plain_greedy, target
 
 import jspec
 from jspec.commands.demo import FAMILY
@@ -142,7 +142,7 @@ class Soak:
 
 def check_idle(engine: Engine):
     """Nothing is left of requests that have ended, but the pages that the prefix cache keeps."""
-    with engine.gateway.paused():  # what the last step has done is known by then
+    with engine.handle.paused():  # what the last step has done is known by then
         pages, scheduler, metrics = engine.scheduler.pages, engine.scheduler, engine.metrics()
     assert metrics.pages_used == metrics.pages_swapped == metrics.num_running == metrics.num_waiting == 0
     assert pages.free + pages.cached == pages.total
@@ -152,13 +152,13 @@ def check_idle(engine: Engine):
     assert engine._added.outputs.empty()
     assert not [
         *engine._added.unfinished,
-        *engine.gateway._core._clients,
-        *engine._loop.progress,
-        *engine._loop.meter._counted,
+        *engine.handle._core._subscribers,
+        *engine.loop.progress,
+        *engine.loop.meter._counted,
     ]
-    assert len(engine._loop._calls) <= 1
+    assert len(engine.loop._dispatched) <= 1
     gc.collect()
-    kept = sum(type(thing) is ActiveRequest and thing.client is engine._added for thing in gc.get_objects())
+    kept = sum(type(thing) is ActiveRequest and thing.subscriber is engine._added for thing in gc.get_objects())
     assert kept <= engine.config.max_batch, "more requests are kept than the last call decoded, which is not read yet"
 
 
@@ -218,9 +218,8 @@ def check_alone(engine: Engine, asked: list[Asked], ended: list[Ended]):
     for i in np.random.default_rng(1).choice(whole, ALONE, replace=False):
         engine.scheduler.pages.forget_prefixes()
         asked[i].add(engine)
-        while engine.unfinished:
-            news = engine.step()
-        assert Ended.of(news[-1].result) == ended[i]
+        (deltas,) = drained(engine).values()
+        assert Ended.of(deltas[-1].result) == ended[i]
 
 
 def check_greedy(asked: list[Asked], ended: list[Ended], plain: list[list[int]], which: list[int]):

@@ -24,9 +24,9 @@ from engines import (
     successor_table,
     table_llm,
 )
+from greedy_options import greedy_by_definition
 from lossless.distributions import Grammar
 from lossless.served import Automaton
-from test_options import greedy_by_definition
 
 import jspec
 from jspec.engine.engine import Engine
@@ -73,8 +73,8 @@ class TestTexts:
         serving, schedules = engine(method, K or 4), []
         schedule = serving.scheduler.schedule
 
-        def noted(joined):
-            schedules.append(schedule(joined))
+        def noted(mix_free_with_constrained):
+            schedules.append(schedule(mix_free_with_constrained))
             return schedules[-1]
 
         with attribute(serving.scheduler, "schedule", noted):
@@ -119,7 +119,7 @@ class TestTexts:
         requests[1] = dataclasses.replace(requests[1], params=params, constraint=Automaton(dead_end))
         found = serve(serving, requests)
         assert found[1].outcome == BROKEN
-        reason = serving.result(found[1]).stop_reason
+        reason = serving.frontend.result(found[1]).stop_reason
         assert reason.startswith("NoTokenAllowed: structured_outputs=")
         assert "where structured_outputs allows no token" in reason
         assert [found[i].tokens for i in (0, 2, 3)] == [alone()[i] for i in (0, 2, 3)]
@@ -189,13 +189,13 @@ class TestBesideOtherOptions:
         serving = letters().engine
         requests = [asked(serving, 0, "a", Automaton(without("e")), stop=("fg",))]
         requests += [asked(serving, 1, "a", stop=("fg",))] * neighbour
-        found = [serving.result(active) for active in serve(serving, requests)]
+        found = [serving.frontend.result(active) for active in serve(serving, requests)]
         assert [(one.text, one.stop_reason) for one in found] == [("bcd", "fg"), ("bcde", "fg")][: len(found)]
 
     def test_logprobs_are_those_of_the_targets_own_distribution(self):
         serving = letters().engine
         (active,) = serve(serving, [asked(serving, 0, "a", Automaton(without("e")), logprobs=1, max_tokens=5)])
-        found = serving.result(active)
+        found = serving.frontend.result(active)
         assert found.text == "bcdfg"
         ranks = [place[token].rank for token, place in zip(found.token_ids, found.logprobs, strict=True)]
         assert ranks == [1, 1, 1, 2, 1]
@@ -207,15 +207,15 @@ class TestBesideOtherOptions:
         stop = {"stop_token_ids": (LETTERS.index("g"),), "include_stop_str_in_output": included}
         (active,) = serve(serving, [asked(serving, 0, "a", Automaton(without("e")), **stop)])
         assert active.outcome == STOPPED
-        assert serving.result(active).text == ("bcdfg" if included else "bcdf")
+        assert serving.frontend.result(active).text == ("bcdfg" if included else "bcdf")
 
     def test_tokens_behind_the_end_of_the_constraint_are_dropped(self):
         serving = letters().engine
         (active,) = serve(serving, [asked(serving, 0, "a", spelled("bc", ending=True), logprobs=0)])
-        found = serving.result(active)
+        found = serving.frontend.result(active)
         assert (found.text, found.finish_reason, len(found.logprobs), len(found.sources)) == ("bc", "stop", 2, 2)
         (active,) = serve(serving, [asked(serving, 0, "a", spelled("bc", ending=False), max_tokens=6)])
-        assert serving.result(active).text == "bcdefg"
+        assert serving.frontend.result(active).text == "bcdefg"
 
 
 class Failing(Automaton):
@@ -251,7 +251,7 @@ class TestFailures:
         found = serve(serving, requests)
         assert [found[i].tokens for i in (0, 2, 3)] == [expected[i] for i in (0, 2, 3)]
         assert (found[1].outcome, found[1].error) == (FAILED, error)
-        result = serving.result(found[1])
+        result = serving.frontend.result(found[1])
         assert (result.finish_reason, result.stop_reason) == ("error", f"{type(error).__name__}: nothing")
         assert len(found[1].accepted) == (3 if where == "add" else 2)
         assert_nothing_is_held(serving)
@@ -282,7 +282,7 @@ class TestBetweenDraftAndVerify:
 
         def give_up_what_waits():
             waiting = [one for one in serving.scheduler.rows if one and one.proposed and one.request.index == 1]
-            serving._loop.abort(waiting)
+            serving.loop.abort(waiting)
             given_up.extend(waiting)
 
         found = serve(serving, mixed(serving), after_step=give_up_what_waits)

@@ -13,6 +13,7 @@ from engines import (
     Letters,
     bigram,
     decode,
+    drained,
     ragged_prompts,
     requests_of,
     successor_table,
@@ -21,7 +22,7 @@ from engines import (
 )
 
 import jspec
-from jspec.engine.client import Cancel, Submission
+from jspec.engine.mailbox import Cancel, Submission
 from jspec.sampling.params import SamplingParams
 from jspec.text.grammar.grammars import available
 
@@ -93,7 +94,7 @@ def test_a_run_that_is_left_open_keeps_nobody_waiting(llm, pool):
 
 
 @pytest.mark.parametrize("end", ["close", "forget", "finish"])
-def test_what_needs_an_idle_engine_waits_for_all_requests(llm, pool, end):
+def test_warmup_waits_for_all_requests(llm, pool, end):
     """Also for those of the thread that calls it."""
     stepping, let_go = threading.Event(), threading.Event()
 
@@ -132,15 +133,15 @@ def test_a_callback_cannot_use_its_engine(llm):
 
 def test_a_command_is_obeyed_before_the_next_step(llm, monkeypatch):
     """However long the texts of others are."""
-    engine, steps, step = llm.engine, [], llm.engine._loop.step
+    engine, steps, step = llm.engine, [], llm.engine.loop.step
 
     def arrive(**how):
         steps.append(1)
         if len(steps) == 2:
-            engine.gateway._thread.arriving.append(
+            engine.handle._thread.mailbox.arriving.append(
                 Submission(engine._added, [engine.request([2], max_tokens=1)], [10**6])
             )
-            engine.gateway._thread.post(Cancel(engine._added.number, ids[1]))
+            engine.handle._thread.mailbox.post(Cancel(engine._added.number, ids[1]))
         if len(steps) == 3:
             seen.append((10**6 in engine._added.unfinished, ids[1] in engine._added.unfinished))
         step(**how)
@@ -148,12 +149,9 @@ def test_a_command_is_obeyed_before_the_next_step(llm, monkeypatch):
     seen = []
     with by_hand(engine):
         ids = [engine.add([1], max_tokens=35, seed=seed) for seed in range(2)]
-        monkeypatch.setattr(engine._loop, "step", arrive)
-    deltas = []
-    while engine.unfinished:
-        deltas += engine.step()
+        monkeypatch.setattr(engine.loop, "step", arrive)
+    ends = {id: deltas[-1].result.finish_reason for id, deltas in drained(engine).items()}
     assert seen == [(True, False)]
-    ends = {delta.id: delta.result.finish_reason for delta in deltas if delta.result}
     assert ends == {ids[0]: "length", ids[1]: "abort", 10**6: "length"}
 
 
@@ -168,8 +166,7 @@ def test_a_client_learns_of_an_end_before_it_stops_asking(llm, monkeypatch):
 
     monkeypatch.setattr(llm.engine._added, "outputs", Outputs())
     llm.engine.add([1], max_tokens=9)
-    while llm.engine.unfinished:
-        llm.engine.step()
+    drained(llm.engine)
     assert looks
     assert all(looks)
 
@@ -180,9 +177,9 @@ def test_more_requests_than_may_wait(monkeypatch):
     llm = table_llm(*tables)
     limited = dataclasses.replace(llm.engine.config, max_waiting=1)
     monkeypatch.setattr(llm.engine.scheduler, "_config", limited)
-    most, step = [], llm.engine._loop.step
+    most, step = [], llm.engine.loop.step
     monkeypatch.setattr(
-        llm.engine._loop, "step", lambda **how: most.append(len(llm.engine.scheduler.waiting)) or step(**how)
+        llm.engine.loop, "step", lambda **how: most.append(len(llm.engine.scheduler.waiting)) or step(**how)
     )
     with ThreadPoolExecutor(2) as threads:
         found = [threads.submit(jspec.generate, llm, ["a"] * 30, max_tokens=5, temperature=0) for _ in range(2)]
@@ -198,7 +195,7 @@ def test_a_run_may_go_on_in_another_thread(llm, pool):
     llm.warmup()  # this thread has nothing under way any more
 
 
-def test_who_waits_can_be_interrupted(llm, pool):
+def test_a_waiting_caller_can_be_interrupted(llm, pool):
     """An interrupt ends the requests of the main thread, and no others."""
     expected = tokens_of(decode(llm.engine, PROMPTS))
     stepping, let_go = threading.Event(), threading.Event()

@@ -134,7 +134,7 @@ class Decoder:
             for b, r in enumerate(order):
                 outputs[r, done[r] : done[r] + stand[r]] = o[b, : stand[r]]
             done = done + stand
-            new = rows.after(jnp.asarray(stand[order], jnp.int32))
+            new = rows.advanced(jnp.asarray(stand[order], jnp.int32))
             accepted, half = (old.at[order].set(x) for old, x in zip((accepted, half), new, strict=True))
         return outputs, np.asarray(state.S)[R - 1 :: -1][:R]
 

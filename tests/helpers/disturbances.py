@@ -93,11 +93,11 @@ def attribute(thing, name: str, value) -> Iterator[None]:
 def by_hand(engine: Engine) -> Iterator[Callable[[], list[Delta]]]:
     """While the engine's thread does nothing, what this yields does once what that does, and returns what is new of the
     requests that were added."""
-    with engine.gateway.paused():
+    with engine.handle.paused():
 
         def step() -> list[Delta]:
-            engine.gateway._core.serve(engine.gateway.running())
-            engine.gateway._core.hand_out()
+            engine.handle._core.serve(engine.handle.running().mailbox)
+            engine.handle._core.hand_out()
             outputs = engine._added.outputs
             return [] if outputs.empty() else outputs.get()
 
@@ -125,7 +125,7 @@ def serve(
     """
     rng, actives, steps_left, passing = np.random.default_rng(seed), [], 0, None
     most = len(requests) if at_a_time is None else at_a_time
-    with engine.gateway.paused() as loop:
+    with engine.handle.paused() as loop:
         while len(actives) < len(requests) or any(active.outcome == LIVE for active in actives):
             unfinished = sum(active.outcome == LIVE for active in actives)
             actives += map(loop.submit, requests[len(actives) :][: max(most - unfinished, 0)])

@@ -31,6 +31,7 @@ from jspec.models.flatten import copied, flatten
 from jspec.models.quantization import quantize
 from jspec.models.sharding import build_shards, mesh_of
 from jspec.models.w8a8 import with_quantized_activations
+from jspec.outputs import Delta
 from jspec.sampling.params import SamplingParams
 
 V, MAX_LEN = 29, 40
@@ -306,9 +307,19 @@ def decode(engine: Engine, prompts, params=GREEDY, keys=None, find_stop=None, **
     return sorted(ended, key=lambda active: active.request.index)
 
 
+def drained(engine: Engine) -> dict[int, list[Delta]]:
+    """All deltas until nothing is left, by request."""
+    found: dict[int, list[Delta]] = {}
+    while engine.unfinished:
+        for delta in engine.step():
+            found.setdefault(delta.id, []).append(delta)
+    assert engine.metrics().pages_used == 0
+    return found
+
+
 def assert_nothing_is_held(engine: Engine):
     """When the engine's thread has obeyed all commands, no request has a row or a page, or waits."""
-    with engine.gateway.paused() as loop:
+    with engine.handle.paused() as loop:
         scheduler = loop.scheduler
         assert not scheduler.unfinished
         assert scheduler.rows == [None] * engine.config.num_rows

@@ -17,7 +17,7 @@ address, count, place, what = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), j
 jax.distributed.initialize(address, num_processes=count, process_id=place)
 
 import jspec  # noqa: E402  # JAX has to know of the others before anything runs
-from jspec.engine.multihost.follower import FollowerRunner  # noqa: E402
+from jspec.engine.runner.follower import FollowerRunner  # noqa: E402
 
 
 def die_after(most: int):

@@ -32,8 +32,8 @@ from jspec.config.sharding import AXIS
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
-from jspec.engine.multihost import shard_map
 from jspec.engine.request import Request
+from jspec.engine.runner import shard_map
 from jspec.models.flatten import copied
 from jspec.models.sharding import mesh_of, on_every_device
 from jspec.pallas.delta_net import chunked

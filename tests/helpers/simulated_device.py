@@ -69,7 +69,7 @@ class RowLog(NamedTuple):
 
 
 class Logs(NamedTuple):
-    """What ``Scheduler.follow`` reads of ``RoundLog``, which would need JAX."""
+    """What ``Scheduler.update`` reads of ``RoundLog``, which would need JAX."""
 
     rows: list[RowLog]
 

@@ -32,6 +32,14 @@ def orders(actives) -> list[int | None]:
     return [None if active is None else active.order for active in actives]
 
 
+def entry_order(played: Simulation) -> list[int]:
+    """The numbers of the requests in the order in which they are given rows."""
+    found = []
+    while played.scheduler.unfinished:
+        found += orders(played.step().admitted)
+    return found
+
+
 def finish(played: Simulation):
     for _ in range(200):
         if played.scheduler.unfinished:

@@ -113,7 +113,7 @@ def test_a_head_drafts_past_what_its_checkpoint_says(tmp_path):
     sizes = {"max_batch": 1, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
     settings = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
     llm = jspec.load(target, folder, speculation=jspec.Speculation(2), **sizes)
-    assert llm.engine.longest_text == 257
+    assert llm.engine.runner.longest_text == 257
     result = jspec.generate(llm, list(range(20, 40)), **settings)
     assert result.stats.num_steps_past_draft_limit == 0
     assert result.stats.drafted_per_position[0] >= result.stats.num_steps - 1

@@ -259,9 +259,9 @@ def test_load_gives_the_target_its_rounding(tmp_path):
     with pytest.warns(UserWarning, match="cached in FP8"):
         llm = jspec.load(folder, "ngram", max_len=32, max_batch=1)
     assert llm.engine.config.kv_cache_dtype == "fp8"
-    scales = llm.engine.runner.state.cache[1].scales
+    scales = llm.engine.runner.batch.state.cache[1].scales
     np.testing.assert_array_equal(scales.k, 2 * K.reshape(-1))
     llm = jspec.load(
         folder, engine=dataclasses.replace(EngineConfig(max_len=32, max_batch=1), kv_cache_dtype="float32")
     )
-    assert llm.engine.runner.state.cache[1].scales is None
+    assert llm.engine.runner.batch.state.cache[1].scales is None

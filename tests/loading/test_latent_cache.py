@@ -59,7 +59,7 @@ def test_a_scheme_of_model_optimizer_turns_it_on(tmp_path, said):
     assert chosen(folder, "float32") == "float32"
     with pytest.warns(UserWarning, match="latents are cached in FP8"):
         llm = jspec.load(folder, "ngram", max_len=32, max_batch=1)
-    layer = llm.engine.runner.state.cache[1]
+    layer = llm.engine.runner.batch.state.cache[1]
     assert (layer.k.dtype, layer.v, layer.scales.v) == ("uint8", None, None)
     np.testing.assert_array_equal(layer.scales.k, [2 * SCALE])
 

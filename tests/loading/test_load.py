@@ -115,7 +115,7 @@ def test_costs_of_another_method_are_refused(folders):
 
 def test_bfloat16_runs(folders):
     model = jspec.load(folders / "target", dtype="bfloat16", **SMALL)
-    assert {leaf.dtype for leaf in jax.tree.leaves(model.engine.runner.state.cache)} == {jnp.dtype(jnp.bfloat16)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(model.engine.runner.batch.state.cache)} == {jnp.dtype(jnp.bfloat16)}
     result = jspec.generate(model, "import os", temperature=0.8, max_tokens=9, seed=1, ignore_eos=True)
     assert (len(result.token_ids), result.finish_reason) == (9, "length")
     assert model.logits([5, 6]).dtype == jnp.float32
@@ -159,9 +159,10 @@ def test_logits_refuse_what_is_not_token_ids(llm):
 
 
 def test_load_refuses_with_field_value_and_fix(folders, llm):
-    assert (llm.method, llm.engine.num_draft_tokens, llm.engine.width) == (None, 0, 1)
+    assert (llm.method, llm.engine.runner.num_draft_tokens, llm.engine.runner.width) == (None, 0, 1)
     drafted = jspec.load(folders / "target", folders / "draft", speculation=jspec.Speculation(3), width=6, **SMALL)
-    assert (drafted.method, drafted.engine.num_draft_tokens, drafted.engine.width) == ("draft_model", 3, 6)
+    runner = drafted.engine.runner
+    assert (drafted.method, runner.num_draft_tokens, runner.width) == ("draft_model", 3, 6)
     assert jspec.load(folders / "target", "ngram", **SMALL).method == "ngram"
     assert jspec.load(folders / "target", max_batch=1).engine.config.max_len == 256  # the positions it has
 
@@ -269,7 +270,7 @@ def test_no_drafts_is_plain_decoding(folders, plain, monkeypatch):
     monkeypatch.setattr(jspec.loading.pair, "load_draft_module", lambda *_: pytest.fail("the draft was read"))
     target, draft = folders / "target", folders / "draft"
     llm = jspec.load(target, draft, num_draft_tokens=0, **SMALL)
-    assert (llm.method, llm.engine.num_draft_tokens, llm.speculation) == (None, 0, jspec.Speculation(0))
+    assert (llm.method, llm.engine.runner.num_draft_tokens, llm.speculation) == (None, 0, jspec.Speculation(0))
     results = jspec.generate(llm, PROMPTS, **GREEDY)
     assert [result.token_ids for result in results] == plain
     assert results[0].stats.num_draft_tokens == 0
@@ -393,7 +394,7 @@ def test_a_draft_model_with_recurrent_states(folders, tmp_path):
         llm = jspec.load(target, hybrid, **{**SMALL, "prefill_chunk": None, "max_len": 128})
         runner, config = llm.engine.runner, llm.engine.config
         assert (llm.method, config.chunk, config.snapshot_every) == ("draft_model", 64, 1024)
-        assert runner.states_bytes > (0 if target == hybrid else runner.page_bytes)
+        assert runner.batch.states_bytes > (0 if target == hybrid else runner.batch.page_bytes)
     with pytest.raises(
         ValueError, match="prefill_chunk=16: expected a multiple of 64, for a model with gated delta nets"
     ):

@@ -130,7 +130,7 @@ def test_more_drafts_than_weights_are_cut_with_a_warning(target, tmp_path):
     head = tiny_heads.medusa(tmp_path / "head")
     with pytest.warns(UserWarning, match="num_draft_tokens=8: the medusa checkpoint has weights for 3"):
         llm = jspec.load(target, head, speculation=jspec.Speculation(num_draft_tokens=8), **SMALL)
-    assert llm.speculation.num_draft_tokens == llm.engine.num_draft_tokens == 3
+    assert llm.speculation.num_draft_tokens == llm.engine.runner.num_draft_tokens == 3
 
 
 def test_auto_drafts_no_more_than_there_are_weights(target, tmp_path):
@@ -138,7 +138,7 @@ def test_auto_drafts_no_more_than_there_are_weights(target, tmp_path):
     head = tiny_heads.medusa(tmp_path / "head")
     llm = jspec.load(target, head, speculation=jspec.Speculation("auto"), **SMALL)
     assert llm.speculation.draft_lengths == (0, 1, 2, 3)
-    assert llm.engine.num_draft_tokens == 3
+    assert llm.engine.runner.num_draft_tokens == 3
     with pytest.warns(UserWarning, match="max_draft_tokens=8: the medusa checkpoint has weights for 3"):
         jspec.load(target, head, speculation=jspec.Speculation("auto", max_draft_tokens=8), **SMALL)
 
@@ -147,7 +147,7 @@ def test_more_drafts_than_were_trained_are_drafted_with_a_warning(target, tmp_pa
     head = tiny_heads.mlp_speculator(tmp_path / "head", tie_weights=True)
     with pytest.warns(UserWarning, match="num_draft_tokens=8: the mlp head was trained to draft 3"):
         llm = jspec.load(target, head, speculation=jspec.Speculation(num_draft_tokens=8), **SMALL)
-    assert llm.engine.num_draft_tokens == 8
+    assert llm.engine.runner.num_draft_tokens == 8
 
 
 def test_a_copy_of_the_targets_embedding_is_shared(target, tmp_path):
@@ -159,7 +159,7 @@ def test_a_copy_of_the_targets_embedding_is_shared(target, tmp_path):
     save_file(tensors | {"embed_tokens.weight": embedding}, file)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sizes = [len(jspec.load(target, head, **SMALL).engine.runner.leaves[1]) for head in (own, copied)]
+        sizes = [len(jspec.load(target, head, **SMALL).engine.runner.batch.leaves[1]) for head in (own, copied)]
     assert sizes[0] == sizes[1] + 1
 
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.engine.adaptive.controller import Controller
+from jspec.engine.round_log import RoundLog
 from jspec.engine.runner.state import STOPPED, DecodeState
 from jspec.engine.runner.step import DecodeStep
-from jspec.engine.runner.step_io import RoundLog
 from jspec.sampling.verify import RULES
 from lossless.rounds import deal
 from lossless.statistics import count_pairs

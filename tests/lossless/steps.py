@@ -17,9 +17,10 @@ from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.lookup import WithLookup
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
+from jspec.engine.round_log import RoundLog
 from jspec.engine.runner.state import LIVE, DecodeState, RequestArrays, init_state
 from jspec.engine.runner.step import DecodeStep
-from jspec.engine.runner.step_io import PrefillInputs, RoundLog
+from jspec.engine.runner.step_io import PrefillInputs
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.processors import Processors
 from jspec.sampling.streams import RoundNoise

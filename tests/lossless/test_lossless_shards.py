@@ -15,7 +15,7 @@ from packets import exchange_of
 
 from jspec.config import Shards
 from jspec.engine.multihost.batch_sharded_verify import BatchSharding
-from jspec.engine.multihost.shard_map import ProgramSharding
+from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.models import flat_params
 from jspec.models.sharding import build_shards, mesh_of, on_every_device
 from jspec.pallas.collectives import peers

@@ -37,17 +37,17 @@ class TestServed(ServedLosslessness):
     def test_every_event_of_an_engine_occurs(self, run, played):
         engine = engine_of(run.program, run.reproducible)
         assert engine.metrics().num_cached_tokens > sum(tally.texts.sum() for _, tally in played)
-        assert all(program.compiled for program in engine.runner.programs.decode.values())
+        assert all(program.compiled for program in engine.runner.batch.programs.decode.values())
 
 
 def test_swapped_pages_in_another_order_are_detected():
     engine = engine_of(REJECTION)
-    swap_in = engine.runner._swap_in
+    swap_in = engine.runner._swaps.swap_in
 
     def p_value() -> float:
         return p_value_together(TestServed.with_oracles(REJECTION, served.play(engine, 2_500, seed=72)))
 
-    with attribute(engine.runner, "_swap_in", lambda move: swap_in(move._replace(pages=move.pages[::-1]))):
+    with attribute(engine.runner._swaps, "swap_in", lambda move: swap_in(move._replace(pages=move.pages[::-1]))):
         assert p_value() < LEVEL
     engine.scheduler.pages.forget_prefixes()
     assert p_value() >= LEVEL

@@ -95,7 +95,7 @@ def test_pages_give_the_logits_of_one_causal_pass(tmp_path, architecture, dtype)
             recurrent = PrefillRows(rows, count, both(True), both(False))
         else:
             accepted, half = (
-                recurrent.after(recurrent.tokens) if isinstance(recurrent, VerifyRows) else (both(0), both(0))
+                recurrent.advanced(recurrent.tokens) if isinstance(recurrent, VerifyRows) else (both(0), both(0))
             )
             recurrent = VerifyRows(rows, count, accepted, half, both(False))
         logits, pool = read(tokens[:, start:end], positions, pool, recurrent)

@@ -15,7 +15,7 @@ import jspec
 from jspec.checkpoints.checkpoint import load_folder
 from jspec.config import Experts, Latent, ModelConfig, Shards, shards_of
 from jspec.config.sharding import AXIS, VOCABULARY_GROUP
-from jspec.engine.multihost.shard_map import ProgramSharding
+from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.models import Decoder, build, causal_logits, flat_params
 from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, indices_of, mesh_of
@@ -219,7 +219,7 @@ def test_a_checkpoint_is_loaded_into_shards(tmp_path, given):
     for actual, wanted in zip(*(jspec.generate(model, prompts, **how) for model in (llm, expected)), strict=True):
         assert actual.token_ids == wanted.token_ids
         assert actual.logprobs[0].keys() == wanted.logprobs[0].keys()
-    heads = llm.engine.runner.state.cache[0].k.sharding.spec
+    heads = llm.engine.runner.batch.state.cache[0].k.sharding.spec
     assert heads == jax.sharding.PartitionSpec(AXIS)
 
 

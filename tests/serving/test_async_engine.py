@@ -148,8 +148,8 @@ def test_callers_that_leave_change_no_other_text(state, how):
             tasks = [asyncio.ensure_future(collect(generator)) for generator in staying]
             leaving = engine.generate(prompt, max_tokens=400 if state is not is_read else 10, seed=9)
             step = asyncio.ensure_future(anext(leaving))
-            await until(lambda: len([one for one in engine._clients if one.unfinished]) == neighbours + 1)
-            (active,) = max(engine._clients, key=lambda client: client.number).unfinished.values()
+            await until(lambda: len([one for one in engine._subscribers if one.unfinished]) == neighbours + 1)
+            (active,) = max(engine._subscribers, key=lambda one: one.number).unfinished.values()
             await until(lambda: state(active))
             if how == "cancel":
                 step.cancel()
@@ -227,7 +227,7 @@ async def test_the_thread_sleeps_while_there_is_nothing_to_do(monkeypatch):
 
     async with jspec.AsyncEngine(llm) as engine:
         await ask(engine, 1)
-        await until(lambda: not engine._clients)
+        await until(lambda: not engine._subscribers)
         await asyncio.sleep(0.05)
         served, serve_once = [], EngineCore.serve
         monkeypatch.setattr(EngineCore, "serve", lambda *args: served.append(1) or serve_once(*args))
@@ -327,7 +327,7 @@ async def test_requests_that_are_started_together():
             engine.start(requests[:4]).close()
             with pytest.raises(jspec.QueueFull):
                 engine.start(requests)
-            await until(lambda: not llm.engine.gateway.arriving and not llm.engine.scheduler.unfinished)
+            await until(lambda: not llm.engine.handle.arriving and not llm.engine.scheduler.unfinished)
         lost = engine.start([llm.engine.request("abc", LONG) for _ in range(4)])
         await anext(lost)
         del lost

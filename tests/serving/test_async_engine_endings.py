@@ -120,7 +120,7 @@ def test_an_exception_in_the_thread_reaches_every_caller(name, error, monkeypatc
             # All five: one that comes after the failure is served by the next thread, and ends well.
             await until(lambda: llm.engine.metrics().num_running == 3 and llm.engine.metrics().num_waiting == 2)
             with monkeypatch.context() as patch:
-                patch.setattr(llm.engine._loop, name, fail)
+                patch.setattr(llm.engine.loop, name, fail)
                 if name == "abort":
                     await leaving.aclose()
                 else:
@@ -142,10 +142,10 @@ def test_a_delta_that_cannot_be_made_is_the_trouble_of_one_caller(monkeypatch):
     llm = slow_model()
     delta, unlucky = llm.engine.frontend.delta, []
 
-    def fail(id, *about):
-        if id in unlucky:
+    def fail(progress):
+        if progress.active.order in unlucky:
             raise UnicodeError("no text")
-        return delta(id, *about)
+        return delta(progress)
 
     monkeypatch.setattr(llm.engine.frontend, "delta", fail)
 

@@ -14,7 +14,7 @@ from train_toys import SIZES, TARGET
 
 from jspec.config import Experts, Shards
 from jspec.config.sharding import AXIS
-from jspec.engine.multihost.shard_map import ProgramSharding
+from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.models import Decoder, flat_params
 from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, mesh_of

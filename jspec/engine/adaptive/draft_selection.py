@@ -63,7 +63,7 @@ class AcceptanceStats:
         of_bin = jnp.sum(jnp.where(_one_hot(confidence), bins[None, None], 0.0), axis=-1)
         return jnp.clip(jax.nn.sigmoid(_log_odds(jnp.stack(places, axis=1)) + of_bin), LEAST, 1 - LEAST)
 
-    def after(self, confidence, count, accepted, live) -> "AcceptanceStats":
+    def with_round(self, confidence, count, accepted, live) -> "AcceptanceStats":
         """The statistics after a round.
 
         Args:

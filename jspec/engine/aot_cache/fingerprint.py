@@ -5,8 +5,9 @@ import functools
 import types
 from typing import Any
 
+from jspec.config import EngineConfig
 from jspec.drafting.methods import DrafterBuilder
-from jspec.engine.runner.programs import StepBuilder
+from jspec.engine.decoding import Decoding
 from jspec.sampling.verify import RULES
 
 
@@ -14,24 +15,22 @@ class _UserCode(Exception):
     """User-defined code: its source is not part of the cache key, so nothing is cached."""
 
 
-def fingerprint(target: Any, draft_model: Any, builder: StepBuilder) -> object | None:
+def fingerprint(target: Any, draft_model: Any, decoding: Decoding, config: EngineConfig, most: int) -> object | None:
     """An object whose ``repr`` has everything that tracing depends on, but for the code of jspec and the shapes of arrays.
 
     None if a model, the drafter, the rule or the noise is user-defined.
     """
-    make = builder.decoding.make_drafter
+    make = decoding.make_drafter
     if not isinstance(make, DrafterBuilder):
         return None
     try:
-        functions = [
-            _description(part) for part in (make.drafter, RULES[builder.decoding.rule], builder.decoding.noise)
-        ]
+        functions = [_description(part) for part in (make.drafter, RULES[decoding.rule], decoding.noise)]
         models = [_description(type(model)) for model in (target, draft_model) if model is not None]
     except _UserCode:
         return None
     # Arrays of experts have the same shape and place whether experts are sharded whole or in parts.
     configs = [getattr(model, name, None) for model in (target, draft_model) for name in ("config", "shards")]
-    return functions, models, configs, make, builder.config, builder.most
+    return functions, models, configs, make, config, most
 
 
 def _description(part: Any) -> str:

@@ -5,8 +5,8 @@ import dataclasses
 import jax.numpy as jnp
 
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
+from jspec.engine.round_log import RoundLog
 from jspec.engine.runner.state import DecodeState
-from jspec.engine.runner.step_io import RoundLog
 from jspec.sampling.stops import first_stop
 from jspec.sampling.verify import Proposal, VerifyResult
 

@@ -3,9 +3,8 @@
 import contextlib
 import os
 import pathlib
-import queue
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
@@ -191,31 +190,16 @@ def compile_all(
 
 def _in_threads(threads: int, calls: Iterable[tuple[Callable, tuple]], is_wanted: Callable[[], bool]):
     """Make calls of functions with arguments in so many threads, and wait for all of them; an exception ends that."""
-    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-    def make(function: Callable, args: tuple):
-        try:
-            function(*args)
-        except Exception as error:
-            ended.put(error)
-        else:
-            ended.put(None)
-
-    count, pool = 0, ThreadPoolExecutor(max(threads, 1), "compile")
+    pool, left = ThreadPoolExecutor(max(threads, 1), "compile"), set[Future]()
     try:
-        for call in calls:
-            pool.submit(make, *call)
-            count += 1
+        for function, args in calls:
+            left.add(pool.submit(function, *args))
             require_wanted(is_wanted)
-        while count:
-            try:
-                error = ended.get(timeout=PATIENCE)
-            except queue.Empty:
-                require_wanted(is_wanted)
-                continue
-            if error is not None:
-                raise error
-            count -= 1
+        while left:
+            done, left = wait(left, timeout=PATIENCE, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+            require_wanted(is_wanted)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

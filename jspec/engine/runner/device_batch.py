@@ -7,7 +7,7 @@ donated arrays.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.engine.multihost.leader import Leader, group_of
-from jspec.engine.runner.compile import Program, compile_all
-from jspec.engine.runner.programs import OUTCOME, WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
+from jspec.engine.runner.compile import compile_all
+from jspec.engine.runner.programs import EngineProgram, PackedProgram, Programs
 from jspec.engine.runner.saved import pools, save, save_states, states
-from jspec.engine.runner.state import DecodeState, of_rows
+from jspec.engine.runner.state import DecodeState
+from jspec.engine.runner.step_builder import Leaves, StepBuilder
 from jspec.pallas.collectives.workspace import Workspace, are_lost
 
 
@@ -32,6 +33,7 @@ class DeviceBatch:
       workspace: memory for sums over GPUs by packets, if there are any.
 
     Attributes:
+      builder: as given.
       sharding: how programs run on several devices; None on one.
       group: this process among others that have some of the devices, ``Leader`` or ``Follower``; None if it has all.
       leaves: as given.
@@ -44,7 +46,7 @@ class DeviceBatch:
     def __init__(
         self, builder: StepBuilder, leaves: Leaves, draft_lengths: Sequence[int], workspace: Workspace | None = None
     ):
-        self._builder, self.leaves, self.sharding = builder, leaves, builder.sharding
+        self.builder, self.leaves, self.sharding = builder, leaves, builder.sharding
         self.programs = Programs(builder, leaves[0], draft_lengths)
         self.group = None if self.sharding is None else group_of(self.sharding.mesh)
         self.is_wanted: Callable[[], bool] = lambda: True
@@ -66,11 +68,11 @@ class DeviceBatch:
     def states_bytes(self) -> int:
         """Bytes of the recurrent states of one row, in all layers of target and drafter; 0 without such layers."""
         leaves = jax.tree.leaves(states((self.state.cache, self.state.draft)))
-        return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves) // self._builder.config.num_rows
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves) // self.builder.config.num_rows
 
     def reset_state(self):
         """Replace the state by that of an empty batch."""
-        self._broadcast("reset_state")
+        self.broadcast("reset_state")
         self.__dict__.pop("state", None)  # frees its memory for the new one
         if self.workspace is not None:
             self.workspace = self.workspace.renewed()
@@ -78,7 +80,7 @@ class DeviceBatch:
 
     def _empty_state(self) -> DecodeState:
         exchange = None if self.workspace is None else self.workspace.exchange()
-        return dataclasses.replace(self._builder.empty_state(self.leaves), exchange=exchange)
+        return dataclasses.replace(self.builder.empty_state(self.leaves), exchange=exchange)
 
     def begin_epochs_anew(self):
         """Have exchanges by packets count from 1 again, once everything sent before has ended.
@@ -91,10 +93,10 @@ class DeviceBatch:
         state = dataclasses.replace(self.state, exchange=workspace.exchange())
         self.workspace, self.state = workspace, state
 
-    def swap_programs(self) -> Iterator[tuple[Program, tuple]]:
+    def swap_programs(self) -> Iterator[tuple[EngineProgram, tuple]]:
         """The programs that swap requests to host memory and back, with arguments that change nothing."""
         row, pages = np.int32(0), np.zeros(self.programs.most_moved, np.int32)
-        no_row, sharding = np.int32(self._builder.config.num_rows), self.sharding
+        no_row, sharding = np.int32(self.builder.config.num_rows), self.sharding
         yield self.programs.save, (row, pages)
         saved = jax.eval_shape(save, self.state, row, pages)
         yield self.programs.restore, (no_row, pages, self._zeros(saved, sharding and sharding.saved))
@@ -109,48 +111,72 @@ class DeviceBatch:
         def make():
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        return make() if self.sharding is None else self.sharding.create(make, specs)
+        return (make if self.sharding is None else self.sharding.creating(make, specs))()
 
-    def _with_weights(self, program: Program, args: Sequence) -> tuple:
-        if program is self.programs.admit:
-            return of_rows(self.state), *args
-        if program.donate is OUTCOME:
-            return self.state.outcome, *args
-        return *((self.leaves,) if program.donate == WEIGHTS_THEN_STATE else ()), self.state, *args
+    def _with_operands(self, program: EngineProgram, args: Sequence) -> tuple:
+        return *program.spec.operands.of(self.leaves, self.state), *args
 
     def send_packed(self, program: PackedProgram, inputs: Any) -> Any:
         """Send a program with inputs that are packed into one array; returns its result beside the state."""
-        return self._send(program, program.packing.pack(inputs))
+        return self.send(program, program.packing.pack(inputs))
 
-    def _send(self, program: Program, *args) -> Any:
+    def send(self, program: EngineProgram, *args) -> Any:
         """Send a program and store the state that it returns, if it takes any; returns its other result."""
         on_host = [arg for arg in args if isinstance(arg, np.ndarray | np.generic)]
-        args = self._with_weights(program, args)
+        args = self._with_operands(program, args)
         program.compile(*args)
         if self.group is not None:
-            self._broadcast("send", self.programs.index(program), on_host)
-        if program.donate is OUTCOME:
+            self.broadcast("send", self.programs.index(program), on_host)
+        if program.donate is None:
             return program(*args)
         new, other = program(*args)
-        self.state = dataclasses.replace(self.state, **new) if program is self.programs.admit else new
+        self.state = program.spec.operands.replaced(self.state, new)
         return other
 
-    def _compile(self, programs: Sequence[tuple[Program, tuple]], threads: int | None = None):
+    def compile(self, programs: Sequence[tuple[EngineProgram, tuple]], threads: int | None = None):
         """Compile programs for the arguments that they get beside weights and state.
 
         All processes of a group compile at the same time, since on GPUs they compare their autotuning results.
         """
-        self._broadcast("compile", [self.programs.index(program) for program, _ in programs], threads)
+        self.broadcast("compile", [self.programs.index(program) for program, _ in programs], threads)
         # Each send replaces the state, so it is looked at only now.
-        missing = [(program, self._with_weights(program, args)) for program, args in programs]
+        missing = [(program, self._with_operands(program, args)) for program, args in programs]
         compile_all(missing, threads, self.is_wanted)
 
-    def _broadcast(self, *message: Any):
+    def compile_in_turn(
+        self,
+        programs: Iterable[PackedProgram],
+        threads: int | None = None,
+        others: Iterable[tuple[EngineProgram, tuple]] = (),
+    ) -> list[tuple[EngineProgram, tuple]]:
+        """Compile programs, and those that take results of others when these have run.
+
+        They run for the shapes of their results; tracing them for that would take long. ``others`` have their arguments.
+
+        Returns:
+          all of them, with arguments that leave an idle batch as it is.
+        """
+        done, left, results = list(others), list(programs), {}
+        while left:
+            ready = [program for program in left if all(what in results for what in program.spec.takes)]
+            idle = [(one, (*[results[what] for what in one.spec.takes], one.idle)) for one in ready]
+            assert ready, [program.name for program in left]
+            self.compile([(program, args) for program, args in (*idle, *done) if not program.compiled], threads)
+            taken = {what for program in left for what in program.spec.takes}
+            for program, args in idle:
+                if program.spec.gives in taken and program.spec.gives not in results:
+                    results[program.spec.gives] = self.send(program, *args)
+            left = [program for program in left if program not in ready]
+            done += idle
+        return done
+
+    def broadcast(self, *message: Any):
         """Send a message to the follower processes, if there are any."""
         if isinstance(self.group, Leader):
             self.group.broadcast(*message)
 
-    def _intact(self) -> bool:
+    def intact(self) -> bool:
+        """Whether the state is valid: no program that failed has computed it, or taken its buffers."""
         leaves = jax.tree.leaves(getattr(self, "state", None))
         if not leaves or any(leaf.is_deleted() for leaf in leaves):
             return False

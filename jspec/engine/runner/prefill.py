@@ -42,8 +42,7 @@ def prefill(
     valid = offset < inputs.count[:, None]
     positions = inputs.start[:, None] + offset
     recurrent = inputs.recurrent_rows(len(state.outcome)) if state.has_states else None
-    how = {"shared": True, "may_up_project": expand_latents, "recurrent": recurrent}
-    view = PagedView(inputs.table, positions, valid, **how)
+    view = PagedView(inputs.table, positions, valid, shared=True, may_up_project=expand_latents, recurrent=recurrent)
     tokens, following = inputs.tokens[:, :c], inputs.tokens[:, 1:]
     hidden, features, cache = run_target(target, drafter, tokens, state.cache, view)
     draft = drafter.prefill(state.drafter_state, Prompt(tokens, following, features, view))

@@ -7,7 +7,7 @@ import numpy as np
 
 from jspec.config import EngineConfig
 from jspec.engine.adaptive.cost_table import RoundShape, budget_of, drafts_of
-from jspec.engine.request import ActiveRequest, Request
+from jspec.engine.request import Request, row_of
 from jspec.engine.runner.programs import PackedProgram, Programs
 from jspec.engine.runner.split_rounds import processes
 from jspec.engine.runner.state import AdmitInputs
@@ -84,9 +84,3 @@ class ProgramInputs:
             return config.logprob_chunks, self._programs.prefill_with_logprobs
         n = next(n for n in config.chunk_buckets if n >= len(chunks))
         return n, self._programs.prefill[n]
-
-
-def row_of(active: ActiveRequest) -> int:
-    """The row of a request that has one."""
-    assert active.row is not None
-    return active.row

@@ -34,7 +34,7 @@ class RecurrentRows(NamedTuple):
         """A verify pass of so many tokens of each row, int32 ``[B]``; ``row`` is its place in the states."""
         return VerifyRows(row, tokens, jnp.maximum(self.accepted, 0), self.half, self.accepted == FRESH)
 
-    def after_pass(self, tokens) -> "RecurrentRows":
+    def advanced(self, tokens) -> "RecurrentRows":
         """After that pass: what it has read is pending, and none of it committed yet."""
         ran = tokens > 0
         return RecurrentRows(jnp.where(ran, 0, self.accepted), jnp.where(ran, 1 - self.half, self.half))

@@ -23,27 +23,34 @@ import numpy as np
 
 from jspec.config import EngineConfig
 from jspec.drafting.base import FixedDrafts
+from jspec.engine.adaptive.cost_table import RoundShape
 from jspec.engine.request import LIVE, ActiveRequest, Constraint
-from jspec.engine.runner.programs import PackedProgram, Programs
+from jspec.engine.round_log import CallLogs
+from jspec.engine.runner.device_batch import DeviceBatch
+from jspec.engine.runner.programs import PackedProgram
 from jspec.engine.runner.step import VerifyPass
-from jspec.engine.runner.step_io import Call, CallLogs, VerifyInputs
+from jspec.engine.runner.step_io import DecodeRows, VerifyInputs
 from jspec.sampling.verify import Proposal
 
 Failure = tuple[ActiveRequest, BaseException]
 
 
-class VerifiedDrafts(NamedTuple):
-    """The verified drafts of some requests.
+class Dispatched(NamedTuple):
+    """Rounds that were sent, and whose logs are not read yet.
 
     Attributes:
-      actives: the requests.
-      places: the row of the call that each of them had.
-      logs: of the round, on the way to the host.
+      shape: theirs; None if all requests are constrained.
+      decoded: the requests that they decode.
+      rounds: how many were asked for.
+      logs: on the way to the host.
+      places: the rows of the logs that are those of the requests; None for all, in their order.
     """
 
-    actives: list[ActiveRequest]
-    places: list[int]
+    shape: RoundShape | None
+    decoded: list[ActiveRequest]
+    rounds: int
     logs: CallLogs
+    places: list[int] | None = None
 
 
 class _Proposed(NamedTuple):
@@ -82,10 +89,9 @@ class SplitRounds:
     """The three parts of such rounds; each comes before the next one of the same round, and no part comes twice.
 
     Args:
-      programs: the engine's.
+      batch: has the state.
       config: sizes of the programs.
       most: K, the most drafts of a round.
-      send: sends a program with arguments, and returns its result beside the state.
       rereads: whether a drafter has to read jump-forward tokens that took the place of its own drafts. A window of a draft
         head does that anyway. A draft model with recurrent states reads two tokens in the first pass of a round.
 
@@ -93,10 +99,9 @@ class SplitRounds:
       rereads: as given.
     """
 
-    def __init__(
-        self, programs: Programs, config: EngineConfig, most: int, send: Callable[..., Any], rereads: bool = False
-    ):
-        self._programs, self._config, self._most, self._send, self.rereads = programs, config, most, send, rereads
+    def __init__(self, batch: DeviceBatch, config: EngineConfig, most: int, rereads: bool = False):
+        self._batch, self._programs, self._config, self._most = batch, batch.programs, config, most
+        self.rereads = rereads
         self._proposed: _Proposed | None = None
         self._passed: _Passed | None = None
         self._failures: list[Failure] = []
@@ -110,7 +115,7 @@ class SplitRounds:
         self._catch_up([active for active in actives if active.misread])
         bucket, processing = self._config.bucket(len(actives)), processes(actives, self._config)
         program = self._programs.draft[bucket, processing]
-        proposal = self._send(program, program.packing.pack(self._call(bucket, actives)))
+        proposal = self._batch.send(program, program.packing.pack(self._call(bucket, actives)))
         if any(active.request.constraint is not None for active in actives):
             start_host_copies((proposal.tokens, proposal.count))
         self._proposed, self._passed = _Proposed([*actives], bucket, processing, proposal), None
@@ -127,28 +132,30 @@ class SplitRounds:
         fixed = FixedDrafts.of(proposed.bucket, self._most, jump_forward)
         program = self._programs.verify_pass[proposed.bucket]
         inputs = program.packing.pack(VerifyInputs(self._call(proposed.bucket, rows), fixed))
-        self._passed = _Passed(proposed, rows, jump_forward, self._send(program, proposed.proposal, inputs))
+        self._passed = _Passed(proposed, rows, jump_forward, self._batch.send(program, proposed.proposal, inputs))
 
-    def finish(self, actives: Sequence[ActiveRequest]) -> VerifiedDrafts | None:
+    def finish(self, actives: Sequence[ActiveRequest]) -> Dispatched | None:
         """Have the drafts of requests verified under their constraints.
 
         Args:
           actives: the requests, among those of the newest drafts. The drafts of others are dropped.
 
         Returns:
-          the verified drafts; None if no request is left.
+          the round that ends; None if no request is left.
         """
         if not actives or self._passed is None:
             return None
         (proposed, rows, jump_forward, verified), self._passed = self._passed, None
         rows = [active if active in actives else None for active in rows]
-        allowed = self._send(*self._walk(rows, proposed.proposal, jump_forward))
+        allowed = self._batch.send(*self._walk(rows, proposed.proposal, jump_forward))
         if not any(rows):
             return None
         program = self._programs.finish[proposed.bucket, proposed.processing]
-        logs = self._send(program, verified, allowed, program.packing.pack(self._call(proposed.bucket, rows)))
+        logs = self._batch.send(program, verified, allowed, program.packing.pack(self._call(proposed.bucket, rows)))
         left = {i: active for i, active in enumerate(rows) if active is not None}
-        return VerifiedDrafts([*left.values()], [*left], start_host_copies(logs))
+        are_mixed = any(active.request.constraint is None for active in left.values())
+        shape = self._most if are_mixed else None
+        return Dispatched(shape, [*left.values()], 1, start_host_copies(logs), places=[*left])
 
     def failures(self) -> list[Failure]:
         """The requests whose constraints have raised since the last call, and the exceptions."""
@@ -163,16 +170,12 @@ class SplitRounds:
         """Have the drafter read what these requests have in the place of its drafts."""
         if misread and self.rereads:
             program = self._programs.catch_up
-            self._send(program, program.packing.pack(self._call(self._config.max_batch, misread)))
+            self._batch.send(program, program.packing.pack(self._call(self._config.max_batch, misread)))
         for active in misread:
             active.misread = False
 
-    def _call(self, bucket: int, actives: Sequence[ActiveRequest | None]) -> Call:
-        """A call of one round for the rows of requests; None is no row."""
-        no_row = self._config.num_rows
-        rows = [no_row if active is None or active.row is None else active.row for active in actives]
-        pages = [() if active is None else active.pages for active in actives]
-        return Call.of(self._config, bucket, rows, pages, 1)
+    def _call(self, bucket: int, actives: Sequence[ActiveRequest | None]) -> DecodeRows:
+        return decode_rows(self._config, bucket, actives, rounds=1)
 
     def _jump_forward(self, rows: list[ActiveRequest | None]) -> list[list[int]]:
         """The jump-forward tokens of every row for which there is room in a round."""
@@ -230,6 +233,13 @@ def processes(actives: Sequence[ActiveRequest], config: EngineConfig) -> bool:
     If ``reproducible``, they always are: a neighbour must not decide which program computes a text.
     """
     return config.reproducible or any(active.request.needs_processing for active in actives)
+
+
+def decode_rows(config: EngineConfig, bucket: int, actives: Sequence[ActiveRequest | None], rounds: int) -> DecodeRows:
+    """The rows of requests, for a program of ``bucket`` rows that makes so many rounds; None is no row."""
+    rows = [config.num_rows if active is None or active.row is None else active.row for active in actives]
+    pages = [() if active is None else active.pages for active in actives]
+    return DecodeRows.of(config, bucket, rows, pages, rounds)
 
 
 def start_host_copies(arrays: Any) -> Any:

@@ -18,10 +18,11 @@ from jspec.drafting.base import Context, Drafter
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.adaptive.draft_selection import select_drafts
 from jspec.engine.multihost.batch_sharded_verify import BatchSharding
+from jspec.engine.round_log import CallLogs, RoundLog
 from jspec.engine.runner.commit import commit, next_features
 from jspec.engine.runner.prefill import catch_up, prefill, prompt_logprobs, run_target
 from jspec.engine.runner.state import DecodeState, processing_of
-from jspec.engine.runner.step_io import CallLogs, PrefillInputs, RoundLog
+from jspec.engine.runner.step_io import PrefillInputs
 from jspec.models.kv_cache import PagedView
 from jspec.models.protocols import Target
 from jspec.models.ragged_view import RaggedView
@@ -58,7 +59,7 @@ class DecodeStep:
     before any query token attends to them.
 
     Noise depends only on a request's key and on ``length`` when the round began, so no draw is ever repeated
-    (``sampling.streams``). A ``DecodeStep`` is built inside a trace (``StepBuilder`` in ``programs.py``).
+    (``sampling.streams``). A ``DecodeStep`` is built inside a trace (``StepBuilder``).
 
     Attributes:
       target: the model whose distribution the text has, a ``Decoder`` for example.
@@ -105,7 +106,7 @@ class DecodeStep:
             count = select_drafts(state.acceptance_stats.acceptance(confidence), proposal.count, spare)
             proposal = dataclasses.replace(proposal, count=count)
         after, log = self.verify(state, proposal)
-        stats = state.acceptance_stats.after(confidence, proposal.count, log.accepted, live)
+        stats = state.acceptance_stats.with_round(confidence, proposal.count, log.accepted, live)
         after = dataclasses.replace(after, stats_of_request=stats.of_request, stats_of_confidence=stats.of_confidence)
         return after, log
 
@@ -144,7 +145,7 @@ class DecodeStep:
             view = RaggedView.of(rows, self.budget)
             hidden, features, cache = run_target(self.target, self.drafter, view.from_rows(tokens), state.cache, view)
             features = view.to_rows(features)
-        after = None if state.recurrent is None else state.recurrent.after_pass(read)
+        after = None if state.recurrent is None else state.recurrent.advanced(read)
         state = dataclasses.replace(state, cache=cache, recurrent=after)
         return state, VerifyPass(proposal, hidden, features, view)
 

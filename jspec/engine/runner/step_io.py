@@ -1,9 +1,8 @@
-"""Inputs and outputs of the programs: chunks to prefill, rows to decode, and the logs of rounds."""
+"""Inputs of the programs: chunks to prefill, and rows to decode."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +50,7 @@ class PrefillInputs:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Call:
+class DecodeRows:
     """The rows that a decode program decodes, in arrays on the host.
 
     Attributes:
@@ -69,7 +68,7 @@ class Call:
         """A call of the program for ``bucket`` rows, for these rows with these pages."""
         every_row = np.full(bucket, config.num_rows, np.int32)
         every_row[: len(rows)] = rows
-        return Call(every_row, page_tables(pages, bucket, config), np.int32(rounds))
+        return DecodeRows(every_row, page_tables(pages, bucket, config), np.int32(rounds))
 
 
 @jax.tree_util.register_dataclass
@@ -115,7 +114,7 @@ class VerifyInputs:
       jump_forward: the jump-forward tokens of these rows, which become their first drafts.
     """
 
-    call: Call
+    call: DecodeRows
     jump_forward: FixedDrafts
 
 
@@ -135,85 +134,3 @@ def empty_prefill(config: EngineConfig, n: int) -> PrefillInputs:
     zeros, none = np.zeros(n, np.int32), np.full(n, config.num_rows, np.int32)
     tokens = np.zeros((n, config.chunk + 1), np.int32)
     return PrefillInputs(none, tokens, zeros, zeros, page_tables([], n, config), none.copy())
-
-
-class CallLogs(NamedTuple):
-    """The logs of a call, as the device returns them.
-
-    Attributes:
-      rounds: ``RoundLog.packed`` of every round, int32 ``[rounds, B, K + 5]``.
-      logprobs: ``TokenLogprobs.packed`` of the emitted tokens, int32 ``[rounds, B, K + 1, PACKED]``; entries of
-        rows that want none mean nothing. None where no request may want any.
-      epochs: ``Exchange.epochs`` after the call; None where no sums over GPUs are made by packets.
-    """
-
-    rounds: Any
-    logprobs: Any = None
-    epochs: Any = None
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class RoundLog:
-    """The log of a round, for the host.
-
-    The logs of a call have one axis more in front, for its rounds: ``count``, for example, is ``[rounds, B]``. For a row
-    that did not take part in a round, ``count`` is 0, ``tokens``, ``drafted`` and ``accepted`` are -1, and ``outcome``
-    is the one before.
-
-    Attributes:
-      tokens: int32 ``[B, K + 1]``, the emitted tokens, padded with -1.
-      count: int32 ``[B]``, how many tokens were emitted.
-      drafted: int32 ``[B]``, how many drafts were valid.
-      accepted: int32 ``[B]``, how many of these drafts the verification rule accepted. ``count`` is one
-        more, or less where a stop token, the length limit or broken logits cut the emitted tokens off.
-      outcome: int32 ``[B]``, the row's outcome after the round: LIVE, STOPPED, FULL or BROKEN of ``engine.request``.
-      logprobs: ``CallLogs.logprobs`` of the same rounds, if there are any; ``packed`` leaves it out.
-
-    Example::
-
-        import numpy as np
-
-        column = np.array([2])  # one row with K = 2: one of two drafts accepted, and a recovered token
-        log = RoundLog(np.array([[5, 9, -1]]), count=column, drafted=column, accepted=column - 1, outcome=column * 0)
-        assert log.tokens[0, : log.count[0]].tolist() == [5, 9]
-    """
-
-    tokens: Any
-    count: Any
-    drafted: Any
-    accepted: Any
-    outcome: Any
-    logprobs: Any = None
-
-    def packed(self) -> jax.Array:
-        """All fields side by side in one array, int32 ``[B, K + 5]``, so that one transfer brings them to the host."""
-        others = (self.count, self.drafted, self.accepted, self.outcome)
-        return jnp.concatenate([self.tokens, *(x[:, None] for x in others)], axis=1)
-
-    @classmethod
-    def unpacked(cls, logs: CallLogs) -> "RoundLog":
-        """The logs of a call, on the host or in a trace."""
-        packed = logs.rounds
-        return cls(packed[..., :-4], *(packed[..., i] for i in range(-4, 0)), logprobs=logs.logprobs)
-
-    def by_row(self) -> list["RoundLog"]:
-        """The logs of a call on the host by row, in lists, which are faster to iterate over than arrays.
-
-        Fields ``[rounds, B]`` become B lists of one number for each round, and tokens lists of K + 1 numbers for each. Those
-        of ``logprobs`` stay arrays, ``[rounds, K + 1, PACKED]``.
-        """
-        fields = self.tokens, self.count, self.drafted, self.accepted, self.outcome
-        rows = zip(*(field.swapaxes(0, 1).tolist() for field in fields), strict=True)
-        logprobs = itertools.repeat(None) if self.logprobs is None else self.logprobs.swapaxes(0, 1)
-        return [RoundLog(*row, logprobs=of_row) for row, of_row in zip(rows, logprobs, strict=False)]
-
-    def of_rows(self, places: Sequence[int]) -> "RoundLog":
-        """The logs of some rows of a call, fields ``[rounds, len(places)]``."""
-        at = np.asarray(places, np.intp)
-        return jax.tree.map(lambda field: field[:, at], self)
-
-    @property
-    def num_rounds(self) -> int:
-        """How many rounds of a call any row took part in; for logs ``[rounds, B]`` on the host."""
-        return int(np.any(self.accepted >= 0, axis=1).sum())

@@ -1,19 +1,17 @@
 """Runs every program once before the first request, and says how far that is."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from jspec.engine.request import Request
 from jspec.engine.runner.compile import Program, require_wanted
+from jspec.engine.runner.device_batch import DeviceBatch
 from jspec.engine.runner.program_inputs import ProgramInputs
-from jspec.engine.runner.step_io import Call
+from jspec.engine.runner.programs import EngineProgram
+from jspec.engine.runner.step_io import DecodeRows
 from jspec.sampling.params import SamplingParams
-
-if TYPE_CHECKING:
-    from jspec.engine.runner.model_runner import ModelRunner
 
 
 class WarmupProgress:
@@ -44,9 +42,9 @@ class WarmupProgress:
 
 
 def run_each(
-    runner: "ModelRunner",
+    batch: DeviceBatch,
     inputs: ProgramInputs,
-    programs: Sequence[tuple[Program, tuple]],
+    programs: Sequence[tuple[EngineProgram, tuple]],
     pages: Sequence[int],
     runs: int,
 ):
@@ -57,7 +55,7 @@ def run_each(
     of one token.
 
     Args:
-      runner: has the state.
+      batch: has the state.
       inputs: makes the inputs.
       programs: the compiled programs, with arguments that leave an idle batch as it is.
       pages: free pages for that row.
@@ -66,18 +64,18 @@ def run_each(
     Raises:
       NotWanted: nobody waits for that any more.
     """
-    config, every = inputs.config, runner.programs
+    config, every = inputs.config, batch.programs
     rounds: dict[Program, tuple] = {}
     for b in config.batch_buckets:
-        call = Call.of(config, b, [0], [pages], 1)
+        call = DecodeRows.of(config, b, [0], [pages], 1)
         decode = [every.processing_decode[b], *(program for (rows, *_), program in every.decode.items() if rows == b)]
         rounds |= {program: (program.packing.pack(call),) for program in decode}
     request = Request(0, [0], SamplingParams(max_tokens=1), np.zeros(2, np.uint32))
     (admission,) = inputs.admissions([(0, request)])
     for program, args in programs:
         while program.calls < runs:
-            require_wanted(runner.is_wanted)
+            require_wanted(batch.is_wanted)
             if program in rounds:
-                runner.send_packed(every.admit, admission)
-            result = runner._send(program, *rounds.get(program, args))
-            jax.block_until_ready((result, runner.state))
+                batch.send_packed(every.admit, admission)
+            result = batch.send(program, *rounds.get(program, args))
+            jax.block_until_ready((result, batch.state))

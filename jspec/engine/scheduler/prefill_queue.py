@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jspec.config import EngineConfig
-from jspec.engine.request import ActiveRequest
+from jspec.engine.request import ActiveRequest, row_of
 from jspec.engine.scheduler.page_pool import PagePool
 from jspec.engine.scheduler.prefill_batching import WORTH_WAITING, Chunk, choose_prefill_batch, most_cached
 from jspec.engine.scheduler.snapshots import Restore, Snapshot
@@ -83,8 +83,7 @@ class PrefillQueue:
         for active, start, length in chunks:
             end = start + length
             if end == config.next_snapshot(start, most_cached(active)):
-                assert active.row is not None
-                made.append(Snapshot(active.row, active.pages[end // config.page_size - 1]))
+                made.append(Snapshot(row_of(active), active.pages[end // config.page_size - 1]))
         return made
 
     def dispatched(self, chunks: Sequence[Chunk], snapshots: Sequence[Snapshot] = ()):
@@ -137,8 +136,7 @@ class PrefillQueue:
         if slots > active.num_prefilled:
             snapshot = self.pages.snapshot_behind(active.pages[slots // self.pages.page_size - 1])
             if snapshot is not None:
-                assert active.row is not None
-                self.restores.append(Restore(active.row, snapshot))
+                self.restores.append(Restore(row_of(active), snapshot))
         active.num_cached_tokens += slots - active.num_prefilled
         self.num_cached_tokens += slots - active.num_prefilled
         active.num_prefilled = slots

@@ -53,7 +53,7 @@ class PrefixIndex:
         return link is not None and self._pages.get(link.key) == page
 
     def found_as(self, page: int) -> int | None:
-        """The page that a text finds which has the contents of this one: itself, or another one that was first."""
+        """The registered page with these contents: this one, or the earlier page it duplicates."""
         link = self._links.get(page)
         return None if link is None else self._pages.get(link.key)
 

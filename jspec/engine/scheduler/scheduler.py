@@ -9,11 +9,11 @@ them has been sent.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from jspec.config import EngineConfig
-from jspec.engine.request import LIVE, ActiveRequest
+from jspec.engine.request import LIVE, ActiveRequest, row_of
 from jspec.engine.scheduler.page_pool import PagePool
 from jspec.engine.scheduler.page_requirements import PageRequirements
 from jspec.engine.scheduler.prefill_batching import prefill_goes_first
@@ -23,7 +23,7 @@ from jspec.engine.scheduler.snapshots import Snapshots
 from jspec.engine.scheduler.turns import Turns
 
 if TYPE_CHECKING:
-    from jspec.engine.runner.step_io import RoundLog
+    from jspec.engine.round_log import RoundLog
 
 MOST_ROUNDS_WAITED_FOR = 2  # of a call, while a request waits or is prefilled
 TENANT_SHARE = 8  # a tenant has room for one part of so many of the queue, though others fill it
@@ -34,11 +34,8 @@ class Scheduler:
     """Holds the queue, the rows and the pages.
 
     Requests are served in the order of their priority. Among those of the same priority tenants take turns, and those of a
-    tenant are first come, first served. One that needs many pages is not
-    overtaken by one that needs few. A request gets a row, and pages for its prompt and its first rounds, when it is
-    admitted; further pages follow as its text grows. If there are none, the youngest request is preempted: one that is
-    still prefilled begins anew, and one that decodes is swapped to host memory. Preempted requests come back before others
-    are admitted.
+    tenant are first come, first served. One that needs many pages is not overtaken by one that needs few. A request gets a
+    row, and pages for its prompt and its first rounds, when it is admitted; further pages follow as its text grows.
 
     There are a few rows more than a call decodes. They are for requests whose prompts are read ahead, and which decode as
     soon as others have ended.
@@ -79,9 +76,8 @@ class Scheduler:
         states: int = 0,
         most_snapshots: int | None = None,
     ):
-        self._unread = (
-            num_draft_tokens + 1 + plain_rounds * config.rounds
-        )  # most tokens at the end of a text that the drafter has not read
+        # The most tokens at the end of a text that the drafter has not read.
+        self._unread = num_draft_tokens + 1 + plain_rounds * config.rounds
         self._config, self._swap_pages = config, swap_pages
         if pages is None:
             snapshots = None if most_snapshots is None else Snapshots(most_snapshots)
@@ -139,18 +135,25 @@ class Scheduler:
 
     def add(self, active: ActiveRequest):
         """Queue a request that ``requirements.check`` has passed."""
-        active.limit, active.most_slots = (
-            active.request.limit(self._config.max_len),
-            self.requirements.most_slots(active.request),
-        )
+        active.limit = active.request.limit(self._config.max_len)
+        active.most_slots = self.requirements.most_slots(active.request)
         active.turn = self._turns.take(active.request.tenant)
         heapq.heappush(self.waiting, (active.seniority, active))
 
-    def schedule(self, joined: bool = True) -> Schedule:
+    def schedule(self, mix_free_with_constrained: bool = True) -> Schedule:
         """Decide the device's next work, and take rows and pages for it.
 
+        1. Requests that are certain to end with the rounds under way give up their rows.
+        2. Those that decode get pages for their next rounds. Where there are none, the youngest request is preempted: one
+           that is still prefilled begins anew, and one that decodes is swapped to host memory.
+        3. If nobody lacked pages, preempted requests come back, and then waiting ones are admitted.
+        4. A prefill batch is chosen; requests whose prompts end in it decode from now on.
+        5. Rounds follow, unless prompts go first: the drafts of constrained requests are verified, their next ones are made,
+           and the free requests decode, at most ``max_batch`` of them, the most senior first.
+
         Args:
-          joined: whether free requests may be decoded by the programs of constrained ones, in rounds of the most drafts.
+          mix_free_with_constrained: whether free requests may be decoded by the programs of constrained ones, in rounds of
+            the most drafts, so that the target reads its weights once for all of them.
 
         Raises:
           RuntimeError: requests wait, but none is under way and none can be admitted.
@@ -161,21 +164,17 @@ class Scheduler:
         rounds = min(self._config.rounds, MOST_ROUNDS_WAITED_FOR) if busy else self._config.rounds
         preempted_before = self.num_preemptions
         short = self._grow(rounds, schedule)
-        if (
-            self.num_preemptions == preempted_before and not short
-        ):  # pages of preempted requests are for requests that decode
+        if self.num_preemptions == preempted_before and not short:  # else pages are for requests that decode
             self._swap_in(rounds, schedule)
             if not self.swapped:
                 self._admit()
         self._choose_prefill(schedule)
         if self._calls_now(schedule):
-            ready = [active for active in self._in_rows() if active.decoding and active not in short]
-            ready.sort(key=lambda active: active.seniority)
-            self._choose_split(schedule, ready, joined and not self._config.reproducible)
+            ready = _most_senior_first(active for active in self._in_rows() if active.decoding and active not in short)
+            self._choose_split(schedule, ready, mix_free_with_constrained and not self._config.reproducible)
             if not any(active.request.constraint is None for active in schedule.drafting):
-                free = [
-                    active for active in ready if active.request.constraint is None and active not in schedule.verifying
-                ]
+                free = [active for active in ready if active.request.constraint is None]
+                free = [active for active in free if active not in schedule.verifying]
                 schedule.decoding = self._of_one_program(free)[: self._config.max_batch]
             begins = any(not active.tokens and not active.unread_rounds for active in schedule.decoding)
             schedule.rounds = min(rounds, 1) if begins or schedule.drafting or schedule.verifying else rounds
@@ -242,7 +241,7 @@ class Scheduler:
         """Free the rows of requests that rounds under way are certain to end: each round commits at least one token."""
         for active in self._in_rows():
             if active.decoding and active.length + active.unread_rounds >= active.limit:
-                self.rows[self._row_of(active)] = active.row = None
+                self.rows[row_of(active)] = active.row = None
                 self.ending.append(active)
 
     def _grow(self, rounds: int, schedule: Schedule) -> list[ActiveRequest]:
@@ -252,7 +251,7 @@ class Scheduler:
           the requests that cannot decode now, because there are no pages and host memory is full.
         """
         short = []
-        for active in sorted(self._in_rows(), key=lambda active: active.seniority):
+        for active in _most_senior_first(self._in_rows()):
             if active.row is None or not active.decoding:
                 continue  # it was preempted meanwhile, or is prefilled
             missing = self.requirements.pages_for(active, rounds) - len(active.pages)
@@ -275,7 +274,7 @@ class Scheduler:
         else:
             if self.pages_swapped + len(youngest.pages) + self.requirements.states > self._swap_pages:
                 return False
-            schedule.swap_out.append(Swap(youngest, self._row_of(youngest), list(youngest.pages)))
+            schedule.swap_out.append(Swap(youngest, row_of(youngest), list(youngest.pages)))
             youngest.num_saved_pages = len(youngest.pages)
             self._free(youngest)
             self.swapped.append(youngest)
@@ -285,11 +284,9 @@ class Scheduler:
 
     def _swap_in(self, rounds: int, schedule: Schedule):
         """Give rows and pages to requests in host memory, the most senior first."""
-        for active in sorted(self.swapped, key=lambda active: active.seniority):
-            row, needed = (
-                self._first_free_row(),
-                max(self.requirements.pages_for(active, rounds), active.num_saved_pages),
-            )
+        for active in _most_senior_first(self.swapped):
+            row = self._first_free_row()
+            needed = max(self.requirements.pages_for(active, rounds), active.num_saved_pages)
             if row is None or needed > self.pages.available:
                 return
             self.swapped.remove(active)
@@ -314,9 +311,7 @@ class Scheduler:
 
     def _choose_prefill(self, schedule: Schedule):
         """Choose the prefill batch, if there is one, and the requests that are put into their rows after it."""
-        prefilling = sorted(
-            (active for active in self._in_rows() if not active.decoding), key=lambda active: active.seniority
-        )
+        prefilling = _most_senior_first(active for active in self._in_rows() if not active.decoding)
         queue = self.prefill_queue
         schedule.chunks = queue.choose(prefilling, sum(active.decoding for active in self._in_rows()))
         schedule.restores, schedule.snapshots = queue.take_restores(), queue.snapshots(schedule.chunks)
@@ -326,30 +321,27 @@ class Scheduler:
 
     def _calls_now(self, schedule: Schedule) -> bool:
         """Whether rounds follow the prefill batch. While many prompts are prefilled, a few batches come first."""
-        num_prefilling = sum(not active.decoding for active in self._in_rows())
-        wait = schedule.chunks and prefill_goes_first(
-            num_prefilling, sum(active.decoding for active in self._in_rows())
-        )
+        num_decoding = sum(active.decoding for active in self._in_rows())
+        wait = schedule.chunks and prefill_goes_first(len(self._in_rows()) - num_decoding, num_decoding)
         self._prefills_since_call += 1
         if wait and self._prefills_since_call < MOST_PREFILLS_IN_A_ROW:
             return False
         self._prefills_since_call = 0
         return True
 
-    def _choose_split(self, schedule: Schedule, ready: list[ActiveRequest], joined: bool):
+    def _choose_split(self, schedule: Schedule, ready: list[ActiveRequest], mix_free_with_constrained: bool):
         """Choose whose drafts are verified, and for whom the next ones are made, where requests are constrained.
 
-        The host has to see drafts before they are verified, so those of one schedule are verified in the next. If free
-        requests are ``joined`` to constrained ones, the target reads its weights once for all of them. Else they are decoded
-        by programs of their own, behind these. If ``reproducible``, they never are: a neighbour must not decide which
-        program computes a text.
+        The host has to see drafts before they are verified, so those of one schedule are verified in the next. Free requests
+        that are not mixed with constrained ones are decoded by programs of their own, behind these. If ``reproducible``,
+        they never are: a neighbour must not decide which program computes a text.
         """
         schedule.verifying = [active for active in ready if active.proposed]
         for active in schedule.verifying:
             active.unread_rounds += 1  # whose log the host reads before the next schedule
         lasting = [active for active in ready if active.length + active.unread_rounds < active.limit]
         constrained = [active for active in lasting if active.request.constraint is not None]
-        together = lasting if joined and constrained else constrained
+        together = lasting if mix_free_with_constrained and constrained else constrained
         schedule.drafting = together[: self._config.max_batch]
         for active in self._in_rows():
             active.proposed = active in schedule.drafting
@@ -382,10 +374,6 @@ class Scheduler:
     def _first_free_row(self) -> int | None:
         return next((row for row, active in enumerate(self.rows) if active is None), None)
 
-    def _row_of(self, active: ActiveRequest) -> int:
-        assert active.row is not None
-        return active.row
-
     def _assign(self, active: ActiveRequest, row: int, pages: list[int]):
         active.row, active.pages, self.rows[row] = row, pages, active
 
@@ -394,3 +382,7 @@ class Scheduler:
         if active.row is not None:
             self.rows[active.row] = None
         active.row, active.pages, active.proposed = None, [], False
+
+
+def _most_senior_first(actives: Iterable[ActiveRequest]) -> list[ActiveRequest]:
+    return sorted(actives, key=lambda active: active.seniority)

@@ -108,7 +108,7 @@ class VerifyRows(NamedTuple):
         none."""
         return jnp.where(self.is_live(num_rows), self.row, num_rows)
 
-    def after(self, accepted) -> tuple[jax.Array, jax.Array]:
+    def advanced(self, accepted) -> tuple[jax.Array, jax.Array]:
         """``accepted`` and ``half`` of the next pass, if so many tokens of this one, int32 ``[B]``, are committed."""
         ran = self.tokens > 0
         return jnp.where(ran, accepted, self.accepted), jnp.where(ran, 1 - self.half, self.half)

@@ -98,7 +98,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
     drafting = {
         "method": llm.method,
         "num_speculative_tokens": speculation.num_draft_tokens if llm.method else 0,
-        "most_draft_tokens": engine.num_draft_tokens,
+        "most_draft_tokens": engine.runner.num_draft_tokens,
         "draft_lengths": engine.runner.draft_lengths,
         "verify": speculation.verify,
         "draft_sampling": speculation.draft_sampling,

@@ -97,7 +97,7 @@ def table_engine() -> Engine:
 
 
 def run_with(engine: Engine, script: Iterable[int], params=GREEDY) -> tuple[list[ActiveRequest], ScriptedController]:
-    engine.controller = controller = ScriptedController(script)
+    engine.loop.controller = controller = ScriptedController(script)
     return decode(engine, PROMPTS, params, KEYS), controller
 
 
@@ -131,12 +131,12 @@ def test_the_window_of_a_smaller_K_is_caught_up_first(monkeypatch):
     """Without the program between, heads would draft from their own guesses, and accept less."""
     engine = auto_engine("eagle")
     sent, runner = [], engine.runner
-    send = runner._send
-    monkeypatch.setattr(runner, "_send", lambda program, *args: sent.append(program) or send(program, *args))
+    send = runner.batch.send
+    monkeypatch.setattr(runner.batch, "send", lambda program, *args: sent.append(program) or send(program, *args))
     run_with(engine, itertools.cycle(CYCLE))
-    lengths = {program: K for (_, K, _), program in runner.programs.decode.items()}
-    asked = [program for program in sent if program in lengths or program is runner.programs.catch_up]
-    before = [lengths[asked[i - 1]] for i, what in enumerate(asked) if what is runner.programs.catch_up]
+    lengths = {program: K for (_, K, _), program in runner.batch.programs.decode.items()}
+    asked = [program for program in sent if program in lengths or program is runner.batch.programs.catch_up]
+    before = [lengths[asked[i - 1]] for i, what in enumerate(asked) if what is runner.batch.programs.catch_up]
     assert set(before) == {4}  # before 1, and not after a rest, which caught up itself
 
 
@@ -148,9 +148,9 @@ def test_match_with_coupled_drafts_at_one_width_gives_one_text():
     assert fixed == [fixed[0]] * len(LENGTHS)
     assert tokens_of(run_with(engine, itertools.cycle(CYCLE), params)[0]) == fixed[0]
 
-    engine.controller, chosen = Controller({CONFIG.max_batch: {0: 1.0, 1: 1.6, 4: 3.0}}), []
-    choose = engine.controller.choose
-    engine.controller.choose = lambda *what: chosen.append(choose(*what)) or chosen[-1]
+    engine.loop.controller, chosen = Controller({CONFIG.max_batch: {0: 1.0, 1: 1.6, 4: 3.0}}), []
+    choose = engine.loop.controller.choose
+    engine.loop.controller.choose = lambda *what: chosen.append(choose(*what)) or chosen[-1]
     assert tokens_of(decode(engine, PROMPTS, params, KEYS)) == fixed[0]
     assert {0, 1} <= set(chosen)
 
@@ -164,12 +164,12 @@ def test_nothing_is_compiled_while_K_varies(xla_compilations, costs):
     assert fresh.num_compilations == programs
     before = len(xla_compilations)
     assert before > 0  # the listener hears
-    chosen = fresh.controller
+    chosen = fresh.loop.controller
     run_with(fresh, itertools.cycle((2, 0, 2, 1, 0, 0, 1)), SamplingParams(temperature=1.0, max_tokens=40))
-    fresh.controller = chosen
+    fresh.loop.controller = chosen
     decode(fresh, PROMPTS, GREEDY, KEYS)
     fresh.warmup()
-    assert fresh.controller is chosen  # measured once
+    assert fresh.loop.controller is chosen  # measured once
     assert fresh.num_compilations == programs
     assert len(xla_compilations) == before
 
@@ -185,17 +185,17 @@ def test_costs_are_measured_unless_given():
     assert (costs.device, costs.method) == (jax.devices()[0].device_kind, "draft_model")
     seconds = costs.seconds(CONFIG.max_batch, FEW)
     assert all(0 < s < 10 for s in seconds.values())
-    assert llm.engine.controller.seconds == {CONFIG.max_batch: seconds}
+    assert llm.engine.loop.controller.seconds == {CONFIG.max_batch: seconds}
 
 
 def test_replacing_a_draft_resets_the_controller():
     engine = table_engine()
-    engine.controller = Controller({CONFIG.max_batch: dict.fromkeys(FEW, 1.0)})
-    fresh = engine.controller.acceptance
+    engine.loop.controller = Controller({CONFIG.max_batch: dict.fromkeys(FEW, 1.0)})
+    fresh = engine.loop.controller.acceptance
     decode(engine, PROMPTS, GREEDY, KEYS)
-    assert (engine.controller.acceptance != fresh).all()
+    assert (engine.loop.controller.acceptance != fresh).all()
     engine.replace_draft(TABLES[1])
-    np.testing.assert_array_equal(engine.controller.acceptance, fresh)
+    np.testing.assert_array_equal(engine.loop.controller.acceptance, fresh)
 
 
 def test_the_controller_observes_the_rounds_that_count():
@@ -208,7 +208,7 @@ def test_the_controller_observes_the_rounds_that_count():
     assert observed == sorted(n for active in ended for n in active.accepted)
 
     stop = lambda tokens, _: 3 if len(tokens) >= 3 else None  # noqa: E731
-    engine.controller = controller = ScriptedController(itertools.repeat(2))
+    engine.loop.controller = controller = ScriptedController(itertools.repeat(2))
     cut = decode(engine, PROMPTS, GREEDY, KEYS, find_stop=stop)
     assert sum(len(accepted) for _, _, accepted in controller.observed) == sum(len(p.accepted) for p in cut)
 
@@ -216,15 +216,15 @@ def test_the_controller_observes_the_rounds_that_count():
 def test_a_trial_of_drafts_is_read_before_the_next_choice():
     """The choice after a trial depends on that one call with drafts, and calls may be ahead of what was read."""
     engine = table_engine()
-    engine.controller, order = Controller({CONFIG.max_batch: {0: 1.0, 1: 1.9, 2: 50.0}}), []
-    choose, observe = engine.controller.choose, engine.controller.observe
+    engine.loop.controller, order = Controller({CONFIG.max_batch: {0: 1.0, 1: 1.9, 2: 50.0}}), []
+    choose, observe = engine.loop.controller.choose, engine.loop.controller.observe
 
     def chosen(*what) -> int:
-        order.append((choose(*what), engine.controller.trying))
+        order.append((choose(*what), engine.loop.controller.trying))
         return order[-1][0]
 
-    engine.controller.choose = chosen
-    engine.controller.observe = lambda K, *what: order.append("read") or observe(K, *what)
+    engine.loop.controller.choose = chosen
+    engine.loop.controller.observe = lambda K, *what: order.append("read") or observe(K, *what)
     decode(
         engine, PROMPTS[: CONFIG.max_batch], SamplingParams(temperature=1.0, max_tokens=30), KEYS[: CONFIG.max_batch]
     )
@@ -237,7 +237,7 @@ def test_a_trial_of_drafts_is_read_before_the_next_choice():
 
 def test_statistics_are_right_while_K_varies():
     llm = table_llm(CHEAP, config=dataclasses.replace(CONFIG, rounds=1))
-    llm.engine.controller = ScriptedController(
+    llm.engine.loop.controller = ScriptedController(
         [2, 0, 2, 1, 2, 2]
     )  # the last call is sent before the one that ends is read
     result = jspec.generate(llm, [0], temperature=0, max_tokens=11)

@@ -152,7 +152,7 @@ class TestChoice:
         engine = engine_of("draft_model", verify_budget="auto", **how)
         ways = engine.runner.round_shapes(CONFIG.max_batch)
         assert {(4, 5), (4, 6), 4} <= set(ways)
-        engine.controller = controller = Controller(
+        engine.loop.controller = controller = Controller(
             {CONFIG.max_batch: {way: 1.0 if isinstance(way, tuple) else 1.6 for way in ways}}
         )
         chosen, choose = [], controller.choose

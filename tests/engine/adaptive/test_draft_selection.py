@@ -56,7 +56,7 @@ def stats_after(rounds, confidence=0.5, rows=1):
     stats = no_stats(rows, K)
     sure, live = jnp.full((rows, K), confidence, jnp.float32), jnp.ones(rows, bool)
     for count, accepted in rounds:
-        stats = stats.after(sure, jnp.full(rows, count), jnp.full(rows, accepted), live)
+        stats = stats.with_round(sure, jnp.full(rows, count), jnp.full(rows, accepted), live)
     return stats
 
 
@@ -81,7 +81,7 @@ def test_confidence_is_calibrated_over_all_requests():
         sure = rng.choice([0.2, 0.9], (8, K)).astype(np.float32)
         stands = rng.random((8, K)) < np.where(sure > 0.5, 0.95, 0.3)  # confidences that are too low
         accepted = np.cumprod(stands, axis=1).sum(axis=1)
-        stats = stats.after(jnp.asarray(sure), jnp.full(8, K), jnp.asarray(accepted), jnp.ones(8, bool))
+        stats = stats.with_round(jnp.asarray(sure), jnp.full(8, K), jnp.asarray(accepted), jnp.ones(8, bool))
     acceptance = stats.acceptance(jnp.broadcast_to(jnp.array([0.2, 0.9, 0.2, 0.9]), (8, K))).mean(axis=0)
     assert acceptance[1] > 0.85
     assert acceptance[0] < 0.5
@@ -89,7 +89,7 @@ def test_confidence_is_calibrated_over_all_requests():
 
 def test_idle_rows_do_not_change_statistics():
     stats = stats_after([(4, 2)] * 5)
-    after = stats.after(jnp.full((1, K), 0.5), jnp.array([0]), jnp.array([-1]), jnp.zeros(1, bool))
+    after = stats.with_round(jnp.full((1, K), 0.5), jnp.array([0]), jnp.array([-1]), jnp.zeros(1, bool))
     jax.tree.map(np.testing.assert_array_equal, stats, after)
 
 
@@ -97,14 +97,14 @@ def test_nan_confidence_is_in_the_lowest_bin():
     stats = no_stats(1, K)
     odd = jnp.array([[jnp.nan, jnp.inf, -jnp.inf, 2.0]], jnp.float32)
     assert np.isfinite(stats.acceptance(odd)).all()
-    after = stats.after(odd, jnp.array([4]), jnp.array([4]), jnp.ones(1, bool))
+    after = stats.with_round(odd, jnp.array([4]), jnp.array([4]), jnp.ones(1, bool))
     assert np.isfinite(after.of_confidence).all()
     assert after.of_confidence[1].sum() == 4
 
 
 def test_all_drafts_are_verified_within_the_budget():
     stats = no_stats(2, K)
-    after = stats.after(jnp.full((2, 2), 0.5), jnp.array([2, 1]), jnp.array([2, 0]), jnp.ones(2, bool))
+    after = stats.with_round(jnp.full((2, 2), 0.5), jnp.array([2, 1]), jnp.array([2, 0]), jnp.ones(2, bool))
     np.testing.assert_array_equal(after.of_request[:, 0], [[1, 1, 0, 0], [1, 0, 0, 0]])
     assert after.acceptance(jnp.full((2, 2), 0.5)).shape == (2, 2)
 

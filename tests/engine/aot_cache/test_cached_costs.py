@@ -85,7 +85,7 @@ def test_engine_reads_the_costs_of_an_earlier_one(folder, monkeypatch):
         make = drafting("draft_model", settings)
         engine = Engine(table, table, Decoding(make, "match", draft_lengths=settings.draft_lengths), CONFIG)
         engine.warmup()
-        return engine.controller
+        return engine.loop.controller
 
     first = controller()
     monkeypatch.setattr(round_costs, "measured", lambda *_: pytest.fail("measured again"))

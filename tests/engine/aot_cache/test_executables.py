@@ -105,7 +105,7 @@ def test_compiled_program_reads_no_file(folder, monkeypatch):
     ],
     ids=str,
 )
-def test_another_key_is_compiled(folder, traced, other, shape):
+def test_a_program_of_another_key_is_compiled(folder, traced, other, shape):
     doubled().compile(SHAPE)
     doubled(**other).compile(shape)
     assert len(traced) == 2
@@ -198,17 +198,17 @@ def test_engine_with_cached_executables_writes_the_same_texts(folder, traced, sh
     ids=str,
 )
 def test_engine_settings_are_part_of_the_key(folder, other):
-    cache, others = (one.runner.programs.admit.cache for one in (engine(), engine(**other)))
+    cache, others = (one.runner.batch.programs.admit.cache for one in (engine(), engine(**other)))
     assert cache.file("x", None, (SHAPE,)) != others.file("x", None, (SHAPE,))
-    assert cache.file("x", None, (SHAPE,)) == engine().runner.programs.admit.cache.file("x", None, (SHAPE,))
+    assert cache.file("x", None, (SHAPE,)) == engine().runner.batch.programs.admit.cache.file("x", None, (SHAPE,))
 
 
 def test_expert_sharding_is_part_of_the_key(folder):
     """Their arrays have the same shapes and lie in the same places."""
     in_parts, whole = (engine(shards=Shards(2, by_expert=by_expert)).runner for by_expert in (False, True))
-    shapes = [[(leaf.shape, leaf.sharding) for leaf in runner.leaves[0]] for runner in (in_parts, whole)]
+    shapes = [[(leaf.shape, leaf.sharding) for leaf in runner.batch.leaves[0]] for runner in (in_parts, whole)]
     assert shapes[0] == shapes[1]
-    cache, others = (runner.programs.admit.cache for runner in (in_parts, whole))
+    cache, others = (runner.batch.programs.admit.cache for runner in (in_parts, whole))
     assert cache.file("x", None, (SHAPE,)) != others.file("x", None, (SHAPE,))
 
 
@@ -221,10 +221,10 @@ def their_rule(logits, warp, proposal, noise):
 )
 def test_user_defined_rule_is_never_cached(rule, monkeypatch):
     monkeypatch.setitem(RULES, "theirs", rule)
-    assert engine(Speculation(2)).runner.programs.admit.cache._fingerprint is not None
+    assert engine(Speculation(2)).runner.batch.programs.admit.cache._fingerprint is not None
     make = drafter_for(TARGET, TARGET, Speculation(2))
     theirs = Engine(target(), draft(), Decoding(make, "theirs"), CONFIG)
-    assert theirs.runner.programs.admit.cache._fingerprint is None
+    assert theirs.runner.batch.programs.admit.cache._fingerprint is None
 
 
 def test_synthetic_acceptance_is_part_of_the_key(folder, monkeypatch):
@@ -233,11 +233,11 @@ def test_synthetic_acceptance_is_part_of_the_key(folder, monkeypatch):
         settings = Speculation(2, synthetic_acceptance=rate)
         monkeypatch.setitem(RULES, "synthetic", rule_of(settings))
         one = Engine(target(), draft(), Decoding(drafter_for(TARGET, TARGET, Speculation(2)), "synthetic"), CONFIG)
-        names.append(one.runner.programs.admit.cache.file("x", None, (SHAPE,)))
+        names.append(one.runner.batch.programs.admit.cache.file("x", None, (SHAPE,)))
     assert names[0] != names[1] == names[2]
 
 
 def test_user_defined_drafter_is_never_cached():
     """``drafting`` makes a function, whose code is not part of the cache key."""
     own = Engine(target(), draft(), Decoding(drafting("draft_model", Speculation(2)), "rejection"), CONFIG)
-    assert own.runner.programs.admit.cache._fingerprint is None
+    assert own.runner.batch.programs.admit.cache._fingerprint is None

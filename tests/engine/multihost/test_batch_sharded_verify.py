@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 from jspec.config.sharding import AXIS
 from jspec.engine.multihost.batch_sharded_verify import BatchSharding
-from jspec.engine.multihost.shard_map import ProgramSharding
+from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.models.flatten import flatten
 from jspec.sampling.verify import VerifyResult
 

@@ -54,9 +54,9 @@ def test_every_program_exchanges():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_device_counts_the_same_exchanges(kind):
     engine = engine_of(f"{kind}/packets")
-    before = np.asarray(engine.runner.state.exchange.epochs)
+    before = np.asarray(engine.runner.batch.state.exchange.epochs)
     decode(engine, ragged_prompts(), DRAWN)
-    exchange = engine.runner.state.exchange
+    exchange = engine.runner.batch.state.exchange
     copies = [np.asarray(shard.data) for shard in exchange.epochs.addressable_shards]
     assert len(copies) == 2
     assert np.array_equal(*copies)
@@ -64,44 +64,45 @@ def test_every_device_counts_the_same_exchanges(kind):
     assert counted[0] > 0
     assert np.all(np.diff(counted) <= 0)  # the first blocks have tokens in every exchange
     assert exchange.room.tokens == MOST_TOKENS
-    assert engine_of(kind).runner.state.exchange is None
+    assert engine_of(kind).runner.batch.state.exchange is None
 
 
 def lose(engine):
     """Have a block of the next exchange find that an earlier one was lost."""
-    exchange = engine.runner.state.exchange
+    exchange = engine.runner.batch.state.exchange
     lost = jax.device_put(np.full(MOST_BLOCKS, LOST, np.int32), exchange.epochs.sharding)
-    engine.runner.state = dataclasses.replace(engine.runner.state, exchange=dataclasses.replace(exchange, epochs=lost))
+    batch, exchange = engine.runner.batch, dataclasses.replace(exchange, epochs=lost)
+    batch.state = dataclasses.replace(batch.state, exchange=exchange)
 
 
 def test_lost_packets_fail_requests_and_the_next_ones_are_served():
     engine = engine_of("eagle/2/packets")
     wanted = tokens_of(decode(engine, ragged_prompts(), GREEDY))
-    before = engine.runner.workspace
+    before = engine.runner.batch.workspace
     lose(engine)
     with pytest.raises(model_runner.LostPacket, match="a GPU waited for another one for two seconds in vain"):
         decode(engine, ragged_prompts(), GREEDY)
     assert_nothing_is_held(engine)
-    assert engine.runner.workspace is not before
+    assert engine.runner.batch.workspace is not before
     assert tokens_of(decode(engine, ragged_prompts(), GREEDY)) == wanted
-    assert not np.any(np.asarray(engine.runner.state.exchange.epochs) == LOST)
+    assert not np.any(np.asarray(engine.runner.batch.state.exchange.epochs) == LOST)
 
 
 def test_epochs_begin_anew_before_they_run_out(monkeypatch):
     engine = engine_of("eagle/2/packets")
     wanted = tokens_of(decode(engine, ragged_prompts(), DRAWN))
     monkeypatch.setattr(model_runner, "LAST_EPOCH", 20)
-    before = engine.runner.workspace
+    before = engine.runner.batch.workspace
     assert tokens_of(decode(engine, ragged_prompts(), DRAWN)) == wanted
-    assert engine.runner.workspace is not before
+    assert engine.runner.batch.workspace is not before
     one_call = CONFIG.rounds * 100
-    assert np.asarray(engine.runner.state.exchange.epochs).max() < 20 + 4 * one_call
+    assert np.asarray(engine.runner.batch.state.exchange.epochs).max() < 20 + 4 * one_call
 
 
 def test_a_workspace_that_cannot_be_made_leaves_the_old_one(monkeypatch):
     """A state with addresses of memory that nobody holds would have GPUs write anywhere."""
     runner = engine_of("eagle/2/packets").runner
-    before = runner.workspace, runner.state
+    before = runner.batch.workspace, runner.batch.state
 
     def fail(workspace):
         raise MemoryError("no memory for addresses")
@@ -109,6 +110,6 @@ def test_a_workspace_that_cannot_be_made_leaves_the_old_one(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Workspace, "exchange", fail)
         with pytest.raises(MemoryError, match="no memory for addresses"):
-            runner.begin_epochs_anew()
-    assert runner.workspace is before[0]
-    assert runner.state is before[1]
+            runner.batch.begin_epochs_anew()
+    assert runner.batch.workspace is before[0]
+    assert runner.batch.state is before[1]

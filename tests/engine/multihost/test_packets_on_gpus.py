@@ -37,7 +37,7 @@ def test_greedy_texts_are_those_of_one_gpu(draft):
     wanted = texts(loaded(draft, 1))
     llm = loaded(draft, 2)
     assert texts(llm) == wanted
-    epochs = np.asarray(llm.engine.runner.state.exchange.epochs)
+    epochs = np.asarray(llm.engine.runner.batch.state.exchange.epochs)
     assert epochs[0] > 64
     assert not are_lost(epochs)
     assert texts(loaded(draft, 2, peer_packets=False)) == wanted
@@ -59,13 +59,13 @@ def test_preempted_requests_have_the_same_texts():
 def test_a_gpu_that_waits_in_vain_fails_requests_and_not_the_next_ones():
     llm = loaded("eagle3", 2)
     wanted, runner = texts(llm), llm.engine.runner
-    exchange, copies = runner.state.exchange, []
+    exchange, copies = runner.batch.state.exchange, []
     for place, shard in enumerate(exchange.epochs.addressable_shards):  # one GPU is two exchanges ahead of the other
         epochs = np.array(shard.data)
         epochs[0] += 2 * place
         copies.append(jax.device_put(epochs, shard.device))
     apart = jax.make_array_from_single_device_arrays(exchange.epochs.shape, exchange.epochs.sharding, copies)
-    runner.state = dataclasses.replace(runner.state, exchange=dataclasses.replace(exchange, epochs=apart))
+    runner.batch.state = dataclasses.replace(runner.batch.state, exchange=dataclasses.replace(exchange, epochs=apart))
     with pytest.raises(LostPacket):
         texts(llm)
     assert texts(llm) == wanted

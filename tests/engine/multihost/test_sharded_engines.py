@@ -78,7 +78,7 @@ def test_every_device_holds_the_same_rows():
     any of them."""
     engine = engine_of("eagle/4")
     decode(engine, ragged_prompts(), SamplingParams(temperature=1.0, max_tokens=20))
-    state = engine.runner.state
+    state = engine.runner.batch.state
     for array in jax.tree.leaves(
         (state.tokens, state.outcome, state.request, state.previous, state.features, state.draft)
     ):
@@ -89,12 +89,12 @@ def test_every_device_holds_the_same_rows():
 
 def test_lost_state_is_rebuilt_with_its_sharding():
     engine = engine_of("draft_model/2/2")
-    places = [leaf.sharding for leaf in jax.tree.leaves(engine.runner.state)]
+    places = [leaf.sharding for leaf in jax.tree.leaves(engine.runner.batch.state)]
     wanted = tokens_of(decode(engine, ragged_prompts(), GREEDY))
-    for leaf in jax.tree.leaves(engine.runner.state):
+    for leaf in jax.tree.leaves(engine.runner.batch.state):
         leaf.delete()
     assert not engine.runner.restore()
     engine.scheduler.pages.forget_prefixes()
-    found = [leaf.sharding for leaf in jax.tree.leaves(engine.runner.state)]
+    found = [leaf.sharding for leaf in jax.tree.leaves(engine.runner.batch.state)]
     assert all(a.is_equivalent_to(b, 4) for a, b in zip(found, places, strict=True) if a.spec)
     assert tokens_of(decode(engine, ragged_prompts(), GREEDY)) == wanted

@@ -13,9 +13,10 @@ from step_requests import never, request
 from jspec.config import Speculation
 from jspec.drafting.draft_model import DraftModel
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
+from jspec.engine.round_log import RoundLog
 from jspec.engine.runner.state import init_state
 from jspec.engine.runner.step import DecodeStep
-from jspec.engine.runner.step_io import PrefillInputs, RoundLog
+from jspec.engine.runner.step_io import PrefillInputs
 from jspec.sampling.verify import VerifyResult
 
 K = 4

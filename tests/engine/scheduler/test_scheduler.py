@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 from simulated_device import Habits
-from small_engine import ALL, NOTHING, K, finish, orders, prompt, simulation
+from small_engine import ALL, NOTHING, K, entry_order, finish, orders, prompt, simulation
 
 from jspec.config import EngineConfig
 from jspec.engine.request import LIVE, Request
@@ -44,10 +44,7 @@ class TestEntering:
         played = simulation(max_batch=1)
         for priority in (1, 0, 0, -1):
             played.arrive(prompt(), 1, priority)
-        entered = []
-        while played.scheduler.unfinished:
-            entered += orders(played.step().admitted)
-        assert entered == [3, 1, 2, 0]
+        assert entry_order(played) == [3, 1, 2, 0]
 
     def test_a_request_that_needs_many_pages_is_not_overtaken(self):
         played = simulation(num_pages=5)
@@ -55,10 +52,7 @@ class TestEntering:
             played.arrive(prompt(length), most)
         played.step()
         assert orders(played.scheduler.rows) == [0, None]
-        entered = []
-        while played.scheduler.unfinished:
-            entered += orders(played.step().admitted)
-        assert entered == [1, 2]
+        assert entry_order(played) == [1, 2]
 
     def test_many_prompts_are_prefilled_before_rounds(self):
         played = simulation(max_batch=8, num_pages=None, prefill_tokens=10)

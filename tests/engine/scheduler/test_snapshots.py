@@ -21,7 +21,7 @@ def snapshots(most: int, *pages: int) -> Snapshots:
 
 
 class TestSnapshots:
-    def test_the_one_used_longest_ago_makes_room(self):
+    def test_the_snapshot_used_longest_ago_makes_room(self):
         kept = snapshots(3, 1, 2, 3)
         assert kept.use(1).page == 1
         kept.add(4, Snapshot(0, 4))
@@ -30,19 +30,19 @@ class TestSnapshots:
         assert [page for page in range(6) if page in kept] == [1, 4, 5]
         assert len(kept) == 3
 
-    def test_there_may_be_none(self):
+    def test_without_room_no_snapshot_is_kept(self):
         kept = snapshots(0, 1, 2)
         assert len(kept) == 0
         assert kept.known([1, 2], 1) == []
 
-    def test_the_first_of_a_page_stays(self):
+    def test_the_first_snapshot_of_a_page_stays(self):
         kept, first = Snapshots(2), Snapshot(0, 1)
         kept.add(1, first)
         kept.add(1, Snapshot(7, 1))
         assert kept.use(1) is first
         assert len(kept) == 1
 
-    def test_forgotten_ones_are_gone(self):
+    def test_forgotten_snapshots_are_gone(self):
         kept = snapshots(3, 1, 2, 3)
         kept.forget(2)
         kept.forget(2)  # a page without a snapshot may be overwritten too
@@ -63,7 +63,7 @@ class TestSnapshots:
             ([], 1, []),
         ],
     )
-    def test_pages_that_end_with_one(self, pages, step, expected):
+    def test_known_pages_end_with_a_snapshot(self, pages, step, expected):
         """There are snapshots behind pages 6 and 8."""
         assert snapshots(9, 6, 8).known(pages, step) == expected
 

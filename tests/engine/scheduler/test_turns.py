@@ -1,30 +1,22 @@
 """Tenants whose requests wait take turns."""
 
-from small_engine import orders, prompt, simulation
+from small_engine import entry_order, orders, prompt, simulation
 
 from jspec.engine.scheduler.turns import MOST_TENANTS, Turns
-
-
-def entered(played) -> list[int]:
-    """The numbers of the requests in the order in which they are given rows."""
-    found = []
-    while played.scheduler.unfinished:
-        found += orders(played.step().admitted)
-    return found
 
 
 def test_one_tenant_is_served_first_come_first_served():
     played = simulation(max_batch=1)
     for _ in range(5):
         played.arrive(prompt(), 1, tenant="a")
-    assert entered(played) == [0, 1, 2, 3, 4]
+    assert entry_order(played) == [0, 1, 2, 3, 4]
 
 
 def test_a_tenant_does_not_wait_for_all_requests_of_another():
     played = simulation(max_batch=1)
     for tenant in "aaaaaabbc":
         played.arrive(prompt(), 1, tenant=tenant)
-    assert entered(played) == [0, 6, 8, 1, 7, 2, 3, 4, 5]
+    assert entry_order(played) == [0, 6, 8, 1, 7, 2, 3, 4, 5]
 
 
 def test_a_full_queue_has_room_for_other_tenants():
@@ -46,7 +38,7 @@ def test_a_full_queue_has_room_for_other_tenants():
     assert len(played.scheduler.waiting) == 33
 
 
-def test_who_comes_later_has_no_turns_to_make_up_for():
+def test_a_later_tenant_has_no_turns_to_make_up_for():
     """Requests of ``b`` that come after four of ``a`` were served take turns with the next ones of ``a``."""
     played = simulation(max_batch=1)
     for _ in range(8):
@@ -56,7 +48,7 @@ def test_who_comes_later_has_no_turns_to_make_up_for():
         found += orders(played.step().admitted)
     for _ in range(3):
         played.arrive(prompt(), 1, tenant="b")
-    rest = entered(played)
+    rest = entry_order(played)
     assert found == [0, 1, 2, 3]
     assert [order for order in rest if order < 8] == [4, 5, 6, 7]
     assert [order for order in rest if order >= 8] == [8, 9, 10]
@@ -69,7 +61,7 @@ def test_priorities_come_before_turns():
     played = simulation(max_batch=1)
     for tenant, priority in (("a", 1), ("a", 0), ("b", 1), ("a", 0)):
         played.arrive(prompt(), 1, priority, tenant=tenant)
-    assert entered(played) == [1, 3, 0, 2]
+    assert entry_order(played) == [1, 3, 0, 2]
 
 
 def test_tenants_without_later_turns_are_forgotten():

@@ -108,10 +108,10 @@ def noticed(engine, name: str, monkeypatch):
 def held(service) -> tuple:
     """What requests under way hold in the server and in the engine."""
     engine = service.llm.engine
-    grammars, core = engine.frontend.grammars, engine.gateway._core
+    grammars, core = engine.frontend.grammars, engine.handle._core
     return (
-        *(service.in_flight, service.engine._clients, service.engine._compilations, grammars._under_way),
-        *(core._clients, engine.scheduler.under_way, [*engine.scheduler.waiting], engine.scheduler.pages.used),
+        *(service.in_flight, service.engine._subscribers, service.engine._compilations, grammars._under_way),
+        *(core._subscribers, engine.scheduler.under_way, [*engine.scheduler.waiting], engine.scheduler.pages.used),
     )
 
 
@@ -127,7 +127,7 @@ async def left(service, path: str, kind: str, stream: bool, moment, monkeypatch)
                 await client.leave()
         else:
             client = Client(app, path, body_of(path, kind, stream))
-            while not engine.gateway.arriving:
+            while not engine.handle.arriving:
                 assert not client.task.done(), client.sent
                 await asyncio.sleep(0.001)
             for _ in range(moment):

@@ -173,7 +173,7 @@ def test_engine_failure_is_500_and_later_requests_succeed(monkeypatch):
     service = service_of(llm)
     body = {"prompt": "abc", "max_tokens": 2}
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._loop, "step", lambda *_: 1 / 0)
+        patch.setattr(llm.engine.loop, "step", lambda *_: 1 / 0)
         error = error_of(ask(service, "/v1/completions", body), 500)
         assert "ZeroDivisionError" not in error["message"]
         error_of(ask(service, "/health"), 503)

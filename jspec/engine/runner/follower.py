@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jspec.engine.multihost.leader import Follower
-from jspec.engine.runner.model_runner import ModelRunner
-from jspec.engine.runner.programs import PackedProgram, Program
+from jspec.engine.runner.device_batch import DeviceBatch
+from jspec.engine.runner.programs import EngineProgram, PackedProgram
 from jspec.engine.runner.swap import to_memory_kind
 
 
@@ -19,26 +19,17 @@ class FollowerRunner:
     host memory.
 
     Args:
-      runner: has the same programs as that of process 0.
+      batch: has the same programs as that of process 0.
       when_serving: is called when process 0 begins to take requests.
     """
 
-    def __init__(self, runner: ModelRunner, when_serving: Callable[[], None] = lambda: None):
-        assert isinstance(runner.group, Follower), runner.group
+    def __init__(self, batch: DeviceBatch, when_serving: Callable[[], None] = lambda: None):
+        assert isinstance(batch.group, Follower), batch.group
         self._when_serving = when_serving
-        self._runner, self._group, self._programs = runner, runner.group, list(runner.programs)
-        # Names of programs -> what they keep their result as, for others, and which results they take.
-        self._keeps: dict[str, Any] = {}
-        self._takes: dict[str, list[Any]] = {}
-        split = runner.programs
-        for b in split.verify_pass:
-            drafts, verified = ("drafts", b), ("verified", b)
-            self._keeps |= {split.verify_pass[b].name: verified, split.grammar[b].name: "allowed"}
-            self._takes[split.verify_pass[b].name] = [drafts]
-            for processing in (False, True):
-                self._keeps[split.draft[b, processing].name] = drafts
-                self._takes[split.finish[b, processing].name] = [verified, "allowed"]
-        self._kept: dict[Any, Any] = {}
+        self._batch, self._group, self._programs = batch, batch.group, list(batch.programs)
+        self._given: dict[
+            Any, Any
+        ] = {}  # the newest results that other programs take, as ``ProgramSpec.gives`` names them
         self._result: Any = None  # of the last program, beside the state
         self._swapped: dict[int, Any] = {}  # key -> swap block
         self._restored: Any = None  # block for the next ``restore``
@@ -64,17 +55,17 @@ class FollowerRunner:
         """Send a program with weights, state, results that are here, and these arguments."""
         program = self._programs[index]
         on_host = [*self._taken(program), *on_host]
-        if program in (self._runner.programs.restore, self._runner.programs.restore_states):
+        if program in (self._batch.programs.restore, self._batch.programs.restore_states):
             saved = self._arguments(program)[-1] if self._restored is None else self._restored
             on_host, self._restored = [*on_host, saved], None
-        self._result = self._runner._send(program, *on_host)
-        if program.name in self._keeps:
-            self._kept[self._keeps[program.name]] = self._result
+        self._result = self._batch.send(program, *on_host)
+        if program.spec.gives is not None:
+            self._given[program.spec.gives] = self._result
 
     def compile(self, indices: Sequence[int], threads: int | None):
         """Compile programs."""
         programs = [self._programs[index] for index in indices]
-        self._runner._compile([(program, self._arguments(program)) for program in programs], threads)
+        self._batch.compile([(program, self._arguments(program)) for program in programs], threads)
 
     def swap_out(self, key: int):
         """Copy the result of the last program, ``save`` or ``save_states``, to host memory."""
@@ -92,17 +83,17 @@ class FollowerRunner:
     def reset_state(self):
         """Replace the state by that of an empty batch."""
         self._result = self._restored = None
-        self._runner.reset_state()
+        self._batch.reset_state()
 
-    def _arguments(self, program: Program) -> tuple:
+    def _arguments(self, program: EngineProgram) -> tuple:
         """Arguments of a program that leave an idle batch as it is."""
         if not isinstance(program, PackedProgram):
-            return next(args for other, args in self._runner.swap_programs() if other is program)
+            return next(args for other, args in self._batch.swap_programs() if other is program)
         return *self._taken(program), program.idle
 
-    def _taken(self, program: Program) -> list[Any]:
+    def _taken(self, program: EngineProgram) -> list[Any]:
         """The results of other programs that a program takes before its own arguments."""
-        return [self._kept[what] for what in self._takes.get(program.name, ())]
+        return [self._given[what] for what in program.spec.takes]
 
 
 @contextlib.contextmanager

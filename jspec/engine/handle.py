@@ -9,18 +9,20 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from jspec.engine import jax_settings
-from jspec.engine.client import Cancel, Client, Deliver, Failure, Submission, deliver
 from jspec.engine.core import EngineCore
 from jspec.engine.forks import remember_process, require_not_forked
 from jspec.engine.loop import Loop
+from jspec.engine.mailbox import Cancel, Submission, ThreadCall
 from jspec.engine.request import Request
-from jspec.engine.thread import Call, EngineThread
+from jspec.engine.subscriber import Deliver, Failure, Subscriber, deliver
+from jspec.engine.thread import EngineThread
 
 
-class Gateway:
+class EngineHandle:
     """The engine's thread, for everybody else. It begins with the first caller, and anew after an exception has ended it.
 
-    It has JAX's settings of the thread that makes this. A caller whose settings differ is refused.
+    It has JAX's settings of the thread that makes this. A caller whose settings differ is refused. Methods that reach the
+    thread raise what ``running`` raises, and a RuntimeError if the thread ends.
 
     Args:
       core: what the thread steps.
@@ -28,7 +30,7 @@ class Gateway:
 
     def __init__(self, core: EngineCore):
         self._core = core
-        self._next_client = functools.partial(next, itertools.count())
+        self._next_number = functools.partial(next, itertools.count())
         require_not_forked()
         remember_process()
         self._settings = jax_settings.of_this_thread_alone()
@@ -38,12 +40,12 @@ class Gateway:
     @property
     def error(self) -> BaseException | None:
         """What ended the thread; None once another has made a step."""
-        return self._thread and self._thread.error
+        return self._thread and self._thread.mailbox.error
 
     @property
     def arriving(self) -> list[Submission]:
         """What was submitted and has not reached the scheduler yet."""
-        return [] if self._thread is None else list(self._thread.arriving)
+        return [] if self._thread is None else list(self._thread.mailbox.arriving)
 
     def running(self) -> EngineThread:
         """The engine's thread, for a caller that may use it.
@@ -61,47 +63,37 @@ class Gateway:
             jax_settings.require_same(view, thread.call(jax_settings.view))
         return thread
 
-    def start(self, requests: Sequence[Request], outputs: Any, deliver: Deliver) -> tuple[Client, list[int]]:
-        """Have requests of a new client served, which streams, and whose queue ``deliver`` fills; the client and their ids.
-
-        Raises:
-          RuntimeError, ValueError: as of ``running``; or the thread ended.
-        """
+    def start(self, requests: Sequence[Request], outputs: Any, deliver: Deliver) -> tuple[Subscriber, list[int]]:
+        """Have requests of a new subscriber served, which streams, and whose queue ``deliver`` fills; returns it and their
+        ids."""
         thread = self.running()
-        client = thread.client(self._next_client(), outputs, deliver, streams=True)
+        subscriber = thread.subscriber(self._next_number(), outputs, deliver, streams=True)
         try:
-            return client, self._submit(thread, client, requests)
+            return subscriber, self._submit(thread, subscriber, requests)
         except BaseException:
-            client.cancel()
+            subscriber.cancel()
             raise
 
-    def add(self, request: Request, client: Client) -> int:
-        """Have a request of a client served that may have others; returns its id.
-
-        Raises:
-          RuntimeError, ValueError: as of ``running``; or the thread ended.
-        """
-        (id,) = self._submit(self.running(), client, [request])
+    def add(self, request: Request, subscriber: Subscriber) -> int:
+        """Have a request of a subscriber served that may have others; returns its id."""
+        (id,) = self._submit(self.running(), subscriber, [request])
         return id
 
-    def _submit(self, thread: EngineThread, client: Client, requests: Sequence[Request]) -> list[int]:
+    def _submit(self, thread: EngineThread, subscriber: Subscriber, requests: Sequence[Request]) -> list[int]:
         orders = [self._core.loop.next_order() for _ in requests]
-        thread.submit(Submission(client, requests, orders))
+        thread.submit(Submission(subscriber, requests, orders))
         return orders
 
     def outputs(self, requests: Sequence[Request], streams: bool) -> Generator[Any, None, None]:
         """Serve requests, and yield what is new of each, or each when it has ended unless ``streams``.
 
         Those that have not ended when the generator is closed are cancelled. However many there are, they find room.
-
-        Raises:
-          RuntimeError, ValueError: as of ``running``; or the thread ended.
         """
         thread, outputs, unfinished = self.running(), queue.SimpleQueue(), len(requests)
-        client = thread.client(self._next_client(), outputs, deliver, streams)
-        cancel = client.cancel
+        subscriber = thread.subscriber(self._next_number(), outputs, deliver, streams)
+        cancel = subscriber.cancel
         try:
-            thread.submit(Submission(client, requests))
+            thread.submit(Submission(subscriber, requests))
             while unfinished:
                 for output in thread.wait_for(outputs):
                     if isinstance(output, Failure):
@@ -112,12 +104,12 @@ class Gateway:
             if unfinished:
                 cancel()  # written in C: no interrupt comes before it is done
 
-    def cancel(self, clients: Iterable[Client]):
-        """Cancel all requests of clients, who are told of their ends before this returns."""
+    def cancel(self, subscribers: Iterable[Subscriber]):
+        """Cancel all requests of subscribers, who are told of their ends before this returns."""
         thread = self._thread
         if thread is not None and not thread.ended:
-            for client in clients:
-                thread.post(Cancel(client.number))
+            for subscriber in subscribers:
+                thread.mailbox.post(Cancel(subscriber.number))
             with contextlib.suppress(RuntimeError):  # the thread has ended, and so have the requests
                 thread.call(lambda: None)
 
@@ -130,7 +122,7 @@ class Gateway:
             paused.put(None)
             go_on.get()
 
-        thread.post(Call(pause, idle=False))
+        thread.mailbox.post(ThreadCall(pause, idle=False))
         paused.get()
         try:
             yield self._core.loop

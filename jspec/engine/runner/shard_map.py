@@ -13,9 +13,9 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.config import Shards
+from jspec.engine.round_log import CallLogs
 from jspec.engine.runner.saved import Saved, is_layer, states
 from jspec.engine.runner.state import OF_ROWS, DecodeState
-from jspec.engine.runner.step_io import CallLogs
 from jspec.models.cache_pools import CacheShape, LayerKV, StateShape, has_states
 from jspec.models.flatten import flatten
 from jspec.models.protocols import Target
@@ -141,7 +141,7 @@ class ProgramSharding:
         return self.shard_map(function, _REPLICATED, _REPLICATED)
 
     def copy_program(self, name: str, function: Callable) -> Callable:
-        """The program of ``Programs`` that copies rows under this name, over all devices."""
+        """The program that copies rows under this name, over all devices."""
         row, pages = _REPLICATED, _REPLICATED
         takes, gives = {
             "save": ((row, pages), self.saved),
@@ -151,12 +151,8 @@ class ProgramSharding:
         }[name]
         return self.shard_map(function, (self.state, *takes), (self.state, gives))
 
-    def create(self, make: Callable[[], Any], specs: Any = None) -> Any:
-        """The result of ``make()``, sharded from the start like a ``DecodeState``, or by ``specs``."""
-        return self.creating(make, specs)()
-
     def creating(self, make: Callable[[], Any], specs: Any = None) -> Callable[[], Any]:
-        """``create`` for many calls, compiled once."""
+        """A compiled ``make`` whose result is sharded from the start like a ``DecodeState``, or by ``specs``."""
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.state if specs is None else specs)
         return jax.jit(make, out_shardings=shardings)
 

@@ -1,0 +1,177 @@
+"""The functions of the programs: what each computes of flat weights, the state of the batch and its inputs.
+
+A program takes flat leaves in place of modules, because calling a jitted function on an NNX module costs milliseconds. It
+merges the modules inside of its trace.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jspec.config import EngineConfig
+from jspec.engine.decoding import Decoding
+from jspec.engine.round_log import CallLogs
+from jspec.engine.runner.shard_map import ProgramSharding
+from jspec.engine.runner.state import DecodeState, init_state, put, put_rows, take, with_processors
+from jspec.engine.runner.step import DecodeStep, VerifyPass
+from jspec.engine.runner.step_io import DecodeRows, GrammarInputs, VerifyInputs
+from jspec.models.params import DTYPES
+from jspec.pallas.collectives.peers import Peers
+from jspec.sampling.verify import RULES, Proposal
+
+Leaves = tuple[list[jax.Array], list[jax.Array]]  # the arrays of the target, and those of the draft model
+Steps = Callable[..., DecodeStep]  # ``StepBuilder.step`` of the leaves and peers that a program has
+
+
+@dataclasses.dataclass(frozen=True)
+class StepBuilder:
+    """Builds a ``DecodeStep`` from flat leaves, inside a trace; its other methods are the functions of the programs.
+
+    Attributes:
+      merge_target, merge_draft: merge the leaves of the target, and of the draft model, into modules.
+      decoding: how rounds draft and verify.
+      config: sizes of batch, cache and programs.
+      most: K, the most drafts of a round: the drafter's own number.
+      vocab_size: V of the target.
+      sharding: how programs run on several devices; None on one.
+      estimates: whether any verification budget is a number, so that the state has acceptance statistics.
+    """
+
+    merge_target: Callable[[Sequence[jax.Array]], Any]
+    merge_draft: Callable[[Sequence[jax.Array]], Any]
+    decoding: Decoding
+    config: EngineConfig
+    most: int
+    vocab_size: int
+    sharding: ProgramSharding | None = None
+    estimates: bool = False
+
+    def width(self, K: int) -> int:
+        """How many query tokens the target reads for each row in a round of K drafts."""
+        return self.config.width or K + 1
+
+    def step(self, leaves: Leaves, K: int, budget: int | None = None, peers: Peers | None = None) -> DecodeStep:
+        """For rounds of K drafts, of which the target reads up to ``budget`` tokens in all, None for every one.
+
+        With K = 0 the drafter is the one of the most drafts, which catches up later. Models in shards are added up by
+        ``peers``.
+        """
+        target, draft_model = self.merge_target(leaves[0]), self.merge_draft(leaves[1])
+        for model in (target, draft_model):
+            if peers is not None and getattr(model, "shards", None) is not None:
+                model.peers = peers
+        own = K in (0, self.most)
+        drafter = self.decoding.make_drafter(target, draft_model, *(() if own else (K,)))
+        # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
+        rule, expand = RULES[self.decoding.rule if K else "match"], self.config.expand_latents
+        return DecodeStep(target, drafter, rule, self.width(K), self.decoding.noise, expand, budget=budget)
+
+    def program(self, function: Callable) -> Callable:
+        """``(leaves, state, *inputs, peers) -> (state, result)`` of a ``function(steps, state, *inputs)`` of those below."""
+
+        def of_leaves(leaves: Leaves, state: DecodeState, *inputs, peers: Peers | None = None):
+            return function(functools.partial(self.step, leaves, peers=peers), state, *inputs)
+
+        return of_leaves if self.sharding is None else self.sharding.model_program(of_leaves)
+
+    def replicated(self, function: Callable) -> Callable:
+        """A function of arrays that every device holds whole, over all devices."""
+        return function if self.sharding is None else self.sharding.replicated(function)
+
+    def catch_up(self, steps: Steps, state: DecodeState, call: DecodeRows) -> tuple[DecodeState, None]:
+        """The drafter reads the tokens that a round of the most drafts may have left unread."""
+        rows = steps(self.most).catch_up(take(state, call.rows, call.table), self.most + 1)
+        return put(state, call.rows, rows), None
+
+    def rounds(
+        self, steps: Steps, state: DecodeState, call: DecodeRows, K: int, budget: int | None
+    ) -> tuple[DecodeState, CallLogs]:
+        """``call.rounds`` rounds of up to K drafts of the rows of the call, and their logs.
+
+        No row of the call has processors or wants log-probabilities. ``K`` and ``budget`` as for ``step``.
+        """
+        new, logs = self._rounds(steps(K, budget), with_processors(state, None), call, K)
+        return with_processors(new, state.request.processors), logs
+
+    def processing_rounds(self, steps: Steps, state: DecodeState, call: DecodeRows) -> tuple[DecodeState, CallLogs]:
+        """Rounds of up to the most drafts, of rows that may have processors and want log-probabilities.
+
+        These cost time even where no row does.
+        """
+        return self._rounds(self._processing(steps(self.most)), state, call, self.most)
+
+    def draft(
+        self, steps: Steps, state: DecodeState, call: DecodeRows, processing: bool
+    ) -> tuple[DecodeState, Proposal]:
+        """The first part of a round of the rows of a call: ``DecodeStep.draft``.
+
+        ``processing`` says whether one of the rows may have processors, or want log-probabilities.
+        """
+        rows = take(state if processing else with_processors(state, None), call.rows, call.table)
+        after, proposal = steps(self.most).draft(rows)
+        draft_rows = put_rows(state.draft_rows, call.rows, after.draft_rows)
+        return dataclasses.replace(state, draft=after.draft, draft_rows=draft_rows), proposal
+
+    def verify_pass(
+        self, steps: Steps, state: DecodeState, proposal: Proposal, inputs: VerifyInputs
+    ) -> tuple[DecodeState, VerifyPass]:
+        """``DecodeStep.verify_pass`` of the same rows, whose jump-forward tokens become their first drafts."""
+        rows, step = take(state, inputs.call.rows, inputs.call.table), steps(self.most)
+        after, verified = step.verify_pass(rows, inputs.jump_forward.put_into(proposal, step.room(rows)))
+        if state.recurrent is not None:
+            recurrent = put_rows(state.recurrent, inputs.call.rows, after.recurrent)
+            state = dataclasses.replace(state, recurrent=recurrent)
+        return dataclasses.replace(state, cache=after.cache), verified
+
+    def grammar(self, outcome: jax.Array, inputs: GrammarInputs) -> jax.Array:
+        """The tokens that may come in every row of the largest call, uint32 ``[max_batch, width, ceil(V / 32)]``.
+
+        Of ``outcome``, which is the state's, only the devices matter: they are those of the result.
+        """
+        del outcome
+        return inputs.of_all_rows(self.config.max_batch)
+
+    def finish(
+        self,
+        steps: Steps,
+        state: DecodeState,
+        verified: VerifyPass,
+        allowed: jax.Array,
+        call: DecodeRows,
+        processing: bool,
+    ) -> tuple[DecodeState, CallLogs]:
+        """``DecodeStep.finish`` of the same rows; ``processing`` as for ``draft``."""
+        step = self._processing(steps(self.most)) if processing else steps(self.most)
+        batch = state if processing else with_processors(state, None)
+        rows, log = step.finish(take(batch, call.rows, call.table), verified, allowed[: len(call.rows)])
+        logs = jax.tree.map(lambda x: x[None], CallLogs(log.packed(), log.logprobs))
+        return with_processors(put(batch, call.rows, rows), state.request.processors), logs
+
+    def _processing(self, step: DecodeStep) -> DecodeStep:
+        return dataclasses.replace(step, logprobs_mode=self.config.logprobs_mode)
+
+    def _rounds(self, step: DecodeStep, state: DecodeState, call: DecodeRows, K: int) -> tuple[DecodeState, CallLogs]:
+        decode = step.decode_plainly if K == 0 < self.most else step.decode
+        rows, logs = decode(take(state, call.rows, call.table), self.config.rounds, call.rounds)
+        return put(state, call.rows, rows), logs
+
+    def empty_state(self, leaves: Leaves) -> DecodeState:
+        """An empty batch; not for a trace."""
+        step = self.step(leaves, self.most)
+
+        def make() -> DecodeState:
+            return init_state(
+                self.config,
+                step.target,
+                step.drafter,
+                DTYPES[self.config.dtype],
+                num_rows=self.config.num_rows,
+                vocab_size=self.vocab_size,
+                estimates=self.estimates,
+                width=self.width(self.most),
+            )
+
+        return (make if self.sharding is None else self.sharding.creating(make))()
