@@ -33,6 +33,9 @@ ITEM_BYTES = {
 }
 
 
+LARGEST = {"int8": 127, "float8_e4m3fn": 448}  # the largest magnitude of a quantised number, by its dtype
+
+
 class StoredArray(NamedTuple):
     """One of the arrays of a stored weight: its shape, and the name of its dtype."""
 

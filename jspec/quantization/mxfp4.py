@@ -27,7 +27,7 @@ from jspec.quantization.nvfp4 import STD_OF_RANDOM_CODES, VALUES
 GROUP = 32  # input features that share a scale
 SCALE = np.dtype(np.uint8)
 LARGEST_SCALE = 133  # 2^6
-_ONE = 127  # the byte that stands for 2^0
+ONE = 127  # the byte that stands for 2^0
 
 
 def is_mxfp4(scale) -> bool:
@@ -61,5 +61,5 @@ def random_codes(key, shape: tuple[int, int], std: float) -> tuple[jax.Array, ja
     """
     outputs, inputs = shape
     codes = jax.random.bits(key, (outputs, num_groups(inputs) * BLOCK // 2), STORED)
-    byte = _ONE + round(float(np.log2(std / STD_OF_RANDOM_CODES)))
+    byte = ONE + round(float(np.log2(std / STD_OF_RANDOM_CODES)))
     return codes, jnp.full((outputs, num_groups(inputs, GROUP)), byte, SCALE)

@@ -4,10 +4,11 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization import codes, fp8_block, mxfp4, nvfp4
-from jspec.quantization.formats import Format
+from jspec.quantization import codes, fp8_block, mxfp4, mxfp4_pairs, nvfp4
+from jspec.quantization.formats import LARGEST, Format, StoredArray
 
 
 @jax.tree_util.register_dataclass
@@ -43,6 +44,11 @@ class Weight:
         if not self.inputs:
             assert self.form is None or (not self.form.in_codes and not self.in_pairs), "inputs that codes do not tell"
             object.__setattr__(self, "inputs", self.numbers.shape[-1])
+
+    @property
+    def arrays(self) -> tuple[Any, Any, Any, Any]:
+        """``numbers``, ``scale``, ``channel_scale`` and ``order``."""
+        return self.numbers, self.scale, self.channel_scale, self.order
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,6 +106,64 @@ class Weight:
         arrays = (self.numbers, self.scale, self.channel_scale)
         numbers, scale, channel_scale = (None if array is None else change(array) for array in arrays)
         return dataclasses.replace(self, numbers=numbers, scale=scale, channel_scale=channel_scale)
+
+
+def random_weight(key, shape: tuple[int, int], std: float, form: Format | None, dtype) -> Weight:
+    """A weight of about normal numbers, or of equally likely codes of E2M1.
+
+    Args:
+      key: the PRNG key.
+      shape: (out, in).
+      std: standard deviation of what it stands for; of MXFP4, whose scales are powers of two, up to a factor of the square
+        root of 2.
+      form: the format; None for a weight that is not quantised.
+      dtype: of a weight that is not quantised.
+    """
+    if form is None:
+        return Weight(std * jax.random.normal(key, shape, dtype))
+    arrays, make = (
+        form.arrays(shape),
+        _random_e2m1 if form.e2m1 else _random_codes if form.in_codes else _random_numbers,
+    )
+    numbers, scale = make(key, arrays["weight"], std, form)
+    scale = jnp.full(arrays["scale"].shape[: 1 if form.per_channel else 2], scale, form.scale)
+    if form.zeros:
+        scale = jnp.stack([scale, jnp.full_like(scale, codes.ZERO if form.bits == 4 else 0)], axis=-1)
+    channel_scale = jnp.asarray([[std / nvfp4.STD_OF_RANDOM_CODES, 1]], jnp.float32)
+    return Weight(
+        numbers,
+        scale,
+        jnp.repeat(channel_scale, shape[0], axis=0) if form.channel_numbers else None,
+        jnp.arange(shape[1], dtype=jnp.int32) if form.ordered else None,
+        form,
+        shape[1],
+    )
+
+
+def _random_numbers(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:
+    """Numbers of eight bits, and the scale of them all."""
+    largest = LARGEST[array.dtype]
+    numbers = jnp.clip(jax.random.normal(key, array.shape) * largest / 4, -largest, largest)
+    return (jnp.round(numbers) if array.dtype == "int8" else numbers).astype(array.dtype), 4 * std / largest
+
+
+def _random_codes(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:
+    """Codes of integers, packed if they have four bits, and the scale of them all."""
+    zero = 1 << (form.bits - 1)  # as many codes lie below the middle
+    each = (2,) if form.packed else (1,)  # codes of a byte
+    numbers = jax.random.normal(key, (*array.shape, *each)) * (zero / 3)
+    numbers, scale = jnp.clip(jnp.round(numbers), -zero, zero - 1), 3 * std / zero
+    if not form.packed:
+        return numbers[..., 0].astype(np.int8), scale
+    both = (numbers + codes.ZERO).astype(np.uint8)
+    return both[..., 0] | both[..., 1] << 4, scale
+
+
+def _random_e2m1(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, int]:
+    """Codes that are equally likely, and the scale of them all as it is stored."""
+    power = mxfp4.ONE + round(float(np.log2(std / nvfp4.STD_OF_RANDOM_CODES)))
+    scales = {"nvfp4": 1, "mxfp4": power, "mxfp4_pairs": mxfp4_pairs.factors(power, power)}
+    return jax.random.bits(key, array.shape, np.uint8), scales[form.kind]
 
 
 def dequantize(weight, scale, inputs: int, channel_scale=None) -> Any:
