@@ -58,7 +58,7 @@ class Linear(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.form, self.in_features = None if quantization is None else known_format(quantization), in_features
-        params = random_params(rngs, (out_features, in_features), in_features**-0.5, self.form, dtype)
+        params = random_params(rngs, (out_features, in_features), in_features**-0.5, dtype=dtype, form=self.form)
         self.weight, self.scale, self.channel_scale, self.order = params.arrays
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
         self.quantize_inputs: str | None = None
@@ -73,21 +73,20 @@ class Linear(nnx.Module):
         )
 
     def __call__(self, x):
-        weight, bias = self.stored, None if self.bias is None else self.bias[...]
-        if weight.order is not None:
-            if self.reduce_axis is not None:  # a shard's inputs may be anywhere among those of all
-                x = jax.lax.all_gather(x, self.reduce_axis, axis=x.ndim - 1, tiled=True)
-            x = jnp.take(x, weight.order, axis=-1)
         if self.quantize_inputs is not None:
             x = quantize_tokens(x, self.quantize_inputs, self.scale_axis)
-        how: dict[str, Any] = {"reduce_axis": self.reduce_axis, "allow_partial_sums": self.allow_partial_sums}
-        how["channel_scale"] = weight.channel_scale
-        return matmul(x, weight.numbers, weight.scale, bias, **how)
+        return matmul(
+            x,
+            self.stored,
+            None if self.bias is None else self.bias[...],
+            reduce_axis=self.reduce_axis,
+            allow_partial_sums=self.allow_partial_sums,
+        )
 
 
-def random_params(rngs: nnx.Rngs, shape: tuple[int, int], std: float, form: Format | None, dtype) -> Weight:
+def random_params(rngs: nnx.Rngs, shape: tuple[int, int], std: float, *, dtype, form: Format | None = None) -> Weight:
     """``random_weight`` with each of its arrays as an ``nnx.Param``."""
-    return jax.tree.map(nnx.Param, random_weight(rngs.params(), shape, std, form, dtype))
+    return jax.tree.map(nnx.Param, random_weight(rngs.params(), shape, std, dtype=dtype, form=form))
 
 
 def weight_of(*params: nnx.Param | None, form: Format | None, inputs: int) -> Weight:

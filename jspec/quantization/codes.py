@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization.formats import GROUP, INT4, Format, group_of, num_groups
+from jspec.quantization.formats import GROUP, group_of, num_groups
 
 STORED = np.dtype(np.uint8)
 ZERO = 8  # the code that stands for 0 where groups have no zeros of their own
@@ -133,26 +133,3 @@ def dequantize(weight, scale, inputs: int):
     """
     scales, _ = scales_and_zeros(weight, scale)
     return differences(weight, scale, inputs) * of_inputs(scales.astype(np.float32), inputs)
-
-
-def random_codes(key, shape: tuple[int, int], std: float, form: Format = INT4) -> tuple[jax.Array, jax.Array]:
-    """Codes as they are stored, and scales, of a weight ``shape`` = (out, in) of about normal numbers.
-
-    Args:
-      key: the PRNG key.
-      shape: (out, in).
-      std: standard deviation of the numbers that they stand for.
-      form: how scales and zeros are stored.
-    """
-    zero = 1 << (form.bits - 1)  # as many codes lie below the middle
-    each = (2,) if form.bits == 4 else (1,)  # codes of a byte
-    arrays = form.arrays(shape)
-    numbers = jax.random.normal(key, (*arrays["weight"].shape, *each)) * (zero / 3)
-    numbers = jnp.clip(jnp.round(numbers), -zero, zero - 1)
-    scale = jnp.full(arrays["scale"].shape[:2], 3 * std / zero, form.scale)
-    if form.zeros:
-        scale = jnp.stack([scale, jnp.full_like(scale, ZERO if form.bits == 4 else 0)], axis=-1)
-    if form.bits == 8:
-        return numbers[..., 0].astype(np.int8), scale
-    codes = (numbers + ZERO).astype(STORED)
-    return codes[..., 0] | codes[..., 1] << 4, scale

@@ -20,9 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization.codes import BLOCK, STORED, unpack_codes
-from jspec.quantization.formats import num_groups
-from jspec.quantization.nvfp4 import STD_OF_RANDOM_CODES, VALUES
+from jspec.quantization.codes import unpack_codes
+from jspec.quantization.nvfp4 import VALUES
 
 GROUP = 32  # input features that share a scale
 SCALE = np.dtype(np.uint8)
@@ -49,17 +48,3 @@ def dequantize(weight, scale, inputs: int) -> Any:
     powers = twice_powers(scale)
     powers = xp.broadcast_to(powers[..., None], (*powers.shape, GROUP)).reshape(*scale.shape[:-1], -1)
     return xp.asarray(VALUES / 2)[unpack_codes(weight, inputs)] * powers[..., :inputs]
-
-
-def random_codes(key, shape: tuple[int, int], std: float) -> tuple[jax.Array, jax.Array]:
-    """Weight and scales of a weight ``shape`` = (out, in) whose codes are equally likely.
-
-    Args:
-      key: the PRNG key.
-      shape: (out, in).
-      std: standard deviation of the numbers that they stand for, up to a factor of the square root of 2.
-    """
-    outputs, inputs = shape
-    codes = jax.random.bits(key, (outputs, num_groups(inputs) * BLOCK // 2), STORED)
-    byte = ONE + round(float(np.log2(std / STD_OF_RANDOM_CODES)))
-    return codes, jnp.full((outputs, num_groups(inputs, GROUP)), byte, SCALE)

@@ -20,9 +20,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jspec.quantization.codes import STORED, unpack_codes
-from jspec.quantization.formats import GROUP as BLOCK
-from jspec.quantization.formats import num_groups
+from jspec.quantization.codes import unpack_codes
 
 GROUP = 16  # input features that share a scale
 SCALE = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -45,17 +43,3 @@ def dequantize(weight, scale, channel_scale, inputs: int) -> Any:
     scale = scale.astype(np.float32) * channel_scale[..., :1] / channel_scale[..., 1:]
     scales = xp.broadcast_to(scale[..., None], (*scale.shape, GROUP)).reshape(*scale.shape[:-1], -1)
     return xp.asarray(VALUES)[unpack_codes(weight, inputs)] * scales[..., :inputs]
-
-
-def random_codes(key, shape: tuple[int, int], std: float) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Weight, scales and numbers of output channels of a weight ``shape`` = (out, in) whose codes are equally likely.
-
-    Args:
-      key: the PRNG key.
-      shape: (out, in).
-      std: standard deviation of the numbers that they stand for.
-    """
-    outputs, inputs = shape
-    codes = jax.random.bits(key, (outputs, num_groups(inputs) * BLOCK // 2), STORED)
-    number = jnp.asarray([[std / STD_OF_RANDOM_CODES, 1]], jnp.float32)
-    return codes, jnp.ones((outputs, num_groups(inputs, GROUP)), SCALE), jnp.repeat(number, outputs, axis=0)

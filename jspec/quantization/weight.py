@@ -1,6 +1,7 @@
 """``Weight``: a weight as it is stored, in any format of ``jspec.quantization.formats``, and what it stands for."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.quantization import codes, fp8_block, mxfp4, mxfp4_pairs, nvfp4
-from jspec.quantization.formats import LARGEST, Format, StoredArray
+from jspec.quantization.formats import LARGEST, Format, StoredArray, num_groups
 
 
 @jax.tree_util.register_dataclass
@@ -45,6 +46,12 @@ class Weight:
             assert self.form is None or (not self.form.in_codes and not self.in_pairs), "inputs that codes do not tell"
             object.__setattr__(self, "inputs", self.numbers.shape[-1])
 
+    @classmethod
+    def of(cls, arrays: Mapping[str, Any], form: Format, inputs: int) -> "Weight":
+        """The weight of a format, whose arrays have the names of ``Format.arrays``."""
+        others = (arrays.get(name) for name in ("channel_scale", "order"))
+        return cls(arrays["weight"], arrays["scale"], *others, form=form, inputs=inputs)
+
     @property
     def arrays(self) -> tuple[Any, Any, Any, Any]:
         """``numbers``, ``scale``, ``channel_scale`` and ``order``."""
@@ -55,6 +62,11 @@ class Weight:
         """``(..., out, in)`` of what it stands for."""
         before = self.numbers.shape[1:-1] if self.in_pairs else self.numbers.shape[:-1]
         return *before, self.inputs
+
+    @property
+    def packed(self) -> bool:
+        """Whether ``numbers`` are packed codes."""
+        return self.form is not None and self.form.packed
 
     @property
     def in_pairs(self) -> bool:
@@ -74,6 +86,18 @@ class Weight:
             return array.reshape(*before, parts, array.shape[axis] // parts, *after)
 
         return self._each(by_part)
+
+    def of_inputs(self, inputs: slice) -> "Weight":
+        """The part of some inputs, which are whole groups and whole blocks of packed codes."""
+        form, count = self.form, len(range(self.inputs)[inputs])
+        numbers, scale = self.numbers[..., inputs], self.scale
+        if self.packed:
+            numbers = self.numbers[
+                :, inputs.start // codes.BLOCK * codes.HALF : inputs.stop // codes.BLOCK * codes.HALF
+            ]
+        if form is not None and form.group is not None:
+            scale = scale[:, inputs.start // form.group : num_groups(inputs.stop, form.group)]
+        return dataclasses.replace(self, numbers=numbers, scale=scale, inputs=count)
 
     def dequantize(self) -> Any:
         """What it stands for, float32 ``[..., out, in]`` in the order of x. Arrays of NumPy give one of NumPy, and arrays of
@@ -108,7 +132,7 @@ class Weight:
         return dataclasses.replace(self, numbers=numbers, scale=scale, channel_scale=channel_scale)
 
 
-def random_weight(key, shape: tuple[int, int], std: float, form: Format | None, dtype) -> Weight:
+def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Format | None = None) -> Weight:
     """A weight of about normal numbers, or of equally likely codes of E2M1.
 
     Args:
@@ -116,8 +140,8 @@ def random_weight(key, shape: tuple[int, int], std: float, form: Format | None, 
       shape: (out, in).
       std: standard deviation of what it stands for; of MXFP4, whose scales are powers of two, up to a factor of the square
         root of 2.
-      form: the format; None for a weight that is not quantised.
       dtype: of a weight that is not quantised.
+      form: the format; None for a weight that is not quantised.
     """
     if form is None:
         return Weight(std * jax.random.normal(key, shape, dtype))

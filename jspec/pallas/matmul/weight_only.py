@@ -7,7 +7,6 @@ number, and no weight is rounded."""
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -43,7 +42,7 @@ from jspec.quantization import mxfp4, nvfp4
 from jspec.quantization.codes import BLOCK, HALF, in_code_order
 from jspec.quantization.formats import GROUP, group_of
 from jspec.quantization.mxfp4 import is_mxfp4
-from jspec.quantization.weight import dequantize
+from jspec.quantization.weight import Weight
 
 _FEW_TOKENS = 32  # their sums are small: split-K makes several program instances for each multiprocessor
 _INSTANCES, _MULTIPROCESSORS = 190, 132  # the fewest program instances, for few tokens and for more
@@ -79,53 +78,37 @@ def weight_only_tiling(tokens: int, outputs: int, inputs: int, bits: int, in_blo
     return tiling if math.prod(tiling.grid(tokens, outputs)) >= _MULTIPROCESSORS else of_outputs(64)
 
 
-def weight_only_matmul(x, weight, scale, dtype=jnp.float32, channel_scale=None):
+def weight_only_matmul(x, weight: Weight, dtype=jnp.float32):
     """``weight_only_matmul_reference``, and on an NVIDIA GPU the kernel, for x of bfloat16."""
-
-    def of(product: Callable) -> Callable:
-        return lambda x, weight, scale, *of_channels: product(x, weight, scale, dtype, *of_channels)
-
-    arrays = (x, weight, scale) if channel_scale is None else (x, weight, scale, channel_scale)
-    return differentiable(of(weight_only_matmul_kernel), of(weight_only_matmul_reference), *arrays)
+    products = (functools.partial(of, dtype=dtype) for of in (weight_only_matmul_kernel, weight_only_matmul_reference))
+    return differentiable(*products, x, weight)
 
 
-def weight_only_matmul_reference(x, weight, scale, dtype=jnp.float32, channel_scale=None):
-    """The linear map of a quantised weight, ``[..., in], [out, in] -> [..., out]``, added up in float32.
-
-    Args:
-      x: of bfloat16, or of float32, which is multiplied in full.
-      weight: int8 or float8_e4m3fn ``[out, in]``; or codes of four bits, uint8 ``[out, 64 blocks]``. The sum over the inputs
-        that share a scale is multiplied by it.
-      scale: float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32 ``[out, groups]``; of codes
-        (``jspec.quantization.codes``) ``[out, groups]`` or, with zeros, ``[out, groups, 2]``; of MXFP4
-        (``jspec.quantization.mxfp4``) uint8 ``[out, groups]``.
-      dtype: to which the results are rounded.
-      channel_scale: None, or of NVFP4 (``jspec.quantization.nvfp4``), whose scales are float8_e4m3fn ``[out, groups]``,
-        float32 ``[out, 2]``.
-    """
+def weight_only_matmul_reference(x, weight: Weight, dtype=jnp.float32):
+    """The linear map of a quantised weight, ``[..., in], [out, in] -> [..., out]``, added up in float32 and rounded to
+    ``dtype``; of x of bfloat16, or of float32, which is multiplied in full."""
+    assert weight.form is not None
     # Float32 holds the numbers times their scales of 8 or 11 bits, and the products with x: only sums are rounded.
-    if scale.ndim > 1:
-        numbers = dequantize(weight, scale, x.shape[-1], channel_scale)
-        return matmul_reference(x.astype(jnp.float32), numbers).astype(dtype)
-    return (matmul_reference(x, weight.astype(x.dtype)) * per_feature(scale, x)).astype(dtype)
+    if not weight.form.per_channel:
+        return matmul_reference(x.astype(jnp.float32), weight.dequantize()).astype(dtype)
+    return (matmul_reference(x, weight.numbers.astype(x.dtype)) * per_feature(weight.scale, x)).astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "tiling", "interpret"))  # layers share one trace
 def weight_only_matmul_kernel(
-    x, weight, scale, dtype=jnp.float32, channel_scale=None, *, tiling: MatmulTiling | None = None, interpret=False
+    x, weight: Weight, dtype=jnp.float32, *, tiling: MatmulTiling | None = None, interpret=False
 ):
     """``weight_only_matmul_reference`` of bfloat16 as a kernel."""
     tokens = x.reshape(-1, x.shape[-1])
-    (M, inputs), outputs = tokens.shape, weight.shape[0]
-    in_four_bits = weight.dtype == jnp.uint8
-    in_blocks = scale.ndim > 1 and not in_four_bits
-    tiling = tiling or weight_only_tiling(M, outputs, inputs, 4 if in_four_bits else 8, in_blocks)
-    xs = in_code_order(tokens) if in_four_bits else (tokens,)
-    if channel_scale is not None:
+    (M, inputs), outputs, form = tokens.shape, weight.shape[0], weight.form
+    assert form is not None
+    tiling = tiling or weight_only_tiling(M, outputs, inputs, form.bits, not (form.per_channel or form.packed))
+    xs, scale = in_code_order(tokens) if form.packed else (tokens,), weight.scale
+    if form.channel_numbers:
         scale = jax.lax.bitcast_convert_type(scale, jnp.uint8)  # Triton would not fill masked places of fp8
     sums = kernel_call(
         _weight_only_matmul,
-        *(xs, weight, scale, *(() if channel_scale is None else (channel_scale,))),
+        *(xs, weight.numbers, scale, *((weight.channel_scale,) if form.channel_numbers else ())),
         grid=tiling.grid(M, outputs),
         out_shape=jax.ShapeDtypeStruct(
             (tiling.num_splits, M, outputs), dtype if tiling.num_splits == 1 else jnp.float32
