@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from jspec.quantization import fp8_block, int4
-from jspec.quantization.formats import LARGEST, known_format
+from jspec.quantization.formats import known_format
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _BLOCK = 2**20  # weights that are converted at a time, so that their float32 copies stay in a CPU's cache
@@ -29,8 +29,8 @@ def quantize(weight: np.ndarray, quantization: str) -> tuple[np.ndarray, np.ndar
         return int4.quantize(weight)
     if quantization == "fp8_block":
         return fp8_block.quantize(weight)
-    stored, step = known_format(quantization).numbers, max(1, _BLOCK // weight.shape[1])
-    largest, rounded = np.float32(LARGEST[stored]), np.empty(weight.shape, np.dtype(stored))
+    form, step = known_format(quantization), max(1, _BLOCK // weight.shape[1])
+    largest, rounded = np.float32(form.largest), np.empty(weight.shape, np.dtype(form.numbers))
     scale = np.empty(len(weight), np.float32)
     for start in range(0, len(weight), step):
         channels = slice(start, start + step)

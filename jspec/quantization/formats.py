@@ -33,9 +33,6 @@ ITEM_BYTES = {
 }
 
 
-LARGEST = {"int8": 127, "float8_e4m3fn": 448}  # the largest magnitude of a quantised number, by its dtype
-
-
 class StoredArray(NamedTuple):
     """One of the arrays of a stored weight: its shape, and the name of its dtype."""
 
@@ -88,6 +85,11 @@ class Format:
     def in_codes(self) -> bool:
         """Whether the numbers are codes, rather than floats or integers with a scale for each output channel."""
         return self.packed or self.kind == "int8_groups"
+
+    @property
+    def largest(self) -> int:
+        """The largest magnitude to which numbers of eight bits are rounded."""
+        return 127 if self.numbers == "int8" else 448
 
     def arrays(self, shape: tuple[int, ...]) -> Mapping[str, StoredArray]:
         """The arrays of a weight ``shape`` = (out, in): ``weight`` and ``scale``, and where the format has them

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.quantization import codes, fp8_block, mxfp4, mxfp4_pairs, nvfp4
-from jspec.quantization.formats import LARGEST, Format, StoredArray, num_groups
+from jspec.quantization.formats import Format, StoredArray, num_groups
 
 
 @jax.tree_util.register_dataclass
@@ -166,7 +166,7 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
 
 def _random_numbers(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:
     """Numbers of eight bits, and the scale of them all."""
-    largest = LARGEST[array.dtype]
+    largest = form.largest
     numbers = jnp.clip(jax.random.normal(key, array.shape) * largest / 4, -largest, largest)
     return (jnp.round(numbers) if array.dtype == "int8" else numbers).astype(array.dtype), 4 * std / largest
 

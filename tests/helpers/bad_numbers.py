@@ -244,8 +244,8 @@ def mixture(quantization: str | None, clamp: float | None) -> Problem:
 
 
 def weight_only(kind: str) -> Problem:
-    (x, *weight), _ = weight_only_problem(3, 64, 200, kind)
-    return simple(weight_only_matmul_reference, weight_only_matmul_kernel, x, *weight)
+    (x, weight), _ = weight_only_problem(3, 64, 200, kind)
+    return simple(weight_only_matmul_reference, weight_only_matmul_kernel, x, weight)
 
 
 def bf16(dtype: str) -> Problem:

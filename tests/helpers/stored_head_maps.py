@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from matmul_rows import abstract_weight
 from packed_weights import MAGNITUDES
 
-from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype
 from jspec.pallas.weights.head_maps import HeadMap
 from jspec.quantization.codes import pack_codes
 from jspec.quantization.formats import format_of, known_format
@@ -53,10 +53,9 @@ def abstract_head_map(kind: str, N: int, n: int, Ck: int) -> HeadMap:
     array = jax.ShapeDtypeStruct
     if kind in ("bfloat16", "float32"):
         return HeadMap(Ck, array((N, n, Ck), kind))
-    weight, scale = ((N, n, *shape[1:]) for shape in quantized_shapes((N * n, Ck), kind))
-    of_channels = array((N, n, 2), jnp.float32) if kind == "nvfp4" else None
-    order = array((Ck,), jnp.int32) if known_format(kind).ordered else None
-    return HeadMap(Ck, array(weight, stored_dtype(kind)), array(scale, scale_dtype(kind)), of_channels, order)
+    weight = abstract_weight(kind, (N * n, Ck))
+    arrays = (a and array((N, n, *a.shape[1:]), a.dtype) for a in weight.arrays[:3])
+    return HeadMap(Ck, *arrays, order=weight.order)
 
 
 def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[HeadMap, np.ndarray]:

@@ -17,8 +17,9 @@ from jspec.models import Decoder, causal_logits
 from jspec.models.layers import Linear
 from jspec.pallas.matmul import matmul
 from jspec.quantization import codes
+from jspec.quantization.formats import INT4
 from jspec.quantization.int4 import quantize
-from jspec.quantization.weight import dequantize
+from jspec.quantization.weight import Weight, random_weight
 
 
 def normal(shape, seed=0, dtype=np.float32):
@@ -50,8 +51,6 @@ def test_codes_and_scales_are_laid_out_as_documented(inputs):
     ):
         assert actual.dtype == np.float32
         np.testing.assert_array_equal(actual, expected)
-    np.testing.assert_array_equal(dequantize(packed, scale, inputs), expected)
-    np.testing.assert_array_equal(dequantize(packed[2:4], scale[2:4], inputs), expected[2:4])
     padding = codes.dequantize(packed, scale, 128 * groups)[:, inputs:]
     assert not padding.any()
 
@@ -108,7 +107,7 @@ def test_products_agree_with_dequantised_weights(dtype, inputs, rows):
     """Of the numbers that the codes stand for, whatever the dtype of the inputs; the sum is rounded once."""
     packed, scale = (jnp.asarray(array) for array in quantize(normal((13, inputs))))
     x = jnp.asarray(normal((*rows, inputs), seed=1), dtype)
-    y = matmul(x, packed, scale)
+    y = matmul(x, Weight(packed, scale, form=INT4, inputs=inputs))
     assert y.dtype == dtype
     weight = np.asarray(codes.dequantize(packed, scale, inputs), np.float64)
     exact = np.asarray(x, np.float64) @ weight.T
@@ -194,6 +193,6 @@ def test_inputs_in_the_order_of_codes_are_where_place_of_says():
 
 
 def test_random_codes_are_of_all_sizes():
-    packed, scale = codes.random_codes(jax.random.key(0), (64, 128), 0.5)
-    numbers = codes.dequantize(packed, scale, 128) / float(scale[0, 0])
+    weight = random_weight(jax.random.key(0), (64, 128), 0.5, form=INT4, dtype=jnp.float32)
+    numbers = weight.dequantize() / float(weight.scale[0, 0])
     assert set(np.unique(numbers)) == set(range(-8, 8))

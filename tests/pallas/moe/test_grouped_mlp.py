@@ -16,6 +16,7 @@ from jspec.pallas.moe.router_reference import Routed, group_reference, route_ref
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
 from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4
 from jspec.quantization.formats import format_of
+from jspec.quantization.weight import random_weight
 
 
 def layer(
@@ -44,6 +45,11 @@ def regrouped(expert, weight, X: int) -> Routed:
 
 def quantized(weight, kind: str) -> ExpertWeights:
     X, width, inputs = weight.shape
+
+    def random(kind: str, key):
+        shape = X * width, inputs
+        return random_weight(key, shape, inputs**-0.5, dtype=weight.dtype, form=format_of(kind)).arrays
+
     if kind == "mxfp4":
         return four_bits(np.random.default_rng(X).integers(0, 16, (X, width, inputs), np.uint8))
     if kind == "fp8_block":
@@ -52,17 +58,17 @@ def quantized(weight, kind: str) -> ExpertWeights:
         return ExpertWeights(jnp.asarray(numbers, jnp.float8_e4m3fn), jnp.asarray(scale))
     if kind == "nvfp4":
         keys = jax.random.split(jax.random.key(width), 2)
-        packed, scale, numbers = nvfp4.random_codes(keys[0], (X * width, inputs), inputs**-0.5)
+        packed, scale, numbers, _ = random("nvfp4", keys[0])
         scale = jax.random.uniform(keys[1], scale.shape, minval=0.25, maxval=4).astype(scale.dtype)
         numbers = numbers.at[1::2].set(jnp.asarray([1, inputs**0.5 * 3], jnp.float32))  # every second one is divided by
         packed, scale, numbers = (array.reshape(X, width, -1) for array in (packed, scale, numbers))
         return ExpertWeights(packed, scale, channel_scale=numbers)
     if kind == "linear mxfp4":
-        packed, scale = mxfp4.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5)
+        packed, scale, _, _ = random("mxfp4", jax.random.key(width))
         scale += jax.random.randint(jax.random.key(inputs), scale.shape, 0, 3).astype(scale.dtype)
         return ExpertWeights(packed.reshape(X, width, -1), scale.reshape(X, width, -1))
     if (form := format_of(kind)) is not None and form.kind in ("int4", "int8_groups"):
-        packed, scale = codes.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5, form)
+        packed, scale, _, _ = random(kind, jax.random.key(width))
         factors = jax.random.uniform(jax.random.key(inputs), scale.shape, minval=0.5, maxval=2)
         if form.zeros:
             scale = scale.at[..., 1].set(jax.random.randint(jax.random.key(1), scale.shape[:2], 0, 17))
