@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization.formats import GROUP, group_of, num_groups
+from jspec.quantization.formats import GROUP, num_groups
 
 STORED = np.dtype(np.uint8)
 ZERO = 8  # the code that stands for 0 where groups have no zeros of their own
@@ -98,38 +98,3 @@ def _permuted(x, order: tuple[int, ...]):
 def are_codes(weight, scale) -> bool:
     """Whether an array of weights with these scales, or None, holds codes in groups."""
     return weight.dtype == STORED or (weight.dtype == np.int8 and scale is not None and scale.ndim >= weight.ndim)
-
-
-def scales_and_zeros(weight, scale) -> tuple[Any, Any]:
-    """The scales and the zeros of the groups of a weight, each ``[..., groups]`` in the dtype of ``scale``; None in place of
-    the zeros if there are none."""
-    return (scale, None) if scale.ndim == weight.ndim else (scale[..., 0], scale[..., 1])
-
-
-def differences(weight, scale, inputs: int):
-    """``n - zero`` of each code, float32 ``[..., inputs]``; arguments as for ``dequantize``."""
-    scale, zero = scales_and_zeros(weight, scale)
-    in_bytes = weight.dtype == np.int8
-    codes = (weight if in_bytes else unpack_codes(weight, inputs)).astype(np.float32)
-    if zero is None:
-        return codes if in_bytes else codes - np.float32(ZERO)
-    return codes - of_inputs(zero.astype(np.float32), inputs)
-
-
-def of_inputs(of_groups, inputs: int):
-    """Numbers of groups, ``[..., groups]``, repeated for each input of their group: ``[..., inputs]``."""
-    xp, shape = jnp if isinstance(of_groups, jax.Array) else np, of_groups.shape
-    repeated = xp.broadcast_to(of_groups[..., None], (*shape, group_of(inputs, shape[-1])))
-    return repeated.reshape(*shape[:-1], -1)[..., :inputs]
-
-
-def dequantize(weight, scale, inputs: int):
-    """What codes stand for, float32 ``[..., inputs]``, in which they are exact but for scales of float32.
-
-    Args:
-      weight: codes, uint8 ``[..., 64 blocks]`` or int8 ``[..., inputs]``, of NumPy or of JAX, and so is the result.
-      scale: ``[..., groups]`` or ``[..., groups, 2]``.
-      inputs: how many codes there are.
-    """
-    scales, _ = scales_and_zeros(weight, scale)
-    return differences(weight, scale, inputs) * of_inputs(scales.astype(np.float32), inputs)

@@ -20,9 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization.codes import unpack_codes
-from jspec.quantization.nvfp4 import VALUES
-
 GROUP = 32  # input features that share a scale
 SCALE = np.dtype(np.uint8)
 LARGEST_SCALE = 133  # 2^6
@@ -39,12 +36,3 @@ def twice_powers(scale) -> Any:
     NumPy, and one of JAX gives one of JAX. A byte of 254 or 255 gives infinity or NaN."""
     bits = (scale.astype(np.uint32) + 1) << 23
     return jax.lax.bitcast_convert_type(bits, jnp.float32) if isinstance(scale, jax.Array) else bits.view(np.float32)
-
-
-def dequantize(weight, scale, inputs: int) -> Any:
-    """What codes stand for, exactly, float32 ``[..., inputs]``; arrays of NumPy give one of NumPy, and arrays of JAX one of
-    JAX."""
-    xp = jnp if isinstance(weight, jax.Array) else np
-    powers = twice_powers(scale)
-    powers = xp.broadcast_to(powers[..., None], (*powers.shape, GROUP)).reshape(*scale.shape[:-1], -1)
-    return xp.asarray(VALUES / 2)[unpack_codes(weight, inputs)] * powers[..., :inputs]

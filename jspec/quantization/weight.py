@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization import codes, fp8_block, mxfp4, mxfp4_pairs, nvfp4
-from jspec.quantization.formats import Format, StoredArray, num_groups
+from jspec.quantization import codes, fp8_block, mxfp4, mxfp4_pairs, nvfp4, unpack_pairs
+from jspec.quantization.formats import KINDS, Format, StoredArray, format_of, group_of, grouped, num_groups
 
 
 @jax.tree_util.register_dataclass
@@ -111,19 +111,46 @@ class Weight:
 
     def _in_stored_order(self) -> Any:
         """The same with the inputs in the order of ``numbers``."""
-        kind = None if self.form is None else self.form.kind
-        if kind is None:
-            return self.numbers.astype(np.float32)
-        if kind == "nvfp4":
-            return nvfp4.dequantize(self.numbers, self.scale, self.channel_scale, self.inputs)
-        if kind == "mxfp4":
-            return mxfp4.dequantize(self.numbers, self.scale, self.inputs)
-        if kind in ("int4", "int8_groups"):
-            return codes.dequantize(self.numbers, self.scale, self.inputs)
-        if kind == "fp8_block":
+        if self.form is not None and self.form.in_codes:
+            return self._differences() * self._of_inputs(self._scales())
+        if self.form is not None and self.form.kind == "fp8_block":
             return fp8_block.dequantize(self.numbers, self.scale)
-        assert kind in ("int8", "fp8"), kind
-        return self.numbers.astype(np.float32) * self.scale[..., None]
+        if self.in_pairs:
+            wide = unpack_pairs.dequantize(self.numbers, self.scale, self.inputs).astype(np.float32)
+            return self._xp.asarray(wide)
+        numbers = self.numbers.astype(np.float32)
+        return numbers if self.form is None else numbers * self.scale[..., None]
+
+    def _differences(self) -> Any:
+        """The number of each code less its zero; of MXFP4, half of it."""
+        form, zero = self.form, np.float32(codes.ZERO)
+        assert form is not None
+        numbers = codes.unpack_codes(self.numbers, self.inputs) if form.packed else self.numbers
+        if form.e2m1:
+            return self._xp.asarray(nvfp4.VALUES / (2 if form.kind == "mxfp4" else 1))[numbers]
+        if form.zeros:
+            zero = self._of_inputs(self.scale[..., 1].astype(np.float32))
+        return numbers.astype(np.float32) - zero if form.packed or form.zeros else numbers.astype(np.float32)
+
+    def _scales(self) -> Any:
+        """The scale of each group of codes; of MXFP4, twice that, because a power of two may be subnormal."""
+        form = self.form
+        assert form is not None
+        if form.kind == "mxfp4":
+            return mxfp4.twice_powers(self.scale)
+        scale = (self.scale[..., 0] if form.zeros else self.scale).astype(np.float32)
+        return scale * self.channel_scale[..., :1] / self.channel_scale[..., 1:] if form.channel_numbers else scale
+
+    def _of_inputs(self, of_groups) -> Any:
+        """Numbers of groups, ``[..., groups]``, repeated for each input of their group: ``[..., in]``."""
+        size, shape = min((self.form and self.form.group) or self.inputs, self.inputs), of_groups.shape
+        repeated = self._xp.broadcast_to(of_groups[..., None], (*shape, size))
+        return repeated.reshape(*shape[:-1], -1)[..., : self.inputs]
+
+    @property
+    def _xp(self) -> Any:
+        """The library of its arrays."""
+        return jnp if isinstance(self.numbers, jax.Array) else np
 
     def _each(self, change) -> "Weight":
         """With each array but ``order`` changed."""
@@ -200,13 +227,13 @@ def dequantize(weight, scale, inputs: int, channel_scale=None) -> Any:
       inputs: how many numbers each of them has.
       channel_scale: of NVFP4, float32 ``[..., 2]``; else None.
     """
-    if channel_scale is not None:
-        return nvfp4.dequantize(weight, scale, channel_scale, inputs)
-    if mxfp4.is_mxfp4(scale):
-        return mxfp4.dequantize(weight, scale, inputs)
-    if codes.are_codes(weight, scale):
-        return codes.dequantize(weight, scale, inputs)
-    if scale is not None and scale.ndim == weight.ndim:
-        return fp8_block.dequantize(weight, scale)
-    weight = weight.astype(np.float32)
-    return weight if scale is None else weight * scale[..., None]
+    kind = "nvfp4" if channel_scale is not None else "mxfp4" if mxfp4.is_mxfp4(scale) else None
+    if kind is None and codes.are_codes(weight, scale):
+        bits, groups = 4 if weight.dtype == codes.STORED else 8, scale.shape[weight.ndim - 1]
+        group = None if groups == 1 else group_of(inputs, groups)
+        form = grouped(bits, group, scale.dtype.name, scale.ndim > weight.ndim)
+    elif kind is None and scale is not None:
+        form = KINDS["fp8_block" if scale.ndim == weight.ndim else "int8" if weight.dtype == np.int8 else "fp8"]
+    else:
+        form = format_of(kind)
+    return Weight(weight, scale, channel_scale, form=form, inputs=inputs).dequantize()

@@ -26,6 +26,10 @@ def normal(shape, seed=0, dtype=np.float32):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
+def dequantize(packed, scale, inputs: int):
+    return Weight(packed, scale, form=INT4, inputs=inputs).dequantize()
+
+
 def by_hand(packed: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray:
     """What the two arrays stand for, number by number."""
     numbers = np.empty((len(packed), inputs))
@@ -45,13 +49,10 @@ def test_codes_and_scales_are_laid_out_as_documented(inputs):
     assert (packed.shape, packed.dtype) == ((5, 64 * groups), np.uint8)
     assert (scale.shape, scale.dtype) == ((5, groups), ml_dtypes.bfloat16)
     expected = by_hand(packed, scale, inputs)
-    for actual in (
-        codes.dequantize(packed, scale, inputs),
-        codes.dequantize(jnp.asarray(packed), jnp.asarray(scale), inputs),
-    ):
+    for actual in (dequantize(packed, scale, inputs), dequantize(jnp.asarray(packed), jnp.asarray(scale), inputs)):
         assert actual.dtype == np.float32
         np.testing.assert_array_equal(actual, expected)
-    padding = codes.dequantize(packed, scale, 128 * groups)[:, inputs:]
+    padding = dequantize(packed, scale, 128 * groups)[:, inputs:]
     assert not padding.any()
 
 
@@ -60,7 +61,7 @@ def test_every_number_becomes_the_nearest(dtype):
     """Of the sixteen that a code and the scale of the group can stand for."""
     weight = normal((7, 200), dtype=dtype)
     packed, scale = quantize(weight)
-    actual = codes.dequantize(packed, scale, 200)
+    actual = dequantize(packed, scale, 200)
     steps = np.repeat(np.asarray(scale, np.float32), 128, axis=1)[:, :200]
     able = steps[..., None] * np.arange(-8, 8, dtype=np.float32)
     least = np.abs(able - np.asarray(weight, np.float32)[..., None]).min(axis=-1)
@@ -71,7 +72,7 @@ def test_no_other_peak_is_better():
     """The scale of a group is the one of three with the least squared error, and that is less than with peak / 7."""
     weight = normal((64, 128))
     packed, scale = quantize(weight)
-    error = np.square(codes.dequantize(packed, scale, 128) - weight).sum(axis=1)
+    error = np.square(dequantize(packed, scale, 128) - weight).sum(axis=1)
     peak = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)
 
     def with_scale(scale, low):
@@ -91,12 +92,12 @@ def test_extreme_groups_are_exact():
     assert np.asarray(scale[:, 0], np.float32).tolist() == [-0.25, 0.25, 1, 1]
     expected = weight.copy()
     expected[2, 5] = 0
-    np.testing.assert_array_equal(codes.dequantize(packed, scale, 130), expected)
+    np.testing.assert_array_equal(dequantize(packed, scale, 130), expected)
 
 
 def test_the_largest_numbers_have_scales():
     packed, scale = quantize(np.array([[-3e38, 1.0]], np.float32))
-    np.testing.assert_array_equal(codes.dequantize(packed, scale, 2), [[-8 * np.float32(scale[0, 0]), 0]])
+    np.testing.assert_array_equal(dequantize(packed, scale, 2), [[-8 * np.float32(scale[0, 0]), 0]])
     np.testing.assert_allclose(np.float32(scale), 3e38 / 8, rtol=2**-8)
 
 
@@ -109,7 +110,7 @@ def test_products_agree_with_dequantised_weights(dtype, inputs, rows):
     x = jnp.asarray(normal((*rows, inputs), seed=1), dtype)
     y = matmul(x, Weight(packed, scale, form=INT4, inputs=inputs))
     assert y.dtype == dtype
-    weight = np.asarray(codes.dequantize(packed, scale, inputs), np.float64)
+    weight = np.asarray(dequantize(packed, scale, inputs), np.float64)
     exact = np.asarray(x, np.float64) @ weight.T
     size = np.abs(np.asarray(x, np.float64)) @ np.abs(weight).T
     half_unit = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 8) if dtype == "bfloat16" else 0

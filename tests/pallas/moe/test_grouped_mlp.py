@@ -14,7 +14,8 @@ from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router_reference import Routed, group_reference, route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4
+from jspec.quantization import mxfp4_pairs
+from jspec.quantization import weight as weights
 from jspec.quantization.formats import format_of
 from jspec.quantization.weight import random_weight
 
@@ -136,12 +137,9 @@ def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None, activ
 def dequantize(stacked: ExpertWeights, inputs: int):
     if stacked.is_mxfp4:
         return dequantize_mxfp4(stacked.weight, stacked.scale, inputs)
-    if stacked.channel_scale is not None:
-        return np.asarray(nvfp4.dequantize(stacked.weight, stacked.scale, stacked.channel_scale, inputs), np.float64)
-    if stacked.is_linear_mxfp4:
-        return np.asarray(mxfp4.dequantize(stacked.weight, stacked.scale, inputs), np.float64)
-    if codes.are_codes(stacked.weight, stacked.scale):
-        return np.asarray(codes.dequantize(stacked.weight, stacked.scale, inputs), np.float64)
+    if stacked.of_codes or stacked.weight.dtype == jnp.int8:
+        wide = weights.dequantize(stacked.weight, stacked.scale, inputs, stacked.channel_scale)
+        return np.asarray(wide, np.float64)
     weight = np.asarray(stacked.weight, np.float64)
     if stacked.in_groups:
         return weight * np.repeat(np.asarray(stacked.scale, np.float64), 128, axis=-1)[..., :inputs]
