@@ -69,6 +69,11 @@ class Weight:
         return self.form is not None and self.form.packed
 
     @property
+    def in_groups(self) -> bool:
+        """Whether groups of inputs share scales, as in FP8 blocks and in codes."""
+        return self.form is not None and not self.form.per_channel
+
+    @property
     def in_pairs(self) -> bool:
         """Whether pairs of groups come first, as in ``mxfp4_pairs``."""
         return self.form is not None and self.form.kind == "mxfp4_pairs"
