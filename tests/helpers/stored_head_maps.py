@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from matmul_rows import abstract_weight
 from packed_weights import MAGNITUDES
 
 from jspec.quantization.codes import pack_codes
@@ -47,13 +46,6 @@ def head_map(stored: str, N: int, n: int, Ck: int) -> tuple[Weight, np.ndarray, 
     wide = np.asarray(weight.astype(jnp.float32), np.float64) * each
     form = known_format({"int8": "int8", "blocks": "fp8_block"}.get(kind, "fp8"))
     return Weight(weight, scale[..., 0] if form.per_channel else scale, form=form), wide, dtype
-
-
-def abstract_head_map(kind: str, N: int, n: int, Ck: int) -> Weight:
-    """The shapes and dtypes of a map that is stored as ``kind``, a dtype of floats or a quantisation."""
-    weight = abstract_weight(kind, (N * n, Ck))
-    arrays = (a and jax.ShapeDtypeStruct((N, n, *a.shape[1:]), a.dtype) for a in weight.arrays[:3])
-    return Weight(*arrays, weight.order, form=weight.form, inputs=Ck)
 
 
 def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[Weight, np.ndarray]:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from cuda_lowering import for_cuda, kernels_of, shapes_of_queries
-from stored_head_maps import IN_CODES, abstract_head_map
+from matmul_rows import abstract_weight
+from stored_head_maps import IN_CODES
 
 from jspec.config import Experts
 from jspec.models.cache_pools import LayerKV
@@ -262,7 +263,7 @@ def test_tiles_of_latents_of_any_size_lower(rank):
 def test_maps_of_heads_lower_for_cuda(M, kind):
     """Those of keys, and those of values, which have a kernel with scales of groups only: for any number of tokens."""
     array, dtype = jax.ShapeDtypeStruct, "float32" if kind == "float32" else "bfloat16"
-    of = abstract_head_map(kind, 20, 192, 512)
+    of = abstract_weight(kind, (20, 192, 512))
     few, rotation = M <= 512 or of.in_groups, Rotation(*[array((M, 1, 32), jnp.float32)] * 2)
     queries, values = array((M, 1, 20, 256), dtype), array((M, 1, 20, 512), dtype)
     assert kernels_of(for_cuda(absorb_queries, (queries, of, rotation))) == (["absorb_queries"] if few else [])
@@ -284,7 +285,7 @@ def _mixture(M, X, dtype, stored: str | None = None):
     def function(x, logits, gate_up, down):
         return grouped_mlp(x, route(logits, None, Experts(X, 8, F)), gate_up, down)
 
-    maps = (ExpertMap(abstract_head_map(stored or dtype, X, *shape)) for shape in ((2 * F, D), (D, F)))
+    maps = (ExpertMap(abstract_weight(stored or dtype, (X, *shape))) for shape in ((2 * F, D), (D, F)))
     return function, (array((M, D), dtype), array((M, X), jnp.float32), *maps)
 
 
@@ -319,8 +320,7 @@ def test_experts_of_four_bits_with_biases_lower_for_cuda(M, X, dtype):
     array, D = jax.ShapeDtypeStruct, 2880
 
     def stacked(out):
-        weight = jax.eval_shape(lambda weight: weight.split(X), abstract_weight("mxfp4_pairs", (X * out, D)))
-        return ExpertMap(weight, array((X, out), dtype))
+        return ExpertMap(abstract_weight("mxfp4_pairs", (X, out, D)), array((X, out), dtype))
 
     def function(x, logits, bias, gate_up, down):
         return grouped_mlp(x, route(logits, bias, Experts(X, 4, D)), gate_up, down, clamp=7.0)

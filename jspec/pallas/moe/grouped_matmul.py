@@ -321,7 +321,7 @@ class _E2M1Operands(_InHalves):
 
 
 class _PairOperands(_Operands):
-    """Operands of a weight in MXFP4 as gpt-oss' experts have it, whose groups of input features are multiplied one after the other."""
+    """Operands of MXFP4 as gpt-oss' experts have it, whose groups of inputs are multiplied one after the other."""
 
     @property
     def pairs(self) -> int:
