@@ -43,11 +43,11 @@ from jspec.pallas.moe.grouped_mlp import (
 from jspec.pallas.moe.router import route_kernel
 from jspec.pallas.moe.router_reference import Routed, route_reference
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.quantization import fp8_block, mxfp4_pairs, nvfp4
-from jspec.quantization.codes import random_codes
-from jspec.quantization.formats import GROUP
+from jspec.quantization import mxfp4_pairs, nvfp4
+from jspec.quantization.formats import GROUP, known_format
+from jspec.quantization.weight import random_weight
 
-STORED = {"int4": random_codes, "nvfp4": nvfp4.random_codes, "fp8_block": fp8_block.random_numbers}
+STORED = "int4", "nvfp4", "fp8_block"
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)
 COPIES = 4  # sets of tokens that a timed loop goes through, each with experts of its own
 FLOPS = 790e12
@@ -60,7 +60,7 @@ class Layer:
 
     Attributes:
       four_bits: whether they are stored in MXFP4, and have biases and gpt-oss' activation.
-      stored: how else they are quantised, a key of ``STORED``; None for bfloat16.
+      stored: how else they are quantised, one of ``STORED``; None for bfloat16.
     """
 
     X: int = 128
@@ -86,9 +86,9 @@ class Layer:
 
     def _stacked(self, key, out: int, inputs: int) -> ExpertWeights:
         if self.stored is not None:
-            made = STORED[self.stored](key, (self.X * out, inputs), inputs**-0.5)
-            numbers, scale, *channel_scale = (array.reshape(self.X, out, *array.shape[1:]) for array in made)
-            return ExpertWeights(numbers, scale, None, *channel_scale)
+            form, shape = known_format(self.stored), (self.X * out, inputs)
+            made = random_weight(key, shape, inputs**-0.5, dtype=jnp.bfloat16, form=form).split(self.X)
+            return ExpertWeights(made.numbers, made.scale, None, made.channel_scale)
         if not self.four_bits:
             return ExpertWeights(jax.random.normal(key, (self.X, out, inputs), jnp.bfloat16) * inputs**-0.5)
         pairs = mxfp4_pairs.num_pairs(inputs), self.X, out

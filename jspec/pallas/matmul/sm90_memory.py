@@ -1,6 +1,7 @@
 """The shared memory of a program instance of ``jspec.pallas.matmul.few_tokens_sm90``, and the scales of its tiles."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -109,9 +110,12 @@ class Scales:
         """Those of the groups of a trip; 1 where there are none."""
         if not self.in_groups:
             return [GroupScale(jnp.float32(1))]
-        columns, count = self.weight.scale.shape[1], self.tiling.inputs // self.group
+        return [self._of_group(column) for column in self._columns(trip, self.tiling.inputs // self.group)]
+
+    def _columns(self, trip, count: int) -> Iterator[Any]:
+        """The columns of scales of a trip that has ``count`` of them, none past the last."""
         start = ((self.first + trip) * self.tiling.in_turns + self.turn) * count
-        return [self._of_group(jnp.minimum(start + i, columns - 1)) for i in range(count)]
+        return (jnp.minimum(start + i, self.weight.scale.shape[1] - 1) for i in range(count))
 
     def _of_group(self, column) -> GroupScale:
         form, ref = self.weight.form, self.weight.scale
@@ -123,44 +127,30 @@ class Scales:
 
     def of_outputs(self, *at):
         """Those of the tile's outputs, float32 ``[outputs]``, at an index of the further axes of the scales."""
-        return load(self.weight.scale.at[(pl.ds(self.output, self.tiling.outputs), *at)], PER_LINE).astype(jnp.float32)
+        return self._load(self.weight.scale, *at).astype(jnp.float32)
+
+    def _load(self, ref, *at):
+        return load(ref.at[(pl.ds(self.output, self.tiling.outputs), *at)], PER_LINE)
 
 
-@dataclasses.dataclass(frozen=True)
-class NVFP4Scales:
+class NVFP4Scales(Scales):
     """The scales of a warpgroup's tile in NVFP4, by which its numbers are multiplied before they are multiplied by x, and
-    the numbers of its output channels.
+    the numbers of its output channels. The scales are int32 ``[out, in / 64]``, the bits of four in each word."""
 
-    Attributes:
-      weight: the weight of refs, whose scales are int32 ``[out, in / 64]``, the bits of four in each word.
-      output, first, turn, tiling: as of ``Scales``.
-    """
-
-    weight: Weight
-    output: Any
-    first: Any
-    turn: Any
-    tiling: MosaicTiling
-
-    by_output = True
+    by_output = True  # pyright: ignore[reportAssignmentType]
 
     def of_trip(self, trip) -> list[Any]:
         """The words of each 64 inputs of a trip, int32 ``[outputs]`` each."""
-        count = self.tiling.inputs // NVFP4_INPUTS
-        start = ((self.first + trip) * self.tiling.in_turns + self.turn) * count
-        columns = (jnp.minimum(start + i, self.weight.scale.shape[1] - 1) for i in range(count))
+        columns = self._columns(trip, self.tiling.inputs // NVFP4_INPUTS)
         return [self._load(self.weight.scale, column) for column in columns]
 
-    def of_outputs(self):
+    def of_outputs(self, *at):
         """What multiplies the sums of the tile's outputs, float32 ``[outputs]``."""
         multiplies, divides = (self._load(self.weight.channel_scale, which) for which in (0, 1))
         return multiplies / divides
 
-    def _load(self, ref, column):
-        return load(ref.at[pl.ds(self.output, self.tiling.outputs), column], PER_LINE)
 
-
-def scales_of(weight: Weight, output, first, turn, tiling: MosaicTiling) -> Scales | NVFP4Scales:
+def scales_of(weight: Weight, output, first, turn, tiling: MosaicTiling) -> Scales:
     """The scales of a warpgroup's tile, whose attributes the arguments are."""
     is_nvfp4 = weight.form is not None and weight.form.channel_numbers
     return (NVFP4Scales if is_nvfp4 else Scales)(weight, output, first, turn, tiling)

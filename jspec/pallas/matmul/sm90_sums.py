@@ -28,7 +28,7 @@ CONVERTED = 64  # inputs of a weight of few bits that become bfloat16 while othe
 def sums_of_tile(
     await_operands,
     shared: SharedMemory,
-    scales: Scales | NVFP4Scales,
+    scales: Scales,
     trips: int,
     beside,
     turn,

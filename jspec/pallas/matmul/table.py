@@ -164,7 +164,14 @@ def _any(names: tuple[str, ...]) -> str:
 
 
 def _within(limits: range) -> str:
-    return f"{limits.start} or more" if limits.stop == sys.maxsize else f"{limits.start} to {limits.stop - 1}"
+    last = limits.stop - 1
+    return (
+        f"{limits.start} or more"
+        if limits.stop == sys.maxsize
+        else str(last)
+        if limits.start == last
+        else f"{limits.start} to {last}"
+    )
 
 
 _ONE, _SEVERAL, _MANY = range(1, 2), range(2, 65), range(1, 513)  # tokens
