@@ -93,8 +93,3 @@ def _permuted(x, order: tuple[int, ...]):
     """``x`` with its last five axes in another order."""
     first = x.ndim - len(order)
     return x.transpose(*range(first), *(first + axis for axis in order))
-
-
-def are_codes(weight, scale) -> bool:
-    """Whether an array of weights with these scales, or None, holds codes in groups."""
-    return weight.dtype == STORED or (weight.dtype == np.int8 and scale is not None and scale.ndim >= weight.ndim)

@@ -165,10 +165,3 @@ def grouped(bits: int, group: int | None, scale: str, zeros: bool = False, order
 def num_groups(inputs: int, group: int = GROUP) -> int:
     """How many groups the inputs of an output channel make; the last one may not be full."""
     return -(-inputs // group)
-
-
-def group_of(inputs: int, groups: int) -> int:
-    """How many inputs share a scale where ``inputs`` of an output channel have ``groups`` of them."""
-    if groups == 1:
-        return inputs
-    return next(size for size in SIZES if num_groups(inputs, size) == groups)

@@ -26,11 +26,6 @@ LARGEST_SCALE = 133  # 2^6
 ONE = 127  # the byte that stands for 2^0
 
 
-def is_mxfp4(scale) -> bool:
-    """Whether the scales of a weight of codes, or None, are those of MXFP4; all other formats have scales of floats."""
-    return scale is not None and scale.dtype == SCALE
-
-
 def twice_powers(scale) -> Any:
     """Twice the powers of two that bytes stand for, float32, of which none is subnormal; an array of NumPy gives one of
     NumPy, and one of JAX gives one of JAX. A byte of 254 or 255 gives infinity or NaN."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.quantization import codes, fp8_block, mxfp4, mxfp4_pairs, nvfp4, unpack_pairs
-from jspec.quantization.formats import KINDS, Format, StoredArray, format_of, group_of, grouped, num_groups
+from jspec.quantization.formats import Format, StoredArray, num_groups
 
 
 @jax.tree_util.register_dataclass
@@ -220,25 +220,3 @@ def _random_e2m1(key, array: StoredArray, std: float, form: Format) -> tuple[jax
     power = mxfp4.ONE + round(float(np.log2(std / nvfp4.STD_OF_RANDOM_CODES)))
     scales = {"nvfp4": 1, "mxfp4": power, "mxfp4_pairs": mxfp4_pairs.factors(power, power)}
     return jax.random.bits(key, array.shape, np.uint8), scales[form.kind]
-
-
-def dequantize(weight, scale, inputs: int, channel_scale=None) -> Any:
-    """The numbers of output channels, float32 ``[..., inputs]``; arrays of NumPy give one of NumPy, and arrays of JAX one of
-    JAX.
-
-    Args:
-      weight: entire output channels, or tokens of an embedding, as they are stored: ``[..., inputs]``, or packed codes.
-      scale: one scale for each of them, ``[...]``, or those of their groups. None if they are not quantised.
-      inputs: how many numbers each of them has.
-      channel_scale: of NVFP4, float32 ``[..., 2]``; else None.
-    """
-    kind = "nvfp4" if channel_scale is not None else "mxfp4" if mxfp4.is_mxfp4(scale) else None
-    if kind is None and codes.are_codes(weight, scale):
-        bits, groups = 4 if weight.dtype == codes.STORED else 8, scale.shape[weight.ndim - 1]
-        group = None if groups == 1 else group_of(inputs, groups)
-        form = grouped(bits, group, scale.dtype.name, scale.ndim > weight.ndim)
-    elif kind is None and scale is not None:
-        form = KINDS["fp8_block" if scale.ndim == weight.ndim else "int8" if weight.dtype == np.int8 else "fp8"]
-    else:
-        form = format_of(kind)
-    return Weight(weight, scale, channel_scale, form=form, inputs=inputs).dequantize()

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import is_interpreted
-from jspec.quantization.unpack_pairs import dequantize as dequantize
 from jspec.quantization.unpack_pairs import dequantize_groups
 
 
