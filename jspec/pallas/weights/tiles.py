@@ -168,4 +168,4 @@ def _of_group(of: Weight, output, real, first, which: int):
     """The scales of the group that a tile is part of, ``[outputs]`` (``which`` = 0), or its zeros (1)."""
     group = jnp.full(output.shape, first // (group_width(of) or of.inputs), jnp.int32)
     last = (which,) if of.form is not None and of.form.zeros else ()
-    return load_or_zero(of.scale.at[(output, group, *last)], real)
+    return pltriton.load(of.scale.at[(output, group, *last)], mask=real, other=None if real is None else 0.0)
