@@ -92,9 +92,8 @@ class Weight:
         form, count = self.form, len(range(self.inputs)[inputs])
         numbers, scale = self.numbers[..., inputs], self.scale
         if self.packed:
-            numbers = self.numbers[
-                :, inputs.start // codes.BLOCK * codes.HALF : inputs.stop // codes.BLOCK * codes.HALF
-            ]
+            first, stop = (i // codes.BLOCK * codes.HALF for i in (inputs.start, inputs.stop))
+            numbers = self.numbers[:, first:stop]
         if form is not None and form.group is not None:
             scale = scale[:, inputs.start // form.group : num_groups(inputs.stop, form.group)]
         return dataclasses.replace(self, numbers=numbers, scale=scale, inputs=count)
@@ -172,10 +171,8 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
     """
     if form is None:
         return Weight(std * jax.random.normal(key, shape, dtype))
-    arrays, make = (
-        form.arrays(shape),
-        _random_e2m1 if form.e2m1 else _random_codes if form.in_codes else _random_numbers,
-    )
+    arrays = form.arrays(shape)
+    make = _random_e2m1 if form.e2m1 else _random_codes if form.in_codes else _random_numbers
     numbers, scale = make(key, arrays["weight"], std, form)
     scale = jnp.full(arrays["scale"].shape[: 1 if form.per_channel else 2], scale, form.scale)
     if form.zeros:
