@@ -111,6 +111,9 @@ class Weight:
     def _in_stored_order(self) -> Any:
         """The same with the inputs in the order of ``numbers``."""
         if self.form is not None and self.form.in_codes:
+            if self.form.e2m1:
+                scales = self._of_inputs(self._scales())
+                return self._differences() * scales
             return self._differences() * self._of_inputs(self._scales())
         if self.form is not None and self.form.kind == "fp8_block":
             return fp8_block.dequantize(self.numbers, self.scale)
