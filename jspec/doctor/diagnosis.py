@@ -16,7 +16,6 @@ from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.config.heads import DraftConfig
 from jspec.doctor import checks
 from jspec.doctor.checks import Check
-from jspec.doctor.products import kernels_of
 from jspec.doctor.rounding import RoundingCost, require_original, total
 from jspec.doctor.trials import Text
 from jspec.doctor.variants import Trial, try_variants
@@ -27,6 +26,7 @@ from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
 from jspec.loading.memory_budget import ModelMemory
 from jspec.loading.pair import Path, build_draft_module, check_compatible, open_checkpoints
 from jspec.models import build
+from jspec.models.products import kernels_of
 from jspec.outputs import Stats
 from jspec.registry import MTP
 from jspec.sampling.params import SamplingParams

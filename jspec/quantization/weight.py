@@ -97,9 +97,8 @@ class Weight:
         form, count = self.form, len(range(self.inputs)[inputs])
         numbers, scale = self.numbers[..., inputs], self.scale
         if self.packed:
-            numbers = self.numbers[
-                :, inputs.start // codes.BLOCK * codes.HALF : inputs.stop // codes.BLOCK * codes.HALF
-            ]
+            first, stop = (i // codes.BLOCK * codes.HALF for i in (inputs.start, inputs.stop))
+            numbers = self.numbers[:, first:stop]
         if form is not None and form.group is not None:
             scale = scale[:, inputs.start // form.group : num_groups(inputs.stop, form.group)]
         return dataclasses.replace(self, numbers=numbers, scale=scale, inputs=count)
@@ -117,6 +116,9 @@ class Weight:
     def _in_stored_order(self) -> Any:
         """The same with the inputs in the order of ``numbers``."""
         if self.form is not None and self.form.in_codes:
+            if self.form.e2m1:
+                scales = self._of_inputs(self._scales())
+                return self._differences() * scales
             return self._differences() * self._of_inputs(self._scales())
         if self.form is not None and self.form.kind == "fp8_block":
             return fp8_block.dequantize(self.numbers, self.scale)
@@ -177,10 +179,8 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
     """
     if form is None:
         return Weight(std * jax.random.normal(key, shape, dtype))
-    arrays, make = (
-        form.arrays(shape),
-        _random_e2m1 if form.e2m1 else _random_codes if form.in_codes else _random_numbers,
-    )
+    arrays = form.arrays(shape)
+    make = _random_e2m1 if form.e2m1 else _random_codes if form.in_codes else _random_numbers
     numbers, scale = make(key, arrays["weight"], std, form)
     scale = jnp.full(arrays["scale"].shape[: 1 if form.per_channel else 2], scale, form.scale)
     if form.zeros:

@@ -137,7 +137,7 @@ class NVFP4Scales(Scales):
     """The scales of a warpgroup's tile in NVFP4, by which its numbers are multiplied before they are multiplied by x, and
     the numbers of its output channels. The scales are int32 ``[out, in / 64]``, the bits of four in each word."""
 
-    by_output = True  # pyright: ignore[reportAssignmentType]
+    by_output = True  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
     def of_trip(self, trip) -> list[Any]:
         """The words of each 64 inputs of a trip, int32 ``[outputs]`` each."""

@@ -164,14 +164,10 @@ def _any(names: tuple[str, ...]) -> str:
 
 
 def _within(limits: range) -> str:
-    last = limits.stop - 1
-    return (
-        f"{limits.start} or more"
-        if limits.stop == sys.maxsize
-        else str(last)
-        if limits.start == last
-        else f"{limits.start} to {last}"
-    )
+    first, last = limits.start, limits.stop - 1
+    if limits.stop == sys.maxsize:
+        return f"{first} or more"
+    return str(last) if first == last else f"{first} to {last}"
 
 
 _ONE, _SEVERAL, _MANY = range(1, 2), range(2, 65), range(1, 513)  # tokens
