@@ -13,7 +13,7 @@ from jspec.checkpoints.tensors.layout import Derived
 from jspec.checkpoints.tensors.names import Placement, tensor_table
 from jspec.config import ModelConfig
 from jspec.config.heads import BlockConfig, Eagle3Config, HeadConfig, MedusaConfig
-from jspec.quantization.weight import dequantize
+from jspec.quantization.weight import Weight
 
 HEAD, DRAFT_IDS = "head.weight", "draft_ids"
 _OF = "{} (draft vocabulary)"  # names of tensors that no file holds
@@ -140,12 +140,12 @@ def _rows_of_target(
             f"output head in this {label} would not do; convert it without"
         )
     name = "embedding" if model.tie_embeddings else HEAD
-    weight, stored = params[name], model.stored_params().get(name)
-    inputs = model.embedding_size or model.hidden_size
-    rows = weight[tokens]
-    if stored is not None:
-        arrays = {part: params[param][tokens] for part, param in stored.names.items()}
-        rows = dequantize(rows, arrays["scale"], inputs, arrays.get("channel_scale"))
+    stored = model.stored_params().get(name)
+    if stored is None:
+        rows = params[name][tokens]
+    else:
+        arrays = {part: params[param] for part, param in stored.names.items()}
+        rows = Weight.of(arrays, stored.form, stored.shape[1])[tokens].dequantize()
     if rows.shape[1] != config.dimensions["D"]:
         raise Refusal(
             f"{where}: draft_vocabulary: the output head of the target {given} reads {rows.shape[1]} numbers and this "

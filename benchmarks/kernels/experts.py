@@ -42,12 +42,12 @@ from jspec.pallas.moe.grouped_mlp import (
 )
 from jspec.pallas.moe.router import route_kernel
 from jspec.pallas.moe.router_reference import Routed, route_reference
-from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.quantization import fp8_block, mxfp4_pairs, nvfp4
-from jspec.quantization.codes import random_codes
-from jspec.quantization.formats import GROUP
+from jspec.pallas.moe.tiles import ExpertMap, ExpertTiling
+from jspec.quantization import mxfp4_pairs, nvfp4
+from jspec.quantization.formats import GROUP, format_of
+from jspec.quantization.weight import random_weight
 
-STORED = {"int4": random_codes, "nvfp4": nvfp4.random_codes, "fp8_block": fp8_block.random_numbers}
+STORED = "int4", "nvfp4", "fp8_block"
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)
 COPIES = 4  # sets of tokens that a timed loop goes through, each with experts of its own
 FLOPS = 790e12
@@ -60,7 +60,7 @@ class Layer:
 
     Attributes:
       four_bits: whether they are stored in MXFP4, and have biases and gpt-oss' activation.
-      stored: how else they are quantised, a key of ``STORED``; None for bfloat16.
+      stored: how else they are quantised, one of ``STORED``; None for bfloat16.
     """
 
     X: int = 128
@@ -79,22 +79,15 @@ class Layer:
     def clamp(self) -> float | None:
         return 7.0 if self.four_bits else None
 
-    def weights(self, key) -> tuple[ExpertWeights, ExpertWeights]:
+    def weights(self, key) -> tuple[ExpertMap, ExpertMap]:
         """``gate_up`` and ``down`` of ``experts``."""
         up, down = jax.random.split(key)
         return self._stacked(up, 2 * self.F, self.D), self._stacked(down, self.D, self.F)
 
-    def _stacked(self, key, out: int, inputs: int) -> ExpertWeights:
-        if self.stored is not None:
-            made = STORED[self.stored](key, (self.X * out, inputs), inputs**-0.5)
-            numbers, scale, *channel_scale = (array.reshape(self.X, out, *array.shape[1:]) for array in made)
-            return ExpertWeights(numbers, scale, None, *channel_scale)
-        if not self.four_bits:
-            return ExpertWeights(jax.random.normal(key, (self.X, out, inputs), jnp.bfloat16) * inputs**-0.5)
-        pairs = mxfp4_pairs.num_pairs(inputs), self.X, out
-        codes = jax.random.bits(key, (*pairs, mxfp4_pairs.GROUP), jnp.uint8)
-        scale = jnp.full(pairs, mxfp4_pairs.factors_of_random_codes(inputs), jnp.uint32)
-        return ExpertWeights(codes, scale, jax.random.normal(key, (self.X, out), jnp.bfloat16))
+    def _stacked(self, key, out: int, inputs: int) -> ExpertMap:
+        form, shape = format_of("mxfp4_pairs" if self.four_bits else self.stored), (self.X * out, inputs)
+        weight = random_weight(key, shape, inputs**-0.5, dtype=jnp.bfloat16, form=form).split(self.X)
+        return ExpertMap(weight, jax.random.normal(key, (self.X, out), jnp.bfloat16) if self.four_bits else None)
 
     def tokens(self, key, M: int):
         """Hidden states and router logits of M tokens."""
@@ -189,7 +182,7 @@ def product(layer: Layer, up: bool, interpret: bool, tiling: ExpertTiling) -> Ca
         routed = routed._replace(sizes=sizes)
         if up:
             return hidden_kernel(x, routed, weights, clamp=layer.clamp, tiling=tiling, interpret=interpret)
-        return made_kernel(x, routed, weights, Fe=layer.F, tiling=tiling, interpret=interpret)
+        return made_kernel(x, routed, weights, tiling=tiling, interpret=interpret)
 
     return function
 
@@ -249,7 +242,7 @@ def sweep(layer: Layer, weights, counts, sizes, interpret: bool, rate: float, mo
         for part, calls, share in zip(
             ("up", "down"), products(layer, weights, M, interpret), (2 / 3, 1 / 3), strict=True
         ):
-            in_use = tilings_of(M * layer.Y, layer.X, jnp.bfloat16, calls[0][-1])[part == "down"]
+            in_use = tilings_of(M * layer.Y, layer.X, jnp.bfloat16, calls[0][-1].weight)[part == "down"]
             others = [tiling for tiling in tilings(layer, M, part == "up") if tiling != in_use][:most]
             timings, same = times_of(layer, calls, part == "up", [in_use, *others], sizes, interpret)
             best = dict.fromkeys([in_use, *sorted(timings, key=timings.__getitem__)[:4]])

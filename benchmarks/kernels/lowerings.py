@@ -87,12 +87,12 @@ class Case:
     def wanted(self) -> list[jax.Array]:
         """The first and the last product in float32."""
         product = jax.jit(by_definition, compiler_options=None if self.smoke else {"xla_gpu_autotune_level": 0})
-        return [product(self.xs[i], *self.weights[i]) for i in (0, -1)]
+        return [product(self.xs[i], self.weights[i]) for i in (0, -1)]
 
     def floors(self, rate: float) -> tuple[float, float]:
         """Microseconds in which the product can be read, and be multiplied."""
         outputs, inputs = self.shape
-        moved = sum(array.nbytes for array in self.weights[0]) + 2 * self.tokens * (outputs + inputs)
+        moved = sum(array.nbytes for array in jax.tree.leaves(self.weights[0])) + 2 * self.tokens * (outputs + inputs)
         return 1e6 * moved / rate, 1e6 * 2 * self.tokens * outputs * inputs / RATE
 
     def args(self, candidate: Candidate):
@@ -102,7 +102,7 @@ class Case:
         """The program that multiplies everything with each other."""
 
         def all_of_them(xs, weights):
-            return [candidate.product(x, *weight) for x, weight in itertools.product(xs, weights)]
+            return [candidate.product(x, weight) for x, weight in itertools.product(xs, weights)]
 
         options: dict[str, Any] = {}
         if not self.smoke:

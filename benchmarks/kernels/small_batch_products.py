@@ -33,7 +33,6 @@ from benchmarks.kernels import bandwidth
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B
 from jspec.config import ModelConfig
 from jspec.engine.runner.compile import decode_options
-from jspec.models.quantization import random_weight
 from jspec.pallas.matmul.bf16 import bf16_matmul_kernel
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import QuantizedActivations, quantize_tokens_reference
@@ -43,6 +42,8 @@ from jspec.pallas.matmul.table import TABLE, Product
 from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.w8a8 import w8a8_matmul_kernel, w8a8_matmul_reference
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel, weight_only_matmul_reference, weight_only_tiling
+from jspec.quantization.formats import format_of
+from jspec.quantization.weight import Weight, random_weight
 
 
 def weights_of(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -84,45 +85,50 @@ STREAMED_CHOICES: Sequence[dict[str, Sequence[Any]]] = (
     {"tokens": (16, 32, 64, 128), "num_warps": (4, 8)},
 )
 
-Weight = tuple[jax.Array, ...]  # and its scales, if it is quantised
 
-
-def floats_by_xla(x, weight):
+def floats_by_xla(x, weight: Weight):
     """As ``jspec.pallas.matmul`` has it without a kernel: that of a single token as a reduction, if the weight is large."""
     product = Product(x, weight, dtype=x.dtype)
-    rows = (row for row in TABLE if row.name in ("one token, reduction", "XLA") and row.serves(product))
+    rows = (row for row in TABLE if row.name in ("one token, reduction", "XLA") and row.refusal(product) is None)
     return next(rows).compute(product)
 
 
-def by_xla(x, weight, scale):
+def by_xla(x, weight: Weight):
     """The same of quantised weights: that of a single token as one of two, of which the other is zero."""
     if len(x) > 1:
-        return weight_only_matmul_reference(x, weight, scale)
-    return weight_only_matmul_reference(jnp.pad(x, ((0, 1), (0, 0))), weight, scale)[:1]
+        return weight_only_matmul_reference(x, weight)
+    return weight_only_matmul_reference(jnp.pad(x, ((0, 1), (0, 0))), weight)[:1]
 
 
-def from_the_left(x, weight, scale):
+def from_the_left(x, weight: Weight):
     """The same with the weight as the left operand."""
-    y = jax.lax.dot_general(weight.astype(x.dtype), x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return (y * scale[:, None]).T
+    numbers, of_inputs = weight.numbers.astype(x.dtype), (((1,), (1,)), ((), ()))
+    return (jax.lax.dot_general(numbers, x, of_inputs, preferred_element_type=jnp.float32) * weight.scale[:, None]).T
 
 
-def in_float32(x: QuantizedActivations, weight, scale):
+def in_float32(x: QuantizedActivations, weight: Weight):
     """``w8a8_matmul_reference`` in float32, which is close, and owes nothing to a product of integers."""
-    numbers, wide = x.numbers.astype(jnp.float32), weight.astype(jnp.float32)
-    return (matmul_reference(numbers, wide) * x.scale[:, None] * scale[None]).astype(x.dtype)
+    numbers, wide = x.numbers.astype(jnp.float32), weight.numbers.astype(jnp.float32)
+    return (matmul_reference(numbers, wide) * x.scale[:, None] * weight.scale[None]).astype(x.dtype)
 
 
-def streamed_kernel(x, weight, *scale, tiling: MatmulTiling | None = None, interpret=False):
-    """The kernel of rounded tokens, or without a scale that of floats, and the sum if that gives parts."""
-    kernel = w8a8_matmul_kernel if scale else bf16_matmul_kernel
-    tiling = tiling or streamed_tiling(x.shape[0], *weight.shape, weight.dtype.itemsize)
-    return reduce_partial_sums(kernel(x, weight, *scale, tiling=tiling, interpret=interpret), x.dtype)
+def streamed_kernel(x, weight: Weight, tiling: MatmulTiling | None = None, interpret=False):
+    """The kernel of rounded tokens, or of a weight of floats, and the sum if that gives parts."""
+    tiling = tiling or streamed_tiling(x.shape[0], *weight.shape, weight.numbers.dtype.itemsize)
+    if weight.form is None:
+        y = bf16_matmul_kernel(x, weight.numbers, tiling=tiling, interpret=interpret)
+    else:
+        y = w8a8_matmul_kernel(x, weight.numbers, weight.scale, tiling=tiling, interpret=interpret)
+    return reduce_partial_sums(y, x.dtype)
 
 
 def streamed_tiling(tokens: int, outputs: int, inputs: int, itemsize: int) -> MatmulTiling:
     """That of a map in a layer. What ``out`` and ``down`` add to the residual stream, and no other, may come in parts."""
     return small_batch_tiling(tokens, outputs, inputs, outputs <= inputs, itemsize)
+
+
+def rounded_by_xla(x: QuantizedActivations, weight: Weight):
+    return w8a8_matmul_reference(x, weight.numbers, weight.scale)
 
 
 FORMS: dict[str, tuple[str, Callable]] = {  # what is multiplied, and how the product is computed
@@ -134,7 +140,7 @@ FORMS: dict[str, tuple[str, Callable]] = {  # what is multiplied, and how the pr
     "fp8": ("fp8", weight_only_matmul_kernel),
     "int4": ("int4", weight_only_matmul_kernel),
     "fp8_block": ("fp8_block", weight_only_matmul_kernel),
-    "rounded, XLA": ("rounded", w8a8_matmul_reference),
+    "rounded, XLA": ("rounded", rounded_by_xla),
     "rounded": ("rounded", streamed_kernel),
 }
 KERNELS = weight_only_matmul_kernel, streamed_kernel
@@ -145,13 +151,8 @@ DEFINITIONS = {"bf16": floats_by_xla, "rounded": in_float32}  # and that of the 
 @functools.lru_cache(maxsize=len(BYTES))
 def made(shape: tuple[int, int], kind: str, copies: int) -> list[Weight]:
     """Random weights of one shape."""
-    quantization = {"bf16": None, "rounded": "int8"}.get(kind, kind)
-
-    @jax.jit
-    def make(key):
-        params = random_weight(key, shape, shape[1] ** -0.5, jnp.bfloat16, quantization)
-        return tuple(param[...] for param in params if param is not None)
-
+    form = format_of({"bf16": None, "rounded": "int8"}.get(kind, kind))
+    make = jax.jit(lambda key: random_weight(key, shape, shape[1] ** -0.5, dtype=jnp.bfloat16, form=form))
     return [make(key) for key in jax.random.split(jax.random.key(0), copies)]
 
 
@@ -172,7 +173,7 @@ class Case:
     def wanted(self) -> jax.Array:
         """The product with the first weight by its definition."""
         product = DEFINITIONS.get(self.kind, weight_only_matmul_reference)
-        return jax.jit(product, compiler_options={"xla_gpu_autotune_level": 0})(self.x, *self.weights[0])
+        return jax.jit(product, compiler_options={"xla_gpu_autotune_level": 0})(self.x, self.weights[0])
 
     def compiled(self, form: Callable) -> Callable:
         """The program that computes the products with all of the weights."""
@@ -180,7 +181,7 @@ class Case:
             form = functools.partial(form, interpret=True)
 
         def all_of_them(x, weights):
-            first, *others = (form(x, *weight) for weight in weights)
+            first, *others = (form(x, weight) for weight in weights)
             # To hand over many results would take longer than to compute those of small products.
             return first, functools.reduce(jnp.add, others, jnp.zeros_like(first))
 
@@ -235,7 +236,7 @@ def table(shapes, tokens, names: Sequence[str], rate: float, until: float, smoke
 def tiling_of(case: Case) -> Any:
     """The tiling that the kernel has for the product."""
     if case.kind in STREAMED:
-        return streamed_tiling(case.tokens, *case.shape, case.weights[0][0].dtype.itemsize)
+        return streamed_tiling(case.tokens, *case.shape, case.weights[0].numbers.dtype.itemsize)
     return weight_only_tiling(case.tokens, *case.shape, 4 if case.kind == "int4" else 8, case.kind == "fp8_block")
 
 

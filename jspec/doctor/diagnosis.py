@@ -26,6 +26,7 @@ from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
 from jspec.loading.memory_budget import ModelMemory
 from jspec.loading.pair import Path, build_draft_module, check_compatible, open_checkpoints
 from jspec.models import build
+from jspec.models.products import kernels_of
 from jspec.outputs import Stats
 from jspec.registry import MTP
 from jspec.sampling.params import SamplingParams
@@ -57,6 +58,7 @@ class Diagnosis:
       trials: the draft head with its given settings, then with each alternative; () for drafts without alternatives.
       rounding: what the rounding of the draft's weights costs, if its original is given, and that of the target's cache, if
         this is rounded.
+      products: which kernel multiplies each map of the target in a round of one text, and why no faster one does.
 
     Example::
 
@@ -71,6 +73,7 @@ class Diagnosis:
     served: Stats | None = None
     trials: tuple[Trial, ...] = ()
     rounding: tuple[RoundingCost, ...] = ()
+    products: tuple[str, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -173,7 +176,8 @@ def diagnose(
         _, others = _serve(model, known, params, tokens, speculation, plain, max_tokens)
         costs.append(RoundingCost(f"cache of the target in {engine.kv_cache_dtype}", served, others))
     together = total(served)
-    return Diagnosis(*verdict(together, trials, assumed), tuple(results), together, trials, tuple(costs))
+    products = tuple(kernels_of(model, speculation.most_draft_tokens + 1))
+    return Diagnosis(*verdict(together, trials, assumed), tuple(results), together, trials, tuple(costs), products)
 
 
 def _original(

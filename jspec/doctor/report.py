@@ -25,5 +25,7 @@ def show(diagnosis: Diagnosis, console: Console | None = None):
         console.print(measured)
     for cost in diagnosis.rounding:
         console.print(f"rounding: {cost}")
+    for product in diagnosis.products:
+        console.print(f"product: {product}", markup=False, soft_wrap=True)
     colour = "green" if diagnosis.healthy else "red"
     console.print(f"[bold {colour}]{diagnosis.verdict.replace('_', ' ')}[/]: {diagnosis.explanation}")

@@ -296,15 +296,14 @@ def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
     """
     plain = target.config.logit_softcap is None and target.config.logit_divisor == 1
     lent = {
-        "own_embedding": None if target.embedding_scale is not None else (target.embedding[...],),
-        "own_head": tuple(target.output_weight) if plain else None,
+        "own_embedding": () if target.embedding_scale is not None else (target.embedding[...],),
+        "own_head": jax.tree.leaves(target.output_weight) if plain else (),
     }
     for field, name in config.borrowable:
         if not getattr(config, field):
             continue
         stored = config.stored_params().get(name)
-        names = [name] if stored is None else list(stored.names.values())
-        theirs = [array for array in lent[field] or () if array is not None]
+        names, theirs = [name] if stored is None else list(stored.names.values()), lent[field]
         rows = target.config.vocab_size  # of shards, the last has padding behind them
         alike = len(names) == len(theirs) and all(_same(params[n], a, rows) for n, a in zip(names, theirs, strict=True))
         if theirs and not theirs[0].is_fully_addressable:  # other processes compare their shards

@@ -8,6 +8,7 @@ mla.py             multi-head latent attention
 delta_net.py       gated delta nets, in the place of attention
 moe.py             a mixture of experts
 gathered_view.py   a view of a cache in shards, for heads that every device has
+products.py        which kernel multiplies each map of a model, and why not another
 per_layer.py       per-layer inputs: numbers of each token that one layer alone reads
 heads/             draft heads
 cache_pools.py     what each layer keeps of the texts that it has read: pools of pages, recurrent states

@@ -20,15 +20,15 @@ from jspec.config import ModelConfig, Shards
 from jspec.models.cache_pools import KVRounding, LayerShape, cache_shape, with_rounding
 from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
-from jspec.models.layers import Linear, Norm, linear_maps, times
+from jspec.models.layers import Linear, Norm, linear_maps, random_params, times, weight_of
 from jspec.models.per_layer import LayerInputs
-from jspec.models.quantization import StoredWeight, random_weight
 from jspec.models.w8a8 import with_quantized_inputs
 from jspec.pallas.collectives.peers import Peers, reduce_with
 from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
-from jspec.quantization.weight import dequantize
+from jspec.quantization.formats import format_of
+from jspec.quantization.weight import Weight
 
 
 class Decoder(nnx.Module):
@@ -49,6 +49,7 @@ class Decoder(nnx.Module):
       layer_inputs: the table of per-layer inputs, and the projection of embeddings to them; None without them.
       draft_ids: as in ``jspec.models.heads.draft_vocabulary``, of a draft model with a reduced vocabulary; None of any
         other, and of every target.
+      embedding_form: how a tied embedding is stored; None for one that is not quantised.
       embedding_scale: one scale for each token, float32 ``[V]``, or those of its groups. None for an embedding that is
         not quantised.
       peers: the other GPUs, with which this one adds up and gathers; each program sets them as it begins. None leaves
@@ -75,8 +76,9 @@ class Decoder(nnx.Module):
         tied = config.tie_embeddings
         linear = functools.partial(Linear, dtype=dtype, rngs=rngs)
         projection = linear_maps(config, "", dtype=dtype, rngs=rngs)
-        shape, stored = (V, W or D), config.head_quantization if tied else None
-        self.embedding, self.embedding_scale = random_weight(rngs.params(), shape, 0.02, dtype, stored)
+        self.embedding_form = format_of(config.head_quantization) if tied else None
+        params = random_params(rngs, (V, W or D), 0.02, dtype=dtype, form=self.embedding_form)
+        self.embedding, self.embedding_scale = params.numbers, params.scale
         self.layers = nnx.List(
             [Layer(local, i, shards=shards, dtype=dtype, rngs=rngs) for i in range(config.num_layers)]
         )
@@ -90,7 +92,7 @@ class Decoder(nnx.Module):
         self.project_out = None if W is None else projection("project_out", D, W)
         self.multiplier, rows = float(np.asarray(config.embedding_multiplier).astype(dtype)), config.dimensions["Pe"]
         learned = config.position_offset is not None
-        self.positions = random_weight(rngs.params(), (rows, D), 0.02, dtype, None)[0] if learned else None
+        self.positions = random_params(rngs, (rows, D), 0.02, dtype=dtype).numbers if learned else None
         has_inputs = config.per_layer_inputs is not None
         self.layer_inputs = LayerInputs(config, dtype=dtype, rngs=rngs) if has_inputs else None
 
@@ -100,9 +102,8 @@ class Decoder(nnx.Module):
         peers, self.peers = self.peers, None  # which cannot be copied
         drafter = with_quantized_inputs(self, head=False)
         drafter.peers = self.peers = peers
-        weight, scale, _ = self.output_weight
-        in_int8 = weight.dtype == jnp.int8 and scale is not None and scale.ndim == 1
-        drafter.quantize_head_inputs = in_int8 and self.norm is not None
+        form = self.embedding_form if self.head is None else self.head.form
+        drafter.quantize_head_inputs = form is not None and form.kind == "int8" and self.norm is not None
         return with_draft_tokens(drafter)
 
     def embed(self, tokens):
@@ -114,14 +115,12 @@ class Decoder(nnx.Module):
             rows = tokens - jax.lax.axis_index(self.shards.axis) * self.embedding.shape[0]
             here = (rows >= 0) & (rows < self.embedding.shape[0])
             rows = jnp.where(here, rows, 0)
-        stored = self.embedding[...][rows]
-        if self.embedding_scale is not None:
-            width = self.config.embedding_size or self.config.hidden_size
-            stored = dequantize(stored, self.embedding_scale[...][rows], width).astype(self.dtype)
+        found = self._stored_embedding[rows]
+        vectors = found.numbers if found.form is None else found.dequantize().astype(self.dtype)
         if self.shards is not None and here is not None:  # one shard has the token, and the others add zeros
-            part = PartialSums(jnp.where(here[..., None], stored, 0)[..., None, :], reduce_axis=self.shards.axis)
-            stored = reduce_with(self.peers, part, stored.dtype)
-        return stored if self.project_in is None else self.project_in(stored)
+            part = PartialSums(jnp.where(here[..., None], vectors, 0)[..., None, :], reduce_axis=self.shards.axis)
+            vectors = reduce_with(self.peers, part, vectors.dtype)
+        return vectors if self.project_in is None else self.project_in(vectors)
 
     def _inputs(self, tokens, positions):
         """The inputs of the first layer, ``[B, T, D]``; arguments as for ``__call__``."""
@@ -190,8 +189,7 @@ class Decoder(nnx.Module):
         """The logits of the shard's part of the vocabulary, for all rows."""
         hidden = self.before_head(hidden)
         hidden = quantize_tokens(hidden) if self.quantize_head_inputs else hidden
-        weight, scale, channel_scale = self.output_weight
-        return self.scaled_logits(matmul(hidden, weight, scale, channel_scale=channel_scale))
+        return self.scaled_logits(matmul(hidden, self.output_weight))
 
     def before_head(self, hidden):
         """The inputs of the output head for hidden states ``[..., D]``: they themselves, or ``[..., We]``."""
@@ -206,14 +204,15 @@ class Decoder(nnx.Module):
         return (cap * jnp.tanh(products.astype(jnp.float32) / (divisor * cap))).astype(products.dtype)
 
     @property
-    def output_weight(self) -> StoredWeight:
+    def output_weight(self) -> Weight:
         """The weight ``[V, D]`` of the output head, ``[V, We]`` behind ``project_out``. A tied output head is the
         embedding."""
-        head = self.head
-        params = (
-            (self.embedding, self.embedding_scale) if head is None else (head.weight, head.scale, head.channel_scale)
-        )
-        return StoredWeight(*(None if param is None else param[...] for param in params))
+        return self._stored_embedding if self.head is None else self.head.stored
+
+    @property
+    def _stored_embedding(self) -> Weight:
+        width = self.config.embedding_size or self.config.hidden_size
+        return weight_of(self.embedding, self.embedding_scale, form=self.embedding_form, inputs=width)
 
     @property
     def output_norm(self) -> jax.Array:

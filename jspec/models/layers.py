@@ -14,7 +14,6 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig, Rope
-from jspec.models.quantization import random_weight
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.collectives.peer_sum import KINDS
 from jspec.pallas.collectives.peers import Peers
@@ -22,8 +21,8 @@ from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
 from jspec.pallas.norm.rms_norm import SumOptions, add_norm, norm
-from jspec.quantization import nvfp4
-from jspec.quantization.formats import format_of
+from jspec.quantization.formats import Format, known_format
+from jspec.quantization.weight import Weight, random_weight
 
 
 class Linear(nnx.Module):
@@ -58,33 +57,41 @@ class Linear(nnx.Module):
         dtype,
         rngs: nnx.Rngs,
     ):
-        shape, std = (out_features, in_features), in_features**-0.5
-        if quantization == "nvfp4":
-            arrays = nvfp4.random_codes(rngs.params(), shape, std)
-            self.weight, self.scale, self.channel_scale = (nnx.Param(array) for array in arrays)
-        else:
-            self.weight, self.scale = random_weight(rngs.params(), shape, std, dtype, quantization)
-            self.channel_scale = None
-        form = format_of(quantization)
-        is_ordered = form is not None and form.ordered
-        self.order = nnx.Param(jnp.arange(in_features, dtype=jnp.int32)) if is_ordered else None
+        self.form, self.in_features = None if quantization is None else known_format(quantization), in_features
+        params = random_params(rngs, (out_features, in_features), in_features**-0.5, dtype=dtype, form=self.form)
+        self.weight, self.scale, self.channel_scale, self.order = params.arrays
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
         self.quantize_inputs: str | None = None
         self.scale_axis: str | None = None
         self.reduce_axis, self.allow_partial_sums = reduce_axis, allow_partial_sums
 
+    @property
+    def stored(self) -> Weight:
+        """The weight as it is stored."""
+        return weight_of(
+            self.weight, self.scale, self.channel_scale, self.order, form=self.form, inputs=self.in_features
+        )
+
     def __call__(self, x):
-        arrays = self.scale, self.bias, self.channel_scale
-        scale, bias, channel_scale = (None if array is None else array[...] for array in arrays)
-        if self.order is not None:
-            if self.reduce_axis is not None:  # a shard's inputs may be anywhere among those of all
-                x = jax.lax.all_gather(x, self.reduce_axis, axis=x.ndim - 1, tiled=True)
-            x = jnp.take(x, self.order[...], axis=-1)
         if self.quantize_inputs is not None:
             x = quantize_tokens(x, self.quantize_inputs, self.scale_axis)
-        how: dict[str, Any] = {"reduce_axis": self.reduce_axis, "allow_partial_sums": self.allow_partial_sums}
-        how["channel_scale"] = channel_scale
-        return matmul(x, self.weight[...], scale, bias, **how)
+        return matmul(
+            x,
+            self.stored,
+            None if self.bias is None else self.bias[...],
+            reduce_axis=self.reduce_axis,
+            allow_partial_sums=self.allow_partial_sums,
+        )
+
+
+def random_params(rngs: nnx.Rngs, shape: tuple[int, int], std: float, *, dtype, form: Format | None = None) -> Weight:
+    """``random_weight`` with each of its arrays as an ``nnx.Param``."""
+    return jax.tree.map(nnx.Param, random_weight(rngs.params(), shape, std, dtype=dtype, form=form))
+
+
+def weight_of(*params: nnx.Param | None, form: Format | None, inputs: int) -> Weight:
+    """The weight whose arrays some params hold, in the order of ``Weight.arrays``."""
+    return Weight(*(None if param is None else param[...] for param in params), form=form, inputs=inputs)
 
 
 def linear_maps(config: ModelConfig, prefix: str, **how) -> Callable[..., Linear]:

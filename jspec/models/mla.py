@@ -6,21 +6,19 @@ absorbed query ``q @ keys[n]`` is computed once, and all heads attend to the sam
 single KV head; the weighted sum of latents then becomes one of values. Without a cache, and in prefill on some GPUs,
 keys and values of all heads are computed, because there are half as many products for each pair of a query and a key."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config import ModelConfig, Shards
 from jspec.config.sharding import axis_of
-from jspec.models.layers import Linear, Norm, linear_maps, rotation_at
+from jspec.models.layers import Norm, linear_maps, rotation_at
 from jspec.pallas.attention.reference import apply_rope
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.mla.absorb_queries import absorb_queries
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents
 from jspec.pallas.mla.project_values import project_values
-from jspec.pallas.weights.head_maps import HeadMap, HeadMaps
+from jspec.pallas.weights.head_maps import HeadMaps
 
 
 class LatentAttention(nnx.Module):
@@ -63,7 +61,7 @@ class LatentAttention(nnx.Module):
         """Attention ``[B, T, N, Hv]`` over the latents that ``view`` caches, and ``kv`` with the new ones."""
         q, kv = view.write_latent_kv(compressed, *self._norms, rotation, kv)
         q = self._queries(q)
-        maps = HeadMaps(self._by_head(self.keys), self._by_head(self.values))
+        maps = HeadMaps(*(linear.stored.split(self.num_heads) for linear in (self.keys, self.values)))
         if view.up_projects(q, kv, maps):
             return view.attend_up_projected(self._apply_rope(q, rotation), kv, maps, self.scale), kv
         q = absorb_queries(q, maps.keys, rotation)
@@ -96,12 +94,3 @@ class LatentAttention(nnx.Module):
         """The queries with their last Hr numbers rotated."""
         q, rotary = jnp.split(q, [self.head_dim - self.latent.rotated], axis=-1)
         return jnp.concatenate([q, apply_rope(rotary, rotation)], axis=-1)
-
-    def _by_head(self, linear: Linear) -> HeadMap:
-        """A linear map from latents, its output channels by heads."""
-
-        def by_head(param) -> Any:
-            return None if param is None else param[...].reshape(self.num_heads, -1, *param[...].shape[1:])
-
-        arrays = map(by_head, (linear.weight, linear.scale, linear.channel_scale))
-        return HeadMap(self.latent.rank, *arrays, order=None if linear.order is None else linear.order[...])

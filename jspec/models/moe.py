@@ -1,7 +1,6 @@
 """A mixture of experts in place of the MLP of a layer."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +15,7 @@ from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
-from jspec.pallas.moe.tiles import ExpertWeights
-from jspec.quantization import mxfp4_pairs
-
-
-class MXFP4Weight(nnx.Module):
-    """The weight of a linear map in MXFP4 (``jspec.quantization.mxfp4_pairs``), for mixtures of experts only.
-
-    Attributes:
-      weight: uint8 ``[pairs, out, 32]``, the codes of two input features in each byte.
-      scale: uint32 ``[pairs, out]``, the factors that groups of 32 input features share, two in each number.
-      bias: ``[out]`` of ``dtype``, or None.
-    """
-
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype, rngs: nnx.Rngs):
-        pairs = mxfp4_pairs.num_pairs(in_features), out_features
-        self.weight = nnx.Param(jax.random.bits(rngs.params(), (*pairs, mxfp4_pairs.GROUP), jnp.uint8))
-        self.scale = nnx.Param(jnp.full(pairs, mxfp4_pairs.factors_of_random_codes(in_features), jnp.uint32))
-        self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
+from jspec.pallas.moe.tiles import ExpertMap
 
 
 class Mixture(nnx.Module):
@@ -66,12 +48,9 @@ class Mixture(nnx.Module):
         self.correction = nnx.Param(jnp.zeros(experts.count, jnp.float32)) if experts.corrected else None
         self.shared_gate = Linear(D, 1, dtype=dtype, rngs=rngs) if experts.shared_gate else None
 
-        def stacked(name: str, in_features: int, out_features: int) -> Linear | MXFP4Weight:
-            how = {"bias": bias, "dtype": dtype, "rngs": rngs}
-            if experts.stored:
-                return MXFP4Weight(in_features, out_features, **how)
-            kind = of_experts(config.quantization_of(prefix + name))
-            return Linear(in_features, out_features, quantization=kind, **how)
+        def stacked(name: str, in_features: int, out_features: int) -> Linear:
+            kind = "mxfp4_pairs" if experts.stored else of_experts(config.quantization_of(prefix + name))
+            return Linear(in_features, out_features, quantization=kind, bias=bias, dtype=dtype, rngs=rngs)
 
         self.gate_up, self.down = stacked("gate_up", D, X * 2 * Fe), stacked("down", Fe, X * D)
 
@@ -93,24 +72,13 @@ class Mixture(nnx.Module):
         first = None
         if self.reduce_axis is not None and self.num_local_experts < self.experts.all:
             first = (jax.lax.axis_index(self.reduce_axis) * self.num_local_experts).reshape(1)
-        weights = self._by_expert(self.gate_up), self._by_expert(self.down)
-        outputs = grouped_mlp(tokens, routed, *weights, first, clamp=self.experts.clamp, activation=self.activation)
+        maps = self._by_expert(self.gate_up), self._by_expert(self.down)
+        outputs = grouped_mlp(tokens, routed, *maps, first, clamp=self.experts.clamp, activation=self.activation)
         return PartialSums(outputs.reshape(*x.shape[:-1], *outputs.shape[1:]), reduce_axis=self.reduce_axis)
 
-    def _by_expert(self, linear: Linear | MXFP4Weight) -> ExpertWeights:
-        X, output_axis = self.num_local_experts, 0 if isinstance(linear, Linear) else 1
-
-        def by_expert(param, axis: int = output_axis) -> Any:
-            if param is None:
-                return None
-            array = param[...]
-            before, width, after = array.shape[:axis], array.shape[axis], array.shape[axis + 1 :]
-            return array.reshape(*before, X, width // X, *after)
-
-        channel_scale = by_expert(linear.channel_scale) if isinstance(linear, Linear) else None
-        return ExpertWeights(
-            by_expert(linear.weight), by_expert(linear.scale), by_expert(linear.bias, 0), channel_scale
-        )
+    def _by_expert(self, linear: Linear) -> ExpertMap:
+        X = self.num_local_experts
+        return ExpertMap(linear.stored.split(X), None if linear.bias is None else linear.bias[...].reshape(X, -1))
 
 
 class MixtureBesideMLP(nnx.Module):

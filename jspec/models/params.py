@@ -14,9 +14,10 @@ from flax import nnx
 from jspec.config import ModelConfig
 from jspec.config.heads import DraftConfig, HeadConfig
 from jspec.models.decoder import Decoder
-from jspec.models.quantization import STORED_DTYPES
+from jspec.quantization.formats import KINDS
 from jspec.registry import entry_of, resolve
 
+_QUANTIZED = {jnp.dtype(form.numbers) for form in KINDS.values()}  # dtypes of quantised weights
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -116,7 +117,7 @@ def stored_parts(
 
 def _require_stored(name: str, array: jax.typing.ArrayLike, expected):
     dtype = jnp.result_type(array)
-    if expected in STORED_DTYPES and dtype != expected:
+    if expected in _QUANTIZED and dtype != expected:
         raise ValueError(
             f"parameter {name!r} is {dtype}: expected {expected}, as jspec.models.quantization.quantize has it"
         )

@@ -10,8 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig
-from jspec.models.layers import ACTIVATE, Linear, Norm, times
-from jspec.models.quantization import random_weight
+from jspec.models.layers import ACTIVATE, Linear, Norm, random_params, times
 
 
 class LayerInputs(nnx.Module):
@@ -27,7 +26,7 @@ class LayerInputs(nnx.Module):
         sizes, Wl = config.dimensions, config.per_layer_inputs
         assert Wl is not None
         self.layers, self.width = config.num_layers, Wl
-        self.table, _ = random_weight(rngs.params(), (sizes["Vl"], self.layers * Wl), 0.02, dtype, None)
+        self.table = random_params(rngs, (sizes["Vl"], self.layers * Wl), 0.02, dtype=dtype).numbers
         self.projection = Linear(config.hidden_size, self.layers * Wl, dtype=dtype, rngs=rngs)
         self.norm = Norm(Wl, config.rms_norm_eps, config.norm, dtype=dtype)
 

@@ -16,7 +16,7 @@ from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, EagleConfig, MTPConfig
 from jspec.models.cache_pools import LayerShape
 from jspec.models.kv_cache import View
-from jspec.models.quantization import StoredWeight
+from jspec.quantization.weight import Weight
 
 
 class LanguageModel(Protocol):
@@ -104,7 +104,7 @@ class Target(LanguageModel, Protocol):
         ...
 
     @property
-    def output_weight(self) -> StoredWeight:
+    def output_weight(self) -> Weight:
         """The weight ``[V, D]`` of the output head. A tied output head is the embedding."""
         ...
 

@@ -20,7 +20,6 @@ from flax import nnx
 
 from jspec.models.flatten import copied
 from jspec.models.layers import Linear
-from jspec.models.quantization import stored_dtype
 
 
 def with_quantized_inputs(drafter: Any, *, head: bool = True, concatenated: bool = False) -> Any:
@@ -88,9 +87,9 @@ def _quantize_inputs_of_attention(layer: Any, kind: str, concatenated: bool, res
 
 
 def _quantize_inputs_of(linear: Any, kind: str, norm: Any = None) -> None:
-    """Have one map quantise its inputs if its weights are stored as ``kind`` without groups, and its norm quantise its
-    outputs if no other map reads them."""
-    if linear is None or linear.weight.dtype != stored_dtype(kind) or linear.scale.ndim > 1:
+    """Have one map quantise its inputs if its weights are stored as ``kind``, and its norm quantise its outputs if no other
+    map reads them."""
+    if linear is None or linear.form is None or linear.form.kind != kind:
         return
     linear.quantize_inputs = kind
     if norm is not None:

@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization.formats import GROUP, INT4, Format, group_of, num_groups
+from jspec.quantization.formats import GROUP, num_groups
 
 STORED = np.dtype(np.uint8)
 ZERO = 8  # the code that stands for 0 where groups have no zeros of their own
@@ -93,66 +93,3 @@ def _permuted(x, order: tuple[int, ...]):
     """``x`` with its last five axes in another order."""
     first = x.ndim - len(order)
     return x.transpose(*range(first), *(first + axis for axis in order))
-
-
-def are_codes(weight, scale) -> bool:
-    """Whether an array of weights with these scales, or None, holds codes in groups."""
-    return weight.dtype == STORED or (weight.dtype == np.int8 and scale is not None and scale.ndim >= weight.ndim)
-
-
-def scales_and_zeros(weight, scale) -> tuple[Any, Any]:
-    """The scales and the zeros of the groups of a weight, each ``[..., groups]`` in the dtype of ``scale``; None in place of
-    the zeros if there are none."""
-    return (scale, None) if scale.ndim == weight.ndim else (scale[..., 0], scale[..., 1])
-
-
-def differences(weight, scale, inputs: int):
-    """``n - zero`` of each code, float32 ``[..., inputs]``; arguments as for ``dequantize``."""
-    scale, zero = scales_and_zeros(weight, scale)
-    in_bytes = weight.dtype == np.int8
-    codes = (weight if in_bytes else unpack_codes(weight, inputs)).astype(np.float32)
-    if zero is None:
-        return codes if in_bytes else codes - np.float32(ZERO)
-    return codes - of_inputs(zero.astype(np.float32), inputs)
-
-
-def of_inputs(of_groups, inputs: int):
-    """Numbers of groups, ``[..., groups]``, repeated for each input of their group: ``[..., inputs]``."""
-    xp, shape = jnp if isinstance(of_groups, jax.Array) else np, of_groups.shape
-    repeated = xp.broadcast_to(of_groups[..., None], (*shape, group_of(inputs, shape[-1])))
-    return repeated.reshape(*shape[:-1], -1)[..., :inputs]
-
-
-def dequantize(weight, scale, inputs: int):
-    """What codes stand for, float32 ``[..., inputs]``, in which they are exact but for scales of float32.
-
-    Args:
-      weight: codes, uint8 ``[..., 64 blocks]`` or int8 ``[..., inputs]``, of NumPy or of JAX, and so is the result.
-      scale: ``[..., groups]`` or ``[..., groups, 2]``.
-      inputs: how many codes there are.
-    """
-    scales, _ = scales_and_zeros(weight, scale)
-    return differences(weight, scale, inputs) * of_inputs(scales.astype(np.float32), inputs)
-
-
-def random_codes(key, shape: tuple[int, int], std: float, form: Format = INT4) -> tuple[jax.Array, jax.Array]:
-    """Codes as they are stored, and scales, of a weight ``shape`` = (out, in) of about normal numbers.
-
-    Args:
-      key: the PRNG key.
-      shape: (out, in).
-      std: standard deviation of the numbers that they stand for.
-      form: how scales and zeros are stored.
-    """
-    zero = 1 << (form.bits - 1)  # as many codes lie below the middle
-    each = (2,) if form.bits == 4 else (1,)  # codes of a byte
-    arrays = form.arrays(shape)
-    numbers = jax.random.normal(key, (*arrays["weight"].shape, *each)) * (zero / 3)
-    numbers = jnp.clip(jnp.round(numbers), -zero, zero - 1)
-    scale = jnp.full(arrays["scale"].shape[:2], 3 * std / zero, form.scale)
-    if form.zeros:
-        scale = jnp.stack([scale, jnp.full_like(scale, ZERO if form.bits == 4 else 0)], axis=-1)
-    if form.bits == 8:
-        return numbers[..., 0].astype(np.int8), scale
-    codes = (numbers + ZERO).astype(STORED)
-    return codes[..., 0] | codes[..., 1] << 4, scale

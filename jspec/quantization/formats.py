@@ -86,6 +86,11 @@ class Format:
         """Whether the numbers are codes, rather than floats or integers with a scale for each output channel."""
         return self.packed or self.kind == "int8_groups"
 
+    @property
+    def largest(self) -> int:
+        """The largest magnitude to which numbers of eight bits are rounded."""
+        return 127 if self.numbers == "int8" else 448
+
     def arrays(self, shape: tuple[int, ...]) -> Mapping[str, StoredArray]:
         """The arrays of a weight ``shape`` = (out, in): ``weight`` and ``scale``, and where the format has them
         ``channel_scale`` ``[out, 2]`` and ``order`` ``[in]``."""
@@ -160,10 +165,3 @@ def grouped(bits: int, group: int | None, scale: str, zeros: bool = False, order
 def num_groups(inputs: int, group: int = GROUP) -> int:
     """How many groups the inputs of an output channel make; the last one may not be full."""
     return -(-inputs // group)
-
-
-def group_of(inputs: int, groups: int) -> int:
-    """How many inputs share a scale where ``inputs`` of an output channel have ``groups`` of them."""
-    if groups == 1:
-        return inputs
-    return next(size for size in SIZES if num_groups(inputs, size) == groups)

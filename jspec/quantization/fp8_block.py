@@ -45,16 +45,3 @@ def dequantize(weight, scale):
     inputs = weight.shape[-1]
     xp = jnp if isinstance(weight, jax.Array) else np
     return weight.astype(np.float32) * xp.repeat(scale, GROUP, axis=-1)[..., :inputs]
-
-
-def random_numbers(key, shape: tuple[int, int], std: float) -> tuple[jax.Array, jax.Array]:
-    """Numbers and scales of a weight ``shape`` = (out, in) of normal numbers.
-
-    Args:
-      key: the PRNG key.
-      shape: (out, in).
-      std: standard deviation of what they stand for.
-    """
-    numbers = jnp.clip(jax.random.normal(key, shape) * LARGEST / 4, -LARGEST, LARGEST)
-    scale = jnp.full((shape[0], num_groups(shape[1])), 4 * std / LARGEST, SCALE)
-    return numbers.astype(STORED), scale

@@ -20,19 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization.codes import BLOCK, STORED, unpack_codes
-from jspec.quantization.formats import num_groups
-from jspec.quantization.nvfp4 import STD_OF_RANDOM_CODES, VALUES
-
 GROUP = 32  # input features that share a scale
 SCALE = np.dtype(np.uint8)
 LARGEST_SCALE = 133  # 2^6
-_ONE = 127  # the byte that stands for 2^0
-
-
-def is_mxfp4(scale) -> bool:
-    """Whether the scales of a weight of codes, or None, are those of MXFP4; all other formats have scales of floats."""
-    return scale is not None and scale.dtype == SCALE
+ONE = 127  # the byte that stands for 2^0
 
 
 def twice_powers(scale) -> Any:
@@ -40,26 +31,3 @@ def twice_powers(scale) -> Any:
     NumPy, and one of JAX gives one of JAX. A byte of 254 or 255 gives infinity or NaN."""
     bits = (scale.astype(np.uint32) + 1) << 23
     return jax.lax.bitcast_convert_type(bits, jnp.float32) if isinstance(scale, jax.Array) else bits.view(np.float32)
-
-
-def dequantize(weight, scale, inputs: int) -> Any:
-    """What codes stand for, exactly, float32 ``[..., inputs]``; arrays of NumPy give one of NumPy, and arrays of JAX one of
-    JAX."""
-    xp = jnp if isinstance(weight, jax.Array) else np
-    powers = twice_powers(scale)
-    powers = xp.broadcast_to(powers[..., None], (*powers.shape, GROUP)).reshape(*scale.shape[:-1], -1)
-    return xp.asarray(VALUES / 2)[unpack_codes(weight, inputs)] * powers[..., :inputs]
-
-
-def random_codes(key, shape: tuple[int, int], std: float) -> tuple[jax.Array, jax.Array]:
-    """Weight and scales of a weight ``shape`` = (out, in) whose codes are equally likely.
-
-    Args:
-      key: the PRNG key.
-      shape: (out, in).
-      std: standard deviation of the numbers that they stand for, up to a factor of the square root of 2.
-    """
-    outputs, inputs = shape
-    codes = jax.random.bits(key, (outputs, num_groups(inputs) * BLOCK // 2), STORED)
-    byte = _ONE + round(float(np.log2(std / STD_OF_RANDOM_CODES)))
-    return codes, jnp.full((outputs, num_groups(inputs, GROUP)), byte, SCALE)

@@ -13,16 +13,8 @@ its weight, because queries, keys and values may have different ones.
 The product of a code's number and its scale has at most six significant bits, so bfloat16 holds it. Products with these are
 added up, and each sum is multiplied by the number of its output channel in float32."""
 
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-
-from jspec.quantization.codes import STORED, unpack_codes
-from jspec.quantization.formats import GROUP as BLOCK
-from jspec.quantization.formats import num_groups
 
 GROUP = 16  # input features that share a scale
 SCALE = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -35,27 +27,3 @@ def channel_scales(number: float, divides: bool, channels: int) -> np.ndarray:
     """The float32 ``[channels, 2]`` of the output channels of a weight whose scales a number multiplies or divides."""
     pair = (1, number) if divides else (number, 1)
     return np.broadcast_to(np.array(pair, np.float32), (channels, 2))
-
-
-def dequantize(weight, scale, channel_scale, inputs: int) -> Any:
-    """What codes stand for, float32 ``[..., out, inputs]``; arrays of NumPy give one of NumPy, and arrays of JAX one of JAX.
-
-    A scale is multiplied or divided by the number of its output channel first, and rounded."""
-    xp = jnp if isinstance(weight, jax.Array) else np
-    scale = scale.astype(np.float32) * channel_scale[..., :1] / channel_scale[..., 1:]
-    scales = xp.broadcast_to(scale[..., None], (*scale.shape, GROUP)).reshape(*scale.shape[:-1], -1)
-    return xp.asarray(VALUES)[unpack_codes(weight, inputs)] * scales[..., :inputs]
-
-
-def random_codes(key, shape: tuple[int, int], std: float) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Weight, scales and numbers of output channels of a weight ``shape`` = (out, in) whose codes are equally likely.
-
-    Args:
-      key: the PRNG key.
-      shape: (out, in).
-      std: standard deviation of the numbers that they stand for.
-    """
-    outputs, inputs = shape
-    codes = jax.random.bits(key, (outputs, num_groups(inputs) * BLOCK // 2), STORED)
-    number = jnp.asarray([[std / STD_OF_RANDOM_CODES, 1]], jnp.float32)
-    return codes, jnp.ones((outputs, num_groups(inputs, GROUP)), SCALE), jnp.repeat(number, outputs, axis=0)

@@ -1,13 +1,15 @@
 """``Weight``: a weight as it is stored, in any format of ``jspec.quantization.formats``, and what it stands for."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization import codes, fp8_block, mxfp4, nvfp4
-from jspec.quantization.formats import Format
+from jspec.quantization import codes, fp8_block, mxfp4, mxfp4_pairs, nvfp4, unpack_pairs
+from jspec.quantization.formats import Format, StoredArray, num_groups
 
 
 @jax.tree_util.register_dataclass
@@ -44,11 +46,32 @@ class Weight:
             assert self.form is None or (not self.form.in_codes and not self.in_pairs), "inputs that codes do not tell"
             object.__setattr__(self, "inputs", self.numbers.shape[-1])
 
+    @classmethod
+    def of(cls, arrays: Mapping[str, Any], form: Format, inputs: int) -> "Weight":
+        """The weight of a format, whose arrays have the names of ``Format.arrays``."""
+        others = (arrays.get(name) for name in ("channel_scale", "order"))
+        return cls(arrays["weight"], arrays["scale"], *others, form=form, inputs=inputs)
+
+    @property
+    def arrays(self) -> tuple[Any, Any, Any, Any]:
+        """``numbers``, ``scale``, ``channel_scale`` and ``order``."""
+        return self.numbers, self.scale, self.channel_scale, self.order
+
     @property
     def shape(self) -> tuple[int, ...]:
         """``(..., out, in)`` of what it stands for."""
         before = self.numbers.shape[1:-1] if self.in_pairs else self.numbers.shape[:-1]
         return *before, self.inputs
+
+    @property
+    def packed(self) -> bool:
+        """Whether ``numbers`` are packed codes."""
+        return self.form is not None and self.form.packed
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether groups of inputs share scales, as in FP8 blocks and in codes."""
+        return self.form is not None and not self.form.per_channel
 
     @property
     def in_pairs(self) -> bool:
@@ -69,6 +92,17 @@ class Weight:
 
         return self._each(by_part)
 
+    def of_inputs(self, inputs: slice) -> "Weight":
+        """The part of some inputs, which are whole groups and whole blocks of packed codes."""
+        form, count = self.form, len(range(self.inputs)[inputs])
+        numbers, scale = self.numbers[..., inputs], self.scale
+        if self.packed:
+            first, stop = (i // codes.BLOCK * codes.HALF for i in (inputs.start, inputs.stop))
+            numbers = self.numbers[:, first:stop]
+        if form is not None and form.group is not None:
+            scale = scale[:, inputs.start // form.group : num_groups(inputs.stop, form.group)]
+        return dataclasses.replace(self, numbers=numbers, scale=scale, inputs=count)
+
     def dequantize(self) -> Any:
         """What it stands for, float32 ``[..., out, in]`` in the order of x. Arrays of NumPy give one of NumPy, and arrays of
         JAX one of JAX."""
@@ -81,19 +115,49 @@ class Weight:
 
     def _in_stored_order(self) -> Any:
         """The same with the inputs in the order of ``numbers``."""
-        kind = None if self.form is None else self.form.kind
-        if kind is None:
-            return self.numbers.astype(np.float32)
-        if kind == "nvfp4":
-            return nvfp4.dequantize(self.numbers, self.scale, self.channel_scale, self.inputs)
-        if kind == "mxfp4":
-            return mxfp4.dequantize(self.numbers, self.scale, self.inputs)
-        if kind in ("int4", "int8_groups"):
-            return codes.dequantize(self.numbers, self.scale, self.inputs)
-        if kind == "fp8_block":
+        if self.form is not None and self.form.in_codes:
+            if self.form.e2m1:
+                scales = self._of_inputs(self._scales())
+                return self._differences() * scales
+            return self._differences() * self._of_inputs(self._scales())
+        if self.form is not None and self.form.kind == "fp8_block":
             return fp8_block.dequantize(self.numbers, self.scale)
-        assert kind in ("int8", "fp8"), kind
-        return self.numbers.astype(np.float32) * self.scale[..., None]
+        if self.in_pairs:
+            wide = unpack_pairs.dequantize(self.numbers, self.scale, self.inputs).astype(np.float32)
+            return self._xp.asarray(wide)
+        numbers = self.numbers.astype(np.float32)
+        return numbers if self.form is None else numbers * self.scale[..., None]
+
+    def _differences(self) -> Any:
+        """The number of each code less its zero; of MXFP4, half of it."""
+        form, zero = self.form, np.float32(codes.ZERO)
+        assert form is not None
+        numbers = codes.unpack_codes(self.numbers, self.inputs) if form.packed else self.numbers
+        if form.e2m1:
+            return self._xp.asarray(nvfp4.VALUES / (2 if form.kind == "mxfp4" else 1))[numbers]
+        if form.zeros:
+            zero = self._of_inputs(self.scale[..., 1].astype(np.float32))
+        return numbers.astype(np.float32) - zero if form.packed or form.zeros else numbers.astype(np.float32)
+
+    def _scales(self) -> Any:
+        """The scale of each group of codes; of MXFP4, twice that, because a power of two may be subnormal."""
+        form = self.form
+        assert form is not None
+        if form.kind == "mxfp4":
+            return mxfp4.twice_powers(self.scale)
+        scale = (self.scale[..., 0] if form.zeros else self.scale).astype(np.float32)
+        return scale * self.channel_scale[..., :1] / self.channel_scale[..., 1:] if form.channel_numbers else scale
+
+    def _of_inputs(self, of_groups) -> Any:
+        """Numbers of groups, ``[..., groups]``, repeated for each input of their group: ``[..., in]``."""
+        size, shape = min((self.form and self.form.group) or self.inputs, self.inputs), of_groups.shape
+        repeated = self._xp.broadcast_to(of_groups[..., None], (*shape, size))
+        return repeated.reshape(*shape[:-1], -1)[..., : self.inputs]
+
+    @property
+    def _xp(self) -> Any:
+        """The library of its arrays."""
+        return jnp if isinstance(self.numbers, jax.Array) else np
 
     def _each(self, change) -> "Weight":
         """With each array but ``order`` changed."""
@@ -102,23 +166,57 @@ class Weight:
         return dataclasses.replace(self, numbers=numbers, scale=scale, channel_scale=channel_scale)
 
 
-def dequantize(weight, scale, inputs: int, channel_scale=None) -> Any:
-    """The numbers of output channels, float32 ``[..., inputs]``; arrays of NumPy give one of NumPy, and arrays of JAX one of
-    JAX.
+def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Format | None = None) -> Weight:
+    """A weight of about normal numbers, or of equally likely codes of E2M1.
 
     Args:
-      weight: entire output channels, or tokens of an embedding, as they are stored: ``[..., inputs]``, or packed codes.
-      scale: one scale for each of them, ``[...]``, or those of their groups. None if they are not quantised.
-      inputs: how many numbers each of them has.
-      channel_scale: of NVFP4, float32 ``[..., 2]``; else None.
+      key: the PRNG key.
+      shape: (out, in).
+      std: standard deviation of what it stands for; of MXFP4, whose scales are powers of two, up to a factor of the square
+        root of 2.
+      dtype: of a weight that is not quantised.
+      form: the format; None for a weight that is not quantised.
     """
-    if channel_scale is not None:
-        return nvfp4.dequantize(weight, scale, channel_scale, inputs)
-    if mxfp4.is_mxfp4(scale):
-        return mxfp4.dequantize(weight, scale, inputs)
-    if codes.are_codes(weight, scale):
-        return codes.dequantize(weight, scale, inputs)
-    if scale is not None and scale.ndim == weight.ndim:
-        return fp8_block.dequantize(weight, scale)
-    weight = weight.astype(np.float32)
-    return weight if scale is None else weight * scale[..., None]
+    if form is None:
+        return Weight(std * jax.random.normal(key, shape, dtype))
+    arrays = form.arrays(shape)
+    make = _random_e2m1 if form.e2m1 else _random_codes if form.in_codes else _random_numbers
+    numbers, scale = make(key, arrays["weight"], std, form)
+    scale = jnp.full(arrays["scale"].shape[: 1 if form.per_channel else 2], scale, form.scale)
+    if form.zeros:
+        scale = jnp.stack([scale, jnp.full_like(scale, codes.ZERO if form.bits == 4 else 0)], axis=-1)
+    channel_scale = jnp.asarray([[std / nvfp4.STD_OF_RANDOM_CODES, 1]], jnp.float32)
+    return Weight(
+        numbers,
+        scale,
+        jnp.repeat(channel_scale, shape[0], axis=0) if form.channel_numbers else None,
+        jnp.arange(shape[1], dtype=jnp.int32) if form.ordered else None,
+        form,
+        shape[1],
+    )
+
+
+def _random_numbers(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:
+    """Numbers of eight bits, and the scale of them all."""
+    largest = form.largest
+    numbers = jnp.clip(jax.random.normal(key, array.shape) * largest / 4, -largest, largest)
+    return (jnp.round(numbers) if array.dtype == "int8" else numbers).astype(array.dtype), 4 * std / largest
+
+
+def _random_codes(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:
+    """Codes of integers, packed if they have four bits, and the scale of them all."""
+    zero = 1 << (form.bits - 1)  # as many codes lie below the middle
+    each = (2,) if form.packed else (1,)  # codes of a byte
+    numbers = jax.random.normal(key, (*array.shape, *each)) * (zero / 3)
+    numbers, scale = jnp.clip(jnp.round(numbers), -zero, zero - 1), 3 * std / zero
+    if not form.packed:
+        return numbers[..., 0].astype(np.int8), scale
+    both = (numbers + codes.ZERO).astype(np.uint8)
+    return both[..., 0] | both[..., 1] << 4, scale
+
+
+def _random_e2m1(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, int]:
+    """Codes that are equally likely, and the scale of them all as it is stored."""
+    power = mxfp4.ONE + round(float(np.log2(std / nvfp4.STD_OF_RANDOM_CODES)))
+    scales = {"nvfp4": 1, "mxfp4": power, "mxfp4_pairs": mxfp4_pairs.factors(power, power)}
+    return jax.random.bits(key, array.shape, np.uint8), scales[form.kind]

@@ -20,8 +20,8 @@ from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.models.decoder import Decoder
 from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView
-from jspec.models.quantization import StoredWeight
 from jspec.models.sharding import on_every_device
+from jspec.quantization.weight import Weight
 from jspec.train.loop import Loss
 from jspec.train.objectives import Objective, loss_of
 
@@ -73,7 +73,7 @@ class OwnWindows:
         return self.target.to_batch_shards(self.target.scaled_logits(products))
 
     @property
-    def output_weight(self) -> StoredWeight:
+    def output_weight(self) -> Weight:
         """The shard's part of the weight of the output head, ``[V / n, D]``."""
         return self.target.output_weight
 

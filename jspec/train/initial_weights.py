@@ -8,7 +8,6 @@ import numpy as np
 
 from jspec.config.heads import BlockConfig, Eagle3Config
 from jspec.models.protocols import Target
-from jspec.quantization.weight import dequantize
 from jspec.train.loop import Params
 
 
@@ -67,12 +66,10 @@ def output_head_of(target: Target) -> jax.Array | np.ndarray:
             f"the target's output head reads {config.embedding_size} numbers and its hidden states have "
             f"{config.hidden_size}; expected a target without embedding_size for a head that has an output head"
         )
-    weight, scale, channel_scale = target.output_weight
+    weight = target.output_weight
     if getattr(target, "shards", None) is not None:  # behind the last token is padding
-        weight, scale, channel_scale = (
-            None if array is None else np.asarray(array)[: config.vocab_size] for array in target.output_weight
-        )
-    return dequantize(weight, scale, config.hidden_size, channel_scale) / config.logit_divisor
+        weight = jax.tree.map(np.asarray, weight)[: config.vocab_size]
+    return weight.dequantize() / config.logit_divisor
 
 
 def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int) -> np.ndarray:

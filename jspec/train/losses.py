@@ -87,9 +87,7 @@ def float32_logits(hidden, output_head, target: Target) -> jax.Array:
       target: the target's module.
     """
     if output_head is None:
-        weight, scale, channel_scale = target.output_weight
-        how = {"dtype": jnp.float32, "channel_scale": channel_scale}
-        return target.scaled_logits(matmul(target.before_head(hidden), weight, scale, **how))
+        return target.scaled_logits(matmul(target.before_head(hidden), target.output_weight, dtype=jnp.float32))
     return matmul(hidden, output_head.weight[...], dtype=jnp.float32)
 
 

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from deviceless import compiled_for_h200, why_not
+from matmul_rows import abstract_weight
 
 from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
 from benchmarks.rounds.programs import Decoding, decoding_program
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, head_for
 from jspec.config import Latent
-from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype
 from jspec.models.w8a8 import with_quantized_activations
 from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
@@ -120,16 +120,14 @@ def test_maps_of_latents_are_not_dequantised(kind, batch):
 @pytest.mark.parametrize("rows", [1, 5, 8, 16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_product_is_one_pass_over_the_weight(kind, rows):
-    x, weight, scale = _product(kind, rows)
-    assert temporaries(compiled_for_h200(matmul, x, weight, scale)) < 2**20
+    assert temporaries(compiled_for_h200(matmul, *_product(kind, rows))) < 2**20
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("rows", [1, 16, 2048])
 def test_rounded_tokens_are_multiplied_in_eight_bits(kind, rows):
     """By jspec's kernel for few tokens in int8, and else by one product of XLA's, of numbers as they are stored."""
-    x, weight, scale = _product(kind, rows)
-    product = compiled_for_h200(lambda x, *weight: matmul(quantize_tokens(x, kind), *weight), x, weight, scale)
+    product = compiled_for_h200(lambda x, weight: matmul(quantize_tokens(x, kind), weight), *_product(kind, rows))
     assert temporaries(product) < 4 * rows * 28672 + 2**18  # the sums of all tokens, before their scales
     text, by_jspec = product.as_text(), kind == "int8" and rows < 512
     assert not re.search(r"(bf16|f32)\[(28672,4096|4096,28672)\]", text)  # within a kernel neither
@@ -151,14 +149,14 @@ def test_a_round_of_a_target_that_rounds_makes_no_dequantised_weight():
 
 
 def test_the_check_detects_a_dequantised_weight():
-    def dequantized(x, weight, scale):
-        return matmul(x, jax.lax.optimization_barrier(weight.astype(x.dtype)), scale)
+    def dequantized(x, weight):
+        numbers = jax.lax.optimization_barrier(weight.numbers.astype(x.dtype))
+        return matmul(x, dataclasses.replace(weight, numbers=numbers))
 
-    x, weight, scale = _product("int8", 5)
-    assert temporaries(compiled_for_h200(dequantized, x, weight, scale)) >= 2 * weight.size
+    x, weight = _product("int8", 5)
+    assert temporaries(compiled_for_h200(dequantized, x, weight)) >= 2 * weight.numbers.size
 
 
 def _product(kind: str, rows: int):
-    weight, scale = quantized_shapes((28672, 4096), kind)
-    shapes = ((rows, 1, 4096), jnp.bfloat16), (weight, stored_dtype(kind)), (scale, scale_dtype(kind))
-    return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes)
+    x = jax.ShapeDtypeStruct((rows, 1, 4096), jnp.bfloat16)
+    return x, abstract_weight(kind, (28672, 4096))

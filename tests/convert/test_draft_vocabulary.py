@@ -22,7 +22,8 @@ from jspec.config.heads import BlockConfig, MTPConfig
 from jspec.models import build, build_head, flat_params
 from jspec.models.params import abstract_params
 from jspec.models.quantization import quantize
-from jspec.quantization.weight import dequantize
+from jspec.quantization.formats import known_format
+from jspec.quantization.weight import Weight
 
 IDS = [2, 3, 5, 7, 11, 90]
 V, Vd = 97, len(IDS)
@@ -135,7 +136,7 @@ def test_rows_of_a_quantised_target(tmp_path, target):
     src = tiny_heads.eagle(tmp_path / "src")
     convert(src, tmp_path / "out", draft_vocabulary=IDS, target=tmp_path / "int8", dtype="float32")
     theirs, ours = load_folder(tmp_path / "int8")[1], load_draft(tmp_path / "out")[1]
-    wide = dequantize(theirs["head.weight"], theirs["head.scale"], 64)
+    wide = Weight(theirs["head.weight"], theirs["head.scale"], form=known_format("int8")).dequantize()
     np.testing.assert_array_equal(ours["head.weight"], wide[IDS])
     narrow = tiny_heads.eagle(tmp_path / "narrow")
     write_weights(narrow, {n: a.astype(ml_dtypes.bfloat16) for n, a in load_file(narrow / "model.safetensors").items()})

@@ -20,7 +20,8 @@ from convert import convert, load_draft, load_folder
 from convert.verify import jspec_logits, transformers_logits
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.models.params import build
-from jspec.models.quantization import quantize, stored_dtype
+from jspec.models.quantization import quantize
+from jspec.quantization.formats import known_format
 
 DENSE, EXPERTS, NEXT = "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"
 FAMILIES = (DENSE, EXPERTS, NEXT)
@@ -150,7 +151,7 @@ def test_a_scale_for_each_output_channel_or_weight(tmp_path, architecture, kind,
         config, params = load_folder(src)
     assert (config.quantization, config.quantized_head, config.plain_maps) == (quantization, False, ())
     assert config == Checkpoint.open(src).target_config
-    assert params[f"{AT}qkvz.weight"].dtype == stored_dtype(quantization)
+    assert params[f"{AT}qkvz.weight"].dtype == known_format(quantization).numbers
     assert params[f"{AT}ba.weight"].dtype == ml_dtypes.bfloat16
     _, floats = load_folder(wide, "float32")
     for name, scale in config.scale_names().items():

@@ -20,9 +20,8 @@ from convert.verify import compare
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
 from jspec.checkpoints.quantized.stored_codes import CodeScales
 from jspec.models.params import abstract_params
-from jspec.quantization import nvfp4
 from jspec.quantization.codes import pack_codes, unpack_codes
-from jspec.quantization.weight import dequantize
+from jspec.quantization.weight import Weight
 
 LLAMA, MIXTURE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
 DOWN, V = "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.v_proj"
@@ -34,17 +33,12 @@ ENDS = (".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_s
 
 def assert_stands_for(params, config, wide):
     """That params are those of a model of floats, bit for bit, those in four bits once they are dequantised."""
-    stored = {name: one.names for name, one in config.stored_params().items()}
-    scales = {name: names["scale"] for name, names in stored.items()}
-    companions = {name: list(names.values())[2] for name, names in stored.items() if len(names) > 2}
-    assert params.keys() == wide.keys() | {*scales.values(), *companions.values()}
+    stored = config.stored_params()
+    assert params.keys() == wide.keys() | {name for one in stored.values() for name in one.names.values()}
     for name, array in wide.items():
-        if config.quantization == "nvfp4" and name in companions:
-            arrays = (params[n] for n in (name, scales[name], companions[name]))
-            found = nvfp4.dequantize(*arrays, array.shape[1])
-        elif name in scales:
-            found = dequantize(params[name], params[scales[name]], array.shape[1])
-            array = array[:, params[companions[name]]] if name in companions else array
+        if name in stored:
+            arrays = {part: params[param] for part, param in stored[name].names.items()}
+            found = Weight.of(arrays, stored[name].form, array.shape[1]).dequantize()
         else:
             found, array = params[name], array.astype(params[name].dtype)
         np.testing.assert_array_equal(found, array, err_msg=name)

@@ -18,8 +18,9 @@ from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.quantized.mxfp4 import MXFP4Weight
+from jspec.quantization.formats import known_format
 from jspec.quantization.mxfp4 import LARGEST_SCALE
-from jspec.quantization.weight import dequantize
+from jspec.quantization.weight import Weight
 
 
 def read_with_numpy(packed: np.ndarray, scale: np.ndarray, first_is_high: bool = False) -> np.ndarray:
@@ -66,7 +67,7 @@ def test_weights_are_those_that_compressed_tensors_reads(tmp_path):
     found = [params[f"layers.1.mlp.down.{part}"] for part in ("weight", "scale")]
     assert len(np.unique(scale)) > 1
     np.testing.assert_array_equal(found[1], scale)
-    weight = dequantize(*found, 2 * packed.shape[1])
+    weight = Weight(*found, form=known_format("mxfp4"), inputs=2 * packed.shape[1]).dequantize()
     np.testing.assert_array_equal(weight, read_with_numpy(packed, scale))
     assert (weight != read_with_numpy(packed, scale, first_is_high=True)).mean() > 0.5
     plain = read_with_numpy(packed, np.full_like(scale, 127)) * scale.repeat(32, axis=1)
@@ -84,7 +85,8 @@ def test_every_code_with_every_scale(tmp_path):
     changed(src, **{f"{name}.weight_packed": packed, f"{name}.weight_scale": scale})
     assert set(scale.flat) == set(range(LARGEST_SCALE + 1))
     _, params = load_folder(src)
-    found = dequantize(*(params[f"layers.0.mlp.down.{part}"] for part in ("weight", "scale")), 96)
+    arrays = (params[f"layers.0.mlp.down.{part}"] for part in ("weight", "scale"))
+    found = Weight(*arrays, form=known_format("mxfp4"), inputs=96).dequantize()
     np.testing.assert_array_equal(np.float64(found), read_with_numpy(packed, scale))
     np.testing.assert_array_equal(found, decompressed(packed, scale))
     np.testing.assert_array_equal(np.signbit(found[0, :64]), [False] * 32 + [False, True] * 16)

@@ -10,7 +10,7 @@ from tiers import in_tiers
 
 from convert import convert, load_folder
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.models.quantization import stored_dtype
+from jspec.quantization.formats import known_format
 
 DOWN, V = "model.layers.0.mlp.down_proj", "model.layers.0.self_attn.v_proj"
 
@@ -54,7 +54,7 @@ def test_a_list_need_not_name_them(tmp_path, method, modules, plain):
     assert config == Checkpoint.open(src).target_config
     for name in ("layers.0.mlp.down", "layers.0.attention.qkv", "layers.1.mlp.down", "head"):
         is_plain = name in plain or name == "head"
-        assert params[f"{name}.weight"].dtype == (ml_dtypes.bfloat16 if is_plain else stored_dtype(kind))
+        assert params[f"{name}.weight"].dtype == (ml_dtypes.bfloat16 if is_plain else known_format(kind).numbers)
     convert(src, tmp_path / "out", verify="shapes")
     assert_same(load_folder(tmp_path / "out"), found)
 
@@ -69,4 +69,4 @@ def test_a_list_may_name_a_router_of_each_layer(tmp_path, method):
     )
     kind = "int8" if method == "int8" else "fp8"
     assert (config.quantization, config.plain_maps) == (kind, ())  # where gate_proj begins as gate does, too
-    assert params["layers.1.mlp.gate_up.weight"].dtype == stored_dtype(kind)
+    assert params["layers.1.mlp.gate_up.weight"].dtype == known_format(kind).numbers

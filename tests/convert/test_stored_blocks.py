@@ -22,7 +22,8 @@ from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.quantized.fp8 import FP8BlockWeight
 from jspec.checkpoints.quantized.packed_codes import unpacked
-from jspec.models.quantization import quantize, stored_dtype
+from jspec.models.quantization import quantize
+from jspec.quantization.formats import known_format
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
 SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
@@ -92,7 +93,7 @@ def test_they_may_be_quantised_again(tmp_path, name, kind):
     _, wide = load_folder(tmp_path / "src-wide")
     assert config.quantization == kind
     kinds = config.quantizations()
-    assert params["layers.1.mlp.down.weight"].dtype == stored_dtype(kind)
+    assert params["layers.1.mlp.down.weight"].dtype == known_format(kind).numbers
     for part in ("attention.qkv", "mlp.gate_up"):
         expected = quantize(wide[f"layers.1.{part}.weight"], kinds[f"layers.1.{part}.weight"])
         for end, array in zip(("weight", "scale"), expected, strict=True):

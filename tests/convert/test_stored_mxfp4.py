@@ -16,7 +16,7 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.tensors.stacked_experts import repacked
 from jspec.models.params import abstract_params, build
-from jspec.pallas.weights import mxfp4_pairs
+from jspec.quantization import unpack_pairs
 from jspec.quantization.mxfp4_pairs import factors
 
 GPT_OSS = "GptOssForCausalLM"
@@ -51,7 +51,7 @@ def test_every_number_is_that_of_transformers():
     wanted = in_bfloat16(blocks, scales)[0].T
     padded = np.pad(scales[0], ((0, 0), (0, 1))).astype(np.uint32)
     weight, scale = repacked(blocks[0]).swapaxes(0, 1), factors(padded[:, 0::2], padded[:, 1::2]).T
-    found = mxfp4_pairs.dequantize(jnp.asarray(weight), jnp.asarray(scale), 96)
+    found = unpack_pairs.dequantize(jnp.asarray(weight), jnp.asarray(scale), 96)
     normal = np.abs(wanted.astype(np.float64)) >= 2.0**-126
     assert normal.sum() > 0.8 * normal.size
     np.testing.assert_array_equal(np.asarray(found)[normal], wanted[normal])

@@ -61,6 +61,7 @@ def test_healthy_head_has_no_finding(prompts, capsys):
         "after layers 1, 3, 5 of 6",
         "1024 of 2048 tokens",
         "as read",
+        'product: layers.*.mlp.down [320, 1280] in float32 by "XLA", not by "one token, reduction" (5 tokens are not 1)',
     ):
         assert words in out
     lengths = [float(line.split()[-5]) for line in out.splitlines() if line.split()[:1] in (["served"], ["as"])]

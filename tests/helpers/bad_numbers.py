@@ -51,7 +51,8 @@ from jspec.pallas.norm.qk_norm import qk_norm_kernel, qk_norm_reference
 from jspec.pallas.norm.rms_norm import add_norm_kernel, add_norm_reference
 from jspec.pallas.sampling.residual import residual_masses_kernel, residual_masses_reference
 from jspec.pallas.sampling.sample import log_weights, sample_kernel, sample_reference
-from jspec.pallas.weights.head_maps import HeadMap
+from jspec.quantization.formats import known_format
+from jspec.quantization.weight import Weight
 
 ROW = 1  # has the bad number
 NAN = (np.nan, -np.nan)  # with either sign bit
@@ -221,12 +222,12 @@ def latents(rounding: str | None = None) -> Problem:
 def latent_heads() -> Problem:
     q, weight = normal(3, 2, 2, 48 + 16), normal(2, 48, 32)
     angles = Rotation(*(normal(3, 2, 8, seed=seed) for seed in (1, 2)))
-    return simple(absorb_queries_reference, absorb_queries_kernel, q, HeadMap(32, weight), angles)
+    return simple(absorb_queries_reference, absorb_queries_kernel, q, Weight(weight), angles)
 
 
 def latent_values() -> Problem:
     attended, weight = normal(3, 2, 2, 144), normal(2, 48, 144).astype("float8_e4m3fn")
-    values = HeadMap(144, weight, jnp.abs(normal(2, 48, 2)))
+    values = Weight(weight, jnp.abs(normal(2, 48, 2)), form=known_format("fp8_block"))
     return simple(project_values_reference, project_values_kernel, attended, values)
 
 
@@ -244,8 +245,8 @@ def mixture(quantization: str | None, clamp: float | None) -> Problem:
 
 
 def weight_only(kind: str) -> Problem:
-    (x, *weight), _ = weight_only_problem(3, 64, 200, kind)
-    return simple(weight_only_matmul_reference, weight_only_matmul_kernel, x, *weight)
+    (x, weight), _ = weight_only_problem(3, 64, 200, kind)
+    return simple(weight_only_matmul_reference, weight_only_matmul_kernel, x, weight)
 
 
 def bf16(dtype: str) -> Problem:

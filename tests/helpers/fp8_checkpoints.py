@@ -12,12 +12,13 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
-from jspec.models.quantization import LARGEST, quantize, stored_dtype
+from jspec.models.quantization import quantize
+from jspec.quantization.formats import known_format
 
 # The tensors of linear maps, by what their names end with; an output head and routers are none of them.
 _NAMES = r"proj|proj_with_mqa|fc1|fc2|w1|w2|w3|project_in|project_out|in_proj_qkvz?|in_proj_z"
 LINEAR = re.compile(rf"(?<!router\.)({_NAMES})\.weight$")
-FP8 = stored_dtype("fp8")
+FP8 = np.dtype(known_format("fp8").numbers)
 
 
 def compressed_tensors(strategy: str = "channel", ignore: Sequence[str] = ("lm_head",), **changes) -> dict[str, Any]:
@@ -133,10 +134,11 @@ def raw_tensor(folder, name) -> np.ndarray:
 
 def _quantized(weight: np.ndarray, kind: str, one_scale: bool, scale_dtype) -> tuple[np.ndarray, np.ndarray]:
     """FP8 or int8 numbers ``[out, in]``, and scales ``[out, 1]`` or ``[1]``, which are rounded to their dtype first."""
+    form = known_format(kind)
     if not one_scale:
         _, scale = quantize(weight, kind)
         scale = scale.astype(scale_dtype)[:, None]
     else:
-        scale = np.array([np.abs(weight).max() / LARGEST[kind]], scale_dtype)
-    scaled = np.clip(weight / scale.astype(np.float32), -LARGEST[kind], LARGEST[kind])
-    return (np.rint(scaled) if kind == "int8" else scaled).astype(stored_dtype(kind)), scale
+        scale = np.array([np.abs(weight).max() / form.largest], scale_dtype)
+    scaled = np.clip(weight / scale.astype(np.float32), -form.largest, form.largest)
+    return (np.rint(scaled) if kind == "int8" else scaled).astype(form.numbers), scale

@@ -30,7 +30,7 @@ from jspec.engine.engine import Engine
 from jspec.models import build_head, flat_params
 from jspec.models.flatten import flatten
 from jspec.models.quantization import quantize
-from jspec.quantization.weight import dequantize
+from jspec.quantization.weight import Weight
 
 D, REDUCED = TARGET.hidden_size, 20
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
@@ -157,9 +157,9 @@ def plain_config(config: HeadConfig) -> HeadConfig:
 def dequantized_head(config: HeadConfig, head):
     """The head that a quantised one stands for, its weights multiplied by their scales in float32."""
     params = {name: np.asarray(array) for name, array in flat_params(head).items()}
-    shapes = config.param_shapes()
-    for name, scale in config.scale_names().items():
-        params[name] = dequantize(params[name], params.pop(scale), shapes[name][1])
+    for name, stored in config.stored_params().items():
+        arrays = {part: params.pop(param) for part, param in stored.names.items()}
+        params[name] = Weight.of(arrays, stored.form, stored.shape[1]).dequantize()
     return build_head(plain_config(config), params)
 
 

@@ -6,10 +6,9 @@ import ml_dtypes
 import numpy as np
 from packed_weights import MAGNITUDES
 
-from jspec.models.quantization import quantized_shapes, scale_dtype, stored_dtype
-from jspec.pallas.weights.head_maps import HeadMap
 from jspec.quantization.codes import pack_codes
-from jspec.quantization.formats import format_of, known_format
+from jspec.quantization.formats import Format, format_of, known_format
+from jspec.quantization.weight import Weight
 
 FP8 = ml_dtypes.float8_e4m3fn
 # Groups of each size, integers of four bits and of eight, with and without zeros, and in another order.
@@ -23,7 +22,7 @@ IN_CODES = (
 )
 
 
-def head_map(stored: str, N: int, n: int, Ck: int) -> tuple[HeadMap, np.ndarray, str]:
+def head_map(stored: str, N: int, n: int, Ck: int) -> tuple[Weight, np.ndarray, str]:
     """A map of N heads, what it stands for in float64 ``[N, n, Ck]``, and the dtype of what it multiplies.
 
     Args:
@@ -39,28 +38,18 @@ def head_map(stored: str, N: int, n: int, Ck: int) -> tuple[HeadMap, np.ndarray,
     weight = jax.random.normal(of_weight, (N, n, Ck)) * n**-0.5
     if kind in ("float32", "bfloat16"):
         weight = weight.astype(dtype)
-        return HeadMap(Ck, weight), np.asarray(weight, np.float64), dtype
+        return Weight(weight), np.asarray(weight, np.float64), dtype
     groups = -(-Ck // 128) if kind == "blocks" else 1
     weight = (100 * weight).astype("int8" if kind == "int8" else FP8)
     scale = jax.random.uniform(of_scale, (N, n, groups), minval=0.5) / 100
     each = np.repeat(np.asarray(scale, np.float64), 128 if groups > 1 else Ck, axis=-1)[..., :Ck]
     wide = np.asarray(weight.astype(jnp.float32), np.float64) * each
-    return HeadMap(Ck, weight, scale if kind == "blocks" else scale[..., 0]), wide, dtype
+    form = known_format({"int8": "int8", "blocks": "fp8_block"}.get(kind, "fp8"))
+    return Weight(weight, scale[..., 0] if form.per_channel else scale, form=form), wide, dtype
 
 
-def abstract_head_map(kind: str, N: int, n: int, Ck: int) -> HeadMap:
-    """The shapes and dtypes of a map that is stored as ``kind``, a dtype of floats or a quantisation."""
-    array = jax.ShapeDtypeStruct
-    if kind in ("bfloat16", "float32"):
-        return HeadMap(Ck, array((N, n, Ck), kind))
-    weight, scale = ((N, n, *shape[1:]) for shape in quantized_shapes((N * n, Ck), kind))
-    of_channels = array((N, n, 2), jnp.float32) if kind == "nvfp4" else None
-    order = array((Ck,), jnp.int32) if known_format(kind).ordered else None
-    return HeadMap(Ck, array(weight, stored_dtype(kind)), array(scale, scale_dtype(kind)), of_channels, order)
-
-
-def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[HeadMap, np.ndarray]:
-    rng, about = np.random.default_rng(Ck), n**-0.5 / 3
+def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[Weight, np.ndarray]:
+    form, rng, about = known_format(kind), np.random.default_rng(Ck), n**-0.5 / 3
     if kind in ("nvfp4", "mxfp4"):
         codes, size = rng.integers(16, size=(N, n, Ck), dtype=np.uint8), 16 if kind == "nvfp4" else 32
         exponents = rng.integers(-3, 1, size=(N, n, Ck // size))
@@ -73,9 +62,7 @@ def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[HeadMap, np.ndarray]:
             of_channels = np.broadcast_to(np.concatenate(pair[::-1], axis=-1), (N, n, 2)).astype(np.float32)
             factors = scale.astype(float) * (of_channels[..., :1] / of_channels[..., 1:]).astype(float)
         numbers = np.array([*MAGNITUDES, *(-np.array(MAGNITUDES))])[codes]
-        return _of(Ck, pack_codes(codes), scale, of_channels), numbers * np.repeat(factors, size, axis=-1)
-    form = known_format(kind)
-    assert form is not None
+        return _of(form, Ck, pack_codes(codes), scale, of_channels), numbers * np.repeat(factors, size, axis=-1)
     groups = 1 if form.group is None else Ck // form.group
     scale = (rng.uniform(0.5, 1, (N, n, groups)) * about / 2 ** (form.bits - 4)).astype(form.scale)
     middle = 1 << form.bits - 1
@@ -88,8 +75,8 @@ def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[HeadMap, np.ndarray]:
     held = zeros - (middle if form.bits == 8 else 0)
     scales = np.stack([scale, held.astype(scale.dtype)], axis=-1) if form.zeros else scale
     weight = pack_codes(codes.astype(np.uint8)) if form.bits == 4 else (codes - middle).astype(np.int8)
-    return _of(Ck, weight, scales, None, order), wide
+    return _of(form, Ck, weight, scales, None, order), wide
 
 
-def _of(Ck: int, *arrays) -> HeadMap:
-    return HeadMap(Ck, *(None if array is None else jnp.asarray(array) for array in arrays))
+def _of(form: Format, Ck: int, *arrays) -> Weight:
+    return Weight(*(None if array is None else jnp.asarray(array) for array in arrays), form=form, inputs=Ck)

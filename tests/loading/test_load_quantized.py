@@ -11,7 +11,7 @@ from tiny import tiny_checkpoint
 
 import convert
 import jspec
-from jspec.models.quantization import stored_dtype
+from jspec.quantization.formats import known_format
 from jspec.train.loop import TrainingPlan
 from jspec.train.methods import Sizes
 from jspec.train.run import TrainingRun, train
@@ -50,7 +50,7 @@ def test_logits_are_those_of_the_quantised_model(folders, plain, kind, tied):
     """Close to the original and not equal to it, and consistent with its own logits."""
     original, llm = (jspec.load(folders / f"{name}-{tied}", **SMALL) for name in ("plain", kind))
     assert llm.target.config.quantization == kind
-    assert llm.target.output_weight.weight.dtype == stored_dtype(kind)
+    assert llm.target.output_weight.numbers.dtype == known_format(kind).numbers
     tokens = [*PROMPTS[0], *plain[kind, tied][0]]
     ours, theirs = llm.logits(tokens), original.logits(tokens)
     assert 0 < np.abs(ours - theirs).max() < 0.3 * np.abs(theirs).max()
@@ -102,7 +102,9 @@ def test_a_checkpoint_in_eight_bits_loads_without_conversion(tmp_path, kind):
     src = fp8_checkpoint(tmp_path / "src", quantization=STORED_KINDS[kind])
     convert.convert(src, tmp_path / "out")
     wide, stored, converted = (jspec.load(tmp_path / name, **SMALL) for name in ("src-wide", "src", "out"))
-    assert stored.target.layers[1].mlp.down.weight[...].dtype == stored_dtype("int8" if kind == "int8" else "fp8")
+    assert (
+        stored.target.layers[1].mlp.down.weight[...].dtype == known_format("int8" if kind == "int8" else "fp8").numbers
+    )
     assert stored.target.output_weight.scale is None
     expected, texts = wide.logits(PROMPTS[2]), generated(stored)
     np.testing.assert_allclose(stored.logits(PROMPTS[2]), expected, rtol=1e-4, atol=1e-5)

@@ -17,43 +17,27 @@ from jspec.models import Decoder, causal_logits
 from jspec.models.layers import Linear
 from jspec.pallas.matmul import matmul
 from jspec.quantization import codes
+from jspec.quantization.formats import INT4
 from jspec.quantization.int4 import quantize
-from jspec.quantization.weight import dequantize
+from jspec.quantization.weight import Weight, random_weight
 
 
 def normal(shape, seed=0, dtype=np.float32):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def by_hand(packed: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray:
-    """What the two arrays stand for, number by number."""
-    numbers = np.empty((len(packed), inputs))
-    for row, column in np.ndindex(numbers.shape):
-        place = column % 32  # one of 32 inputs, which have 16 bytes, four for each thread
-        thread, first_sixteen, first_eight = place % 8 // 2, place < 16, place % 16 < 8
-        byte = int(packed[row, column // 32 * 16 + 4 * thread + 2 * (place % 2) + (not first_sixteen)])
-        code = byte & 15 if first_eight else byte >> 4
-        numbers[row, column] = (code - 8) * float(scale[row, column // 128])
-    return numbers
+def dequantize(packed, scale, inputs: int):
+    return Weight(packed, scale, form=INT4, inputs=inputs).dequantize()
 
 
 @pytest.mark.parametrize("inputs", [1, 37, 64, 65, 128, 129, 300])
-def test_codes_and_scales_are_laid_out_as_documented(inputs):
+def test_groups_that_are_not_full_are_padded(inputs):
     packed, scale = quantize(normal((5, inputs)))
     groups = -(-inputs // 128)
     assert (packed.shape, packed.dtype) == ((5, 64 * groups), np.uint8)
     assert (scale.shape, scale.dtype) == ((5, groups), ml_dtypes.bfloat16)
-    expected = by_hand(packed, scale, inputs)
-    for actual in (
-        codes.dequantize(packed, scale, inputs),
-        codes.dequantize(jnp.asarray(packed), jnp.asarray(scale), inputs),
-    ):
-        assert actual.dtype == np.float32
-        np.testing.assert_array_equal(actual, expected)
-    np.testing.assert_array_equal(dequantize(packed, scale, inputs), expected)
-    np.testing.assert_array_equal(dequantize(packed[2:4], scale[2:4], inputs), expected[2:4])
-    padding = codes.dequantize(packed, scale, 128 * groups)[:, inputs:]
-    assert not padding.any()
+    assert dequantize(packed, scale, inputs).shape == (5, inputs)
+    assert not dequantize(packed, scale, 128 * groups)[:, inputs:].any()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -61,7 +45,7 @@ def test_every_number_becomes_the_nearest(dtype):
     """Of the sixteen that a code and the scale of the group can stand for."""
     weight = normal((7, 200), dtype=dtype)
     packed, scale = quantize(weight)
-    actual = codes.dequantize(packed, scale, 200)
+    actual = dequantize(packed, scale, 200)
     steps = np.repeat(np.asarray(scale, np.float32), 128, axis=1)[:, :200]
     able = steps[..., None] * np.arange(-8, 8, dtype=np.float32)
     least = np.abs(able - np.asarray(weight, np.float32)[..., None]).min(axis=-1)
@@ -72,7 +56,7 @@ def test_no_other_peak_is_better():
     """The scale of a group is the one of three with the least squared error, and that is less than with peak / 7."""
     weight = normal((64, 128))
     packed, scale = quantize(weight)
-    error = np.square(codes.dequantize(packed, scale, 128) - weight).sum(axis=1)
+    error = np.square(dequantize(packed, scale, 128) - weight).sum(axis=1)
     peak = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)
 
     def with_scale(scale, low):
@@ -92,12 +76,12 @@ def test_extreme_groups_are_exact():
     assert np.asarray(scale[:, 0], np.float32).tolist() == [-0.25, 0.25, 1, 1]
     expected = weight.copy()
     expected[2, 5] = 0
-    np.testing.assert_array_equal(codes.dequantize(packed, scale, 130), expected)
+    np.testing.assert_array_equal(dequantize(packed, scale, 130), expected)
 
 
 def test_the_largest_numbers_have_scales():
     packed, scale = quantize(np.array([[-3e38, 1.0]], np.float32))
-    np.testing.assert_array_equal(codes.dequantize(packed, scale, 2), [[-8 * np.float32(scale[0, 0]), 0]])
+    np.testing.assert_array_equal(dequantize(packed, scale, 2), [[-8 * np.float32(scale[0, 0]), 0]])
     np.testing.assert_allclose(np.float32(scale), 3e38 / 8, rtol=2**-8)
 
 
@@ -108,9 +92,9 @@ def test_products_agree_with_dequantised_weights(dtype, inputs, rows):
     """Of the numbers that the codes stand for, whatever the dtype of the inputs; the sum is rounded once."""
     packed, scale = (jnp.asarray(array) for array in quantize(normal((13, inputs))))
     x = jnp.asarray(normal((*rows, inputs), seed=1), dtype)
-    y = matmul(x, packed, scale)
+    y = matmul(x, Weight(packed, scale, form=INT4, inputs=inputs))
     assert y.dtype == dtype
-    weight = np.asarray(codes.dequantize(packed, scale, inputs), np.float64)
+    weight = np.asarray(dequantize(packed, scale, inputs), np.float64)
     exact = np.asarray(x, np.float64) @ weight.T
     size = np.abs(np.asarray(x, np.float64)) @ np.abs(weight).T
     half_unit = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 8) if dtype == "bfloat16" else 0
@@ -194,6 +178,6 @@ def test_inputs_in_the_order_of_codes_are_where_place_of_says():
 
 
 def test_random_codes_are_of_all_sizes():
-    packed, scale = codes.random_codes(jax.random.key(0), (64, 128), 0.5)
-    numbers = codes.dequantize(packed, scale, 128) / float(scale[0, 0])
+    weight = random_weight(jax.random.key(0), (64, 128), 0.5, form=INT4, dtype=jnp.float32)
+    numbers = weight.dequantize() / float(weight.scale[0, 0])
     assert set(np.unique(numbers)) == set(range(-8, 8))

@@ -20,10 +20,11 @@ from jspec.loading.memory_budget import ModelMemory
 from jspec.models import abstract_params, build, flat_params, init, quantization
 from jspec.models.causal import causal_logits
 from jspec.models.layers import Linear
-from jspec.models.quantization import LARGEST, quantize, scale_dtype, stored_dtype
+from jspec.models.quantization import quantize
 from jspec.pallas.matmul import matmul
 from jspec.quantization import int4
-from jspec.quantization.weight import dequantize
+from jspec.quantization.formats import known_format
+from jspec.quantization.weight import Weight
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -39,7 +40,8 @@ CONFIG = ModelConfig(
 )
 KINDS = ("int8", "fp8")
 ALL = (*KINDS, "int4", "fp8_block")
-FP8 = sorted({Fraction(float(x)) for x in np.arange(256, dtype=np.uint8).view(stored_dtype("fp8")) if np.isfinite(x)})
+CODES = np.arange(256, dtype=np.uint8).view(known_format("fp8").numbers)
+FP8 = sorted({Fraction(float(x)) for x in CODES if np.isfinite(x)})
 FEW = EngineConfig(max_batch=2, max_len=32, page_size=16)
 
 
@@ -57,7 +59,7 @@ def nearest(quotient: Fraction, kind: str) -> Fraction:
         return Fraction(round(quotient))
     best = min(abs(code - quotient) for code in FP8)
     closest = [code for code in FP8 if abs(code - quotient) == best]
-    even = [code for code in closest if np.array(float(code), stored_dtype("fp8")).view(np.uint8) % 2 == 0]
+    even = [code for code in closest if np.array(float(code), known_format("fp8").numbers).view(np.uint8) % 2 == 0]
     return closest[0] if len(closest) == 1 else even[0]
 
 
@@ -67,13 +69,13 @@ def test_rounding_agrees_with_exact_arithmetic(kind, dtype):
     weight = normal((5, 37), dtype=dtype)
     weight[1] *= dtype(0.01)
     rounded, scale = quantize(weight, kind)
-    assert (rounded.dtype, scale.dtype, scale.shape) == (stored_dtype(kind), np.float32, (5,))
+    assert (rounded.dtype, scale.dtype, scale.shape) == (known_format(kind).numbers, np.float32, (5,))
     for row, numbers, by in zip(weight, rounded, scale, strict=True):
-        assert by == np.float32(float(np.abs(row.astype(np.float64)).max()) / LARGEST[kind])
+        assert by == np.float32(float(np.abs(row.astype(np.float64)).max()) / known_format(kind).largest)
         for number, stored in zip(row, numbers, strict=True):
             quotient = Fraction(float(np.float32(float(number) / float(by))))
             assert Fraction(float(stored)) == nearest(quotient, kind)
-    assert np.abs(rounded.astype(np.float32)).max(axis=1).tolist() == [LARGEST[kind]] * 5
+    assert np.abs(rounded.astype(np.float32)).max(axis=1).tolist() == [known_format(kind).largest] * 5
 
 
 def test_ties_go_to_even():
@@ -92,7 +94,7 @@ def test_output_channels_of_zeros_stay_zeros(kind):
     rounded, scale = quantize(weight, kind)
     assert scale[:2].tolist() == [1, 1]
     assert not rounded[:2].astype(np.float32).any()
-    assert rounded[2, 3].astype(np.float32) == -LARGEST[kind]
+    assert rounded[2, 3].astype(np.float32) == -known_format(kind).largest
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -115,7 +117,7 @@ def test_products_agree_with_dequantised_weights(kind, dtype, rows, gpu, monkeyp
         monkeypatch.setattr("jspec.pallas.matmul.one_token.by_platform", on_gpu)
     rounded, scale = quantize(normal((13, 64)), kind)
     x = jnp.asarray(normal((*rows, 64), seed=1), dtype)
-    y = matmul(x, jnp.asarray(rounded), jnp.asarray(scale))
+    y = matmul(x, Weight(jnp.asarray(rounded), jnp.asarray(scale), form=known_format(kind)))
     assert y.dtype == dtype
     exact = np.asarray(x, np.float64) @ (rounded.astype(np.float64) * scale[:, None].astype(np.float64)).T
     size = np.abs(np.asarray(x, np.float64)) @ np.abs(rounded.astype(np.float64) * scale[:, None]).T
@@ -143,11 +145,11 @@ def test_a_model_agrees_with_its_dequantised_weights(kind, tied, head):
     scales = {name: value for name, value in params.items() if name.endswith("scale")}
     assert len(scales) == 2 * 4 + head
     assert (model.output_weight.scale is not None) == head
-    dequantized, shapes = {name: value for name, value in params.items() if name not in scales}, config.param_shapes()
-    for name, scale in scales.items():
-        weight = "embedding" if name == "embedding_scale" else f"{name.removesuffix('.scale')}.weight"
-        assert (params[weight].dtype, scale.dtype) == (stored_dtype(kind), scale_dtype(kind))
-        dequantized[weight] = dequantize(params[weight], scale, shapes[weight][1])
+    dequantized, form = {name: value for name, value in params.items() if name not in scales}, known_format(kind)
+    for name, stored in config.stored_params().items():
+        arrays = {part: params[param] for part, param in stored.names.items()}
+        assert (arrays["weight"].dtype, arrays["scale"].dtype) == (form.numbers, form.scale)
+        dequantized[name] = Weight.of(arrays, form, stored.shape[1]).dequantize()
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, config.vocab_size)
     expected = causal_logits(build(with_kind(None, tied), dequantized), tokens)
     np.testing.assert_allclose(causal_logits(model, tokens), expected, rtol=1e-4, atol=1e-5)
@@ -174,9 +176,7 @@ def test_a_head_agrees_with_its_dequantised_weights(name):
 @pytest.mark.parametrize("kind", ALL)
 def test_random_weights_are_as_large_as_those_of_another_model(kind):
     plain, rounded = (Linear(400, 300, quantization=k, dtype=jnp.float32, rngs=nnx.Rngs(0)) for k in (None, kind))
-    assert rounded.scale is not None
-    weight = dequantize(rounded.weight[...], rounded.scale[...], 400)
-    assert float(weight.std()) == pytest.approx(float(plain.weight[...].std()), rel=0.02)
+    assert float(rounded.stored.dequantize().std()) == pytest.approx(float(plain.weight[...].std()), rel=0.02)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from cuda_lowering import for_cuda, kernels_of, shapes_of_queries
-from stored_head_maps import IN_CODES, abstract_head_map
+from matmul_rows import abstract_weight
+from stored_head_maps import IN_CODES
 
 from jspec.config import Experts
 from jspec.models.cache_pools import LayerKV
@@ -26,14 +27,12 @@ from jspec.pallas.mla.project_values import project_values
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
 from jspec.pallas.moe.router_small_batch import MOST_TOKENS
-from jspec.pallas.moe.tiles import ExpertWeights
+from jspec.pallas.moe.tiles import ExpertMap
 from jspec.pallas.norm.qk_norm import qk_norm
 from jspec.pallas.norm.rms_norm import add_norm
 from jspec.pallas.sampling.residual import Residual, residual_masses, residual_sample
 from jspec.pallas.sampling.sample import sample
 from jspec.pallas.sampling.warped_logits import WarpedLogits, num_groups
-from jspec.quantization import mxfp4_pairs
-from jspec.quantization.formats import known_format
 from jspec.sampling.streams import RoundNoise
 
 B, K = 2, 4
@@ -264,7 +263,7 @@ def test_tiles_of_latents_of_any_size_lower(rank):
 def test_maps_of_heads_lower_for_cuda(M, kind):
     """Those of keys, and those of values, which have a kernel with scales of groups only: for any number of tokens."""
     array, dtype = jax.ShapeDtypeStruct, "float32" if kind == "float32" else "bfloat16"
-    of = abstract_head_map(kind, 20, 192, 512)
+    of = abstract_weight(kind, (20, 192, 512))
     few, rotation = M <= 512 or of.in_groups, Rotation(*[array((M, 1, 32), jnp.float32)] * 2)
     queries, values = array((M, 1, 20, 256), dtype), array((M, 1, 20, 512), dtype)
     assert kernels_of(for_cuda(absorb_queries, (queries, of, rotation))) == (["absorb_queries"] if few else [])
@@ -279,22 +278,15 @@ def test_routing_by_sigmoids_in_groups_lowers_for_cuda(M, X):
     assert sorted(actual) == (["route_small_batch"] if M <= MOST_TOKENS else ["choose", "group"])
 
 
-def _mixture(M, X, dtype):
+def _mixture(M, X, dtype, stored: str | None = None):
     """Eight of X experts for each of M tokens, and its arguments."""
     array, F, D = jax.ShapeDtypeStruct, 768, 2048
 
     def function(x, logits, gate_up, down):
         return grouped_mlp(x, route(logits, None, Experts(X, 8, F)), gate_up, down)
 
-    weights = ExpertWeights(array((X, 2 * F, D), dtype)), ExpertWeights(array((X, D, F), dtype))
-    return function, (array((M, D), dtype), array((M, X), jnp.float32), *weights)
-
-
-def _in_blocks(weights: ExpertWeights) -> ExpertWeights:
-    """The same in FP8 with blocks."""
-    X, out, inputs = weights.weight.shape
-    array = jax.ShapeDtypeStruct
-    return ExpertWeights(array((X, out, inputs), jnp.float8_e4m3fn), array((X, out, -(-inputs // 128)), jnp.float32))
+    maps = (ExpertMap(abstract_weight(stored or dtype, (X, *shape))) for shape in ((2 * F, D), (D, F)))
+    return function, (array((M, D), dtype), array((M, X), jnp.float32), *maps)
 
 
 def launches_of_experts(M: int) -> list[str]:
@@ -302,31 +294,12 @@ def launches_of_experts(M: int) -> list[str]:
     return ["down", "route_small_batch", "up"] if M <= MOST_TOKENS else ["choose", "down", "group", "up"]
 
 
-def _in_codes(weights: ExpertWeights, kind: str) -> ExpertWeights:
-    """The same in codes."""
-    X, out, inputs = weights.weight.shape
-    arrays = known_format(kind).arrays((out, inputs))
-    shapes = [((X, *arrays[part].shape), arrays[part].dtype) for part in ("weight", "scale")]
-    return ExpertWeights(*(jax.ShapeDtypeStruct(*shape) for shape in shapes))
-
-
-def _in_nvfp4(weights: ExpertWeights) -> ExpertWeights:
-    """The same in NVFP4."""
-    X, out, inputs = weights.weight.shape
-    array = jax.ShapeDtypeStruct
-    codes, scale = array((X, out, inputs // 2), jnp.uint8), array((X, out, inputs // 16), jnp.float8_e4m3fn)
-    return ExpertWeights(codes, scale, channel_scale=array((X, out, 2), jnp.float32))
-
-
 @pytest.mark.parametrize(
     ("M", "dtype"), [(1, "bfloat16"), (16, "bfloat16"), (320, "bfloat16"), (4096, "bfloat16"), (5, "float32")]
 )
 @pytest.mark.parametrize("stored", ["fp8_block", "int4", "int4_64_float16_zeros", "nvfp4", "int8_64_float16_zeros"])
 def test_experts_in_groups_lower_for_cuda(M, dtype, stored):
-    function, (x, logits, *weights) = _mixture(M, 128, dtype)
-    make = {"fp8_block": _in_blocks, "nvfp4": _in_nvfp4}.get(stored, functools.partial(_in_codes, kind=stored))
-    weights = [make(one) for one in weights]
-    assert sorted(kernels_of(for_cuda(function, (x, logits, *weights)))) == launches_of_experts(M)
+    assert sorted(kernels_of(for_cuda(*_mixture(M, 128, dtype, stored)))) == launches_of_experts(M)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -336,12 +309,9 @@ def test_a_mixture_of_experts_lowers_for_cuda(M, X, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_experts_of_eight_bits_lower_for_cuda(kind, dtype):
-    function, (x, logits, *weights) = _mixture(5, 60, dtype)
-    array = jax.ShapeDtypeStruct
-    stacked = [ExpertWeights(array(w.weight.shape, kind), array(w.weight.shape[:2], jnp.float32)) for w in weights]
-    assert sorted(kernels_of(for_cuda(function, (x, logits, *stacked)))) == launches_of_experts(5)
+    assert sorted(kernels_of(for_cuda(*_mixture(5, 60, dtype, kind)))) == launches_of_experts(5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -350,8 +320,7 @@ def test_experts_of_four_bits_with_biases_lower_for_cuda(M, X, dtype):
     array, D = jax.ShapeDtypeStruct, 2880
 
     def stacked(out):
-        pairs = mxfp4_pairs.num_pairs(D), X, out
-        return ExpertWeights(array((*pairs, 32), jnp.uint8), array(pairs, jnp.uint32), array((X, out), dtype))
+        return ExpertMap(abstract_weight("mxfp4_pairs", (X, out, D)), array((X, out), dtype))
 
     def function(x, logits, bias, gate_up, down):
         return grouped_mlp(x, route(logits, bias, Experts(X, 4, D)), gate_up, down, clamp=7.0)

@@ -18,7 +18,7 @@ from train_toys import TARGET, V, objective, target
 from jspec.config.heads.block import MARKOVS
 from jspec.models import Decoder, build_head
 from jspec.models.flatten import flatten
-from jspec.models.quantization import StoredWeight
+from jspec.quantization.weight import Weight
 from jspec.train.block import FilledBlocks, draft_logits, filled
 from jspec.train.losses import TrainingBatch, read_windows
 from jspec.train.methods import Sizes, initial_params, make_objective
@@ -46,7 +46,7 @@ class GoldenTarget(Lender):
 
     @property
     def output_weight(self):
-        return StoredWeight(self.head)
+        return Weight(self.head)
 
 
 def golden_batch() -> TrainingBatch:

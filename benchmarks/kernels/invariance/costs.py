@@ -66,19 +66,16 @@ def fixed_tiling(tokens: int, shape: tuple[int, int], kind: str, turns: int, spl
 def by_mosaic(tiling: MosaicTiling) -> Callable:
     from jspec.pallas.matmul.few_tokens_sm90 import few_tokens_matmul_kernel
 
-    def product(x, weight, scale=None, channel_scale=None):
-        return few_tokens_matmul_kernel(x, weight, scale, x.dtype, channel_scale, tiling=tiling)
-
-    return product
+    return lambda x, weight: few_tokens_matmul_kernel(x, weight, x.dtype, tiling=tiling)
 
 
 def by_triton(kind: str, tiling: MatmulTiling) -> Callable:
     """The Triton kernels with one depth of step and one number of splits."""
 
-    def product(x, weight, scale=None, channel_scale=None):
+    def product(x, weight):
         if kind != "bf16":
-            return weight_only_matmul_kernel(x, weight, scale, x.dtype, channel_scale, tiling=tiling)
-        y = bf16_matmul_kernel(x, weight, tiling=tiling)
+            return weight_only_matmul_kernel(x, weight, x.dtype, tiling=tiling)
+        y = bf16_matmul_kernel(x, weight.numbers, tiling=tiling)
         return y.summands if isinstance(y, PartialSums) else y
 
     return product
@@ -87,8 +84,8 @@ def by_triton(kind: str, tiling: MatmulTiling) -> Callable:
 def padded(product: Callable, unit: int) -> Callable:
     """The product of as many tokens as fill whole units."""
 
-    def of_padded(x, *weight):
-        return product(jnp.pad(x, ((0, -len(x) % unit), (0, 0))), *weight)[: len(x)]
+    def of_padded(x, weight):
+        return product(jnp.pad(x, ((0, -len(x) % unit), (0, 0))), weight)[: len(x)]
 
     return of_padded
 
@@ -96,8 +93,8 @@ def padded(product: Callable, unit: int) -> Callable:
 def in_pieces(product: Callable, unit: int) -> Callable:
     """Products of so many tokens, one after another; the last is padded."""
 
-    def of_pieces(x, *weight):
-        pieces = [padded(product, unit)(x[i : i + unit], *weight) for i in range(0, len(x), unit)]
+    def of_pieces(x, weight):
+        pieces = [padded(product, unit)(x[i : i + unit], weight) for i in range(0, len(x), unit)]
         return jnp.concatenate(pieces)
 
     return of_pieces
@@ -117,7 +114,7 @@ def candidates(kind: str, shape: tuple[int, int], in_parts: bool, weight) -> dic
                 by_mosaic(fixed_tiling(tokens, shape, kind, turns, parts))
             )
     if kind == "bf16":
-        xla = lambda x, w: jnp.einsum("ti,oi->to", x, w)  # noqa: E731
+        xla = lambda x, w: jnp.einsum("ti,oi->to", x, w.numbers)  # noqa: E731
         ways["XLA, not tuned"] = lambda tokens: Way(xla, UNTUNED)
         ways["cuBLAS, not tuned"] = lambda tokens: Way(xla, {**UNTUNED, "xla_gpu_enable_triton_gemm": False})
         ways["XLA, padded to 128s"] = lambda tokens: Way(padded(xla, 128), tuned=True)

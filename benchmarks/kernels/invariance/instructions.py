@@ -21,6 +21,8 @@ from jspec.pallas.matmul.reference import matmul_reference
 from jspec.pallas.matmul.sm90_tiling import MosaicTiling
 from jspec.pallas.matmul.small_batch import multiply_tile, run_matmul, store_products
 from jspec.pallas.matmul.tiling import MatmulTiling
+from jspec.quantization.formats import KINDS
+from jspec.quantization.weight import Weight
 
 T, OUTPUTS, INPUTS = 256, 256, 4096
 WIDTHS = (8, 16, 24, 32, 40, 64, 80, 96, 128, 160, 256)
@@ -49,10 +51,10 @@ def _wgmma(tiling: MosaicTiling, form: str, x, weight) -> jax.Array:
 
     multiply = functools.partial(few_tokens_matmul_kernel, dtype=jnp.float32, tiling=tiling)
     if form == "swapped":
-        return multiply(weight, x).T
+        return multiply(weight, Weight(x)).T
     if form == "registers":  # a weight of eight bits becomes bfloat16 there
-        return multiply(x, weight.astype(jnp.int8), jnp.ones(len(weight), jnp.float32))
-    y = multiply(x, weight)
+        return multiply(x, Weight(weight.astype(jnp.int8), jnp.ones(len(weight), jnp.float32), form=KINDS["int8"]))
+    y = multiply(x, Weight(weight))
     return y if y.ndim == 2 else functools.reduce(jnp.add, (y[:, part] for part in range(y.shape[1])))
 
 

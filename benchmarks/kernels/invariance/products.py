@@ -19,15 +19,14 @@ from benchmarks.kernels.invariance.run import (
     places_of,
     same_everywhere,
 )
-from benchmarks.kernels.lowering_ways import BYTES, weights_of
+from benchmarks.kernels.lowering_ways import BYTES, weights_of, with_scales_of_outputs
 from jspec.engine.runner.compile import decode_options
 from jspec.pallas.matmul.few_tokens import tiling_of
 from jspec.pallas.matmul.partial_sums import PartialSums
-from jspec.pallas.matmul.sm90_tiling import BLOCK
 from jspec.pallas.matmul.small_batch import small_batch_tiling
 from jspec.pallas.matmul.table import Product, matmul, row_of
 from jspec.pallas.matmul.weight_only import weight_only_tiling
-from jspec.quantization import mxfp4
+from jspec.quantization.weight import Weight
 
 TOKENS = (1, 2, 5, 8, 16, 17, 40, 64, 80, 320, 512, 640, 2048)
 KINDS = ("bf16", "int4", "int8", "blocks", "nvfp4", "fp8", "mxfp4")
@@ -55,7 +54,7 @@ LARGE, PRODUCTS = (
 
 
 class Way(NamedTuple):
-    """A product ``(x, *weight) -> [tokens, outputs]`` or in parts ``[tokens, parts, outputs]``; see ``Job`` for the rest."""
+    """A product ``(x, weight) -> [tokens, outputs]`` or in parts ``[tokens, parts, outputs]``; see ``Job`` for the rest."""
 
     product: Callable
     options: Mapping[str, Any] = {}
@@ -79,26 +78,12 @@ class Measured(NamedTuple):
         return self.rows[:, 0]
 
 
-def weights_for(kind: str, shape: tuple[int, int], small: bool) -> list[tuple[jax.Array, ...]]:
+def weights_for(kind: str, shape: tuple[int, int], small: bool) -> list[Weight]:
     """Several weights of a form."""
     size = int(BYTES.get(kind, 0.5 if kind == "mxfp4" else 1) * shape[0] * shape[1])
     count = 1 if small else min(max(LARGE // size, 3), PRODUCTS)
-    if kind == "blocks":
-        return _blocks(shape, count)
-    return _mxfp4(shape, count) if kind == "mxfp4" else weights_of(kind, shape, count)
-
-
-@functools.cache
-def _blocks(shape: tuple[int, int], count: int) -> list[tuple[jax.Array, ...]]:
-    """With the scales of a block for each of its outputs, as models have them."""
-    return [(weight, jnp.repeat(scale, BLOCK, axis=0)) for weight, scale in weights_of("blocks", shape, count)]
-
-
-@functools.cache
-def _mxfp4(shape: tuple[int, int], count: int) -> list[tuple[jax.Array, ...]]:
-    keys = jax.random.split(jax.random.key(0), count)
-    make = jax.jit(functools.partial(mxfp4.random_codes, shape=shape, std=shape[1] ** -0.5))
-    return [make(key) for key in keys]
+    weights = weights_of(kind, shape, count)
+    return [with_scales_of_outputs(weight) for weight in weights] if kind == "blocks" else weights
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -113,34 +98,27 @@ def tokens_of(number, tokens: int, inputs: int) -> jax.Array:
 def front_door(in_parts: bool, dtype=None) -> Callable:
     """The product as models have it; what may be in parts is."""
 
-    def product(x, weight, scale=None, channel_scale=None):
-        how = {"allow_partial_sums": in_parts, "channel_scale": channel_scale, "dtype": dtype}
-        y = matmul(x, weight, scale, **how)
+    def product(x, weight):
+        y = matmul(x, weight, allow_partial_sums=in_parts, dtype=dtype)
         return y.summands if isinstance(y, PartialSums) else y
 
     return product
 
 
-def today(tokens: int, weight: Sequence[Any], in_parts: bool) -> tuple[Way, str]:
+def today(tokens: int, weight: Weight, in_parts: bool) -> tuple[Way, str]:
     """What models have, and the name of the row of the table and its tiling."""
-    x = jax.ShapeDtypeStruct((tokens, inputs_of(weight)), jnp.bfloat16)
-    scale, channel_scale = (*weight[1:], None, None)[:2]
-    row = row_of(Product(x, weight[0], scale, None, jnp.bfloat16, in_parts, channel_scale))
+    x = jax.ShapeDtypeStruct((tokens, weight.inputs), jnp.bfloat16)
+    row = row_of(Product(x, weight, dtype=jnp.bfloat16, allow_partial_sums=in_parts))
     how: Any = ""
     if row.name.startswith("few tokens"):
-        how = tiling_of(x, weight[0], scale, jnp.bfloat16, in_parts, channel_scale)
+        how = tiling_of(x, weight, jnp.bfloat16, in_parts)
     elif row.name == "bf16":
-        how = small_batch_tiling(tokens, weight[0].shape[0], weight[0].shape[1], in_parts, 2)
+        how = small_batch_tiling(tokens, *weight.shape, in_parts, 2)
     elif row.name in ("four bits", "groups, eight bits", "int8"):
-        bits = 4 if weight[0].dtype == jnp.uint8 else 8
-        how = weight_only_tiling(tokens, weight[0].shape[0], inputs_of(weight), bits, row.name.startswith("groups"))
+        bits = 4 if weight.packed else 8
+        how = weight_only_tiling(tokens, *weight.shape, bits, row.name.startswith("groups"))
     text = str(how).replace("MosaicTiling", "").replace("MatmulTiling", "")
     return Way(front_door(in_parts), tuned=row.name in ("XLA", "one token, eight bits")), f"{row.name} {text}".strip()
-
-
-def inputs_of(weight: Sequence[Any]) -> int:
-    """Of codes of four bits half as many bytes; shapes here are whole blocks."""
-    return weight[0].shape[1] * (2 if weight[0].dtype == jnp.uint8 else 1)
 
 
 def summed(y) -> np.ndarray:
@@ -153,10 +131,10 @@ def summed(y) -> np.ndarray:
 
 def measure(run: Run, weights, ways: Mapping[Any, tuple[int, Way]]) -> dict[Any, Measured | Exception]:
     """Compile, compare and time ways to multiply a number of tokens."""
-    inputs = inputs_of(weights[0])
+    inputs = weights[0].inputs
 
     def several(product, x, weights):
-        return [product(x, *weight) for weight in weights]
+        return [product(x, weight) for weight in weights]
 
     def job(tokens: int, way: Way) -> Job:
         x = jax.ShapeDtypeStruct((tokens, inputs), jnp.bfloat16)

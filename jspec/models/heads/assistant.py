@@ -14,8 +14,7 @@ from flax import nnx
 from jspec.config.heads import AssistantConfig
 from jspec.models.cache_pools import LayerShape
 from jspec.models.decoder_layer import Layer, apply_layer
-from jspec.models.layers import Linear, Norm, times
-from jspec.models.quantization import random_weight
+from jspec.models.layers import Linear, Norm, random_params, times
 from jspec.pallas.matmul import matmul
 
 
@@ -41,7 +40,7 @@ class AssistantHead(nnx.Module):
         self.fuse_in, self.fuse_out = linear(2 * Dt, c.hidden_size), linear(c.hidden_size, Dt)
         self.layers = nnx.List([Layer(seen, i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
         self.norm = Norm(c.hidden_size, c.rms_norm_eps, c.norm, dtype=dtype)
-        self.head, _ = random_weight(rngs.params(), (c.vocab_size, c.hidden_size), 0.02, dtype, None)
+        self.head = random_params(rngs, (c.vocab_size, c.hidden_size), 0.02, dtype=dtype).numbers
         clusters, tokens = config.clusters, jnp.arange(c.vocab_size, dtype=jnp.int32)
         self.centroids = None if clusters is None else Linear(c.hidden_size, clusters, dtype=dtype, rngs=rngs)
         self.cluster_tokens = None if clusters is None else nnx.Param(tokens.reshape(clusters, -1))

@@ -9,6 +9,7 @@ zero, and is not written.
 A weight of eight or four bits passes through registers, where it becomes bfloat16. Sums are multiplied by the scales in
 float32."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -30,15 +31,14 @@ from jspec.pallas.matmul.sm90_tiling import (
     TOKEN_UNIT,
     MosaicTiling,
 )
+from jspec.quantization.weight import Weight
 
 
 @functools.partial(jax.jit, static_argnames=("tiling", "dtype", "instances", "interpret"))  # products share one trace
 def few_tokens_matmul_kernel(
     x,
-    weight,
-    scale=None,
+    weight: Weight,
     dtype=jnp.bfloat16,
-    channel_scale=None,
     *,
     tiling: MosaicTiling,
     instances: int = MULTIPROCESSORS,
@@ -48,27 +48,26 @@ def few_tokens_matmul_kernel(
 
     Args:
       x: bfloat16. Of more than 8 tokens that are no multiple of 8, a copy with zeros is written first.
-      weight: bfloat16, int8 or float8_e4m3fn; or codes of four bits (``jspec.quantization.codes``).
-      scale: None, float32 ``[out]``, or of blocks ``[out / 128, in / 128]`` or ``[out, in / 128]``. Of codes it may have any
-        float dtype and zeros; of NVFP4 it is float8_e4m3fn ``[out, in / 16]``.
+      weight: bfloat16 without a format; int8 or FP8, whose blocks may have scales ``[out / 128, in / 128]``, too; or
+        packed codes but MXFP4.
       dtype: of the results.
-      channel_scale: of NVFP4, float32 ``[out, 2]``; else None.
       tiling: whose ``outputs`` divide those of the weight. Where groups of inputs have scales it has at most 128 outputs,
         and 128 inputs for FP8 or a multiple of them for codes.
       instances: how many program instances share the tiles.
       interpret: None, or how to run on any platform, slowly: ``InterpretGPUParams`` of jax 0.11 and later.
     """
-    tokens, outputs = len(x), weight.shape[0]
+    tokens, outputs, form = len(x), weight.shape[0], weight.form
     if tokens > TOKEN_UNIT and tokens % TOKEN_UNIT:  # a copy to shared memory reaches past the end of fewer alone
         x = jnp.pad(x, ((0, -tokens % TOKEN_UNIT), (0, 0)))
     T, inputs = x.shape
     assert outputs % tiling.outputs == 0, (outputs, tiling)
     assert inputs % min(tiling.inputs, 2 * DEPTH_UNIT) == 0, (inputs, tiling)
     assert tiling.num_stages % tiling.in_turns == 0, tiling
-    if scale is not None and channel_scale is not None:  # four scales are a word
-        scale = lax.bitcast_convert_type(scale.reshape(outputs, -1, 4), jnp.int32)
-    if scale is not None and scale.ndim > 1:
-        assert tiling.inputs == BLOCK or (weight.dtype == jnp.uint8 and tiling.inputs % BLOCK == 0), tiling
+    if form is not None and form.channel_numbers:  # four scales are a word
+        words = lax.bitcast_convert_type(weight.scale.reshape(outputs, -1, 4), jnp.int32)
+        weight = dataclasses.replace(weight, scale=words)
+    if form is not None and not form.per_channel:
+        assert tiling.inputs == BLOCK or (form.packed and tiling.inputs % BLOCK == 0), tiling
         assert BLOCK % tiling.outputs == 0, tiling
     assert tiling.num_splits == 1 or outputs % tiling.tile_outputs == 0, (outputs, tiling)
     instances = min(instances, tiling.tiles(T, outputs))
@@ -84,7 +83,7 @@ def few_tokens_matmul_kernel(
         scratch_types=SharedMemory.types(tiling, weight, x, dtype),
         interpret=interpret,
         kernel_name="jspec_few_tokens_matmul",
-    )(x, weight, scale, channel_scale)
+    )(x, weight)
     y = y if len(y) == tokens else y[:tokens]
     return y if tiling.num_splits == 1 else y.reshape(tokens, tiling.num_splits, outputs)
 
@@ -99,9 +98,7 @@ class _Place(NamedTuple):
 
 def _multiply_tiles(
     x_ref,
-    weight_ref,
-    scale_ref,
-    channel_scale_ref,
+    weight: Weight,
     y_ref,
     *memory,
     tiling: MosaicTiling,
@@ -109,8 +106,9 @@ def _multiply_tiles(
     instances: int,
     interpret,
 ):
+    """In a kernel: ``weight`` is one of refs."""
     shared, warpgroup = SharedMemory(*memory), lax.axis_index("warpgroup")
-    (T, inputs), outputs = x_ref.shape, weight_ref.shape[0]
+    (T, inputs), outputs = x_ref.shape, weight.shape[0]
     token_tiles, splits, trips = pl.cdiv(T, tiling.tokens), tiling.num_splits, tiling.trips(inputs)
     steps = trips * tiling.in_turns
     own = (tiling.tiles(T, outputs) - lax.axis_index("instance") + instances - 1) // instances  # tiles of this instance
@@ -136,7 +134,7 @@ def _multiply_tiles(
             pl.when(count >= tiling.num_stages)(lambda: plgpu.barrier_wait(shared.read.at[stage]))
             copy, line = split * steps + step, shared.weight.shape[2]
             of_x = x_ref.at[pl.ds(token, tiling.tokens), pl.ds(copy * tiling.inputs, tiling.inputs)]
-            of_weight = weight_ref.at[pl.ds(output, tiling.tile_outputs), pl.ds(copy * line, line)]
+            of_weight = weight.numbers.at[pl.ds(output, tiling.tile_outputs), pl.ds(copy * line, line)]
             plgpu.copy_gmem_to_smem(of_weight, shared.weight.at[stage], shared.here.at[stage])
             if tiling.keep_x:
                 pl.when(i == 0)(lambda: plgpu.copy_gmem_to_smem(of_x, shared.x.at[step], shared.x_here.at[step]))
@@ -165,11 +163,11 @@ def _multiply_tiles(
                 if tiling.keep_x:
                     pl.when(i == 0)(lambda: plgpu.barrier_wait(shared.x_here.at[step]))
                 plgpu.barrier_wait(shared.here.at[stage])
-                weight = shared.weight.at[stage, pl.ds(beside * tiling.outputs, tiling.outputs)]
-                return stage, weight, shared.x.at[step if tiling.keep_x else stage].transpose((1, 0))
+                numbers = shared.weight.at[stage, pl.ds(beside * tiling.outputs, tiling.outputs)]
+                return stage, numbers, shared.x.at[step if tiling.keep_x else stage].transpose((1, 0))
 
             scaled = jnp.minimum(output, outputs - tiling.outputs)  # not past the last one
-            scales = scales_of(weight_ref, scale_ref, channel_scale_ref, scaled, split * trips, turn, inputs, tiling)
+            scales = scales_of(weight, scaled, split * trips, turn, tiling)
             sums = sums_of_tile(await_operands, shared, scales, trips, beside, turn, i, tiling, interpret)
 
             @pl.when(turn == 0)

@@ -1,6 +1,7 @@
 """The shared memory of a program instance of ``jspec.pallas.matmul.few_tokens_sm90``, and the scales of its tiles."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -9,17 +10,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jspec.pallas.matmul.sm90_registers import NVFP4_INPUTS, PER_LINE, transforms
 from jspec.pallas.matmul.sm90_tiling import BLOCK, LINES, MosaicTiling
-from jspec.quantization.formats import group_of
+from jspec.quantization.weight import Weight
 
 
 def load(ref, layout):
     """In a kernel: all numbers of a ref, in a layout that may read them one by one."""
     return plgpu.load(ref, layout=layout, optimized=False)  # pyright: ignore[reportCallIssue]  # which is of jax 0.10
-
-
-def numbers_in_one(weight) -> int:
-    """How many numbers an element of a stored weight has."""
-    return 2 if weight.dtype == jnp.uint8 else 1
 
 
 class SharedMemory(NamedTuple):
@@ -47,17 +43,17 @@ class SharedMemory(NamedTuple):
     summed: Any
 
     @classmethod
-    def types(cls, tiling: MosaicTiling, weight, x, dtype) -> "SharedMemory":
+    def types(cls, tiling: MosaicTiling, weight: Weight, x, dtype) -> "SharedMemory":
         swizzled = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
         parts = tiling.trips(x.shape[1]) * tiling.in_turns if tiling.keep_x else tiling.num_stages
-        line = tiling.inputs // numbers_in_one(weight)
+        line = tiling.inputs // 2 if weight.packed else tiling.inputs
         others = max(1, tiling.in_turns - 1)
         sums = (others, tiling.side_by_side, tiling.outputs, tiling.tokens) if tiling.in_turns > 1 else (1, 1, 8, 16)
         return cls(
             weight=plgpu.SMEM(
                 (tiling.num_stages, tiling.tile_outputs, line),
-                weight.dtype,
-                transforms=swizzled if weight.dtype == x.dtype else transforms(line),
+                weight.numbers.dtype,
+                transforms=swizzled if weight.form is None else transforms(line),
             ),
             x=plgpu.SMEM((parts, tiling.tokens, tiling.inputs), x.dtype, transforms=swizzled),
             y=plgpu.SMEM((tiling.side_by_side, tiling.tokens, LINES), dtype),
@@ -83,97 +79,78 @@ class Scales:
     """The scales of a warpgroup's tile.
 
     Attributes:
-      ref: all scales, or None if there are none.
+      weight: the weight of refs.
       output: the first output of the tile.
       first: the first trip of its split, and
       turn: of each, the copy that is multiplied.
-      outputs, inputs: how many there are in all tiles.
-      of_codes: whether they are of codes of four bits.
     """
 
-    ref: Any
+    weight: Weight
     output: Any
     first: Any
     turn: Any
-    outputs: int
-    inputs: int
-    of_codes: bool
     tiling: MosaicTiling
 
     @property
     def by_output(self) -> bool:
-        return self.ref is not None and len(self.ref.shape) == 1
+        return self.weight.form is not None and self.weight.form.per_channel
 
     @property
     def in_groups(self) -> bool:
         """Whether inputs have other scales than other inputs, or zeros."""
-        return self.ref is not None and len(self.ref.shape) > 1
+        return self.weight.form is not None and not self.weight.form.per_channel
 
     @property
     def group(self) -> int:
         """How many inputs of a copy share a scale."""
-        size = group_of(self.inputs, self.ref.shape[1]) if self.of_codes else BLOCK
-        return min(size, self.tiling.inputs) if self.in_groups else self.tiling.inputs
+        group = None if self.weight.form is None else self.weight.form.group
+        return self.tiling.inputs if group is None else min(group, self.tiling.inputs)
 
     def of_trip(self, trip) -> list[GroupScale]:
         """Those of the groups of a trip; 1 where there are none."""
         if not self.in_groups:
             return [GroupScale(jnp.float32(1))]
-        columns, count = self.ref.shape[1], self.tiling.inputs // self.group
+        return [self._of_group(column) for column in self._columns(trip, self.tiling.inputs // self.group)]
+
+    def _columns(self, trip, count: int) -> Iterator[Any]:
+        """The columns of scales of a trip that has ``count`` of them, none past the last."""
         start = ((self.first + trip) * self.tiling.in_turns + self.turn) * count
-        return [self._of_group(jnp.minimum(start + i, columns - 1)) for i in range(count)]
+        return (jnp.minimum(start + i, self.weight.scale.shape[1] - 1) for i in range(count))
 
     def _of_group(self, column) -> GroupScale:
-        if len(self.ref.shape) == 3:
+        form, ref = self.weight.form, self.weight.scale
+        if form is not None and form.zeros:
             return GroupScale(self.of_outputs(column, 0), self.of_outputs(column, 1))
-        if self.ref.shape[0] == self.outputs:
+        if ref.shape[0] == self.weight.shape[0]:
             return GroupScale(self.of_outputs(column))
-        return GroupScale(self.ref[self.output // BLOCK, column])
+        return GroupScale(ref[self.output // BLOCK, column])
 
     def of_outputs(self, *at):
-        """Those of the tile's outputs, float32 ``[outputs]``, at an index of the further axes of ``ref``."""
-        return load(self.ref.at[(pl.ds(self.output, self.tiling.outputs), *at)], PER_LINE).astype(jnp.float32)
+        """Those of the tile's outputs, float32 ``[outputs]``, at an index of the further axes of the scales."""
+        return self._load(self.weight.scale, *at).astype(jnp.float32)
+
+    def _load(self, ref, *at):
+        return load(ref.at[(pl.ds(self.output, self.tiling.outputs), *at)], PER_LINE)
 
 
-@dataclasses.dataclass(frozen=True)
-class NVFP4Scales:
+class NVFP4Scales(Scales):
     """The scales of a warpgroup's tile in NVFP4, by which its numbers are multiplied before they are multiplied by x, and
-    the numbers of its output channels.
+    the numbers of its output channels. The scales are int32 ``[out, in / 64]``, the bits of four in each word."""
 
-    Attributes:
-      ref: int32 ``[out, in / 64]``, the bits of four scales in each word.
-      channel_ref: float32 ``[out, 2]``, what multiplies sums and what divides them.
-      output, first, turn, tiling: as of ``Scales``.
-    """
-
-    ref: Any
-    channel_ref: Any
-    output: Any
-    first: Any
-    turn: Any
-    tiling: MosaicTiling
-
-    by_output = True
+    by_output = True  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
     def of_trip(self, trip) -> list[Any]:
         """The words of each 64 inputs of a trip, int32 ``[outputs]`` each."""
-        count = self.tiling.inputs // NVFP4_INPUTS
-        start = ((self.first + trip) * self.tiling.in_turns + self.turn) * count
-        columns = (jnp.minimum(start + i, self.ref.shape[1] - 1) for i in range(count))
-        return [self._load(self.ref, column) for column in columns]
+        columns = self._columns(trip, self.tiling.inputs // NVFP4_INPUTS)
+        return [self._load(self.weight.scale, column) for column in columns]
 
-    def of_outputs(self):
+    def of_outputs(self, *at):
         """What multiplies the sums of the tile's outputs, float32 ``[outputs]``."""
-        multiplies, divides = (self._load(self.channel_ref, which) for which in (0, 1))
+        multiplies, divides = (self._load(self.weight.channel_scale, which) for which in (0, 1))
         return multiplies / divides
 
-    def _load(self, ref, column):
-        return load(ref.at[pl.ds(self.output, self.tiling.outputs), column], PER_LINE)
 
-
-def scales_of(weight_ref, scale_ref, channel_scale_ref, output, first, turn, inputs: int, tiling: MosaicTiling):
-    """The scales of a warpgroup's tile, as ``Scales`` or ``NVFP4Scales``, whose attributes the other arguments are."""
-    if channel_scale_ref is not None:
-        return NVFP4Scales(scale_ref, channel_scale_ref, output, first, turn, tiling)
-    of_codes = numbers_in_one(weight_ref) > 1
-    return Scales(scale_ref, output, first, turn, weight_ref.shape[0], inputs, of_codes, tiling)
+def scales_of(weight: Weight, output, first, turn, tiling: MosaicTiling) -> Scales:
+    """The scales of a warpgroup's tile, whose attributes the arguments are."""
+    is_nvfp4 = weight.form is not None and weight.form.channel_numbers
+    return (NVFP4Scales if is_nvfp4 else Scales)(weight, output, first, turn, tiling)

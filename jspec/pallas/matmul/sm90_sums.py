@@ -28,7 +28,7 @@ CONVERTED = 64  # inputs of a weight of few bits that become bfloat16 while othe
 def sums_of_tile(
     await_operands,
     shared: SharedMemory,
-    scales: Scales | NVFP4Scales,
+    scales: Scales,
     trips: int,
     beside,
     turn,
@@ -60,7 +60,8 @@ def sums_of_tile(
 def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling, interpret):
     """The sums of a warpgroup's trips ``[outputs, tokens]``, float32; scaled only where groups of inputs have scales."""
     shape, group = (tiling.outputs, tiling.tokens), scales.group
-    shrunk = scales.ref is not None and not scales.of_codes
+    packed = scales.weight.packed
+    shrunk = scales.weight.form is not None and not packed
 
     def multiply(acc, weight, x, start: int, zero=None):
         """Add the products of a group of a copy's inputs, the first of which is ``start``, to ``acc``."""
@@ -69,10 +70,9 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
         else:  # some inputs are converted while others are multiplied
             count = min(group, CONVERTED)
             for j in range(start, start + group, count):
-                if scales.of_codes:
-                    numbers = load_codes(weight, j, count, zero)
-                else:
-                    numbers = load_bfloat16(weight, j, count, tiling.ordered)
+                numbers = (
+                    load_codes(weight, j, count, zero) if packed else load_bfloat16(weight, j, count, tiling.ordered)
+                )
                 plgpu.wgmma(acc, numbers, x.at[pl.ds(j, count)])
         plgpu.wgmma_wait(0)
 
@@ -85,7 +85,7 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
 
         if not interpret:
             return pl.run_scoped(one, _ACC(shape, jnp.float32))
-        if scales.of_codes:
+        if packed:
             numbers = differences_of(weight[...], tiling.inputs, zero)
         else:
             numbers = weight[...] if weight.dtype == x.dtype else in_order(weight[...], tiling.ordered)

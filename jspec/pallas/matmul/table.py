@@ -7,7 +7,7 @@ Figures are in ``benchmarks/log/bf16-products.md`` and ``benchmarks/log/quantise
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -20,21 +20,20 @@ from jspec.pallas.matmul.one_token import padded_matmul, reduction_matmul
 from jspec.pallas.matmul.partial_sums import PartialSums, all_reduce
 from jspec.pallas.matmul.quantize_activations import QuantizedActivations
 from jspec.pallas.matmul.reference import matmul_reference, per_feature
+from jspec.pallas.matmul.sm90_tiling import MosaicTiling
 from jspec.pallas.matmul.w8a8 import w8a8_matmul, w8a8_matmul_reference
 from jspec.pallas.matmul.weight_only import weight_only_matmul, weight_only_matmul_reference
-from jspec.quantization.mxfp4 import is_mxfp4
+from jspec.quantization.weight import Weight
 
 
 def matmul(
     x,
-    weight,
-    scale=None,
+    weight: Weight | jax.Array,
     bias=None,
     *,
     dtype=None,
     reduce_axis: str | None = None,
     allow_partial_sums: bool = False,
-    channel_scale=None,
 ) -> Any:
     """The linear map ``[..., in], [out, in] -> [..., out]``, plus a bias, by the first row of ``TABLE`` that serves it.
 
@@ -47,21 +46,22 @@ def matmul(
     Args:
       x: bfloat16 or float32, or ``QuantizedActivations`` of the weight's dtype for one of int8 or FP8 with a scale for
         each output channel.
-      weight: ``[out, in]`` of x's dtype, int8 or float8_e4m3fn; or codes of four bits, uint8 ``[out, 64 blocks]``.
-      scale: of a quantised weight, float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32
-        ``[out, groups]``, of codes (``jspec.quantization.codes``) ``[out, groups]`` or ``[out, groups, 2]``, and of MXFP4
-        (``jspec.quantization.mxfp4``) uint8 ``[out, groups]``.
+      weight: ``[out, in]``, of any format; an array of x's dtype is a weight without one.
       bias: ``[out]``, or None.
       dtype: of the result; that of x if None.
       reduce_axis: the mesh axis whose shards have parts of the inputs each. Products are added up over them, to the same
         bits in each shard, before the bias is added. None if all inputs are here.
       allow_partial_sums: whether the result may be ``PartialSums``, as that of shards then is. It is not if there is a
         bias without a ``reduce_axis``.
-      channel_scale: of NVFP4 (``jspec.quantization.nvfp4``), float32 ``[out, 2]``; else None.
     """
+    weight = weight if isinstance(weight, Weight) else Weight(weight)
+    if weight.order is not None:
+        if reduce_axis is not None:  # a shard's inputs may be anywhere among those of all
+            x = jax.lax.all_gather(x, reduce_axis, axis=x.ndim - 1, tiled=True)
+        x, weight = jnp.take(x, weight.order, axis=-1), dataclasses.replace(weight, order=None)
     to_reduce = allow_partial_sums and reduce_axis is not None
     in_parts = to_reduce or (allow_partial_sums and bias is None)
-    product = Product(x, weight, scale, bias, dtype or x.dtype, in_parts, channel_scale)
+    product = Product(x, weight, bias, dtype or x.dtype, in_parts)
     row = row_of(product)
     if row.adds_bias and reduce_axis is None:
         return row.compute(product)
@@ -78,40 +78,36 @@ class Product(NamedTuple):
     arrays."""
 
     x: Any
-    weight: Any
-    scale: Any = None
+    weight: Weight
     bias: Any = None
     dtype: Any = jnp.float32
     allow_partial_sums: bool = False
-    channel_scale: Any = None
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether the weight is FP8 in blocks."""
-        return self.stored == "fp8_block"
 
     @property
     def stored(self) -> str:
-        """What the weight is: its dtype, or ``fp8_block`` or ``int8_groups`` if groups of its inputs have scales."""
-        name: str = self.weight.dtype.name
-        in_groups = self.scale is not None and self.scale.ndim > 1
-        return _IN_GROUPS.get(name, name) if in_groups else name
+        """What the weight is: the kind of its format, or its dtype if it has none."""
+        form = self.weight.form
+        return self.weight.numbers.dtype.name if form is None else form.kind
+
+    @property
+    def activations(self) -> str:
+        """The dtype of the numbers of x."""
+        return (self.x.numbers if isinstance(self.x, QuantizedActivations) else self.x).dtype.name
 
 
 def xla_matmul(product: Product) -> Any:
     """Any product, as XLA computes it: the reference implementation for what x and weight are."""
-    x, weight, scale, dtype = product.x, product.weight, product.scale, product.dtype
+    x, weight, _, dtype, _ = product
     if isinstance(x, QuantizedActivations):
-        return w8a8_matmul_reference(x, weight, scale)
-    if scale is not None:
-        return weight_only_matmul_reference(x, weight, scale, dtype, product.channel_scale)
-    return matmul_reference(x, weight, None if dtype == x.dtype else dtype)
+        return w8a8_matmul_reference(x, weight.numbers, weight.scale)
+    if weight.form is not None:
+        return weight_only_matmul_reference(x, weight, dtype)
+    return matmul_reference(x, weight.numbers, None if dtype == x.dtype else dtype)
 
 
 _UNLIMITED = range(sys.maxsize)
 _BF16, _FLOATS = ("bfloat16",), ("bfloat16", "float32")
-_IN_GROUPS = {"float8_e4m3fn": "fp8_block", "int8": "int8_groups"}
-_FOUR_BITS, _INT8, _EIGHT_BITS, _FP8_BLOCKS = ("uint8",), ("int8",), ("int8", "float8_e4m3fn"), ("fp8_block",)
+_FOUR_BITS, _EIGHT_BITS, _GROUPS_OF_EIGHT = ("int4", "nvfp4", "mxfp4"), ("int8", "fp8"), ("fp8_block", "int8_groups")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,19 +118,19 @@ class Row:
     Attributes:
       name: what the row is.
       compute: the result for a ``Product``.
-      activations, weights: dtypes of x and of the weight as they are stored, as ``Product.stored`` has it; x of eight bits
-        is ``QuantizedActivations``.
-      tokens, numbers, inputs: how many tokens, numbers of the weight and input features.
+      activations: dtypes of x; x of eight bits is ``QuantizedActivations``.
+      weights: kinds of formats (``jspec.quantization.formats``), and dtypes of weights without one.
+      tokens, numbers, inputs: how many tokens, elements of the weight's array and input features.
       hopper: whether it is for Hopper GPUs alone.
       widens: whether it gives float32 for x of bfloat16, too.
       with_bias, adds_bias: whether it serves products that have a bias, and whether it adds the bias itself.
-      suits: what else it asks of a product: whether there is a way to divide it.
+      divides: how it divides a product that it serves otherwise, or in words why it cannot.
     """
 
     name: str
     compute: Callable[[Product], jax.Array | PartialSums]
-    activations: tuple[str, ...] = (*_EIGHT_BITS, *_FLOATS)
-    weights: tuple[str, ...] = ("uint8", *_EIGHT_BITS, *_IN_GROUPS.values(), *_FLOATS)
+    activations: tuple[str, ...] = ("int8", "float8_e4m3fn", *_FLOATS)
+    weights: tuple[str, ...] = (*_FOUR_BITS, *_EIGHT_BITS, *_GROUPS_OF_EIGHT, *_FLOATS)
     tokens: range = _UNLIMITED
     numbers: range = _UNLIMITED
     inputs: range = _UNLIMITED
@@ -142,23 +138,36 @@ class Row:
     widens: bool = True
     with_bias: bool = True
     adds_bias: bool = False
-    suits: Callable[[Product], bool] = lambda _: True
+    divides: Callable[[Product], MosaicTiling | str | None] = lambda _: None
 
-    def serves(self, product: Product) -> bool:
-        """Whether the row is for a product in programs for this machine's GPU."""
-        x, weight, bias, dtype = product.x, product.weight, product.bias, product.dtype
-        activations = x.numbers if isinstance(x, QuantizedActivations) else x
-        return (
-            activations.dtype.name in self.activations
-            and product.stored in self.weights
-            and math.prod(x.shape[:-1]) in self.tokens
-            and weight.size in self.numbers
-            and x.shape[-1] in self.inputs
-            and (self.widens or dtype == x.dtype)
-            and (self.with_bias or bias is None)
-            and (not self.hopper or on_hopper())
-            and self.suits(product)
-        )
+    def refusal(self, product: Product) -> str | None:
+        """Why the row is not for a product in programs for this machine's GPU, in words; None if it is."""
+        return next((reason for serves, reason in self._conditions(product) if not serves), None)
+
+    def _conditions(self, p: Product) -> Iterator[tuple[bool, str]]:
+        """What the row asks of a product: whether that is so, and what to say if it is not."""
+        tokens, numbers, inputs = math.prod(p.x.shape[:-1]), p.weight.numbers.size, p.x.shape[-1]
+        yield p.activations in self.activations, f"x is {p.activations}, not {_any(self.activations)}"
+        yield p.stored in self.weights, f"the weight is {p.stored}, not {_any(self.weights)}"
+        yield tokens in self.tokens, f"{tokens} tokens are not {_within(self.tokens)}"
+        yield numbers in self.numbers, f"{numbers} numbers of the weight are not {_within(self.numbers)}"
+        yield inputs in self.inputs, f"{inputs} inputs are not {_within(self.inputs)}"
+        yield self.widens or p.dtype == p.x.dtype, f"the result is {p.dtype}, not that of x"
+        yield self.with_bias or p.bias is None, "it has a bias"
+        yield not self.hopper or on_hopper(), "this is no Hopper GPU"
+        divided = self.divides(p)
+        yield not isinstance(divided, str), str(divided)
+
+
+def _any(names: tuple[str, ...]) -> str:
+    return " or ".join(names)
+
+
+def _within(limits: range) -> str:
+    first, last = limits.start, limits.stop - 1
+    if limits.stop == sys.maxsize:
+        return f"{first} or more"
+    return str(last) if first == last else f"{first} to {last}"
 
 
 _ONE, _SEVERAL, _MANY = range(1, 2), range(2, 65), range(1, 513)  # tokens
@@ -166,60 +175,66 @@ _SOME, _MEDIUM = range(2**23, sys.maxsize), range(2**24, 2**26)  # numbers
 _LARGE, _REDUCED = range(2**25, sys.maxsize), range(10_000_001, sys.maxsize)
 
 
-def _few_tokens(p: Product) -> jax.Array | PartialSums:
-    return few_tokens_matmul(p.x, p.weight, p.scale, p.dtype, p.allow_partial_sums, p.channel_scale)
+def _few_tokens(name: str, weights: tuple[str, ...], tokens: range = _UNLIMITED) -> Row:
+    """A row of the kernel for few tokens."""
+    return Row(
+        name,
+        lambda p: few_tokens_matmul(p.x, p.weight, p.dtype, p.allow_partial_sums),
+        activations=_BF16,
+        weights=weights,
+        tokens=tokens,
+        numbers=_SOME,
+        hopper=True,
+        divides=lambda p: tiling_of(p.x, p.weight, p.dtype, p.allow_partial_sums),
+    )
 
 
-def _suits_few_tokens(p: Product) -> bool:
-    if is_mxfp4(p.scale):
-        return False
-    return tiling_of(p.x, p.weight, p.scale, p.dtype, p.allow_partial_sums, p.channel_scale) is not None
+def _weight_only(p: Product) -> jax.Array:
+    return weight_only_matmul(p.x, p.weight, p.dtype)
 
 
 TABLE = (
-    # XLA's product of more tokens is as fast.
-    Row("W8A8", lambda p: w8a8_matmul(p.x, p.weight, p.scale, p.allow_partial_sums), _INT8, _INT8, _MANY, hopper=True),
+    Row(
+        "W8A8",
+        lambda p: w8a8_matmul(p.x, p.weight.numbers, p.weight.scale, p.allow_partial_sums),
+        activations=("int8",),
+        weights=("int8",),
+        tokens=_MANY,  # XLA's product of more tokens is as fast
+        hopper=True,
+    ),
     # [28672, 4096] with 1, 16, 80 and 320 tokens: 30, 31, 43 and 130 us on an H100, and of NVFP4 40, 43, 50 and 144. The row
     # that follows takes 36, 36, 121 and 447, and of NVFP4 51, 51, 131 and 375.
-    Row("few tokens, four bits", _few_tokens, _BF16, _FOUR_BITS, numbers=_SOME, hopper=True, suits=_suits_few_tokens),
+    _few_tokens("few tokens, four bits", weights=("int4", "nvfp4")),
     # Every tile of tokens reads and dequantises the weight again. XLA would write it in float32. MXFP4 is multiplied here,
     # too.
-    Row(
-        *(
-            "four bits",
-            lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype, p.channel_scale),
-            _BF16,
-            _FOUR_BITS,
-        )
-    ),
+    Row("four bits", _weight_only, activations=_BF16, weights=_FOUR_BITS),
     # [28672, 4096] with 16, 80 and 320 tokens: 36, 43 and 120 us on an H200. The rows that follow take 41, 72 and 224. XLA's
     # product of five is faster, and so is a whole round of one, which it multiplies as eight.
-    Row(
-        "few tokens, eight bits",
-        _few_tokens,
-        _BF16,
-        _EIGHT_BITS,
-        range(9, 321),
-        _SOME,
-        hopper=True,
-        suits=_suits_few_tokens,
-    ),
+    _few_tokens("few tokens, eight bits", weights=_EIGHT_BITS, tokens=range(9, 321)),
     # With 1, 16, 80 and 320 tokens: 37, 36, 55 and 159 us. The row that follows takes 40, 44, 157 and 431. Tokens that are
     # no whole eights are copied with zeros first.
-    Row("few tokens, FP8 blocks", _few_tokens, _BF16, _FP8_BLOCKS, numbers=_SOME, hopper=True, suits=_suits_few_tokens),
+    _few_tokens("few tokens, FP8 blocks", weights=("fp8_block",)),
     # XLA would write the dequantised weight; with many tokens it was not compared.
-    Row(
-        *("groups, eight bits", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16),
-        weights=tuple(_IN_GROUPS.values()),
-    ),
+    Row("groups, eight bits", _weight_only, activations=_BF16, weights=_GROUPS_OF_EIGHT),
     # XLA's product is as fast with small weights, and faster with more tokens. That of fp8 was not compared.
-    Row("int8", lambda p: weight_only_matmul(p.x, p.weight, p.scale, p.dtype), _BF16, _INT8, _SEVERAL, _LARGE),
-    Row("one token, eight bits", lambda p: padded_matmul(p.x, p.weight, p.scale, p.dtype), _FLOATS, _EIGHT_BITS, _ONE),
+    Row("int8", _weight_only, activations=_BF16, weights=("int8",), tokens=_SEVERAL, numbers=_LARGE),
+    Row(
+        "one token, eight bits",
+        lambda p: padded_matmul(p.x, p.weight.numbers, p.weight.scale, p.dtype),
+        activations=_FLOATS,
+        weights=_EIGHT_BITS,
+        tokens=_ONE,
+    ),
     # On an H200 a reduction of bfloat16 weights is up to 15% faster than the matrix product that XLA makes ([28672, 4096]:
     # 57.9 us and 62.8), but slower with longer sums ([5120, 25600]: 72.6 us and 66.9). Of smaller weights XLA makes a
     # reduction by itself.
     Row(
-        *("one token, reduction", lambda p: reduction_matmul(p.x, p.weight, p.bias), _FLOATS, _FLOATS, _ONE, _REDUCED),
+        "one token, reduction",
+        lambda p: reduction_matmul(p.x, p.weight.numbers, p.bias),
+        activations=_FLOATS,
+        weights=_FLOATS,
+        tokens=_ONE,
+        numbers=_REDUCED,
         inputs=range(16_385),
         widens=False,
         adds_bias=True,
@@ -227,7 +242,12 @@ TABLE = (
     # XLA's products of larger weights are as fast, and rounds in which the target reads 80 tokens are no slower with XLA's.
     # Smaller weights were not compared. A bias would be a launch more.
     Row(
-        *("bf16", lambda p: bf16_matmul(p.x, p.weight, p.allow_partial_sums), _BF16, _BF16, _SEVERAL, _MEDIUM),
+        "bf16",
+        lambda p: bf16_matmul(p.x, p.weight.numbers, p.allow_partial_sums),
+        activations=_BF16,
+        weights=_BF16,
+        tokens=_SEVERAL,
+        numbers=_MEDIUM,
         hopper=True,
         widens=False,
         with_bias=False,
@@ -238,4 +258,14 @@ TABLE = (
 
 def row_of(product: Product) -> Row:
     """The first row of ``TABLE`` that serves a product."""
-    return next(row for row in TABLE if row.serves(product))
+    return next(row for row in TABLE if row.refusal(product) is None)
+
+
+def explain(product: Product) -> dict[str, str | None]:
+    """For each row of ``TABLE`` up to the one that serves a product, by its name: why it does not; None for the last one."""
+    found: dict[str, str | None] = {}
+    for row in TABLE:
+        found[row.name] = row.refusal(product)
+        if found[row.name] is None:
+            break
+    return found

@@ -7,7 +7,6 @@ number, and no weight is rounded."""
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,22 +27,11 @@ from jspec.pallas.triton import (
     tile_indices,
     tile_mask,
 )
-from jspec.pallas.weights.unpack import (
-    MXFP4_SHRINK,
-    ORDER_INPUTS,
-    SHRINK,
-    input_indices,
-    to_mma_order,
-    unpack_eight_bits,
-    unpack_four_bits,
-    unpack_mxfp4,
-    unpack_nvfp4,
-)
-from jspec.quantization import mxfp4, nvfp4
+from jspec.pallas.weights.tiles import load_channel_factor, shrink_of, unpack_half, with_bits_of_scales
+from jspec.pallas.weights.unpack import ORDER_INPUTS, SHRINK, input_indices, to_mma_order, unpack_eight_bits
 from jspec.quantization.codes import BLOCK, HALF, in_code_order
-from jspec.quantization.formats import GROUP, group_of
-from jspec.quantization.mxfp4 import is_mxfp4
-from jspec.quantization.weight import dequantize
+from jspec.quantization.formats import GROUP, Format
+from jspec.quantization.weight import Weight
 
 _FEW_TOKENS = 32  # their sums are small: split-K makes several program instances for each multiprocessor
 _INSTANCES, _MULTIPROCESSORS = 190, 132  # the fewest program instances, for few tokens and for more
@@ -79,53 +67,35 @@ def weight_only_tiling(tokens: int, outputs: int, inputs: int, bits: int, in_blo
     return tiling if math.prod(tiling.grid(tokens, outputs)) >= _MULTIPROCESSORS else of_outputs(64)
 
 
-def weight_only_matmul(x, weight, scale, dtype=jnp.float32, channel_scale=None):
+def weight_only_matmul(x, weight: Weight, dtype=jnp.float32):
     """``weight_only_matmul_reference``, and on an NVIDIA GPU the kernel, for x of bfloat16."""
-
-    def of(product: Callable) -> Callable:
-        return lambda x, weight, scale, *of_channels: product(x, weight, scale, dtype, *of_channels)
-
-    arrays = (x, weight, scale) if channel_scale is None else (x, weight, scale, channel_scale)
-    return differentiable(of(weight_only_matmul_kernel), of(weight_only_matmul_reference), *arrays)
+    products = (functools.partial(of, dtype=dtype) for of in (weight_only_matmul_kernel, weight_only_matmul_reference))
+    return differentiable(*products, x, weight)
 
 
-def weight_only_matmul_reference(x, weight, scale, dtype=jnp.float32, channel_scale=None):
-    """The linear map of a quantised weight, ``[..., in], [out, in] -> [..., out]``, added up in float32.
-
-    Args:
-      x: of bfloat16, or of float32, which is multiplied in full.
-      weight: int8 or float8_e4m3fn ``[out, in]``; or codes of four bits, uint8 ``[out, 64 blocks]``. The sum over the inputs
-        that share a scale is multiplied by it.
-      scale: float32 ``[out]``; of FP8 in blocks (``jspec.quantization.fp8_block``) float32 ``[out, groups]``; of codes
-        (``jspec.quantization.codes``) ``[out, groups]`` or, with zeros, ``[out, groups, 2]``; of MXFP4
-        (``jspec.quantization.mxfp4``) uint8 ``[out, groups]``.
-      dtype: to which the results are rounded.
-      channel_scale: None, or of NVFP4 (``jspec.quantization.nvfp4``), whose scales are float8_e4m3fn ``[out, groups]``,
-        float32 ``[out, 2]``.
-    """
+def weight_only_matmul_reference(x, weight: Weight, dtype=jnp.float32):
+    """The linear map of a quantised weight, ``[..., in], [out, in] -> [..., out]``, added up in float32 and rounded to
+    ``dtype``; of x of bfloat16, or of float32, which is multiplied in full."""
+    assert weight.form is not None
     # Float32 holds the numbers times their scales of 8 or 11 bits, and the products with x: only sums are rounded.
-    if scale.ndim > 1:
-        numbers = dequantize(weight, scale, x.shape[-1], channel_scale)
-        return matmul_reference(x.astype(jnp.float32), numbers).astype(dtype)
-    return (matmul_reference(x, weight.astype(x.dtype)) * per_feature(scale, x)).astype(dtype)
+    if not weight.form.per_channel:
+        return matmul_reference(x.astype(jnp.float32), weight.dequantize()).astype(dtype)
+    return (matmul_reference(x, weight.numbers.astype(x.dtype)) * per_feature(weight.scale, x)).astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "tiling", "interpret"))  # layers share one trace
 def weight_only_matmul_kernel(
-    x, weight, scale, dtype=jnp.float32, channel_scale=None, *, tiling: MatmulTiling | None = None, interpret=False
+    x, weight: Weight, dtype=jnp.float32, *, tiling: MatmulTiling | None = None, interpret=False
 ):
     """``weight_only_matmul_reference`` of bfloat16 as a kernel."""
     tokens = x.reshape(-1, x.shape[-1])
-    (M, inputs), outputs = tokens.shape, weight.shape[0]
-    in_four_bits = weight.dtype == jnp.uint8
-    in_blocks = scale.ndim > 1 and not in_four_bits
-    tiling = tiling or weight_only_tiling(M, outputs, inputs, 4 if in_four_bits else 8, in_blocks)
-    xs = in_code_order(tokens) if in_four_bits else (tokens,)
-    if channel_scale is not None:
-        scale = jax.lax.bitcast_convert_type(scale, jnp.uint8)  # Triton would not fill masked places of fp8
+    (M, inputs), outputs, form = tokens.shape, weight.shape[0], weight.form
+    assert form is not None
+    tiling = tiling or weight_only_tiling(M, outputs, inputs, form.bits, not (form.per_channel or form.packed))
+    xs = in_code_order(tokens) if form.packed else (tokens,)
     sums = kernel_call(
         _weight_only_matmul,
-        *(xs, weight, scale, *(() if channel_scale is None else (channel_scale,))),
+        *(xs, with_bits_of_scales(dataclasses.replace(weight, order=None))),
         grid=tiling.grid(M, outputs),
         out_shape=jax.ShapeDtypeStruct(
             (tiling.num_splits, M, outputs), dtype if tiling.num_splits == 1 else jnp.float32
@@ -134,33 +104,25 @@ def weight_only_matmul_kernel(
         num_stages=tiling.num_stages,
         interpret=interpret,
         tiling=tiling,
-        inputs=inputs,
     )
     sums = sums.reshape(M, outputs) if tiling.num_splits == 1 else jnp.sum(sums, axis=0).astype(dtype)
     return sums.reshape(*x.shape[:-1], outputs)
 
 
-def _weight_only_matmul(x_refs, weight_ref, scale_ref, *refs, tiling: MatmulTiling, inputs: int):
-    """In a kernel: ``refs`` are that of the sums, and before it that of the numbers of output channels, if there are any."""
-    *of_channels, sums_ref = refs
-    M, outputs = x_refs[0].shape[0], weight_ref.shape[0]
+def _weight_only_matmul(x_refs, weight: Weight, sums_ref, *, tiling: MatmulTiling):
+    """In a kernel: ``weight`` has refs."""
+    M, (outputs, _), form = x_refs[0].shape[0], weight.shape, weight.form
+    assert form is not None
     token, output = block_ids(pl.program_id(0), tiling.tokens), block_ids(pl.program_id(1), tiling.outputs)
-    by_channel = len(scale_ref.shape) == 1
-    in_four_bits = weight_ref.dtype == jnp.uint8
-    in_mxfp4 = not of_channels and is_mxfp4(scale_ref)
-    of_codes = _four_bit_operands
-    if of_channels or in_mxfp4:
-        how = (mxfp4.GROUP, unpack_mxfp4) if in_mxfp4 else (nvfp4.GROUP, unpack_nvfp4)
-        of_codes = functools.partial(_e2m1_operands, *how)
-    operands = of_codes if in_four_bits else _eight_bit_operands
-    x_is_ordered = tiling.ordered and not in_four_bits
-    trips = pl.cdiv(inputs, tiling.inputs)
+    operands = _e2m1_operands if form.e2m1 else _four_bit_operands if form.packed else _eight_bit_operands
+    x_is_ordered = tiling.ordered and not form.packed
+    trips = pl.cdiv(weight.inputs, tiling.inputs)
     split_trips = pl.cdiv(trips, tiling.num_splits)
     first = pl.program_id(2) * split_trips
     uneven = trips % tiling.num_splits != 0
 
     def add(i, total):
-        for tiles, scale in operands(x_refs, weight_ref, scale_ref, token, output, first + i, tiling, inputs):
+        for tiles, scale in operands(x_refs, weight, form, token, output, first + i, tiling):
             products = [
                 dot(to_mma_order(weights), x if x_is_ordered else to_mma_order(x), trans_b=True) for weights, x in tiles
             ]
@@ -170,86 +132,84 @@ def _weight_only_matmul(x_refs, weight_ref, scale_ref, *refs, tiling: MatmulTili
 
     end = jnp.clip(trips - first, 0, split_trips) if uneven else split_trips
     total = jax.lax.fori_loop(0, end, add, jnp.zeros((tiling.outputs, tiling.tokens), jnp.float32))
-    total *= MXFP4_SHRINK if in_mxfp4 else SHRINK
-    if by_channel:
-        total *= broadcast_columns(pltriton.load(scale_ref.at[output], mask=output < outputs, other=0.0), tiling.tokens)
-    for ref in of_channels:
-        numbers = (pltriton.load(ref.at[output, i], mask=output < outputs, other=1.0) for i in (0, 1))
-        total *= broadcast_columns(functools.reduce(jnp.divide, numbers), tiling.tokens)
+    total *= shrink_of(form) if form.packed else SHRINK
+    if form.per_channel:
+        scale = pltriton.load(weight.scale.at[output], mask=output < outputs, other=0.0)
+        total *= broadcast_columns(scale, tiling.tokens)
+    if form.channel_numbers:
+        total *= broadcast_columns(load_channel_factor(weight.channel_scale, output, output < outputs), tiling.tokens)
     at = jnp.full((tiling.tokens, tiling.outputs), pl.program_id(2)), *tile_indices(token, output)
     pltriton.store(sums_ref.at[at], total.T.astype(sums_ref.dtype), mask=tile_mask(token, M, output, outputs))
 
 
-def _eight_bit_operands(x_refs, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling, inputs: int):
+def _eight_bit_operands(x_refs, weight: Weight, form: Format, token, output, trip, tiling: MatmulTiling):
     """In a kernel: what a trip multiplies, as pairs of a list of tiles and a scale, None or float32 ``[outputs]``, that
     multiplies the sum of their products. Tiles are weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` in bfloat16. In
     blocks, they are of one group of inputs each."""
-    [x_ref], depth, groups = x_refs, tiling.inputs, scale_ref.shape[1] if len(scale_ref.shape) > 1 else 1
-    if len(scale_ref.shape) == 1:
-        return [([_eight_bit_tiles(x_ref, weight_ref, token, output, trip, depth, tiling)], None)]
-    size = GROUP if groups == 1 else group_of(x_ref.shape[1], groups)
-    operands, count = [], depth // size
+    [x_ref] = x_refs
+    if form.per_channel:
+        return [([_eight_bit_tiles(x_ref, weight, token, output, trip, tiling.inputs, tiling)], None)]
+    in_one = weight.scale.shape[1] == 1
+    size = GROUP if in_one else form.group or GROUP
+    operands, count = [], tiling.inputs // size
     for block in (trip * count + i for i in range(count)):
-        scale, zero = _scale_and_zero(scale_ref, output, 0 if groups == 1 else block)
-        weights, x = _eight_bit_tiles(x_ref, weight_ref, token, output, block, size, tiling)
+        scale, zero = _scale_and_zero(weight.scale, output, 0 if in_one else block)
+        weights, x = _eight_bit_tiles(x_ref, weight, token, output, block, size, tiling)
         if zero is not None:
             weights -= broadcast_columns(zero * jnp.asarray(1 / SHRINK, jnp.bfloat16), size)
         operands.append(([(weights, x)], scale))
     return operands
 
 
-def _of_group(scale_ref, output, group, *which):
-    """In a kernel: the scales of a group, ``[outputs]``, 0 past the ends of ``scale_ref``; ``which`` is an index of its last
-    axis, if that has scales and zeros."""
-    mask = (output < scale_ref.shape[0]) & (group < scale_ref.shape[1])
-    return pltriton.load(scale_ref.at[(output, group, *which)], mask=mask, other=0.0)
-
-
-def _eight_bit_tiles(x_ref, weight_ref, token, output, block, size: int, tiling: MatmulTiling):
+def _eight_bit_tiles(x_ref, weight: Weight, token, output, block, size: int, tiling: MatmulTiling):
     """In a kernel: the weights ``[outputs, size]`` and ``x [tokens, size]`` of a block of ``size`` inputs, in bfloat16."""
-    weight = load_tile(weight_ref, output, block_ids(block, size), tiling.inputs)
+    numbers = load_tile(weight.numbers, output, block_ids(block, size), tiling.inputs)
     at = block * size + input_indices(size, ORDER_INPUTS, tiling.ordered and size % ORDER_INPUTS == 0)
-    return unpack_eight_bits(weight), load_tile(x_ref, token, at, tiling.inputs)
+    return unpack_eight_bits(numbers), load_tile(x_ref, token, at, tiling.inputs)
 
 
-def _four_bit_operands(x_refs, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling, inputs: int):
+def _four_bit_operands(x_refs, weight: Weight, form: Format, token, output, trip, tiling: MatmulTiling):
     """In a kernel: the same of codes; ``x_refs`` are ``in_code_order``. A tile has the low or the high halves of a
     group's bytes, or of a block's if a group has more inputs."""
-    groups, size = scale_ref.shape[1], tiling.inputs // 2
-    group = group_of(inputs, groups)
-    width = min(group, BLOCK) // 2 if groups > 1 else HALF
+    size, in_one = tiling.inputs // 2, weight.scale.shape[1] == 1
+    group = form.group or BLOCK
+    width = HALF if in_one else min(group, BLOCK) // 2
     operands = []
     for start in range(0, size, width):
         at = trip * size + start + jnp.arange(width, dtype=jnp.int32)
-        packed = load_tile(weight_ref, output, at, size)
-        place = trip * (tiling.inputs // group) + start // width if groups > 1 else 0
-        scale, zero = _scale_and_zero(scale_ref, output, place)
+        packed = load_tile(weight.numbers, output, at, size)
+        place = 0 if in_one else trip * (tiling.inputs // group) + start // width
+        scale, zero = _scale_and_zero(weight.scale, output, place)
         xs = (load_tile(x_ref, token, at, size) for x_ref in x_refs)
-        tiles = [(unpack_four_bits(packed, high, zero), x) for high, x in zip((False, True), xs, strict=True)]
+        tiles = [(unpack_half(form, packed, high, zero=zero), x) for high, x in zip((False, True), xs, strict=True)]
         operands.append((tiles, scale))
     return operands
 
 
 def _scale_and_zero(scale_ref, output, group) -> tuple[Any, Any]:
-    """In a kernel: the scales, float32 ``[outputs]``, and the zeros, bfloat16 ``[outputs]`` or None, of a group of codes."""
+    """In a kernel: the scales, float32 ``[outputs]``, and the zeros, bfloat16 ``[outputs]`` or None, of a group of codes; 0
+    past the ends of ``scale_ref``."""
+
+    def load(*which):
+        mask = (output < scale_ref.shape[0]) & (group < scale_ref.shape[1])
+        return pltriton.load(scale_ref.at[(output, group, *which)], mask=mask, other=0.0)
+
     if len(scale_ref.shape) == 2:
-        return _of_group(scale_ref, output, group).astype(jnp.float32), None
-    scale, zero = (_of_group(scale_ref, output, group, which) for which in (0, 1))
+        return load().astype(jnp.float32), None
+    scale, zero = load(0), load(1)
     return scale.astype(jnp.float32), zero.astype(jnp.bfloat16)
 
 
-def _e2m1_operands(
-    group: int, unpack, x_refs, weight_ref, scale_ref, token, output, trip, tiling: MatmulTiling, inputs: int
-):
-    """In a kernel: the same of NVFP4 and MXFP4, of which ``group`` inputs share a scale and ``unpack`` makes numbers. A tile
-    has the low or the high halves of the bytes of a block, whose numbers are multiplied by their scales."""
-    count, groups = tiling.inputs // BLOCK, BLOCK // group
+def _e2m1_operands(x_refs, weight: Weight, form: Format, token, output, trip, tiling: MatmulTiling):
+    """In a kernel: the same of NVFP4 and MXFP4. A tile has the low or the high halves of the bytes of a block, whose numbers
+    are multiplied by their scales."""
+    count, groups = tiling.inputs // BLOCK, BLOCK // (form.group or BLOCK)
     operands = []
     for block in (trip * count + i for i in range(count)):
         at = block_ids(block, HALF)
-        packed = load_tile(weight_ref, output, at, count * HALF)
-        scale = load_tile(scale_ref, output, block_ids(block, groups), count * groups)
+        packed = load_tile(weight.numbers, output, at, count * HALF)
+        scale = load_tile(weight.scale, output, block_ids(block, groups), count * groups)
         for high, x_ref in zip((False, True), x_refs, strict=True):
             x = load_tile(x_ref, token, at, count * HALF)
-            operands.append(([(unpack(packed, high, scale), x)], None))
+            operands.append(([(unpack_half(form, packed, high, scale), x)], None))
     return operands

@@ -10,14 +10,15 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.attention.reference import Rotation, apply_rope
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call
-from jspec.pallas.weights.head_maps import HeadMap, has_kernel
-from jspec.pallas.weights.map_tiles import has_factors, load_factors, load_numbers, places_of, shrink_of, tile_width
+from jspec.pallas.weights.head_maps import has_kernel
+from jspec.pallas.weights.tiles import flat, has_factors, load_factors, load_numbers, places_of, shrink_of, tile_width
+from jspec.quantization.weight import Weight
 
 _TOKENS, _COLUMNS, _DEPTH = 64, 64, 64  # of a tile of the product: tokens, numbers of latents, numbers to be summed
 _WARPS = 4
 
 
-def absorb_queries(q, keys: HeadMap, rotation: Rotation) -> jax.Array:
+def absorb_queries(q, keys: Weight, rotation: Rotation) -> jax.Array:
     """``absorb_queries_reference``, and on an NVIDIA GPU the kernel for the few tokens of a round, or for a map with scales
     of groups and any number of tokens."""
     if not has_kernel(q.shape[0] * q.shape[1], keys):
@@ -25,7 +26,7 @@ def absorb_queries(q, keys: HeadMap, rotation: Rotation) -> jax.Array:
     return by_platform(absorb_queries_kernel, absorb_queries_reference, q, keys, rotation)
 
 
-def absorb_queries_reference(q, keys: HeadMap, rotation: Rotation) -> jax.Array:
+def absorb_queries_reference(q, keys: Weight, rotation: Rotation) -> jax.Array:
     """Absorbed queries of N heads: those that are multiplied with latents and with rotated keys.
 
     Args:
@@ -36,14 +37,14 @@ def absorb_queries_reference(q, keys: HeadMap, rotation: Rotation) -> jax.Array:
     Returns:
       ``[B, T, N, Ck + Hr]`` in the dtype of q. Sums are in float32.
     """
-    unrotated, rotary = jnp.split(q, [keys.size], axis=-1)
+    unrotated, rotary = jnp.split(q, [keys.shape[1]], axis=-1)
     if keys.in_groups:
         # Float32 holds what codes and numbers of eight bits stand for, so that only sums are rounded.
-        unrotated, weight = unrotated.astype(jnp.float32), keys.numbers
+        unrotated, weight = unrotated.astype(jnp.float32), keys.dequantize()
     else:
         # Scales are those of the numbers that are summed over, so they cannot wait for the sum.
         unrotated = unrotated if keys.scale is None else (unrotated * keys.scale[None, None]).astype(q.dtype)
-        weight = keys.weight.astype(q.dtype)
+        weight = keys.numbers.astype(q.dtype)
     # Sums in bfloat16 are those in float32, rounded. A CPU does not compute this product with a float32 result.
     precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
     absorbed = jnp.einsum("btnh,nhc->btnc", unrotated, weight, precision=precision).astype(q.dtype)
@@ -51,10 +52,10 @@ def absorb_queries_reference(q, keys: HeadMap, rotation: Rotation) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace
-def absorb_queries_kernel(q, keys: HeadMap, rotation: Rotation, *, interpret=False):
+def absorb_queries_kernel(q, keys: Weight, rotation: Rotation, *, interpret=False):
     """``absorb_queries_reference`` as a kernel. A program instance has some numbers of one head of some tokens."""
-    (B, T, N, H), Hn, Ck = q.shape, keys.size, keys.rank
-    M, Hr, keys = B * T, H - Hn, keys.flat
+    (B, T, N, H), Hn, Ck = q.shape, keys.shape[1], keys.inputs
+    M, Hr, keys = B * T, H - Hn, flat(keys)
     tokens, columns = min(_TOKENS, max(MMA_SIZE, pl.next_power_of_2(M))), tile_width(keys, _COLUMNS)
     out = kernel_call(
         _absorb_queries,
@@ -70,11 +71,11 @@ def absorb_queries_kernel(q, keys: HeadMap, rotation: Rotation, *, interpret=Fal
     return out.reshape(B, T, N, Ck + Hr)
 
 
-def _absorb_queries(q_ref, keys: HeadMap, angle_refs, out_ref, *, tokens: int, columns: int):
+def _absorb_queries(q_ref, keys: Weight, angle_refs, out_ref, *, tokens: int, columns: int):
     part, n = pl.program_id(0), pl.program_id(1)
     token = block_ids(pl.program_id(2), tokens)
-    (M, N, _), Ck = q_ref.shape, keys.rank
-    Hn = keys.weight.shape[0] // N
+    (M, N, _), Ck = q_ref.shape, keys.inputs
+    Hn = keys.shape[0] // N
 
     def at(column):
         """Indices ``[tokens, len(column)]`` of numbers of this head."""
@@ -113,5 +114,5 @@ def _absorb_queries(q_ref, keys: HeadMap, angle_refs, out_ref, *, tokens: int, c
             if has_factors(keys):
                 q = (q * load_factors(keys, output, in_head, first)[None]).astype(q_ref.dtype)
             total += dot(q, load_numbers(keys, output, in_head, first, columns, q_ref.dtype))
-        total *= shrink_of(keys)
+        total *= shrink_of(keys.form)
         pltriton.store(out_ref.at[at(places_of(keys, column))], total.astype(out_ref.dtype), mask=mask_of(column, Ck))

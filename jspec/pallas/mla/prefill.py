@@ -58,7 +58,7 @@ def has_up_projected_attention_kernel(q, pool, queries: PagedQueries, maps: Head
     It supports bfloat16, and bytes in the pool, which become bfloat16 where keys and values are computed; heads of keys and
     of values whose sizes are multiples of 64 up to 256; and pages of 64 slots, or of 128 where a tile has as many. Rows have
     multiples of 128 query tokens, and all keys fewer than 2^31 numbers."""
-    (B, T, N, H), (_, _, P, size), Hv, Ck = q.shape, pool.shape, maps.values.size, maps.values.rank
+    (B, T, N, H), (_, _, P, size), Hv, Ck = q.shape, pool.shape, *maps.values.shape[1:]
     sizes = H % 64 == 0 and Hv % 64 == 0 and Hv <= H <= 256 and has_up_project_kernel(Ck, size - Ck)
     pages = P == 64 or P == 128 == tile_slots_of(H, Hv)
     fits = max_prefill_pages(B, T, queries.table.shape[1], P) * P * N * H < 2**31

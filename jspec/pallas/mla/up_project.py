@@ -14,8 +14,9 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.attention.fp8 import KVScales, decode, decode_in_kernel, decode_latents
 from jspec.pallas.attention.paged import in_slots
 from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call, tile_indices
-from jspec.pallas.weights.head_maps import HeadMap, HeadMaps, multiply_latents
-from jspec.pallas.weights.map_tiles import (
+from jspec.pallas.weights.head_maps import HeadMaps, multiply_latents
+from jspec.pallas.weights.tiles import (
+    flat,
     group_width,
     has_factors,
     load_factors,
@@ -24,6 +25,7 @@ from jspec.pallas.weights.map_tiles import (
     shrink_of,
     tile_width,
 )
+from jspec.quantization.weight import Weight
 
 _SLOTS, _COLUMNS, _DEPTH = 128, 128, 64  # of a tile of the product: slots, numbers of heads, numbers to be summed
 _WARPS, _STAGES = 8, 3
@@ -57,7 +59,7 @@ def keys_and_values(latents, maps: HeadMaps, scale, dtype) -> tuple[jax.Array, j
     """Keys ``[..., N, Hn + Hr]`` and values ``[..., N, Hv]`` of ``dtype``, from latents and rotated keys ``[..., Ck + Hr]``.
 
     These are bytes if there is a ``scale``, float32, of a shape which broadcasts to ``[...]``."""
-    latents, rotated = jnp.split(latents, [maps.keys.rank], axis=-1)
+    latents, rotated = jnp.split(latents, [maps.keys.inputs], axis=-1)
     if scale is not None:
         scale = jnp.broadcast_to(scale, latents.shape[:-1])
         latents, rotated = decode(latents, dtype), decode_latents(rotated, scale, dtype)
@@ -72,13 +74,13 @@ def up_project_kernel(pool, numbers, count, maps: HeadMaps, scales: KVScales | N
     (_, pages, P, size), [U] = pool.shape, numbers.shape
     slots = U * P
 
-    def project(of: HeadMap, rotated: int):
-        N, n = of.weight.shape[:2]
+    def project(of: Weight, rotated: int):
+        N, n = of.shape[:2]
         out = jax.ShapeDtypeStruct((slots, N, n + rotated), dtype)
         latents = pool.reshape(pages * P, size), in_slots(scales)
         projected = kernel_call(
             _up_project,
-            *(*latents, numbers, count.reshape(1), of.flat),
+            *(*latents, numbers, count.reshape(1), flat(of)),
             # The last instance of a block of slots copies the rotated key to all heads; those before it multiply.
             grid=(pl.cdiv(N * n, _COLUMNS) + (rotated > 0), pl.cdiv(slots, _SLOTS)),
             out_shape=out,
@@ -90,12 +92,12 @@ def up_project_kernel(pool, numbers, count, maps: HeadMaps, scales: KVScales | N
         )
         return projected.reshape(U, P, *out.shape[1:])
 
-    return project(maps.keys, size - maps.keys.rank), project(maps.values, 0)
+    return project(maps.keys, size - maps.keys.inputs), project(maps.values, 0)
 
 
-def _up_project(pool_ref, latent_scale_refs, numbers_ref, count_ref, of: HeadMap, out_ref, *, P: int, rotated: int):
+def _up_project(pool_ref, latent_scale_refs, numbers_ref, count_ref, of: Weight, out_ref, *, P: int, rotated: int):
     part, tile, count = pl.program_id(0), pl.program_id(1), count_ref[jnp.int32(0)]
-    (slots, N, H), Ck = out_ref.shape, of.rank
+    (slots, N, H), Ck = out_ref.shape, of.inputs
     n, depth = H - rotated, tile_width(of, _DEPTH)
     width = N * n
     parts = pl.cdiv(width, _COLUMNS)
@@ -152,7 +154,7 @@ def _up_project(pool_ref, latent_scale_refs, numbers_ref, count_ref, of: HeadMap
                 total = jax.lax.fori_loop(0, Ck // group, add_group, zeros)
                 if Ck % group:  # the last group is not full
                     total += add(Ck // depth - 1, zeros) * factors(Ck // group * group)
-            total *= shrink_of(of)
+            total *= shrink_of(of.form)
             store(total, column // n, column % n, real)
 
         if rotated:

@@ -2,31 +2,24 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.moe.tiles import ExpertTile, ExpertTiling, ExpertWeights
+from jspec.pallas.moe.tiles import ExpertMap, ExpertTile, ExpertTiling
 from jspec.pallas.triton import block_ids, broadcast_columns, dot, is_interpreted, tile_indices
 from jspec.pallas.weights.mxfp4_pairs import unpack_groups
-from jspec.pallas.weights.unpack import (
-    MXFP4_SHRINK,
-    SHRINK,
-    to_mma_order,
-    unpack_eight_bits,
-    unpack_four_bits,
-    unpack_mxfp4,
-    unpack_nvfp4,
-)
-from jspec.quantization import mxfp4, nvfp4
+from jspec.pallas.weights.tiles import load_or_zero, shrink_of, unpack_half
+from jspec.pallas.weights.unpack import SHRINK, to_mma_order, unpack_eight_bits
 from jspec.quantization.codes import HALF
 from jspec.quantization.formats import GROUP as BLOCK
-from jspec.quantization.formats import group_of
+from jspec.quantization.formats import Format
 from jspec.quantization.mxfp4_pairs import GROUP, PAIR, num_pairs
+from jspec.quantization.weight import Weight
 
 _FEW = 32  # assignments of a tile, up to which unpacked weights are the left operand
 
@@ -35,26 +28,24 @@ def grouped_matmul(
     x_ref,
     line,
     tile: ExpertTile,
-    expert_weights: ExpertWeights,
+    expert_map: ExpertMap,
     outputs,
     output_mask,
     tiling: ExpertTiling,
-    inputs: int,
 ) -> list[Any]:
     """In a kernel: some output features of the tile's expert for lines of ``x_ref``.
 
     Args:
       x_ref: ``[lines, in]``; where weights are codes of four bits, the results of ``in_code_order`` side by side.
       line: int32 ``[assignments]``.
-      expert_weights: refs.
+      expert_map: of refs.
       outputs: int32 ``[outputs]`` each, the output features of each product.
       output_mask: bool ``[outputs]``, which of these there are; None for all.
-      inputs: how many input features there are.
 
     Returns:
       float32 ``[assignments, outputs]`` for each of ``outputs``.
     """
-    operands = _operands_of(expert_weights)(x_ref, line, tile, expert_weights, output_mask, tiling, inputs)
+    operands = _operands_of(expert_map.weight.form)(x_ref, line, tile, expert_map, output_mask, tiling)
 
     def add(i, sums):
         for x, weights in operands.of(i, outputs):
@@ -65,16 +56,14 @@ def grouped_matmul(
     return [operands.finished(total, output) for total, output in zip(sums, outputs, strict=True)]
 
 
-def _operands_of(weights: ExpertWeights) -> "type[_Operands]":
-    if weights.is_mxfp4:
-        return _MXFP4Operands
-    if weights.channel_scale is not None:
-        return _NVFP4Operands
-    if weights.is_linear_mxfp4:
-        return _LinearMXFP4Operands
-    if weights.of_codes:
-        return _CodeOperands
-    return _GroupOperands if weights.in_groups else _PlainOperands
+def _operands_of(form: Format | None) -> "type[_Operands]":
+    if form is None or form.per_channel:
+        return _PlainOperands
+    if form.kind == "mxfp4_pairs":
+        return _PairOperands
+    if form.e2m1:
+        return _E2M1Operands
+    return _CodeOperands if form.packed else _GroupOperands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +73,19 @@ class _Operands(abc.ABC):
     x_ref: Any
     line: Any
     tile: ExpertTile
-    expert_weights: ExpertWeights
+    expert_map: ExpertMap
     output_mask: Any
     tiling: ExpertTiling
-    inputs: int
+
+    @property
+    def weight(self) -> Weight:
+        return self.expert_map.weight
+
+    @property
+    def form(self) -> Format:
+        """The format of a weight that is quantised."""
+        assert self.weight.form is not None
+        return self.weight.form
 
     @property
     def width(self) -> int:
@@ -128,7 +126,7 @@ class _Operands(abc.ABC):
     def finished(self, total, output):
         """``[assignments, outputs]`` of a sum of products: times the scales of output channels, plus their biases."""
         total = total.T if self.weights_first else total
-        scale, bias = self.channel_scale(output), self.expert_weights.bias
+        scale, bias = self.channel_scale(output), self.expert_map.bias
         if scale is not None:
             total *= scale[None, :]
         return total if bias is None else total + self.load_of(bias, output).astype(jnp.float32)[None, :]
@@ -141,7 +139,7 @@ class _Operands(abc.ABC):
     def load_of(self, ref, output, *which):
         """What ``ref [X, out, ...]`` has for the output channels ``output`` of the expert, ``[outputs]``; ``which`` is an
         index of further axes. It is 0 for channels that there are not."""
-        return _load(ref.at[(self.tile.expert, output, *which)], self.output_mask)
+        return load_or_zero(ref.at[(self.tile.expert, output, *which)], self.output_mask)
 
     def mask(self, real, ids, n: int):
         """Which of ``[n, m]`` numbers there are, if ``real [n]`` says which lines there are, and ``ids [m]`` are
@@ -164,8 +162,10 @@ class _PlainOperands(_Operands):
         return min(self.tiling.inputs, max(pl.next_power_of_2(self.width), 16))
 
     def of(self, i, outputs) -> list[tuple[Any, list[Any]]]:
-        ids, ref = block_ids(i, self.depth), self.expert_weights.weight
-        x = _load(self.x_ref.at[tile_indices(self.line, ids)], self.mask(self.tile.real, ids, self.tiling.assignments))
+        ids, ref = block_ids(i, self.depth), self.weight.numbers
+        x = load_or_zero(
+            self.x_ref.at[tile_indices(self.line, ids)], self.mask(self.tile.real, ids, self.tiling.assignments)
+        )
         mask = self.mask(self.output_mask, ids, self.tiling.outputs)
         weights = [
             self.load_weight(ref.at[self.tile.expert, *tile_indices(output, ids)], mask, x.dtype) for output in outputs
@@ -173,13 +173,13 @@ class _PlainOperands(_Operands):
         return [(x, weights)]
 
     def channel_scale(self, output):
-        scale = self.expert_weights.scale
+        scale = self.weight.scale
         return None if scale is None else self.load_of(scale, output)
 
     def load_weight(self, at, mask, dtype):
         """A block of the weight in ``dtype``, 0 where ``mask`` is false."""
         if jnp.issubdtype(at.dtype, jnp.integer) or at.dtype == dtype:
-            return _load(at, mask).astype(dtype)
+            return load_or_zero(at, mask).astype(dtype)
         weight = pltriton.load(at, mask=mask).astype(dtype)  # Triton has no fp8 literal for ``other``
         return weight if mask is None else jnp.where(mask, weight, jnp.zeros((), dtype))
 
@@ -195,11 +195,15 @@ class _InBlocks(_Operands):
     def weights_first(self) -> bool:
         return self.tiling.assignments <= _FEW and self.x_ref.dtype == jnp.bfloat16
 
+    @property
+    def in_one_group(self) -> bool:
+        """Whether all inputs of an output channel share a scale."""
+        return self.weight.scale.shape[2] == 1
+
     def scale_and_zero(self, output, group) -> tuple[Any, Any]:
         """The scales of a group, and its zeros or None, float32 ``[outputs]``."""
-        ref: Any = self.expert_weights.scale
-        which = [()] if len(ref.shape) == 3 else [(0,), (1,)]
-        found = [self.load_of(ref, output, group, *index).astype(jnp.float32) for index in which]
+        which = [(0,), (1,)] if self.form.zeros else [()]
+        found = [self.load_of(self.weight.scale, output, group, *index).astype(jnp.float32) for index in which]
         return found[0], found[1] if len(found) > 1 else None
 
 
@@ -210,16 +214,11 @@ class _GroupOperands(_InBlocks, _PlainOperands):
 
     @property
     def depth(self) -> int:
-        return BLOCK if self._groups == 1 else group_of(self.inputs, self._groups)
-
-    @property
-    def _groups(self) -> int:
-        scale: Any = self.expert_weights.scale
-        return scale.shape[2]
+        return BLOCK if self.in_one_group else self.form.group or BLOCK
 
     def of(self, i, outputs) -> list[tuple[Any, list[Any]]]:
         [(x, numbers)] = super().of(i, outputs)
-        pairs = (self.scale_and_zero(output, 0 if self._groups == 1 else i) for output in outputs)
+        pairs = (self.scale_and_zero(output, 0 if self.in_one_group else i) for output in outputs)
         weights = []
         for of_output, (scale, zero) in zip(numbers, pairs, strict=True):
             if zero is not None:
@@ -254,12 +253,14 @@ class _InHalves(_InBlocks):
     def load_x(self, at) -> list[Any]:
         """x of the low and of the high halves of bytes ``at [n]``, ``[assignments, n]`` each."""
         mask = self.mask(self.tile.real, at, self.tiling.assignments)
-        return [_load(self.x_ref.at[tile_indices(self.line, self.width // 2 * high + at)], mask) for high in (0, 1)]
+        return [
+            load_or_zero(self.x_ref.at[tile_indices(self.line, self.width // 2 * high + at)], mask) for high in (0, 1)
+        ]
 
     def load_packed(self, output, at):
         """Bytes ``at [n]`` of the weight, ``[outputs, n]``."""
         mask = None if self.output_mask is None else broadcast_columns(self.output_mask, at.shape[0])
-        return _load(self.expert_weights.weight.at[self.tile.expert, *tile_indices(output, at)], mask)
+        return load_or_zero(self.weight.numbers.at[self.tile.expert, *tile_indices(output, at)], mask)
 
     def product(self, x, weight):
         """The sum of the products of both halves."""
@@ -274,22 +275,19 @@ class _CodeOperands(_InHalves):
     the low halves, the high ones and the scale, float32 ``[outputs]``."""
 
     def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
-        scale_ref: Any = self.expert_weights.scale
-        groups = scale_ref.shape[2]
-        group = group_of(self.inputs, groups)
-        width = min(group, BLOCK) // 2 if groups > 1 else HALF
+        group = self.form.group or BLOCK
+        width = HALF if self.in_one_group else min(group, BLOCK) // 2
         for start in range(0, HALF, width):
             at = i * HALF + start + jnp.arange(width, dtype=jnp.int32)
-            place = i * (BLOCK // group) + start // width if groups > 1 else 0
+            place = 0 if self.in_one_group else i * (BLOCK // group) + start // width
             yield self.load_x(at), [self._weights(output, at, place) for output in outputs]
 
     def _weights(self, output, at, place):
         """The low and the high halves of bytes ``at``, and the scale of their group."""
         packed = self.load_packed(output, at)
-
         scale, zero = self.scale_and_zero(output, place)
         zero = None if zero is None else zero.astype(jnp.bfloat16)
-        halves = [unpack_four_bits(packed, high, zero).astype(self.x_ref.dtype) for high in (False, True)]
+        halves = [unpack_half(self.form, packed, high, zero=zero).astype(self.x_ref.dtype) for high in (False, True)]
         return halves, scale * SHRINK
 
     def product(self, x, weight):
@@ -299,46 +297,31 @@ class _CodeOperands(_InHalves):
 
 
 class _E2M1Operands(_InHalves):
-    """Operands of NVFP4 and MXFP4, whose numbers are multiplied by the scales of ``group`` inputs before they are multiplied
-    by x. ``unpack`` makes numbers of codes and scales."""
-
-    group: ClassVar[int]
-    unpack: ClassVar[Callable]
+    """Operands of NVFP4 and MXFP4, whose numbers are multiplied by the scales of groups before they are multiplied by x."""
 
     def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
-        at, group = block_ids(i, HALF), block_ids(i, BLOCK // self.group)
+        at, group = block_ids(i, HALF), block_ids(i, BLOCK // (self.form.group or BLOCK))
         yield self.load_x(at), [self._weights(output, at, group) for output in outputs]
 
     def _weights(self, output, at, group) -> list[Any]:
         """The numbers of the low and the high halves of bytes ``at``, which have the scales ``group``."""
-        scale_ref: Any = self.expert_weights.scale
+        scale_ref: Any = self.weight.scale
         real = jnp.broadcast_to((group < scale_ref.shape[2])[None, :], (output.shape[0], group.shape[0]))
         if self.output_mask is not None:
             real &= broadcast_columns(self.output_mask, group.shape[0])
         scale = pltriton.load(scale_ref.at[self.tile.expert, *tile_indices(output, group)], mask=real, other=0)
         packed = self.load_packed(output, at)
-        unpack = type(self).unpack
-        return [unpack(packed, high, scale).astype(self.x_ref.dtype) for high in (False, True)]
-
-
-class _NVFP4Operands(_E2M1Operands):
-    group, unpack = nvfp4.GROUP, unpack_nvfp4
+        return [unpack_half(self.form, packed, high, scale).astype(self.x_ref.dtype) for high in (False, True)]
 
     def channel_scale(self, output):
-        numbers: Any = self.expert_weights.channel_scale
-        multiplies, divides = (self.load_of(numbers, output, which) for which in (0, 1))
-        return SHRINK * multiplies / jnp.where(divides == 0, 1.0, divides)  # 0 is that of a channel that there is not
+        if not self.form.channel_numbers:
+            return jnp.full(output.shape, shrink_of(self.form), jnp.float32)
+        multiplies, divides = (self.load_of(self.weight.channel_scale, output, which) for which in (0, 1))
+        return shrink_of(self.form) * multiplies / jnp.where(divides == 0, 1.0, divides)  # 0 is that of no channel
 
 
-class _LinearMXFP4Operands(_E2M1Operands):
-    group, unpack = mxfp4.GROUP, unpack_mxfp4
-
-    def channel_scale(self, output):
-        return jnp.full(output.shape, MXFP4_SHRINK, jnp.float32)
-
-
-class _MXFP4Operands(_Operands):
-    """Operands of a weight in MXFP4, whose groups of input features are multiplied one after the other."""
+class _PairOperands(_Operands):
+    """Operands of MXFP4 as gpt-oss' experts have it, whose groups of inputs are multiplied one after the other."""
 
     @property
     def pairs(self) -> int:
@@ -359,11 +342,10 @@ class _MXFP4Operands(_Operands):
 
     def _groups(self, pair, output):
         """The weights of the two groups of a pair, bfloat16 ``[columns, 32]`` each."""
-        weight_ref: Any = self.expert_weights.weight
-        scale_ref: Any = self.expert_weights.scale
+        weight_ref, scale_ref = self.weight.numbers, self.weight.scale
         at = weight_ref.at[pair, self.tile.expert, *tile_indices(output, block_ids(0, GROUP))]
-        byte = _load(at, None if self.output_mask is None else broadcast_columns(self.output_mask, GROUP))
-        return unpack_groups(byte, _load(scale_ref.at[pair, self.tile.expert, output], self.output_mask))
+        byte = load_or_zero(at, None if self.output_mask is None else broadcast_columns(self.output_mask, GROUP))
+        return unpack_groups(byte, load_or_zero(scale_ref.at[pair, self.tile.expert, output], self.output_mask))
 
     def _x(self, ids):
         """Features ``ids [n]`` of the lines, ``[n, assignments]`` if weights come first, else ``[assignments, n]``."""
@@ -371,7 +353,7 @@ class _MXFP4Operands(_Operands):
         line, feature = tile_indices(self.line, ids)
         if self.weights_first:
             line, feature, mask = line.T, feature.T, mask.T
-        return _load(self.x_ref.at[line, feature], mask)
+        return load_or_zero(self.x_ref.at[line, feature], mask)
 
     @property
     def weights_first(self) -> bool:
@@ -379,8 +361,3 @@ class _MXFP4Operands(_Operands):
 
     def product(self, x, weight):
         return dot(weight, x) if self.weights_first else super().product(x, weight)
-
-
-def _load(at, mask):
-    """In a kernel: a block, 0 where ``mask`` is false. Without a mask the load takes fewer instructions."""
-    return pltriton.load(at) if mask is None else pltriton.load(at, mask=mask, other=0)

@@ -7,7 +7,6 @@ tokens there are, so that a token's result does not depend on them, as long as M
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +17,12 @@ from jspec.pallas.dispatch import by_platform
 from jspec.pallas.moe.activation import gated
 from jspec.pallas.moe.grouped_matmul import grouped_matmul
 from jspec.pallas.moe.router_reference import Routed
-from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights, num_tiles, store_tile, tile_of_instance
+from jspec.pallas.moe.tiles import ExpertMap, ExpertTiling, num_tiles, store_tile, tile_of_instance
 from jspec.pallas.triton import kernel_call
-from jspec.pallas.weights import mxfp4_pairs
-from jspec.quantization import codes
+from jspec.pallas.weights.tiles import with_bits_of_scales
+from jspec.quantization import codes, unpack_pairs
 from jspec.quantization.mxfp4_pairs import PAIR
-from jspec.quantization.weight import dequantize
+from jspec.quantization.weight import Weight
 
 # Bytes of the weight of an expert that is still in the L2 cache when the next tile of the expert is multiplied.
 _STAYS_IN_CACHE = 4 << 20
@@ -32,8 +31,8 @@ _STAYS_IN_CACHE = 4 << 20
 def grouped_mlp(
     x,
     routed: Routed,
-    gate_up: ExpertWeights,
-    down: ExpertWeights,
+    gate_up: ExpertMap,
+    down: ExpertMap,
     first=None,
     *,
     clamp: float | None = None,
@@ -49,8 +48,8 @@ def grouped_mlp(
 def grouped_mlp_reference(
     x,
     routed: Routed,
-    gate_up: ExpertWeights,
-    down: ExpertWeights,
+    gate_up: ExpertMap,
+    down: ExpertMap,
     first=None,
     *,
     clamp: float | None = None,
@@ -78,44 +77,42 @@ def grouped_mlp_reference(
     expert = routed.expert if first is None else routed.expert - first[0]
     chosen = jnp.take_along_axis(outputs, expert[:, :, None], axis=1, mode="clip")  # [M, Y, D]
     made = (chosen * routed.weight[:, :, None]).astype(x.dtype)
-    here = (expert >= 0) & (expert < gate_up.num_experts)
+    here = (expert >= 0) & (expert < gate_up.weight.shape[0])
     return made if first is None else jnp.where(here[:, :, None], made, jnp.zeros((), x.dtype))
 
 
-def _matmul_all(subscripts: str, x, weights: ExpertWeights):
+def _matmul_all(subscripts: str, x, of: ExpertMap):
+    weight, scale = of.weight.numbers, of.weight.scale
+    if of.weight.in_pairs:
+        weight, scale = unpack_pairs.dequantize(weight, scale, of.weight.inputs), None
+    elif of.weight.in_groups:  # float32 holds numbers and their products with x: only sums are rounded
+        weight, scale, x = of.weight.dequantize(), None, x.astype(jnp.float32)
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    weight, scale, inputs = weights.weight, weights.scale, x.shape[-1]
-    if weights.is_mxfp4:
-        weight, scale = mxfp4_pairs.dequantize(weight, scale, inputs), None
-    if weights.in_groups or weights.of_codes:  # float32 holds numbers and their products with x: only sums are rounded
-        weight = dequantize(weight, scale, inputs, weights.channel_scale)
-        x, scale = x.astype(jnp.float32), None
-        precision = jax.lax.Precision.HIGHEST
     product = jnp.einsum(subscripts, x, weight.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
     product = product if scale is None else product * scale[None]
-    return product if weights.bias is None else product + weights.bias.astype(jnp.float32)[None]
+    return product if of.bias is None else product + of.bias.astype(jnp.float32)[None]
 
 
-def tilings_of(A: int, X: int, dtype, weights: ExpertWeights) -> tuple[ExpertTiling, ExpertTiling]:
-    """The tilings for A assignments to X experts, which are all that there are: of gate and up, and of down. ``weights``
-    are those of one of these.
+def tilings_of(A: int, X: int, dtype, weight: Weight) -> tuple[ExpertTiling, ExpertTiling]:
+    """The tilings for A assignments to X experts, which are all that there are: of gate and up, and of down. ``weight``
+    is that of one of these.
 
     A tile has room for the assignments of most experts. The other sizes are the fastest of ``benchmarks.kernels.experts
     --sweep``."""
-    per_expert = A / X
-    if weights.is_mxfp4:
+    per_expert, form = A / X, weight.form
+    if weight.in_pairs:
         return _of_both(_tiling_of_four_bits(A, per_expert))
-    depth, plain = 256 // jnp.dtype(dtype).itemsize, weights.scale is None and dtype == jnp.bfloat16
+    depth, plain = 256 // jnp.dtype(dtype).itemsize, form is None and dtype == jnp.bfloat16
     if per_expert > 24:
         if not plain:
             return _of_both(ExpertTiling(64, 64, depth, 4, 4))
-        stays = 2 * math.prod(weights.weight.shape[1:]) <= _STAYS_IN_CACHE
+        stays = 2 * math.prod(weight.shape[1:]) <= _STAYS_IN_CACHE
         return ExpertTiling(64, 256, 64, 8, 3, stays), ExpertTiling(128, 256, 64, 8, 4, stays)
-    if weights.in_groups and dtype == jnp.bfloat16:  # four warps multiply 64 outputs at once
+    if weight.in_groups and not weight.packed and dtype == jnp.bfloat16:  # four warps multiply 64 outputs at once
         if per_expert > 12:
             return _of_both(ExpertTiling(32, 64, depth, 4, 3))
         return ExpertTiling(16, 64, depth, 4, 3), ExpertTiling(16, 128, depth, 4, 3)
-    if weights.of_codes and dtype == jnp.bfloat16:
+    if weight.packed and dtype == jnp.bfloat16:
         return _of_both(ExpertTiling(16, 64, depth, 4, 5) if per_expert <= 8 else ExpertTiling(32, 64, depth, 4, 4))
     if per_expert <= 8:
         return _of_both(ExpertTiling(16, 32, depth, 2, 4))
@@ -144,8 +141,8 @@ def _tiling_of_four_bits(A: int, per_expert: float) -> ExpertTiling:
 def grouped_mlp_kernel(
     x,
     routed: Routed,
-    gate_up: ExpertWeights,
-    down: ExpertWeights,
+    gate_up: ExpertMap,
+    down: ExpertMap,
     first=None,
     *,
     clamp: float | None = None,
@@ -157,15 +154,13 @@ def grouped_mlp_kernel(
     """``grouped_mlp_reference`` as two kernels."""
     how = {"clamp": clamp, "activation": activation, "tiling": up_tiling, "interpret": interpret}
     hidden = hidden_kernel(x, routed, gate_up, first, **how)
-    return made_kernel(
-        hidden, routed, down, first, Fe=gate_up.num_outputs // 2, tiling=down_tiling, interpret=interpret
-    )
+    return made_kernel(hidden, routed, down, first, tiling=down_tiling, interpret=interpret)
 
 
 def hidden_kernel(
     x,
     routed: Routed,
-    gate_up: ExpertWeights,
+    gate_up: ExpertMap,
     first=None,
     *,
     clamp: float | None = None,
@@ -175,43 +170,31 @@ def hidden_kernel(
 ):
     """``gated`` of all assignments, in the order by expert, ``[A, Fe]``; of codes of four bits, ``_in_code_order`` of
     that."""
-    (M, Y), Fe = routed.expert.shape, gate_up.num_outputs // 2
-    tiling = tiling or tilings_of(M * Y, routed.sizes.shape[0], x.dtype, gate_up)[0]
-    inputs, of_codes = x.shape[1], gate_up.of_codes
-    x = _in_code_order(x) if of_codes else x
-    ordered = of_codes and Fe % codes.BLOCK == 0  # the kernel writes what the second one reads
-    how = {"Y": Y, "clamp": clamp, "activation": activation, "ordered": ordered, "inputs": inputs}
+    (M, Y), Fe, packed = routed.expert.shape, gate_up.weight.shape[1] // 2, gate_up.weight.packed
+    tiling = tiling or tilings_of(M * Y, routed.sizes.shape[0], x.dtype, gate_up.weight)[0]
+    x = _in_code_order(x) if packed else x
+    ordered = packed and Fe % codes.BLOCK == 0  # the kernel writes what the second one reads
+    how = {"Y": Y, "clamp": clamp, "activation": activation, "ordered": ordered}
     shape = jax.ShapeDtypeStruct((M * Y, Fe), x.dtype)
-    gate_up = _with_bits_of_scales(gate_up)
     hidden = _run(routed, first, _up, tiling, shape, gate_up, x, **how, interpret=interpret)
-    return _in_code_order(hidden) if of_codes and not ordered else hidden
+    return _in_code_order(hidden) if packed and not ordered else hidden
 
 
 def made_kernel(
     hidden,
     routed: Routed,
-    down: ExpertWeights,
+    down: ExpertMap,
     first=None,
     *,
-    Fe: int,
     tiling: ExpertTiling | None = None,
     interpret=False,
 ):
-    """The output ``[M, Y, D]`` of experts whose width is Fe, from the result of ``hidden_kernel``."""
-    (M, Y), D = routed.expert.shape, down.num_outputs
-    tiling = tiling or tilings_of(M * Y, routed.sizes.shape[0], hidden.dtype, down)[1]
+    """The output ``[M, Y, D]`` of experts, from the result of ``hidden_kernel``."""
+    (M, Y), D = routed.expert.shape, down.weight.shape[1]
+    tiling = tiling or tilings_of(M * Y, routed.sizes.shape[0], hidden.dtype, down.weight)[1]
     shape, factor = jax.ShapeDtypeStruct((M * Y, D), hidden.dtype), routed.weight.reshape(M * Y)
-    down = _with_bits_of_scales(down)
-    made = _run(routed, first, _down, tiling, shape, down, hidden, factor, inputs=Fe, interpret=interpret)
+    made = _run(routed, first, _down, tiling, shape, down, hidden, factor, interpret=interpret)
     return made.reshape(M, Y, D)
-
-
-def _with_bits_of_scales(weights: ExpertWeights) -> ExpertWeights:
-    """``weights`` with the bits of the scales of NVFP4, uint8: Triton would not fill masked places of float8_e4m3fn."""
-    scale: Any = weights.scale
-    if weights.channel_scale is None:
-        return weights
-    return weights._replace(scale=jax.lax.bitcast_convert_type(scale, jnp.uint8))
 
 
 def _in_code_order(x):
@@ -225,19 +208,19 @@ def _run(
     function,
     tiling: ExpertTiling,
     out,
-    weights: ExpertWeights,
+    of: ExpertMap,
     *args,
     interpret: bool,
     **static,
 ):
     """The output of a kernel whose program instances have a tile and some output features each."""
-    tiles = num_tiles(len(routed.order), weights.num_experts, tiling.assignments)
+    tiles = num_tiles(len(routed.order), of.weight.shape[0], tiling.assignments)
     if first is not None:  # the last tile of other experts' assignments may not be full
         tiles += 1
     blocks = pl.cdiv(out.shape[1], tiling.outputs)
     return kernel_call(
         function,
-        *(routed.sizes, routed.order, first, *args, weights),
+        *(routed.sizes, routed.order, first, *args, of._replace(weight=with_bits_of_scales(of.weight))),
         grid=(blocks, tiles) if tiling.outputs_first else (tiles, blocks),
         out_shape=out,
         num_warps=tiling.num_warps,
@@ -253,7 +236,7 @@ def _up(
     order_ref,
     first_ref,
     x_ref,
-    weights: ExpertWeights,
+    of: ExpertMap,
     hidden_ref,
     *,
     tiling: ExpertTiling,
@@ -261,18 +244,17 @@ def _up(
     clamp: float | None,
     activation: str,
     ordered: bool,
-    inputs: int,
 ):
     """``gated`` of a tile, written in the order by expert, and if ``ordered`` its features in that of their codes;
-    ``weights`` has refs."""
+    ``of`` has refs."""
     Fe = hidden_ref.shape[1]
-    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling, weights.num_experts)
+    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling, of.weight.shape[0])
     output = tiling.output_ids()
 
     @pl.when(has_tile)
     def _():
         token, outputs = jax.lax.div(tile.assignment, jnp.int32(Y)), (output, Fe + output)
-        gate, up = grouped_matmul(x_ref, token, tile, weights, outputs, tiling.output_mask(output, Fe), tiling, inputs)
+        gate, up = grouped_matmul(x_ref, token, tile, of, outputs, tiling.output_mask(output, Fe), tiling)
         column = codes.place_of(output, Fe) if ordered else None
         store_tile(hidden_ref, tile.place, output, tile.real, gated(gate, up, clamp, activation), column)
 
@@ -283,23 +265,21 @@ def _down(
     first_ref,
     hidden_ref,
     factor_ref,
-    weights: ExpertWeights,
+    of: ExpertMap,
     made_ref,
     *,
     tiling: ExpertTiling,
-    inputs: int,
 ):
     """``down`` of a tile, times the weights of the expert for its tokens, written in the order of assignments. Outputs of
     experts that are elsewhere are zeros."""
     D = made_ref.shape[1]
-    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling, weights.num_experts)
+    has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling, of.weight.shape[0])
     output = tiling.output_ids()
 
     @pl.when(has_tile)
     def _():
-        (made,) = grouped_matmul(
-            hidden_ref, tile.place, tile, weights, (output,), tiling.output_mask(output, D), tiling, inputs
-        )
+        mask = tiling.output_mask(output, D)
+        (made,) = grouped_matmul(hidden_ref, tile.place, tile, of, (output,), mask, tiling)
         factor = pltriton.load(factor_ref.at[tile.assignment], mask=tile.real, other=0.0)
         store_tile(made_ref, tile.assignment, output, tile.real, made * factor[:, None])
 

@@ -12,60 +12,19 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import block_ids, broadcast_columns, tile_indices
-from jspec.quantization.mxfp4 import is_mxfp4
+from jspec.quantization.weight import Weight
 
 
-class ExpertWeights(NamedTuple):
-    """The weights of X experts for one of their linear maps.
+class ExpertMap(NamedTuple):
+    """A linear map of each of X experts.
 
     Attributes:
-      weight: ``[X, out, in]``, as it is stored; of codes of four bits (``jspec.quantization.codes``) uint8
-        ``[X, out, 64 blocks]``, and in MXFP4 (``jspec.quantization.mxfp4_pairs``) uint8 ``[pairs, X, out, 32]``.
-      scale: float32 ``[X, out]``, by which a quantised weight is multiplied; of FP8 in blocks
-        (``jspec.quantization.fp8_block``) float32 ``[X, out, groups]``; of codes of four or eight bits ``[X, out, groups]``
-        or ``[X, out, groups, 2]``; of MXFP4 as linear maps have it uint8 ``[X, out, groups]``, and as gpt-oss has it uint32
-        ``[pairs, X, out]``. None for a weight that is not quantised.
+      weight: ``[X, out, in]``, as it is stored.
       bias: ``[X, out]``, or None.
-      channel_scale: of NVFP4 (``jspec.quantization.nvfp4``), whose scales are float8_e4m3fn ``[X, out, groups]``, float32
-        ``[X, out, 2]``; else None.
     """
 
-    weight: jax.Array
-    scale: jax.Array | None = None
+    weight: Weight
     bias: jax.Array | None = None
-    channel_scale: jax.Array | None = None
-
-    @property
-    def is_mxfp4(self) -> bool:
-        """Whether the weight is stored in MXFP4 as those of gpt-oss are (``jspec.quantization.mxfp4_pairs``)."""
-        return self.weight.dtype == jnp.uint8 and len(self.weight.shape) == 4
-
-    @property
-    def is_linear_mxfp4(self) -> bool:
-        """Whether the weight is stored in MXFP4 as linear maps are (``jspec.quantization.mxfp4``)."""
-        return len(self.weight.shape) == 3 and self.channel_scale is None and is_mxfp4(self.scale)
-
-    @property
-    def of_codes(self) -> bool:
-        """Whether the weight is codes of four bits that ``jspec.quantization.codes`` packs: of integers, NVFP4, or MXFP4 of
-        linear maps."""
-        return self.weight.dtype == jnp.uint8 and len(self.weight.shape) == 3
-
-    @property
-    def num_experts(self) -> int:
-        """X."""
-        return self.weight.shape[1 if self.is_mxfp4 else 0]
-
-    @property
-    def in_groups(self) -> bool:
-        """Whether the weight has eight bits and scales for groups of inputs: FP8 in blocks, or codes."""
-        eight_bits = self.weight.dtype in (jnp.float8_e4m3fn, jnp.int8)
-        return eight_bits and self.scale is not None and len(self.scale.shape) > 2
-
-    @property
-    def num_outputs(self) -> int:
-        """How many output features there are."""
-        return self.weight.shape[2 if self.is_mxfp4 else 1]
 
 
 @dataclasses.dataclass(frozen=True)

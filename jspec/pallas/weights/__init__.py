@@ -2,5 +2,5 @@
 
 unpack.py        weights of eight or four bits as bfloat16
 mxfp4_pairs.py   MXFP4 weights of gpt-oss as bfloat16
-head_maps.py     the up-projection of latents to keys and values of each head, as it is stored
-map_tiles.py     tiles of it, unpacked in kernels"""
+head_maps.py     the up-projection of latents to keys and values of each head
+tiles.py         tiles of any weight, unpacked in kernels"""

@@ -2,6 +2,7 @@
 
 jax interprets and lowers the kernel since 0.11. Before that, only the reference implementation is tried."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from matmul_rows import abstract_weight
 from test_mxfp4_pairs import carried_out
 from test_weight_only import check, nvfp4_problem, problem, words
 
@@ -24,7 +26,8 @@ from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
 from jspec.pallas.weights import unpack
 from jspec.quantization import nvfp4
 from jspec.quantization.codes import pack_codes
-from jspec.quantization.formats import format_of
+from jspec.quantization.formats import known_format
+from jspec.quantization.weight import Weight
 
 INTERPRETS = jax.__version_info__ >= (0, 11)
 newer = pytest.mark.skipif(not INTERPRETS, reason="jax 0.10 neither interprets nor lowers the kernel")
@@ -54,21 +57,20 @@ class TestFewTokensMatmul:
             pytest.skip("jax 0.10 does not interpret Mosaic kernels of this kind")
         self.implementation = implementation
 
-    def product(self, x, weight, scale, tiling: MosaicTiling, dtype=jnp.float32, channel_scale=None):
-        def kernel(x, weight, scale, channel_scale=None, interpret=False):
-            how: dict[str, Any] = {} if channel_scale is None else {"channel_scale": channel_scale}
+    def product(self, x, weight: Weight, tiling: MosaicTiling, dtype=jnp.float32):
+        def kernel(x, weight, interpret=False):
+            how: dict[str, Any] = {}
             if interpret:
                 from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
-                how |= {"interpret": InterpretGPUParams(), "instances": 3}  # fewer than tiles
-            return few_tokens_matmul_kernel(x, weight, scale, dtype, tiling=tiling, **how)
+                how = {"interpret": InterpretGPUParams(), "instances": 3}  # fewer than tiles
+            return few_tokens_matmul_kernel(x, weight, dtype, tiling=tiling, **how)
 
-        def reference(x, weight, scale, channel_scale=None):
-            y = weight_only_matmul_reference(x, weight, scale, dtype, channel_scale)
+        def reference(x, weight):
+            y = weight_only_matmul_reference(x, weight, dtype)
             return y if tiling.num_splits == 1 else y[:, None]
 
-        of_channels = () if channel_scale is None else (channel_scale,)
-        y = self.implementation(reference, kernel)(x, weight, scale, *of_channels)
+        y = self.implementation(reference, kernel)(x, weight)
         return y if tiling.num_splits == 1 else PartialSums(y).total(dtype)
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -85,9 +87,8 @@ class TestFewTokensMatmul:
 
     @pytest.mark.parametrize(("M", "outputs", "inputs", "tiling"), OF_CODES, ids=str)
     def test_nvfp4_agrees_with_float64(self, M, outputs, inputs, tiling):
-        (x, weight, scale, channel_scale), numbers = nvfp4_problem(M, outputs, inputs)
-        got = self.product(x, weight, scale, tiling, channel_scale=channel_scale)
-        check(got, (x, weight, jnp.ones(outputs)), numbers)
+        args, numbers = nvfp4_problem(M, outputs, inputs)
+        check(self.product(*args, tiling), args, numbers)
 
     @pytest.mark.parametrize("num_splits", [1, 2])
     def test_tokens_that_are_no_whole_eights(self, num_splits):
@@ -107,17 +108,17 @@ class TestFewTokensMatmul:
         np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
 
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
-        (x, weight, scale), _ = problem(3, 64, 256, "fp8")
+        (x, weight), _ = problem(3, 64, 256, "fp8")
         product = functools.partial(self.product, tiling=Tiling(64, 8, 128, 2))
-        clean, got = product(x, weight, scale), product(x.at[1, 7].set(jnp.nan), weight, scale)
+        clean, got = product(x, weight), product(x.at[1, 7].set(jnp.nan), weight)
         assert jnp.isnan(got[1]).any()
         np.testing.assert_array_equal(got[jnp.array([0, 2])], clean[jnp.array([0, 2])])
 
     def test_a_token_gets_the_same_bits_in_any_row_beside_any_others(self):
-        (x, weight, scale), _ = problem(16, 128, 256, "int8")
+        (x, weight), _ = problem(16, 128, 256, "int8")
         product = functools.partial(self.product, tiling=Tiling(64, 8, 128, 4, in_turns=2))
-        moved = product(jnp.roll(x, 3, axis=0).at[0].set(7.0), weight, scale)
-        np.testing.assert_array_equal(moved[3:], product(x, weight, scale)[:-3])
+        moved = product(jnp.roll(x, 3, axis=0).at[0].set(7.0), weight)
+        np.testing.assert_array_equal(moved[3:], product(x, weight)[:-3])
 
 
 @newer
@@ -127,15 +128,16 @@ def test_scales_may_come_in_blocks(by, num_splits):
     """Of 128 inputs, and of 128 outputs or of each."""
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
-    (x, weight, _), numbers = problem(5, 256, 512, "fp8")
+    (x, weight), numbers = problem(5, 256, 512, "fp8")
     rows = 256 // 128 if by == "block" else 256
     scale = np.exp(np.random.default_rng(0).normal(-3, 1, (rows, 4))).astype(np.float32)
     tiling = Tiling(64, 8, 128, 4, side_by_side=2, in_turns=2, num_splits=num_splits)
     how = {"tiling": tiling, "instances": 2, "interpret": InterpretGPUParams()}
-    y = few_tokens_matmul_kernel(x, weight, jnp.asarray(scale), jnp.float32, **how)
+    weight = dataclasses.replace(weight, scale=jnp.asarray(scale), form=known_format("fp8_block"))
+    y = few_tokens_matmul_kernel(x, weight, jnp.float32, **how)
     numbers = numbers * np.repeat(np.repeat(scale, 256 // rows, axis=0), 128, axis=1)
     got = y if num_splits == 1 else PartialSums(y).total(jnp.float32)
-    check(got, (x, weight, jnp.ones(256)), numbers)
+    check(got, (x, weight), numbers)
 
 
 @pytest.mark.parametrize("instructions", [(unpack.INT8, unpack.INT8_PAIRS), (unpack.FP8, unpack.FP8_PAIRS)])
@@ -178,13 +180,13 @@ def test_a_word_of_nvfp4_becomes_products_with_their_scales():
 @pytest.mark.parametrize("kind", ["int8", *CODES])
 @pytest.mark.parametrize("allow_partial_sums", [False, True])
 def test_elsewhere_is_the_reference_with_as_many_partial_sums(kind, allow_partial_sums):
-    (x, weight, scale), _ = problem(6, 4096, 4096, kind)
+    (x, weight), _ = problem(6, 4096, 4096, kind)
     x = x.reshape(2, 3, -1)
-    y = jax.jit(few_tokens_matmul, static_argnums=(3, 4))(x, weight, scale, jnp.float32, allow_partial_sums)
-    splits = tiling_of(x, weight, scale, jnp.float32, allow_partial_sums).num_splits  # pyright: ignore
+    y = jax.jit(few_tokens_matmul, static_argnums=(2, 3))(x, weight, jnp.float32, allow_partial_sums)
+    splits = tiling_of(x, weight, jnp.float32, allow_partial_sums).num_splits  # pyright: ignore
     assert isinstance(y, PartialSums) == (splits > 1) == allow_partial_sums
     total = y.total(jnp.float32) if isinstance(y, PartialSums) else y
-    np.testing.assert_allclose(total, weight_only_matmul_reference(x, weight, scale), rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(total, weight_only_matmul_reference(x, weight), rtol=1e-5, atol=1e-3)
 
 
 WEIGHTS = [
@@ -221,17 +223,6 @@ def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, in_groups, bi
             assert math.ceil(inputs / tiling.split_inputs(inputs)) == tiling.num_splits  # pyright: ignore
 
 
-def stored(tokens: int, outputs: int, inputs: int, kind: str):
-    """Shapes of x, of a weight and of its scales."""
-    array = jax.ShapeDtypeStruct
-    x = array((tokens, inputs), jnp.bfloat16)
-    if (form := format_of(kind)) is not None and form.kind in ("int4", "int8_groups"):
-        stored = form.arrays((outputs, inputs))
-        return x, *(array(*stored[part]) for part in ("weight", "scale"))
-    scale = (outputs, inputs // 128) if kind == "fp8_block" else (outputs,)
-    return x, array((outputs, inputs), jnp.float8_e4m3fn), array(scale, jnp.float32)
-
-
 @pytest.mark.parametrize(
     ("tokens", "outputs", "inputs", "allow_partial_sums", "served"),
     [
@@ -243,8 +234,9 @@ def stored(tokens: int, outputs: int, inputs: int, kind: str):
 )
 def test_which_products_are_served(tokens, outputs, inputs, allow_partial_sums, served, monkeypatch):
     def serves(kind: str) -> bool:
-        args = stored(tokens, outputs, inputs, kind)
-        return tiling_of(*args, jnp.bfloat16, allow_partial_sums) is not None
+        x = jax.ShapeDtypeStruct((tokens, inputs), jnp.bfloat16)
+        found = tiling_of(x, abstract_weight(kind, (outputs, inputs)), jnp.bfloat16, allow_partial_sums)
+        return not isinstance(found, str)
 
     monkeypatch.setattr(few_tokens, "LOWERS", True)
     assert serves("fp8") == served

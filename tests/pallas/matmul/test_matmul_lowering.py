@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from cuda_lowering import for_cuda, kernels_of, mosaic_kernels_of
 from flax import nnx
+from matmul_rows import abstract_weight
 
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear
 from jspec.pallas.matmul import few_tokens, matmul
@@ -21,7 +22,6 @@ from jspec.pallas.matmul.quantize_activations import (
 from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
 from jspec.pallas.norm.rms_norm import add_norm
-from jspec.quantization.formats import format_of
 
 
 @pytest.fixture(autouse=True)
@@ -32,17 +32,11 @@ def hopper(monkeypatch):
 
 
 def _weight_only(M, out, inputs, stored):
-    """x and a weight of few bits with its scales."""
-    array, groups = jax.ShapeDtypeStruct, -(-inputs // 128)
-    x = array((M, inputs), jnp.bfloat16)
-    if stored == "fp8_block":
-        return x, array((out, inputs), jnp.float8_e4m3fn), array((out, groups), jnp.float32)
-    if (form := format_of(stored)) is not None and form.kind in ("int4", "int8_groups"):
-        return x, *(array(*one) for one in form.arrays((out, inputs)).values())
-    return x, array((out, inputs), stored), array((out,), jnp.float32)
+    """x and a weight of few bits."""
+    return jax.ShapeDtypeStruct((M, inputs), jnp.bfloat16), abstract_weight(stored, (out, inputs))
 
 
-@pytest.mark.parametrize("stored", ["int4", "int8", "float8_e4m3fn", "fp8_block"])
+@pytest.mark.parametrize("stored", ["int4", "int8", "fp8", "fp8_block"])
 @pytest.mark.parametrize(("out", "inputs"), [(6144, 4096), (1000, 100), (2880, 2880)])
 @pytest.mark.parametrize("M", [1, 40, 320])
 def test_weight_only_matmul_lowers_for_cuda(M, out, inputs, stored):
@@ -56,26 +50,21 @@ def test_weight_only_matmul_lowers_for_cuda(M, out, inputs, stored):
 )
 @pytest.mark.parametrize("M", [1, 320])
 def test_groups_lower_for_cuda(M, stored):
-    args = _weight_only(M, 1000, 416, "int4" if stored in ("nvfp4", "mxfp4") else stored)
-    if stored in ("nvfp4", "mxfp4"):
-        nvfp4 = ((1000, 26), jnp.float8_e4m3fn), ((1000, 2), jnp.float32)
-        scales = nvfp4 if stored == "nvfp4" else (((1000, 13), jnp.uint8),)
-        args = *args[:2], *(jax.ShapeDtypeStruct(*one) for one in scales)
-    found = for_cuda(lambda x, w, s, *c: weight_only_matmul_kernel(x, w, s, jnp.bfloat16, *c), args)
+    found = for_cuda(lambda *args: weight_only_matmul_kernel(*args, jnp.bfloat16), _weight_only(M, 1000, 416, stored))
     assert kernels_of(found) == ["weight_only_matmul"]
 
 
 @pytest.mark.parametrize(("M", "dtype", "kernels"), [(1, "bfloat16", 1), (2048, "bfloat16", 1), (5, "float32", 0)])
 def test_tokens_of_bfloat16_have_the_kernel_for_four_bits(M, dtype, kernels):
-    x, *weights = _weight_only(M, 256, 512, "int4")
-    assert len(kernels_of(for_cuda(matmul, (x.update(dtype=jnp.dtype(dtype)), *weights)))) == kernels
+    x, weight = _weight_only(M, 256, 512, "int4")
+    assert len(kernels_of(for_cuda(matmul, (x.update(dtype=jnp.dtype(dtype)), weight)))) == kernels
 
 
 @pytest.mark.parametrize(
     ("M", "out", "stored", "kernels"),
     [
         *((2, 8192, "int8", 1), (64, 8192, "int8", 1), (65, 8192, "int8", 0), (1, 8192, "int8", 0)),
-        *((16, 8191, "int8", 0), (16, 8192, "float8_e4m3fn", 0)),
+        *((16, 8191, "int8", 0), (16, 8192, "fp8", 0)),
     ],
 )
 def test_several_tokens_have_the_kernel_for_large_weights_of_int8(M, out, stored, kernels, monkeypatch):
@@ -88,8 +77,8 @@ def test_several_tokens_have_the_kernel_for_large_weights_of_int8(M, out, stored
     ("M", "dtype", "kernels"), [(1, "bfloat16", 1), (80, "bfloat16", 1), (600, "bfloat16", 1), (5, "float32", 0)]
 )
 def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels):
-    x, *weights = _weight_only(M, 256, 512, "fp8_block")
-    assert len(kernels_of(for_cuda(matmul, (x.update(dtype=jnp.dtype(dtype)), *weights)))) == kernels
+    x, weight = _weight_only(M, 256, 512, "fp8_block")
+    assert len(kernels_of(for_cuda(matmul, (x.update(dtype=jnp.dtype(dtype)), weight)))) == kernels
 
 
 @pytest.mark.skipif(not few_tokens.LOWERS, reason="jax 0.10 does not lower the kernel")
@@ -103,7 +92,7 @@ def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels):
 @pytest.mark.parametrize(
     ("M", "stored"),
     [
-        *itertools.product([16, 80], ["int8", "float8_e4m3fn"]),
+        *itertools.product([16, 80], ["int8", "fp8"]),
         (1, "fp8_block"),
         (80, "fp8_block"),
         (1, "int4"),
@@ -134,7 +123,7 @@ def _w8a8(M, out, inputs):
     """Quantised tokens and a weight of int8 with its scales."""
     array = jax.ShapeDtypeStruct
     x = QuantizedActivations(array((M, inputs), jnp.int8), array((M,), jnp.float32), jnp.dtype("bfloat16"))
-    return x, array((out, inputs), jnp.int8), array((out,), jnp.float32)
+    return x, abstract_weight("int8", (out, inputs))
 
 
 @pytest.mark.parametrize("allow_partial_sums", [False, True])

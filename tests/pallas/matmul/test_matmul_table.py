@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import itertools
 import pkgutil
 from typing import Any, NamedTuple
 
@@ -10,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from cuda_lowering import for_cuda, kernels_of, mosaic_kernels_of
+from matmul_rows import abstract_weight
 
 import jspec.pallas.matmul
 from jspec.pallas.matmul import few_tokens, matmul, table
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import QuantizedActivations
-from jspec.pallas.matmul.table import TABLE, Product, row_of
+from jspec.pallas.matmul.table import TABLE, Product, explain, row_of
 
 
 class Case(NamedTuple):
@@ -31,133 +33,31 @@ class Case(NamedTuple):
 
     @property
     def product(self) -> Product:
-        array, groups = jax.ShapeDtypeStruct, -(-self.inputs // 128)
+        array = jax.ShapeDtypeStruct
         x: Any = array((self.tokens, self.inputs), self.x)
         if self.x in ("int8", "float8_e4m3fn"):
             x = QuantizedActivations(x, array((self.tokens,), jnp.float32), jnp.dtype("bfloat16"))
-        in_blocks = self.weight == "fp8_block"
-        weight = array(
-            (self.outputs, self.inputs), jnp.float8_e4m3fn if in_blocks else self.weight.removesuffix("_groups")
-        )
-        scale = array((self.outputs, groups), jnp.float32) if in_blocks else None
-        if self.weight == "uint8":
-            weight = array((self.outputs, 64 * groups), jnp.uint8)
-            scale = array((self.outputs, groups), jnp.bfloat16)
-        elif self.weight == "int8_groups":
-            scale = array((self.outputs, groups, 2), jnp.float16)
-        elif self.weight in ("int8", "float8_e4m3fn"):
-            scale = array((self.outputs,), jnp.float32)
+        weight = abstract_weight(self.weight, (self.outputs, self.inputs))
         bias = array((self.outputs,), x.dtype) if self.bias else None
-        return Product(x, weight, scale, bias, jnp.dtype(self.dtype or x.dtype))
+        return Product(x, weight, bias, jnp.dtype(self.dtype or x.dtype))
 
 
-# By row, a product that it serves, and what is just beyond one of its limits, with the row that serves that.
-EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
-    "W8A8": (
-        Case(5, 4096, 4096, "int8", "int8"),
-        [
-            ({"tokens": 513}, "XLA"),
-            ({"x": "bfloat16"}, "XLA"),
-            ({"x": "float32"}, "XLA"),
-            ({"x": "float8_e4m3fn", "weight": "float8_e4m3fn"}, "XLA"),
-        ],
-    ),
-    "few tokens, four bits": (
-        Case(5, 4096, 4096, weight="uint8"),
-        [
-            ({"outputs": 4095}, "four bits"),
-            ({"inputs": 4160}, "four bits"),  # the last block is not whole
-            ({"x": "float32"}, "XLA"),
-        ],
-    ),
-    "four bits": (
-        Case(5, 256, 512, weight="uint8"),
-        [({"x": "float32"}, "XLA"), ({"weight": "int8_groups"}, "groups, eight bits")],
-    ),
-    "few tokens, eight bits": (
-        Case(16, 4096, 4096, weight="int8"),
-        [
-            ({"tokens": 8}, "XLA"),
-            ({"tokens": 20}, "XLA"),  # no whole eights of tokens
-            ({"tokens": 328}, "XLA"),
-            ({"outputs": 2047}, "XLA"),
-            ({"outputs": 3072}, "XLA"),  # too few tiles
-            ({"outputs": 8200}, "int8"),
-            ({"x": "float32"}, "XLA"),
-            ({"weight": "fp8_block"}, "few tokens, FP8 blocks"),
-        ],
-    ),
-    "few tokens, FP8 blocks": (
-        Case(5, 4096, 4096, weight="fp8_block"),
-        [
-            ({"outputs": 2047}, "groups, eight bits"),
-            ({"inputs": 4160}, "groups, eight bits"),  # the last block is not whole
-            ({"x": "float32"}, "XLA"),
-        ],
-    ),
-    "groups, eight bits": (
-        Case(5, 256, 512, weight="fp8_block"),
-        [({"x": "float32"}, "XLA"), ({"weight": "float8_e4m3fn"}, "XLA")],
-    ),
-    "int8": (
-        Case(16, 8200, 4096, weight="int8"),  # no whole tiles of 64 outputs
-        [
-            ({"tokens": 1}, "one token, eight bits"),
-            ({"tokens": 65}, "XLA"),
-            ({"outputs": 8191}, "XLA"),
-            ({"outputs": 8192}, "few tokens, eight bits"),
-            ({"x": "float32"}, "XLA"),
-            ({"weight": "float8_e4m3fn"}, "XLA"),
-        ],
-    ),
-    "one token, eight bits": (
-        Case(1, 64, 128, "float32", "float8_e4m3fn"),
-        [({"tokens": 2}, "XLA"), ({"weight": "float32"}, "XLA"), ({"weight": "uint8"}, "XLA")],
-    ),
-    "one token, reduction": (
-        Case(1, 16_384, 4096),
-        [
-            ({"tokens": 2}, "XLA"),
-            ({"outputs": 1000, "inputs": 10_000}, "XLA"),  # ten million numbers
-            ({"inputs": 16_385}, "XLA"),
-            ({"dtype": "float32"}, "XLA"),
-            ({"weight": "int8"}, "one token, eight bits"),
-        ],
-    ),
-    "bf16": (
-        Case(5, 4096, 4096),
-        [
-            ({"tokens": 1}, "one token, reduction"),
-            ({"tokens": 65}, "XLA"),
-            ({"outputs": 4095}, "XLA"),
-            ({"outputs": 16_384}, "XLA"),
-            ({"x": "float32", "weight": "float32"}, "XLA"),
-            ({"dtype": "float32"}, "XLA"),
-            ({"bias": True}, "XLA"),
-            ({"weight": "float8_e4m3fn"}, "XLA"),
-        ],
-    ),
-    "XLA": (Case(1000, 64, 64, "float32", "float32"), []),
-}
-# The last numbers within limits that are ranges.
-WITHIN = {
-    "W8A8": [{"tokens": 1}, {"tokens": 512}],
-    "few tokens, four bits": [{"tokens": 1}, {"tokens": 9}, {"tokens": 8192}, {"dtype": "float32"}, {"bias": True}],
-    "four bits": [{"tokens": 1}, {"tokens": 8192}, {"bias": True}, {"dtype": "float32"}],
-    "groups, eight bits": [{"tokens": 1}, {"tokens": 8192}, {"bias": True}, {"weight": "int8_groups"}],
-    "few tokens, eight bits": [
-        *({"tokens": 320}, {"weight": "float8_e4m3fn"}, {"dtype": "float32"}, {"bias": True}, {"outputs": 128256}),
-    ],
-    "few tokens, FP8 blocks": [{"tokens": 1}, {"tokens": 9}, {"tokens": 8192}, {"dtype": "float32"}, {"bias": True}],
-    "int8": [{"tokens": 2}, {"tokens": 64}, {"bias": True}, {"dtype": "float32"}],
-    "one token, eight bits": [{"x": "bfloat16"}, {"weight": "int8"}, {"dtype": "bfloat16"}],
-    "one token, reduction": [{"outputs": 611, "inputs": 16_384}, {"bias": True}, {"x": "float32", "weight": "float32"}],
-    "bf16": [{"tokens": 2}, {"tokens": 64}, {"outputs": 16_383}],
+# By row, a product that it serves. Limits are the table's own; where they belong, benchmarks/kernels says.
+EXAMPLES = {
+    "W8A8": Case(5, 4096, 4096, "int8", "int8"),
+    "few tokens, four bits": Case(5, 4096, 4096, weight="int4"),
+    "four bits": Case(5, 256, 512, weight="int4"),
+    "few tokens, eight bits": Case(16, 4096, 4096, weight="int8"),
+    "few tokens, FP8 blocks": Case(5, 4096, 4096, weight="fp8_block"),
+    "groups, eight bits": Case(5, 256, 512, weight="fp8_block"),
+    "int8": Case(16, 8200, 4096, weight="int8"),  # no whole tiles of 64 outputs
+    "one token, eight bits": Case(1, 64, 128, "float32", "fp8"),
+    "one token, reduction": Case(1, 16_384, 4096),
+    "bf16": Case(5, 4096, 4096),
+    "XLA": Case(1000, 64, 64, "float32", "float32"),
 }
 FEW_TOKENS = "few tokens, eight bits", "few tokens, FP8 blocks", "few tokens, four bits"
-HOPPER_ONLY = "W8A8", *FEW_TOKENS, "bf16"
-# By row, the one that has what it does not serve, and all on other GPUs.
-FOLLOWS = {"few tokens, FP8 blocks": "groups, eight bits", "few tokens, four bits": "four bits"}
+HOPPER_ONLY = [row.name for row in TABLE if row.hopper]
 MOSAIC = jax.__version_info__ >= (0, 11)
 
 
@@ -168,37 +68,75 @@ def hopper(monkeypatch):
     monkeypatch.setattr(few_tokens, "LOWERS", True)
 
 
-def test_every_row_has_examples():
+def test_every_row_has_an_example():
     assert list(EXAMPLES) == [row.name for row in TABLE]
 
 
+def at_limits(name: str) -> list[Case]:
+    """The example of a row with so many tokens and outputs as its limits allow, and as are just beyond them."""
+    case, row = EXAMPLES[name], next(row for row in TABLE if row.name == name)
+
+    def around(limits: range, step: int) -> list[int]:
+        ends = [limits.start, limits.stop] if limits.stop < 2**30 else [limits.start]
+        return [-(-end // step) + more for end in ends for more in (-1, 0)]
+
+    tokens = [case._replace(tokens=max(number, 1)) for number in around(row.tokens, 1)]
+    outputs = [case._replace(outputs=max(number, 1)) for number in around(row.numbers, case.inputs)]
+    return [case, *tokens, *outputs]
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_row_serves_products_up_to_its_limits(name):
-    case, _ = EXAMPLES[name]
-    within = [case, *(case._replace(**change) for change in WITHIN.get(name, []))]
-    assert {row_of(each.product).name for each in within} == {name}
+def test_a_row_is_reached_and_products_at_its_limits_are_computed(name, monkeypatch):
+    """By it or by another row, in the shape and the dtype that were asked for."""
+    assert row_of(EXAMPLES[name].product).name == name
+    monkeypatch.setattr(few_tokens, "LOWERS", MOSAIC)
+    for case in dict.fromkeys(at_limits(name)):
+        x, weight, bias, dtype, _ = case.product
+        y = jax.eval_shape(functools.partial(matmul, dtype=dtype), x, weight, bias)
+        assert (y.shape, y.dtype) == ((case.tokens, case.outputs), dtype), case
 
 
+@pytest.mark.parametrize("x", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    ("name", "change", "other"),
-    [(name, change, other) for name, (_, beyond) in EXAMPLES.items() for change, other in beyond],
-    ids=str,
+    "weight", ["bfloat16", "float32", "int8", "fp8", "int4", "nvfp4", "mxfp4", "fp8_block", "int8_32_float16_zeros"]
 )
-def test_a_product_beyond_a_limit_has_another_row(name, change, other):
-    assert row_of(EXAMPLES[name][0]._replace(**change).product).name == other
+def test_the_last_row_serves_every_product(weight, x):
+    """But weights that it would write dequantised, all of them, are no product of it while x is bfloat16."""
+    for tokens, outputs, inputs in itertools.product((1, 8, 64, 513, 8192), (63, 4096, 128_256), (64, 4160, 16_385)):
+        for dtype, bias in itertools.product(("bfloat16", "float32"), (False, True)):
+            product = Case(tokens, outputs, inputs, x, weight, dtype, bias).product
+            assert TABLE[-1].refusal(product) is None
+            if x == "bfloat16" and weight not in ("bfloat16", "float32", "int8", "fp8"):
+                assert row_of(product) is not TABLE[-1]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_rows_for_hopper_serve_no_other_gpu(name, monkeypatch):
     monkeypatch.setattr(table, "on_hopper", lambda: False)
-    assert row_of(EXAMPLES[name][0].product).name == (FOLLOWS.get(name, "XLA") if name in HOPPER_ONLY else name)
+    row = row_of(EXAMPLES[name].product)
+    assert not row.hopper
+    assert row.name == name or name in HOPPER_ONLY
 
 
-def test_no_two_rows_before_the_last_serve_one_product():
-    """But where a row says which one follows it."""
-    for name, (case, _) in EXAMPLES.items():
-        serving = [row.name for row in TABLE[:-1] if row.serves(case.product)]
-        assert serving[1:] == ([FOLLOWS[name]] if name in FOLLOWS else [])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"tokens": 8}, "8 tokens are not 9 to 320"),
+        ({"tokens": 20}, "20 tokens are no multiple of 8"),
+        ({"x": "float32"}, "x is float32, not bfloat16"),
+        ({"weight": "int4"}, "the weight is int4, not int8 or fp8"),
+        ({"outputs": 64}, "262144 numbers of the weight are not 8388608 or more"),
+        ({"outputs": 3072}, "48 tiles are fewer than 64, for half of a GPU"),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_a_row_says_why_it_refuses(change, why):
+    product = EXAMPLES["few tokens, eight bits"]._replace(**change).product
+    assert next(row for row in TABLE if row.name == "few tokens, eight bits").refusal(product) == why
+    *refused, (last, none) = explain(product).items()
+    assert (last, none) == (row_of(product).name, None)
+    assert all(reason for _, reason in refused)
 
 
 def test_every_kernel_of_the_folder_is_in_the_table(monkeypatch):
@@ -208,9 +146,9 @@ def test_every_kernel_of_the_folder_is_in_the_table(monkeypatch):
         functions = inspect.getmembers(importlib.import_module(module.name), callable)
         kernels |= {name.removesuffix("_kernel") for name, _ in functions if name.endswith("_matmul_kernel")}
     launched = set()
-    for case, _ in EXAMPLES.values():
-        x, weight, scale, bias, dtype, *_ = case.product
-        text = for_cuda(functools.partial(matmul, dtype=dtype), (x, weight, scale, bias))
+    for case in EXAMPLES.values():
+        x, weight, bias, dtype, _ = case.product
+        text = for_cuda(functools.partial(matmul, dtype=dtype), (x, weight, bias))
         launched |= {*kernels_of(text), *mosaic_kernels_of(text)}
     assert kernels == {"bf16_matmul", "few_tokens_matmul", "w8a8_matmul", "weight_only_matmul"}
     assert launched == (kernels if MOSAIC else kernels - {"few_tokens_matmul"})
@@ -222,11 +160,10 @@ def test_which_products_have_partial_sums(name, bias, reduce_axis):
     """Not one that a bias is added to, unless that waits for the sum over shards."""
     if name in FEW_TOKENS and not MOSAIC:
         pytest.skip("jax 0.10 does not lower the kernel")
-    case, _ = EXAMPLES[name]
-    x, weight, scale, bias, *_ = case._replace(bias=bias).product
+    x, weight, bias, *_ = EXAMPLES[name]._replace(bias=bias).product
     how = {"reduce_axis": reduce_axis, "allow_partial_sums": True}
     mapped = jax.vmap(functools.partial(matmul, **how), axis_name="shards", in_axes=None, axis_size=2)
-    y = jax.eval_shape(mapped, x, weight, scale, bias)
+    y = jax.eval_shape(mapped, x, weight, bias)
     assert isinstance(y, PartialSums) == (bias is None or reduce_axis is not None)
     if reduce_axis is not None:
         assert (y.bias is None) == (bias is None)
@@ -236,10 +173,10 @@ def test_which_products_have_partial_sums(name, bias, reduce_axis):
 def test_a_bias_is_added_after_the_sum_over_shards():
     x, weight, bias = jnp.arange(8.0).reshape(2, 1, 4), jnp.ones((2, 3, 4)), jnp.array([1.0, 2.0, 3.0])
     add = functools.partial(matmul, reduce_axis="shards")
-    y = jax.vmap(lambda x, weight: add(x, weight, None, bias), axis_name="shards")(x, weight)
+    y = jax.vmap(lambda x, weight: add(x, weight, bias), axis_name="shards")(x, weight)
     assert y.tolist() == [[[29.0, 30.0, 31.0]]] * 2
 
     def later(x, weight):
-        return add(x, weight, None, bias, allow_partial_sums=True).total(x.dtype)
+        return add(x, weight, bias, allow_partial_sums=True).total(x.dtype)
 
     assert jax.vmap(later, axis_name="shards")(x, weight).tolist() == y.tolist()

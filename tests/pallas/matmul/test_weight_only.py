@@ -1,5 +1,6 @@
 """``jspec.pallas.matmul.weight_only`` against sums in float64 of the same numbers."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,7 +11,6 @@ import pytest
 from test_mxfp4_pairs import carried_out
 from tiers import in_tiers
 
-from jspec.pallas.matmul import table
 from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.weight_only import (
     weight_only_matmul,
@@ -21,7 +21,8 @@ from jspec.pallas.matmul.weight_only import (
 from jspec.pallas.weights import unpack
 from jspec.pallas.weights.unpack import MXFP4_SHRINK, SHRINK
 from jspec.quantization import codes, mxfp4, nvfp4
-from jspec.quantization.formats import format_of
+from jspec.quantization.formats import known_format
+from jspec.quantization.weight import Weight
 
 FOUR_BITS = ("int4", "int4_64_float16_zeros", "int4_32_float32", "int4_all_float16_zeros")
 GROUPED = (*FOUR_BITS, "int8_32_float16_zeros")
@@ -36,11 +37,16 @@ CASES = in_tiers(
 
 
 def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False):
-    """x of bfloat16, a weight and its scales, and the numbers that are multiplied, float64: with their scales, but for those
-    of an output channel in eight bits."""
+    """x of bfloat16, a weight, and the numbers that are multiplied, float64: with their scales, but for those of an output
+    channel in eight bits."""
     rng = np.random.default_rng(M + outputs + inputs)
     x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
-    if (form := format_of(kind)) is not None and form.kind in ("int4", "int8_groups"):
+    form = known_format(kind)
+
+    def stored(weight, scale) -> Weight:
+        return Weight(jnp.asarray(weight), jnp.asarray(scale), form=form, inputs=inputs)
+
+    if form.kind in ("int4", "int8_groups"):
         packed, shape = (array.shape for array in form.arrays((outputs, inputs)).values())
         low, high = (0, 15) if form.bits == 4 else (-128, 127)
         values = (
@@ -56,7 +62,7 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False)
         each, zero = (scale[..., 0], scale[..., 1]) if form.zeros else (scale, np.full(shape, 8))
         size = inputs if form.group is None else form.group
         each, zero = (np.repeat(np.asarray(a, np.float64), size, axis=1)[:, :inputs] for a in (each, zero))
-        return (x, jnp.asarray(weight), jnp.asarray(scale)), (values - zero) * each
+        return (x, stored(weight, scale)), (values - zero) * each
     if kind == "int8":
         weight = (
             rng.choice([-128, -127, 0, 127], (outputs, inputs))
@@ -72,15 +78,14 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False)
     numbers = np.asarray(weight.astype(jnp.float32), np.float64)
     if kind == "fp8_block":
         scale = np.exp(rng.normal(-3, 1, (outputs, -(-inputs // 128)))).astype(np.float32)
-        return (x, weight, jnp.asarray(scale)), numbers * np.repeat(scale.astype(np.float64), 128, axis=1)[:, :inputs]
-    scale = jnp.asarray(np.exp(rng.normal(-3, 1, outputs)), jnp.float32)
-    return (x, weight, scale), numbers
+        return (x, stored(weight, scale)), numbers * np.repeat(scale.astype(np.float64), 128, axis=1)[:, :inputs]
+    return (x, stored(weight, jnp.asarray(np.exp(rng.normal(-3, 1, outputs)), jnp.float32))), numbers
 
 
 def check(got, args, numbers):
     """Sums in float32 may differ from exact ones by a little of what they add up."""
-    x, _, scale = args
-    factor = np.asarray(scale, np.float64) if scale.ndim == 1 else 1.0
+    x, weight = args
+    factor = np.asarray(weight.scale, np.float64) if weight.form.per_channel else 1.0
     exact = np.asarray(x, np.float64)
     wanted, size = exact @ numbers.T * factor, np.abs(exact) @ np.abs(numbers).T * factor
     assert got.shape == wanted.shape
@@ -109,11 +114,15 @@ class TestWeightOnlyMatmul:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_zeros_give_zeros(self, kind):
-        (x, weight, scale), _ = problem(2, 64, 128, kind)
-        zero = jnp.full_like(weight, 0x88 if kind in FOUR_BITS else 0)
-        scale = scale.at[..., 1].set(8 if kind in FOUR_BITS else 0) if scale.ndim == 3 else scale
-        np.testing.assert_array_equal(self.product(x, zero, scale), 0)
-        np.testing.assert_array_equal(self.product(jnp.zeros_like(x), weight, scale), 0)
+        (x, weight), _ = problem(2, 64, 128, kind)
+        scale, form = weight.scale, known_format(kind)
+        zeros = dataclasses.replace(
+            weight,
+            numbers=jnp.full_like(weight.numbers, 0x88 if form.packed else 0),
+            scale=scale.at[..., 1].set(8 if form.packed else 0) if form.zeros else scale,
+        )
+        np.testing.assert_array_equal(self.product(x, zeros), 0)
+        np.testing.assert_array_equal(self.product(jnp.zeros_like(x), weight), 0)
 
     @pytest.mark.parametrize("kind", in_tiers(KINDS, test=FEW))
     @pytest.mark.parametrize("num_splits", [2, 4, 8])
@@ -137,17 +146,16 @@ class TestWeightOnlyMatmul:
 
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
         for kind in FEW:
-            (x, weight, scale), _ = problem(3, 64, 200, kind)
-            clean = self.product(x, weight, scale)
-            got = self.product(x.at[1, 7].set(jnp.nan), weight, scale)
+            (x, weight), _ = problem(3, 64, 200, kind)
+            clean, got = self.product(x, weight), self.product(x.at[1, 7].set(jnp.nan), weight)
             assert jnp.isnan(got[1]).any()
             np.testing.assert_array_equal(got[jnp.array([0, 2])], clean[jnp.array([0, 2])])
 
 
 def test_shapes_before_the_last_are_kept():
-    (x, *weights), _ = problem(6, 32, 128, "int4")
-    flat = weight_only_matmul(x, *weights)
-    np.testing.assert_array_equal(weight_only_matmul(x.reshape(2, 3, -1), *weights), flat.reshape(2, 3, -1))
+    (x, weight), _ = problem(6, 32, 128, "int4")
+    flat = weight_only_matmul(x, weight)
+    np.testing.assert_array_equal(weight_only_matmul(x.reshape(2, 3, -1), weight), flat.reshape(2, 3, -1))
 
 
 @pytest.mark.parametrize("step", [64, 128])
@@ -159,28 +167,31 @@ def test_input_indices_are_in_mma_order(step):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", GROUPED)
 def test_groups_are_exact(dtype, kind):
-    (_, packed, scale), numbers = problem(1, 16, 256, kind)
-    actual = jax.jit(weight_only_matmul_reference)(jnp.eye(256, dtype=dtype), packed, scale)
+    (_, weight), numbers = problem(1, 16, 256, kind)
+    actual = jax.jit(weight_only_matmul_reference)(jnp.eye(256, dtype=dtype), weight)
     np.testing.assert_array_equal(actual, numbers.T.astype(np.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_has_the_derivative_of_its_reference(kind):
-    (x, *weights), _ = problem(2, 16, 128, kind)
-    derivative = lambda product: jax.grad(lambda x: jnp.sum(jnp.sin(product(x, *weights))))(x)  # noqa: E731
+    (x, weight), _ = problem(2, 16, 128, kind)
+    derivative = lambda product: jax.grad(lambda x: jnp.sum(jnp.sin(product(x, weight))))(x)  # noqa: E731
     np.testing.assert_array_equal(derivative(weight_only_matmul), derivative(weight_only_matmul_reference))
 
 
 def test_products_of_a_block_are_added_up_before_its_scale():
     """The definition, block by block, and two wrong readings of the scales."""
-    (x, weight, scale), _ = problem(3, 128, 256, "fp8_block")
+    (x, weight), _ = problem(3, 128, 256, "fp8_block")
+    scale = weight.scale
 
     def by_block(scale):
         parts = (slice(0, 128), slice(128, 256))
-        sums = (jnp.einsum("mi,oi->mo", *(a[:, part].astype(jnp.float32) for a in (x, weight))) for part in parts)
+        sums = (
+            jnp.einsum("mi,oi->mo", *(a[:, part].astype(jnp.float32) for a in (x, weight.numbers))) for part in parts
+        )
         return sum(scale[None, :, i] * total for i, total in enumerate(sums))
 
-    got = np.asarray(weight_only_matmul(x, weight, scale))
+    got = np.asarray(weight_only_matmul(x, weight))
     tolerance = {"rtol": 1e-5, "atol": 1e-5 * np.abs(got).max()}
     np.testing.assert_allclose(got, by_block(scale), **tolerance)
     for wrong in (1 / scale, scale[:, ::-1]):
@@ -188,7 +199,7 @@ def test_products_of_a_block_are_added_up_before_its_scale():
 
 
 def nvfp4_problem(M: int, outputs: int, inputs: int):
-    """x of bfloat16, the arrays of a weight in NVFP4, and what they stand for in float64."""
+    """x of bfloat16, a weight in NVFP4, and what they stand for in float64."""
     rng = np.random.default_rng(M)
     x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
     values = rng.integers(16, size=(outputs, inputs), dtype=np.uint8)
@@ -203,20 +214,20 @@ def nvfp4_problem(M: int, outputs: int, inputs: int):
         numbers[:, :1].astype(np.float64) / numbers[:, 1:]
     )
     weight = nvfp4.VALUES[values] * each
-    return (x, jnp.asarray(codes.pack_codes(values)), jnp.asarray(scale), jnp.asarray(numbers)), weight
+    arrays = (jnp.asarray(array) for array in (codes.pack_codes(values), scale, numbers))
+    return (x, Weight(*arrays, form=known_format("nvfp4"), inputs=inputs)), weight
 
 
 @pytest.mark.parametrize("interpret", [False, True])
 @pytest.mark.parametrize("shape", [(3, 70, 304), (17, 64, 640)])
 def test_nvfp4_agrees_with_float64(shape, interpret):
-    (x, weight, scale, numbers), wanted = nvfp4_problem(*shape)
+    (x, weight), wanted = nvfp4_problem(*shape)
     product = functools.partial(weight_only_matmul_kernel, interpret=True) if interpret else weight_only_matmul
-    got = jax.jit(product)(x, weight, scale, channel_scale=numbers)
+    got = jax.jit(product)(x, weight)
     exact = np.asarray(x, np.float64)
     assert got.dtype == jnp.float32
     assert (np.abs(got - exact @ wanted.T) <= 1e-5 * (np.abs(exact) @ np.abs(wanted).T) + 1e-30).all()
-    rounded = nvfp4.dequantize(*map(np.asarray, (weight, scale, numbers)), x.shape[1])
-    np.testing.assert_allclose(rounded, wanted, rtol=2e-7)
+    np.testing.assert_allclose(jax.tree.map(np.asarray, weight).dequantize(), wanted, rtol=2e-7)
 
 
 def test_nvfp4_instructions_agree_with_the_definition():
@@ -235,33 +246,30 @@ def test_nvfp4_instructions_agree_with_the_definition():
 
 
 def mxfp4_problem(M: int, outputs: int, inputs: int):
-    """x of bfloat16, the arrays of a weight in MXFP4, and what they stand for in float64."""
+    """x of bfloat16, a weight in MXFP4, and what they stand for in float64."""
     rng = np.random.default_rng(M)
     x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
     values = rng.integers(16, size=(outputs, inputs), dtype=np.uint8)
     scale = rng.integers(118, mxfp4.LARGEST_SCALE + 1, (outputs, -(-inputs // 32)), np.uint8)
     each = np.ldexp(1.0, scale.astype(int) - 127).repeat(32, axis=1)[:, :inputs]
-    return (x, jnp.asarray(codes.pack_codes(values)), jnp.asarray(scale)), nvfp4.VALUES[values] * each
+    weight = Weight(
+        jnp.asarray(codes.pack_codes(values)), jnp.asarray(scale), form=known_format("mxfp4"), inputs=inputs
+    )
+    return (x, weight), nvfp4.VALUES[values] * each
 
 
 @pytest.mark.parametrize("interpret", [False, True])
 @pytest.mark.parametrize("shape", [(3, 70, 288), (17, 64, 640)])
 def test_mxfp4_agrees_with_float64(shape, interpret):
-    (x, weight, scale), wanted = mxfp4_problem(*shape)
+    (x, weight), wanted = mxfp4_problem(*shape)
     product = functools.partial(weight_only_matmul_kernel, interpret=True) if interpret else weight_only_matmul
-    got = jax.jit(product)(x, weight, scale)
+    got = jax.jit(product)(x, weight)
     exact = np.asarray(x, np.float64)
     assert got.dtype == jnp.float32
     assert (np.abs(got - exact @ wanted.T) <= 1e-5 * (np.abs(exact) @ np.abs(wanted).T)).all()
-    plain = nvfp4.VALUES[codes.unpack_codes(np.asarray(weight), shape[2])] * np.asarray(scale).repeat(32, axis=1)
-    assert np.abs(got - exact @ plain[:, : shape[2]].T).max() > 1  # scales that are no exponents
-
-
-def test_a_row_of_the_table_multiplies_mxfp4():
-    """Not that of kernels whose groups have scales of floats, whatever the size."""
-    array = jax.ShapeDtypeStruct
-    x, weight, scale = array((16, 4096), "bfloat16"), array((28672, 2048), "uint8"), array((28672, 128), "uint8")
-    assert table.row_of(table.Product(x, weight, scale)).name == "four bits"
+    plain = nvfp4.VALUES[codes.unpack_codes(np.asarray(weight.numbers), shape[2])]
+    plain = plain * np.asarray(weight.scale).repeat(32, axis=1)[:, : shape[2]]
+    assert np.abs(got - exact @ plain.T).max() > 1  # scales that are no exponents
 
 
 def test_mxfp4_instructions_agree_with_the_definition():
@@ -283,9 +291,9 @@ def test_mxfp4_is_exact(interpret, smallest):
     scale = np.arange(smallest, mxfp4.LARGEST_SCALE + 1, dtype=np.uint8)
     code = np.tile(np.arange(16, dtype=np.uint8).repeat(8), (len(scale), 1))
     product = functools.partial(weight_only_matmul_kernel, interpret=True) if interpret else weight_only_matmul
-    found = product(
-        jnp.eye(128, dtype=jnp.bfloat16), jnp.asarray(codes.pack_codes(code)), scale[:, None].repeat(4, axis=1)
-    )
+    scales = scale[:, None].repeat(4, axis=1)
+    weight = Weight(jnp.asarray(codes.pack_codes(code)), scales, form=known_format("mxfp4"), inputs=128)
+    found = product(jnp.eye(128, dtype=jnp.bfloat16), weight)
     wanted = nvfp4.VALUES[code] * np.ldexp(1.0, scale.astype(int) - 127)[:, None]
     np.testing.assert_array_equal(np.float64(found), wanted.T)
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cuda_lowering import for_cuda, shapes_of_queries
-from stored_head_maps import abstract_head_map, head_map
+from matmul_rows import abstract_weight
+from stored_head_maps import head_map
 from test_prefill_sm90 import MOSAIC, interpreted
 
 from jspec.config import EngineConfig
@@ -218,7 +219,7 @@ def test_a_prefill_batch_stays_below_max_prefill_pages(segments):
 
 def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dtype="bfloat16", kind="bfloat16"):
     array, M = jax.ShapeDtypeStruct, 1024 // P
-    maps = HeadMaps(*(abstract_head_map(kind, N, n, rank) for n in (own, value)))
+    maps = HeadMaps(*(abstract_weight(kind, (N, n, rank)) for n in (own, value)))
     pool, queries = array((1, 1 + B * M, P, rank + rotated), dtype), array((B, T, N, own + rotated), dtype)
     return queries, pool, shapes_of_queries(B, T, M), maps
 

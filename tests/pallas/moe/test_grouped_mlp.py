@@ -1,5 +1,6 @@
 """The MLP of experts, against the same in NumPy, for kernels and reference implementation."""
 
+import dataclasses
 import functools
 
 import jax
@@ -13,28 +14,26 @@ from jspec.models.quantization import quantize
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router_reference import Routed, group_reference, route_reference
-from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4
-from jspec.quantization.formats import format_of
+from jspec.pallas.moe.tiles import ExpertMap, ExpertTiling
+from jspec.quantization import mxfp4_pairs
+from jspec.quantization.formats import known_format
+from jspec.quantization.weight import Weight, random_weight
 
 
 def layer(
     M: int, D: int, F: int, X: int, Y: int, dtype: str, quantization: str | None = None, bias: bool = False
-) -> tuple[jax.Array, Routed, ExpertWeights, ExpertWeights]:
+) -> tuple[jax.Array, Routed, ExpertMap, ExpertMap]:
     """Arguments of ``grouped_mlp``."""
     keys = jax.random.split(jax.random.key(M + F), 6)
     gate_up = (jax.random.normal(keys[1], (X, 2 * F, D)) * D**-0.5).astype(dtype)
     down = (jax.random.normal(keys[2], (X, D, F)) * F**-0.5).astype(dtype)
     routed = route_reference(jax.random.normal(keys[3], (M, X)), None, Experts(X, Y, F))
-    stacked = [
-        ExpertWeights(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
-    ]
-    if bias:
-        biases = (
-            jax.random.normal(key, (X, weights.num_outputs)) for key, weights in zip(keys[4:], stacked, strict=True)
-        )
-        stacked = [weights._replace(bias=bias.astype(dtype)) for weights, bias in zip(stacked, biases, strict=True)]
-    return jax.random.normal(keys[0], (M, D)).astype(dtype), routed, *stacked
+
+    def of(weight, key) -> ExpertMap:
+        stored = Weight(weight) if quantization is None else quantized(weight, quantization)
+        return ExpertMap(stored, jax.random.normal(key, weight.shape[:2]).astype(dtype) if bias else None)
+
+    return jax.random.normal(keys[0], (M, D)).astype(dtype), routed, of(gate_up, keys[4]), of(down, keys[5])
 
 
 def regrouped(expert, weight, X: int) -> Routed:
@@ -42,46 +41,44 @@ def regrouped(expert, weight, X: int) -> Routed:
     return Routed(expert, weight, *group_reference(expert, X))
 
 
-def quantized(weight, kind: str) -> ExpertWeights:
+def quantized(weight, kind: str) -> Weight:
+    """Numbers of eight bits are those of ``weight``; codes are random, with scales and zeros that differ."""
     X, width, inputs = weight.shape
-    if kind == "mxfp4":
-        return four_bits(np.random.default_rng(X).integers(0, 16, (X, width, inputs), np.uint8))
-    if kind == "fp8_block":
-        scale = np.random.default_rng(X).uniform(0.5, 2, (X, width, -(-inputs // 128))).astype(np.float32) / 64
+    form, rng = known_format(kind), np.random.default_rng(X)
+    if form.kind == "mxfp4_pairs":
+        return four_bits(rng.integers(0, 16, (X, width, inputs), np.uint8))
+    if form.kind == "fp8_block":
+        scale = rng.uniform(0.5, 2, (X, width, -(-inputs // 128))).astype(np.float32) / 64
         numbers = np.asarray(weight, np.float32) / np.repeat(scale, 128, axis=-1)[..., :inputs]
-        return ExpertWeights(jnp.asarray(numbers, jnp.float8_e4m3fn), jnp.asarray(scale))
-    if kind == "nvfp4":
-        keys = jax.random.split(jax.random.key(width), 2)
-        packed, scale, numbers = nvfp4.random_codes(keys[0], (X * width, inputs), inputs**-0.5)
-        scale = jax.random.uniform(keys[1], scale.shape, minval=0.25, maxval=4).astype(scale.dtype)
-        numbers = numbers.at[1::2].set(jnp.asarray([1, inputs**0.5 * 3], jnp.float32))  # every second one is divided by
-        packed, scale, numbers = (array.reshape(X, width, -1) for array in (packed, scale, numbers))
-        return ExpertWeights(packed, scale, channel_scale=numbers)
-    if kind == "linear mxfp4":
-        packed, scale = mxfp4.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5)
-        scale += jax.random.randint(jax.random.key(inputs), scale.shape, 0, 3).astype(scale.dtype)
-        return ExpertWeights(packed.reshape(X, width, -1), scale.reshape(X, width, -1))
-    if (form := format_of(kind)) is not None and form.kind in ("int4", "int8_groups"):
-        packed, scale = codes.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5, form)
-        factors = jax.random.uniform(jax.random.key(inputs), scale.shape, minval=0.5, maxval=2)
+        return Weight(jnp.asarray(numbers, jnp.float8_e4m3fn), jnp.asarray(scale), form=form)
+    if not form.in_codes:
+        arrays = map(jnp.asarray, quantize(np.asarray(weight.reshape(X * width, inputs), np.float32), kind))
+        return Weight(*arrays, form=form).split(X)
+    made = random_weight(jax.random.key(width), (X * width, inputs), inputs**-0.5, dtype=weight.dtype, form=form)
+    scale, channel_scale, key = made.scale, made.channel_scale, jax.random.key(inputs)
+    if form.kind == "mxfp4":
+        scale += jax.random.randint(key, scale.shape, 0, 3).astype(scale.dtype)
+    else:
+        factors = jax.random.uniform(key, scale.shape, minval=0.5, maxval=2)
         if form.zeros:
             scale = scale.at[..., 1].set(jax.random.randint(jax.random.key(1), scale.shape[:2], 0, 17))
             factors = factors.at[..., 1].set(1)
-        scale = (scale * factors).astype(scale.dtype)
-        return ExpertWeights(packed.reshape(X, width, -1), scale.reshape(X, width, *scale.shape[1:]))
-    stored, scale = quantize(np.asarray(weight.reshape(X * width, inputs), np.float32), kind)
-    return ExpertWeights(jnp.asarray(stored).reshape(weight.shape), jnp.asarray(scale).reshape(X, width))
+        scale = (scale.astype(jnp.float32) * factors).astype(scale.dtype)
+    if channel_scale is not None:  # every second one is divided by
+        channel_scale = channel_scale.at[1::2].set(jnp.asarray([1, inputs**0.5 * 3], jnp.float32))
+    return dataclasses.replace(made, scale=scale, channel_scale=channel_scale).split(X)
 
 
-def four_bits(codes: np.ndarray) -> ExpertWeights:
+def four_bits(codes: np.ndarray) -> Weight:
     """A weight of these codes, with scales that differ between groups."""
     X, out, inputs = codes.shape
     blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(X, out, inputs // 32, 16)
     scale = np.zeros((X, out, 2 * mxfp4_pairs.num_pairs(inputs)), np.uint32)
     scale[..., : inputs // 32] = np.random.default_rng(inputs).integers(121, 126, (X, out, inputs // 32))
     factors = mxfp4_pairs.factors(scale[..., 0::2], scale[..., 1::2])
-    weight = np.stack([repacked(expert) for expert in blocks])  # [X, out, pairs, 32]
-    return ExpertWeights(jnp.asarray(weight.transpose(2, 0, 1, 3)), jnp.asarray(factors.transpose(2, 0, 1)))
+    weight = np.stack([repacked(expert) for expert in blocks]).transpose(2, 0, 1, 3)  # [pairs, X, out, 32]
+    arrays = jnp.asarray(weight), jnp.asarray(factors.transpose(2, 0, 1))
+    return Weight(*arrays, form=known_format("mxfp4_pairs"), inputs=inputs)
 
 
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -106,12 +103,12 @@ def dequantize_mxfp4(weight, scale, inputs: int):
 def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None, activation: str = "silu"):
     """``grouped_mlp`` of one token after another, in float64."""
     x, weight = np.asarray(x, np.float64), np.asarray(routed.weight, np.float64)
-    Fe, X = gate_up.num_outputs // 2, routed.sizes.shape[0]
+    X = routed.sizes.shape[0]
     up_bias, down_bias = (
-        np.zeros((X, weights.num_outputs)) if weights.bias is None else np.asarray(weights.bias, np.float64)
+        np.zeros((X, weights.weight.shape[1])) if weights.bias is None else np.asarray(weights.bias, np.float64)
         for weights in (gate_up, down)
     )
-    gate_up, down = dequantize(gate_up, x.shape[1]), dequantize(down, Fe)
+    gate_up, down = dequantize(gate_up.weight), dequantize(down.weight)
     out = np.zeros(x.shape)
     for m, experts in enumerate(np.asarray(routed.expert)):
         for c, e in enumerate(experts):
@@ -127,22 +124,13 @@ def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None, activ
     return out
 
 
-def dequantize(stacked: ExpertWeights, inputs: int):
-    if stacked.is_mxfp4:
-        return dequantize_mxfp4(stacked.weight, stacked.scale, inputs)
-    if stacked.channel_scale is not None:
-        return np.asarray(nvfp4.dequantize(stacked.weight, stacked.scale, stacked.channel_scale, inputs), np.float64)
-    if stacked.is_linear_mxfp4:
-        return np.asarray(mxfp4.dequantize(stacked.weight, stacked.scale, inputs), np.float64)
-    if codes.are_codes(stacked.weight, stacked.scale):
-        return np.asarray(codes.dequantize(stacked.weight, stacked.scale, inputs), np.float64)
-    weight = np.asarray(stacked.weight, np.float64)
-    if stacked.in_groups:
-        return weight * np.repeat(np.asarray(stacked.scale, np.float64), 128, axis=-1)[..., :inputs]
-    return weight if stacked.scale is None else weight * np.asarray(stacked.scale, np.float64)[:, :, None]
+def dequantize(weight: Weight):
+    if weight.in_pairs:
+        return dequantize_mxfp4(weight.numbers, weight.scale, weight.inputs)
+    return np.asarray(weight.dequantize(), np.float64)
 
 
-KINDS_OF_CODES = ("int4", "int4_64_float16_zeros", "int4_32_float32", "nvfp4", "linear mxfp4", "int8_32_float16_zeros")
+KINDS_OF_CODES = ("int4", "int4_64_float16_zeros", "int4_32_float32", "nvfp4", "mxfp4", "int8_32_float16_zeros")
 TILINGS = [None, ExpertTiling(16, 16, 16, 4, 2), ExpertTiling(32, 64, 64, 4, 2, outputs_first=True)]
 
 
@@ -169,7 +157,7 @@ class TestGroupedMLP:
         actual = np.asarray(self.experts(tiling)(*args), np.float64)
         np.testing.assert_allclose(actual, by_token(*args), atol=5e-2 if dtype == "bfloat16" else 2e-5)
 
-    @pytest.mark.parametrize("quantization", [None, "mxfp4"])
+    @pytest.mark.parametrize("quantization", [None, "mxfp4_pairs"])
     @pytest.mark.parametrize("M", [1, 7, 33])
     @pytest.mark.parametrize("tiling", TILINGS[1:], ids=str)
     def test_experts_that_are_elsewhere_add_zeros(self, tiling, M, quantization):
@@ -179,12 +167,7 @@ class TestGroupedMLP:
         expert, halves = np.asarray(routed.expert), []
         for first in (0, 4):
             axis = 1 if quantization else 0
-            own = [
-                ExpertWeights(
-                    *(None if a is None else jnp.take(a, jnp.arange(first, first + 4), axis) for a in weights)
-                )
-                for weights in stacked
-            ]
+            own = jax.tree.map(lambda a: jnp.take(a, jnp.arange(first, first + 4), axis), stacked)  # noqa: B023
             halves.append(np.asarray(self.made(tiling)(x, routed, *own, jnp.array([first], jnp.int32))))
             assert np.all(halves[-1][(expert < first) | (expert >= first + 4)] == 0)
         np.testing.assert_allclose(halves[0] + halves[1], whole, rtol=1e-5, atol=1e-5)
@@ -221,11 +204,11 @@ class TestGroupedMLP:
     @pytest.mark.parametrize("tiling", TILINGS, ids=str)
     @pytest.mark.parametrize(("D", "F"), [(128, 64), (96, 32), (64, 160)])
     def test_mxfp4_weights_agree_with_float64(self, D, F, tiling):
-        args = layer(5, D, F, 8, 3, "float32", "mxfp4")
+        args = layer(5, D, F, 8, 3, "float32", "mxfp4_pairs")
         wanted = by_token(*args)
         np.testing.assert_allclose(self.experts(tiling)(*args), wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max())
 
-    @pytest.mark.parametrize("quantization", [None, "fp8", "mxfp4"])
+    @pytest.mark.parametrize("quantization", [None, "fp8", "mxfp4_pairs"])
     def test_biases_and_the_clamped_activation_agree_with_float64(self, quantization):
         x, *args = layer(5, 64, 96, 8, 3, "float32", quantization, bias=True)
         x = x / 4

@@ -58,9 +58,9 @@ def other_codes():
     """A map in codes with zeros and an order, and what it would be if these were read wrongly."""
     of, _, _ = head_map("int4_32_float16_zeros_ordered", 2, 32, 128)
     scale, zero = jnp.split(of.scale, 2, axis=-1)
-    weight = of.weight
+    weight = of.numbers
     return of, {
-        "halves of bytes exchanged": dataclasses.replace(of, weight=weight << 4 | weight >> 4),
+        "halves of bytes exchanged": dataclasses.replace(of, numbers=weight << 4 | weight >> 4),
         "zeros one less": dataclasses.replace(of, scale=jnp.concatenate([scale, zero - 1], axis=-1)),
         "groups the other way round": dataclasses.replace(of, scale=of.scale[..., ::-1, :]),
         "without the order": dataclasses.replace(of, order=None),
@@ -98,7 +98,7 @@ class TestAbsorbQueries:
     @pytest.mark.parametrize("readings", [lambda: other_readings(2), other_codes], ids=["scales", "codes"])
     def test_other_readings_give_other_queries(self, readings):
         right, wrong = readings()
-        N, n = right.weight.shape[:2]
+        N, n = right.shape[:2]
         q, angle = jax.random.normal(jax.random.key(0), (1, 1, N, n + 16)), jnp.zeros((1, 1, 8))
         found = np.asarray(self.absorb(q, right, Rotation(angle, angle)))
         for name, keys in wrong.items():
@@ -130,7 +130,7 @@ class TestProjectValues:
     @pytest.mark.parametrize("readings", [lambda: other_readings(2), other_codes], ids=["scales", "codes"])
     def test_other_readings_give_other_values(self, readings):
         right, wrong = readings()
-        attended = jax.random.normal(jax.random.key(0), (1, 1, 2, right.rank))
+        attended = jax.random.normal(jax.random.key(0), (1, 1, 2, right.inputs))
         found = np.asarray(self.project(attended, right))
         for name, values in wrong.items():
             assert np.abs(found - np.asarray(self.project(attended, values))).max() > 0.1, name

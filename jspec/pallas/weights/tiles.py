@@ -1,0 +1,171 @@
+"""In kernels: tiles of stored weights, unpacked in registers; first what all kernels share, then tiles of the map of each
+head of latent attention.
+
+Such a tile has the numbers of some output channels and of as many numbers of a latent as share a scale, or fewer. What
+multiplies is exact: integers, FP8 numbers, or numbers of four bits times scales of eight. The scale of the group, or of the
+output channel, multiplies queries before their product with a tile, and sums after it."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from jspec.pallas.triton import MMA_SIZE, broadcast_columns, tile_indices
+from jspec.pallas.weights.unpack import MXFP4_SHRINK, SHRINK, unpack_four_bits, unpack_mxfp4, unpack_nvfp4
+from jspec.quantization.codes import in_input_order
+from jspec.quantization.formats import Format
+from jspec.quantization.weight import Weight
+
+_WHOLE_CODES = 32  # numbers of a latent whose codes of four bits lie in bytes of their own
+
+
+def with_bits_of_scales(weight: Weight) -> Weight:
+    """Outside of kernels: a weight whose scales are bits, uint8, if they are those of NVFP4. Triton would not fill masked
+    places of float8_e4m3fn."""
+    if weight.channel_scale is None:
+        return weight
+    return dataclasses.replace(weight, scale=jax.lax.bitcast_convert_type(weight.scale, jnp.uint8))
+
+
+def load_or_zero(at, mask):
+    """A block, 0 where ``mask`` is false. Without a mask the load takes fewer instructions."""
+    return pltriton.load(at, mask=mask, other=None if mask is None else 0)
+
+
+def unpack_half(form: Format, packed, high: bool, scale=None, zero=None):
+    """The numbers of the low or the high halves of bytes, uint8 ``[channels, n]``, divided by ``shrink_of`` the format, in
+    bfloat16.
+
+    Args:
+      form: that of the codes.
+      packed, high: as for the functions of ``jspec.pallas.weights.unpack``.
+      scale: of NVFP4 and MXFP4, which multiplies the numbers; others have scales for their sums.
+      zero: as for ``unpack_four_bits``.
+    """
+    if form.e2m1:
+        return (unpack_nvfp4 if form.kind == "nvfp4" else unpack_mxfp4)(packed, high, scale)
+    return unpack_four_bits(packed, high, zero)
+
+
+def shrink_of(form: Format | None) -> float:
+    """What sums of products with codes of ``unpack_half`` are to be multiplied by; 1 for numbers that are no such codes."""
+    if form is None or not form.packed:
+        return 1.0
+    return MXFP4_SHRINK if form.kind == "mxfp4" else SHRINK
+
+
+def load_channel_factor(channel_scale_ref, output, real):
+    """What NVFP4 multiplies sums of output channels by, float32 ``[outputs]``, 1 where not ``real``."""
+    at = (pltriton.load(channel_scale_ref.at[output, i], mask=real, other=1.0) for i in (0, 1))
+    return functools.reduce(jnp.divide, at)
+
+
+def flat(of: Weight) -> Weight:
+    """Outside of kernels: maps of heads ``[N, n, Ck]``, one after another, as the functions below read them: arrays ``[N n,
+    ...]``, the bits of scales of eight bits, and scales of output channels as those of a single group."""
+
+    def joined(array):
+        return None if array is None else array.reshape(-1, *(array.shape[2:] or (1,)))
+
+    of = with_bits_of_scales(of)
+    numbers, scale, channel_scale = (joined(array) for array in (of.numbers, of.scale, of.channel_scale))
+    return dataclasses.replace(of, numbers=numbers, scale=scale, channel_scale=channel_scale)
+
+
+def tile_width(of: Weight, most: int) -> int:
+    """How many numbers of a latent a tile of a ``flat`` map has: a power of two, at most ``most``."""
+    least = _WHOLE_CODES if of.packed else MMA_SIZE
+    width, group = max(least, min(most, pl.next_power_of_2(of.inputs))), group_width(of)
+    return width if group is None else min(width, group)
+
+
+def group_width(of: Weight) -> int | None:
+    """How many numbers of a latent share the factor of their products; None if all do, or there are no factors."""
+    return None if of.form is None or of.form.e2m1 or of.scale.shape[1] == 1 else of.form.group
+
+
+def has_factors(of: Weight) -> bool:
+    """Whether a map has ``load_factors``: all but those that are not quantised and those in MXFP4."""
+    return of.form is not None and of.form.kind != "mxfp4"
+
+
+def places_of(of: Weight, number):
+    """Where numbers of a latent that tiles have, int32 ``[n]``, are in a latent; those past its end are anywhere."""
+    if of.order is None:
+        return number
+    return pltriton.load(of.order.at[number], mask=number < of.inputs, other=0)
+
+
+def load_factors(of: Weight, output, real, first):
+    """What the products of a tile have to be multiplied by, float32 ``[outputs]``, 0 where not ``real``.
+
+    Args:
+      of: a ``flat`` map of refs that ``has_factors``.
+      output, real: as for ``load_numbers``.
+      first: the first number of a latent of the tile.
+    """
+    if of.channel_scale is not None:
+        return jnp.where(real, load_channel_factor(of.channel_scale, output, real), 0.0)
+    return _of_group(of, output, real, first, 0).astype(jnp.float32)
+
+
+def load_numbers(of: Weight, output, real, first, width: int, dtype):
+    """A tile ``[outputs, width]`` of a map, divided by ``shrink_of`` its format, 0 where not ``real`` or past the end of a
+    latent; codes there may stand for any number.
+
+    Args:
+      of: a ``flat`` map of refs.
+      output: int32 ``[outputs]``, output channels, of all heads one after another.
+      real: bool ``[outputs]``, which of them are read; None for all.
+      first: the first number of a latent, a multiple of ``width``, in the order of ``places_of``.
+      width: ``tile_width`` of the map.
+      dtype: of the result.
+    """
+    if of.packed:
+        return _from_codes(of, output, real, first, width).astype(dtype)
+    number = first + jnp.arange(width, dtype=jnp.int32)
+    mask = _mask(output, real, number, of.inputs)
+    numbers = pltriton.load(of.numbers.at[tile_indices(output, number)], mask=mask).astype(dtype)
+    if of.form is not None and of.form.zeros:
+        numbers -= broadcast_columns(_of_group(of, output, real, first, 1).astype(dtype), width)
+    # Triton has no fp8 literal for what a load puts in masked places.
+    return numbers if mask is None else jnp.where(mask, numbers, 0.0).astype(dtype)
+
+
+def _from_codes(of: Weight, output, real, first, width: int):
+    """``load_numbers`` of codes of four bits, in bfloat16."""
+    form, scale, zero = of.form, None, None
+    assert form is not None
+
+    def load(ref, each: int):
+        """What the tile has of an array that has one byte for ``each`` numbers of a latent."""
+        column = first // each + jnp.arange(width // each, dtype=jnp.int32)
+        return load_or_zero(ref.at[tile_indices(output, column)], _mask(output, real, column, ref.shape[1]))
+
+    packed = load(of.numbers, 2)
+    if form.e2m1 and form.group is not None:  # as those all have
+        scale = load(of.scale, form.group)
+    elif form.zeros:
+        zero = _of_group(of, output, real, first, 1).astype(jnp.bfloat16)
+    return in_input_order(*(unpack_half(form, packed, high, scale, zero) for high in (False, True)))
+
+
+def _mask(output, real, column, columns: int):
+    """Which numbers of a tile are read, bool ``[outputs, len(column)]``; None for all."""
+    shape, within = (output.shape[0], column.shape[0]), None
+    if columns % shape[1]:
+        within = jnp.broadcast_to((column < columns)[None], shape)
+    if real is None:
+        return within
+    chosen = broadcast_columns(real, shape[1])
+    return chosen if within is None else chosen & within
+
+
+def _of_group(of: Weight, output, real, first, which: int):
+    """The scales of the group that a tile is part of, ``[outputs]`` (``which`` = 0), or its zeros (1)."""
+    group = jnp.full(output.shape, first // (group_width(of) or of.inputs), jnp.int32)
+    last = (which,) if of.form is not None and of.form.zeros else ()
+    return pltriton.load(of.scale.at[(output, group, *last)], mask=real, other=None if real is None else 0.0)
