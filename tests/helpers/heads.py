@@ -143,9 +143,8 @@ def random_head(config: HeadConfig, seed: int = 0):
 def quantized_head(config: HeadConfig, params: dict[str, np.ndarray]):
     """The draft head of ``config`` from weights of floats, which are quantised if the config says so."""
     params = dict(params)
-    kinds = config.quantizations()
-    for name, scale in config.scale_names().items():
-        params[name], params[scale] = quantize(np.asarray(params[name]), kinds[name])
+    for name, stored in config.stored_params().items():
+        params[name], params[stored.names["scale"]] = quantize(np.asarray(params[name]), stored.form.name)
     return build_head(config, params)
 
 
@@ -158,8 +157,8 @@ def dequantized_head(config: HeadConfig, head):
     """The head that a quantised one stands for, its weights multiplied by their scales in float32."""
     params = {name: np.asarray(array) for name, array in flat_params(head).items()}
     shapes = config.param_shapes()
-    for name, scale in config.scale_names().items():
-        params[name] = dequantize(params[name], params.pop(scale), shapes[name][1])
+    for name, stored in config.stored_params().items():
+        params[name] = dequantize(params[name], params.pop(stored.names["scale"]), shapes[name][1])
     return build_head(plain_config(config), params)
 
 
