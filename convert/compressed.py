@@ -91,7 +91,11 @@ def _maps(source: HuggingFaceModel, quantize: str) -> list[str]:
     where = source.folder.given
     if not isinstance(source.config, ModelConfig):
         raise Refusal(f"{where}: holds a draft head ({source.layout.label}); other engines read none that is quantised")
-    if source.config.quantization is not None or source.layout.dequantized or source.layout.unkept is not None:
+    if (
+        source.config.quantization is not None
+        or source.layout.dequantized
+        or source.layout.dequantized_instead is not None
+    ):
         raise Refusal(f"{where}: quantize={quantize!r}: its weights are quantised already (quantization_config)")
     if source.layout.wholes:
         name = next(iter(source.layout.wholes.values()))
@@ -99,11 +103,13 @@ def _maps(source: HuggingFaceModel, quantize: str) -> list[str]:
             f"{where}: tensor {name!r} holds several maps, which the export does not take apart; {_FOR_JSPEC}"
         )
     source.require_match()
-    kinds = quantized(source, quantize).config.quantizations()
+    stored = quantized(source, quantize).config.stored_params()
     names = [
         name
         for name, at in source.table.items()
-        if kinds.get(at.param) == quantize and at.param not in ("embedding", f"head{WEIGHT}")
+        if at.param in stored
+        and stored[at.param].form.name == quantize
+        and at.param not in ("embedding", f"head{WEIGHT}")
     ]
     for name in names:
         shape = source.tensors[name].shape

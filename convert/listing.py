@@ -40,7 +40,7 @@ def listing(source: HuggingFaceModel, dtype: str) -> Iterator[str]:
     for name in source.misshapen:
         yield f"wrong shape: {name} {list(source.tensors[name].shape)}, expected {list(source.table[name].shape)}"
     total = source.config.num_parameters
-    count = len(source.config.scale_names())
+    count = len(source.config.stored_params())
     scales = f" and {count} scales" if count else ""
     yield f"{len(source.table)} tensors -> {len(stored) - count} params{scales}, {total:,} parameters, {dtype}"
 

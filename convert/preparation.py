@@ -74,7 +74,7 @@ def mtp_beside(
         opened.require_match()
         further = opened if draft_vocabulary is None else _reduced(opened, source, target, draft_vocabulary, corpus)
         of_vocabulary = [f"{MTP}/: {note}" for note in further.layout.notes[len(opened.layout.notes) :]]
-        kind, is_kept = source.config.quantization, source.layout.unkept is not None
+        kind, is_kept = source.config.quantization, source.layout.dequantized_instead is not None
         if kind is not None and (kind in ("int8", "fp8") or not is_kept):
             further = quantized(further, kind)
     except Refusal as refusal:

@@ -23,8 +23,8 @@ def quantized(source: HuggingFaceModel, quantization: str) -> HuggingFaceModel:
     Raises:
       Refusal: its weights are quantised already, and not in blocks of FP8, which are dequantised first.
     """
-    if source.layout.unkept is not None:
-        source = dataclasses.replace(source, layout=source.layout.unkept)
+    if source.layout.dequantized_instead is not None:
+        source = dataclasses.replace(source, layout=source.layout.dequantized_instead)
     config = source.config
     if source.layout.holds_scales:
         raise Refusal(
@@ -43,9 +43,9 @@ def lazy_params(source: HuggingFaceModel, dtype: str) -> dict[str, LazyArray]:
       dtype: the dtype of the parameters that are neither quantised nor integers.
     """
     makers = {name: functools.partial(source.param, name, dtype) for name in source.shapes}
-    pending = {} if source.layout.holds_scales else source.config.scale_names()
-    for name, scale in pending.items():
-        makers |= _pair(source, name, scale)
+    pending = {} if source.layout.holds_scales else source.config.stored_params()
+    for name, param in pending.items():
+        makers |= _pair(source, name, param.names["scale"])
     stored = stored_params(source.config, dtype)
     chunks = chunk_shapes(source.config, stored)
     return {name: LazyArray(shape, kind, makers[name], chunks[name]) for name, (shape, kind) in stored.items()}
@@ -60,10 +60,10 @@ def quantized_param(source: HuggingFaceModel, name: str) -> tuple[np.ndarray, np
     Raises:
       Refusal: the parameter has NaN or infinity.
     """
+    stored, weight = source.config.stored_params()[name], source.param(name, source.exact_dtype)
     if source.layout.holds_scales:
-        weight, scale = (source.param(param, source.exact_dtype) for param in (name, source.config.scale_names()[name]))
-        return weight, scale
-    quantization, weight = source.config.quantizations()[name], source.param(name, source.exact_dtype)
+        return weight, source.param(stored.names["scale"], source.exact_dtype)
+    quantization = stored.form.name
     if not np.isfinite(weight).all():
         raise Refusal(
             f"{source.folder.given}: parameter {name!r} has NaN or infinity, which {quantization} weights cannot hold; "

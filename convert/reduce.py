@@ -89,9 +89,11 @@ def reduced(source: HuggingFaceModel, chosen: Chosen, target: HuggingFaceModel |
         name = _OF.format(published[param])
         tensors[name], table[name] = tensor, Placement(param, 0, tensor.shape)
     notes = (*layout.notes, chosen.note)
-    unkept = layout.unkept
-    unkept = None if unkept is None else reduced(dataclasses.replace(source, layout=unkept), chosen, target).layout
-    layout = dataclasses.replace(layout, config=config, table=table, tensors=tensors, notes=notes, unkept=unkept)
+    instead = layout.dequantized_instead
+    instead = None if instead is None else reduced(dataclasses.replace(source, layout=instead), chosen, target).layout
+    layout = dataclasses.replace(
+        layout, config=config, table=table, tensors=tensors, notes=notes, dequantized_instead=instead
+    )
     if dequantizes and source.exact_dtype == "bfloat16":  # one tensor of float32 is not to make all of them float32
         note = "the rows of the target's output head are dequantised"
         layout = dataclasses.replace(layout, dequantized=note, notes=(*notes, note))
@@ -116,7 +118,7 @@ def _rows_of_output_head(model: HuggingFaceModel, tokens: np.ndarray) -> Rows:
     """The rows ``[Vd, D]`` of the output head of a language model, which may be its embedding, as its files have them.
 
     Their scales are left out. No caller needs them: draft heads in the folder of a target with scales are refused."""
-    layout = model.layout.unkept or model.layout
+    layout = model.layout.dequantized_instead or model.layout
     names = {at.param: name for name, at in layout.table.items()}
     return _rows(layout.tensors[names[HEAD if HEAD in names else "embedding"]], tokens)
 

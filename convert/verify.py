@@ -91,17 +91,17 @@ def verify_weights(source: HuggingFaceModel, folder: Path) -> str:
     Raises:
       Mismatch: a weight or a scale differs in any bit.
     """
-    scales, (_, params) = source.config.scale_names(), load_draft(folder)
-    for name, scale in scales.items():
-        for param, expected in zip((name, scale), quantized_param(source, name), strict=True):
+    quantized, (_, params) = source.config.stored_params(), load_draft(folder)
+    for name, stored in quantized.items():
+        for param, expected in zip((name, stored.names["scale"]), quantized_param(source, name), strict=True):
             if not np.array_equal(params[param].view(np.uint8), expected.view(np.uint8)):
                 raise Mismatch(f"{folder}: parameter {param!r} is not that of the source, quantised")
-    beside = [stored.names.values() for stored in source.config.stored_params().values()]
-    for param in (param for names in beside for param in list(names)[2:]):
+    beside = ("channel_scale", "order")
+    for param in (name for stored in quantized.values() for part, name in stored.names.items() if part in beside):
         if not np.array_equal(params[param], source.param(param, source.exact_dtype)):
             raise Mismatch(f"{folder}: parameter {param!r} is not that of the source")
     how = "as they are stored" if source.layout.holds_scales else "rounded once"
-    return f"{source.config.quantization} weights verified: {len(scales)} params are the source's, {how}"
+    return f"{source.config.quantization} weights verified: {len(quantized)} params are the source's, {how}"
 
 
 def verify_logits(source: HuggingFaceModel, folder: Path, dtype: str) -> list[str]:

@@ -23,8 +23,6 @@ from jspec.checkpoints.layouts import speculators
 from jspec.checkpoints.layouts.kinds import is_head, recognise
 from jspec.checkpoints.layouts.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.quantized.cache_scheme import CacheScheme, cache_scheme
-from jspec.checkpoints.quantized.format import BlockFormat
-from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
 from jspec.checkpoints.tensors.params import StoredParams
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import ModelConfig
@@ -33,7 +31,6 @@ from jspec.text.detokenizer import Tokenizer
 
 Params = dict[str, np.ndarray]
 GENERATION_CONFIG = "generation_config.json"
-_BY_TENSORS = (BlockFormat, StoredQuantization)  # quantisations of which tensors may say what is kept
 MTP = "mtp"  # the folder of multi-token prediction layers in a converted folder, which is a converted folder too
 
 
@@ -131,7 +128,7 @@ class Checkpoint:
             config = self.converted.language_model_config
         else:
             config = decoder_config(self.folder, self.fields)
-            if isinstance(stored_quantization(self.fields), _BY_TENSORS):
+            if stored_quantization(self.fields) is not None:
                 config = self._of_files or config
         refuse_reduced(config, self.folder.given)
         return config

@@ -211,14 +211,6 @@ class Declared(abc.ABC):
             found[names["weight"]] = StoredParam(form, shape, names)
         return found
 
-    def scale_names(self) -> dict[str, str]:
-        """Name of the scales of each quantised parameter, by the name of that parameter."""
-        return {name: stored.names["scale"] for name, stored in self.stored_params().items()}
-
-    def quantizations(self) -> dict[str, str]:
-        """How each quantised parameter is stored, by its name: ``int8``, ``fp8``, ``fp8_block``, ``int4`` and so on."""
-        return {name: stored.form.name for name, stored in self.stored_params().items()}
-
     def param_dtypes(self) -> dict[str, str]:
         """Dtype of each parameter that has not the dtype of the weights, by its name."""
         return {p.name.format(*copy): p.dtype for p, copy in expanded(self.parameters) if p.dtype is not None}

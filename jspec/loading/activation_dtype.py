@@ -47,9 +47,9 @@ def with_activation_dtype(model: Decoder, kind: str) -> Decoder:
 
 def _rounding_maps(kind: str, target: ModelConfig) -> Iterator[str]:
     """The names of the weights whose maps round their inputs."""
-    for name, stored in target.quantizations().items():
+    for name, stored in target.stored_params().items():
         outer, *inner = name.split(".")
-        if outer != "layers" or stored != kind:
+        if outer != "layers" or stored.form.name != kind:
             continue
         number, part, *rest = inner
         of_experts = part == "beside" or (part == "mlp" and target.has_experts(int(number)) and not _beside(target))

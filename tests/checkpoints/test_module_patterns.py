@@ -30,7 +30,7 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized import config_fields
 from jspec.checkpoints.quantized.config import READERS, read_quantization
 from jspec.checkpoints.quantized.config_fields import MAX_PATTERNS, MAX_SECONDS, Modules
-from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
+from jspec.checkpoints.quantized.fp8 import Scaled
 
 NAMES = [f"model.layers.{i}.block_sparse_moe.experts.{j}.down_proj" for i in range(60) for j in range(128)]
 # The slowest pattern that is compiled: three repetitions of all letters of a name.
@@ -138,7 +138,7 @@ def test_patterns_anywhere_end_soon(name):
             with within(1.5):
                 try:
                     stored = read_quantization(fields)
-                    if isinstance(stored, StoredQuantization):
+                    if isinstance(stored, Scaled):
                         [stored.includes([module]) for module in NAMES[::8]]
                 except Refusal as refusal:
                     refusals.append(str(refusal))
@@ -184,7 +184,7 @@ def test_patterns_in_use_take_no_time():
 def test_wildcards_mean_what_they_do_in_model_optimizer(listed, included, others):
     fields = Fields({KEY: model_optimizer_config("FP8", ignore=[listed])}, "config.json")
     stored = read_quantization(fields)
-    assert isinstance(stored, StoredQuantization)
+    assert isinstance(stored, Scaled)
     found = [stored.ignored.include([name]) for name in (*included, *others)]
     assert found == [True] * len(included) + [False] * len(others)
 

@@ -12,7 +12,6 @@ from jspec.config import DeltaNets, Experts, Latent
 from jspec.config.param_specs import EMBED, KV, Parameter, size_of
 from jspec.config.param_specs import HEADS as QUERIES
 from jspec.models import abstract_params
-from jspec.quantization.formats import format_of
 
 MODELS = [
     dataclasses.replace(TARGET, quantization=kind, **options)
@@ -85,12 +84,11 @@ def test_modules_have_the_declared_parameters(config, dtype):
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_counts_and_bytes_follow(config):
     built = abstract_params(config, "bfloat16")
-    kinds = config.quantizations()
-    stored = config.stored_params().values()
-    scales = {name for one in stored for part, name in one.names.items() if part != "weight"}
+    stored = config.stored_params()
+    scales = {name for one in stored.values() for part, name in one.names.items() if part != "weight"}
     numbers = {name: math.prod(leaf.shape) for name, leaf in built.items() if name not in scales}
     shapes = config.param_shapes()  # of what is packed in four bits, in place of the bytes
-    numbers |= {name: math.prod(shapes[name]) for name, kind in kinds.items() if format_of(kind).in_codes}
+    numbers |= {name: math.prod(shapes[name]) for name, one in stored.items() if one.form.in_codes}
     assert config.num_parameters == sum(numbers.values())
     assert config.weight_bytes(2) == sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in built.values())
 

@@ -154,8 +154,8 @@ def test_a_scale_for_each_output_channel_or_weight(tmp_path, architecture, kind,
     assert params[f"{AT}qkvz.weight"].dtype == known_format(quantization).numbers
     assert params[f"{AT}ba.weight"].dtype == ml_dtypes.bfloat16
     _, floats = load_folder(wide, "float32")
-    for name, scale in config.scale_names().items():
-        found = params[name].astype(np.float32) * params[scale][:, None]
+    for name, stored in config.stored_params().items():
+        found = params[name].astype(np.float32) * params[stored.names["scale"]][:, None]
         np.testing.assert_array_equal(found, floats[name], err_msg=name)
     assert_computes_what_transformers_does(src, wide)
     convert(src, tmp_path / "out", verify="shapes")

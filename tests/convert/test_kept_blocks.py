@@ -30,7 +30,7 @@ SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 
 def assert_stands_for(params, config, wide):
     """That params are those of a model of floats, bit for bit, those in eight bits multiplied by their scales."""
-    scales = config.scale_names()
+    scales = {name: stored.names["scale"] for name, stored in config.stored_params().items()}
     assert params.keys() == wide.keys() | set(scales.values())
     for name, array in wide.items():
         if name in scales:

@@ -18,7 +18,7 @@ from tiny import write_weights
 from convert import Refusal, convert, load_draft, load_folder
 from convert.verify import compare
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
-from jspec.checkpoints.quantized.stored_codes import CodeScales
+from jspec.checkpoints.quantized.packed_codes import CodeScales
 from jspec.models.params import abstract_params
 from jspec.quantization.codes import pack_codes, unpack_codes
 from jspec.quantization.weight import Weight

@@ -67,7 +67,7 @@ def test_linear_maps_alone_are_quantised(tmp_path, out, architecture, kind, tied
     assert {n: (a.shape, a.dtype) for n, a in params.items()} == {
         n: (leaf.shape, leaf.dtype) for n, leaf in abstract_params(config, "bfloat16").items()
     }
-    kinds = config.quantizations()
+    stored = config.stored_params()
     for name, array in original.items():
         kept = any(part in name for part in ("positions", "router", "layer_inputs", ".inputs.", "shared_gate", ".ba."))
         rounded = array.ndim == 2 and not kept and (name != "embedding" or tied)
@@ -75,7 +75,7 @@ def test_linear_maps_alone_are_quantised(tmp_path, out, architecture, kind, tied
             np.testing.assert_array_equal(params[name], array.astype(params[name].dtype))
             continue
         scale = "embedding_scale" if name == "embedding" else f"{name.removesuffix('weight')}scale"
-        assert kinds[name] == kind
+        assert stored[name].form.name == kind
         for found, expected in zip((params[name], params[scale]), quantize(array, kind), strict=True):
             assert found.dtype == expected.dtype
             np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
@@ -214,13 +214,13 @@ def test_linear_maps_of_a_head_are_quantised(tmp_path, out, make, kind):
     assert {n: (a.shape, a.dtype) for n, a in params.items()} == {
         n: (leaf.shape, leaf.dtype) for n, leaf in abstract_params(config, "bfloat16").items()
     }
-    kinds = config.quantizations()
+    stored = config.stored_params()
     for name, array in original.items():
         if array.ndim < 2 or "embedding" in name or name == "confidence.weight":
             np.testing.assert_array_equal(params[name], array.astype(params[name].dtype))
             continue
         scale = f"{name.removesuffix('weight')}scale"
-        for found, expected in zip((params[name], params[scale]), quantize(array, kinds[name]), strict=True):
+        for found, expected in zip((params[name], params[scale]), quantize(array, stored[name].form.name), strict=True):
             np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
 
 

@@ -92,10 +92,10 @@ def test_they_may_be_quantised_again(tmp_path, name, kind):
     config, params = load_folder(out)
     _, wide = load_folder(tmp_path / "src-wide")
     assert config.quantization == kind
-    kinds = config.quantizations()
+    stored = config.stored_params()
     assert params["layers.1.mlp.down.weight"].dtype == known_format(kind).numbers
     for part in ("attention.qkv", "mlp.gate_up"):
-        expected = quantize(wide[f"layers.1.{part}.weight"], kinds[f"layers.1.{part}.weight"])
+        expected = quantize(wide[f"layers.1.{part}.weight"], stored[f"layers.1.{part}.weight"].form.name)
         for end, array in zip(("weight", "scale"), expected, strict=True):
             np.testing.assert_array_equal(params[f"layers.1.{part}.{end}"].view(np.uint8), array.view(np.uint8))
 
@@ -309,7 +309,7 @@ def test_fp8_is_that_of_transformers(tmp_path):
     for name in ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.down_proj.weight"):
         weight = source.tensors[name]
         assert isinstance(weight, FP8BlockWeight)
-        numbers = torch.from_numpy(weight.stored.read().view(np.uint8)).view(torch.float8_e4m3fn)
+        numbers = torch.from_numpy(weight.numbers.read().view(np.uint8)).view(torch.float8_e4m3fn)
         scales = torch.from_numpy(weight.scales.read())
         wanted = dequantize._dequantize_one(numbers, scales, torch.float32).numpy()
         np.testing.assert_array_equal(weight.read().view(np.uint32), wanted.view(np.uint32))

@@ -128,8 +128,10 @@ def in_eight_bits(model: Decoder, kind: str, rounds: bool = True) -> Decoder:
     config, params = dataclasses.replace(model.config, quantization=kind), dict(flat_params(model))
     for name in (name for name in params if name.endswith(("attention_norm.weight", "mlp_norm.weight"))):
         params[name] = params[name].at[1].mul(24.0)
-    for name, scales in config.scale_names().items():
-        params[name], params[scales] = (jnp.asarray(part) for part in quantize(np.asarray(params[name]), kind))
+    for name, stored in config.stored_params().items():
+        params[name], params[stored.names["scale"]] = (
+            jnp.asarray(part) for part in quantize(np.asarray(params[name]), kind)
+        )
     built = build(config, params)
     return with_quantized_activations(built, kind) if rounds else built
 

@@ -143,9 +143,8 @@ def random_head(config: HeadConfig, seed: int = 0):
 def quantized_head(config: HeadConfig, params: dict[str, np.ndarray]):
     """The draft head of ``config`` from weights of floats, which are quantised if the config says so."""
     params = dict(params)
-    kinds = config.quantizations()
-    for name, scale in config.scale_names().items():
-        params[name], params[scale] = quantize(np.asarray(params[name]), kinds[name])
+    for name, stored in config.stored_params().items():
+        params[name], params[stored.names["scale"]] = quantize(np.asarray(params[name]), stored.form.name)
     return build_head(config, params)
 
 

@@ -150,8 +150,8 @@ EXPERTS = dataclasses.replace(WIDE, experts=Experts(4, 2, 256))
 
 
 def test_shards_of_experts_have_whole_groups():
-    kinds = EXPERTS.quantizations()
-    assert kinds["layers.0.mlp.gate_up.weight"] == kinds["layers.0.mlp.down.weight"] == "int4"
+    stored = EXPERTS.stored_params()
+    assert all(stored[f"layers.0.mlp.{part}.weight"].form.name == "int4" for part in ("gate_up", "down"))
     assert Shards(2).local(EXPERTS).experts == Experts(4, 2, 128)
     assert Shards(2, by_expert=True).local(dataclasses.replace(EXPERTS, experts=Experts(4, 2, 32))).num_heads
     with pytest.raises(ValueError, match=r"tensor_parallel=2: .* layers\.i\.mlp\.down\.weight stores together"):

@@ -82,7 +82,7 @@ IN_BLOCKS = dataclasses.replace(TARGET, num_layers=1, windows=(), head_dim=64, q
 def test_blocks_of_fp8_are_split_with_their_scales(changes):
     config = dataclasses.replace(IN_BLOCKS, **changes)
     params = {name: np.asarray(array) for name, array in flat_params(Decoder(config, rngs=nnx.Rngs(1))).items()}
-    for name in config.scale_names().values():
+    for name in (stored.names["scale"] for stored in config.stored_params().values()):
         params[name] = params[name] * np.random.default_rng(len(name)).uniform(0.5, 2, params[name].shape)
     tokens = some_tokens(config)
     wanted = jax.jit(functools.partial(causal_logits, build(config, params)))(tokens)

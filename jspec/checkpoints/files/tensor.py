@@ -47,3 +47,14 @@ class Tensor(abc.ABC):
 
     def check(self):  # noqa: B027 (most tensors are not read with others)
         """Raise a ``Refusal`` if scales are wrong with which the values are read, so that nothing is loaded before."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RangedTensor(Tensor):
+    """A tensor of which parts are read alone; all of it is the part ``()``."""
+
+    @abc.abstractmethod
+    def read_part(self, index: Index) -> np.ndarray: ...
+
+    def read(self) -> np.ndarray:
+        return self.read_part(())

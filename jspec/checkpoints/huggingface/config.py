@@ -22,7 +22,6 @@ from jspec.checkpoints.quantized.config import read_quantization
 from jspec.checkpoints.quantized.format import BlockFormat
 from jspec.checkpoints.quantized.model_optimizer import with_model_optimizer
 from jspec.checkpoints.quantized.scales import with_stored_quantization
-from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
 from jspec.config import OF_TARGET, ModelConfig
 from jspec.config.heads import HeadConfig
 
@@ -85,7 +84,7 @@ def _refuse_adapter(folder: Folder):
         )
 
 
-def stored_quantization(fields: Fields) -> StoredQuantization | BlockFormat | None:
+def stored_quantization(fields: Fields) -> BlockFormat | None:
     """How the linear maps in the files are quantised, by config.json; None if they are not, or in the way that the
     family's own entry in ``FAMILIES`` reads.
 

@@ -85,7 +85,7 @@ class HuggingFaceModel:
     def default_dtype(self) -> str:
         """The dtype of the parameters by default: ``exact_dtype``, and ``bfloat16`` beside weights in blocks that are kept
         or dequantised, because float32 would take four bytes where the files have one or less."""
-        in_blocks = self.layout.dequantized or self.layout.unkept is not None
+        in_blocks = self.layout.dequantized or self.layout.dequantized_instead is not None
         return "bfloat16" if in_blocks else self.exact_dtype
 
     @property

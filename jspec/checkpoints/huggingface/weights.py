@@ -14,7 +14,7 @@ from jspec.checkpoints.files.json_files import require_depth
 from jspec.checkpoints.files.pickles import read_pickle_header
 from jspec.checkpoints.files.ranges import Index, read_range
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import STORED_DTYPES, Tensor
+from jspec.checkpoints.files.tensor import STORED_DTYPES, RangedTensor, Tensor
 
 SINGLE = "model.safetensors"
 MEDUSA = "medusa_lm_head.safetensors"
@@ -36,7 +36,7 @@ SOURCE_DTYPES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class SafeTensor(Tensor):
+class SafeTensor(RangedTensor):
     """A tensor in a safetensors file.
 
     Attributes:
@@ -44,9 +44,6 @@ class SafeTensor(Tensor):
     """
 
     start: int
-
-    def read(self) -> np.ndarray:
-        return self.read_part(())
 
     def read_part(self, index: Index) -> np.ndarray:
         try:

@@ -19,7 +19,7 @@ from jspec.checkpoints.layouts.published import answered
 from jspec.checkpoints.layouts.quantized import dequantized_head, names_of_weights, without_quantization
 from jspec.checkpoints.layouts.wrapping import WRAPPER, names_without_prefix, unwrap
 from jspec.checkpoints.quantized.dequantized_layout import Replaced, with_note
-from jspec.checkpoints.quantized.format import BlockFormat
+from jspec.checkpoints.quantized.fp8 import Scaled
 from jspec.checkpoints.tensors.layout import Layout
 from jspec.registry import METHODS, resolve
 
@@ -109,10 +109,10 @@ def describe(layout: Layout, target_name: str | None = None) -> str:
 def _dequantized(
     folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions
 ) -> tuple[Fields, Replaced]:
-    """config.json and tensors of a draft head without quantisation; those of anything else, which dequantises itself what
-    has to be, are returned as they are."""
+    """config.json and tensors of a draft head without quantisation. Other checkpoints are returned unchanged; their reader
+    dequantises."""
     head_format = MTP if options.mtp else _format_of_files(fields, tensors)
-    reads_itself = head_format is MTP and isinstance(stored_quantization(fields), BlockFormat)
+    reads_itself = head_format is MTP and not isinstance(stored_quantization(fields), Scaled | None)
     if not head_format.needs_target or reads_itself:
         return fields, Replaced(tensors)
     return without_quantization(fields), dequantized_head(fields, tensors, folder.given)

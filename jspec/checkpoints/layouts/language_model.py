@@ -11,10 +11,8 @@ from jspec.checkpoints.huggingface.config import decoder_config, stored_quantiza
 from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
 from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.quantized.dequantized_layout import dequantized, require_some, stored_shapes, with_note
-from jspec.checkpoints.quantized.format import BlockFormat
 from jspec.checkpoints.quantized.fp8 import FP8Blocks, Scaled
-from jspec.checkpoints.quantized.scales import holds_others, holds_plain, with_scales, without_cache_scales
-from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
+from jspec.checkpoints.quantized.scales import holds_otherwise, with_scales, without_cache_scales
 from jspec.checkpoints.quantized.stored_weights import with_kept_weights
 from jspec.checkpoints.tensors.layout import Layout, decoder_layout
 from jspec.checkpoints.tensors.names import tensor_table
@@ -27,11 +25,11 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
     config, stored = decoder_config(folder, fields), stored_quantization(fields)
     text, others = text_tensors(tensors, folder.given) if is_multimodal(fields) else (tensors, frozenset())
-    if isinstance(stored, StoredQuantization):
-        if config.quantization is not None and (holds_others(config, text) or holds_plain(config, text)):
-            config = dataclasses.replace(config, quantization=None, quantized_head=True)
-        if config.quantization is None:  # since some maps are not quantised, or some are that jspec keeps in floats
-            stored = Scaled.of(stored)
+    whole = stored if isinstance(stored, Scaled) and config.quantization is not None else None  # what all maps are
+    if whole is not None and holds_otherwise(config, text):  # some are not, or some are that jspec keeps in floats
+        config, whole = dataclasses.replace(config, quantization=None, quantized_head=True), None
+    if whole is not None:
+        stored = None
     if isinstance(stored, FP8Blocks):
         text = split_experts(config, text, block=stored.block)
     replaced = dequantized(text, stored_shapes(tensor_table(config), rearranged_tensors(config)), stored, folder.given)
@@ -41,11 +39,9 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
         note = f"{len(others)} tensors of other parts than the text model were left out"
         layout = dataclasses.replace(layout, left_out=layout.left_out | others, notes=(*layout.notes, note))
     layout = with_note(layout, replaced)
-    if isinstance(stored, BlockFormat):
-        return with_kept_weights(layout, stored)
-    if stored is None:
-        return without_cache_scales(layout)
-    return with_scales(layout, stored, folder.given)
+    if whole is not None:
+        return with_scales(layout, whole, folder.given)
+    return without_cache_scales(layout) if stored is None else with_kept_weights(layout, stored)
 
 
 def read_pard(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:

@@ -31,7 +31,6 @@ from jspec.checkpoints.layouts.layers import layer_fields, refuse_draft_vocabula
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.checkpoints.layouts.quantized import names_of_weights
 from jspec.checkpoints.quantized.dequantized_layout import dequantized, stored_shapes, with_note
-from jspec.checkpoints.quantized.format import BlockFormat
 from jspec.checkpoints.quantized.fp8 import FP8Blocks
 from jspec.checkpoints.quantized.stored_weights import with_kept_weights
 from jspec.checkpoints.tensors.layout import PREFIX, Layout, mtp_mark
@@ -116,7 +115,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
         wholes=wholes_of_parts(config.layers, layers, at),
     )
     layout = with_note(layout, replaced)
-    return with_kept_weights(layout, stored) if isinstance(stored, BlockFormat) and replaced.note else layout
+    return with_kept_weights(layout, stored) if stored is not None and replaced.note else layout
 
 
 def is_alone(fields: Fields) -> bool:

@@ -16,8 +16,6 @@ from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.config import KEYS, read_quantization
 from jspec.checkpoints.quantized.dequantized_layout import WEIGHT, Replaced, dequantized, require_some
 from jspec.checkpoints.quantized.format import BlockFormat, WeightTensors
-from jspec.checkpoints.quantized.fp8 import Scaled
-from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
 
 _CODES = re.compile(r"\.(weight_packed|qweight)$")
 
@@ -47,8 +45,6 @@ def dequantized_head(fields: Fields, tensors: dict[str, Tensor], where: str) -> 
     stored = read_quantization(fields)
     if stored is None:
         return Replaced(tensors)
-    if isinstance(stored, StoredQuantization):
-        stored = Scaled.of(stored)
     replaced = dequantized(tensors, _shapes(tensors, stored, where), stored, where)
     require_some(replaced, stored)
     return replaced

@@ -26,9 +26,8 @@ model_optimizer.py       config.json of NVIDIA Model Optimizer
 cache_scheme.py          what a checkpoint says of a cache in eight bits, and its scales
 stored_weights.py        weights that are kept as they are stored, where the tensors say which
 stored_codes.py          codes of four and eight bits as jspec stores them, read from a checkpoint
-stored_quantization.py   ``StoredQuantization``: FP8 weights that are kept as they are stored
 scales.py                weights of eight bits with a scale for each output channel
-format.py                ``BlockFormat``, the base class of the formats
+format.py                ``BlockFormat`` and ``QuantizedTensor``, the base classes of formats and of their weights
 fp8.py                   FP8 of DeepSeek-V3 and of llm-compressor
 gptq.py                  GPTQ
 awq.py                   AWQ

@@ -2,6 +2,8 @@
 
 ``packing_format`` says which. What it exports as GPTQ, AWQ or for llm-compressor says so under ``quant_method``."""
 
+from typing import Any
+
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.quantized.awq import AWQ
 from jspec.checkpoints.quantized.config_fields import INSTEAD, require_one_of
@@ -29,8 +31,17 @@ def read_auto_round(fields: Fields) -> GPTQ | AWQ:
     symmetric = fields.flag("sym", True)
     _require_alike(fields)
     plain, listed = read_plain(fields, "modules_to_not_convert")
-    about = plain, listed, fields.where, fields.raw["bits"], read_group_size(fields), f"{fields.prefix}group_size"
-    return AWQ(*about) if packing == _AWQ else GPTQ(*about, False, _LESS_ONE[packing], symmetric)
+    about: dict[str, Any] = {
+        "plain": plain,
+        "key": listed,
+        "where": fields.where,
+        "bits": fields.raw["bits"],
+        "group_size": read_group_size(fields),
+        "group_key": f"{fields.prefix}group_size",
+    }
+    if packing == _AWQ:
+        return AWQ(**about)
+    return GPTQ(**about, ordered=False, less_one=_LESS_ONE[packing], symmetric=symmetric)
 
 
 def _require_alike(fields: Fields):

@@ -40,17 +40,12 @@ class AWQWeight(PackedCodes):
         return zeros, read_scales(self.scales, True, (groups, outputs))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AWQ(CodesFormat):
     """AWQ of four bits."""
 
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return ".qweight", ".qzeros", ".scales"
-
-    @property
-    def scale_end(self) -> str:
-        return ".scales"
+    ends: tuple[str, ...] = (".qweight", ".qzeros", ".scales")
+    scale_end: str = ".scales"
 
     @property
     def summary(self) -> str:
@@ -85,4 +80,11 @@ def read_awq(fields: Fields) -> AWQ:
         if fields.text(key, "gemm").lower() != "gemm":
             raise fields.refuse(key, f"'gemm', because weights lie in other orders elsewhere; {INSTEAD}")
     plain, listed = read_plain(fields, "modules_to_not_convert")
-    return AWQ(plain, listed, fields.where, 4, read_group_size(fields), f"{fields.prefix}group_size")
+    return AWQ(
+        plain=plain,
+        key=listed,
+        where=fields.where,
+        bits=4,
+        group_size=read_group_size(fields),
+        group_key=f"{fields.prefix}group_size",
+    )

@@ -1,9 +1,8 @@
 """Reads how stored weights are quantised (``quantization_config`` of config.json).
 
 ``READERS`` has one entry for each method that is read. Weights in FP8 or int8 with a scale for each output channel, as jspec
-stores them itself, or with a single scale for each weight are a ``StoredQuantization``. Weights with a scale for each block
-are a ``BlockFormat``, those in NVFP4 and MXFP4 among them. A family of models may read another method by itself
-(``Family.reads_quantization``). Everything else is refused by its name."""
+stores them itself, or with a single scale for each weight are ``Scaled``. A family of models may read another method by
+itself (``Family.reads_quantization``). Everything else is refused by its name."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -15,13 +14,12 @@ from jspec.checkpoints.quantized.auto_round import read_auto_round
 from jspec.checkpoints.quantized.awq import read_awq
 from jspec.checkpoints.quantized.config_fields import INSTEAD, read_modules, require_one_of
 from jspec.checkpoints.quantized.format import BlockFormat
-from jspec.checkpoints.quantized.fp8 import read_compressed_blocks, read_fp8_blocks
+from jspec.checkpoints.quantized.fp8 import Scaled, read_compressed_blocks, read_fp8_blocks
 from jspec.checkpoints.quantized.gptq import read_gptq
 from jspec.checkpoints.quantized.model_optimizer import METHOD, read_model_optimizer
 from jspec.checkpoints.quantized.mxfp4 import read_mxfp4_pack_quantized
 from jspec.checkpoints.quantized.nvfp4 import read_nvfp4_pack_quantized
 from jspec.checkpoints.quantized.packed import read_pack_quantized
-from jspec.checkpoints.quantized.stored_quantization import EVERY_LINEAR, StoredQuantization
 
 KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
 # Formats of compressed-tensors with codes -> the function that reads the rest, of the whole and of what it says of weights.
@@ -36,7 +34,7 @@ FORMATS = (*EIGHT_BITS, *IN_CODES)  # of compressed-tensors
 _OF_GROUPS = (None, "mixed-precision")  # what stands in place of a format where each group names its own
 
 
-def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> StoredQuantization | BlockFormat | None:
+def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> BlockFormat | None:
     """How the linear maps of a checkpoint are quantised; None if they are not.
 
     Args:
@@ -76,7 +74,7 @@ def _unnamed_method(fields: Fields) -> str:
     return "bitsandbytes" if legacy else "unnamed"
 
 
-def _compressed_tensors(fields: Fields) -> StoredQuantization | BlockFormat:
+def _compressed_tensors(fields: Fields) -> BlockFormat:
     """The library compressed-tensors, which llm-compressor writes with."""
     groups = fields.nested("config_groups")
     group = groups.nested(next(iter(groups.raw))) if groups is not None and len(groups.raw) == 1 else None
@@ -99,7 +97,7 @@ def _compressed_tensors(fields: Fields) -> StoredQuantization | BlockFormat:
     return _eight_bits(fields, form, group, weights)
 
 
-def _eight_bits(fields: Fields, form: str, group: Fields, weights: Fields) -> StoredQuantization | BlockFormat:
+def _eight_bits(fields: Fields, form: str, group: Fields, weights: Fields) -> BlockFormat:
     """The format ``form`` of compressed-tensors, with eight bits, its only group, and what this says of weights."""
     for name, only, absent in (("num_bits", 8, 8), ("symmetric", True, True), ("dynamic", False, False)):
         require_one_of(weights, name, only, absent=absent)
@@ -111,20 +109,20 @@ def _eight_bits(fields: Fields, form: str, group: Fields, weights: Fields) -> St
     if scales == "block":
         return read_compressed_blocks(fields, weights)
     targets, ignored = read_modules(group, "targets", ["Linear"]), read_modules(fields, "ignore")
-    return StoredQuantization("fp8" if is_float else "int8", scales, targets, ignored, fields.where)
+    return Scaled.of("fp8" if is_float else "int8", scales, ignored, fields.where, targets)
 
 
-def _fp8(fields: Fields) -> StoredQuantization | BlockFormat:
+def _fp8(fields: Fields) -> BlockFormat:
     """The method ``fp8``: of vLLM, with a scale for each weight, or of DeepSeek, with a scale for each block."""
     if fields.raw.get("weight_block_size") is not None:
         return read_fp8_blocks(fields)
     require_one_of(fields, "fmt", "e4m3", "float8_e4m3fn", absent="e4m3")
     key = "modules_to_not_convert" if "modules_to_not_convert" in fields.raw else "ignored_layers"
-    return StoredQuantization("fp8", "tensor", EVERY_LINEAR, read_modules(fields, key), fields.where)
+    return Scaled.of("fp8", "tensor", read_modules(fields, key), fields.where)
 
 
 # quant_method of config.json -> the function that reads the rest of ``quantization_config``.
-READERS: dict[str, Callable[[Fields], StoredQuantization | BlockFormat]] = {
+READERS: dict[str, Callable[[Fields], BlockFormat]] = {
     "awq": read_awq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,

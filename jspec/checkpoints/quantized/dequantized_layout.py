@@ -8,7 +8,6 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.format import BlockFormat, WeightTensors
 from jspec.checkpoints.quantized.scales import scales_left_out
-from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
 from jspec.checkpoints.tensors.layout import PREFIX, Layout
 from jspec.checkpoints.tensors.names import Placement
 from jspec.checkpoints.tensors.parts import RearrangedTensor
@@ -20,7 +19,7 @@ class Replaced(NamedTuple):
     """The tensors of a checkpoint, with dequantised weights in place of codes, zeros and scales.
 
     Attributes:
-      tensors: tensor name -> tensor; weights are ``Dequantized`` tensors.
+      tensors: tensor name -> tensor; weights are each a ``QuantizedTensor``.
       note: the sentence for the user that says so; empty if no weight is.
       left_out: names of biases that are zero and that the model has no place for.
     """
@@ -48,10 +47,10 @@ def stored_shapes(
 def dequantized(
     tensors: dict[str, Tensor],
     shapes: Mapping[str, tuple[int, ...]],
-    stored: BlockFormat | StoredQuantization | None,
+    stored: BlockFormat | None,
     where: str,
 ) -> Replaced:
-    """``tensors`` with a ``Dequantized`` one for each quantised weight; unchanged unless ``stored`` is a block format.
+    """``tensors`` with a ``QuantizedTensor`` for each quantised weight; unchanged if ``stored`` is None.
 
     Args:
       tensors: those in the files, by name.
@@ -63,7 +62,7 @@ def dequantized(
       Refusal: some of the tensors that stand for a weight are missing or do not fit it, or config.json says that a weight is
         not quantised that is.
     """
-    if not isinstance(stored, BlockFormat):
+    if stored is None:
         return Replaced(tensors)
     replaced, left_out, note = dict(tensors), set(), ""
     for name, shape in shapes.items():
@@ -95,9 +94,9 @@ def with_note(layout: Layout, replaced: Replaced) -> Layout:
     )
 
 
-def require_some(replaced: Replaced, stored: BlockFormat | StoredQuantization | None):
+def require_some(replaced: Replaced, stored: BlockFormat | None):
     """Raise a ``Refusal`` if no weight is stored as config.json says that all are."""
-    if isinstance(stored, BlockFormat) and not replaced.note:
+    if stored is not None and not replaced.note:
         raise Refusal(
             f"{stored.where}: quantization_config says that the weights are {stored.summary}, but none of the files is; "
             "remove it if they are not quantised"

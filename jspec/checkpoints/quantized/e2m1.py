@@ -10,12 +10,13 @@ import numpy as np
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.format import Dequantized
+from jspec.checkpoints.quantized.format import BlockFormat, WeightTensors
+from jspec.checkpoints.quantized.stored_codes import CodedTensor, RepackedCodes
 from jspec.quantization.nvfp4 import VALUES
 
 
 @dataclasses.dataclass(frozen=True)
-class E2M1Weight(Dequantized):
+class E2M1Weight(CodedTensor):
     """A weight ``[out, in]``, each number of which is that of a code times the scale of its group.
 
     Attributes:
@@ -39,11 +40,13 @@ class E2M1Weight(Dequantized):
           Refusal: some of them cannot be scales.
         """
 
+    @property
+    def repacked(self) -> RepackedCodes:
+        """All codes as jspec packs them."""
+        return RepackedCodes.of(self, 0, self.shape[1])
+
     def check(self):
         self.factors(slice(0, self.shape[0]), slice(0, self.shape[1] // self.group))
-
-    def read(self) -> np.ndarray:
-        return self.read_part(())
 
     def read_part(self, index: Index) -> np.ndarray:
         """``read()[index]``. It reads the codes of that part and of what shares a scale with it, and their scales alone."""
@@ -60,6 +63,17 @@ class E2M1Weight(Dequantized):
         """The codes of some features, uint8 ``[in, out]``; the first and the last of the inputs are even."""
         packed = self.codes.read_part((outputs, slice(inputs.start // 2, inputs.stop // 2)))
         return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1).T
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class E2M1Format(BlockFormat):
+    """A format of such weights. The first of ``ends`` is that of the tensors of codes."""
+
+    bits: int = 4
+
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        codes = parts.tensors.get(self.ends[0])
+        return None if codes is None else (*codes.shape[:-1], 2 * codes.shape[-1])
 
 
 def require_whole_groups(module: str, inputs: int, group: int, where: str):

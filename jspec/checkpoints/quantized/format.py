@@ -1,23 +1,79 @@
-"""``BlockFormat``: the base class of formats of weights that are dequantised while they are read."""
+"""``BlockFormat`` and ``QuantizedTensor``: the base classes of formats of quantised weights, and of such weights."""
 
 import abc
 import dataclasses
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, RangedTensor, Tensor
+from jspec.quantization.formats import Format
 
 MAX_BLOCK = 2**20  # no weight has more rows or columns
 
 
+class StoredParts(NamedTuple):
+    """A weight ``[out, in]`` as it is stored.
+
+    Attributes:
+      form: its format.
+      numbers: its numbers ``[out, in]``, or packed codes ``[out, 64 blocks]``.
+      scales: ``[out]``, ``[out, groups]`` or, with zeros, ``[out, groups, 2]``.
+      channel_scales: of NVFP4, ``[out, 2]``; else None.
+      order: int32 ``[in]``, which input of x each input is, where they are in another order; else None.
+    """
+
+    form: Format
+    numbers: Tensor
+    scales: Tensor
+    channel_scales: Tensor | None = None
+    order: Tensor | None = None
+
+    def rows(self, part: Callable[[Tensor], Tensor]) -> "StoredParts":
+        """Some of its output channels, those that ``part`` takes of a tensor."""
+        of_channels = None if self.channel_scales is None else part(self.channel_scales)
+        return self._replace(numbers=part(self.numbers), scales=part(self.scales), channel_scales=of_channels)
+
+
 @dataclasses.dataclass(frozen=True)
-class Dequantized(Tensor):
-    """The weight of a linear map, float32 ``[out, in]``, that is computed from what the files hold when it is read."""
+class QuantizedTensor(RangedTensor):
+    """The weight ``[out, in]`` of a linear map that the files hold quantised; ``read`` dequantises it to float32."""
+
+    @abc.abstractmethod
+    def stored(self) -> StoredParts | None:
+        """The weight as it is stored; None if there is no kernel for it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scales(Tensor):
+    """The scales of a weight ``[out, in]``, one for each output channel: of shape ``[out]``, and float32 when read.
+
+    Attributes:
+      tensor: the tensor in the files, with as many numbers, or with one that counts for all output channels.
+    """
+
+    tensor: Tensor
+
+    @classmethod
+    def of(cls, tensor: Tensor, channels: int) -> "Scales":
+        """Those that ``tensor`` has of ``channels`` output channels."""
+        return cls(tensor.name, tensor.file, tensor.path, (channels,), tensor.dtype, tensor)
+
+    def check(self):
+        read_scales(self.tensor)
+
+    def read(self) -> np.ndarray:
+        """The scales.
+
+        Raises:
+          Refusal: one of them is zero, negative, NaN or infinite.
+        """
+        return np.broadcast_to(read_scales(self.tensor).reshape(-1), self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +118,7 @@ class WeightTensors:
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockFormat(abc.ABC):
     """A format of stored weights, in which many numbers share a scale.
 
@@ -72,31 +128,27 @@ class BlockFormat(abc.ABC):
       plain: names of modules that config.json says are not quantised. Which others are not, the tensors in the files say.
       key: the key of config.json that lists them, for messages.
       where: the file that says all this, for messages.
+      bits: of a number or code.
+      ends: the suffixes of the tensors from which a weight is computed.
+      scale_end: that of the tensors of scales.
     """
 
     plain: frozenset[str]
     key: str
     where: str
+    bits: int
+    ends: tuple[str, ...]
+    scale_end: str = ".weight_scale"
 
     @property
-    @abc.abstractmethod
     def bytes_each(self) -> str:
         """Of a number in the files, in words: ``one``."""
+        return "half a one" if self.bits == 4 else "one"
 
     @property
     @abc.abstractmethod
     def summary(self) -> str:
         """The format in words, for messages: ``FP8 with a scale for each block of 128 x 128``."""
-
-    @property
-    @abc.abstractmethod
-    def ends(self) -> tuple[str, ...]:
-        """The suffixes of the tensors from which a weight is computed."""
-
-    @property
-    @abc.abstractmethod
-    def scale_end(self) -> str:
-        """That of the tensors of scales."""
 
     @abc.abstractmethod
     def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
@@ -105,7 +157,7 @@ class BlockFormat(abc.ABC):
         For checkpoints whose config.json does not say it, as those of draft heads."""
 
     @abc.abstractmethod
-    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> Dequantized:
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> QuantizedTensor:
         """The weight that is made of ``parts``.
 
         Args:

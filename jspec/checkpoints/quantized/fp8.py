@@ -2,84 +2,103 @@
 of draft heads, of which a whole output channel or a whole weight may share a scale."""
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.fp8_numbers import FP8Numbers
 from jspec.checkpoints.files.ranges import Index, bounds_of
-from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.config_fields import require_one_of
+from jspec.checkpoints.files.tensor import RangedTensor, Tensor
+from jspec.checkpoints.quantized.config_fields import Modules, require_one_of
 from jspec.checkpoints.quantized.format import (
     BlockFormat,
-    Dequantized,
+    QuantizedTensor,
+    Scales,
+    StoredParts,
     WeightTensors,
     read_block,
     read_plain,
     read_scales,
 )
-from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
+from jspec.quantization.formats import GROUP, KINDS, num_groups
 
 FP8 = "float8_e4m3fn"
+EVERY_LINEAR = Modules(frozenset(("Linear",)), (), "")
 
 
 @dataclasses.dataclass(frozen=True)
-class FP8BlockWeight(Dequantized):
+class GroupScales(RangedTensor):
+    """The scales of blocks, repeated for each output channel and each 128 inputs: float32 ``[out, ceil(in / 128)]``.
+
+    Attributes:
+      tensor: ``[ceil(out / height), ceil(in / width)]``, of any dtype of floats.
+      block: height and width of a block.
+    """
+
+    tensor: Tensor
+    block: tuple[int, int]
+
+    def check(self):
+        read_scales(self.tensor)
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. All stored scales are read, which are few."""
+        (first, stop), (left, right) = bounds_of(index, self.shape)
+        rows, columns = np.arange(first, stop) // self.block[0], np.arange(left, right) * GROUP // self.block[1]
+        return read_scales(self.tensor)[rows[:, None], columns[None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class FP8BlockWeight(QuantizedTensor):
     """A weight ``[out, in]`` whose numbers are multiplied by the scales of their blocks.
 
     Attributes:
-      stored: float8_e4m3fn ``[out, in]``.
+      numbers: float8_e4m3fn ``[out, in]``.
       scales: ``[ceil(out / height), ceil(in / width)]``. Blocks at the lower and right edges may be smaller.
       block: height and width of a block.
     """
 
-    stored: Tensor
+    numbers: Tensor
     scales: Tensor
     block: tuple[int, int]
 
+    def stored(self) -> StoredParts | None:
+        """As ``QuantizedTensor.stored``; None unless blocks have whole groups of inputs."""
+        if self.block[1] % GROUP:
+            return None
+        scales, shape = self.scales, (self.shape[0], num_groups(self.shape[1]))
+        of_groups = GroupScales(scales.name, scales.file, scales.path, shape, "float32", scales, self.block)
+        return StoredParts(KINDS["fp8_block"], self.numbers, of_groups)
+
     def check(self):
         read_scales(self.scales)
-
-    def read(self) -> np.ndarray:
-        return self.read_part(())
 
     def read_part(self, index: Index) -> np.ndarray:
         """``read()[index]``. It reads no other numbers, but all scales, which are few."""
         scales, (height, width) = read_scales(self.scales), self.block
         (first, stop), (left, right) = bounds_of(index, self.shape)
-        values, columns = self.stored.read_part(index).astype(np.float32), np.arange(left, right) // width
+        values, columns = self.numbers.read_part(index).astype(np.float32), np.arange(left, right) // width
         for i in range(first // height, -(-stop // height)):
             values[max(i * height - first, 0) : (i + 1) * height - first] *= scales[i, columns]
         return values
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FP8Blocks(BlockFormat):
     """FP8 with a scale for each block.
 
     Attributes:
       block: height and width of a block.
-      scale_name: how the name of a tensor of scales ends.
     """
 
+    bits: int = 8
     block: tuple[int, int]
-    scale_name: str
-
-    @property
-    def bytes_each(self) -> str:
-        return "one"
 
     @property
     def summary(self) -> str:
         return f"FP8 with a scale for each block of {self.block[0]} x {self.block[1]}"
-
-    @property
-    def scale_end(self) -> str:
-        return self.scale_name
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return ".weight", self.scale_end
 
     def is_quantized(self, tensors) -> bool:
         return self.scale_end in tensors or (".weight" in tensors and tensors[".weight"].dtype == FP8)
@@ -97,61 +116,74 @@ class FP8Blocks(BlockFormat):
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaledWeight(Dequantized):
+class ScaledWeight(QuantizedTensor):
     """A weight ``[out, in]`` whose numbers are multiplied by the scales of their output channels.
 
     Attributes:
-      stored: float8_e4m3fn or int8 ``[out, in]``.
+      numbers: float8_e4m3fn or int8 ``[out, in]``.
       scales: with a number for each output channel, or with one for all.
     """
 
-    stored: Tensor
+    numbers: Tensor
     scales: Tensor
+
+    def stored(self) -> StoredParts:
+        form = KINDS["int8" if self.numbers.dtype == "int8" else "fp8"]
+        return StoredParts(form, self.numbers, Scales.of(self.scales, self.shape[0]))
 
     def check(self):
         read_scales(self.scales)
-
-    def read(self) -> np.ndarray:
-        return self.read_part(())
 
     def read_part(self, index: Index) -> np.ndarray:
         """``read()[index]``. It reads no other numbers, but all scales, which are few."""
         (first, stop), _ = bounds_of(index, self.shape)
         scales = np.broadcast_to(read_scales(self.scales).reshape(-1), self.shape[:1])
-        return self.stored.read_part(index).astype(np.float32) * scales[first:stop, None]
+        return self.numbers.read_part(index).astype(np.float32) * scales[first:stop, None]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Scaled(BlockFormat):
     """FP8 or int8 with a scale for each output channel or for each weight. Language models keep it
-    (``jspec.checkpoints.quantized.stored_weights``), and draft heads dequantise it.
+    (``jspec.checkpoints.quantized.scales``, or ``stored_weights`` where some maps are not quantised), and draft heads
+    dequantise it.
 
     Attributes:
-      quantization: ``fp8`` or ``int8``.
+      quantization: ``fp8`` or ``int8``, the value of ``ModelConfig.quantization`` that the weights can be read as.
       scales: whether there is a scale for each output ``channel``, or one for a whole ``tensor``.
+      targets: which modules are quantised.
+      ignored: which of these are not, after all.
     """
 
-    quantization: str
-    scales: str
-
-    @property
-    def scale_end(self) -> str:
-        return ".weight_scale"
-
-    @property
-    def bytes_each(self) -> str:
-        return "one"
+    bits: int = 8
+    ends: tuple[str, ...] = (".weight", ".weight_scale")
+    quantization: Literal["fp8", "int8"]
+    scales: Literal["channel", "tensor"]
+    targets: Modules
+    ignored: Modules
 
     @staticmethod
-    def of(stored: StoredQuantization) -> "Scaled":
-        """What a ``quantization_config`` says, of weights that are to be dequantised."""
+    def of(
+        quantization: Literal["fp8", "int8"],
+        scales: Literal["channel", "tensor"],
+        ignored: Modules,
+        where: str,
+        targets: Modules = EVERY_LINEAR,
+    ) -> "Scaled":
+        """The format of these settings, in which the modules that ``ignored`` names are plain."""
         return Scaled(
-            stored.ignored.names - {"Linear"},
-            stored.ignored.key,
-            stored.where,
-            stored.quantization,
-            stored.scales,
+            plain=ignored.names - {"Linear"},
+            key=ignored.key,
+            where=where,
+            quantization=quantization,
+            scales=scales,
+            targets=targets,
+            ignored=ignored,
         )
+
+    def includes(self, names: Iterable[str]) -> bool:
+        """Whether a linear map is quantised, to which the checkpoint may give any of these names."""
+        names = tuple(names)
+        return self.targets.include(names) and not self.ignored.include(names)
 
     @property
     def summary(self) -> str:
@@ -161,10 +193,6 @@ class Scaled(BlockFormat):
     @property
     def _numbers(self) -> str:
         return FP8 if self.quantization == "fp8" else self.quantization
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return ".weight", self.scale_end
 
     def is_quantized(self, tensors) -> bool:
         return ".weight_scale" in tensors or (".weight" in tensors and tensors[".weight"].dtype == self._numbers)
@@ -186,6 +214,13 @@ def shape_of_numbers(parts: WeightTensors) -> tuple[int, ...] | None:
     return None if stored is None else stored.shape
 
 
+def _blocks(
+    plain: frozenset[str], key: str, where: str, block: tuple[int, int], scale_end: str = ".weight_scale"
+) -> FP8Blocks:
+    ends = ".weight", scale_end
+    return FP8Blocks(plain=plain, key=key, where=where, ends=ends, scale_end=scale_end, block=block)
+
+
 def read_fp8_blocks(fields: Fields) -> FP8Blocks:
     """The ``quantization_config`` of DeepSeek's layout, whose ``weight_block_size`` is not null.
 
@@ -194,7 +229,7 @@ def read_fp8_blocks(fields: Fields) -> FP8Blocks:
     """
     require_one_of(fields, "fmt", "e4m3", "float8_e4m3fn", absent="e4m3")
     plain, key = read_plain(fields, "modules_to_not_convert", "ignored_layers")
-    return FP8Blocks(plain, key, fields.where, read_block(fields, "weight_block_size"), ".weight_scale_inv")
+    return _blocks(plain, key, fields.where, read_block(fields, "weight_block_size"), ".weight_scale_inv")
 
 
 def blocks_of_model_optimizer(fields: Fields, *lists: str) -> FP8Blocks:
@@ -205,7 +240,7 @@ def blocks_of_model_optimizer(fields: Fields, *lists: str) -> FP8Blocks:
       lists: what the list of modules that are not quantised may be called.
     """
     plain, key = read_plain(fields, *lists)
-    return FP8Blocks(plain, key, fields.where, (128, 128), ".weight_scale")
+    return _blocks(plain, key, fields.where, (128, 128))
 
 
 def read_compressed_blocks(fields: Fields, weights: Fields) -> FP8Blocks:
@@ -219,4 +254,4 @@ def read_compressed_blocks(fields: Fields, weights: Fields) -> FP8Blocks:
       Refusal: the block is none.
     """
     plain, key = read_plain(fields, "ignore")
-    return FP8Blocks(plain, key, fields.where, read_block(weights, "block_structure"), ".weight_scale")
+    return _blocks(plain, key, fields.where, read_block(weights, "block_structure"))

@@ -104,7 +104,7 @@ class GPTQWeight(PackedCodes):
         return groups
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GPTQ(CodesFormat):
     """GPTQ of four or eight bits.
 
@@ -117,13 +117,8 @@ class GPTQ(CodesFormat):
     less_one: bool
     symmetric: bool
 
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return ".qweight", ".qzeros", ".scales", ".g_idx"
-
-    @property
-    def scale_end(self) -> str:
-        return ".scales"
+    ends: tuple[str, ...] = (".qweight", ".qzeros", ".scales", ".g_idx")
+    scale_end: str = ".scales"
 
     @property
     def summary(self) -> str:
@@ -170,13 +165,13 @@ def read_gptq(fields: Fields) -> GPTQ:
     size, ordered, less_one = read_group_size(fields), fields.flag("desc_act"), fields.raw.get(key) != "gptq_v2"
     symmetric = fields.flag("sym", True)  # as in AutoGPTQ, GPTQModel and transformers
     return GPTQ(
-        plain,
-        listed,
-        fields.where,
-        fields.raw["bits"],
-        size,
-        f"{fields.prefix}group_size",
-        ordered,
-        less_one,
-        symmetric,
+        plain=plain,
+        key=listed,
+        where=fields.where,
+        bits=fields.raw["bits"],
+        group_size=size,
+        group_key=f"{fields.prefix}group_size",
+        ordered=ordered,
+        less_one=less_one,
+        symmetric=symmetric,
     )

@@ -10,9 +10,8 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized.config_fields import INSTEAD, Modules, read_modules
-from jspec.checkpoints.quantized.fp8 import FP8Blocks, blocks_of_model_optimizer
+from jspec.checkpoints.quantized.fp8 import FP8Blocks, Scaled, blocks_of_model_optimizer
 from jspec.checkpoints.quantized.nvfp4 import NVFP4, read_nvfp4_of_model_optimizer
-from jspec.checkpoints.quantized.stored_quantization import EVERY_LINEAR, StoredQuantization
 
 METHOD, FILE, KEY = "modelopt", "hf_quant_config.json", "quantization_config"
 LISTS = ("exclude_modules", "ignore")  # of modules that are not quantised
@@ -44,7 +43,7 @@ def with_model_optimizer(folder: Folder, fields: Fields) -> Fields:
     return fields
 
 
-def read_model_optimizer(fields: Fields) -> StoredQuantization | NVFP4 | FP8Blocks:
+def read_model_optimizer(fields: Fields) -> Scaled | NVFP4 | FP8Blocks:
     """How the linear maps of a checkpoint are quantised.
 
     Args:
@@ -63,7 +62,7 @@ def read_model_optimizer(fields: Fields) -> StoredQuantization | NVFP4 | FP8Bloc
             f"{fields.where}: {fields.prefix}quant_algo={fields.raw['quant_algo']!r}, of NVIDIA Model Optimizer, is not "
             f"read; {INSTEAD}"
         )
-    return StoredQuantization("fp8", _SCALES[algorithm], EVERY_LINEAR, _read_wildcards(fields), fields.where)
+    return Scaled.of("fp8", _SCALES[algorithm], _read_wildcards(fields), fields.where)
 
 
 def _read_wildcards(fields: Fields) -> Modules:

@@ -12,8 +12,9 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized.config_fields import require_one_of
-from jspec.checkpoints.quantized.e2m1 import E2M1Weight, require_whole_groups
-from jspec.checkpoints.quantized.format import BlockFormat, WeightTensors, read_plain
+from jspec.checkpoints.quantized.e2m1 import E2M1Format, E2M1Weight, require_whole_groups
+from jspec.checkpoints.quantized.format import StoredParts, WeightTensors, read_plain
+from jspec.quantization.formats import KINDS
 from jspec.quantization.mxfp4 import GROUP, LARGEST_SCALE, twice_powers
 
 CODES, SCALES = ".weight_packed", ".weight_scale"
@@ -32,6 +33,9 @@ class MXFP4Weight(E2M1Weight):
     def group(self) -> int:
         return GROUP
 
+    def stored(self) -> StoredParts:
+        return StoredParts(KINDS["mxfp4"], self.repacked, self.scales)
+
     def factors(self, rows: slice, groups: slice) -> np.ndarray:
         return twice_powers(self.read_scales((rows, groups))) / 2
 
@@ -46,29 +50,15 @@ class MXFP4Weight(E2M1Weight):
         return scales
 
 
-@dataclasses.dataclass(frozen=True)
-class MXFP4(BlockFormat):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MXFP4(E2M1Format):
     """MXFP4 of linear maps."""
 
-    @property
-    def bytes_each(self) -> str:
-        return "half a one"
-
-    @property
-    def scale_end(self) -> str:
-        return SCALES
+    ends: tuple[str, ...] = (CODES, SCALES)
 
     @property
     def summary(self) -> str:
         return f"MXFP4, four bits with a power of two for each {GROUP} input features"
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return CODES, SCALES
-
-    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
-        codes = parts.tensors.get(CODES)
-        return None if codes is None else (*codes.shape[:-1], 2 * codes.shape[-1])
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> MXFP4Weight:
         outputs, inputs = shape
@@ -95,4 +85,4 @@ def read_mxfp4_pack_quantized(fields: Fields, weights: Fields) -> MXFP4:
     require_one_of(weights, "actorder", False, "weight", "static", absent=False)
     require_one_of(weights, "scale_dtype", *_DTYPES, absent=_DTYPES[0])
     plain, key = read_plain(fields, "ignore")
-    return MXFP4(plain, key, fields.where)
+    return MXFP4(plain=plain, key=key, where=fields.where)

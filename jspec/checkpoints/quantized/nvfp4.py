@@ -13,10 +13,11 @@ from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
-from jspec.checkpoints.quantized.e2m1 import E2M1Weight, require_whole_groups
-from jspec.checkpoints.quantized.format import BlockFormat, WeightTensors, read_plain, read_scales
+from jspec.checkpoints.quantized.e2m1 import E2M1Format, E2M1Weight, require_whole_groups
+from jspec.checkpoints.quantized.format import StoredParts, WeightTensors, read_plain, read_scales
 from jspec.checkpoints.quantized.fp8 import FP8
-from jspec.quantization.nvfp4 import GROUP
+from jspec.quantization.formats import KINDS
+from jspec.quantization.nvfp4 import GROUP, channel_scales
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,10 @@ class NVFP4Weight(E2M1Weight):
     def group(self) -> int:
         return GROUP
 
+    def stored(self) -> StoredParts:
+        of_channels = ChannelScales(self.name, self.file, self.path, (self.shape[0], 2), "float32", self)
+        return StoredParts(KINDS["nvfp4"], self.repacked, self.scales, of_channels)
+
     def factors(self, rows: slice, groups: slice) -> np.ndarray:
         overall, scales = read_scales(self.overall).reshape(()), self.read_scales((rows, groups)).astype(np.float32)
         return scales / overall if self.divides else scales * overall
@@ -53,49 +58,45 @@ class NVFP4Weight(E2M1Weight):
 
 
 @dataclasses.dataclass(frozen=True)
-class NVFP4(BlockFormat):
+class ChannelScales(Tensor):
+    """What multiplies and what divides the scales of each output channel in NVFP4, float32 ``[out, 2]``.
+
+    Attributes:
+      stored: the weight in the files.
+    """
+
+    stored: NVFP4Weight
+
+    def read(self) -> np.ndarray:
+        number = float(read_scales(self.stored.overall).reshape(()))
+        return channel_scales(number, self.stored.divides, self.shape[0])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NVFP4(E2M1Format):
     """NVFP4.
 
     Attributes:
-      codes_end, overall_end: how the names of the tensors of codes and of the number of the whole weight end.
-      divides: whether that number divides the scales.
+      divides: whether the number of the whole weight, the last of ``ends``, divides the scales.
     """
 
-    codes_end: str
-    overall_end: str
     divides: bool
-
-    @property
-    def bytes_each(self) -> str:
-        return "half a one"
-
-    @property
-    def scale_end(self) -> str:
-        return ".weight_scale"
 
     @property
     def summary(self) -> str:
         return f"NVFP4, four bits with a scale for each {GROUP} input features"
 
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return self.codes_end, ".weight_scale", self.overall_end
-
     def is_quantized(self, tensors) -> bool:
-        codes = tensors.get(self.codes_end)
-        return self.overall_end in tensors or (codes is not None and codes.dtype == "uint8")
-
-    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
-        codes = parts.tensors.get(self.codes_end)
-        return None if codes is None else (*codes.shape[:-1], 2 * codes.shape[-1])
+        codes = tensors.get(self.ends[0])
+        return self.ends[-1] in tensors or (codes is not None and codes.dtype == "uint8")
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> NVFP4Weight:
-        outputs, inputs = shape
+        (outputs, inputs), (codes_end, scale_end, overall_end) = shape, self.ends
         require_whole_groups(parts.module, inputs, GROUP, parts.where)
-        codes = parts.take(self.codes_end, (outputs, inputs // 2), ("uint8",))
-        scales = parts.take(".weight_scale", (outputs, inputs // GROUP), (FP8,))
-        found = parts.tensors.get(self.overall_end)
-        overall = parts.take(self.overall_end, () if found is not None and found.shape == () else (1,), ("float32",))
+        codes = parts.take(codes_end, (outputs, inputs // 2), ("uint8",))
+        scales = parts.take(scale_end, (outputs, inputs // GROUP), (FP8,))
+        found = parts.tensors.get(overall_end)
+        overall = parts.take(overall_end, () if found is not None and found.shape == () else (1,), ("float32",))
         return NVFP4Weight(name, codes.file, codes.path, shape, "float32", codes, scales, overall, self.divides)
 
 
@@ -114,7 +115,13 @@ def read_nvfp4_pack_quantized(fields: Fields, weights: Fields) -> NVFP4:
     require_one_of(weights, "symmetric", True, absent=True)
     require_one_of(weights, "dynamic", False, absent=False)
     plain, key = read_plain(fields, "ignore")
-    return NVFP4(plain, key, fields.where, ".weight_packed", ".weight_global_scale", divides=True)
+    return NVFP4(
+        plain=plain,
+        key=key,
+        where=fields.where,
+        ends=(".weight_packed", ".weight_scale", ".weight_global_scale"),
+        divides=True,
+    )
 
 
 def read_nvfp4_of_model_optimizer(fields: Fields, *listed: str) -> NVFP4:
@@ -129,4 +136,6 @@ def read_nvfp4_of_model_optimizer(fields: Fields, *listed: str) -> NVFP4:
     """
     require_one_of(fields, "group_size", GROUP, absent=GROUP)
     plain, key = read_plain(fields, *listed)
-    return NVFP4(plain, key, fields.where, ".weight", ".weight_scale_2", divides=False)
+    return NVFP4(
+        plain=plain, key=key, where=fields.where, ends=(".weight", ".weight_scale", ".weight_scale_2"), divides=False
+    )

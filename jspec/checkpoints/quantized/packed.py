@@ -61,7 +61,7 @@ class PackedWeight(PackedCodes):
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PackQuantized(CodesFormat):
     """The format ``pack-quantized`` with four or eight bits.
 
@@ -71,13 +71,7 @@ class PackQuantized(CodesFormat):
 
     symmetric: bool
 
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return ".weight_packed", ".weight_scale", ".weight_shape", ZEROS
-
-    @property
-    def scale_end(self) -> str:
-        return ".weight_scale"
+    ends: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_shape", ZEROS)
 
     @property
     def summary(self) -> str:
@@ -125,4 +119,12 @@ def read_pack_quantized(fields: Fields, weights: Fields) -> PackQuantized:
     plain, listed = read_plain(fields, "ignore")
     symmetric = weights.flag("symmetric", True)
     bits, key = weights.raw["num_bits"], f"{weights.prefix}group_size"
-    return PackQuantized(plain, listed, fields.where, bits, size, key, symmetric)
+    return PackQuantized(
+        plain=plain,
+        key=listed,
+        where=fields.where,
+        bits=bits,
+        group_size=size,
+        group_key=key,
+        symmetric=symmetric,
+    )

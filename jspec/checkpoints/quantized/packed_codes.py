@@ -10,8 +10,11 @@ import numpy as np
 
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.format import BlockFormat, Dequantized, WeightTensors
+from jspec.checkpoints.files.tensor import STORED_DTYPES, RangedTensor, Tensor
+from jspec.checkpoints.quantized.format import BlockFormat, Scales, StoredParts, WeightTensors, read_scales
+from jspec.checkpoints.quantized.stored_codes import ByteCodes, CodedTensor, InputOrder, RepackedCodes
+from jspec.quantization.codes import BLOCK
+from jspec.quantization.formats import KINDS, SIZES, grouped
 
 IN_WORDS = {4: "four", 8: "eight"}  # numbers of bits
 
@@ -43,7 +46,7 @@ class Numbers(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PackedCodes(Dequantized):
+class PackedCodes(CodedTensor):
     """A weight ``[out, in]``, each number of which is ``(code - zero) * scale``.
 
     Attributes:
@@ -61,9 +64,6 @@ class PackedCodes(Dequantized):
         """How many input features share a zero and a scale."""
         return self.shape[1] if self.group_size == -1 else self.group_size
 
-    def read(self) -> np.ndarray:
-        return self.read_part(())
-
     def read_part(self, index: Index) -> np.ndarray:
         """``read()[index]``. It reads the codes of that part and of what shares an int32 with it, and their groups alone."""
         outputs, inputs = (slice(*bound) for bound in bounds_of(index, self.shape))
@@ -80,10 +80,6 @@ class PackedCodes(Dequantized):
         self.groups()
 
     @abc.abstractmethod
-    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
-        """The codes of some features, uint8 ``[in, out]``."""
-
-    @abc.abstractmethod
     def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
         """The zeros, uint8 ``[groups, out]``, and the scales, float32 ``[groups, out]``, of some output features and
         groups.
@@ -97,8 +93,23 @@ class PackedCodes(Dequantized):
     def has_zeros(self) -> bool:
         """Whether the code that stands for 0 may be another one than that in the middle."""
 
-    def input_order(self) -> np.ndarray | None:
-        """The input features group by group, int32 ``[in]``; None if those of a group follow each other."""
+    def stored(self) -> StoredParts | None:
+        """As ``QuantizedTensor.stored``; None because of its groups or of the order of its inputs."""
+        size, bits, scales = self.group_size, self.bits, self.scales
+        group = None if size == -1 else size if size in SIZES else BLOCK
+        order, about = self.input_order(), (self.name, self.file, self.path)
+        even = order is None or np.array_equal(self.groups()[order], self.consecutive())
+        if (group == BLOCK and size % BLOCK) or not even:
+            return None
+        form = grouped(bits, group, scales.dtype, self.has_zeros, order is not None)
+        codes = RepackedCodes.of(self, 0, self.shape[1]) if bits == 4 else ByteCodes(*about, self.shape, "int8", self)
+        if form == grouped(8, None, form.scale) and (read_scales(scales, True) > 0).all():
+            of_channels = Scales(*about, self.shape[:1], form.scale, scales)
+            return StoredParts(KINDS["int8"], codes, of_channels)  # as jspec stores it itself
+        repeats = 1 if group is None else size // group
+        of_groups = CodeScales(*about, form.arrays(self.shape)["scale"].shape, form.scale, self, repeats)
+        of_inputs = None if order is None else InputOrder(*about, order.shape, "int32", self)
+        return StoredParts(form, codes, of_groups, order=of_inputs)
 
     def groups(self) -> np.ndarray:
         """The group of each input feature, int ``[in]``."""
@@ -110,22 +121,42 @@ class PackedCodes(Dequantized):
 
 
 @dataclasses.dataclass(frozen=True)
+class CodeScales(RangedTensor):
+    """The scales of the groups of a weight in the dtype of the files, ``[out, groups]``, or scales and zeros ``[out, groups,
+    2]``.
+
+    Attributes:
+      stored: the weight in the files.
+      repeats: how many groups one of the files is: one of 256 inputs is two of 128.
+    """
+
+    stored: PackedCodes
+    repeats: int
+
+    def check(self):
+        self.stored.check()
+
+    def read_part(self, index: Index) -> np.ndarray:
+        (first, stop), (left, right), *_ = bounds_of(index, self.shape)
+        groups = slice(left // self.repeats, -(-right // self.repeats))
+        zeros, scales = self.stored.of_groups(slice(first, stop), groups)
+        zeros = zeros.astype(np.float32) - (128 if self.stored.bits == 8 else 0)
+        arrays = scales if len(self.shape) == 2 else np.stack([scales, zeros], axis=-1)
+        found = np.repeat(arrays.swapaxes(0, 1), self.repeats, axis=1)[:, left - groups.start * self.repeats :]
+        return found[:, : right - left].astype(STORED_DTYPES[self.dtype])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CodesFormat(BlockFormat):
     """How a checkpoint stores weights of four or eight bits.
 
     Attributes:
-      bits: of a code.
       group_size: how many input features share a scale; -1 if all do.
       group_key: the key of config.json that says so, for messages.
     """
 
-    bits: int
     group_size: int
     group_key: str
-
-    @property
-    def bytes_each(self) -> str:
-        return "half a one" if self.bits == 4 else "one"
 
     @property
     def bits_in_words(self) -> str:

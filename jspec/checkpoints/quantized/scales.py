@@ -7,14 +7,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 
-import numpy as np
-
 from jspec.checkpoints.files.fp8_numbers import FP8Numbers
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
 from jspec.checkpoints.quantized.config_fields import INSTEAD
-from jspec.checkpoints.quantized.format import BlockFormat, read_scales
-from jspec.checkpoints.quantized.stored_quantization import StoredQuantization
+from jspec.checkpoints.quantized.format import BlockFormat, Scales
+from jspec.checkpoints.quantized.fp8 import Scaled
 from jspec.checkpoints.tensors.layout import PREFIX, Layout
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, Placement, tensor_table
 from jspec.checkpoints.tensors.parts import modules_of_parts
@@ -38,30 +36,8 @@ _ACTIVATIONS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Scales(Tensor):
-    """The scales of a weight ``[out, in]``, one for each output channel: of shape ``[out]``, and float32 when read.
-
-    Attributes:
-      stored: the tensor in the files, with as many numbers, or with one that counts for all output channels.
-    """
-
-    stored: Tensor
-
-    def check(self):
-        read_scales(self.stored)
-
-    def read(self) -> np.ndarray:
-        """The scales.
-
-        Raises:
-          Refusal: one of them is zero, negative, NaN or infinite.
-        """
-        return np.broadcast_to(read_scales(self.stored).reshape(-1), self.shape)
-
-
 def with_stored_quantization(
-    config: ModelConfig, stored: StoredQuantization | BlockFormat, called: Callable[[str], tuple[str, ...]]
+    config: ModelConfig, stored: BlockFormat, called: Callable[[str], tuple[str, ...]]
 ) -> ModelConfig:
     """``config`` with the quantisation of the weights in the files; ``config`` itself if they are dequantised when read,
     or only the tensors say which are kept, as in blocks and where some maps of layers are not quantised.
@@ -75,12 +51,12 @@ def with_stored_quantization(
       Refusal: the files hold the experts of a layer in one tensor.
     """
     if names_of(config.architecture).stacked_maps is not None:
-        what = stored.summary if isinstance(stored, BlockFormat) else stored.quantization
+        what = stored.quantization if isinstance(stored, Scaled) else stored.summary
         raise Refusal(
             f"{stored.where}: quantization_config says that the weights are {what}, which is not read of "
             f"{config.architecture}, whose experts are in one tensor; {INSTEAD}"
         )
-    if isinstance(stored, BlockFormat):
+    if not isinstance(stored, Scaled):
         return config
     # An embedding is no linear map, so it is never quantised, and neither is an output head that is tied to it.
     quantized = dataclasses.replace(config, quantization=stored.quantization, quantized_head=not config.tie_embeddings)
@@ -89,49 +65,39 @@ def with_stored_quantization(
     return config if any(name != _HEAD for name in _plain(quantized, stored, called)) else quantized
 
 
-def _plain(quantized: ModelConfig, stored: StoredQuantization, called: Callable[[str], tuple[str, ...]]) -> list[str]:
+def _plain(quantized: ModelConfig, stored: Scaled, called: Callable[[str], tuple[str, ...]]) -> list[str]:
     """The names of the linear maps that are not quantised, by config.json, of those that are in a model of the config
     ``quantized``; other arguments as for ``with_stored_quantization``."""
-    scales, modules = quantized.scale_names(), modules_of_parts(quantized)
+    scales, modules = quantized.stored_params(), modules_of_parts(quantized)
     maps = [name.removesuffix(".weight") for name, at in tensor_table(quantized).items() if at.param in scales]
     maps = list(dict.fromkeys(modules.get(name, name) for name in maps))
     return [name for name in maps if not stored.includes(called(name))]
 
 
-def holds_others(config: ModelConfig, names: Container[str]) -> bool:
-    """Whether a layer has a weight with scales that is none of those that are quantised in a model of ``config``, such as a
-    router, or the betas and decays of a gated delta net.
-
-    Args:
-      config: the model's config, with quantisation.
-      names: of the tensors in the files.
-    """
-    scales, modules, end = config.scale_names(), modules_of_parts(config), ".weight"
-    plain = (
-        name for name, at in tensor_table(config).items() if at.param not in scales and at.param.startswith("layers.")
-    )
-    return any(f"{modules.get(name, name)}{end}_scale" in names for name in (one.removesuffix(end) for one in plain))
-
-
-def holds_plain(config: ModelConfig, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the files hold a weight in floats and without scales that is quantised in a model of ``config``.
+def holds_otherwise(config: ModelConfig, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the files hold a weight of a layer with scales that a model of ``config`` does not quantise, such as a router,
+    or the betas and decays of a gated delta net; or one in floats and without scales that such a model quantises.
 
     Args:
       config: the model's config, with quantisation.
       tensors: those in the files, by name.
     """
-    scales, modules, end = config.scale_names(), modules_of_parts(config), ".weight"
-    maps = {name.removesuffix(end) for name, at in tensor_table(config).items() if at.param in scales}
-    called = (name for one in maps for name in (modules.get(one, one), modules.get(one, one).removeprefix(PREFIX)))
-    return any(
-        name + end in tensors
-        and tensors[name + end].dtype in FLOAT_DTYPES
-        and not {f"{name}{end}_scale", f"{name}{end}_scale_inv"} & tensors.keys()
-        for name in called
-    )
+    params, modules, end = config.stored_params(), modules_of_parts(config), ".weight"
+    for tensor, at in tensor_table(config).items():
+        module = tensor.removesuffix(end)
+        name = modules.get(module, module) + end
+        if at.param not in params:
+            if at.param.startswith("layers.") and f"{name}_scale" in tensors:
+                return True
+            continue
+        for called in (name, name.removeprefix(PREFIX)):
+            in_floats = called in tensors and tensors[called].dtype in FLOAT_DTYPES
+            if in_floats and tensors.keys().isdisjoint((f"{called}_scale", f"{called}_scale_inv")):
+                return True
+    return False
 
 
-def with_scales(layout: Layout, stored: StoredQuantization, where: str) -> Layout:
+def with_scales(layout: Layout, stored: Scaled, where: str) -> Layout:
     """``layout`` with the tensors that hold the scales of its quantised weights.
 
     Args:
@@ -142,7 +108,7 @@ def with_scales(layout: Layout, stored: StoredQuantization, where: str) -> Layou
     Raises:
       Refusal: scales have a shape that they cannot have, or count for blocks of a weight.
     """
-    params, table, tensors = layout.config.scale_names(), {}, dict(layout.tensors)
+    params, table, tensors = layout.config.stored_params(), {}, dict(layout.tensors)
     for name, at in layout.table.items():
         table[name] = at
         if at.param not in params:
@@ -150,7 +116,7 @@ def with_scales(layout: Layout, stored: StoredQuantization, where: str) -> Layou
         scale, channels = f"{name}_scale", at.shape[0]
         if name in tensors:
             tensors[name] = FP8Numbers.of(tensors[name])
-        table[scale] = Placement(params[at.param], at.start, (channels,))
+        table[scale] = Placement(params[at.param].names["scale"], at.start, (channels,))
         if stored.scales == "tensor" and scale not in tensors and _is_number(tensors.get(f"{scale}_inv")):
             # What transformers calls the scale of a weight, and Ministral 3 with it, is the scale all the same.
             tensors[scale] = tensors.pop(f"{scale}_inv")
@@ -199,7 +165,7 @@ def _is_number(tensor: Tensor | None) -> bool:
     return tensor is not None and math.prod(tensor.shape) == 1
 
 
-def _scales(tensor: Tensor, channels: int, stored: StoredQuantization, where: str) -> Scales:
+def _scales(tensor: Tensor, channels: int, stored: Scaled, where: str) -> Scales:
     """The tensor of scales ``tensor``, of a weight with ``channels`` output channels."""
     shapes = [(channels, 1), (channels,)] if stored.scales == "channel" else [(1,), (), (1, 1)]
     if tensor.shape not in shapes:
@@ -207,4 +173,4 @@ def _scales(tensor: Tensor, channels: int, stored: StoredQuantization, where: st
             f"{where}/{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}: expected {list(shapes[0])}, "
             f"a scale for each {'output channel' if stored.scales == 'channel' else 'weight'}; fetch it again"
         )
-    return Scales(tensor.name, tensor.file, tensor.path, (channels,), tensor.dtype, tensor)
+    return Scales.of(tensor, channels)

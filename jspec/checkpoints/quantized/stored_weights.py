@@ -2,7 +2,7 @@
 
 These are FP8 weights with a scale for each block (``jspec.quantization.fp8_block``), whose blocks have whole groups of 128
 inputs and any number of output channels; weights in FP8 or int8 with a scale for each output channel or for each weight, in
-checkpoints of which some maps are not quantised; and codes of four bits in groups (``kept_codes.py`` beside this file). A
+checkpoints of which some maps are not quantised; and codes of four bits in groups (``packed_codes.py`` beside this file). A
 parameter is kept if all tensors that fill it are stored alike, as most of the checkpoint's are. Others, and those for which
 there is no kernel, are dequantised, and a note names their tensors."""
 
@@ -13,79 +13,33 @@ from typing import Any
 
 import numpy as np
 
-from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.format import BlockFormat, Dequantized, read_scales
-from jspec.checkpoints.quantized.fp8 import FP8BlockWeight, ScaledWeight
-from jspec.checkpoints.quantized.mxfp4 import MXFP4Weight
-from jspec.checkpoints.quantized.nvfp4 import NVFP4Weight
-from jspec.checkpoints.quantized.packed_codes import PackedCodes
-from jspec.checkpoints.quantized.scales import Scales
-from jspec.checkpoints.quantized.stored_codes import Kept, RepackedCodes, kept_codes, kept_mxfp4, kept_nvfp4
+from jspec.checkpoints.quantized.format import BlockFormat, QuantizedTensor, StoredParts
+from jspec.checkpoints.quantized.stored_codes import RepackedCodes
 from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import Placement
 from jspec.checkpoints.tensors.parts import Part, TensorPart
 from jspec.config import ModelConfig
-from jspec.quantization.formats import GROUP, known_format, num_groups
+from jspec.quantization.formats import Format, num_groups
 
 WEIGHT = ".weight"
 _NAMED = 3  # tensors that a note names
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupScales(Tensor):
-    """The scales of blocks, repeated for each output channel and each 128 inputs: float32 ``[out, ceil(in / 128)]``.
-
-    Attributes:
-      stored: ``[ceil(out / height), ceil(in / width)]``, of any dtype of floats.
-      block: height and width of a block.
-    """
-
-    stored: Tensor
-    block: tuple[int, int]
-
-    def read(self) -> np.ndarray:
-        return self.read_part(())
-
-    def check(self):
-        read_scales(self.stored)
-
-    def read_part(self, index: Index) -> np.ndarray:
-        """``read()[index]``. All stored scales are read, which are few."""
-        (first, stop), (left, right) = bounds_of(index, self.shape)
-        rows, columns = np.arange(first, stop) // self.block[0], np.arange(left, right) * GROUP // self.block[1]
-        return read_scales(self.stored)[rows[:, None], columns[None]]
-
-
-def kept(tensor: Tensor) -> Kept | None:
-    """A dequantised weight, or some rows or columns of one, as it is stored; None if it cannot be kept."""
-    if isinstance(tensor, PackedCodes):
-        return kept_codes(tensor)
-    if isinstance(tensor, NVFP4Weight):
-        return kept_nvfp4(tensor)
-    if isinstance(tensor, MXFP4Weight):
-        return kept_mxfp4(tensor)
-    if isinstance(tensor, FP8BlockWeight):
-        outputs, inputs = tensor.shape
-        if tensor.block[1] % GROUP:
-            return None
-        scales, shape = tensor.scales, (outputs, num_groups(inputs))
-        named = scales.name, scales.file, scales.path, shape, "float32"
-        return Kept(tensor.stored, GroupScales(*named, scales, tensor.block), "fp8_block")
-    if isinstance(tensor, ScaledWeight):
-        scales = tensor.scales
-        about = scales.name, scales.file, scales.path, tensor.shape[:1], scales.dtype
-        return Kept(tensor.stored, Scales(*about, scales), "int8" if tensor.stored.dtype == "int8" else "fp8")
-    whole = kept(tensor.origin) if isinstance(tensor, TensorPart) else None
+def stored_parts(tensor: Tensor) -> StoredParts | None:
+    """A quantised weight, or some rows or columns of one, as it is stored; None if it cannot be kept."""
+    if isinstance(tensor, QuantizedTensor):
+        return tensor.stored()
+    whole = stored_parts(tensor.origin) if isinstance(tensor, TensorPart) else None
     if not isinstance(tensor, TensorPart) or whole is None:
         return None
     part = tensor.part
     return whole.rows(lambda of: _part_of(of, part)) if part.axis == 0 else _columns_of(whole, part)
 
 
-def _columns_of(whole: Kept, part: Part) -> Kept | None:
+def _columns_of(whole: StoredParts, part: Part) -> StoredParts | None:
     """The columns ``part`` of a weight; None if they are not side by side from the start of a group on."""
-    numbers, scales, size, columns = whole.numbers, whole.scales, known_format(whole.quantization).group, part.index()
+    numbers, scales, size, columns = whole.numbers, whole.scales, whole.form.group, part.index()
     first, count = int(columns[0]), len(columns)
     if whole.order is not None or not np.array_equal(columns, np.arange(first, first + count)):
         return None
@@ -113,8 +67,8 @@ def with_kept_weights(layout: Layout, stored: BlockFormat) -> Layout:
       layout: that of a language model or of multi-token prediction layers, with dequantised weights.
       stored: what config.json says of its weights.
     """
-    found = {name: kept(tensor) for name, tensor in layout.tensors.items() if name in layout.table}
-    kinds = collections.Counter(one.quantization for one in found.values() if one is not None)
+    found = {name: stored_parts(tensor) for name, tensor in layout.tensors.items() if name in layout.table}
+    kinds = collections.Counter(one.form for one in found.values() if one is not None)
     if not kinds:
         return layout
     config, keeps = _kept_params(layout, found, kinds.most_common(1)[0][0])
@@ -125,15 +79,15 @@ def with_kept_weights(layout: Layout, stored: BlockFormat) -> Layout:
     for name, at in layout.table.items():
         table[name] = at
         if at.param in keeps:
-            numbers, of_groups, _, of_channels, order = keeps[at.param][name]
-            table[name], tensors[name] = at._replace(shape=numbers.shape), numbers
+            parts = keeps[at.param][name]
+            table[name], tensors[name] = at._replace(shape=parts.numbers.shape), parts.numbers
             module = name.removesuffix(WEIGHT)
             names = params[at.param].names
-            further = {module + stored.scale_end: (names["scale"], of_groups)}
-            companion = of_channels or (order if at.start == 0 else None)  # its parts have one order
-            if companion is not None:
-                part = "order" if of_channels is None else "channel_scale"
-                further[f"{module}.{part}"] = names[part], companion
+            further = {module + stored.scale_end: (names["scale"], parts.scales)}
+            if parts.channel_scales is not None:
+                further[f"{module}.channel_scale"] = names["channel_scale"], parts.channel_scales
+            if parts.order is not None and at.start == 0:  # its parts have one order
+                further[f"{module}.order"] = names["order"], parts.order
             for end, (param, tensor) in further.items():
                 table[end], tensors[end] = Placement(param, at.start, tensor.shape), tensor
     left = [name for name in layout.table if _is_dequantized(tensors.get(name))]
@@ -148,31 +102,32 @@ def with_kept_weights(layout: Layout, stored: BlockFormat) -> Layout:
         holds_scales=True,
         dequantized=dequantized,
         notes=notes,
-        unkept=layout,
+        dequantized_instead=layout,
     )
 
 
-def _kept_params(layout: Layout, found: Mapping[str, Kept | None], kind: str) -> tuple[Any, dict[str, dict[str, Kept]]]:
-    """The config of a model whose weights are kept as far as they are stored as ``kind``; and parameter name -> the tensors
-    that fill it, by name, of those that are.
+def _kept_params(
+    layout: Layout, found: Mapping[str, StoredParts | None], form: Format
+) -> tuple[Any, dict[str, dict[str, StoredParts]]]:
+    """Returns (config with ``quantization=form.name``, {parameter: {tensor name: its stored parts}}).
 
     Args:
       layout: as for ``with_kept_weights``.
       found: tensor name -> the tensor as it is stored, None if it cannot be kept.
-      kind: a value of ``ModelConfig.quantization``.
+      form: the format in which they are kept; parameters that are stored otherwise are dequantised.
     """
     config: Any = layout.config
     model: ModelConfig = config if isinstance(config, ModelConfig) else config.layers
-    quantizes_head = not model.tie_embeddings and not known_format(kind).ordered  # which no output head reads
-    quantized = dataclasses.replace(model, quantization=kind, quantized_head=quantizes_head, plain_maps=())
-    stored_as, of_param = _with_layers(config, quantized).quantizations(), {}
+    quantizes_head = not model.tie_embeddings and not form.ordered  # which no output head reads
+    quantized = dataclasses.replace(model, quantization=form.name, quantized_head=quantizes_head, plain_maps=())
+    stored_as, of_param = _with_layers(config, quantized).stored_params(), {}
     for name, at in layout.table.items():
         if at.param in stored_as and name in layout.tensors:
             of_param.setdefault(at.param, {})[name] = found[name]
     keeps = {
         param: tensors
         for param, tensors in of_param.items()
-        if all(one is not None and one.quantization == stored_as[param] == kind for one in tensors.values())
+        if all(one is not None and one.form == stored_as[param].form == form for one in tensors.values())
         and _is_of_one_order(tensors.values())
     }
     plain = [param.removesuffix(WEIGHT) for param in stored_as if param not in keeps]
@@ -185,7 +140,7 @@ def _kept_params(layout: Layout, found: Mapping[str, Kept | None], kind: str) ->
 
 
 def _is_of_one_order(tensors: Iterable[Any]) -> bool:
-    """Whether inputs are in one order in all of the tensors, each a ``Kept``, that fill a parameter."""
+    """Whether inputs are in one order in all of the tensors, each ``StoredParts``, that fill a parameter."""
     orders = [one.order.read() for one in tensors if one.order is not None]
     return all(np.array_equal(order, orders[0]) for order in orders)
 
@@ -197,7 +152,7 @@ def _with_layers(config: Any, model: ModelConfig) -> Any:
 
 def _is_dequantized(tensor: Tensor | None) -> bool:
     origin = tensor.origin if isinstance(tensor, TensorPart) else tensor
-    return isinstance(origin, Dequantized)
+    return isinstance(origin, QuantizedTensor)
 
 
 def _note(names: Iterable[str], stored: BlockFormat) -> str:

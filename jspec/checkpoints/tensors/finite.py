@@ -7,13 +7,13 @@ import numpy as np
 
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.files.tensor import RangedTensor, Tensor
 from jspec.config import ModelConfig
 from jspec.config.tensor_names import names_of
 
 
 @dataclasses.dataclass(frozen=True)
-class FiniteTensor(Tensor):
+class FiniteTensor(RangedTensor):
     """A tensor that is refused if one of its numbers is infinite or NaN, by ``check`` before any weight is read.
 
     Attributes:
@@ -25,9 +25,6 @@ class FiniteTensor(Tensor):
     def check(self):
         self.origin.check()
         self.read()
-
-    def read(self) -> np.ndarray:
-        return self.read_part(())
 
     def read_part(self, index: Index) -> np.ndarray:
         values = self.origin.read_part(index)

@@ -41,8 +41,8 @@ class Layout:
       dequantized: the note of those below that says that weights are dequantised while they are read; empty if none are.
       notes: one sentence for the user on each thing to know about how the checkpoint was read.
       wholes: tensor name -> name of the tensor in the files that it is a part of, for tensors that are parts.
-      unkept: the same layout with dequantised weights in place of those that are kept as they are stored; None if they
-        cannot be dequantised, or none are kept.
+      dequantized_instead: the same layout with dequantised weights in place of those that are kept as they are stored; None
+        if they cannot be dequantised, or none are kept.
     """
 
     config: ModelConfig | HeadConfig
@@ -58,7 +58,7 @@ class Layout:
     dequantized: str = ""
     notes: tuple[str, ...] = ()
     wholes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    unkept: "Layout | None" = None
+    dequantized_instead: "Layout | None" = None
 
     def ignores(self, name: str) -> bool:
         """Whether a tensor that has no place in the table may be in the files all the same."""

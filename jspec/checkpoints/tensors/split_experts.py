@@ -21,7 +21,7 @@ import numpy as np
 
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, RangedTensor, Tensor
 from jspec.config import ModelConfig
 from jspec.config.tensor_names import names_of
 
@@ -30,7 +30,7 @@ FP8, SCALES = "float8_e4m3fn", "_scale_inv"
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpertMap(Tensor):
+class ExpertMap(RangedTensor):
     """A linear map ``[out, in]`` of one expert, in a tensor of all experts.
 
     Attributes:
@@ -44,9 +44,6 @@ class ExpertMap(Tensor):
     expert: int
     start: int
     transposed: bool
-
-    def read(self) -> np.ndarray:
-        return self.read_part(())
 
     def read_part(self, index: Index) -> np.ndarray:
         """``read()[index]``. No other expert is read."""

@@ -58,16 +58,8 @@ class DraftConfig(Protocol):
         """Shape of each parameter by its name in the params. The scales of quantised weights are left out."""
         ...
 
-    def scale_names(self) -> dict[str, str]:
-        """Name of the scales of each quantised parameter, by the name of that parameter."""
-        ...
-
     def stored_params(self) -> dict[str, StoredParam]:
         """How each quantised parameter is stored, by its name."""
-        ...
-
-    def quantizations(self) -> dict[str, str]:
-        """How each quantised parameter is stored, by its name: ``int8``, ``fp8``, ``fp8_block``, ``int4`` and so on."""
         ...
 
     def param_dtypes(self) -> dict[str, str]:
