@@ -5,6 +5,7 @@ import json
 import warnings
 
 import pytest
+from other_values import other_values, read
 from parity_cases import DELTA_EXPERTS, DELTA_NETS, GEMMA4_EXPERTS, GEMMA4_LARGE, GEMMA4_SMALL, SIZES
 from tiny import ARCHITECTURES, tiny_checkpoint, tiny_config
 from tiny_heads import eagle3
@@ -14,8 +15,6 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import decoder_config, read_fields
 from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES
-from jspec.checkpoints.huggingface.multimodal import has_text_config
-from jspec.checkpoints.huggingface.unread_keys import unread_keys
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -90,23 +89,6 @@ def base_config(architecture: str) -> dict:
     return {**json.loads(json.dumps(raw)), "architectures": [architecture]}
 
 
-def other_values(value):
-    """Values that a key may have instead, of the same kind."""
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [value + 1, 2 * value, 0]
-    if isinstance(value, float):
-        return [1.5 * value + 0.1]
-    if isinstance(value, str):
-        return ["gelu", "relu"]
-    if isinstance(value, list):
-        return [value[::-1], value[:1]]
-    if isinstance(value, dict):
-        return [{**value, key: new} for key, held in value.items() for new in other_values(held)]
-    return [True, 5, 0.5] if value is None else []
-
-
 def logits(raw: dict, architecture: str, weights=None):
     """What transformers computes by a config.json, and its weights; None if it refuses it, or needs other weights."""
     raw = copy.deepcopy(raw)
@@ -124,16 +106,6 @@ def logits(raw: dict, architecture: str, weights=None):
             return model(torch.arange(3, 19)[None]).logits, model.state_dict()
     except Exception:
         return None, None
-
-
-def read(folder, raw: dict):
-    """What jspec reads: the config, or None if it refuses it; and the keys that it warns of."""
-    (folder / "config.json").write_text(json.dumps(raw))
-    try:
-        fields = read_fields(Folder(folder))
-        return decoder_config(Folder(folder), fields), unread_keys(fields, has_text_config(fields))
-    except Refusal:
-        return None, []
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

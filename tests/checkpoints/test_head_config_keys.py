@@ -4,7 +4,7 @@ import json
 import warnings
 
 import pytest
-from test_config_keys import other_values
+from other_values import other_values
 from tiny_heads import deepspec_eagle3, eagle, eagle3, medusa, mlp_speculator, p_eagle, pard, speculators
 
 from jspec.checkpoints.checkpoint import Checkpoint

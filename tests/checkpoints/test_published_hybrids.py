@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_published_configs import found, read
+from read_configs import found, read
 
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from block_checkpoints import KEPT_CODES, block_checkpoint
 from fp8_checkpoints import changed, names_in, raw_tensor
-from test_stored_fp8 import logits
+from stored_params import logits
 from tiny import tiny_checkpoint
 
 from convert import Refusal, convert, export_quantized, load_folder

@@ -7,7 +7,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mtp_checkpoints import with_layers
+from mtp_checkpoints import slots, with_layers
 from parity_cases import CASES, DEEPSEEK, GLM, SIZES
 from safetensors.numpy import load_file, save_file
 from tiny import tiny_checkpoint, write_weights
@@ -79,16 +79,6 @@ def draft_of(folder, **options):
     """Target and head, as modules."""
     (target, params), (config, drafts) = load_folder(folder), load_draft(folder, mtp=True, **options)
     return build(target, params), build_head(config, drafts)
-
-
-def slots(target, head, tokens):
-    """The logits of the head after each slot of a text, from true features."""
-    positions = jnp.arange(len(tokens), dtype=jnp.int32)[None]
-    hidden, _ = target(tokens[None], positions, (None,) * target.config.num_layers, CausalView(positions))
-    embedded, where = head.embed(tokens[None, 1:], target), positions[:, :-1]
-    none = (None,) * head.config.layers.num_layers
-    out, _ = head(embedded, hidden[:, :-1], where, none, CausalView(where))
-    return head.logits(out, target)[0], hidden
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import pytest
 from block_checkpoints import KEPT, KEPT_SIZES, block_checkpoint, sizes_of, stored_as
 from fp8_checkpoints import FP8, changed, fp8_checkpoint, names_in, raw_tensor
 from mtp_checkpoints import with_layers
-from test_stored_blocks import assert_same
-from test_stored_fp8 import logits
+from stored_params import assert_same, assert_stands_for, logits, rewrite
 from tiers import in_tiers
-from tiny import write_weights
+from tiny import SMALL, write_weights
 
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
@@ -25,19 +24,6 @@ from jspec.quantization import fp8_block
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
 FAMILIES = [LLAMA, MIXTURE, "Phi3ForCausalLM", "OPTForCausalLM", "MiniMaxM2ForCausalLM", "Gemma3ForCausalLM", DEEPSEEK]
 DOWN = "model.layers.1.mlp.down_proj"  # [160, 264]
-SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
-
-
-def assert_stands_for(params, config, wide):
-    """That params are those of a model of floats, bit for bit, those in eight bits multiplied by their scales."""
-    scales = config.scale_names()
-    assert params.keys() == wide.keys() | set(scales.values())
-    for name, array in wide.items():
-        if name in scales:
-            found = fp8_block.dequantize(params[name], params[scales[name]])
-        else:
-            found, array = params[name], array.astype(params[name].dtype)
-        np.testing.assert_array_equal(found, array, err_msg=name)
 
 
 CASES = [(architecture, name) for architecture in FAMILIES for name in KEPT]
@@ -104,12 +90,6 @@ def test_a_block_as_older_files_write_it(tmp_path):
     groups = {"group_0": {**config["config_groups"]["group_0"], "weights": weights}}
     rewrite(src, quantization_config={**config, "config_groups": groups})
     assert_same(load_folder(src), expected)
-
-
-def rewrite(folder, **keys):
-    """Set keys of config.json."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **keys}))
 
 
 def test_other_readings_of_the_scales_give_other_weights(tmp_path):

@@ -1,51 +1,28 @@
 """Checkpoints in four bits with a scale for each group of inputs: kept as stored, through loading and converting."""
 
-import json
-
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from block_checkpoints import KEPT_CODES, KINDS, block_checkpoint, stored_as
-from fp8_checkpoints import changed, names_in, raw_tensor
+from fp8_checkpoints import changed, raw_tensor
 from mtp_checkpoints import with_layers
 from packed_weights import gptq_config, pack_quantized
-from test_stored_blocks import assert_same
-from test_stored_fp8 import logits
+from stored_params import assert_live_bytes, assert_same, assert_stands_for, logits, refuses, rewrite, with_plain
 from tiers import in_tiers
-from tiny import write_weights
 
 from convert import Refusal, convert, load_draft, load_folder
 from convert.verify import compare
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
 from jspec.checkpoints.quantized.stored_codes import CodeScales
 from jspec.models.params import abstract_params
-from jspec.quantization import nvfp4
 from jspec.quantization.codes import pack_codes, unpack_codes
-from jspec.quantization.weight import dequantize
 
 LLAMA, MIXTURE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
 DOWN, V = "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.v_proj"
 EXPERTS = ["gptq", "awq channel", "packed", "nvfp4", "mxfp4", "packed 8 bits, groups"]
 DEQUANTISED_EXPERTS = ["gptq in another order", "gptq 8 bits in another order"]
 FEW = ["gptq", "awq channel", "packed", "nvfp4"]
-ENDS = (".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_scale", ".weight_shape")
-
-
-def assert_stands_for(params, config, wide):
-    """That params are those of a model of floats, bit for bit, those in four bits once they are dequantised."""
-    scales, companions = config.scale_names(), {name: one.end for name, one in config.companions().items()}
-    assert params.keys() == wide.keys() | {*scales.values(), *companions.values()}
-    for name, array in wide.items():
-        if config.quantization == "nvfp4" and name in companions:
-            arrays = (params[n] for n in (name, scales[name], companions[name]))
-            found = nvfp4.dequantize(*arrays, array.shape[1])
-        elif name in scales:
-            found = dequantize(params[name], params[scales[name]], array.shape[1])
-            array = array[:, params[companions[name]]] if name in companions else array
-        else:
-            found, array = params[name], array.astype(params[name].dtype)
-        np.testing.assert_array_equal(found, array, err_msg=name)
 
 
 @pytest.mark.parametrize("name", in_tiers(KEPT_CODES, test=[name for name in KEPT_CODES if name != "packed 256"]))
@@ -87,15 +64,6 @@ def test_live_bytes_are_those_of_the_files(tmp_path, name):
     assert_live_bytes(block_checkpoint(tmp_path / "src", KEPT_CODES[name], **sizes))
 
 
-def assert_live_bytes(src):
-    """That quantised maps take at most a tenth more than in the files."""
-    config, params = load_folder(src)
-    scales = config.scale_names()
-    kept = [*scales, *scales.values(), *(one.end for one in config.companions().values())]
-    size = sum(raw_tensor(src, n).nbytes for n in names_in(src) if n.endswith((*ENDS, "zero_point", "global_scale")))
-    assert sum(params[n].nbytes for n in kept) <= 1.1 * size
-
-
 def test_other_readings_give_other_weights(tmp_path):
     """Zeros that are stored less one, or are not."""
     src = block_checkpoint(tmp_path / "src", KEPT_CODES["gptq"])
@@ -124,24 +92,6 @@ def test_they_may_be_quantised_otherwise(tmp_path, kind):
     assert convert(src, out, quantize=kind, dtype="bfloat16", verify="shapes").quantization == kind
     convert(tmp_path / "src-wide", tmp_path / "wide", quantize=kind, dtype="bfloat16")
     assert_same(load_folder(out), load_folder(tmp_path / "wide"))
-
-
-def rewrite(folder, **keys):
-    """Set keys of config.json."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **keys}))
-
-
-def with_plain(folder, *modules: str):
-    """The checkpoint with bfloat16 in place of codes for some linear maps."""
-    path = folder.with_name(f"{folder.name}-wide")
-    wide, changes = {name: raw_tensor(path, name).copy() for name in names_in(path)}, {}
-    for module in modules:
-        plain = wide[f"{module}.weight"].astype(ml_dtypes.bfloat16)
-        changes |= {module + end: None for end in ENDS} | {f"{module}.weight": plain}
-        wide[f"{module}.weight"] = plain.astype(np.float32)
-    write_weights(path, wide)
-    return changed(folder, **changes)
 
 
 @pytest.mark.parametrize("name", ["gptq", "packed channel"])
@@ -238,13 +188,6 @@ def test_groups_for_which_there_is_no_kernel_are_dequantised(tmp_path):
     for name in ("gptq", "gptq order", "awq"):
         with pytest.warns(UserWarning, match="for which there is no kernel, so they are dequantised as they are read"):
             assert load_folder(block_checkpoint(tmp_path / name, KINDS[name]))[0].quantization is None
-
-
-def refuses(src, words):
-    """That a checkpoint is refused with ``words`` before any weight is read."""
-    with pytest.raises(Refusal) as refusal:
-        Checkpoint.open(src).params()
-    assert words in str(refusal.value)
 
 
 def test_each_of_stacked_maps_has_its_number(tmp_path):

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from block_checkpoints import KEPT, KEPT_CODES, block_checkpoint
 from fp8_checkpoints import FP8, changed, raw_tensor
-from test_kept_codes import assert_live_bytes, assert_stands_for, refuses
-from test_stored_blocks import assert_same
-from test_stored_fp8 import logits
+from stored_params import assert_live_bytes, assert_same, assert_stands_for, logits, refuses
 from tiers import in_tiers
 
 from convert import convert, load_folder

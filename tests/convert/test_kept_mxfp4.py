@@ -6,11 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from block_checkpoints import MXFP4, Kind, block_checkpoint, stored_as
-from fp8_checkpoints import changed, raw_tensor
+from fp8_checkpoints import DOWN, changed, raw_tensor
 from packed_weights import MAGNITUDES, compressed_config, mxfp4_config
-from test_kept_codes import DOWN, assert_stands_for, refuses, rewrite, with_plain
-from test_quantized_heads import stored_head
-from test_stored_blocks import assert_same
+from stored_heads import stored_head
+from stored_params import assert_same, assert_stands_for, refuses, rewrite, with_plain
 from tiny import tiny_checkpoint, tiny_config
 
 from convert import Refusal, convert, load_draft, load_folder

@@ -11,7 +11,8 @@ from block_checkpoints import KINDS, Kind, block_checkpoint, stored_as
 from mtp_checkpoints import with_layers
 from packed_weights import fp8, fp8_config, pack_config, pack_quantized
 from safetensors.numpy import load_file
-from tiny import tiny_config, write_weights
+from stored_params import assert_same
+from tiny import SMALL, tiny_config, write_weights
 
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
@@ -25,23 +26,12 @@ from jspec.checkpoints.quantized.packed_codes import unpacked
 from jspec.models.quantization import quantize, stored_dtype
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
-SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 
 
 def warned(path, dtype="float32", kind="dequantised as they are read"):
     """``load_folder``, which has to warn."""
     with pytest.warns(UserWarning, match=kind):
         return load_folder(path, dtype)
-
-
-def assert_same(found, wanted):
-    """That two tuples of config and params are equal, bit for bit."""
-    (config, params), (other, expected) = found, wanted
-    assert config == other
-    assert params.keys() == expected.keys()
-    for name, array in params.items():
-        assert array.dtype == expected[name].dtype
-        np.testing.assert_array_equal(array.view(np.uint8), expected[name].view(np.uint8), err_msg=name)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -3,43 +3,33 @@
 import json
 import re
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 import tiny_heads
-from fp8_checkpoints import FP8, changed, compressed_tensors, fp8_checkpoint, names_in, raw_tensor, vllm_fp8
+from fp8_checkpoints import (
+    DOWN,
+    FP8,
+    GPT_OSS,
+    KINDS,
+    changed,
+    compressed_tensors,
+    fp8_checkpoint,
+    names_in,
+    raw_tensor,
+    stored_in,
+    vllm_fp8,
+)
+from stored_params import logits
 from tiny import ARCHITECTURES, tiny_config, write_weights
 
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
-from convert.verify import compare, jspec_logits
+from convert.verify import compare
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config
-from jspec.models.params import abstract_params, build
-
-GPT_OSS = "GptOssForCausalLM"  # its experts are stacked in one tensor
-DOWN = "model.layers.1.mlp.down_proj"
-Q = "model.layers.0.self_attn.q_proj"
-KINDS = {
-    "channel": compressed_tensors(),
-    "tensor": compressed_tensors("tensor"),
-    "fp8": vllm_fp8(),
-    "int8": compressed_tensors(format="int-quantized", weights__type="int"),
-    "int8 of a tensor": compressed_tensors("tensor", format="naive-quantized", weights__type="int"),
-}
-
-
-def stored_in(kind: str) -> str:
-    return "int8" if kind.startswith("int8") else "fp8"
-
-
-def logits(folder) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    config, params = load_folder(folder, "float32")
-    module = build(config, {name: jnp.asarray(array) for name, array in params.items()})
-    return jspec_logits(module, [rng.integers(97, size=length) for length in (5, 33)])
+from jspec.models.params import abstract_params
 
 
 @pytest.mark.parametrize("kind", KINDS)

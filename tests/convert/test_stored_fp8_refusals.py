@@ -5,8 +5,19 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from fp8_checkpoints import FP8, LINEAR, compressed_tensors, fp8_checkpoint, vllm_fp8
-from test_stored_fp8 import DOWN, GPT_OSS, KINDS, Q, changed, stored_in
+from fp8_checkpoints import (
+    DOWN,
+    FP8,
+    GPT_OSS,
+    KINDS,
+    LINEAR,
+    Q,
+    changed,
+    compressed_tensors,
+    fp8_checkpoint,
+    stored_in,
+    vllm_fp8,
+)
 from tiny import tiny_checkpoint, tiny_config
 
 from convert import Refusal, load_draft, load_folder

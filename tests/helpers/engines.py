@@ -21,12 +21,12 @@ from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
+from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner.state import AdmitInputs, DecodeState, RequestArrays, admit, of_rows
 from jspec.llm import LLM
-from jspec.models import Decoder, build, flat_params
+from jspec.models import Decoder, build, causal_logits, flat_params
 from jspec.models.cache_pools import KVRounding
-from jspec.models.causal import causal_logits
 from jspec.models.flatten import copied, flatten
 from jspec.models.quantization import quantize
 from jspec.models.sharding import build_shards, mesh_of
@@ -352,3 +352,13 @@ def plain_greedy(model, prompts) -> list[list[int]]:
     """What the model alone continues each prompt with, up to MAX_LEN, without a cache or an engine."""
     tokens = _plain_greedy(model, tuple(map(tuple, prompts)))
     return [row[len(prompt) :].tolist() for row, prompt in zip(tokens, prompts, strict=True)]
+
+
+def spread_logits(model, tokens) -> np.ndarray:
+    """The logits of a model in shards."""
+    leaves, merge = flatten(model)
+    spread = ProgramSharding.of(model, None)
+    assert spread is not None
+    return np.asarray(
+        jax.jit(spread.forward(lambda leaves, tokens: causal_logits(merge(leaves), tokens)))(leaves, tokens)
+    )

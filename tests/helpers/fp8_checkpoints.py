@@ -18,6 +18,9 @@ from jspec.models.quantization import LARGEST, quantize, stored_dtype
 _NAMES = r"proj|proj_with_mqa|fc1|fc2|w1|w2|w3|project_in|project_out|in_proj_qkvz?|in_proj_z"
 LINEAR = re.compile(rf"(?<!router\.)({_NAMES})\.weight$")
 FP8 = stored_dtype("fp8")
+GPT_OSS = "GptOssForCausalLM"  # its experts are stacked in one tensor
+DOWN = "model.layers.1.mlp.down_proj"
+Q = "model.layers.0.self_attn.q_proj"
 
 
 def compressed_tensors(strategy: str = "channel", ignore: Sequence[str] = ("lm_head",), **changes) -> dict[str, Any]:
@@ -140,3 +143,16 @@ def _quantized(weight: np.ndarray, kind: str, one_scale: bool, scale_dtype) -> t
         scale = np.array([np.abs(weight).max() / LARGEST[kind]], scale_dtype)
     scaled = np.clip(weight / scale.astype(np.float32), -LARGEST[kind], LARGEST[kind])
     return (np.rint(scaled) if kind == "int8" else scaled).astype(stored_dtype(kind)), scale
+
+
+KINDS = {
+    "channel": compressed_tensors(),
+    "tensor": compressed_tensors("tensor"),
+    "fp8": vllm_fp8(),
+    "int8": compressed_tensors(format="int-quantized", weights__type="int"),
+    "int8 of a tensor": compressed_tensors("tensor", format="naive-quantized", weights__type="int"),
+}
+
+
+def stored_in(kind: str) -> str:
+    return "int8" if kind.startswith("int8") else "fp8"

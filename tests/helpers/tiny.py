@@ -18,6 +18,7 @@ from jspec.checkpoints.tensors.parts import rearranged_tensors
 from jspec.checkpoints.tensors.stacked_experts import file_shapes
 
 ARCHITECTURES = tuple(FAMILIES)
+SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}  # options of ``jspec.load``
 # Keys of config.json that families have besides the usual ones, chosen so that each choice of a family takes effect.
 FAMILY_KEYS = {
     "MixtralForCausalLM": {"num_local_experts": 3},

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from block_checkpoints import KEPT, block_checkpoint
-from engines import HYBRID, LATENTS, TARGET, in_eight_bits, in_shards, target
+from engines import HYBRID, LATENTS, TARGET, in_eight_bits, in_shards, spread_logits, target
 from flax import nnx
 from fp8_checkpoints import compressed_tensors, fp8_checkpoint
-from test_sharded_models import spread_logits
 from tiny import tiny_checkpoint
 
 import convert

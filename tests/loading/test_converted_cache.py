@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from fp8_checkpoints import fp8_checkpoint
-from test_kv_cache_dtype import OF_CACHE_ALONE, SCHEME, TOKENS, K, V, checkpoint, chosen, rounding_of
+from rounded_caches import OF_CACHE_ALONE, SCHEME, TOKENS, K, V, checkpoint, chosen, rounding_of
 from tiny import tiny_checkpoint
 
 import jspec

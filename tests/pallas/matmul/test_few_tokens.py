@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from test_mxfp4_pairs import carried_out
-from test_weight_only import check, nvfp4_problem, problem, words
+from inline_assembly import carried_out
+from weight_only_problems import check, nvfp4_problem, problem, words
 
 from jspec.pallas.matmul import few_tokens
 from jspec.pallas.matmul.few_tokens import few_tokens_matmul, tiling_of

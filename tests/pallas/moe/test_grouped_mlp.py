@@ -2,87 +2,16 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from expert_layers import layer, regrouped
 
-from jspec.checkpoints.tensors.stacked_experts import repacked
-from jspec.config import Experts
-from jspec.models.quantization import quantize
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
-from jspec.pallas.moe.router_reference import Routed, group_reference, route_reference
+from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
-from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4
-from jspec.quantization.formats import grouped
-
-
-def layer(
-    M: int, D: int, F: int, X: int, Y: int, dtype: str, quantization: str | None = None, bias: bool = False
-) -> tuple[jax.Array, Routed, ExpertWeights, ExpertWeights]:
-    """Arguments of ``grouped_mlp``."""
-    keys = jax.random.split(jax.random.key(M + F), 6)
-    gate_up = (jax.random.normal(keys[1], (X, 2 * F, D)) * D**-0.5).astype(dtype)
-    down = (jax.random.normal(keys[2], (X, D, F)) * F**-0.5).astype(dtype)
-    routed = route_reference(jax.random.normal(keys[3], (M, X)), None, Experts(X, Y, F))
-    stacked = [
-        ExpertWeights(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
-    ]
-    if bias:
-        biases = (
-            jax.random.normal(key, (X, weights.num_outputs)) for key, weights in zip(keys[4:], stacked, strict=True)
-        )
-        stacked = [weights._replace(bias=bias.astype(dtype)) for weights, bias in zip(stacked, biases, strict=True)]
-    return jax.random.normal(keys[0], (M, D)).astype(dtype), routed, *stacked
-
-
-def regrouped(expert, weight, X: int) -> Routed:
-    """``Routed`` with other experts than a router chose."""
-    return Routed(expert, weight, *group_reference(expert, X))
-
-
-def quantized(weight, kind: str) -> ExpertWeights:
-    X, width, inputs = weight.shape
-    if kind == "mxfp4":
-        return four_bits(np.random.default_rng(X).integers(0, 16, (X, width, inputs), np.uint8))
-    if kind == "fp8_block":
-        scale = np.random.default_rng(X).uniform(0.5, 2, (X, width, -(-inputs // 128))).astype(np.float32) / 64
-        numbers = np.asarray(weight, np.float32) / np.repeat(scale, 128, axis=-1)[..., :inputs]
-        return ExpertWeights(jnp.asarray(numbers, jnp.float8_e4m3fn), jnp.asarray(scale))
-    if kind == "nvfp4":
-        keys = jax.random.split(jax.random.key(width), 2)
-        packed, scale, numbers = nvfp4.random_codes(keys[0], (X * width, inputs), inputs**-0.5)
-        scale = jax.random.uniform(keys[1], scale.shape, minval=0.25, maxval=4).astype(scale.dtype)
-        numbers = numbers.at[1::2].set(jnp.asarray([1, inputs**0.5 * 3], jnp.float32))  # every second one is divided by
-        packed, scale, numbers = (array.reshape(X, width, -1) for array in (packed, scale, numbers))
-        return ExpertWeights(packed, scale, channel_scale=numbers)
-    if kind == "linear mxfp4":
-        packed, scale = mxfp4.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5)
-        scale += jax.random.randint(jax.random.key(inputs), scale.shape, 0, 3).astype(scale.dtype)
-        return ExpertWeights(packed.reshape(X, width, -1), scale.reshape(X, width, -1))
-    if (form := grouped(kind)) is not None:
-        packed, scale = codes.random_codes(jax.random.key(width), (X * width, inputs), inputs**-0.5, form)
-        factors = jax.random.uniform(jax.random.key(inputs), scale.shape, minval=0.5, maxval=2)
-        if form.zeros:
-            scale = scale.at[..., 1].set(jax.random.randint(jax.random.key(1), scale.shape[:2], 0, 17))
-            factors = factors.at[..., 1].set(1)
-        scale = (scale * factors).astype(scale.dtype)
-        return ExpertWeights(packed.reshape(X, width, -1), scale.reshape(X, width, *scale.shape[1:]))
-    stored, scale = quantize(np.asarray(weight.reshape(X * width, inputs), np.float32), kind)
-    return ExpertWeights(jnp.asarray(stored).reshape(weight.shape), jnp.asarray(scale).reshape(X, width))
-
-
-def four_bits(codes: np.ndarray) -> ExpertWeights:
-    """A weight of these codes, with scales that differ between groups."""
-    X, out, inputs = codes.shape
-    blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(X, out, inputs // 32, 16)
-    scale = np.zeros((X, out, 2 * mxfp4_pairs.num_pairs(inputs)), np.uint32)
-    scale[..., : inputs // 32] = np.random.default_rng(inputs).integers(121, 126, (X, out, inputs // 32))
-    factors = mxfp4_pairs.factors(scale[..., 0::2], scale[..., 1::2])
-    weight = np.stack([repacked(expert) for expert in blocks])  # [X, out, pairs, 32]
-    return ExpertWeights(jnp.asarray(weight.transpose(2, 0, 1, 3)), jnp.asarray(factors.transpose(2, 0, 1)))
-
+from jspec.quantization import codes, mxfp4, nvfp4
 
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 

@@ -1,7 +1,7 @@
 """Examples, mentions, calls within reasoning and calls of other tools are text, exactly as they were written."""
 
 import pytest
-from test_transcripts import TRANSCRIPTS, events_of
+from every_transcript import TRANSCRIPTS, events_of
 from transcripts import Transcript, function
 
 from jspec.text.parsers.code_spans import CodeSpans
