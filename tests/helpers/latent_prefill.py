@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cuda_lowering import interpreted
-from stored_head_maps import head_map
+from cuda_lowering import interpreted, shapes_of_queries
+from stored_head_maps import abstract_head_map, head_map
 
 from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.mla.prefill import (
@@ -106,3 +106,10 @@ reference = functools.partial(up_projected_attention_reference, scale=SCALE)
 by_implementation = pytest.mark.parametrize(
     "attend", [reference, pytest.param(kernel, marks=interpreted)], ids=["reference", "kernel"]
 )
+
+
+def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dtype="bfloat16", kind="bfloat16"):
+    array, M = jax.ShapeDtypeStruct, 1024 // P
+    maps = HeadMaps(*(abstract_head_map(kind, N, n, rank) for n in (own, value)))
+    pool, queries = array((1, 1 + B * M, P, rank + rotated), dtype), array((B, T, N, own + rotated), dtype)
+    return queries, pool, shapes_of_queries(B, T, M), maps

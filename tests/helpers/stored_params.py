@@ -1,19 +1,42 @@
 """What is read of a checkpoint whose weights are stored quantised, and what a model of it computes."""
 
 import json
+import re
 
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from fp8_checkpoints import changed, names_in, raw_tensor
+from block_checkpoints import KEPT, KEPT_CODES, block_checkpoint
+from fp8_checkpoints import KINDS, changed, fp8_checkpoint, names_in, raw_tensor, stored_in
 from tiny import write_weights
 
 from convert import Refusal, load_folder
 from convert.verify import jspec_logits
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.models.params import build
+from jspec.quantization.formats import group_size
 from jspec.quantization.weight import dequantize
+
+FORMATS = {**KEPT, **KEPT_CODES}
+
+
+def stored_checkpoint(path, name: str, architecture: str = "LlamaForCausalLM", **options):
+    """A random checkpoint in a format that is loaded as it is stored, and beside it, as ``<name>-wide``, the float32 one.
+
+    Latents have several groups of inputs."""
+    if name in KINDS:
+        quantization = KINDS[name] | ({"ignore": []} if options.get("head") else {})
+        return fp8_checkpoint(path, architecture, quantization=quantization, **options)
+    if name in KEPT_CODES and architecture == "DeepseekV3ForCausalLM":
+        group = max(group_size(KEPT_CODES[name].words) or 32, 32)
+        options = {"kv_lora_rank": 3 * group, "q_lora_rank": group, "v_head_dim": 3 * group // 4, **options}
+    return block_checkpoint(path, FORMATS[name], architecture, **options)
+
+
+def form_of(name: str) -> str:
+    """What the weights of ``stored_checkpoint`` are loaded as."""
+    return stored_in(name) if name in KINDS else "fp8_block" if name in KEPT else KEPT_CODES[name].words
 
 
 def assert_same(found, wanted):
@@ -33,9 +56,6 @@ def logits(folder) -> list[np.ndarray]:
     return jspec_logits(module, [rng.integers(97, size=length) for length in (5, 33)])
 
 
-ENDS = (".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_scale", ".weight_shape")
-
-
 def assert_stands_for(params, config, wide):
     """That params are those of a model of floats, bit for bit, those that are quantised once they are dequantised."""
     scales, companions = config.scale_names(), {name: one.end for name, one in config.companions().items()}
@@ -52,29 +72,21 @@ def assert_stands_for(params, config, wide):
         np.testing.assert_array_equal(found, array, err_msg=name)
 
 
-def assert_live_bytes(src):
-    """That quantised maps take at most a tenth more than in the files."""
-    config, params = load_folder(src)
-    scales = config.scale_names()
-    kept = [*scales, *scales.values(), *(one.end for one in config.companions().values())]
-    size = sum(raw_tensor(src, n).nbytes for n in names_in(src) if n.endswith((*ENDS, "zero_point", "global_scale")))
-    assert sum(params[n].nbytes for n in kept) <= 1.1 * size
-
-
 def rewrite(folder, **keys):
     """Set keys of config.json."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **keys}))
 
 
-def with_plain(folder, *modules: str):
-    """The checkpoint with bfloat16 in place of codes for some linear maps."""
+def with_plain(folder, modules: str):
+    """The checkpoint with bfloat16 in place of what is stored for the linear maps whose names match."""
     path = folder.with_name(f"{folder.name}-wide")
     wide, changes = {name: raw_tensor(path, name).copy() for name in names_in(path)}, {}
-    for module in modules:
-        plain = wide[f"{module}.weight"].astype(ml_dtypes.bfloat16)
-        changes |= {module + end: None for end in ENDS} | {f"{module}.weight": plain}
-        wide[f"{module}.weight"] = plain.astype(np.float32)
+    for name in [name for name in wide if re.fullmatch(rf"{modules}\.weight", name)]:
+        plain, parts = wide[name].astype(ml_dtypes.bfloat16), name.removesuffix("weight")
+        changes |= {part: None for part in names_in(folder) if part.startswith(parts)} | {name: plain}
+        wide[name] = plain.astype(np.float32)
+    assert changes
     write_weights(path, wide)
     return changed(folder, **changes)
 

@@ -4,11 +4,10 @@ and its kernel, which jax interprets since 0.11."""
 import dataclasses
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cuda_lowering import MOSAIC, for_cuda, interpreted, shapes_of_queries
+from cuda_lowering import MOSAIC, for_cuda, interpreted
 from latent_prefill import (
     CASES,
     EMPTY,
@@ -21,9 +20,9 @@ from latent_prefill import (
     kernel,
     oracle,
     problem,
+    shapes,
     stored_maps,
 )
-from stored_head_maps import abstract_head_map
 
 from jspec.config import EngineConfig
 from jspec.pallas.attention.spec import PagedQueries
@@ -35,7 +34,6 @@ from jspec.pallas.mla.prefill import (
     up_projected_attention_kernel,
 )
 from jspec.pallas.mla.up_project import up_project_kernel, up_project_reference
-from jspec.pallas.weights.head_maps import HeadMaps
 
 
 @by_implementation
@@ -136,13 +134,6 @@ def test_a_prefill_batch_stays_below_max_prefill_pages(segments):
     config = EngineConfig(max_len=1000, prefill_chunk=128, expand_latents=True, prefill_tokens=8192, reproducible=False)
     assert config.pages_of_prefill(segments) == max_prefill_pages(segments, 128, config.pages_per_row, 64)
     assert dataclasses.replace(config, expand_latents=False).pages_of_prefill(segments) is None
-
-
-def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dtype="bfloat16", kind="bfloat16"):
-    array, M = jax.ShapeDtypeStruct, 1024 // P
-    maps = HeadMaps(*(abstract_head_map(kind, N, n, rank) for n in (own, value)))
-    pool, queries = array((1, 1 + B * M, P, rank + rotated), dtype), array((B, T, N, own + rotated), dtype)
-    return queries, pool, shapes_of_queries(B, T, M), maps
 
 
 @pytest.mark.parametrize(

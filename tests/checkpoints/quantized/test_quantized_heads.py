@@ -59,7 +59,7 @@ FORMATS = {
     **{name: KINDS[name] for name in ("fp8 compressed", "packed", "gptq", "awq")},
     **NVFP4,
 }
-# Of multi-token prediction layers these are kept as they are stored (test_kept_blocks.py, test_kept_codes.py).
+# Of multi-token prediction layers these are kept as they are stored (test_stored_weights.py).
 EVERY = [(head, name) for head in HEADS for name in FORMATS if head != "mtp" or name not in ("fp8 128", *NVFP4)]
 # Each head in one format, and each format of one head at least.
 QUICK = [(head, list(FORMATS)[i % len(FORMATS)]) for i, head in enumerate(HEADS)]
