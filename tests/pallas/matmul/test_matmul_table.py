@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import itertools
 import pkgutil
 from typing import Any, NamedTuple
 
@@ -51,113 +52,22 @@ class Case(NamedTuple):
         return Product(x, weight, scale, bias, jnp.dtype(self.dtype or x.dtype))
 
 
-# By row, a product that it serves, and what is just beyond one of its limits, with the row that serves that.
-EXAMPLES: dict[str, tuple[Case, list[tuple[dict[str, Any], str]]]] = {
-    "W8A8": (
-        Case(5, 4096, 4096, "int8", "int8"),
-        [
-            ({"tokens": 513}, "XLA"),
-            ({"x": "bfloat16"}, "XLA"),
-            ({"x": "float32"}, "XLA"),
-            ({"x": "float8_e4m3fn", "weight": "float8_e4m3fn"}, "XLA"),
-        ],
-    ),
-    "few tokens, four bits": (
-        Case(5, 4096, 4096, weight="uint8"),
-        [
-            ({"outputs": 4095}, "four bits"),
-            ({"inputs": 4160}, "four bits"),  # the last block is not whole
-            ({"x": "float32"}, "XLA"),
-        ],
-    ),
-    "four bits": (
-        Case(5, 256, 512, weight="uint8"),
-        [({"x": "float32"}, "XLA"), ({"weight": "int8_groups"}, "groups, eight bits")],
-    ),
-    "few tokens, eight bits": (
-        Case(16, 4096, 4096, weight="int8"),
-        [
-            ({"tokens": 8}, "XLA"),
-            ({"tokens": 20}, "XLA"),  # no whole eights of tokens
-            ({"tokens": 328}, "XLA"),
-            ({"outputs": 2047}, "XLA"),
-            ({"outputs": 3072}, "XLA"),  # too few tiles
-            ({"outputs": 8200}, "int8"),
-            ({"x": "float32"}, "XLA"),
-            ({"weight": "fp8_block"}, "few tokens, FP8 blocks"),
-        ],
-    ),
-    "few tokens, FP8 blocks": (
-        Case(5, 4096, 4096, weight="fp8_block"),
-        [
-            ({"outputs": 2047}, "groups, eight bits"),
-            ({"inputs": 4160}, "groups, eight bits"),  # the last block is not whole
-            ({"x": "float32"}, "XLA"),
-        ],
-    ),
-    "groups, eight bits": (
-        Case(5, 256, 512, weight="fp8_block"),
-        [({"x": "float32"}, "XLA"), ({"weight": "float8_e4m3fn"}, "XLA")],
-    ),
-    "int8": (
-        Case(16, 8200, 4096, weight="int8"),  # no whole tiles of 64 outputs
-        [
-            ({"tokens": 1}, "one token, eight bits"),
-            ({"tokens": 65}, "XLA"),
-            ({"outputs": 8191}, "XLA"),
-            ({"outputs": 8192}, "few tokens, eight bits"),
-            ({"x": "float32"}, "XLA"),
-            ({"weight": "float8_e4m3fn"}, "XLA"),
-        ],
-    ),
-    "one token, eight bits": (
-        Case(1, 64, 128, "float32", "float8_e4m3fn"),
-        [({"tokens": 2}, "XLA"), ({"weight": "float32"}, "XLA"), ({"weight": "uint8"}, "XLA")],
-    ),
-    "one token, reduction": (
-        Case(1, 16_384, 4096),
-        [
-            ({"tokens": 2}, "XLA"),
-            ({"outputs": 1000, "inputs": 10_000}, "XLA"),  # ten million numbers
-            ({"inputs": 16_385}, "XLA"),
-            ({"dtype": "float32"}, "XLA"),
-            ({"weight": "int8"}, "one token, eight bits"),
-        ],
-    ),
-    "bf16": (
-        Case(5, 4096, 4096),
-        [
-            ({"tokens": 1}, "one token, reduction"),
-            ({"tokens": 65}, "XLA"),
-            ({"outputs": 4095}, "XLA"),
-            ({"outputs": 16_384}, "XLA"),
-            ({"x": "float32", "weight": "float32"}, "XLA"),
-            ({"dtype": "float32"}, "XLA"),
-            ({"bias": True}, "XLA"),
-            ({"weight": "float8_e4m3fn"}, "XLA"),
-        ],
-    ),
-    "XLA": (Case(1000, 64, 64, "float32", "float32"), []),
-}
-# The last numbers within limits that are ranges.
-WITHIN = {
-    "W8A8": [{"tokens": 1}, {"tokens": 512}],
-    "few tokens, four bits": [{"tokens": 1}, {"tokens": 9}, {"tokens": 8192}, {"dtype": "float32"}, {"bias": True}],
-    "four bits": [{"tokens": 1}, {"tokens": 8192}, {"bias": True}, {"dtype": "float32"}],
-    "groups, eight bits": [{"tokens": 1}, {"tokens": 8192}, {"bias": True}, {"weight": "int8_groups"}],
-    "few tokens, eight bits": [
-        *({"tokens": 320}, {"weight": "float8_e4m3fn"}, {"dtype": "float32"}, {"bias": True}, {"outputs": 128256}),
-    ],
-    "few tokens, FP8 blocks": [{"tokens": 1}, {"tokens": 9}, {"tokens": 8192}, {"dtype": "float32"}, {"bias": True}],
-    "int8": [{"tokens": 2}, {"tokens": 64}, {"bias": True}, {"dtype": "float32"}],
-    "one token, eight bits": [{"x": "bfloat16"}, {"weight": "int8"}, {"dtype": "bfloat16"}],
-    "one token, reduction": [{"outputs": 611, "inputs": 16_384}, {"bias": True}, {"x": "float32", "weight": "float32"}],
-    "bf16": [{"tokens": 2}, {"tokens": 64}, {"outputs": 16_383}],
+# By row, a product that it serves. Limits are the table's own; where they belong, benchmarks/kernels says.
+EXAMPLES = {
+    "W8A8": Case(5, 4096, 4096, "int8", "int8"),
+    "few tokens, four bits": Case(5, 4096, 4096, weight="uint8"),
+    "four bits": Case(5, 256, 512, weight="uint8"),
+    "few tokens, eight bits": Case(16, 4096, 4096, weight="int8"),
+    "few tokens, FP8 blocks": Case(5, 4096, 4096, weight="fp8_block"),
+    "groups, eight bits": Case(5, 256, 512, weight="fp8_block"),
+    "int8": Case(16, 8200, 4096, weight="int8"),  # no whole tiles of 64 outputs
+    "one token, eight bits": Case(1, 64, 128, "float32", "float8_e4m3fn"),
+    "one token, reduction": Case(1, 16_384, 4096),
+    "bf16": Case(5, 4096, 4096),
+    "XLA": Case(1000, 64, 64, "float32", "float32"),
 }
 FEW_TOKENS = "few tokens, eight bits", "few tokens, FP8 blocks", "few tokens, four bits"
-HOPPER_ONLY = "W8A8", *FEW_TOKENS, "bf16"
-# By row, the one that has what it does not serve, and all on other GPUs.
-FOLLOWS = {"few tokens, FP8 blocks": "groups, eight bits", "few tokens, four bits": "four bits"}
+HOPPER_ONLY = [row.name for row in TABLE if row.hopper]
 MOSAIC = jax.__version_info__ >= (0, 11)
 
 
@@ -168,37 +78,54 @@ def hopper(monkeypatch):
     monkeypatch.setattr(few_tokens, "LOWERS", True)
 
 
-def test_every_row_has_examples():
+def test_every_row_has_an_example():
     assert list(EXAMPLES) == [row.name for row in TABLE]
 
 
+def at_limits(name: str) -> list[Case]:
+    """The example of a row with so many tokens and outputs as its limits allow, and as are just beyond them."""
+    case, row = EXAMPLES[name], next(row for row in TABLE if row.name == name)
+
+    def around(limits: range, step: int) -> list[int]:
+        ends = [limits.start, limits.stop] if limits.stop < 2**30 else [limits.start]
+        return [-(-end // step) + more for end in ends for more in (-1, 0)]
+
+    tokens = [case._replace(tokens=max(number, 1)) for number in around(row.tokens, 1)]
+    outputs = [case._replace(outputs=max(number, 1)) for number in around(row.numbers, case.inputs)]
+    return [case, *tokens, *outputs]
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_row_serves_products_up_to_its_limits(name):
-    case, _ = EXAMPLES[name]
-    within = [case, *(case._replace(**change) for change in WITHIN.get(name, []))]
-    assert {row_of(each.product).name for each in within} == {name}
+def test_a_row_is_reached_and_products_at_its_limits_are_computed(name, monkeypatch):
+    """By it or by another row, in the shape and the dtype that were asked for."""
+    assert row_of(EXAMPLES[name].product).name == name
+    monkeypatch.setattr(few_tokens, "LOWERS", MOSAIC)
+    for case in dict.fromkeys(at_limits(name)):
+        x, weight, scale, bias, dtype, *_ = case.product
+        y = jax.eval_shape(functools.partial(matmul, dtype=dtype), x, weight, scale, bias)
+        assert (y.shape, y.dtype) == ((case.tokens, case.outputs), dtype), case
 
 
+@pytest.mark.parametrize("x", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    ("name", "change", "other"),
-    [(name, change, other) for name, (_, beyond) in EXAMPLES.items() for change, other in beyond],
-    ids=str,
+    "weight", ["bfloat16", "float32", "int8", "float8_e4m3fn", "uint8", "fp8_block", "int8_groups"]
 )
-def test_a_product_beyond_a_limit_has_another_row(name, change, other):
-    assert row_of(EXAMPLES[name][0]._replace(**change).product).name == other
+def test_the_last_row_serves_every_product(weight, x):
+    """But weights that it would write dequantised, all of them, are no product of it while x is bfloat16."""
+    for tokens, outputs, inputs in itertools.product((1, 8, 64, 513, 8192), (63, 4096, 128_256), (64, 4160, 16_385)):
+        for dtype, bias in itertools.product(("bfloat16", "float32"), (False, True)):
+            product = Case(tokens, outputs, inputs, x, weight, dtype, bias).product
+            assert TABLE[-1].serves(product)
+            if x == "bfloat16" and weight in ("uint8", "fp8_block", "int8_groups"):
+                assert row_of(product) is not TABLE[-1]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_rows_for_hopper_serve_no_other_gpu(name, monkeypatch):
     monkeypatch.setattr(table, "on_hopper", lambda: False)
-    assert row_of(EXAMPLES[name][0].product).name == (FOLLOWS.get(name, "XLA") if name in HOPPER_ONLY else name)
-
-
-def test_no_two_rows_before_the_last_serve_one_product():
-    """But where a row says which one follows it."""
-    for name, (case, _) in EXAMPLES.items():
-        serving = [row.name for row in TABLE[:-1] if row.serves(case.product)]
-        assert serving[1:] == ([FOLLOWS[name]] if name in FOLLOWS else [])
+    row = row_of(EXAMPLES[name].product)
+    assert not row.hopper
+    assert row.name == name or name in HOPPER_ONLY
 
 
 def test_every_kernel_of_the_folder_is_in_the_table(monkeypatch):
@@ -208,7 +135,7 @@ def test_every_kernel_of_the_folder_is_in_the_table(monkeypatch):
         functions = inspect.getmembers(importlib.import_module(module.name), callable)
         kernels |= {name.removesuffix("_kernel") for name, _ in functions if name.endswith("_matmul_kernel")}
     launched = set()
-    for case, _ in EXAMPLES.values():
+    for case in EXAMPLES.values():
         x, weight, scale, bias, dtype, *_ = case.product
         text = for_cuda(functools.partial(matmul, dtype=dtype), (x, weight, scale, bias))
         launched |= {*kernels_of(text), *mosaic_kernels_of(text)}
@@ -222,8 +149,7 @@ def test_which_products_have_partial_sums(name, bias, reduce_axis):
     """Not one that a bias is added to, unless that waits for the sum over shards."""
     if name in FEW_TOKENS and not MOSAIC:
         pytest.skip("jax 0.10 does not lower the kernel")
-    case, _ = EXAMPLES[name]
-    x, weight, scale, bias, *_ = case._replace(bias=bias).product
+    x, weight, scale, bias, *_ = EXAMPLES[name]._replace(bias=bias).product
     how = {"reduce_axis": reduce_axis, "allow_partial_sums": True}
     mapped = jax.vmap(functools.partial(matmul, **how), axis_name="shards", in_axes=None, axis_size=2)
     y = jax.eval_shape(mapped, x, weight, scale, bias)
