@@ -2,11 +2,13 @@
 
 ``published_configs.json`` beside this file has the config.json of each, by the checkpoint's name."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks.shapes import GLM_47_FLASH
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import decoder_config, read_config, read_fields
@@ -141,3 +143,32 @@ def test_what_is_not_read_of_hybrids_is_refused_by_name(tmp_path, raw, words):
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(Refusal, match=words):
         read_config(Folder(tmp_path))
+
+
+def read_config_of(folder, name: str) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    return read_config(Folder(folder))
+
+
+def test_glm_4_7_flash(tmp_path):
+    """Its heads have nothing to do with its width divided by their number."""
+    config = read_config_of(tmp_path, "GLM-4.7-Flash")
+    assert dataclasses.replace(GLM_47_FLASH, bos_token_id=config.bos_token_id) == config
+
+
+def test_deepseek_v3(tmp_path):
+    config = read_config_of(tmp_path, "DeepSeek-V3")
+    assert 670e9 < config.num_parameters < 672e9
+    assert config.attention_scale == pytest.approx(192**-0.5 * 1.3688879454113936**2)
+    assert config.rope.attention_factor == 1
+
+
+def test_gemma_3_4b(tmp_path):
+    """It states no more of its text model than this."""
+    config = read_config_of(tmp_path, "Gemma-3-4B")
+    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262208, 8, 4, 256)
+    assert (config.max_position, config.eos_token_ids, config.tie_embeddings) == (131072, (1, 106), True)
+    assert config.windows == tuple(None if (i + 1) % 6 == 0 else 1024 for i in range(34))
+    assert config.rope == Rope(theta=1e6, kind="linear", factor=8.0)
+    assert config.layer_ropes == tuple(Rope(theta=1e4) if window else config.rope for window in config.windows)
+    assert (config.attention_scale, config.activation) == (1 / 16, "gelu_tanh")
