@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 from other_values import other_values, read
-from parity_cases import DELTA_EXPERTS, DELTA_NETS, GEMMA4_EXPERTS, GEMMA4_LARGE, GEMMA4_SMALL, SIZES
+from parity_cases import CASES, DELTA_EXPERTS, DELTA_NETS, GEMMA4_EXPERTS, GEMMA4_SMALL, GROWING, SIZES
 from tiny import ARCHITECTURES, tiny_checkpoint, tiny_config
 from tiny_heads import eagle3
 
@@ -31,42 +31,15 @@ SHARED = {
     "use_bidirectional_attention": True,
 }
 TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-SMALL = {
-    "DeepseekV3ForCausalLM": {
-        **{"num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12, "v_head_dim": 20},
-        **{"qk_rope_head_dim": 8, "head_dim": 8, "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4},
-        **{"topk_group": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1},
-    },
-    "Glm4MoeLiteForCausalLM": {
-        **{"num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 8, "v_head_dim": 16},
-        **{"qk_rope_head_dim": 8, "head_dim": 8, "n_routed_experts": 6, "num_experts_per_tok": 3},
-        **{"moe_intermediate_size": 24},
-    },
-    "Qwen3MoeForCausalLM": {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
-    "MixtralForCausalLM": {"num_local_experts": 3},
-    "GptOssForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7},
-    "Gemma2ForCausalLM": {"sliding_window": 7},
-    "Gemma3ForCausalLM": {"sliding_window": 7},
+# The first case of each family that the logits of transformers are compared in, and what makes more of its keys matter.
+SMALL = {f"{family}ForCausalLM": settings for family, settings in reversed(CASES.values())}
+SMALL |= {
     "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
-    "Glm4MoeForCausalLM": {
-        **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "use_qk_norm": True},
-        "attention_bias": True,
-    },
-    "MiniMaxM2ForCausalLM": {"num_local_experts": 3, "num_experts_per_tok": 2},
     "Olmo3ForCausalLM": {"sliding_window": 7, "num_hidden_layers": 5},
-    "Exaone4ForCausalLM": {"sliding_window": 7, "num_hidden_layers": 5},
-    "Ministral3ForCausalLM": {
-        "rope_parameters": {
-            **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8},
-            **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
-        },
-    },
+    "Ministral3ForCausalLM": {"rope_parameters": GROWING},
     "Gemma4ForCausalLM": {**GEMMA4_SMALL, **GEMMA4_EXPERTS},
-    "Gemma4UnifiedForCausalLM": {k: v for k, v in GEMMA4_LARGE.items() if k != "hidden_size_per_layer_input"},
-    "HunYuanDenseV1ForCausalLM": {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}},
+    **{f"{family}ForCausalLM": {**DELTA_EXPERTS, **TWO_LAYERS} for family in ("Qwen3_5Moe", "Qwen3Next")},
     "Qwen3_5ForCausalLM": {**DELTA_NETS, **TWO_LAYERS},
-    "Qwen3_5MoeForCausalLM": {**DELTA_EXPERTS, **TWO_LAYERS},
-    "Qwen3NextForCausalLM": {**DELTA_EXPERTS, **TWO_LAYERS},
 }
 OF_TEXT = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe")  # with a config class for their text model
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from tiny import LLAMA
 
 from jspec.config import DeltaNets, EngineConfig, Latent, ModelConfig, Shards, Speculation
 from jspec.config.sharding import AXIS
@@ -33,20 +34,10 @@ from jspec.models.sharding import build_shards, mesh_of
 from jspec.models.w8a8 import with_quantized_activations
 from jspec.sampling.params import SamplingParams
 
-V, MAX_LEN = 29, 40
+V, MAX_LEN = LLAMA.vocab_size, 40
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_LEN)
-TARGET = ModelConfig(  # one layer with a window longer than any K, one without, one with a window shorter than most
-    architecture="LlamaForCausalLM",
-    vocab_size=V,
-    hidden_size=16,
-    intermediate_size=24,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=4,
-    max_position=64,
-    windows=(12, None, 3),
-)
+# One layer with a window longer than any K, one without, one with a window shorter than most.
+TARGET = dataclasses.replace(LLAMA, windows=(12, None, 3))
 DRAFT = dataclasses.replace(TARGET, num_layers=1, windows=(12,))
 LATENTS = dataclasses.replace(TARGET, num_kv_heads=4, head_dim=12, windows=(), latent=Latent(16, 4, 8, 10))
 HYBRID = dataclasses.replace(
