@@ -1,5 +1,7 @@
 """Layers of experts with routed tokens, in every format of weights."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,23 +15,29 @@ from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4
 from jspec.quantization.formats import grouped
 
 
+@functools.cache
 def layer(
     M: int, D: int, F: int, X: int, Y: int, dtype: str, quantization: str | None = None, bias: bool = False
 ) -> tuple[jax.Array, Routed, ExpertWeights, ExpertWeights]:
     """Arguments of ``grouped_mlp``."""
-    keys = jax.random.split(jax.random.key(M + F), 6)
-    gate_up = (jax.random.normal(keys[1], (X, 2 * F, D)) * D**-0.5).astype(dtype)
-    down = (jax.random.normal(keys[2], (X, D, F)) * F**-0.5).astype(dtype)
-    routed = route_reference(jax.random.normal(keys[3], (M, X)), None, Experts(X, Y, F))
+    rng = np.random.default_rng(M + F)
+
+    def normal(*shape: int, scale: float = 1.0, dtype: str = dtype) -> np.ndarray:
+        return (scale * rng.normal(size=shape)).astype(dtype)
+
+    routed = _route(normal(M, X, dtype="float32"), Experts(X, Y, F))
     stacked = [
-        ExpertWeights(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
+        ExpertWeights(jnp.asarray(weight)) if quantization is None else quantized(weight, quantization)
+        for weight in (normal(X, 2 * F, D, scale=D**-0.5), normal(X, D, F, scale=F**-0.5))
     ]
     if bias:
-        biases = (
-            jax.random.normal(key, (X, weights.num_outputs)) for key, weights in zip(keys[4:], stacked, strict=True)
-        )
-        stacked = [weights._replace(bias=bias.astype(dtype)) for weights, bias in zip(stacked, biases, strict=True)]
-    return jax.random.normal(keys[0], (M, D)).astype(dtype), routed, *stacked
+        stacked = [weights._replace(bias=jnp.asarray(normal(X, weights.num_outputs))) for weights in stacked]
+    return jnp.asarray(normal(M, D)), routed, *stacked
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _route(logits, routing: Experts) -> Routed:
+    return route_reference(logits, None, routing)
 
 
 def regrouped(expert, weight, X: int) -> Routed:

@@ -137,9 +137,16 @@ def assert_agrees(got, args, wanted, magnitude):
     assert (error <= rounding + 1e-5).all(), (error - rounding).max()
 
 
+@functools.cache
 def arguments(case: Case):
     """The rows of the attention tests, their newest tokens not in the cache yet, which holds NaN from there on."""
-    (_, k_pool, v_pool, (table, positions, live)), _ = problem(case)
+    (_, *pools, queries), _ = problem(case)
+    return _arguments(case, *pools, queries)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _arguments(case: Case, k_pool, v_pool, queries: PagedQueries):
+    table, positions, live = queries
     keys = jax.random.split(jax.random.key(case.T), 2)
     (B, T), P = positions.shape, case.P
     qkv = jax.random.normal(keys[0], (B, T, G * (case.R + 2), case.H)).astype(case.dtype)
@@ -166,6 +173,7 @@ def ragged_arguments(case: Case, padding: int):
 OF_HEADS = KVScales(jnp.array([0.03, 0.011], jnp.float32), jnp.array([0.02, 0.4], jnp.float32))
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def in_bytes(kv: LayerKV, kind: str) -> LayerKV:
     """The keys and values of ``arguments`` as bytes; what nobody wrote is NaN."""
     if kind == "heads":

@@ -5,9 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.sampling.residual import (
-    Residual,
-)
+from jspec.pallas.sampling.residual import Residual
 from jspec.pallas.sampling.sample import log_weights
 from jspec.pallas.sampling.warped_logits import WarpedLogits
 from jspec.sampling.streams import RoundNoise
@@ -15,7 +13,6 @@ from jspec.sampling.streams import RoundNoise
 B, K, T = 4, 3, 4
 
 
-@functools.partial(jax.jit, static_argnames=("J", "V", "dtype"))
 def distributions(key, J, V, dtype, spread=3.0):
     """J rows per request, every second one cut below its median."""
     keys = jax.random.split(key, 2)
@@ -27,7 +24,6 @@ def distributions(key, J, V, dtype, spread=3.0):
     return WarpedLogits(logits, scale, cutoff, lse.reshape(B, J))
 
 
-@functools.partial(jax.jit, static_argnames=("V", "V_q"))
 def some_tokens(key, V, V_q):
     """A draft vocabulary of any tokens in any order, ``draft_ids`` int32 [V]."""
     tokens = jax.random.permutation(key, V)[:V_q]
@@ -37,7 +33,12 @@ def some_tokens(key, V, V_q):
 def problem(V, V_q, dtype, seed=0, weighed=True, scattered=False):
     """A residual and the rest of ``residual_sample``: accepted drafts at both ends, of point masses and of few valid
     ones. The draft has logits for the first ``V_q`` tokens, or for so many of any if ``scattered``."""
-    keys = jax.random.split(jax.random.key(seed), 4)
+    return _problem(jax.random.key(seed), V, V_q, dtype, weighed, scattered)
+
+
+@functools.partial(jax.jit, static_argnames=("V", "V_q", "dtype", "weighed", "scattered"))
+def _problem(key, V, V_q, dtype, weighed, scattered):
+    keys = jax.random.split(key, 4)
     p, q = distributions(keys[0], T, V, dtype), distributions(keys[1], K, V_q, dtype)
     drafts = jax.random.randint(keys[2], (B, K), 0, V)
     row, draft = jnp.arange(B)[:, None], jnp.arange(K)[None]
