@@ -67,7 +67,7 @@ def test_figures_have_their_goals_and_lines_their_order():
     assert 516 + 15 * 40 < long.num_pages < 16 * 516
 
 
-def test_what_compiles_late_fails_its_line_after_its_figures():
+def test_a_late_compilation_fails_its_line_after_its_figures():
     def measure():
         yield Figure(1, "", "what", "ms", 1.0)
         jax.jit(lambda x: x * 31 + 7)(jnp.zeros(3, jnp.int16))

@@ -158,7 +158,7 @@ class TestLoading:
                 pytest.skip("this file system does not say what is in the page cache")
 
 
-def test_what_a_gpu_holds_is_in_the_guide(capsys):
+def test_tables_of_what_a_gpu_holds_are_in_the_guide(capsys):
     assert shards.main() == 0
     docs = Path(__file__).parents[2] / "docs"
     held, needed, _, trained = capsys.readouterr().out.strip().split("\n\n")

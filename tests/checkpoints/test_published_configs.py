@@ -139,7 +139,7 @@ def test_qwen3_next_80b_a3b(tmp_path):
     ],
     ids=["another gate", "a successor of another architecture"],
 )
-def test_what_is_not_read_of_hybrids_is_refused_by_name(tmp_path, raw, words):
+def test_hybrids_that_are_not_read_are_refused_by_name(tmp_path, raw, words):
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(Refusal, match=words):
         read_config(Folder(tmp_path))

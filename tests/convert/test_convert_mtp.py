@@ -119,7 +119,7 @@ def test_the_state_that_is_chained_is_that_of_transformers(tmp_path):
 
 @pytest.mark.parametrize("architecture", ["Glm4MoeLiteForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_they_draft_for_their_target(tmp_path, architecture, layers):
+def test_mtp_layers_draft_for_their_target(tmp_path, architecture, layers):
     """From its Hugging Face folder and from the converted one, with the same texts, which are the target's own."""
     folder = with_layers(tmp_path / "src", architecture, layers)
     convert(folder, tmp_path / "out", verify="shapes")
@@ -155,7 +155,7 @@ def test_a_converted_folder_keeps_them_or_not(tmp_path, capsys):
         jspec.load(tmp_path / "dropped", "mtp", **SMALL)
 
 
-def test_they_are_quantised_with_their_model(tmp_path):
+def test_mtp_layers_are_quantised_with_their_model(tmp_path):
     folder, out = with_layers(tmp_path / "src"), tmp_path / "out"
     report = convert(folder, out, quantize="int8", verify="shapes")
     assert [note for note in report.notes if note.startswith("mtp/: int8 weights verified")]

@@ -166,7 +166,7 @@ def test_experts_that_do_not_round_are_named():
         check_activation_dtype("int8", dataclasses.replace(mixed, plain_maps=in_floats))
 
 
-def test_what_the_checkpoint_says_of_activations_turns_nothing_on(tmp_path):
+def test_a_checkpoint_that_describes_rounded_activations_turns_nothing_on(tmp_path):
     folder = fp8_checkpoint(tmp_path / "model", quantization=STORED["int8"])
     said = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert said["config_groups"]["group_0"]["input_activations"]["dynamic"]

@@ -111,7 +111,7 @@ def test_a_checkpoint_that_is_made_for_it_turns_it_on_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("in_config", [True, False])
-def test_so_does_one_of_model_optimizer(tmp_path, in_config):
+def test_a_checkpoint_of_model_optimizer_turns_it_on(tmp_path, in_config):
     said = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"}
     folder = checkpoint(tmp_path / "model", said=said if in_config else None)
     if not in_config:

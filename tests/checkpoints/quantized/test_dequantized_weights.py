@@ -60,7 +60,7 @@ def test_a_converted_folder_holds_the_same(tmp_path, name, architecture):
     assert_same(load_folder(out), load_folder(tmp_path / "src-wide", "bfloat16"))
 
 
-def test_they_are_rounded_unless_float32_is_asked_for(tmp_path):
+def test_dequantised_weights_are_rounded_unless_float32_is_asked_for(tmp_path):
     src, wide = block_checkpoint(tmp_path / "src", KINDS["awq"]), tmp_path / "src-wide"
     report = convert(src, tmp_path / "rounded")
     words = "dequantised weights are rounded to bfloat16; --dtype float32 keeps them exactly, in twice the bytes"
@@ -73,7 +73,7 @@ def test_they_are_rounded_unless_float32_is_asked_for(tmp_path):
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
 @pytest.mark.parametrize("name", ["fp8", "gptq", "packed"])
-def test_they_may_be_quantised_again(tmp_path, name, kind):
+def test_dequantised_weights_may_be_quantised_again(tmp_path, name, kind):
     """From the numbers that they stand for, in float32."""
     src, out = block_checkpoint(tmp_path / "src", KINDS[name], MIXTURE), tmp_path / "out"
     report = convert(src, out, quantize=kind, dtype="bfloat16", verify="shapes")

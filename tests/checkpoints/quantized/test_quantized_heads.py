@@ -149,7 +149,7 @@ def test_an_output_head_may_be_stored_so(tmp_path, name):
         assert_same(load_draft(src, "float32"), load_draft(wide, "float32"))
 
 
-def test_what_model_optimizer_writes_beside_config_json(tmp_path):
+def test_heads_that_model_optimizer_describes_beside_config_json(tmp_path):
     src, wide = stored_head(tmp_path / "head", "eagle3", NVFP4["nvfp4 modelopt"], {"quantization_config": None})
     described = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head*"], "kv_cache_quant_algo": None}
     (src / "hf_quant_config.json").write_text(json.dumps({"quantization": described}))
@@ -202,7 +202,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("head", "name", "change", "key", "message"), REFUSED)
-def test_what_does_not_fit_is_refused(tmp_path, head, name, change, key, message):
+def test_tensors_and_settings_of_heads_that_do_not_fit_are_refused(tmp_path, head, name, change, key, message):
     config = {**FORMATS[name].config, **({key[0]: key[1]} if key else {})}
     src, _ = stored_head(tmp_path / "head", head, FORMATS[name], {"quantization_config": config}, change)
     with pytest.raises(Refusal) as refusal:

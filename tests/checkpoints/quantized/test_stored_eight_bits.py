@@ -195,7 +195,7 @@ def test_a_draft_model(tmp_path):
 
 @pytest.mark.parametrize("quantize", ["int8", "fp8"])
 @pytest.mark.parametrize("more", [["--dry-run"], []])
-def test_it_is_not_quantised_again(tmp_path, capsys, quantize, more):
+def test_stored_fp8_is_not_quantised_again(tmp_path, capsys, quantize, more):
     src = fp8_checkpoint(tmp_path / "src")
     assert main([str(src), str(tmp_path / "out"), "--quantize", quantize, *more]) == 2
     words = f"quantize='{quantize}': expected None, because its weights are fp8 already (quantization_config)"

@@ -94,7 +94,7 @@ def test_every_number_is_rounded_to_nearest_even_and_bounded():
     np.testing.assert_array_equal(jax.jit(encode)(x), e4m3(x))
 
 
-def test_what_is_no_number_stays_none():
+def test_nan_and_infinity_are_stored_as_nan():
     codes = encode(jnp.array([jnp.nan, -jnp.nan, jnp.inf, -jnp.inf]))
     assert codes.tolist() == [0x7F, 0xFF, 0x7F, 0xFF]
     assert jnp.isnan(decode(codes, jnp.bfloat16)).all()
