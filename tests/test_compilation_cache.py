@@ -126,7 +126,7 @@ def test_a_user_without_a_home_gets_a_warning(monkeypatch):
 
 
 @pytest.mark.parametrize("folder", [None, 0, 1, 0.5, "", b"x", [], "a\0b"])
-def test_what_names_no_folder_is_refused(folder):
+def test_a_cache_that_names_no_folder_is_refused(folder):
     before = configured()
     with pytest.raises(ValueError, match=r"^compilation_cache=.*: expected True, False or the path of a local folder$"):
         enable_compilation_cache(folder)

@@ -169,6 +169,21 @@ def test_nothing_of_jspec_imports_other_packages_of_the_repository():
     ] == []
 
 
+# Test modules that still import others. None may join them: what is lent stands in tests/helpers.
+BORROWERS = {
+    *("test_runs", "test_structured", "test_agent_clients", "test_openai_cut_texts", "test_openai_floods"),
+    *("test_openai_page", "test_openai_responses_api", "test_openai_soak", "test_supervisor_error_forms"),
+    "test_supervisor_https",
+}
+
+
+def test_no_test_module_imports_another():
+    files = list((ROOT / "tests").rglob("*.py"))
+    modules_of_tests = {file.stem for file in files if file.stem.startswith("test_")}
+    borrowers = {file.stem for file in files if {part(name) for name in imported(file)} & modules_of_tests}
+    assert borrowers - BORROWERS == set()
+
+
 def test_maps_name_every_file():
     """ARCHITECTURE.md or the docstring of a package names every file in it."""
     architecture = (ROOT / "docs" / "ARCHITECTURE.md").read_text()

@@ -4,8 +4,7 @@ import collections
 import re
 
 import pytest
-import test_fault_table
-from tiers import COLLECTED, TESTS, entry_of, is_nightly, table
+from tiers import COLLECTED, TESTS, entry_of, fault_tests, is_nightly, table
 
 
 @pytest.mark.parametrize("entry", table())
@@ -17,7 +16,7 @@ def test_an_entry_names_a_test(entry):
 
 def test_an_injected_fault_stays_with_some_of_its_parameters():
     """Of the faults that this run collected: all of them where it collected all tests."""
-    entries, faults = table(), test_fault_table.fault_tests()
+    entries, faults = table(), fault_tests()
     nodes = [node for node in COLLECTED if node.partition("[")[0] in faults]
     kept = {node.partition("[")[0] for node in nodes if not is_nightly(node, 0, entries)}
     assert {node.partition("[")[0] for node in nodes} == kept

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from fake_server import page
 
 from jspec.bench.counters import Counters, counter_growth, counters_of
 from jspec.bench.datasets import Sample
@@ -77,16 +78,6 @@ def test_options_are_parsed_and_checked():
             percentiles_of(wrong)
     with pytest.raises(ValueError, match="percentile_metrics='ttft,speed'"):
         metrics_of("ttft,speed")
-
-
-def page(drafts: int, draft_tokens: int, accepted: int, at: list[int], engine: str = "0") -> str:
-    label = f'engine="{engine}",model_name="m"'
-    lines = [f"vllm:spec_decode_num_drafts_total{{{label}}} {drafts}.0"]
-    lines += [f"vllm:spec_decode_num_draft_tokens_total{{{label}}} {draft_tokens}.0"]
-    lines += [f"vllm:spec_decode_num_accepted_tokens_total{{{label}}} {accepted}.0"]
-    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    lines += [f'{name}{{{label},position="{i}"}} {n}.0' for i, n in enumerate(at)]
-    return "\n".join(["# TYPE other gauge", "other 5", *lines, ""])
 
 
 def test_counters_are_summed_over_engines_and_subtracted():

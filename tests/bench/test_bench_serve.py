@@ -12,8 +12,7 @@ import sys
 import time
 
 import pytest
-from fake_server import PAUSE, fake_server
-from test_bench_figures import page
+from fake_server import PAUSE, fake_server, page
 
 from jspec import cli
 from jspec.bench import serve_command

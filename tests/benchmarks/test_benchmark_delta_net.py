@@ -1,19 +1,14 @@
 """The benchmark of gated delta nets, on a small shape and interpreted."""
 
-import sys
-
 import pytest
 
 from benchmarks.kernels import delta_net
-from benchmarks.report import results
 
 
 @pytest.mark.nightly
-def test_a_smoke_run_compares_and_measures(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["delta_net", "--smoke", "--json", str(tmp_path / "out.json")])
-    assert delta_net.main() == 0
+def test_a_smoke_run_compares_and_measures(measured, capsys):
+    result = measured(delta_net, "--smoke")
     assert "WRONG" not in capsys.readouterr().out
-    result = results.read(tmp_path / "out.json")
     assert all(result.measured[key] > result.floors[key] > 0 for key in result.measured)
 
 

@@ -1,21 +1,14 @@
 """The benchmark of targets with gated delta nets, at a tiny size."""
 
-import json
-import sys
-
 from benchmarks.random_modules import abstract_module
 from benchmarks.rounds import floors, hybrids
 from benchmarks.shapes import QWEN36_27B
 
 
-def test_a_smoke_run_has_plain_and_mtp_rounds_and_a_prompt(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        sys, "argv", ["hybrids", "--smoke", "--bandwidth", "1e11", "--json", str(tmp_path / "out.json")]
-    )
-    assert hybrids.main() == 0
-    result = json.loads((tmp_path / "out.json").read_text())
-    assert [*result["measured"]] == ["1, tiny-hybrid, batch 2", "2, tiny-hybrid, batch 1", "3, tiny-hybrid, 96 tokens"]
-    assert min(result["measured"].values()) > 0
+def test_a_smoke_run_has_plain_and_mtp_rounds_and_a_prompt(measured):
+    result = measured(hybrids, "--smoke", "--bandwidth", "1e11")
+    assert [*result.measured] == ["1, tiny-hybrid, batch 2", "2, tiny-hybrid, batch 1", "3, tiny-hybrid, 96 tokens"]
+    assert min(result.measured.values()) > 0
 
 
 def test_the_floor_counts_states_once_read_and_once_written():

@@ -1,6 +1,5 @@
 """Results are put into classes by their bits, and a small run prints a line of each section."""
 
-import json
 import sys
 
 import jax.numpy as jnp
@@ -37,16 +36,12 @@ def test_a_difference_is_counted_in_ulps_of_the_number():
         ("steps", "step, bf16, logits: {"),
     ],
 )
-def test_a_small_run_prints_the_classes_of_each_section(monkeypatch, capsys, tmp_path, section, line):
-    file = tmp_path / "invariance.json"
-    monkeypatch.setattr(
-        sys, "argv", ["invariance", "--small", "--tokens", "1", "3", "--only", section, "--json", str(file)]
-    )
-    assert invariance.main() == 0
+def test_a_small_run_prints_the_classes_of_each_section(measured, capsys, section, line):
+    result = measured(invariance, "--small", "--tokens", "1", "3", "--only", section)
     out = capsys.readouterr().out
     assert line in out
     assert "left out: nothing; failed: nothing" in out
-    assert any(key.startswith(line.partition(":")[0]) for key in json.loads(file.read_text())["details"])
+    assert any(key.startswith(line.partition(":")[0]) for key in result.details)
 
 
 def test_a_run_that_is_over_names_what_it_left_out(monkeypatch, capsys):

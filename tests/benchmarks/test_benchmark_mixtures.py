@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.kernels import experts
 from benchmarks.random_modules import random_module
-from benchmarks.report import results
 from benchmarks.rounds import floors, mixtures
 from benchmarks.rounds.bench import Bench
 from benchmarks.rounds.experts_hit import experts_hit
@@ -73,21 +72,16 @@ def test_shapes_have_the_published_sizes(config, billions, gigabytes):
     assert config.weight_bytes(2) / 1e9 == pytest.approx(gigabytes, rel=0.01)
 
 
-def test_a_smoke_run_of_rounds_measures_more_than_the_floor(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["mixtures", "--smoke", "--lines", "2", "--json", str(tmp_path / "out.json")])
-    assert mixtures.main() == 0
-    result = results.read(tmp_path / "out.json")
+def test_a_smoke_run_of_rounds_measures_more_than_the_floor(measured, capsys):
+    result = measured(mixtures, "--smoke", "--lines", "2")
     assert result.measured["2"] > result.floors["2"] > 0
     assert "of 8 experts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("layer", ["gpt-oss-20b", pytest.param("qwen3-30b-a3b", marks=pytest.mark.long)])
-def test_a_smoke_run_of_a_layer_is_the_same_beside_others(monkeypatch, capsys, tmp_path, layer):
-    arguments = ["experts", "--smoke", "--layer", layer, "--json", str(tmp_path / "out.json")]
-    monkeypatch.setattr(sys, "argv", arguments)
-    assert experts.main() == 0
+def test_a_smoke_run_of_a_layer_is_the_same_beside_others(measured, capsys, layer):
+    result = measured(experts, "--smoke", "--layer", layer)
     assert capsys.readouterr().out.count("beside others the same") == 2
-    result = results.read(tmp_path / "out.json")
     assert result.details["1 tokens"]["experts"] == 2
     assert all(result.measured[key] > result.floors[key] > 0 for key in result.measured)
 

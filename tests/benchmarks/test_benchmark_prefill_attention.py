@@ -1,25 +1,20 @@
 """The benchmark of prefill attention, on a small shape and interpreted."""
 
-import sys
-
 import jax
 import numpy as np
 import pytest
 
 from benchmarks.kernels import prefill_attention
 from benchmarks.kernels.prefill_attention import HEADS, PAGE, PASSES, Pass, flop, queries_of
-from benchmarks.report import results
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="jax 0.10 does not interpret Mosaic kernels of this kind")
-def test_a_smoke_run_compares_and_measures(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["prefill_attention", "--smoke", "--json", str(tmp_path / "out.json")])
-    assert prefill_attention.main() == 0
+def test_a_smoke_run_compares_and_measures(measured, capsys):
+    result = measured(prefill_attention, "--smoke")
     printed = capsys.readouterr().out
     assert "WRONG" not in printed
     assert "triton takes so many times as long as mosaic" in printed
-    result = results.read(tmp_path / "out.json")
     assert len(result.measured) == 3
     assert all(result.measured[key] > result.floors[key] > 0 for key in result.measured)
 

@@ -101,7 +101,7 @@ def test_rates_below_their_goal_are_short_of_it(measured, verdict, short):
     assert (figure.verdict, figure.is_short) == (verdict, short)
 
 
-def test_what_is_short_of_its_goal_stands_in_the_readme():
+def test_figures_short_of_their_goal_stand_in_the_readme():
     measurements = performance.measurements()
     text = performance.readme(measurements)
     shown = {key for *_, keys in (*performance.IN_README, *performance.RULES_IN_README) for key in keys}
@@ -151,7 +151,7 @@ class TestServing:
     def test_every_line_of_the_benchmark_is_described(self):
         assert {int(key.split(",")[0]) for key in serving_table.MEASURES} == set(serving.LINES)
 
-    def test_what_is_short_is_counted_in_the_readme(self):
+    def test_figures_short_of_their_goal_are_counted_in_the_readme(self):
         slow = self.served("2026-01-02", "1", 7000.0, vllm=6795.0)
         late = self.served("2026-01-02", "4, 1 prompts, plain", 9.0, unit="ms", more_is_better=False, vllm=8.0)
         text = " ".join(serving_table.readme(self.figures(slow, late)).split())

@@ -1,7 +1,6 @@
 """The benchmark of serving: what it takes down of requests, what it counts, and that a line of it runs."""
 
 import dataclasses
-import sys
 import time
 
 import jax
@@ -22,14 +21,12 @@ from jspec.sampling.verify import RULES
 SHALLOW = Pair(*2 * (dataclasses.replace(TINY, num_layers=1, windows=()),))
 
 
-def test_a_smoke_run_measures_its_lines(monkeypatch, capsys, tmp_path):
+def test_a_smoke_run_measures_its_lines(measured, monkeypatch, capsys):
     monkeypatch.setitem(SHAPES, "tiny", SHALLOW)
     small = lambda *_: Setting(1, 64, page_size=16)  # noqa: E731
     monkeypatch.setattr(serving, "setting_of", small)
     monkeypatch.setattr(serving, "enable_compilation_cache", lambda _: None)  # which is the process's
-    monkeypatch.setattr(sys, "argv", ["serving", "--smoke", "--only", "1", "8", "--json", str(tmp_path / "out.json")])
-    assert serving.main() == 0
-    found = results.read(tmp_path / "out.json")
+    found = measured(serving, "--smoke", "--only", "1", "8")
     assert list(found.measured) == ["1", "1, padding", "8"]
     assert found.measured["1"] > 0
     assert 0 < found.measured["1, padding"] < 100
@@ -67,7 +64,7 @@ def test_figures_have_their_goals_and_lines_their_order():
     assert 516 + 15 * 40 < long.num_pages < 16 * 516
 
 
-def test_what_compiles_late_fails_its_line_after_its_figures():
+def test_a_late_compilation_fails_its_line_after_its_figures():
     def measure():
         yield Figure(1, "", "what", "ms", 1.0)
         jax.jit(lambda x: x * 31 + 7)(jnp.zeros(3, jnp.int16))

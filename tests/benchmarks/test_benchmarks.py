@@ -29,7 +29,7 @@ from jspec.models.flatten import flatten
 
 RATE = 4.3e12
 SHALLOW = dataclasses.replace(TINY, num_layers=2, windows=())
-SMOKE = ["round", "--smoke", "--lines", "1", "9", "2", "--batches", "1"]
+SMOKE = ["--smoke", "--lines", "1", "9", "2", "--batches", "1"]
 
 
 @pytest.fixture
@@ -39,11 +39,9 @@ def shallow(monkeypatch):
 
 
 @pytest.mark.usefixtures("shallow")
-def test_a_smoke_run_of_rounds_writes_its_lines(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", [*SMOKE, "--json", str(tmp_path / "out.json")])
-    assert round.main() == 0
+def test_a_smoke_run_of_rounds_writes_its_lines(measured, capsys):
+    result = measured(round, *SMOKE)
     printed = capsys.readouterr().out.splitlines()[3:]
-    result = results.read(tmp_path / "out.json")
     assert list(result.measured) == ["1", "9, batch 1", "2, T = 5", "2, T = 8"]
     assert (
         [details["line"] for details in result.details.values()]
@@ -63,28 +61,22 @@ def test_a_smoke_run_of_rounds_writes_its_lines(monkeypatch, capsys, tmp_path):
     assert result.command == " ".join(["python -m benchmarks.rounds.round", *sys.argv[1:-1], "out.json"])
 
 
-def test_a_smoke_run_over_two_devices_measures_more_than_the_floor(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["tensor_parallel", "--smoke", "--json", str(tmp_path / "out.json")])
-    assert tensor_parallel.main() == 0
-    result = results.read(tmp_path / "out.json")
+def test_a_smoke_run_over_two_devices_measures_more_than_the_floor(measured):
+    result = measured(tensor_parallel, "--smoke")
     sums = [f"5, {tokens} tokens, sum" for tokens in tensor_parallel.ROWS]
     assert list(result.measured) == ["1, batch 2", "2", "3, draft in shards", "7, batch 2", *sums]
     assert all(result.measured[key] > result.floors[key] for key in result.measured)
     assert [*result.goals] == sums
 
 
-def test_a_smoke_run_of_families_has_a_goal_beside_the_floor(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["families", "--smoke", "--json", str(tmp_path / "out.json")])
-    assert families.main() == 0
-    result = results.read(tmp_path / "out.json")
+def test_a_smoke_run_of_families_has_a_goal_beside_the_floor(measured):
+    result = measured(families, "--smoke")
     assert list(result.measured) == ["1, tiny, batch 2"]
     assert result.goals["1, tiny, batch 2"]["goal"] == pytest.approx(1.5 * result.floors["1, tiny, batch 2"])
 
 
-def test_a_smoke_run_of_one_shard_alone_has_no_goals(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["tensor_parallel", "--smoke", "--alone", "--json", str(tmp_path / "out.json")])
-    assert tensor_parallel.main() == 0
-    result = results.read(tmp_path / "out.json")
+def test_a_smoke_run_of_one_shard_alone_has_no_goals(measured):
+    result = measured(tensor_parallel, "--smoke", "--alone")
     assert list(result.measured) == ["1, batch 2"]
     assert result.settings["alone"]
     assert result.goals == {}
@@ -158,7 +150,7 @@ class TestLoading:
                 pytest.skip("this file system does not say what is in the page cache")
 
 
-def test_what_a_gpu_holds_is_in_the_guide(capsys):
+def test_tables_of_what_a_gpu_holds_are_in_the_guide(capsys):
     assert shards.main() == 0
     docs = Path(__file__).parents[2] / "docs"
     held, needed, _, trained = capsys.readouterr().out.strip().split("\n\n")
@@ -167,25 +159,21 @@ def test_what_a_gpu_holds_is_in_the_guide(capsys):
     assert trained in (docs / "guides" / "training.md").read_text()
 
 
-def test_no_line_begins_after_the_time_is_over(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", [*SMOKE, "--seconds", "-1", "--json", str(tmp_path / "out.json")])
-    assert round.main() == 0
-    result = results.read(tmp_path / "out.json")
+def test_no_line_begins_after_the_time_is_over(measured):
+    result = measured(round, *SMOKE, "--seconds", "-1")
     assert (result.measured, result.settings["left_out"]) == ({}, [[1, 1], [9, 1], [2, 1]])
 
 
 @pytest.mark.usefixtures("shallow")
-def test_a_failed_line_is_reported_and_costs_no_other(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", [*SMOKE, "--json", str(tmp_path / "out.json")])
+def test_a_failed_line_is_reported_and_costs_no_other(measured, monkeypatch, capsys):
     plain = lambda self, what: time(self, what) if what.K == 0 else 1 / 0  # noqa: E731
     time = round.Bench.time
     monkeypatch.setattr(round.Bench, "time", plain)
     monkeypatch.setattr(round.Table, "narrow_passes", lambda *_: iter([]))
-    assert round.main() == 1
+    result = measured(round, *SMOKE, code=1)
     out, err = capsys.readouterr()
     assert "FAILED" in out
     assert "ZeroDivisionError" in err
-    result = results.read(tmp_path / "out.json")
     assert (list(result.measured), result.settings["failed"]) == (["1"], [[9, 1]])
 
 
@@ -369,15 +357,12 @@ class TestEfficiency:
 
 
 @pytest.mark.parametrize("mismatches", [0, 7])
-def test_a_smoke_run_of_verification_reports_mismatches(monkeypatch, tmp_path, mismatches):
+def test_a_smoke_run_of_verification_reports_mismatches(measured, monkeypatch, mismatches):
     """It fails if a kernel decides otherwise than its reference implementation, and says in the result how often."""
     one = Comparison("draw", 257, "float32", 16, mismatches, 0.0, 0.0, ok=mismatches == 0)
     monkeypatch.setattr(verify, "check", lambda *_: iter([one]))
     monkeypatch.setattr(verify, "seconds_per_call", lambda *_: 1e-3)  # compiles for long where kernels are interpreted
-    file = tmp_path / "out.json"
-    monkeypatch.setattr(sys, "argv", ["verify", "--smoke", "--ops", "draw", "match", "--json", str(file)])
-    assert verify.main() == (1 if mismatches else 0)
-    found = results.read(file)
+    found = measured(verify, "--smoke", "--ops", "draw", "match", code=1 if mismatches else 0)
     timed = ["match, B = 2", "draw, B = 2, distributions only", "draw, B = 2, noise"]
     assert list(found.measured) == ["check draw, V = 257, float32", *timed]
     assert found.measured["check draw, V = 257, float32"] == mismatches

@@ -5,7 +5,8 @@ import json
 import warnings
 
 import pytest
-from parity_cases import DELTA_EXPERTS, DELTA_NETS, GEMMA4_EXPERTS, GEMMA4_LARGE, GEMMA4_SMALL, SIZES
+from other_values import other_values, read
+from parity_cases import CASES, DELTA_EXPERTS, DELTA_NETS, GEMMA4_EXPERTS, GEMMA4_SMALL, GROWING, SIZES
 from tiny import ARCHITECTURES, tiny_checkpoint, tiny_config
 from tiny_heads import eagle3
 
@@ -14,8 +15,6 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import decoder_config, read_fields
 from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES
-from jspec.checkpoints.huggingface.multimodal import has_text_config
-from jspec.checkpoints.huggingface.unread_keys import unread_keys
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -32,42 +31,15 @@ SHARED = {
     "use_bidirectional_attention": True,
 }
 TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-SMALL = {
-    "DeepseekV3ForCausalLM": {
-        **{"num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12, "v_head_dim": 20},
-        **{"qk_rope_head_dim": 8, "head_dim": 8, "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4},
-        **{"topk_group": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1},
-    },
-    "Glm4MoeLiteForCausalLM": {
-        **{"num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 8, "v_head_dim": 16},
-        **{"qk_rope_head_dim": 8, "head_dim": 8, "n_routed_experts": 6, "num_experts_per_tok": 3},
-        **{"moe_intermediate_size": 24},
-    },
-    "Qwen3MoeForCausalLM": {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
-    "MixtralForCausalLM": {"num_local_experts": 3},
-    "GptOssForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7},
-    "Gemma2ForCausalLM": {"sliding_window": 7},
-    "Gemma3ForCausalLM": {"sliding_window": 7},
+# The first case of each family that the logits of transformers are compared in, and what makes more of its keys matter.
+SMALL = {f"{family}ForCausalLM": settings for family, settings in reversed(CASES.values())}
+SMALL |= {
     "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
-    "Glm4MoeForCausalLM": {
-        **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "use_qk_norm": True},
-        "attention_bias": True,
-    },
-    "MiniMaxM2ForCausalLM": {"num_local_experts": 3, "num_experts_per_tok": 2},
     "Olmo3ForCausalLM": {"sliding_window": 7, "num_hidden_layers": 5},
-    "Exaone4ForCausalLM": {"sliding_window": 7, "num_hidden_layers": 5},
-    "Ministral3ForCausalLM": {
-        "rope_parameters": {
-            **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8},
-            **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
-        },
-    },
+    "Ministral3ForCausalLM": {"rope_parameters": GROWING},
     "Gemma4ForCausalLM": {**GEMMA4_SMALL, **GEMMA4_EXPERTS},
-    "Gemma4UnifiedForCausalLM": {k: v for k, v in GEMMA4_LARGE.items() if k != "hidden_size_per_layer_input"},
-    "HunYuanDenseV1ForCausalLM": {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}},
+    **{f"{family}ForCausalLM": {**DELTA_EXPERTS, **TWO_LAYERS} for family in ("Qwen3_5Moe", "Qwen3Next")},
     "Qwen3_5ForCausalLM": {**DELTA_NETS, **TWO_LAYERS},
-    "Qwen3_5MoeForCausalLM": {**DELTA_EXPERTS, **TWO_LAYERS},
-    "Qwen3NextForCausalLM": {**DELTA_EXPERTS, **TWO_LAYERS},
 }
 OF_TEXT = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe")  # with a config class for their text model
 
@@ -90,23 +62,6 @@ def base_config(architecture: str) -> dict:
     return {**json.loads(json.dumps(raw)), "architectures": [architecture]}
 
 
-def other_values(value):
-    """Values that a key may have instead, of the same kind."""
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [value + 1, 2 * value, 0]
-    if isinstance(value, float):
-        return [1.5 * value + 0.1]
-    if isinstance(value, str):
-        return ["gelu", "relu"]
-    if isinstance(value, list):
-        return [value[::-1], value[:1]]
-    if isinstance(value, dict):
-        return [{**value, key: new} for key, held in value.items() for new in other_values(held)]
-    return [True, 5, 0.5] if value is None else []
-
-
 def logits(raw: dict, architecture: str, weights=None):
     """What transformers computes by a config.json, and its weights; None if it refuses it, or needs other weights."""
     raw = copy.deepcopy(raw)
@@ -124,16 +79,6 @@ def logits(raw: dict, architecture: str, weights=None):
             return model(torch.arange(3, 19)[None]).logits, model.state_dict()
     except Exception:
         return None, None
-
-
-def read(folder, raw: dict):
-    """What jspec reads: the config, or None if it refuses it; and the keys that it warns of."""
-    (folder / "config.json").write_text(json.dumps(raw))
-    try:
-        fields = read_fields(Folder(folder))
-        return decoder_config(Folder(folder), fields), unread_keys(fields, has_text_config(fields))
-    except Refusal:
-        return None, []
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -4,7 +4,7 @@ import json
 import warnings
 
 import pytest
-from test_config_keys import other_values
+from other_values import other_values
 from tiny_heads import deepspec_eagle3, eagle, eagle3, medusa, mlp_speculator, p_eagle, pard, speculators
 
 from jspec.checkpoints.checkpoint import Checkpoint
@@ -46,7 +46,7 @@ def mutations(raw, path=()):
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_another_value_changes_what_is_read(tmp_path, name):
+def test_a_key_of_a_head_with_another_value_changes_the_config(tmp_path, name):
     folder = HEADS[name](tmp_path / "head")
     raw = json.loads((folder / "config.json").read_text())
     base, warned = read(folder, raw)

@@ -201,7 +201,7 @@ def test_settings_missing_in_config_json_are_required(tmp_path, head):
         ("Dogacel/specdrift-gpt-oss-120b-eagle3", {"norm_output": False}, {"norm_output": False}),
     ],
 )
-def test_what_is_known_of_a_published_head_need_not_be_said(tmp_path, repository, keys, expected):
+def test_settings_of_a_published_head_need_not_be_given(tmp_path, repository, keys, expected):
     organisation, name = repository.split("/")
     assert repository in PUBLISHED
     for place in (name, f"{organisation}/{name}", f"models--{organisation}--{name}/snapshots/0123abcd"):
@@ -211,7 +211,7 @@ def test_what_is_known_of_a_published_head_need_not_be_said(tmp_path, repository
         assert PUBLISHED[repository].source in note
 
 
-def test_another_head_of_that_name_is_not_mistaken_for_it(tmp_path):
+def test_a_different_head_of_a_published_name_is_not_mistaken_for_it(tmp_path):
     for place, keys in (
         ("gpt-oss-120b-Eagle3-v3", ids(1, 17, 32)),
         ("my-gpt-oss-120b-Eagle3-v3", ids(24, 30, 36)),
@@ -226,5 +226,5 @@ def test_another_head_of_that_name_is_not_mistaken_for_it(tmp_path):
 
 
 def test_every_published_head_is_tried():
-    tried = test_what_is_known_of_a_published_head_need_not_be_said.pytestmark[0].args[1]
+    tried = test_settings_of_a_published_head_need_not_be_given.pytestmark[0].args[1]
     assert {repository for repository, *_ in tried} == PUBLISHED.keys()

@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from test_config_keys import other_values, read
+from other_values import other_values, read
 from wrapper_checkpoints import WRAPPED, save_wrapper
 
 torch = pytest.importorskip("torch")

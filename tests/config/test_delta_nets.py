@@ -76,7 +76,7 @@ def test_the_bytes_of_a_row_are_those_of_its_state(tokens, dtype, itemsize):
     assert bytes_of(3) - bytes_of(2) == NETS.row_bytes(tokens, itemsize)
 
 
-def test_those_of_published_models():
+def test_state_bytes_of_published_models():
     """151 MB of states for a row of Qwen3.5-27B, and 62.9 MB for one of Qwen3.5-35B-A3B."""
     of_27b = DeltaNets(16, 48, 128, 128, 4, (True, True, True, False) * 16)
     of_35b = DeltaNets(16, 32, 128, 128, 4, (True, True, True, False) * 10)
@@ -98,7 +98,7 @@ class TestEngineConfig:
         assert asked.for_target(TARGET, HYBRID) == config
         assert asked.for_target(TARGET, TARGET) == asked
 
-    def test_what_is_given_stays(self):
+    def test_settings_that_are_given_stay(self):
         asked = EngineConfig(prefill_chunk=128, prefill_tokens=128, snapshot_every=100)
         assert asked.for_target(HYBRID) == asked
 

@@ -4,7 +4,8 @@ import dataclasses
 import math
 
 import pytest
-from test_head_configs import HEADS, QUANTIZED, REDUCED, TARGET
+from engines import TARGET
+from head_configs import HEADS, QUANTIZED, REDUCED
 
 from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.tensors.names import tensor_table

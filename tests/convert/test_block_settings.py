@@ -105,7 +105,7 @@ def test_other_values_than_booleans_are_refused(tmp_path, value):
         ("jetspec", "native"),  # causal layers without windows
     ],
 )
-def test_what_is_exported_is_read_again(tmp_path, name, anchor_first, layout):
+def test_settings_that_are_exported_are_read_again(tmp_path, name, anchor_first, layout):
     config = dataclasses.replace(VARIANTS[name], anchor_first=anchor_first)
     if layout == "native" and not any(config.causal):
         config = dataclasses.replace(config, layers=PLAIN)

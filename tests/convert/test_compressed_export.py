@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from block_checkpoints import KEPT_CODES, block_checkpoint
 from fp8_checkpoints import changed, names_in, raw_tensor
-from test_stored_fp8 import logits
+from stored_params import logits
 from tiny import tiny_checkpoint
 
 from convert import Refusal, convert, export_quantized, load_folder
@@ -109,7 +109,7 @@ def test_a_full_disk_is_reported(tmp_path, wide, capsys):
     assert not any((tmp_path / "place").iterdir())
 
 
-def test_what_is_quantised_or_not_finite_is_refused(tmp_path, wide):
+def test_weights_that_are_quantised_or_not_finite_are_not_exported(tmp_path, wide):
     out = export_quantized(wide, tmp_path / "out", "int8")
     with pytest.raises(Refusal, match="its weights are quantised already"):
         export_quantized(out, tmp_path / "again", "int8")

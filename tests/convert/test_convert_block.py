@@ -51,7 +51,7 @@ def same(found, expected):
     ("name", "layout"),
     [*((name, "native") for name in BLOCKS), *((name, "speculators") for name in SPECULATORS)],
 )
-def test_what_is_written_is_read_again(tmp_path, name, layout):
+def test_block_drafters_that_are_exported_are_read_again(tmp_path, name, layout):
     config, params, folder = exported(tmp_path / "head", name, layout)
     found, back = load_draft(folder)
     assert found == config
@@ -175,7 +175,7 @@ OF_ITS_LAYERS = {
 }
 
 
-def test_what_speculators_writes_is_read_without_a_warning(tmp_path):
+def test_configs_that_speculators_writes_are_read_without_a_warning(tmp_path):
     _, params, folder = exported(tmp_path / "head", "dflash2", "speculators", **OF_SPECULATORS)
     file = folder / "config.json"
     fields = json.loads(file.read_text())

@@ -1,12 +1,10 @@
 """config.json in its many spellings, and integers that no model has."""
 
-import dataclasses
 import json
 
 import pytest
 from tiny import tiny_config
 
-from benchmarks.shapes import GLM_47_FLASH
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import read_config
@@ -108,78 +106,79 @@ def test_eos_ids_are_united(tmp_path):
     assert read(tmp_path, tiny_config(eos_token_id=None), {"eos_token_id": 9}).eos_token_ids == (9,)
 
 
+def refuses(folder, config: dict, overrides: dict, message: str):
+    """That a config is refused with one sentence; ``...`` in it stands for the last key that differs, and its value."""
+    key, value = list(overrides.items())[-1]
+    with pytest.raises(Refusal) as refusal:
+        read(folder, config)
+    said = str(refusal.value)
+    assert said.startswith(f"{folder}/config.json: ")
+    assert message.replace("...", f"{key}={value!r}") in said
+    assert "\n" not in said
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            {"architectures": ["MambaForCausalLM"]},
-            "architectures=['MambaForCausalLM']: not read, because some of its layers have a recurrent",
-        ),
+        ({"architectures": ["MambaForCausalLM"]}, "...: not read, because some of its layers have a recurrent"),
         (
             {"architectures": ["Qwen3Forcausallm"]},
             "expected one class of those that docs/guides/models.md lists; the nearest are Qwen3ForCausalLM, ",
         ),
-        (
-            {"architectures": ["???"]},
-            "architectures=['???']: expected one class of those that docs/guides/models.md lists",
-        ),
-        ({"architectures": ["A", "B"]}, "architectures=['A', 'B']: expected one class of those"),
+        ({"architectures": ["???"]}, "...: expected one class of those that docs/guides/models.md lists"),
+        ({"architectures": ["A", "B"]}, "...: expected one class of those"),
         ({"architectures": None, "model_type": None}, "architectures=None: expected one class of those"),
         ({"architectures": None, "model_type": "mamba"}, "model_type='mamba': not read, because"),
         ({"auto_map": {"AutoModel": "modeling.Model"}}, "remote code"),
         ({"quantization_config": {"quant_method": "hqq"}}, "hqq"),
-        ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu': expected one of silu, swish, gelu"),
-        ({"hidden_size": -1}, "hidden_size=-1: expected an integer"),
-        ({"hidden_size": 64.0}, "hidden_size=64.0"),
-        ({"hidden_size": True}, "hidden_size=True"),
+        ({"hidden_act": "quick_gelu"}, "...: expected one of silu, swish, gelu"),
+        ({"hidden_size": -1}, "...: expected an integer"),
+        ({"hidden_size": 64.0}, "..."),
+        ({"hidden_size": True}, "..."),
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"vocab_size": 2**31}, "vocab_size=2147483648"),
-        ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000: expected an integer in 1..4096"),
+        ({"vocab_size": 2**31}, "..."),
+        ({"num_hidden_layers": 10**6}, "...: expected an integer in 1..4096"),
         ({"intermediate_size": 2**31 - 1, "hidden_size": 2**31 - 1}, "beyond any model"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads=3: expected a divisor of num_attention_heads, 4"),
-        ({"head_dim": 15}, "head_dim=15: expected an even number"),
+        ({"num_key_value_heads": 3}, "...: expected a divisor of num_attention_heads, 4"),
+        ({"head_dim": 15}, "...: expected an even number"),
         ({"head_dim": None, "hidden_size": 66}, "hidden_size=66: expected a multiple of num_attention_heads"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps=0: expected a positive number"),
+        ({"rms_norm_eps": 0}, "...: expected a positive number"),
         ({"rope_theta": 10**400}, "rope_theta="),
-        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false': expected true or false"),
-        ({"eos_token_id": [2, 97]}, "eos_token_id=[2, 97]: expected token ids in 0..96"),
+        ({"tie_word_embeddings": "false"}, "...: expected true or false"),
+        ({"eos_token_id": [2, 97]}, "...: expected token ids in 0..96"),
         ({"rope_scaling": {"type": "axial"}}, "rope_scaling.type='axial': expected one of"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.short_factor is missing"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": -4.0}}, "rope_scaling.factor=-4.0"),
-        ({"rope_scaling": [1]}, "rope_scaling=[1]: expected an object or null"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5: expected 1"),
+        ({"rope_scaling": [1]}, "...: expected an object or null"),
+        ({"partial_rotary_factor": 0.5}, "...: expected 1"),
         ({"layer_types": ["sliding_attention"] * 2}, "layer_types="),
-        ({"layer_types": ["full_attention"]}, "layer_types=['full_attention']: expected 2 entries"),
+        ({"layer_types": ["full_attention"]}, "...: expected 2 entries"),
     ],
 )
 def test_bad_values_are_refused(tmp_path, overrides, message):
-    with pytest.raises(Refusal) as refusal:
-        read(tmp_path, {**tiny_config(), **overrides})
-    assert str(refusal.value).startswith(f"{tmp_path}/config.json: ")
-    assert message in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    refuses(tmp_path, {**tiny_config(), **overrides}, overrides, message)
 
 
 @pytest.mark.parametrize(
     ("architecture", "overrides", "message"),
     [
-        ("GraniteForCausalLM", {"residual_multiplier": -0.2}, "residual_multiplier=-0.2: expected a positive number"),
-        ("GraniteForCausalLM", {"logits_scaling": "8"}, "logits_scaling='8': expected a positive number"),
-        ("GraniteForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5: expected 1"),
+        ("GraniteForCausalLM", {"residual_multiplier": -0.2}, "...: expected a positive number"),
+        ("GraniteForCausalLM", {"logits_scaling": "8"}, "...: expected a positive number"),
+        ("GraniteForCausalLM", {"partial_rotary_factor": 0.5}, "...: expected 1"),
         ("Olmo2ForCausalLM", {"layer_types": ["sliding_attention"] * 2}, "a sliding_window for its sliding_attention"),
-        ("Olmo2ForCausalLM", {"hidden_act": "mish"}, "hidden_act='mish': expected one of silu"),
-        ("MixtralForCausalLM", {"num_experts_per_tok": 4}, "num_experts_per_tok=4: expected an integer in 1..3"),
-        ("MixtralForCausalLM", {"num_local_experts": 0}, "num_local_experts=0: expected an integer"),
-        ("MixtralForCausalLM", {"num_local_experts": 5000}, "num_local_experts=5000: expected an integer in 1..1024"),
+        ("Olmo2ForCausalLM", {"hidden_act": "mish"}, "...: expected one of silu"),
+        ("MixtralForCausalLM", {"num_experts_per_tok": 4}, "...: expected an integer in 1..3"),
+        ("MixtralForCausalLM", {"num_local_experts": 0}, "...: expected an integer"),
+        ("MixtralForCausalLM", {"num_local_experts": 5000}, "...: expected an integer in 1..1024"),
         ("MixtralForCausalLM", {"hidden_act": "gelu"}, "a gated MLP with activation silu"),
-        ("Qwen3MoeForCausalLM", {"num_experts": "8"}, "num_experts='8': expected an integer"),
-        ("Qwen3MoeForCausalLM", {"mlp_only_layers": 1}, "mlp_only_layers=1: expected a list of layers"),
-        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [0.5]}, "mlp_only_layers=[0.5]: expected a list of layers"),
-        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 0}, "decoder_sparse_step=0: expected an integer"),
-        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers=[1]: expected a list of 2 numbers"),
-        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 2]}, "no_rope_layers=[1, 2]"),
-        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, [0]]}, "no_rope_layers=[1, [0]]"),
+        ("Qwen3MoeForCausalLM", {"num_experts": "8"}, "...: expected an integer"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": 1}, "...: expected a list of layers"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [0.5]}, "...: expected a list of layers"),
+        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 0}, "...: expected an integer"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "...: expected a list of 2 numbers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 2]}, "..."),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, [0]]}, "..."),
         (
             "SmolLM3ForCausalLM",
             {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5},
@@ -207,65 +206,53 @@ def test_bad_values_are_refused(tmp_path, overrides, message):
             {"partial_rotary_factor": 0.2, "rope_scaling": None},
             "rope.fraction=0.2: expected an even",
         ),
-        ("DeepseekV3ForCausalLM", {"num_key_value_heads": 2}, "num_key_value_heads=2: expected num_attention_heads, 4"),
+        ("DeepseekV3ForCausalLM", {"num_key_value_heads": 2}, "...: expected num_attention_heads, 4"),
         ("DeepseekV3ForCausalLM", {"n_group": 4}, "experts.groups=4: expected groups of at least two"),
         ("DeepseekV3ForCausalLM", {"n_group": 6, "topk_group": 2}, "experts.groups=6: expected groups of at least two"),
         ("DeepseekV3ForCausalLM", {"topk_group": 4}, "experts.chosen_groups=4: expected at most 3 groups"),
         ("DeepseekV3ForCausalLM", {"num_experts_per_tok": 5}, "experts.chosen_groups=2: expected at most 3 groups"),
-        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func='softmax': expected 'sigmoid'"),
-        ("DeepseekV3ForCausalLM", {"topk_method": "greedy"}, "topk_method='greedy': expected 'noaux_tc'"),
-        ("DeepseekV3ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq=2: expected 1"),
-        ("DeepseekV3ForCausalLM", {"n_shared_experts": -1}, "n_shared_experts=-1: expected an integer"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "...: expected 'sigmoid'"),
+        ("DeepseekV3ForCausalLM", {"topk_method": "greedy"}, "...: expected 'noaux_tc'"),
+        ("DeepseekV3ForCausalLM", {"moe_layer_freq": 2}, "...: expected 1"),
+        ("DeepseekV3ForCausalLM", {"n_shared_experts": -1}, "...: expected an integer"),
         ("DeepseekV3ForCausalLM", {"qk_rope_head_dim": 7}, "latent.rotated=7: expected an even number"),
-        ("DeepseekV3ForCausalLM", {"kv_lora_rank": 0}, "kv_lora_rank=0: expected an integer"),
-        ("DeepseekV3ForCausalLM", {"q_lora_rank": "many"}, "q_lora_rank='many': expected an integer"),
-        (
-            "DeepseekV3ForCausalLM",
-            {"num_nextn_predict_layers": -1},
-            "num_nextn_predict_layers=-1: expected an integer",
-        ),
-        ("Glm4MoeLiteForCausalLM", {"v_head_dim": -2}, "v_head_dim=-2: expected an integer"),
-        ("Glm4MoeLiteForCausalLM", {"n_routed_experts": 10**6}, "n_routed_experts=1000000: expected an integer"),
+        ("DeepseekV3ForCausalLM", {"kv_lora_rank": 0}, "...: expected an integer"),
+        ("DeepseekV3ForCausalLM", {"q_lora_rank": "many"}, "...: expected an integer"),
+        ("DeepseekV3ForCausalLM", {"num_nextn_predict_layers": -1}, "...: expected an integer"),
+        ("Glm4MoeLiteForCausalLM", {"v_head_dim": -2}, "...: expected an integer"),
+        ("Glm4MoeLiteForCausalLM", {"n_routed_experts": 10**6}, "...: expected an integer"),
         (
             "Glm4MoeLiteForCausalLM",
             {"mlp_layer_types": ["dense"]},
-            "mlp_layer_types=['dense']: expected a list of 'dense' or 'sparse' for each of 2 layers",
+            "...: expected a list of 'dense' or 'sparse' for each of 2 layers",
         ),
         ("OPTForCausalLM", {"ffn_dim": None}, "ffn_dim is missing"),
-        ("OPTForCausalLM", {"activation_function": "tanh"}, "activation_function='tanh': expected one of"),
-        (
-            "OPTForCausalLM",
-            {"layer_norm_elementwise_affine": False},
-            "layer_norm_elementwise_affine=False: expected true",
-        ),
-        ("OPTForCausalLM", {"word_embed_proj_dim": 0}, "word_embed_proj_dim=0: expected an integer"),
-        ("Gemma2ForCausalLM", {"attn_logit_softcapping": 0}, "attn_logit_softcapping=0: expected a positive number"),
-        (
-            "Gemma2ForCausalLM",
-            {"use_bidirectional_attention": True},
-            "use_bidirectional_attention=True: expected false",
-        ),
-        ("Gemma2ForCausalLM", {"hidden_activation": "silu2"}, "hidden_activation='silu2': expected one of"),
-        ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0: expected a positive number"),
-        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0: expected null"),
-        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern=0: expected an integer"),
-        ("Gemma3ForCausalLM", {"rope_local_base_freq": -1}, "rope_local_base_freq=-1: expected a positive number"),
+        ("OPTForCausalLM", {"activation_function": "tanh"}, "...: expected one of"),
+        ("OPTForCausalLM", {"layer_norm_elementwise_affine": False}, "...: expected true"),
+        ("OPTForCausalLM", {"word_embed_proj_dim": 0}, "...: expected an integer"),
+        ("Gemma2ForCausalLM", {"attn_logit_softcapping": 0}, "...: expected a positive number"),
+        ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "...: expected false"),
+        ("Gemma2ForCausalLM", {"hidden_activation": "silu2"}, "...: expected one of"),
+        ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 0}, "...: expected a positive number"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "...: expected null"),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "...: expected an integer"),
+        ("Gemma3ForCausalLM", {"rope_local_base_freq": -1}, "...: expected a positive number"),
         (
             "Gemma3ForCausalLM",
             {"rope_parameters": {"full_attention": {"rope_type": "su"}}},
             "rope_parameters.rope_type='su': expected one of",
         ),
         ("Glm4MoeForCausalLM", {"partial_rotary_factor": 0.1}, "rope.fraction=0.1: expected an even number"),
-        ("Glm4MoeForCausalLM", {"use_qk_norm": "yes"}, "use_qk_norm='yes': expected true or false"),
+        ("Glm4MoeForCausalLM", {"use_qk_norm": "yes"}, "...: expected true or false"),
         ("Glm4MoeForCausalLM", {"n_group": 4}, "experts.groups=4: expected groups of at least two"),
-        ("Glm4MoeForCausalLM", {"scoring_func": "softmax"}, "scoring_func='softmax': expected 'sigmoid'"),
-        ("MiniMaxM2ForCausalLM", {"rotary_dim": 32}, "rotary_dim=32: expected at most head_dim, 16"),
+        ("Glm4MoeForCausalLM", {"scoring_func": "softmax"}, "...: expected 'sigmoid'"),
+        ("MiniMaxM2ForCausalLM", {"rotary_dim": 32}, "...: expected at most head_dim, 16"),
         ("MiniMaxM2ForCausalLM", {"rotary_dim": 7}, "rope.fraction=0.4375: expected an even number"),
-        ("MiniMaxM2ForCausalLM", {"use_qk_norm": False}, "use_qk_norm=False: expected true"),
-        ("MiniMaxM2ForCausalLM", {"scoring_func": "softmax"}, "scoring_func='softmax': expected 'sigmoid'"),
-        ("MiniMaxM2ForCausalLM", {"attn_type_list": [1, 0]}, "attn_type_list=[1, 0]: expected a list of ones"),
-        ("MiniMaxM2ForCausalLM", {"shared_intermediate_size": 8}, "shared_intermediate_size=8: expected 0"),
-        ("MiniMaxM2ForCausalLM", {"layernorm_mlp_beta": 3.5}, "layernorm_mlp_beta=3.5: expected 1"),
+        ("MiniMaxM2ForCausalLM", {"use_qk_norm": False}, "...: expected true"),
+        ("MiniMaxM2ForCausalLM", {"scoring_func": "softmax"}, "...: expected 'sigmoid'"),
+        ("MiniMaxM2ForCausalLM", {"attn_type_list": [1, 0]}, "...: expected a list of ones"),
+        ("MiniMaxM2ForCausalLM", {"shared_intermediate_size": 8}, "...: expected 0"),
+        ("MiniMaxM2ForCausalLM", {"layernorm_mlp_beta": 3.5}, "...: expected 1"),
         (
             "Ministral3ForCausalLM",
             {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}},
@@ -276,12 +263,12 @@ def test_bad_values_are_refused(tmp_path, overrides, message):
             {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": -1}},
             "rope_parameters.llama_4_scaling_beta=-1: expected a positive number",
         ),
-        ("SeedOssForCausalLM", {"attention_out_bias": 1}, "attention_out_bias=1: expected true or false"),
-        ("Exaone4ForCausalLM", {"sliding_window_pattern": "LG"}, "sliding_window_pattern='LG': expected an integer"),
-        ("Olmo3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern=0: expected an integer"),
-        ("HunYuanDenseV1ForCausalLM", {"use_qk_norm": False}, "use_qk_norm=False: expected true"),
-        ("HunYuanDenseV1ForCausalLM", {"use_cla": True}, "use_cla=True: expected false"),
-        ("HunYuanDenseV1ForCausalLM", {"attention_head_dim": 8}, "attention_head_dim=8: expected head_dim, 16"),
+        ("SeedOssForCausalLM", {"attention_out_bias": 1}, "...: expected true or false"),
+        ("Exaone4ForCausalLM", {"sliding_window_pattern": "LG"}, "...: expected an integer"),
+        ("Olmo3ForCausalLM", {"sliding_window_pattern": 0}, "...: expected an integer"),
+        ("HunYuanDenseV1ForCausalLM", {"use_qk_norm": False}, "...: expected true"),
+        ("HunYuanDenseV1ForCausalLM", {"use_cla": True}, "...: expected false"),
+        ("HunYuanDenseV1ForCausalLM", {"attention_head_dim": 8}, "...: expected head_dim, 16"),
         (
             "HunYuanDenseV1ForCausalLM",
             {"rope_scaling": {"type": "dynamic", "alpha": -5, "factor": 1.0}},
@@ -290,78 +277,7 @@ def test_bad_values_are_refused(tmp_path, overrides, message):
     ],
 )
 def test_bad_values_of_a_family_are_refused(tmp_path, architecture, overrides, message):
-    with pytest.raises(Refusal) as refusal:
-        read(tmp_path, tiny_config(architecture, **overrides))
-    assert str(refusal.value).startswith(f"{tmp_path}/config.json: ")
-    assert message in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-
-
-def test_the_published_config_of_a_model_with_latents(tmp_path):
-    """GLM-4.7-Flash, whose heads have nothing to do with its width divided by their number."""
-    published = {
-        "architectures": ["Glm4MoeLiteForCausalLM"],
-        "hidden_size": 2048,
-        "intermediate_size": 10240,
-        "moe_intermediate_size": 1536,
-        "num_hidden_layers": 47,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 20,
-        "n_routed_experts": 64,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 4,
-        "routed_scaling_factor": 1.8,
-        "topk_method": "noaux_tc",
-        "first_k_dense_replace": 1,
-        "num_nextn_predict_layers": 1,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 768,
-        "qk_nope_head_dim": 192,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 256,
-        "vocab_size": 154880,
-        "rope_theta": 1e6,
-        "max_position_embeddings": 202752,
-    }
-    config = read(tmp_path, published)
-    assert dataclasses.replace(GLM_47_FLASH, bos_token_id=config.bos_token_id) == config
-    deepseek = {
-        **{
-            "architectures": ["DeepseekV3ForCausalLM"],
-            "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
-        },
-        **{"hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61, "num_attention_heads": 128},
-        **{"num_key_value_heads": 128, "vocab_size": 129280, "max_position_embeddings": 163840},
-        **{"num_nextn_predict_layers": 1, "rope_theta": 10000},
-        "rope_scaling": {
-            **{"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
-            "original_max_position_embeddings": 4096,
-        },
-    }
-    config = read(tmp_path, deepseek)
-    assert 670e9 < config.num_parameters < 672e9
-    assert config.attention_scale == pytest.approx(192**-0.5 * 1.3688879454113936**2)
-    assert config.rope.attention_factor == 1
-
-
-def test_a_published_config_that_leaves_most_to_its_class(tmp_path):
-    """Gemma 3 4B states no more of its text model than this."""
-    text = {
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 34,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "sliding_window": 1024,
-    }
-    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": text}
-    found = read(tmp_path, outer)
-    assert (found.vocab_size, found.num_heads, found.num_kv_heads, found.head_dim) == (262208, 8, 4, 256)
-    assert (found.max_position, found.eos_token_ids, found.tie_embeddings) == (131072, (1, 106), True)
-    assert found.windows == tuple(None if (i + 1) % 6 == 0 else 1024 for i in range(34))
-    assert found.rope == Rope(theta=1e6, kind="linear", factor=8.0)
-    assert found.layer_ropes == tuple(Rope(theta=1e4) if window else found.rope for window in found.windows)
-    assert (found.attention_scale, found.activation) == (1 / 16, "gelu_tanh")
+    refuses(tmp_path, tiny_config(architecture, **overrides), overrides, message)
 
 
 def test_a_multimodal_config_without_its_text_model_is_refused(tmp_path):

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_heads as heads
-from head_cases import same
-from test_convert_head_variants import reads_as, resave
+from head_cases import reads_as, resave, same
 from tiny import tiny_checkpoint
 
 from convert import Refusal, convert, load_draft, load_folder, read_draft_config

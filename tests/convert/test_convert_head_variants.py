@@ -6,31 +6,10 @@ import json
 import numpy as np
 import pytest
 import tiny_heads as heads
-from head_cases import same
-from safetensors.numpy import load_file, save_file
+from head_cases import reads_as, resave, same
 from tiny import tiny_checkpoint
 
-from convert import Refusal, convert, load_draft, load_folder
-
-
-def resave(folder, rename=lambda name: name, add=None, drop=(), **keys):
-    """``folder`` with its tensors renamed, added to or dropped, and keys of config.json set (``...`` removes one)."""
-    [file] = folder.glob("*.safetensors")
-    tensors = {rename(name): array for name, array in load_file(file).items() if name not in drop}
-    save_file({**tensors, **(add or {})}, file)
-    config = {**json.loads((folder / "config.json").read_text()), **keys}
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
-    return folder
-
-
-def reads_as(folder, plain, tmp_path, **said):
-    """Assert that ``folder``, read as it is and converted, is the same head as the folder ``plain``."""
-    config, params = load_draft(plain)
-    report = convert(folder, tmp_path / "converted", verify="shapes", **said)
-    for found in (load_draft(folder, **said), load_draft(tmp_path / "converted")):
-        assert found[0] == config
-        same(found[1], params)
-    return report
+from convert import Refusal, load_draft, load_folder
 
 
 @pytest.mark.parametrize("keep", [("lm_head.", "d2t", "t2d", "mask_hidden"), ()], ids=["nemo", "all"])

@@ -7,7 +7,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mtp_checkpoints import with_layers
+from mtp_checkpoints import slots, with_layers
 from parity_cases import CASES, DEEPSEEK, GLM, SIZES
 from safetensors.numpy import load_file, save_file
 from tiny import tiny_checkpoint, write_weights
@@ -81,16 +81,6 @@ def draft_of(folder, **options):
     return build(target, params), build_head(config, drafts)
 
 
-def slots(target, head, tokens):
-    """The logits of the head after each slot of a text, from true features."""
-    positions = jnp.arange(len(tokens), dtype=jnp.int32)[None]
-    hidden, _ = target(tokens[None], positions, (None,) * target.config.num_layers, CausalView(positions))
-    embedded, where = head.embed(tokens[None, 1:], target), positions[:, :-1]
-    none = (None,) * head.config.layers.num_layers
-    out, _ = head(embedded, hidden[:, :-1], where, none, CausalView(where))
-    return head.logits(out, target)[0], hidden
-
-
 @pytest.mark.parametrize(
     ("family", "settings"),
     [("DeepseekV3", DEEPSEEK), ("Glm4MoeLite", GLM), CASES["deepseek-yarn"], CASES["glm4-moe"], CASES["glm4-moe-air"]],
@@ -129,7 +119,7 @@ def test_the_state_that_is_chained_is_that_of_transformers(tmp_path):
 
 @pytest.mark.parametrize("architecture", ["Glm4MoeLiteForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_they_draft_for_their_target(tmp_path, architecture, layers):
+def test_mtp_layers_draft_for_their_target(tmp_path, architecture, layers):
     """From its Hugging Face folder and from the converted one, with the same texts, which are the target's own."""
     folder = with_layers(tmp_path / "src", architecture, layers)
     convert(folder, tmp_path / "out", verify="shapes")
@@ -165,7 +155,7 @@ def test_a_converted_folder_keeps_them_or_not(tmp_path, capsys):
         jspec.load(tmp_path / "dropped", "mtp", **SMALL)
 
 
-def test_they_are_quantised_with_their_model(tmp_path):
+def test_mtp_layers_are_quantised_with_their_model(tmp_path):
     folder, out = with_layers(tmp_path / "src"), tmp_path / "out"
     report = convert(folder, out, quantize="int8", verify="shapes")
     assert [note for note in report.notes if note.startswith("mtp/: int8 weights verified")]

@@ -222,7 +222,7 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("case", COSTLY)
-def test_what_would_take_long_is_refused_at_once(tmp_path, case):
+def test_pickles_that_would_take_long_are_refused_at_once(tmp_path, case):
     data, reason = COSTLY[case]
     saved(tmp_path, data)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

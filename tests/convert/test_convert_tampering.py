@@ -107,7 +107,7 @@ def test_tampered_folders_are_refused(whole, tmp_path, deed):
         shutil.rmtree(out)
 
 
-def test_what_is_wrong_is_named(out):
+def test_a_refusal_names_the_first_wrong_file_and_counts_the_others(out):
     (out / WEIGHT / "0.0").write_bytes(b"1234")
     (out / "generation_config.json").write_text("{}")
     with pytest.raises(Refusal) as refusal:

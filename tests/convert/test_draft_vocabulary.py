@@ -10,7 +10,8 @@ import tiny_heads
 from fp8_checkpoints import compressed_tensors, fp8_checkpoint
 from heads import random_head
 from safetensors.numpy import load_file
-from tiny import tiny_checkpoint, tiny_tokenizer, write_weights
+from tiny import SMALL, tiny_checkpoint, tiny_tokenizer, write_weights
+from tiny_heads import IDS
 from tokenizers import pre_tokenizers
 
 import jspec
@@ -25,9 +26,7 @@ from jspec.models.quantization import quantize
 from jspec.quantization.formats import known_format
 from jspec.quantization.weight import Weight
 
-IDS = [2, 3, 5, 7, 11, 90]
 V, Vd = 97, len(IDS)
-SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 
 
 BLOCK = ModelConfig("Qwen3ForCausalLM", V, 64, 96, 1, 4, 2, 16, 128, qk_norm=True)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from heads import VARIANTS, random_head
 from mtp_checkpoints import with_layers
-from test_draft_vocabulary import IDS, SMALL, V, Vd
-from tiny import tiny_tokenizer
+from tiny import SMALL, tiny_tokenizer
+from tiny_heads import IDS, V
 
 import jspec
 from convert import Refusal, check, convert, load_draft, load_folder
@@ -26,7 +26,7 @@ def test_layers_beside_their_target(tmp_path, architecture, layers, kind):
     convert(src, tmp_path / "whole", quantize=kind)
     same_params(load_folder(out), load_folder(tmp_path / "whole"))
     (config, params), (_, whole) = load_draft(out / "mtp"), load_draft(tmp_path / "whole" / "mtp")
-    assert (config.reduced, config.dimensions["Vd"], config.quantization) == (True, Vd, kind)
+    assert (config.reduced, config.dimensions["Vd"], config.quantization) == (True, len(IDS), kind)
     rows = load_folder(src)[1]["head.weight"][IDS]
     wanted = (rows,) if kind is None else quantize(rows, kind)
     for name, array in zip(("head.weight", "head.scale"), wanted, strict=False):

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hybrid_checkpoints import save_hybrid
-from mtp_checkpoints import with_layers
+from mtp_checkpoints import slots, with_layers
 from safetensors.numpy import load_file
-from test_convert_mtp import slots
 from tiers import in_tiers
 from tiny import tiny_checkpoint, write_weights
 

@@ -82,7 +82,7 @@ def test_linear_maps_alone_are_quantised(tmp_path, out, architecture, kind, tied
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float16"])
-def test_it_is_rounded_once(tmp_path, out, stored):
+def test_an_output_head_is_rounded_once(tmp_path, out, stored):
     """From the numbers on disk, whatever the rest is kept in; and loading does not change it."""
     src = tiny_checkpoint(tmp_path / "src", dtype=stored)
     convert(src, out, quantize="int8")

@@ -90,7 +90,7 @@ def test_a_wrong_convention_is_named(prompts, tmp_path):
         ([1, 3, 5], "healthy", "does not say aux_convention='input_of', which fits: give it to jspec."),
     ],
 )
-def test_what_a_checkpoint_leaves_open_is_measured(prompts, tmp_path, ids, verdict, words):
+def test_settings_that_a_checkpoint_leaves_open_are_measured(prompts, tmp_path, ids, verdict, words):
     head = native(tmp_path / "head", ids)
     with pytest.raises(OpenSetting, match=r"or let 'jspec doctor' measure it, which tries input_of and output_of"):
         _ = load_draft(head)
@@ -112,7 +112,7 @@ def test_a_random_head_is_called_untrained(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["draft", "eagle"])
-def test_another_tokenizer_is_named(tmp_path, capsys, name):
+def test_a_draft_with_another_tokenizer_is_named(tmp_path, capsys, name):
     folder = tmp_path / name
     shutil.copytree(FAMILY / name, folder)
     tiny_tokenizer(folder, first="!")

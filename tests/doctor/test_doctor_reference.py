@@ -201,7 +201,7 @@ def test_figures_of_logits():
         ({"margin": None}, "bfloat16", False),
     ],
 )
-def test_what_counts_as_equal(changes, dtype, equal):
+def test_logits_within_rounding_count_as_equal(changes, dtype, equal):
     fields = {"max_absolute": 1e-4, "max_relative": 1e-5, "at": 0, "mean_kl": 1e-7, "max_kl": 1e-6, "top1_differs": ()}
     difference = None
     if "margin" in changes:
@@ -213,7 +213,7 @@ def test_what_counts_as_equal(changes, dtype, equal):
     assert TOLERANCES[dtype].holds_for(text) == equal
 
 
-def test_what_transformers_lacks_is_said(original, tmp_path):
+def test_a_class_that_transformers_lacks_is_named(original, tmp_path):
     unknown = changed(original, tmp_path / "unknown", model_type="not_yet", architectures=["NotYetForCausalLM"])
     with pytest.raises(ValueError, match=r"transformers [\d.]+ cannot load it .*not_yet"):
         compared(original, unknown)

@@ -36,7 +36,7 @@ def test_the_uncertainty_is_that_of_the_difference():
     assert "standard error unknown from one prompt, 1 prompts" in str(RoundingCost("x", rounded[:1], whole[:1]))
 
 
-def test_what_is_common_to_both_is_no_uncertainty():
+def test_differences_between_prompts_are_no_uncertainty():
     """Prompts differ by far more than rounding costs."""
     rng = np.random.default_rng(0)
     whole = [stats(*rng.integers(2 * (i % 2), 2 * (i % 2) + 3, 40)) for i in range(20)]

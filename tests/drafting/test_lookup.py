@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import GREEDY, V, bigram, decode, engine, key_of, successor_table
-from test_ngram import lookup_context
+from looked_up import lookup_context
 
 from jspec.config import Speculation
 from jspec.drafting.base import Context, Stateless

@@ -6,44 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from looked_up import B, K, S, lookup, lookup_context
 
-from jspec.drafting.base import Context
 from jspec.drafting.ngram import NGram
-from jspec.sampling.distribution import Warp
-from jspec.sampling.processors import Processing
-from jspec.sampling.streams import RoundNoise
-
-B, S, K = 8, 32, 6
-
-
-def lookup(text: list[int], shortest: int, longest: int, many: int = K) -> list[int] | None:
-    """So many tokens that continue ``text`` as the last earlier occurrence of its longest suffix was continued, or None."""
-    for n in range(min(longest, len(text) - 1), shortest - 1, -1):
-        for end in range(len(text) - 1, n - 1, -1):  # the match is text[end - n : end], the most recent first
-            if text[end - n : end] == text[len(text) - n :]:
-                continued = list(text)
-                for i in range(many):
-                    continued.append(continued[end + i])
-                return continued[len(text) :]
-    return None
-
-
-def lookup_context(tokens, length, room) -> Context:
-    """What a drafter that looks drafts up reads: int32 tokens ``[B, S]``, length and room ``[B]``."""
-    B = tokens.shape[0]
-    one = jnp.ones(B, jnp.float32)
-    return Context(
-        tokens=tokens,
-        length=length,
-        previous=length - 1,
-        features=None,
-        live=room >= 0,
-        room=room,
-        table=jnp.zeros((B, 1), jnp.int32),
-        warp=Warp(one, jnp.zeros(B, jnp.int32), one, 0 * one),
-        processing=Processing(None, jnp.full((B, 1), -1), 0 * length, tokens, length),
-        noise=RoundNoise(jnp.zeros((B, 2), jnp.uint32), length),
-    )
 
 
 @functools.partial(jax.jit, static_argnums=0)

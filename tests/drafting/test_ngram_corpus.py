@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ngram import B, K, S, lookup, lookup_context
-from tiny import tiny_checkpoint
+from looked_up import B, K, S, lookup, lookup_context
+from tiny import SMALL, tiny_checkpoint
 
 import jspec
 from jspec.config import ModelConfig
@@ -127,7 +127,6 @@ def test_invalid_corpus_is_refused(corpus, tokenizer, message):
         prepare(corpus, tokenizer, TARGET)
 
 
-SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
 PROMPTS = [[3, 4, 5], [7]]
 

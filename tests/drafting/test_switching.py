@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from causal_heads import Drafts, logits_of
 from engines import DRAFT, MAX_LEN, TARGET, V, causal, target
+from head_bench import CLOSE, Bench, distributions, long
 from heads import VARIANTS, compile_fast, serving
 from step_requests import never
-from test_head_drafting import CLOSE, Bench, distributions, long
 
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for

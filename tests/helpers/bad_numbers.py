@@ -8,19 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from test_decode import arguments as extension
-from test_fp8 import in_bytes
-from test_grouped_mlp import layer
-from test_mla_attention import CASES as LATENT
-from test_mla_attention import problem as latent_problem
-from test_paged import LIVE, SMALL, WHOLE, G
-from test_paged import Case as Paged
-from test_paged import problem as paged_problem
-from test_qk_norm import problem as heads_problem
-from test_residual import problem as residual_problem
-from test_rounded_latents import in_bytes as latents_in_bytes
-from test_w8a8 import problem as w8a8_problem
-from test_weight_only import problem as weight_only_problem
+from expert_layers import layer
+from latent_attention import CASES as LATENT
+from latent_attention import in_bytes as latents_in_bytes
+from latent_attention import problem as latent_problem
+from paged_problems import LIVE, SMALL, WHOLE, G, in_bytes
+from paged_problems import Case as Paged
+from paged_problems import arguments as extension
+from paged_problems import problem as paged_problem
+from residual_problems import problem as residual_problem
+from weight_only_problems import problem as weight_only_problem
 
 from jspec.config import Experts
 from jspec.models.cache_pools import LayerKV
@@ -32,6 +29,7 @@ from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.matmul.bf16 import bf16_matmul_kernel, bf16_matmul_reference
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import (
+    QuantizedActivations,
     activate_and_quantize_kernel,
     activate_and_quantize_reference,
     quantize_tokens_kernel,
@@ -138,9 +136,9 @@ def residual_sum(kind: str, quantize: str | None, summands: int | None) -> Probl
 
 
 def heads() -> Problem:
-    qkv, *vectors = heads_problem((3, 2, 4, 16), "float32")
+    weights = normal(16, seed=1), normal(16, seed=2)
     how = {"num_heads": (2, 1), "eps": 1e-5, "kind": "rms"}
-    return simple(qk_norm_reference, qk_norm_kernel, qkv, *vectors, **how)
+    return simple(qk_norm_reference, qk_norm_kernel, normal(3, 2, 4, 16), weights, (None, None), **how)
 
 
 def valid_rows(out, valid) -> list[jax.Array]:
@@ -261,12 +259,14 @@ def bf16(dtype: str) -> Problem:
 
 def w8a8() -> Problem:
     """The scale of a token carries what was bad in it."""
-    x, *weight = w8a8_problem(3, 64, 200)
+    numbers, weight = ((50 * normal(rows, 200)).astype("int8") for rows in (3, 64))
+    scale, of_weight = (jnp.abs(normal(rows)) for rows in (3, 64))
 
     def of_scale(product):
-        return lambda scale, *weight, **how: product(x.__class__(x.numbers, scale, x.dtype), *weight, **how)
+        x = functools.partial(QuantizedActivations, numbers, dtype=jnp.dtype("bfloat16"))
+        return lambda scale, *weight, **how: product(x(scale), *weight, **how)
 
-    return simple(of_scale(w8a8_matmul_reference), of_scale(uncached(w8a8_matmul_kernel)), x.scale, *weight)
+    return simple(of_scale(w8a8_matmul_reference), of_scale(uncached(w8a8_matmul_kernel)), scale, weight, of_weight)
 
 
 def sampling(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Problem:

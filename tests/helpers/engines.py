@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jspec.engine.multihost.shard_map import ProgramSharding
+from tiny import LLAMA
 
 from jspec.config import DeltaNets, EngineConfig, Latent, ModelConfig, Shards, Speculation
 from jspec.config.sharding import AXIS
@@ -24,9 +26,8 @@ from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner.state import AdmitInputs, DecodeState, RequestArrays, admit, of_rows
 from jspec.llm import LLM
-from jspec.models import Decoder, build, flat_params
+from jspec.models import Decoder, build, causal_logits, flat_params
 from jspec.models.cache_pools import KVRounding
-from jspec.models.causal import causal_logits
 from jspec.models.flatten import copied, flatten
 from jspec.models.quantization import quantize
 from jspec.models.sharding import build_shards, mesh_of
@@ -34,20 +35,10 @@ from jspec.models.w8a8 import with_quantized_activations
 from jspec.outputs import Delta
 from jspec.sampling.params import SamplingParams
 
-V, MAX_LEN = 29, 40
+V, MAX_LEN = LLAMA.vocab_size, 40
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_LEN)
-TARGET = ModelConfig(  # one layer with a window longer than any K, one without, one with a window shorter than most
-    architecture="LlamaForCausalLM",
-    vocab_size=V,
-    hidden_size=16,
-    intermediate_size=24,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=4,
-    max_position=64,
-    windows=(12, None, 3),
-)
+# One layer with a window longer than any K, one without, one with a window shorter than most.
+TARGET = dataclasses.replace(LLAMA, windows=(12, None, 3))
 DRAFT = dataclasses.replace(TARGET, num_layers=1, windows=(12,))
 LATENTS = dataclasses.replace(TARGET, num_kv_heads=4, head_dim=12, windows=(), latent=Latent(16, 4, 8, 10))
 HYBRID = dataclasses.replace(
@@ -365,3 +356,13 @@ def plain_greedy(model, prompts) -> list[list[int]]:
     """What the model alone continues each prompt with, up to MAX_LEN, without a cache or an engine."""
     tokens = _plain_greedy(model, tuple(map(tuple, prompts)))
     return [row[len(prompt) :].tolist() for row, prompt in zip(tokens, prompts, strict=True)]
+
+
+def spread_logits(model, tokens) -> np.ndarray:
+    """The logits of a model in shards."""
+    leaves, merge = flatten(model)
+    spread = ProgramSharding.of(model, None)
+    assert spread is not None
+    return np.asarray(
+        jax.jit(spread.forward(lambda leaves, tokens: causal_logits(merge(leaves), tokens)))(leaves, tokens)
+    )

@@ -128,3 +128,14 @@ def fake_server() -> Iterator[FakeServer]:
         loop.call_soon_threadsafe(stopped.set)
         thread.join(10)
         loop.close()
+
+
+def page(drafts: int, draft_tokens: int, accepted: int, at: list[int], engine: str = "0") -> str:
+    """A text of ``/metrics`` with these counters, ``at`` of them by position."""
+    label = f'engine="{engine}",model_name="m"'
+    lines = [f"vllm:spec_decode_num_drafts_total{{{label}}} {drafts}.0"]
+    lines += [f"vllm:spec_decode_num_draft_tokens_total{{{label}}} {draft_tokens}.0"]
+    lines += [f"vllm:spec_decode_num_accepted_tokens_total{{{label}}} {accepted}.0"]
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    lines += [f'{name}{{{label},position="{i}"}} {n}.0' for i, n in enumerate(at)]
+    return "\n".join(["# TYPE other gauge", "other 5", *lines, ""])

@@ -19,6 +19,9 @@ from jspec.quantization.formats import known_format
 _NAMES = r"proj|proj_with_mqa|fc1|fc2|w1|w2|w3|project_in|project_out|in_proj_qkvz?|in_proj_z"
 LINEAR = re.compile(rf"(?<!router\.)({_NAMES})\.weight$")
 FP8 = np.dtype(known_format("fp8").numbers)
+GPT_OSS = "GptOssForCausalLM"  # its experts are stacked in one tensor
+DOWN = "model.layers.1.mlp.down_proj"
+Q = "model.layers.0.self_attn.q_proj"
 
 
 def compressed_tensors(strategy: str = "channel", ignore: Sequence[str] = ("lm_head",), **changes) -> dict[str, Any]:
@@ -142,3 +145,16 @@ def _quantized(weight: np.ndarray, kind: str, one_scale: bool, scale_dtype) -> t
         scale = np.array([np.abs(weight).max() / form.largest], scale_dtype)
     scaled = np.clip(weight / scale.astype(np.float32), -form.largest, form.largest)
     return (np.rint(scaled) if kind == "int8" else scaled).astype(form.numbers), scale
+
+
+KINDS = {
+    "channel": compressed_tensors(),
+    "tensor": compressed_tensors("tensor"),
+    "fp8": vllm_fp8(),
+    "int8": compressed_tensors(format="int-quantized", weights__type="int"),
+    "int8 of a tensor": compressed_tensors("tensor", format="naive-quantized", weights__type="int"),
+}
+
+
+def stored_in(kind: str) -> str:
+    return "int8" if kind.startswith("int8") else "fp8"

@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
@@ -12,6 +13,7 @@ from jspec.checkpoints.tensors.names import renamed, tensor_table
 from jspec.checkpoints.tensors.parts import rearranged_tensors
 from jspec.config.heads import MTPConfig, mtp_layers
 from jspec.config.tensor_names import names_of
+from jspec.models.kv_cache import CausalView
 
 
 def with_layers(path, architecture="Glm4MoeLiteForCausalLM", layers=1, **overrides):
@@ -41,3 +43,13 @@ def with_layers(path, architecture="Glm4MoeLiteForCausalLM", layers=1, **overrid
 def placements(target, layers):
     """Tensor name -> placement, of the layers that are yet to be written."""
     return renamed(tensor_table(MTPConfig(mtp_layers(target, layers))), place_of(target).renames)
+
+
+def slots(target, head, tokens):
+    """The logits of the head after each slot of a text, from true features."""
+    positions = jnp.arange(len(tokens), dtype=jnp.int32)[None]
+    hidden, _ = target(tokens[None], positions, (None,) * target.config.num_layers, CausalView(positions))
+    embedded, where = head.embed(tokens[None, 1:], target), positions[:, :-1]
+    none = (None,) * head.config.layers.num_layers
+    out, _ = head(embedded, hidden[:, :-1], where, none, CausalView(where))
+    return head.logits(out, target)[0], hidden

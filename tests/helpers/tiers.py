@@ -1,5 +1,6 @@
 """Which tests only ``make nightly`` has: see tests/nightly.toml."""
 
+import ast
 import re
 import tomllib
 from collections.abc import Container, Iterable
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[1]
+TIERS = ("long", "nightly", "gpu")  # markers of tests that ``make test`` leaves out
 COLLECTED: list[str] = []  # ``folder/file::Class::test[parameters]`` of this run, in all tiers; conftest.py appends
 
 
@@ -45,3 +47,19 @@ def is_nightly(node: str, index: int, entries: dict[str, list[str] | int]) -> bo
     if isinstance(kept, int):
         return index % kept != 0
     return not any(re.search(pattern, node.rpartition("::")[2]) for pattern in kept)
+
+
+def fault_tests() -> dict[str, str]:
+    """``file::test`` of all fault tests -> the tier in which all of it runs, ``make test`` if it has no marker."""
+    found = {}
+    for file in sorted(TESTS.rglob("test_*.py")):
+        tree = ast.parse(file.read_text())
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        for parent in (tree, *classes):
+            for node in parent.body:
+                if isinstance(node, ast.FunctionDef) and re.fullmatch(r"test_.*_(is|are)_detected", node.name):
+                    names = [parent.name, node.name] if isinstance(parent, ast.ClassDef) else [node.name]
+                    marks = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
+                    tier = next((tier for tier in TIERS if f"pytest.mark.{tier}" in marks), "test")
+                    found["::".join([str(file.relative_to(TESTS)), *names])] = f"make {tier}"
+    return found

@@ -16,8 +16,13 @@ from jspec.checkpoints.huggingface.families import FAMILIES
 from jspec.checkpoints.tensors.names import tensor_table
 from jspec.checkpoints.tensors.parts import rearranged_tensors
 from jspec.checkpoints.tensors.stacked_experts import file_shapes
+from jspec.config import ModelConfig
 
 ARCHITECTURES = tuple(FAMILIES)
+LLAMA = ModelConfig(
+    "LlamaForCausalLM", 29, 16, 24, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=4, max_position=64
+)
+SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}  # options of ``jspec.load``
 # Keys of config.json that families have besides the usual ones, chosen so that each choice of a family takes effect.
 FAMILY_KEYS = {
     "MixtralForCausalLM": {"num_local_experts": 3},

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from tiny import tiny_checkpoint
 
 V, D, Vd = 97, 64, 40
+IDS = [2, 3, 5, 7, 11, 90]  # of a draft vocabulary
 MASK = 5  # the token that mask slots read
 Shapes = dict[str, tuple[int, ...]]
 
@@ -314,3 +315,4 @@ CASES: dict[str, dict[str, tuple[Callable[..., Path], dict]]] = {
         "borrowed-head": (medusa, {"version": "2"}),
     },
 }
+IDS = [2, 3, 5, 7, 11, 90]

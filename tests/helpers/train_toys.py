@@ -1,5 +1,6 @@
 """A toy target, and for each method a toy draft head with its training objective."""
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -9,25 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
-from tiny import tiny_checkpoint, write_weights
+from tiny import LLAMA, tiny_checkpoint, write_weights
 
-from jspec.config import ModelConfig
 from jspec.models import Decoder, build_head, flat_params, init
 from jspec.train.methods import Sizes, initial_params, make_objective
 
 V, Vd = 31, 17
-TARGET = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=V,
-    hidden_size=16,
-    intermediate_size=24,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=4,
-    max_position=64,
-    eos_token_ids=(1,),
-)
+TARGET = dataclasses.replace(LLAMA, vocab_size=V, eos_token_ids=(1,))
 SIZES = {
     "eagle": Sizes(),
     "eagle3": Sizes(num_draft_tokens=3, draft_vocab_size=Vd),

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from block_checkpoints import KEPT, block_checkpoint
-from engines import HYBRID, LATENTS, TARGET, in_eight_bits, in_shards, target
+from engines import HYBRID, LATENTS, TARGET, in_eight_bits, in_shards, spread_logits, target
 from flax import nnx
 from fp8_checkpoints import compressed_tensors, fp8_checkpoint
-from test_sharded_models import spread_logits
 from tiny import tiny_checkpoint
 
 import convert
@@ -167,7 +166,7 @@ def test_experts_that_do_not_round_are_named():
         check_activation_dtype("int8", dataclasses.replace(mixed, plain_maps=in_floats))
 
 
-def test_what_the_checkpoint_says_of_activations_turns_nothing_on(tmp_path):
+def test_a_checkpoint_that_describes_rounded_activations_turns_nothing_on(tmp_path):
     folder = fp8_checkpoint(tmp_path / "model", quantization=STORED["int8"])
     said = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert said["config_groups"]["group_0"]["input_activations"]["dynamic"]

@@ -96,7 +96,7 @@ class TestLoad:
     def folder(self, tmp_path):
         return tiny_checkpoint(tmp_path / "target", max_position_embeddings=20_000)
 
-    def test_it_is_reproducible_unless_told_otherwise(self, folder, monkeypatch):
+    def test_the_context_length_is_reproducible_unless_told_otherwise(self, folder, monkeypatch):
         assert jspec.load(folder, max_batch=1).engine.config.max_len == 8_192
         loose = jspec.load(folder, max_batch=1, reproducible=False).engine.config
         assert loose.max_len == 20_000

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from fp8_checkpoints import fp8_checkpoint
-from test_kv_cache_dtype import OF_CACHE_ALONE, SCHEME, TOKENS, K, V, checkpoint, chosen, rounding_of
+from rounded_caches import OF_CACHE_ALONE, SCHEME, TOKENS, K, V, checkpoint, chosen, rounding_of
 from tiny import tiny_checkpoint
 
 import jspec
@@ -73,7 +73,7 @@ def test_both_write_the_same_text(tmp_path, capsys):
     assert np.abs(np.asarray(plain.logits(TOKENS[0].tolist())) - logits[1]).max() > 1e-3
 
 
-def test_what_stands_in_the_file_of_model_optimizer_is_kept(tmp_path):
+def test_cache_scales_in_the_file_of_model_optimizer_are_kept(tmp_path):
     src = checkpoint(tmp_path / "src", said=None)
     described = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
     (src / "hf_quant_config.json").write_text(json.dumps(described))
@@ -117,7 +117,7 @@ def test_scales_that_are_none_are_refused_by_their_name(tmp_path, bad):
     assert not (tmp_path / "out").exists()
 
 
-def test_they_are_left_out_where_nothing_asks_for_them(tmp_path):
+def test_scales_of_a_cache_are_left_out_where_nothing_asks_for_them(tmp_path):
     src = checkpoint(tmp_path / "src", scales=(K, np.float32([-1])), said=None)
     report = convert(src, tmp_path / "out")
     [note] = [note for note in report.notes if "left out" in note]

@@ -2,13 +2,24 @@
 computes with a cache that rounds what it is given."""
 
 import dataclasses
-import inspect
 import json
 import re
 
 import ml_dtypes
 import numpy as np
 import pytest
+from rounded_caches import (
+    OF_CACHE_ALONE,
+    SCHEME,
+    TOKENS,
+    K,
+    V,
+    assert_rounds,
+    cache_argument,
+    checkpoint,
+    chosen,
+    rounding_of,
+)
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
@@ -16,35 +27,8 @@ import jspec
 from convert import convert
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.config import EngineConfig
-from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
 from jspec.loading.memory_budget import ModelMemory
-from jspec.loading.pair import build_model
 from jspec.models.cache_pools import KVRounding
-from jspec.models.causal import causal_logits
-
-SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "tensor"}
-OF_CACHE_ALONE = {"quant_method": "compressed-tensors", "format": "dense", "kv_cache_scheme": SCHEME}
-K, V = (np.array(numbers, np.float32).reshape(2, 1, 1) for numbers in ([0.013, 0.2], [0.05, 0.007]))
-TOKENS = np.random.default_rng(0).integers(97, size=(1, 24))
-
-
-def checkpoint(path, k="self_attn.k_scale", v="self_attn.v_scale", scales=(K, V), said=OF_CACHE_ALONE, **config):
-    """A Llama of two layers, with scales of keys and values under these names; those of layer 1 are twice as large."""
-    folder = tiny_checkpoint(path, quantization_config=said, **config)
-    tensors = load_file(folder / "model.safetensors")
-    for layer in range(2):
-        for name, scale in zip((k, v), scales, strict=True):
-            tensors[f"model.layers.{layer}.{name}"] = np.array(scale * (1 + layer), scale.dtype)
-    write_weights(folder, tensors)
-    return folder
-
-
-def chosen(folder, kind="auto", dtype="float32") -> str:
-    return with_kv_cache_dtype(EngineConfig(dtype=dtype, kv_cache_dtype=kind), Checkpoint.open(folder)).kv_cache_dtype
-
-
-def rounding_of(folder, kind="fp8"):
-    return kv_rounding(EngineConfig(kv_cache_dtype=kind), Checkpoint.open(folder))
 
 
 def heads(scale, layer: int) -> tuple[float, ...]:
@@ -127,7 +111,7 @@ def test_a_checkpoint_that_is_made_for_it_turns_it_on_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("in_config", [True, False])
-def test_so_does_one_of_model_optimizer(tmp_path, in_config):
+def test_a_checkpoint_of_model_optimizer_turns_it_on(tmp_path, in_config):
     said = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"}
     folder = checkpoint(tmp_path / "model", said=said if in_config else None)
     if not in_config:
@@ -208,11 +192,6 @@ def rounding_cache(rounding: list[KVRounding]):
     return RoundingCache()
 
 
-def cache_argument(model) -> str:
-    """What this version of transformers calls the cache that a model is given."""
-    return "cache" if "cache" in inspect.signature(model.model.forward).parameters else "past_key_values"
-
-
 def reference_of(folder, rounding):
     """``(tokens, steps) -> (logits, text)`` of transformers, in one pass and then token by token; with ``rounding`` None its
     cache is its own."""
@@ -231,17 +210,6 @@ def reference_of(folder, rounding):
         return logits.numpy(), text
 
     return run
-
-
-def assert_rounds(folder, kind: str, rounding, plain, wanted, text: list[int]):
-    """Logits of ``TOKENS`` are ``wanted`` and not ``plain``, which nothing rounds, and ``text`` follows the first 9."""
-    config, params = Checkpoint.open(folder).language_model("float32")
-    model = build_model(config, params, "float32", None)
-    model.kv_rounding = rounding
-    np.testing.assert_allclose(causal_logits(model, TOKENS), wanted, atol=2e-5)
-    assert np.abs(plain - wanted).max() > 1e-3
-    how = {"max_len": 64, "max_batch": 1, "prefill_chunk": 4, "temperature": 0, "max_tokens": 20, "ignore_eos": True}
-    assert jspec.generate(folder, TOKENS[0, :9].tolist(), kv_cache_dtype=kind, **how).token_ids == text
 
 
 @pytest.mark.parametrize("kind", ["fp8", "fp8_per_token_head"])

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
+from rounded_caches import OF_CACHE_ALONE, TOKENS, assert_rounds, cache_argument, chosen, rounding_of
 from safetensors.numpy import load_file
-from test_kv_cache_dtype import OF_CACHE_ALONE, TOKENS, assert_rounds, cache_argument, chosen, rounding_of
 from tiny import tiny_checkpoint, write_weights
 
 import jspec

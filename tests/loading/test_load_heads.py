@@ -6,7 +6,7 @@ import warnings
 import pytest
 import tiny_heads
 from safetensors.numpy import load_file, save_file
-from tiny import tiny_checkpoint
+from tiny import SMALL, tiny_checkpoint
 
 import convert
 import jspec
@@ -14,7 +14,6 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.loading.pair import build_draft_module
 from jspec.models import build
 
-SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 K3 = jspec.Speculation(num_draft_tokens=3)
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 PROMPTS = [[3, 4, 5], [7], list(range(20, 45))]

@@ -7,7 +7,7 @@ import tiny_heads
 from block_checkpoints import KEPT_CODES, block_checkpoint
 from fp8_checkpoints import changed, compressed_tensors, fp8_checkpoint, raw_tensor
 from tiers import in_tiers
-from tiny import tiny_checkpoint
+from tiny import SMALL, tiny_checkpoint
 
 import convert
 import jspec
@@ -16,7 +16,6 @@ from jspec.train.loop import TrainingPlan
 from jspec.train.methods import Sizes
 from jspec.train.run import TrainingRun, train
 
-SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 K3 = jspec.Speculation(num_draft_tokens=3)
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 PROMPTS = [[3, 4, 5], [7], list(range(20, 45))]

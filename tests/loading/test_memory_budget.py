@@ -114,7 +114,7 @@ def test_larger_settings_need_more_bytes(change, field):
     assert getattr(more, field) > getattr(less, field)
 
 
-def test_what_does_not_fit_is_refused_with_numbers(monkeypatch):
+def test_a_cache_that_does_not_fit_is_refused_with_numbers(monkeypatch):
     config = dataclasses.replace(CONFIG, num_pages=15)
     need = ModelMemory(TARGET, DRAFT, 5).budget(config).total
     monkeypatch.setattr(memory_budget, "free_bytes", lambda: need)

@@ -66,8 +66,7 @@ def test_every_rule_is_tested_with_every_head_and_family():
 
 def without_sinks(target):
     """The target without the sinks of its attention heads."""
-    graph, state = nnx.split(target)
-    broken = nnx.merge(graph, state)
+    broken = copied(target)
     for layer in broken.layers:
         layer.attention.sinks = None
     return broken
@@ -75,8 +74,7 @@ def without_sinks(target):
 
 def with_values_of_one_head(target):
     """The target with the values of its first attention head for all of them."""
-    graph, state = nnx.split(target)
-    broken = nnx.merge(graph, state)
+    broken = copied(target)
     for layer in broken.layers:
         values, heads = layer.attention.values.weight[...], layer.attention.num_heads
         layer.attention.values.weight = nnx.Param(jnp.tile(values[: len(values) // heads], (heads, 1)))
@@ -85,8 +83,7 @@ def with_values_of_one_head(target):
 
 def with_states_that_forget(target):
     """The target whose gated delta nets forget faster."""
-    graph, state = nnx.split(target)
-    broken = nnx.merge(graph, state)
+    broken = copied(target)
     for layer in broken.layers:
         if layer.delta_net is not None:
             layer.delta_net.decay = nnx.Param(layer.delta_net.decay[...] + 3.0)
@@ -95,8 +92,7 @@ def with_states_that_forget(target):
 
 def with_an_earlier_cache(target):
     """The target whose layer without a cache reads that of the first layer with a window, and not of the last."""
-    graph, state = nnx.split(target)
-    broken = nnx.merge(graph, state)
+    broken = copied(target)
     layers = list(broken.config.layers)
     assert layers[3].reads_cache_of == 1
     layers[3] = dataclasses.replace(layers[3], reads_cache_of=0)
@@ -160,8 +156,7 @@ class Limited(nnx.Module):
 
 def with_a_capacity(target):
     """The target with experts that drop tokens."""
-    graph, state = nnx.split(target)
-    broken = nnx.merge(graph, state)
+    broken = copied(target)
     for layer in broken.layers:
         layer.mlp = Limited(layer.mlp)
     return broken

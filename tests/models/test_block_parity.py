@@ -2,71 +2,21 @@
 
 The outputs of the originals are stored in golden/, and the README.md there says how they were made."""
 
-import functools
 import json
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from golden_blocks import Lender, assert_close, checkpoint, features, golden, head_of
 from safetensors.numpy import load_file, save_file
 
-from convert import load_draft
 from jspec.config.heads.block import MARKOVS
-from jspec.models import build_head
 from jspec.models.cache_pools import init_pool
 from jspec.models.heads.block import BlockView
 from jspec.models.kv_cache import PagedView
 
-TOLERANCE = 1e-5
-GOLDEN = Path(__file__).parents[1] / "golden"
 PAGE, PAGES = 4, 8
-
-
-@functools.cache
-def golden(file: str) -> dict[str, np.ndarray]:
-    with np.load(GOLDEN / f"{file}.npz") as arrays:
-        return dict(arrays)
-
-
-def checkpoint(folder: Path, file: str, markov: str | None = None, **keys) -> Path:
-    """The draft head of a golden file, in the layout of its original."""
-    original, mark = golden(file), f"w.{markov}."
-    weights = {name.removeprefix("w."): array for name, array in original.items() if name.startswith("w.")}
-    weights = {name: array for name, array in weights.items() if name.split(".")[0] not in MARKOVS}
-    weights |= {name.removeprefix(mark): array for name, array in original.items() if name.startswith(mark)}
-    config = json.loads(str(original["config_json"]))
-    config |= {"markov_head_type": markov} if markov else {}
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**config, **keys}))
-    save_file({name: np.ascontiguousarray(array) for name, array in weights.items()}, folder / "model.safetensors")
-    return folder
-
-
-class Lender:
-    """The target as far as a block drafter borrows from it."""
-
-    def __init__(self, file: str):
-        self.embedding, self.head = (jnp.asarray(golden(file)[name]) for name in ("embed", "lm_head"))
-
-    def embed(self, tokens):
-        return self.embedding[tokens]
-
-    def logits(self, hidden):
-        return jnp.einsum("...d,vd->...v", hidden, self.head, precision="highest")
-
-
-def head_of(path: Path):
-    config, params = load_draft(path)
-    return build_head(config, params)
-
-
-def features(file: str):
-    original = golden(file)
-    streams = sorted(
-        (name for name in original if name.startswith("S_") and name[2:].isdigit()), key=lambda s: int(s[2:])
-    )
-    return jnp.asarray(np.concatenate([original[name] for name in streams], axis=-1))[None]
 
 
 def rounds(head, file: str, starts=None):
@@ -96,11 +46,6 @@ def rounds(head, file: str, starts=None):
 def slots(pool, count: int):
     """Numbers of the first slots of the only row, ``[count, G, H]``."""
     return np.moveaxis(np.asarray(pool)[:, 1:].reshape(pool.shape[0], -1, pool.shape[-1])[:, :count], 0, 1)
-
-
-def assert_close(actual, expected):
-    assert actual.shape == expected.shape
-    assert np.abs(np.asarray(actual) - expected).max() < TOLERANCE * max(np.abs(expected).max(), 1)
 
 
 def test_dflash_agrees_with_its_original(tmp_path):

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from engines import TARGET, in_shards
+from engines import TARGET, in_shards, spread_logits
 from flax import nnx
-from test_sharded_models import spread_logits
 
 from jspec.config import Experts, Latent, Shards
 from jspec.models import Decoder, causal_logits

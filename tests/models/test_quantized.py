@@ -13,6 +13,7 @@ from causal_heads import causal_drafts
 from engines import V, target
 from flax import nnx
 from heads import VARIANTS, compile_fast, dequantized_head, plain_config, random_head
+from tiny import LLAMA
 
 from jspec.config import EngineConfig, ModelConfig
 from jspec.config.heads import PardConfig
@@ -26,18 +27,7 @@ from jspec.quantization import int4
 from jspec.quantization.formats import known_format
 from jspec.quantization.weight import Weight
 
-CONFIG = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=29,
-    hidden_size=16,
-    intermediate_size=24,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=4,
-    max_position=64,
-    qkv_bias=True,
-)
+CONFIG = dataclasses.replace(LLAMA, num_layers=2, windows=(), qkv_bias=True)
 KINDS = ("int8", "fp8")
 ALL = (*KINDS, "int4", "fp8_block")
 CODES = np.arange(256, dtype=np.uint8).view(known_format("fp8").numbers)

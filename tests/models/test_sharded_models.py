@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import LATENTS, TARGET, in_shards
+from engines import LATENTS, TARGET, in_shards, spread_logits
 from flax import nnx
 from tiny import ARCHITECTURES, tiny_checkpoint
 
@@ -15,7 +15,6 @@ import jspec
 from jspec.checkpoints.checkpoint import load_folder
 from jspec.config import Experts, Latent, ModelConfig, Shards, shards_of
 from jspec.config.sharding import AXIS, VOCABULARY_GROUP
-from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.models import Decoder, build, causal_logits, flat_params
 from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, indices_of, mesh_of
@@ -27,16 +26,6 @@ CASES = [
     *((architecture, Shards(2, by_expert=True)) for architecture in MIXTURES),
 ]
 EXPERTS = {"num_local_experts": 4, "num_experts": 4}  # which 2 and 4 divide
-
-
-def spread_logits(model, tokens) -> np.ndarray:
-    """The logits of a model in shards."""
-    leaves, merge = flatten(model)
-    spread = ProgramSharding.of(model, None)
-    assert spread is not None
-    return np.asarray(
-        jax.jit(spread.forward(lambda leaves, tokens: causal_logits(merge(leaves), tokens)))(leaves, tokens)
-    )
 
 
 def some_tokens(config: ModelConfig) -> jax.Array:

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import HYBRID_DRAFT, LATENTS, TARGET, in_shards
+from engines import HYBRID_DRAFT, LATENTS, TARGET, in_shards, spread_logits
 from flax import nnx
 from heads import LAYERS, VARIANTS, random_head, serving
-from test_sharded_models import spread_logits
 
 from jspec.config import Experts
 from jspec.config.heads import EagleConfig

@@ -10,15 +10,28 @@ SMALL_GROUP = 128  # so that small vocabularies span several groups and blocks
 
 
 def _reference(reference, kernel):
-    return jax.jit(reference)
+    return _jitted(reference)
 
 
 def _interpreted(reference, kernel):
-    return jax.jit(functools.partial(kernel, interpret=True))
+    return _jitted(functools.partial(kernel, interpret=True))
 
 
 def _compiled(reference, kernel):
-    return jax.jit(kernel)
+    return _jitted(kernel)
+
+
+def _jitted(function):
+    """``jax.jit``, once for each function of a module and the arguments that are bound: all tests share their programs."""
+    inner = function if isinstance(function, functools.partial) else functools.partial(function)
+    if "<locals>" in inner.func.__qualname__:
+        return jax.jit(function)
+    return _once(inner.func, inner.args, tuple(sorted(inner.keywords.items())))
+
+
+@functools.cache
+def _once(function, args, keywords):
+    return jax.jit(functools.partial(function, *args, **dict(keywords)))
 
 
 @pytest.fixture(

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tiny import LLAMA
 
 import jspec
-from jspec.config import ModelConfig
 from jspec.models import abstract_params, build
 from jspec.models.kv_cache import CausalView
 from jspec.train import loop
@@ -25,20 +25,8 @@ from recipes.export import save_checkpoint
 from recipes.objectives import agreement, distillation, language_modelling
 from recipes.tokenizer import END_OF_TEXT, END_OF_TEXT_ID, save_tokenizer, train_tokenizer
 
-TINY = ModelConfig(
-    architecture="llama",
-    vocab_size=320,
-    hidden_size=16,
-    intermediate_size=24,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=6,
-    max_position=64,
-    tie_embeddings=True,
-    bos_token_id=0,
-    eos_token_ids=(0,),
-)
+OWN = {"architecture": "llama", "tie_embeddings": True, "bos_token_id": 0, "eos_token_ids": (0,)}
+TINY = dataclasses.replace(LLAMA, vocab_size=320, num_layers=2, windows=(), head_dim=6, **OWN)
 TINY_PLAN = loop.TrainingPlan(
     steps=20, peak_rate=1e-2, weight_decay=0.1, tokens_per_step=64, length=16, evaluate_every=5
 )

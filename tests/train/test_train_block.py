@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from causal_heads import causal_drafts
 from flax import nnx
-from test_block_parity import Lender, assert_close, checkpoint, golden, head_of
-from test_block_parity import features as golden_features
+from golden_blocks import Lender, assert_close, checkpoint, golden, head_of
+from golden_blocks import features as golden_features
 from tiers import in_tiers
 from train_toys import TARGET, V, objective, target
 

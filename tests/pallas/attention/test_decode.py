@@ -1,36 +1,19 @@
 """Rotation, cache writes and attention in one launch, against the three of them one after another."""
 
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_paged import CASES, DEAD, SMALL, WHOLE, Case, G, problem
+from paged_problems import CASES, DEAD, SMALL, WHOLE, Case, G, arguments, ragged_arguments
 
 from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView, View
-from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec
 from jspec.pallas.attention.tiling import AttentionTiling
-
-
-def arguments(case: Case):
-    """The rows of the attention tests, their newest tokens not in the cache yet, which holds NaN from there on."""
-    (_, k_pool, v_pool, (table, positions, live)), _ = problem(case)
-    keys = jax.random.split(jax.random.key(case.T), 2)
-    (B, T), P = positions.shape, case.P
-    qkv = jax.random.normal(keys[0], (B, T, G * (case.R + 2), case.H)).astype(case.dtype)
-    angles = 6 * jax.random.uniform(keys[1], (B, T, (case.H if case.rotary is None else case.rotary) // 2))
-    rotation = None if case.rotary == 0 else Rotation(jnp.cos(angles), jnp.sin(angles))
-    table = jnp.where(table < k_pool.shape[1], table, 0)  # pages that no request has yet are the null page
-    page = jnp.take_along_axis(table, jnp.clip(positions // P, 0, table.shape[1] - 1), axis=1)
-    page = jnp.where(live, page, k_pool.shape[1])
-    unwritten = [pool.at[:, page, positions % P].set(jnp.nan, mode="drop") for pool in (k_pool, v_pool)]
-    return qkv, rotation, LayerKV(*unwritten), PagedView(table, positions, live)
 
 
 def composed(qkv, rotation, kv, view, case: Case):
@@ -101,17 +84,6 @@ def test_real_sizes_agree_on_a_gpu(B, T):
     wanted = jax.jit(lambda *args: View.extend(view, *args, 8, AttentionSpec()))(qkv, rotation, LayerKV(*pools))
     out, *written = decode_attention_kernel(qkv, rotation, *pools, view.queries, AttentionSpec())
     assert_agrees((out, written), wanted, view, case.dtype)
-
-
-def ragged_arguments(case: Case, padding: int):
-    """``arguments`` with the valid tokens of all rows side by side, and padding behind them."""
-    qkv, rotation, kv, view = arguments(case)
-    order = jnp.argsort(~view.valid, axis=1, stable=True)  # a row's valid tokens come first
-    row = jnp.arange(len(order))[:, None]
-    qkv, rotation = jax.tree.map(lambda x: x[row, order], (qkv, rotation))
-    view = dataclasses.replace(view, positions=view.positions[row, order], valid=view.valid[row, order])
-    ragged = RaggedView.of(view, int(view.valid.sum()) + padding)
-    return ragged.from_rows(qkv), jax.tree.map(ragged.from_rows, rotation), kv, ragged
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,20 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from test_decode import arguments, ragged_arguments
-from test_paged import CASES, LIVE, SHARED, Case, G, assert_agrees, oracle, problem
+from paged_problems import (
+    CASES,
+    LIVE,
+    OF_HEADS,
+    SHARED,
+    Case,
+    G,
+    arguments,
+    assert_agrees,
+    in_bytes,
+    oracle,
+    problem,
+    ragged_arguments,
+)
 
 from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView, View
@@ -20,7 +32,6 @@ from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention
 from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
 from jspec.pallas.attention.tiling import tiling_of, tiling_of_bytes
 
-OF_HEADS = KVScales(jnp.array([0.03, 0.011], jnp.float32), jnp.array([0.02, 0.4], jnp.float32))
 KINDS = ["heads", "tokens"]
 OF_BYTES = dataclasses.replace(tiling_of_bytes("bfloat16", 128, 4, 1), instances=1)  # pyright: ignore
 ROUNDED = [
@@ -83,7 +94,7 @@ def test_every_number_is_rounded_to_nearest_even_and_bounded():
     np.testing.assert_array_equal(jax.jit(encode)(x), e4m3(x))
 
 
-def test_what_is_no_number_stays_none():
+def test_nan_and_infinity_are_stored_as_nan():
     codes = encode(jnp.array([jnp.nan, -jnp.nan, jnp.inf, -jnp.inf]))
     assert codes.tolist() == [0x7F, 0xFF, 0x7F, 0xFF]
     assert jnp.isnan(decode(codes, jnp.bfloat16)).all()
@@ -148,17 +159,6 @@ class TestAttentionOverBytes:
                 assert jnp.isnan(reached).all()
                 whole = got.at[LIVE, :, : case.R].set(wanted[0][LIVE, :, : case.R])
                 assert_agrees(whole, args, *wanted)
-
-
-def in_bytes(kv: LayerKV, kind: str) -> LayerKV:
-    """The keys and values of ``arguments`` as bytes; what nobody wrote is NaN."""
-    if kind == "heads":
-        codes = [
-            jnp.moveaxis(rounded(jnp.moveaxis(x, 0, 2), s)[0], 2, 0) for x, s in zip(kv[:2], OF_HEADS, strict=True)
-        ]
-        return LayerKV(*codes, OF_HEADS)
-    codes, scales = zip(*(rounded(jnp.moveaxis(x, 0, 2), None) for x in kv[:2]), strict=True)
-    return LayerKV(*(jnp.moveaxis(c, 2, 0) for c in codes), KVScales(*(jnp.moveaxis(s, 2, 0) for s in scales)))
 
 
 def assert_same_cache(got: LayerKV, wanted: LayerKV, exact: bool):

@@ -11,16 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cuda_lowering import for_cuda, shapes_of_queries
-from test_paged import FULL, LIVE, SHORT, Case, assert_agrees, problem
+from cuda_lowering import MOSAIC, for_cuda, interpreted, shapes_of_queries
+from paged_problems import FULL, LIVE, SHORT, Case, assert_agrees, problem
 
 from jspec.pallas.attention.paged import paged_attention_reference
 from jspec.pallas.attention.prefill_launch import PrefillLaunch
 from jspec.pallas.attention.prefill_sm90 import CHOSEN, has_prefill_kernel, prefill_attention, prefill_attention_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 
-INTERPRETS = jax.__version_info__ >= (0, 11)
-interpreted = pytest.mark.skipif(not INTERPRETS, reason="jax 0.10 does not interpret Mosaic kernels of this kind")
 CASES = [
     Case(T=64, R=4, H=64, P=64, pages=5, dtype="bfloat16"),  # two blocks, and more tiles than stages
     Case(T=32, R=4, H=128, P=64, pages=5, dtype="bfloat16", window=70),
@@ -40,7 +38,6 @@ MORE_CASES = [  # tiles of 64 slots, or several groups of heads for a KV head
     Case(T=128, R=7, H=64, P=128, pages=2, dtype="bfloat16", scale=0.3, sink=1.0),
     Case(T=8, R=32, H=64, P=64, pages=3, dtype="bfloat16", sink=1.0),
 ]
-MOSAIC = "custom_call @mosaic_gpu_v2"
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_decode import arguments
-from test_paged import CASES, Case, G
+from paged_problems import CASES, Case, G, arguments
 
 from jspec.models.kv_cache import View
 from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel

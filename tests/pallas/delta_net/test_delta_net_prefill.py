@@ -76,7 +76,7 @@ class TestPrefill:
     def assert_same_bits(self, texts, cuts):
         """As of the texts in one segment."""
         outputs, state = self.read(texts, ())
-        for room in (0, 300):
+        for room in (N, 0):
             others, other = self.read(texts, cuts, room)
             np.testing.assert_array_equal(others, outputs)
             for x, y in zip(jax.tree.leaves(other), jax.tree.leaves(state), strict=True):
@@ -109,7 +109,7 @@ class TestPrefill:
     def test_decoding_goes_on_where_prefill_ends(self):
         texts = random_texts(R, CHUNK + 10, seed=7)
         prompts = texts._replace(**{name: getattr(texts, name)[:, : CHUNK + 5] for name in ("x", "g", "beta")})
-        _, state = self.read(prompts, ())
+        _, state = self.read(prompts, (), N)
         rows = VerifyRows(jnp.int32([2, 0]), jnp.int32([5, 5]), *[jnp.zeros(2, jnp.int32)] * 2, jnp.zeros(2, bool))
         qkv, columns = convolve_verify_reference(state.columns, rows, texts.x[:, -5:], texts.weight)
         state = dataclasses.replace(state, columns=columns)

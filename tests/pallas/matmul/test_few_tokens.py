@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from inline_assembly import carried_out
 from matmul_rows import abstract_weight
-from test_mxfp4_pairs import carried_out
-from test_weight_only import check, nvfp4_problem, problem, words
+from weight_only_problems import check, nvfp4_problem, problem, words
 
 from jspec.pallas.matmul import few_tokens
 from jspec.pallas.matmul.few_tokens import few_tokens_matmul, tiling_of

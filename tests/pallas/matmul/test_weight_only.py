@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from test_mxfp4_pairs import carried_out
+from inline_assembly import carried_out
 from tiers import in_tiers
+from weight_only_problems import check, mxfp4_problem, nvfp4_problem, problem, words
 
 from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.matmul.weight_only import (
@@ -34,63 +35,6 @@ CASES = in_tiers(
     [(*shape, kind) for kind in KINDS for shape in SHAPES],
     test=[(*shape, kind) for kind in KINDS for shape in (SHAPES if kind in FEW else SHAPES[1:4:2])],
 )
-
-
-def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False):
-    """x of bfloat16, a weight, and the numbers that are multiplied, float64: with their scales, but for those of an output
-    channel in eight bits."""
-    rng = np.random.default_rng(M + outputs + inputs)
-    x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
-    form = known_format(kind)
-
-    def stored(weight, scale) -> Weight:
-        return Weight(jnp.asarray(weight), jnp.asarray(scale), form=form, inputs=inputs)
-
-    if form.kind in ("int4", "int8_groups"):
-        packed, shape = (array.shape for array in form.arrays((outputs, inputs)).values())
-        low, high = (0, 15) if form.bits == 4 else (-128, 127)
-        values = (
-            rng.choice([low, high], (outputs, inputs)) if extreme else rng.integers(low, high + 1, (outputs, inputs))
-        )
-        weight = codes.pack_codes(values.astype(np.uint8)) if form.bits == 4 else values.astype(np.int8)
-        assert weight.shape == packed
-        scale = rng.choice([1, -1], shape[:2]) * np.exp(rng.normal(-3, 1, shape[:2]))
-        if form.zeros:
-            zeros = rng.choice([low, high + 1], shape[:2]) if extreme else rng.integers(low, high + 2, shape[:2])
-            scale = np.stack([scale, zeros], axis=-1)
-        scale = np.asarray(jnp.asarray(scale, form.scale))
-        each, zero = (scale[..., 0], scale[..., 1]) if form.zeros else (scale, np.full(shape, 8))
-        size = inputs if form.group is None else form.group
-        each, zero = (np.repeat(np.asarray(a, np.float64), size, axis=1)[:, :inputs] for a in (each, zero))
-        return (x, stored(weight, scale)), (values - zero) * each
-    if kind == "int8":
-        weight = (
-            rng.choice([-128, -127, 0, 127], (outputs, inputs))
-            if extreme
-            else rng.integers(-128, 128, (outputs, inputs))
-        )
-        weight = jnp.asarray(weight, jnp.int8)
-    else:
-        numbers = (
-            rng.choice([-448, 448, 2.0**-9, 0], (outputs, inputs)) if extreme else rng.normal(0, 50, (outputs, inputs))
-        )
-        weight = jnp.asarray(numbers, jnp.float8_e4m3fn)
-    numbers = np.asarray(weight.astype(jnp.float32), np.float64)
-    if kind == "fp8_block":
-        scale = np.exp(rng.normal(-3, 1, (outputs, -(-inputs // 128)))).astype(np.float32)
-        return (x, stored(weight, scale)), numbers * np.repeat(scale.astype(np.float64), 128, axis=1)[:, :inputs]
-    return (x, stored(weight, jnp.asarray(np.exp(rng.normal(-3, 1, outputs)), jnp.float32))), numbers
-
-
-def check(got, args, numbers):
-    """Sums in float32 may differ from exact ones by a little of what they add up."""
-    x, weight = args
-    factor = np.asarray(weight.scale, np.float64) if weight.form.per_channel else 1.0
-    exact = np.asarray(x, np.float64)
-    wanted, size = exact @ numbers.T * factor, np.abs(exact) @ np.abs(numbers).T * factor
-    assert got.shape == wanted.shape
-    assert got.dtype == jnp.float32
-    assert (np.abs(np.asarray(got, np.float64) - wanted) <= 1e-5 * size + 1e-30).all()
 
 
 class TestWeightOnlyMatmul:
@@ -198,26 +142,6 @@ def test_products_of_a_block_are_added_up_before_its_scale():
         assert not np.allclose(got, by_block(wrong), **tolerance)
 
 
-def nvfp4_problem(M: int, outputs: int, inputs: int):
-    """x of bfloat16, a weight in NVFP4, and what they stand for in float64."""
-    rng = np.random.default_rng(M)
-    x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
-    values = rng.integers(16, size=(outputs, inputs), dtype=np.uint8)
-    every = np.array([0, 1, 8, 0x38, 0x7E], np.uint8)  # 0, the smallest number, the smallest normal one, 1 and 448
-    bits = np.where(
-        rng.integers(2, size=(outputs, -(-inputs // 16))), rng.choice(every, 1), rng.integers(0x30, 0x48, 1)
-    )
-    bits[:5, 0] = every
-    scale = bits.astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
-    numbers = np.stack([rng.uniform(1, 3, outputs), rng.uniform(1, 3, outputs)], axis=-1).astype(np.float32)
-    each = np.repeat(scale.astype(np.float64), 16, axis=1)[:, :inputs] * (
-        numbers[:, :1].astype(np.float64) / numbers[:, 1:]
-    )
-    weight = nvfp4.VALUES[values] * each
-    arrays = (jnp.asarray(array) for array in (codes.pack_codes(values), scale, numbers))
-    return (x, Weight(*arrays, form=known_format("nvfp4"), inputs=inputs)), weight
-
-
 @pytest.mark.parametrize("interpret", [False, True])
 @pytest.mark.parametrize("shape", [(3, 70, 304), (17, 64, 640)])
 def test_nvfp4_agrees_with_float64(shape, interpret):
@@ -243,19 +167,6 @@ def test_nvfp4_instructions_agree_with_the_definition():
     for asm, code in ((unpack.LOW_E2M1, byte & 15), (unpack.HIGH_E2M1, byte >> 4)):
         actual = carried_out(asm, registers).astype(np.float32).reshape(-1) * SHRINK
         np.testing.assert_array_equal(actual, nvfp4.VALUES[code] * factor.repeat(4))
-
-
-def mxfp4_problem(M: int, outputs: int, inputs: int):
-    """x of bfloat16, a weight in MXFP4, and what they stand for in float64."""
-    rng = np.random.default_rng(M)
-    x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
-    values = rng.integers(16, size=(outputs, inputs), dtype=np.uint8)
-    scale = rng.integers(118, mxfp4.LARGEST_SCALE + 1, (outputs, -(-inputs // 32)), np.uint8)
-    each = np.ldexp(1.0, scale.astype(int) - 127).repeat(32, axis=1)[:, :inputs]
-    weight = Weight(
-        jnp.asarray(codes.pack_codes(values)), jnp.asarray(scale), form=known_format("mxfp4"), inputs=inputs
-    )
-    return (x, weight), nvfp4.VALUES[values] * each
 
 
 @pytest.mark.parametrize("interpret", [False, True])
@@ -296,10 +207,6 @@ def test_mxfp4_is_exact(interpret, smallest):
     found = product(jnp.eye(128, dtype=jnp.bfloat16), weight)
     wanted = nvfp4.VALUES[code] * np.ldexp(1.0, scale.astype(int) - 127)[:, None]
     np.testing.assert_array_equal(np.float64(found), wanted.T)
-
-
-def words(byte: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(byte).reshape(-1).view("<u4")
 
 
 def test_int8_instructions_agree_with_int8():

@@ -6,13 +6,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import latent_attention as attention
+import latent_prefill as prefill
 import ml_dtypes
 import numpy as np
 import pytest
-import test_mla_attention as attention
-import test_mla_prefill as prefill
-from cuda_lowering import for_cuda, kernels_of, mosaic_kernels_of, shapes_of_queries
-from test_prefill_sm90 import interpreted
+from cuda_lowering import for_cuda, interpreted, kernels_of, mosaic_kernels_of, shapes_of_queries
+from latent_attention import SCALE, in_bytes
 
 from jspec.config import Rope
 from jspec.models.cache_pools import LayerKV
@@ -26,21 +26,10 @@ from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_wri
 from jspec.pallas.mla.prefill import has_up_projected_attention_kernel, up_projected_attention
 from jspec.pallas.mla.up_project import up_project_kernel, up_project_reference
 
-SCALE = np.float32(0.013)
 OF_LATENTS = KVScales(np.array([SCALE]), None)
 KINDS = pytest.mark.parametrize("kind", ["heads", "tokens"])
 DECODED = [attention.CASES[i] for i in (0, 1, 2, 5)]
 EXPANDED = prefill.CASES[0], prefill.CASES[4], prefill.CASES[5]  # maps in bfloat16, in blocks and in codes
-
-
-def in_bytes(pool, kind: str) -> tuple[np.ndarray, KVScales]:
-    """A pool of latents as bytes, and their scales, by numpy; NaN where there was NaN."""
-    numbers, scale = np.asarray(pool, np.float32), np.full(pool.shape[:3], SCALE)
-    if kind == "tokens":
-        peak = np.maximum(np.abs(numbers).max(axis=-1), 448 * 2.0**-64)
-        scale = np.exp2(np.ceil(np.log2(peak / 448))).astype(np.float32)
-    codes = np.clip(numbers / scale[..., None], -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-    return codes, KVScales(scale if kind == "tokens" else scale[0, 0, :1], None)
 
 
 def meaning(codes, scales: KVScales) -> np.ndarray:
@@ -101,7 +90,7 @@ class TestWrite:
 
     @KINDS
     @pytest.mark.parametrize(("case", "queries"), [(DECODED[0], None), (DECODED[1], 24), (DECODED[2], 40)])
-    def test_what_is_written_stands_for_the_nearest_numbers(self, case, queries, kind):
+    def test_bytes_that_are_written_stand_for_the_nearest_numbers(self, case, queries, kind):
         (_, pool, (table, positions, valid)), _ = attention.problem(case)
         pool, scales = in_bytes(np.zeros(pool.shape), kind)
         table = np.where(np.asarray(table) >= pool.shape[1], 0, table)

@@ -35,7 +35,7 @@ def test_tokens_follow_their_distribution_across_groups():
     assert p_value(counts, distribution / distribution.sum()) > 1e-6
 
 
-def test_another_distribution_is_rejected():
+def test_samples_of_another_distribution_are_rejected():
     uniform = np.full(V, 1 / V)
     counts = np.bincount(tokens(jnp.broadcast_to(0.1 * jnp.arange(V), (SAMPLES, V)), keys(3)), minlength=V)
     assert p_value(counts, uniform) < 1e-6

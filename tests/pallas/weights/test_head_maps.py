@@ -68,12 +68,39 @@ def other_codes():
     }
 
 
-class TestAbsorbQueries:
-    @pytest.fixture(autouse=True)
-    def choose_implementation(self, implementation):
-        self.absorb = implementation(absorb_queries_reference, absorb_queries_kernel)
+class HeadMaps:
+    """The tests of a kernel that multiplies by a map of each head; a subclass says which, and what the product is."""
+
+    def random_problem(self, shape, stored):
+        """Arguments of the kernel, and its result in float64."""
+        raise NotImplementedError
+
+    def product(self, of) -> jax.Array:
+        """One token's product with a map of two heads."""
+        raise NotImplementedError
 
     def assert_equals_float64(self, shape, stored):
+        args, wanted, dtype = self.random_problem(shape, stored)
+        assert_close(self.kernel(*args), wanted, dtype)
+
+    @by_codes
+    def test_equals_float64_in_codes(self, case):
+        self.assert_equals_float64(*case)
+
+    @pytest.mark.parametrize("readings", [lambda: other_readings(2), other_codes], ids=["scales", "codes"])
+    def test_other_readings_give_other_numbers(self, readings):
+        right, wrong = readings()
+        found = np.asarray(self.product(right))
+        for name, of in wrong.items():
+            assert np.abs(found - np.asarray(self.product(of))).max() > 0.1, name
+
+
+class TestAbsorbQueries(HeadMaps):
+    @pytest.fixture(autouse=True)
+    def choose_implementation(self, implementation):
+        self.kernel = implementation(absorb_queries_reference, absorb_queries_kernel)
+
+    def random_problem(self, shape, stored):
         B, T, N, Hn, Ck, Hr = shape
         keys, wide, dtype = head_map(stored, N, Hn, Ck)
         q = jax.random.normal(jax.random.key(T), (B, T, N, Hn + Hr)).astype(dtype)
@@ -84,62 +111,41 @@ class TestAbsorbQueries:
         a, b = np.split(q64[..., Hn:], 2, axis=-1)
         product = np.einsum("btnh,nhc->btnc", q64[..., :Hn], wide)
         wanted = np.concatenate([product, a * cos - b * sin, b * cos + a * sin], axis=-1)
-        assert_close(self.absorb(q, keys, rotation), wanted, dtype)
+        return (q, keys, rotation), wanted, dtype
+
+    def product(self, of):
+        N, n = of.shape[:2]
+        q, angle = jax.random.normal(jax.random.key(0), (1, 1, N, n + 16)), jnp.zeros((1, 1, 8))
+        return self.kernel(q, of, Rotation(angle, angle))
 
     @pytest.mark.parametrize("stored", ["float32", "bfloat16", *QUANTIZED])
     @by_shape
     def test_equals_float64(self, shape, stored):
         self.assert_equals_float64(shape, stored)
 
-    @by_codes
-    def test_equals_float64_in_codes(self, case):
-        self.assert_equals_float64(*case)
 
-    @pytest.mark.parametrize("readings", [lambda: other_readings(2), other_codes], ids=["scales", "codes"])
-    def test_other_readings_give_other_queries(self, readings):
-        right, wrong = readings()
-        N, n = right.shape[:2]
-        q, angle = jax.random.normal(jax.random.key(0), (1, 1, N, n + 16)), jnp.zeros((1, 1, 8))
-        found = np.asarray(self.absorb(q, right, Rotation(angle, angle)))
-        for name, keys in wrong.items():
-            other = np.asarray(self.absorb(q, keys, Rotation(angle, angle)))
-            assert np.abs(found - other).max() > 0.1, name
-
-
-class TestProjectValues:
+class TestProjectValues(HeadMaps):
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        self.project = implementation(project_values_reference, project_values_kernel)
+        self.kernel = implementation(project_values_reference, project_values_kernel)
 
-    def assert_equals_float64(self, shape, stored):
+    def random_problem(self, shape, stored):
         B, T, N, Hv, Ck, _ = shape
         values, wide, dtype = head_map(stored, N, Hv, Ck)
         attended = jax.random.normal(jax.random.key(T), (B, T, N, Ck)).astype(dtype) * (Hv / Ck) ** 0.5
-        wanted = np.einsum("btnc,nhc->btnh", np.asarray(attended, np.float64), wide)
-        assert_close(self.project(attended, values), wanted, dtype)
+        return (attended, values), np.einsum("btnc,nhc->btnh", np.asarray(attended, np.float64), wide), dtype
+
+    def product(self, of):
+        return self.kernel(jax.random.normal(jax.random.key(0), (1, 1, 2, of.inputs)), of)
 
     @pytest.mark.parametrize("stored", BLOCKS)
     @by_shape
     def test_equals_float64(self, shape, stored):
         self.assert_equals_float64(shape, stored)
 
-    @by_codes
-    def test_equals_float64_in_codes(self, case):
-        self.assert_equals_float64(*case)
-
-    @pytest.mark.parametrize("readings", [lambda: other_readings(2), other_codes], ids=["scales", "codes"])
-    def test_other_readings_give_other_values(self, readings):
-        right, wrong = readings()
-        attended = jax.random.normal(jax.random.key(0), (1, 1, 2, right.inputs))
-        found = np.asarray(self.project(attended, right))
-        for name, values in wrong.items():
-            assert np.abs(found - np.asarray(self.project(attended, values))).max() > 0.1, name
-
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
 def test_values_of_a_weight_without_groups(stored):
     """Which has no kernel."""
-    values, wide, dtype = head_map(stored, 2, 24, 32)
-    attended = jax.random.normal(jax.random.key(0), (3, 2, 2, 32)).astype(dtype)
-    wanted = np.einsum("btnc,nhc->btnh", np.asarray(attended, np.float64), wide)
-    assert_close(jax.jit(project_values_reference)(attended, values), wanted, dtype)
+    args, wanted, dtype = TestProjectValues().random_problem((3, 2, 2, 24, 32, 0), stored)
+    assert_close(jax.jit(project_values_reference)(*args), wanted, dtype)

@@ -61,7 +61,7 @@ class TestParams:
             ({"jsn": {}}, r"structured_outputs='jsn': expected fields among json, regex,"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, fields, message):
+    def test_impossible_structured_outputs_are_refused(self, fields, message):
         with pytest.raises(ValueError, match=message):
             jspec.SamplingParams(structured_outputs=fields)
 
@@ -156,7 +156,7 @@ class TestAllow:
                 text += by_token(drafts[place])
             assert found[place + 1 :].all()  # nobody asks what may come there
 
-    def test_it_changes_nothing(self):
+    def test_flags_of_drafts_leave_the_constraint_as_it_is(self):
         constraint, drafts = constraint_of(regex=REGEX), tokenizer().encode("def main(self):")
         first = flags_of(constraint, drafts, 9)
         np.testing.assert_array_equal(flags_of(constraint, [*drafts, EOS], 9), first)
@@ -254,7 +254,7 @@ class TestKinds:
             ({"regex": "[ä-ü]{3}"}, "äöü", "äöx"),
         ],
     )
-    def test_what_fits_and_what_does_not(self, fields, good, bad):
+    def test_a_constraint_takes_texts_that_fit_and_no_others(self, fields, good, bad):
         constraint = constraint_of(**fields)
         constraint.add(tokenizer().encode(good))
         assert flags_of(constraint)[0, EOS]

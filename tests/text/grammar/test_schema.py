@@ -97,7 +97,7 @@ def test_values_that_look_like_schemas_are_left_alone():
         assert closed({keyword: [value]}) == {keyword: [value]}
 
 
-def test_what_is_no_schema_is_left_to_the_compiler():
+def test_a_schema_that_is_none_is_left_to_the_compiler():
     for schema in (
         True,
         {"properties": 3},

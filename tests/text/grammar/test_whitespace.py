@@ -98,7 +98,7 @@ def test_a_pattern_of_any_blanks_frees_them(form):
 
 @pytest.mark.parametrize("form", ["a schema", "an object", "anything"])
 @pytest.mark.parametrize("depth", [0, 3, DEPTH])
-def test_what_programs_write_is_taken(form, depth):
+def test_json_as_programs_write_it_is_taken(form, depth):
     node = nested(depth)
     value = node.model_dump()
     texts = [json.dumps(value, indent=indent) for indent in (None, 1, 2, 4, "\t")]
@@ -107,7 +107,7 @@ def test_what_programs_write_is_taken(form, depth):
         assert takes(text, **FORMS[form]), text
 
 
-def test_what_a_schema_says_itself_counts():
+def test_whitespace_that_a_schema_asks_for_itself_counts():
     own = {"type": "object", "x-guidance": {"whitespace_pattern": " {4}"}}
     assert takes('{    "a"    :    1    }', json=own)
     assert not takes('{ "a": 1}', json=own)

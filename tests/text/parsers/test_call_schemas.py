@@ -167,7 +167,7 @@ UNHELD = {
 
 
 @pytest.mark.parametrize("keyword", UNHELD)
-def test_what_the_format_cannot_hold_is_forced_as_json_and_refused_where_strict(keyword):
+def test_schemas_that_a_format_cannot_hold_are_forced_as_json_and_refused_where_strict(keyword):
     tools = tools_of(of_one(UNHELD[keyword]), strict=True)
     assert not calls_form(tools, TOOL_FORMATS["glm45"], IDS, False, True).in_format
     with pytest.raises(UnheldError, match=f"{keyword}' in the schema of a tool: expected ".replace("$", r"\$")):

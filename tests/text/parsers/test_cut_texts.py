@@ -1,8 +1,8 @@
 """A text that is cut at any character: what may have become a call or a marker is left out, and no call is made whole."""
 
 import pytest
+from every_transcript import TRANSCRIPTS, every_transcript
 from marker_tokenizer import marker_tokenizer, marker_tokens
-from test_transcripts import TRANSCRIPTS, every_transcript
 from transcripts import TOOLS, Transcript, merged
 
 from jspec.text.detokenizer import Detokenizer

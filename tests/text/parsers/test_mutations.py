@@ -151,7 +151,7 @@ def test_many_mutated_transcripts(seed):
 
 
 @pytest.mark.parametrize("tool", TOOL_FORMATS)
-def test_what_waits_is_short(tool):
+def test_text_that_a_parser_holds_back_is_short(tool):
     """So that the time is linear: text that was read is not read again, and little is copied with each piece."""
     parts = [transcript.text for transcript in TRANSCRIPTS if TOOL_FORMATS.get(transcript.tool) is TOOL_FORMATS[tool]]
     begin = (TOOL_FORMATS[tool].begins or ("<|channel|>",))[0]
@@ -163,7 +163,7 @@ def test_what_waits_is_short(tool):
         check_calls(parser.finish(ended=True)[:0])
 
 
-def test_what_may_become_a_call_is_kept_within_bounds():
+def test_text_that_may_become_a_call_is_held_within_bounds():
     for count in (100, 16_000, 100_000):
         text = '<tool_call>{"arguments": {"a": "' + "x" * count + '"}, "name": "f"}</tool_call>'
         events = [

@@ -1,7 +1,7 @@
 """Examples, mentions, calls within reasoning and calls of other tools are text, exactly as they were written."""
 
 import pytest
-from test_transcripts import TRANSCRIPTS, events_of
+from every_transcript import TRANSCRIPTS, events_of
 from transcripts import Transcript, function
 
 from jspec.text.parsers.code_spans import CodeSpans
@@ -48,7 +48,7 @@ def read(row: Transcript, text: str, **changes):
     return events
 
 
-def test_there_are_calls_of_every_format():
+def test_every_format_has_transcripts_of_calls_alone():
     assert {row.tool for row in CALLS} == {row.tool for row in TRANSCRIPTS if row.tool}
 
 
@@ -132,7 +132,7 @@ def test_a_call_behind_mentions_and_calls_of_other_tools_is_a_call(row):
 
 
 @every_document
-def test_what_is_no_call_is_released_at_once(row):
+def test_text_that_is_no_call_is_released_at_once(row):
     parser = make_parser(row.tool, row.reasoning, tools=[function("other")], prompt=row.prompt)
     text = row.text.strip() + "\nSo it goes on." * 20
     assert "".join(event.text for event in parser.feed(text)) == text

@@ -1,22 +1,16 @@
 """Linear maps in MXFP4 of compressed-tensors: read as its own library reads them, kept, and refused where they are wrong."""
 
-import json
-
-import ml_dtypes
 import numpy as np
 import pytest
 from block_checkpoints import MXFP4, Kind, block_checkpoint, stored_as
-from fp8_checkpoints import changed, raw_tensor
-from packed_weights import MAGNITUDES, compressed_config, mxfp4_config
-from test_kept_codes import DOWN, assert_stands_for, refuses, rewrite, with_plain
-from test_quantized_heads import stored_head
-from test_stored_blocks import assert_same
-from tiny import tiny_checkpoint, tiny_config
+from fp8_checkpoints import DOWN, changed, raw_tensor
+from packed_weights import MAGNITUDES, mxfp4_config
+from stored_heads import stored_head
+from stored_params import assert_same, assert_stands_for, refuses, rewrite
+from tiny import tiny_checkpoint
 
 from convert import Refusal, convert, load_draft, load_folder
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.files.folder import Folder
-from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.quantized.mxfp4 import MXFP4Weight
 from jspec.quantization.formats import known_format
 from jspec.quantization.mxfp4 import LARGEST_SCALE
@@ -109,21 +103,6 @@ def test_conversion_keeps_every_bit(tmp_path, monkeypatch):
         load_folder(tmp_path / "damaged")
 
 
-def test_it_may_be_quantised_otherwise(tmp_path):
-    src, out = block_checkpoint(tmp_path / "src", MXFP4), tmp_path / "out"
-    assert convert(src, out, quantize="int8", dtype="bfloat16", verify="shapes").quantization == "int8"
-    convert(tmp_path / "src-wide", tmp_path / "wide", quantize="int8", dtype="bfloat16")
-    assert_same(load_folder(out), load_folder(tmp_path / "wide"))
-
-
-def test_single_maps_may_be_plain(tmp_path):
-    src = with_plain(block_checkpoint(tmp_path / "src", MXFP4), DOWN)
-    config, params = load_folder(src)
-    assert (config.quantization, config.plain_maps) == ("mxfp4", ("layers.1.mlp.down",))
-    assert params["layers.1.mlp.down.weight"].dtype == ml_dtypes.bfloat16
-    assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
-
-
 def test_draft_heads_are_dequantised(tmp_path):
     src, wide = stored_head(tmp_path / "head", "eagle3", MXFP4)
     with pytest.warns(UserWarning, match="stored in MXFP4, four bits .* so they are dequantised as they are read"):
@@ -138,70 +117,6 @@ def test_the_format_of_a_group(tmp_path, form):
     config["config_groups"]["group_0"]["format"], config["format"] = config["format"], form
     src = block_checkpoint(tmp_path / "src", MXFP4._replace(config=config))
     assert Checkpoint.open(src).target_config.quantization == "mxfp4"
-
-
-def of_group(form: str):
-    config = mxfp4_config()
-    config["config_groups"]["group_0"]["format"] = form
-    return config
-
-
-@pytest.mark.parametrize(
-    ("quantization", "words"),
-    [
-        (mxfp4_config(num_bits=8), "group_0.weights.num_bits=8: expected 4;"),
-        (mxfp4_config(type="int"), "group_0.weights.type='int': expected 'float';"),
-        (mxfp4_config(strategy="tensor_group"), "group_0.weights.strategy='tensor_group': expected 'group';"),
-        (mxfp4_config(group_size=16), "group_0.weights.group_size=16: expected 32;"),
-        (mxfp4_config(symmetric=False), "group_0.weights.symmetric=False: expected True;"),
-        (mxfp4_config(dynamic=True), "group_0.weights.dynamic=True: expected False;"),
-        (mxfp4_config(actorder="group"), "group_0.weights.actorder='group': expected False or 'weight' or 'static';"),
-        (
-            mxfp4_config(scale_dtype="torch.bfloat16"),
-            "scale_dtype='torch.bfloat16': expected 'torch.uint8' or 'uint8';",
-        ),
-        (of_group("nvfp4-pack-quantized"), "group_0.format='nvfp4-pack-quantized': expected 'mxfp4-pack-quantized';"),
-        ({**of_group("mxfp8-pack-quantized"), "format": None}, "group_0.format='mxfp8-pack-quantized': expected"),
-        (compressed_config("mxfp6-pack-quantized"), "quantization_config.format='mxfp6-pack-quantized': expected"),
-        ({"quant_method": "quark", "weight": {"dtype": "fp4"}}, "quant_method='quark' is not read"),
-        ({"quant_method": "modelopt", "quant_algo": "MXFP4"}, "quant_algo='MXFP4', of NVIDIA Model Optimizer, is not"),
-        (
-            {"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp"},
-            "data_type='mx_fp': expected 'int'",
-        ),
-    ],
-)
-def test_other_settings_are_refused(tmp_path, quantization, words):
-    (tmp_path / "config.json").write_text(json.dumps({**tiny_config(), "quantization_config": quantization}))
-    with pytest.raises(Refusal) as refusal:
-        read_config(Folder(tmp_path))
-    assert words in str(refusal.value)
-    assert "MXFP4 (compressed-tensors mxfp4-pack-quantized)" in str(refusal.value)
-
-
-def test_damage_is_refused(tmp_path):
-    src = block_checkpoint(tmp_path / "src", MXFP4)
-    codes, scales = (f"{DOWN}.weight_packed", f"{DOWN}.weight_scale")
-    packed, scale = (raw_tensor(src, name).copy() for name in (codes, scales))
-    for number in (134, 255):
-        wrong = scale.copy()
-        wrong[-1, -1] = number
-        refuses(
-            changed(src, **{scales: wrong}),
-            f"'{scales}' holds the scale {number}: expected at most 133, for weights up to 384; 255 is no number",
-        )
-    for wrong in (scale[:, :-1], scale.repeat(2, axis=1), scale.astype(np.float32), scale.view(np.int8)):
-        refuses(changed(src, **{scales: wrong}), f"tensor '{scales}' is {wrong.dtype} {list(wrong.shape)}, but")
-    refuses(changed(src, **{scales: None}), f"tensor '{scales}' is missing, and '{codes}' needs it")
-    changed(src, **{scales: scale})
-    for wrong in (packed[:-1], packed.astype(np.int32)):
-        refuses(changed(src, **{codes: wrong}), f"tensor '{codes}' is {wrong.dtype} {list(wrong.shape)}, but")
-    refuses(changed(src, **{codes: None}), f"tensor '{codes}' is missing, and '{scales}' needs it")
-    changed(src, **{codes: packed, f"{DOWN}.weight_zero_point": scale})
-    refuses(src, f"tensor '{DOWN}.weight_zero_point' has no place in")
-    changed(src, **{f"{DOWN}.weight_zero_point": None})
-    rewrite(src, quantization_config={**mxfp4_config(), "ignore": ["lm_head", DOWN]})
-    refuses(src, f"ignore says that '{DOWN}' is not quantised, but")
 
 
 def test_groups_have_to_fill_the_inputs(tmp_path):

@@ -11,7 +11,8 @@ from block_checkpoints import KINDS, Kind, block_checkpoint, stored_as
 from mtp_checkpoints import with_layers
 from packed_weights import fp8, fp8_config, pack_config, pack_quantized
 from safetensors.numpy import load_file
-from tiny import tiny_config, write_weights
+from stored_params import assert_same
+from tiny import SMALL, tiny_config, write_weights
 
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
@@ -26,23 +27,12 @@ from jspec.models.quantization import quantize
 from jspec.quantization.formats import known_format
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
-SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 
 
 def warned(path, dtype="float32", kind="dequantised as they are read"):
     """``load_folder``, which has to warn."""
     with pytest.warns(UserWarning, match=kind):
         return load_folder(path, dtype)
-
-
-def assert_same(found, wanted):
-    """That two tuples of config and params are equal, bit for bit."""
-    (config, params), (other, expected) = found, wanted
-    assert config == other
-    assert params.keys() == expected.keys()
-    for name, array in params.items():
-        assert array.dtype == expected[name].dtype
-        np.testing.assert_array_equal(array.view(np.uint8), expected[name].view(np.uint8), err_msg=name)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -71,7 +61,7 @@ def test_a_converted_folder_holds_the_same(tmp_path, name, architecture):
     assert_same(load_folder(out), load_folder(tmp_path / "src-wide", "bfloat16"))
 
 
-def test_they_are_rounded_unless_float32_is_asked_for(tmp_path):
+def test_dequantised_weights_are_rounded_unless_float32_is_asked_for(tmp_path):
     src, wide = block_checkpoint(tmp_path / "src", KINDS["awq"]), tmp_path / "src-wide"
     report = convert(src, tmp_path / "rounded")
     words = "dequantised weights are rounded to bfloat16; --dtype float32 keeps them exactly, in twice the bytes"
@@ -84,7 +74,7 @@ def test_they_are_rounded_unless_float32_is_asked_for(tmp_path):
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
 @pytest.mark.parametrize("name", ["fp8", "gptq", "packed"])
-def test_they_may_be_quantised_again(tmp_path, name, kind):
+def test_dequantised_weights_may_be_quantised_again(tmp_path, name, kind):
     """From the numbers that they stand for, in float32."""
     src, out = block_checkpoint(tmp_path / "src", KINDS[name], MIXTURE), tmp_path / "out"
     report = convert(src, out, quantize=kind, dtype="bfloat16", verify="shapes")

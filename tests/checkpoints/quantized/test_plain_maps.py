@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from fp8_checkpoints import changed, compressed_tensors, fp8_checkpoint, raw_tensor, vllm_fp8
 from packed_weights import model_optimizer_config
-from test_stored_blocks import assert_same
+from stored_params import assert_same
 from tiers import in_tiers
 
 from convert import convert, load_folder

@@ -10,45 +10,18 @@ import pytest
 import tiny_heads
 from block_checkpoints import KEPT, KINDS, NVFP4, Kind, stored_as
 from fp8_checkpoints import FP8, _quantized, compressed_tensors, vllm_fp8
-from heads import random_head
 from mtp_checkpoints import with_layers
 from packed_weights import model_optimizer_config, nvfp4_config
-from safetensors.numpy import load_file
-from test_stored_blocks import assert_same
+from stored_heads import HEADS, stored_head
+from stored_params import assert_same
 from tiers import in_tiers
-from tiny import tiny_checkpoint, write_weights
+from tiny import tiny_checkpoint
 
 import jspec
 from convert import Refusal, convert, load_draft
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.export import export_draft
-from jspec.config import ModelConfig
-from jspec.config.heads import BlockConfig, MTPConfig
-from jspec.models import flat_params
 
 SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
-V, D = tiny_heads.V, tiny_heads.D
-LAYERS = ModelConfig("Qwen3ForCausalLM", V, D, 96, 2, 4, 2, 16, 128, qk_norm=True)
-DSPARK = BlockConfig(LAYERS, V, D, (1, 2), 4, 5, True, (False, False), "gated", 16, "markov")
-SIZES = {"conv_taps": 2, "conv_group": 8, "selector_rank": 16, "candidates": 5}
-EXPORTED = {
-    "dflash": (BlockConfig(LAYERS, V, D, (1, 2), 4, 5, False, (False, False)), "native"),
-    "dspark": (DSPARK, "native"),
-    "dspark-speculators": (DSPARK, "speculators"),
-    "dflash2": (BlockConfig(LAYERS, V, D, (1, 2), 4, 5, False, (False, False), **SIZES), "native"),
-    "dflash2-speculators": (BlockConfig(LAYERS, V, D, (1, 2), 4, 5, False, (False, False), **SIZES), "speculators"),
-    "mtp": (MTPConfig(ModelConfig("LlamaForCausalLM", V, D, 96, 2, 4, 2, 16, 128)), "native"),
-}
-TINY = {
-    "eagle": lambda folder: tiny_heads.eagle(folder, num_hidden_layers=2),
-    "eagle3": tiny_heads.eagle3,
-    "deepspec": tiny_heads.deepspec_eagle3,
-    "p-eagle": tiny_heads.p_eagle,
-    "eagle3-speculators": tiny_heads.speculators,
-    "p-eagle-speculators": lambda folder: tiny_heads.speculators(folder, "peagle"),
-    "mlp": lambda folder: tiny_heads.mlp_speculator(folder, inner_dim=32),
-    "medusa": lambda folder: tiny_heads.medusa(folder, file="model.safetensors"),
-}
 
 
 def scaled(one: bool, kind: str = "fp8"):
@@ -86,54 +59,10 @@ FORMATS = {
     **{name: KINDS[name] for name in ("fp8 compressed", "packed", "gptq", "awq")},
     **NVFP4,
 }
-HEADS = (*TINY, *EXPORTED)
-# Of multi-token prediction layers these are kept as they are stored (test_kept_blocks.py, test_kept_codes.py).
+# Of multi-token prediction layers these are kept as they are stored (test_stored_weights.py).
 EVERY = [(head, name) for head in HEADS for name in FORMATS if head != "mtp" or name not in ("fp8 128", *NVFP4)]
 # Each head in one format, and each format of one head at least.
 QUICK = [(head, list(FORMATS)[i % len(FORMATS)]) for i, head in enumerate(HEADS)]
-
-
-def written(folder, head: str):
-    if head in TINY:
-        return TINY[head](folder)
-    config, layout = EXPORTED[head]
-    params = flat_params(random_head(config))
-    export_draft(folder, config, params, target_name="target", dtype="float32", layout=layout)
-    return folder
-
-
-def is_linear(name: str, array: np.ndarray) -> bool:
-    """Whether a tensor is the weight of a linear map that llm-compressor would quantise; sizes are those of any format."""
-    other = ("emb", "markov_w1", "lm_head", "confidence", "candidate_selector", "kernel_projection")
-    whole = array.ndim == 2 and array.shape[0] % 8 == 0 and array.shape[1] % 16 == 0
-    return whole and name.endswith(".weight") and not any(part in name for part in other)
-
-
-def stored_head(path, head: str, kind: Kind, changes=None, change=lambda stored: stored, more=()):
-    """A head in a format, and beside it, as ``<name>-wide``, the float32 one that it stands for.
-
-    Args:
-      path: the folder.
-      head: one of ``HEADS``.
-      kind: the format.
-      changes: keys of config.json.
-      change: what is done with the tensors of the stored head, by name, before they are written.
-      more: names of tensors that are stored so, too.
-    """
-    wide = written(path.with_name(f"{path.name}-wide"), head)
-    tensors, stored = load_file(wide / "model.safetensors"), {}
-    for name, array in tensors.items():
-        if is_linear(name, array) or name in more:
-            parts, tensors[name] = kind.store(array)
-            stored |= {name.removesuffix(".weight") + end: part for end, part in parts.items()}
-        else:
-            stored[name] = array
-    path.mkdir()
-    config = json.loads((wide / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "quantization_config": kind.config, **(changes or {})}))
-    write_weights(path, change(stored))
-    write_weights(wide, tensors)
-    return path, wide
 
 
 @pytest.mark.parametrize("case", in_tiers(EVERY, test=QUICK), ids=lambda case: " in ".join(case))
@@ -220,7 +149,7 @@ def test_an_output_head_may_be_stored_so(tmp_path, name):
         assert_same(load_draft(src, "float32"), load_draft(wide, "float32"))
 
 
-def test_what_model_optimizer_writes_beside_config_json(tmp_path):
+def test_heads_that_model_optimizer_describes_beside_config_json(tmp_path):
     src, wide = stored_head(tmp_path / "head", "eagle3", NVFP4["nvfp4 modelopt"], {"quantization_config": None})
     described = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head*"], "kv_cache_quant_algo": None}
     (src / "hf_quant_config.json").write_text(json.dumps({"quantization": described}))
@@ -273,7 +202,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("head", "name", "change", "key", "message"), REFUSED)
-def test_what_does_not_fit_is_refused(tmp_path, head, name, change, key, message):
+def test_tensors_and_settings_of_heads_that_do_not_fit_are_refused(tmp_path, head, name, change, key, message):
     config = {**FORMATS[name].config, **({key[0]: key[1]} if key else {})}
     src, _ = stored_head(tmp_path / "head", head, FORMATS[name], {"quantization_config": config}, change)
     with pytest.raises(Refusal) as refusal:

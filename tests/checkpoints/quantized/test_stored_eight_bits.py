@@ -3,56 +3,30 @@
 import json
 import re
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 import tiny_heads
-from fp8_checkpoints import FP8, changed, compressed_tensors, fp8_checkpoint, names_in, raw_tensor, vllm_fp8
-from tiny import ARCHITECTURES, tiny_config, write_weights
+from fp8_checkpoints import (
+    DOWN,
+    FP8,
+    KINDS,
+    changed,
+    compressed_tensors,
+    fp8_checkpoint,
+    names_in,
+    raw_tensor,
+    vllm_fp8,
+)
+from stored_params import logits
+from tiny import tiny_config, write_weights
 
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
-from convert.verify import compare, jspec_logits
-from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
+from convert.verify import compare
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config
-from jspec.models.params import abstract_params, build
-
-GPT_OSS = "GptOssForCausalLM"  # its experts are stacked in one tensor
-DOWN = "model.layers.1.mlp.down_proj"
-Q = "model.layers.0.self_attn.q_proj"
-KINDS = {
-    "channel": compressed_tensors(),
-    "tensor": compressed_tensors("tensor"),
-    "fp8": vllm_fp8(),
-    "int8": compressed_tensors(format="int-quantized", weights__type="int"),
-    "int8 of a tensor": compressed_tensors("tensor", format="naive-quantized", weights__type="int"),
-}
-
-
-def stored_in(kind: str) -> str:
-    return "int8" if kind.startswith("int8") else "fp8"
-
-
-def logits(folder) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    config, params = load_folder(folder, "float32")
-    module = build(config, {name: jnp.asarray(array) for name, array in params.items()})
-    return jspec_logits(module, [rng.integers(97, size=length) for length in (5, 33)])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("architecture", [one for one in ARCHITECTURES if one != GPT_OSS])
-def test_logits_are_those_of_dequantised_weights(tmp_path, architecture, kind):
-    src = fp8_checkpoint(tmp_path / "src", architecture, quantization=KINDS[kind])
-    config, params = load_folder(src)
-    assert (config.quantization, config.quantized_head) == (stored_in(kind), False)
-    assert config == Checkpoint.open(src).target_config == read_draft_config(src)
-    assert {n: (a.shape, a.dtype) for n, a in params.items()} == {
-        n: (leaf.shape, leaf.dtype) for n, leaf in abstract_params(config, "bfloat16").items()
-    }
-    assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,30 +40,6 @@ def test_bits_are_those_of_the_files(tmp_path, kind):
     expected = [np.broadcast_to(one, len(part)) for one, part in zip(scales, parts, strict=True)]
     np.testing.assert_array_equal(scale, np.concatenate(expected))
     assert len(set(scale.tolist())) == (128 if kind in ("channel", "int8") else 3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Phi3ForCausalLM", "Qwen3MoeForCausalLM"])
-def test_conversion_keeps_every_bit(tmp_path, kind, architecture):
-    src, out = fp8_checkpoint(tmp_path / "src", architecture, quantization=KINDS[kind], shards=2), tmp_path / "out"
-    report = convert(src, out, verify="shapes")
-    assert (report.dtype, report.quantization) == ("bfloat16", stored_in(kind))
-    assert any("params are the source's, as they are stored" in note for note in report.notes)
-    (config, params), (again, kept) = load_folder(src), load_folder(out)
-    assert (config, list(params)) == (again, list(kept))
-    for name, array in params.items():
-        assert array.dtype == kept[name].dtype
-        np.testing.assert_array_equal(array.view(np.uint8), kept[name].view(np.uint8))
-    assert report.parameters == config.num_parameters
-    assert load_folder(out, "float32")[1]["norm.weight"].dtype == np.float32
-
-
-def test_an_output_head_may_be_quantised(tmp_path):
-    src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(ignore=()), head=True)
-    config, params = load_folder(src)
-    assert config.quantized_head
-    assert params["head.weight"].dtype == FP8
-    assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
 
 
 @pytest.mark.parametrize("ignore", [(), ("lm_head",), ("re:.*lm_head",)])
@@ -245,7 +195,7 @@ def test_a_draft_model(tmp_path):
 
 @pytest.mark.parametrize("quantize", ["int8", "fp8"])
 @pytest.mark.parametrize("more", [["--dry-run"], []])
-def test_it_is_not_quantised_again(tmp_path, capsys, quantize, more):
+def test_stored_fp8_is_not_quantised_again(tmp_path, capsys, quantize, more):
     src = fp8_checkpoint(tmp_path / "src")
     assert main([str(src), str(tmp_path / "out"), "--quantize", quantize, *more]) == 2
     words = f"quantize='{quantize}': expected None, because its weights are fp8 already (quantization_config)"

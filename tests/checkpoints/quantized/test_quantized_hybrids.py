@@ -12,8 +12,7 @@ from fp8_checkpoints import FP8, changed, compressed_tensors, fp8_checkpoint, na
 from mtp_checkpoints import with_layers
 from packed_weights import fp8, fp8_config
 from safetensors.numpy import load_file
-from test_kept_blocks import assert_stands_for
-from test_stored_blocks import assert_same
+from stored_params import assert_same, assert_stands_for
 from tiny import tiny_checkpoint, write_weights
 
 from convert import convert, load_draft, load_folder

@@ -10,7 +10,7 @@ import pytest
 from block_checkpoints import KEPT, KEPT_CODES, KINDS, Kind, block_checkpoint
 from fp8_checkpoints import FP8, compressed_tensors, fp8_checkpoint, names_in, raw_tensor, vllm_fp8
 from packed_weights import awq_config, gptq_config
-from test_stored_blocks import assert_same
+from stored_params import assert_same
 from tiers import in_tiers
 from tiny import write_weights
 

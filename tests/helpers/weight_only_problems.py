@@ -1,0 +1,103 @@
+"""Products with stored weights: arguments, and the numbers that they stand for in float64."""
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from jspec.quantization import codes, mxfp4, nvfp4
+from jspec.quantization.formats import known_format
+from jspec.quantization.weight import Weight
+
+
+def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False):
+    """x of bfloat16, a weight, and the numbers that are multiplied, float64: with their scales, but for those of an output
+    channel in eight bits."""
+    rng = np.random.default_rng(M + outputs + inputs)
+    x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
+    form = known_format(kind)
+
+    def stored(weight, scale) -> Weight:
+        return Weight(jnp.asarray(weight), jnp.asarray(scale), form=form, inputs=inputs)
+
+    if form.kind in ("int4", "int8_groups"):
+        packed, shape = (array.shape for array in form.arrays((outputs, inputs)).values())
+        low, high = (0, 15) if form.bits == 4 else (-128, 127)
+        values = (
+            rng.choice([low, high], (outputs, inputs)) if extreme else rng.integers(low, high + 1, (outputs, inputs))
+        )
+        weight = codes.pack_codes(values.astype(np.uint8)) if form.bits == 4 else values.astype(np.int8)
+        assert weight.shape == packed
+        scale = rng.choice([1, -1], shape[:2]) * np.exp(rng.normal(-3, 1, shape[:2]))
+        if form.zeros:
+            zeros = rng.choice([low, high + 1], shape[:2]) if extreme else rng.integers(low, high + 2, shape[:2])
+            scale = np.stack([scale, zeros], axis=-1)
+        scale = np.asarray(jnp.asarray(scale, form.scale))
+        each, zero = (scale[..., 0], scale[..., 1]) if form.zeros else (scale, np.full(shape, 8))
+        size = inputs if form.group is None else form.group
+        each, zero = (np.repeat(np.asarray(a, np.float64), size, axis=1)[:, :inputs] for a in (each, zero))
+        return (x, stored(weight, scale)), (values - zero) * each
+    if kind == "int8":
+        weight = (
+            rng.choice([-128, -127, 0, 127], (outputs, inputs))
+            if extreme
+            else rng.integers(-128, 128, (outputs, inputs))
+        )
+        weight = jnp.asarray(weight, jnp.int8)
+    else:
+        numbers = (
+            rng.choice([-448, 448, 2.0**-9, 0], (outputs, inputs)) if extreme else rng.normal(0, 50, (outputs, inputs))
+        )
+        weight = jnp.asarray(numbers, jnp.float8_e4m3fn)
+    numbers = np.asarray(weight.astype(jnp.float32), np.float64)
+    if kind == "fp8_block":
+        scale = np.exp(rng.normal(-3, 1, (outputs, -(-inputs // 128)))).astype(np.float32)
+        return (x, stored(weight, scale)), numbers * np.repeat(scale.astype(np.float64), 128, axis=1)[:, :inputs]
+    return (x, stored(weight, jnp.asarray(np.exp(rng.normal(-3, 1, outputs)), jnp.float32))), numbers
+
+
+def check(got, args, numbers):
+    """Sums in float32 may differ from exact ones by a little of what they add up."""
+    x, weight = args
+    factor = np.asarray(weight.scale, np.float64) if weight.form.per_channel else 1.0
+    exact = np.asarray(x, np.float64)
+    wanted, size = exact @ numbers.T * factor, np.abs(exact) @ np.abs(numbers).T * factor
+    assert got.shape == wanted.shape
+    assert got.dtype == jnp.float32
+    assert (np.abs(np.asarray(got, np.float64) - wanted) <= 1e-5 * size + 1e-30).all()
+
+
+def nvfp4_problem(M: int, outputs: int, inputs: int):
+    """x of bfloat16, a weight in NVFP4, and what they stand for in float64."""
+    rng = np.random.default_rng(M)
+    x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
+    values = rng.integers(16, size=(outputs, inputs), dtype=np.uint8)
+    every = np.array([0, 1, 8, 0x38, 0x7E], np.uint8)  # 0, the smallest number, the smallest normal one, 1 and 448
+    bits = np.where(
+        rng.integers(2, size=(outputs, -(-inputs // 16))), rng.choice(every, 1), rng.integers(0x30, 0x48, 1)
+    )
+    bits[:5, 0] = every
+    scale = bits.astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
+    numbers = np.stack([rng.uniform(1, 3, outputs), rng.uniform(1, 3, outputs)], axis=-1).astype(np.float32)
+    each = np.repeat(scale.astype(np.float64), 16, axis=1)[:, :inputs] * (
+        numbers[:, :1].astype(np.float64) / numbers[:, 1:]
+    )
+    weight = nvfp4.VALUES[values] * each
+    arrays = (jnp.asarray(array) for array in (codes.pack_codes(values), scale, numbers))
+    return (x, Weight(*arrays, form=known_format("nvfp4"), inputs=inputs)), weight
+
+
+def mxfp4_problem(M: int, outputs: int, inputs: int):
+    """x of bfloat16, a weight in MXFP4, and what they stand for in float64."""
+    rng = np.random.default_rng(M)
+    x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
+    values = rng.integers(16, size=(outputs, inputs), dtype=np.uint8)
+    scale = rng.integers(118, mxfp4.LARGEST_SCALE + 1, (outputs, -(-inputs // 32)), np.uint8)
+    each = np.ldexp(1.0, scale.astype(int) - 127).repeat(32, axis=1)[:, :inputs]
+    weight = Weight(
+        jnp.asarray(codes.pack_codes(values)), jnp.asarray(scale), form=known_format("mxfp4"), inputs=inputs
+    )
+    return (x, weight), nvfp4.VALUES[values] * each
+
+
+def words(byte: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(byte).reshape(-1).view("<u4")
