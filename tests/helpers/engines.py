@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jspec.engine.multihost.shard_map import ProgramSharding
 from tiny import LLAMA
 
 from jspec.config import DeltaNets, EngineConfig, Latent, ModelConfig, Shards, Speculation
@@ -24,6 +23,7 @@ from jspec.drafting.plain import NoDrafts
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest, Request
+from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.engine.runner.state import AdmitInputs, DecodeState, RequestArrays, admit, of_rows
 from jspec.llm import LLM
 from jspec.models import Decoder, build, causal_logits, flat_params

@@ -11,7 +11,7 @@ from stored_params import assert_same, assert_stands_for, refuses, rewrite, stor
 from tiers import in_tiers
 
 from convert import Refusal, convert, load_folder
-from jspec.checkpoints.quantized.stored_codes import CodeScales
+from jspec.checkpoints.quantized.packed_codes import CodeScales
 from jspec.quantization.codes import pack_codes, unpack_codes
 
 MIXTURE, DEEPSEEK = "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
