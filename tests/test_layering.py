@@ -1,6 +1,7 @@
 """Which package may import which, and what importing jspec costs."""
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -55,18 +56,74 @@ KNOWS = {
     "cli": FOUNDATION | {"bench", "commands", "doctor", "serving", "train"},
 }
 
+# Inside of the largest parts: every folder, and the other folders of the part that it imports, also under TYPE_CHECKING.
+# "." is what lies beside the folders.
+INSIDE = {
+    "checkpoints": {
+        ".": {"converted", "files", "huggingface", "layouts", "quantized", "tensors"},
+        "converted": {"files", "huggingface", "layouts", "quantized", "tensors"},
+        "layouts": {"files", "huggingface", "quantized", "tensors"},
+        "huggingface": {"files", "quantized", "tensors"},
+        "quantized": {"files", "tensors"},
+        "tensors": {"files"},
+        "files": set(),
+    },
+    "pallas": {
+        "mla": {".", "attention", "norm", "weights"},
+        "delta_net": {".", "norm"},
+        "collectives": {".", "matmul", "norm"},
+        "norm": {".", "matmul"},
+        "matmul": {".", "attention", "weights"},
+        "moe": {".", "weights"},
+        "attention": {"."},
+        "sampling": {"."},
+        "weights": {"."},
+        ".": set(),
+    },
+    "serving": {
+        "worker": {"generation", "http", "server", "supervisor"},
+        "server": {"anthropic", "generation", "http", "openai", "responses_api", "supervisor"},
+        "supervisor": {"http"},
+        "anthropic": {"generation", "http"},
+        "openai": {"generation", "http"},
+        "responses_api": {"generation", "http"},
+        "generation": {".", "http"},
+        "http": set(),
+        ".": set(),
+    },
+    "engine": {
+        ".": {"adaptive", "multihost", "runner", "scheduler"},
+        "runner": {".", "adaptive", "aot_cache", "multihost", "scheduler"},
+        "aot_cache": {".", "adaptive"},
+        "scheduler": {"."},
+        "adaptive": set(),
+        "multihost": set(),
+    },
+}
+# Folders, two levels deep, that import each other. A pair that no longer does leaves this list, and none may join it.
+MUTUAL = {
+    ("engine", "engine.runner"),
+    ("engine", "engine.scheduler"),
+    ("models", "models.heads"),
+    ("text", "text.parsers"),
+}
 
+
+@functools.cache
 def modules() -> dict[str, Path]:
     """Every module of jspec and its file: ``engine.loop`` of jspec/engine/loop.py, ``engine`` of its ``__init__.py``."""
     files = {".".join(file.relative_to(JSPEC).with_suffix("").parts): file for file in sorted(JSPEC.rglob("*.py"))}
     return {name.removesuffix(".__init__"): file for name, file in files.items()}
 
 
-def imported(file: Path) -> Iterator[str]:
-    """What a file imports, anywhere in it but under ``TYPE_CHECKING``: modules, and names of modules behind a point."""
+def imported(file: Path, for_types: bool = False) -> Iterator[str]:
+    """What a file imports, anywhere in it: modules, and names of modules behind a point. What stands under ``TYPE_CHECKING``
+    counts only if ``for_types``."""
     tree = ast.parse(file.read_text())
     guarded = (
-        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        []
+        if for_types
+        else [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
     )
     skipped = {inner for node in guarded for inner in ast.walk(node)}
     for node in ast.walk(tree):
@@ -79,12 +136,13 @@ def imported(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{name.name}" for name in node.names if node.level == 0)
 
 
-def imports_of_jspec() -> dict[str, set[str]]:
+@functools.cache
+def imports_of_jspec(for_types: bool = False) -> dict[str, set[str]]:
     """Every module of jspec, and those that it imports; what it imports by ``import jspec`` is of no module."""
     known = modules()
     graph = {}
     for module, file in known.items():
-        inside = [name.removeprefix("jspec.") for name in imported(file) if name.startswith("jspec.")]
+        inside = [name.removeprefix("jspec.") for name in imported(file, for_types) if name.startswith("jspec.")]
         graph[module] = {name if name in known else name.rpartition(".")[0] for name in inside} - {module, ""}
     return graph
 
@@ -147,7 +205,32 @@ def test_rules_allow_nothing_that_is_not_imported():
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    assert circles(imports_of_jspec()) == []
+    assert circles({module: others for module, others in imports_of_jspec(True).items() if module != "__init__"}) == []
+
+
+def folder_of(module: str) -> str:
+    """The folder of a module, at most two levels deep: ``checkpoints.files`` of checkpoints/files/unpickle/command.py."""
+    return ".".join(modules()[module].relative_to(JSPEC).parent.parts[:2])
+
+
+def test_folders_inside_of_parts_import_what_their_rules_say():
+    seen = {part_of: {name: set() for name in rules} for part_of, rules in INSIDE.items()}
+    for module, others in imports_of_jspec(for_types=True).items():
+        if part(module) in INSIDE:
+            mine, theirs = folder_of(module), {folder_of(other) for other in others if part(other) == part(module)}
+            names = {folder.partition(".")[2] or "." for folder in theirs - {mine}}
+            seen[part(module)][mine.partition(".")[2] or "."] |= names
+    assert seen == INSIDE
+
+
+def test_folders_that_import_each_other_are_those_that_did():
+    arrows = {
+        (folder_of(module), folder_of(other))
+        for module, others in imports_of_jspec(for_types=True).items()
+        for other in others
+    }
+    mutual = {(a, b) for a, b in arrows if "" not in (a, b) and a < b and (b, a) in arrows}
+    assert mutual == MUTUAL
 
 
 def test_no_part_imports_itself_by_way_of_others():
@@ -169,19 +252,11 @@ def test_nothing_of_jspec_imports_other_packages_of_the_repository():
     ] == []
 
 
-# Test modules that still import others. None may join them: what is lent stands in tests/helpers.
-BORROWERS = {
-    *("test_runs", "test_structured", "test_agent_clients", "test_openai_cut_texts", "test_openai_floods"),
-    *("test_openai_page", "test_openai_responses_api", "test_openai_soak", "test_supervisor_error_forms"),
-    "test_supervisor_https",
-}
-
-
 def test_no_test_module_imports_another():
     files = list((ROOT / "tests").rglob("*.py"))
     modules_of_tests = {file.stem for file in files if file.stem.startswith("test_")}
     borrowers = {file.stem for file in files if {part(name) for name in imported(file)} & modules_of_tests}
-    assert borrowers - BORROWERS == set()
+    assert borrowers == set()
 
 
 def test_maps_name_every_file():
