@@ -79,12 +79,12 @@ def today(view: PagedView, qkv, rotation, kv: LayerKV, G: int):
     return view.extend(qkv, rotation, kv, G, AttentionSpec())
 
 
-def written_first(view: PagedView, qkv, rotation, kv: LayerKV, G: int, queries: int):
-    """Keys and values are written before any query attends, and no row is split: tiles are added up from slot 0 on. A
-    program instance has up to so many queries of a KV head."""
+def written_first(view: PagedView, qkv, rotation, kv: LayerKV, G: int, queries: int, part: int | None = None):
+    """Keys and values are written before any query attends, and rows are not split, or into parts of ``part`` slots: tiles
+    are added up from slot 0 on. A program instance has up to so many queries of a KV head."""
     q, kv = view.rope_and_write_kv(qkv, rotation, kv, G)
     tiling: Any = tiling_of(q.dtype, q.shape[-1])
-    tiling = dataclasses.replace(tiling, instances=1, max_splits=1, queries=queries)
+    tiling = dataclasses.replace(tiling, instances=1, max_splits=1, queries=queries, part_slots=part)
     kernel = functools.partial(paged_attention_kernel, tiling=tiling)
     return by_platform(kernel, paged_attention_reference, q, kv.k, kv.v, view.queries, AttentionSpec(), kv.scales), kv
 
@@ -93,6 +93,7 @@ WAYS: dict[str, Callable] = {
     "today": today,
     "one part": functools.partial(written_first, queries=64),
     "one part, 16 queries": functools.partial(written_first, queries=16),
+    **{f"parts of {slots}": functools.partial(written_first, queries=64, part=slots) for slots in (256, 512, 1024)},
 }
 
 

@@ -14,14 +14,15 @@ import numpy as np
 
 from benchmarks.kernels.invariance.run import Job, Run, bits, classes, compile_all, named, shape_of
 from benchmarks.random_modules import random_module
-from benchmarks.shapes import LLAMA_8B, TINY
+from benchmarks.shapes import GLM_47_FLASH, LLAMA_8B, TINY, TINY_LATENT
 from jspec.config import ModelConfig
 from jspec.config.engine import CHUNK
 from jspec.engine.runner.compile import decode_options
-from jspec.models.cache_pools import init_cache
+from jspec.models.cache_pools import KVRounding, init_cache
 from jspec.models.flatten import flatten
 from jspec.models.kv_cache import PagedView
 from jspec.models.params import DTYPES
+from jspec.models.w8a8 import with_quantized_activations
 
 LAYERS, PAGE = 2, 64
 
@@ -39,7 +40,30 @@ class Sizes(NamedTuple):
 
 
 SMALL = Sizes(128, 70, 2, ((1, 1), (2, 2)), (), 64)
-KINDS = ("bf16", "int4", "int8")
+
+
+class Kind(NamedTuple):
+    """A kind of target: its shape, how its weights are stored, and whether it rounds what it caches and what maps read."""
+
+    shape: ModelConfig = LLAMA_8B
+    small: ModelConfig = TINY
+    quantization: str | None = None
+    rounds_cache: bool = False
+    rounds_inputs: bool = False
+
+
+KINDS = {
+    "bf16": Kind(),
+    "int4": Kind(quantization="int4"),
+    "int8": Kind(quantization="int8"),
+    "cache in FP8": Kind(rounds_cache=True),
+    "W8A8 in int8": Kind(quantization="int8", rounds_inputs=True),
+    "W8A8 in FP8": Kind(quantization="fp8", rounds_inputs=True),
+    "latents": Kind(GLM_47_FLASH, TINY_LATENT),
+    "latents in FP8": Kind(GLM_47_FLASH, TINY_LATENT, rounds_cache=True),
+    "FP8 blocks": Kind(quantization="fp8_block"),
+    "NVFP4": Kind(quantization="nvfp4"),
+}
 
 
 def program(merge, shared: bool, logits: bool):
@@ -67,8 +91,12 @@ class Target:
     text: np.ndarray
 
     @classmethod
-    def make(cls, config: ModelConfig, sizes: Sizes, dtype: str) -> "Target":
+    def make(cls, config: ModelConfig, kind: Kind, sizes: Sizes, dtype: str) -> "Target":
         model = random_module(config, dtype=dtype)
+        if kind.rounds_cache:
+            model.kv_rounding = (KVRounding(),) * config.num_layers
+        if kind.rounds_inputs and kind.quantization is not None:
+            model = with_quantized_activations(model, kind.quantization)
         leaves, merge = flatten(model)
         pages = 1 + sizes.rows * (sizes.S // PAGE)
         cache = init_cache(model.cache_shape(), pages, PAGE, sizes.rows, 16, DTYPES[dtype])
@@ -113,16 +141,18 @@ def steps(run: Run, tokens):
     """A line for each form of weights."""
     del tokens
     sizes = SMALL if run.small else Sizes()
-    for kind in KINDS[:1] if run.small else KINDS:
-        run.attempt(f"step, {kind}", step, run, kind, sizes)
+    for name, kind in KINDS.items():
+        run.attempt(f"step, {name}", step, run, name, kind, sizes)
 
 
-def step(run: Run, kind: str, sizes: Sizes):
+def step(run: Run, kind: str, of: Kind, sizes: Sizes):
     """Print classes after each layer, and pairs of passes."""
-    quantization: Any = None if kind == "bf16" else kind
-    shape = TINY if run.small else LLAMA_8B
-    config = dataclasses.replace(shape, num_layers=LAYERS, windows=(), quantization=quantization)
-    target = Target.make(config, sizes, "float32" if run.small else "bfloat16")
+    shape = of.small if run.small else of.shape
+    experts = shape.experts and dataclasses.replace(shape.experts, layers=(False, True))
+    config = dataclasses.replace(
+        shape, num_layers=LAYERS, windows=(), quantization=of.quantization, experts=experts, mtp_layers=0
+    )
+    target = Target.make(config, of, sizes, "float32" if run.small else "bfloat16")
     whole = f"prefill {sizes.S}"
     passes = {whole: (sizes.S // sizes.chunk, sizes.chunk, True)}
     passes |= {f"{B}x{T}": (B, T, False) for B, T in sizes.passes}

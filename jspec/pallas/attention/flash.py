@@ -35,6 +35,7 @@ class AttentionLaunch:
       num_splits: how many instances there are for the slots of a row.
       min_splits: how many of them every row uses. A row with more than ``split_tiles`` tiles for each uses more.
       split_tiles: how many tiles an instance has at most, unless all instances are used.
+      has_parts: whether each instance has ``split_tiles`` tiles of any row (``AttentionTiling.part_slots``).
       ragged_tokens: how many query tokens a ragged view has (``RaggedLayout``); None if every row has T.
     """
 
@@ -51,6 +52,7 @@ class AttentionLaunch:
     min_splits: int
     split_tiles: int
     ragged_tokens: int | None = None
+    has_parts: bool = False
 
     @classmethod
     def of(
@@ -71,8 +73,12 @@ class AttentionLaunch:
         fewest = splits = tiling.num_splits(B * G * pl.cdiv(count, block), tiles)
         if count <= _FEW_QUERIES and spec.window is None:
             splits = tiling.num_splits_of_long_rows(fewest, tiles * tile_slots)
-        sizes = block, tile_slots, splits, fewest, pl.cdiv(tiles, splits), ragged_tokens
-        return cls(B, T, G, N // G, H, P, replace(spec, sinks=None), *sizes)
+        tiles_of_split, has_parts = pl.cdiv(tiles, splits), tiling.part_slots is not None
+        if has_parts:
+            tiles_of_split = tiling.part_slots // tile_slots
+            fewest, splits = 1, pl.next_power_of_2(pl.cdiv(tiles, tiles_of_split))
+        sizes = block, tile_slots, splits, fewest, tiles_of_split, ragged_tokens
+        return cls(B, T, G, N // G, H, P, replace(spec, sinks=None), *sizes, has_parts=has_parts)
 
     @property
     def N(self) -> int:
@@ -253,6 +259,8 @@ def live_tiles(queries: QueryBlock, newest, launch: AttentionLaunch):
     tiles = jnp.maximum((newest + slots) // slots - first, 0)
     if launch.min_splits == launch.num_splits:
         return first, tiles, launch.num_splits
+    if launch.has_parts:
+        return first, tiles, jnp.clip(pl.cdiv(first + tiles, launch.split_tiles), 1, launch.num_splits)
     return first, tiles, jnp.clip(pl.cdiv(tiles, launch.split_tiles), launch.min_splits, launch.num_splits)
 
 
@@ -301,7 +309,12 @@ def attend_pages(
     """
     b, slots, last = queries.b, launch.tile_slots, queries.last
     first, tiles, used = live_tiles(queries, newest, launch)
-    begin, end = (first + tiles * jnp.minimum(i, used) // used for i in (queries.split, queries.split + 1))
+    if launch.has_parts:
+        begin, end = (
+            jnp.clip(i * launch.split_tiles, first, first + tiles) for i in (queries.split, queries.split + 1)
+        )
+    else:
+        begin, end = (first + tiles * jnp.minimum(i, used) // used for i in (queries.split, queries.split + 1))
 
     def pages(i):
         """The page of tile i, or the page of every slot of it if a tile spans several; 0 where no slot is live."""

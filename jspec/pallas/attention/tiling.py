@@ -24,6 +24,8 @@ class AttentionTiling:
         ``max_splits`` instances. A row with a long text thus has more instances than the others, which do not wait for
         it.
       max_splits: see ``split_slots``.
+      part_slots: how many slots each instance reads of any row, from slot 0 on, so that the parts of a sum follow from no
+        other row and no later token. With None, which is what models have, an instance reads an even share of the slots.
     """
 
     tile_bytes: int = 16384
@@ -34,6 +36,7 @@ class AttentionTiling:
     num_stages: int = 3
     split_slots: int = 2048
     max_splits: int = 8
+    part_slots: int | None = None
 
     def tile_slots(self, key_bytes: int) -> int:
         """How many cache slots a tile has, a power of two, if a key has ``key_bytes`` bytes."""
