@@ -79,7 +79,9 @@ def one_layer(run: Run, name: str, layer: Layer, tokens: Sequence[int]):
     run.say_classes(f"experts, {name}", found, note, us={str(M): took for M, took in times.items()})
     run.say_classes(f"experts, {name}, routing alone", {M: [one[:2] for one in sets] for M, sets in found.items()})
     for M, took in times.items():
-        up, down = (tuple(one) for one in map(_fields, tilings_of(M * layer.Y, layer.X, jnp.bfloat16, weights[0])))
+        up, down = (
+            tuple(one) for one in map(_fields, tilings_of(M * layer.Y, layer.X, jnp.bfloat16, weights[0].weight))
+        )
         print(f"    {M:>5} {took:>8.1f} us  up {up}, down {down}", flush=True)
         run.result.measured[f"experts, {name}, {M} tokens"] = took
 
