@@ -74,7 +74,7 @@ class AttentionLaunch:
         if count <= _FEW_QUERIES and spec.window is None:
             splits = tiling.num_splits_of_long_rows(fewest, tiles * tile_slots)
         tiles_of_split, has_parts = pl.cdiv(tiles, splits), tiling.part_slots is not None
-        if has_parts:
+        if tiling.part_slots is not None:
             tiles_of_split = tiling.part_slots // tile_slots
             fewest, splits = 1, pl.next_power_of_2(pl.cdiv(tiles, tiles_of_split))
         sizes = block, tile_slots, splits, fewest, tiles_of_split, ragged_tokens
