@@ -10,9 +10,8 @@ import jax.numpy as jnp
 
 from jspec.models.kv_cache import PagedView, View
 from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
-from jspec.pallas.attention.flash import RaggedLayout
 from jspec.pallas.attention.reference import Rotation
-from jspec.pallas.attention.spec import AttentionSpec
+from jspec.pallas.attention.spec import AttentionSpec, RaggedLayout
 from jspec.pallas.delta_net.recur import DeltaInputs
 from jspec.pallas.delta_net.state import DeltaState
 from jspec.pallas.dispatch import by_platform

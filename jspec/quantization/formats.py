@@ -131,6 +131,7 @@ KINDS = {
     )
 }
 INT4 = KINDS["int4"]
+_NAMED = {one.name: one for one in KINDS.values()}
 _SCALES = "float16", "bfloat16", "float32"
 _GROUPED = re.compile(rf"int([48])_(all|{'|'.join(map(str, SIZES))})_({'|'.join(_SCALES)})(_zeros)?(_ordered)?")
 
@@ -138,8 +139,8 @@ _GROUPED = re.compile(rf"int([48])_(all|{'|'.join(map(str, SIZES))})_({'|'.join(
 @functools.cache
 def format_of(name: str | None) -> Format | None:
     """The format with this name; None if there is none, as for the name None of weights that are not quantised."""
-    if name is None or (name in KINDS and name != "int8_groups"):
-        return KINDS.get(name or "")
+    if name is None or name in _NAMED:
+        return _NAMED.get(name or "")
     found = _GROUPED.fullmatch(name)
     if found is None:
         return None

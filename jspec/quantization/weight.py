@@ -19,9 +19,10 @@ class Weight:
 
         W[o, i] = (numbers[o, i] - zero[o, g]) * scale[o, g] * channel_scale[o, 0] / channel_scale[o, 1]
 
-    where an array that a format does not have is 1, and the zero is 0; ``scale[o, g, 1]`` is the zero where the format has
-    zeros. A number is an integer, a float, or what a code stands for. Leading axes, such as those of experts or heads, are
-    those of all arrays but ``order``. The arrays may be of NumPy or of JAX, or shapes.
+    where an array that a format does not have is 1. The zero is ``scale[o, g, 1]`` where the format has zeros, 8 for other
+    packed integers, which are codes 0 .. 15, and else 0. A number is an integer, a float, or what a code stands for. Leading
+    axes, such as those of experts or heads, are those of all arrays but ``order``. The arrays may be of NumPy or of JAX, or
+    shapes.
 
     Attributes:
       numbers: ``[..., out, in]`` of ``form.numbers``, or packed codes ``[..., out, 64 blocks]``; of ``mxfp4_pairs``
@@ -93,7 +94,8 @@ class Weight:
         return self._each(by_part)
 
     def of_inputs(self, inputs: slice) -> "Weight":
-        """The part of some inputs, which are whole groups and whole blocks of packed codes."""
+        """The part ``[out, inputs]`` of a weight ``[out, in]`` without an order. It begins with a group, and with a block of
+        packed codes."""
         form, count = self.form, len(range(self.inputs)[inputs])
         numbers, scale = self.numbers[..., inputs], self.scale
         if self.packed:
@@ -116,9 +118,6 @@ class Weight:
     def _in_stored_order(self) -> Any:
         """The same with the inputs in the order of ``numbers``."""
         if self.form is not None and self.form.in_codes:
-            if self.form.e2m1:
-                scales = self._of_inputs(self._scales())
-                return self._differences() * scales
             return self._differences() * self._of_inputs(self._scales())
         if self.form is not None and self.form.kind == "fp8_block":
             return fp8_block.dequantize(self.numbers, self.scale)
@@ -130,14 +129,15 @@ class Weight:
 
     def _differences(self) -> Any:
         """The number of each code less its zero; of MXFP4, half of it."""
-        form, zero = self.form, np.float32(codes.ZERO)
+        form = self.form
         assert form is not None
         numbers = codes.unpack_codes(self.numbers, self.inputs) if form.packed else self.numbers
         if form.e2m1:
             return self._xp.asarray(nvfp4.VALUES / (2 if form.kind == "mxfp4" else 1))[numbers]
+        numbers = numbers.astype(np.float32)
         if form.zeros:
-            zero = self._of_inputs(self.scale[..., 1].astype(np.float32))
-        return numbers.astype(np.float32) - zero if form.packed or form.zeros else numbers.astype(np.float32)
+            return numbers - self._of_inputs(self.scale[..., 1].astype(np.float32))
+        return numbers - np.float32(codes.ZERO) if form.packed else numbers
 
     def _scales(self) -> Any:
         """The scale of each group of codes; of MXFP4, twice that, because a power of two may be subnormal."""

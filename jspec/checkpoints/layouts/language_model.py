@@ -13,7 +13,7 @@ from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.quantized.dequantized_layout import dequantized, require_some, stored_shapes, with_note
 from jspec.checkpoints.quantized.fp8 import FP8Blocks, Scaled
 from jspec.checkpoints.quantized.scales import holds_otherwise, with_scales, without_cache_scales
-from jspec.checkpoints.quantized.stored_weights import with_kept_weights
+from jspec.checkpoints.quantized.stored_weights import with_stored_weights
 from jspec.checkpoints.tensors.layout import Layout, decoder_layout
 from jspec.checkpoints.tensors.names import tensor_table
 from jspec.checkpoints.tensors.parts import rearranged_tensors
@@ -41,7 +41,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     layout = with_note(layout, replaced)
     if whole is not None:
         return with_scales(layout, whole, folder.given)
-    return without_cache_scales(layout) if stored is None else with_kept_weights(layout, stored)
+    return without_cache_scales(layout) if stored is None else with_stored_weights(layout, stored)
 
 
 def read_pard(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:

@@ -32,7 +32,7 @@ from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.checkpoints.layouts.quantized import names_of_weights
 from jspec.checkpoints.quantized.dequantized_layout import dequantized, stored_shapes, with_note
 from jspec.checkpoints.quantized.fp8 import FP8Blocks
-from jspec.checkpoints.quantized.stored_weights import with_kept_weights
+from jspec.checkpoints.quantized.stored_weights import with_stored_weights
 from jspec.checkpoints.tensors.layout import PREFIX, Layout, mtp_mark
 from jspec.checkpoints.tensors.names import renamed, tensor_table
 from jspec.checkpoints.tensors.parts import rearrange, rearranged_tensors, wholes_of_parts
@@ -115,7 +115,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
         wholes=wholes_of_parts(config.layers, layers, at),
     )
     layout = with_note(layout, replaced)
-    return with_kept_weights(layout, stored) if stored is not None and replaced.note else layout
+    return with_stored_weights(layout, stored) if stored is not None and replaced.note else layout
 
 
 def is_alone(fields: Fields) -> bool:

@@ -60,7 +60,7 @@ def _part_of(tensor: Tensor, part: Part) -> TensorPart:
     return TensorPart(tensor.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, part)
 
 
-def with_kept_weights(layout: Layout, stored: BlockFormat) -> Layout:
+def with_stored_weights(layout: Layout, stored: BlockFormat) -> Layout:
     """``layout`` with weights as they are stored, and their scales; unchanged if none can be kept.
 
     Args:
@@ -112,7 +112,7 @@ def _kept_params(
     """Returns (config with ``quantization=form.name``, {parameter: {tensor name: its stored parts}}).
 
     Args:
-      layout: as for ``with_kept_weights``.
+      layout: as for ``with_stored_weights``.
       found: tensor name -> the tensor as it is stored, None if it cannot be kept.
       form: the format in which they are kept; parameters that are stored otherwise are dequantised.
     """

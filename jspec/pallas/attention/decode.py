@@ -15,7 +15,6 @@ from jspec.pallas.attention.flash import (
     AttentionLaunch,
     KVTile,
     QueryBlock,
-    RaggedLayout,
     add_tile,
     attend_if_used,
     attend_pages,
@@ -29,7 +28,7 @@ from jspec.pallas.attention.fp8 import KVScales, decode_in_kernel, encode_in_ker
 from jspec.pallas.attention.paged import has_kernel, in_slots
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
-from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.spec import AttentionSpec, PagedQueries, RaggedLayout
 from jspec.pallas.attention.tiling import AttentionTiling, tiling_of, tiling_of_bytes
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 

@@ -73,33 +73,16 @@ class AttentionLaunch:
         fewest = splits = tiling.num_splits(B * G * pl.cdiv(count, block), tiles)
         if count <= _FEW_QUERIES and spec.window is None:
             splits = tiling.num_splits_of_long_rows(fewest, tiles * tile_slots)
-        tiles_of_split, has_parts = pl.cdiv(tiles, splits), tiling.part_slots is not None
+        split_tiles = pl.cdiv(tiles, splits)
         if tiling.part_slots is not None:
-            tiles_of_split = tiling.part_slots // tile_slots
-            fewest, splits = 1, pl.next_power_of_2(pl.cdiv(tiles, tiles_of_split))
-        sizes = block, tile_slots, splits, fewest, tiles_of_split, ragged_tokens
-        return cls(B, T, G, N // G, H, P, replace(spec, sinks=None), *sizes, has_parts=has_parts)
+            split_tiles = tiling.part_slots // tile_slots
+            fewest, splits = 1, pl.next_power_of_2(pl.cdiv(tiles, split_tiles))
+        sizes = block, tile_slots, splits, fewest, split_tiles, ragged_tokens, tiling.part_slots is not None
+        return cls(B, T, G, N // G, H, P, replace(spec, sinks=None), *sizes)
 
     @property
     def N(self) -> int:
         return self.G * self.R
-
-
-class RaggedLayout(NamedTuple):
-    """Where the query tokens of B rows lie in a ragged view of Q tokens: the valid ones of each row behind those of the
-    row before.
-
-    Attributes:
-      start: int32 ``[B + 1]``, the place of each row's first token, and behind them how many tokens there are.
-      source: int32 ``[Q]``, which token of a row each of the Q is: t of row b is ``b T + t``. Anything for padding.
-    """
-
-    start: Any
-    source: Any
-
-    def from_rows(self, x) -> jax.Array:
-        """Values of tokens of rows, ``[B, T, ...]``, as those of the Q tokens, ``[1, Q, ...]``."""
-        return jnp.take(x.reshape(-1, *x.shape[2:]), self.source, axis=0, mode="clip")[None]
 
 
 class Softmax(NamedTuple):

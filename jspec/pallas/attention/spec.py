@@ -63,3 +63,20 @@ class AttentionSpec:
         if self.softcap is None:
             return products * (scale * unit)
         return jnp.tanh(products * (scale / self.softcap)) * (self.softcap * unit)
+
+
+class RaggedLayout(NamedTuple):
+    """Where the query tokens of B rows lie in a ragged view of Q tokens: the valid ones of each row behind those of the
+    row before.
+
+    Attributes:
+      start: int32 ``[B + 1]``, the place of each row's first token, and behind them how many tokens there are.
+      source: int32 ``[Q]``, which token of a row each of the Q is: t of row b is ``b T + t``. Anything for padding.
+    """
+
+    start: Any
+    source: Any
+
+    def from_rows(self, x) -> jax.Array:
+        """Values of tokens of rows, ``[B, T, ...]``, as those of the Q tokens, ``[1, Q, ...]``."""
+        return jnp.take(x.reshape(-1, *x.shape[2:]), self.source, axis=0, mode="clip")[None]

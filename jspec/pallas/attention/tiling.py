@@ -24,8 +24,9 @@ class AttentionTiling:
         ``max_splits`` instances. A row with a long text thus has more instances than the others, which do not wait for
         it.
       max_splits: see ``split_slots``.
-      part_slots: how many slots each instance reads of any row, from slot 0 on, so that the parts of a sum follow from no
-        other row and no later token. With None, which is what models have, an instance reads an even share of the slots.
+      part_slots: how many slots, whole tiles, each instance reads of any row, from slot 0 on, so that the parts of a sum
+        follow from no other row and no later token. With None, which is what models have, an instance reads an even share
+        of the slots.
     """
 
     tile_bytes: int = 16384
