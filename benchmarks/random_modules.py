@@ -13,6 +13,8 @@ from jspec.config.heads import HeadConfig
 from jspec.models import Decoder, init
 from jspec.models.sharding import abstract_shards, with_leaves
 from jspec.quantization import mxfp4_pairs
+from jspec.quantization.formats import Format
+from jspec.quantization.weight import random_weight
 
 _LARGE = 500  # times the standard deviation of an embedding, 0.02
 
@@ -46,16 +48,35 @@ def _made(config, seed: int, dtype: str, drafts: bool):
 def random_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str = "bfloat16", seed: int = 0) -> Decoder:
     """A language model in shards on the devices of ``mesh``, whose weights each device makes for itself; embeddings of
     mixtures are large, as those of ``random_module`` are."""
-    if config.quantization is not None:
-        raise ValueError(f"{config.architecture}: random shards are made of models that are not quantised")
     keys = map(functools.partial(jax.random.fold_in, jax.random.key(seed)), itertools.count())
     large = config.experts is not None and not config.tie_embeddings
+    parts = {
+        name: (part, stored.form) for stored in config.stored_params().values() for part, name in stored.names.items()
+    }
 
     def made(name: str, leaf) -> jax.Array:
+        if name in parts:
+            return _random_part(*parts[name], leaf.shape, leaf.sharding, config.hidden_size**-0.5)(next(keys))
         times = _LARGE if large and name == "embedding" else 1
         return _random_weight(leaf.shape, leaf.dtype, leaf.sharding, times)(next(keys))
 
     return with_leaves(abstract_shards(config, shards, mesh, dtype), made)
+
+
+@functools.cache
+def _random_part(part: str, form: Format, shape: tuple[int, ...], sharding: NamedSharding, std: float):
+    """Makes an array of a quantised weight of about normal numbers: the name of the array in ``Format.arrays``, and its
+    shape."""
+
+    def make(key):
+        inputs = shape[1] * (2 if form.packed else 1) if part == "weight" else form.group or 1
+        sample = random_weight(key, (shape[0] if part == "weight" else 1, inputs), std, dtype=jnp.float32, form=form)
+        if part == "weight":
+            return sample.numbers
+        array = sample.scale if part == "scale" else sample.channel_scale
+        return jnp.broadcast_to(array, shape)
+
+    return jax.jit(make, out_shardings=sharding)
 
 
 @functools.cache  # layers share one program

@@ -63,6 +63,15 @@ QWEN3_30B_A3B = dataclasses.replace(
     windows=(),
     experts=Experts(128, 8, 768),
 )
+QWEN3_235B_A22B = dataclasses.replace(
+    QWEN3_30B_A3B,
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_layers=94,
+    num_heads=64,
+    windows=(),
+    experts=Experts(128, 8, 1536),
+)
 
 GLM_47_FLASH = ModelConfig(
     architecture="Glm4MoeLiteForCausalLM",
@@ -284,6 +293,7 @@ SHAPES = {
     "llama-3.1-8b": Pair(LLAMA_8B, LLAMA_1B),
     "llama-3.3-70b": Pair(LLAMA_70B, LLAMA_8B),
     "qwen3-30b-a3b": Pair(QWEN3_30B_A3B, QWEN3_06B),
+    "qwen3-235b-a22b": Pair(QWEN3_235B_A22B, QWEN3_06B),
     "gpt-oss-20b": Pair(GPT_OSS_20B, dataclasses.replace(LLAMA_1B, vocab_size=201088)),  # no smaller one is published
     "glm-4.7-flash": Pair(GLM_47_FLASH, dataclasses.replace(LLAMA_1B, vocab_size=154880)),
     "gemma-4-31b": Pair(GEMMA4_31B, dataclasses.replace(LLAMA_1B, vocab_size=262144)),

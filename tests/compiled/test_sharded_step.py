@@ -88,6 +88,7 @@ class TestStep:
         ("scattered", ["all-gather", "custom-call", "reduce-scatter"]),
         ("peer", ["custom-call"]),
         ("packets", ["custom-call"]),
+        ("two trips", ["custom-call"]),
     ],
 )
 def test_ways_to_add_up_compile(way, kinds):
@@ -97,7 +98,8 @@ def test_ways_to_add_up_compile(way, kinds):
     args = [jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(*at))) for s, at in shapes]
     same = NamedSharding(mesh, PartitionSpec())
     shapes = (jax.ShapeDtypeStruct(s, jnp.int32, sharding=same) for s in ((SHARDS.count, 2), (MOST_BLOCKS,)))
-    exchange = Exchange(*shapes, room_for(4096, jnp.bfloat16, SHARDS.count)) if way == "packets" else None
+    packets = way in benchmarks.kernels.sums.BY_PACKETS
+    exchange = Exchange(*shapes, room_for(4096, jnp.bfloat16, SHARDS.count)) if packets else None
     hlo = compiled_on(mesh, benchmarks.kernels.sums.chained(way, 16, mesh, sums=2), *args, exchange).as_text()
     op_kinds = {op.kind.removesuffix("-start") for op in launched(hlo)}
     assert sorted(op_kinds - {"fusion", "copy"}) == kinds

@@ -11,7 +11,15 @@ from jspec.models.sharding import mesh_of
 from jspec.pallas.collectives.workspace import Exchange, Room
 
 AXIS = "model"
-needs_two = pytest.mark.skipif(jax.default_backend() != "gpu" or len(jax.devices()) < 2, reason="packets need two GPUs")
+
+
+def needs(gpus: int):
+    """The mark of tests on so many real GPUs."""
+    few = jax.default_backend() != "gpu" or len(jax.devices()) < gpus
+    return pytest.mark.skipif(few, reason=f"packets need {gpus} GPUs")
+
+
+GPUS = [pytest.param(n, marks=needs(n), id=f"{n}-gpus") for n in (2, 4, 8)]  # of tests that any number may run
 
 
 def exchange_of(n: int, room: Room, blocks: int) -> Exchange:
@@ -19,9 +27,9 @@ def exchange_of(n: int, room: Room, blocks: int) -> Exchange:
     return Exchange(jnp.zeros((n, 2), jnp.int32), jnp.ones(blocks, jnp.int32), room)
 
 
-def over_devices(function, in_specs, out_specs):
-    """A function of the inside of a ``jax.shard_map`` over two devices, compiled."""
-    mesh = mesh_of(2, AXIS)
+def over_devices(function, in_specs, out_specs, gpus: int = 2):
+    """A function of the inside of a ``jax.shard_map`` over so many devices, compiled."""
+    mesh = mesh_of(gpus, AXIS)
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
 
 

@@ -6,6 +6,10 @@ sends epoch e + 2 has received all of e + 1, which the others sent after their k
 however many programs use a workspace. A place of the workspace always belongs to the same block. So what an earlier
 exchange has left there has an earlier epoch of the same block.
 
+A kernel of two trips has two epochs. In the first one each GPU sends a word to its owner alone, in the second the owner
+sends what it made of them to all. The same two slots are enough if every GPU owns some words of each block: an owner sends
+its word of the second epoch when it has read all of the first, and a GPU goes on to the next kernel when it has all words.
+
 A block whose packets do not come gives up (``packets.PATIENCE``): its epoch is ``LOST``, and from then on it neither
 sends nor waits, so that the program ends soon. The block of the other GPU gives up likewise."""
 
@@ -34,7 +38,7 @@ class Mailboxes:
       block: int32 ``[]``.
       epoch: int32 ``[]``, of the exchange, ``LOST`` after one in which a packet did not come.
       room: of the workspaces.
-      together: as for ``packets.receive``.
+      of_thread: how many of the elements each thread has.
     """
 
     addresses: Any
@@ -44,30 +48,37 @@ class Mailboxes:
     block: Any
     epoch: Any
     room: Room
-    together: int
+    of_thread: int
 
     @staticmethod
-    def open(addresses, rank_ref, epochs, next_epochs, room: Room, together: int, interpret: bool) -> "Mailboxes":
-        """For this block of the kernel, at its beginning; counts the exchange."""
+    def open(
+        addresses, rank_ref, epochs, next_epochs, room: Room, of_thread: int, interpret: bool, trips: int = 1
+    ) -> "Mailboxes":
+        """The first exchange of this block of the kernel, at its beginning; counts as many as the kernel has trips."""
         block, rank = pl.program_id(0), rank_ref[0]
         epoch = epochs[block]
         if not interpret:  # both are the same memory: every thread has to read its epoch before one of them counts on
             pltriton.debug_barrier()
-        next_epochs[block] = jnp.where(epoch > 0, epoch + 1, jnp.int32(LOST))
-        return Mailboxes(addresses, epochs, next_epochs, rank, block, epoch, room, together)
+        next_epochs[block] = jnp.where(epoch > 0, epoch + trips, jnp.int32(LOST))
+        return Mailboxes(addresses, epochs, next_epochs, rank, block, epoch, room, of_thread)
 
     @property
     def count(self) -> int:
         """n, how many GPUs there are."""
         return self.addresses.shape[0]
 
-    def send(self, words: Callable[[int], jax.Array], place, exists) -> jax.Array:
-        """Send words to all other GPUs.
+    def following(self) -> "Mailboxes":
+        """The next exchange of this block, in the same kernel."""
+        return dataclasses.replace(self, epoch=jnp.where(self.epoch > 0, self.epoch + 1, self.epoch))
+
+    def send(self, words: Callable[[int], jax.Array], place, exists, to=None) -> jax.Array:
+        """Send words to other GPUs.
 
         Args:
           words: (GPU) -> int32 ``[size]``, what it is sent.
           place: int32 ``[size]``, the place in the workspaces' room of each.
           exists: bool ``[size]``, which of them there are.
+          to: int32 ``[size]``, the only GPU that is sent each; None for all of them.
 
         Returns:
           what ``receive`` takes.
@@ -76,6 +87,7 @@ class Mailboxes:
         for gpu in range(self.count):
             base = self.addresses[gpu, 0], self.addresses[gpu, 1]
             wanted = exists & (gpu != self.rank) & (self.epoch > 0)
+            wanted = wanted if to is None else wanted & (to == gpu)
             sent |= send(words(gpu), base, self._offsets(self.rank, place), self.epoch, wanted)
         return sent
 
@@ -85,14 +97,31 @@ class Mailboxes:
         Returns:
           the words of each GPU, zeros of this one; and where some have not come, bool ``[size]``.
         """
-        mine = [pltriton.load(self.addresses.at[self.rank, half]) for half in (0, 1)]
-        words, late = [], jnp.broadcast_to(self.epoch <= 0, place.shape)
-        for gpu in range(self.count):
-            wanted = exists & (gpu != self.rank) & (self.epoch > 0)
-            came, absent = receive(sent, mine, self._offsets(gpu, place), self.epoch, wanted, self.together)
+        mine = self._address()
+        words, late = [], jnp.zeros(place.shape, bool)
+        for gpu in range(self.count):  # what has waited in vain for one of them waits for no other
+            came, absent = self._wait(mine, gpu, sent, place, exists & ~late)
             words.append(came)
             late |= absent
         return words, late
+
+    def receive_from(self, sender, sent, place, exists) -> tuple[jax.Array, jax.Array]:
+        """Wait for one word of each element, that of GPU ``sender``, int32 ``[size]``; others as for ``receive``.
+
+        Returns:
+          the words, zeros where this GPU is the sender; and where some have not come, bool ``[size]``.
+        """
+        return self._wait(self._address(), sender, sent, place, exists)
+
+    def _address(self) -> list:
+        """The halves of the address of this GPU's workspace."""
+        return [pltriton.load(self.addresses.at[self.rank, half]) for half in (0, 1)]
+
+    def _wait(self, mine, sender, sent, place, exists):
+        wanted = exists & (sender != self.rank) & (self.epoch > 0)
+        together = min(self.of_thread, 2)
+        words, late = receive(sent, mine, self._offsets(sender, place), self.epoch, wanted, together)
+        return words, late | (self.epoch <= 0)
 
     def close(self, late):
         """At the end: note that packets have not come. This is later by ``PATIENCE`` than the store of ``open``, which
@@ -105,6 +134,16 @@ class Mailboxes:
         return (slot * self.room.size + place) * PACKET_BYTES
 
 
-def packets_together(size: int, num_warps: int) -> int:
-    """For how many packets a thread can wait at a time, of a kernel with arrays of so many elements."""
-    return 2 if size >= 2 * num_warps * THREADS else 1
+def words_of_thread(size: int, num_warps: int) -> int:
+    """How many of ``size`` words, a power of two, each thread of a block has."""
+    return max(size // (num_warps * THREADS), 1)
+
+
+def interleaved(ids, width: int, of_thread: int):
+    """In which order the packets of ``width`` words lie, int32: a permutation of ``ids`` 0 .. width - 1.
+
+    Triton gives a thread up to four neighbouring words, and an instruction of a warp stores one of each thread. In this
+    order the 32 packets of an instruction are neighbours, and cross in whole sectors.
+    """
+    each = min(of_thread, 4)
+    return ids if each == 1 or width % each else ids % each * (width // each) + ids // each

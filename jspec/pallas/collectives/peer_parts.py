@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.collectives.mailboxes import Mailboxes, packets_together
+from jspec.pallas.collectives.mailboxes import Mailboxes, interleaved, words_of_thread
 from jspec.pallas.collectives.workspace import LOST, MOST_BLOCKS, Exchange, Room
 from jspec.pallas.triton import kernel_call
 
@@ -61,35 +61,39 @@ def _launch(x, exchange: Exchange, rank, parts, *, interpret: bool):
         interpret=interpret,
         aliases={3 if parts is None else 4: 1},
         room=room,
-        together=packets_together(CHUNK, NUM_WARPS),
+        of_thread=words_of_thread(CHUNK, NUM_WARPS),
     )
 
 
 def _peer_parts(
-    x_ref, parts_ref, address_ref, rank_ref, epochs_ref, out_ref, next_epochs_ref, *, room: Room, together: int
+    x_ref, parts_ref, address_ref, rank_ref, epochs_ref, out_ref, next_epochs_ref, *, room: Room, of_thread: int
 ):
     refs = address_ref, rank_ref, epochs_ref, next_epochs_ref
-    mailboxes = Mailboxes.open(*refs, room, together, interpret=parts_ref is not None)
+    mailboxes = Mailboxes.open(*refs, room, of_thread, interpret=parts_ref is not None)
     n, words = out_ref.shape
     blocks, trips = pl.num_programs(0), pl.cdiv(pl.cdiv(words, CHUNK), num_blocks(words))
 
+    ids = jnp.arange(CHUNK, dtype=jnp.int32)
+
     def chunk(i):
-        place = (mailboxes.block + i * blocks) * CHUNK + jnp.arange(CHUNK, dtype=jnp.int32)
-        return place, place < words
+        """Where its words are in an array, which of them there are, and where their packets are."""
+        first = (mailboxes.block + i * blocks) * CHUNK
+        order = jnp.where(first + CHUNK <= words, interleaved(ids, CHUNK, of_thread), ids)
+        return first + ids, first + ids < words, room.of_sums + first + order
 
     def words_for(gpu, place, exists):
         row = jnp.broadcast_to(gpu if x_ref.shape[0] == n else jnp.int32(0), place.shape)
         return pltriton.load(x_ref.at[(row, place)], mask=exists, other=0)
 
     def send(i, sent):
-        place, exists = chunk(i)
-        return sent | mailboxes.send(lambda gpu: words_for(jnp.int32(gpu), place, exists), room.of_sums + place, exists)
+        place, exists, packets = chunk(i)
+        return sent | mailboxes.send(lambda gpu: words_for(jnp.int32(gpu), place, exists), packets, exists)
 
     def receive(i, late):
-        place, exists = chunk(i)
+        place, exists, packets = chunk(i)
         own = words_for(mailboxes.rank, place, exists)
         if parts_ref is None:
-            came, absent = mailboxes.receive(sent, room.of_sums + place, exists)
+            came, absent = mailboxes.receive(sent, packets, exists)
             late |= absent.astype(jnp.int32)
         else:
             came = [pltriton.load(parts_ref.at[gpu, place], mask=exists, other=0) for gpu in range(n)]

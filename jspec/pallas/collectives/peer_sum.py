@@ -1,8 +1,9 @@
 """A sum over the GPUs of one process, with the residual sum and the norm behind it, in one launch.
 
-Every GPU sends its part to all others, in packets, and adds up all parts in the order of the GPUs. So all of them have the
-same numbers, bit for bit, and none waits for more than one trip. This is for few tokens: the parts of n GPUs cross n - 1
-times, where reduce-scatter and all-gather send each part twice.
+In one trip every GPU sends its part to all others, in packets, and adds up all parts in the order of the GPUs. So all of
+them have the same numbers, bit for bit. That is for few tokens: each of n GPUs sends n - 1 times what it has. In two trips
+each GPU owns an n-th of a token's words, adds these up in the same order, and hands the result on: it sends 2 (n - 1) / n
+times what it has, and waits twice. The bits are the same.
 
 A block has some of the tokens; a token always belongs to the same block, and has its own place in the workspaces.
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.collectives.mailboxes import Mailboxes, packets_together
+from jspec.pallas.collectives.mailboxes import Mailboxes, interleaved, words_of_thread
 from jspec.pallas.collectives.words import as_numbers, as_words, joined, split
 from jspec.pallas.collectives.workspace import LOST, MOST_BLOCKS, Exchange
 from jspec.pallas.matmul.partial_sums import PartialSums
@@ -27,8 +28,12 @@ from jspec.pallas.triton import kernel_call
 _WORDS = (
     64  # of a token that one warp has: 14 us instead of 18 for 80 tokens of 4,096 numbers with half as many threads
 )
-
 KINDS = ("rms", "rms_wide", "rms_offset")
+
+
+def num_trips(words: int, gpus: int) -> int:
+    """In how many trips sums of tokens of so many 32-bit words are fastest: 1 or 2."""
+    return 2 if gpus > 2 and words % gpus == 0 else 1
 
 
 class Stream(NamedTuple):
@@ -44,7 +49,7 @@ class Stream(NamedTuple):
 
 
 def peer_sum_reference(
-    y: PartialSums, stream: Stream | None, exchange: Exchange, *, dtype, eps: float, kind: str
+    y: PartialSums, stream: Stream | None, exchange: Exchange, *, dtype, eps: float, kind: str, trips: int = 1
 ) -> tuple[Any, jax.Array]:
     """The total of y, or with a ``stream`` the residual stream with it added, and the norm of that.
 
@@ -57,20 +62,21 @@ def peer_sum_reference(
       exchange: of which exchange this is.
       dtype: of the results.
       eps, kind: of the norm, as ``norm`` has them.
+      trips: 1 or 2, which the epochs count; 2 if the number of GPUs divides that of a token's words.
 
     Returns:
       the total ``[..., D]``, or a tuple of both results; and the epochs of the next exchange.
     """
     tokens, total = _num_tokens(y), y.total(dtype)
     used = jnp.arange(MOST_BLOCKS, dtype=jnp.int32) < tokens
-    epochs = jnp.where(exchange.epochs > 0, exchange.epochs + used, LOST)
+    epochs = jnp.where(exchange.epochs > 0, exchange.epochs + trips * used, LOST)
     if stream is None:
         return total, epochs
     return add_norm_reference(stream.x, total, stream.weight, None, eps=eps, kind=kind), epochs
 
 
 def peer_sum_kernel(
-    y: PartialSums, stream: Stream | None, exchange: Exchange, rank, *, dtype, eps: float, kind: str
+    y: PartialSums, stream: Stream | None, exchange: Exchange, rank, *, dtype, eps: float, kind: str, trips: int = 1
 ) -> tuple[Any, jax.Array]:
     """``peer_sum_reference`` as a kernel, for bfloat16 and float32, on the device of ``rank``, int32 ``[1]``.
 
@@ -79,10 +85,11 @@ def peer_sum_kernel(
     Raises:
       ValueError: the workspace is too small.
     """
-    return _launch(y, stream, exchange, rank, None, dtype=jnp.dtype(dtype), eps=eps, kind=kind, interpret=False)
+    how = {"dtype": jnp.dtype(dtype), "eps": eps, "kind": kind, "trips": trips}
+    return _launch(y, stream, exchange, rank, None, **how, interpret=False)
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "eps", "kind", "interpret"))  # layers share one trace
+@functools.partial(jax.jit, static_argnames=("dtype", "eps", "kind", "trips", "interpret"))  # layers share one trace
 def _launch(
     y: PartialSums,
     stream: Stream | None,
@@ -93,6 +100,7 @@ def _launch(
     dtype,
     eps: float,
     kind: str,
+    trips: int = 1,
     interpret: bool,
 ):
     """``parts``, what all devices send ``[n, tokens, D]``, take the place of packets where the kernel is interpreted."""
@@ -118,11 +126,12 @@ def _launch(
         interpret=interpret,
         aliases={sum(array is not None for array in inputs) - 1: 1 if stream is None else 2},
         size=size,
-        together=packets_together(size, num_warps),
+        of_thread=words_of_thread(size, num_warps),
         room=room,
         dtype=dtype,
         eps=eps,
         kind=kind,
+        trips=trips,
     )
     sums = [as_numbers(words, dtype).reshape(*shape[:-2], D) for words in sums]
     return (sums[0] if stream is None else tuple(sums)), epochs
@@ -139,17 +148,20 @@ def _peer_sum(
     epochs_ref,
     *out_refs,
     size,
-    together,
+    of_thread,
     room,
     dtype,
     eps,
     kind,
+    trips,
 ):
     *sum_refs, next_epochs_ref = out_refs
     refs = address_ref, rank_ref, epochs_ref, next_epochs_ref
-    mailboxes = Mailboxes.open(*refs, room, together, interpret=parts_ref is not None)
+    mailboxes = Mailboxes.open(*refs, room, of_thread, interpret=parts_ref is not None, trips=trips)
     (tokens, width), n, blocks = sum_refs[0].shape, mailboxes.count, pl.num_programs(0)
     ids = jnp.arange(size, dtype=jnp.int32)
+    order = interleaved(ids, width, of_thread)
+    owner = None if trips == 1 else ids // (width // n)  # of each word, in two trips
 
     def numbers(ref, *at, exists):
         if ref.dtype == jnp.int32:
@@ -167,9 +179,10 @@ def _peer_sum(
             for ref, *at in ((bias_ref,), (x_ref, token), (weight_ref,))
         )
         if parts_ref is None:
-            place = token * room.words + ids
-            sent = mailboxes.send(lambda _: own, place, exists)
-            others, absent = mailboxes.receive(sent, place, exists)
+            place = token * room.words + order
+            sent = mailboxes.send(lambda _: own, place, exists, to=owner)
+            here = exists if owner is None else exists & (owner == mailboxes.rank)
+            others, absent = mailboxes.receive(sent, place, here)
             late |= absent.astype(jnp.int32)
         else:
             others = [pltriton.load(parts_ref.at[(device, token, ids)], mask=exists, other=0) for device in range(n)]
@@ -178,6 +191,12 @@ def _peer_sum(
         total = _added([split(words, dtype) for words in by_device])
         total = total if bias is None else _added([total, bias])
         total = total if stream is None else _added([stream, total])
+        if owner is not None and parts_ref is None:
+            summed, handed = joined([part.astype(dtype) for part in total]), mailboxes.following()
+            sent = handed.send(lambda _: summed, place, here & (late == 0))
+            came, absent = handed.receive_from(owner, sent, place, exists)
+            late |= absent.astype(jnp.int32)
+            total = split(jnp.where(owner == mailboxes.rank, summed, came), dtype)
         new = [jnp.where(late > 0, jnp.float32(jnp.nan), part).astype(dtype) for part in total]
         pltriton.store(sum_refs[0].at[(token, ids)], joined(new), mask=exists)
         if weight is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cuda_lowering import for_cuda, kernels_of
 from jax.sharding import PartitionSpec
-from packets import AXIS, assert_epochs_are_read_before_they_are_counted, exchange_of, needs_two, over_devices
+from packets import AXIS, GPUS, assert_epochs_are_read_before_they_are_counted, exchange_of, over_devices
 
 from jspec.models.sharding import mesh_of
 from jspec.pallas.collectives import peer_parts
@@ -97,11 +97,11 @@ def test_which_parts_are_served(shape, dtype, served):
 
 
 @pytest.mark.gpu
-@needs_two
+@pytest.mark.parametrize("n", GPUS)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int32])
-def test_parts_come_on_two_gpus(dtype):
+def test_parts_come_on_several_gpus(dtype, n):
     """Between sums of other sizes, which use the same epochs."""
-    workspace = Workspace.create(mesh_of(2, AXIS), room_for(2048, jnp.bfloat16, 2))
+    workspace = Workspace.create(mesh_of(n, AXIS), room_for(2048, jnp.bfloat16, n))
 
     def one_device(exchange):
         peers, wrong = Peers.begin(exchange, AXIS), jnp.int32(0)
@@ -111,18 +111,18 @@ def test_parts_come_on_two_gpus(dtype):
             return ((places * 7 + gpu * 11 + i) % 251).astype(dtype)
 
         def one(i, wrong):
-            for shape in ((2, 2), (2, 16, 100_352), (2, 3, 5000)):
-                both = jnp.stack([of(gpu, i, shape[1:]) for gpu in range(2)])
-                wrong += jnp.sum(peers.all_gather(both[peers.rank[0]]) != both)
-                sent = jnp.stack([of(gpu, i, shape) for gpu in range(2)])  # by each, to both
+            for shape in ((n, 2), (n, 16, 200_704 // n), (n, 3, 5000)):
+                each = jnp.stack([of(gpu, i, shape[1:]) for gpu in range(n)])
+                wrong += jnp.sum(peers.all_gather(each[peers.rank[0]]) != each)
+                sent = jnp.stack([of(gpu, i, shape) for gpu in range(n)])  # by each, to all
                 wrong += jnp.sum(peers.all_to_all(sent[peers.rank[0]]) != sent[:, peers.rank[0]])
             return wrong
 
         wrong = jax.lax.fori_loop(0, 3000, one, wrong)
         return peers.exchange(), wrong[None]
 
-    over = over_devices(one_device, PartitionSpec(), (PartitionSpec(), PartitionSpec(AXIS)))
+    over = over_devices(one_device, PartitionSpec(), (PartitionSpec(), PartitionSpec(AXIS)), n)
     exchange, wrong = over(workspace.exchange())
-    assert wrong.tolist() == [0, 0]
+    assert wrong.tolist() == [0] * n
     assert not are_lost(exchange.epochs)
     assert exchange.epochs[0] == 1 + 3000 * 6
