@@ -82,9 +82,16 @@ def test_a_smoke_run_of_one_shard_alone_has_no_goals(measured):
     assert result.goals == {}
 
 
-@pytest.mark.parametrize("tokens", [1, 4, 5])
-def test_ways_to_add_up_agree(tokens):
-    assert sums.largest_difference("scattered", tokens, 64, jnp.float32) < 1e-5
+def test_a_smoke_run_over_four_devices_in_eight_bits(measured):
+    options = ("--smoke", "--gpus", "4", "--quantization", "int8", "--batches", "2")
+    result = measured(tensor_parallel, *options)
+    assert [key for key in result.measured if not key.startswith("5,")] == ["1, batch 2 int8", "7, batch 2 int8"]
+    assert result.goals == {}
+
+
+@pytest.mark.parametrize(("tokens", "gpus"), [(1, 2), (4, 2), (5, 4)])
+def test_ways_to_add_up_agree(tokens, gpus):
+    assert sums.largest_difference("scattered", tokens, 64, jnp.float32, gpus) < 1e-5
 
 
 def test_editing_tasks_copy_code_with_another_name():
