@@ -195,7 +195,7 @@ def compiled_in_a_hurry(request):
     for_long = lossless and (
         request.config.option.markexpr == "long" or getattr(request.module, "RUNS_FOR_LONG", False)
     )
-    if on_gpu or for_long or is_in(request.path, "compiled"):
+    if on_gpu or for_long or is_in(request.path, "compiled", "serving"):
         yield
         return
     jax.config.update("jax_disable_most_optimizations", True)

@@ -55,8 +55,11 @@ def ids_of(known):
 def written(form: StructuredOutputsParams, has_tokens: bool, seed: int) -> list[int]:
     """Tokens of a random text of this form. Letters of ``LETTERS`` and markers are likelier than others."""
     known, random = tokenizer(has_tokens), np.random.default_rng(seed)
-    blanks = set(known.encode(" \n\t\r"))
-    usual = set(known.encode(LETTERS)) | set(ids_of(known).values()) - {known.eos_token_id}
+    every = np.arange(len(known))
+    blank = np.isin(every, known.encode(" \n\t\r"))
+    usual = np.isin(every, [*known.encode(LETTERS), *set(ids_of(known).values()) - {known.eos_token_id}])
+    ending = (every >= 256) | (every == 1)  # 1 is a quote
+    ending[known.eos_token_id] = True
     constraint = grammars(has_tokens).constraint(form, [known.eos_token_id])
     grammar, spelled = form.grammar or "", list[int]()
     markers = sorted(
@@ -67,19 +70,20 @@ def written(form: StructuredOutputsParams, has_tokens: bool, seed: int) -> list[
         forced = constraint.jump_forward(8)
         flags[:] = 0xFFFFFFFF
         constraint.allow([], flags)
-        allowed = np.flatnonzero(np.unpackbits(flags.view(np.uint8), bitorder="little")[: len(known)])
+        may = np.unpackbits(flags.view(np.uint8), bitorder="little")[: len(known)]
+        allowed = np.flatnonzero(may)
         assert allowed.size
-        assert not forced or (forced[0] in allowed and allowed.size == 1)
-        likely = [token for token in allowed if token in usual] or list(allowed)
-        ends = [token for token in allowed if token == known.eos_token_id or token >= 256 or token == 1]  # 1 is a quote
-        often = ends if ends and (random.random() < 0.3 or len(tokens) > LONGEST) else likely
-        if random.random() < 0.95 and set(often) - blanks:
-            often = sorted(set(often) - blanks)
+        assert not forced or (may[forced[0]] and allowed.size == 1)
+        often, ends = allowed[usual[allowed]] if usual[allowed].any() else allowed, allowed[ending[allowed]]
+        if ends.size and (random.random() < 0.3 or len(tokens) > LONGEST):
+            often = ends
+        if random.random() < 0.95 and not blank[often].all():
+            often = often[~blank[often]]
         if not spelled and random.random() < 0.2:
             spelled = known.encode(str(random.choice(markers)))
         token = int(random.choice(often))
         if spelled:
-            token, *spelled = spelled if spelled[0] in allowed else [token]
+            token, *spelled = spelled if may[spelled[0]] else [token]
         if token == known.eos_token_id:
             return tokens
         tokens.append(token)

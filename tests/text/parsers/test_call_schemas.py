@@ -37,7 +37,7 @@ def check_walks(name, schema, has_tokens, seeds, strict=False, wild=0.05):
     form = calls_form(tools, TOOL_FORMATS[name], ids, False, True)
     params = strict_form(tools, TOOL_FORMATS[name], ids, False) if strict else form.params
     assert params is not None
-    walks = Walks(params, has_tokens)
+    walks, valid = Walks(params, has_tokens), jsonschema.validators.validator_for(schema)(schema)
     for seed in seeds:
         tokens = walks.walk(seed, wild, TOOL_FORMATS[name].begins[0] if strict else "")
         parser = make_parser(name if form.in_format else None, None, tools=tools, tokens=MarkerTokens.of(known))
@@ -50,7 +50,7 @@ def check_walks(name, schema, has_tokens, seeds, strict=False, wild=0.05):
             assert not "".join(event.text for event in events if isinstance(event, Content)).strip()
         if names == ["f"]:
             read.append(json.loads(text))
-            jsonschema.validate(read[-1], schema)
+            valid.validate(read[-1])
     return read
 
 
