@@ -207,6 +207,23 @@ def compiled_in_a_hurry(request):
 
 
 @pytest.fixture(scope="module")
+def states_in_chunks() -> Iterator[None]:
+    """Gated delta nets read prompts in chunks of few tokens."""
+    from requests_and_engines import chunks_of_states
+
+    with chunks_of_states():
+        yield
+
+
+@pytest.fixture(scope="module")
+def small_groups() -> Iterator[None]:
+    """Every shard has some of the few tokens of a small vocabulary, and the last has padding behind them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jspec.config.sharding.VOCABULARY_GROUP", 8)
+        yield
+
+
+@pytest.fixture(scope="module")
 def xla_compilations() -> Iterator[list[str]]:
     """Grows by an entry whenever anything at all is compiled, by whomever."""
     compiled: list[str] = []

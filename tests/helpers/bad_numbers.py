@@ -100,7 +100,7 @@ def spots(operand: int, shape, before: tuple[int, ...], numbers=EVERY) -> list[S
 
 
 def normal(*shape: int, seed: int = 0, dtype="float32"):
-    return jax.random.normal(jax.random.key(seed + sum(shape)), shape).astype(dtype)
+    return jax.device_put(np.random.default_rng(seed + sum(shape)).standard_normal(shape).astype(jnp.dtype(dtype)))
 
 
 def simple(reference, kernel, x, *args, rows: Callable = jax.tree.leaves, numbers=EVERY, **how) -> Problem:

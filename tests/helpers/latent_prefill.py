@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from cuda_lowering import interpreted, shapes_of_queries
@@ -68,7 +67,7 @@ def problem(case: Case):
     table = np.where(live, table, 2**30).astype(np.int32)
     q = rng.normal(size=(4, T, N, case.own + case.rotated)).astype("bfloat16")
     queries = PagedQueries(table, positions, valid)  # pyright: ignore[reportArgumentType]  # arrays soon
-    return *jax.tree.map(jnp.asarray, (q, pool, queries)), stored_maps(case)[0]
+    return *jax.device_put((q, pool, queries)), stored_maps(case)[0]
 
 
 @functools.cache

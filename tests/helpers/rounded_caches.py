@@ -3,6 +3,7 @@
 import inspect
 
 import numpy as np
+from engines import causal
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
@@ -11,7 +12,6 @@ from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.config import EngineConfig
 from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
 from jspec.loading.pair import build_model
-from jspec.models.causal import causal_logits
 
 SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "tensor"}
 OF_CACHE_ALONE = {"quant_method": "compressed-tensors", "format": "dense", "kv_cache_scheme": SCHEME}
@@ -48,7 +48,7 @@ def assert_rounds(folder, kind: str, rounding, plain, wanted, text: list[int]):
     config, params = Checkpoint.open(folder).language_model("float32")
     model = build_model(config, params, "float32", None)
     model.kv_rounding = rounding
-    np.testing.assert_allclose(causal_logits(model, TOKENS), wanted, atol=2e-5)
+    np.testing.assert_allclose(causal(model)(TOKENS), wanted, atol=2e-5)
     assert np.abs(plain - wanted).max() > 1e-3
     how = {"max_len": 64, "max_batch": 1, "prefill_chunk": 4, "temperature": 0, "max_tokens": 20, "ignore_eos": True}
     assert jspec.generate(folder, TOKENS[0, :9].tolist(), kv_cache_dtype=kind, **how).token_ids == text

@@ -114,6 +114,14 @@ def calls_of(events):
     return [(name, json.loads(text)) for name, text in calls], thoughts
 
 
+def events_of(name, tokens, tools, thinks=None, form=None, has_tokens=True, **how):
+    """What is read of a text in a format's syntax, or in JSON where ``form`` says that the format cannot hold the calls."""
+    known, own = tokenizer(has_tokens), form is None or form.in_format
+    parser = make_parser(name if own else None, thinks, tools=tools, tokens=MarkerTokens.of(known), **how)
+    parser = parser if own else JsonCalls(parser, form.name)
+    return parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True)
+
+
 def check(calls, several):
     assert calls
     assert several or len(calls) == 1
@@ -140,9 +148,7 @@ def test_forced_calls_are_read_as_calls(name, several, has_tokens):
     assert form.in_format
     for seed in range(4):
         tokens = written(form.params, has_tokens, seed)
-        parser = make_parser(name if form.in_format else None, None, tools=TOOLS, tokens=MarkerTokens.of(known))
-        parser = parser if form.in_format else JsonCalls(parser, form.name)
-        calls, _ = calls_of(parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True))
+        calls, _ = calls_of(events_of(name, tokens, TOOLS, form=form, has_tokens=has_tokens))
         check(calls, several)
 
 
@@ -159,15 +165,9 @@ def test_reasoning_may_come_before_forced_calls(name, prompt):
     thought = 0
     for seed in range(4):
         tokens = written(params, True, seed)
-        parser = make_parser(
-            *(name if form.in_format else None, thinks),
-            tools=TOOLS,
-            tokens=MarkerTokens.of(known),
-            prompt=end,
-            begins_open=False,
+        calls, thoughts = calls_of(
+            events_of(name, tokens, TOOLS, form=form, thinks=thinks, prompt=end, begins_open=False)
         )
-        parser = parser if form.in_format else JsonCalls(parser, form.name)
-        calls, thoughts = calls_of(parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True))
         check(calls, False)
         thought += bool(thoughts)
         assert not (thoughts and prompt == "closed" and name != "openai")
@@ -183,10 +183,7 @@ def test_an_answer_has_its_form_behind_the_reasoning(thinks):
     params = after_reasoning(asked, reasoning, ids_of(known), "<|start|>assistant", True)
     for seed in range(4):
         tokens = written(params, True, seed)
-        parser = make_parser(
-            None, thinks, tokens=MarkerTokens.of(known), prompt="<|start|>assistant", begins_open=False
-        )
-        events = parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True)
+        events = events_of(None, tokens, None, thinks=thinks, prompt="<|start|>assistant", begins_open=False)
         answer = "".join(event.text for event in events if isinstance(event, Content))
         assert set(json.loads(answer)) == {"a"}
 
@@ -206,8 +203,7 @@ def test_strict_tools_get_arguments_that_fit_wherever_they_are_called(name):
     begin = ids_of(known)[form.begins[0]]
     for seed in range(6):
         tokens = written(params, True, seed)
-        parser = make_parser(name, None, tools=STRICT, tokens=MarkerTokens.of(known))
-        events = parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True)
+        events = events_of(name, tokens, STRICT)
         calls, _ = calls_of([event for event in events if not isinstance(event, Content)])
         read = [(name, arguments) for name, arguments in calls if name == "read_file"]
         check(read or [("list_files", {})], True)
@@ -223,8 +219,7 @@ def test_an_answer_of_some_form_may_be_calls_instead(name):
     answers, called = set(), 0
     for seed in range(12):
         tokens = written(params, True, seed)
-        parser = make_parser(name, None, tools=STRICT, tokens=MarkerTokens.of(known))
-        events = parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True)
+        events = events_of(name, tokens, STRICT)
         calls, _ = calls_of([event for event in events if not isinstance(event, Content)])
         called += len(calls)
         if not calls:
