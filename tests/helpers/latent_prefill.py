@@ -96,6 +96,18 @@ def oracle(args, case: Case):
     return out
 
 
+def check_up_projected(case: Case, k, v, text):
+    """That keys and values in bfloat16 are those of pages of latents and rotated keys, ``[pages, P, Ck + Hr]``."""
+    k, v = (np.asarray(part, np.float64) for part in (k, v))
+    keys, values = stored_maps(case)[1]
+    latents, rotated = np.split(text, [case.rank], axis=-1)
+    close = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=2**-7)
+    close(k[..., : case.own], np.einsum("upc,nhc->upnh", latents, keys))
+    close(v, np.einsum("upc,nhc->upnh", latents, values))
+    wanted = rotated.astype(np.float32).astype("bfloat16")[:, :, None]
+    np.testing.assert_array_equal(k[..., case.own :], np.broadcast_to(wanted, k[..., case.own :].shape))
+
+
 def kernel(*args, **how):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 

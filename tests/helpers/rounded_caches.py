@@ -3,6 +3,7 @@
 import inspect
 
 import numpy as np
+import pytest
 from engines import causal
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
@@ -38,9 +39,22 @@ def rounding_of(folder, kind="fp8"):
     return kv_rounding(EngineConfig(kv_cache_dtype=kind), Checkpoint.open(folder))
 
 
-def cache_argument(model) -> str:
-    """What this version of transformers calls the cache that a model is given."""
-    return "cache" if "cache" in inspect.signature(model.model.forward).parameters else "past_key_values"
+def logits_and_text(model, make_cache):
+    """``(tokens, steps) -> (logits, text)`` of a model of transformers, in one pass and then token by token."""
+    torch = pytest.importorskip("torch")
+    name = "cache" if "cache" in inspect.signature(model.model.forward).parameters else "past_key_values"
+
+    def run(tokens, steps=0):
+        text, cache = [], {name: make_cache()}
+        with torch.no_grad():
+            logits = model(torch.tensor(tokens), **cache).logits
+            following = logits[:, -1:]
+            for _ in range(steps):
+                text.append(int(following.argmax()))
+                following = model(torch.tensor([text[-1:]]), **cache).logits
+        return logits.numpy(), text
+
+    return run
 
 
 def assert_rounds(folder, kind: str, rounding, plain, wanted, text: list[int]):
