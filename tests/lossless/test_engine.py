@@ -9,7 +9,6 @@ from lossless.oracle import Oracle
 from lossless.steps import ASKS, Program, play
 from lossless.table_model import TABLES, V
 
-RUNS_FOR_LONG = True  # so that XLA optimises: conftest.py
 QUICK, LONG = 20_000, 200_000  # texts of every ask
 PROGRAMS = (
     Program("match", draft_sampling="coupled"),
