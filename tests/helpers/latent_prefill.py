@@ -11,10 +11,7 @@ from matmul_rows import abstract_weight
 from stored_head_maps import head_map
 
 from jspec.pallas.attention.spec import PagedQueries
-from jspec.pallas.mla.prefill import (
-    up_projected_attention_kernel,
-    up_projected_attention_reference,
-)
+from jspec.pallas.mla.prefill import up_projected_attention_kernel, up_projected_attention_reference
 from jspec.pallas.weights.head_maps import HeadMaps
 
 T, N, SCALE = 128, 2, 0.1

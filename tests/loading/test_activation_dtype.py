@@ -25,10 +25,7 @@ from jspec.models.w8a8 import with_quantized_activations
 
 INT8 = dataclasses.replace(TARGET, quantization="int8")
 TOKENS = np.random.default_rng(0).integers(97, size=(1, 24))
-STORED = {
-    "int8": compressed_tensors(format="int-quantized", weights__type="int"),
-    "fp8": compressed_tensors(),
-}
+STORED = {"int8": compressed_tensors(format="int-quantized", weights__type="int"), "fp8": compressed_tensors()}
 LARGEST = {"int8": 127, "fp8": 448}
 
 

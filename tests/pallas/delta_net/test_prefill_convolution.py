@@ -8,11 +8,7 @@ from cuda_lowering import for_cuda, kernels_of
 from delta_nets import float64_convolution
 from normals import normal
 
-from jspec.pallas.delta_net.convolution import (
-    convolve_prefill,
-    convolve_prefill_kernel,
-    convolve_prefill_reference,
-)
+from jspec.pallas.delta_net.convolution import convolve_prefill, convolve_prefill_kernel, convolve_prefill_reference
 from jspec.pallas.delta_net.state import PrefillRows
 
 BS, W, CC, MORE, T = 6, 4, 300, 310, 64  # no number of channels that fills blocks

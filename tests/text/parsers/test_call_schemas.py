@@ -122,11 +122,7 @@ TEXTS = {  # texts of a value that are taken, and that are not
     "pattern": ({"type": "string", "pattern": "[0-9]{3}"}, ["a123b", "a\n123", "100/x"], ["12", "a12b"]),
     "anchored": ({"type": "string", "pattern": r"^[a-z]/\d$"}, ["a/1"], ["xa/1", "a/1x", ""]),
     "alternatives": ({"type": "string", "pattern": "^a|b$|c(d|e)"}, ["ax", "xb", "1ce2"], ["xa", "bx", "c"]),
-    "lengths": (
-        {"type": "string", "minLength": 2, "maxLength": 4},
-        ["ab", "a\nb", "a\nbc"],
-        ["a", "abcde", "\na"],
-    ),
+    "lengths": ({"type": "string", "minLength": 2, "maxLength": 4}, ["ab", "a\nb", "a\nbc"], ["a", "abcde", "\na"]),
     "date": ({"type": "string", "format": "date"}, ["2024-02-29"], ["2023-02-29", "2024-13-01", "today"]),
     "annotation": ({"type": "string", "format": "path"}, ["a b"], []),
     "limits and type": ({"allOf": [{"type": "string"}, {"pattern": "^a"}]}, ["ab"], ["ba"]),
