@@ -26,6 +26,7 @@ from jspec.drafting import drawing
 from jspec.engine.aot_cache import costs as aot_costs
 from jspec.engine.aot_cache import executables as aot_executables
 from jspec.engine.aot_cache import files as aot_files
+from jspec.engine.runner.compile import Program
 
 # XLA compiles small programs faster as one piece of code than as many, and with its older emitter for CPUs, which only jax
 # 0.10 still has: an unknown flag ends the process.
@@ -43,6 +44,7 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jspec-tests-")  # where 
 MOST_MAPPINGS = 20_000  # after a file of tests; one adds up to 10,000
 MOST_MEMORY = 3 * 2**30  # bytes that files of tests leave behind
 DAYS_KEPT = 7  # of a compiled program, which nobody may need any more
+SERVED = ("bench", "serving")  # folders whose tests ask a server of the shipped models for hundreds of texts
 LONGEST = ("lossless", "engine", "train")  # folders whose files take a minute or more
 
 
@@ -188,14 +190,14 @@ def compiled_anew(request):
 def compiled_in_a_hurry(request):
     """Programs of most tests compile for seconds and run for a moment: XLA optimises little, and a drafter's passes are a
     loop (``tests/drafting/test_draft_loops.py`` compares it with unrolled passes). The losslessness suite unrolls
-    them as users do; its long tier, and its files that say ``RUNS_FOR_LONG``, run for longer than they compile. Kernels are
-    tested on a GPU as users have them."""
+    them as users do; its long tier, and its files that say ``RUNS_FOR_LONG``, run for longer than they compile, and so do
+    servers of the shipped models. Kernels are tested on a GPU as users have them."""
     on_gpu = is_in(request.path, "pallas") and jax.default_backend() != "cpu"
     lossless = is_in(request.path, "lossless")
     for_long = lossless and (
         request.config.option.markexpr == "long" or getattr(request.module, "RUNS_FOR_LONG", False)
     )
-    if on_gpu or for_long or is_in(request.path, "compiled"):
+    if on_gpu or for_long or is_in(request.path, "compiled", *SERVED):
         yield
         return
     jax.config.update("jax_disable_most_optimizations", True)
@@ -204,6 +206,31 @@ def compiled_in_a_hurry(request):
             patch.setattr(drawing, "UNROLLED_PASSES", 1)
         yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def states_in_chunks() -> Iterator[None]:
+    """Gated delta nets read prompts in chunks of few tokens."""
+    from requests_and_engines import chunks_of_states
+
+    with chunks_of_states():
+        yield
+
+
+@pytest.fixture(scope="module")
+def small_groups() -> Iterator[None]:
+    """Every shard has some of the few tokens of a small vocabulary, and the last has padding behind them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jspec.config.sharding.VOCABULARY_GROUP", 8)
+        yield
+
+
+@pytest.fixture
+def traced(monkeypatch) -> list[str]:
+    """The names of an engine's programs, as they are traced."""
+    names, lower = [], Program._lower
+    monkeypatch.setattr(Program, "_lower", lambda self, *args: names.append(self.name) or lower(self, *args))
+    return names
 
 
 @pytest.fixture(scope="module")

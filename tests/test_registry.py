@@ -89,12 +89,7 @@ def example(config) -> Example:
     return Example(config, config)
 
 
-EXAMPLES = [
-    example(DRAFT),
-    *(example(config) for config in HEADS.values()),
-    Example("ngram"),
-    Example("ngram_corpus"),
-]
+EXAMPLES = [example(DRAFT), *(example(config) for config in HEADS.values()), Example("ngram"), Example("ngram_corpus")]
 every_example = pytest.mark.parametrize(
     "case", EXAMPLES, ids=lambda case: f"{entry_of(case.draft).drafter.split(':')[1]}"
 )

@@ -203,11 +203,7 @@ def test_no_other_function_makes_a_pattern():
         for function in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(function, ast.FunctionDef):
                 found |= {(file.name, function.name) for call in ast.walk(function) if _compiles(call)}
-    assert found == {
-        ("config_fields.py", "_compiled"),
-        ("config_fields.py", "_any"),
-        ("quantized.py", "_shapes"),
-    }
+    assert found == {("config_fields.py", "_compiled"), ("config_fields.py", "_any"), ("quantized.py", "_shapes")}
 
 
 def _compiles(node: ast.AST) -> bool:

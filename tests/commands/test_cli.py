@@ -10,7 +10,7 @@ import time
 import weakref
 
 import pytest
-from tiny import tiny_checkpoint, tiny_tokenizer
+from tiny import smallest
 
 import jspec
 from jspec.cli import main
@@ -20,18 +20,7 @@ from jspec.cli import main
 def checkpoints(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkpoints")
     for name, seed in (("target", 0), ("draft", 1)):
-        folder = tiny_checkpoint(
-            root / name,
-            seed=seed,
-            vocab_size=258,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=1,
-            head_dim=4,
-            bos_token_id=0,
-            eos_token_id=1,
-        )
-        tiny_tokenizer(folder)
+        smallest(root / name, seed=seed)
     return root
 
 

@@ -8,10 +8,13 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
+
+from benchmarks.rounds.programs import Decoding, decoding_program
 
 UNCHECKED = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 os.environ.setdefault(UNCHECKED, "1")  # there is no driver to check
@@ -95,3 +98,16 @@ def gpus(count: int, axis: str) -> jax.sharding.Mesh:
     """A mesh of H200s of one host."""
     topology = topologies.get_topology_desc(platform="cuda", target_config=_H200, topology=f"1x1x{count}")
     return topologies.make_mesh(topology, (count,), (axis,))
+
+
+def compiled_round(what: Decoding, target, module=None, draft=None) -> tuple[jax.stages.Compiled, Any]:
+    """Rounds of ``what``, compiled, and the state that they are given and give.
+
+    Args:
+      target: its abstract module.
+      module: the drafter's abstract module, of the config ``draft``; None for plain rounds.
+    """
+    program = decoding_program(target, module, draft, what.engine_config("bfloat16"), what)
+    state = jax.eval_shape(program.fresh)
+    how = {"donate_argnums": 1, "compiler_options": program.options}
+    return compiled_for_h200(program.function, program.leaves, state, **how), state

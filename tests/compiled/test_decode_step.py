@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from deviceless import compiled_for_h200, why_not
+from deviceless import compiled_for_h200, compiled_round, why_not
 
 from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
-from benchmarks.rounds.programs import Decoding, decoding_program
+from benchmarks.rounds.programs import Decoding
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, head_for
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -65,11 +65,9 @@ def compiled(method: str | None, batch: int, layers: int, budget: int | None = N
     draft = DRAFTERS[method]
     module = None if draft is None else abstract_module(draft, drafts=True)
     what = Decoding(method, K if method else 0, batch, start=512, new=256, budget=budget)
-    program = decoding_program(target, module, draft, what.engine_config("bfloat16"), what)
-    state = jax.eval_shape(program.fresh)
+    step, state = compiled_round(what, target, module, draft)
     caches = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.cache, state.draft)))
-    how = {"donate_argnums": 1, "compiler_options": program.options}
-    return compiled_for_h200(program.function, program.leaves, state, **how), caches
+    return step, caches
 
 
 def kernels(method: str | None, batch: int, layers: int) -> int:

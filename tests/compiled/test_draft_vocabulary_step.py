@@ -5,13 +5,12 @@ import functools
 import re
 from typing import Any
 
-import jax
 import pytest
-from deviceless import compiled_for_h200, why_not
+from deviceless import compiled_round, why_not
 
 from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import Op, launched
-from benchmarks.rounds.programs import Decoding, decoding_program
+from benchmarks.rounds.programs import Decoding
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, head_for
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -38,11 +37,7 @@ def round_of(method: str, batch: int, size: int | None = Vd) -> list[Op]:
     """What a round launches with a draft vocabulary of so many tokens, None for all."""
     draft = DRAFTERS[method] if size is None else DRAFTERS[method].with_draft_vocabulary(size)
     what = Decoding(method, K, batch, start=512, new=256)
-    program = decoding_program(
-        abstract_module(TARGET), abstract_module(draft, drafts=True), draft, what.engine_config("bfloat16"), what
-    )
-    how = {"donate_argnums": 1, "compiler_options": program.options}
-    step = compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)
+    step, _ = compiled_round(what, abstract_module(TARGET), abstract_module(draft, drafts=True), draft)
     return launched(step.as_text(), loop=True)
 
 

@@ -5,13 +5,12 @@ Layers have the widths of the published models, and all of their experts."""
 import dataclasses
 import functools
 
-import jax
 import pytest
-from deviceless import compiled_for_h200, why_not
+from deviceless import compiled_round, why_not
 
 from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
-from benchmarks.rounds.programs import Decoding, decoding_program
+from benchmarks.rounds.programs import Decoding
 from benchmarks.shapes import GEMMA4_26B_A4B, GLM_47_FLASH, GPT_OSS_20B, QWEN3_30B_A3B
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -32,9 +31,7 @@ def compiled(model: str, batch: int, layers: int):
     fewer = dataclasses.replace(config, num_layers=layers, experts=experts, **lists)
     target = abstract_module(fewer)
     what = Decoding(None, 0, batch, start=512, new=256)
-    program = decoding_program(target, None, None, what.engine_config("bfloat16"), what)
-    how = {"donate_argnums": 1, "compiler_options": program.options}
-    return compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)
+    return compiled_round(what, target)[0]
 
 
 @pytest.mark.parametrize("batch", [1, 64])

@@ -6,12 +6,12 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from deviceless import compiled_for_h200, why_not
+from deviceless import compiled_for_h200, compiled_round, why_not
 from matmul_rows import abstract_weight
 
 from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
-from benchmarks.rounds.programs import Decoding, decoding_program
+from benchmarks.rounds.programs import Decoding
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, head_for
 from jspec.config import Latent
 from jspec.models.w8a8 import with_quantized_activations
@@ -38,6 +38,12 @@ def temporaries(compiled) -> int:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+def assert_makes_no_weight(step, batch: int, K: int):
+    """That a round holds logits, but no copy of a weight."""
+    assert temporaries(step) < SMALLEST + 6 * 4 * batch * (K + 1) * LLAMA_8B.vocab_size
+    assert [op.line for op in moves(step.as_text(), SMALLEST)] == []
+
+
 @pytest.mark.parametrize(
     ("kind", "batch"), [("int8", 16), ("fp8", 1), ("int4", 1), ("int4", 16), ("fp8_block", 1), ("fp8_block", 16)]
 )
@@ -49,12 +55,7 @@ def test_a_round_makes_no_dequantised_weight(kind, batch):
     target = abstract_module(dataclasses.replace(LLAMA_8B, num_layers=2, windows=(), quantization=kind))
     draft = dataclasses.replace(LLAMA_1B, num_layers=1, windows=(), quantization=kind)
     what = Decoding("draft_model", 2, batch, start=64, new=32)
-    program = decoding_program(target, abstract_module(draft, drafts=True), draft, what.engine_config("bfloat16"), what)
-    how = {"donate_argnums": 1, "compiler_options": program.options}
-    step = compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)
-    logits = 4 * batch * (what.K + 1) * LLAMA_8B.vocab_size
-    assert temporaries(step) < SMALLEST + 6 * logits
-    assert [op.line for op in moves(step.as_text(), SMALLEST)] == []
+    assert_makes_no_weight(compiled_round(what, target, abstract_module(draft, drafts=True), draft)[0], batch, what.K)
 
 
 @pytest.mark.parametrize(("method", "batch"), [("eagle", 1), ("eagle", 16), ("dspark", 1), ("draft_model", 16)])
@@ -66,12 +67,7 @@ def test_an_int8_draft_makes_no_dequantised_weight(method, batch):
     draft = plain.with_draft_vocabulary(32_768).with_quantization("int8")
     what = Decoding(method, 2, batch, start=64, new=32)
     modules = abstract_module(target), abstract_module(draft, drafts=True)
-    program = decoding_program(*modules, draft, what.engine_config("bfloat16"), what)
-    how = {"donate_argnums": 1, "compiler_options": program.options}
-    step = compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)
-    logits = 4 * batch * (what.K + 1) * LLAMA_8B.vocab_size
-    assert temporaries(step) < SMALLEST + 6 * logits
-    assert [op.line for op in moves(step.as_text(), SMALLEST)] == []
+    assert_makes_no_weight(compiled_round(what, *modules, draft)[0], batch, what.K)
 
 
 @pytest.mark.parametrize(("kind", "batch", "launches"), [("int8", 16, 8), ("fp8_block", 1, 9)])
@@ -81,11 +77,7 @@ def test_each_product_of_eight_bits_is_one_launch(kind, batch, launches):
     def round_of(layers: int):
         target = abstract_module(dataclasses.replace(LLAMA_8B, num_layers=layers, windows=(), quantization=kind))
         what = Decoding(None, 0, batch, start=64, new=32)
-        program = decoding_program(target, None, None, what.engine_config("bfloat16"), what)
-        how = {"donate_argnums": 1, "compiler_options": program.options}
-        return launched(
-            compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how).as_text()
-        )
+        return launched(compiled_round(what, target)[0].as_text())
 
     few, more = round_of(1), round_of(2)
     assert len(more) - len(few) <= launches
@@ -98,9 +90,7 @@ def round_over_latents(kind: str, batch: int, layers: int) -> str:
     latents = {"architecture": "DeepseekV3ForCausalLM", "latent": Latent(512, 64, 128, 1536), "windows": ()}
     target = abstract_module(dataclasses.replace(LLAMA_8B, quantization=kind, **sizes, **latents))
     what = Decoding(None, 0, batch, start=64, new=32)
-    program = decoding_program(target, None, None, what.engine_config("bfloat16"), what)
-    how = {"donate_argnums": 1, "compiler_options": program.options}
-    return compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how).as_text()
+    return compiled_round(what, target)[0].as_text()
 
 
 @pytest.mark.parametrize("batch", [1, 16])
@@ -140,11 +130,8 @@ def test_a_round_of_a_target_that_rounds_makes_no_dequantised_weight():
     config = dataclasses.replace(LLAMA_8B, num_layers=2, windows=(), quantization="int8")
     target = with_quantized_activations(abstract_module(config), "int8")
     what = Decoding(None, 0, 16, start=64, new=32)
-    program = decoding_program(target, None, None, what.engine_config("bfloat16"), what)
-    how = {"donate_argnums": 1, "compiler_options": program.options}
-    step = compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)
-    assert temporaries(step) < SMALLEST + 6 * 4 * 16 * LLAMA_8B.vocab_size
-    assert [op.line for op in moves(step.as_text(), SMALLEST)] == []
+    step, _ = compiled_round(what, target)
+    assert_makes_no_weight(step, 16, what.K)
     assert sum("w8a8_matmul" in op.line for op in launched(step.as_text())) == 2 * 4  # each map of a layer
 
 

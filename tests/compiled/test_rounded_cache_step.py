@@ -6,11 +6,11 @@ import functools
 
 import jax
 import pytest
-from deviceless import compiled_for_h200, why_not
+from deviceless import compiled_for_h200, compiled_round, why_not
 
 from benchmarks.random_modules import abstract_module
 from benchmarks.rounds.hlo import launched, moves
-from benchmarks.rounds.programs import Decoding, decoding_program, with_kv_cache
+from benchmarks.rounds.programs import Decoding, with_kv_cache
 from benchmarks.shapes import LLAMA_8B, head_for
 from jspec.config import EngineConfig, Latent, Speculation
 from jspec.drafting.methods import drafter_for
@@ -43,10 +43,8 @@ def rounds(kind: str | None, shape: str = "heads"):
     head = head_for(SHAPE, "eagle")
     target, module = with_kv_cache(abstract_module(config), kind), abstract_module(head, drafts=True)
     what = Decoding("eagle", K, 16, start=512, new=256)
-    program = decoding_program(target, module, head, what.engine_config("bfloat16"), what)
-    state = jax.eval_shape(program.fresh)
-    how = {"donate_argnums": 1, "compiler_options": program.options}
-    return compiled_for_h200(program.function, program.leaves, state, **how), bytes_of(state.cache)
+    step, state = compiled_round(what, target, module, head)
+    return step, bytes_of(state.cache)
 
 
 def bytes_of(tree) -> int:

@@ -98,10 +98,7 @@ def test_bad_eagle3_configs_are_refused(change, message):
             lambda: MTPConfig(ONE_LAYER).with_draft_vocabulary(V),
             rf"draft_vocab_size={V}: expected None or .* in 1..{V - 1}",
         ),
-        (
-            lambda: Plain().with_draft_vocabulary(5),
-            "draft_vocab_size=5: Plain has no draft vocabulary; leave it out",
-        ),
+        (lambda: Plain().with_draft_vocabulary(5), "draft_vocab_size=5: Plain has no draft vocabulary; leave it out"),
         (
             lambda: dataclasses.replace(TARGET, tie_embeddings=True, draft_vocab_size=5),
             "tie_embeddings=True: expected False",

@@ -7,7 +7,8 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mtp_checkpoints import slots, with_layers
+from greedy_texts import drafted
+from mtp_checkpoints import assert_drafts, chained, slots, with_layers
 from parity_cases import CASES, DEEPSEEK, GLM, SIZES
 from safetensors.numpy import load_file, save_file
 from tiny import tiny_checkpoint, write_weights
@@ -16,13 +17,11 @@ import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
-from jspec.checkpoints.converted.manifest import check
 from jspec.doctor import diagnose
 from jspec.models import build, build_head
-from jspec.models.kv_cache import CausalView
 
 L = SIZES["num_hidden_layers"]
-SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16, "num_draft_tokens": 3}
+SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
 
 
 def reference(folder, family: str, settings: dict, count: int):
@@ -108,33 +107,14 @@ def test_the_state_that_is_chained_is_that_of_transformers(tmp_path):
         first = mtp.forward_layer(0, state, torch.arange(1, 11)[None], None, input_ids=text[:, 1:-1])
         second = mtp.forward_layer(1, first, torch.arange(2, 12)[None], None, input_ids=text[:, 2:])
         expected = model.lm_head(second)[0].numpy()
-    embedded, where = head.embed(jnp.asarray(tokens, jnp.int32)[None], target), jnp.arange(10, dtype=jnp.int32)[None]
-    cache, hidden = (None, None), jnp.asarray(state.numpy())
-    for k in range(2):
-        hidden, cache = head.read(k, embedded[:, k + 1 : k + 11], hidden, where, cache, CausalView(where))
-        hidden = head.recycle(hidden)
-    found = head.logits(hidden, target)[0]
+    found, _ = chained(target, head, tokens, state.numpy(), layers=(0, 1))
     assert np.abs(found - expected).max() / np.abs(expected).max() < 2e-5
 
 
 @pytest.mark.parametrize("architecture", ["Glm4MoeLiteForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_mtp_layers_draft_for_their_target(tmp_path, architecture, layers):
-    """From its Hugging Face folder and from the converted one, with the same texts, which are the target's own."""
-    folder = with_layers(tmp_path / "src", architecture, layers)
-    convert(folder, tmp_path / "out", verify="shapes")
-    assert check(tmp_path / "out") == []
-    prompts, texts = [[5], [7, 8, 9] * 3, list(range(3, 27))], []
-    for path in (folder, tmp_path / "out"):
-        llm = jspec.load(path, "mtp", **SMALL)
-        assert llm.method == "mtp"
-        results = jspec.generate(llm, prompts, temperature=0, max_tokens=20, ignore_eos=True)
-        assert sum(result.stats.num_draft_tokens for result in results) > 0
-        for prompt, result in zip(prompts, results, strict=True):
-            text = [*prompt, *result.token_ids]
-            assert np.argmax(llm.logits(text), axis=-1).tolist()[len(prompt) - 1 : -1] == result.token_ids
-        texts.append([result.token_ids for result in results])
-    assert texts[0] == texts[1]
+    assert_drafts(with_layers(tmp_path / "src", architecture, layers), tmp_path / "out", **SMALL)
 
 
 def test_a_converted_folder_keeps_them_or_not(tmp_path, capsys):
@@ -160,9 +140,7 @@ def test_mtp_layers_are_quantised_with_their_model(tmp_path):
     report = convert(folder, out, quantize="int8", verify="shapes")
     assert [note for note in report.notes if note.startswith("mtp/: int8 weights verified")]
     assert read_draft_config(out / "mtp").quantization == read_draft_config(out).quantization == "int8"
-    llm = jspec.load(out, "mtp", **SMALL)
-    [result] = jspec.generate(llm, [[3, 4, 5]], temperature=0, max_tokens=20, ignore_eos=True)
-    assert np.argmax(llm.logits([3, 4, 5, *result.token_ids]), axis=-1).tolist()[2:-1] == result.token_ids
+    drafted(jspec.load(out, "mtp", num_draft_tokens=3, **SMALL), [[3, 4, 5]], most=20)
 
 
 @pytest.mark.parametrize("keep", [True, None])

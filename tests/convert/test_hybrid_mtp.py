@@ -8,21 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hybrid_checkpoints import save_hybrid
-from mtp_checkpoints import slots, with_layers
+from mtp_checkpoints import assert_drafts, chained, slots, with_layers
 from safetensors.numpy import load_file
 from tiers import in_tiers
 from tiny import tiny_checkpoint, write_weights
 
-import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
 from jspec.checkpoints.export import export_draft
 from jspec.config import Rope
 from jspec.models import build, build_head
-from jspec.models.kv_cache import CausalView
 
-SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "num_draft_tokens": 3}
+SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 64}
 FAMILIES = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM")
 
 
@@ -93,30 +91,14 @@ def test_the_state_that_is_chained_is_normed(tmp_path):
     tokens = np.random.default_rng(2).integers(97, size=12)
     first, _ = reference.slots(tokens[1:-1], reference.features(tokens)[:, :-2])
     second, expected = reference.slots(tokens[2:], first)
-    embedded, where = head.embed(jnp.asarray(tokens, jnp.int32)[None], target), jnp.arange(10, dtype=jnp.int32)[None]
-    hidden = jnp.asarray(reference.features(tokens)[:, :-2].numpy())
-    for k in range(2):
-        hidden, _ = head.read(0, embedded[:, k + 1 : k + 11], hidden, where, (None,), CausalView(where))
-        hidden = head.recycle(hidden)
+    found, hidden = chained(target, head, tokens, reference.features(tokens)[:, :-2].numpy(), layers=(0, 0))
     np.testing.assert_allclose(hidden, second.numpy(), atol=2e-5 * float(np.abs(second.numpy()).max()))
-    np.testing.assert_allclose(head.logits(hidden, target)[0], expected, atol=2e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("architecture", in_tiers(FAMILIES, test=["Qwen3_5MoeForCausalLM"]))
 def test_the_layer_drafts_for_its_target(tmp_path, architecture):
-    """From its Hugging Face folder and from the converted one, with the same texts, which are the target's own."""
-    folder = with_layers(tmp_path / "src", architecture)
-    convert(folder, tmp_path / "out", verify="shapes")
-    prompts, texts = [[5], [7, 8, 9] * 3, list(range(3, 27))], []
-    for path in (folder, tmp_path / "out"):
-        llm = jspec.load(path, "mtp", **SMALL, prefill_chunk=64)
-        results = jspec.generate(llm, prompts, temperature=0, max_tokens=20, ignore_eos=True)
-        assert sum(result.stats.num_draft_tokens for result in results) > 0
-        for prompt, result in zip(prompts, results, strict=True):
-            text = [*prompt, *result.token_ids]
-            assert np.argmax(llm.logits(text), axis=-1).tolist()[len(prompt) - 1 : -1] == result.token_ids
-        texts.append([result.token_ids for result in results])
-    assert texts[0] == texts[1]
+    assert_drafts(with_layers(tmp_path / "src", architecture), tmp_path / "out", **SMALL)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -2,7 +2,7 @@
 
 import json
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 from wrapper_checkpoints import WRAPPED, copied, logits_of, renamed, rewrite, same
@@ -32,7 +32,7 @@ def test_logits_equal_transformers(saved, name):
     assert note == f"{len(source.ignored)} tensors of other parts than the text model were left out"
     config, params = load_folder(folder, "float32")
     assert config.architecture == WRAPPED[name][-1]
-    model_of_ours = build(config.for_length(len(TEXT)), {key: jnp.asarray(array) for key, array in params.items()})
+    model_of_ours = build(config.for_length(len(TEXT)), jax.device_put(params))
     [found] = jspec_logits(model_of_ours, [np.asarray(TEXT)])
     expected = logits_of(model, TEXT)
     assert np.abs(found - expected).max() / np.abs(expected).max() < 2e-5

@@ -1,6 +1,6 @@
 """The experts of multimodal checkpoints, all of a layer in one tensor: in either orientation, in FP8, in parts."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 from packed_weights import fp8, fp8_config
@@ -107,7 +107,7 @@ def test_the_square_experts_of_transformers_are_read_as_it_writes_them(saved):
     for width in (32, 64):
         folder, model = saved("qwen3-vl-moe", moe_intermediate_size=width)
         config, params = load_folder(folder, "float32")
-        ours = build(config, {key: jnp.asarray(array) for key, array in params.items()})
+        ours = build(config, jax.device_put(params))
         [found] = jspec_logits(ours, [np.asarray(TEXT)])
         expected = logits_of(model, TEXT)
         assert np.abs(found - expected).max() / np.abs(expected).max() < 2e-5

@@ -14,7 +14,7 @@ import httpx
 import jax
 import psutil
 import pytest
-from tiny import tiny_checkpoint, tiny_tokenizer
+from tiny import smallest
 
 import jspec
 from jspec import cli
@@ -94,9 +94,7 @@ def actors() -> list[psutil.Process]:
 @pytest.mark.long
 def test_ray_starts_the_group(tmp_path):
     """The driver answers, fails requests when an actor or a worker dies, starts all of them again, and ends in order."""
-    target = tmp_path / "target"
-    sizes = {"vocab_size": 258, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 4}
-    tiny_tokenizer(tiny_checkpoint(target, **sizes, bos_token_id=0, eos_token_id=1, max_position_embeddings=256))
+    target = smallest(tmp_path / "target")
     serve = ["-m", "jspec.cli", "serve", target, "-tp", 2, "--distributed", "ray", "--nnodes", 2, "--port", 0]
     serve += ["--max-num-seqs", 2, "--max-model-len", 256, "--dtype", "float32", "--reproducible", "--lost-after", 6]
     speed = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}

@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 from children import environment
-from tiny import tiny_checkpoint, tiny_tokenizer
+from tiny import smallest
 
 import jspec
 
@@ -32,11 +32,7 @@ OPTIONS = ("--max-num-seqs", 2, "--max-model-len", 256, "--dtype", "float32", "-
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory) -> str:
-    """A checkpoint that compiles in seconds."""
-    folder = tmp_path_factory.mktemp("checkpoint") / "target"
-    sizes = {"vocab_size": 258, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 4}
-    tiny_tokenizer(tiny_checkpoint(folder, **sizes, bos_token_id=0, eos_token_id=1, max_position_embeddings=256))
-    return str(folder)
+    return str(smallest(tmp_path_factory.mktemp("checkpoint") / "target"))
 
 
 class Group:

@@ -74,10 +74,7 @@ def test_weights_and_cache_of_the_shipped_family(tmp_path):
     given = {"draft_reference": FAMILY / "eagle", "kv_cache_dtype": "fp8"}
     found = diagnose(FAMILY / "target", int4, max_tokens=32, **given)
     weights, cache = found.rounding
-    assert (weights.what, cache.what) == (
-        "weights of the draft in int4",
-        "cache of the target in fp8",
-    )
+    assert (weights.what, cache.what) == ("weights of the draft in int4", "cache of the target in fp8")
     assert found.served is not None
     assert weights.lengths[0] == cache.lengths[0] == found.served.mean_acceptance_length
     assert min(*weights.lengths, *cache.lengths) > 1.8

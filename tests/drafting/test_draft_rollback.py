@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from drafts_of_whole_passes import check_drafts
 from engines import MAX_LEN, V, hybrid_draft
-from requests_and_engines import chunks_of_states
 from tiers import in_tiers
 
 from jspec.config import Speculation
@@ -26,16 +25,11 @@ from jspec.sampling.distribution import Warp
 from jspec.sampling.processors import Processing
 from jspec.sampling.streams import RoundNoise
 
+pytestmark = pytest.mark.usefixtures("states_in_chunks")
 K, P = 4, 8
 BS = 4  # rows of the states, of which a round has B
 B = 3
 TABLE = 1 + np.arange(BS * MAX_LEN // P, dtype=np.int32).reshape(BS, -1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _chunks_of_states():
-    with chunks_of_states():
-        yield
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Drafts from logits over a draft vocabulary: their tokens and distributions."""
 
 import dataclasses
+import functools
 import types
 from typing import Any
 
@@ -36,33 +37,48 @@ WARP = Warp(
 )
 
 
+MAKE = jax.jit(make_distribution)
+
+
 def processing(params=None, stop=-1, min_length=0) -> Processing:
     """What all rows want: those of ``params``, and no token ``stop`` before ``min_length``."""
     some = None
     if params is not None:
         one = Processors.of(params, 2, V)
-        some = jax.tree.map(lambda x: jnp.tile(jnp.asarray(x)[None], (B, *[1] * np.ndim(x))), one)
-    stops, lengths = jnp.full((B, 2), -1, jnp.int32).at[:, 0].set(stop), jnp.full(B, min_length, jnp.int32)
-    return Processing(some, stops, lengths, jnp.full((B, 8), 4, jnp.int32), jnp.full(B, 5, jnp.int32))
+        some = jax.tree.map(lambda x: jnp.asarray(np.tile(np.asarray(x)[None], (B, *[1] * np.ndim(x)))), one)
+    stops, lengths = np.tile(np.array([stop, -1], np.int32), (B, 1)), np.full(B, min_length, np.int32)
+    arrays = stops, lengths, np.full((B, 8), 4, np.int32), np.full(B, 5, np.int32)
+    return Processing(some, *map(jax.device_put, arrays))
 
 
 def draw(
     how: Any = "sample", wants=None, fixed=None, vocabulary: DraftVocabulary | None = VOCABULARY, logits=LOGITS, seed=1
 ):
-    """``Drawing.draw`` of all drafts at once, and the drawing."""
+    """``Drawing.draw`` of all drafts at once, and their proposal."""
+    return _drawn(how, wants or processing(), fixed, vocabulary, logits, seed)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _drawn(how, wants, fixed, vocabulary, logits, seed):
     noise = RoundNoise(jax.random.key_data(jax.random.split(jax.random.key(seed), B)), jnp.full(B, 5, jnp.int32))
     parts = dict.fromkeys(("tokens", "length", "previous", "features", "live", "room", "table"))
-    context = Context(**parts, warp=WARP, processing=wants or processing(), noise=noise, fixed=fixed)  # pyright: ignore[reportArgumentType]
+    context = Context(**parts, warp=WARP, processing=wants, noise=noise, fixed=fixed)  # pyright: ignore[reportArgumentType]
     drawing = Drawing(Speculation(J, "match", how), context, "eagle", vocabulary)
-    return *drawing.draw(logits, 0), drawing
+    distribution, tokens = drawing.draw(logits, 0)
+    return distribution, tokens, drawing.proposal(distribution, tokens, jnp.full(B, J, jnp.int32))
+
+
+@jax.jit
+def log_probs(distribution: Distribution):
+    """Of every token, ``[B, J, V]``, and asked one token after another, ``[V, B, J]``."""
+    each = [distribution.log_prob(jnp.full((B, J), token, jnp.int32)) for token in range(V)]
+    return distribution.log_probs, jnp.stack(each)
 
 
 def assert_same(narrow: Distribution, wide: Distribution):
     """The probability of every token, and of single ones."""
-    np.testing.assert_allclose(narrow.log_probs, wide.log_probs, rtol=1e-5, atol=1e-5)
-    for token in range(V):
-        one = jnp.full((B, J), token)
-        np.testing.assert_allclose(narrow.log_prob(one), wide.log_prob(one), rtol=1e-5, atol=1e-5)
+    for found, wanted in zip(log_probs(narrow), log_probs(wide), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_each_index_maps_to_its_token():
@@ -76,7 +92,7 @@ def test_each_index_maps_to_its_token():
 
 def test_distributions_equal_those_of_logits_over_all_tokens():
     narrow, _, _ = draw()
-    wide, _ = make_distribution(over_vocabulary(LOGITS, IDS), WARP)
+    wide, _ = MAKE(over_vocabulary(LOGITS, IDS), WARP)
     assert narrow.warped.logits.shape == LOGITS.shape
     assert_same(narrow, wide)
 
@@ -91,9 +107,11 @@ def test_tokens_follow_their_distributions():
 
 
 def test_an_early_stop_token_is_found_in_the_draft_vocabulary():
+    whole = np.asarray(over_vocabulary(LOGITS, IDS))
     for stop in range(V):
         found, _, _ = draw(wants=processing(stop=stop, min_length=7))
-        wide, _ = make_distribution(over_vocabulary(LOGITS, IDS).at[:, :2, stop].set(-jnp.inf), WARP)
+        early = (np.arange(J) < 2)[:, None] & (np.arange(V) == stop)
+        wide, _ = MAKE(np.where(early, -np.inf, whole).astype(np.float32), WARP)
         assert_same(found, wide)
 
 
@@ -101,7 +119,7 @@ def test_processors_apply_to_tokens_not_indices():
     params = SamplingParams(repetition_penalty=1.7, logit_bias={9: 2.0, 3: 5.0}, allowed_token_ids=[9, 2, 3, 4, 0])
     wants = processing(params, stop=2, min_length=6)
     found, tokens, _ = draw(wants=wants)
-    wide, _ = make_distribution(wants.apply(over_vocabulary(LOGITS, IDS)), WARP)
+    wide, _ = MAKE(jax.jit(Processing.apply)(wants, over_vocabulary(LOGITS, IDS)), WARP)
     assert found.warped.logits.shape == LOGITS.shape
     assert_same(found, wide)
     assert set(np.unique(tokens)) <= {9, 2, 4, 0}
@@ -122,8 +140,8 @@ def test_coupled_drafts_use_the_noise_of_the_targets_tokens():
 
 def test_a_fixed_draft_may_be_outside_of_the_draft_vocabulary():
     fixed = FixedDrafts(jnp.full((B, J), 5, jnp.int32), jnp.array([0, 1, 2, 3], jnp.int32))
-    distribution, tokens, drawing = draw(fixed=fixed)
-    proposal = drawing.proposal(distribution, tokens, jnp.full(B, J, jnp.int32))
+    _, tokens, proposal = draw(fixed=fixed)
+    tokens = np.asarray(tokens)
     np.testing.assert_array_equal(tokens == 5, np.arange(J) < np.arange(B)[:, None])
     assert proposal.point_mass[tokens == 5].all()
     np.testing.assert_array_equal(proposal.count, [J] * B)

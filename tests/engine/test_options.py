@@ -13,6 +13,7 @@ from engines import (
     Letters,
     V,
     bigram,
+    causal,
     drained,
     engine,
     ragged_prompts,
@@ -30,7 +31,6 @@ from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest
 from jspec.engine.runner.compile import Program
 from jspec.engine.scheduler.scheduler import Scheduler
-from jspec.models.causal import causal_logits
 from jspec.sampling.params import SamplingParams
 
 PROMPTS = ragged_prompts((3, 9, 5, 12))
@@ -165,7 +165,7 @@ class TestLogprobs:
         result = deltas[-1].result
         assert result.logprobs == [one for delta in deltas for one in delta.logprobs]
         assert len(result.logprobs) == len(result.token_ids) == 11
-        logits = np.asarray(causal_logits(target(), np.array([[*PROMPTS[1], *result.token_ids]], np.int32))[0], float)
+        logits = np.asarray(causal(target())(np.array([[*PROMPTS[1], *result.token_ids]], np.int32))[0], float)
         for i, (token, found) in enumerate(zip(result.token_ids, result.logprobs, strict=True)):
             row = logits[len(PROMPTS[1]) - 1 + i]
             expected = row - np.log(np.exp(row - row.max()).sum()) - row.max()
@@ -214,7 +214,7 @@ class TestPromptLogprobs:
             for id, prompt in list(zip(ids, PROMPTS, strict=True))[1:]:
                 first, *found = results[id].prompt_logprobs
                 assert (first, results[id].num_cached_tokens) == (None, 0)
-                logits = np.asarray(causal_logits(target(), np.array([prompt], np.int32))[0], float)
+                logits = np.asarray(causal(target())(np.array([prompt], np.int32))[0], float)
                 for row, token, one in zip(logits, prompt[1:], found, strict=False):
                     expected = row - row.max() - np.log(np.exp(row - row.max()).sum())
                     assert set(one) == {token, *np.argsort(-row)[:2].tolist()}

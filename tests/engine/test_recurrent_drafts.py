@@ -14,7 +14,7 @@ from drafts_of_whole_passes import check_drafts
 from engines import MAX_LEN, V, bigram, hybrid_draft, requests_of, shared
 from lossless.distributions import Grammar
 from lossless.served import Automaton
-from requests_and_engines import CONFIG, PROMPTS, K, P, chunks_of_states, passing
+from requests_and_engines import CONFIG, PROMPTS, K, P, passing
 
 from jspec.config import Speculation
 from jspec.drafting.draft_model import DraftModel
@@ -25,18 +25,13 @@ from jspec.engine.request import Request
 from jspec.engine.runner.split_rounds import SplitRounds
 from jspec.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("states_in_chunks")
 PARAMS = SamplingParams(temperature=1.0, max_tokens=18)
 REQUESTS = requests_of(PROMPTS, [PARAMS] * len(PROMPTS))
 # Nothing but 7 and then 4 may come in the first two states, which the draft model hardly ever drafts; then any token.
 ONLY = tuple(tuple(state if v == token else -1 for v in range(V)) for token, state in ((7, 1), (4, 2)))
 GRAMMAR = Grammar((*ONLY, tuple(0 if v % 2 else 2 for v in range(V))), (7, 4, -1))
 SEEN: list[tuple[np.ndarray, ...]] = []  # the drafts of every round, as ``check_drafts`` takes them
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _chunks_of_states():
-    with chunks_of_states():
-        yield
 
 
 @dataclasses.dataclass(frozen=True)

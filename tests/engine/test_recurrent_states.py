@@ -13,7 +13,7 @@ import pytest
 from disturbances import calls_of_any_length, outcome_of, preempting, serve
 from engines import HYBRID, MAX_LEN, hybrid, key_of, plain_greedy, requests_of
 from heads import VARIANTS, random_head, serving
-from requests_and_engines import CONFIG, PROMPTS, REQUESTS, K, P, alone, chunks_of_states, engine_of, passing
+from requests_and_engines import CONFIG, PROMPTS, REQUESTS, K, P, alone, engine_of, passing
 from tiers import in_tiers
 
 from jspec.config import EngineConfig, Speculation
@@ -30,14 +30,9 @@ from jspec.engine.runner.swap import Swaps
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
 
+pytestmark = pytest.mark.usefixtures("states_in_chunks")
 GREEDY = SamplingParams(temperature=0, max_tokens=18)
 COUPLED = [SamplingParams(temperature=t, max_tokens=16) for t in (0.8, 1.0, 1.3)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _chunks_of_states():
-    with chunks_of_states():
-        yield
 
 
 @jax.tree_util.register_dataclass

@@ -9,17 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from disturbances import by_hand
-from engines import (
-    Letters,
-    bigram,
-    decode,
-    drained,
-    ragged_prompts,
-    requests_of,
-    successor_table,
-    table_llm,
-    tokens_of,
-)
+from engines import Letters, bigram, decode, drained, ragged_prompts, requests_of, successor_table, table_llm, tokens_of
 
 import jspec
 from jspec.engine.mailbox import Cancel, Submission

@@ -19,7 +19,7 @@ import warnings
 import httpx
 import jax
 import pytest
-from tiny import tiny_checkpoint, tiny_tokenizer
+from tiny import smallest
 
 import jspec
 
@@ -31,11 +31,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory) -> str:
-    """A checkpoint that compiles in seconds."""
-    folder = tmp_path_factory.mktemp("checkpoint") / "target"
-    sizes = {"vocab_size": 258, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 4}
-    tiny_tokenizer(tiny_checkpoint(folder, **sizes, bos_token_id=0, eos_token_id=1, max_position_embeddings=256))
-    return str(folder)
+    return str(smallest(tmp_path_factory.mktemp("checkpoint") / "target"))
 
 
 def write_prompts(folder: pathlib.Path, count: int) -> pathlib.Path:

@@ -100,7 +100,7 @@ def spots(operand: int, shape, before: tuple[int, ...], numbers=EVERY) -> list[S
 
 
 def normal(*shape: int, seed: int = 0, dtype="float32"):
-    return jax.random.normal(jax.random.key(seed + sum(shape)), shape).astype(dtype)
+    return jax.device_put(np.random.default_rng(seed + sum(shape)).standard_normal(shape).astype(jnp.dtype(dtype)))
 
 
 def simple(reference, kernel, x, *args, rows: Callable = jax.tree.leaves, numbers=EVERY, **how) -> Problem:
@@ -248,11 +248,7 @@ def weight_only(kind: str) -> Problem:
 
 
 def bf16(dtype: str) -> Problem:
-    x, weight, tiling = (
-        normal(3, 200, dtype=dtype),
-        normal(64, 200, dtype=dtype),
-        MatmulTiling(64, 32, 64, 4, 3),
-    )
+    x, weight, tiling = (normal(3, 200, dtype=dtype), normal(64, 200, dtype=dtype), MatmulTiling(64, 32, 64, 4, 3))
     kernel = functools.partial(uncached(bf16_matmul_kernel), tiling=tiling)
     return simple(bf16_matmul_reference, kernel, x, weight)
 
@@ -294,11 +290,7 @@ def masses(scattered: bool) -> Problem:
 
     assert residual.log_weight is not None
     args = residual.p.logits, residual.q.logits, residual.log_weight
-    places = [
-        *spots(0, args[0].shape, (2, 0)),
-        *spots(1, args[1].shape, (2, 0)),
-        *spots(2, args[2].shape, (2, 0), NAN),
-    ]
+    places = [*spots(0, args[0].shape, (2, 0)), *spots(1, args[1].shape, (2, 0)), *spots(2, args[2].shape, (2, 0), NAN)]
     return Problem(of_logits(residual_masses_reference), of_logits(residual_masses_kernel), args, places, 2)
 
 

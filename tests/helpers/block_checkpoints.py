@@ -1,7 +1,6 @@
 """Tiny checkpoints whose linear maps are stored with a scale for each block, as the libraries of each format pack them."""
 
 import functools
-import json
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from fp8_checkpoints import LINEAR
+from fp8_checkpoints import LINEAR, write_both
 from packed_weights import (
     Stored,
     auto_round_config,
@@ -29,7 +28,7 @@ from packed_weights import (
     pack_quantized,
 )
 from safetensors.numpy import load_file
-from tiny import tiny_checkpoint, tiny_config, write_weights
+from tiny import tiny_checkpoint, tiny_config
 
 
 class Kind(NamedTuple):
@@ -233,13 +232,8 @@ def stored_as(path: Path, wide: Path, kind: Kind, *, head: bool = False, shards:
         else:
             stored[name] = array.astype(np.float16)
             tensors[name] = stored[name].astype(np.float32)
-    path.mkdir()
     quantization = {**kind.config, "ignore": []} if head and "ignore" in kind.config else kind.config
-    config = {**json.loads((wide / "config.json").read_text()), "quantization_config": quantization}
-    (path / "config.json").write_text(json.dumps(config))
-    write_weights(path, stored, shards)
-    write_weights(wide, tensors)
-    return path
+    return write_both(path, stored, quantization, shards, wide, tensors)
 
 
 def _is_stored(name: str) -> bool:

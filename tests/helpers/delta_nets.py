@@ -4,12 +4,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jspec.pallas.delta_net.projections import DeltaHeads, split_heads
 from jspec.pallas.delta_net.state import DeltaState, VerifyRows, init_state
 
+ADVANCED = jax.jit(VerifyRows.advanced)
 HEADS = DeltaHeads(keys=2, values=4, key_size=32, value_size=32)
 W = 4
 
@@ -32,10 +34,11 @@ class Texts(NamedTuple):
 def random_texts(R: int, N: int, seed: int, heads: DeltaHeads = HEADS, dtype="float32") -> Texts:
     """Texts whose decays go from almost none to exp(-20) a token."""
     rng = np.random.default_rng(seed)
-    x, weight = (jnp.asarray(rng.normal(size=shape), dtype) for shape in ((R, N, heads.channels), (W, heads.channels)))
+    shapes = (R, N, heads.channels), (W, heads.channels)
+    x, weight = (jax.device_put(rng.normal(size=shape).astype(jnp.dtype(dtype))) for shape in shapes)
     g = -np.exp(2.5 * rng.normal(size=(R, N, heads.values)) - 1.5)
     beta = 1 / (1 + np.exp(-2 * rng.normal(size=g.shape)))
-    return Texts(x, jnp.asarray(np.maximum(g, -20), jnp.float32), jnp.asarray(beta, jnp.float32), weight)
+    return Texts(x, *(jax.device_put(a.astype(np.float32)) for a in (np.maximum(g, -20), beta)), weight)
 
 
 def float64_recurrence(q, k, v, g, beta, S) -> tuple[np.ndarray, np.ndarray]:
@@ -121,21 +124,20 @@ class Decoder:
         R, N, _ = texts.x.shape
         state = init_state(R + 1, self.heads, W, self.most_tokens, texts.x.dtype)
         state = DeltaState(*(x + 7 for x in vars(state).values()))
-        done, accepted, half = np.zeros(R, int), jnp.full(R, 2, jnp.int32), jnp.zeros(R, jnp.int32)
+        done, accepted, half = np.zeros(R, int), np.full(R, 2, np.int32), np.zeros(R, np.int32)
         outputs = np.zeros((R, N, self.heads.values, self.heads.value_size), np.float32)
         last = Pass(1, np.arange(R), np.ones(R, int), np.zeros(R, int))
         for number, (T, order, tokens, stand) in enumerate([*passes, last]):
             queries = self._queries(texts, done, stand, T, number)
-            row = jnp.asarray(R - 1 - order, jnp.int32)
-            fresh = jnp.asarray((done == 0)[order])
-            rows = VerifyRows(row, jnp.asarray(tokens[order], jnp.int32), accepted[order], half[order], fresh)
+            row, count = ((x).astype(np.int32) for x in (R - 1 - order, tokens[order]))
+            rows = VerifyRows(*map(jax.device_put, (row, count, accepted[order], half[order], (done == 0)[order])))
             state, tampered = self.tamper(state, rows)
             o, state = self._step(state, tampered, Texts(*(x[order] for x in queries[:3]), queries.weight))
+            o = np.asarray(o)
             for b, r in enumerate(order):
                 outputs[r, done[r] : done[r] + stand[r]] = o[b, : stand[r]]
             done = done + stand
-            new = rows.advanced(jnp.asarray(stand[order], jnp.int32))
-            accepted, half = (old.at[order].set(x) for old, x in zip((accepted, half), new, strict=True))
+            accepted[order], half[order] = ADVANCED(rows, stand[order].astype(np.int32))
         return outputs, np.asarray(state.S)[R - 1 :: -1][:R]
 
     def _step(self, state: DeltaState, rows: VerifyRows, queries: Texts):
@@ -148,10 +150,10 @@ class Decoder:
         drafts = random_texts(R, T, 1000 + seed, self.heads, texts.x.dtype)
 
         def filled(text, draft) -> Any:
-            draft = np.array(draft)
+            draft, text = np.array(draft), np.asarray(text)
             for r in range(R):
                 draft[r, : stand[r]] = text[r, done[r] : done[r] + stand[r]]
-            return jnp.asarray(draft)
+            return draft
 
         return Texts(*map(filled, texts[:3], drafts[:3]), texts.weight)
 

@@ -13,7 +13,7 @@ from jspec.models.quantization import quantize
 from jspec.pallas.moe.router_reference import Routed, group_reference, route_reference
 from jspec.pallas.moe.tiles import ExpertMap
 from jspec.quantization import mxfp4_pairs
-from jspec.quantization.formats import known_format
+from jspec.quantization.formats import Format, known_format
 from jspec.quantization.weight import Weight, random_weight
 
 
@@ -28,12 +28,12 @@ def layer(
         return (scale * rng.normal(size=shape)).astype(dtype)
 
     def expert_map(weight: np.ndarray) -> ExpertMap:
-        stored = Weight(jnp.asarray(weight)) if quantization is None else quantized(weight, quantization)
-        return ExpertMap(stored, jnp.asarray(normal(*weight.shape[:2])) if bias else None)
+        stored = Weight(jax.device_put(weight)) if quantization is None else quantized(weight, quantization)
+        return ExpertMap(stored, jax.device_put(normal(*weight.shape[:2])) if bias else None)
 
     routed = _route(normal(M, X, dtype="float32"), Experts(X, Y, F))
     gate_up, down = normal(X, 2 * F, D, scale=D**-0.5), normal(X, D, F, scale=F**-0.5)
-    return jnp.asarray(normal(M, D)), routed, expert_map(gate_up), expert_map(down)
+    return jax.device_put(normal(M, D)), routed, expert_map(gate_up), expert_map(down)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -57,9 +57,14 @@ def quantized(weight, kind: str) -> Weight:
         numbers = np.asarray(weight, np.float32) / np.repeat(scale, 128, axis=-1)[..., :inputs]
         return Weight(jnp.asarray(numbers, jnp.float8_e4m3fn), jnp.asarray(scale), form=form)
     if not form.in_codes:
-        arrays = map(jnp.asarray, quantize(np.asarray(weight.reshape(X * width, inputs), np.float32), kind))
+        arrays = map(jax.device_put, quantize(np.asarray(weight.reshape(X * width, inputs), np.float32), kind))
         return Weight(*arrays, form=form).split(X)
-    made = random_weight(jax.random.key(width), (X * width, inputs), inputs**-0.5, dtype=weight.dtype, form=form)
+    return _in_codes(form, X, width, inputs, str(weight.dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _in_codes(form: Format, X: int, width: int, inputs: int, dtype: str) -> Weight:
+    made = random_weight(jax.random.key(width), (X * width, inputs), inputs**-0.5, dtype=dtype, form=form)
     scale, channel_scale, key = made.scale, made.channel_scale, jax.random.key(inputs)
     if form.kind == "mxfp4":
         scale += jax.random.randint(key, scale.shape, 0, 3).astype(scale.dtype)
@@ -82,5 +87,5 @@ def four_bits(codes: np.ndarray) -> Weight:
     scale[..., : inputs // 32] = np.random.default_rng(inputs).integers(121, 126, (X, out, inputs // 32))
     factors = mxfp4_pairs.factors(scale[..., 0::2], scale[..., 1::2])
     weight = np.stack([repacked(expert) for expert in blocks]).transpose(2, 0, 1, 3)  # [pairs, X, out, 32]
-    arrays = jnp.asarray(weight), jnp.asarray(factors.transpose(2, 0, 1))
+    arrays = jax.device_put(weight), jax.device_put(factors.transpose(2, 0, 1))
     return Weight(*arrays, form=known_format("mxfp4_pairs"), inputs=inputs)

@@ -102,6 +102,11 @@ def fp8_checkpoint(
             tensors[name] = weight.astype(np.float32) * scale.astype(np.float32).reshape(-1, 1)
         else:
             tensors[name] = stored[name].astype(np.float32)
+    return write_both(path, stored, quantization, shards, wide, tensors)
+
+
+def write_both(path: Path, stored: dict, quantization: dict[str, Any], shards: int, wide: Path, tensors: dict) -> Path:
+    """Write a quantised checkpoint with the config.json of ``wide``, and there the ``tensors`` that it stands for."""
     path.mkdir()
     config = {**json.loads((wide / "config.json").read_text()), "quantization_config": quantization}
     (path / "config.json").write_text(json.dumps(config))

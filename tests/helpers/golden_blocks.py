@@ -4,6 +4,7 @@ import functools
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
@@ -40,7 +41,7 @@ class Lender:
     """The target as far as a block drafter borrows from it."""
 
     def __init__(self, file: str):
-        self.embedding, self.head = (jnp.asarray(golden(file)[name]) for name in ("embed", "lm_head"))
+        self.embedding, self.head = (jax.device_put(golden(file)[name]) for name in ("embed", "lm_head"))
 
     def embed(self, tokens):
         return self.embedding[tokens]
@@ -59,7 +60,7 @@ def features(file: str):
     streams = sorted(
         (name for name in original if name.startswith("S_") and name[2:].isdigit()), key=lambda s: int(s[2:])
     )
-    return jnp.asarray(np.concatenate([original[name] for name in streams], axis=-1))[None]
+    return jax.device_put(np.concatenate([original[name] for name in streams], axis=-1))[None]
 
 
 def assert_close(actual, expected):

@@ -12,8 +12,8 @@ from jspec.text.grammar.matcher import make_matcher, make_tokens
 from jspec.text.grammar.source import grammar_text
 from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 
-ENDING = set('<>}]")/ \n,:')  # what a text that comes to its end consists of
-LETTERS = set("abcxy 0123.-_TfnCFulrLe")
+ENDING = frozenset('<>}]")/ \n,:')  # what a text that comes to its end consists of
+LETTERS = frozenset("abcxy 0123.-_TfnCFulrLe")
 MOST = 4000
 
 
@@ -42,8 +42,10 @@ def _tokens(has_tokens):
 
 
 @functools.cache
-def _texts(has_tokens) -> list[str]:
-    return [tokenizer(has_tokens).decode([token]) for token in range(len(tokenizer(has_tokens)))]
+def _marked(has_tokens, letters: frozenset[str]) -> np.ndarray:
+    """Which tokens are markers, or texts out of these letters: bool ``[V]``."""
+    known = tokenizer(has_tokens)
+    return np.array([token >= 256 or known.decode([token]) in letters for token in range(len(known))])
 
 
 class Walks:
@@ -73,8 +75,9 @@ class Walks:
           wild: how often any token that may come is taken.
           first: its beginning.
         """
-        known, texts, random = tokenizer(self._has_tokens), _texts(self._has_tokens), np.random.default_rng(seed)
-        end, size = known.eos_token_id, len(known)
+        known, random = tokenizer(self._has_tokens), np.random.default_rng(seed)
+        of_ends, of_letters = (_marked(self._has_tokens, letters) for letters in (ENDING, LETTERS))
+        end, size, newline = known.eos_token_id, len(known), known.encode("\n")[0]
         constraint = GrammarConstraint(self._matcher.deep_copy(), _tokens(self._has_tokens), size, [end])
         tokens, spelled = known.encode(first), list[int]()
         constraint.add(tokens)
@@ -82,20 +85,20 @@ class Walks:
         while len(tokens) < MOST:
             flags[:] = 0xFFFFFFFF
             constraint.allow([], flags)
-            allowed = np.flatnonzero(np.unpackbits(flags.view(np.uint8), bitorder="little")[:size])
+            may = np.unpackbits(flags.view(np.uint8), bitorder="little")[:size]
+            allowed = np.flatnonzero(may)
             assert allowed.size
-            ends = [token for token in allowed if token >= 256 or texts[token] in ENDING]
-            usual = [token for token in allowed if token >= 256 or texts[token] in LETTERS]
             closes = random.random() < min(0.3 + len(tokens) / 600, 0.97)
-            likely = allowed if random.random() < wild else ((ends if closes else usual) or usual or allowed)
-            if end in allowed and closes:
+            kinds = [] if random.random() < wild else [of_ends, of_letters] if closes else [of_letters]
+            likely = next((some for kind in kinds if (some := allowed[kind[allowed]]).size), allowed)
+            if may[end] and closes:
                 likely = [end]
             token = int(random.choice(likely))
-            in_json = known.encode("\n")[0] not in allowed  # whose strings are not looked through for markers
+            in_json = not may[newline]  # whose strings are not looked through for markers
             if not spelled and self._spelled and closes and not in_json and random.random() < 0.3:
                 spelled = list(self._spelled[random.integers(len(self._spelled))])
             if spelled:
-                token, *spelled = spelled if spelled[0] in allowed else [token]
+                token, *spelled = spelled if may[spelled[0]] else [token]
             if token == end:
                 return tokens
             tokens.append(token)

@@ -4,15 +4,7 @@ import dataclasses
 
 from engines import TARGET
 
-from jspec.config.heads import (
-    BlockConfig,
-    Eagle3Config,
-    EagleConfig,
-    MedusaConfig,
-    MLPConfig,
-    MTPConfig,
-    PardConfig,
-)
+from jspec.config.heads import BlockConfig, Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, MTPConfig, PardConfig
 
 V, D = TARGET.vocab_size, TARGET.hidden_size
 ONE_LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from cuda_lowering import interpreted, shapes_of_queries
@@ -12,10 +11,7 @@ from matmul_rows import abstract_weight
 from stored_head_maps import head_map
 
 from jspec.pallas.attention.spec import PagedQueries
-from jspec.pallas.mla.prefill import (
-    up_projected_attention_kernel,
-    up_projected_attention_reference,
-)
+from jspec.pallas.mla.prefill import up_projected_attention_kernel, up_projected_attention_reference
 from jspec.pallas.weights.head_maps import HeadMaps
 
 T, N, SCALE = 128, 2, 0.1
@@ -68,7 +64,7 @@ def problem(case: Case):
     table = np.where(live, table, 2**30).astype(np.int32)
     q = rng.normal(size=(4, T, N, case.own + case.rotated)).astype("bfloat16")
     queries = PagedQueries(table, positions, valid)  # pyright: ignore[reportArgumentType]  # arrays soon
-    return *jax.tree.map(jnp.asarray, (q, pool, queries)), stored_maps(case)[0]
+    return *jax.device_put((q, pool, queries)), stored_maps(case)[0]
 
 
 @functools.cache
@@ -95,6 +91,18 @@ def oracle(args, case: Case):
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[b, t] = np.einsum("ns,nsh->nh", weights / weights.sum(axis=1, keepdims=True), v[:, seen])
     return out
+
+
+def check_up_projected(case: Case, k, v, text):
+    """That keys and values in bfloat16 are those of pages of latents and rotated keys, ``[pages, P, Ck + Hr]``."""
+    k, v = (np.asarray(part, np.float64) for part in (k, v))
+    keys, values = stored_maps(case)[1]
+    latents, rotated = np.split(text, [case.rank], axis=-1)
+    close = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=2**-7)
+    close(k[..., : case.own], np.einsum("upc,nhc->upnh", latents, keys))
+    close(v, np.einsum("upc,nhc->upnh", latents, values))
+    wanted = rotated.astype(np.float32).astype("bfloat16")[:, :, None]
+    np.testing.assert_array_equal(k[..., case.own :], np.broadcast_to(wanted, k[..., case.own :].shape))
 
 
 def kernel(*args, **how):

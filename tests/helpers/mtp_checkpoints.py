@@ -2,12 +2,16 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from greedy_texts import drafted
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
-from convert import load_folder
+import jspec
+from convert import convert, load_folder
+from jspec.checkpoints.converted.manifest import check
 from jspec.checkpoints.layouts.mtp import place_of
 from jspec.checkpoints.tensors.names import renamed, tensor_table
 from jspec.checkpoints.tensors.parts import rearranged_tensors
@@ -45,11 +49,48 @@ def placements(target, layers):
     return renamed(tensor_table(MTPConfig(mtp_layers(target, layers))), place_of(target).renames)
 
 
+def assert_drafts(folder, out, **loading):
+    """That its layers draft for a target, from its Hugging Face folder and the converted one, with the same texts."""
+    convert(folder, out, verify="shapes")
+    assert check(out) == []
+    texts = []
+    for path in (folder, out):
+        llm = jspec.load(path, "mtp", num_draft_tokens=3, **loading)
+        assert llm.method == "mtp"
+        results = drafted(llm, [[5], [7, 8, 9] * 3, range(3, 27)], most=20, each=False)
+        texts.append([result.token_ids for result in results])
+    assert texts[0] == texts[1]
+
+
 def slots(target, head, tokens):
     """The logits of the head after each slot of a text, from true features."""
     positions = jnp.arange(len(tokens), dtype=jnp.int32)[None]
-    hidden, _ = target(tokens[None], positions, (None,) * target.config.num_layers, CausalView(positions))
-    embedded, where = head.embed(tokens[None, 1:], target), positions[:, :-1]
-    none = (None,) * head.config.layers.num_layers
-    out, _ = head(embedded, hidden[:, :-1], where, none, CausalView(where))
-    return head.logits(out, target)[0], hidden
+
+    @jax.jit
+    def computed(tokens):
+        hidden, _ = target(tokens[None], positions, (None,) * target.config.num_layers, CausalView(positions))
+        embedded, where = head.embed(tokens[None, 1:], target), positions[:, :-1]
+        none = (None,) * head.config.layers.num_layers
+        out, _ = head(embedded, hidden[:, :-1], where, none, CausalView(where))
+        return head.logits(out, target)[0], hidden
+
+    return computed(tokens)
+
+
+def chained(target, head, tokens, features, layers: tuple[int, ...]):
+    """The logits after the last of several drafts of each slot, and the state behind it, of which a layer of the head makes
+    each from the state before it, first from ``features``."""
+    count = features.shape[1]
+    where = jnp.arange(count, dtype=jnp.int32)[None]
+
+    @jax.jit
+    def computed(tokens, hidden):
+        embedded, cache = head.embed(tokens[None], target), (None,) * head.config.layers.num_layers
+        for k, layer in enumerate(layers):
+            hidden, cache = head.read(
+                layer, embedded[:, k + 1 : k + 1 + count], hidden, where, cache, CausalView(where)
+            )
+            hidden = head.recycle(hidden)
+        return head.logits(hidden, target)[0], hidden
+
+    return computed(jnp.asarray(tokens, jnp.int32), features)

@@ -1,6 +1,8 @@
 """Other values of the keys of a config.json, and what jspec reads of them."""
 
 import json
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
@@ -34,3 +36,31 @@ def read(folder, raw: dict):
         return decoder_config(Folder(folder), fields), unread_keys(fields, has_text_config(fields))
     except Refusal:
         return None, []
+
+
+def assert_none_is_ignored(
+    folder, base: dict, changes: Iterable[tuple[str, dict]], logits: Callable[[dict], Any], least: int
+):
+    """That what jspec reads changes, or a key is warned of, wherever what transformers computes changes.
+
+    Args:
+      base: config.json.
+      changes: others, and behind which key they have another value.
+      logits: what transformers computes by a config.json; None if it refuses it, or needs other weights.
+      least: so many changes at least have to change that.
+    """
+    expected, (config, unread) = logits(base), read(folder, base)
+    assert expected is not None
+    assert config is not None
+    assert unread == []
+    ignored, changed = [], 0
+    for key, raw in changes:
+        found = logits(raw)
+        if found is None or found.equal(expected):
+            continue
+        changed += 1
+        now, warned = read(folder, raw)
+        if now == config and not {key, f"text_config.{key}"} & set(warned):
+            ignored.append((key, raw.get(key)))
+    assert changed >= least, "no value was tried that changes anything"
+    assert ignored == []

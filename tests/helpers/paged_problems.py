@@ -52,8 +52,8 @@ class Case:
         spec = AttentionSpec(self.window, self.scale, self.softcap)
         if self.sink is None:
             return spec
-        sinks = self.sink + jax.random.normal(jax.random.key(self.T), (G * self.R,))
-        return replace(spec, sinks=sinks.astype(self.dtype))
+        sinks = self.sink + np.random.default_rng(self.T).normal(size=G * self.R)
+        return replace(spec, sinks=jnp.asarray(sinks.astype(jnp.dtype(self.dtype))))
 
     def __str__(self):
         named = f"T{self.T} R{self.R} H{self.H} P{self.P} W{self.window} {self.dtype}"
@@ -109,13 +109,13 @@ def problem(case: Case, spread: float = 1.0):
     known = (np.arange(S) <= newest[:, None])[:, :, None]
     pools[:, :, table] = np.where(known, text, pools.dtype.type(np.nan)).reshape(2, G, *table.shape, case.P, case.H)
     table = np.where(np.arange(case.pages) * case.P <= newest[:, None], table, 2**30).astype(np.int32)
-    args = jax.tree.map(jnp.asarray, (q, *pools, PagedQueries(table, positions, valid)))  # pyright: ignore  # arrays soon
+    args = jax.device_put((q, *pools, PagedQueries(table, positions, valid)))  # pyright: ignore  # arrays soon
     return args, oracle(case, *(np.asarray(x, np.float64) for x in (q, *text)), positions, valid)
 
 
 def oracle(case, q, k, v, positions, valid):
     """float64 ``[2, B, T, N, H]``: the result, and what it would be of |v|; zeros for invalid queries."""
-    out, sinks = np.zeros((2, *q.shape)), case.spec.sinks
+    out, sinks = np.zeros((2, *q.shape)), None if case.sink is None else np.asarray(case.spec.sinks, np.float64)
     for b, t in np.argwhere(valid):
         p = positions[b, t]
         seen = slice(0 if case.window is None else max(0, p - case.window + 1), p + 1)
@@ -125,7 +125,7 @@ def oracle(case, q, k, v, positions, valid):
                 scores = cap * np.tanh(scores / cap)
             values = v[n // case.R, b, seen]
             if sinks is not None:
-                scores, values = np.append(scores, float(sinks[n])), np.vstack([values, np.zeros(case.H)])
+                scores, values = np.append(scores, sinks[n]), np.vstack([values, np.zeros(case.H)])
             weights = np.exp(scores - scores.max())
             out[:, b, t, n] = weights @ values / weights.sum(), weights @ abs(values) / weights.sum()
     return out
@@ -164,12 +164,17 @@ def _arguments(case: Case, k_pool, v_pool, queries: PagedQueries):
 
 def ragged_arguments(case: Case, padding: int):
     """``arguments`` with the valid tokens of all rows side by side, and padding behind them."""
-    qkv, rotation, kv, view = arguments(case)
+    return _ragged(arguments(case), int(arguments(case)[-1].valid.sum()) + padding)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _ragged(arguments, size: int):
+    qkv, rotation, kv, view = arguments
     order = jnp.argsort(~view.valid, axis=1, stable=True)  # a row's valid tokens come first
     row = jnp.arange(len(order))[:, None]
     qkv, rotation = jax.tree.map(lambda x: x[row, order], (qkv, rotation))
     view = dataclasses.replace(view, positions=view.positions[row, order], valid=view.valid[row, order])
-    ragged = RaggedView.of(view, int(view.valid.sum()) + padding)
+    ragged = RaggedView.of(view, size)
     return ragged.from_rows(qkv), jax.tree.map(ragged.from_rows, rotation), kv, ragged
 
 

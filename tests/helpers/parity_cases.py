@@ -224,10 +224,7 @@ CASES = {
     "gemma4-default-layers": ("Gemma4", {**GEMMA4, "num_hidden_layers": 7, "layer_types": None, "rms_norm_eps": 1e-4}),
     "gemma4-keys-are-values": ("Gemma4", GEMMA4_LARGE),
     "gemma4-shared-caches": ("Gemma4", GEMMA4_SMALL),
-    "gemma4-experts": (
-        "Gemma4",
-        {**GEMMA4_LARGE, **GEMMA4_EXPERTS},
-    ),
+    "gemma4-experts": ("Gemma4", {**GEMMA4_LARGE, **GEMMA4_EXPERTS}),
     "gemma4-unified": ("Gemma4Unified", {k: v for k, v in GEMMA4_LARGE.items() if k != "hidden_size_per_layer_input"}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-listed": (

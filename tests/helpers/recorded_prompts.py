@@ -42,7 +42,13 @@ def recording_service() -> Recording:
 
 
 def asked(service, path, messages, key="k", **fields):
-    body = {"model": "family", "seed": 1, PROMPT[path]: messages, MOST_TOKENS[path]: 60, **fields}
+    """The response; of a few tokens, unless a call or a form has to come to its end."""
+    most = (
+        60
+        if fields.keys() & {"tool_choice", "output_format", *(form for each in FORMATS.values() for form in each)}
+        else 8
+    )
+    body = {"model": "family", "seed": 1, PROMPT[path]: messages, MOST_TOKENS[path]: most, **fields}
     return ask(service, path, body, {"authorization": f"Bearer {key}"})
 
 

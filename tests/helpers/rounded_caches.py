@@ -3,6 +3,8 @@
 import inspect
 
 import numpy as np
+import pytest
+from engines import causal
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
@@ -11,7 +13,6 @@ from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.config import EngineConfig
 from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
 from jspec.loading.pair import build_model
-from jspec.models.causal import causal_logits
 
 SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "tensor"}
 OF_CACHE_ALONE = {"quant_method": "compressed-tensors", "format": "dense", "kv_cache_scheme": SCHEME}
@@ -38,9 +39,22 @@ def rounding_of(folder, kind="fp8"):
     return kv_rounding(EngineConfig(kv_cache_dtype=kind), Checkpoint.open(folder))
 
 
-def cache_argument(model) -> str:
-    """What this version of transformers calls the cache that a model is given."""
-    return "cache" if "cache" in inspect.signature(model.model.forward).parameters else "past_key_values"
+def logits_and_text(model, make_cache):
+    """``(tokens, steps) -> (logits, text)`` of a model of transformers, in one pass and then token by token."""
+    torch = pytest.importorskip("torch")
+    name = "cache" if "cache" in inspect.signature(model.model.forward).parameters else "past_key_values"
+
+    def run(tokens, steps=0):
+        text, cache = [], {name: make_cache()}
+        with torch.no_grad():
+            logits = model(torch.tensor(tokens), **cache).logits
+            following = logits[:, -1:]
+            for _ in range(steps):
+                text.append(int(following.argmax()))
+                following = model(torch.tensor([text[-1:]]), **cache).logits
+        return logits.numpy(), text
+
+    return run
 
 
 def assert_rounds(folder, kind: str, rounding, plain, wanted, text: list[int]):
@@ -48,7 +62,7 @@ def assert_rounds(folder, kind: str, rounding, plain, wanted, text: list[int]):
     config, params = Checkpoint.open(folder).language_model("float32")
     model = build_model(config, params, "float32", None)
     model.kv_rounding = rounding
-    np.testing.assert_allclose(causal_logits(model, TOKENS), wanted, atol=2e-5)
+    np.testing.assert_allclose(causal(model)(TOKENS), wanted, atol=2e-5)
     assert np.abs(plain - wanted).max() > 1e-3
     how = {"max_len": 64, "max_batch": 1, "prefill_chunk": 4, "temperature": 0, "max_tokens": 20, "ignore_eos": True}
     assert jspec.generate(folder, TOKENS[0, :9].tolist(), kv_cache_dtype=kind, **how).token_ids == text

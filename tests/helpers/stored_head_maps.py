@@ -34,18 +34,19 @@ def head_map(stored: str, N: int, n: int, Ck: int) -> tuple[Weight, np.ndarray, 
     if (form := format_of(kind)) is not None and form.in_codes:
         of, wide = _in_codes(kind, N, n, Ck)
         return of, wide, dtype
-    of_weight, of_scale = jax.random.split(jax.random.key(Ck))
-    weight = jax.random.normal(of_weight, (N, n, Ck)) * n**-0.5
+    rng = np.random.default_rng(Ck)
+    weight = rng.normal(size=(N, n, Ck)) * n**-0.5
     if kind in ("float32", "bfloat16"):
-        weight = weight.astype(dtype)
-        return Weight(weight), np.asarray(weight, np.float64), dtype
+        weight = weight.astype(jnp.dtype(dtype))
+        return Weight(jax.device_put(weight)), np.asarray(weight, np.float64), dtype
     groups = -(-Ck // 128) if kind == "blocks" else 1
     weight = (100 * weight).astype("int8" if kind == "int8" else FP8)
-    scale = jax.random.uniform(of_scale, (N, n, groups), minval=0.5) / 100
+    scale = (rng.uniform(0.5, 1, (N, n, groups)) / 100).astype(np.float32)
     each = np.repeat(np.asarray(scale, np.float64), 128 if groups > 1 else Ck, axis=-1)[..., :Ck]
-    wide = np.asarray(weight.astype(jnp.float32), np.float64) * each
+    wide = weight.astype(np.float64) * each
     form = known_format({"int8": "int8", "blocks": "fp8_block"}.get(kind, "fp8"))
-    return Weight(weight, scale[..., 0] if form.per_channel else scale, form=form), wide, dtype
+    arrays = weight, scale[..., 0] if form.per_channel else scale
+    return Weight(*map(jax.device_put, arrays), form=form), wide, dtype
 
 
 def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[Weight, np.ndarray]:
@@ -79,4 +80,4 @@ def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[Weight, np.ndarray]:
 
 
 def _of(form: Format, Ck: int, *arrays) -> Weight:
-    return Weight(*(None if array is None else jnp.asarray(array) for array in arrays), form=form, inputs=Ck)
+    return Weight(*(None if array is None else jax.device_put(array) for array in arrays), form=form, inputs=Ck)

@@ -23,6 +23,11 @@ LLAMA = ModelConfig(
     "LlamaForCausalLM", 29, 16, 24, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=4, max_position=64
 )
 SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}  # options of ``jspec.load``
+_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_ROUTED = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_LATENTS = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 16}
+_SLIDING = {"sliding_window": 5, "sliding_window_pattern": 2}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 # Keys of config.json that families have besides the usual ones, chosen so that each choice of a family takes effect.
 FAMILY_KEYS = {
     "MixtralForCausalLM": {"num_local_experts": 3},
@@ -31,20 +36,10 @@ FAMILY_KEYS = {
         "num_experts_per_tok": 2,
         "sliding_window": 5,
         "swiglu_limit": 1.0,
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False},
+        "rope_scaling": {**_YARN, "truncate": False},
     },
-    "Qwen3MoeForCausalLM": {
-        "num_experts": 5,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "mlp_only_layers": [0],
-    },
-    "Qwen2MoeForCausalLM": {
-        "num_experts": 5,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 48,
-    },
+    "Qwen3MoeForCausalLM": {**_EXPERTS, "mlp_only_layers": [0]},
+    "Qwen2MoeForCausalLM": {**_EXPERTS, "shared_expert_intermediate_size": 48},
     "GraniteForCausalLM": {
         "embedding_multiplier": 12.0,
         "attention_multiplier": 0.3,
@@ -69,39 +64,24 @@ FAMILY_KEYS = {
         "final_logit_softcapping": 3.0,
     },
     "DeepseekV3ForCausalLM": {
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 32,
-        "q_lora_rank": 24,
+        **_LATENTS,
+        **_ROUTED,
         "qk_nope_head_dim": 12,
-        "qk_rope_head_dim": 16,
         "v_head_dim": 20,
-        "n_routed_experts": 6,
-        "num_experts_per_tok": 2,
         "n_shared_experts": 2,
-        "moe_intermediate_size": 24,
         "n_group": 3,
         "topk_group": 2,
         "first_k_dense_replace": 1,
         "rope_scaling": {
-            "type": "yarn",
+            "type": "yarn",  # the older name of the key
             "factor": 4.0,
             "original_max_position_embeddings": 32,
             "mscale": 1.0,
             "mscale_all_dim": 0.7,
         },
     },
-    "Glm4MoeLiteForCausalLM": {
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 32,
-        "q_lora_rank": 24,
-        "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 32,
-        "n_routed_experts": 5,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-    },
-    "Gemma3ForCausalLM": {"sliding_window": 5, "sliding_window_pattern": 2, "query_pre_attn_scalar": 24},
+    "Glm4MoeLiteForCausalLM": {**_LATENTS, **_ROUTED, "qk_nope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 5},
+    "Gemma3ForCausalLM": {**_SLIDING, "query_pre_attn_scalar": 24},
     # The two upper layers read the caches of the two below, whose full attention has keys for values.
     "Gemma4ForCausalLM": {
         "num_hidden_layers": 5,
@@ -125,29 +105,14 @@ FAMILY_KEYS = {
         "sliding_window": 5,
         "global_head_dim": 32,
     },
-    "Glm4MoeForCausalLM": {
-        "n_routed_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "use_qk_norm": True,
-        "attention_bias": True,
-    },
+    "Glm4MoeForCausalLM": {**_ROUTED, "use_qk_norm": True, "attention_bias": True},
     "MiniMaxM2ForCausalLM": {"num_local_experts": 3, "num_experts_per_tok": 2, "rotary_dim": 8},
-    "Olmo3ForCausalLM": {
-        "sliding_window": 5,
-        "sliding_window_pattern": 2,
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-    },
+    "Olmo3ForCausalLM": {**_SLIDING, "rope_scaling": _YARN},
     "Ministral3ForCausalLM": {
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 8,
-            "llama_4_scaling_beta": 0.3,
-        },
+        "rope_parameters": {**_YARN, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.3},
     },
     "SeedOssForCausalLM": {"attention_out_bias": True},
-    "Exaone4ForCausalLM": {"sliding_window": 5, "sliding_window_pattern": 2},
+    "Exaone4ForCausalLM": _SLIDING,
     "HunYuanDenseV1ForCausalLM": {"rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
 }
 # Heads of keys that four devices divide, and values of another size; the last layer has attention.
@@ -159,19 +124,14 @@ _DELTA_NETS = {
     "linear_value_head_dim": 12,
     "partial_rotary_factor": 0.5,
 }
-_SHARED_WITH_GATE = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 48, "num_experts_per_tok": 2}
+_SHARED_WITH_GATE = {**_EXPERTS, "shared_expert_intermediate_size": 48}
 FAMILY_KEYS |= {
-    "Qwen3_5ForCausalLM": {
-        **_DELTA_NETS,
-        "model_type": "qwen3_5_text",
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-    },
-    "Qwen3_5MoeForCausalLM": {**_DELTA_NETS, **_SHARED_WITH_GATE, "model_type": "qwen3_5_moe_text", "num_experts": 5},
+    "Qwen3_5ForCausalLM": {**_DELTA_NETS, "model_type": "qwen3_5_text", "rope_scaling": _YARN},
+    "Qwen3_5MoeForCausalLM": {**_DELTA_NETS, **_SHARED_WITH_GATE, "model_type": "qwen3_5_moe_text"},
     "Qwen3NextForCausalLM": {
         **_DELTA_NETS,
         **_SHARED_WITH_GATE,
         "model_type": "qwen3_next",
-        "num_experts": 5,
         "mlp_only_layers": [1],
     },
 }
@@ -263,6 +223,13 @@ def tiny_tokenizer(folder: str | os.PathLike, first: str = "<s>"):
     tokenizer.save(str(Path(folder) / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": first, "eos_token": "</s>"}
     (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def smallest(folder: Path, **overrides) -> Path:
+    """A checkpoint of one layer with a tokenizer, whose programs compile in seconds."""
+    sizes = {"vocab_size": 258, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 4}
+    tiny_tokenizer(tiny_checkpoint(folder, **{**sizes, "bos_token_id": 0, "eos_token_id": 1, **overrides}))
+    return folder
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -1,8 +1,10 @@
 """Products with stored weights: arguments, and the numbers that they stand for in float64."""
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from normals import normal
 
 from jspec.quantization import codes, mxfp4, nvfp4
 from jspec.quantization.formats import known_format
@@ -13,11 +15,11 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False)
     """x of bfloat16, a weight, and the numbers that are multiplied, float64: with their scales, but for those of an output
     channel in eight bits."""
     rng = np.random.default_rng(M + outputs + inputs)
-    x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
+    x = normal(rng, (M, inputs), "bfloat16")
     form = known_format(kind)
 
     def stored(weight, scale) -> Weight:
-        return Weight(jnp.asarray(weight), jnp.asarray(scale), form=form, inputs=inputs)
+        return Weight(jax.device_put(weight), jax.device_put(scale), form=form, inputs=inputs)
 
     if form.kind in ("int4", "int8_groups"):
         packed, shape = (array.shape for array in form.arrays((outputs, inputs)).values())
@@ -52,7 +54,7 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False)
     if kind == "fp8_block":
         scale = np.exp(rng.normal(-3, 1, (outputs, -(-inputs // 128)))).astype(np.float32)
         return (x, stored(weight, scale)), numbers * np.repeat(scale.astype(np.float64), 128, axis=1)[:, :inputs]
-    return (x, stored(weight, jnp.asarray(np.exp(rng.normal(-3, 1, outputs)), jnp.float32))), numbers
+    return (x, stored(weight, np.exp(rng.normal(-3, 1, outputs)).astype(np.float32))), numbers
 
 
 def check(got, args, numbers):
@@ -69,7 +71,7 @@ def check(got, args, numbers):
 def nvfp4_problem(M: int, outputs: int, inputs: int):
     """x of bfloat16, a weight in NVFP4, and what they stand for in float64."""
     rng = np.random.default_rng(M)
-    x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
+    x = normal(rng, (M, inputs), "bfloat16")
     values = rng.integers(16, size=(outputs, inputs), dtype=np.uint8)
     every = np.array([0, 1, 8, 0x38, 0x7E], np.uint8)  # 0, the smallest number, the smallest normal one, 1 and 448
     bits = np.where(
@@ -82,19 +84,19 @@ def nvfp4_problem(M: int, outputs: int, inputs: int):
         numbers[:, :1].astype(np.float64) / numbers[:, 1:]
     )
     weight = nvfp4.VALUES[values] * each
-    arrays = (jnp.asarray(array) for array in (codes.pack_codes(values), scale, numbers))
+    arrays = (jax.device_put(array) for array in (codes.pack_codes(values), scale, numbers))
     return (x, Weight(*arrays, form=known_format("nvfp4"), inputs=inputs)), weight
 
 
 def mxfp4_problem(M: int, outputs: int, inputs: int):
     """x of bfloat16, a weight in MXFP4, and what they stand for in float64."""
     rng = np.random.default_rng(M)
-    x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
+    x = normal(rng, (M, inputs), "bfloat16")
     values = rng.integers(16, size=(outputs, inputs), dtype=np.uint8)
     scale = rng.integers(118, mxfp4.LARGEST_SCALE + 1, (outputs, -(-inputs // 32)), np.uint8)
     each = np.ldexp(1.0, scale.astype(int) - 127).repeat(32, axis=1)[:, :inputs]
     weight = Weight(
-        jnp.asarray(codes.pack_codes(values)), jnp.asarray(scale), form=known_format("mxfp4"), inputs=inputs
+        jax.device_put(codes.pack_codes(values)), jax.device_put(scale), form=known_format("mxfp4"), inputs=inputs
     )
     return (x, weight), nvfp4.VALUES[values] * each
 

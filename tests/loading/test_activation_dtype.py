@@ -9,25 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from block_checkpoints import KEPT, block_checkpoint
-from engines import HYBRID, LATENTS, TARGET, in_eight_bits, in_shards, spread_logits, target
+from engines import HYBRID, LATENTS, TARGET, causal, in_eight_bits, in_shards, spread_logits, target
 from flax import nnx
 from fp8_checkpoints import compressed_tensors, fp8_checkpoint
+from greedy_texts import assert_likeliest
 from tiny import tiny_checkpoint
 
 import convert
 import jspec
 from jspec.config import EngineConfig, Experts
 from jspec.loading.activation_dtype import check_activation_dtype
-from jspec.models import Decoder, causal_logits
+from jspec.models import Decoder
 from jspec.models.layers import Linear, Norm
 from jspec.models.w8a8 import with_quantized_activations
 
 INT8 = dataclasses.replace(TARGET, quantization="int8")
 TOKENS = np.random.default_rng(0).integers(97, size=(1, 24))
-STORED = {
-    "int8": compressed_tensors(format="int-quantized", weights__type="int"),
-    "fp8": compressed_tensors(),
-}
+STORED = {"int8": compressed_tensors(format="int-quantized", weights__type="int"), "fp8": compressed_tensors()}
 LARGEST = {"int8": 127, "fp8": 448}
 
 
@@ -105,14 +103,14 @@ def test_logits_are_those_of_maps_that_round(tmp_path, kind):
     np.testing.assert_allclose(jspec.load(folder, **how).logits(TOKENS[0].tolist()), plain[0], atol=2e-5)
     prompt = TOKENS[0, :9].tolist()
     text = jspec.generate(llm, prompt, temperature=0, max_tokens=6, ignore_eos=True).token_ids
-    assert text == np.argmax(llm.logits([*prompt, *text]), axis=-1)[8:-1].tolist()
+    assert_likeliest(llm, prompt, text)
 
 
 @pytest.mark.parametrize(("kind", "model"), [("int8", target), ("fp8", target)])
 def test_shards_have_one_scale_for_each_token(kind, model):
     """Which is that of all inputs: with scales of their own, shards would be another model."""
     rounds, plain = (in_eight_bits(model(), kind, rounds) for rounds in (True, False))
-    wanted, without = (np.asarray(causal_logits(one, jnp.asarray(TOKENS % 29))) for one in (rounds, plain))
+    wanted, without = (np.asarray(causal(one)(TOKENS % 29)) for one in (rounds, plain))
     split = with_quantized_activations(in_shards(plain, 2), kind)
     close = {"rtol": 0, "atol": 1e-5 * np.abs(wanted).max()}
     np.testing.assert_allclose(spread_logits(split, jnp.asarray(TOKENS % 29)), wanted, **close)

@@ -15,9 +15,9 @@ from rounded_caches import (
     K,
     V,
     assert_rounds,
-    cache_argument,
     checkpoint,
     chosen,
+    logits_and_text,
     rounding_of,
 )
 from safetensors.numpy import load_file
@@ -193,23 +193,10 @@ def rounding_cache(rounding: list[KVRounding]):
 
 
 def reference_of(folder, rounding):
-    """``(tokens, steps) -> (logits, text)`` of transformers, in one pass and then token by token; with ``rounding`` None its
-    cache is its own."""
-    torch, transformers = (pytest.importorskip(name) for name in ("torch", "transformers"))
+    """``logits_and_text`` of transformers; with ``rounding`` None its cache is its own."""
+    transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
-    name = cache_argument(model)
-
-    def run(tokens, steps=0):
-        cache, text = transformers.DynamicCache() if rounding is None else rounding_cache(rounding), []
-        with torch.no_grad():
-            logits = model(torch.tensor(tokens), **{name: cache}).logits
-            following = logits[:, -1:]
-            for _ in range(steps):
-                text.append(int(following.argmax()))
-                following = model(torch.tensor([text[-1:]]), **{name: cache}).logits
-        return logits.numpy(), text
-
-    return run
+    return logits_and_text(model, lambda: transformers.DynamicCache() if rounding is None else rounding_cache(rounding))
 
 
 @pytest.mark.parametrize("kind", ["fp8", "fp8_per_token_head"])

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from rounded_caches import OF_CACHE_ALONE, TOKENS, assert_rounds, cache_argument, chosen, rounding_of
+from rounded_caches import OF_CACHE_ALONE, TOKENS, assert_rounds, chosen, logits_and_text, rounding_of
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
@@ -123,8 +123,7 @@ def test_a_converted_folder_has_the_scale_of_its_original(tmp_path):
 
 
 def reference_of(folder, rounding: tuple[KVRounding, ...] | None, monkeypatch):
-    """``(tokens, steps) -> (logits, text)`` of transformers, in one pass and then token by token, with latents and rotated
-    keys rounded before keys and values are made of them."""
+    """``logits_and_text`` of transformers, with latents and rotated keys rounded before keys and values are made of them."""
     torch, transformers = (pytest.importorskip(name) for name in ("torch", "transformers"))
     from transformers.models.deepseek_v3 import modeling_deepseek_v3 as modeling
 
@@ -163,18 +162,7 @@ def reference_of(folder, rounding: tuple[KVRounding, ...] | None, monkeypatch):
         for layer in model.model.layers:
             layer.self_attn.register_forward_pre_hook(find_scale, with_kwargs=True)
             layer.self_attn.kv_b_proj.register_forward_pre_hook(lambda _, args: (rounded(args[0], scale),))
-
-    def run(tokens, steps=0):
-        text, cache = [], {cache_argument(model): transformers.DynamicCache()}
-        with torch.no_grad():
-            logits = model(torch.tensor(tokens), **cache).logits
-            following = logits[:, -1:]
-            for _ in range(steps):
-                text.append(int(following.argmax()))
-                following = model(torch.tensor([text[-1:]]), **cache).logits
-        return logits.numpy(), text
-
-    return run
+    return logits_and_text(model, transformers.DynamicCache)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "fp8_per_token_head"])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import TARGET, causal
+from greedy_texts import assert_likeliest
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 import convert
@@ -59,9 +60,7 @@ def plain(llm):
 
 def test_plain_decoding_follows_its_own_logits(llm, plain):
     for prompt, tokens in zip(PROMPTS, plain, strict=True):
-        text = [*llm.tokenizer.encode(prompt), *tokens]
-        likeliest = np.argmax(llm.logits(text), axis=-1).tolist()
-        assert likeliest[-len(tokens) - 1 : -1] == tokens
+        assert_likeliest(llm, llm.tokenizer.encode(prompt), tokens)
 
 
 def test_one_call_from_folders(folders, plain):

@@ -138,11 +138,7 @@ def test_latents_in_codes(tmp_path, name):
     src = block_checkpoint(tmp_path / "src", KEPT_CODES[name], "DeepseekV3ForCausalLM", **LATENTS)
     wide, stored, shards = (
         jspec.load(path, dtype="float32", **how, **SMALL)
-        for path, how in (
-            (tmp_path / "src-wide", {}),
-            (src, {}),
-            (src, {"tensor_parallel": 2}),
-        )
+        for path, how in ((tmp_path / "src-wide", {}), (src, {}), (src, {"tensor_parallel": 2}))
     )
     for of in (stored.target.layers[0].attention.keys, stored.target.layers[0].attention.values):
         assert of.weight[...].dtype == np.uint8

@@ -58,10 +58,7 @@ class TestBudget(Losslessness):
                 assert verified.min() > self.least, verified
 
 
-HEADS = (
-    HeadProgram("rejection", "dspark-sure", budget=BUDGET),
-    HeadProgram("block", "eagle", budget=BUDGET),
-)
+HEADS = (HeadProgram("rejection", "dspark-sure", budget=BUDGET), HeadProgram("block", "eagle", budget=BUDGET))
 LONG_HEADS = (
     *HEADS,
     HeadProgram("block", "dspark-sure", "auto", budget=BUDGET),

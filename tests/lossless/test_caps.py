@@ -38,10 +38,7 @@ SERVED = Program("rejection", draft_positions=served.SLOTS, slots=served.SLOTS)
 
 class TestSteps(Losslessness):
     asks, seed = ASKS, 91
-    runs = (
-        *runs_of(PROGRAMS[:1], PROGRAMS[1:2], QUICK),
-        *(Run(program, LONG, "long") for program in PROGRAMS),
-    )
+    runs = (*runs_of(PROGRAMS[:1], PROGRAMS[1:2], QUICK), *(Run(program, LONG, "long") for program in PROGRAMS))
 
 
 class TestServed(ServedLosslessness):

@@ -16,10 +16,7 @@ from lossless.statistics import LEVEL
 from lossless.steps import Program, play
 from lossless.table_model import TABLES
 
-QUICK = (
-    HeadProgram("rejection", "eagle", lookup=True),
-    HeadProgram("block", "dspark", lookup=True),
-)
+QUICK = (HeadProgram("rejection", "eagle", lookup=True), HeadProgram("block", "dspark", lookup=True))
 LONG = (
     *QUICK,
     HeadProgram("match", "eagle3", "coupled", lookup=True),

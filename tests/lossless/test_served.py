@@ -14,6 +14,7 @@ from lossless.statistics import LEVEL
 from lossless.steps import Program
 from lossless.table_model import V
 
+RUNS_FOR_LONG = True  # so that XLA optimises: conftest.py
 QUICK, FEW, LONG = 5_000, 8_000, 200_000
 REJECTION = Program("rejection", draft_positions=SLOTS, slots=SLOTS)
 PROGRAMS = (

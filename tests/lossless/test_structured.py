@@ -18,6 +18,7 @@ from lossless.statistics import LEVEL
 from lossless.steps import Ask, Program, SameNoise
 from lossless.table_model import V
 
+RUNS_FOR_LONG = True  # so that XLA optimises: conftest.py
 QUICK, LONG = 4_000, 100_000  # texts of all asks; rounds are looked at that came 100 times
 # State 2 leaves one token. That of state 1 is a guess, which the target may not follow.
 GRAMMAR = Grammar(following=((1, 0, -1, 2), (-1, -1, 0, 1), (0, -1, -1, -1)), jump_forward=(-1, 2, 0))

@@ -5,6 +5,7 @@ The outputs of the originals are stored in golden/, and the README.md there says
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,12 +24,17 @@ def rounds(head, file: str, starts=None):
     """Hidden states of the blocks at some anchors ``[rounds, B, D]`` in the order of a text, and the cache behind them.
 
     The context of the first is written as that of a prompt, and that of the others as that of the tokens of a round."""
-    original, lender = golden(file), Lender(file)
-    config, tokens = head.config, original["token_ids"]
-    fused, n = head.fuse(features(file)), config.block_size
+    starts = golden(file)["starts"] if starts is None else starts
+    return jax.jit(lambda features: _rounds(head, file, list(map(int, starts)), features))(features(file))
+
+
+def _rounds(head, file: str, starts: list[int], features):
+    lender = Lender(file)
+    config, tokens = head.config, golden(file)["token_ids"]
+    fused, n = head.fuse(features), config.block_size
     table = 1 + jnp.arange(PAGES - 1, dtype=jnp.int32)[None]
     cache, num_written, hidden = init_pool(head.cache_shape(), PAGES, PAGE, jnp.float32), 0, []
-    for start in map(int, original["starts"] if starts is None else starts):
+    for start in starts:
         first = max(start - n - 1, 0)  # a window is read once more than it has to be
         if num_written == 0 and first:
             positions = jnp.arange(first, dtype=jnp.int32)[None]
@@ -113,7 +119,7 @@ def test_dflash2_agrees_with_its_original(tmp_path, end, keys):
     previous = jnp.asarray(golden("dflash")["token_ids"])[golden("dflash")["starts"]][:, None]
     for i in range(config.max_drafts):
         at = slice(i, i + 1)
-        scores = head.selector.scores(hidden[:, at], previous, values[:, at], tokens[:, at])
+        scores = jax.jit(head.selector.scores)(hidden[:, at], previous, values[:, at], tokens[:, at])
         if not end:
             np.testing.assert_array_equal(tokens[:, i], original["candidates"][:, i])
             assert_close(scores[:, 0], original["scores"][:, i])
@@ -133,6 +139,7 @@ def test_dspark_agrees_with_its_original(tmp_path, kind):
     base = head.draft_logits(hidden, lender)
     assert_close(base, original["base_logits"])
 
+    @jax.jit
     def after(previous):
         state, logits = head.markov.start(len(previous)), []
         for i in range(config.block_size):

@@ -3,32 +3,24 @@
 The outputs of the originals are stored in golden/, and the README.md there says how they were made.
 """
 
-import functools
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engines import causal
+from golden_blocks import golden
 from tiny import tiny_checkpoint
 from tiny_heads import CASES, MASK
 
 from convert import convert, load_draft, load_folder
 from jspec.config.heads import default_aux_layers
-from jspec.models import build, build_head, causal_logits
+from jspec.models import build, build_head
 from jspec.models.cache_pools import init_pool
 from jspec.models.kv_cache import CausalView, PagedView
 from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 TOLERANCE = 2e-5
-GOLDEN = Path(__file__).parents[1] / "golden"
 STREAMS = {"final-hidden": "final", "layer-ids": "streams-1-3-7", "speculators-layer-ids": "streams-1-6"}
-
-
-@functools.cache
-def golden(file: str) -> dict[str, np.ndarray]:
-    with np.load(GOLDEN / f"{file}.npz") as arrays:
-        return dict(arrays)
 
 
 TOKENS = golden("target")["tokens"]
@@ -166,7 +158,7 @@ def test_pard_fills_mask_tokens(tmp_path):
     model, expected = load_case(tmp_path, "pard", "llama")
     K = len(expected["logits"])
     tokens = np.concatenate([TOKENS, np.full(K - 1, MASK)])
-    assert_close(causal_logits(model, tokens[None])[0, -K:], expected["logits"])
+    assert_close(causal(model)(tokens[None])[0, -K:], expected["logits"])
 
 
 @pytest.mark.parametrize("case", CASES["mlp_speculator"])

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from causal_heads import causal_drafts
-from engines import V, target
+from engines import V, causal, target
 from flax import nnx
 from heads import VARIANTS, compile_fast, dequantized_head, plain_config, random_head
 from tiny import LLAMA
@@ -19,7 +19,6 @@ from jspec.config import EngineConfig, ModelConfig
 from jspec.config.heads import PardConfig
 from jspec.loading.memory_budget import ModelMemory
 from jspec.models import abstract_params, build, flat_params, init, quantization
-from jspec.models.causal import causal_logits
 from jspec.models.layers import Linear
 from jspec.models.quantization import quantize
 from jspec.pallas.matmul import matmul
@@ -141,8 +140,8 @@ def test_a_model_agrees_with_its_dequantised_weights(kind, tied, head):
         assert (arrays["weight"].dtype, arrays["scale"].dtype) == (form.numbers, form.scale)
         dequantized[name] = Weight.of(arrays, form, stored.shape[1]).dequantize()
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, config.vocab_size)
-    expected = causal_logits(build(with_kind(None, tied), dequantized), tokens)
-    np.testing.assert_allclose(causal_logits(model, tokens), expected, rtol=1e-4, atol=1e-5)
+    expected = causal(build(with_kind(None, tied), dequantized))(tokens)
+    np.testing.assert_allclose(causal(model)(tokens), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(model.embed(tokens), dequantized["embedding"][tokens])
 
 

@@ -1,12 +1,13 @@
 """Drafters in int8: which of their maps quantise their inputs, and how little that changes their drafts."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import HYBRID_DRAFT, LATENTS, TARGET, in_shards, spread_logits
+from engines import HYBRID_DRAFT, LATENTS, TARGET, causal, in_shards, spread_logits
 from flax import nnx
 from heads import LAYERS, VARIANTS, random_head, serving
 
@@ -134,8 +135,8 @@ def test_inputs_of_experts_are_not_quantised():
 )
 def test_logits_of_a_draft_model_are_close(config):
     model, tokens = Decoder(config, rngs=nnx.Rngs(0)), tokens_of(config)
-    wanted = np.asarray(causal_logits(model, tokens))
-    error = distance(causal_logits(model.prepare(), tokens), wanted)
+    wanted = np.asarray(causal(model)(tokens))
+    error = distance(causal(model.prepare())(tokens), wanted)
     assert 1e-4 < error < 0.04  # quantisation shows, but little
 
 
@@ -143,11 +144,11 @@ def test_partial_sums_reach_the_residual_stream():
     model, tokens = Decoder(WIDE, rngs=nnx.Rngs(0)).prepare(), tokens_of(WIDE)
     tiling = small_batch_tiling(tokens.size, WIDE.hidden_size, WIDE.intermediate_size, allow_partial_sums=True)
     assert tiling.num_splits == 2
-    with_partial_sums = np.asarray(causal_logits(model, tokens))
+    with_partial_sums = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))
     for module in model.layers:
         module.attention.out.allow_partial_sums = module.mlp.down.allow_partial_sums = False
     assert (
-        0 < distance(with_partial_sums, causal_logits(model, tokens)) < 0.01
+        0 < distance(with_partial_sums, causal(model)(tokens)) < 0.01
     )  # sums in another order, rounded once more or less
 
 
@@ -165,6 +166,6 @@ def test_hidden_states_of_a_draft_head_are_close():
 
 def test_a_sharded_draft_model_quantises_its_own_part_of_inputs():
     model, tokens = Decoder(INT8, rngs=nnx.Rngs(0)), tokens_of(INT8)
-    wanted = np.asarray(causal_logits(model, tokens))
+    wanted = np.asarray(causal(model)(tokens))
     spread = in_shards(model, 2).prepare()
     assert 1e-4 < distance(spread_logits(spread, tokens), wanted) < 0.04

@@ -86,7 +86,7 @@ class TestWeight:
         wanted = np.array([[number_at(weight, o, i) for i in range(INPUTS)] for o in range(OUTPUTS)])
         if weight.order is not None:
             wanted = wanted[:, np.argsort(weight.order)]
-        for arrays, library in ((weight, np.ndarray), (jax.tree.map(jnp.asarray, weight), jax.Array)):
+        for arrays, library in ((weight, np.ndarray), (jax.device_put(weight), jax.Array)):
             found = arrays.dequantize()
             assert isinstance(found, library)
             assert (found.dtype, found.shape) == (np.float32, weight.shape)

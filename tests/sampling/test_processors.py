@@ -13,6 +13,7 @@ from jspec.sampling.params import SamplingParams
 from jspec.sampling.processors import Processing, Processors
 
 B, S, J, V = 6, 20, 4, 37  # V is no multiple of 32
+PROCESS = jax.jit(Processors.process)  # one program in place of one for each of its operations
 OPTIONS = (
     Options(repetition_penalty=1.7),
     Options(frequency_penalty=0.6, presence_penalty=-0.9),
@@ -38,7 +39,13 @@ def case():
     length = prompt + np.array([0, 5, 9, 4, 12, 3], np.int32)
     drafts = rng.integers(5, size=(B, J - 1)).astype(np.int32)
     each = [Processors.of(params_of(o), n, V, o.bad_words) for o, n in zip(OPTIONS, prompt, strict=True)]
-    return jax.tree.map(lambda *x: jnp.stack(x), *each), jnp.asarray(tokens), prompt, jnp.asarray(length), drafts
+    return (
+        jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *each),
+        jnp.asarray(tokens),
+        prompt,
+        jnp.asarray(length),
+        drafts,
+    )
 
 
 @pytest.mark.parametrize("narrow", [V, V - 5])
@@ -46,7 +53,7 @@ def case():
 def test_every_position_sees_its_own_text(case, first, count, narrow):
     settings, tokens, prompt, length, drafts = case
     logits = np.random.default_rng(1).normal(size=(B, count, narrow)).astype(np.float32)
-    found = jax.jit(Processors.process)(settings, logits, tokens, length, drafts, jnp.int32(first))
+    found = PROCESS(settings, logits, tokens, length, drafts, jnp.int32(first))
     for b, options in enumerate(OPTIONS):
         text = tuple(np.asarray(tokens)[b, : length[b]].tolist())
         for j in range(count):
@@ -59,7 +66,7 @@ def test_every_position_sees_its_own_text(case, first, count, narrow):
 def test_without_drafts_every_position_sees_the_committed_text(case):
     settings, tokens, prompt, length, _ = case
     logits = np.random.default_rng(1).normal(size=(B, 2, V)).astype(np.float32)
-    found = settings.process(jnp.asarray(logits), tokens, length)
+    found = PROCESS(settings, logits, tokens, length)
     for b, options in enumerate(OPTIONS[:4]):  # bad words stand at positions, not in texts
         text = tuple(np.asarray(tokens)[b, : length[b]].tolist())
         for j in range(2):
@@ -69,14 +76,14 @@ def test_without_drafts_every_position_sees_the_committed_text(case):
 def test_bfloat16_stays_bfloat16(case):
     settings, tokens, _, length, _ = case
     logits = jnp.ones((B, 1, V), jnp.bfloat16)
-    assert settings.process(logits, tokens, length).dtype == jnp.bfloat16
+    assert PROCESS(settings, logits, tokens, length).dtype == jnp.bfloat16
 
 
 def test_processors_with_a_text_that_fills_its_row(case):
     """Drafts that have no slot are dropped, and do not overwrite the last token."""
     settings, tokens, prompt, _, drafts = case
     logits = np.zeros((B, 1, V), np.float32)
-    found = settings.process(jnp.asarray(logits), tokens, jnp.full(B, S), drafts)
+    found = PROCESS(settings, logits, tokens, np.full(B, S, np.int32), drafts)
     for b, options in enumerate(OPTIONS):
         expected = processed(logits[b, 0], tuple(tokens[b].tolist()), int(prompt[b]), options)
         np.testing.assert_allclose(found[b, 0], expected, atol=2e-6)
@@ -85,9 +92,9 @@ def test_processors_with_a_text_that_fills_its_row(case):
 @pytest.mark.parametrize("settings", [None, Processors.none(1, V)])
 @pytest.mark.parametrize(("min_length", "first_allowed"), [(0, 0), (8, 0), (9, 1), (10, 2), (99, 3)])
 def test_stop_tokens_wait_for_min_length(settings, min_length, first_allowed):
-    one = lambda x: jnp.array([x])  # noqa: E731
-    processing = Processing(settings, one([3, -1]), one(min_length), jnp.zeros((1, S), jnp.int32), one(8))
-    found = np.asarray(processing.apply(jnp.zeros((1, 3, V))))
+    one = lambda x: np.array([x], np.int32)  # noqa: E731
+    processing = Processing(settings, one([3, -1]), one(min_length), np.zeros((1, S), np.int32), one(8))  # pyright: ignore
+    found = np.asarray(jax.jit(Processing.apply)(processing, np.zeros((1, 3, V), np.float32)))
     assert (found[0, :, 3] == [-np.inf if i < first_allowed else 0 for i in range(3)]).all()
     assert (np.delete(found, 3, axis=2) == 0).all()
 
@@ -111,6 +118,8 @@ def test_values_that_just_fit_are_taken():
     bias, words = {i: float(i % 7) for i in range(1024)}, [(1, i) for i in range(64)]
     params = SamplingParams(logit_bias=bias, bad_words="a")
     processors.check(params, 1024, words, "p")
-    settings = jax.tree.map(lambda x: jnp.asarray(x)[None], Processors.of(params, 0, 1024, words))
-    found = settings.process(jnp.zeros((1, 1, 1024)), jnp.ones((1, 4), jnp.int32), jnp.array([1]))[0, 0]
+    settings = jax.tree.map(lambda x: np.asarray(x)[None], Processors.of(params, 0, 1024, words))
+    found = PROCESS(settings, np.zeros((1, 1, 1024), np.float32), np.ones((1, 4), np.int32), np.array([1], np.int32))[
+        0, 0
+    ]
     np.testing.assert_array_equal(found, [-np.inf] * 64 + [i % 7 for i in range(64, 1024)])

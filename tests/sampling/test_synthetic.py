@@ -110,9 +110,8 @@ def test_the_token_comes_from_the_rule():
     draw."""
     logits, warp, proposal, noise = batch()
     result = apply_rule("rejection", RATES, logits, warp, proposal, noise)
-    distribution, sampled = make_distribution(
-        logits, warp, noise.sample_keys(jnp.broadcast_to(jnp.arange(K + 1), (B, K + 1)))
-    )
+    offsets = np.tile(np.arange(K + 1, dtype=np.int32), (B, 1))
+    distribution, sampled = jax.jit(lambda: make_distribution(logits, warp, noise.sample_keys(offsets)))()
     every = np.asarray(result.accepted) == K
     assert 0 < np.sum(every) < B
     np.testing.assert_array_equal(np.asarray(result.token)[every], np.asarray(sampled)[every, K])

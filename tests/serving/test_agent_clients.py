@@ -47,6 +47,16 @@ def server(tmp_path_factory) -> Iterator[str]:
         assert "Traceback" not in (folder / "log").read_text()
 
 
+def answered(stream: bool, of, asked: dict, last: str):
+    """The answer of a client's resource, whole, or as its stream puts it together under the name ``last``."""
+    if not stream:
+        return of.create(**asked)
+    with of.stream(**asked) as events:
+        for _ in events:
+            pass
+        return getattr(events, last)()
+
+
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_openai_chat(server, way):
     stream, choice = way
@@ -56,12 +66,7 @@ def test_openai_chat(server, way):
         def ask(choice):
             asked = dict(model="m", messages=messages, tools=[CHAT_TOOL], tool_choice=choice, max_tokens=100)
             asked |= {"parallel_tool_calls": False}
-            if not stream:
-                return client.chat.completions.create(**asked).choices[0]
-            with client.chat.completions.stream(**asked) as events:
-                for _ in events:
-                    pass
-                return events.get_final_completion().choices[0]
+            return answered(stream, client.chat.completions, asked, "get_final_completion").choices[0]
 
         first = ask(choice)
         assert first.finish_reason == "tool_calls"
@@ -85,12 +90,7 @@ def test_openai_responses(server, way):
         def ask(choice):
             asked = dict(model="m", input=items, tools=[{"type": "function", "strict": False, **FUNCTION}])
             asked |= dict(tool_choice=choice, max_output_tokens=100, store=False, parallel_tool_calls=False)
-            if not stream:
-                return client.responses.create(**asked)
-            with client.responses.stream(**asked) as events:
-                for _ in events:
-                    pass
-                return events.get_final_response()
+            return answered(stream, client.responses, asked, "get_final_response")
 
         first = ask(choice)
         [call] = [item for item in first.output if item.type == "function_call"]
@@ -115,12 +115,7 @@ def test_anthropic_messages(server, way):
             asked |= {
                 "tool_choice": {"type": "any" if choice == "required" else choice, "disable_parallel_tool_use": True}
             }
-            if not stream:
-                return client.messages.create(**asked)
-            with client.messages.stream(**asked) as events:
-                for _ in events:
-                    pass
-                return events.get_final_message()
+            return answered(stream, client.messages, asked, "get_final_message")
 
         first = ask(choice)
         assert first.stop_reason == "tool_use"

@@ -8,19 +8,7 @@ import threading
 import time
 
 import pytest
-from async_callers import (
-    LONG,
-    ask,
-    checked,
-    collect,
-    model,
-    params_of,
-    prompt_of,
-    run,
-    slow_model,
-    texts,
-    until,
-)
+from async_callers import LONG, ask, checked, collect, model, params_of, prompt_of, run, slow_model, texts, until
 from loops import in_a_loop
 from openai_server import assert_nothing_is_held
 

@@ -8,19 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from async_callers import (
-    LONG,
-    TABLES,
-    ask,
-    checked,
-    collect,
-    params_of,
-    prompt_of,
-    run,
-    slow_model,
-    texts,
-    until,
-)
+from async_callers import LONG, TABLES, ask, checked, collect, params_of, prompt_of, run, slow_model, texts, until
 from engines import ARMED, Fragile, Letters, table_llm
 from openai_server import assert_nothing_is_held
 

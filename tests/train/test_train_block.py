@@ -1,6 +1,7 @@
 """The objective of block drafters: against DeepSpec's own training forward, the reference implementation, and NumPy."""
 
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -78,14 +79,16 @@ def test_logits_and_loss_are_those_of_deepspec(tmp_path, kind):
     assert float(loss) == pytest.approx(float(found[f"{kind}.train_loss"]), abs=1e-5)
 
 
+@functools.cache
 def made(case: str):
     """An objective of ``SIZES`` with a toy target, its head with random weights, and its constants."""
     trained: Any = make_objective(case.split()[0], TARGET, SIZES[case])
     if "causal" in case:
         trained = dataclasses.replace(trained, config=dataclasses.replace(trained.config, causal=(True, True)))
     params, constants = initial_params(trained, target(), np.arange(400) ** 2 % V, jax.random.key(0))
-    keys = dict(zip(params, jax.random.split(jax.random.key(1), len(params)), strict=True))
-    params = {name: x + 0.2 * jax.random.normal(keys[name], x.shape) for name, x in params.items()}
+    rng = np.random.default_rng(1)
+    noisy = {name: np.asarray(x) + 0.2 * rng.standard_normal(x.shape, np.float32) for name, x in params.items()}
+    params = {name: jnp.asarray(x) for name, x in noisy.items()}
     return trained, params, constants
 
 
@@ -137,6 +140,7 @@ def test_loss_of_a_reduced_vocabulary_is_that_of_the_reference(case):
         return batch, slots, jax.nn.softmax(jax.lax.map(lambda one: draft_logits(head, model, one), slots))
 
     batch, slots, q = draft(windows())
+    confidence = jax.jit(head.confidence_logits) if trained.confidence else None
     whole = np.asarray(read_windows(target(), windows(), trained.aux_layers).distribution, np.float64)
     means = []
     for row in range(B):
@@ -149,13 +153,13 @@ def test_loss_of_a_reduced_vocabulary_is_that_of_the_reference(case):
                 loss = -0.3 * np.log(over[label]) if label in known else 0.0
                 accepted = np.minimum(p, over).sum()
                 loss += 0.6 * 2 * (1 - accepted) - 0.8 * p[known] @ np.log(over[known])
-                if trained.confidence:
-                    said = head.confidence_logits(slots.hidden[i], slots.previous[i])[row, block]
+                if confidence is not None:
+                    said = confidence(slots.hidden[i], slots.previous[i])[row, block]
                     loss += np.logaddexp(0, said) - accepted * said
                 total, weights = total + np.exp(-i / 4) * loss, weights + np.exp(-i / 4)
         means.append(total / weights)
     assert len(set(known) & set(np.asarray(windows()).ravel())) < len(set(np.asarray(windows()).ravel()))
-    found = trained.loss_at(head, target(), batch, jnp.asarray(anchors))
+    found = jax.jit(lambda batch: trained.loss_at(head, model, batch, anchors))(batch)
     assert float(found) == pytest.approx(np.mean(means), rel=1e-5)
 
 
@@ -209,14 +213,15 @@ def test_the_loss_and_the_anchors_can_be_chosen(method):
 def test_anchors_are_different_and_have_a_context_and_a_label(length, count):
     trained = objective("dspark")
     batch = TrainingBatch(*[jnp.zeros((3, length, 1))] * 4, jnp.array([0, 1, 2]))
-    drawn = [np.asarray(trained.anchors(batch, jax.random.key(seed))) for seed in range(40)]
+    anchors = jax.jit(trained.anchors)
+    drawn = [np.asarray(anchors(batch, jax.random.key(seed))) for seed in range(40)]
     assert {one.shape for one in drawn} == {(3, count)}
     assert all(len(set(row)) == count for one in drawn for row in one)
     assert (np.min(drawn), np.max(drawn)) == (1, length - 1)
     few = dataclasses.replace(trained, most_anchors=1).anchors(batch, jax.random.key(0))
     assert few.shape == (3, 1)
     other = dataclasses.replace(batch, numbers=jnp.array([2, 0, 1]))
-    np.testing.assert_array_equal(trained.anchors(other, jax.random.key(0)), drawn[0][[2, 0, 1]])
+    np.testing.assert_array_equal(anchors(other, jax.random.key(0)), drawn[0][[2, 0, 1]])
 
 
 def test_a_new_head_reads_the_layers_that_published_ones_read():

@@ -25,6 +25,7 @@ from jspec.train.initial_weights import output_head_of
 from jspec.train.methods import Sizes, initial_params, make_objective
 from jspec.train.objectives import loss_of
 
+pytestmark = pytest.mark.usefixtures("small_groups")
 B, T = 4, 12
 CHOICES = {  # of targets: how their embeddings and output heads differ
     "plain": {},
@@ -57,14 +58,6 @@ CASES = [
     pytest.param("medusa", BORROWED, "plain", 4, marks=NIGHTLY),
     pytest.param("eagle3", SIZES["eagle3"], "int8", 4, marks=NIGHTLY),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_groups():
-    """Every shard has some of the few tokens, and the last has padding behind them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jspec.config.sharding.VOCABULARY_GROUP", 8)
-        yield
 
 
 @functools.cache

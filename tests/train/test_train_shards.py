@@ -18,6 +18,7 @@ from jspec.train import loop
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.report import Log
 
+pytestmark = pytest.mark.usefixtures("small_groups")
 METHODS = {
     "eagle": [],
     "eagle3": ["--num-draft-tokens", "3", "--draft-vocab-size", "40"],
@@ -30,14 +31,6 @@ METHODS = {
 }
 NIGHTLY = ("eagle", "mlp")  # and "eagle3" every time
 PLAN = "--steps 20 --evaluate-every 10 --tokens-per-step 256 --length 32 --peak-rate 1e-2 --prompts 2 --dtype float32"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_groups():
-    """Every shard has some of the few tokens."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jspec.config.sharding.VOCABULARY_GROUP", 8)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def test_logits_are_those_of_the_experts_in_bfloat16(checkpoint, tmp_path):
     [wanted] = transformers_logits(folder, [tokens])
     for one in (folder, checkpoint):
         config, params = load_folder(one, "float32")
-        [found] = jspec_logits(build(config, {n: jnp.asarray(a) for n, a in params.items()}), [tokens])
+        [found] = jspec_logits(build(config, jax.device_put(params)), [tokens])
         assert np.abs(found - wanted).max() / np.abs(wanted).max() < 2e-5
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from disturbances import calls_of_any_length, preempting, serve
 from engines import GREEDY, TARGET, hybrid, latents, plain_greedy, requests_of, target, tokens_of
-from requests_and_engines import CONFIG, PARAMS, PROMPTS, K, chunks_of_states, engine_of, passing
+from requests_and_engines import CONFIG, PARAMS, PROMPTS, K, engine_of, passing
 from tiny import tiny_checkpoint
 
 import jspec
@@ -19,6 +19,7 @@ from jspec.models.cache_pools import init_pool
 from jspec.models.kv_cache import PagedView
 from jspec.models.ragged_view import RaggedView
 
+pytestmark = pytest.mark.usefixtures("states_in_chunks")
 KINDS = ("draft_model", "eagle", "dspark", "ngram", "latents", "draft_model/2", "hybrid")
 BUDGET = 2.0  # tokens for each of three rows, where drafts make it five
 REQUESTS = requests_of(PROMPTS, dataclasses.replace(GREEDY, max_tokens=14))
@@ -26,12 +27,6 @@ REQUESTS = requests_of(PROMPTS, dataclasses.replace(GREEDY, max_tokens=14))
 
 def budgeted(kind: str, **how):
     return engine_of(kind, verify_budget=BUDGET, **how)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _chunks_of_states():
-    with chunks_of_states():
-        yield
 
 
 @pytest.fixture

@@ -44,14 +44,6 @@ def folder(left_to_the_next_start):
     return left_to_the_next_start
 
 
-@pytest.fixture
-def traced(monkeypatch) -> list[str]:
-    """The names of programs that were traced."""
-    names, lower = [], Program._lower
-    monkeypatch.setattr(Program, "_lower", lambda self, *args: names.append(self.name) or lower(self, *args))
-    return names
-
-
 def doubled(fingerprint: object | None = "doubled", name: str = "double", options=None) -> Program:
     program = Program(lambda x: 2 * x, 0, options, name)
     program.cache = ExecutableCache(fingerprint)

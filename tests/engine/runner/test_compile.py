@@ -61,14 +61,6 @@ def numbered(count: int) -> list[tuple[Program, tuple]]:
 
 
 @pytest.fixture
-def traced(monkeypatch) -> list[str]:
-    """Names of programs, as they are traced."""
-    names, lower = [], Program._lower
-    monkeypatch.setattr(Program, "_lower", lambda self, *args: names.append(self.name) or lower(self, *args))
-    return names
-
-
-@pytest.fixture
 def held(monkeypatch) -> threading.Event:
     """No compilation ends before this is set, which it is after the test at the latest."""
     go, finish = threading.Event(), Program._finish

@@ -221,10 +221,7 @@ def test_the_second_page_takes_the_place_of_the_first_when_registered_after_its_
 
 @pytest.mark.parametrize(
     ("pages", "slots", "message"),
-    [
-        ([1, 2], 9, r"9 slots need 3 pages of 4, not 2"),
-        ([1, 3], 8, r"page 3 has no holder"),
-    ],
+    [([1, 2], 9, r"9 slots need 3 pages of 4, not 2"), ([1, 3], 8, r"page 3 has no holder")],
 )
 def test_invalid_registration_is_refused(pages, slots, message):
     pool = PagePool(5, P)

@@ -33,6 +33,7 @@ from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
 from jspec.pallas.attention.tiling import tiling_of, tiling_of_bytes
 
 KINDS = ["heads", "tokens"]
+ROUND, DECODE = jax.jit(rounded), jax.jit(decode, static_argnums=1)
 OF_BYTES = dataclasses.replace(tiling_of_bytes("bfloat16", 128, 4, 1), instances=1)  # pyright: ignore
 ROUNDED = [
     Case(T=1, R=4, H=128, P=64, pages=3, dtype="bfloat16", tiling=OF_BYTES),  # a tile has two pages
@@ -59,6 +60,7 @@ def e4m3(numbers: np.ndarray) -> np.ndarray:
     return np.clip(numbers, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
 
 
+@functools.cache
 def problem_in_bytes(case: Case, kind: str):
     """``problem`` with pools in bytes, and the oracle's attention over the numbers that they stand for.
 
@@ -67,15 +69,16 @@ def problem_in_bytes(case: Case, kind: str):
     text = []
     pools, scales = [], []
     for pool, of_heads in zip((k, v), OF_HEADS, strict=True):
-        codes, of_tokens = rounded(jnp.moveaxis(pool, 0, 2), of_heads if kind == "heads" else None)
-        pools.append(jnp.moveaxis(codes, 2, 0))
+        pool = np.asarray(pool)
+        codes, of_tokens = ROUND(np.moveaxis(pool, 0, 2), of_heads if kind == "heads" else None)
+        pools.append(jax.device_put(np.moveaxis(np.asarray(codes), 2, 0)))
         written = ~np.isnan(np.asarray(pool, np.float32)).any(axis=-1)
         scale = of_heads
         if of_tokens is not None:
-            scale = jnp.where(written, jnp.moveaxis(of_tokens, 2, 0), jnp.nan)
+            scale = jax.device_put(np.where(written, np.moveaxis(np.asarray(of_tokens), 2, 0), np.float32(np.nan)))
         scales.append(scale)
         each = np.asarray(scale, np.float64).reshape(*(*scale.shape, 1, 1)[:3], 1)
-        text.append(np.asarray(decode(pools[-1], jnp.float32), np.float64) * each)
+        text.append(np.asarray(DECODE(pools[-1], jnp.float32), np.float64) * each)
     table = np.where(np.asarray(queries.table) < k.shape[1], queries.table, 0)
     rows = [pool[:, table].reshape(G, len(table), -1, case.H) for pool in text]
     queries_of = np.asarray(queries.positions), np.asarray(queries.valid)
@@ -219,7 +222,7 @@ def test_new_tokens_that_are_not_rounded_before_they_are_seen_are_detected(kind,
     case = dataclasses.replace(ROUNDED[1], T=3)
     qkv, rotation, kv, view = arguments(case)
     kv = in_bytes(kv, kind)
-    wanted, _ = View.extend(view, qkv, rotation, kv, G, case.spec)
+    wanted, _ = jax.jit(lambda *args: View.extend(view, *args, G, case.spec))(qkv, rotation, kv)
 
     def as_stored_wrongly(k, v, scale_refs, g):
         scales = (jnp.ones(len(k)),) * 2 if scale_refs.of_tokens else ()
@@ -227,7 +230,8 @@ def test_new_tokens_that_are_not_rounded_before_they_are_seen_are_detected(kind,
 
     monkeypatch.setattr("jspec.pallas.attention.decode._as_stored", as_stored_wrongly)
     kernel = decode_attention_kernel.__wrapped__
-    out, *_ = kernel(qkv, rotation, kv.k, kv.v, view.queries, case.spec, scales=kv.scales, interpret=True)
+    attend = jax.jit(lambda *args: kernel(*args, view.queries, case.spec, scales=kv.scales, interpret=True))
+    out, *_ = attend(qkv, rotation, kv.k, kv.v)
     valid = np.asarray(view.valid)
     assert np.abs(np.asarray(out) - np.asarray(wanted))[valid].max() > 1e-3
 

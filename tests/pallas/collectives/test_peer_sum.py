@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cuda_lowering import for_cuda, kernels_of
 from jax.sharding import PartitionSpec
+from normals import normal
 from packets import AXIS, GPUS, assert_epochs_are_read_before_they_are_counted, exchange_of, over_devices
 
 from jspec.models.sharding import mesh_of
@@ -26,10 +27,9 @@ HOW = {"eps": EPS, "kind": "rms"}
 
 def arguments(tokens: int, D: int, dtype, n: int = 3, Y: int = 1):
     """The residual stream, every device's summands ``[n, tokens, Y, D]``, and a bias."""
-    keys = jax.random.split(jax.random.key(D + tokens), 4)
-    x, weight = jax.random.normal(keys[0], (tokens, D), dtype), jax.random.normal(keys[2], (D,), dtype)
-    summands = jax.random.normal(keys[1], (n, tokens, Y, D), dtype)
-    return Stream(x, weight), summands, jax.random.normal(keys[3], (D,), dtype)
+    rng = np.random.default_rng(D + tokens)
+    x, weight, summands, bias = (normal(rng, shape, dtype) for shape in ((tokens, D), D, (n, tokens, Y, D), D))
+    return Stream(x, weight), summands, bias
 
 
 @pytest.fixture

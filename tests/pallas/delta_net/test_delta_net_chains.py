@@ -11,11 +11,7 @@ import pytest
 from delta_nets import HEADS, Texts, W, random_texts, wanted_of
 
 from jspec.pallas.delta_net.chunked import CHUNK
-from jspec.pallas.delta_net.convolution import (
-    convolve_prefill,
-    convolve_prefill_kernel,
-    convolve_prefill_reference,
-)
+from jspec.pallas.delta_net.convolution import convolve_prefill, convolve_prefill_kernel, convolve_prefill_reference
 from jspec.pallas.delta_net.prefill import PrefillTiling, prefill_kernel, prefill_reference
 from jspec.pallas.delta_net.state import PrefillRows, init_state
 

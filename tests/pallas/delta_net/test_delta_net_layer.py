@@ -1,5 +1,6 @@
 """The parts of a gated delta net against golden vectors, and whole layers against transformers' modules."""
 
+import functools
 from pathlib import Path
 
 import jax
@@ -61,10 +62,11 @@ def test_float64_agrees_with_golden_vectors():
 
 
 def test_convolution_agrees_with_golden_vectors():
-    y = convolve(golden("conv_state")[None], golden("conv_x")[None], golden("conv_w").T)
+    y = jax.jit(convolve)(golden("conv_state")[None], golden("conv_x")[None], golden("conv_w").T)
     assert_close(y[0], golden("conv_y"))
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3))
 def mix(y, weights: dict, heads: DeltaHeads, rule) -> tuple[jax.Array, jax.Array]:
     """A gated delta net from normed input ``[B, T, D]`` to output, and its state; names as in a checkpoint's layer."""
     w = {name: jnp.asarray(x) for name, x in weights.items()}
@@ -156,7 +158,7 @@ def test_the_rule_agrees_with_transformers_in_bfloat16():
     for rule in (models.torch_chunk_gated_delta_rule, models.torch_recurrent_gated_delta_rule):
         how = {"initial_state": torch.from_numpy(S), "output_final_state": True, "use_qk_l2norm_in_kernel": True}
         wanted, wanted_S = rule(*theirs, g=numbers[0], beta=numbers[1], **how)
-        o, new_S = recurrent(q, k, v, g, beta, jnp.asarray(S))
+        o, new_S = jax.jit(recurrent)(q, k, v, g, beta, jnp.asarray(S))
         np.testing.assert_allclose(o, wanted.float().numpy(), rtol=2**-8, atol=1e-5)
         assert_close(new_S, wanted_S.numpy())
 

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 from cuda_lowering import for_cuda, kernels_of
 from delta_nets import float64_convolution
+from normals import normal
 
-from jspec.pallas.delta_net.convolution import (
-    convolve_prefill,
-    convolve_prefill_kernel,
-    convolve_prefill_reference,
-)
+from jspec.pallas.delta_net.convolution import convolve_prefill, convolve_prefill_kernel, convolve_prefill_reference
 from jspec.pallas.delta_net.state import PrefillRows
 
 BS, W, CC, MORE, T = 6, 4, 300, 310, 64  # no number of channels that fills blocks
@@ -24,9 +21,8 @@ def rows_of(entries) -> PrefillRows:
 
 def numbers(B: int, T: int, dtype, seed: int = 0):
     """Columns, and inputs of a pass with others behind the Cc channels; weights."""
-    keys = jax.random.split(jax.random.key(seed), 3)
-    shapes = (BS, W + 4, CC), (B, T, MORE), (W, CC)
-    columns, x, weight = (jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True))
+    rng, shapes = np.random.default_rng(seed), ((BS, W + 4, CC), (B, T, MORE), (W, CC))
+    columns, x, weight = (normal(rng, shape, dtype) for shape in shapes)
     return columns, x.at[:, :, CC:].set(jnp.nan), weight
 
 

@@ -91,13 +91,7 @@ def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels):
 )
 @pytest.mark.parametrize(
     ("M", "stored"),
-    [
-        *itertools.product([16, 80], ["int8", "fp8"]),
-        (1, "fp8_block"),
-        (80, "fp8_block"),
-        (1, "int4"),
-        (16, "int4"),
-    ],
+    [*itertools.product([16, 80], ["int8", "fp8"]), (1, "fp8_block"), (80, "fp8_block"), (1, "int4"), (16, "int4")],
 )
 def test_few_tokens_have_the_kernel_for_few_bits(M, out, inputs, how, splits, stored):
     product, args = functools.partial(matmul, **how), _weight_only(M, out, inputs, stored)

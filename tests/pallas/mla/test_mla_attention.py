@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from latent_attention import CASES, by_hand, oracle, problem
+from normals import normal
 
 from jspec.config import Rope
 from jspec.models.cache_pools import LayerKV
@@ -68,11 +69,11 @@ class TestNormRopeWriteKV:
         (_, pool, (table, positions, valid)), _ = problem(case)
         pool = jnp.nan_to_num(pool)
         table = jnp.where(table >= pool.shape[1], 0, table).at[2, 0].set(0)
-        (B, T), keys = positions.shape, jax.random.split(jax.random.key(case.T), 3)
+        (B, T), rng = positions.shape, np.random.default_rng(case.T)
         width = (queries or 24) + case.rank + case.rotated
-        compressed = jax.random.normal(keys[0], (B, T, width)).astype(case.dtype)
-        query_weight = None if queries is None else (1 + jax.random.normal(keys[1], (queries,))).astype(case.dtype)
-        latent_weight = (1 + jax.random.normal(keys[2], (case.rank,))).astype(case.dtype)
+        compressed = normal(rng, (B, T, width), case.dtype)
+        query_weight = None if queries is None else normal(rng, queries, case.dtype, mean=1)
+        latent_weight = normal(rng, case.rank, case.dtype, mean=1)
         rotation = rotation_at(positions, Rope(theta=100.0), case.rotated)
         write = functools.partial(self.norm_rope_write, compressed, query_weight, latent_weight)
         q, actual = write(rotation=rotation, pool=pool, tokens=PagedQueries(table, positions, valid))

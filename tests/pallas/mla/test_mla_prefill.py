@@ -17,11 +17,11 @@ from latent_prefill import (
     SECOND,
     T,
     by_implementation,
+    check_up_projected,
     kernel,
     oracle,
     problem,
     shapes,
-    stored_maps,
 )
 
 from jspec.config import EngineConfig
@@ -83,16 +83,8 @@ class TestUpProject:
         _, pool, *_, maps = problem(case)
         pool, count = jnp.nan_to_num(pool), 4
         got = self.up_project(pool, self.numbers, jnp.int32(count), maps)
-        k, v = (np.asarray(part[:count], np.float64) for part in got)  # nobody has written the other pages
         text = np.asarray(pool, np.float64)[0, self.numbers[:count]]
-        keys, values = stored_maps(case)[1]
-        latents, rotated = np.split(text, [case.rank], axis=-1)
-        close = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=2**-7)
-        close(k[..., : case.own], np.einsum("upc,nhc->upnh", latents, keys))
-        close(v, np.einsum("upc,nhc->upnh", latents, values))
-        np.testing.assert_array_equal(
-            k[..., case.own :], np.broadcast_to(rotated[:, :, None], k[..., case.own :].shape)
-        )
+        check_up_projected(case, *(part[:count] for part in got), text)  # nobody has written the other pages
 
     def test_more_pages_than_listed_make_every_number_nan(self):
         _, pool, *_, maps = problem(CASES[0])

@@ -82,6 +82,12 @@ class TestGroupedMLP:
 
         self.made, self.experts = made, sums
 
+    def assert_agrees(self, tilings, args):
+        wanted = by_token(*args)
+        atol = (3e-2 if args[0].dtype == jnp.bfloat16 else 1e-5) * np.abs(wanted).max()
+        for tiling in tilings:
+            np.testing.assert_allclose(np.asarray(self.experts(tiling)(*args), np.float64), wanted, atol=atol)
+
     @pytest.mark.parametrize("tiling", TILINGS, ids=str)
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("shape", [(1, 64, 48, 8, 2), (5, 72, 40, 16, 4), (33, 32, 16, 3, 2)], ids=str)
@@ -114,25 +120,14 @@ class TestGroupedMLP:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize(("D", "F"), [(256, 128), (200, 72), (72, 300)])
     def test_blocks_of_fp8_agree_with_float64(self, D, F, dtype):
-        for tiling in (TILINGS[0], TILINGS[2], ExpertTiling(64, 32, 128, 4, 2)):
-            args = layer(5, D, F, 8, 3, dtype, "fp8_block")
-            wanted = by_token(*args)
-            actual = np.asarray(self.experts(tiling)(*args), np.float64)
-            np.testing.assert_allclose(
-                actual, wanted, atol=(3e-2 if dtype == "bfloat16" else 1e-5) * np.abs(wanted).max()
-            )
+        tilings = TILINGS[0], TILINGS[2], ExpertTiling(64, 32, 128, 4, 2)
+        self.assert_agrees(tilings, layer(5, D, F, 8, 3, dtype, "fp8_block"))
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("kind", KINDS_OF_CODES)
     @pytest.mark.parametrize(("D", "F"), [(256, 128), (200, 72)])
     def test_codes_agree_with_float64(self, D, F, kind, dtype):
-        for tiling in (TILINGS[0], ExpertTiling(64, 32, 128, 4, 2)):
-            args = layer(5, D, F, 8, 3, dtype, kind)
-            wanted = by_token(*args)
-            actual = np.asarray(self.experts(tiling)(*args), np.float64)
-            np.testing.assert_allclose(
-                actual, wanted, atol=(3e-2 if dtype == "bfloat16" else 1e-5) * np.abs(wanted).max()
-            )
+        self.assert_agrees((TILINGS[0], ExpertTiling(64, 32, 128, 4, 2)), layer(5, D, F, 8, 3, dtype, kind))
 
     @pytest.mark.parametrize("tiling", TILINGS, ids=str)
     @pytest.mark.parametrize(("D", "F"), [(128, 64), (96, 32), (64, 160)])

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from normals import normal
 
 from jspec.pallas.norm.qk_norm import qk_norm, qk_norm_kernel, qk_norm_reference
 from jspec.pallas.norm.rms_norm import norm
@@ -16,9 +17,9 @@ KINDS = ("rms", "rms_wide", "rms_offset", "layer")
 
 
 def problem(shape, dtype, kind="rms"):
-    keys = jax.random.split(jax.random.key(sum(shape)), 5)
-    qkv = (3 * jax.random.normal(keys[0], shape)).astype(dtype)
-    vectors = [(1 + jax.random.normal(key, shape[-1:])).astype(dtype) for key in keys[1:]]
+    rng = np.random.default_rng(sum(shape))
+    qkv = normal(rng, shape, dtype, scale=3)
+    vectors = [normal(rng, shape[-1:], dtype, mean=1) for _ in range(4)]
     return qkv, tuple(vectors[:2]), tuple(vectors[2:]) if kind == "layer" else (None, None)
 
 

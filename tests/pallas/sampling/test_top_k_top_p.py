@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from normals import normal
 
 from jspec.pallas.sampling.sample import sample, sample_kernel
 from jspec.pallas.sampling.top_k_top_p import cutoff_reference, from_ordered, to_ordered
@@ -36,11 +37,10 @@ def problem(V, dtype, seed=0):
         *[(0, 1, 0), (5, 1, 0), (0, 0.9, 0), (0, 1, 0.05), (20, 0.7, 0), (20, 1, 0.1), (0, 0.5, 0.02)],
         *[(50, 0.95, 0.01), (1, 1, 0), (V, 0.99, 0), (0, 1e-6, 0), (0, 1, 1), (2 * V, 1, 0), (0, 0.999999, 0)],
     ]
-    top_k, top_p, min_p = (jnp.array(x) for x in zip(*settings, strict=True))
-    keys = jax.random.split(jax.random.key(seed), 2)
-    logits = (4 * jax.random.normal(keys[0], (len(settings), V)) + 3).astype(dtype)
-    scale = jax.random.uniform(keys[1], (len(settings),), minval=0.5, maxval=3.0)
-    return logits, scale, top_k.astype(jnp.int32), top_p.astype(jnp.float32), min_p.astype(jnp.float32)
+    top_k, *others = (np.array(x) for x in zip(*settings, strict=True))
+    rng = np.random.default_rng(seed)
+    logits, scale = normal(rng, (len(settings), V), dtype, scale=4, mean=3), rng.uniform(0.5, 3.0, len(settings))
+    return logits, jnp.float32(scale), jnp.int32(top_k), *map(jnp.float32, others)
 
 
 def assert_agrees(actual, args):

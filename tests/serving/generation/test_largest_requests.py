@@ -84,6 +84,15 @@ async def send(address: str, path: str, content: bytes) -> tuple[int, str]:
         return answer.status_code, answer.text[:300]
 
 
+async def endless_ones(address: str) -> list[asyncio.Task]:
+    """Requests with grammars whose compilation does not end, of which some are tried by now."""
+    path = "/v1/completions"
+    bodies = (body(path, "structured_outputs", json.dumps(form)) for form in ENDLESS)
+    tasks = [asyncio.ensure_future(send(address, path, content)) for content in bodies]
+    await asyncio.sleep(0.5)
+    return tasks
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("every", in_tiers((4, 1), test=(4,)))
 @pytest.mark.parametrize("path", in_tiers(PATHS, test=("/v1/chat/completions",)))
@@ -152,11 +161,7 @@ def test_endless_grammars_are_refused(server):
 
     async def ask():
         async with steady(address) as delays:
-            endless = [
-                asyncio.ensure_future(send(address, path, body(path, "structured_outputs", json.dumps(form))))
-                for form in ENDLESS
-            ]
-            await asyncio.sleep(0.5)
+            endless = await endless_ones(address)
             status, text = await send(address, path, good)
             assert (status, "try again later" in text) == (503, True), text
             for status, text in await asyncio.gather(*endless):
@@ -174,13 +179,7 @@ async def test_work_for_a_disconnected_client_is_cancelled(server):
     process, address = server
 
     async with steady(address) as delays:
-        tasks = [
-            asyncio.ensure_future(
-                send(address, "/v1/completions", body("/v1/completions", "structured_outputs", json.dumps(form)))
-            )
-            for form in ENDLESS
-        ]
-        await asyncio.sleep(0.5)
+        tasks = await endless_ones(address)
         assert len(tried(process)) == 2
         for task in tasks:
             task.cancel()
@@ -203,13 +202,7 @@ def test_the_server_ends_while_grammars_are_tried(tmp_path):
     with serving(tmp_path, "--max-grammar-seconds", "60", "--shutdown-timeout", "1") as (process, address):
 
         async def ask():
-            tasks = [
-                asyncio.ensure_future(
-                    send(address, "/v1/completions", body("/v1/completions", "structured_outputs", json.dumps(form)))
-                )
-                for form in ENDLESS
-            ]
-            await asyncio.sleep(0.5)
+            tasks = await endless_ones(address)
             children = [process, *process.children(recursive=True)]
             process.terminate()
             statuses = [status for status, _ in await asyncio.gather(*tasks)]

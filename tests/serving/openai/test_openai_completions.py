@@ -5,17 +5,7 @@ import asyncio
 import openai.types
 import openai.types.chat
 import pytest
-from openai_server import (
-    CHAT,
-    MAX_LEN,
-    ask,
-    asked,
-    closing_service,
-    error_of,
-    events,
-    family,
-    service_of,
-)
+from openai_server import CHAT, MAX_LEN, ask, asked, closing_service, error_of, events, family, service_of
 
 import jspec
 from jspec.serving.generation import respond

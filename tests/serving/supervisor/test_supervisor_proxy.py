@@ -286,9 +286,6 @@ async def test_errors_of_messages_have_anthropics_form():
         assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
         side.shut("it was lost")
         lost = await client.post("/v1/messages", json=CHUNK)
-        assert (lost.status_code, lost.json()["error"]) == (
-            529,
-            {"type": "overloaded_error", "message": "it was lost"},
-        )
+        assert (lost.status_code, lost.json()["error"]) == (529, {"type": "overloaded_error", "message": "it was lost"})
         other = await client.post("/v1/messages", json=CHUNK, headers={"host": "evil.example"})
         assert (other.status_code, other.json()["error"]["type"]) == (403, "permission_error")

@@ -55,8 +55,11 @@ def ids_of(known):
 def written(form: StructuredOutputsParams, has_tokens: bool, seed: int) -> list[int]:
     """Tokens of a random text of this form. Letters of ``LETTERS`` and markers are likelier than others."""
     known, random = tokenizer(has_tokens), np.random.default_rng(seed)
-    blanks = set(known.encode(" \n\t\r"))
-    usual = set(known.encode(LETTERS)) | set(ids_of(known).values()) - {known.eos_token_id}
+    every = np.arange(len(known))
+    blank = np.isin(every, known.encode(" \n\t\r"))
+    usual = np.isin(every, [*known.encode(LETTERS), *set(ids_of(known).values()) - {known.eos_token_id}])
+    ending = (every >= 256) | (every == 1)  # 1 is a quote
+    ending[known.eos_token_id] = True
     constraint = grammars(has_tokens).constraint(form, [known.eos_token_id])
     grammar, spelled = form.grammar or "", list[int]()
     markers = sorted(
@@ -67,19 +70,20 @@ def written(form: StructuredOutputsParams, has_tokens: bool, seed: int) -> list[
         forced = constraint.jump_forward(8)
         flags[:] = 0xFFFFFFFF
         constraint.allow([], flags)
-        allowed = np.flatnonzero(np.unpackbits(flags.view(np.uint8), bitorder="little")[: len(known)])
+        may = np.unpackbits(flags.view(np.uint8), bitorder="little")[: len(known)]
+        allowed = np.flatnonzero(may)
         assert allowed.size
-        assert not forced or (forced[0] in allowed and allowed.size == 1)
-        likely = [token for token in allowed if token in usual] or list(allowed)
-        ends = [token for token in allowed if token == known.eos_token_id or token >= 256 or token == 1]  # 1 is a quote
-        often = ends if ends and (random.random() < 0.3 or len(tokens) > LONGEST) else likely
-        if random.random() < 0.95 and set(often) - blanks:
-            often = sorted(set(often) - blanks)
+        assert not forced or (may[forced[0]] and allowed.size == 1)
+        often, ends = allowed[usual[allowed]] if usual[allowed].any() else allowed, allowed[ending[allowed]]
+        if ends.size and (random.random() < 0.3 or len(tokens) > LONGEST):
+            often = ends
+        if random.random() < 0.95 and not blank[often].all():
+            often = often[~blank[often]]
         if not spelled and random.random() < 0.2:
             spelled = known.encode(str(random.choice(markers)))
         token = int(random.choice(often))
         if spelled:
-            token, *spelled = spelled if spelled[0] in allowed else [token]
+            token, *spelled = spelled if may[spelled[0]] else [token]
         if token == known.eos_token_id:
             return tokens
         tokens.append(token)
@@ -110,6 +114,14 @@ def calls_of(events):
     return [(name, json.loads(text)) for name, text in calls], thoughts
 
 
+def events_of(name, tokens, tools, thinks=None, form=None, has_tokens=True, **how):
+    """What is read of a text in a format's syntax, or in JSON where ``form`` says that the format cannot hold the calls."""
+    known, own = tokenizer(has_tokens), form is None or form.in_format
+    parser = make_parser(name if own else None, thinks, tools=tools, tokens=MarkerTokens.of(known), **how)
+    parser = parser if own else JsonCalls(parser, form.name)
+    return parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True)
+
+
 def check(calls, several):
     assert calls
     assert several or len(calls) == 1
@@ -136,9 +148,7 @@ def test_forced_calls_are_read_as_calls(name, several, has_tokens):
     assert form.in_format
     for seed in range(4):
         tokens = written(form.params, has_tokens, seed)
-        parser = make_parser(name if form.in_format else None, None, tools=TOOLS, tokens=MarkerTokens.of(known))
-        parser = parser if form.in_format else JsonCalls(parser, form.name)
-        calls, _ = calls_of(parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True))
+        calls, _ = calls_of(events_of(name, tokens, TOOLS, form=form, has_tokens=has_tokens))
         check(calls, several)
 
 
@@ -155,15 +165,9 @@ def test_reasoning_may_come_before_forced_calls(name, prompt):
     thought = 0
     for seed in range(4):
         tokens = written(params, True, seed)
-        parser = make_parser(
-            *(name if form.in_format else None, thinks),
-            tools=TOOLS,
-            tokens=MarkerTokens.of(known),
-            prompt=end,
-            begins_open=False,
+        calls, thoughts = calls_of(
+            events_of(name, tokens, TOOLS, form=form, thinks=thinks, prompt=end, begins_open=False)
         )
-        parser = parser if form.in_format else JsonCalls(parser, form.name)
-        calls, thoughts = calls_of(parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True))
         check(calls, False)
         thought += bool(thoughts)
         assert not (thoughts and prompt == "closed" and name != "openai")
@@ -179,10 +183,7 @@ def test_an_answer_has_its_form_behind_the_reasoning(thinks):
     params = after_reasoning(asked, reasoning, ids_of(known), "<|start|>assistant", True)
     for seed in range(4):
         tokens = written(params, True, seed)
-        parser = make_parser(
-            None, thinks, tokens=MarkerTokens.of(known), prompt="<|start|>assistant", begins_open=False
-        )
-        events = parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True)
+        events = events_of(None, tokens, None, thinks=thinks, prompt="<|start|>assistant", begins_open=False)
         answer = "".join(event.text for event in events if isinstance(event, Content))
         assert set(json.loads(answer)) == {"a"}
 
@@ -202,8 +203,7 @@ def test_strict_tools_get_arguments_that_fit_wherever_they_are_called(name):
     begin = ids_of(known)[form.begins[0]]
     for seed in range(6):
         tokens = written(params, True, seed)
-        parser = make_parser(name, None, tools=STRICT, tokens=MarkerTokens.of(known))
-        events = parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True)
+        events = events_of(name, tokens, STRICT)
         calls, _ = calls_of([event for event in events if not isinstance(event, Content)])
         read = [(name, arguments) for name, arguments in calls if name == "read_file"]
         check(read or [("list_files", {})], True)
@@ -219,8 +219,7 @@ def test_an_answer_of_some_form_may_be_calls_instead(name):
     answers, called = set(), 0
     for seed in range(12):
         tokens = written(params, True, seed)
-        parser = make_parser(name, None, tools=STRICT, tokens=MarkerTokens.of(known))
-        events = parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True)
+        events = events_of(name, tokens, STRICT)
         calls, _ = calls_of([event for event in events if not isinstance(event, Content)])
         called += len(calls)
         if not calls:
