@@ -42,7 +42,7 @@ from jspec.checkpoints.checkpoint import load_draft, load_folder
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.assistant import Assistant
 from jspec.drafting.methods import drafter_for
-from jspec.loading.pair import build_draft_module
+from jspec.loading.modules import build_draft_module
 from jspec.models import build
 from jspec.models.heads.assistant import AssistantHead
 

@@ -32,7 +32,7 @@ from jspec.commands.demo import FAMILY, drafters
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.llm import LLM
-from jspec.loading.pair import build_draft_module
+from jspec.loading.modules import build_draft_module
 from jspec.models import build
 from jspec.registry import NGRAM, argmax_below
 from recipes.corpus import is_held_out, read_sources

@@ -36,7 +36,7 @@ def check_activation_dtype(kind: str, target: ModelConfig):
         warnings.warn(
             f"activation_dtype={kind!r}: experts of {len(experts)} layers read inputs that are not rounded, because their "
             "kernels multiply in the dtype of the model",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -11,11 +11,12 @@ from jspec.config.engine import FP8_CACHES
 from jspec.config.heads import HeadConfig
 from jspec.engine.multihost.leader import fewest
 from jspec.engine.runner.shard_map import exchange_bytes
-from jspec.loading.context_length import LADDER
 from jspec.models.cache_pools import gathers_pages
 
 GIB = 2**30
 CPU_CACHE = 4 * GIB  # for keys and values where there is no GPU
+# ..., 8,192, 4,096, 2,048: context lengths to choose from.
+LADDER = tuple(2**i for i in range(30, 10, -1))
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
 
@@ -239,3 +240,9 @@ def free_bytes() -> int:
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     return psutil.virtual_memory().available
+
+
+def lengths_up_to(longest: int) -> list[int]:
+    """The context lengths that an engine may choose from, in descending order: ``longest``, and the steps of ``LADDER``
+    below it."""
+    return [longest, *(step for step in LADDER if step < longest)]

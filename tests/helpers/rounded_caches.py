@@ -10,7 +10,7 @@ import jspec
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.config import EngineConfig
 from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
-from jspec.loading.pair import build_model
+from jspec.loading.modules import build_model
 from jspec.models.causal import causal_logits
 
 SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "tensor"}

@@ -13,10 +13,10 @@ from tiny import tiny_checkpoint, tiny_tokenizer
 
 import convert
 import jspec
-from jspec.api import _engine_config
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.loading import memory_budget
-from jspec.loading.pair import default_params
+from jspec.loading.engine_config import engine_config
+from jspec.loading.plan import default_params_of
 
 V, EOS = 264, 1  # six ids more than the tokenizer has
 SIZES = {
@@ -267,7 +267,7 @@ def test_a_field_of_a_request_is_no_argument_of_load(folders):
 
 def test_no_drafts_is_plain_decoding(folders, plain, monkeypatch):
     """The draft, which must be there, is not read; the same by name, in a Speculation and in one call."""
-    monkeypatch.setattr(jspec.loading.pair, "load_draft_module", lambda *_: pytest.fail("the draft was read"))
+    monkeypatch.setattr(jspec.loading.modules, "build_draft_module", lambda *_: pytest.fail("the draft was read"))
     target, draft = folders / "target", folders / "draft"
     llm = jspec.load(target, draft, num_draft_tokens=0, **SMALL)
     assert (llm.method, llm.engine.runner.num_draft_tokens, llm.speculation) == (None, 0, jspec.Speculation(0))
@@ -319,8 +319,8 @@ def test_sampling_follows_the_checkpoint(suggesting, llm, tmp_path):
     assert tokens(cool, jspec.SamplingParams(**some)) == tokens(llm, **some) != expected
     assert len(tokens(cool)) <= 16
     convert.convert(target, tmp_path / "converted")
-    assert default_params(Checkpoint.open(tmp_path / "converted"), "auto") == cool.default_sampling_params
-    assert default_params(Checkpoint.open(target), "jspec") == jspec.SamplingParams()
+    assert default_params_of(Checkpoint.open(tmp_path / "converted"), "auto") == cool.default_sampling_params
+    assert default_params_of(Checkpoint.open(target), "jspec") == jspec.SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -337,11 +337,11 @@ def test_sampling_follows_the_checkpoint(suggesting, llm, tmp_path):
 def test_bad_generation_config_values_name_the_file(suggesting, fields, words):
     with pytest.raises(ValueError, match=rf"suggesting/generation_config\.json: {words}"):
         jspec.load(suggesting(**fields))
-    assert default_params(Checkpoint.open(suggesting(**fields)), "jspec") == jspec.SamplingParams()
+    assert default_params_of(Checkpoint.open(suggesting(**fields)), "jspec") == jspec.SamplingParams()
 
 
 def test_a_penalty_of_the_checkpoint_is_followed(suggesting):
-    params = default_params(Checkpoint.open(suggesting(repetition_penalty=1.05, top_k=20)), "auto")
+    params = default_params_of(Checkpoint.open(suggesting(repetition_penalty=1.05, top_k=20)), "auto")
     assert (params.repetition_penalty, params.top_k) == (1.05, 20)
 
 
@@ -428,7 +428,7 @@ def test_prefill_batches_are_small_without_a_gpu(monkeypatch):
     """Every size of them is compiled and run before the first request, and on a CPU a larger one is no faster."""
 
     def largest(**fields) -> int:
-        config = _engine_config({"max_len": 8192, **fields}, dataclasses.replace(TARGET, max_position=8192), None)
+        config = engine_config({"max_len": 8192, **fields}, dataclasses.replace(TARGET, max_position=8192), None)
         return config.chunk_buckets[-1] * config.chunk
 
     fast = {"reproducible": False}
