@@ -143,7 +143,8 @@ def load(
         download=download,
     )
     enable_compilation_cache(compilation_cache)
-    plan = make_plan(open_pair(target, draft, asked), asked)
+    pair = open_pair(target, draft, asked)
+    plan = make_plan(pair, asked)
     modules = load_modules(plan)
     return LLM(
         modules.target,

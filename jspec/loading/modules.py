@@ -13,11 +13,11 @@ from jspec.config.heads import HeadConfig
 from jspec.drafting.base import Drafter
 from jspec.drafting.methods import drafter_for
 from jspec.engine.multihost.leader import fewest
-from jspec.loading.activation_dtype import with_activation_dtype
 from jspec.loading.kv_cache_dtype import kv_rounding
 from jspec.loading.plan import Plan
-from jspec.models import Decoder, build, build_head
-from jspec.models.sharding import build_shards, mesh_of, on_every_device
+from jspec.models import Decoder, build_head
+from jspec.models.sharding import build_model, mesh_of, on_every_device
+from jspec.models.w8a8 import with_quantized_activations
 from jspec.registry import DraftMethod, resolve
 
 
@@ -39,7 +39,8 @@ def load_modules(plan: Plan) -> Modules:
     """The modules that a plan asks for. This reads the weights."""
     pair, config, draft, check_files = plan.pair, plan.engine, plan.draft, plan.asked.check_files
     shards, draft_shards = plan.shards
-    rounding, module = kv_rounding(config, pair.target), _prepared(plan)
+    module = _prepared(plan)
+    rounding = kv_rounding(config, pair.target)
     _, params = pair.target.language_model(config.dtype, check_files)
     target = build_model(plan.target, params, config.dtype, shards)
     if isinstance(pair.draft, Checkpoint) and plan.draft_config is not None:
@@ -50,15 +51,9 @@ def load_modules(plan: Plan) -> Modules:
     if shards is not None and draft_shards is None and module is not None:
         module = on_every_device(module, mesh_of(shards.count, shards.axis))
     target.kv_rounding = rounding
-    target = with_activation_dtype(target, config.activation_dtype)
+    if config.activation_dtype != "auto":
+        target = with_quantized_activations(target, config.activation_dtype)
     return Modules(target, module, drafter_for(draft, plan.target, plan.speculation))
-
-
-def build_model(config: ModelConfig, params: Mapping[str, np.ndarray], dtype: str, shards: Shards | None) -> Decoder:
-    """The module of a language model, on one device or in shards; arguments and errors as for ``build_shards``."""
-    if shards is None:
-        return build(config, params, dtype)
-    return build_shards(config, params, dtype, shards, mesh_of(shards.count, shards.axis))
 
 
 def build_draft_module(

@@ -51,7 +51,10 @@ def open_pair(target: Path, draft: Path | None, asked: LoadOptions) -> Pair:
     method = choose(draft, asked.method_arguments)
     target_checkpoint, draft_checkpoint = open_checkpoints(target, draft, asked.head, asked.download)
     drafts = asked.speculation.most_draft_tokens > 0
-    return Pair(target_checkpoint, (draft_checkpoint or method) if drafts else None)
+    pair = Pair(target_checkpoint, (draft_checkpoint or method) if drafts else None)
+    if asked.check_files:
+        pair.require_intact(hash_all=False)  # the rest is hashed when it is loaded
+    return pair
 
 
 def open_checkpoints(

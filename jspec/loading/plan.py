@@ -72,14 +72,13 @@ def make_plan(pair: Pair, asked: LoadOptions) -> Plan:
       ValueError: the draft was made for another target, an option has no use for it, or a file of either is damaged.
       MemoryError: as for ``ModelMemory.with_num_pages``.
     """
-    if asked.check_files:
-        pair.require_intact(hash_all=False)  # the rest is hashed when it is loaded
     default_params = default_params_of(pair.target, asked.generation_config)
     target, draft, speculation = pair.target.target_config, pair.draft_config, asked.speculation
     share = asked.gpu_memory_utilization
     is_model = pair.draft is None or (draft is not None and draft.language_model is not None)
     shards = shards_of(asked.tensor_parallel, asked.draft_tensor_parallel, is_model, asked.expert_parallel)
-    config = with_kv_cache_dtype(engine_config(asked.engine, target, draft), pair.target)
+    config = engine_config(asked.engine, target, draft)
+    config = with_kv_cache_dtype(config, pair.target)
     check_activation_dtype(config.activation_dtype, target)
     if asked.engine.get("max_len") is None and not config.reproducible:
         require_shards(shards, target, draft)
@@ -93,8 +92,8 @@ def make_plan(pair: Pair, asked: LoadOptions) -> Plan:
         speculation = with_available_drafts(speculation, draft)
         check_compatible(target, draft, pair.target.tokenizer, pair.draft)
         drafts_by = draft = with_positions(target, draft, config.max_len)
-    check_options(drafts_by, speculation)
     require_shards(shards, target, draft)
+    check_options(drafts_by, speculation)
     K = 0 if pair.draft is None else speculation.most_draft_tokens
     config = ModelMemory(target, draft, config.width or K + 1, shards, K).with_num_pages(config, share)
     costs = _seconds(asked.costs, method_of(drafts_by), speculation, config.batch_buckets)

@@ -17,7 +17,6 @@ from jspec.commands.demo import FAMILY
 from jspec.config import EngineConfig, Speculation
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
-from jspec.engine.frontend import Frontend
 from jspec.engine.request import ActiveRequest
 from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
@@ -248,7 +247,8 @@ def tiny_engine(method: str | None, num_pages: int) -> Engine:
         draft() if method == "draft_model" else None,
         Decoding(make, "rejection"),
         config,
-        frontend=Frontend(Letters(), V, (EOS,)),
+        tokenizer=Letters(),
+        eos_token_ids=(EOS,),
     )
 
 
