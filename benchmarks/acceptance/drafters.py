@@ -27,7 +27,7 @@ import jspec
 from benchmarks.acceptance.expected import Recorder, Texts
 from benchmarks.report import results
 from benchmarks.report.markdown import paragraph, table
-from jspec.checkpoints.checkpoint import load_draft, load_folder
+from convert.folders import load_draft, load_folder
 from jspec.commands.demo import FAMILY, drafters
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.methods import drafter_for

@@ -8,7 +8,7 @@ from typing import Any
 
 from jspec._validation import is_one_of
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.files.gguf import refuse_gguf
+from jspec.checkpoints.files.refusal import refuse_gguf
 from jspec.checkpoints.layouts.options import NO_OPTIONS, HeadOptions
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
