@@ -129,8 +129,8 @@ def load(
     require_not_forked()
     asked = LoadOptions.of(
         options,
-        speculation=speculation,
-        engine=engine,
+        speculation,
+        engine,
         head=HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp=is_one_of(draft, (MTP,))),
         ngram_corpus=ngram_corpus,
         costs=costs,
@@ -145,13 +145,13 @@ def load(
     enable_compilation_cache(compilation_cache)
     pair = open_pair(target, draft, asked)
     plan = make_plan(pair, asked)
-    modules = load_modules(plan)
+    target_module, draft_module, make_drafter = load_modules(plan)
     return LLM(
-        modules.target,
-        modules.draft,
-        modules.make_drafter,
+        target_module,
+        draft_module,
+        make_drafter,
         method_of(plan.draft),
-        plan.pair.target.tokenizer,
+        pair.target.tokenizer,
         plan.speculation,
         plan.engine,
         plan.costs,

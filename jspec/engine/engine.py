@@ -109,10 +109,12 @@ class Engine:
         self.runner = runner = ModelRunner(target, draft_model, decoding, config)
         self.loop = Loop(runner, config, decoding.draft_lengths, costs)
         self.scheduler = self.loop.scheduler
+        if eos_token_ids is None:
+            eos_token_ids = end_tokens(target.config, tokenizer)
         self.frontend = Frontend(
             tokenizer,
             target.config.vocab_size,
-            end_tokens(target.config, tokenizer) if eos_token_ids is None else eos_token_ids,
+            eos_token_ids,
             method=method,
             reproducible=reproducible,
             default_params=default_params,

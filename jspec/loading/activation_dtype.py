@@ -40,16 +40,13 @@ def check_activation_dtype(kind: str, target: ModelConfig):
 
 def _rounding_maps(kind: str, target: ModelConfig) -> Iterator[str]:
     """The names of the weights whose maps round their inputs."""
+    beside = target.experts is not None and target.experts.beside_mlp
     for name, stored in target.stored_params().items():
         outer, *inner = name.split(".")
         if outer != "layers" or stored.form.name != kind:
             continue
         number, part, *rest = inner
-        of_experts = part == "beside" or (part == "mlp" and target.has_experts(int(number)) and not _beside(target))
+        of_experts = part == "beside" or (part == "mlp" and target.has_experts(int(number)) and not beside)
         of_latents = part == "attention" and rest[0] in ("keys", "values")
         if not of_experts and not of_latents:
             yield name
-
-
-def _beside(target: ModelConfig) -> bool:
-    return target.experts is not None and target.experts.beside_mlp

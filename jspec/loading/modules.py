@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,22 +21,13 @@ from jspec.models.w8a8 import with_quantized_activations
 from jspec.registry import DraftMethod, resolve
 
 
-class Modules(NamedTuple):
-    """What an engine decodes with.
+def load_modules(plan: Plan) -> tuple[Decoder, Any, Callable[..., Drafter]]:
+    """The modules that a plan asks for. This reads the weights.
 
-    Attributes:
-      target: the target's module.
-      draft: the draft's module, or the arrays that a method without a checkpoint reads, or None.
-      make_drafter: builds the drafter around both, as ``drafter_for`` returns it.
+    Returns:
+      the target's module; the draft's module, or the arrays that a method without a checkpoint reads, or None; and what
+      builds the drafter around both, as ``drafter_for`` does.
     """
-
-    target: Decoder
-    draft: Any
-    make_drafter: Callable[..., Drafter]
-
-
-def load_modules(plan: Plan) -> Modules:
-    """The modules that a plan asks for. This reads the weights."""
     pair, config, draft, check_files = plan.pair, plan.engine, plan.draft, plan.asked.check_files
     shards, draft_shards = plan.shards
     module = _prepared(plan)
@@ -53,7 +44,7 @@ def load_modules(plan: Plan) -> Modules:
     target.kv_rounding = rounding
     if config.activation_dtype != "auto":
         target = with_quantized_activations(target, config.activation_dtype)
-    return Modules(target, module, drafter_for(draft, plan.target, plan.speculation))
+    return target, module, drafter_for(draft, plan.target, plan.speculation)
 
 
 def build_draft_module(

@@ -50,25 +50,13 @@ class LoadOptions:
 
     @staticmethod
     def of(
-        options: dict[str, Any],
-        *,
-        speculation: Speculation | None,
-        engine: EngineConfig | None,
-        tensor_parallel: int,
-        draft_tensor_parallel: int,
-        **others,
+        options: dict[str, Any], speculation: Speculation | None, engine: EngineConfig | None, **others
     ) -> "LoadOptions":
-        """From the arguments of ``jspec.load``, whose ``options`` have fields of settings and other libraries' names."""
-        tensor_parallel = _aliased("tensor_parallel", tensor_parallel, options)
-        draft_tensor_parallel = _aliased("draft_tensor_parallel", draft_tensor_parallel, options)
+        """From the arguments of ``jspec.load``, whose ``options`` have fields of settings, and vLLM's names of some."""
+        for name in ("tensor_parallel", "draft_tensor_parallel"):
+            others[name] = _aliased(name, others[name], options)
         chosen, fields = _speculation_and_engine(speculation, engine, options)
-        return LoadOptions(
-            speculation=chosen,
-            engine=fields,
-            tensor_parallel=tensor_parallel,
-            draft_tensor_parallel=draft_tensor_parallel,
-            **others,
-        )
+        return LoadOptions(chosen, fields, **others)
 
     @property
     def method_arguments(self) -> dict[str, Any]:

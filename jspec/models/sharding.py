@@ -70,9 +70,9 @@ def require_sums(mesh: Mesh):
 
 def build_model(config: ModelConfig, params: Mapping[str, np.ndarray], dtype: str, shards: Shards | None) -> Decoder:
     """The module of a language model, on one device or in shards; arguments and errors as for ``build_shards``."""
-    if shards is None:
-        return build(config, params, dtype)
-    return build_shards(config, params, dtype, shards, mesh_of(shards.count, shards.axis))
+    if shards is not None:
+        return build_shards(config, params, dtype, shards, mesh_of(shards.count, shards.axis))
+    return build(config, params, dtype)
 
 
 def build_shards(

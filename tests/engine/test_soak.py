@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import psutil
 import pytest
-from engines import EOS, LETTERS, MAX_LEN, Letters, V, draft, drafting, drained, plain_greedy, target
+from engines import EOS, LETTERS, MAX_LEN, Letters, V, draft, drafting, drained, paused, plain_greedy, target
 
 import jspec
 from jspec.commands.demo import FAMILY
@@ -141,7 +141,7 @@ class Soak:
 
 def check_idle(engine: Engine):
     """Nothing is left of requests that have ended, but the pages that the prefix cache keeps."""
-    with engine.handle.paused():  # what the last step has done is known by then
+    with paused(engine):  # what the last step has done is known by then
         pages, scheduler, metrics = engine.scheduler.pages, engine.scheduler, engine.metrics()
     assert metrics.pages_used == metrics.pages_swapped == metrics.num_running == metrics.num_waiting == 0
     assert pages.free + pages.cached == pages.total
