@@ -1,5 +1,6 @@
 """What callers use: requests arrive, stream and are cancelled, in any thread, while the engine's own thread serves them."""
 
+import dataclasses
 import queue
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -173,9 +174,8 @@ class Engine:
         if len(prompts) != 1:
             raise ValueError(f"prompt has {len(prompts)} prompts: expected one; jspec.generate() takes several")
         [key_data] = request_keys([asked], key)
-        request = self.frontend.request(
-            0, prompts[0], asked, key_data=key_data, priority=priority, salt=salt, tenant=tenant
-        )
+        request = self.frontend.request(0, prompts[0], asked, key_data)
+        request = dataclasses.replace(request, priority=priority, salt=salt, tenant=tenant)
         self.check(request)
         return request
 

@@ -61,18 +61,8 @@ class Frontend:
         self._encoded_bad_words = functools.lru_cache(maxsize=8)(self._bad_words)
         self.grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
 
-    def request(
-        self,
-        index: int,
-        prompt: Prompt,
-        params: SamplingParams,
-        key_data: np.ndarray,
-        priority: int = 0,
-        salt: str = "",
-        tenant: str = "",
-    ) -> Request:
-        """The request of a prompt, whose number for messages is ``index``. Every request is made here; the other arguments
-        are those of ``Request``.
+    def request(self, index: int, prompt: Prompt, params: SamplingParams, key_data: np.ndarray) -> Request:
+        """The request of a prompt, whose number for messages is ``index``. Every request is made here.
 
         Raises:
           ValueError: the prompt or a parameter cannot be served.
@@ -109,11 +99,8 @@ class Frontend:
             key_data=key_data,
             stop_tokens=stop_tokens,
             watcher=completion,
-            priority=priority,
-            salt=salt,
             bad_words=bad_words,
             constraint=constraint,
-            tenant=tenant,
         )
         if len(restrictions(params)) > 1 and (error := contradiction(request, (), self._vocab_size)) is not None:
             raise error

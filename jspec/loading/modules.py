@@ -65,11 +65,11 @@ def build_draft_module(
       target: the target's module.
       shards: those of a draft model; None if it is whole, as a draft head always is.
     """
-    if config.language_model is not None:
-        return config, build_model(config.language_model, params, dtype, shards).prepare()
-    params = dict(params)
-    config = _borrow(config, params, target)
-    return config, build_head(config, params, dtype).prepare()
+    if config.language_model is None:
+        params = dict(params)
+        config = _borrow(config, params, target)
+        return config, build_head(config, params, dtype).prepare()
+    return config, build_model(config.language_model, params, dtype, shards).prepare()
 
 
 def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
