@@ -13,7 +13,7 @@ write.py             the files of a converted folder
 checkpoint.py        writes parameters as an Orbax checkpoint
 kv_cache_entry.py    what the manifest says of a cache in eight bits
 chunks.py            chunk shapes of stored arrays
-manifest.py          writes the manifest
+manifest.py          writes the manifest, and checks a folder by it
 staging.py           atomic creation of a folder
 listing.py           the text of ``--dry-run``
 quantize.py          quantises parameters
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from convert.folders import load_folder as load_folder
     from convert.folders import read_draft_config as read_draft_config
     from convert.folders import verifier_of as verifier_of
-    from jspec.checkpoints.converted.manifest import check as check
+    from convert.manifest import check as check
     from jspec.checkpoints.files.refusal import Mismatch as Mismatch
     from jspec.checkpoints.files.refusal import Refusal as Refusal
 
@@ -45,7 +45,7 @@ _PUBLIC = {
     "Mismatch": "jspec.checkpoints.files.refusal",
     "Refusal": "jspec.checkpoints.files.refusal",
     "Report": "convert.conversion",
-    "check": "jspec.checkpoints.converted.manifest",
+    "check": "convert.manifest",
     "convert": "convert.conversion",
     "export_quantized": "convert.compressed",
     "load_draft": "convert.folders",

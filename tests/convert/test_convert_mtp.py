@@ -16,8 +16,8 @@ import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
 from convert.folders import read_draft_config
+from convert.manifest import check
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.converted.manifest import check
 from jspec.doctor import diagnose
 from jspec.models import build, build_head
 from jspec.models.kv_cache import CausalView
