@@ -8,10 +8,12 @@ problems = check("path/to/converted")
 cli.py               the ``jspec-convert`` command; choices.py: what its options may be
 conversion.py        ``convert``
 preparation.py       what is converted: fit, draft vocabulary, quantisation, layers beside a model
+folders.py           reads what they hold
 write.py             the files of a converted folder
 checkpoint.py        writes parameters as an Orbax checkpoint
+kv_cache_entry.py    what the manifest says of a cache in eight bits
 chunks.py            chunk shapes of stored arrays
-manifest.py          writes the manifest
+manifest.py          writes the manifest, and checks a folder by it
 staging.py           atomic creation of a folder
 listing.py           the text of ``--dry-run``
 quantize.py          quantises parameters
@@ -29,11 +31,11 @@ if TYPE_CHECKING:
     from convert.compressed import export_quantized as export_quantized
     from convert.conversion import Report as Report
     from convert.conversion import convert as convert
-    from jspec.checkpoints.checkpoint import load_draft as load_draft
-    from jspec.checkpoints.checkpoint import load_folder as load_folder
-    from jspec.checkpoints.checkpoint import read_draft_config as read_draft_config
-    from jspec.checkpoints.checkpoint import verifier_of as verifier_of
-    from jspec.checkpoints.converted.manifest import check as check
+    from convert.folders import load_draft as load_draft
+    from convert.folders import load_folder as load_folder
+    from convert.folders import read_draft_config as read_draft_config
+    from convert.folders import verifier_of as verifier_of
+    from convert.manifest import check as check
     from jspec.checkpoints.files.refusal import Mismatch as Mismatch
     from jspec.checkpoints.files.refusal import Refusal as Refusal
 
@@ -43,13 +45,13 @@ _PUBLIC = {
     "Mismatch": "jspec.checkpoints.files.refusal",
     "Refusal": "jspec.checkpoints.files.refusal",
     "Report": "convert.conversion",
-    "check": "jspec.checkpoints.converted.manifest",
+    "check": "convert.manifest",
     "convert": "convert.conversion",
     "export_quantized": "convert.compressed",
-    "load_draft": "jspec.checkpoints.checkpoint",
-    "load_folder": "jspec.checkpoints.checkpoint",
-    "read_draft_config": "jspec.checkpoints.checkpoint",
-    "verifier_of": "jspec.checkpoints.checkpoint",
+    "load_draft": "convert.folders",
+    "load_folder": "convert.folders",
+    "read_draft_config": "convert.folders",
+    "verifier_of": "convert.folders",
 }
 
 __all__ = [*_PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]

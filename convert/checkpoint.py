@@ -7,19 +7,25 @@ get smaller, and so the bytes of a part of a parameter are found by its place.
 
 import dataclasses
 import errno
+import gc
+import logging
 import math
 import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from jspec.checkpoints.converted.orbax import quietly
+from jspec.checkpoints.converted.orbax import quiet
+from jspec.checkpoints.files.refusal import Refusal
 
 _MARKER = "commit_success.txt"
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +95,7 @@ def save_params(path: Path, params: dict[str, LazyArray]):
         with ocp.Checkpointer(handler) as checkpointer:
             checkpointer.save(path, args=ocp.args.PyTreeSave(_nest(params)))
 
-    quietly(save, _as_os_error)
+    _quietly(save, _as_os_error)
     marker = path / _MARKER
     if marker.exists():
         # Orbax writes the path of the temporary folder into this file, although only its presence counts. With a fixed
@@ -137,3 +143,27 @@ def _nest(flat: dict) -> dict:
             node = node.setdefault(part, {})
         node[last] = leaf
     return tree
+
+
+def _quietly(function: Callable[[], T], refusal: Callable[[Exception], Exception]) -> T:
+    """The result of ``function``, during which Orbax, TensorStore and asyncio log nothing.
+
+    These libraries raise exceptions of many kinds, and log the same failure besides. Here a failure is reported once.
+
+    Args:
+      function: what to call.
+      refusal: makes the exception to raise from the one that ``function`` raised, or returns the same one. A ``Refusal``
+        that ``function`` raises is raised unchanged.
+    """
+    with quiet(("absl", "asyncio"), logging.CRITICAL + 1):
+        try:
+            return function()
+        except Refusal as error:
+            failure: Exception = error.with_traceback(None)
+        except Exception as error:
+            failure = refusal(error)
+            if failure is error:
+                raise
+        failure.__context__ = failure.__cause__ = None
+        gc.collect()  # asyncio logs the failure of an abandoned task when the task is collected, so collect it silenced
+    raise failure

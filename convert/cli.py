@@ -171,7 +171,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _check(out: str) -> int:
-    from jspec.checkpoints.converted.manifest import check
+    from convert.manifest import check
 
     problems = check(out)
     for problem in problems:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from convert.choices import VERIFICATIONS
 from convert.draft_vocabulary import DraftVocabulary
+from convert.listing import describe
 from convert.preparation import mtp_beside, prepared
 from convert.staging import require_apart, staged
 from convert.verify import require_transformers, verify_logits, verify_shapes, verify_weights
@@ -19,7 +20,6 @@ from jspec.checkpoints.converted.manifest import is_converted
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
-from jspec.checkpoints.layouts.kinds import describe
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.config import QUANTIZATIONS
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
-from jspec.checkpoints.layouts.kinds import describe
+from jspec.checkpoints.tensors.layout import Layout
 
 
 def listing(source: HuggingFaceModel, dtype: str) -> Iterator[str]:
@@ -48,3 +48,9 @@ def listing(source: HuggingFaceModel, dtype: str) -> Iterator[str]:
 def matches(source: HuggingFaceModel) -> bool:
     """Whether the files hold exactly the tensors that the config needs, in the right shapes and dtypes."""
     return not (source.missing or source.unused or source.misshapen or source.mistyped)
+
+
+def describe(layout: Layout, target_name: str | None) -> str:
+    """One line for the user that says what was recognised; ``target_name`` is the target that the checkpoint names."""
+    target = f", verifier {target_name}" if target_name else ""
+    return f"recognised: {layout.label}, {layout.config.summary}{target}"

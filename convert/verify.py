@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from convert.folders import load_draft, load_folder
 from convert.quantize import quantized_param
-from jspec.checkpoints.checkpoint import load_draft, load_folder
 from jspec.checkpoints.files.json_files import reason_of
 from jspec.checkpoints.files.refusal import Mismatch, Refusal
 from jspec.checkpoints.huggingface.model import HuggingFaceModel

@@ -11,9 +11,9 @@ import numpy as np
 from tqdm import tqdm
 
 from convert.checkpoint import LazyArray, bytes_on_disk, save_params, whole_blocks
+from convert.kv_cache_entry import cache_entry
 from convert.manifest import write_manifest
 from convert.quantize import lazy_params
-from jspec.checkpoints.converted.cache import cache_entry
 from jspec.checkpoints.converted.manifest import CACHE, PARAMS
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import read_fields

@@ -1,30 +1,22 @@
 """The front door: ``load`` a target with its drafter, ``generate`` from it."""
 
-import dataclasses
-import os
-import warnings
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Iterable, Sequence
 
 import jax
 
-from jspec._validation import is_int, is_number, is_one_of, require, resolve_names
-from jspec.checkpoints.checkpoint import Checkpoint
+from jspec._validation import is_one_of, require, resolve_names
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.compilation_cache import enable_compilation_cache
-from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation, shards_of
-from jspec.config.engine import PASS_TOKENS
-from jspec.config.heads import DraftConfig
+from jspec.config import EngineConfig, Speculation
 from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
-from jspec.engine.adaptive.cost_table import CostTable, RoundShape, round_shapes
+from jspec.engine.adaptive.cost_table import CostTable
 from jspec.engine.forks import require_not_forked
 from jspec.llm import LLM
-from jspec.loading.activation_dtype import check_activation_dtype, with_activation_dtype
-from jspec.loading.context_length import lengths_up_to, own_length, reproducible_length, within_pool
-from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
-from jspec.loading.memory_budget import ModelMemory
-from jspec.loading.pair import Path, check_pair, default_params, load_modules, open_pair, require_shards
+from jspec.loading.modules import load_modules
+from jspec.loading.options import LoadOptions, Path
+from jspec.loading.pair import open_pair
+from jspec.loading.plan import make_plan
 from jspec.outputs import Delta, Result
 from jspec.registry import MTP
 from jspec.sampling.params import SamplingParams
@@ -135,52 +127,36 @@ def load(
       RuntimeError: the process was forked from one that has loaded a model.
     """
     require_not_forked()
-    tensor_parallel = _aliased("tensor_parallel", tensor_parallel, options)
-    draft_tensor_parallel = _aliased("draft_tensor_parallel", draft_tensor_parallel, options)
-    speculation, engine_fields = _speculation_and_engine(speculation, engine, options)
-    reproducible, width = engine_fields.get("reproducible"), engine_fields.get("width")
-    head_options = HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp=is_one_of(draft, (MTP,)))
-    speculation.require_lossless()
-    require(isinstance(check_files, bool), "check_files", check_files, "True or False")
-    require(is_one_of(download, (True, False, None)), "download", download, "True, False or None")
-    known = costs is None or isinstance(costs, CostTable | str | os.PathLike)
-    require(known, "costs", costs, "None, a CostTable, or the path of one as JSON")
-    _check_reproducible(reproducible, speculation, width)
-    if reproducible:
-        speculation = speculation.for_each_request()
-    share = gpu_memory_utilization
-    require(is_number(share) and 0 < share <= 1, "gpu_memory_utilization", share, "a number above 0 and at most 1")
+    asked = LoadOptions.of(
+        options,
+        speculation,
+        engine,
+        head=HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp=is_one_of(draft, (MTP,))),
+        ngram_corpus=ngram_corpus,
+        costs=costs,
+        tensor_parallel=tensor_parallel,
+        draft_tensor_parallel=draft_tensor_parallel,
+        expert_parallel=expert_parallel,
+        gpu_memory_utilization=gpu_memory_utilization,
+        generation_config=generation_config,
+        check_files=check_files,
+        download=download,
+    )
     enable_compilation_cache(compilation_cache)
-    pair = open_pair(target, draft, head_options, {"ngram_corpus": ngram_corpus}, speculation, download)
-    if check_files:
-        pair.require_intact(hash_all=False)  # the rest is hashed when it is loaded
-    defaults = default_params(pair.target, generation_config)
-    target_config = pair.target.target_config
-    draft_config = pair.draft.config if isinstance(pair.draft, Checkpoint) else None
-    draft_is_model = pair.draft is None or (draft_config is not None and draft_config.language_model is not None)
-    shards = shards_of(tensor_parallel, draft_tensor_parallel, draft_is_model, expert_parallel)
-    config = with_kv_cache_dtype(_engine_config(engine_fields, target_config, draft_config), pair.target)
-    check_activation_dtype(config.activation_dtype, target_config)
-    if engine_fields.get("max_len") is None and not config.reproducible:
-        require_shards(shards, target_config, draft_config)
-        K = 0 if pair.draft is None else speculation.most_draft_tokens
-        lengths = lengths_up_to(within_pool(own_length(target_config), config))
-        memory = ModelMemory(target_config, draft_config, width or K + 1, shards, K)
-        longest = memory.longest_that_fits(lengths, config, share)
-        config = dataclasses.replace(config, max_len=longest)
-    checked = check_pair(pair, speculation, config.max_len)
-    draft_config, speculation = checked.draft_config, checked.speculation
-    require_shards(shards, target_config, draft_config)
-    K = checked.num_draft_tokens
-    memory = ModelMemory(target_config, draft_config, width or K + 1, shards, K)
-    config = memory.with_num_pages(config, share)
-    method = method_of(checked.draft)
-    seconds = None if costs is None else _seconds(costs, method, speculation, config.batch_buckets)
-    rounding = kv_rounding(config, pair.target)
-    model, draft_model, make_drafter = load_modules(checked, config.dtype, *shards, check_files=check_files)
-    model.kv_rounding = rounding
-    model = with_activation_dtype(model, config.activation_dtype)
-    return LLM(model, draft_model, make_drafter, method, pair.target.tokenizer, speculation, config, seconds, defaults)
+    pair = open_pair(target, draft, asked)
+    plan = make_plan(pair, asked)
+    target_module, draft_module, make_drafter = load_modules(plan)
+    return LLM(
+        target_module,
+        draft_module,
+        make_drafter,
+        method_of(plan.draft),
+        pair.target.tokenizer,
+        plan.speculation,
+        plan.engine,
+        plan.costs,
+        plan.default_params,
+    )
 
 
 def generate(
@@ -232,16 +208,6 @@ def stream(llm: LLM, prompt: Prompt, params: SamplingParams | None = None, **opt
     return llm.stream(prompt, params, **options)
 
 
-def _aliased(name: str, value, options: dict):
-    """The value of an argument that may also be given under vLLM's name, ``name_size``, which is taken from ``options``."""
-    alias = f"{name}_size"
-    if alias not in options:
-        return value
-    if value != 1:
-        raise TypeError(f"load(): {alias!r} and {name!r} are the same argument; give one of them")
-    return options.pop(alias)
-
-
 def _check_before_loading(prompts: Sequence[Prompt], params: Sequence[SamplingParams], key: jax.Array | None):
     """Check what can be checked without a model, before minutes go into loading one."""
     for index, prompt in enumerate(prompts):
@@ -251,62 +217,6 @@ def _check_before_loading(prompts: Sequence[Prompt], params: Sequence[SamplingPa
     request_keys(params, key)
 
 
-def _speculation_and_engine(
-    speculation: Speculation | None, engine: EngineConfig | None, options: dict
-) -> tuple[Speculation, dict[str, Any]]:
-    """The Speculation that a call of ``load`` means, and the fields of EngineConfig that it gives.
-
-    Either comes as an object or as its fields among ``options``.
-    """
-    why = "it belongs to a request: give it to LLM.generate(), by name or in SamplingParams"
-    elsewhere = dict.fromkeys([*SAMPLING_FIELDS, *SamplingParams.aliases], why)
-    known = [*LOAD_ARGUMENTS, *SPECULATION_FIELDS, *ENGINE_FIELDS]
-    fields = resolve_names("load()", options, known, Speculation.aliases, elsewhere)
-    given = _object_or_fields("speculation", speculation, Speculation, fields, SPECULATION_FIELDS)
-    of_engine = _object_or_fields("engine", engine, EngineConfig, fields, ENGINE_FIELDS)
-    if isinstance(given.get("verify"), bool):
-        raise ValueError(
-            f"verify={given['verify']!r}: expected a rule, one of {', '.join(VERIFY_RULES)}; files are hashed "
-            "with check_files=True"
-        )
-    return Speculation(**given), of_engine
-
-
-def _object_or_fields(
-    name: str, value, kind: type, options: Mapping[str, Any], fields: Sequence[str]
-) -> dict[str, Any]:
-    """The fields of a settings object, which a caller gives as the object or by name."""
-    chosen = {field: options[field] for field in fields if field in options}
-    if value is None:
-        return chosen
-    if chosen:
-        raise TypeError(f"{', '.join(chosen)}: give either {name} or its fields, not both")
-    if not isinstance(value, kind):
-        fix = f"**{value!r}" if isinstance(value, Mapping) else f"{fields[0]}={value!r}"
-        raise TypeError(f"{name}={value!r}: expected {kind.__name__}, as in jspec.{kind.__name__}({fix})")
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
-
-
-def _engine_config(fields: Mapping[str, Any], target: ModelConfig, draft: DraftConfig | None) -> EngineConfig:
-    """The settings of an engine for a target and its draft; what is left open is chosen for these and the device."""
-    fields = dict(fields)
-    chooses = fields.get("max_len") is None
-    if chooses:
-        fields["max_len"] = reproducible_length(target, jax.default_backend())
-    _require_positions(fields["max_len"], target)
-    if fields.get("dtype") is None:
-        fields["dtype"] = "bfloat16" if jax.default_backend() == "gpu" else "float32"
-    if fields.get("reproducible") is None:
-        fields["reproducible"] = True
-    config = EngineConfig(**fields)
-    if chooses:
-        config = dataclasses.replace(config, max_len=within_pool(config.max_len, config))
-    if config.prefill_tokens is None and not config.reproducible and jax.default_backend() != "gpu":
-        # A CPU is no faster at larger batches, and runs every size of them at warm-up, padding included.
-        config = dataclasses.replace(config, prefill_tokens=max(PASS_TOKENS["reproducible"], config.chunk))
-    return config.for_target(target, None if draft is None else draft.language_model)
-
-
 def _split_options(options: dict) -> tuple[dict, dict]:
     """The keyword arguments of ``generate`` with a folder: those of the request, and those of ``load``."""
     loading = [*LOAD_ARGUMENTS, *SPECULATION_FIELDS, *ENGINE_FIELDS]
@@ -314,47 +224,3 @@ def _split_options(options: dict) -> tuple[dict, dict]:
     options = resolve_names("generate()", options, known, SamplingParams.aliases | LOAD_ALIASES)
     of_load = {name: value for name, value in options.items() if name in loading}
     return {name: value for name, value in options.items() if name not in of_load}, of_load
-
-
-def _seconds(
-    costs: CostTable | Path, method: str | None, speculation: Speculation, batches: Sequence[int]
-) -> dict[int, dict[RoundShape, float]]:
-    """For each batch size, round shape -> seconds per round. Costs of another drafting method are refused; costs of
-    another device cause a warning."""
-    chooses = speculation.auto or speculation.verify_budget == "auto"
-    if method is None or not chooses:
-        given = "draft=None" if chooses else f"num_draft_tokens={speculation.num_draft_tokens!r}"
-        raise ValueError(
-            f"costs has no place with {given}, which leaves nothing to choose; leave it out, or give a draft and "
-            "num_draft_tokens='auto' or verify_budget='auto'"
-        )
-    table, device = costs if isinstance(costs, CostTable) else CostTable.read(costs), jax.devices()[0].device_kind
-    if table.method != method:
-        raise ValueError(
-            f"costs has method={table.method!r}, but the draft is a {method!r}; measure that, or leave costs out to let the "
-            "engine measure"
-        )
-    if table.device != device:
-        warnings.warn(f"costs were measured on {table.device!r}, and this is {device!r}", stacklevel=3)
-    lengths, budgets = speculation.draft_lengths, speculation.budgets
-    return {batch: table.seconds(batch, round_shapes(lengths, budgets, batch)) for batch in batches}
-
-
-def _check_reproducible(reproducible: bool | None, speculation: Speculation, width: int | None):
-    known = reproducible is None or isinstance(reproducible, bool)
-    require(known, "reproducible", reproducible, "True, False or None")
-    if reproducible and speculation.auto and not speculation.same_text_for_every_K(width):
-        raise ValueError(
-            "reproducible=True has no place with num_draft_tokens='auto', under which K depends on measured times; give a "
-            "number of drafts, or verify='match', draft_sampling='coupled' and a width, or leave reproducible out"
-        )
-    budget = speculation.verify_budget
-    fits = not reproducible or budget is None or is_int(budget)
-    expected = "a whole number of tokens for each request under reproducible=True, where no text depends on another"
-    require(fits, "verify_budget", budget, expected)
-
-
-def _require_positions(max_len: int, config: ModelConfig):
-    longest = config.max_position
-    fits = not is_int(max_len) or max_len <= longest  # EngineConfig speaks of what is no integer
-    require(fits, "max_len", max_len, f"at most {longest}, the positions the target has")

@@ -10,17 +10,15 @@ import numpy as np
 from tqdm import tqdm
 
 from jspec._validation import require
-from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.config import EngineConfig, Speculation
 from jspec.config.engine import FP8_CACHES
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
 from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
 from jspec.engine.forks import require_not_forked
-from jspec.engine.frontend import Frontend
 from jspec.engine.multihost.leader import Follower
 from jspec.engine.runner.follower import FollowerRunner, ignoring_interrupts
 from jspec.models.causal import causal_logits
-from jspec.models.flatten import flatten
 from jspec.models.protocols import Target
 from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
@@ -76,23 +74,22 @@ class LLM:
             draft_lengths=speculation.draft_lengths if auto else None,
             budgets=speculation.budgets if budgeted else verify_every_draft,
         )
-        frontend = Frontend(
-            tokenizer,
-            target.config.vocab_size,
-            _end_tokens(target.config, tokenizer),
+        self.engine = Engine(
+            target,
+            draft_model,
+            decoding,
+            config,
+            costs=costs if auto or budgeted else None,
+            tokenizer=tokenizer,
             method=method,
             reproducible=self.reproducible,
             default_params=default_sampling_params,
-            max_len=config.max_len,
         )
-        measured = costs if auto or budgeted else None
-        self.engine = Engine(target, draft_model, decoding, config, costs=measured, frontend=frontend)
-        self._leaves, merge = flatten(target)
+        merge, spread = self.engine.runner.batch.builder.merge_target, self.engine.runner.batch.sharding
 
         def forward(leaves, tokens):
             return causal_logits(merge(leaves), tokens)[0].astype(jnp.float32)
 
-        spread = self.engine.runner.batch.sharding
         self._forward = jax.jit(forward if spread is None else spread.forward(forward))
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
@@ -108,7 +105,7 @@ class LLM:
             raise ValueError(f"token_ids has {len(tokens)} tokens: expected at most {longest}, the target's positions")
         padded = np.zeros((1, 1 << (len(tokens) - 1).bit_length()), np.int32)  # few shapes, few compilations
         padded[0, : len(tokens)] = tokens
-        return self._forward(self._leaves, padded)[: len(tokens)]
+        return self._forward(self.engine.runner.batch.leaves[0], padded)[: len(tokens)]
 
     def follow(self, when_serving: Callable[[], None] = lambda: None):
         """In every process but process 0: do what process 0 says, until it ends.
@@ -343,11 +340,3 @@ class LLM:
                 yield *place_of[id(active.request)], self.engine.frontend.result(active)
         finally:
             ended.close()  # also while a traceback keeps this frame alive
-
-
-def _end_tokens(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """The tokens that end a text: those of config.json and generation_config.json, and the tokenizer's own, as in vLLM. Some
-    checkpoints name the token that ends a turn of a chat in tokenizer_config.json alone."""
-    own: Any = getattr(tokenizer, "eos_token_id", None)
-    missing = isinstance(own, int) and 0 <= own < config.vocab_size and own not in config.eos_token_ids
-    return (*config.eos_token_ids, own) if missing else config.eos_token_ids

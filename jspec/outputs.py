@@ -102,15 +102,11 @@ class Stats:
 
     def __add__(self, other: "Stats") -> "Stats":
         """The statistics of both requests together."""
-        return Stats(
-            self.num_steps + other.num_steps,
-            self.num_draft_tokens + other.num_draft_tokens,
-            self.num_accepted_draft_tokens + other.num_accepted_draft_tokens,
-            tuple(map(operator.add, self.acceptance_histogram, other.acceptance_histogram)),
-            tuple(map(operator.add, self.accepted_per_position, other.accepted_per_position)),
-            tuple(map(operator.add, self.drafted_per_position, other.drafted_per_position)),
-            self.num_steps_past_draft_limit + other.num_steps_past_draft_limit,
-        )
+
+        def added(one, another):
+            return tuple(map(operator.add, one, another)) if isinstance(one, tuple) else one + another
+
+        return Stats(*map(added, dataclasses.astuple(self), dataclasses.astuple(other)))
 
 
 @dataclasses.dataclass(frozen=True)

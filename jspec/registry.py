@@ -75,14 +75,32 @@ NGRAM, MTP = "ngram", "mtp"
 # Options of every method that samples its drafts from logits; ``lookup`` puts looked-up drafts in their place.
 DRAWN = ("draft_temperature", "argmax_below", "lookup")
 LOOKED_UP = ("ngram_min", "ngram_max")  # options of prompt lookup, as a method and under ``lookup``
-EAGLE3_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
-EAGLE3_FORMATS = ("jspec.checkpoints.layouts.speculators:FORMAT", "jspec.checkpoints.layouts.eagle3:FORMAT")
-
-BLOCK_SIZES = (
-    *("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers"),
-    *("loss", "anchor_spacing"),
+# Entries whose checkpoints and drafters serve two methods.
+EAGLE3 = DraftMethod(
+    name="eagle3",
+    help="an EAGLE-3 head: K passes over its own outputs, fed with hidden states of several layers of the target",
+    drafter="jspec.drafting.eagle:Eagle",
+    config="jspec.config.heads.eagle3:Eagle3Config",
+    module="jspec.models.heads.eagle3:Eagle3Head",
+    formats=("jspec.checkpoints.layouts.speculators:FORMAT", "jspec.checkpoints.layouts.eagle3:FORMAT"),
+    argmax_below=0.4,
+    options=DRAWN,
+    objective="jspec.train.methods:eagle3",
+    sizes=("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers"),
 )
-BLOCK_FORMATS = ("jspec.checkpoints.layouts.block:FORMAT", "jspec.checkpoints.layouts.block_speculators:FORMAT")
+DFLASH = DraftMethod(
+    name="dflash",
+    help="a DFlash, DFlash2 or JetSpec head: one pass fills a block of mask tokens",
+    drafter="jspec.drafting.block:Block",
+    config="jspec.config.heads.block:BlockConfig",
+    module="jspec.models.heads.block:BlockHead",
+    formats=("jspec.checkpoints.layouts.block:FORMAT", "jspec.checkpoints.layouts.block_speculators:FORMAT"),
+    argmax_below=0.3,
+    options=DRAWN,
+    objective="jspec.train.methods:dflash",
+    sizes=(*EAGLE3.sizes, "loss", "anchor_spacing"),
+)
+
 
 METHODS = (
     DraftMethod(
@@ -95,53 +113,22 @@ METHODS = (
         argmax_below=0.3,  # as for EAGLE heads; not measured on a checkpoint with an assistant
         options=DRAWN,
     ),
-    DraftMethod(
+    dataclasses.replace(
+        DFLASH,
         name="dspark",
         help="a DSpark head: one pass fills a block of mask tokens, and each draft depends on the one before it",
-        drafter="jspec.drafting.block:Block",
-        config="jspec.config.heads.block:BlockConfig",
-        module="jspec.models.heads.block:BlockHead",
-        formats=BLOCK_FORMATS,
         argmax_below=0.6,
-        options=DRAWN,
         objective="jspec.train.methods:dspark",
-        sizes=(*BLOCK_SIZES, "markov", "markov_rank"),
+        sizes=(*DFLASH.sizes, "markov", "markov_rank"),
     ),
-    DraftMethod(
-        name="dflash",
-        help="a DFlash, DFlash2 or JetSpec head: one pass fills a block of mask tokens",
-        drafter="jspec.drafting.block:Block",
-        config="jspec.config.heads.block:BlockConfig",
-        module="jspec.models.heads.block:BlockHead",
-        formats=BLOCK_FORMATS,
-        argmax_below=0.3,
-        options=DRAWN,
-        objective="jspec.train.methods:dflash",
-        sizes=BLOCK_SIZES,
-    ),
-    DraftMethod(
-        name="eagle3",
-        help="an EAGLE-3 head: K passes over its own outputs, fed with hidden states of several layers of the target",
-        drafter="jspec.drafting.eagle:Eagle",
-        config="jspec.config.heads.eagle3:Eagle3Config",
-        module="jspec.models.heads.eagle3:Eagle3Head",
-        formats=EAGLE3_FORMATS,
-        argmax_below=0.4,
-        options=DRAWN,
-        objective="jspec.train.methods:eagle3",
-        sizes=EAGLE3_SIZES,
-    ),
-    DraftMethod(
+    DFLASH,
+    EAGLE3,
+    dataclasses.replace(
+        EAGLE3,
         name="parallel",
         help="a P-EAGLE head: an EAGLE-3 head that fills K - 1 mask slots in one pass",
         drafter="jspec.drafting.parallel:ParallelHead",
-        config="jspec.config.heads.eagle3:Eagle3Config",
-        module="jspec.models.heads.eagle3:Eagle3Head",
-        formats=EAGLE3_FORMATS,
-        argmax_below=0.4,
-        options=DRAWN,
         objective="jspec.train.methods:parallel",
-        sizes=EAGLE3_SIZES,
     ),
     DraftMethod(
         name="eagle",

@@ -38,11 +38,11 @@ from benchmarks.acceptance import toy_assistant
 from benchmarks.acceptance.expected import Recorder, Texts
 from benchmarks.report import results
 from benchmarks.report.markdown import table
-from jspec.checkpoints.checkpoint import load_draft, load_folder
+from convert.folders import load_draft, load_folder
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.assistant import Assistant
 from jspec.drafting.methods import drafter_for
-from jspec.loading.pair import build_draft_module
+from jspec.loading.modules import build_draft_module
 from jspec.models import build
 from jspec.models.heads.assistant import AssistantHead
 

@@ -27,12 +27,12 @@ import jspec
 from benchmarks.acceptance.expected import Recorder, Texts
 from benchmarks.report import results
 from benchmarks.report.markdown import paragraph, table
-from jspec.checkpoints.checkpoint import load_draft, load_folder
+from convert.folders import load_draft, load_folder
 from jspec.commands.demo import FAMILY, drafters
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.llm import LLM
-from jspec.loading.pair import build_draft_module
+from jspec.loading.modules import build_draft_module
 from jspec.models import build
 from jspec.registry import NGRAM, argmax_below
 from recipes.corpus import is_held_out, read_sources

@@ -23,7 +23,7 @@ from benchmarks.acceptance.drafters import PROMPT_TOKENS, K, expected, prompts
 from benchmarks.report import results
 from benchmarks.report.markdown import table
 from convert import convert
-from jspec.checkpoints.checkpoint import read_draft_config
+from convert.folders import read_draft_config
 from jspec.commands.demo import FAMILY, drafters
 from recipes.corpus import is_held_out, read_sources
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -12,9 +13,9 @@ from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
-from jspec.engine.frontend import Frontend
 from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES
+from jspec.text.detokenizer import Tokenizer
 
 COMPILED = "/jax/core/compile/backend_compile_duration"  # also where the result comes from the compilation cache
 
@@ -77,7 +78,9 @@ class Setting:
         )
 
 
-def make_engine(bench: Bench, setting: Setting, frontend: Frontend | None = None) -> Engine:
+def make_engine(
+    bench: Bench, setting: Setting, tokenizer: Tokenizer | None = None, eos_token_ids: Sequence[int] | None = None
+) -> Engine:
     """An engine that has not compiled anything yet."""
     speculation = setting.speculation
     config, module = bench.draft(setting.method)
@@ -91,7 +94,9 @@ def make_engine(bench: Bench, setting: Setting, frontend: Frontend | None = None
             draft_lengths=speculation.draft_lengths if speculation.auto else None,
         ),
         setting.engine_config(bench.dtype).for_target(bench.pair.target),
-        frontend=frontend,
+        tokenizer=tokenizer,
+        eos_token_ids=eos_token_ids,
+        method=setting.method,
     )
 
 

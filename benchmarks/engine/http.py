@@ -51,7 +51,6 @@ from benchmarks.shapes import SHAPES
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import Speculation
 from jspec.engine.engine import Engine
-from jspec.engine.frontend import Frontend
 from jspec.llm import LLM
 from jspec.serving.async_engine import AsyncEngine
 from jspec.serving.generation.service import Service
@@ -232,9 +231,7 @@ class Measuring:
         gc.collect()  # its memory is needed
 
     def _engine(self, setting: Setting) -> Engine:
-        target = self._bench.pair.target
-        frontend = Frontend(self._tokenizer, target.vocab_size, (), setting.method, False, None, setting.max_len)
-        engine = make_engine(self._bench, setting, frontend)
+        engine = make_engine(self._bench, setting, self._tokenizer, eos_token_ids=())
         engine.warmup()
         return engine
 

@@ -40,8 +40,8 @@ from benchmarks.rounds.programs import PAGE, Decoding, Forward
 from benchmarks.rounds.quality import Report, measure_acceptance, measure_divergence
 from benchmarks.shapes import LLAMA_8B, SHAPES, TINY, Pair
 from convert import convert
+from convert.folders import load_folder
 from convert.verify import LENGTHS, Comparison, compare, jspec_logits
-from jspec.checkpoints.checkpoint import load_folder
 from jspec.commands.demo import FAMILY
 from jspec.config import QUANTIZATIONS, STORED_QUANTIZATIONS
 from jspec.models import build

@@ -1,5 +1,6 @@
 """``jspec demo``: text generated with and without drafts, with accepted drafts in colour, and both speeds."""
 
+import argparse
 import dataclasses
 import functools
 import importlib.resources
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import jspec
+from jspec.commands.generate import speculation
 from jspec.llm import LLM
 from jspec.registry import NGRAM
 from jspec.text.detokenizer import Detokenizer
@@ -47,6 +49,24 @@ class TimedRun:
     @property
     def stats(self) -> jspec.Stats:
         return functools.reduce(operator.add, (result.stats for result in self.results))
+
+
+def main(args: argparse.Namespace) -> int:
+    """Compare as the options say; returns the exit code.
+
+    Raises:
+      ValueError: options exclude each other.
+    """
+    if args.all and args.draft:
+        raise ValueError(f"--all compares every drafter: leave out --draft {args.draft}")
+    params = jspec.SamplingParams(
+        temperature=args.temperature, top_p=args.top_p, seed=args.seed, max_tokens=args.max_tokens
+    )
+    if args.all:
+        compare(args.checkpoints, speculation(args), params)
+    else:
+        run(args.checkpoints, args.draft, speculation(args), params)
+    return 0
 
 
 def run(

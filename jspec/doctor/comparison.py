@@ -26,7 +26,8 @@ from jspec.doctor.figures import (
 from jspec.doctor.reference import DTYPES, Reference, require_packages
 from jspec.hub.folders import local_checkpoints
 from jspec.loading.memory_budget import ModelMemory
-from jspec.loading.pair import Path, open_checkpoints
+from jspec.loading.options import Path
+from jspec.loading.pair import open_checkpoints
 from jspec.models import build
 from jspec.text.prompts import Prompt
 

@@ -21,10 +21,12 @@ from jspec.doctor.trials import Text
 from jspec.doctor.variants import Trial, try_variants
 from jspec.drafting.methods import drafter_for, method_of
 from jspec.llm import LLM, Prompt
-from jspec.loading.compatibility import with_available_drafts, with_positions
+from jspec.loading.compatibility import check_compatible, with_available_drafts, with_positions
 from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
 from jspec.loading.memory_budget import ModelMemory
-from jspec.loading.pair import Path, build_draft_module, check_compatible, open_checkpoints
+from jspec.loading.modules import build_draft_module
+from jspec.loading.options import Path
+from jspec.loading.pair import open_checkpoints
 from jspec.models import build
 from jspec.models.products import kernels_of
 from jspec.outputs import Stats

@@ -1,5 +1,6 @@
 """What callers use: requests arrive, stream and are cancelled, in any thread, while the engine's own thread serves them."""
 
+import dataclasses
 import queue
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from jspec.config import EngineConfig
 from jspec.engine.adaptive.cost_table import RoundShape
 from jspec.engine.core import EngineCore
 from jspec.engine.decoding import Decoding
-from jspec.engine.frontend import Frontend
+from jspec.engine.frontend import Frontend, end_tokens
 from jspec.engine.handle import EngineHandle
 from jspec.engine.loop import Loop
 from jspec.engine.mailbox import Cancel
@@ -26,6 +27,7 @@ from jspec.outputs import Delta
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.request_keys import request_keys
 from jspec.sampling.requested import requested, require_params
+from jspec.text.detokenizer import Tokenizer
 from jspec.text.prompts import Prompt, as_list
 
 
@@ -66,14 +68,18 @@ class Engine:
       config: what may be used.
       costs: for each of ``config.batch_buckets``, round shape -> seconds per round, for every shape to choose from; None
         measures them in ``warmup``, or before the first request.
-      frontend: makes requests of prompts, and deltas and results of tokens. None leaves ``add`` without a tokenizer.
+      tokenizer: the target's; None leaves ``add`` without one.
+      eos_token_ids: the tokens that end a text; None takes those of the target and of the tokenizer.
+      method: the drafting method, for messages; None for plain decoding.
+      reproducible: the value of ``Result.reproducible``.
+      default_params: the defaults of a request without SamplingParams.
 
     Attributes:
       config: what may be used.
       loop: makes the steps; ``loop.controller`` chooses how rounds are made.
       runner: carries out what the scheduler decides; ``runner.batch`` has weights, programs, and the state on the device.
       scheduler: decides who enters which row with which pages.
-      frontend: knows the tokenizer.
+      frontend: makes requests of prompts, and deltas and results of tokens.
       handle: how callers reach the engine's thread.
       guard: notices what is compiled after ``warmup``, and warns; ``guard.on_compile = "raise"`` makes it an error.
 
@@ -93,16 +99,30 @@ class Engine:
         decoding: Decoding,
         config: EngineConfig,
         costs: Mapping[int, Mapping[RoundShape, float]] | None = None,
-        frontend: Frontend | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        eos_token_ids: Sequence[int] | None = None,
+        method: str | None = None,
+        reproducible: bool = True,
+        default_params: SamplingParams | None = None,
     ):
         self.config = config
         self.runner = runner = ModelRunner(target, draft_model, decoding, config)
         self.loop = Loop(runner, config, decoding.draft_lengths, costs)
         self.scheduler = self.loop.scheduler
-        self.frontend = frontend or Frontend(
-            None, target.config.vocab_size, target.config.eos_token_ids, max_len=config.max_len
+        if eos_token_ids is None:
+            eos_token_ids = end_tokens(target.config, tokenizer)
+        self.frontend = Frontend(
+            tokenizer,
+            target.config.vocab_size,
+            eos_token_ids,
+            method=method,
+            reproducible=reproducible,
+            default_params=default_params,
+            max_len=config.max_len,
+            num_draft_tokens=runner.num_draft_tokens,
+            longest_text=runner.longest_text,
         )
-        self.frontend.num_draft_tokens, self.frontend.longest_text = runner.num_draft_tokens, runner.longest_text
         self.guard = CompilationGuard()
         self.handle = EngineHandle(EngineCore(self.loop, self.frontend, self.guard))
         # The subscriber that ``add`` is called for.
@@ -154,9 +174,8 @@ class Engine:
         if len(prompts) != 1:
             raise ValueError(f"prompt has {len(prompts)} prompts: expected one; jspec.generate() takes several")
         [key_data] = request_keys([asked], key)
-        request = self.frontend.request(
-            0, prompts[0], asked, key_data=key_data, priority=priority, salt=salt, tenant=tenant
-        )
+        request = self.frontend.request(0, prompts[0], asked, key_data)
+        request = dataclasses.replace(request, priority=priority, salt=salt, tenant=tenant)
         self.check(request)
         return request
 

@@ -3,9 +3,11 @@
 import functools
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from jspec.config import ModelConfig
 from jspec.engine.contradictions import NoTokenAllowed, contradiction, restrictions
 from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Progress, Request
 from jspec.outputs import Delta, Logprob, Result, Stats
@@ -31,15 +33,12 @@ class Frontend:
       reproducible: the value of ``Result.reproducible``.
       default_params: the defaults of a request without SamplingParams.
       max_len: the longest prompt plus completion, to which ``truncate_prompt_tokens=-1`` cuts prompts.
+      num_draft_tokens: K, the most drafts of a round.
+      longest_text: how many tokens a text may have for the drafter to draft after it; None if it has no limit.
 
     Attributes:
       grammars: compiles the grammars of requests with structured outputs.
-      num_draft_tokens: K, the most drafts of a round of the engine that it is given to.
-      longest_text: how many tokens a text may have for that engine's drafter to draft after it; None if it has no limit.
     """
-
-    num_draft_tokens = 0
-    longest_text: int | None = None
 
     def __init__(
         self,
@@ -50,8 +49,10 @@ class Frontend:
         reproducible: bool = True,
         default_params: SamplingParams | None = None,
         max_len: int | None = None,
+        num_draft_tokens: int = 0,
+        longest_text: int | None = None,
     ):
-        self._max_len = max_len
+        self._max_len, self._num_draft_tokens, self._longest_text = max_len, num_draft_tokens, longest_text
         self.tokenizer, self.default_params = tokenizer, default_params or SamplingParams()
         self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._method, self._reproducible = method, reproducible
@@ -60,18 +61,8 @@ class Frontend:
         self._encoded_bad_words = functools.lru_cache(maxsize=8)(self._bad_words)
         self.grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
 
-    def request(
-        self,
-        index: int,
-        prompt: Prompt,
-        params: SamplingParams,
-        key_data: np.ndarray,
-        priority: int = 0,
-        salt: str = "",
-        tenant: str = "",
-    ) -> Request:
-        """The request of a prompt, whose number for messages is ``index``. Every request is made here; the other arguments
-        are those of ``Request``.
+    def request(self, index: int, prompt: Prompt, params: SamplingParams, key_data: np.ndarray) -> Request:
+        """The request of a prompt, whose number for messages is ``index``. Every request is made here.
 
         Raises:
           ValueError: the prompt or a parameter cannot be served.
@@ -108,11 +99,8 @@ class Frontend:
             key_data=key_data,
             stop_tokens=stop_tokens,
             watcher=completion,
-            priority=priority,
-            salt=salt,
             bad_words=bad_words,
             constraint=constraint,
-            tenant=tenant,
         )
         if len(restrictions(params)) > 1 and (error := contradiction(request, (), self._vocab_size)) is not None:
             raise error
@@ -162,8 +150,8 @@ class Frontend:
             if error is not None:
                 stop_reason = f"{type(error).__name__}: {error}"
         # With ``max_drafts=0`` its rounds drafted nothing by request, not for lack of positions.
-        limit = None if request.params.max_drafts == 0 else self.longest_text
-        stats = Stats.of(self.num_draft_tokens, active.drafted, active.accepted, len(request.prompt), limit)
+        limit = None if request.params.max_drafts == 0 else self._longest_text
+        stats = Stats.of(self._num_draft_tokens, active.drafted, active.accepted, len(request.prompt), limit)
         self._warn_of_limit(request, stats)
         return Result(
             text=text,
@@ -256,8 +244,16 @@ class Frontend:
         if stats.num_steps_past_draft_limit and not self._warned_of_limit:
             self._warned_of_limit = True
             warnings.warn(
-                f"the {self._method} drafter has no positions for texts of more than {self.longest_text} tokens: "
+                f"the {self._method} drafter has no positions for texts of more than {self._longest_text} tokens: "
                 f"{stats.num_steps_past_draft_limit} of {stats.num_steps} rounds of prompt {request.index} drafted nothing "
                 "(stats.num_steps_past_draft_limit)",
                 stacklevel=3,
             )
+
+
+def end_tokens(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The tokens that end a text: those of config.json and generation_config.json, and the tokenizer's own, as in vLLM. Some
+    checkpoints name the token that ends a turn of a chat in tokenizer_config.json alone."""
+    own: Any = getattr(tokenizer, "eos_token_id", None)
+    missing = isinstance(own, int) and 0 <= own < config.vocab_size and own not in config.eos_token_ids
+    return (*config.eos_token_ids, own) if missing else config.eos_token_ids

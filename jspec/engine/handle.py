@@ -5,14 +5,13 @@ import functools
 import itertools
 import queue
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from jspec.engine import jax_settings
 from jspec.engine.core import EngineCore
 from jspec.engine.forks import remember_process, require_not_forked
-from jspec.engine.loop import Loop
-from jspec.engine.mailbox import Cancel, Submission, ThreadCall
+from jspec.engine.mailbox import Cancel, Submission
 from jspec.engine.request import Request
 from jspec.engine.subscriber import Deliver, Failure, Subscriber, deliver
 from jspec.engine.thread import EngineThread
@@ -112,22 +111,6 @@ class EngineHandle:
                 thread.mailbox.post(Cancel(subscriber.number))
             with contextlib.suppress(RuntimeError):  # the thread has ended, and so have the requests
                 thread.call(lambda: None)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[Loop]:
-        """The loop, which the thread leaves alone meanwhile: for tests that look at it, or make steps by hand."""
-        thread, paused, go_on = self.running(), queue.SimpleQueue(), queue.SimpleQueue()
-
-        def pause():
-            paused.put(None)
-            go_on.get()
-
-        thread.mailbox.post(ThreadCall(pause, idle=False))
-        paused.get()
-        try:
-            yield self._core.loop
-        finally:
-            go_on.put(None)
 
     def _begun(self) -> EngineThread:
         with self._beginning:

@@ -55,11 +55,11 @@ class Loop:
             most_snapshots=runner.most_snapshots,
         )
         self.controller: Controller | None = None
-        self._chooses = any(len(runner.round_shapes(b)) > 1 for b in config.batch_buckets)
+        # Rows of a program -> its round shapes, in ascending order of K.
+        self._shapes = {b: runner.batch.builder.round_shapes(b) for b in config.batch_buckets}
+        self._chooses = any(len(shapes) > 1 for shapes in self._shapes.values())
         if self._chooses and costs is not None:
-            self.controller = Controller(
-                {b: {shape: costs[b][shape] for shape in runner.round_shapes(b)} for b in config.batch_buckets}
-            )
+            self.controller = Controller({b: {one: costs[b][one] for one in self._shapes[b]} for b in self._shapes})
         self.meter = Meter(runner.num_draft_tokens)
         self.progress: list[Progress] = []
         self.next_order: Callable[[], int] = functools.partial(next, itertools.count())
@@ -181,14 +181,14 @@ class Loop:
     def _round_shape(self, decoding: Sequence[ActiveRequest]) -> tuple[RoundShape, bool]:
         """The round shape for these requests, and whether it is a trial whose outcome the next choice waits for."""
         bucket, trying = self.config.bucket(len(decoding)), False
-        shape = self.runner.round_shapes(bucket)[-1]  # of the most drafts
+        shape = self._shapes[bucket][-1]  # of the most drafts
         if self.controller is not None:
             shape = self.controller.choose(bucket, [(active.drafted, active.accepted) for active in decoding])
             trying = self.controller.trying
         wanted = max(active.request.max_drafts for active in decoding)
         enough = min((K for K in self.runner.draft_lengths if wanted <= K), default=self.runner.num_draft_tokens)
         if enough < drafts_of(shape):  # as many as each of the requests wants
-            shape = next(one for one in self.runner.round_shapes(bucket) if drafts_of(one) == enough)
+            shape = next(one for one in self._shapes[bucket] if drafts_of(one) == enough)
         return shape, trying
 
     def _execute(self, schedule: Schedule, shape: RoundShape, trying: bool, when_sent: Callable[[], None]):

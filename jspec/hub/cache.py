@@ -4,6 +4,7 @@ A repository has ``blobs/<digest>``, the contents; ``snapshots/<commit>/<name>``
 which commit a branch or tag was when it was last asked for.
 """
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -32,22 +33,36 @@ def cached_commit(repository: Repository) -> str | None:
     return text if COMMIT.fullmatch(text) else None
 
 
-def cached_folder(repository: Repository) -> Path | None:
-    """The snapshot of a repository in the local cache; None if there is none. It may lack files."""
-    commit = cached_commit(repository)
-    folder = storage(repository) / "snapshots" / str(commit)
-    return folder if commit is not None and folder.is_dir() else None
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A snapshot of a repository in the local cache.
+
+    Attributes:
+      folder: where it is.
+      missing: a file that it lacks, so that a download of it did not come to its end; None if it is whole.
+    """
+
+    folder: Path
+    missing: str | None
 
 
-def missing_file(repository: Repository, path: Path) -> str | None:
-    """A file that a snapshot lacks, so that a download of it did not come to its end; None if it is whole.
+def snapshot_of(repository: Repository) -> Snapshot | None:
+    """The snapshot of a repository; None if the local cache has none.
 
     jspec downloads weights last, so that a snapshot with all of its weights has what belongs to them. For one that another
     program began, huggingface_hub knows which files there should be.
     """
-    if is_converted(path):
-        return None  # its manifest is compared with its files whenever it is loaded
-    return _missing_weights(path) or _missing_beside(repository, path)
+    folder = cached_folder(repository)
+    if folder is None or is_converted(folder):  # whose manifest is compared with its files whenever it is loaded
+        return folder and Snapshot(folder, None)
+    return Snapshot(folder, _missing_weights(folder) or _missing_beside(repository, folder))
+
+
+def cached_folder(repository: Repository) -> Path | None:
+    """The folder of that snapshot, which may lack files; None if there is none."""
+    commit = cached_commit(repository)
+    folder = storage(repository) / "snapshots" / str(commit)
+    return folder if commit is not None and folder.is_dir() else None
 
 
 def _missing_weights(path: Path) -> str | None:

@@ -3,10 +3,9 @@
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.hub.cache import cached_folder, missing_file
+from jspec.hub.cache import Snapshot, snapshot_of
 from jspec.hub.consent import ask, require_room, shown, somebody_answers, summary
 from jspec.hub.errors import Unreachable
 from jspec.hub.listing import ask_hub
@@ -30,15 +29,14 @@ def local_checkpoints(given: Sequence[str], consent: bool | None = None, allow_p
         hub says it.
     """
     folders: dict[str, str] = {text: text for text in given if os.path.exists(text)}
-    repositories = {text: _repository(text) for text in given if text not in folders}
     plans: dict[str, Plan] = {}
-    for text, repository in repositories.items():
-        cached = _whole(repository)
+    for text, (repository, snapshot) in {text: _found(text) for text in given if text not in folders}.items():
+        cached = snapshot.folder if snapshot is not None and snapshot.missing is None else None
         if cached is not None and consent is not True:
             folders[text] = str(cached)
             continue
         if consent is False or (consent is None and not somebody_answers()):
-            raise _absent(text, repository, allow_pickle)
+            raise _absent(text, repository, snapshot and snapshot.missing, allow_pickle)
         try:
             plans[text] = Plan.of(ask_hub(repository), allow_pickle)
         except Unreachable as reason:
@@ -52,20 +50,16 @@ def local_checkpoints(given: Sequence[str], consent: bool | None = None, allow_p
     return [folders[text] for text in given]
 
 
-def _repository(text: str) -> Repository:
+def _found(text: str) -> tuple[Repository, Snapshot | None]:
+    """The repository that a name means, and what the local cache has of it."""
     repository = repository_of(text)
-    if repository is None or not (is_hub_name(text) or cached_folder(repository)):
+    snapshot = None if repository is None else snapshot_of(repository)
+    if repository is None or (snapshot is None and not is_hub_name(text)):
         raise Refusal(
             f"{text!r} is no folder, and the local hub cache has no such model: expected a checkpoint folder, or the name "
             "of a model on the Hugging Face hub, org/name or org/name@revision"
         )
-    return repository
-
-
-def _whole(repository: Repository) -> Path | None:
-    """The snapshot in the local cache, if it is whole."""
-    folder = cached_folder(repository)
-    return folder if folder is not None and missing_file(repository, folder) is None else None
+    return repository, snapshot
 
 
 def _consent(plans: list[Plan], consent: bool | None):
@@ -84,10 +78,8 @@ def _consent(plans: list[Plan], consent: bool | None):
         raise Refusal(f"{names}: not downloaded, as you wished; give a checkpoint folder, or answer y")
 
 
-def _absent(text: str, repository: Repository, allow_pickle: bool) -> Refusal:
+def _absent(text: str, repository: Repository, lacks: str | None, allow_pickle: bool) -> Refusal:
     """The error where a download needs a consent that nobody gave, with its size if the hub says it."""
-    folder = cached_folder(repository)
-    lacks = None if folder is None else missing_file(repository, folder)
     state = "no such model" if lacks is None else f"it without {lacks}, because a download ended early"
     try:
         size = f" ({shown(Plan.of(ask_hub(repository, BRIEFLY), allow_pickle).missing)})"

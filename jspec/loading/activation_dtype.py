@@ -1,4 +1,4 @@
-"""Has a target round the inputs of its linear maps to eight bits, as W8A8 does.
+"""Checks that a target can round the inputs of its linear maps to eight bits, as W8A8 does.
 
 Such a target is another model than the same target without that, as one with quantised weights is. So its user decides, and
 drafts change nothing about it. Which maps round ``jspec.models.w8a8`` says."""
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 from jspec._validation import require
 from jspec.config import ModelConfig
-from jspec.models import Decoder
-from jspec.models.w8a8 import with_quantized_activations
 
 
 def check_activation_dtype(kind: str, target: ModelConfig):
@@ -36,27 +34,19 @@ def check_activation_dtype(kind: str, target: ModelConfig):
         warnings.warn(
             f"activation_dtype={kind!r}: experts of {len(experts)} layers read inputs that are not rounded, because their "
             "kernels multiply in the dtype of the model",
-            stacklevel=3,
+            stacklevel=4,
         )
-
-
-def with_activation_dtype(model: Decoder, kind: str) -> Decoder:
-    """The target, which rounds inputs to ``kind``; the same if that is ``auto``."""
-    return model if kind == "auto" else with_quantized_activations(model, kind)
 
 
 def _rounding_maps(kind: str, target: ModelConfig) -> Iterator[str]:
     """The names of the weights whose maps round their inputs."""
+    beside = target.experts is not None and target.experts.beside_mlp
     for name, stored in target.stored_params().items():
         outer, *inner = name.split(".")
         if outer != "layers" or stored.form.name != kind:
             continue
         number, part, *rest = inner
-        of_experts = part == "beside" or (part == "mlp" and target.has_experts(int(number)) and not _beside(target))
+        of_experts = part == "beside" or (part == "mlp" and target.has_experts(int(number)) and not beside)
         of_latents = part == "attention" and rest[0] in ("keys", "values")
         if not of_experts and not of_latents:
             yield name
-
-
-def _beside(target: ModelConfig) -> bool:
-    return target.experts is not None and target.experts.beside_mlp

@@ -2,10 +2,22 @@
 
 import dataclasses
 import warnings
+from collections.abc import Sequence
 
 from jspec._validation import require
-from jspec.config import MAX_POSITIONS, ModelConfig, Speculation
-from jspec.config.heads import BlockConfig, DraftConfig, Eagle3Config, EagleConfig, HeadConfig, MTPConfig, PardConfig
+from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.config import MAX_POSITIONS, ModelConfig, Shards, Speculation
+from jspec.config.heads import (
+    AssistantConfig,
+    BlockConfig,
+    DraftConfig,
+    Eagle3Config,
+    EagleConfig,
+    HeadConfig,
+    MTPConfig,
+    PardConfig,
+)
+from jspec.models.sharding import mesh_of
 from jspec.registry import LOOKED_UP, NGRAM, entry_of, particular_options
 from jspec.text.detokenizer import Tokenizer
 
@@ -32,6 +44,36 @@ def check_options(draft: DraftConfig | str | None, speculation: Speculation):
             raise ValueError(
                 f"{option}={value!r} has no place with the drafting method {method.name!r}, {method.help}; leave it out"
             )
+
+
+def check_compatible(
+    target: ModelConfig, config: ModelConfig | HeadConfig, tokenizer: Tokenizer | None, draft: Checkpoint
+):
+    """Refuse a draft head of another target, a draft model with other token ids, or a PARD model with recurrent states.
+
+    Args:
+      target, config: the configs of the target and of the draft.
+      tokenizer: the target's, None if its checkpoint has none.
+      draft: the checkpoint that may hold the draft's tokenizer. That of a draft head is not read, because a head needs none.
+    """
+    config.require_fit(target)
+    check_states(config)
+    if config.language_model is not None:
+        check_tokenizers(target, config.language_model, tokenizer, draft.tokenizer)
+
+
+def require_shards(shards: Sequence[Shards | None], target: ModelConfig, draft: DraftConfig | None):
+    """Raise a ValueError unless target and draft can be split into ``shards``, and there are so many devices."""
+    if isinstance(draft, AssistantConfig) and shards[0] is not None and draft.layers.num_heads % shards[0].count:
+        raise ValueError(
+            f"tensor_parallel={shards[0].count}: expected a divisor of {draft.layers.num_heads}, how many attention heads "
+            "an assistant has: each device attends with some of them; or draft with draft='ngram'"
+        )
+    for shard, config in zip(shards, (target, None if draft is None else draft.language_model), strict=True):
+        if shard is not None:
+            mesh_of(shard.count, shard.axis)
+        if shard is not None and config is not None:
+            shard.local(config)
 
 
 def check_states(draft: ModelConfig | HeadConfig):

@@ -30,13 +30,13 @@ def with_kv_cache_dtype(config: EngineConfig, checkpoint: Checkpoint) -> EngineC
     if not scheme.is_for(target):
         of_heads = "that is of keys and values of heads, and latents are cached"
         why = of_heads if scheme.is_read else "jspec does not read that"
-        warnings.warn(f"{scheme}: {why}, so the cache has the dtype of the model, {config.dtype}", stacklevel=3)
+        warnings.warn(f"{scheme}: {why}, so the cache has the dtype of the model, {config.dtype}", stacklevel=4)
         return dataclasses.replace(config, kv_cache_dtype=config.dtype)
     cached = "keys and values" if target.latent is None else "latents"
     warnings.warn(
         f"{scheme}: {cached} are cached in FP8, with the scales in the files; kv_cache_dtype={config.dtype!r} leaves them "
         "as they are",
-        stacklevel=3,
+        stacklevel=4,
     )
     return dataclasses.replace(config, kv_cache_dtype=HEADS, expand_latents=True)
 
@@ -50,7 +50,7 @@ def _warn_of_older_folder(checkpoint: Checkpoint, dtype: str):
         warnings.warn(
             f"{scheme}: the folder was converted without the scales of that, so the cache has the dtype of the model, "
             f"{dtype}; convert the checkpoint again",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

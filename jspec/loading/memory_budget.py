@@ -11,11 +11,12 @@ from jspec.config.engine import FP8_CACHES
 from jspec.config.heads import HeadConfig
 from jspec.engine.multihost.leader import fewest
 from jspec.engine.runner.shard_map import exchange_bytes
-from jspec.loading.context_length import LADDER
 from jspec.models.cache_pools import gathers_pages
 
 GIB = 2**30
 CPU_CACHE = 4 * GIB  # for keys and values where there is no GPU
+# ..., 8,192, 4,096, 2,048: context lengths to choose from.
+LADDER = tuple(2**i for i in range(30, 10, -1))
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
 
@@ -26,6 +27,7 @@ class Budget:
     Attributes:
       weights: the weights of target and draft.
       cache: keys and values of both, in all pages, and the recurrent states of both, of all rows.
+      states: the recurrent states among these.
       work: what exchanges between GPUs take, and the largest temporaries: of a round, the logits of target and draft, and
         one layer's keys and values where attention gathers them from their pages; of a prefill batch, one layer's
         activations, and its keys and values if they follow from latents.
@@ -33,6 +35,7 @@ class Budget:
 
     weights: int
     cache: int
+    states: int
     work: int
 
     @property
@@ -75,13 +78,14 @@ class ModelMemory:
         )
         tokens = config.chunk_buckets[-1] * config.chunk
         passes = tokens * max(3 * _widest_mlp(decoder) + 8 * decoder.hidden_size for decoder in decoders) * size
-        passes += max(_expanded_bytes(decoder, config) for decoder in decoders)
-        passes += _widened_bytes(decoders[0], config)
+        passes += _prefill_kv_bytes(decoders, config)
+        states = self._states_bytes(config)
         return Budget(
             weights=sum(_weight_bytes(model, shards, size) for model, shards in sharded),
             cache=_rounded_kv_bytes(decoders[0], slots, config)
             + sum(decoder.kv_bytes(slots, size) for decoder in decoders[1:])
-            + self._states_bytes(config),
+            + states,
+            states=states,
             work=max(logits * (size + 4) + gathered, passes) + self._exchange_bytes(config),
         )
 
@@ -134,11 +138,10 @@ class ModelMemory:
             config = dataclasses.replace(config, num_pages=self._pages(config, share, free))
         need = self.budget(config)
         if need.total > free:
-            states = self._states_bytes(config)
-            rows = f"{states / GIB:.1f} of recurrent states for {config.num_rows} rows, " if states else ""
+            states = f"{need.states / GIB:.1f} of recurrent states for {config.num_rows} rows, " if need.states else ""
             raise MemoryError(
-                f"needs {need.total / GIB:.1f} GiB ({need.weights / GIB:.1f} of weights, {rows}"
-                f"{(need.cache - states) / GIB:.1f} of KV cache "
+                f"needs {need.total / GIB:.1f} GiB ({need.weights / GIB:.1f} of weights, {states}"
+                f"{(need.cache - need.states) / GIB:.1f} of KV cache "
                 f"for num_pages={config.num_pages} of {config.page_size} tokens, {need.work / GIB:.1f} of workspace for "
                 f"max_batch={config.max_batch} x max_len={config.max_len}), but {free / GIB:.1f} GiB are free; lower "
                 f"max_batch, max_len or num_pages{self._fitting_length(config, free)}"
@@ -149,10 +152,9 @@ class ModelMemory:
         """How many pages fit, and at least those that one row may need."""
         least = dataclasses.replace(config, num_pages=config.pages_per_row)
         need = self.budget(least)
-        states = self._states_bytes(config)
-        page = (need.cache - states) // least.pool_pages
+        page = (need.cache - need.states) // least.pool_pages
         if on_gpu():
-            room = share * free - need.weights - need.work - states
+            room = share * free - need.weights - need.work - need.states
             pages = _rounded_down(int(room // max(page, 1)) - 1)
         else:
             pages = min(config.max_batch * config.pages_per_row, CPU_CACHE // max(page, 1))
@@ -188,27 +190,16 @@ def _rounded_kv_bytes(target: ModelConfig, slots: int, config: EngineConfig) -> 
     return (sum(numbers) + scales * ITEMSIZE["float32"]) * slots
 
 
-def _expanded_bytes(decoder: ModelConfig, config: EngineConfig) -> int:
-    """Bytes of the keys and values that a layer of a prefill batch computes from latents, in bfloat16 alone."""
-    pages = config.pages_of_prefill(config.chunk_buckets[-1])
-    if decoder.latent is None or pages is None or config.dtype != "bfloat16":
+def _prefill_kv_bytes(decoders: Sequence[ModelConfig], config: EngineConfig) -> int:
+    """Bytes of a layer's keys and values that a prefill batch computes in bfloat16: of all heads from latents, and of a
+    target with a cache in eight bits as many as it caches."""
+    pages, target = config.pages_of_prefill(config.chunk_buckets[-1]), decoders[0]
+    if pages is None or config.dtype != "bfloat16":
         return 0
-    numbers = decoder.num_heads * (decoder.head_dim + decoder.latent.value_dim)
-    return pages * config.page_size * numbers * ITEMSIZE["bfloat16"]
-
-
-def _widened_bytes(target: ModelConfig, config: EngineConfig) -> int:
-    """Bytes of a layer's keys and values that a prefill batch over a cache in eight bits computes in bfloat16. From latents
-    it computes those of all heads in any case (``_expanded_bytes``)."""
-    pages = config.pages_of_prefill(config.chunk_buckets[-1])
-    if (
-        target.latent is not None
-        or config.kv_cache_dtype not in FP8_CACHES
-        or pages is None
-        or config.dtype != "bfloat16"
-    ):
-        return 0
-    numbers = max(target.layer_kv_numbers(layer) for layer in range(target.num_layers))
+    latents = [(decoder, decoder.latent) for decoder in decoders if decoder.latent is not None]
+    numbers = max((decoder.num_heads * (decoder.head_dim + its.value_dim) for decoder, its in latents), default=0)
+    if target.latent is None and config.kv_cache_dtype in FP8_CACHES:
+        numbers += max(target.layer_kv_numbers(layer) for layer in range(target.num_layers))
     return pages * config.page_size * numbers * ITEMSIZE["bfloat16"]
 
 
@@ -239,3 +230,9 @@ def free_bytes() -> int:
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     return psutil.virtual_memory().available
+
+
+def lengths_up_to(longest: int) -> list[int]:
+    """The context lengths that an engine may choose from, in descending order: ``longest``, and the steps of ``LADDER``
+    below it."""
+    return [longest, *(step for step in LADDER if step < longest)]

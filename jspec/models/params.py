@@ -57,8 +57,10 @@ def build_head(config: HeadConfig, params: Mapping[str, jax.typing.ArrayLike], d
     return _build(config, params, dtype)
 
 
-def require_params(config: DraftConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str):
-    """Raise a ValueError unless ``params`` are those of ``config``, as for ``build``."""
+def require_params(
+    config: DraftConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """``abstract_params`` of the config; a ValueError, as for ``build``, unless ``params`` are like these."""
     expected = abstract_params(config, dtype)
     # Params that are read from files when they are asked for say their shapes without that.
     shapes = getattr(params, "shapes", None) or {name: np.shape(array) for name, array in params.items()}
@@ -69,6 +71,7 @@ def require_params(config: DraftConfig, params: Mapping[str, jax.typing.ArrayLik
             raise ValueError(f"parameter {name!r} is unknown to {type(config).__name__}")
         if tuple(shapes[name]) != expected[name].shape:
             raise ValueError(f"parameter {name!r} has shape {shapes[name]}, expected {expected[name].shape}")
+    return expected
 
 
 def named_leaves(state) -> tuple[list[tuple[str, Any]], Any]:

@@ -18,7 +18,7 @@ from jspec.config import ModelConfig, Shards
 from jspec.config.param_specs import GATE_UPS, Axis
 from jspec.config.sharding import SHARDED, ParameterSharding
 from jspec.models.decoder import Decoder
-from jspec.models.params import DTYPES, abstract_params, named_leaves, require_params, stored_parts
+from jspec.models.params import DTYPES, build, named_leaves, require_params, stored_parts
 
 # XLA of jax 0.12 has a kernel of its own for small sums. It calls ``ncclGetPeerDevicePointer``, which NCCL has since 2.29,
 # while jax 0.12.0.1 asks for NCCL 2.27.7 or newer.
@@ -68,6 +68,13 @@ def require_sums(mesh: Mesh):
         raise RuntimeError(f"a sum of ones over {mesh.size} GPUs is {total:g}: their connection is broken")
 
 
+def build_model(config: ModelConfig, params: Mapping[str, np.ndarray], dtype: str, shards: Shards | None) -> Decoder:
+    """The module of a language model, on one device or in shards; arguments and errors as for ``build_shards``."""
+    if shards is not None:
+        return build_shards(config, params, dtype, shards, mesh_of(shards.count, shards.axis))
+    return build(config, params, dtype)
+
+
 def build_shards(
     config: ModelConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str, shards: Shards, mesh: Mesh
 ) -> Decoder:
@@ -85,9 +92,8 @@ def build_shards(
     Raises:
       ValueError: as for ``build``, or the model cannot be sharded like this.
     """
-    require_params(config, params, dtype)
+    full = require_params(config, params, dtype)
     splits, dimensions = shards.splits(config), config.dimensions
-    full = abstract_params(config, dtype)
 
     def filled(name: str, leaf) -> jax.Array:
         split, places = splits[name], leaf.sharding.addressable_devices_indices_map(leaf.shape)

@@ -61,7 +61,7 @@ class OwnWindows:
     def logits(self, hidden) -> jax.Array:
         """``[B, T, D] -> [B, T, V]`` in the target's dtype."""
         sharding = self._batch_sharding(hidden)
-        return sharding.logits(self.target, sharding.all_rows(hidden))
+        return self.target.batch_sharded_logits(sharding.all_rows(hidden))
 
     def before_head(self, hidden) -> jax.Array:
         """Inputs of the output head for all windows, ``[n B, T, D]``, from hidden states of the own ones, ``[B, T, D]``."""

@@ -17,8 +17,9 @@ from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.export import export_draft
 from jspec.config import shards_of
-from jspec.loading.pair import build_model, require_shards
+from jspec.loading.compatibility import require_shards
 from jspec.models.flatten import flatten
+from jspec.models.sharding import build_model
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.checkpoints import Checkpoints
 from jspec.train.data import Corpus, read_corpus

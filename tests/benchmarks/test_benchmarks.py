@@ -21,7 +21,7 @@ from benchmarks.rounds import efficiency, families, hlo, quantization, round, te
 from benchmarks.rounds.floors import draft_passes, floor, target_pass
 from benchmarks.rounds.programs import Decoding
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, head_for
-from jspec.checkpoints.checkpoint import load_folder, read_draft_config
+from convert.folders import load_folder, read_draft_config
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.commands.demo import FAMILY
 from jspec.engine.adaptive.cost_table import CostTable

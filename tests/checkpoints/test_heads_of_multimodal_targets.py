@@ -15,7 +15,7 @@ from tiny_heads import NO_EMBEDDING, eagle3, medusa, speculators
 import jspec
 from convert import convert, load_draft
 from convert.cli import main
-from jspec.checkpoints.checkpoint import read_draft_config
+from convert.folders import read_draft_config
 from jspec.checkpoints.files.refusal import Refusal
 
 SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}

@@ -11,7 +11,7 @@ from tiny import tiny_checkpoint
 from tiny_heads import D, V, deepspec_eagle3, eagle3, speculators
 
 from convert import convert, load_draft, load_folder
-from jspec.checkpoints.checkpoint import read_draft_config
+from convert.folders import read_draft_config
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.models import build, build_head
 from jspec.models.kv_cache import CausalView

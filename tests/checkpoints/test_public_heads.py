@@ -15,7 +15,8 @@ from tiny import tiny_checkpoint
 from tiny_heads import NO_EMBEDDING, deepspec_eagle3, eagle, eagle3, p_eagle, speculators
 
 import jspec
-from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
+from convert.folders import read_draft_config
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.layouts.options import OpenSetting
 from jspec.checkpoints.layouts.published import PUBLISHED
 

@@ -12,7 +12,8 @@ from fp8_checkpoints import fp8_checkpoint
 from tiny import tiny_checkpoint
 
 from convert import convert
-from jspec.checkpoints.checkpoint import Checkpoint, load_folder
+from convert.folders import load_folder
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.huggingface.weights import SafeTensor
 from jspec.checkpoints.tensors import params as stored_params
 from jspec.checkpoints.tensors.params import StoredParams

@@ -51,7 +51,7 @@ def built(config: EngineConfig = CONFIG):
     make = drafter_for(head, SHAPE, Speculation(K))
     builder = StepBuilder(merge_target, merge_draft, Decoding(make, "rejection"), config, K, SHAPE.vocab_size)
     leaves = target_leaves, draft_leaves
-    return Programs(builder, target_leaves, (K,)), leaves, jax.eval_shape(lambda: builder.empty_state(leaves))
+    return Programs(builder, target_leaves), leaves, jax.eval_shape(lambda: builder.empty_state(leaves))
 
 
 def program(which: str):

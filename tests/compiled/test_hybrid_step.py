@@ -39,7 +39,7 @@ def built(layers: int, target=QWEN36_27B):
     (of, merge), (by, merge_head) = flatten(abstract_module(shape)), flatten(abstract_module(head))
     decoding = Decoding(drafter_for(head, shape, Speculation(K)), "rejection")
     builder = StepBuilder(merge, merge_head, decoding, CONFIG.for_target(shape), K, shape.vocab_size)
-    return Programs(builder, of, (K,)), (of, by), jax.eval_shape(lambda: builder.empty_state((of, by)))
+    return Programs(builder, of), (of, by), jax.eval_shape(lambda: builder.empty_state((of, by)))
 
 
 @functools.cache
@@ -79,7 +79,7 @@ def test_no_state_of_a_draft_model_is_moved():
     decoding = Decoding(drafter_for(shape, TINY, Speculation(K)), "rejection")
     config = CONFIG.for_target(TINY, shape)
     builder = StepBuilder(merge, merge_draft, decoding, config, K, TINY.vocab_size)
-    program, leaves = Programs(builder, of, (K,)).decode[16, K, None], (of, by)
+    program, leaves = Programs(builder, of).decode[16, K, None], (of, by)
     state = jax.eval_shape(lambda: builder.empty_state(leaves))
     compiled = compiled_for_h200(
         program.function, leaves, state, program.idle, donate_argnums=program.donate, compiler_options=program.options

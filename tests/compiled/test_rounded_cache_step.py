@@ -87,7 +87,7 @@ def test_prefill_moves_no_pool(kind, shape):
     builder = StepBuilder(merge_target, merge_draft, decoding, engine, K, config.vocab_size)
     leaves = target_leaves, draft_leaves
     state = jax.eval_shape(lambda: builder.empty_state(leaves))
-    prefill = Programs(builder, target_leaves, (K,)).prefill[2048 // engine.chunk]
+    prefill = Programs(builder, target_leaves).prefill[2048 // engine.chunk]
     how = {"donate_argnums": prefill.donate, "compiler_options": prefill.options}
     step = compiled_for_h200(prefill.function, leaves, state, prefill.idle, **how)
     pool = state.cache[0].k.size

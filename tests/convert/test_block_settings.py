@@ -11,7 +11,7 @@ from heads import VARIANTS, random_head
 from safetensors.numpy import save_file
 
 from convert import load_draft
-from jspec.checkpoints.checkpoint import read_draft_config
+from convert.folders import read_draft_config
 from jspec.checkpoints.export import export_draft
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.layouts.block_settings import _FIXED, ANCHOR_KEYS, CAUSAL_KEYS

@@ -16,7 +16,8 @@ from tiny import tiny_checkpoint, write_weights
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
-from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
+from convert.folders import read_draft_config
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.doctor import diagnose
 from jspec.models import build, build_head
 

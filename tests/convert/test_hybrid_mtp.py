@@ -15,7 +15,8 @@ from tiny import tiny_checkpoint, write_weights
 
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
-from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
+from convert.folders import read_draft_config
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.export import export_draft
 from jspec.config import Rope
 from jspec.models import build, build_head

@@ -15,7 +15,7 @@ from engines import TARGET, V, plain_greedy, ragged_prompts, target
 from heads import HEADS, VARIANTS, random_head, trained_head
 from tiny import tiny_checkpoint, tiny_tokenizer
 
-from jspec.checkpoints.checkpoint import load_draft
+from convert.folders import load_draft
 from jspec.checkpoints.layouts.options import HeadOptions, OpenSetting
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.cli import main

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from disturbances import calls_of_any_length, preempting, serve
-from engines import GREEDY, MAX_LEN, draft, drafting, plain_greedy, requests_of, target
+from engines import GREEDY, MAX_LEN, draft, drafting, paused, plain_greedy, requests_of, target
 from requests_and_engines import CONFIG, PROMPTS, K, P, alone, engine_of, passing
 
 from jspec.config import Speculation
@@ -64,7 +64,7 @@ def test_a_second_turn_finds_the_first_ones_completion(fast, steps):
     """Even if the first was aborted after a few steps, while a call was under way."""
     pages, opening = fast.scheduler.pages, PROMPTS[1:5]
     pages.forget_prefixes()
-    with fast.handle.paused() as loop:
+    with paused(fast) as loop:
         first = [loop.submit(request) for request in greedy_requests(opening, 16)]
         for _ in range(MAX_LEN if steps is None else steps):
             if loop.scheduler.unfinished:

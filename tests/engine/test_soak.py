@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import psutil
 import pytest
-from engines import EOS, LETTERS, MAX_LEN, Letters, V, draft, drafting, drained, plain_greedy, target
+from engines import EOS, LETTERS, MAX_LEN, Letters, V, draft, drafting, drained, paused, plain_greedy, target
 
 import jspec
 from jspec.commands.demo import FAMILY
 from jspec.config import EngineConfig, Speculation
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
-from jspec.engine.frontend import Frontend
 from jspec.engine.request import ActiveRequest
 from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
@@ -142,7 +141,7 @@ class Soak:
 
 def check_idle(engine: Engine):
     """Nothing is left of requests that have ended, but the pages that the prefix cache keeps."""
-    with engine.handle.paused():  # what the last step has done is known by then
+    with paused(engine):  # what the last step has done is known by then
         pages, scheduler, metrics = engine.scheduler.pages, engine.scheduler, engine.metrics()
     assert metrics.pages_used == metrics.pages_swapped == metrics.num_running == metrics.num_waiting == 0
     assert pages.free + pages.cached == pages.total
@@ -248,7 +247,8 @@ def tiny_engine(method: str | None, num_pages: int) -> Engine:
         draft() if method == "draft_model" else None,
         Decoding(make, "rejection"),
         config,
-        frontend=Frontend(Letters(), V, (EOS,)),
+        tokenizer=Letters(),
+        eos_token_ids=(EOS,),
     )
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from engines import paused
 
 from jspec.engine.engine import Engine
 from jspec.engine.request import LIVE, ActiveRequest, Request
@@ -93,7 +94,7 @@ def attribute(thing, name: str, value) -> Iterator[None]:
 def by_hand(engine: Engine) -> Iterator[Callable[[], list[Delta]]]:
     """While the engine's thread does nothing, what this yields does once what that does, and returns what is new of the
     requests that were added."""
-    with engine.handle.paused():
+    with paused(engine):
 
         def step() -> list[Delta]:
             engine.handle._core.serve(engine.handle.running().mailbox)
@@ -125,7 +126,7 @@ def serve(
     """
     rng, actives, steps_left, passing = np.random.default_rng(seed), [], 0, None
     most = len(requests) if at_a_time is None else at_a_time
-    with engine.handle.paused() as loop:
+    with paused(engine) as loop:
         while len(actives) < len(requests) or any(active.outcome == LIVE for active in actives):
             unfinished = sum(active.outcome == LIVE for active in actives)
             actives += map(loop.submit, requests[len(actives) :][: max(most - unfinished, 0)])

@@ -3,9 +3,11 @@
 ``engine`` caches: tests share compiled engines, which are idle between runs.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import queue
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +24,8 @@ from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
+from jspec.engine.loop import Loop
+from jspec.engine.mailbox import ThreadCall
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner.shard_map import ProgramSharding
 from jspec.engine.runner.state import AdmitInputs, DecodeState, RequestArrays, admit, of_rows
@@ -310,9 +314,26 @@ def drained(engine: Engine) -> dict[int, list[Delta]]:
     return found
 
 
+@contextlib.contextmanager
+def paused(engine: Engine) -> Iterator[Loop]:
+    """The engine's loop, which its thread leaves alone meanwhile."""
+    pausing, go_on = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def pause():
+        pausing.put(None)
+        go_on.get()
+
+    engine.handle.running().mailbox.post(ThreadCall(pause, idle=False))
+    pausing.get()
+    try:
+        yield engine.loop
+    finally:
+        go_on.put(None)
+
+
 def assert_nothing_is_held(engine: Engine):
     """When the engine's thread has obeyed all commands, no request has a row or a page, or waits."""
-    with engine.handle.paused() as loop:
+    with paused(engine) as loop:
         scheduler = loop.scheduler
         assert not scheduler.unfinished
         assert scheduler.rows == [None] * engine.config.num_rows

@@ -11,7 +11,7 @@ from tiny import tiny_checkpoint, write_weights
 
 import jspec
 from convert import convert, load_folder
-from jspec.checkpoints.converted.manifest import check
+from convert.manifest import check
 from jspec.checkpoints.layouts.mtp import place_of
 from jspec.checkpoints.tensors.names import renamed, tensor_table
 from jspec.checkpoints.tensors.parts import rearranged_tensors

@@ -12,7 +12,7 @@ import jspec
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.config import EngineConfig
 from jspec.loading.kv_cache_dtype import kv_rounding, with_kv_cache_dtype
-from jspec.loading.pair import build_model
+from jspec.models.sharding import build_model
 
 SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "tensor"}
 OF_CACHE_ALONE = {"quant_method": "compressed-tensors", "format": "dense", "kv_cache_scheme": SCHEME}

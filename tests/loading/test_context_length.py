@@ -12,8 +12,8 @@ import jspec
 from jspec.config import EngineConfig
 from jspec.config.rope import Rope
 from jspec.loading import memory_budget
-from jspec.loading.context_length import LADDER, lengths_up_to, own_length, reproducible_length
-from jspec.loading.memory_budget import ModelMemory
+from jspec.loading.engine_config import own_length, reproducible_length
+from jspec.loading.memory_budget import LADDER, ModelMemory, lengths_up_to
 from jspec.models.cache_pools import gathers_pages
 
 LONG = dataclasses.replace(TARGET, max_position=131_072)

@@ -11,7 +11,7 @@ from tiny import SMALL, tiny_checkpoint
 import convert
 import jspec
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.loading.pair import build_draft_module
+from jspec.loading.modules import build_draft_module
 from jspec.models import build
 
 K3 = jspec.Speculation(num_draft_tokens=3)

@@ -13,12 +13,10 @@ from disturbances import calls_of_any_length, preempting, serve
 from jspec.config import EngineConfig
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
-from jspec.engine.frontend import Frontend
 from jspec.engine.request import ActiveRequest, Request
 from lossless.distributions import Grammar, Warp
 from lossless.rounds import deal
 from lossless.steps import Ask, K, N, Program, Tally, tally
-from lossless.table_model import V
 
 SLOTS = 13
 
@@ -78,7 +76,7 @@ def engine(program: Program, tables, reproducible: bool) -> Engine:
         return program.drafter(target, model, drafts)
 
     drafts = draft if program.method == "draft_model" else None
-    return Engine(target, drafts, Decoding(make, program.verify), config(reproducible), frontend=Frontend(None, V))
+    return Engine(target, drafts, Decoding(make, program.verify), config(reproducible))
 
 
 def play(serving: Engine, samples: int, seed: int, asks: Sequence[Ask] = ASKS) -> list[Tally]:

@@ -18,7 +18,7 @@ from convert.cli import main as convert
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.config import Shards
 from jspec.engine.runner import shard_map
-from jspec.loading.pair import require_shards
+from jspec.loading.compatibility import require_shards
 from jspec.models import build, build_head
 from jspec.models.cache_pools import init_pool
 from jspec.models.kv_cache import PagedView

@@ -19,7 +19,7 @@ from tiny import ARCHITECTURES, tiny_checkpoint
 from tiny_heads import NO_EMBEDDING, eagle, speculators
 
 import jspec
-from jspec.checkpoints.checkpoint import load_folder
+from convert.folders import load_folder
 from jspec.checkpoints.huggingface.families import FAMILIES
 from jspec.models import Decoder, build
 from jspec.models.cache_pools import init_cache

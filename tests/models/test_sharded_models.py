@@ -12,7 +12,7 @@ from flax import nnx
 from tiny import ARCHITECTURES, tiny_checkpoint
 
 import jspec
-from jspec.checkpoints.checkpoint import load_folder
+from convert.folders import load_folder
 from jspec.config import Experts, Latent, ModelConfig, Shards, shards_of
 from jspec.config.sharding import AXIS, VOCABULARY_GROUP
 from jspec.models import Decoder, build, causal_logits, flat_params

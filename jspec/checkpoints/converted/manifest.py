@@ -80,28 +80,6 @@ def _are_numbers(scales: Any) -> bool:
     return all(isinstance(values, list) and all(type(number) is float for number in values) for values in lists)
 
 
-def check(path: str | os.PathLike) -> list[str]:
-    """One sentence for each damaged, missing or extra file of a converted folder, after every file was hashed again.
-
-    An empty list means that the folder is what was written.
-
-    Raises:
-      Refusal: ``path`` is no converted folder.
-
-    Example::
-
-        assert check("path/to/converted") == []  # every file is as it was written
-    """
-    folder = Folder(path)
-    if not folder.has(NAME):
-        raise Refusal(f"{folder.given}/{NAME}: missing, so this is no converted folder")
-    try:
-        manifest = read_manifest(folder)
-    except Refusal as refusal:
-        return [str(refusal)]
-    return list(_problems(folder, manifest, hash_all=True))
-
-
 def require_whole(folder: Folder, manifest: dict[str, Any], hash_all: bool = False):
     """Raise a ``Refusal`` unless a converted folder holds exactly the files of its manifest.
 
@@ -115,13 +93,13 @@ def require_whole(folder: Folder, manifest: dict[str, Any], hash_all: bool = Fal
     Raises:
       Refusal: a file is damaged, missing, or not in the manifest.
     """
-    problems = list(_problems(folder, manifest, hash_all))
+    problems = list(problems_of(folder, manifest, hash_all))
     if problems:
         more = f" ({len(problems) - 1} more; jspec-convert --check names them all)" if len(problems) > 1 else ""
         raise Refusal(f"{problems[0]}{more}; {AGAIN}")
 
 
-def _problems(folder: Folder, manifest: dict[str, Any], hash_all: bool) -> Iterator[str]:
+def problems_of(folder: Folder, manifest: dict[str, Any], hash_all: bool) -> Iterator[str]:
     """One sentence for each problem: missing files first, then unexpected ones, then damaged ones."""
     expected, sizes, present = manifest["files"], manifest.get("sizes") or {}, file_names(folder.root)
     digests = folder.digests or {}

@@ -2,12 +2,11 @@
 
 import contextlib
 import dataclasses
-import gc
 import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import ml_dtypes  # noqa: F401 (lets NumPy know bfloat16 and float8_e4m3fn by their names)
 import numpy as np
@@ -21,9 +20,6 @@ METADATA = "_METADATA"  # file with the names of the arrays
 HEADER = ".zarray"  # file with shape and dtype, in the folder of each array
 DTYPES = ("<f4", "<f2", "bfloat16", "|i1", "|u1", "float8_e4m3fn", "<i4", "<u4")
 MAX_REASON = 300  # characters
-
-T = TypeVar("T")
-
 
 Check = Callable[[str, memoryview], None]  # (name of a file in the folder, its bytes); raises a Refusal
 
@@ -119,30 +115,6 @@ def stored_arrays(folder: Folder, path: str) -> dict[str, StoredArray]:
         where = f"{folder.given}/{path}"
         raise Refusal(f"{where}: {METADATA} and the folders disagree about {name!r}; convert the checkpoint again")
     return {name: _stored_array(folder, f"{path}/{name}") for name in present}
-
-
-def quietly(function: Callable[[], T], refusal: Callable[[Exception], Exception]) -> T:
-    """The result of ``function``, during which Orbax, TensorStore and asyncio log nothing.
-
-    These libraries raise exceptions of many kinds, and log the same failure besides. Here a failure is reported once.
-
-    Args:
-      function: what to call.
-      refusal: makes the exception to raise from the one that ``function`` raised, or returns the same one. A ``Refusal``
-        that ``function`` raises is raised unchanged.
-    """
-    with quiet(("absl", "asyncio"), logging.CRITICAL + 1):
-        try:
-            return function()
-        except Refusal as error:
-            failure: Exception = error.with_traceback(None)
-        except Exception as error:
-            failure = refusal(error)
-            if failure is error:
-                raise
-        failure.__context__ = failure.__cause__ = None
-        gc.collect()  # asyncio logs the failure of an abandoned task when the task is collected, so collect it silenced
-    raise failure
 
 
 def _listed_names(metadata: Any) -> set[str]:

@@ -8,7 +8,6 @@ fp8_numbers.py    FP8 tensors, of which no number is NaN
 ranges.py         parts of an array in a file
 pickles.py        ``torch.save`` files, read without unpickling them in this process
 unpickle/         the process that interprets them
-gguf.py           GGUF files, which are refused
 tiktoken.py       vocabularies of tiktoken, which are refused
-refusal.py        the exceptions ``Refusal`` and ``Mismatch``
+refusal.py        the exceptions ``Refusal`` and ``Mismatch``, and the refusal of GGUF files
 """

@@ -5,9 +5,8 @@ import os
 import stat
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from jspec.checkpoints.files.gguf import refuse_gguf
 from jspec.checkpoints.files.json_files import MAX_BYTES, limit_of, parse_json, read_bytes, reason_of
-from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.refusal import Refusal, refuse_gguf
 
 
 class Folder:

@@ -9,8 +9,7 @@ from typing import Any
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
-from jspec.checkpoints.files.gguf import refuse_gguf
-from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.refusal import Refusal, refuse_gguf
 from jspec.checkpoints.files.tiktoken import refuse_tiktoken
 from jspec.checkpoints.huggingface.families import FAMILIES, MODEL_TYPES, Family
 from jspec.checkpoints.huggingface.multimodal import WRAPPERS, module_names, text_fields

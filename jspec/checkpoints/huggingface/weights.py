@@ -9,11 +9,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jspec.checkpoints.files.folder import Folder
-from jspec.checkpoints.files.gguf import refuse_gguf
 from jspec.checkpoints.files.json_files import require_depth
 from jspec.checkpoints.files.pickles import read_pickle_header
 from jspec.checkpoints.files.ranges import Index, read_range
-from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.refusal import Refusal, refuse_gguf
 from jspec.checkpoints.files.tensor import STORED_DTYPES, RangedTensor, Tensor
 
 SINGLE = "model.safetensors"

@@ -100,12 +100,6 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
     return dataclasses.replace(layout, left_out=layout.left_out | left_out, notes=(*notes, *layout.notes))
 
 
-def describe(layout: Layout, target_name: str | None = None) -> str:
-    """One line for the user that says what was recognised; ``target_name`` is the target that the checkpoint names."""
-    target = f", verifier {target_name}" if target_name else ""
-    return f"recognised: {layout.label}, {layout.config.summary}{target}"
-
-
 def _dequantized(
     folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions
 ) -> tuple[Fields, Replaced]:

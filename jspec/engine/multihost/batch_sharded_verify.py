@@ -50,10 +50,6 @@ class BatchSharding:
             return None
         return BatchSharding(shards, B // shards.count, getattr(target, "peers", None))
 
-    def logits(self, target: Any, hidden) -> jax.Array:
-        """The logits of this device's rows, ``[B, T, D] -> [B / n, T, V]``."""
-        return target.batch_sharded_logits(hidden)
-
     def local_rows(self, tree: Tree) -> Tree:
         """This device's rows of arrays ``[B, ...]``."""
         first = jax.lax.axis_index(self.shards.axis) * self.rows

@@ -29,7 +29,6 @@ class DeviceBatch:
     Args:
       builder: builds the step of every program.
       leaves: the arrays of the target, and those of the draft model.
-      draft_lengths: every K of rounds.
       workspace: memory for sums over GPUs by packets, if there are any.
 
     Attributes:
@@ -43,11 +42,9 @@ class DeviceBatch:
       is_wanted: whether anybody still waits for a compilation; the engine's thread replaces it.
     """
 
-    def __init__(
-        self, builder: StepBuilder, leaves: Leaves, draft_lengths: Sequence[int], workspace: Workspace | None = None
-    ):
+    def __init__(self, builder: StepBuilder, leaves: Leaves, workspace: Workspace | None = None):
         self.builder, self.leaves, self.sharding = builder, leaves, builder.sharding
-        self.programs = Programs(builder, leaves[0], draft_lengths)
+        self.programs = Programs(builder, leaves[0])
         self.group = None if self.sharding is None else group_of(self.sharding.mesh)
         self.is_wanted: Callable[[], bool] = lambda: True
         self.workspace = workspace

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jspec.config import EngineConfig
-from jspec.engine.adaptive.cost_table import RoundShape, drafts_of, round_shapes
+from jspec.engine.adaptive.cost_table import RoundShape, drafts_of
 from jspec.engine.aot_cache.costs import Seconds
 from jspec.engine.aot_cache.executables import ExecutableCache
 from jspec.engine.aot_cache.fingerprint import fingerprint
@@ -71,13 +71,15 @@ class ModelRunner:
     """
 
     def __init__(self, target: Any, draft_model: Any, decoding: Decoding, config: EngineConfig):
+        rereads = keeps_states(draft_model)
+        if rereads or keeps_states(target):
+            require_whole_chunks(config)
         drafter = decoding.make_drafter(target, draft_model)
         most, self.longest_text = drafter.num_draft_tokens, drafter.longest_text
         self.looks_ahead, self.slots_beyond = drafter.aux_layers is not None, drafter.slots_beyond
         target_leaves, merge_target = flatten(target)
         draft_leaves, merge_draft = flatten(draft_model)
         self._config, sharding = config, ProgramSharding.of(target, draft_model)
-        self.draft_lengths, self._budgets = tuple(decoding.draft_lengths or (most,)), decoding.budgets
         builder = StepBuilder(
             merge_target,
             merge_draft,
@@ -86,16 +88,14 @@ class ModelRunner:
             most=most,
             vocab_size=target.config.vocab_size,
             sharding=sharding,
-            estimates=any(isinstance(shape, tuple) for b in config.batch_buckets for shape in self.round_shapes(b)),
         )
-        self.num_draft_tokens, self.width = most, builder.width(most)
-        require_whole_chunks((target, draft_model), config)
+        self.num_draft_tokens, self.width, self.draft_lengths = most, builder.width(most), builder.draft_lengths
         if self.width <= most:
             raise ValueError(f"width={self.width}: expected at least num_draft_tokens + 1, which is {most + 1}")
         workspace = None
         if sharding is not None and config.peer_packets:
             workspace = sharding.workspace(target, draft_model, DTYPES[config.dtype])
-        self.batch = DeviceBatch(builder, (target_leaves, draft_leaves), self.draft_lengths, workspace)
+        self.batch = DeviceBatch(builder, (target_leaves, draft_leaves), workspace)
         # A process compiles for its own devices, so an executable is of no use to another process of the group.
         alone = self.batch.group is None
         cache = ExecutableCache(fingerprint(target, draft_model, decoding, config, most) if alone else None)
@@ -105,7 +105,7 @@ class ModelRunner:
         self._inputs = ProgramInputs(self.batch.programs, config, target.config.vocab_size)
         self._swaps = Swaps(self.batch, self._inputs)
         self.progress = WarmupProgress()
-        self.split_rounds = SplitRounds(self.batch, config, most, rereads=keeps_states(draft_model))
+        self.split_rounds = SplitRounds(self.batch, config, most, rereads)
 
     @property
     def swap_pages(self) -> int:
@@ -122,10 +122,6 @@ class ModelRunner:
         """How many snapshots fit into ``config.snapshot_space``; None without recurrent states of target or drafter."""
         bytes_of_one = self.batch.states_bytes
         return int(self._config.snapshot_space * GIB // bytes_of_one) if bytes_of_one else None
-
-    def round_shapes(self, bucket: int) -> list[RoundShape]:
-        """Every round shape of a program of so many rows, in ascending order of K."""
-        return round_shapes(self.draft_lengths, self._budgets, bucket)
 
     def compile_for(self, schedule: Schedule, shape: RoundShape):
         """Compile the programs that the schedule needs, which may take minutes. Nothing else changes."""
@@ -231,7 +227,7 @@ class ModelRunner:
         """
         self.progress.measuring = True
         try:
-            return round_costs(self.batch, self.draft_lengths, self.round_shapes)
+            return round_costs(self.batch)
         finally:
             self.progress.measuring = False
 
@@ -300,10 +296,9 @@ def keeps_states(model: Any) -> bool:
     return shapes is not None and has_states(shapes())
 
 
-def require_whole_chunks(models: Sequence[Any], config: EngineConfig):
-    """Raise a ValueError if recurrent states of a model would read prompts in chunks that end within their own."""
-    recurrent = any(map(keeps_states, models))
-    if recurrent and config.chunk % chunked.CHUNK and config.chunk < config.max_len:
+def require_whole_chunks(config: EngineConfig):
+    """Raise a ValueError if recurrent states would read prompts in chunks that end within their own."""
+    if config.chunk % chunked.CHUNK and config.chunk < config.max_len:
         raise ValueError(
             f"prefill_chunk={config.chunk}: expected a multiple of {chunked.CHUNK}, for models with gated delta nets; "
             "EngineConfig.for_target chooses one"

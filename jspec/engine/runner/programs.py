@@ -121,11 +121,11 @@ class Programs:
     grammar: dict[int, PackedProgram]
     finish: dict[tuple[int, bool], PackedProgram]
 
-    def __init__(self, builder: StepBuilder, target_leaves: Sequence[jax.Array], draft_lengths: Sequence[int]):
+    def __init__(self, builder: StepBuilder, target_leaves: Sequence[jax.Array]):
         self.most_admitted = min(MOST_ADMITTED, builder.config.max_batch)
         self.most_moved = min(MOST_MOVED, builder.config.pages_per_row)
         by_kind: dict[str, dict[Any, EngineProgram]] = {}
-        for kind, key, spec in (*_single(builder), *_of_rounds(builder, target_leaves, draft_lengths)):
+        for kind, key, spec in (*_single(builder), *_of_rounds(builder, target_leaves)):
             program = EngineProgram(spec, spec.function) if spec.example is None else PackedProgram(spec)
             by_kind.setdefault(kind, {})[key] = program
         for kind, programs in by_kind.items():
@@ -167,9 +167,7 @@ def _single(builder: StepBuilder) -> Iterator[tuple[str, Any, ProgramSpec]]:
         yield name, None, ProgramSpec(name, sharding.copy_program(name, function) if sharding else function, STATE)
 
 
-def _of_rounds(
-    builder: StepBuilder, target_leaves: Sequence[jax.Array], draft_lengths: Sequence[int]
-) -> Iterator[tuple[str, Any, ProgramSpec]]:
+def _of_rounds(builder: StepBuilder, target_leaves: Sequence[jax.Array]) -> Iterator[tuple[str, Any, ProgramSpec]]:
     """The table of rounds and of their parts."""
     config, width, suffixes = builder.config, builder.width(builder.most), ((False, ""), (True, "_processing"))
 
@@ -180,7 +178,7 @@ def _of_rounds(
 
     for b in config.batch_buckets:
         call, tokens, drafts, verified = DecodeRows.of(config, b, [], [], 1), b * width, ("drafts", b), ("verified", b)
-        for K in draft_lengths:
+        for K in builder.draft_lengths:
             for R in builder.decoding.budgets(b, K):
                 name = f"decode_{b}_rows_{K}_drafts" + ("" if R is None else f"_{R}_tokens")
                 rounds = functools.partial(builder.rounds, K=K, budget=R)

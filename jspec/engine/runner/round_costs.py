@@ -2,7 +2,6 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -20,24 +19,17 @@ TIMED_CALLS = 5  # of a decode program, when its cost is measured
 LONGEST_TEXT = 1024  # tokens; texts that fill a long context would make attention most of every measured round
 
 
-def round_costs(
-    batch: DeviceBatch, draft_lengths: tuple[int, ...], round_shapes: Callable[[int], Sequence[RoundShape]]
-) -> Seconds:
+def round_costs(batch: DeviceBatch) -> Seconds:
     """Rows of each decode program -> round shape -> seconds per round, as an earlier process has cached or measured now.
 
-    Measuring overwrites the contents of all pages.
-
-    Args:
-      batch: an idle batch.
-      draft_lengths: every K of rounds.
-      round_shapes: number of rows -> every round shape of a program of so many.
+    The batch is idle. Measuring overwrites the contents of all pages.
     """
     builder, config = batch.builder, batch.builder.config
-    shapes = {b: round_shapes(b) for b in config.batch_buckets}
+    shapes = {b: builder.round_shapes(b) for b in config.batch_buckets}
     arrays = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in batch.leaves]
     method = type(builder.step(batch.leaves, builder.most).drafter).__name__
     shards = batch.sharding and batch.sharding.shards
-    key = method, builder.decoding.rule, config, draft_lengths, arrays, shards
+    key = method, builder.decoding.rule, config, builder.draft_lengths, arrays, shards
 
     def measure():
         return {b: {shape: measured(batch, b, shape) for shape in shapes[b]} for b in shapes}

@@ -164,7 +164,8 @@ class DecodeStep:
         proposal, hidden, features, view = verified
         sharding = BatchSharding.of(self.target, hidden)
         local: Any = (lambda tree: tree) if sharding is None else sharding.local_rows
-        logits = self.target.logits(hidden) if sharding is None else sharding.logits(self.target, hidden)
+        target: Any = self.target
+        logits = target.logits(hidden) if sharding is None else target.batch_sharded_logits(hidden)
         if view is not None:
             logits = view.to_rows(logits)
         # The rule depends on these fields of the rows alone.

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jspec.config import EngineConfig
+from jspec.engine.adaptive.cost_table import RoundShape, budget_of, round_shapes
 from jspec.engine.decoding import Decoding
 from jspec.engine.round_log import CallLogs
 from jspec.engine.runner.shard_map import ProgramSharding
@@ -37,7 +38,6 @@ class StepBuilder:
       most: K, the most drafts of a round: the drafter's own number.
       vocab_size: V of the target.
       sharding: how programs run on several devices; None on one.
-      estimates: whether any verification budget is a number, so that the state has acceptance statistics.
     """
 
     merge_target: Callable[[Sequence[jax.Array]], Any]
@@ -47,7 +47,15 @@ class StepBuilder:
     most: int
     vocab_size: int
     sharding: ProgramSharding | None = None
-    estimates: bool = False
+
+    @property
+    def draft_lengths(self) -> tuple[int, ...]:
+        """Every K of rounds."""
+        return tuple(self.decoding.draft_lengths or (self.most,))
+
+    def round_shapes(self, rows: int) -> list[RoundShape]:
+        """Every round shape of a program of so many rows, in ascending order of K."""
+        return round_shapes(self.draft_lengths, self.decoding.budgets, rows)
 
     def width(self, K: int) -> int:
         """How many query tokens the target reads for each row in a round of K drafts."""
@@ -160,7 +168,8 @@ class StepBuilder:
 
     def empty_state(self, leaves: Leaves) -> DecodeState:
         """An empty batch; not for a trace."""
-        step = self.step(leaves, self.most)
+        step, buckets = self.step(leaves, self.most), self.config.batch_buckets
+        budgeted = any(budget_of(shape) is not None for b in buckets for shape in self.round_shapes(b))
 
         def make() -> DecodeState:
             return init_state(
@@ -170,7 +179,7 @@ class StepBuilder:
                 DTYPES[self.config.dtype],
                 num_rows=self.config.num_rows,
                 vocab_size=self.vocab_size,
-                estimates=self.estimates,
+                estimates=budgeted,  # acceptance statistics, by which the tokens of a budget are shared out
                 width=self.width(self.most),
             )
 

@@ -17,7 +17,8 @@ from tiny import SMALL, tiny_config, write_weights
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
-from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
+from convert.folders import read_draft_config
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.huggingface.config import read_config

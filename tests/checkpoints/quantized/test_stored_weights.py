@@ -22,8 +22,9 @@ from tiny import ARCHITECTURES, SMALL
 
 import jspec
 from convert import convert, load_draft, load_folder
+from convert.folders import read_draft_config
 from convert.verify import compare
-from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.models.params import abstract_params
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"

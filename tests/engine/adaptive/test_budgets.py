@@ -145,7 +145,7 @@ class TestChoice:
         monkeypatch.setattr(speculation, "BUDGETS", (1.5, 2))
         how = {"num_draft_tokens": "auto", "max_draft_tokens": K} if K_too else {}
         engine = engine_of("draft_model", verify_budget="auto", **how)
-        ways = engine.runner.round_shapes(CONFIG.max_batch)
+        ways = engine.runner.batch.builder.round_shapes(CONFIG.max_batch)
         assert {(4, 5), (4, 6), 4} <= set(ways)
         engine.loop.controller = controller = Controller(
             {CONFIG.max_batch: {way: 1.0 if isinstance(way, tuple) else 1.6 for way in ways}}

@@ -48,7 +48,7 @@ def batch_sharded() -> jspec.LLM:
         return tuple(one and dataclasses.replace(one, batch_sharded_from=0) for one in shards_of(*args))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jspec.api.shards_of", shards)
+        patch.setattr("jspec.loading.plan.shards_of", shards)
         return jspec.load(FAMILY / "target", FAMILY / "eagle3", tensor_parallel=2, **SMALL)
 
 

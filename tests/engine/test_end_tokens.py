@@ -6,7 +6,7 @@ import types
 import pytest
 from engines import TARGET
 
-from jspec import llm as llm_module
+from jspec.engine.frontend import end_tokens
 
 
 @pytest.mark.parametrize(
@@ -16,5 +16,5 @@ from jspec import llm as llm_module
 def test_the_tokenizers_own_end_token_ends_a_text(known, own, expected):
     """As in vLLM; some checkpoints name it in tokenizer_config.json alone. One outside of the vocabulary cannot come."""
     config = dataclasses.replace(TARGET, eos_token_ids=known)
-    assert llm_module._end_tokens(config, types.SimpleNamespace(eos_token_id=own)) == expected
-    assert llm_module._end_tokens(config, None) == known
+    assert end_tokens(config, types.SimpleNamespace(eos_token_id=own)) == expected
+    assert end_tokens(config, None) == known
