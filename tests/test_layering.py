@@ -242,7 +242,7 @@ def test_no_part_imports_itself_by_way_of_others():
 
 def test_a_circle_is_seen():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [{"b", "c"}]
-    assert "pallas.dispatch" in imports_of_jspec()["pallas.attention.paged"]
+    assert "pallas.dispatch" in imports_of_jspec()["pallas.attention.table"]
 
 
 def test_nothing_of_jspec_imports_other_packages_of_the_repository():

@@ -10,7 +10,8 @@ from flax import nnx
 from jspec.models.layers import Linear
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
-from jspec.pallas.matmul.table import TABLE, Product, explain
+from jspec.pallas.dispatch import explain
+from jspec.pallas.matmul.table import TABLE, Product
 
 
 def kernels_of(model: Any, tokens: int) -> Iterator[str]:
@@ -20,7 +21,7 @@ def kernels_of(model: Any, tokens: int) -> Iterator[str]:
     for name, product in _products(model, tokens):
         if (key := (name, product.weight.shape, product.stored)) not in seen:
             seen.add(key)
-            *refused, (row, _) = explain(product).items()
+            *refused, (row, _) = explain(TABLE, product).items()
             stored = {row.name for row in TABLE if product.stored in row.weights}
             reasons = "".join(f', not by "{other}" ({why})' for other, why in refused if other in stored)
             yield f'{name} {list(product.weight.shape)} in {product.stored} by "{row}"{reasons}'

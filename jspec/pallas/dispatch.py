@@ -1,16 +1,19 @@
 """Kernel or reference implementation, decided when a program is lowered, by the platform that it is lowered for."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import jax
 
 _HOPPER = "H100", "H200", "H800", "H20", "GH200"
 
 
-def by_platform(kernel: Callable, reference: Callable, *args):
-    """``kernel(*args)`` in a program for an NVIDIA GPU, ``reference(*args)`` in any other."""
-    return jax.lax.platform_dependent(*args, cuda=kernel, default=reference)
+def by_platform(kernel: Callable, reference: Callable, *args, supported: bool = True):
+    """``kernel(*args)`` in a program for an NVIDIA GPU, ``reference(*args)`` in any other, or in all if the kernel does not
+    support the arguments."""
+    return jax.lax.platform_dependent(*args, cuda=kernel, default=reference) if supported else reference(*args)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -29,3 +32,51 @@ def on_hopper() -> bool:
     """Whether programs are lowered for a Hopper GPU: the device of the mesh in use, or else the default one, is one."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None) or jax.devices()[0]
     return any(name in device.device_kind for name in _HOPPER)
+
+
+class Row:
+    """A row of a table of kernels: a way to compute some cases, each described by one or more arguments."""
+
+    name: str
+
+    def conditions(self, *case) -> Iterator[tuple[bool, str]]:
+        """What the row asks of a case: whether that is so, and what to say if it is not."""
+        raise NotImplementedError
+
+    def refusal(self, *case) -> str | None:
+        """Why the row is not for a case in programs for this machine's GPU, in words; None if it is."""
+        return next((reason for holds, reason in self.conditions(*case) if not holds), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelRow(Row):
+    """A row for one kernel, with its conditions as a function."""
+
+    name: str
+    kernel: Callable
+    asks: Callable[..., Iterator[tuple[bool, str]]]
+
+    def conditions(self, *case) -> Iterator[tuple[bool, str]]:
+        return self.asks(*case)
+
+    def serves(self, *case) -> bool:
+        """Whether the kernel can be used for a case."""
+        return self.refusal(*case) is None
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def row_of(table: Sequence[AnyRow], case) -> AnyRow:
+    """The first row of a table that serves a case."""
+    return next(row for row in table if row.refusal(case) is None)
+
+
+def explain(table: Sequence[Row], case) -> dict[str, str | None]:
+    """For each row of a table up to the one that serves a case, by its name: why it does not; None for the last one."""
+    found: dict[str, str | None] = {}
+    for row in table:
+        found[row.name] = row.refusal(case)
+        if found[row.name] is None:
+            break
+    return found

@@ -28,9 +28,9 @@ from jspec.models.heads.eagle import LayeredHead, init_embedding
 from jspec.models.kv_cache import PagedView
 from jspec.models.layers import Linear, Norm
 from jspec.models.w8a8 import with_quantized_inputs
-from jspec.pallas.attention.prefill_sm90 import prefill_attention
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.table import paged_attention
 from jspec.pallas.matmul import matmul
 
 
@@ -61,7 +61,7 @@ class BlockView(PagedView):
             newest = jnp.max(jnp.where(valid, last, -1), axis=1, keepdims=True)
             last = jnp.broadcast_to(newest, last.shape)
             spec = dataclasses.replace(spec, window=None if spec.window is None else spec.window + n)
-        return prefill_attention(q[:, -n:], kv.k, kv.v, PagedQueries(self.table, last, valid), spec), kv
+        return paged_attention(q[:, -n:], kv.k, kv.v, PagedQueries(self.table, last, valid), spec), kv
 
 
 class MarkovHead(nnx.Module):

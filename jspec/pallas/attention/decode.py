@@ -25,23 +25,15 @@ from jspec.pallas.attention.flash import (
     times_value_scale,
 )
 from jspec.pallas.attention.fp8 import KVScales, decode_in_kernel, encode_in_kernel, token_scales
-from jspec.pallas.attention.paged import has_kernel, in_slots
+from jspec.pallas.attention.paged import in_slots
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries, RaggedLayout
 from jspec.pallas.attention.tiling import AttentionTiling, tiling_of, tiling_of_bytes
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 
-_MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well
+MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well
 _RAGGED_QUERIES = 16  # of an instance in a ragged view, where most rows have few tokens: empty instances end at once
-
-
-def has_decode_attention_kernel(qkv, pool, T: int | None = None) -> bool:
-    """Whether the kernel can be used for stacked queries, keys and values ``[B, T, N + 2G, H]`` and such a pool. A
-    ragged view gives T as an argument."""
-    T, G = T or qkv.shape[1], pool.shape[0]
-    R = qkv.shape[2] // G - 2
-    return has_kernel(qkv, pool) and T * R <= _MOST_QUERIES
 
 
 @functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace

@@ -19,25 +19,11 @@ from jspec.pallas.attention.flash import (
     tile_loader,
     times_value_scale,
 )
-from jspec.pallas.attention.fp8 import STORED, KVScales
+from jspec.pallas.attention.fp8 import KVScales
 from jspec.pallas.attention.reference import causal_mask, grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling, tiling_of
-from jspec.pallas.dispatch import by_platform
 from jspec.pallas.triton import broadcast_columns, line_indices
-
-
-def paged_attention(
-    q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec, scales: KVScales | None = None
-) -> jax.Array:
-    """``paged_attention_reference``, and on an NVIDIA GPU the kernel, which reads only live slots.
-
-    The kernel is for bfloat16 and float32, and for head dimensions that are powers of two in 16..512. Other models run
-    the reference implementation, on a GPU as well."""
-    args = q, k_pool, v_pool, queries, spec, scales
-    if not has_kernel(q, k_pool):
-        return paged_attention_reference(*args)
-    return by_platform(paged_attention_kernel, paged_attention_reference, *args)
 
 
 def paged_attention_reference(
@@ -84,11 +70,6 @@ def gather_scales(scales: KVScales | None, table) -> KVScales | None:
     if scales is None or not scales.of_tokens:
         return scales
     return jax.tree.map(lambda pool: gather_pages(pool[..., None], table)[..., 0], scales)
-
-
-def has_kernel(q, pool) -> bool:
-    """Whether the kernels support queries and pools like these."""
-    return pool.dtype in (q.dtype, STORED) and tiling_of(q.dtype, q.shape[-1]) is not None
 
 
 @functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace

@@ -32,7 +32,7 @@ def rope_and_write_kv_kernel(
     """Rotated queries, and pools with the rotated keys and the values of T new tokens of each row.
 
     The kernel of ``PagedView.rope_and_write_kv`` (``jspec.models.kv_cache``), for queries and pools of which
-    ``paged.has_kernel`` is true.
+    ``ROPE_AND_WRITE_KV`` (``jspec.pallas.attention.table``) serves them.
 
     Args:
       qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated.

@@ -11,22 +11,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.attention.fp8 import STORED, KVScales, decode_in_kernel
+from jspec.pallas.attention.fp8 import KVScales, decode_in_kernel
 from jspec.pallas.attention.paged import in_slots
 from jspec.pallas.attention.pages_in_use import max_prefill_pages, pages_in_use
-from jspec.pallas.attention.prefill_sm90 import has_prefill_kernel, prefill_attention_kernel
+from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.triton import block_ids, broadcast_columns, kernel_call, line_indices
 
 _SLOTS, _WARPS = 64, 4  # of a program instance
-
-
-def has_widened_attention_kernel(q, pool, queries: PagedQueries, spec: AttentionSpec) -> bool:
-    """Whether the kernels support queries and a pool of bytes like these."""
-    (B, T, *_), (G, _, P, H), M = q.shape, pool.shape, queries.table.shape[1]
-    fits = max_prefill_pages(B, T, M, P) * P * G * H < 2**31
-    wide = jax.ShapeDtypeStruct(pool.shape, q.dtype)
-    return pool.dtype == STORED and fits and spec.softcap is None and has_prefill_kernel(q, wide)
 
 
 @functools.partial(jax.jit, static_argnames=("num_stages", "instances", "interpret"))  # layers share one trace

@@ -27,7 +27,7 @@ from latent_prefill import (
 from jspec.config import EngineConfig
 from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.mla.prefill import (
-    has_up_projected_attention_kernel,
+    UP_PROJECTED,
     max_prefill_pages,
     pages_in_use,
     up_projected_attention,
@@ -145,8 +145,9 @@ def test_a_prefill_batch_stays_below_max_prefill_pages(segments):
     ],
     ids=str,
 )
-def test_which_shapes_have_the_kernel(shape, known):
-    assert has_up_projected_attention_kernel(*shapes(**shape)) == known
+def test_which_shapes_have_the_kernel(shape, known, monkeypatch):
+    monkeypatch.setattr("jspec.pallas.mla.prefill.on_hopper", lambda: True)
+    assert UP_PROJECTED.serves(*shapes(**shape)) == known
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.mla.attention import latent_attention_kernel, latent_attention_reference
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_write_kv_kernel
-from jspec.pallas.mla.prefill import has_up_projected_attention_kernel, up_projected_attention
+from jspec.pallas.mla.prefill import UP_PROJECTED, up_projected_attention
 from jspec.pallas.mla.up_project import up_project_kernel, up_project_reference
 
 OF_LATENTS = KVScales(np.array([SCALE]), None)
@@ -222,10 +222,11 @@ def test_a_round_lowers_for_cuda(B, T, dtype, kind):
 
 
 @KINDS
-def test_prefill_lowers_for_hopper(kind):
+def test_prefill_lowers_for_hopper(kind, monkeypatch):
+    monkeypatch.setattr("jspec.pallas.mla.prefill.on_hopper", lambda: True)
     q, _, queries, maps = prefill.shapes()
     kv = rounded_pool(64, 16, kind=kind)
-    assert has_up_projected_attention_kernel(q, kv.k, queries, maps)
+    assert UP_PROJECTED.serves(q, kv.k, queries, maps)
     args = q, kv.k, queries, maps, kv.scales
     text = for_cuda(functools.partial(up_projected_attention, scale=0.1), args)
     assert kernels_of(text) == ["up_project"] * 2
