@@ -209,6 +209,10 @@ class Prompt:
     view: PagedView
     text: Text | None = None
 
+    def view_before(self, max_position: int) -> PagedView:
+        """``view`` without the tokens at positions that a drafter does not have: these are not read."""
+        return dataclasses.replace(self.view, valid=self.view.valid & (self.view.positions < max_position))
+
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
@@ -288,16 +292,6 @@ class Drafter(Protocol):
     def propose(self, state: Any, context: Context) -> tuple[Any, Proposal]:
         """Draft up to ``context.room`` tokens in each row; returns the new state and the drafts."""
         ...
-
-
-class Drawn:
-    """The number of drafts of a drafter whose drafts are drawn as ``speculation`` says."""
-
-    speculation: Speculation
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.speculation.most_draft_tokens
 
 
 class Stateless:
