@@ -29,6 +29,12 @@ class Texts(NamedTuple):
     weight: Any
 
 
+def advanced(rows: VerifyRows, accepted) -> tuple[jnp.ndarray, jnp.ndarray]:
+    """``accepted`` and ``half`` of the next pass, if so many tokens of this one, int32 ``[B]``, are committed."""
+    ran = rows.tokens > 0
+    return jnp.where(ran, accepted, rows.accepted), jnp.where(ran, 1 - rows.half, rows.half)
+
+
 def random_texts(R: int, N: int, seed: int, heads: DeltaHeads = HEADS, dtype="float32") -> Texts:
     """Texts whose decays go from almost none to exp(-20) a token."""
     rng = np.random.default_rng(seed)
@@ -134,7 +140,7 @@ class Decoder:
             for b, r in enumerate(order):
                 outputs[r, done[r] : done[r] + stand[r]] = o[b, : stand[r]]
             done = done + stand
-            new = rows.advanced(jnp.asarray(stand[order], jnp.int32))
+            new = advanced(rows, jnp.asarray(stand[order], jnp.int32))
             accepted, half = (old.at[order].set(x) for old, x in zip((accepted, half), new, strict=True))
         return outputs, np.asarray(state.S)[R - 1 :: -1][:R]
 
