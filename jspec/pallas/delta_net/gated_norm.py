@@ -14,7 +14,7 @@ def gated_norm(o, z, weight, eps: float):
 
     Args:
       o: ``[..., Nv, Dv]``, outputs of the recurrence.
-      z: ``[..., Nv, Dv]``, of ``Projected``.
+      z: ``[..., Nv, Dv]``, the gate.
       weight: ``[Dv]``.
       eps: added to the mean square.
     """

@@ -62,9 +62,8 @@ def tiling_of(Nv: int, Dv: int) -> PrefillTiling:
 def prefill(state: DeltaState, rows: PrefillRows, qkv, g, beta) -> tuple[jax.Array, DeltaState]:
     """``prefill_reference``, and on an NVIDIA GPU the kernels, which are for sizes of keys and values that are powers of
     two."""
-    if not has_kernel(*state.S.shape[2:]):
-        return prefill_reference(state, rows, qkv, g, beta)
-    return by_platform(prefill_kernel, prefill_reference, state, rows, qkv, g, beta)
+    supported = has_kernel(*state.S.shape[2:])
+    return by_platform(prefill_kernel, prefill_reference, state, rows, qkv, g, beta, supported=supported)
 
 
 def prefill_reference(state: DeltaState, rows: PrefillRows, qkv, g, beta) -> tuple[jax.Array, DeltaState]:

@@ -21,9 +21,8 @@ _WARPS = 4
 def absorb_queries(q, keys: Weight, rotation: Rotation) -> jax.Array:
     """``absorb_queries_reference``, and on an NVIDIA GPU the kernel for the few tokens of a round, or for a map with scales
     of groups and any number of tokens."""
-    if not has_kernel(q.shape[0] * q.shape[1], keys):
-        return absorb_queries_reference(q, keys, rotation)
-    return by_platform(absorb_queries_kernel, absorb_queries_reference, q, keys, rotation)
+    supported = has_kernel(q.shape[0] * q.shape[1], keys)
+    return by_platform(absorb_queries_kernel, absorb_queries_reference, q, keys, rotation, supported=supported)
 
 
 def absorb_queries_reference(q, keys: Weight, rotation: Rotation) -> jax.Array:

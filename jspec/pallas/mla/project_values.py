@@ -25,9 +25,8 @@ def project_values(attended, values: Weight) -> jax.Array:
     """``project_values_reference``, and on an NVIDIA GPU the kernel for a map with scales of groups.
 
     XLA multiplies other maps in one launch. Of one with groups it would write a dequantised copy."""
-    if not values.in_groups:
-        return project_values_reference(attended, values)
-    return by_platform(project_values_kernel, project_values_reference, attended, values)
+    supported = values.in_groups
+    return by_platform(project_values_kernel, project_values_reference, attended, values, supported=supported)
 
 
 def project_values_reference(attended, values: Weight) -> jax.Array:
