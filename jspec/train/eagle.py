@@ -150,6 +150,10 @@ class ConditionalDrop(DraftVocabulary, DraftObjective):
     floor: float = 0.2
     decay: float = 0.8
 
+    def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+        start, constants = super().start(params, target, tokens, key)
+        return start | {"mask_hidden": jax.random.normal(key, (self.config.feature_size,))}, constants
+
     def kept(self, n: int) -> tuple[int, ...]:
         """How many branches each depth keeps of the n that leave a text of n slots."""
         return tuple(math.ceil(n * max(self.keep**depth, self.floor)) for depth in range(self.depths))

@@ -23,11 +23,15 @@ class MedusaHead(nnx.Module):
         self.blocks = nnx.List([linear(D, D, bias=True) for _ in range(config.num_blocks)])
         self.head = linear(D, config.dimensions["Vd"]) if config.own_head else None
 
-    def __call__(self, hidden, shared):
-        """Logits ``[..., Vd]`` of hidden states ``[..., D]``; ``shared`` is the output head of heads that have none."""
+    def state(self, hidden):
+        """What its output head reads, ``[..., D]``, of the target's hidden states."""
         for block in self.blocks:
             hidden = hidden + jax.nn.silu(block(hidden))
-        return shared(hidden) if self.head is None else self.head(hidden)
+        return hidden
+
+    def __call__(self, hidden, shared):
+        """Logits ``[..., Vd]`` of hidden states ``[..., D]``; ``shared`` is the output head of heads that have none."""
+        return (shared if self.head is None else self.head)(self.state(hidden))
 
 
 class Medusa(nnx.Module):

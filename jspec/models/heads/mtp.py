@@ -46,24 +46,17 @@ class MTPHead(LayeredHead):
         self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
         self.draft_tokens = None  # before ``prepare``
 
-    def fuse(self, features):
-        """Return features of the target ``[..., D]`` unchanged; every layer has a map of its own to fuse them with."""
-        return features
-
     def __call__(self, embedded, features, positions, cache, view):
-        """Read T slots of each row by every layer; arguments as in ``jspec.models.protocols.DraftHead``.
-
-        Returns:
-          the hidden state of each slot ``[B, T, D]`` by the first layer, and the cache of all layers with the new
-          entries.
-        """
+        """Read T slots of each row by every layer; hidden states ``[B, T, D]`` are those of the first. See
+        ``jspec.models.protocols.DraftHead``."""
         hidden, cache = self.read(0, embedded, features, positions, cache, view)
         for k in range(1, len(self.layers)):
             _, cache = self.read(k, embedded, features, positions, cache, view)
         return hidden, cache
 
     def read(self, k: int, embedded, features, positions, cache, view):
-        """Read T slots of each row by layer k alone; the result is that of ``__call__`` for this layer."""
+        """Read T slots of each row by layer k alone: its hidden states ``[B, T, D]``, and the cache of all layers with its
+        new entries."""
         if self.config.mask_first:
             embedded = jnp.where(positions[:, :, None] == 0, jnp.zeros((), embedded.dtype), embedded)
         normed_inputs = [self.token_norms[k](embedded), self.feature_norms[k](features)]  # the embedding comes first
@@ -77,7 +70,3 @@ class MTPHead(LayeredHead):
         """``[..., D] -> [..., Vd]``, by the target's output head or a part of it."""
         hidden = hidden if self.config.norm_output else self.norms[0](hidden)
         return target.logits(hidden) if self.head is None else rows_of_target(self.head, hidden, target)
-
-    def recycle(self, hidden):
-        """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
-        return hidden

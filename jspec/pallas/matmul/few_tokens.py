@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.pallas.dispatch import differentiable
-from jspec.pallas.matmul.partial_sums import PartialSums
-from jspec.pallas.matmul.reference import cuts_of
+from jspec.pallas.matmul.partial_sums import PartialSums, in_splits
 from jspec.pallas.matmul.sm90_tiling import BLOCK, DEPTH_UNIT, LINES, TOKEN_UNIT, MosaicTiling, few_tokens_tiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
 from jspec.quantization.weight import Weight
@@ -72,6 +71,8 @@ def _kernel(x, weight: Weight, *, dtype, tiling: MosaicTiling) -> jax.Array | Pa
 def _reference(x, weight: Weight, *, dtype, split_inputs: int | None) -> jax.Array | PartialSums:
     if split_inputs is None:
         return weight_only_matmul_reference(x, weight, dtype)
-    cuts = cuts_of(x.shape[-1], split_inputs)
-    parts = (weight_only_matmul_reference(x[..., cut], weight.of_inputs(cut), jnp.float32) for cut in cuts)
-    return PartialSums(jnp.stack(list(parts), axis=-2))
+
+    def of(cut: slice) -> jax.Array:
+        return weight_only_matmul_reference(x[..., cut], weight.of_inputs(cut), jnp.float32)
+
+    return in_splits(of, x.shape[-1], split_inputs)
