@@ -70,9 +70,7 @@ class Eagle3Head(LayeredHead):
         aux_layers = range(config.num_aux_layers if config.norm_each_aux else 0)
         self.aux_norms = nnx.List([Norm(Dt, eps, dtype=dtype) for _ in aux_layers])
         rest = [Layer(c, i, dtype=dtype, rngs=rngs) for i in range(1, c.num_layers)]
-        self.layers: Any = nnx.List(
-            [FusedLayer(config, dtype=dtype, rngs=rngs), *rest]
-        )  # the first is of another class
+        self.layers: Any = nnx.List([FusedLayer(config, dtype=dtype, rngs=rngs), *rest])
         self.norm = Norm(D, eps, dtype=dtype) if config.norm_before_head else None
         self.head = linear(D, config.draft_vocab_size) if config.own_head else None
         self.draft_ids = nnx.Param(first_tokens(c.vocab_size, config.draft_vocab_size)) if config.reduced else None

@@ -25,7 +25,7 @@ from jspec.pallas.attention.flash import (
     times_value_scale,
 )
 from jspec.pallas.attention.fp8 import KVScales, decode_in_kernel, encode_in_kernel, token_scales
-from jspec.pallas.attention.paged import in_slots
+from jspec.pallas.attention.paged import as_pools, flat_pools, in_slots
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries, RaggedLayout
@@ -66,7 +66,7 @@ def decode_attention_kernel(
       attention ``[B, T, N, H]``, which is 0 for invalid tokens, the two pools, and scales if those are of tokens. With
       ``ragged`` attention is ``[1, Q, N, H]``, with arbitrary finite numbers in the padding.
     """
-    (heads, H), (G, pages, P, _) = qkv.shape[2:], k_pool.shape
+    (heads, H), (G, _, P, _) = qkv.shape[2:], k_pool.shape
     N, T, ragged_tokens = heads - 2 * G, queries.positions.shape[1], None if ragged is None else qkv.shape[1]
     if tiling is None:
         tiling = tiling_of(qkv.dtype, H) if scales is None else tiling_of_bytes(qkv.dtype, H, N // G, T)
@@ -74,8 +74,7 @@ def decode_attention_kernel(
     if ragged is not None:
         tiling = dataclasses.replace(tiling, queries=min(tiling.queries, _RAGGED_QUERIES))
     launch = AttentionLaunch.of(queries, N, k_pool, spec, tiling, ragged_tokens)
-    pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
-    last = queries.written_slots(P)
+    pools, last = flat_pools(k_pool, v_pool), queries.written_slots(P)
     angles, scales = rotation or (), in_slots(scales)
     updated = [*pools, *(scales if scales is not None and scales.of_tokens else ())]
     tokens = queries.table, last, spec.sinks, ragged and ragged.start
@@ -92,8 +91,7 @@ def decode_attention_kernel(
     )
     if ragged is not None and launch.num_splits > 1:
         out = ragged.from_rows(out)
-    k, v, *of_tokens = (array.reshape(k_pool.shape[: 2 + array.ndim - 1]) for array in written)
-    return (out, k, v, KVScales(*of_tokens)) if of_tokens else (out, k, v)
+    return out, *as_pools(written, k_pool)
 
 
 def _decode_split(

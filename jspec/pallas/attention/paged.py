@@ -85,15 +85,26 @@ def paged_attention_kernel(
     interpret=False,
 ):
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
-    (B, T, N, H), (G, pages, P, _) = q.shape, k_pool.shape
+    (B, T, N, H), P = q.shape, k_pool.shape[2]
     tiling = tiling or tiling_of(q.dtype, H)
     assert tiling is not None, f"no kernel for heads of {H} numbers in {q.dtype}"
     launch = AttentionLaunch.of(queries, N, k_pool, spec, tiling)
-    pools = (pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool))
     last = queries.last_slots(P)
-    args = q.reshape(B, T * N, H), *pools, in_slots(scales), queries.table, last, spec.sinks
+    args = q.reshape(B, T * N, H), *flat_pools(k_pool, v_pool), in_slots(scales), queries.table, last, spec.sinks
     (out,) = launch_attention(_attend_split, launch, args, last, q.dtype, tiling, interpret=interpret)
     return out
+
+
+def flat_pools(*pools) -> list[jax.Array]:
+    """Pools ``[G, pages, P, H]`` as kernels read them, by slots: ``[G, pages * P, H]``."""
+    return [pool.reshape(pool.shape[0], -1, pool.shape[-1]) for pool in pools]
+
+
+def as_pools(written, k_pool) -> tuple:
+    """What a kernel has written of ``flat_pools`` and of ``in_slots``: the pools in the shape of ``k_pool``, and as a third
+    one the scales if those are of tokens."""
+    k, v, *of_tokens = (array.reshape(k_pool.shape[: 1 + array.ndim]) for array in written)
+    return (k, v, KVScales(*of_tokens)) if of_tokens else (k, v)
 
 
 def in_slots(scales: KVScales | None) -> KVScales | None:

@@ -37,7 +37,7 @@ _COMPUTE_REGISTERS, _LOAD_REGISTERS = 224, 56
 
 @functools.partial(
     jax.jit, static_argnames=("pages_first", "num_stages", "instances", "interpret")
-)  # layers share one trace
+)  # one trace for layers
 def prefill_attention_kernel(
     q,
     k_pool,

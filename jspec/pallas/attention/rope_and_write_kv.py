@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.fp8 import KVScales, encode_in_kernel, token_scales
-from jspec.pallas.attention.paged import in_slots
+from jspec.pallas.attention.paged import as_pools, flat_pools, in_slots
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
 from jspec.pallas.attention.spec import PagedQueries
@@ -44,10 +44,9 @@ def rope_and_write_kv_kernel(
     Returns:
       queries ``[B, T, N, H]``, the two pools, and scales if those are of tokens.
     """
-    (B, T, heads, H), (G, pages, P, _) = qkv.shape, k_pool.shape
+    (B, T, heads, H), (G, _, P, _) = qkv.shape, k_pool.shape
     N, block = heads - 2 * G, min(_NUMBERS // H, pl.next_power_of_2(T))
-    pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
-    slot = tokens.written_slots(P)
+    pools, slot = flat_pools(k_pool, v_pool), tokens.written_slots(P)
     angles, scales = rotation or (), in_slots(scales)
     updated = [*pools, *(scales if scales is not None and scales.of_tokens else ())]
     q, *written = kernel_call(
@@ -66,9 +65,7 @@ def rope_and_write_kv_kernel(
         block=block,
         T=T,
     )
-    k, v, *of_tokens = (array.reshape(k_pool.shape[: 2 + array.ndim - 1]) for array in written)
-    q = q.reshape(B, T, N, H)
-    return (q, k, v, KVScales(*of_tokens)) if of_tokens else (q, k, v)
+    return q.reshape(B, T, N, H), *as_pools(written, k_pool)
 
 
 def _rope_and_write_kv(

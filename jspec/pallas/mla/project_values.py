@@ -13,11 +13,7 @@ from jspec.pallas.weights.head_maps import multiply_latents
 from jspec.pallas.weights.tiles import flat, has_factors, load_factors, load_numbers, places_of, shrink_of, tile_width
 from jspec.quantization.weight import Weight
 
-_TOKENS, _COLUMNS, _DEPTH = (
-    64,
-    32,
-    128,
-)  # of a tile of the product; of the numbers to be summed, those that share a scale
+_TOKENS, _COLUMNS, _DEPTH = 64, 32, 128  # of a tile; of the numbers to be summed, those that share a scale
 _WARPS = 4
 
 
