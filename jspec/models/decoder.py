@@ -103,7 +103,7 @@ class Decoder(nnx.Module):
         drafter = with_quantized_inputs(self, head=False)
         drafter.peers = self.peers = peers
         form = self.embedding_form if self.head is None else self.head.form
-        drafter.quantize_head_inputs = form is not None and form.kind == "int8" and self.norm is not None
+        drafter.quantize_head_inputs = form == format_of("int8") and self.norm is not None
         return with_draft_tokens(drafter)
 
     def embed(self, tokens):
@@ -116,7 +116,7 @@ class Decoder(nnx.Module):
             here = (rows >= 0) & (rows < self.embedding.shape[0])
             rows = jnp.where(here, rows, 0)
         found = self._stored_embedding[rows]
-        vectors = found.numbers if found.form is None else found.dequantize().astype(self.dtype)
+        vectors = found.numbers if found.is_plain else found.dequantize().astype(self.dtype)
         if self.shards is not None and here is not None:  # one shard has the token, and the others add zeros
             part = PartialSums(jnp.where(here[..., None], vectors, 0)[..., None, :], reduce_axis=self.shards.axis)
             vectors = reduce_with(self.peers, part, vectors.dtype)

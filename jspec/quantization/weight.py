@@ -65,6 +65,31 @@ class Weight:
         return *before, self.inputs
 
     @property
+    def kind(self) -> str:
+        """What it is: the kind of its format, or the dtype of its numbers if it has none."""
+        return self.numbers.dtype.name if self.form is None else self.form.kind
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is not quantised: its numbers are what it stands for."""
+        return self.form is None
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether each output channel has one scale."""
+        return self.form is not None and self.form.per_channel
+
+    @property
+    def zeros(self) -> bool:
+        """Whether groups have zeros of their own, beside their scales."""
+        return self.form is not None and self.form.zeros
+
+    @property
+    def group(self) -> int | None:
+        """How many inputs share a scale; None if all of an output channel do, or there are no scales."""
+        return None if self.form is None else self.form.group
+
+    @property
     def packed(self) -> bool:
         """Whether ``numbers`` are packed codes."""
         return self.form is not None and self.form.packed

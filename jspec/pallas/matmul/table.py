@@ -85,12 +85,6 @@ class Product(NamedTuple):
     allow_partial_sums: bool = False
 
     @property
-    def stored(self) -> str:
-        """What the weight is: the kind of its format, or its dtype if it has none."""
-        form = self.weight.form
-        return self.weight.numbers.dtype.name if form is None else form.kind
-
-    @property
     def activations(self) -> str:
         """The dtype of the numbers of x."""
         return (self.x.numbers if isinstance(self.x, QuantizedActivations) else self.x).dtype.name
@@ -101,9 +95,9 @@ def xla_matmul(product: Product) -> Any:
     x, weight, _, dtype, _ = product
     if isinstance(x, QuantizedActivations):
         return w8a8_matmul_reference(x, weight.numbers, weight.scale)
-    if weight.form is not None:
-        return weight_only_matmul_reference(x, weight, dtype)
-    return matmul_reference(x, weight.numbers, None if dtype == x.dtype else dtype)
+    if weight.is_plain:
+        return matmul_reference(x, weight.numbers, None if dtype == x.dtype else dtype)
+    return weight_only_matmul_reference(x, weight, dtype)
 
 
 _UNLIMITED = range(sys.maxsize)
@@ -145,7 +139,7 @@ class Row(dispatch.Row):
         """What the row asks of a product: whether that is so, and what to say if it is not."""
         tokens, numbers, inputs = math.prod(p.x.shape[:-1]), p.weight.numbers.size, p.x.shape[-1]
         yield p.activations in self.activations, f"x is {p.activations}, not {_any(self.activations)}"
-        yield p.stored in self.weights, f"the weight is {p.stored}, not {_any(self.weights)}"
+        yield p.weight.kind in self.weights, f"the weight is {p.weight.kind}, not {_any(self.weights)}"
         yield tokens in self.tokens, f"{tokens} tokens are not {_within(self.tokens)}"
         yield numbers in self.numbers, f"{numbers} numbers of the weight are not {_within(self.numbers)}"
         yield inputs in self.inputs, f"{inputs} inputs are not {_within(self.inputs)}"
