@@ -89,7 +89,7 @@ def at_limits(name: str) -> list[Case]:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_row_is_reached_and_products_at_its_limits_are_computed(name, monkeypatch):
     """By it or by another row, in the shape and the dtype that were asked for."""
-    assert row_of(EXAMPLES[name].product).name == name
+    assert row_of(TABLE, EXAMPLES[name].product).name == name
     monkeypatch.setattr(few_tokens, "LOWERS", MOSAIC)
     for case in dict.fromkeys(at_limits(name)):
         x, weight, bias, dtype, _ = case.product
@@ -114,7 +114,7 @@ def test_the_last_row_serves_every_product(weight, x):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_rows_for_hopper_serve_no_other_gpu(name, monkeypatch):
     monkeypatch.setattr(table, "on_hopper", lambda: False)
-    row = row_of(EXAMPLES[name].product)
+    row = row_of(TABLE, EXAMPLES[name].product)
     assert not row.hopper
     assert row.name == name or name in HOPPER_ONLY
 
