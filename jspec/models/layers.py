@@ -140,8 +140,16 @@ class Norm(nnx.Module):
         options = SumOptions(scale=scale)
         if out_norm is not None:
             options = SumOptions(out_norm.weight[...], out_norm._bias, scale)
-        how = self.eps, self.kind, self.quantize_outputs
-        return add_norm(x, y, self.weight[...], self._bias, *how, options)
+        return add_norm(
+            x,
+            y,
+            weight=self.weight[...],
+            bias=self._bias,
+            eps=self.eps,
+            kind=self.kind,
+            quantize=self.quantize_outputs,
+            options=options,
+        )
 
     @property
     def scale(self) -> jax.Array:

@@ -26,8 +26,9 @@ def w8a8_matmul(x: QuantizedActivations, weight, scale, allow_partial_sums: bool
     """``w8a8_matmul_reference`` of int8, and on an NVIDIA GPU the kernel.
 
     With ``allow_partial_sums`` the result may be partial sums, as many as the kernel's tiling has splits."""
-    functions = w8a8_matmul_kernel, w8a8_matmul_reference
-    return run_by_platform(*functions, x, weight, scale, allow_partial_sums=allow_partial_sums)
+    return run_by_platform(
+        w8a8_matmul_kernel, w8a8_matmul_reference, x, weight, scale, allow_partial_sums=allow_partial_sums
+    )
 
 
 def w8a8_matmul_reference(
