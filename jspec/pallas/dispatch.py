@@ -10,19 +10,27 @@ import jax
 _HOPPER = "H100", "H200", "H800", "H20", "GH200"
 
 
-def by_platform(kernel: Callable, reference: Callable, *args, supported: bool = True):
-    """``kernel(*args)`` in a program for an NVIDIA GPU, ``reference(*args)`` in any other, or in all if the kernel does not
-    support the arguments."""
+def by_platform(kernel: Callable, reference: Callable, *args, supported: bool = True, **options):
+    """``kernel`` of the arguments in a program for an NVIDIA GPU, and ``reference`` of them in any other, or in all if the
+    kernel does not support them."""
+    if options:
+        kernel, reference = (functools.partial(function, **options) for function in (kernel, reference))
     return jax.lax.platform_dependent(*args, cuda=kernel, default=reference) if supported else reference(*args)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def differentiable(kernel: Callable, reference: Callable, *args):
+def differentiable(kernel: Callable, reference: Callable, *args, **options):
     """``by_platform`` with the derivative of the reference implementation. A kernel by itself has none."""
+    if options:
+        kernel, reference = (functools.partial(function, **options) for function in (kernel, reference))
+    return _differentiable(kernel, reference, *args)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _differentiable(kernel: Callable, reference: Callable, *args):
     return by_platform(kernel, reference, *args)
 
 
-@differentiable.defjvp
+@_differentiable.defjvp
 def _(kernel: Callable, reference: Callable, primals, tangents):
     del kernel
     return jax.jvp(reference, primals, tangents)

@@ -79,8 +79,7 @@ def weight_only_tiling(tokens: int, outputs: int, inputs: int, bits: int, in_blo
 
 def weight_only_matmul(x, weight: Weight, dtype=jnp.float32):
     """``weight_only_matmul_reference``, and on an NVIDIA GPU the kernel, for x of bfloat16."""
-    products = (functools.partial(of, dtype=dtype) for of in (weight_only_matmul_kernel, weight_only_matmul_reference))
-    return differentiable(*products, x, weight)
+    return differentiable(weight_only_matmul_kernel, weight_only_matmul_reference, x, weight, dtype=dtype)
 
 
 def weight_only_matmul_reference(x, weight: Weight, dtype=jnp.float32):

@@ -54,11 +54,9 @@ def latent_attention(
 
     The kernel is for bfloat16 and float32, and for latents and rotated keys whose sizes are powers of two of at least
     16; that of latents is at most 512. Other models run the reference implementation, on a GPU as well."""
-    kernel, reference = (
-        functools.partial(f, rank=rank, scale=scale) for f in (latent_attention_kernel, latent_attention_reference)
-    )
-    args = q, pool, queries, scales
-    return by_platform(kernel, reference, *args, supported=IN_PAGES.serves(q, pool, rank))
+    args, supported = (q, pool, queries, scales), IN_PAGES.serves(q, pool, rank)
+    functions = latent_attention_kernel, latent_attention_reference
+    return by_platform(*functions, *args, supported=supported, rank=rank, scale=scale)
 
 
 def latent_attention_reference(

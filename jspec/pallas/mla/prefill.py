@@ -25,10 +25,8 @@ def up_projected_attention(
     q, pool, queries: PagedQueries, maps: HeadMaps, scales: KVScales | None = None, *, scale: float
 ) -> jax.Array:
     """``up_projected_attention_reference``, and on a Hopper GPU ``up_projected_attention_kernel``."""
-    kernel, reference = (
-        functools.partial(f, scale=scale) for f in (up_projected_attention_kernel, up_projected_attention_reference)
-    )
-    return by_platform(kernel, reference, q, pool, queries, maps, scales)
+    functions = up_projected_attention_kernel, up_projected_attention_reference
+    return by_platform(*functions, q, pool, queries, maps, scales, scale=scale)
 
 
 def up_projected_attention_reference(
