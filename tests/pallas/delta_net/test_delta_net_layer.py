@@ -9,9 +9,9 @@ import pytest
 from delta_nets import float64_convolution, float64_recurrence
 from tiers import in_tiers
 
+from jspec.models.delta_net import gated_norm
 from jspec.pallas.delta_net import chunked as chunks
 from jspec.pallas.delta_net.convolution import convolve
-from jspec.pallas.delta_net.gated_norm import gated_norm
 from jspec.pallas.delta_net.projections import (
     DeltaHeads,
     decay_and_beta,
