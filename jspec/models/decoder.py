@@ -158,8 +158,7 @@ class Decoder(nnx.Module):
         return max(len(aux_layers), 1) * self.config.hidden_size
 
     def logits(self, hidden):
-        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. A draft
-        model with a draft vocabulary has logits over that, ``[..., Vd]``."""
+        """``[..., D] -> [..., V]`` in the model's dtype: see ``LanguageModel``."""
         logits = self._shard_logits(hidden)
         if self.shards is None or self.draft_ids is not None:
             return logits

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization import codes, fp8_block, mxfp4, mxfp4_pairs, nvfp4, unpack_pairs
-from jspec.quantization.formats import Format, StoredArray, num_groups
+from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4, unpack_pairs
+from jspec.quantization.formats import GROUP, Format, StoredArray, num_groups
 
 
 @jax.tree_util.register_dataclass
@@ -145,7 +145,7 @@ class Weight:
         if self.form is not None and self.form.in_codes:
             return self._differences() * self._of_inputs(self._scales())
         if self.form is not None and self.form.kind == "fp8_block":
-            return fp8_block.dequantize(self.numbers, self.scale)
+            return self.numbers.astype(np.float32) * self._xp.repeat(self.scale, GROUP, axis=-1)[..., : self.inputs]
         if self.in_pairs:
             wide = unpack_pairs.dequantize(self.numbers, self.scale, self.inputs).astype(np.float32)
             return self._xp.asarray(wide)

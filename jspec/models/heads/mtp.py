@@ -26,8 +26,7 @@ class MTPHead(LayeredHead):
       fuse_in: the linear maps from (embedding, feature) ``[2D]`` to a layer ``[D]``.
       layers: the decoder layers.
       norms: the norms of their outputs, which the output head reads.
-      head: a part of the target's output head, ``[Vd, D]``. None if the target's own is used.
-      draft_ids: its tokens, as in ``jspec.models.heads.draft_vocabulary``. None without ``head``.
+      head, draft_ids: as of ``EagleHead``.
     """
 
     def __init__(self, config: MTPConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):

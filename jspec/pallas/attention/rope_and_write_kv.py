@@ -36,10 +36,8 @@ def rope_and_write_kv_kernel(
 
     Args:
       qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated.
-      rotation: the rotary embedding of the tokens' positions, None if nothing is rotated.
-      k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv, or bytes with ``scales``; updated in place.
       tokens: the new tokens.
-      scales: of heads, or of the tokens in the pools, which are updated too (``jspec.pallas.attention.fp8``).
+      rotation, k_pool, v_pool, scales: as of ``decode_attention_kernel``.
 
     Returns:
       queries ``[B, T, N, H]``, the two pools, and scales if those are of tokens.

@@ -74,8 +74,7 @@ def prefill_reference(state: DeltaState, rows: PrefillRows, qkv, g, beta) -> tup
     Args:
       state: of the layer; its columns belong to ``convolve_prefill`` and stay as they are.
       rows: of the pass.
-      qkv: ``[B, T, Cc]``, queries, keys and values as the convolution gives them: not normed.
-      g, beta: float32 ``[B, T, Nv]``.
+      qkv, g, beta: as of ``verify_reference``, with any T.
 
     Returns:
       outputs ``[B, T, Nv, Dv]`` in the dtype of qkv, which are 0 for tokens that are not valid, and the state.

@@ -37,11 +37,8 @@ def up_projected_attention_reference(
 
     Args:
       q: ``[B, T, N, Hn + Hr]``, the last Hr numbers rotated.
-      pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys, in the dtype of q, or bytes with ``scales``.
-      queries: the query tokens.
       maps: the up-projection to keys and values.
-      scales: of latents, or of the tokens in the pool (``jspec.pallas.attention.fp8``).
-      scale: the factor of products of queries and keys.
+      pool, queries, scales, scale: as of ``latent_attention_reference``.
 
     Returns:
       ``[B, T, N, Hv]`` in the dtype of q.
