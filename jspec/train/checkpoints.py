@@ -17,8 +17,7 @@ MAX_KEPT = 2
 
 
 class TrainState(NamedTuple):
-    """Everything that a stopped training run needs in order to continue with the same numbers. The fields have their names on
-    disk, too.
+    """Everything that a stopped training run needs in order to continue with the same numbers, under the names on disk.
 
     Attributes:
       step: number of updates made so far.
