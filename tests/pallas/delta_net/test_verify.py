@@ -69,11 +69,8 @@ class TestVerify:
         """Of two rows, with two tokens first and then one at a time, the second row one less: outputs, triples and columns
         have the same bits, and S and the other row stay as they are."""
         state, _ = self.used()
-        texts, at, count = (
-            random_texts(2, 4, seed=3),
-            rows_of([2, 0], 2, accepted=[1, 3], half=[0, 1]),
-            jnp.int32([4, 3]),
-        )
+        texts, count = random_texts(2, 4, seed=3), jnp.int32([4, 3])
+        at = rows_of([2, 0], 2, accepted=[1, 3], half=[0, 1])
         o, wanted = layer(self.decoder, state, dataclasses.replace(at, tokens=count), texts)
         first, new = layer(self.decoder, state, at, cut(texts, 0, 2))
         outputs = [first]
