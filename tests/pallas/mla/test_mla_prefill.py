@@ -21,7 +21,6 @@ from latent_prefill import (
     oracle,
     problem,
     shapes,
-    stored_maps,
 )
 
 from jspec.config import EngineConfig
@@ -33,7 +32,6 @@ from jspec.pallas.mla.prefill import (
     up_projected_attention,
     up_projected_attention_kernel,
 )
-from jspec.pallas.mla.up_project import up_project_kernel, up_project_reference
 
 
 @by_implementation
@@ -68,37 +66,6 @@ def test_too_many_pages_make_every_result_nan():
     assert max_prefill_pages(B, T, M, 64) < B * M
     got = kernel(q[:B], jnp.zeros_like(pool), PagedQueries(own, positions, jnp.ones((B, T), bool)), maps)
     assert jnp.isnan(got).all()
-
-
-class TestUpProject:
-    @pytest.fixture(autouse=True)
-    def choose_implementation(self, implementation):
-        functions = (functools.partial(f, dtype=jnp.bfloat16) for f in (up_project_reference, up_project_kernel))
-        self.up_project = implementation(*functions)
-
-    numbers = jnp.array([3, 1, 9, 4, 0, 0, 0], jnp.int32)
-
-    @pytest.mark.parametrize("case", CASES, ids=str)
-    def test_equals_the_definition(self, case):
-        _, pool, *_, maps = problem(case)
-        pool, count = jnp.nan_to_num(pool), 4
-        got = self.up_project(pool, self.numbers, jnp.int32(count), maps)
-        k, v = (np.asarray(part[:count], np.float64) for part in got)  # nobody has written the other pages
-        text = np.asarray(pool, np.float64)[0, self.numbers[:count]]
-        keys, values = stored_maps(case)[1]
-        latents, rotated = np.split(text, [case.rank], axis=-1)
-        close = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=2**-7)
-        close(k[..., : case.own], np.einsum("upc,nhc->upnh", latents, keys))
-        close(v, np.einsum("upc,nhc->upnh", latents, values))
-        np.testing.assert_array_equal(
-            k[..., case.own :], np.broadcast_to(rotated[:, :, None], k[..., case.own :].shape)
-        )
-
-    def test_more_pages_than_listed_make_every_number_nan(self):
-        _, pool, *_, maps = problem(CASES[0])
-        k, v = self.up_project(jnp.zeros_like(pool), self.numbers, jnp.int32(8), maps)
-        assert jnp.isnan(v).all()
-        assert jnp.isnan(k).all()
 
 
 class TestPagesInUse:

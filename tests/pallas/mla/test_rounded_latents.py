@@ -3,6 +3,7 @@ those of the numbers that the bytes stand for; for reference implementations and
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -145,14 +146,20 @@ class TestUpProject:
 
     numbers = np.array([3, 1, 9, 4, 0, 0, 0], np.int32)
 
-    @KINDS
-    @pytest.mark.parametrize("case", EXPANDED, ids=str)
+    @pytest.mark.parametrize(
+        ("case", "kind"),
+        [*((case, None) for case in prefill.CASES), *itertools.product(EXPANDED, ("heads", "tokens"))],
+        ids=str,
+    )
     def test_equals_the_definition(self, case, kind):
         _, pool, _, maps = prefill.problem(case)
-        pool, scales = in_bytes(np.nan_to_num(np.asarray(pool, np.float32)), kind)
+        pool, scales = jnp.nan_to_num(pool), None
+        if kind is not None:
+            pool, scales = in_bytes(np.asarray(pool, np.float32), kind)
         k, v = self.up_project(pool, self.numbers, np.int32(4), maps, scales)
         assert k.dtype == v.dtype == jnp.bfloat16
-        text = meaning(pool, scales)[0, self.numbers[:4]]
+        meant = np.asarray(pool, np.float64) if scales is None else meaning(pool, scales)
+        text = meant[0, self.numbers[:4]]
         keys, values = prefill.stored_maps(case)[1]
         latents, key = np.split(text, [case.rank], axis=-1)
         close = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=2**-7)
@@ -164,9 +171,9 @@ class TestUpProject:
 
     def test_more_pages_than_listed_make_every_number_nan(self):
         _, pool, _, maps = prefill.problem(EXPANDED[0])
-        codes = np.zeros(pool.shape, np.uint8)
-        for part in self.up_project(codes, self.numbers, np.int32(8), maps, OF_LATENTS):
-            assert np.isnan(np.asarray(part, np.float32)).all()
+        for zeros, scales in ((jnp.zeros_like(pool), None), (np.zeros(pool.shape, np.uint8), OF_LATENTS)):
+            for part in self.up_project(zeros, self.numbers, np.int32(8), maps, scales):
+                assert np.isnan(np.asarray(part, np.float32)).all()
 
 
 @KINDS
