@@ -101,6 +101,7 @@ class DraftRows:
         the tokens behind them and before position ``end``, int32 ``[B]``.
 
         The newest token of a text is never folded, so that what comes after it can be drafted a second time."""
+        assert text.row is not None
         index = jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None]
         positions = self.folded[:, None] + index
         stands = (self.tokens == text.tokens_at(positions)) & (positions < text.length[:, None] - 1)
