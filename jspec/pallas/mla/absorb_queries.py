@@ -21,7 +21,7 @@ def absorb_queries(q, keys: Weight, rotation: Rotation) -> jax.Array:
     """``absorb_queries_reference``, and on an NVIDIA GPU the kernel for the few tokens of a round, or for a map with scales
     of groups and any number of tokens.
 
-    Each program instance reads the weights of a head again, so XLA multiplies many tokens. But of a map with scales of groups
+    Each program instance reads the weights of a head again, so XLA multiplies many tokens. Of a map with scales of groups
     it would write a dequantised copy."""
     supported = q.shape[0] * q.shape[1] <= _MOST_TOKENS or keys.in_groups
     return by_platform(absorb_queries_kernel, absorb_queries_reference, q, keys, rotation, supported=supported)
