@@ -19,7 +19,7 @@ from flax import nnx
 from jspec.config import ModelConfig, Shards
 from jspec.models.cache_pools import KVRounding, LayerShape, cache_shape, with_rounding
 from jspec.models.decoder_layer import Layer, apply_layer
-from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.layers import Linear, Norm, linear_maps, random_params, times, weight_of
 from jspec.models.per_layer import LayerInputs
 from jspec.models.w8a8 import with_quantized_inputs
@@ -85,7 +85,7 @@ class Decoder(nnx.Module):
         self.norm = Norm(D, config.rms_norm_eps, config.norm, dtype=dtype) if config.final_norm else None
         rows = config.dimensions["Vd"] if config.reduced else V
         self.head = None if tied else linear(W or D, rows, quantization=config.head_quantization)
-        self.draft_ids = nnx.Param(first_tokens(config.vocab_size, rows)) if config.reduced else None
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens, self.quantize_head_inputs = None, False  # before ``prepare``
         self.peers: Peers | None = nnx.data(None)
         self.project_in = None if W is None else projection("project_in", W, D)

@@ -23,7 +23,7 @@ from jspec.config.heads import BlockConfig
 from jspec.models.cache_pools import LayerKV
 from jspec.models.decoder_layer import Layer
 from jspec.models.heads.dflash2 import CandidateSelector, ConvolvedLayer
-from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.heads.eagle import LayeredHead, init_embedding
 from jspec.models.kv_cache import PagedView
 from jspec.models.layers import Linear, Norm
@@ -140,8 +140,7 @@ class BlockHead(LayeredHead):
         self.layers: Any = nnx.List([layer(i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
         self.norm = Norm(D, c.rms_norm_eps, dtype=dtype)
         self.head = linear(D, config.draft_vocab_size) if config.own_head else None
-        ids = first_tokens(c.vocab_size, config.draft_vocab_size) if config.reduced else None
-        self.draft_ids = None if ids is None else nnx.Param(ids)
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
         self.markov = MarkovHead(config, dtype=dtype, rngs=rngs) if config.markov is not None else None
         self.selector = CandidateSelector(config, dtype=dtype, rngs=rngs) if config.is_dflash2 else None

@@ -21,7 +21,7 @@ from flax import nnx
 from jspec.config.heads import EagleConfig
 from jspec.models.cache_pools import LayerShape, cache_shape
 from jspec.models.decoder_layer import Layer
-from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import placeholder_ids, rows_of_target, with_draft_tokens
 from jspec.models.layers import Linear
 from jspec.models.w8a8 import with_quantized_inputs
 
@@ -68,9 +68,8 @@ class EagleHead(LayeredHead):
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.fuse_in = linear(2 * c.hidden_size, c.hidden_size, bias=config.fuse_bias)
         self.layers = nnx.List([Layer(c, i, norm=i > 0, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
-        V, Vd = c.vocab_size, config.dimensions["Vd"]
-        self.head = linear(c.hidden_size, Vd) if config.reduced else None
-        self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
+        self.head = linear(c.hidden_size, config.dimensions["Vd"]) if config.reduced else None
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
 
     def __call__(self, embedded, features, positions, cache, view):

@@ -14,7 +14,7 @@ from flax import nnx
 from jspec.config.heads import Eagle3Config
 from jspec.models.attention import Attention
 from jspec.models.decoder_layer import MLP, Layer, add
-from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.heads.eagle import LayeredHead, init_embedding, run_layers
 from jspec.models.layers import Linear, Norm
 from jspec.models.w8a8 import with_quantized_inputs
@@ -73,7 +73,7 @@ class Eagle3Head(LayeredHead):
         self.layers: Any = nnx.List([FusedLayer(config, dtype=dtype, rngs=rngs), *rest])
         self.norm = Norm(D, eps, dtype=dtype) if config.norm_before_head else None
         self.head = linear(D, config.draft_vocab_size) if config.own_head else None
-        self.draft_ids = nnx.Param(first_tokens(c.vocab_size, config.draft_vocab_size)) if config.reduced else None
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
         self.mask_hidden = nnx.Param(jnp.zeros(E, dtype)) if config.method == "parallel" else None
         self.mask_feature = None

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config.heads import MedusaConfig
-from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import placeholder_ids, rows_of_target, with_draft_tokens
 from jspec.models.layers import Linear
 
 
@@ -48,10 +48,11 @@ class Medusa(nnx.Module):
     def __init__(self, config: MedusaConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.config = config
         self.heads = nnx.List([MedusaHead(config, dtype=dtype, rngs=rngs) for _ in range(config.num_heads)])
-        V, Vd = config.dimensions["V"], config.dimensions["Vd"]
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
-        self.head = linear(config.hidden_size, Vd) if config.reduced and not config.own_head else None
-        self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
+        self.head = (
+            linear(config.hidden_size, config.dimensions["Vd"]) if config.reduced and not config.own_head else None
+        )
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
 
     def prepare(self):

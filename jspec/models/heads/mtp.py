@@ -10,7 +10,7 @@ from flax import nnx
 
 from jspec.config.heads import MTPConfig
 from jspec.models.decoder_layer import Layer
-from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target
+from jspec.models.heads.draft_vocabulary import placeholder_ids, rows_of_target
 from jspec.models.heads.eagle import LayeredHead
 from jspec.models.layers import Norm, linear_maps
 
@@ -40,9 +40,9 @@ class MTPHead(LayeredHead):
         linear, D = linear_maps(c, "", dtype=dtype, rngs=rngs), c.hidden_size
         self.fuse_in = nnx.List([linear(f"fuse_in.{i}", 2 * D, D) for i in range(c.num_layers)])
         self.layers = nnx.List([Layer(c, i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
-        V, Vd = c.vocab_size, config.dimensions["Vd"]
+        Vd = config.dimensions["Vd"]
         self.head = linear("head", D, Vd, quantization=c.head_quantization) if config.reduced else None
-        self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
 
     def __call__(self, embedded, features, positions, cache, view):
