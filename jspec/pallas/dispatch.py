@@ -43,13 +43,15 @@ def on_hopper() -> bool:
 
 
 class Row:
-    """A row of a table of kernels: a way to compute some cases, each described by one or more arguments."""
+    """A row of a table of kernels: a way to compute some cases, each described by one or more arguments.
+
+    Attributes:
+      name: what the row is.
+      conditions: what it asks of a case: whether that is so, and what to say if it is not.
+    """
 
     name: str
-
-    def conditions(self, *case) -> Iterator[tuple[bool, str]]:
-        """What the row asks of a case: whether that is so, and what to say if it is not."""
-        raise NotImplementedError
+    conditions: Callable[..., Iterator[tuple[bool, str]]]
 
     def refusal(self, *case) -> str | None:
         """Why the row is not for a case in programs for this machine's GPU, in words; None if it is."""
@@ -62,10 +64,7 @@ class KernelRow(Row):
 
     name: str
     kernel: Callable
-    asks: Callable[..., Iterator[tuple[bool, str]]]
-
-    def conditions(self, *case) -> Iterator[tuple[bool, str]]:
-        return self.asks(*case)
+    conditions: Callable[..., Iterator[tuple[bool, str]]]
 
     def serves(self, *case) -> bool:
         """Whether the kernel can be used for a case."""

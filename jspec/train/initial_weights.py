@@ -32,7 +32,8 @@ class DraftVocabulary:
 
     def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
         del params, key
-        config, rows, start, constants = self.config, slice(None), {"norm.weight": target.output_norm}, {}
+        config, rows, constants = self.config, slice(None), {}
+        start: dict[str, Any] = {"norm.weight": target.output_norm}
         if config.reduced:
             draft_ids = frequent_tokens(tokens, config.layers.vocab_size, config.draft_vocab_size)
             constants["draft_ids"], rows = jnp.asarray(draft_ids), np.flatnonzero(draft_ids >= 0)
