@@ -63,7 +63,8 @@ def rope_and_write_kv_kernel(
         block=block,
         T=T,
     )
-    return q.reshape(B, T, N, H), *as_pools(written, k_pool)
+    pools = as_pools(written, k_pool)
+    return q.reshape(B, T, N, H), *pools
 
 
 def _rope_and_write_kv(

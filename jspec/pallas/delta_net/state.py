@@ -72,8 +72,8 @@ class DeltaState:
             """The array of that name with the saved one at an index, as ``[Bs, ...]`` or as ``[2, Bs, ...]``."""
             return getattr(self, name).at[at].set(getattr(saved, name), mode="drop")
 
-        halves = {name: put(name, slice(None), row) for name in ("k", "u", "g")}
-        return DeltaState(S=put("S", row), columns=put("columns", row), **halves)
+        S, (k, u, g) = put("S", row), (put(name, slice(None), row) for name in ("k", "u", "g"))
+        return DeltaState(S, k, u, g, columns=put("columns", row))
 
 
 @dataclass(frozen=True)
