@@ -91,10 +91,8 @@ def convolve_verify_reference(columns, rows: VerifyRows, x, weight) -> tuple[jax
     """``convolve`` of T query tokens behind the accepted tokens of the last verify pass, and the columns of this pass.
 
     Args:
-      columns: ``[Bs, W - 1 + Tm, Cc]``, of ``DeltaState``.
+      columns, x, weight: as of ``convolve_prefill_reference``; T is at most Tm.
       rows: of the pass.
-      x: ``[B, T, Cc or more]``, T at most Tm, of which the first Cc channels are convolved.
-      weight: ``[W, Cc]``.
 
     Returns:
       ``[B, T, Cc]``, 0 for query tokens that are not valid, and the columns.
