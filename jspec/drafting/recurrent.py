@@ -56,8 +56,8 @@ class Reading(NamedTuple):
 
     def append(self, i, reads) -> VerifyRows:
         """Pass i of the round, which reads draft i - 1 in the rows that ``reads``, bool ``[B]``, says."""
-        fresh, pending = jnp.zeros(self.row.shape, bool), self.num_read + i - 1
-        return VerifyRows(self.row, reads.astype(jnp.int32), pending, self.half, fresh, append=True)
+        pending = self.num_read + i - 1
+        return VerifyRows(self.row, reads.astype(jnp.int32), pending, self.half, fresh=None, append=True)
 
     def pending(self, drafts, room) -> jax.Array:
         """The pending tokens behind the round, int32 ``[B, T + K - 1]``, and ``NOTHING`` behind them.

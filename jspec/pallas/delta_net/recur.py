@@ -1,5 +1,6 @@
 """What a layer does with its projections: convolution and recurrence, over the rows of a pass or over whole texts."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -37,6 +38,8 @@ def recur(inputs: DeltaInputs, state: DeltaState, rows: Rows) -> tuple[jax.Array
     if isinstance(rows, PrefillRows):
         qkv, columns = convolve_prefill(state.columns, rows, inputs.qkv, inputs.convolution)
         return prefill(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta)
+    if rows.fresh is None:
+        rows = dataclasses.replace(rows, fresh=jnp.zeros(rows.row.shape, bool))
     qkv, columns = convolve_verify(state.columns, rows, inputs.qkv, inputs.convolution)
     return verify(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta)
 

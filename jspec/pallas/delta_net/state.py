@@ -21,6 +21,7 @@ append, leave together what one verify pass of the same tokens would leave.
 The rows of a state are never gathered: a pass says which rows it has, and the kernels read and write them in place."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -109,14 +110,14 @@ class VerifyRows(PassRows):
       tokens: outputs of query tokens that are not valid are 0.
       accepted: int32 ``[B]``, how many tokens of the row's last verify pass are committed; 0 after prefill.
       half: int32 ``[B]``, 0 or 1, which half has the pending triples of that pass.
-      fresh: bool ``[B]``, whether the row begins here, from zero, whatever another text has left in it.
+      fresh: bool ``[B]``, whether the row begins here, from zero, whatever another text has left in it; None if none does.
       append: whether the tokens join the accepted ones, in the same half and behind their columns, and S stays as it is.
         With those of this pass they are at most Tm.
     """
 
     accepted: jax.Array
     half: jax.Array
-    fresh: jax.Array
+    fresh: Any
     append: bool = field(default=False, metadata={"static": True})
 
 
