@@ -14,7 +14,7 @@ chunks.py            chunk shapes of stored arrays
 manifest.py          writes the manifest
 staging.py           atomic creation of a folder
 listing.py           the text of ``--dry-run``
-quantize.py          quantises parameters; rounding.py: the numbers and scales of each
+quantize.py          quantises parameters
 draft_vocabulary.py  chooses the tokens of a reduced vocabulary
 reduce.py            reduces a drafter to them
 export.py            draft heads in their public layouts

@@ -7,7 +7,7 @@ and jspec load.
 | ``int4`` | ``pack-quantized``, 4 bits, a scale for each 128 inputs | the same |
 | ``fp8`` | ``float-quantized``, a scale for each output channel | ``weight``, ``weight_scale`` |
 
-Numbers and scales are those of ``convert.rounding``. The maps of the layers are quantised, and the output head is
+Numbers and scales are those of ``jspec.models.quantization``. The maps of the layers are quantised, and the output head is
 not, because other engines do not expect that. All other tensors are copied as they are, with those of scales of a cache in
 eight bits, which config.json then asks for as the original does. Activations are not quantised."""
 
@@ -22,7 +22,6 @@ import numpy as np
 from tqdm import tqdm
 
 from convert.quantize import quantized
-from convert.rounding import quantize as quantize_weight
 from convert.staging import require_apart, staged
 from convert.write import COPIED
 from jspec._validation import require
@@ -34,6 +33,7 @@ from jspec.checkpoints.huggingface.config import read_fields
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.checkpoints.quantized.cache_scheme import SCHEME, cache_scheme
 from jspec.config import QUANTIZATIONS, ModelConfig
+from jspec.models.quantization import quantize as quantize_weight
 from jspec.quantization.codes import unpack_codes
 from jspec.quantization.formats import GROUP
 

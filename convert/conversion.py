@@ -100,7 +100,7 @@ def convert(
         encodes ``corpus`` if ``src`` has none.
       quantize: ``int8`` or ``fp8`` to store the linear maps and the output head in eight bits, with a scale for each
         output channel, or ``int4`` for four bits, with a scale for each 128 inputs. ``dtype`` is then the dtype of the
-        other params. For language models and draft heads; see ``convert.rounding``.
+        other params. For language models and draft heads; see ``jspec.models.quantization``.
         Weights that ``src`` holds in eight bits are kept as they are without it, and refused with it. Weights that it holds
         with a scale for each block are dequantised first (``jspec.checkpoints.quantized``).
       mtp: whether to keep the multi-token prediction layers of a language model's checkpoint, in a folder ``mtp`` of

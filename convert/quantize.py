@@ -1,5 +1,5 @@
 """Quantises the parameters of a language model or a draft head, one weight at a time; the format is that of
-``convert.rounding``.
+``jspec.models.quantization``.
 
 Weights that a checkpoint holds in that format already are taken from it as they are."""
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from convert.checkpoint import LazyArray
 from convert.chunks import chunk_shapes
-from convert.rounding import quantize
 from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
+from jspec.models.quantization import quantize
 
 
 def quantized(source: HuggingFaceModel, quantization: str) -> HuggingFaceModel:
@@ -52,7 +52,7 @@ def lazy_params(source: HuggingFaceModel, dtype: str) -> dict[str, LazyArray]:
 
 
 def quantized_param(source: HuggingFaceModel, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """``(weight, scale)`` of a quantised parameter, as ``convert.rounding.quantize`` returns them.
+    """``(weight, scale)`` of a quantised parameter, as ``jspec.models.quantization.quantize`` returns them.
 
     It is quantised from the values on disk in a dtype that holds them exactly, so the weights are rounded only once. If
     the files hold it in eight bits, it is as it is stored.

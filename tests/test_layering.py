@@ -37,7 +37,7 @@ KNOWS = {
     "drafting": FOUNDATION | {"models", "pallas", "sampling", "text.detokenizer"},
     "engine": FOUNDATION
     | {"compilation_cache", "drafting", "models", "pallas.collectives", "pallas.delta_net", "sampling", "text"},
-    "checkpoints": FOUNDATION | {"text.detokenizer"},
+    "checkpoints": FOUNDATION | {"models", "text.detokenizer"},
     "hub": FOUNDATION | {"checkpoints"},
     "loading": FOUNDATION | {"checkpoints", "drafting", "engine", "hub", "models", "sampling", "text"},
     "llm": FOUNDATION | {"engine", "models", "sampling", "text"},

@@ -14,6 +14,7 @@ heads/             draft heads
 cache_pools.py     what each layer keeps of the texts that it has read: pools of pages, recurrent states
 kv_cache.py        the views that read and write the paged KV cache
 ragged_view.py     the view of rows with different numbers of query tokens
+quantization.py    weights of eight and of four bits
 w8a8.py            inputs of products in eight bits, of drafters and of targets
 sharding.py        modules over the devices of a mesh
 params.py          from a flat dict of params to a module, and back

@@ -117,7 +117,9 @@ def stored_parts(
 def _require_stored(name: str, array: jax.typing.ArrayLike, expected):
     dtype = jnp.result_type(array)
     if expected in _QUANTIZED and dtype != expected:
-        raise ValueError(f"parameter {name!r} is {dtype}: expected {expected}, as convert.rounding.quantize has it")
+        raise ValueError(
+            f"parameter {name!r} is {dtype}: expected {expected}, as jspec.models.quantization.quantize has it"
+        )
 
 
 def flat_params(model: nnx.Module) -> dict[str, jax.Array]:

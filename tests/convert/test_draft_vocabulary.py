@@ -17,12 +17,12 @@ from tokenizers import pre_tokenizers
 import jspec
 from convert import Refusal, check, convert, load_draft, load_folder, read_draft_config
 from convert.cli import main
-from convert.rounding import quantize
 from jspec.checkpoints.export import export_draft
 from jspec.config import ModelConfig
 from jspec.config.heads import BlockConfig, MTPConfig
 from jspec.models import build, build_head, flat_params
 from jspec.models.params import abstract_params
+from jspec.models.quantization import quantize
 from jspec.quantization.formats import known_format
 from jspec.quantization.weight import Weight
 

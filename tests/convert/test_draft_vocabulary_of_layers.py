@@ -10,9 +10,9 @@ from tiny_heads import IDS, V
 import jspec
 from convert import Refusal, check, convert, load_draft, load_folder
 from convert.cli import main
-from convert.rounding import quantize
 from jspec.checkpoints.export import export_draft
 from jspec.models import flat_params
+from jspec.models.quantization import quantize
 
 
 @pytest.mark.parametrize("architecture", ["Glm4MoeLiteForCausalLM", "DeepseekV3ForCausalLM"])

@@ -15,7 +15,6 @@ from convert import Mismatch, Refusal, check, convert, load_draft, load_folder, 
 from convert.checkpoint import LazyArray, save_params
 from convert.cli import main
 from convert.manifest import write_manifest
-from convert.rounding import quantize
 from convert.verify import compare, jspec_logits
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.converted.orbax import stored_arrays
@@ -23,6 +22,7 @@ from jspec.checkpoints.export import export_draft
 from jspec.checkpoints.files.folder import Folder
 from jspec.commands.demo import FAMILY
 from jspec.models.params import abstract_params, build, flat_params
+from jspec.models.quantization import quantize
 from jspec.quantization.formats import known_format
 
 KINDS = ("int8", "fp8", "int4")

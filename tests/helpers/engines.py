@@ -14,7 +14,6 @@ import numpy as np
 from flax import nnx
 from tiny import LLAMA
 
-from convert.rounding import quantize
 from jspec.config import DeltaNets, EngineConfig, Latent, ModelConfig, Shards, Speculation
 from jspec.config.sharding import AXIS
 from jspec.drafting.draft_model import DraftModel
@@ -30,6 +29,7 @@ from jspec.llm import LLM
 from jspec.models import Decoder, build, causal_logits, flat_params
 from jspec.models.cache_pools import KVRounding
 from jspec.models.flatten import copied, flatten
+from jspec.models.quantization import quantize
 from jspec.models.sharding import build_shards, mesh_of
 from jspec.models.w8a8 import with_quantized_activations
 from jspec.outputs import Delta

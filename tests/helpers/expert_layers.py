@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from convert.rounding import quantize
 from jspec.checkpoints.tensors.stacked_experts import repacked
 from jspec.config import Experts
+from jspec.models.quantization import quantize
 from jspec.pallas.moe.router_reference import Routed, group_reference, route_reference
 from jspec.pallas.moe.tiles import ExpertMap
 from jspec.quantization import mxfp4_pairs

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
-from convert.rounding import quantize
+from jspec.models.quantization import quantize
 from jspec.quantization.formats import known_format
 
 # The tensors of linear maps, by what their names end with; an output head and routers are none of them.

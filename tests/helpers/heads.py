@@ -12,7 +12,6 @@ from causal_heads import causal_drafts
 from engines import CONFIG, DRAFT, LATENTS, MAX_LEN, TARGET, V, plain_greedy, ragged_prompts, shared, target
 from flax import nnx
 
-from convert.rounding import quantize
 from jspec.config import OF_TARGET, LayerConfig, Speculation
 from jspec.config.heads import (
     AssistantConfig,
@@ -30,6 +29,7 @@ from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.models import build_head, flat_params
 from jspec.models.flatten import flatten
+from jspec.models.quantization import quantize
 from jspec.quantization.weight import Weight
 
 D, REDUCED = TARGET.hidden_size, 20

@@ -11,13 +11,13 @@ import pytest
 from engines import TARGET, in_shards, spread_logits
 from flax import nnx
 
-from convert.rounding import quantize
 from jspec.config import Experts, Latent, Shards
 from jspec.models import Decoder, causal_logits
 from jspec.models.layers import Linear
 from jspec.pallas.matmul import matmul
 from jspec.quantization import codes
 from jspec.quantization.formats import INT4
+from jspec.quantization.int4 import quantize
 from jspec.quantization.weight import Weight, random_weight
 
 
@@ -31,7 +31,7 @@ def dequantize(packed, scale, inputs: int):
 
 @pytest.mark.parametrize("inputs", [1, 37, 64, 65, 128, 129, 300])
 def test_groups_that_are_not_full_are_padded(inputs):
-    packed, scale = quantize(normal((5, inputs)), "int4")
+    packed, scale = quantize(normal((5, inputs)))
     groups = -(-inputs // 128)
     assert (packed.shape, packed.dtype) == ((5, 64 * groups), np.uint8)
     assert (scale.shape, scale.dtype) == ((5, groups), ml_dtypes.bfloat16)
@@ -43,7 +43,7 @@ def test_groups_that_are_not_full_are_padded(inputs):
 def test_every_number_becomes_the_nearest(dtype):
     """Of the sixteen that a code and the scale of the group can stand for."""
     weight = normal((7, 200), dtype=dtype)
-    packed, scale = quantize(weight, "int4")
+    packed, scale = quantize(weight)
     actual = dequantize(packed, scale, 200)
     steps = np.repeat(np.asarray(scale, np.float32), 128, axis=1)[:, :200]
     able = steps[..., None] * np.arange(-8, 8, dtype=np.float32)
@@ -54,7 +54,7 @@ def test_every_number_becomes_the_nearest(dtype):
 def test_no_other_peak_is_better():
     """The scale of a group is the one of three with the least squared error, and that is less than with peak / 7."""
     weight = normal((64, 128))
-    packed, scale = quantize(weight, "int4")
+    packed, scale = quantize(weight)
     error = np.square(dequantize(packed, scale, 128) - weight).sum(axis=1)
     peak = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)
 
@@ -71,7 +71,7 @@ def test_extreme_groups_are_exact():
     """A group whose numbers are of one sign and size, zeros, and numbers whose scale a GPU would take for zero."""
     weight = np.zeros((4, 130), np.float32)
     weight[0], weight[1], weight[2, 5], weight[3, 129] = 2.0, -2.0, 1e-38, -0.5
-    packed, scale = quantize(weight, "int4")
+    packed, scale = quantize(weight)
     assert np.asarray(scale[:, 0], np.float32).tolist() == [-0.25, 0.25, 1, 1]
     expected = weight.copy()
     expected[2, 5] = 0
@@ -79,7 +79,7 @@ def test_extreme_groups_are_exact():
 
 
 def test_the_largest_numbers_have_scales():
-    packed, scale = quantize(np.array([[-3e38, 1.0]], np.float32), "int4")
+    packed, scale = quantize(np.array([[-3e38, 1.0]], np.float32))
     np.testing.assert_array_equal(dequantize(packed, scale, 2), [[-8 * np.float32(scale[0, 0]), 0]])
     np.testing.assert_allclose(np.float32(scale), 3e38 / 8, rtol=2**-8)
 
@@ -89,7 +89,7 @@ def test_the_largest_numbers_have_scales():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_agree_with_dequantised_weights(dtype, inputs, rows):
     """Of the numbers that the codes stand for, whatever the dtype of the inputs; the sum is rounded once."""
-    packed, scale = (jnp.asarray(array) for array in quantize(normal((13, inputs)), "int4"))
+    packed, scale = (jnp.asarray(array) for array in quantize(normal((13, inputs))))
     x = jnp.asarray(normal((*rows, inputs), seed=1), dtype)
     y = matmul(x, Weight(packed, scale, form=INT4, inputs=inputs))
     assert y.dtype == dtype

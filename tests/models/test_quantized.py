@@ -15,15 +15,15 @@ from flax import nnx
 from heads import VARIANTS, compile_fast, dequantized_head, plain_config, random_head
 from tiny import LLAMA
 
-from convert import rounding
-from convert.rounding import quantize
 from jspec.config import EngineConfig, ModelConfig
 from jspec.config.heads import PardConfig
 from jspec.loading.memory_budget import ModelMemory
-from jspec.models import abstract_params, build, flat_params, init
+from jspec.models import abstract_params, build, flat_params, init, quantization
 from jspec.models.causal import causal_logits
 from jspec.models.layers import Linear
+from jspec.models.quantization import quantize
 from jspec.pallas.matmul import matmul
+from jspec.quantization import int4
 from jspec.quantization.formats import known_format
 from jspec.quantization.weight import Weight
 
@@ -91,7 +91,8 @@ def test_output_channels_of_zeros_stay_zeros(kind):
 def test_blocks_of_conversion_change_nothing(kind, monkeypatch):
     weight = normal((23, 8))
     at_once = quantize(weight, kind)
-    monkeypatch.setattr(rounding, "_BLOCK", 40)
+    monkeypatch.setattr(quantization, "_BLOCK", 40)
+    monkeypatch.setattr(int4, "_BLOCK", 300)
     for array, in_blocks in zip(at_once, quantize(weight, kind), strict=True):
         np.testing.assert_array_equal(array, in_blocks)
 

@@ -17,13 +17,13 @@ from tiny import SMALL, tiny_config, write_weights
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
-from convert.rounding import quantize
 from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.quantized.fp8 import FP8BlockWeight
 from jspec.checkpoints.quantized.packed_codes import unpacked
+from jspec.models.quantization import quantize
 from jspec.quantization.formats import known_format
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"

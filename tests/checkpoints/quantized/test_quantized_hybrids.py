@@ -16,10 +16,10 @@ from stored_params import assert_same, assert_stands_for
 from tiny import tiny_checkpoint, write_weights
 
 from convert import convert, load_draft, load_folder
-from convert.rounding import quantize
 from convert.verify import jspec_logits, transformers_logits
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.models.params import build
+from jspec.models.quantization import quantize
 from jspec.quantization.formats import known_format
 
 DENSE, EXPERTS, NEXT = "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"
