@@ -23,7 +23,6 @@ from jspec.checkpoints.quantized.cache_scheme import CacheScheme
 from jspec.checkpoints.tensors.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
-from jspec.models.quantization import FP8
 from jspec.quantization.formats import Format, StoredArray
 from jspec.quantization.mxfp4 import LARGEST_SCALE
 
