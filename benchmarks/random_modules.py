@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jspec.config import ModelConfig, Shards
 from jspec.config.heads import HeadConfig
 from jspec.models import Decoder, init
 from jspec.models.sharding import abstract_shards, with_leaves
-from jspec.quantization import mxfp4_pairs
+from jspec.quantization import mxfp4, mxfp4_pairs, nvfp4
 from jspec.quantization.formats import Format
 from jspec.quantization.weight import random_weight
 
@@ -87,7 +88,10 @@ def _random_weight(shape: tuple[int, ...], dtype, sharding: NamedSharding, times
         if dtype == jnp.uint8:  # codes of four bits
             return jax.random.bits(key, shape, dtype)
         if dtype == jnp.uint32:  # their scales, an axis of pairs of groups and one of output features
-            return jnp.full(shape, mxfp4_pairs.factors_of_random_codes(shape[-2] * mxfp4_pairs.PAIR), dtype)
+            # Equally likely codes then have a standard deviation near that of the other weights.
+            std = (shape[-2] * mxfp4_pairs.PAIR) ** -0.5
+            power = mxfp4.ONE + round(math.log2(std / nvfp4.STD_OF_RANDOM_CODES))
+            return jnp.full(shape, mxfp4_pairs.factors(power, power), dtype)
         return jax.random.normal(key, shape, dtype) * jnp.asarray(times * shape[-1] ** -0.5, dtype)
 
     return jax.jit(make, out_shardings=sharding)

@@ -9,11 +9,11 @@ import jax
 
 from benchmarks.rounds.bench import Bench
 from benchmarks.rounds.programs import PAGE
+from benchmarks.rounds.synthetic import rule_of
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
-from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES
 from jspec.text.detokenizer import Tokenizer
 

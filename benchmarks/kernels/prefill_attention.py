@@ -6,8 +6,8 @@
     python -m benchmarks.kernels.prefill_attention --json FILE          # also writes a result, see report/results.py
     python -m benchmarks.kernels.prefill_attention --smoke              # small and anywhere (jax 0.11 or later), interpreted
 
-``mosaic`` is ``prefill_attention_kernel`` and ``triton`` is ``paged_attention_kernel``, which ``prefill_attention`` chooses
-between (``CHOSEN`` in jspec/pallas/attention/prefill_sm90.py). It exits 1 if one of them is wrong by more than rounding.
+``mosaic`` is ``prefill_attention_kernel`` and ``triton`` is ``paged_attention_kernel``, which ``paged_attention`` chooses
+between (``CHOSEN`` in jspec/pallas/attention/table.py). It exits 1 if one of them is wrong by more than rounding.
 
 A pass is cut into segments as the engine cuts it by default. Where those do not fill the blocks of ``mosaic``, it gets
 longer ones, which ``triton`` is timed with, too. Eight calls with different queries make one program, as the layers of a

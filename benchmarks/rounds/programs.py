@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.rounds.experts_hit import all_rows
+from benchmarks.rounds.synthetic import rule_of
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.drafting.recurrent import DraftRows
@@ -26,7 +27,6 @@ from jspec.pallas.attention.fp8 import STORED, KVScales, encode
 from jspec.pallas.collectives.workspace import Exchange
 from jspec.sampling.distribution import Warp
 from jspec.sampling.stops import forbid_early_stops
-from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES
 
 PAGE = 64

@@ -2,51 +2,27 @@
 
 import dataclasses
 
-import jax.numpy as jnp
-
-from jspec.config import Speculation
-from jspec.drafting.base import Context, Drawn, Setup, Stateless
-from jspec.drafting.drawing import Drawing
+from jspec.drafting.base import Context
+from jspec.drafting.drawing import FromNewestFeature
 from jspec.models.gathered_view import GatheredView
 from jspec.models.heads.assistant import AssistantHead
 from jspec.models.kv_cache import PagedView, View
-from jspec.models.protocols import Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Assistant(Drawn, Stateless):
+class Assistant(FromNewestFeature):
     """An assistant. It attends to the slots 0 .. length - 2, which are all that the target has computed of committed tokens:
-    slot length - 1 may hold keys of a refused draft.
-
-    After a prompt of one token, for which the target has computed nothing yet, the first round drafts nothing.
-
-    Attributes:
-      head: the assistant.
-      target: the target, whose embedding and cache it reads.
-      sources: for each layer of the assistant, the layer of the target whose keys and values it attends to.
-      speculation: K, and how drafts are drawn.
-    """
+    slot length - 1 may hold keys of a refused draft. It reads the target's embedding and cache."""
 
     head: AssistantHead
-    target: Target
-    sources: tuple[int, ...]
-    speculation: Speculation
-
-    aux_layers = ()
-
-    @classmethod
-    def build(cls, setup: Setup):
-        head: AssistantHead = setup.draft
-        return cls(head, setup.target, head.config.sources(setup.target_config), setup.speculation)
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, self.head.config.method, None)
-        newest = context.length[:, None] - 1
-        room = jnp.where(context.length > 1, context.room, 0)
+        newest, room = context.length[:, None] - 1, self.room(context)
         view: View = PagedView(context.table, newest - 1, (room > 0)[:, None])
         if (shards := getattr(self.target, "shards", None)) is not None:
             view = GatheredView(view, getattr(self.target, "peers", None), shards)
-        caches = [context.cache[source] for source in self.sources]
+        # For each layer of the assistant, what the layer of the target has cached to whose keys and values it attends.
+        caches = [context.cache[source] for source in self.head.config.sources(self.target.config)]
 
         def next_pass(hidden, token, i):
             del i  # the position is the same for all drafts
@@ -54,5 +30,5 @@ class Assistant(Drawn, Stateless):
             return hidden, self.head.logits(normed)
 
         hidden, logits = next_pass(context.newest_feature, context.tokens_at(newest), 0)
-        _, proposal = drawing.chain(logits, hidden, next_pass, room)
+        _, proposal = self.drawing(context).chain(logits, hidden, next_pass, room)
         return state, proposal

@@ -72,18 +72,14 @@ class FixedDrafts:
         )
 
 
-def tokens_at(tokens, positions) -> jax.Array:
-    """As ``Text.tokens_at``, of the texts int32 ``[B, S]``."""
-    return jnp.take_along_axis(tokens, jnp.clip(positions, 0, tokens.shape[1] - 1), axis=1)
-
-
 class Text(NamedTuple):
     """The committed tokens of some rows.
 
     Attributes:
       tokens: int32 ``[B, S]``. Entries at ``length`` and later mean nothing.
       length: int32 ``[B]``, the number of committed tokens.
-      row: int32 ``[B]``, the place of each row in recurrent states. As many as there are rows stands for no row.
+      row: int32 ``[B]``, the place of each row in recurrent states. As many as there are rows stands for no row. None where
+        no drafter reads it.
 
     Example::
 
@@ -93,14 +89,14 @@ class Text(NamedTuple):
 
     tokens: jax.Array
     length: jax.Array
-    row: jax.Array
+    row: jax.Array | None = None
 
     def tokens_at(self, positions) -> jax.Array:
         """Committed tokens at int32 positions ``[B, J]``, int32 ``[B, J]``.
 
         A position outside the text gives an arbitrary token, which the caller must mask.
         """
-        return tokens_at(self.tokens, positions)
+        return jnp.take_along_axis(self.tokens, jnp.clip(positions, 0, self.tokens.shape[1] - 1), axis=1)
 
 
 @jax.tree_util.register_dataclass
@@ -149,12 +145,11 @@ class Context:
     @property
     def text(self) -> Text:
         """The committed tokens."""
-        assert self.row is not None
         return Text(self.tokens, self.length, self.row)
 
     def tokens_at(self, positions) -> jax.Array:
         """As ``Text.tokens_at``."""
-        return tokens_at(self.tokens, positions)
+        return self.text.tokens_at(positions)
 
     def room_within(self, limit) -> jax.Array:
         """``room``, but at most the drafter's own ``limit``, int32 ``[B]``. A negative limit counts as 0."""
@@ -208,6 +203,10 @@ class Prompt:
     features: jax.Array | None
     view: PagedView
     text: Text | None = None
+
+    def view_before(self, max_position: int) -> PagedView:
+        """``view`` without the tokens at positions that a drafter does not have: these are not read."""
+        return dataclasses.replace(self.view, valid=self.view.valid & (self.view.positions < max_position))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,16 +287,6 @@ class Drafter(Protocol):
     def propose(self, state: Any, context: Context) -> tuple[Any, Proposal]:
         """Draft up to ``context.room`` tokens in each row; returns the new state and the drafts."""
         ...
-
-
-class Drawn:
-    """The number of drafts of a drafter whose drafts are drawn as ``speculation`` says."""
-
-    speculation: Speculation
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.speculation.most_draft_tokens
 
 
 class Stateless:

@@ -10,7 +10,6 @@ from jspec.drafting.drawing import Drawing
 from jspec.drafting.eagle import CachedHead
 from jspec.drafting.window import make_window
 from jspec.models.heads.block import BlockHead, BlockView
-from jspec.sampling.draft_vocabulary import DraftVocabulary
 from jspec.sampling.verify import Proposal
 
 
@@ -49,13 +48,11 @@ class Block(CachedHead):
         return max(self.slots - 1 - self.num_draft_tokens, 0)
 
     def prefill(self, state, prompt: Prompt):
-        view = prompt.view
-        view = dataclasses.replace(view, valid=view.valid & (view.positions < self.max_position))
+        view = prompt.view_before(self.max_position)
         return self.head.write_kv(self.head.fuse(prompt.features), view.positions, state, view)
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, self.head.config.method, DraftVocabulary.of(self.head))
-        anchor, K = context.length - 1, self.num_draft_tokens
+        drawing, anchor, K = self.drawing(context), context.length - 1, self.num_draft_tokens
         # Draft i is made by the slot at anchor + first + i, so the draft head must have that position.
         room = jnp.where(anchor > 0, context.room_within(self.max_position - anchor - self.first), 0)
         hidden, cache = self._read(state, context)
@@ -66,8 +63,7 @@ class Block(CachedHead):
         elif self.head.markov is not None:
             proposal = self._sequential(drawing, hidden, logits, newest, room)
         else:
-            distribution, tokens = drawing.draw(logits, 0)
-            proposal = drawing.proposal(distribution, tokens, room)
+            proposal = drawing.at_once(logits, room)
         return cache, self._with_confidence(proposal, hidden, newest)
 
     def _with_confidence(self, proposal: Proposal, hidden, anchor) -> Proposal:

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Drawn, Prompt, Setup
-from jspec.drafting.drawing import Drawing
+from jspec.drafting.base import Context, Prompt, Setup
+from jspec.drafting.drawing import Drawing, Drawn
 from jspec.drafting.recurrent import Reading, RecurrentDraft
 from jspec.models.cache_pools import has_states, init_pool
 from jspec.models.kv_cache import PagedView
@@ -42,6 +42,7 @@ class DraftModel(Drawn):
 
     aux_layers = None
     slots_beyond = 0
+    method = "draft_model"
 
     @classmethod
     def build(cls, setup: Setup):
@@ -58,9 +59,7 @@ class DraftModel(Drawn):
         return init_pool(shapes, pages, page_size, dtype)
 
     def prefill(self, state, prompt: Prompt):
-        # Tokens at positions that the draft model does not have are not read.
-        view, text = prompt.view, prompt.text
-        view = dataclasses.replace(view, valid=view.valid & (view.positions < self.model.config.max_position))
+        view, text = prompt.view_before(self.model.config.max_position), prompt.text
         if not isinstance(state, RecurrentDraft):
             return self.model(prompt.tokens, view.positions, state, view)[1]
         if text is None:
@@ -78,6 +77,9 @@ class DraftModel(Drawn):
         vocabulary = DraftVocabulary.of(self.model)
         return None if vocabulary is None else vocabulary.within(self.vocab_size)
 
+    def drawing(self, context: Context) -> Drawing:
+        return Drawing(self.speculation, context, self.method, self.vocabulary)
+
     def logits(self, hidden):
         """Logits of drafts over the draft vocabulary, ``[..., D] -> [..., Vd]``. No token past V is drafted."""
         logits, vocabulary = self.model.logits(hidden), self.vocabulary
@@ -89,7 +91,6 @@ class DraftModel(Drawn):
         return jnp.where(known, logits, -jnp.inf)
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, "draft_model", self.vocabulary)
         # Draft i is drawn by the pass that reads position length - 1 + i, so the draft model must have that position.
         room = context.room_within(self.model.config.max_position - context.length + 1)
 
@@ -105,7 +106,7 @@ class DraftModel(Drawn):
             hidden, cache = self.model(token, positions, cache, view)
             return cache, self.logits(hidden)
 
-        cache, proposal = drawing.chain(self.logits(hidden), cache, next_pass, room)
+        cache, proposal = self.drawing(context).chain(self.logits(hidden), cache, next_pass, room)
         if reading is None:
             return cache, proposal
         return RecurrentDraft(cache, state.rows.advanced(reading, reading.pending(proposal.tokens, room))), proposal

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context
+from jspec.drafting.base import Context, Setup, Stateless
+from jspec.models.protocols import Target
 from jspec.pallas.sampling.warped_logits import WarpedLogits
 from jspec.registry import argmax_below
 from jspec.sampling.distribution import Distribution, Warp, leading, make_distribution
@@ -97,6 +98,10 @@ class Drawing:
         point_mass = self.warp.greedy[:, None] | self.context.fixed_among(tokens)
         return Proposal(tokens, leading(distribution.finite & usable), distribution, point_mass)
 
+    def at_once(self, logits, room) -> Proposal:
+        """The proposal of K drafts that are drawn from their logits ``[B, K, Vd]``, none of which depends on another."""
+        return self.proposal(*self.draw(logits, 0), room)
+
     def chain(self, logits, carry, read: Callable, room, unroll_all: bool = False) -> tuple[Any, Proposal]:
         """Draw K tokens one after another.
 
@@ -137,3 +142,47 @@ class Drawing:
         warped, tokens = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *drawn)
         distribution = dataclasses.replace(distribution, warped=WarpedLogits(*warped))
         return carry, self.proposal(distribution, tokens, room)
+
+
+class Drawn:
+    """What drafters have in common whose drafts are drawn from the logits of ``head`` as ``speculation`` says."""
+
+    head: Any
+    speculation: Speculation
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.speculation.most_draft_tokens
+
+    def drawing(self, context: Context) -> Drawing:
+        """How the drafts of a round are drawn."""
+        return Drawing(self.speculation, context, self.head.config.method, DraftVocabulary.of(self.head))
+
+
+@dataclasses.dataclass(frozen=True)
+class FromNewestFeature(Drawn, Stateless):
+    """A drafter that keeps nothing between rounds: it reads the newest feature of the target, which is the hidden state of
+    the token before the newest one.
+
+    After a prompt of one token there is none yet, and the first round drafts nothing.
+
+    Attributes:
+      head: the draft head.
+      target: the target, whose embedding and output head it may borrow.
+      speculation: K, and how drafts are drawn.
+    """
+
+    head: Any
+    target: Target
+    speculation: Speculation
+
+    aux_layers = ()
+
+    @classmethod
+    def build(cls, setup: Setup):
+        return cls(setup.draft, setup.target, setup.speculation)
+
+    @staticmethod
+    def room(context: Context) -> jax.Array:
+        """The largest number of drafts that each row can use, int32 ``[B]``."""
+        return jnp.where(context.length > 1, context.room, 0)

@@ -9,13 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Drawn, Prompt, Setup
-from jspec.drafting.drawing import Drawing
+from jspec.drafting.base import Context, Prompt, Setup
+from jspec.drafting.drawing import Drawn
 from jspec.drafting.window import make_window
 from jspec.models.cache_pools import init_pool
 from jspec.models.kv_cache import PagedView
 from jspec.models.protocols import DraftHead, Target
-from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +65,11 @@ class Eagle(CachedHead):
         return self.max_position + 1  # the first draft of a round needs slot length - 2
 
     def prefill(self, state, prompt: Prompt):
-        view = prompt.view
-        view = dataclasses.replace(view, valid=view.valid & (view.positions < self.max_position))
+        view = prompt.view_before(self.max_position)
         embedded, features = self.head.embed(prompt.following, self.target), self.head.fuse(prompt.features)
         return self.head(embedded, features, view.positions, state, view)[1]
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, self.head.config.method, DraftVocabulary.of(self.head))
         newest = context.length - 2  # the newest slot whose feature the target has computed
         # Draft i is drawn after slot newest + i, so the draft head must have that position.
         room = jnp.where(newest >= 0, context.room_within(self.max_position - newest), 0)
@@ -92,7 +89,7 @@ class Eagle(CachedHead):
             return (hidden, cache), self.head.logits(hidden, self.target)
 
         logits = self.head.logits(hidden, self.target)
-        (_, cache), proposal = drawing.chain(logits, (hidden, cache), next_pass, room, self.passes_differ)
+        (_, cache), proposal = self.drawing(context).chain(logits, (hidden, cache), next_pass, room, self.passes_differ)
         return cache, proposal
 
     @property
@@ -101,6 +98,7 @@ class Eagle(CachedHead):
         return False
 
     def read(self, i, embedded, features, positions, cache, view):
-        """The pass that reads draft i - 1; arguments and results are those of the draft head."""
+        """The pass that reads draft i - 1: the hidden state of its slot ``[B, 1, D]``, and the cache. Arguments are those of
+        the draft head (``jspec.models.protocols.DraftHead``), with T = 1."""
         del i
         return self.head(embedded, features, positions, cache, view)

@@ -11,11 +11,9 @@ import jax.numpy as jnp
 
 from jspec.drafting.base import Context, Setup
 from jspec.drafting.draft_model import DraftModel
-from jspec.drafting.drawing import Drawing
 from jspec.drafting.eagle import Eagle
 from jspec.drafting.window import make_window
 from jspec.models.protocols import MaskedHead
-from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +23,6 @@ class ParallelHead(Eagle):
     head: MaskedHead
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, self.head.config.method, DraftVocabulary.of(self.head))
         K, newest, head = self.num_draft_tokens, context.length - 2, self.head
         room = jnp.where(newest >= 0, context.room_within(self.max_position - newest), 0)
 
@@ -38,8 +35,8 @@ class ParallelHead(Eagle):
         embedded = head.embed(tokens, self.target)
         hidden, cache = head(embedded, features, window.positions, state, window.view(context))
 
-        distribution, tokens = drawing.draw(head.logits(window.after_newest(hidden, K), self.target), 0)
-        return cache, drawing.proposal(distribution, tokens, room)
+        logits = head.logits(window.after_newest(hidden, K), self.target)
+        return cache, self.drawing(context).at_once(logits, room)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +49,14 @@ class ParallelModel(DraftModel):
 
     mask_token_id: int
 
+    method = "parallel"
+
     @classmethod
     def build(cls, setup: Setup):
         config: Any = setup.config
         return cls(setup.draft, setup.target_config.vocab_size, setup.speculation, config.mask_token_id)
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, "parallel", self.vocabulary)
         K, max_position = self.num_draft_tokens, self.model.config.max_position
         # Draft i is drawn after slot length - 1 + i, so the model must have that position.
         room = context.room_within(max_position - context.length + 1)
@@ -67,5 +65,4 @@ class ParallelModel(DraftModel):
         tokens = jnp.where(window.masks, self.mask_token_id, context.tokens_at(window.positions))
         hidden, cache = self.model(tokens, window.positions, state, window.view(context))
 
-        distribution, tokens = drawing.draw(self.logits(window.after_newest(hidden, K)), 0)
-        return cache, drawing.proposal(distribution, tokens, room)
+        return cache, self.drawing(context).at_once(self.logits(window.after_newest(hidden, K)), room)

@@ -27,7 +27,7 @@ from jspec.drafting.base import Text
 from jspec.models.cache_pools import LayerKV, LayerShape, init_cache
 from jspec.models.kv_cache import PagedView
 from jspec.models.protocols import LanguageModel
-from jspec.pallas.delta_net.state import AppendRows, DeltaState, PrefillRows, VerifyRows
+from jspec.pallas.delta_net.state import DeltaState, PrefillRows, VerifyRows
 from jspec.sampling.distribution import leading
 
 NOTHING = -1  # no token
@@ -54,9 +54,10 @@ class Reading(NamedTuple):
         """The hidden state of the last token that each row has read, ``[B, T, D] -> [B, 1, D]``."""
         return jnp.take_along_axis(hidden, jnp.maximum(self.num_read - 1, 0)[:, None, None], axis=1)
 
-    def append(self, i, reads) -> AppendRows:
+    def append(self, i, reads) -> VerifyRows:
         """Pass i of the round, which reads draft i - 1 in the rows that ``reads``, bool ``[B]``, says."""
-        return AppendRows(self.row, reads.astype(jnp.int32), self.num_read + i - 1, self.half)
+        pending = self.num_read + i - 1
+        return VerifyRows(self.row, reads.astype(jnp.int32), pending, self.half, fresh=None, append=True)
 
     def pending(self, drafts, room) -> jax.Array:
         """The pending tokens behind the round, int32 ``[B, T + K - 1]``, and ``NOTHING`` behind them.
@@ -100,6 +101,7 @@ class DraftRows:
         the tokens behind them and before position ``end``, int32 ``[B]``.
 
         The newest token of a text is never folded, so that what comes after it can be drafted a second time."""
+        assert text.row is not None
         index = jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None]
         positions = self.folded[:, None] + index
         stands = (self.tokens == text.tokens_at(positions)) & (positions < text.length[:, None] - 1)
@@ -146,7 +148,7 @@ class RecurrentDraft:
     def prefill(self, model: LanguageModel, tokens, view: PagedView) -> "RecurrentDraft":
         """After the model has read segments of prompts, int32 ``[B, C]``, of which ``view`` says what is valid."""
         assert isinstance(view.recurrent, PrefillRows)
-        rows = view.recurrent._replace(tokens=jnp.sum(view.valid, axis=1, dtype=jnp.int32))
+        rows = replace(view.recurrent, tokens=jnp.sum(view.valid, axis=1, dtype=jnp.int32))
         _, layers = model(tokens, view.positions, self.layers, replace(view, recurrent=rows))
         return replace(self, layers=layers)
 

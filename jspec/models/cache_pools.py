@@ -19,10 +19,10 @@ import jax.numpy as jnp
 
 from jspec.config import ModelConfig
 from jspec.pallas.attention.fp8 import STORED, KVScales
-from jspec.pallas.attention.paged import has_kernel
+from jspec.pallas.attention.table import ROPE_AND_WRITE_KV, Attention
 from jspec.pallas.delta_net.projections import DeltaHeads
 from jspec.pallas.delta_net.state import DeltaState, init_state
-from jspec.pallas.mla.attention import has_kernel as has_latent_kernel
+from jspec.pallas.mla.attention import IN_PAGES
 
 
 class LayerKV(NamedTuple):
@@ -134,10 +134,10 @@ def gathers_pages(config: ModelConfig, dtype: str, on_gpu: bool) -> bool:
         return True
     if latent is not None:
         query = jax.ShapeDtypeStruct((1, 1, 1, latent.cached), kind)
-        return not has_latent_kernel(query, query, latent.rank)
+        return not IN_PAGES.serves(query, query, latent.rank)
     sizes = {config.layer(number).head_dim for number in range(config.num_layers)}
     queries = [jax.ShapeDtypeStruct((1, 1, 1, size), kind) for size in sizes]
-    return not all(has_kernel(query, query) for query in queries)
+    return not all(ROPE_AND_WRITE_KV.serves(Attention(query, query)) for query in queries)
 
 
 def init_pool(shapes: Sequence[LayerShape], pages: int, page_size: int, dtype) -> tuple[LayerKV | None, ...]:

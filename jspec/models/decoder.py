@@ -19,7 +19,7 @@ from flax import nnx
 from jspec.config import ModelConfig, Shards
 from jspec.models.cache_pools import KVRounding, LayerShape, cache_shape, with_rounding
 from jspec.models.decoder_layer import Layer, apply_layer
-from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.layers import Linear, Norm, linear_maps, random_params, times, weight_of
 from jspec.models.per_layer import LayerInputs
 from jspec.models.w8a8 import with_quantized_inputs
@@ -85,7 +85,7 @@ class Decoder(nnx.Module):
         self.norm = Norm(D, config.rms_norm_eps, config.norm, dtype=dtype) if config.final_norm else None
         rows = config.dimensions["Vd"] if config.reduced else V
         self.head = None if tied else linear(W or D, rows, quantization=config.head_quantization)
-        self.draft_ids = nnx.Param(first_tokens(config.vocab_size, rows)) if config.reduced else None
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens, self.quantize_head_inputs = None, False  # before ``prepare``
         self.peers: Peers | None = nnx.data(None)
         self.project_in = None if W is None else projection("project_in", W, D)
@@ -103,7 +103,7 @@ class Decoder(nnx.Module):
         drafter = with_quantized_inputs(self, head=False)
         drafter.peers = self.peers = peers
         form = self.embedding_form if self.head is None else self.head.form
-        drafter.quantize_head_inputs = form is not None and form.kind == "int8" and self.norm is not None
+        drafter.quantize_head_inputs = form == format_of("int8") and self.norm is not None
         return with_draft_tokens(drafter)
 
     def embed(self, tokens):
@@ -116,7 +116,7 @@ class Decoder(nnx.Module):
             here = (rows >= 0) & (rows < self.embedding.shape[0])
             rows = jnp.where(here, rows, 0)
         found = self._stored_embedding[rows]
-        vectors = found.numbers if found.form is None else found.dequantize().astype(self.dtype)
+        vectors = found.numbers if found.is_plain else found.dequantize().astype(self.dtype)
         if self.shards is not None and here is not None:  # one shard has the token, and the others add zeros
             part = PartialSums(jnp.where(here[..., None], vectors, 0)[..., None, :], reduce_axis=self.shards.axis)
             vectors = reduce_with(self.peers, part, vectors.dtype)
@@ -158,8 +158,7 @@ class Decoder(nnx.Module):
         return max(len(aux_layers), 1) * self.config.hidden_size
 
     def logits(self, hidden):
-        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. A draft
-        model with a draft vocabulary has logits over that, ``[..., Vd]``."""
+        """``[..., D] -> [..., V]`` in the model's dtype: see ``LanguageModel``."""
         logits = self._shard_logits(hidden)
         if self.shards is None or self.draft_ids is not None:
             return logits

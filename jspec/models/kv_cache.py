@@ -15,21 +15,16 @@ import jax.numpy as jnp
 
 from jspec.config import NULL_PAGE
 from jspec.models.cache_pools import LayerKV
-from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
 from jspec.pallas.attention.fp8 import KVScales, decode_latents, rounded
-from jspec.pallas.attention.paged import has_kernel, paged_attention_reference
-from jspec.pallas.attention.prefill_sm90 import prefill_attention
 from jspec.pallas.attention.reference import Rotation, apply_rope, causal_mask, grouped_attention
-from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
-from jspec.pallas.attention.widened import has_widened_attention_kernel, widened_attention_kernel
+from jspec.pallas.attention.table import ONE_LAUNCH, ROPE_AND_WRITE_KV, Attention, paged_attention
 from jspec.pallas.delta_net.recur import DeltaInputs, Rows, recur, recur_from_zero
 from jspec.pallas.delta_net.state import DeltaState
-from jspec.pallas.dispatch import by_platform, on_hopper
-from jspec.pallas.mla.attention import has_kernel as has_latent_kernel
-from jspec.pallas.mla.attention import latent_attention
+from jspec.pallas.dispatch import by_platform
+from jspec.pallas.mla.attention import IN_PAGES, latent_attention
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_write_kv_kernel
-from jspec.pallas.mla.prefill import has_up_projected_attention_kernel, up_projected_attention
+from jspec.pallas.mla.prefill import UP_PROJECTED, up_projected_attention
 from jspec.pallas.weights.head_maps import HeadMaps
 
 
@@ -208,11 +203,7 @@ class PagedView(View):
     def attend(self, q, kv: LayerKV, spec: AttentionSpec) -> jax.Array:
         """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same
         shape."""
-        args = q, kv.k, kv.v, self.queries, spec, kv.scales
-        may_widen = self.may_up_project and kv.scales is not None and on_hopper()
-        if may_widen and has_widened_attention_kernel(q, kv.k, self.queries, spec):
-            return by_platform(widened_attention_kernel, paged_attention_reference, *args)
-        return prefill_attention(*args)
+        return paged_attention(q, kv.k, kv.v, self.queries, spec, kv.scales, self.may_up_project)
 
     def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv: LayerKV):
         """As ``View.write_latent_kv``. On an NVIDIA GPU it is one kernel."""
@@ -227,8 +218,7 @@ class PagedView(View):
             return q, kv.with_written(pool, None, *scales)
 
         args = self, compressed, query_weight, latent_weight, rotation, kv
-        has_kernel = has_latent_kernel(compressed, kv.k, latent_weight.shape[0])
-        return by_platform(kernel, composed, *args) if has_kernel else composed(*args)
+        return by_platform(kernel, composed, *args, supported=IN_PAGES.serves(compressed, kv.k, latent_weight.shape[0]))
 
     def attend_latents(self, q, kv: LayerKV, rank: int, scale: float) -> jax.Array:
         """As ``View.attend_latents``."""
@@ -236,7 +226,7 @@ class PagedView(View):
 
     def up_projects(self, q, kv: LayerKV, maps: HeadMaps) -> bool:
         """As ``View.up_projects``: on Hopper GPUs, for many query tokens of sizes that their kernel supports."""
-        return self.may_up_project and on_hopper() and has_up_projected_attention_kernel(q, kv.k, self.queries, maps)
+        return self.may_up_project and UP_PROJECTED.serves(q, kv.k, self.queries, maps)
 
     def attend_up_projected(self, q, kv: LayerKV, maps: HeadMaps, scale: float) -> jax.Array:
         """As ``View.attend_up_projected``."""
@@ -245,28 +235,26 @@ class PagedView(View):
     def rope_and_write_kv(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int):
         """As ``View.rope_and_write_kv``. On an NVIDIA GPU it is one kernel."""
         composed = functools.partial(View.rope_and_write_kv, num_kv_heads=num_kv_heads)
-        if not has_kernel(qkv, kv.k):
-            return composed(self, qkv, rotation, kv)
 
         def kernel(view, qkv, rotation, kv):
-            q, *written = rope_and_write_kv_kernel(qkv, rotation, kv.k, kv.v, view.queries, kv.scales)
+            q, *written = ROPE_AND_WRITE_KV.kernel(qkv, rotation, kv.k, kv.v, view.queries, kv.scales)
             return q, kv.with_written(*written)
 
-        return by_platform(kernel, composed, self, qkv, rotation, kv)
+        supported = ROPE_AND_WRITE_KV.serves(Attention(qkv, kv.k))
+        return by_platform(kernel, composed, self, qkv, rotation, kv, supported=supported)
 
     def extend(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int, spec: AttentionSpec):
         """As ``View.extend``. On an NVIDIA GPU it is one kernel, where each row has few tokens and pages of its own. In
         that kernel a row attends to slots that other rows have written before the call, and may miss those that they
         write in it."""
         composed = functools.partial(View.extend, num_kv_heads=num_kv_heads, spec=spec)
-        if self.shared or not has_decode_attention_kernel(qkv, kv.k):
-            return composed(self, qkv, rotation, kv)
 
         def kernel(view, qkv, rotation, kv):
-            out, *written = decode_attention_kernel(qkv, rotation, kv.k, kv.v, view.queries, spec, scales=kv.scales)
+            out, *written = ONE_LAUNCH.kernel(qkv, rotation, kv.k, kv.v, view.queries, spec, scales=kv.scales)
             return out, kv.with_written(*written)
 
-        return by_platform(kernel, composed, self, qkv, rotation, kv)
+        supported = not self.shared and ONE_LAUNCH.serves(Attention(qkv, kv.k, self.queries))
+        return by_platform(kernel, composed, self, qkv, rotation, kv, supported=supported)
 
 
 @jax.tree_util.register_dataclass

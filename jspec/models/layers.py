@@ -29,12 +29,8 @@ class Linear(nnx.Module):
     """``y = W x (+ b)``, where W is ``weight``, dequantised by ``scale`` if the weight is quantised.
 
     Attributes:
-      weight: ``[out, in]`` of ``dtype``. A quantised one is int8 or float8_e4m3fn, or packed codes of four bits, uint8
-        ``[out, 64 blocks]``.
-      scale: float32 ``[out]``; of FP8 in blocks float32 ``[out, groups]``, and of four bits ``[out, groups]`` or ``[out,
-        groups, 2]``, and of MXFP4 uint8 ``[out, groups]`` (``jspec.quantization``). None for a weight that is not quantised.
-      channel_scale: of NVFP4 float32 ``[out, 2]``, else None.
-      order: int32 ``[in]``, which number of x each input of the weight is, where that has them in another order; else None.
+      weight, scale, channel_scale, order: the arrays of a ``Weight [out, in]``: ``numbers`` of ``dtype`` if it is not
+        quantised, and None for those that its format does not have.
       bias: ``[out]`` of ``dtype``, or None.
       reduce_axis: the mesh axis whose shards have parts of the inputs each, and over which products are therefore added
         up; None if all inputs are here.
@@ -140,8 +136,16 @@ class Norm(nnx.Module):
         options = SumOptions(scale=scale)
         if out_norm is not None:
             options = SumOptions(out_norm.weight[...], out_norm._bias, scale)
-        how = self.eps, self.kind, self.quantize_outputs
-        return add_norm(x, y, self.weight[...], self._bias, *how, options)
+        return add_norm(
+            x,
+            y,
+            weight=self.weight[...],
+            bias=self._bias,
+            eps=self.eps,
+            kind=self.kind,
+            quantize=self.quantize_outputs,
+            options=options,
+        )
 
     @property
     def scale(self) -> jax.Array:

@@ -23,9 +23,8 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 def abstract_params(config: DraftConfig, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStruct]:
     """Shape and dtype of every parameter of ``config`` by its name. Nothing is allocated."""
-    return {
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in _flat(_abstract(config, dtype)).items()
-    }
+    flat = flat_params(_abstract(config, dtype))
+    return {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in flat.items()}
 
 
 def init(config: DraftConfig, rngs: nnx.Rngs, dtype: str = "float32"):
@@ -128,16 +127,12 @@ def _require_stored(name: str, array: jax.typing.ArrayLike, expected):
 
 def flat_params(model: nnx.Module) -> dict[str, jax.Array]:
     """Every parameter of ``model`` by its dotted name."""
-    return _flat(model)
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))
+    return {_dotted(path): leaf for path, leaf in leaves}
 
 
 def _abstract(config, dtype: str):
     return nnx.eval_shape(lambda: init(config, nnx.Rngs(0), dtype))
-
-
-def _flat(model) -> dict:
-    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))
-    return {_dotted(path): leaf for path, leaf in leaves}
 
 
 def _dotted(path) -> str:

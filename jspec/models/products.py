@@ -10,7 +10,8 @@ from flax import nnx
 from jspec.models.layers import Linear
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
-from jspec.pallas.matmul.table import TABLE, Product, explain
+from jspec.pallas.dispatch import explain
+from jspec.pallas.matmul.table import TABLE, Product
 
 
 def kernels_of(model: Any, tokens: int) -> Iterator[str]:
@@ -18,12 +19,12 @@ def kernels_of(model: Any, tokens: int) -> Iterator[str]:
     the rows before it for weights that are stored so, why they do not."""
     seen = set()
     for name, product in _products(model, tokens):
-        if (key := (name, product.weight.shape, product.stored)) not in seen:
+        if (key := (name, product.weight.shape, product.weight.kind)) not in seen:
             seen.add(key)
-            *refused, (row, _) = explain(product).items()
-            stored = {row.name for row in TABLE if product.stored in row.weights}
+            *refused, (row, _) = explain(TABLE, product).items()
+            stored = {row.name for row in TABLE if product.weight.kind in row.weights}
             reasons = "".join(f', not by "{other}" ({why})' for other, why in refused if other in stored)
-            yield f'{name} {list(product.weight.shape)} in {product.stored} by "{row}"{reasons}'
+            yield f'{name} {list(product.weight.shape)} in {product.weight.kind} by "{row}"{reasons}'
 
 
 def _products(model: Any, tokens: int) -> Iterator[tuple[str, Product]]:

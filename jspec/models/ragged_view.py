@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jspec.models.kv_cache import PagedView, View
-from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec, RaggedLayout
+from jspec.pallas.attention.table import ONE_LAUNCH, Attention
 from jspec.pallas.delta_net.recur import DeltaInputs
 from jspec.pallas.delta_net.state import DeltaState
 from jspec.pallas.dispatch import by_platform
@@ -79,12 +79,12 @@ class RaggedView(View):
 
         def kernel(view, qkv, rotation, kv):
             args = qkv, rotation, kv.k, kv.v, view.rows.queries, spec, view.layout, kv.scales
-            out, *written = decode_attention_kernel(*args)
+            out, *written = ONE_LAUNCH.kernel(*args)
             return out, kv.with_written(*written)
 
         args = self, qkv, rotation, kv
-        has_kernel = has_decode_attention_kernel(qkv, kv.k, self.rows.positions.shape[1])
-        return by_platform(kernel, composed, *args) if has_kernel else composed(*args)
+        supported = ONE_LAUNCH.serves(Attention(qkv, kv.k, self.rows.queries))
+        return by_platform(kernel, composed, *args, supported=supported)
 
     def recur(self, inputs: DeltaInputs, state: DeltaState | None) -> tuple[jax.Array, DeltaState | None]:
         """As ``View.recur``, of Q tokens."""

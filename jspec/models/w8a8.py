@@ -20,6 +20,7 @@ from flax import nnx
 
 from jspec.models.flatten import copied
 from jspec.models.layers import Linear
+from jspec.quantization.formats import format_of
 
 
 def with_quantized_inputs(drafter: Any, *, head: bool = True, concatenated: bool = False) -> Any:
@@ -89,7 +90,7 @@ def _quantize_inputs_of_attention(layer: Any, kind: str, concatenated: bool, res
 def _quantize_inputs_of(linear: Any, kind: str, norm: Any = None) -> None:
     """Have one map quantise its inputs if its weights are stored as ``kind``, and its norm quantise its outputs if no other
     map reads them."""
-    if linear is None or linear.form is None or linear.form.kind != kind:
+    if linear is None or linear.form != format_of(kind):
         return
     linear.quantize_inputs = kind
     if norm is not None:

@@ -1,25 +1,36 @@
 """Kernel or reference implementation, decided when a program is lowered, by the platform that it is lowered for."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import jax
 
 _HOPPER = "H100", "H200", "H800", "H20", "GH200"
 
 
-def by_platform(kernel: Callable, reference: Callable, *args):
-    """``kernel(*args)`` in a program for an NVIDIA GPU, ``reference(*args)`` in any other."""
-    return jax.lax.platform_dependent(*args, cuda=kernel, default=reference)
+def by_platform(kernel: Callable, reference: Callable, *args, supported: bool = True, **options):
+    """``kernel`` of the arguments in a program for an NVIDIA GPU, and ``reference`` of them in any other, or in all if the
+    kernel does not support them."""
+    if options:
+        kernel, reference = (functools.partial(function, **options) for function in (kernel, reference))
+    return jax.lax.platform_dependent(*args, cuda=kernel, default=reference) if supported else reference(*args)
+
+
+def differentiable(kernel: Callable, reference: Callable, *args, **options):
+    """``by_platform`` with the derivative of the reference implementation. A kernel by itself has none."""
+    if options:
+        kernel, reference = (functools.partial(function, **options) for function in (kernel, reference))
+    return _differentiable(kernel, reference, *args)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def differentiable(kernel: Callable, reference: Callable, *args):
-    """``by_platform`` with the derivative of the reference implementation. A kernel by itself has none."""
+def _differentiable(kernel: Callable, reference: Callable, *args):
     return by_platform(kernel, reference, *args)
 
 
-@differentiable.defjvp
+@_differentiable.defjvp
 def _(kernel: Callable, reference: Callable, primals, tangents):
     del kernel
     return jax.jvp(reference, primals, tangents)
@@ -29,3 +40,50 @@ def on_hopper() -> bool:
     """Whether programs are lowered for a Hopper GPU: the device of the mesh in use, or else the default one, is one."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None) or jax.devices()[0]
     return any(name in device.device_kind for name in _HOPPER)
+
+
+class Row:
+    """A row of a table of kernels: a way to compute some cases, each described by one or more arguments.
+
+    Attributes:
+      name: what the row is.
+      conditions: what it asks of a case: whether that is so, and what to say if it is not.
+    """
+
+    name: str
+    conditions: Callable[..., Iterator[tuple[bool, str]]]
+
+    def refusal(self, *case) -> str | None:
+        """Why the row is not for a case in programs for this machine's GPU, in words; None if it is."""
+        return next((reason for holds, reason in self.conditions(*case) if not holds), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelRow(Row):
+    """A row for one kernel, with its conditions as a function."""
+
+    name: str
+    kernel: Callable
+    conditions: Callable[..., Iterator[tuple[bool, str]]]
+
+    def serves(self, *case) -> bool:
+        """Whether the kernel can be used for a case."""
+        return self.refusal(*case) is None
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def row_of(table: Sequence[AnyRow], case) -> AnyRow:
+    """The first row of a table that serves a case."""
+    return next(row for row in table if row.refusal(case) is None)
+
+
+def explain(table: Sequence[Row], case) -> dict[str, str | None]:
+    """For each row of a table up to the one that serves a case, by its name: why it does not; None for the last one."""
+    found: dict[str, str | None] = {}
+    for row in table:
+        found[row.name] = row.refusal(case)
+        if found[row.name] is None:
+            break
+    return found

@@ -6,11 +6,15 @@ float16 and a zero. Formats of one ``kind`` differ in such settings alone, and `
 | kind | names | |
 |---|---|---|
 | ``int8``, ``fp8`` | as the kind | a scale for each output channel |
-| ``fp8_block`` | as the kind | a scale for each 128 inputs (``jspec.quantization.fp8_block``) |
+| ``fp8_block`` | as the kind | a scale for each 128 inputs |
 | ``int4`` | ``int4_<group>_<scale>[_zeros][_ordered]`` | ``jspec.quantization.codes``; the group is ``all`` where all of a |
 | ``int8_groups`` | ``int8_<group>_<scale>...`` | channel are one; ``int4`` is short for ``int4_128_bfloat16`` |
 | ``nvfp4``, ``mxfp4`` | as the kind | ``jspec.quantization.nvfp4``, ``jspec.quantization.mxfp4`` |
 | ``mxfp4_pairs`` | as the kind | experts of gpt-oss (``jspec.quantization.mxfp4_pairs``) |
+
+Checkpoints of DeepSeek-V3, and those that follow it, have one scale for a block of 128 output channels and 128 inputs. In
+``fp8_block`` it stands at each of these output channels, so that parts of a weight can begin and end anywhere: queries, keys
+and values one after another, the experts of a layer, the shards of a model. The scales take 3% of the bytes of the numbers.
 
 Configs read this module, so it imports no array library: dtypes are names."""
 

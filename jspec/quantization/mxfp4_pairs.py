@@ -19,16 +19,12 @@ A product reads one pair of many output features at a time, so these lie side by
 of a bfloat16. (A kernel puts the bits of a code into a bfloat16, where they stand for 2^-126 of their number.) Where the
 number of groups is odd, the last one is followed by a group of zeros."""
 
-import math
-
 # Where a half holds the codes of a, b, c and d: the shifts to the right that bring the magnitude and the sign to bit 0.
 BITS = {"a": (6, 15), "b": (3, 12), "c": (0, 14), "d": (9, 13)}
 GROUP = 32  # input features that share a scale
 PAIR = 2 * GROUP
 LARGEST_SCALE = 128  # 2^1, for weights up to 12: larger ones have no factor. The format ends at 254, 2^127
-_ONE = 127  # the scale that stands for 2^0
 _FACTOR = 126  # what is added to a scale for the exponent of its factor, in bfloat16: 2^126 times as much
-_STD_OF_RANDOM_CODES = 2.93  # of the numbers that equally likely codes stand for
 
 
 def num_pairs(inputs: int) -> int:
@@ -39,9 +35,3 @@ def num_pairs(inputs: int) -> int:
 def factors(first, second):
     """The stored scales of the two groups of a pair, ints or integer arrays of 32 bits."""
     return first + _FACTOR << 7 | second + _FACTOR << 23
-
-
-def factors_of_random_codes(inputs: int) -> int:
-    """Factors with which equally likely codes have a standard deviation near ``inputs ** -0.5``."""
-    scale = _ONE + round(math.log2(inputs**-0.5 / _STD_OF_RANDOM_CODES))
-    return factors(scale, scale)

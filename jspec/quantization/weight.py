@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.quantization import codes, fp8_block, mxfp4, mxfp4_pairs, nvfp4, unpack_pairs
-from jspec.quantization.formats import Format, StoredArray, num_groups
+from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4, unpack_pairs
+from jspec.quantization.formats import GROUP, Format, StoredArray, num_groups
 
 
 @jax.tree_util.register_dataclass
@@ -63,6 +63,31 @@ class Weight:
         """``(..., out, in)`` of what it stands for."""
         before = self.numbers.shape[1:-1] if self.in_pairs else self.numbers.shape[:-1]
         return *before, self.inputs
+
+    @property
+    def kind(self) -> str:
+        """What it is: the kind of its format, or the dtype of its numbers if it has none."""
+        return self.numbers.dtype.name if self.form is None else self.form.kind
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is not quantised: its numbers are what it stands for."""
+        return self.form is None
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether each output channel has one scale."""
+        return self.form is not None and self.form.per_channel
+
+    @property
+    def zeros(self) -> bool:
+        """Whether groups have zeros of their own, beside their scales."""
+        return self.form is not None and self.form.zeros
+
+    @property
+    def group(self) -> int | None:
+        """How many inputs share a scale; None if all of an output channel do, or there are no scales."""
+        return None if self.form is None else self.form.group
 
     @property
     def packed(self) -> bool:
@@ -120,7 +145,7 @@ class Weight:
         if self.form is not None and self.form.in_codes:
             return self._differences() * self._of_inputs(self._scales())
         if self.form is not None and self.form.kind == "fp8_block":
-            return fp8_block.dequantize(self.numbers, self.scale)
+            return self.numbers.astype(np.float32) * self._xp.repeat(self.scale, GROUP, axis=-1)[..., : self.inputs]
         if self.in_pairs:
             wide = unpack_pairs.dequantize(self.numbers, self.scale, self.inputs).astype(np.float32)
             return self._xp.asarray(wide)

@@ -11,7 +11,6 @@ stops.py              stop tokens on the device
 distribution.py       the distribution of logits
 draft_vocabulary.py   distributions over a draft vocabulary
 verify.py             the verification rules
-synthetic.py          acceptance at given rates, for benchmarks
 confidence.py         a drafter's confidence in its drafts
 logprobs.py           log-probabilities of tokens
 """

@@ -13,13 +13,26 @@ SPECULATION_FIELDS = tuple(field.name for field in dataclasses.fields(Speculatio
 ENGINE_FIELDS = tuple(field.name for field in dataclasses.fields(EngineConfig))
 # The arguments of ``jspec.load`` that are fields of neither; tests/test_api.py compares them with its signature.
 LOAD_ARGUMENTS = (
-    *("draft", "speculation", "engine", "ngram_corpus", "aux_convention", "norm_output", "mask_token_id", "mask_first"),
-    *("costs", "tensor_parallel", "draft_tensor_parallel", "expert_parallel", "gpu_memory_utilization"),
-    *("compilation_cache", "generation_config", "check_files", "download"),
+    "draft",
+    "speculation",
+    "engine",
+    "ngram_corpus",
+    "aux_convention",
+    "norm_output",
+    "mask_token_id",
+    "mask_first",
+    "costs",
+    "tensor_parallel",
+    "draft_tensor_parallel",
+    "expert_parallel",
+    "gpu_memory_utilization",
+    "compilation_cache",
+    "generation_config",
+    "check_files",
+    "download",
 )
-LOAD_ALIASES = Speculation.aliases | {
-    f"{name}_size": name for name in ("tensor_parallel", "draft_tensor_parallel")
-}  # vLLM's names
+_VLLM_NAMES = {"tensor_parallel_size": "tensor_parallel", "draft_tensor_parallel_size": "draft_tensor_parallel"}
+LOAD_ALIASES = Speculation.aliases | _VLLM_NAMES
 
 _LOADING = dict.fromkeys(
     [*LOAD_ARGUMENTS, *SPECULATION_FIELDS, *ENGINE_FIELDS, *LOAD_ALIASES],

@@ -78,9 +78,8 @@ class RoundNoise:
     def accept_uniforms(self, K: int) -> jax.Array:
         """Uniforms of the accept tests, float32 ``[B, K]`` in (0, 1)."""
         index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (self.length.shape[0], K))
-        key_0, key_1 = self._of_rows()._round_key(
-            Stream.ACCEPT, index
-        )  # as two arrays they need no kernel that stacks them
+        # As two arrays, the words need no kernel that stacks them.
+        key_0, key_1 = self._of_rows()._round_key(Stream.ACCEPT, index)
         return uniform_of_bits(threefry_bits(key_0, key_1, jnp.uint32(0)))
 
     def last_key(self, accepted, count) -> tuple:

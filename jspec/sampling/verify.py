@@ -78,7 +78,7 @@ class VerifyResult(NamedTuple):
 
 
 class Decide(Protocol):
-    """The final decision on how many drafts stand; ``sampling.synthetic`` overrules the rule."""
+    """The final decision on how many drafts stand; benchmarks overrule the rule."""
 
     def __call__(self, accepted: jax.Array, count: jax.Array, noise: RoundNoise) -> jax.Array:
         """How many drafts stand if the rule accepts ``accepted`` of ``count`` valid ones, all int32 ``[B]``."""

@@ -5,20 +5,17 @@ token of the window, the *label*, and with the target's distribution after token
 of the head: slot i if the anchor's slot drafts, otherwise slot i + 1."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jspec.config.heads import BlockConfig
 from jspec.models.protocols import Target
 from jspec.pallas.matmul import matmul
 from jspec.train.block_attention import Anchored
-from jspec.train.initial_weights import frequent_tokens, known_tokens, output_head_of
-from jspec.train.loop import Params
+from jspec.train.initial_weights import DraftVocabulary
 from jspec.train.losses import TrainingBatch, float32_logits, soft_cross_entropy
 
 
@@ -45,7 +42,7 @@ class DraftSlots(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class FilledBlocks:
+class FilledBlocks(DraftVocabulary):
     """DFlash (2026) and DSpark (2026): the drafts of blocks at random anchors, against the text and the target.
 
     The loss of a draft is a weighted sum of four parts: the cross-entropy of the label, the cross-entropy ``-sum p log q``,
@@ -82,19 +79,6 @@ class FilledBlocks:
     @property
     def depths(self) -> int:
         return self.config.max_drafts
-
-    def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
-        """The norm before the output head starts as the target's, and an own output head with rows of the target's."""
-        del params, key
-        start = {"norm.weight": target.output_norm}
-        if not self.config.own_head:
-            return start, {}
-        draft_ids = frequent_tokens(tokens, self.config.layers.vocab_size, self.config.draft_vocab_size)
-        known = np.flatnonzero(draft_ids >= 0)
-        return start | {"head.weight": output_head_of(target)[known]}, {"draft_ids": jnp.asarray(draft_ids)}
-
-    def known(self, constants: Mapping[str, jax.Array]) -> jax.Array | None:
-        return known_tokens(self.config, constants)
 
     def loss(self, head, target, batch: TrainingBatch, key) -> jax.Array:
         return self.loss_at(head, target, batch, self.anchors(batch, key))

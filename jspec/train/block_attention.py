@@ -22,6 +22,7 @@ from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import View
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec
+from jspec.train.ttt_attention import product
 
 
 @jax.tree_util.register_dataclass
@@ -69,11 +70,6 @@ class Anchored(View):
         (B, A), n, (N, H), G = self.anchors.shape, self.block, q.shape[2:], kv.k.shape[0]
         window = spec.window
         S = kv.k.shape[2] - A * n
-        precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-
-        def product(equation, x, y):
-            return jnp.einsum(equation, x, y, precision=precision, preferred_element_type=jnp.float32)
-
         assert kv.v is not None  # no draft head keeps latents
         q = q.reshape(B, A, n, G, N // G, H)
         k, v = (x[:, :, S:].reshape(G, B, A, n, H) for x in (kv.k, kv.v))

@@ -5,17 +5,37 @@ remain on disk.
 """
 
 import pathlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 
 from jspec.checkpoints.converted.orbax import quiet
-from jspec.train.loop import TrainState
 
 MAX_KEPT = 2
-# The fields of TrainState in their order, under the names that they have on disk.
-STORED_NAMES = ("step", "seconds", "params", "moments", "key", "best", "lowest")
+
+
+class TrainState(NamedTuple):
+    """Everything that a stopped training run needs in order to continue with the same numbers, under the names on disk.
+
+    Attributes:
+      step: number of updates made so far.
+      seconds: wall time that they took, evaluations included.
+      params: fp32 master weights after these updates.
+      moments: the state of the optax optimizer, which holds Adam's first and second moments of every weight.
+      key: the key of the run. The random numbers of step i follow from it, from i and from the plan's ``steps``.
+      best: the weights with the lowest held-out loss so far.
+      lowest: their held-out loss.
+    """
+
+    step: int
+    seconds: float
+    params: Mapping[str, jax.Array]
+    moments: Any
+    key: jax.Array
+    best: Mapping[str, jax.Array]
+    lowest: float
 
 
 class Checkpoints:
@@ -41,7 +61,7 @@ class Checkpoints:
             return None
         with quiet():
             stored: Any = self._manager.restore(self.step, args=ocp.args.StandardRestore(_to_stored(like)))
-        state = TrainState(*(stored[name] for name in STORED_NAMES))
+        state = TrainState(**stored)
         return state._replace(key=jax.random.wrap_key_data(state.key))
 
     def save(self, state: TrainState):
@@ -52,4 +72,4 @@ class Checkpoints:
 
 def _to_stored(state: TrainState) -> dict[str, Any]:
     """``state`` as the dict that is stored; its key, which Orbax cannot write, as an array uint32 ``[2]``."""
-    return dict(zip(STORED_NAMES, state._replace(key=jax.random.key_data(state.key)), strict=True))
+    return state._replace(key=jax.random.key_data(state.key))._asdict()

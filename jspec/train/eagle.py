@@ -134,8 +134,7 @@ class ConditionalDrop(DraftVocabulary, DraftObjective):
     For example, with n = 100, r = 0.8 and ``floor`` = 0.2, depths 0, 1 and 9 have 100, 80 and 20 slots.
 
     Attributes:
-      config: the draft head.
-      aux_layers: after which layers of the target the head reads auxiliary hidden states.
+      config, aux_layers: as of ``TrainingTimeTest``.
       depths: K, how many drafts one pass makes.
       keep: r, the share of branches that a depth keeps of the depth before.
       floor: the smallest share of all branches that a depth keeps.
@@ -149,6 +148,10 @@ class ConditionalDrop(DraftVocabulary, DraftObjective):
     keep: float = 0.8
     floor: float = 0.2
     decay: float = 0.8
+
+    def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+        start, constants = super().start(params, target, tokens, key)
+        return start | {"mask_hidden": jax.random.normal(key, (self.config.feature_size,))}, constants
 
     def kept(self, n: int) -> tuple[int, ...]:
         """How many branches each depth keeps of the n that leave a text of n slots."""

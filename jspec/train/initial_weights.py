@@ -1,12 +1,12 @@
 """The weights that a new draft head starts from, and the draft vocabulary that it is trained for."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.config.heads import BlockConfig, Eagle3Config
 from jspec.models.protocols import Target
 from jspec.train.loop import Params
 
@@ -23,33 +23,28 @@ class FullVocabulary:
 
 
 class DraftVocabulary:
-    """For objectives of an EAGLE-3 or P-EAGLE head, which may draft only a part of the target's vocabulary.
+    """For objectives of a head that may draft only a part of the target's vocabulary.
 
-    Its output head, and the norm before that, start as copies of the target's.
+    The norm before its output head, and that head unless it is the target's own, start as copies of the target's.
     """
 
-    config: Eagle3Config
+    config: Any
 
     def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
-        config, known, constants = self.config, slice(None), {}
+        del params, key
+        config, rows, constants = self.config, slice(None), {}
+        start: dict[str, Any] = {"norm.weight": target.output_norm}
         if config.reduced:
             draft_ids = frequent_tokens(tokens, config.layers.vocab_size, config.draft_vocab_size)
-            constants["draft_ids"], known = jnp.asarray(draft_ids), np.flatnonzero(draft_ids >= 0)
-        output = output_head_of(target)
-        start = {"head.weight": output[known], "norm.weight": target.output_norm}
-        if config.mask_token_id is not None:
-            start["mask_hidden"] = jax.random.normal(key, (config.feature_size,))
+            constants["draft_ids"], rows = jnp.asarray(draft_ids), np.flatnonzero(draft_ids >= 0)
+        if config.own_head:
+            start["head.weight"] = output_head_of(target)[rows]
         return start, constants
 
     def known(self, constants: Mapping[str, jax.Array]) -> jax.Array | None:
-        return known_tokens(self.config, constants)
-
-
-def known_tokens(config: Eagle3Config | BlockConfig, constants: Mapping[str, jax.Array]) -> jax.Array | None:
-    """The tokens of a draft vocabulary in the order of their draft ids, int32 ``[Vd]``; None if it has every token."""
-    if not config.reduced:
-        return None
-    return jnp.nonzero(constants["draft_ids"] >= 0, size=config.draft_vocab_size)[0]
+        if not self.config.reduced:
+            return None
+        return jnp.nonzero(constants["draft_ids"] >= 0, size=self.config.draft_vocab_size)[0]
 
 
 def output_head_of(target: Target) -> jax.Array | np.ndarray:

@@ -15,7 +15,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ import optax
 from tqdm import tqdm
 
 from jspec._validation import is_int, is_number, require
+from jspec.train.checkpoints import Checkpoints, TrainState
 
 Params = Mapping[str, jax.Array]
 Loss = Callable[[Params, Any, jax.Array, jax.Array], Any]  # a measure that is only reported may return a pytree
@@ -98,40 +99,6 @@ class TrainingProgress:
     seconds: float
     train_loss: float
     held_out_loss: float
-
-
-class TrainState(NamedTuple):
-    """Everything that a stopped training run needs in order to continue with the same numbers.
-
-    Attributes:
-      step: number of updates made so far.
-      seconds: wall time that they took, evaluations included.
-      params: fp32 master weights after these updates.
-      opt_state: the state of the optax optimizer, which holds Adam's first and second moments of every weight.
-      key: the key of the run. The random numbers of step i follow from it, from i and from the plan's ``steps``.
-      best_params: the weights with the lowest held-out loss so far.
-      lowest_loss: their held-out loss.
-    """
-
-    step: int
-    seconds: float
-    params: Params
-    opt_state: Any
-    key: jax.Array
-    best_params: Params
-    lowest_loss: float
-
-
-class Store(Protocol):
-    """Stores training states for ``fit``. ``jspec.train.checkpoints.Checkpoints`` implements it with files."""
-
-    def latest(self, like: TrainState) -> TrainState | None:
-        """The newest state, with the structure and shapes of ``like``, or None if there is none."""
-        ...
-
-    def save(self, state: TrainState) -> None:
-        """Store ``state`` as the newest one."""
-        ...
 
 
 def _is_matrix(params: Params) -> dict[str, bool]:
@@ -213,7 +180,7 @@ def fit(
     tokens: jax.Array,
     key: jax.Array,
     report: Callable[[TrainingProgress, Params], None],
-    store: Store | None = None,
+    store: Checkpoints | None = None,
     place: Callable[[Any], Any] = lambda tree: tree,
 ) -> Params:
     """Train a model, and return the weights that had the lowest held-out loss.

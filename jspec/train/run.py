@@ -24,7 +24,7 @@ from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.checkpoints import Checkpoints
 from jspec.train.data import Corpus, read_corpus
 from jspec.train.data_parallel import replicate_beside, sharded_loss
-from jspec.train.loop import Loss, TrainingPlan, TrainingProgress, fit, make_evaluator
+from jspec.train.loop import TrainingPlan, TrainingProgress, fit, make_evaluator
 from jspec.train.methods import Sizes, initial_params, make_objective
 from jspec.train.objectives import Objective, loss_of
 from jspec.train.report import FIGURES_FILE, Log, versions, write_json
@@ -146,7 +146,10 @@ def train(run: TrainingRun) -> dict:
     store = Checkpoints(run.out / STATE_FOLDER)
     target, objective, plan = inputs.target, inputs.objective, run.plan
     params, constants, key = initialise(run, inputs)
-    loss, frozen = make_loss(run, inputs), (flatten(target).leaves, constants)
+    leaves, merge = flatten(target)
+    of_shards = target.shards is not None
+    loss = sharded_loss(objective, target, run.dtype) if of_shards else loss_of(objective, merge, run.dtype)
+    frozen = leaves, constants
     evaluate = make_evaluator(loss, *_held_out_windows(inputs.corpus, run))
     served = ServedAcceptance(
         target, objective.config, inputs.corpus.held_out, run.prompts, objective.depths, run.dtype
@@ -197,14 +200,6 @@ def initialise(run: TrainingRun, inputs: TrainingInputs) -> tuple[dict, dict, ja
     weight_key, key = jax.random.split(jax.random.key(run.seed))
     params, constants = initial_params(inputs.objective, inputs.target, inputs.corpus.train, weight_key)
     return replicate_beside(inputs.target, (params, constants, key))
-
-
-def make_loss(run: TrainingRun, inputs: TrainingInputs) -> Loss:
-    """The loss of the draft head, as ``loss_of`` returns it, on the device or the devices of the target."""
-    target, objective = inputs.target, inputs.objective
-    if target.shards is None:
-        return loss_of(objective, flatten(target).merge, run.dtype)
-    return sharded_loss(objective, target, run.dtype)
 
 
 def _held_out_windows(corpus: Corpus, run: TrainingRun) -> tuple[np.ndarray, tuple[int, int]]:

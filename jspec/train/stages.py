@@ -72,7 +72,4 @@ class EachMedusaHead(FullVocabulary, DraftObjective):
     def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
         del key
         for one in head.heads:
-            hidden = batch.hidden
-            for block in one.blocks:
-                hidden = hidden + jax.nn.silu(block(hidden))
-            yield DepthLogits(batch.slots, float32_logits(hidden, one.head, target))
+            yield DepthLogits(batch.slots, float32_logits(one.state(batch.hidden), one.head, target))

@@ -33,6 +33,12 @@ from jspec.pallas.attention.reference import causal_mask
 from jspec.pallas.attention.spec import AttentionSpec
 
 
+def product(equation: str, x, y) -> jax.Array:
+    """An einsum of two operands of one dtype, float32; of float32 in full."""
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.einsum(equation, x, y, precision=precision, preferred_element_type=jnp.float32)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Branches(View):
@@ -75,10 +81,6 @@ class Branches(View):
         if self.depth and window is not None:  # a branch's slots are consecutive, so the window holds its last W
             branch = branch[-window:]
         n = text.k.shape[2]
-        precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-
-        def product(equation, x, y):
-            return jnp.einsum(equation, x, y, precision=precision, preferred_element_type=jnp.float32)
 
         def per_attention_head(x, count):
             """``[G, B, slots, H] -> [N, B, count, H]``: KV heads repeated, so that no product needs a transpose."""

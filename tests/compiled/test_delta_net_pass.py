@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from delta_nets import advanced
 from deviceless import compiled_for_h200, why_not
 
 from benchmarks.rounds.hlo import launched, moves
@@ -12,7 +13,7 @@ from jspec.pallas.delta_net.convolution import convolve_prefill, convolve_verify
 from jspec.pallas.delta_net.prefill import prefill
 from jspec.pallas.delta_net.projections import DeltaHeads
 from jspec.pallas.delta_net.recur import DeltaInputs, recur
-from jspec.pallas.delta_net.state import AppendRows, PrefillRows, VerifyRows, init_state
+from jspec.pallas.delta_net.state import PrefillRows, VerifyRows, init_state
 from jspec.pallas.delta_net.verify import verify
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -37,8 +38,8 @@ def rounds(states, rows: VerifyRows, x, g, weight):
             o, state = verify(dataclasses.replace(state, columns=columns), rows, qkv, g, g)
             x = x.at[:, :, : HEADS.values * HEADS.value_size].set(o.reshape(*o.shape[:2], -1))
             new.append(state)
-        accepted, half = rows.advanced(rows.tokens - 1)
-        return new, rows._replace(accepted=accepted, half=half), x
+        accepted, half = advanced(rows, rows.tokens - 1)
+        return new, dataclasses.replace(rows, accepted=accepted, half=half), x
 
     return jax.lax.fori_loop(0, 10, one, (states, rows, x))
 
@@ -56,16 +57,18 @@ def drafting(state, rows: VerifyRows, x, g, weight):
     def one(_, carried):
         def append(i, carried):
             state, x = carried
+            where = {"accepted": rows.tokens + i, "half": 1 - rows.half, "fresh": jnp.zeros(rows.row.shape, bool)}
+            appending = dataclasses.replace(rows, **where, append=True)
             inputs = DeltaInputs(x[:, :1], g[:, :1], g[:, :1], weight, HEADS)
-            o, state = recur(inputs, state, AppendRows(rows.row, rows.tokens, rows.tokens + i, 1 - rows.half))
+            o, state = recur(inputs, state, appending)
             return state, x.at[:, :1, : HEADS.values * HEADS.value_size].set(o.reshape(*o.shape[:2], -1))
 
         state, rows, x = carried
         o, state = recur(DeltaInputs(x, g, g, weight, HEADS), state, rows)
         x = x.at[:, :, : HEADS.values * HEADS.value_size].set(o.reshape(*o.shape[:2], -1))
         state, x = jax.lax.fori_loop(0, 3, append, (state, x))
-        accepted, half = rows.advanced(rows.tokens - 1)
-        return state, rows._replace(accepted=accepted, half=half), x
+        accepted, half = advanced(rows, rows.tokens - 1)
+        return state, dataclasses.replace(rows, accepted=accepted, half=half), x
 
     return jax.lax.fori_loop(0, 10, one, (state, rows, x))
 

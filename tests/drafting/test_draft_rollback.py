@@ -192,7 +192,9 @@ def in_verify_pass(**change):
 
     def wrong(rows: DraftRows, *args):
         right, reading = begin(rows, *args)
-        return right._replace(**{name: make(getattr(right, name)) for name, make in change.items()}), reading
+        return dataclasses.replace(
+            right, **{name: make(getattr(right, name)) for name, make in change.items()}
+        ), reading
 
     return DraftRows, "begin", wrong
 

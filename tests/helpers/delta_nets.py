@@ -11,7 +11,6 @@ import numpy as np
 from jspec.pallas.delta_net.projections import DeltaHeads, split_heads
 from jspec.pallas.delta_net.state import DeltaState, VerifyRows, init_state
 
-ADVANCED = jax.jit(VerifyRows.advanced)
 HEADS = DeltaHeads(keys=2, values=4, key_size=32, value_size=32)
 W = 4
 
@@ -29,6 +28,13 @@ class Texts(NamedTuple):
     g: Any
     beta: Any
     weight: Any
+
+
+@jax.jit
+def advanced(rows: VerifyRows, accepted) -> tuple[jnp.ndarray, jnp.ndarray]:
+    """``accepted`` and ``half`` of the next pass, if so many tokens of this one, int32 ``[B]``, are committed."""
+    ran = rows.tokens > 0
+    return jnp.where(ran, accepted, rows.accepted), jnp.where(ran, 1 - rows.half, rows.half)
 
 
 def random_texts(R: int, N: int, seed: int, heads: DeltaHeads = HEADS, dtype="float32") -> Texts:
@@ -137,7 +143,7 @@ class Decoder:
             for b, r in enumerate(order):
                 outputs[r, done[r] : done[r] + stand[r]] = o[b, : stand[r]]
             done = done + stand
-            accepted[order], half[order] = ADVANCED(rows, stand[order].astype(np.int32))
+            accepted[order], half[order] = advanced(rows, stand[order].astype(np.int32))
         return outputs, np.asarray(state.S)[R - 1 :: -1][:R]
 
     def _step(self, state: DeltaState, rows: VerifyRows, queries: Texts):

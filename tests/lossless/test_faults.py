@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.pallas.sampling.threefry import random_bits, uniform_of_bits
+from jspec.pallas.sampling.threefry import threefry_bits, uniform_of_bits
 from jspec.sampling.streams import RoundNoise, Stream, draw_key
 from lossless import rounds, steps
 from lossless.checks import p_values
@@ -34,7 +34,7 @@ class PositionKeyed(RoundNoise):
         position = self.length[:, None] + jnp.arange(K, dtype=jnp.int32)[None]
         words = self.key_data[:, :1], self.key_data[:, 1:]
         keys = draw_key(words, Stream.ACCEPT, position, jnp.zeros_like(position))
-        return uniform_of_bits(random_bits(jnp.stack(keys, axis=-1), 1)[..., 0])
+        return uniform_of_bits(threefry_bits(*keys, jnp.uint32(0)))
 
 
 def reversed_draft(tables):

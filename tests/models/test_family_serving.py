@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from block_checkpoints import KEPT, block_checkpoint
+from delta_nets import advanced
 from disturbances import preempting, serve
 from engines import TARGET, causal
 from flax import nnx
@@ -96,7 +97,7 @@ def test_pages_give_the_logits_of_one_causal_pass(tmp_path, architecture, dtype)
             recurrent = PrefillRows(rows, count, both(True), both(False))
         else:
             accepted, half = (
-                recurrent.advanced(recurrent.tokens) if isinstance(recurrent, VerifyRows) else (both(0), both(0))
+                advanced(recurrent, recurrent.tokens) if isinstance(recurrent, VerifyRows) else (both(0), both(0))
             )
             recurrent = VerifyRows(rows, count, accepted, half, both(False))
         logits, pool = read(tokens[:, start:end], positions, pool, recurrent)

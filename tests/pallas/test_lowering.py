@@ -16,9 +16,9 @@ from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView
 from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.fp8 import KVScales
-from jspec.pallas.attention.paged import paged_attention
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec, RaggedLayout
+from jspec.pallas.attention.table import paged_attention
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.mla.absorb_queries import absorb_queries
 from jspec.pallas.mla.attention import latent_attention

@@ -8,7 +8,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jspec.train.checkpoints import MAX_KEPT, STORED_NAMES, Checkpoints
+from jspec.train.checkpoints import MAX_KEPT, Checkpoints, TrainState
 from jspec.train.loop import TrainingPlan, TrainingProgress, fit, make_evaluator
 
 V = 11
@@ -69,8 +69,8 @@ def test_newest_two_states_stay_on_disk(tmp_path):
 def test_states_on_disk_keep_their_names(tmp_path):
     run(Checkpoints(tmp_path))
     manager = ocp.CheckpointManager(tmp_path, item_handlers=ocp.StandardCheckpointHandler())
-    assert set(manager.item_metadata(12).tree) == set(STORED_NAMES)
-    assert STORED_NAMES == ("step", "seconds", "params", "moments", "key", "best", "lowest")
+    assert set(manager.item_metadata(12).tree) == set(TrainState._fields)
+    assert TrainState._fields == ("step", "seconds", "params", "moments", "key", "best", "lowest")
 
 
 def test_a_folder_without_a_state_has_no_step(tmp_path):

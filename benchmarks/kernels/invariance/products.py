@@ -21,10 +21,11 @@ from benchmarks.kernels.invariance.run import (
 )
 from benchmarks.kernels.lowering_ways import BYTES, weights_of, with_scales_of_outputs
 from jspec.engine.runner.compile import decode_options
+from jspec.pallas.dispatch import row_of
 from jspec.pallas.matmul.few_tokens import tiling_of
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.small_batch import small_batch_tiling
-from jspec.pallas.matmul.table import Product, matmul, row_of
+from jspec.pallas.matmul.table import TABLE, Product, matmul
 from jspec.pallas.matmul.weight_only import weight_only_tiling
 from jspec.quantization.weight import Weight
 
@@ -108,7 +109,7 @@ def front_door(in_parts: bool, dtype=None) -> Callable:
 def today(tokens: int, weight: Weight, in_parts: bool) -> tuple[Way, str]:
     """What models have, and the name of the row of the table and its tiling."""
     x = jax.ShapeDtypeStruct((tokens, weight.inputs), jnp.bfloat16)
-    row = row_of(Product(x, weight, dtype=jnp.bfloat16, allow_partial_sums=in_parts))
+    row = row_of(TABLE, Product(x, weight, dtype=jnp.bfloat16, allow_partial_sums=in_parts))
     how: Any = ""
     if row.name.startswith("few tokens"):
         how = tiling_of(x, weight, jnp.bfloat16, in_parts)

@@ -23,7 +23,6 @@ from jspec.checkpoints.quantized.cache_scheme import CacheScheme
 from jspec.checkpoints.tensors.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
-from jspec.models.quantization import FP8
 from jspec.quantization.formats import Format, StoredArray
 from jspec.quantization.mxfp4 import LARGEST_SCALE
 
@@ -144,7 +143,7 @@ class ConvertedModel:
                 _require_beside(where, name, array, beside[name])
             if name in scales:
                 _require_scales(where, name, array, scales[name])
-            if array.dtype == FP8 and has_nan(array):
+            if array.dtype.name == "float8_e4m3fn" and has_nan(array):
                 raise Refusal(f"{where}: parameter {name!r} holds NaN; convert the checkpoint again")
             return array.astype(kind, copy=False)
 

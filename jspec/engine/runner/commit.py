@@ -18,6 +18,11 @@ def commit(state: DecodeState, proposal: Proposal, result: VerifyResult) -> tupl
     and no more than its length limit allows. If the logits behind the rule's token are not finite, the accepted
     drafts are still emitted, that token is not, and the row ends as BROKEN.
 
+    Args:
+      state: of B rows.
+      proposal: the drafts, int32 ``[B, K]``.
+      result: of the rule, int32 ``[B]`` accepted drafts and tokens.
+
     Returns:
       the new state, with longer texts, and the log of the round.
     """

@@ -23,14 +23,14 @@ from jspec.config.heads import BlockConfig
 from jspec.models.cache_pools import LayerKV
 from jspec.models.decoder_layer import Layer
 from jspec.models.heads.dflash2 import CandidateSelector, ConvolvedLayer
-from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.heads.eagle import LayeredHead, init_embedding
 from jspec.models.kv_cache import PagedView
 from jspec.models.layers import Linear, Norm
 from jspec.models.w8a8 import with_quantized_inputs
-from jspec.pallas.attention.prefill_sm90 import prefill_attention
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.table import paged_attention
 from jspec.pallas.matmul import matmul
 
 
@@ -61,7 +61,7 @@ class BlockView(PagedView):
             newest = jnp.max(jnp.where(valid, last, -1), axis=1, keepdims=True)
             last = jnp.broadcast_to(newest, last.shape)
             spec = dataclasses.replace(spec, window=None if spec.window is None else spec.window + n)
-        return prefill_attention(q[:, -n:], kv.k, kv.v, PagedQueries(self.table, last, valid), spec), kv
+        return paged_attention(q[:, -n:], kv.k, kv.v, PagedQueries(self.table, last, valid), spec), kv
 
 
 class MarkovHead(nnx.Module):
@@ -140,8 +140,7 @@ class BlockHead(LayeredHead):
         self.layers: Any = nnx.List([layer(i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
         self.norm = Norm(D, c.rms_norm_eps, dtype=dtype)
         self.head = linear(D, config.draft_vocab_size) if config.own_head else None
-        ids = first_tokens(c.vocab_size, config.draft_vocab_size) if config.reduced else None
-        self.draft_ids = None if ids is None else nnx.Param(ids)
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
         self.markov = MarkovHead(config, dtype=dtype, rngs=rngs) if config.markov is not None else None
         self.selector = CandidateSelector(config, dtype=dtype, rngs=rngs) if config.is_dflash2 else None

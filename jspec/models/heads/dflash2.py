@@ -122,8 +122,7 @@ class CandidateSelector(nnx.Module):
         """The scores of the candidates of one slot, float32 ``[B, 1, count]``.
 
         Args:
-          hidden: ``[B, 1, D]``, of the slot, after the final norm.
-          previous: int32 ``[B, 1]``, the draft before, or the anchor.
+          hidden, previous: as of ``MarkovHead``.
           values, tokens: ``[B, 1, count]``, as ``candidates`` returns them.
         """
         read = self.predecessors[...][previous].astype(jnp.float32) * self.project(hidden).astype(jnp.float32)

@@ -17,10 +17,13 @@ def rows_of_target(head, hidden, target):
     return target.scaled_logits(head(target.before_head(hidden)))
 
 
-def first_tokens(vocab_size: int, draft_vocab_size: int):
-    """``draft_ids`` of the first Vd tokens: a placeholder until a checkpoint or the training data choose the tokens."""
-    ids = jnp.arange(vocab_size, dtype=jnp.int32)
-    return jnp.where(ids < draft_vocab_size, ids, -1)
+def placeholder_ids(config) -> nnx.Param | None:
+    """``draft_ids`` of the first Vd tokens, until a checkpoint or the training data choose the tokens; None of a module that
+    can propose every token."""
+    if not config.reduced:
+        return None
+    ids = jnp.arange(config.dimensions["V"], dtype=jnp.int32)
+    return nnx.Param(jnp.where(ids < config.dimensions["Vd"], ids, -1))
 
 
 def tokens_of(draft_ids, size: int):

@@ -21,7 +21,7 @@ from flax import nnx
 from jspec.config.heads import EagleConfig
 from jspec.models.cache_pools import LayerShape, cache_shape
 from jspec.models.decoder_layer import Layer
-from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import placeholder_ids, rows_of_target, with_draft_tokens
 from jspec.models.layers import Linear
 from jspec.models.w8a8 import with_quantized_inputs
 
@@ -35,6 +35,14 @@ class LayeredHead(nnx.Module):
     def embed(self, tokens, target):
         """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
         return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
+
+    def fuse(self, features):
+        """Features of the target as the layers read them, ``[..., E] -> [..., D]``; here they are the same."""
+        return features
+
+    def recycle(self, hidden):
+        """Hidden states ``[B, T, D]`` as the features that the next slots read; here they are the same."""
+        return hidden
 
     def prepare(self):
         """The draft head that serves, with the same arrays and the token of each logit."""
@@ -60,35 +68,28 @@ class EagleHead(LayeredHead):
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.fuse_in = linear(2 * c.hidden_size, c.hidden_size, bias=config.fuse_bias)
         self.layers = nnx.List([Layer(c, i, norm=i > 0, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
-        V, Vd = c.vocab_size, config.dimensions["Vd"]
-        self.head = linear(c.hidden_size, Vd) if config.reduced else None
-        self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
+        self.head = linear(c.hidden_size, config.dimensions["Vd"]) if config.reduced else None
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
 
-    def fuse(self, features):
-        """Return features of the target ``[..., D]`` unchanged, because the layers read them as they are."""
-        return features
-
     def __call__(self, embedded, features, positions, cache, view):
-        """Read T slots of each row; arguments as in ``jspec.models.protocols.DraftHead``.
-
-        Returns:
-          the hidden state of each slot ``[B, T, D]``, and the cache with the new keys and values.
-        """
-        x = normed = self.fuse_in(jnp.concatenate([embedded, features], axis=-1))  # the embedding comes first
-        written, norms = [], [*(layer.attention_norm for layer in self.layers[1:]), None]
-        for layer, after, kv in zip(self.layers, norms, cache, strict=True):
-            x, normed, kv = layer(x, normed, positions, kv, view, after)
-            written.append(kv)
-        return x, tuple(written)
+        """Read T slots of each row: see ``jspec.models.protocols.DraftHead``."""
+        x = self.fuse_in(jnp.concatenate([embedded, features], axis=-1))  # the embedding comes first
+        return run_layers(self.layers, x, x, positions, cache, view)
 
     def logits(self, hidden, target):
         """``[..., D] -> [..., Vd]``. The target's output head, or a part of it, is applied without a norm before it."""
         return target.logits(hidden) if self.head is None else rows_of_target(self.head, hidden, target)
 
-    def recycle(self, hidden):
-        """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
-        return hidden
+
+def run_layers(layers, x, normed, positions, cache, view) -> tuple[jax.Array, tuple]:
+    """The residual stream ``[B, T, D]`` behind some layers, each of which norms it for the next, and what they cached; other
+    arguments as for ``Layer``."""
+    written, norms = [], [*(layer.attention_norm for layer in layers[1:]), None]
+    for layer, after, kv in zip(layers, norms, cache, strict=True):
+        x, normed, kv = layer(x, normed, positions, kv, view, after)
+        written.append(kv)
+    return x, tuple(written)
 
 
 def init_embedding(config, rngs: nnx.Rngs, dtype) -> nnx.Param:

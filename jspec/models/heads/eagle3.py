@@ -14,8 +14,8 @@ from flax import nnx
 from jspec.config.heads import Eagle3Config
 from jspec.models.attention import Attention
 from jspec.models.decoder_layer import MLP, Layer, add
-from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
-from jspec.models.heads.eagle import LayeredHead, init_embedding
+from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
+from jspec.models.heads.eagle import LayeredHead, init_embedding, run_layers
 from jspec.models.layers import Linear, Norm
 from jspec.models.w8a8 import with_quantized_inputs
 
@@ -70,12 +70,10 @@ class Eagle3Head(LayeredHead):
         aux_layers = range(config.num_aux_layers if config.norm_each_aux else 0)
         self.aux_norms = nnx.List([Norm(Dt, eps, dtype=dtype) for _ in aux_layers])
         rest = [Layer(c, i, dtype=dtype, rngs=rngs) for i in range(1, c.num_layers)]
-        self.layers: Any = nnx.List(
-            [FusedLayer(config, dtype=dtype, rngs=rngs), *rest]
-        )  # the first is of another class
+        self.layers: Any = nnx.List([FusedLayer(config, dtype=dtype, rngs=rngs), *rest])
         self.norm = Norm(D, eps, dtype=dtype) if config.norm_before_head else None
         self.head = linear(D, config.draft_vocab_size) if config.own_head else None
-        self.draft_ids = nnx.Param(first_tokens(c.vocab_size, config.draft_vocab_size)) if config.reduced else None
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
         self.mask_hidden = nnx.Param(jnp.zeros(E, dtype)) if config.method == "parallel" else None
         self.mask_feature = None
@@ -90,18 +88,9 @@ class Eagle3Head(LayeredHead):
         return features if self.fuse_in is None else self.fuse_in(features)
 
     def __call__(self, embedded, features, positions, cache, view):
-        """Read T slots of each row; arguments as in ``jspec.models.protocols.DraftHead``.
-
-        Returns:
-          the hidden state of each slot ``[B, T, D]``, before the final norm, and the cache with the new keys and values.
-        """
-        norms = [*(layer.attention_norm for layer in self.layers[1:]), None]
-        x, normed, kv = self.layers[0](embedded, features, positions, cache[0], view, norms[0])
-        written = [kv]
-        for layer, after, kv in zip(self.layers[1:], norms[1:], cache[1:], strict=True):
-            x, normed, kv = layer(x, normed, positions, kv, view, after)
-            written.append(kv)
-        return x, tuple(written)
+        """Read T slots of each row; hidden states are those before the final norm. See
+        ``jspec.models.protocols.DraftHead``."""
+        return run_layers(self.layers, embedded, features, positions, cache, view)
 
     def logits(self, hidden, target):
         """``[..., D] -> [..., Vd]``, over the draft vocabulary."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config.heads import MedusaConfig
-from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import placeholder_ids, rows_of_target, with_draft_tokens
 from jspec.models.layers import Linear
 
 
@@ -23,11 +23,15 @@ class MedusaHead(nnx.Module):
         self.blocks = nnx.List([linear(D, D, bias=True) for _ in range(config.num_blocks)])
         self.head = linear(D, config.dimensions["Vd"]) if config.own_head else None
 
-    def __call__(self, hidden, shared):
-        """Logits ``[..., Vd]`` of hidden states ``[..., D]``; ``shared`` is the output head of heads that have none."""
+    def state(self, hidden):
+        """What its output head reads, ``[..., D]``, of the target's hidden states."""
         for block in self.blocks:
             hidden = hidden + jax.nn.silu(block(hidden))
-        return shared(hidden) if self.head is None else self.head(hidden)
+        return hidden
+
+    def __call__(self, hidden, shared):
+        """Logits ``[..., Vd]`` of hidden states ``[..., D]``; ``shared`` is the output head of heads that have none."""
+        return (shared if self.head is None else self.head)(self.state(hidden))
 
 
 class Medusa(nnx.Module):
@@ -44,10 +48,11 @@ class Medusa(nnx.Module):
     def __init__(self, config: MedusaConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.config = config
         self.heads = nnx.List([MedusaHead(config, dtype=dtype, rngs=rngs) for _ in range(config.num_heads)])
-        V, Vd = config.dimensions["V"], config.dimensions["Vd"]
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
-        self.head = linear(config.hidden_size, Vd) if config.reduced and not config.own_head else None
-        self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
+        self.head = (
+            linear(config.hidden_size, config.dimensions["Vd"]) if config.reduced and not config.own_head else None
+        )
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
 
     def prepare(self):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config.heads import MLPConfig
-from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.layers import Linear
 from jspec.pallas.matmul.reference import per_feature
 
@@ -52,7 +52,7 @@ class MLPSpeculator(nnx.Module):
         self.projections = nnx.List([linear(width, W) for width in widths])
         self.norms = nnx.List([ScaledNorm(W, dtype=dtype) for _ in range(sets)])
         self.heads = nnx.List([linear(W, config.dimensions["Vd"]) for _ in range(sets)])
-        self.draft_ids = nnx.Param(first_tokens(V, config.dimensions["Vd"])) if config.reduced else None
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
 
     def prepare(self):

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jspec.config.heads import MTPConfig
 from jspec.models.decoder_layer import Layer
-from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target
+from jspec.models.heads.draft_vocabulary import placeholder_ids, rows_of_target
 from jspec.models.heads.eagle import LayeredHead
 from jspec.models.layers import Norm, linear_maps
 
@@ -26,8 +26,7 @@ class MTPHead(LayeredHead):
       fuse_in: the linear maps from (embedding, feature) ``[2D]`` to a layer ``[D]``.
       layers: the decoder layers.
       norms: the norms of their outputs, which the output head reads.
-      head: a part of the target's output head, ``[Vd, D]``. None if the target's own is used.
-      draft_ids: its tokens, as in ``jspec.models.heads.draft_vocabulary``. None without ``head``.
+      head, draft_ids: as of ``EagleHead``.
     """
 
     def __init__(self, config: MTPConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -41,29 +40,22 @@ class MTPHead(LayeredHead):
         linear, D = linear_maps(c, "", dtype=dtype, rngs=rngs), c.hidden_size
         self.fuse_in = nnx.List([linear(f"fuse_in.{i}", 2 * D, D) for i in range(c.num_layers)])
         self.layers = nnx.List([Layer(c, i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
-        V, Vd = c.vocab_size, config.dimensions["Vd"]
+        Vd = config.dimensions["Vd"]
         self.head = linear("head", D, Vd, quantization=c.head_quantization) if config.reduced else None
-        self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
+        self.draft_ids = placeholder_ids(config)
         self.draft_tokens = None  # before ``prepare``
 
-    def fuse(self, features):
-        """Return features of the target ``[..., D]`` unchanged; every layer has a map of its own to fuse them with."""
-        return features
-
     def __call__(self, embedded, features, positions, cache, view):
-        """Read T slots of each row by every layer; arguments as in ``jspec.models.protocols.DraftHead``.
-
-        Returns:
-          the hidden state of each slot ``[B, T, D]`` by the first layer, and the cache of all layers with the new
-          entries.
-        """
+        """Read T slots of each row by every layer; hidden states ``[B, T, D]`` are those of the first. See
+        ``jspec.models.protocols.DraftHead``."""
         hidden, cache = self.read(0, embedded, features, positions, cache, view)
         for k in range(1, len(self.layers)):
             _, cache = self.read(k, embedded, features, positions, cache, view)
         return hidden, cache
 
     def read(self, k: int, embedded, features, positions, cache, view):
-        """Read T slots of each row by layer k alone; the result is that of ``__call__`` for this layer."""
+        """Read T slots of each row by layer k alone: its hidden states ``[B, T, D]``, and the cache of all layers with its
+        new entries."""
         if self.config.mask_first:
             embedded = jnp.where(positions[:, :, None] == 0, jnp.zeros((), embedded.dtype), embedded)
         normed_inputs = [self.token_norms[k](embedded), self.feature_norms[k](features)]  # the embedding comes first
@@ -77,7 +69,3 @@ class MTPHead(LayeredHead):
         """``[..., D] -> [..., Vd]``, by the target's output head or a part of it."""
         hidden = hidden if self.config.norm_output else self.norms[0](hidden)
         return target.logits(hidden) if self.head is None else rows_of_target(self.head, hidden, target)
-
-    def recycle(self, hidden):
-        """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
-        return hidden

@@ -2,6 +2,7 @@
 
 spec.py                the arguments that all attention functions share
 reference.py           the definition of attention and of RoPE
+table.py               which of these kernels computes attention
 paged.py               attention of few query tokens, with split-KV
 decode.py              RoPE, KV writes and attention in one launch
 prefill_sm90.py        attention of many query tokens on Hopper GPUs

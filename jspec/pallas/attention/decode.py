@@ -25,23 +25,15 @@ from jspec.pallas.attention.flash import (
     times_value_scale,
 )
 from jspec.pallas.attention.fp8 import KVScales, decode_in_kernel, encode_in_kernel, token_scales
-from jspec.pallas.attention.paged import has_kernel, in_slots
+from jspec.pallas.attention.paged import as_pools, flat_pools, in_slots
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries, RaggedLayout
 from jspec.pallas.attention.tiling import AttentionTiling, tiling_of, tiling_of_bytes
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 
-_MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well
+MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well
 _RAGGED_QUERIES = 16  # of an instance in a ragged view, where most rows have few tokens: empty instances end at once
-
-
-def has_decode_attention_kernel(qkv, pool, T: int | None = None) -> bool:
-    """Whether the kernel can be used for stacked queries, keys and values ``[B, T, N + 2G, H]`` and such a pool. A
-    ragged view gives T as an argument."""
-    T, G = T or qkv.shape[1], pool.shape[0]
-    R = qkv.shape[2] // G - 2
-    return has_kernel(qkv, pool) and T * R <= _MOST_QUERIES
 
 
 @functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace
@@ -74,7 +66,7 @@ def decode_attention_kernel(
       attention ``[B, T, N, H]``, which is 0 for invalid tokens, the two pools, and scales if those are of tokens. With
       ``ragged`` attention is ``[1, Q, N, H]``, with arbitrary finite numbers in the padding.
     """
-    (heads, H), (G, pages, P, _) = qkv.shape[2:], k_pool.shape
+    (heads, H), (G, _, P, _) = qkv.shape[2:], k_pool.shape
     N, T, ragged_tokens = heads - 2 * G, queries.positions.shape[1], None if ragged is None else qkv.shape[1]
     if tiling is None:
         tiling = tiling_of(qkv.dtype, H) if scales is None else tiling_of_bytes(qkv.dtype, H, N // G, T)
@@ -82,8 +74,7 @@ def decode_attention_kernel(
     if ragged is not None:
         tiling = dataclasses.replace(tiling, queries=min(tiling.queries, _RAGGED_QUERIES))
     launch = AttentionLaunch.of(queries, N, k_pool, spec, tiling, ragged_tokens)
-    pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
-    last = queries.written_slots(P)
+    pools, last = flat_pools(k_pool, v_pool), queries.written_slots(P)
     angles, scales = rotation or (), in_slots(scales)
     updated = [*pools, *(scales if scales is not None and scales.of_tokens else ())]
     tokens = queries.table, last, spec.sinks, ragged and ragged.start
@@ -100,8 +91,7 @@ def decode_attention_kernel(
     )
     if ragged is not None and launch.num_splits > 1:
         out = ragged.from_rows(out)
-    k, v, *of_tokens = (array.reshape(k_pool.shape[: 2 + array.ndim - 1]) for array in written)
-    return (out, k, v, KVScales(*of_tokens)) if of_tokens else (out, k, v)
+    return out, *as_pools(written, k_pool)
 
 
 def _decode_split(

@@ -255,9 +255,7 @@ def attend_if_used(attend: Callable[[], None], queries: QueryBlock, newest, laun
 
     Args:
       attend: loads queries, and stores.
-      queries: the block of queries.
-      newest: the last slot of the row that is read, -1 if there is none.
-      launch: the sizes.
+      queries, newest, launch: as of ``attend_pages``.
       out_refs: those of ``store_attention``.
     """
     if launch.min_splits == launch.num_splits:

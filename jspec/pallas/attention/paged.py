@@ -19,25 +19,11 @@ from jspec.pallas.attention.flash import (
     tile_loader,
     times_value_scale,
 )
-from jspec.pallas.attention.fp8 import STORED, KVScales
+from jspec.pallas.attention.fp8 import KVScales
 from jspec.pallas.attention.reference import causal_mask, grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling, tiling_of
-from jspec.pallas.dispatch import by_platform
 from jspec.pallas.triton import broadcast_columns, line_indices
-
-
-def paged_attention(
-    q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec, scales: KVScales | None = None
-) -> jax.Array:
-    """``paged_attention_reference``, and on an NVIDIA GPU the kernel, which reads only live slots.
-
-    The kernel is for bfloat16 and float32, and for head dimensions that are powers of two in 16..512. Other models run
-    the reference implementation, on a GPU as well."""
-    args = q, k_pool, v_pool, queries, spec, scales
-    if not has_kernel(q, k_pool):
-        return paged_attention_reference(*args)
-    return by_platform(paged_attention_kernel, paged_attention_reference, *args)
 
 
 def paged_attention_reference(
@@ -86,11 +72,6 @@ def gather_scales(scales: KVScales | None, table) -> KVScales | None:
     return jax.tree.map(lambda pool: gather_pages(pool[..., None], table)[..., 0], scales)
 
 
-def has_kernel(q, pool) -> bool:
-    """Whether the kernels support queries and pools like these."""
-    return pool.dtype in (q.dtype, STORED) and tiling_of(q.dtype, q.shape[-1]) is not None
-
-
 @functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace
 def paged_attention_kernel(
     q,
@@ -104,15 +85,26 @@ def paged_attention_kernel(
     interpret=False,
 ):
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
-    (B, T, N, H), (G, pages, P, _) = q.shape, k_pool.shape
+    (B, T, N, H), P = q.shape, k_pool.shape[2]
     tiling = tiling or tiling_of(q.dtype, H)
     assert tiling is not None, f"no kernel for heads of {H} numbers in {q.dtype}"
     launch = AttentionLaunch.of(queries, N, k_pool, spec, tiling)
-    pools = (pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool))
     last = queries.last_slots(P)
-    args = q.reshape(B, T * N, H), *pools, in_slots(scales), queries.table, last, spec.sinks
+    args = q.reshape(B, T * N, H), *flat_pools(k_pool, v_pool), in_slots(scales), queries.table, last, spec.sinks
     (out,) = launch_attention(_attend_split, launch, args, last, q.dtype, tiling, interpret=interpret)
     return out
+
+
+def flat_pools(*pools) -> list[jax.Array]:
+    """Pools ``[G, pages, P, H]`` as kernels read them, by slots: ``[G, pages * P, H]``."""
+    return [pool.reshape(pool.shape[0], -1, pool.shape[-1]) for pool in pools]
+
+
+def as_pools(written, k_pool) -> tuple:
+    """What a kernel has written of ``flat_pools`` and of ``in_slots``: the pools in the shape of ``k_pool``, and as a third
+    one the scales if those are of tokens."""
+    k, v, *of_tokens = (array.reshape(k_pool.shape[: 1 + array.ndim]) for array in written)
+    return (k, v, KVScales(*of_tokens)) if of_tokens else (k, v)
 
 
 def in_slots(scales: KVScales | None) -> KVScales | None:

@@ -18,8 +18,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jspec.pallas.attention.fp8 import KVScales
-from jspec.pallas.attention.paged import paged_attention, paged_attention_reference
 from jspec.pallas.attention.prefill_launch import (
     INSTANCES,
     WARPGROUPS,
@@ -27,52 +25,19 @@ from jspec.pallas.attention.prefill_launch import (
     block_bounds,
     live_pages,
     sinks_of_queries,
-    suits_prefill,
-    tile_slots_of,
 )
 from jspec.pallas.attention.prefill_memory import QueryBlock, SharedMemory
 from jspec.pallas.attention.prefill_warpgroups import compute_block, load_block
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
-from jspec.pallas.dispatch import by_platform, on_hopper
 
-# How many attention heads a KV head may have, by head dimension, for ``prefill_attention`` to choose this kernel and not
-# ``paged_attention``. Both were timed with 4 heads of 128 and 6 of 256 (benchmarks/log/attention.md). The other entries make
-# blocks of that size, but were not timed with both, and nothing without an entry was; of heads of 256 with R = 1, this
-# kernel alone was timed (benchmarks/log/mla.md). ``python -m benchmarks.kernels.prefill_attention`` times both and tells
-# what to enter.
-CHOSEN = {64: (1, 2, 4, 8, 16), 128: (1, 2, 4, 8, 16), 256: (6, 8)}
 # Registers of a thread in the warpgroups that compute, and in the one that loads. An instance starts with 168 for each
 # of its 384 threads, and its three warpgroups share these 504 from then on: one that asks for more than is left never runs.
 _COMPUTE_REGISTERS, _LOAD_REGISTERS = 224, 56
 
 
-def prefill_attention(
-    q, k_pool, v_pool, queries: PagedQueries, spec: AttentionSpec, scales: KVScales | None = None
-) -> jax.Array:
-    """``paged_attention``, which on a Hopper GPU uses ``prefill_attention_kernel`` for shapes that it supports.
-
-    That kernel has no soft cap: the hyperbolic tangent of its instructions is too coarse. Nor does it read bytes."""
-    args = q, k_pool, v_pool, queries, spec, scales
-    if spec.softcap is not None or not (has_prefill_kernel(q, k_pool) and on_hopper()):
-        return paged_attention(*args)
-    return by_platform(prefill_attention_kernel, paged_attention_reference, *args[:5])
-
-
-def has_prefill_kernel(q, pool) -> bool:
-    """Whether the kernel supports queries and pools like these, there are enough blocks, and ``CHOSEN`` has their heads.
-
-    It supports bfloat16, a head dimension of 64, 128 or 256, any number of attention heads for a KV head, and pages of 64
-    slots, or of 128 where a tile has as many. The query tokens of a row have to fill blocks: they are a multiple of 128 /
-    ``block_heads_of(R)``, so of 16 with R = 8 and of 64 with R = 6. With R = 3, 5 or 7 it is 128, but ``prefill_chunk`` is
-    less by default."""
-    (B, T, N, H), (G, _, P, _) = q.shape, pool.shape
-    fits = q.dtype == pool.dtype == jnp.bfloat16 and (P == 64 or P == 128 == tile_slots_of(H, H))
-    return fits and N // G in CHOSEN.get(H, ()) and suits_prefill(B, T, N, N // G)
-
-
 @functools.partial(
     jax.jit, static_argnames=("pages_first", "num_stages", "instances", "interpret")
-)  # layers share one trace
+)  # one trace for layers
 def prefill_attention_kernel(
     q,
     k_pool,

@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.fp8 import KVScales, encode_in_kernel, token_scales
-from jspec.pallas.attention.paged import in_slots
+from jspec.pallas.attention.paged import as_pools, flat_pools, in_slots
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
 from jspec.pallas.attention.spec import PagedQueries
@@ -32,22 +32,19 @@ def rope_and_write_kv_kernel(
     """Rotated queries, and pools with the rotated keys and the values of T new tokens of each row.
 
     The kernel of ``PagedView.rope_and_write_kv`` (``jspec.models.kv_cache``), for queries and pools of which
-    ``paged.has_kernel`` is true.
+    ``ROPE_AND_WRITE_KV`` (``jspec.pallas.attention.table``) serves them.
 
     Args:
       qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated.
-      rotation: the rotary embedding of the tokens' positions, None if nothing is rotated.
-      k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv, or bytes with ``scales``; updated in place.
       tokens: the new tokens.
-      scales: of heads, or of the tokens in the pools, which are updated too (``jspec.pallas.attention.fp8``).
+      rotation, k_pool, v_pool, scales: as of ``decode_attention_kernel``.
 
     Returns:
       queries ``[B, T, N, H]``, the two pools, and scales if those are of tokens.
     """
-    (B, T, heads, H), (G, pages, P, _) = qkv.shape, k_pool.shape
+    (B, T, heads, H), (G, _, P, _) = qkv.shape, k_pool.shape
     N, block = heads - 2 * G, min(_NUMBERS // H, pl.next_power_of_2(T))
-    pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
-    slot = tokens.written_slots(P)
+    pools, slot = flat_pools(k_pool, v_pool), tokens.written_slots(P)
     angles, scales = rotation or (), in_slots(scales)
     updated = [*pools, *(scales if scales is not None and scales.of_tokens else ())]
     q, *written = kernel_call(
@@ -66,9 +63,8 @@ def rope_and_write_kv_kernel(
         block=block,
         T=T,
     )
-    k, v, *of_tokens = (array.reshape(k_pool.shape[: 2 + array.ndim - 1]) for array in written)
-    q = q.reshape(B, T, N, H)
-    return (q, k, v, KVScales(*of_tokens)) if of_tokens else (q, k, v)
+    pools = as_pools(written, k_pool)
+    return q.reshape(B, T, N, H), *pools
 
 
 def _rope_and_write_kv(

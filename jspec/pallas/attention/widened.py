@@ -11,22 +11,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.attention.fp8 import STORED, KVScales, decode_in_kernel
-from jspec.pallas.attention.paged import in_slots
+from jspec.pallas.attention.fp8 import KVScales, decode_in_kernel
+from jspec.pallas.attention.paged import flat_pools, in_slots
 from jspec.pallas.attention.pages_in_use import max_prefill_pages, pages_in_use
-from jspec.pallas.attention.prefill_sm90 import has_prefill_kernel, prefill_attention_kernel
+from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.triton import block_ids, broadcast_columns, kernel_call, line_indices
 
 _SLOTS, _WARPS = 64, 4  # of a program instance
-
-
-def has_widened_attention_kernel(q, pool, queries: PagedQueries, spec: AttentionSpec) -> bool:
-    """Whether the kernels support queries and a pool of bytes like these."""
-    (B, T, *_), (G, _, P, H), M = q.shape, pool.shape, queries.table.shape[1]
-    fits = max_prefill_pages(B, T, M, P) * P * G * H < 2**31
-    wide = jax.ShapeDtypeStruct(pool.shape, q.dtype)
-    return pool.dtype == STORED and fits and spec.softcap is None and has_prefill_kernel(q, wide)
 
 
 @functools.partial(jax.jit, static_argnames=("num_stages", "instances", "interpret"))  # layers share one trace
@@ -57,12 +49,11 @@ def widen_kernel(k_pool, v_pool, scales: KVScales, numbers, count, dtype, *, int
       dtype: of the results.
       interpret: run on any platform, slowly.
     """
-    (G, pages, P, H), [U] = k_pool.shape, numbers.shape
-    pools = (pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool))
+    (G, _, P, H), [U] = k_pool.shape, numbers.shape
     wide = jax.ShapeDtypeStruct((G, U * P, H), dtype)
     k, v = kernel_call(
         _widen,
-        *(*pools, in_slots(scales), numbers, count.reshape(1)),
+        *(*flat_pools(k_pool, v_pool), in_slots(scales), numbers, count.reshape(1)),
         grid=(pl.cdiv(U * P, _SLOTS), G),
         out_shape=[wide, wide],
         num_warps=_WARPS,

@@ -9,7 +9,6 @@ chunked.py            many tokens in chunks of 64, for prefill
 prepare.py            kernels for what chunks contribute to prefill without regard to the state
 prefill.py            prefill of segments of several prompts, by kernels or by ``chunked.py``
 recur.py              convolution and recurrence of a layer, over the rows of a pass or over whole texts
-gated_norm.py         the norm of the outputs, multiplied by their gate
 
 A layer computes, from its normed input y and for each value head:
 

@@ -30,9 +30,7 @@ def chunked(q, k, v, g, beta, S, tokens, follows) -> tuple[jax.Array, jax.Array]
     Dv]``: what ``recurrent`` gives, up to rounding.
 
     Args:
-      q, k: ``[B, T, Nk, Dk]``, as the convolution gives them: not normed.
-      v: ``[B, T, Nv, Dv]``.
-      g, beta: float32 ``[B, T, Nv]``.
+      q, k, v, g, beta: as of ``recurrent``.
       S: float32 ``[B, Nv, Dk, Dv]``, before them. That of a segment that follows is not read.
       tokens: int32 ``[B]``, how many of the T are valid, the first ones. Outputs of the others are 0.
       follows: bool ``[B]``, whether a segment begins with the state behind the one before.

@@ -3,6 +3,7 @@
 Each channel is convolved by itself: output t is the silu of the sum of W products, of weights and of inputs t - W + 1
 to t. Products are added in float32, and the result is rounded to the dtype of the inputs."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -81,25 +82,17 @@ def _inputs(columns, rows: PrefillRows, x, token, kept: int) -> jax.Array:
     return jnp.where(in_pass[:, :, None], x.reshape(B * T, -1)[at, :Cc], known)
 
 
-def convolve_verify(columns, rows: VerifyRows, x, weight, *, append: bool = False) -> tuple[jax.Array, jax.Array]:
+def convolve_verify(columns, rows: VerifyRows, x, weight) -> tuple[jax.Array, jax.Array]:
     """``convolve_verify_reference``, and on an NVIDIA GPU the kernel."""
-    kernel, reference = (
-        functools.partial(f, append=append) for f in (convolve_verify_kernel, convolve_verify_reference)
-    )
-    return by_platform(kernel, reference, columns, rows, x, weight)
+    return by_platform(convolve_verify_kernel, convolve_verify_reference, columns, rows, x, weight)
 
 
-def convolve_verify_reference(
-    columns, rows: VerifyRows, x, weight, *, append: bool = False
-) -> tuple[jax.Array, jax.Array]:
+def convolve_verify_reference(columns, rows: VerifyRows, x, weight) -> tuple[jax.Array, jax.Array]:
     """``convolve`` of T query tokens behind the accepted tokens of the last verify pass, and the columns of this pass.
 
     Args:
-      columns: ``[Bs, W - 1 + Tm, Cc]``, of ``DeltaState``.
+      columns, x, weight: as of ``convolve_prefill_reference``; T is at most Tm.
       rows: of the pass.
-      x: ``[B, T, Cc or more]``, T at most Tm, of which the first Cc channels are convolved.
-      weight: ``[W, Cc]``.
-      append: whether the columns of these tokens are put behind those of the accepted ones, which stay where they are.
 
     Returns:
       ``[B, T, Cc]``, 0 for query tokens that are not valid, and the columns.
@@ -118,7 +111,7 @@ def convolve_verify_reference(
     # A token at a time, as the kernel does it: code for [B, T, Cc] would round by T, and by the place of a channel in it.
     y = jax.lax.fori_loop(0, jnp.max(rows.tokens, initial=0), convolve_token, jnp.zeros_like(x))
     y = jnp.where(valid[:, :, None], y, 0)
-    if append:
+    if rows.append:
         slot = kept + rows.accepted[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
         return y, columns.at[rows.written(Bs)[:, None], slot].set(x, mode="drop")
     return y, columns.at[rows.written(Bs), : kept + T].set(new, mode="drop")
@@ -139,11 +132,8 @@ def convolve_prefill_kernel(
     XLA updates the columns, in place if the caller donates them: an instance of the kernel would write what others read.
     They go through the kernel, which leaves them as they are; if it only read them, XLA would update a copy."""
     (B, T, C), Cc = x.shape, columns.shape[2]
-    numbers = (
-        rows._replace(fresh=rows.fresh.astype(jnp.int32), follows=rows.follows.astype(jnp.int32)),
-        x.reshape(B * T, C),
-        weight,
-    )
+    fresh, follows = (flags.astype(jnp.int32) for flags in (rows.fresh, rows.follows))
+    numbers = dataclasses.replace(rows, fresh=fresh, follows=follows), x.reshape(B * T, C), weight
     outputs: Any = kernel_call(
         _convolve_segments,
         *numbers,
@@ -194,15 +184,13 @@ def _convolved_in_kernel(window, taps):
     return total * sigmoid(total)
 
 
-@functools.partial(jax.jit, static_argnames=("append", "interpret"))  # layers share one trace
-def convolve_verify_kernel(
-    columns, rows: VerifyRows, x, weight, *, append: bool = False, interpret=False
-) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.jit, static_argnames="interpret")  # layers share one trace
+def convolve_verify_kernel(columns, rows: VerifyRows, x, weight, *, interpret=False) -> tuple[jax.Array, jax.Array]:
     """``convolve_verify_reference`` as a kernel; a program instance has some channels of one row.
 
     The columns are updated in place if the caller donates them."""
     (B, T, _), Cc = x.shape, columns.shape[2]
-    numbers = rows._replace(fresh=rows.fresh.astype(jnp.int32)), x, weight
+    numbers = dataclasses.replace(rows, fresh=rows.fresh.astype(jnp.int32)), x, weight
     outputs: Any = kernel_call(
         _convolve_delta_net,
         *numbers,
@@ -212,13 +200,12 @@ def convolve_verify_kernel(
         num_warps=1,
         interpret=interpret,
         aliases={len(jax.tree.leaves(numbers)): 1},
-        append=append,
     )
     y, columns = outputs
     return y, columns
 
 
-def _convolve_delta_net(rows: VerifyRows, x_ref, weight_ref, columns_ref, y_ref, columns_out_ref, *, append: bool):
+def _convolve_delta_net(rows: VerifyRows, x_ref, weight_ref, columns_ref, y_ref, columns_out_ref):
     (Bs, _, Cc), T, W, b = columns_ref.shape, x_ref.shape[1], weight_ref.shape[0], pl.program_id(1)
     channel = pl.program_id(0) * _CHANNELS + jnp.arange(_CHANNELS, dtype=jnp.int32)
     real = channel < Cc
@@ -232,9 +219,9 @@ def _convolve_delta_net(rows: VerifyRows, x_ref, weight_ref, columns_ref, y_ref,
     load = lambda ref, at, mask: pltriton.load(ref.at[(*at, channel)], mask=mask, other=0.0)  # noqa: E731
     taps = [load(weight_ref, (j,), real).astype(jnp.float32) for j in range(W)]
     before = tuple(load(columns_ref, (row, start + j), known) for j in range(W - 1))
-    for j, x in enumerate(() if append else before):
+    for j, x in enumerate(() if rows.append else before):
         pltriton.store(columns_out_ref.at[row, j, channel], x, mask=real & is_live)
-    first = W - 1 + (start if append else 0)
+    first = W - 1 + (start if rows.append else 0)
 
     def convolve_token(t, before):
         window = (*before, load(x_ref, (b, t), real))

@@ -62,9 +62,8 @@ def tiling_of(Nv: int, Dv: int) -> PrefillTiling:
 def prefill(state: DeltaState, rows: PrefillRows, qkv, g, beta) -> tuple[jax.Array, DeltaState]:
     """``prefill_reference``, and on an NVIDIA GPU the kernels, which are for sizes of keys and values that are powers of
     two."""
-    if not has_kernel(*state.S.shape[2:]):
-        return prefill_reference(state, rows, qkv, g, beta)
-    return by_platform(prefill_kernel, prefill_reference, state, rows, qkv, g, beta)
+    supported = has_kernel(*state.S.shape[2:])
+    return by_platform(prefill_kernel, prefill_reference, state, rows, qkv, g, beta, supported=supported)
 
 
 def prefill_reference(state: DeltaState, rows: PrefillRows, qkv, g, beta) -> tuple[jax.Array, DeltaState]:
@@ -75,8 +74,7 @@ def prefill_reference(state: DeltaState, rows: PrefillRows, qkv, g, beta) -> tup
     Args:
       state: of the layer; its columns belong to ``convolve_prefill`` and stay as they are.
       rows: of the pass.
-      qkv: ``[B, T, Cc]``, queries, keys and values as the convolution gives them: not normed.
-      g, beta: float32 ``[B, T, Nv]``.
+      qkv, g, beta: as of ``verify_reference``, with any T.
 
     Returns:
       outputs ``[B, T, Nv, Dv]`` in the dtype of qkv, which are 0 for tokens that are not valid, and the state.

@@ -1,5 +1,6 @@
 """What a layer does with its projections: convolution and recurrence, over the rows of a pass or over whole texts."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -8,10 +9,10 @@ import jax.numpy as jnp
 from jspec.pallas.delta_net.convolution import convolve_prefill, convolve_verify
 from jspec.pallas.delta_net.prefill import prefill
 from jspec.pallas.delta_net.projections import DeltaHeads
-from jspec.pallas.delta_net.state import AppendRows, DeltaState, PrefillRows, VerifyRows, init_state
+from jspec.pallas.delta_net.state import DeltaState, PrefillRows, VerifyRows, init_state
 from jspec.pallas.delta_net.verify import verify
 
-Rows = VerifyRows | AppendRows | PrefillRows
+Rows = VerifyRows | PrefillRows
 
 
 class DeltaInputs(NamedTuple):
@@ -37,10 +38,10 @@ def recur(inputs: DeltaInputs, state: DeltaState, rows: Rows) -> tuple[jax.Array
     if isinstance(rows, PrefillRows):
         qkv, columns = convolve_prefill(state.columns, rows, inputs.qkv, inputs.convolution)
         return prefill(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta)
-    append = isinstance(rows, AppendRows)
-    rows = rows.as_verify_rows if isinstance(rows, AppendRows) else rows
-    qkv, columns = convolve_verify(state.columns, rows, inputs.qkv, inputs.convolution, append=append)
-    return verify(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta, append=append)
+    if rows.fresh is None:
+        rows = dataclasses.replace(rows, fresh=jnp.zeros(rows.row.shape, bool))
+    qkv, columns = convolve_verify(state.columns, rows, inputs.qkv, inputs.convolution)
+    return verify(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta)
 
 
 def recur_from_zero(inputs: DeltaInputs) -> jax.Array:

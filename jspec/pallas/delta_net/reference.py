@@ -72,9 +72,7 @@ def recurrent(q, k, v, g, beta, S) -> tuple[jax.Array, jax.Array]:
     return jnp.moveaxis(o, 0, 1), S
 
 
-def verify_reference(
-    state: DeltaState, rows: VerifyRows, qkv, g, beta, *, append: bool = False
-) -> tuple[jax.Array, DeltaState]:
+def verify_reference(state: DeltaState, rows: VerifyRows, qkv, g, beta) -> tuple[jax.Array, DeltaState]:
     """Fold what was accepted of the last verify pass into S, then run T query tokens without committing any of them.
 
     Args:
@@ -82,7 +80,6 @@ def verify_reference(
       rows: of the pass.
       qkv: ``[B, T, Cc]``, queries, keys and values as the convolution gives them: not normed. T is at most Tm.
       g, beta: float32 ``[B, T, Nv]``.
-      append: whether S stays as it is, and the triples of these tokens are put behind the accepted ones, in the same half.
 
     Returns:
       outputs ``[B, T, Nv, Dv]`` in the dtype of qkv, and the state with the folded S and the triples of these tokens.
@@ -120,13 +117,13 @@ def verify_reference(
     valid = (jnp.arange(T)[None] < rows.tokens[:, None]) & ran[:, None]
     k, u, o = (jnp.moveaxis(x[Tm:], 0, 1) for x in made)
     at = 1 - rows.half, written, slice(T)
-    if append:
+    if rows.append:
         slot = rows.accepted[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
         at = rows.half[:, None], written[:, None], slot
     put = lambda x, new: x.at[at].set(new, mode="drop")  # noqa: E731
     return jnp.where(valid[:, :, None, None], o, 0.0).astype(v.dtype), dataclasses.replace(
         state,
-        S=state.S if append else state.S.at[written].set(folded, mode="drop"),
+        S=state.S if rows.append else state.S.at[written].set(folded, mode="drop"),
         k=put(state.k, k),
         u=put(state.u, u),
         g=put(state.g, g),

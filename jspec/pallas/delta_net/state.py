@@ -20,8 +20,8 @@ append, leave together what one verify pass of the same tokens would leave.
 
 The rows of a state are never gathered: a pass says which rows it has, and the kernels read and write them in place."""
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,39 +68,30 @@ class DeltaState:
 
     def with_row(self, row, saved: "DeltaState") -> "DeltaState":
         """The same with such a copy in a row; nothing happens if there is no such row."""
-        whole, halves = (
-            (lambda x, new: x.at[row].set(new, mode="drop")),
-            (lambda x, new: x.at[:, row].set(new, mode="drop")),
-        )
-        return DeltaState(
-            whole(self.S, saved.S),
-            halves(self.k, saved.k),
-            halves(self.u, saved.u),
-            halves(self.g, saved.g),
-            whole(self.columns, saved.columns),
-        )
+
+        def put(name: str, *at) -> jax.Array:
+            """The array of that name with the saved one at an index, as ``[Bs, ...]`` or as ``[2, Bs, ...]``."""
+            return getattr(self, name).at[at].set(getattr(saved, name), mode="drop")
+
+        S, (k, u, g) = put("S", row), (put(name, slice(None), row) for name in ("k", "u", "g"))
+        return DeltaState(S, k, u, g, columns=put("columns", row))
 
 
-class VerifyRows(NamedTuple):
-    """The rows of a verify pass, and where each of them stands. All layers of a model share it.
+@dataclass(frozen=True)
+class PassRows:
+    """The rows of a pass. All layers of a model share them.
 
     Attributes:
-      row: int32 ``[B]``, the row of the state, each at most once; Bs where there is none, for which nothing is written.
-      tokens: int32 ``[B]``, how many of the T query tokens are valid, the first ones. A row with 0 sits the pass out: its
-        state stays as it is, what is pending included. Outputs of query tokens that are not valid are 0.
-      accepted: int32 ``[B]``, how many tokens of the row's last verify pass are committed; 0 after prefill.
-      half: int32 ``[B]``, 0 or 1, which half has the pending triples of that pass.
-      fresh: bool ``[B]``, whether the row begins here, from zero, whatever another text has left in it.
+      row: int32 ``[B]``, the row of the state; Bs where there is none, for which nothing is written.
+      tokens: int32 ``[B]``, how many of the T tokens are valid, the first ones. A row with 0 sits the pass out: its state
+        stays as it is, what is pending included.
     """
 
     row: jax.Array
     tokens: jax.Array
-    accepted: jax.Array
-    half: jax.Array
-    fresh: jax.Array
 
     def is_live(self, num_rows: int) -> jax.Array:
-        """Which rows write anything, bool ``[B]``, of a state of so many rows."""
+        """Which rows have tokens, bool ``[B]``, of a state of so many rows."""
         return (self.row >= 0) & (self.row < num_rows) & (self.tokens > 0)
 
     def written(self, num_rows: int) -> jax.Array:
@@ -108,35 +99,32 @@ class VerifyRows(NamedTuple):
         none."""
         return jnp.where(self.is_live(num_rows), self.row, num_rows)
 
-    def advanced(self, accepted) -> tuple[jax.Array, jax.Array]:
-        """``accepted`` and ``half`` of the next pass, if so many tokens of this one, int32 ``[B]``, are committed."""
-        ran = self.tokens > 0
-        return jnp.where(ran, accepted, self.accepted), jnp.where(ran, 1 - self.half, self.half)
 
-
-class AppendRows(NamedTuple):
-    """The rows of a pass whose tokens join those that are pending already. All layers of a model share it.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class VerifyRows(PassRows):
+    """The rows of a verify pass, and where each of them stands.
 
     Attributes:
-      row: int32 ``[B]``, as of ``VerifyRows``. None of these rows begins here.
-      tokens: int32 ``[B]``, how many of the T query tokens are valid, the first ones. A row with 0 sits the pass out.
-      pending: int32 ``[B]``, how many tokens are pending; with those of this pass they are at most Tm.
-      half: int32 ``[B]``, 0 or 1, which half has their triples, and gets those of this pass.
+      row: each at most once.
+      tokens: outputs of query tokens that are not valid are 0.
+      accepted: int32 ``[B]``, how many tokens of the row's last verify pass are committed; 0 after prefill.
+      half: int32 ``[B]``, 0 or 1, which half has the pending triples of that pass.
+      fresh: bool ``[B]``, whether the row begins here, from zero, whatever another text has left in it; None if none does.
+      append: whether the tokens join the accepted ones, in the same half and behind their columns, and S stays as it is.
+        With those of this pass they are at most Tm.
     """
 
-    row: jax.Array
-    tokens: jax.Array
-    pending: jax.Array
+    accepted: jax.Array
     half: jax.Array
-
-    @property
-    def as_verify_rows(self) -> VerifyRows:
-        """The same rows of a verify pass, in which all pending tokens are accepted."""
-        return VerifyRows(self.row, self.tokens, self.pending, self.half, jnp.zeros(self.row.shape, bool))
+    fresh: Any
+    append: bool = field(default=False, metadata={"static": True})
 
 
-class PrefillRows(NamedTuple):
-    """The segments of a prefill pass. All layers of a model share it.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PrefillRows(PassRows):
+    """The segments of a prefill pass.
 
     A segment is up to T consecutive tokens of one row's prompt. Entries of the pass that stand one behind another may have
     consecutive segments of the same prompt. They are a *chain*, which begins with an entry that does not follow, and is
@@ -144,26 +132,17 @@ class PrefillRows(NamedTuple):
     one before, and only what is behind the last one is written to the row.
 
     Attributes:
-      row: int32 ``[B]``, the row of the state, the same in a chain, and in no other chain; Bs where there is none, for
-        which nothing is written.
-      tokens: int32 ``[B]``, how many tokens of the segment are valid, the first ones. Only the last segment of a prompt
-        may have a number that is no multiple of 64. An entry with 0 sits the pass out.
+      row: the same in a chain, and in no other chain.
+      tokens: only the last segment of a prompt may have a number that is no multiple of 64.
       fresh: bool ``[B]``, whether the segment is the first of its prompt, and begins from zero.
       follows: bool ``[B]``, whether the segment goes on where the entry before it ended. All T tokens of that entry are
         valid, and T is a multiple of 64. The first entry never follows.
     """
 
-    row: jax.Array
-    tokens: jax.Array
     fresh: jax.Array
     follows: jax.Array
 
-    def is_live(self, num_rows: int) -> jax.Array:
-        """Which entries have tokens of a row, bool ``[B]``, of a state of so many rows."""
-        return (self.row >= 0) & (self.row < num_rows) & (self.tokens > 0)
-
     def written(self, num_rows: int) -> jax.Array:
-        """The row of a state that each entry writes, int32 ``[B]``; ``num_rows``, past the end, where it writes none."""
         is_live = self.is_live(num_rows)
         is_followed = jnp.append((self.follows & is_live)[1:], False)
         return jnp.where(is_live & ~is_followed, self.row, num_rows)

@@ -33,13 +33,11 @@ class VerifyTiling(NamedTuple):
 TILING = VerifyTiling(32, 32, 1)
 
 
-def verify(state: DeltaState, rows: VerifyRows, qkv, g, beta, *, append: bool = False) -> tuple[jax.Array, DeltaState]:
+def verify(state: DeltaState, rows: VerifyRows, qkv, g, beta) -> tuple[jax.Array, DeltaState]:
     """``verify_reference``, and on an NVIDIA GPU the kernel, which is for sizes of keys and values that are powers of
     two."""
-    kernel, reference = (functools.partial(f, append=append) for f in (verify_kernel, verify_reference))
-    if not has_kernel(*state.S.shape[2:]):
-        return reference(state, rows, qkv, g, beta)
-    return by_platform(kernel, reference, state, rows, qkv, g, beta)
+    supported = has_kernel(*state.S.shape[2:])
+    return by_platform(verify_kernel, verify_reference, state, rows, qkv, g, beta, supported=supported)
 
 
 def has_kernel(Dk: int, Dv: int) -> bool:
@@ -47,7 +45,7 @@ def has_kernel(Dk: int, Dv: int) -> bool:
     return all(pl.next_power_of_2(size) == size and 16 <= size <= 256 for size in (Dk, Dv))
 
 
-@functools.partial(jax.jit, static_argnames=("append", "tiling", "interpret"))  # layers share one trace
+@functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace
 def verify_kernel(
     state: DeltaState,
     rows: VerifyRows,
@@ -55,7 +53,6 @@ def verify_kernel(
     g,
     beta,
     *,
-    append: bool = False,
     tiling: VerifyTiling = TILING,
     interpret=False,
 ) -> tuple[jax.Array, DeltaState]:
@@ -66,11 +63,11 @@ def verify_kernel(
     values, keys = min(tiling.values, Dv), min(tiling.keys, Dk)
     outputs = jax.ShapeDtypeStruct((B, T, Nv, Dv), qkv.dtype)
     kept = state.k, state.u, state.g
-    numbers = rows._replace(fresh=rows.fresh.astype(jnp.int32)), qkv, g, beta
-    numbers, kept = ((*numbers, state.S), kept) if append else (numbers, (state.S, *kept))
+    numbers = dataclasses.replace(rows, fresh=rows.fresh.astype(jnp.int32)), qkv, g, beta
+    numbers, kept = ((*numbers, state.S), kept) if rows.append else (numbers, (state.S, *kept))
     before = len(jax.tree.leaves(numbers))
     made: Any = kernel_call(
-        _append_delta_net if append else _verify_delta_net,
+        _append_delta_net if rows.append else _verify_delta_net,
         *numbers,
         *kept,
         grid=(Dv // values, Nv, B),
@@ -82,7 +79,7 @@ def verify_kernel(
         keys=keys,
     )
     o, *S, k, u, g = made
-    return o, dataclasses.replace(state, S=state.S if append else S[0], k=k, u=u, g=g)
+    return o, dataclasses.replace(state, S=state.S if rows.append else S[0], k=k, u=u, g=g)
 
 
 class _Here(NamedTuple):

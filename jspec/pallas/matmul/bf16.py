@@ -9,8 +9,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.matmul.partial_sums import PartialSums
-from jspec.pallas.matmul.reference import cuts_of, matmul_reference
+from jspec.pallas.matmul.partial_sums import PartialSums, in_splits
+from jspec.pallas.matmul.reference import matmul_reference
 from jspec.pallas.matmul.small_batch import multiply_tile, run_by_platform, run_matmul, store_products
 from jspec.pallas.matmul.tiling import MatmulTiling
 
@@ -28,8 +28,7 @@ def bf16_matmul_reference(x, weight, split_inputs: int | None = None) -> jax.Arr
     With ``split_inputs`` the result is partial sums of so many inputs each in float32, not rounded."""
     if split_inputs is None:
         return matmul_reference(x, weight, None)
-    cuts = cuts_of(x.shape[-1], split_inputs)
-    return PartialSums(jnp.stack([matmul_reference(x[..., cut], weight[:, cut]) for cut in cuts], axis=-2))
+    return in_splits(lambda cut: matmul_reference(x[..., cut], weight[:, cut]), x.shape[-1], split_inputs)
 
 
 @functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace

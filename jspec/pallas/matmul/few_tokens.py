@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.pallas.dispatch import differentiable
-from jspec.pallas.matmul.partial_sums import PartialSums
-from jspec.pallas.matmul.reference import cuts_of
+from jspec.pallas.matmul.partial_sums import PartialSums, in_splits
 from jspec.pallas.matmul.sm90_tiling import BLOCK, DEPTH_UNIT, LINES, TOKEN_UNIT, MosaicTiling, few_tokens_tiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
 from jspec.quantization.weight import Weight
@@ -23,27 +22,27 @@ def tiling_of(x, weight: Weight, dtype, allow_partial_sums: bool = False) -> Mos
 
     Of more than eight tokens that are no whole eights it pads a copy. That is worth it where groups of inputs share a
     scale, of which XLA would write a dequantised weight."""
-    form, (outputs, inputs), tokens = weight.form, weight.shape, math.prod(x.shape[:-1])
-    assert form is not None
-    in_groups = not form.per_channel
-    of_groups = in_groups and not form.channel_numbers  # sums of NVFP4 need no scales until they are whole
-    depth_unit = BLOCK if in_groups else DEPTH_UNIT
+    (outputs, inputs), tokens = weight.shape, math.prod(x.shape[:-1])
+    scaled_groups = (
+        not weight.per_channel and weight.channel_scale is None
+    )  # sums of NVFP4 are scaled when they are whole
+    depth_unit = DEPTH_UNIT if weight.per_channel else BLOCK
     if not LOWERS:
         return f"jax {jax.__version__} does not lower its kernel"
     if outputs % LINES or inputs % depth_unit:
         return f"[{outputs}, {inputs}] is no multiple of [{LINES}, {depth_unit}]"
-    if not in_groups and tokens > TOKEN_UNIT and tokens % TOKEN_UNIT:
+    if weight.per_channel and tokens > TOKEN_UNIT and tokens % TOKEN_UNIT:
         return f"{tokens} tokens are no multiple of {TOKEN_UNIT}"
-    if of_groups and (form.group or inputs) < DEPTH_UNIT:
-        return f"groups of {form.group} inputs are fewer than {DEPTH_UNIT}"
+    if scaled_groups and (weight.group or inputs) < DEPTH_UNIT:
+        return f"groups of {weight.group} inputs are fewer than {DEPTH_UNIT}"
     tiling = few_tokens_tiling(
         tokens,
         outputs,
         inputs,
         allow_partial_sums,
         jnp.dtype(dtype).itemsize,
-        in_groups=of_groups,
-        bits=form.bits,
+        scaled_groups=scaled_groups,
+        bits=4 if weight.packed else 8,
     )
     tiles = tiling.tiles(tokens, outputs)
     return tiling if tiles >= _MIN_TILES else f"{tiles} tiles are fewer than {_MIN_TILES}, for half of a GPU"
@@ -72,6 +71,8 @@ def _kernel(x, weight: Weight, *, dtype, tiling: MosaicTiling) -> jax.Array | Pa
 def _reference(x, weight: Weight, *, dtype, split_inputs: int | None) -> jax.Array | PartialSums:
     if split_inputs is None:
         return weight_only_matmul_reference(x, weight, dtype)
-    cuts = cuts_of(x.shape[-1], split_inputs)
-    parts = (weight_only_matmul_reference(x[..., cut], weight.of_inputs(cut), jnp.float32) for cut in cuts)
-    return PartialSums(jnp.stack(list(parts), axis=-2))
+
+    def of(cut: slice) -> jax.Array:
+        return weight_only_matmul_reference(x[..., cut], weight.of_inputs(cut), jnp.float32)
+
+    return in_splits(of, x.shape[-1], split_inputs)

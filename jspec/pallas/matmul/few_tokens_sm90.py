@@ -56,18 +56,18 @@ def few_tokens_matmul_kernel(
       instances: how many program instances share the tiles.
       interpret: None, or how to run on any platform, slowly: ``InterpretGPUParams`` of jax 0.11 and later.
     """
-    tokens, outputs, form = len(x), weight.shape[0], weight.form
+    tokens, outputs = len(x), weight.shape[0]
     if tokens > TOKEN_UNIT and tokens % TOKEN_UNIT:  # a copy to shared memory reaches past the end of fewer alone
         x = jnp.pad(x, ((0, -tokens % TOKEN_UNIT), (0, 0)))
     T, inputs = x.shape
     assert outputs % tiling.outputs == 0, (outputs, tiling)
     assert inputs % min(tiling.inputs, 2 * DEPTH_UNIT) == 0, (inputs, tiling)
     assert tiling.num_stages % tiling.in_turns == 0, tiling
-    if form is not None and form.channel_numbers:  # four scales are a word
+    if weight.channel_scale is not None:  # four scales are a word
         words = lax.bitcast_convert_type(weight.scale.reshape(outputs, -1, 4), jnp.int32)
         weight = dataclasses.replace(weight, scale=words)
-    if form is not None and not form.per_channel:
-        assert tiling.inputs == BLOCK or (form.packed and tiling.inputs % BLOCK == 0), tiling
+    if not (weight.is_plain or weight.per_channel):
+        assert tiling.inputs == BLOCK or (weight.packed and tiling.inputs % BLOCK == 0), tiling
         assert BLOCK % tiling.outputs == 0, tiling
     assert tiling.num_splits == 1 or outputs % tiling.tile_outputs == 0, (outputs, tiling)
     instances = min(instances, tiling.tiles(T, outputs))

@@ -1,6 +1,7 @@
 """Results in parts: those whose sum is left to the norm that follows, and those of shards."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,13 @@ class PartialSums:
         if self.summands.shape[-2] == 1:
             return self.summands[..., 0, :].astype(dtype)
         return jnp.sum(self.summands.astype(jnp.float32), axis=-2).astype(dtype)
+
+
+def in_splits(product: Callable[[slice], jax.Array], inputs: int, split_inputs: int) -> PartialSums:
+    """The partial sums of a product with split-K: ``product(cut)`` ``[..., D]`` of each ``split_inputs`` of its inputs; the
+    last may have fewer."""
+    cuts = (slice(begin, begin + split_inputs) for begin in range(0, inputs, split_inputs))
+    return PartialSums(jnp.stack([product(cut) for cut in cuts], axis=-2))
 
 
 def reduce_partial_sums(y, dtype) -> jax.Array:

@@ -55,8 +55,7 @@ def quantize_tokens(x, kind: str = "int8", reduce_axis: str | None = None) -> Qu
         return x
     if reduce_axis is not None or pl.next_power_of_2(x.shape[-1]) > _LONGEST:
         return quantize_tokens_reference(x, kind, reduce_axis)
-    kernel, reference = (functools.partial(f, kind=kind) for f in (quantize_tokens_kernel, quantize_tokens_reference))
-    return by_platform(kernel, reference, x)
+    return by_platform(quantize_tokens_kernel, quantize_tokens_reference, x, kind=kind)
 
 
 def quantize_tokens_reference(x, kind: str = "int8", reduce_axis: str | None = None) -> QuantizedActivations:
@@ -80,13 +79,10 @@ def activate_and_quantize(
 ) -> QuantizedActivations:
     """``activate_and_quantize_reference``, and on an NVIDIA GPU the kernel, in one launch, where it needs no other
     shards."""
-    how = {"activate": activate, "kind": kind}
     if reduce_axis is not None or pl.next_power_of_2(gate_up.shape[-1] // 2) > _LONGEST:
-        return activate_and_quantize_reference(gate_up, reduce_axis=reduce_axis, **how)
-    kernel, reference = (
-        functools.partial(f, **how) for f in (activate_and_quantize_kernel, activate_and_quantize_reference)
-    )
-    return by_platform(kernel, reference, gate_up)
+        return activate_and_quantize_reference(gate_up, activate, kind, reduce_axis)
+    functions = activate_and_quantize_kernel, activate_and_quantize_reference
+    return by_platform(*functions, gate_up, activate=activate, kind=kind)
 
 
 def activate_and_quantize_reference(

@@ -11,11 +11,6 @@ def matmul_reference(x, weight, dtype=jnp.float32):
     return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=dtype)
 
 
-def cuts_of(inputs: int, split_inputs: int) -> list[slice]:
-    """The inputs of each split of a product with split-K, of ``split_inputs`` inputs each; the last may have fewer."""
-    return [slice(begin, begin + split_inputs) for begin in range(0, inputs, split_inputs)]
-
-
 def per_feature(vector, like):
     """``vector [features]`` reshaped to ``[1, ..., 1, features]``, which broadcasts against ``like [..., features]``.
 

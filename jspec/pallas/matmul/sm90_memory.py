@@ -53,7 +53,7 @@ class SharedMemory(NamedTuple):
             weight=plgpu.SMEM(
                 (tiling.num_stages, tiling.tile_outputs, line),
                 weight.numbers.dtype,
-                transforms=swizzled if weight.form is None else transforms(line),
+                transforms=swizzled if weight.is_plain else transforms(line),
             ),
             x=plgpu.SMEM((parts, tiling.tokens, tiling.inputs), x.dtype, transforms=swizzled),
             y=plgpu.SMEM((tiling.side_by_side, tiling.tokens, LINES), dtype),
@@ -93,18 +93,17 @@ class Scales:
 
     @property
     def by_output(self) -> bool:
-        return self.weight.form is not None and self.weight.form.per_channel
+        return self.weight.per_channel
 
     @property
     def in_groups(self) -> bool:
         """Whether inputs have other scales than other inputs, or zeros."""
-        return self.weight.form is not None and not self.weight.form.per_channel
+        return not (self.weight.is_plain or self.weight.per_channel)
 
     @property
     def group(self) -> int:
         """How many inputs of a copy share a scale."""
-        group = None if self.weight.form is None else self.weight.form.group
-        return self.tiling.inputs if group is None else min(group, self.tiling.inputs)
+        return min(self.weight.group or self.tiling.inputs, self.tiling.inputs)
 
     def of_trip(self, trip) -> list[GroupScale]:
         """Those of the groups of a trip; 1 where there are none."""
@@ -118,8 +117,8 @@ class Scales:
         return (jnp.minimum(start + i, self.weight.scale.shape[1] - 1) for i in range(count))
 
     def _of_group(self, column) -> GroupScale:
-        form, ref = self.weight.form, self.weight.scale
-        if form is not None and form.zeros:
+        ref = self.weight.scale
+        if self.weight.zeros:
             return GroupScale(self.of_outputs(column, 0), self.of_outputs(column, 1))
         if ref.shape[0] == self.weight.shape[0]:
             return GroupScale(self.of_outputs(column))
@@ -152,5 +151,4 @@ class NVFP4Scales(Scales):
 
 def scales_of(weight: Weight, output, first, turn, tiling: MosaicTiling) -> Scales:
     """The scales of a warpgroup's tile, whose attributes the arguments are."""
-    is_nvfp4 = weight.form is not None and weight.form.channel_numbers
-    return (NVFP4Scales if is_nvfp4 else Scales)(weight, output, first, turn, tiling)
+    return (NVFP4Scales if weight.kind == "nvfp4" else Scales)(weight, output, first, turn, tiling)

@@ -61,7 +61,7 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
     """The sums of a warpgroup's trips ``[outputs, tokens]``, float32; scaled only where groups of inputs have scales."""
     shape, group = (tiling.outputs, tiling.tokens), scales.group
     packed = scales.weight.packed
-    shrunk = scales.weight.form is not None and not packed
+    shrunk = not (packed or scales.weight.is_plain)
 
     def multiply(acc, weight, x, start: int, zero=None):
         """Add the products of a group of a copy's inputs, the first of which is ``start``, to ``acc``."""

@@ -87,7 +87,7 @@ def few_tokens_tiling(
     inputs: int,
     allow_partial_sums: bool = False,
     result_bytes: int = 2,
-    in_groups: bool = False,
+    scaled_groups: bool = False,
     bits: int = 8,
 ) -> MosaicTiling:
     """The tiling for ``tokens`` and a weight of eight or four bits ``[outputs, inputs]``, with split-K only if
@@ -98,12 +98,12 @@ def few_tokens_tiling(
 
     Args:
       result_bytes: of a number of the results, unless these are partial sums.
-      in_groups: whether groups of inputs have scales of their own: blocks, of which a copy has one, or codes.
+      scaled_groups: whether the sums of groups of inputs have scales: blocks, of which a copy has one, or codes.
       bits: of a number of the weight.
     """
-    is_nvfp4 = bits == 4 and not in_groups  # whose groups have no sums of their own
-    few, several = (_FEW // 2 if in_groups else _FEW), _SEVERAL  # a group's sums are kept beside all sums
-    if in_groups and bits == 8:
+    is_nvfp4 = bits == 4 and not scaled_groups  # whose groups have no sums of their own
+    few, several = (_FEW // 2 if scaled_groups else _FEW), _SEVERAL  # a group's sums are kept beside all sums
+    if scaled_groups and bits == 8:
         several = 128
     token_tiles = pl.cdiv(tokens, several)
     tile_tokens = TOKEN_UNIT * pl.cdiv(pl.cdiv(tokens, token_tiles), TOKEN_UNIT)
@@ -117,12 +117,12 @@ def few_tokens_tiling(
             divided = MosaicTiling(64, tile_tokens, 0, 0, 4, 1), *divided
     else:
         divided = MosaicTiling(64, tile_tokens, 0, 0, 2, 1), MosaicTiling(64, tile_tokens, 0, 0, 1, 2)
-        if token_tiles > 1 and outputs % 128 == 0 and not in_groups and not is_nvfp4:  # x is read less often
+        if token_tiles > 1 and outputs % 128 == 0 and not scaled_groups and not is_nvfp4:  # x is read less often
             divided = MosaicTiling(128, tile_tokens, 0, 0, 2, 1), *divided
     least = min(map(busiest, divided))
     tiling = next(one for one in divided if busiest(one) <= _UNEVEN * least)
     result_bytes = 4 if allow_partial_sums else result_bytes
-    shallow = () if in_groups or is_nvfp4 else (DEPTH_UNIT,)  # scales of groups come for a block of inputs
+    shallow = () if scaled_groups or is_nvfp4 else (DEPTH_UNIT,)  # scales of groups come for a block of inputs
     depths = [depth for depth in (_LINE_BYTES * 8 // bits, BLOCK, *shallow) if inputs % depth == 0]
     deep = [_with_stages(tiling._replace(inputs=depth), inputs, result_bytes, bits) for depth in depths]
     tiling = next((one for one in deep if one.num_stages >= _MIN_STAGES), deep[-1])

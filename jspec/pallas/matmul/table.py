@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.dispatch import on_hopper
+from jspec.pallas import dispatch
+from jspec.pallas.dispatch import on_hopper, row_of
 from jspec.pallas.matmul.bf16 import bf16_matmul
 from jspec.pallas.matmul.few_tokens import few_tokens_matmul, tiling_of
 from jspec.pallas.matmul.one_token import padded_matmul, reduction_matmul
@@ -62,7 +63,7 @@ def matmul(
     to_reduce = allow_partial_sums and reduce_axis is not None
     in_parts = to_reduce or (allow_partial_sums and bias is None)
     product = Product(x, weight, bias, dtype or x.dtype, in_parts)
-    row = row_of(product)
+    row = row_of(TABLE, product)
     if row.adds_bias and reduce_axis is None:
         return row.compute(product)
     y = row.compute(product._replace(bias=None))
@@ -84,12 +85,6 @@ class Product(NamedTuple):
     allow_partial_sums: bool = False
 
     @property
-    def stored(self) -> str:
-        """What the weight is: the kind of its format, or its dtype if it has none."""
-        form = self.weight.form
-        return self.weight.numbers.dtype.name if form is None else form.kind
-
-    @property
     def activations(self) -> str:
         """The dtype of the numbers of x."""
         return (self.x.numbers if isinstance(self.x, QuantizedActivations) else self.x).dtype.name
@@ -100,9 +95,9 @@ def xla_matmul(product: Product) -> Any:
     x, weight, _, dtype, _ = product
     if isinstance(x, QuantizedActivations):
         return w8a8_matmul_reference(x, weight.numbers, weight.scale)
-    if weight.form is not None:
-        return weight_only_matmul_reference(x, weight, dtype)
-    return matmul_reference(x, weight.numbers, None if dtype == x.dtype else dtype)
+    if weight.is_plain:
+        return matmul_reference(x, weight.numbers, None if dtype == x.dtype else dtype)
+    return weight_only_matmul_reference(x, weight, dtype)
 
 
 _UNLIMITED = range(sys.maxsize)
@@ -111,7 +106,7 @@ _FOUR_BITS, _EIGHT_BITS, _GROUPS_OF_EIGHT = ("int4", "nvfp4", "mxfp4"), ("int8",
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Row(dispatch.Row):
     """A row of the table: a way to compute products on an NVIDIA GPU, and the products that it serves. On other platforms
     it computes the reference implementation, in partial sums where the kernel gives them.
 
@@ -140,15 +135,11 @@ class Row:
     adds_bias: bool = False
     divides: Callable[[Product], MosaicTiling | str | None] = lambda _: None
 
-    def refusal(self, product: Product) -> str | None:
-        """Why the row is not for a product in programs for this machine's GPU, in words; None if it is."""
-        return next((reason for serves, reason in self._conditions(product) if not serves), None)
-
-    def _conditions(self, p: Product) -> Iterator[tuple[bool, str]]:
+    def conditions(self, p: Product) -> Iterator[tuple[bool, str]]:
         """What the row asks of a product: whether that is so, and what to say if it is not."""
         tokens, numbers, inputs = math.prod(p.x.shape[:-1]), p.weight.numbers.size, p.x.shape[-1]
         yield p.activations in self.activations, f"x is {p.activations}, not {_any(self.activations)}"
-        yield p.stored in self.weights, f"the weight is {p.stored}, not {_any(self.weights)}"
+        yield p.weight.kind in self.weights, f"the weight is {p.weight.kind}, not {_any(self.weights)}"
         yield tokens in self.tokens, f"{tokens} tokens are not {_within(self.tokens)}"
         yield numbers in self.numbers, f"{numbers} numbers of the weight are not {_within(self.numbers)}"
         yield inputs in self.inputs, f"{inputs} inputs are not {_within(self.inputs)}"
@@ -254,18 +245,3 @@ TABLE = (
     ),
     Row("XLA", xla_matmul),
 )
-
-
-def row_of(product: Product) -> Row:
-    """The first row of ``TABLE`` that serves a product."""
-    return next(row for row in TABLE if row.refusal(product) is None)
-
-
-def explain(product: Product) -> dict[str, str | None]:
-    """For each row of ``TABLE`` up to the one that serves a product, by its name: why it does not; None for the last one."""
-    found: dict[str, str | None] = {}
-    for row in TABLE:
-        found[row.name] = row.refusal(product)
-        if found[row.name] is None:
-            break
-    return found

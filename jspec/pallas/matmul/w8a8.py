@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.matmul.partial_sums import PartialSums
+from jspec.pallas.matmul.partial_sums import PartialSums, in_splits
 from jspec.pallas.matmul.quantize_activations import QuantizedActivations
-from jspec.pallas.matmul.reference import cuts_of, matmul_reference
+from jspec.pallas.matmul.reference import matmul_reference
 from jspec.pallas.matmul.small_batch import (
     multiply_tile,
     run_by_platform,
@@ -26,8 +26,9 @@ def w8a8_matmul(x: QuantizedActivations, weight, scale, allow_partial_sums: bool
     """``w8a8_matmul_reference`` of int8, and on an NVIDIA GPU the kernel.
 
     With ``allow_partial_sums`` the result may be partial sums, as many as the kernel's tiling has splits."""
-    how = {"allow_partial_sums": allow_partial_sums}
-    return run_by_platform(w8a8_matmul_kernel, w8a8_matmul_reference, x, weight, scale, **how)
+    return run_by_platform(
+        w8a8_matmul_kernel, w8a8_matmul_reference, x, weight, scale, allow_partial_sums=allow_partial_sums
+    )
 
 
 def w8a8_matmul_reference(
@@ -47,10 +48,11 @@ def w8a8_matmul_reference(
     """
     if split_inputs is None:
         return _scaled_product(x, weight, scale)
-    cuts = cuts_of(x.shape[-1], split_inputs)
-    pieces = (dataclasses.replace(x, numbers=x.numbers[..., cut]) for cut in cuts)
-    sums = [_scaled_product(piece, weight[:, cut], scale) for piece, cut in zip(pieces, cuts, strict=True)]
-    return PartialSums(jnp.stack(sums, axis=-2))
+
+    def of(cut: slice) -> jax.Array:
+        return _scaled_product(dataclasses.replace(x, numbers=x.numbers[..., cut]), weight[:, cut], scale)
+
+    return in_splits(of, x.shape[-1], split_inputs)
 
 
 def _scaled_product(x: QuantizedActivations, weight, scale) -> jax.Array:

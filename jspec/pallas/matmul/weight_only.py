@@ -27,10 +27,20 @@ from jspec.pallas.triton import (
     tile_indices,
     tile_mask,
 )
-from jspec.pallas.weights.tiles import load_channel_factor, shrink_of, unpack_half, with_bits_of_scales
-from jspec.pallas.weights.unpack import ORDER_INPUTS, SHRINK, input_indices, to_mma_order, unpack_eight_bits
+from jspec.pallas.weights.tiles import load_channel_factor, with_bits_of_scales
+from jspec.pallas.weights.unpack import (
+    MXFP4_SHRINK,
+    ORDER_INPUTS,
+    SHRINK,
+    input_indices,
+    to_mma_order,
+    unpack_eight_bits,
+    unpack_four_bits,
+    unpack_mxfp4,
+    unpack_nvfp4,
+)
 from jspec.quantization.codes import BLOCK, HALF, in_code_order
-from jspec.quantization.formats import GROUP, Format
+from jspec.quantization.formats import GROUP
 from jspec.quantization.weight import Weight
 
 _FEW_TOKENS = 32  # their sums are small: split-K makes several program instances for each multiprocessor
@@ -42,7 +52,7 @@ _PARTIAL_SUMS = 4  # float32 partial sums have at most one in this many of the b
 def weight_only_tiling(tokens: int, outputs: int, inputs: int, bits: int, in_blocks: bool = False) -> MatmulTiling:
     """The tiling for ``tokens`` and a weight ``[outputs, inputs]`` of four or eight bits.
 
-    With ``in_blocks``, which is for eight bits, a trip has whole groups of inputs that share a scale."""
+    With ``in_blocks`` a trip has whole groups of inputs that share a scale, which is so of all weights of four bits."""
     tile_tokens = min(max(MMA_SIZE, pl.next_power_of_2(tokens)), 128)
     few, min_depth = tile_tokens <= _FEW_TOKENS, GROUP if bits == 4 or in_blocks else ORDER_INPUTS
     depth = max(min(256 if few or bits == 4 else 128, pl.next_power_of_2(inputs)), min_depth)
@@ -69,16 +79,14 @@ def weight_only_tiling(tokens: int, outputs: int, inputs: int, bits: int, in_blo
 
 def weight_only_matmul(x, weight: Weight, dtype=jnp.float32):
     """``weight_only_matmul_reference``, and on an NVIDIA GPU the kernel, for x of bfloat16."""
-    products = (functools.partial(of, dtype=dtype) for of in (weight_only_matmul_kernel, weight_only_matmul_reference))
-    return differentiable(*products, x, weight)
+    return differentiable(weight_only_matmul_kernel, weight_only_matmul_reference, x, weight, dtype=dtype)
 
 
 def weight_only_matmul_reference(x, weight: Weight, dtype=jnp.float32):
     """The linear map of a quantised weight, ``[..., in], [out, in] -> [..., out]``, added up in float32 and rounded to
     ``dtype``; of x of bfloat16, or of float32, which is multiplied in full."""
-    assert weight.form is not None
     # Float32 holds the numbers times their scales of 8 or 11 bits, and the products with x: only sums are rounded.
-    if not weight.form.per_channel:
+    if not weight.per_channel:
         return matmul_reference(x.astype(jnp.float32), weight.dequantize()).astype(dtype)
     return (matmul_reference(x, weight.numbers.astype(x.dtype)) * per_feature(weight.scale, x)).astype(dtype)
 
@@ -89,10 +97,9 @@ def weight_only_matmul_kernel(
 ):
     """``weight_only_matmul_reference`` of bfloat16 as a kernel."""
     tokens = x.reshape(-1, x.shape[-1])
-    (M, inputs), outputs, form = tokens.shape, weight.shape[0], weight.form
-    assert form is not None
-    tiling = tiling or weight_only_tiling(M, outputs, inputs, form.bits, not (form.per_channel or form.packed))
-    xs = in_code_order(tokens) if form.packed else (tokens,)
+    (M, inputs), outputs = tokens.shape, weight.shape[0]
+    tiling = tiling or weight_only_tiling(M, outputs, inputs, 4 if weight.packed else 8, not weight.per_channel)
+    xs = in_code_order(tokens) if weight.packed else (tokens,)
     sums = kernel_call(
         _weight_only_matmul,
         *(xs, with_bits_of_scales(dataclasses.replace(weight, order=None))),
@@ -111,18 +118,16 @@ def weight_only_matmul_kernel(
 
 def _weight_only_matmul(x_refs, weight: Weight, sums_ref, *, tiling: MatmulTiling):
     """In a kernel: ``weight`` has refs."""
-    M, (outputs, _), form = x_refs[0].shape[0], weight.shape, weight.form
-    assert form is not None
+    M, (outputs, _) = x_refs[0].shape[0], weight.shape
     token, output = block_ids(pl.program_id(0), tiling.tokens), block_ids(pl.program_id(1), tiling.outputs)
-    operands = _e2m1_operands if form.e2m1 else _four_bit_operands if form.packed else _eight_bit_operands
-    x_is_ordered = tiling.ordered and not form.packed
+    (operands, shrink), x_is_ordered = _OPERANDS[weight.kind], tiling.ordered and not weight.packed
     trips = pl.cdiv(weight.inputs, tiling.inputs)
     split_trips = pl.cdiv(trips, tiling.num_splits)
     first = pl.program_id(2) * split_trips
     uneven = trips % tiling.num_splits != 0
 
     def add(i, total):
-        for tiles, scale in operands(x_refs, weight, form, token, output, first + i, tiling):
+        for tiles, scale in operands(x_refs, weight, token, output, first + i, tiling):
             products = [
                 dot(to_mma_order(weights), x if x_is_ordered else to_mma_order(x), trans_b=True) for weights, x in tiles
             ]
@@ -132,28 +137,28 @@ def _weight_only_matmul(x_refs, weight: Weight, sums_ref, *, tiling: MatmulTilin
 
     end = jnp.clip(trips - first, 0, split_trips) if uneven else split_trips
     total = jax.lax.fori_loop(0, end, add, jnp.zeros((tiling.outputs, tiling.tokens), jnp.float32))
-    total *= shrink_of(form) if form.packed else SHRINK
-    if form.per_channel:
+    total *= shrink
+    if weight.per_channel:
         scale = pltriton.load(weight.scale.at[output], mask=output < outputs, other=0.0)
         total *= broadcast_columns(scale, tiling.tokens)
-    if form.channel_numbers:
+    if weight.channel_scale is not None:
         total *= broadcast_columns(load_channel_factor(weight.channel_scale, output, output < outputs), tiling.tokens)
     at = jnp.full((tiling.tokens, tiling.outputs), pl.program_id(2)), *tile_indices(token, output)
     pltriton.store(sums_ref.at[at], total.T.astype(sums_ref.dtype), mask=tile_mask(token, M, output, outputs))
 
 
-def _eight_bit_operands(x_refs, weight: Weight, form: Format, token, output, trip, tiling: MatmulTiling):
+def _eight_bit_operands(x_refs, weight: Weight, token, output, trip, tiling: MatmulTiling):
     """In a kernel: what a trip multiplies, as pairs of a list of tiles and a scale, None or float32 ``[outputs]``, that
     multiplies the sum of their products. Tiles are weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` in bfloat16. In
     blocks, they are of one group of inputs each."""
     [x_ref] = x_refs
-    if form.per_channel:
+    if weight.per_channel:
         return [([_eight_bit_tiles(x_ref, weight, token, output, trip, tiling.inputs, tiling)], None)]
     in_one = weight.scale.shape[1] == 1
-    size = GROUP if in_one else form.group or GROUP
+    size = GROUP if in_one else weight.group or GROUP
     operands, count = [], tiling.inputs // size
     for block in (trip * count + i for i in range(count)):
-        scale, zero = _scale_and_zero(weight.scale, output, 0 if in_one else block)
+        scale, zero = _scale_and_zero(weight, output, 0 if in_one else block)
         weights, x = _eight_bit_tiles(x_ref, weight, token, output, block, size, tiling)
         if zero is not None:
             weights -= broadcast_columns(zero * jnp.asarray(1 / SHRINK, jnp.bfloat16), size)
@@ -168,42 +173,43 @@ def _eight_bit_tiles(x_ref, weight: Weight, token, output, block, size: int, til
     return unpack_eight_bits(numbers), load_tile(x_ref, token, at, tiling.inputs)
 
 
-def _four_bit_operands(x_refs, weight: Weight, form: Format, token, output, trip, tiling: MatmulTiling):
+def _four_bit_operands(x_refs, weight: Weight, token, output, trip, tiling: MatmulTiling):
     """In a kernel: the same of codes; ``x_refs`` are ``in_code_order``. A tile has the low or the high halves of a
     group's bytes, or of a block's if a group has more inputs."""
     size, in_one = tiling.inputs // 2, weight.scale.shape[1] == 1
-    group = form.group or BLOCK
+    group = weight.group or BLOCK
     width = HALF if in_one else min(group, BLOCK) // 2
     operands = []
     for start in range(0, size, width):
         at = trip * size + start + jnp.arange(width, dtype=jnp.int32)
         packed = load_tile(weight.numbers, output, at, size)
         place = 0 if in_one else trip * (tiling.inputs // group) + start // width
-        scale, zero = _scale_and_zero(weight.scale, output, place)
+        scale, zero = _scale_and_zero(weight, output, place)
         xs = (load_tile(x_ref, token, at, size) for x_ref in x_refs)
-        tiles = [(unpack_half(form, packed, high, zero=zero), x) for high, x in zip((False, True), xs, strict=True)]
+        tiles = [(unpack_four_bits(packed, high, zero), x) for high, x in zip((False, True), xs, strict=True)]
         operands.append((tiles, scale))
     return operands
 
 
-def _scale_and_zero(scale_ref, output, group) -> tuple[Any, Any]:
+def _scale_and_zero(weight: Weight, output, group) -> tuple[Any, Any]:
     """In a kernel: the scales, float32 ``[outputs]``, and the zeros, bfloat16 ``[outputs]`` or None, of a group of codes; 0
-    past the ends of ``scale_ref``."""
+    past the ends."""
+    scale_ref, (outputs, groups) = weight.scale, weight.scale.shape[:2]
 
     def load(*which):
-        mask = (output < scale_ref.shape[0]) & (group < scale_ref.shape[1])
+        mask = (output < outputs) & (group < groups)
         return pltriton.load(scale_ref.at[(output, group, *which)], mask=mask, other=0.0)
 
-    if len(scale_ref.shape) == 2:
+    if not weight.zeros:
         return load().astype(jnp.float32), None
     scale, zero = load(0), load(1)
     return scale.astype(jnp.float32), zero.astype(jnp.bfloat16)
 
 
-def _e2m1_operands(x_refs, weight: Weight, form: Format, token, output, trip, tiling: MatmulTiling):
+def _e2m1_operands(unpack, x_refs, weight: Weight, token, output, trip, tiling: MatmulTiling):
     """In a kernel: the same of NVFP4 and MXFP4. A tile has the low or the high halves of the bytes of a block, whose numbers
-    are multiplied by their scales."""
-    count, groups = tiling.inputs // BLOCK, BLOCK // (form.group or BLOCK)
+    ``unpack`` multiplies by their scales."""
+    count, groups = tiling.inputs // BLOCK, BLOCK // (weight.group or BLOCK)
     operands = []
     for block in (trip * count + i for i in range(count)):
         at = block_ids(block, HALF)
@@ -211,5 +217,14 @@ def _e2m1_operands(x_refs, weight: Weight, form: Format, token, output, trip, ti
         scale = load_tile(weight.scale, output, block_ids(block, groups), count * groups)
         for high, x_ref in zip((False, True), x_refs, strict=True):
             x = load_tile(x_ref, token, at, count * HALF)
-            operands.append(([(unpack_half(form, packed, high, scale), x)], None))
+            operands.append(([(unpack(packed, high, scale), x)], None))
     return operands
+
+
+# By the kind of a weight: the operands of a trip, and what sums of their products are to be multiplied by.
+_OPERANDS = {
+    "int4": (_four_bit_operands, SHRINK),
+    "nvfp4": (functools.partial(_e2m1_operands, unpack_nvfp4), SHRINK),
+    "mxfp4": (functools.partial(_e2m1_operands, unpack_mxfp4), MXFP4_SHRINK),
+    **dict.fromkeys(("int8", "fp8", "fp8_block", "int8_groups"), (_eight_bit_operands, SHRINK)),
+}

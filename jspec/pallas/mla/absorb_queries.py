@@ -10,20 +10,21 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.attention.reference import Rotation, apply_rope
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call
-from jspec.pallas.weights.head_maps import has_kernel
 from jspec.pallas.weights.tiles import flat, has_factors, load_factors, load_numbers, places_of, shrink_of, tile_width
 from jspec.quantization.weight import Weight
 
 _TOKENS, _COLUMNS, _DEPTH = 64, 64, 64  # of a tile of the product: tokens, numbers of latents, numbers to be summed
-_WARPS = 4
+_WARPS, _MOST_TOKENS = 4, 512
 
 
 def absorb_queries(q, keys: Weight, rotation: Rotation) -> jax.Array:
     """``absorb_queries_reference``, and on an NVIDIA GPU the kernel for the few tokens of a round, or for a map with scales
-    of groups and any number of tokens."""
-    if not has_kernel(q.shape[0] * q.shape[1], keys):
-        return absorb_queries_reference(q, keys, rotation)
-    return by_platform(absorb_queries_kernel, absorb_queries_reference, q, keys, rotation)
+    of groups and any number of tokens.
+
+    Each program instance reads the weights of a head again, so XLA multiplies many tokens. Of a map with scales of groups
+    it would write a dequantised copy."""
+    supported = q.shape[0] * q.shape[1] <= _MOST_TOKENS or keys.in_groups
+    return by_platform(absorb_queries_kernel, absorb_queries_reference, q, keys, rotation, supported=supported)
 
 
 def absorb_queries_reference(q, keys: Weight, rotation: Rotation) -> jax.Array:

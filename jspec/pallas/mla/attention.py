@@ -3,6 +3,7 @@ its keys (DeepSeek-V2, 2024)."""
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from jspec.pallas.attention.fp8 import STORED, KVScales, decode_in_kernel
 from jspec.pallas.attention.paged import attend_slots, gather_pages, gather_scales, in_slots
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling
-from jspec.pallas.dispatch import by_platform
+from jspec.pallas.dispatch import KernelRow, by_platform
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 
 _LARGEST_RANK = 512
@@ -53,11 +54,9 @@ def latent_attention(
 
     The kernel is for bfloat16 and float32, and for latents and rotated keys whose sizes are powers of two of at least
     16; that of latents is at most 512. Other models run the reference implementation, on a GPU as well."""
-    kernel, reference = (
-        functools.partial(f, rank=rank, scale=scale) for f in (latent_attention_kernel, latent_attention_reference)
-    )
-    args = q, pool, queries, scales
-    return by_platform(kernel, reference, *args) if has_kernel(q, pool, rank) else reference(*args)
+    args, supported = (q, pool, queries, scales), IN_PAGES.serves(q, pool, rank)
+    functions = latent_attention_kernel, latent_attention_reference
+    return by_platform(*functions, *args, supported=supported, rank=rank, scale=scale)
 
 
 def latent_attention_reference(
@@ -78,13 +77,6 @@ def latent_attention_reference(
     """
     keys, scales = gather_pages(pool, queries.table), gather_scales(scales, queries.table)
     return attend_slots(q, keys, keys[..., :rank], queries, AttentionSpec(scale=scale), scales and scales.of_both)
-
-
-def has_kernel(q, pool, rank: int) -> bool:
-    """Whether the kernel supports queries and pools like these."""
-    parts = rank, pool.shape[-1] - rank
-    sizes = all(pl.next_power_of_2(size) == size >= MMA_SIZE for size in parts) and rank <= _LARGEST_RANK
-    return sizes and pool.dtype in (q.dtype, STORED) and q.dtype in (jnp.bfloat16, jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("rank", "scale", "tiling", "interpret"))  # layers share one trace
@@ -136,3 +128,14 @@ def _attend_split(q_ref, pool_ref, scale_refs, table_ref, last_ref, *out_refs, l
     q = load(q_ref, queries.lines_among(launch.N, launch.R), queries.real, queries.b)
     softmax = attend_pages(q, queries, jnp.max(queries.last), tile, table_ref, None, launch)
     store_attention(times_value_scale(softmax, scale_refs, 0), queries, launch, *out_refs)
+
+
+def _conditions(q, pool, rank: int) -> Iterator[tuple[bool, str]]:
+    parts = rank, pool.shape[-1] - rank
+    sizes = all(pl.next_power_of_2(size) == size >= MMA_SIZE for size in parts) and rank <= _LARGEST_RANK
+    yield sizes, f"latents have {rank} numbers, and rotated keys {parts[1]}"
+    yield pool.dtype in (q.dtype, STORED), f"queries are {q.dtype}, and the pool is {pool.dtype}"
+    yield q.dtype in (jnp.bfloat16, jnp.float32), f"queries are {q.dtype}"
+
+
+IN_PAGES = KernelRow("latents in pages", latent_attention_kernel, _conditions)

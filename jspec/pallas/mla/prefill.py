@@ -5,6 +5,7 @@ many products as in attention over latents, whose keys have Ck + Hr numbers and 
 program computes the keys and values of all texts that it reads, from their first token on, and discards them."""
 
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jspec.pallas.attention.pages_in_use import max_prefill_pages, pages_in_use
 from jspec.pallas.attention.prefill_launch import suits_prefill, tile_slots_of
 from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
-from jspec.pallas.dispatch import by_platform
+from jspec.pallas.dispatch import KernelRow, by_platform, on_hopper
 from jspec.pallas.mla.up_project import has_up_project_kernel, keys_and_values, up_project_kernel
 from jspec.pallas.weights.head_maps import HeadMaps
 
@@ -24,10 +25,8 @@ def up_projected_attention(
     q, pool, queries: PagedQueries, maps: HeadMaps, scales: KVScales | None = None, *, scale: float
 ) -> jax.Array:
     """``up_projected_attention_reference``, and on a Hopper GPU ``up_projected_attention_kernel``."""
-    kernel, reference = (
-        functools.partial(f, scale=scale) for f in (up_projected_attention_kernel, up_projected_attention_reference)
-    )
-    return by_platform(kernel, reference, q, pool, queries, maps, scales)
+    functions = up_projected_attention_kernel, up_projected_attention_reference
+    return by_platform(*functions, q, pool, queries, maps, scales, scale=scale)
 
 
 def up_projected_attention_reference(
@@ -38,11 +37,8 @@ def up_projected_attention_reference(
 
     Args:
       q: ``[B, T, N, Hn + Hr]``, the last Hr numbers rotated.
-      pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys, in the dtype of q, or bytes with ``scales``.
-      queries: the query tokens.
       maps: the up-projection to keys and values.
-      scales: of latents, or of the tokens in the pool (``jspec.pallas.attention.fp8``).
-      scale: the factor of products of queries and keys.
+      pool, queries, scales, scale: as of ``latent_attention_reference``.
 
     Returns:
       ``[B, T, N, Hv]`` in the dtype of q.
@@ -50,20 +46,6 @@ def up_projected_attention_reference(
     [latents], scales = gather_pages(pool, queries.table), gather_scales(scales, queries.table)  # [B, S, Ck + Hr]
     k, v = (jnp.moveaxis(part, 2, 0) for part in keys_and_values(latents, maps, scales and scales.k[0], q.dtype))
     return attend_slots(q, k, v, queries, AttentionSpec(scale=scale))
-
-
-def has_up_projected_attention_kernel(q, pool, queries: PagedQueries, maps: HeadMaps) -> bool:
-    """Whether the kernel supports queries and pools like these, and there are enough blocks of queries.
-
-    It supports bfloat16, and bytes in the pool, which become bfloat16 where keys and values are computed; heads of keys and
-    of values whose sizes are multiples of 64 up to 256; and pages of 64 slots, or of 128 where a tile has as many. Rows have
-    multiples of 128 query tokens, and all keys fewer than 2^31 numbers."""
-    (B, T, N, H), (_, _, P, size), Hv, Ck = q.shape, pool.shape, *maps.values.shape[1:]
-    sizes = H % 64 == 0 and Hv % 64 == 0 and Hv <= H <= 256 and has_up_project_kernel(Ck, size - Ck)
-    pages = P == 64 or P == 128 == tile_slots_of(H, Hv)
-    fits = max_prefill_pages(B, T, queries.table.shape[1], P) * P * N * H < 2**31
-    dtypes = q.dtype == jnp.bfloat16 and pool.dtype in (q.dtype, STORED)
-    return sizes and pages and fits and dtypes and suits_prefill(B, T, N, R=1)
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "num_stages", "instances", "interpret"))  # layers share one trace
@@ -93,3 +75,21 @@ def up_projected_attention_kernel(
     )
     queries, spec = queries._replace(table=in_use.table), AttentionSpec(scale=scale)
     return prefill_attention_kernel(q, k, v, queries, spec, pages_first=True, **options)
+
+
+def _conditions(q, pool, queries: PagedQueries, maps: HeadMaps) -> Iterator[tuple[bool, str]]:
+    """Bytes in the pool become bfloat16 where keys and values are computed. Rows have multiples of 128 query tokens."""
+    (B, T, N, H), (_, _, P, size), Hv, Ck = q.shape, pool.shape, *maps.values.shape[1:]
+    numbers = max_prefill_pages(B, T, queries.table.shape[1], P) * P * N * H
+    yield on_hopper(), "this is no Hopper GPU"
+    sizes = H % 64 == 0 and Hv % 64 == 0 and Hv <= H <= 256
+    yield sizes, f"keys have {H} numbers and values {Hv}, not multiples of 64 up to 256"
+    yield has_up_project_kernel(Ck, size - Ck), f"latents have {Ck} numbers, and rotated keys {size - Ck}"
+    yield P == 64 or P == 128 == tile_slots_of(H, Hv), f"pages of {P} slots make no tiles"
+    yield numbers < 2**31, f"{numbers} numbers of all keys are 2^31 or more"
+    dtypes = q.dtype == jnp.bfloat16 and pool.dtype in (q.dtype, STORED)
+    yield dtypes, f"queries are {q.dtype}, and the pool is {pool.dtype}"
+    yield suits_prefill(B, T, N, R=1), f"{B} rows of {T} tokens do not make enough blocks"
+
+
+UP_PROJECTED = KernelRow("up-projected keys and values", up_projected_attention_kernel, _conditions)

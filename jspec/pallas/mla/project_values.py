@@ -13,11 +13,7 @@ from jspec.pallas.weights.head_maps import multiply_latents
 from jspec.pallas.weights.tiles import flat, has_factors, load_factors, load_numbers, places_of, shrink_of, tile_width
 from jspec.quantization.weight import Weight
 
-_TOKENS, _COLUMNS, _DEPTH = (
-    64,
-    32,
-    128,
-)  # of a tile of the product; of the numbers to be summed, those that share a scale
+_TOKENS, _COLUMNS, _DEPTH = 64, 32, 128  # of a tile; of the numbers to be summed, those that share a scale
 _WARPS = 4
 
 
@@ -25,9 +21,8 @@ def project_values(attended, values: Weight) -> jax.Array:
     """``project_values_reference``, and on an NVIDIA GPU the kernel for a map with scales of groups.
 
     XLA multiplies other maps in one launch. Of one with groups it would write a dequantised copy."""
-    if not values.in_groups:
-        return project_values_reference(attended, values)
-    return by_platform(project_values_kernel, project_values_reference, attended, values)
+    supported = values.in_groups
+    return by_platform(project_values_kernel, project_values_reference, attended, values, supported=supported)
 
 
 def project_values_reference(attended, values: Weight) -> jax.Array:

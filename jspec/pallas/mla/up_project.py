@@ -38,9 +38,7 @@ def up_project_reference(
 
     Args:
       pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys, of ``dtype``, or bytes with ``scales``.
-      numbers: int32 ``[U]``, pages of the pool.
-      count: int32, how many of them are listed, the first ones; results of the others are arbitrary. If it is more than
-        U, all results are NaN.
+      numbers, count: as of ``jspec.pallas.attention.widened.widen_kernel``.
       maps: the up-projection.
       scales: of latents, or of the tokens in the pool (``jspec.pallas.attention.fp8``).
       dtype: of keys and values.

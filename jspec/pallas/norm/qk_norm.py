@@ -19,13 +19,10 @@ _WARP_NUMBERS = 1024  # of those that one warp has
 
 def qk_norm(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str):
     """``qk_norm_reference``, and on an NVIDIA GPU the kernel, which is for heads whose size is a power of two."""
-    kernel, reference = (
-        functools.partial(f, num_heads=num_heads, eps=eps, kind=kind) for f in (qk_norm_kernel, qk_norm_reference)
-    )
-    H = qkv.shape[-1]
+    args, H = (qkv, weights, biases), qkv.shape[-1]
     if pl.next_power_of_2(H) != H:
-        return reference(qkv, weights, biases)
-    return differentiable(kernel, reference, qkv, weights, biases)
+        return qk_norm_reference(*args, num_heads, eps, kind)
+    return differentiable(qk_norm_kernel, qk_norm_reference, *args, num_heads=num_heads, eps=eps, kind=kind)
 
 
 def qk_norm_reference(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str):

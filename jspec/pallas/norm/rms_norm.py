@@ -45,10 +45,8 @@ def add_norm(x, y, weight, bias, eps: float, kind: str, quantize: str | None = N
     """``add_norm_reference``, and on an NVIDIA GPU the kernel. Summands of shards are added up before."""
     if isinstance(y, PartialSums) and y.reduce_axis is not None:
         y = y.total(x.dtype)
-    kernel, reference = (
-        functools.partial(f, eps=eps, kind=kind, quantize=quantize) for f in (add_norm_kernel, add_norm_reference)
-    )
-    return differentiable(kernel, reference, x, y, weight, bias, options)
+    args = x, y, weight, bias, options
+    return differentiable(add_norm_kernel, add_norm_reference, *args, eps=eps, kind=kind, quantize=quantize)
 
 
 def add_norm_reference(

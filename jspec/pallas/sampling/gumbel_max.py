@@ -7,7 +7,7 @@ words in place of 128,256. Token v takes word v of the key, and group g takes wo
 import jax.numpy as jnp
 
 from jspec.pallas.sampling.threefry import gumbel_of_bits, threefry_bits, threefry_bits_unrolled
-from jspec.pallas.sampling.warped_logits import in_groups
+from jspec.pallas.sampling.warped_logits import grouped
 
 
 def gumbel_max_reference(log_mass, log_weight, key_data):
@@ -22,7 +22,7 @@ def gumbel_max_reference(log_mass, log_weight, key_data):
       int32 ``[R]``.
     """
     group = jnp.argmax(group_scores(log_mass, key_data), axis=-1)
-    first = group * in_groups(log_weight).shape[-1]
+    first = group * grouped(log_weight).shape[-1]
     token = first + jnp.argmax(token_scores(log_weight, key_data, group), axis=-1)
     return jnp.minimum(token, log_weight.shape[-1] - 1).astype(jnp.int32)
 
@@ -38,7 +38,7 @@ def group_scores(log_mass, key_data):
 def token_scores(log_weight, key_data, group):
     """The scores of the tokens of one group, int32 ``[R]``: float32 ``[R, size]``; the token with the highest is
     sampled."""
-    by_group = in_groups(log_weight)
+    by_group = grouped(log_weight)
     size = by_group.shape[-1]
     token = group[:, None] * size + jnp.arange(size, dtype=jnp.int32)[None]
     inside = jnp.take_along_axis(by_group, group[:, None, None], axis=1)[:, 0]

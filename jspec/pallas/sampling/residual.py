@@ -17,7 +17,7 @@ from jspec.pallas.sampling.gumbel_max import best_of, group_words, gumbel_max_re
 from jspec.pallas.sampling.warped_logits import (
     WarpedLogits,
     group_size,
-    in_groups,
+    grouped,
     load_groups,
     num_groups,
     store_groups,
@@ -74,7 +74,7 @@ def residual_masses_reference(residual: Residual, at=None):
     Returns:
       float32 ``[B, J, groups]``, with J = 1 or K + 1.
     """
-    return jnp.sum(jnp.exp(in_groups(log_residual(residual, at))), axis=-1)
+    return jnp.sum(jnp.exp(grouped(log_residual(residual, at))), axis=-1)
 
 
 def residual_sample(residual: Residual, masses, at, noise, best):

@@ -13,7 +13,7 @@ from jspec.pallas.sampling.top_k_top_p import DISTRIBUTION_WARPS, cutoff_if_any,
 from jspec.pallas.sampling.warped_logits import (
     WarpedLogits,
     group_size,
-    in_groups,
+    grouped,
     load_groups,
     num_groups,
     store_groups,
@@ -70,9 +70,9 @@ def log_weights(logits, scale, cutoff):
     scaled = z * scale[:, None]
     cut = z < cutoff[:, None]  # False for NaN, so that a NaN reaches the sum
     log_weight = jnp.where(cut, -jnp.inf, scaled)
-    peak = jnp.max(in_groups(scaled), axis=-1)
+    peak = jnp.max(grouped(scaled), axis=-1)
     shift = jnp.where(peak > -jnp.inf, peak, 0.0)  # all of a group may be -inf, all of a distribution may not
-    total = jnp.sum(jnp.exp(in_groups(log_weight) - shift[..., None]), axis=-1)
+    total = jnp.sum(jnp.exp(grouped(log_weight) - shift[..., None]), axis=-1)
     top = jnp.max(peak, axis=-1)
     lse = top + jnp.log(jnp.sum(total * jnp.exp(peak - top[:, None]), axis=-1))
     return log_weight, peak + jnp.log(total), lse

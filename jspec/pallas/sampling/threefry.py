@@ -25,15 +25,8 @@ def gumbel_of_bits(bits):
     return -jnp.log(-jnp.log1p(-uniform_of_bits(bits)))
 
 
-def random_bits(key_data, size: int):
-    """``jax.random.bits(key, (size,))`` for every key: uint32 ``[..., 2] -> [..., size]``."""
-    keys = jax.random.wrap_key_data(key_data, impl="threefry2x32")
-    draw = lambda key: jax.random.bits(key, (size,), jnp.uint32)  # noqa: E731
-    return jax.vmap(draw)(keys.reshape(-1)).reshape(*key_data.shape[:-1], size)
-
-
 def threefry_bits(key_0, key_1, index):
-    """Words ``index`` (uint32) of ``random_bits`` of keys given as two words, for code outside of kernels."""
+    """Words ``index`` (uint32) of ``jax.random.bits`` of keys given as two words, for code outside of kernels."""
     x_0, x_1 = threefry(key_0, key_1, index)
     return x_0 ^ x_1
 

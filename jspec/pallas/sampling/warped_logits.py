@@ -92,7 +92,7 @@ def num_groups(V: int) -> int:
     return pl.cdiv(V, group_size(V))
 
 
-def in_groups(x) -> jax.Array:
+def grouped(x) -> jax.Array:
     """The vocabulary cut into groups: float32 ``[..., V] -> [..., groups, size]``, padded with -inf."""
     V = x.shape[-1]
     groups, size = num_groups(V), group_size(V)

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 
 from jspec.quantization.weight import Weight
 
-_MOST_TOKENS = 512
-
 
 class HeadMaps(NamedTuple):
     """The up-projection from a latent of Ck numbers to the keys and values of each of N heads, as it is stored.
@@ -20,14 +18,6 @@ class HeadMaps(NamedTuple):
 
     keys: Weight
     values: Weight
-
-
-def has_kernel(tokens: int, of: Weight) -> bool:
-    """Whether a kernel is to multiply so many tokens by a map of heads.
-
-    Each program instance of these kernels reads the weights of a head again, so XLA multiplies many tokens. If scales are
-    those of groups, XLA would write a dequantised copy of the weight."""
-    return tokens <= _MOST_TOKENS or of.in_groups
 
 
 def multiply_latents(equation: str, x, of: Weight, latent_scale=None) -> jax.Array:

@@ -84,12 +84,12 @@ def tile_width(of: Weight, most: int) -> int:
 
 def group_width(of: Weight) -> int | None:
     """How many numbers of a latent share the factor of their products; None if all do, or there are no factors."""
-    return None if of.form is None or of.form.e2m1 or of.scale.shape[1] == 1 else of.form.group
+    return of.group if has_factors(of) and of.channel_scale is None and of.scale.shape[1] > 1 else None
 
 
 def has_factors(of: Weight) -> bool:
     """Whether a map has ``load_factors``: all but those that are not quantised and those in MXFP4."""
-    return of.form is not None and of.form.kind != "mxfp4"
+    return not of.is_plain and of.kind != "mxfp4"
 
 
 def places_of(of: Weight, number):
@@ -129,7 +129,7 @@ def load_numbers(of: Weight, output, real, first, width: int, dtype):
     number = first + jnp.arange(width, dtype=jnp.int32)
     mask = _mask(output, real, number, of.inputs)
     numbers = pltriton.load(of.numbers.at[tile_indices(output, number)], mask=mask).astype(dtype)
-    if of.form is not None and of.form.zeros:
+    if of.zeros:
         numbers -= broadcast_columns(_of_group(of, output, real, first, 1).astype(dtype), width)
     # Triton has no fp8 literal for what a load puts in masked places.
     return numbers if mask is None else jnp.where(mask, numbers, 0.0).astype(dtype)
@@ -167,5 +167,5 @@ def _mask(output, real, column, columns: int):
 def _of_group(of: Weight, output, real, first, which: int):
     """The scales of the group that a tile is part of, ``[outputs]`` (``which`` = 0), or its zeros (1)."""
     group = jnp.full(output.shape, first // (group_width(of) or of.inputs), jnp.int32)
-    last = (which,) if of.form is not None and of.form.zeros else ()
+    last = (which,) if of.zeros else ()
     return pltriton.load(of.scale.at[(output, group, *last)], mask=real, other=None if real is None else 0.0)

@@ -34,9 +34,8 @@ def to_mma_order(tile):
     lines, inputs = tile.shape
     if inputs % ORDER_INPUTS:
         return tile
-    parts = tile.reshape(
-        lines, inputs // ORDER_INPUTS, 4, 4, 2, 2
-    )  # threads, products, pairs of a thread in a product, a pair
+    # Threads, products, pairs of a thread in a product, a pair.
+    parts = tile.reshape(lines, inputs // ORDER_INPUTS, 4, 4, 2, 2)
     return parts.transpose(0, 1, 3, 4, 2, 5).reshape(lines, inputs)
 
 

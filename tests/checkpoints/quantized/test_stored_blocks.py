@@ -10,7 +10,8 @@ from stored_params import assert_same, assert_stands_for, rewrite
 
 from convert import Refusal, load_folder
 from jspec.checkpoints.files.fp8_numbers import has_nan
-from jspec.quantization import fp8_block
+from jspec.quantization.formats import known_format
+from jspec.quantization.weight import Weight
 
 DOWN = "model.layers.1.mlp.down_proj"  # [160, 264]
 
@@ -60,6 +61,10 @@ def test_a_block_as_older_files_write_it(tmp_path):
     assert_same(load_folder(src), expected)
 
 
+def dequantized(numbers, scale) -> np.ndarray:
+    return Weight(numbers, scale, form=known_format("fp8_block")).dequantize()
+
+
 def test_other_readings_of_the_scales_give_other_weights(tmp_path):
     """Scales that are divided by, as their name ``inv`` might suggest, and blocks that are transposed."""
     src = block_checkpoint(tmp_path / "src", KEPT["deepseek"], hidden_size=256, intermediate_size=256)
@@ -67,10 +72,10 @@ def test_other_readings_of_the_scales_give_other_weights(tmp_path):
     _, params = load_folder(src)
     numbers, scale = params["layers.0.mlp.down.weight"], params["layers.0.mlp.down.scale"]
     expected = wide["layers.0.mlp.down.weight"]
-    np.testing.assert_array_equal(fp8_block.dequantize(numbers, scale), expected)
+    np.testing.assert_array_equal(dequantized(numbers, scale), expected)
     grid = scale[::128]
     for wrong in (1 / grid, grid.T):
-        assert not np.allclose(fp8_block.dequantize(numbers, np.repeat(wrong, 128, axis=0)), expected, rtol=1e-3)
+        assert not np.allclose(dequantized(numbers, np.repeat(wrong, 128, axis=0)), expected, rtol=1e-3)
 
 
 def test_the_numbers_are_those_that_transformers_reads(tmp_path):
@@ -83,7 +88,7 @@ def test_the_numbers_are_those_that_transformers_reads(tmp_path):
     numbers = torch.from_numpy(raw_tensor(src, f"{DOWN}.weight").view(np.uint8).copy()).view(torch.float8_e4m3fn)
     scales = torch.from_numpy(raw_tensor(src, f"{DOWN}.weight_scale_inv").astype(np.float32))
     wanted = Fp8Dequantize(None)._dequantize_one(numbers, scales, torch.float32).numpy()
-    found = fp8_block.dequantize(params["layers.1.mlp.down.weight"], params["layers.1.mlp.down.scale"])
+    found = dequantized(params["layers.1.mlp.down.weight"], params["layers.1.mlp.down.scale"])
     np.testing.assert_array_equal(found, wanted)
 
 

@@ -23,6 +23,7 @@ from engines import (
     tokens_of,
 )
 
+from benchmarks.rounds.synthetic import rule_of
 from jspec.compilation_cache import CompilationCacheWarning
 from jspec.config import Shards, Speculation
 from jspec.drafting.methods import drafter_for
@@ -32,7 +33,6 @@ from jspec.engine.engine import Engine
 from jspec.engine.runner.compile import Program, compile_all
 from jspec.models import flat_params
 from jspec.models.sharding import build_shards, mesh_of, on_every_device
-from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES
 
 SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)

@@ -10,9 +10,10 @@ from paged_problems import CASES, DEAD, SMALL, WHOLE, Case, G, arguments, ragged
 
 from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView, View
-from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
+from jspec.pallas.attention.decode import decode_attention_kernel
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec
+from jspec.pallas.attention.table import ONE_LAUNCH, Attention
 from jspec.pallas.attention.tiling import AttentionTiling
 
 
@@ -63,7 +64,7 @@ def test_rows_without_tokens_get_zeros_and_write_nothing(tiling, sink):
 def test_a_view_takes_three_steps_on_a_cpu():
     case = Case(T=5, R=4, H=64, P=16, pages=9, window=3, sink=1.0)
     qkv, rotation, kv, view = arguments(case)
-    assert has_decode_attention_kernel(qkv, kv.k)
+    assert ONE_LAUNCH.serves(Attention(qkv, kv.k, view.queries))
     with jax.default_device(jax.devices("cpu")[0]):
         extend = functools.partial(jax.jit, static_argnums=3)(view.extend)
         out, written = extend(qkv, rotation, kv, G, case.spec)

@@ -14,8 +14,9 @@ from paged_problems import CASES, DEAD, FULL, LIVE, SMALL, WHOLE, Case, assert_a
 from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView
 from jspec.pallas.attention.flash import AttentionLaunch
-from jspec.pallas.attention.paged import paged_attention, paged_attention_kernel, paged_attention_reference
+from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.table import paged_attention
 from jspec.pallas.attention.tiling import AttentionTiling
 
 

@@ -1,4 +1,4 @@
-"""prefill_attention: the kernel for many query tokens against the oracle of ``paged_attention``, and when it is chosen.
+"""The attention kernel for many query tokens against the oracle of ``paged_attention``, and when it is chosen.
 
 jax interprets kernels of this kind since 0.11. Before that, these tests lower the kernel and do not run it. The interpreter
 looks for races, and prints those that it finds."""
@@ -16,8 +16,10 @@ from paged_problems import FULL, LIVE, SHORT, Case, assert_agrees, problem
 
 from jspec.pallas.attention.paged import paged_attention_reference
 from jspec.pallas.attention.prefill_launch import PrefillLaunch
-from jspec.pallas.attention.prefill_sm90 import CHOSEN, has_prefill_kernel, prefill_attention, prefill_attention_kernel
+from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
+from jspec.pallas.attention.table import CHOSEN, TABLE, Attention, paged_attention
+from jspec.pallas.dispatch import explain
 
 CASES = [
     Case(T=64, R=4, H=64, P=64, pages=5, dtype="bfloat16"),  # two blocks, and more tiles than stages
@@ -153,11 +155,11 @@ def test_every_block_has_one_instance(B, T, N, instances):
 )
 @pytest.mark.parametrize("sinks", [False, True])
 def test_lowers_for_hopper(shape, window, sinks, monkeypatch):
-    monkeypatch.setattr("jspec.pallas.attention.prefill_sm90.on_hopper", lambda: True)
+    monkeypatch.setattr("jspec.pallas.attention.table.on_hopper", lambda: True)
     choose_all(monkeypatch)
     q, *others = shapes(**shape)
     spec = AttentionSpec(window, sinks=jax.ShapeDtypeStruct(q.shape[2:3], q.dtype) if sinks else None)  # pyright: ignore
-    text = for_cuda(functools.partial(prefill_attention), (q, *others, spec))  # not traced before
+    text = for_cuda(functools.partial(paged_attention), (q, *others, spec))  # not traced before
     [operands] = re.findall(rf"{MOSAIC}\((.*?)\)", text)
     assert len(operands.split(",")) == (7 if sinks else 6)
     assert "triton" not in text
@@ -169,8 +171,8 @@ def choose_all(monkeypatch):
 
 
 def test_other_gpus_get_paged_attention(monkeypatch):
-    monkeypatch.setattr("jspec.pallas.attention.prefill_sm90.on_hopper", lambda: False)
-    text = for_cuda(functools.partial(prefill_attention), (*shapes(8, 64), AttentionSpec()))  # not traced before
+    monkeypatch.setattr("jspec.pallas.attention.table.on_hopper", lambda: False)
+    text = for_cuda(functools.partial(paged_attention), (*shapes(8, 64), AttentionSpec()))  # not traced before
     assert MOSAIC not in text
     assert "triton" in text
 
@@ -187,9 +189,25 @@ def test_other_gpus_get_paged_attention(monkeypatch):
     ],
     ids=str,
 )
-def test_which_shapes_have_the_kernel(shape, known):
-    q, pool, *_ = shapes(**shape)
-    assert has_prefill_kernel(q, pool) == known
+def test_which_shapes_have_the_kernel(shape, known, monkeypatch):
+    assert is_chosen(shape, monkeypatch) == known
+
+
+def is_chosen(shape, monkeypatch, **how) -> bool:
+    """Whether a Hopper GPU gets the kernel for many query tokens."""
+    monkeypatch.setattr("jspec.pallas.attention.table.on_hopper", lambda: True)
+    q, pool, _, queries = shapes(**shape)
+    return list(explain(TABLE, Attention(q, pool, queries, AttentionSpec(**how))))[-1] == "many tokens"
+
+
+def test_other_kernels_say_why_they_are_not_chosen(monkeypatch):
+    assert not is_chosen({"B": 8, "T": 64}, monkeypatch, softcap=2.0)
+    q, pool, _, queries = shapes(2, 64)
+    assert explain(TABLE, Attention(q, pool, queries, AttentionSpec())) == {
+        "many tokens over bytes": "the pages that are in use have no limit",
+        "many tokens": "2 rows of 64 tokens do not make enough blocks",
+        "pages": None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -205,15 +223,14 @@ def test_which_shapes_have_the_kernel(shape, known):
 )
 def test_which_shapes_the_kernel_supports(shape, known, monkeypatch):
     choose_all(monkeypatch)
-    q, pool, *_ = shapes(B=64, **shape)
-    assert has_prefill_kernel(q, pool) == known
+    assert is_chosen({"B": 64, **shape}, monkeypatch) == known
 
 
 def test_other_platforms_run_the_reference():
     case = CASES[0]
     args, _ = problem(case)
     with jax.default_device(jax.devices("cpu")[0]):
-        got, wanted = (jax.jit(f)(*args, case.spec) for f in (prefill_attention, paged_attention_reference))
+        got, wanted = (jax.jit(f)(*args, case.spec) for f in (paged_attention, paged_attention_reference))
         np.testing.assert_array_equal(got.astype(jnp.float32), wanted.astype(jnp.float32))
 
 

@@ -14,7 +14,8 @@ from jspec.pallas.attention.fp8 import KVScales, decode, rounded
 from jspec.pallas.attention.paged import paged_attention_reference
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
-from jspec.pallas.attention.widened import has_widened_attention_kernel, widen_kernel, widened_attention_kernel
+from jspec.pallas.attention.table import TABLE, Attention
+from jspec.pallas.attention.widened import widen_kernel, widened_attention_kernel
 
 KINDS = ["heads", "tokens"]
 OF_HEADS = KVScales(jnp.array([0.03, 0.25], jnp.float32), jnp.array([0.02, 0.5], jnp.float32))
@@ -96,7 +97,7 @@ def prefill_view(kind: str, P=64, may_up_project=True):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefill_on_hopper_widens_what_it_reads(kind, monkeypatch):
-    monkeypatch.setattr("jspec.models.kv_cache.on_hopper", lambda: True)
+    monkeypatch.setattr("jspec.pallas.attention.table.on_hopper", lambda: True)
     text = for_cuda(*prefill_view(kind))
     assert sorted(kernels_of(text)) == ["rope_and_write_kv", "widen"]
     assert mosaic_kernels_of(text) == ["prefill_attention"]
@@ -104,15 +105,16 @@ def test_prefill_on_hopper_widens_what_it_reads(kind, monkeypatch):
 
 @pytest.mark.parametrize(("hopper", "how"), [(False, {}), (True, {"may_up_project": False}), (True, {"P": 16})])
 def test_elsewhere_prefill_reads_bytes(hopper, how, monkeypatch):
-    monkeypatch.setattr("jspec.models.kv_cache.on_hopper", lambda: hopper)
+    monkeypatch.setattr("jspec.pallas.attention.table.on_hopper", lambda: hopper)
     text = for_cuda(*prefill_view("heads", **how))
     assert sorted(kernels_of(text)) == ["attend_split", "rope_and_write_kv"]
     assert not re.search("mosaic_gpu", text)
 
 
-def test_a_soft_cap_has_no_kernel():
+def test_a_soft_cap_has_no_kernel(monkeypatch):
+    monkeypatch.setattr("jspec.pallas.attention.table.on_hopper", lambda: True)
     q, k, _, queries, _ = segments("heads")
     q = jnp.broadcast_to(q[:, None], (8, 64, *q.shape[1:])).reshape(512, *q.shape[1:])
     queries = PagedQueries(*(jnp.repeat(x, 64, axis=0) for x in queries))
-    assert has_widened_attention_kernel(q, k, queries, AttentionSpec())
-    assert not has_widened_attention_kernel(q, k, queries, AttentionSpec(softcap=2.0))
+    assert TABLE[0].serves(Attention(q, k, queries, AttentionSpec(), may_widen=True))
+    assert not TABLE[0].serves(Attention(q, k, queries, AttentionSpec(softcap=2.0), may_widen=True))

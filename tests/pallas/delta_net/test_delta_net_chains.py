@@ -142,13 +142,13 @@ class TestChains:
 
 def convolve_broken(columns, rows: PrefillRows, x, weight):
     """Each segment stands behind the columns of its row."""
-    y, _ = convolve_prefill(columns, rows._replace(follows=jnp.zeros_like(rows.follows)), x, weight)
+    y, _ = convolve_prefill(columns, dataclasses.replace(rows, follows=jnp.zeros_like(rows.follows)), x, weight)
     return y, convolve_prefill(columns, rows, x, weight)[1]
 
 
 def prefill_from_the_row(state, rows: PrefillRows, *tokens):
     """Each segment starts from the state of its row."""
-    rows = rows._replace(follows=jnp.zeros_like(rows.follows)), rows.written(len(state.S))
+    rows = dataclasses.replace(rows, follows=jnp.zeros_like(rows.follows)), rows.written(len(state.S))
     o, _ = prefill_reference(state, rows[0], *tokens)
     return o, prefill_reference(state, rows[0]._replace(row=rows[1]), *tokens)[1]
 
@@ -157,7 +157,7 @@ def prefill_to_the_middle(state, rows: PrefillRows, *tokens):
     """The segment before the last of a chain writes the state."""
     is_last = rows.follows & (rows.written(len(state.S)) < len(state.S))
     o, _ = prefill_reference(state, rows, *tokens)
-    return o, prefill_reference(state, rows._replace(tokens=jnp.where(is_last, 0, rows.tokens)), *tokens)[1]
+    return o, prefill_reference(state, dataclasses.replace(rows, tokens=jnp.where(is_last, 0, rows.tokens)), *tokens)[1]
 
 
 FAULTS = {

@@ -10,15 +10,13 @@ import pytest
 from delta_nets import float64_convolution, float64_recurrence
 from tiers import in_tiers
 
+from jspec.models.delta_net import gated_norm
 from jspec.pallas.delta_net import chunked as chunks
 from jspec.pallas.delta_net.convolution import convolve
-from jspec.pallas.delta_net.gated_norm import gated_norm
 from jspec.pallas.delta_net.projections import (
     DeltaHeads,
     decay_and_beta,
     split_heads,
-    split_interleaved,
-    split_separate,
 )
 from jspec.pallas.delta_net.reference import recurrent
 from jspec.pallas.norm.rms_norm import norm
@@ -66,22 +64,35 @@ def test_convolution_agrees_with_golden_vectors():
     assert_close(y[0], golden("conv_y"))
 
 
+def of_key_heads(qkvz, ba, heads: DeltaHeads) -> tuple:
+    """qkv, z, b and a of Qwen3-Next, whose two projections have the numbers of one key head after those of another: its
+    query, its key, and the values and then the gates of the value heads that read it; their b and then their a."""
+    width = heads.values // heads.keys * heads.value_size
+    by_head = lambda x: x.reshape(*x.shape[:-1], heads.keys, -1)  # noqa: E731
+    flat = lambda x: x.reshape(*x.shape[:-2], -1)  # noqa: E731
+    ends = [heads.key_size, 2 * heads.key_size, 2 * heads.key_size + width]
+    q, k, v, z = map(flat, jnp.split(by_head(qkvz), ends, axis=-1))
+    return jnp.concatenate([q, k, v], axis=-1), z, *map(flat, jnp.split(by_head(ba), 2, axis=-1))
+
+
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def mix(y, weights: dict, heads: DeltaHeads, rule) -> tuple[jax.Array, jax.Array]:
     """A gated delta net from normed input ``[B, T, D]`` to output, and its state; names as in a checkpoint's layer."""
     w = {name: jnp.asarray(x) for name, x in weights.items()}
     project = lambda name: jnp.einsum("btd,fd->btf", y, w[f"{name}.weight"])  # noqa: E731
     if "in_proj_qkvz.weight" in w:
-        projected = split_interleaved(project("in_proj_qkvz"), project("in_proj_ba"), heads)
+        qkv, z, b, a = of_key_heads(project("in_proj_qkvz"), project("in_proj_ba"), heads)
     else:
-        projected = split_separate(*(project(f"in_proj_{name}") for name in ("qkv", "z", "b", "a")), heads)
+        qkv, z, b, a = (project(f"in_proj_{name}") for name in ("qkv", "z", "b", "a"))
     taps = w["conv1d.weight"][:, 0].T
     before = jnp.zeros((y.shape[0], len(taps) - 1, heads.channels), y.dtype)
-    q, k, v = split_heads(convolve(before, projected.qkv, taps), heads)
-    g, beta = decay_and_beta(projected.a, projected.b, w["A_log"], w["dt_bias"])
+    q, k, v = split_heads(convolve(before, qkv, taps), heads)
+    g, beta = decay_and_beta(a, b, w["A_log"], w["dt_bias"])
     S = jnp.zeros((y.shape[0], heads.values, heads.key_size, heads.value_size))
     o, S = rule(q, k, v, g, beta, S)
-    normed = gated_norm(o.astype(y.dtype), projected.z, w["norm.weight"], EPS)
+    normed = gated_norm(
+        o.astype(y.dtype), z.reshape(*z.shape[:-1], heads.values, heads.value_size), w["norm.weight"], EPS
+    )
     return jnp.einsum("btf,df->btd", normed.reshape(*y.shape[:2], -1), w["out_proj.weight"]), S
 
 

@@ -14,19 +14,16 @@ from delta_nets import HEADS, Decoder, W, assert_same_bits, random_passes, rando
 from jspec.pallas.delta_net.convolution import convolve_verify, convolve_verify_kernel, convolve_verify_reference
 from jspec.pallas.delta_net.projections import DeltaHeads
 from jspec.pallas.delta_net.recur import DeltaInputs, recur
-from jspec.pallas.delta_net.state import AppendRows, VerifyRows, init_state
+from jspec.pallas.delta_net.state import VerifyRows, init_state
 from jspec.pallas.delta_net.verify import VerifyTiling, verify, verify_kernel, verify_reference
 
 SMALL = VerifyTiling(values=16, keys=16, num_warps=1)  # two tiles, and two program instances for each head
 R, N = 3, 12
 
 
-def decoder_of(implementation, append: bool = False) -> Decoder:
-    """Its passes are verify passes, or such as append."""
-    functions = convolve_verify_reference, convolve_verify_kernel, verify_reference, verify_kernel
-    convolve, convolve_kernel, verify, kernel = (functools.partial(f, append=append) for f in functions)
-    small = functools.partial(kernel, tiling=SMALL)
-    return Decoder(implementation(convolve, convolve_kernel), implementation(verify, small))
+def decoder_of(implementation) -> Decoder:
+    convolve = implementation(convolve_verify_reference, convolve_verify_kernel)
+    return Decoder(convolve, implementation(verify_reference, functools.partial(verify_kernel, tiling=SMALL)))
 
 
 def rows_of(row, tokens, accepted=0, half=0, fresh=False) -> VerifyRows:
@@ -40,7 +37,7 @@ def rows_of(row, tokens, accepted=0, half=0, fresh=False) -> VerifyRows:
 class TestVerify:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        self.decoder, self.implementation = decoder_of(implementation), implementation
+        self.decoder = decoder_of(implementation)
 
     def used(self, seed: int = 0):
         """A state in use, of three rows, and 2 query tokens for two rows of a pass."""
@@ -72,14 +69,15 @@ class TestVerify:
         """Of two rows, with two tokens first and then one at a time, the second row one less: outputs, triples and columns
         have the same bits, and S and the other row stay as they are."""
         state, _ = self.used()
-        texts, appending = random_texts(2, 4, seed=3), decoder_of(self.implementation, append=True)
-        at, count = rows_of([2, 0], 2, accepted=[1, 3], half=[0, 1]), jnp.int32([4, 3])
-        o, wanted = layer(self.decoder, state, at._replace(tokens=count), texts)
+        texts, count = random_texts(2, 4, seed=3), jnp.int32([4, 3])
+        at = rows_of([2, 0], 2, accepted=[1, 3], half=[0, 1])
+        o, wanted = layer(self.decoder, state, dataclasses.replace(at, tokens=count), texts)
         first, new = layer(self.decoder, state, at, cut(texts, 0, 2))
         outputs = [first]
         for i, tokens in ((2, [1, 1]), (3, [1, 0])):
-            rows = AppendRows(at.row, jnp.int32(tokens), jnp.full(2, i, jnp.int32), 1 - at.half).as_verify_rows
-            one, after = layer(appending, new, rows, cut(texts, i, i + 1))
+            pending = {"accepted": jnp.full(2, i, jnp.int32), "half": 1 - at.half, "fresh": jnp.zeros(2, bool)}
+            rows = VerifyRows(at.row, jnp.int32(tokens), **pending, append=True)
+            one, after = layer(self.decoder, new, rows, cut(texts, i, i + 1))
             np.testing.assert_array_equal(after.S, new.S)
             outputs.append(one)
             new = after
@@ -158,7 +156,7 @@ def weight():
 
 
 def shift(state, rows, by):
-    return state, rows._replace(accepted=jnp.clip(rows.accepted + by, 0, 5))
+    return state, dataclasses.replace(rows, accepted=jnp.clip(rows.accepted + by, 0, 5))
 
 
 def with_the_refused_one(state, rows):
@@ -175,9 +173,12 @@ FAULTS = {
     "one token too many": lambda state, rows: shift(state, rows, 1),
     "one token too few": lambda state, rows: shift(state, rows, -1),
     "the rejected token": with_the_refused_one,
-    "the count of another row": lambda state, rows: (state, rows._replace(accepted=jnp.roll(rows.accepted, 1))),
-    "the pass before the last": lambda state, rows: (state, rows._replace(half=jnp.zeros_like(rows.half))),
-    "no reset": lambda state, rows: (state, rows._replace(fresh=jnp.zeros_like(rows.fresh))),
+    "the count of another row": lambda state, rows: (
+        state,
+        dataclasses.replace(rows, accepted=jnp.roll(rows.accepted, 1)),
+    ),
+    "the pass before the last": lambda state, rows: (state, dataclasses.replace(rows, half=jnp.zeros_like(rows.half))),
+    "no reset": lambda state, rows: (state, dataclasses.replace(rows, fresh=jnp.zeros_like(rows.fresh))),
     "a state in bfloat16": lambda state, rows: (
         dataclasses.replace(state, S=state.S.astype(jnp.bfloat16).astype(jnp.float32)),
         rows,
@@ -222,7 +223,7 @@ def test_lowers_for_cuda(B, T, dtype):
 
 def test_passes_that_append_lower_for_cuda():
     def appended(state, rows, x, weight, g):
-        return recur(DeltaInputs(x, g, g, weight, LARGE), state, AppendRows(*rows[:4]))
+        return recur(DeltaInputs(x, g, g, weight, LARGE), state, dataclasses.replace(rows, append=True))
 
     assert kernels_of(for_cuda(appended, shapes_of(64, 1, LARGE))) == ["convolve_delta_net", "append_delta_net"]
 

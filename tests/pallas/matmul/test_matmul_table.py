@@ -14,10 +14,11 @@ from cuda_lowering import for_cuda, kernels_of, mosaic_kernels_of
 from matmul_rows import abstract_weight
 
 import jspec.pallas.matmul
+from jspec.pallas.dispatch import explain, row_of
 from jspec.pallas.matmul import few_tokens, matmul, table
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import QuantizedActivations
-from jspec.pallas.matmul.table import TABLE, Product, explain, row_of
+from jspec.pallas.matmul.table import TABLE, Product
 
 
 class Case(NamedTuple):
@@ -88,7 +89,7 @@ def at_limits(name: str) -> list[Case]:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_row_is_reached_and_products_at_its_limits_are_computed(name, monkeypatch):
     """By it or by another row, in the shape and the dtype that were asked for."""
-    assert row_of(EXAMPLES[name].product).name == name
+    assert row_of(TABLE, EXAMPLES[name].product).name == name
     monkeypatch.setattr(few_tokens, "LOWERS", MOSAIC)
     for case in dict.fromkeys(at_limits(name)):
         x, weight, bias, dtype, _ = case.product
@@ -107,13 +108,13 @@ def test_the_last_row_serves_every_product(weight, x):
             product = Case(tokens, outputs, inputs, x, weight, dtype, bias).product
             assert TABLE[-1].refusal(product) is None
             if x == "bfloat16" and weight not in ("bfloat16", "float32", "int8", "fp8"):
-                assert row_of(product) is not TABLE[-1]
+                assert row_of(TABLE, product) is not TABLE[-1]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_rows_for_hopper_serve_no_other_gpu(name, monkeypatch):
     monkeypatch.setattr(table, "on_hopper", lambda: False)
-    row = row_of(EXAMPLES[name].product)
+    row = row_of(TABLE, EXAMPLES[name].product)
     assert not row.hopper
     assert row.name == name or name in HOPPER_ONLY
 
@@ -134,8 +135,8 @@ def test_rows_for_hopper_serve_no_other_gpu(name, monkeypatch):
 def test_a_row_says_why_it_refuses(change, why):
     product = EXAMPLES["few tokens, eight bits"]._replace(**change).product
     assert next(row for row in TABLE if row.name == "few tokens, eight bits").refusal(product) == why
-    *refused, (last, none) = explain(product).items()
-    assert (last, none) == (row_of(product).name, None)
+    *refused, (last, none) = explain(TABLE, product).items()
+    assert (last, none) == (row_of(TABLE, product).name, None)
     assert all(reason for _, reason in refused)
 
 

@@ -142,13 +142,31 @@ def test_products_of_a_block_are_added_up_before_its_scale():
         assert not np.allclose(got, by_block(wrong), **tolerance)
 
 
+def product_of(interpret: bool):
+    return functools.partial(weight_only_matmul_kernel, interpret=True) if interpret else weight_only_matmul
+
+
 @pytest.mark.parametrize("interpret", [False, True])
-@pytest.mark.parametrize("shape", [(3, 70, 304), (17, 64, 640)])
-def test_nvfp4_agrees_with_float64(shape, interpret):
-    (x, weight), wanted = nvfp4_problem(*shape)
-    product = functools.partial(weight_only_matmul_kernel, interpret=True) if interpret else weight_only_matmul
-    check(jax.jit(product)(x, weight), (x, weight), wanted)
+@pytest.mark.parametrize("shape", [(3, 70, None), (17, 64, 640)])
+@pytest.mark.parametrize(("make", "inputs"), [(nvfp4_problem, 304), (mxfp4_problem, 288)], ids=["nvfp4", "mxfp4"])
+def test_e2m1_agrees_with_float64(make, inputs, shape, interpret):
+    (x, weight), wanted = make(*shape[:2], shape[2] or inputs)
+    got, exact = jax.jit(product_of(interpret))(x, weight), np.asarray(x, np.float64)
+    assert got.dtype == jnp.float32
+    assert (np.abs(got - exact @ wanted.T) <= 1e-5 * (np.abs(exact) @ np.abs(wanted).T) + 1e-30).all()
     np.testing.assert_allclose(jax.tree.map(np.asarray, weight).dequantize(), wanted, rtol=2e-7)
+    if make is mxfp4_problem:
+        plain = nvfp4.VALUES[codes.unpack_codes(np.asarray(weight.numbers), weight.inputs)]
+        plain = plain * np.asarray(weight.scale).repeat(32, axis=1)[:, : weight.inputs]
+        assert np.abs(got - exact @ plain.T).max() > 1  # scales that are no exponents
+
+
+def assert_exact(byte, scale, factors, shrink: float):
+    """That the instructions make the products of all codes in ``byte`` with ``scale``, whose factors for them these are."""
+    registers = {"$2": words(byte)} | dict.fromkeys(("$3", "$4"), factors.view(np.uint16).repeat(2).view(np.uint32))
+    for asm, code in ((unpack.LOW_E2M1, byte & 15), (unpack.HIGH_E2M1, byte >> 4)):
+        actual = carried_out(asm, registers).astype(np.float64).reshape(-1) * shrink
+        np.testing.assert_array_equal(actual, nvfp4.VALUES[code] * scale.repeat(4))
 
 
 def test_nvfp4_instructions_agree_with_the_definition():
@@ -156,25 +174,8 @@ def test_nvfp4_instructions_agree_with_the_definition():
     bits = np.arange(0x7F, dtype=np.uint8)
     scales = bits.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     np.testing.assert_array_equal(unpack.numbers_of_e4m3(jnp.asarray(bits)), scales)
-    byte, factor = np.tile(np.arange(256, dtype=np.uint8), len(bits)), scales.repeat(64)  # one for each four bytes
-    factors = (
-        (factor * np.float32(2.0**126 / SHRINK)).astype(ml_dtypes.bfloat16).view(np.uint16).repeat(2).view(np.uint32)
-    )
-    registers = {"$2": words(byte), "$3": factors, "$4": factors}
-    for asm, code in ((unpack.LOW_E2M1, byte & 15), (unpack.HIGH_E2M1, byte >> 4)):
-        actual = carried_out(asm, registers).astype(np.float32).reshape(-1) * SHRINK
-        np.testing.assert_array_equal(actual, nvfp4.VALUES[code] * factor.repeat(4))
-
-
-@pytest.mark.parametrize("interpret", [False, True])
-@pytest.mark.parametrize("shape", [(3, 70, 288), (17, 64, 640)])
-def test_mxfp4_agrees_with_float64(shape, interpret):
-    (x, weight), wanted = mxfp4_problem(*shape)
-    product = functools.partial(weight_only_matmul_kernel, interpret=True) if interpret else weight_only_matmul
-    check(got := jax.jit(product)(x, weight), (x, weight), wanted)
-    plain = nvfp4.VALUES[codes.unpack_codes(np.asarray(weight.numbers), shape[2])]
-    plain = plain * np.asarray(weight.scale).repeat(32, axis=1)[:, : shape[2]]
-    assert np.abs(got - np.asarray(x, np.float64) @ plain.T).max() > 1  # scales that are no exponents
+    byte, scale = np.tile(np.arange(256, dtype=np.uint8), len(bits)), scales.repeat(64)  # one for each four bytes
+    assert_exact(byte, scale, (scale * np.float32(2.0**126 / SHRINK)).astype(ml_dtypes.bfloat16), SHRINK)
 
 
 def test_mxfp4_instructions_agree_with_the_definition():
@@ -183,11 +184,7 @@ def test_mxfp4_instructions_agree_with_the_definition():
     byte, power = np.tile(np.arange(256, dtype=np.uint8), len(scale)), np.ldexp(1.0, scale.astype(int) - 127).repeat(64)
     factors = (power * 2.0**121).astype(ml_dtypes.bfloat16)
     assert (factors.astype(np.float64) == power * 2.0**121).all()
-    factors = factors.view(np.uint16).repeat(2).view(np.uint32)
-    registers = {"$2": words(byte), "$3": factors, "$4": factors}
-    for asm, code in ((unpack.LOW_E2M1, byte & 15), (unpack.HIGH_E2M1, byte >> 4)):
-        actual = carried_out(asm, registers).astype(np.float64).reshape(-1) * MXFP4_SHRINK
-        np.testing.assert_array_equal(actual, nvfp4.VALUES[code] * power.repeat(4))
+    assert_exact(byte, power, factors, MXFP4_SHRINK)
 
 
 @pytest.mark.parametrize(("interpret", "smallest"), [(False, 2), (True, 7)])
@@ -195,10 +192,9 @@ def test_mxfp4_is_exact(interpret, smallest):
     """Of every code with every scale whose numbers, and what a kernel makes of them, a CPU does not count as 0."""
     scale = np.arange(smallest, mxfp4.LARGEST_SCALE + 1, dtype=np.uint8)
     code = np.tile(np.arange(16, dtype=np.uint8).repeat(8), (len(scale), 1))
-    product = functools.partial(weight_only_matmul_kernel, interpret=True) if interpret else weight_only_matmul
     scales = scale[:, None].repeat(4, axis=1)
     weight = Weight(jnp.asarray(codes.pack_codes(code)), scales, form=known_format("mxfp4"), inputs=128)
-    found = product(jnp.eye(128, dtype=jnp.bfloat16), weight)
+    found = product_of(interpret)(jnp.eye(128, dtype=jnp.bfloat16), weight)
     wanted = nvfp4.VALUES[code] * np.ldexp(1.0, scale.astype(int) - 127)[:, None]
     np.testing.assert_array_equal(np.float64(found), wanted.T)
 

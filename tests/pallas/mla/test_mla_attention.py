@@ -15,7 +15,7 @@ from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView
 from jspec.models.layers import rotation_at
 from jspec.pallas.attention.spec import PagedQueries
-from jspec.pallas.mla.attention import has_kernel, latent_attention_kernel, latent_attention_reference
+from jspec.pallas.mla.attention import IN_PAGES, latent_attention_kernel, latent_attention_reference
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_write_kv_kernel
 
 
@@ -98,4 +98,4 @@ class TestNormRopeWriteKV:
 def test_the_kernel_is_for_powers_of_two(rank, rotated, dtype, known):
     H = rank + rotated
     q, pool = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((1, 1, 4, H), (1, 3, 16, H)))
-    assert has_kernel(q, pool, rank) is known
+    assert IN_PAGES.serves(q, pool, rank) is known

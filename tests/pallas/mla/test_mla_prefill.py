@@ -17,7 +17,6 @@ from latent_prefill import (
     SECOND,
     T,
     by_implementation,
-    check_up_projected,
     kernel,
     oracle,
     problem,
@@ -27,13 +26,12 @@ from latent_prefill import (
 from jspec.config import EngineConfig
 from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.mla.prefill import (
-    has_up_projected_attention_kernel,
+    UP_PROJECTED,
     max_prefill_pages,
     pages_in_use,
     up_projected_attention,
     up_projected_attention_kernel,
 )
-from jspec.pallas.mla.up_project import up_project_kernel, up_project_reference
 
 
 @by_implementation
@@ -68,29 +66,6 @@ def test_too_many_pages_make_every_result_nan():
     assert max_prefill_pages(B, T, M, 64) < B * M
     got = kernel(q[:B], jnp.zeros_like(pool), PagedQueries(own, positions, jnp.ones((B, T), bool)), maps)
     assert jnp.isnan(got).all()
-
-
-class TestUpProject:
-    @pytest.fixture(autouse=True)
-    def choose_implementation(self, implementation):
-        functions = (functools.partial(f, dtype=jnp.bfloat16) for f in (up_project_reference, up_project_kernel))
-        self.up_project = implementation(*functions)
-
-    numbers = jnp.array([3, 1, 9, 4, 0, 0, 0], jnp.int32)
-
-    @pytest.mark.parametrize("case", CASES, ids=str)
-    def test_equals_the_definition(self, case):
-        _, pool, *_, maps = problem(case)
-        pool, count = jnp.nan_to_num(pool), 4
-        got = self.up_project(pool, self.numbers, jnp.int32(count), maps)
-        text = np.asarray(pool, np.float64)[0, self.numbers[:count]]
-        check_up_projected(case, *(part[:count] for part in got), text)  # nobody has written the other pages
-
-    def test_more_pages_than_listed_make_every_number_nan(self):
-        _, pool, *_, maps = problem(CASES[0])
-        k, v = self.up_project(jnp.zeros_like(pool), self.numbers, jnp.int32(8), maps)
-        assert jnp.isnan(v).all()
-        assert jnp.isnan(k).all()
 
 
 class TestPagesInUse:
@@ -137,8 +112,9 @@ def test_a_prefill_batch_stays_below_max_prefill_pages(segments):
     ],
     ids=str,
 )
-def test_which_shapes_have_the_kernel(shape, known):
-    assert has_up_projected_attention_kernel(*shapes(**shape)) == known
+def test_which_shapes_have_the_kernel(shape, known, monkeypatch):
+    monkeypatch.setattr("jspec.pallas.mla.prefill.on_hopper", lambda: True)
+    assert UP_PROJECTED.serves(*shapes(**shape)) == known
 
 
 @pytest.mark.parametrize(

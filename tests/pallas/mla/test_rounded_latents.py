@@ -3,6 +3,7 @@ those of the numbers that the bytes stand for; for reference implementations and
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.mla.attention import latent_attention_kernel, latent_attention_reference
 from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_write_kv_kernel
-from jspec.pallas.mla.prefill import has_up_projected_attention_kernel, up_projected_attention
+from jspec.pallas.mla.prefill import UP_PROJECTED, up_projected_attention
 from jspec.pallas.mla.up_project import up_project_kernel, up_project_reference
 
 OF_LATENTS = KVScales(np.array([SCALE]), None)
@@ -145,21 +146,26 @@ class TestUpProject:
 
     numbers = np.array([3, 1, 9, 4, 0, 0, 0], np.int32)
 
-    @KINDS
-    @pytest.mark.parametrize("case", EXPANDED, ids=str)
+    @pytest.mark.parametrize(
+        ("case", "kind"),
+        [*((case, None) for case in prefill.CASES), *itertools.product(EXPANDED, ("heads", "tokens"))],
+        ids=str,
+    )
     def test_equals_the_definition(self, case, kind):
         _, pool, _, maps = prefill.problem(case)
-        pool, scales = in_bytes(np.nan_to_num(np.asarray(pool, np.float32)), kind)
+        pool, scales = jnp.nan_to_num(pool), None
+        if kind is not None:
+            pool, scales = in_bytes(np.asarray(pool, np.float32), kind)
         k, v = self.up_project(pool, self.numbers, np.int32(4), maps, scales)
         assert k.dtype == v.dtype == jnp.bfloat16
-        text = meaning(pool, scales)[0, self.numbers[:4]]
-        prefill.check_up_projected(case, k[:4], v[:4], text)  # nobody has written the other pages
+        meant = np.asarray(pool, np.float64) if scales is None else meaning(pool, scales)
+        prefill.check_up_projected(case, k[:4], v[:4], meant[0, self.numbers[:4]])  # nobody has written the other pages
 
     def test_more_pages_than_listed_make_every_number_nan(self):
         _, pool, _, maps = prefill.problem(EXPANDED[0])
-        codes = np.zeros(pool.shape, np.uint8)
-        for part in self.up_project(codes, self.numbers, np.int32(8), maps, OF_LATENTS):
-            assert np.isnan(np.asarray(part, np.float32)).all()
+        for zeros, scales in ((jnp.zeros_like(pool), None), (np.zeros(pool.shape, np.uint8), OF_LATENTS)):
+            for part in self.up_project(zeros, self.numbers, np.int32(8), maps, scales):
+                assert np.isnan(np.asarray(part, np.float32)).all()
 
 
 @KINDS
@@ -215,10 +221,11 @@ def test_a_round_lowers_for_cuda(B, T, dtype, kind):
 
 
 @KINDS
-def test_prefill_lowers_for_hopper(kind):
+def test_prefill_lowers_for_hopper(kind, monkeypatch):
+    monkeypatch.setattr("jspec.pallas.mla.prefill.on_hopper", lambda: True)
     q, _, queries, maps = prefill.shapes()
     kv = rounded_pool(64, 16, kind=kind)
-    assert has_up_projected_attention_kernel(q, kv.k, queries, maps)
+    assert UP_PROJECTED.serves(q, kv.k, queries, maps)
     args = q, kv.k, queries, maps, kv.scales
     text = for_cuda(functools.partial(up_projected_attention, scale=0.1), args)
     assert kernels_of(text) == ["up_project"] * 2

@@ -7,7 +7,7 @@ import pytest
 from lossless.statistics import p_value
 
 from jspec.pallas.sampling.gumbel_max import group_words, gumbel_max_reference
-from jspec.pallas.sampling.warped_logits import in_groups
+from jspec.pallas.sampling.warped_logits import grouped
 
 V, SAMPLES = 11, 60_000
 
@@ -18,7 +18,7 @@ def small_groups(monkeypatch):
 
 
 def tokens(log_weight, key_data):
-    log_mass = jax.nn.logsumexp(in_groups(log_weight), axis=-1)
+    log_mass = jax.nn.logsumexp(grouped(log_weight), axis=-1)
     return np.asarray(jax.jit(gumbel_max_reference)(log_mass, log_weight, key_data))
 
 

@@ -12,11 +12,11 @@ from lossless.statistics import p_value
 from tiny import tiny_checkpoint
 
 import jspec
+from benchmarks.rounds.synthetic import rule_of
 from jspec.config import VERIFY_RULES, Speculation
 from jspec.llm import LLM
 from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.streams import RoundNoise
-from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES, Proposal
 
 B, K, V = 4096, 3, 7
