@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from jspec.quantization.formats import Format, StoredArray, format_of
+from jspec.quantization.formats import Format, StoredArray, format_of, known_format
 
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
@@ -205,8 +205,7 @@ class Declared(abc.ABC):
         """How each quantised parameter is stored, by its name."""
         dimensions, found = self.dimensions, {}
         for parameter, copy in expanded([p for p in self.parameters if p.quantization is not None]):
-            form, shape = parameter.form, parameter.shape(dimensions)
-            assert form is not None, parameter.quantization
+            form, shape = known_format(parameter.quantization or ""), parameter.shape(dimensions)
             names = {part: parameter.array_name(part).format(*copy) for part in form.arrays(shape)}
             found[names["weight"]] = StoredParam(form, shape, names)
         return found
@@ -219,17 +218,15 @@ class Declared(abc.ABC):
 def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int) -> int:
     """Bytes of all copies of a parameter, scales included, where a number that is not quantised takes ``itemsize`` bytes."""
     shape = parameter.shape(dimensions)
-    each = math.prod(shape) * DTYPE_BYTES.get(parameter.dtype or "", itemsize)
-    if parameter.form is not None:
-        each = parameter.form.bytes(shape)
-    return len(parameter.copies) * each
+    plain = math.prod(shape) * DTYPE_BYTES.get(parameter.dtype or "", itemsize)
+    return len(parameter.copies) * (parameter.form.bytes(shape) if parameter.form else plain)
 
 
 def of_experts(quantization: str | None) -> str | None:
     """How experts are stored where other maps are stored as ``quantization``: not quantised where codes have an order of
     their own, for which there is no kernel."""
     form = format_of(quantization)
-    return None if form is not None and form.ordered else quantization
+    return quantization if form and not form.ordered else None
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:

@@ -11,7 +11,7 @@ from jspec._validation import is_int, require
 from jspec.config.model import ModelConfig
 from jspec.config.moe import Experts
 from jspec.config.param_specs import DOWNS, GATE_UPS, ONCE, Parameter, bytes_of, expanded
-from jspec.quantization.formats import GROUP, format_of
+from jspec.quantization.formats import GROUP
 
 AXIS = "tp"  # of the mesh
 VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabulary, the last of them padded
@@ -151,9 +151,7 @@ class Shards:
     def _require_whole_groups(self, config: ModelConfig):
         """Raise a ValueError if a shard would have a part of a group of inputs that share a scale."""
         for parameter in config.parameters:
-            form = format_of(parameter.quantization)
-            in_blocks = form is not None and not form.per_channel
-            if in_blocks and self._split(parameter, config).axis == 1:
+            if parameter.form and not parameter.form.per_channel and self._split(parameter, config).axis == 1:
                 inputs, name = parameter.shape(config.dimensions)[1], parameter.name.format("i")
                 what = (
                     f"a divisor of the groups of {GROUP} inputs that {name} stores together, which has {inputs} inputs"

@@ -185,26 +185,25 @@ def _require_beside(where: str, name: str, array: np.ndarray, expected: StoredAr
         raise Refusal(f"{where}: parameter {name!r} has an index that is no input; convert the checkpoint again")
 
 
+# ``Format.scales`` -> which numbers may be scales, and what others are.
+_SCALES: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
+    "positive": (lambda scales: np.isfinite(scales) & (scales > 0), "no positive number"),
+    "nonzero": (lambda scales: np.isfinite(scales) & (scales != 0), "0 or no number"),
+    "nonnegative": (lambda scales: scales >= 0, "negative or NaN"),
+}
+
+
 def _require_scales(where: str, name: str, array: np.ndarray, form: Format):
-    """Raise a ``Refusal`` unless these can be scales: of eight bits they are positive; of four bits any number but 0, and
-    beside them may be zeros; of MXFP4 they are bytes up to that of the largest scale."""
-    if form.kind == "mxfp4":
+    """Raise a ``Refusal`` unless these can be scales of a format, beside which may be zeros."""
+    wrong = None
+    if form.scales not in _SCALES:  # powers of two, up to that of the largest scale
         if (largest := array.max(initial=0)) > LARGEST_SCALE:
-            raise Refusal(
-                f"{where}: parameter {name!r} has the scale {largest}: expected at most {LARGEST_SCALE}; convert the "
-                "checkpoint again"
-            )
-        return
-    if form.kind == "nvfp4":
-        if has_nan(array) or (array.astype(np.float32) < 0).any():
-            raise Refusal(
-                f"{where}: parameter {name!r} has a scale that is negative or NaN; convert the checkpoint again"
-            )
-        return
-    scales = array[..., 0] if form.zeros else array
-    if not (np.isfinite(scales) & (scales != 0 if form.in_codes else scales > 0)).all():
-        what = "0 or no number" if form.in_codes else "no positive number"
-        raise Refusal(f"{where}: parameter {name!r} has a scale that is {what}; convert the checkpoint again")
-    codes = np.arange(17) if form.bits == 4 else np.arange(-128, 129)
-    if form.zeros and not np.isin(array[..., 1].astype(np.float32), codes).all():
-        raise Refusal(f"{where}: parameter {name!r} has a zero that is no code; convert the checkpoint again")
+            wrong = f"the scale {largest}: expected at most {LARGEST_SCALE}"
+    else:
+        (may_be, others), numbers = _SCALES[form.scales], array.astype(np.float32)
+        if not may_be(numbers[..., 0] if form.zeros else numbers).all():
+            wrong = f"a scale that is {others}"
+        elif form.zeros and not np.isin(numbers[..., 1], form.zero_codes).all():
+            wrong = "a zero that is no code"
+    if wrong is not None:
+        raise Refusal(f"{where}: parameter {name!r} has {wrong}; convert the checkpoint again")

@@ -170,8 +170,7 @@ def read_rope(config: Fields, partial: bool = False) -> Rope:
     theta = scaling.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     for fields in () if partial else (scaling, config):
-        if fields.number("partial_rotary_factor", 1.0) != 1.0:
-            raise fields.refuse("partial_rotary_factor", "1, because this architecture rotates whole heads")
+        fields.only("partial_rotary_factor", 1.0, "because this architecture rotates whole heads")
     for layer_kind in ("full_attention", "sliding_attention"):
         if layer_kind in scaling.raw:
             raise scaling.refuse(layer_kind, "one rope for all layers")

@@ -11,6 +11,7 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.config import model_config, sizes
 from jspec.checkpoints.huggingface.windows import from_a_layer_on, listed_windows
+from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.config import ModelConfig
 from jspec.config.heads import EagleConfig, MedusaConfig, MLPConfig, MTPConfig
 
@@ -27,7 +28,7 @@ _ROPES = ("rope_scaling", "rope_parameters")
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
-def has_tensor(fields: Fields, key: str, tensor: str, tensors: Iterable[str]) -> bool:
+def has_tensor(fields: Fields | Settings, key: str, tensor: str, tensors: Iterable[str]) -> bool:
     """Whether ``tensor`` is among ``tensors``, after a check that config.json does not say otherwise.
 
     Example: ``has_tensor(fields, "bias", "fc.bias", tensors)`` is True if the files hold ``fc.bias``, and config.json
@@ -37,9 +38,7 @@ def has_tensor(fields: Fields, key: str, tensor: str, tensors: Iterable[str]) ->
       Refusal: the flag ``key`` of config.json contradicts the files.
     """
     present = tensor in tensors
-    if fields.flag(key, present) != present:
-        state = "there" if present else "missing"
-        raise fields.refuse(key, f"{str(present).lower()}, because tensor {tensor!r} is {state}")
+    fields.only(key, present, f"because tensor {tensor!r} is {'there' if present else 'missing'}")
     return present
 
 

@@ -95,9 +95,7 @@ def _eagle(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
             "layernorms",
             "false: with norms around the layer, the format does not say whether a normed state is fed back",
         )
-    layer = "LlamaDecoderLayer"
-    if fields.text("transformer_layer_architecture", layer) != layer:
-        raise fields.refuse("transformer_layer_architecture", f"{layer!r}")
+    fields.only("transformer_layer_architecture", "LlamaDecoderLayer")
     native = {_native_name(name): tensor for name, tensor in tensors.items()}
     layers = layers_of(fields, native, absent="llama")
     layers = dataclasses.replace(layers, raw={**layers.raw, "num_hidden_layers": 1})  # this type has one layer

@@ -11,7 +11,7 @@ import numpy as np
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import STORED_DTYPES, RangedTensor, Tensor
-from jspec.checkpoints.quantized.format import BlockFormat, Scales, StoredParts, WeightTensors, read_scales
+from jspec.checkpoints.quantized.format import BlockFormat, Grouping, Scales, StoredParts, WeightTensors, read_scales
 from jspec.checkpoints.quantized.stored_codes import ByteCodes, CodedTensor, InputOrder, RepackedCodes
 from jspec.quantization.codes import BLOCK
 from jspec.quantization.formats import KINDS, SIZES, grouped
@@ -105,11 +105,11 @@ class PackedCodes(CodedTensor):
         codes = RepackedCodes.of(self, 0, self.shape[1]) if bits == 4 else ByteCodes(*about, self.shape, "int8", self)
         if form == grouped(8, None, form.scale) and (read_scales(scales, True) > 0).all():
             of_channels = Scales(*about, self.shape[:1], form.scale, scales)
-            return StoredParts(KINDS["int8"], codes, of_channels)  # as jspec stores it itself
+            return StoredParts(KINDS["int8"], {"weight": codes, "scale": of_channels})  # as jspec stores it itself
         repeats = 1 if group is None else size // group
         of_groups = CodeScales(*about, form.arrays(self.shape)["scale"].shape, form.scale, self, repeats)
-        of_inputs = None if order is None else InputOrder(*about, order.shape, "int32", self)
-        return StoredParts(form, codes, of_groups, order=of_inputs)
+        parts = StoredParts(form, {"weight": codes, "scale": of_groups})
+        return parts if order is None else parts.having(order=InputOrder(*about, order.shape, "int32", self))
 
     def groups(self) -> np.ndarray:
         """The group of each input feature, int ``[in]``."""
@@ -151,12 +151,10 @@ class CodesFormat(BlockFormat):
     """How a checkpoint stores weights of four or eight bits.
 
     Attributes:
-      group_size: how many input features share a scale; -1 if all do.
-      group_key: the key of config.json that says so, for messages.
+      grouping: how many input features share a scale.
     """
 
-    group_size: int
-    group_key: str
+    grouping: Grouping
 
     @property
     def bits_in_words(self) -> str:
@@ -166,7 +164,7 @@ class CodesFormat(BlockFormat):
     @property
     def groups(self) -> str:
         """What has a scale, in words."""
-        return "output channel" if self.group_size == -1 else f"{self.group_size} input features"
+        return "output channel" if self.grouping.size == -1 else f"{self.grouping.size} input features"
 
     def group(self, inputs: int, parts: WeightTensors) -> int:
         """How many of the ``inputs`` input features of a linear map share a scale.
@@ -174,14 +172,13 @@ class CodesFormat(BlockFormat):
         Raises:
           Refusal: the groups would not have the same size.
         """
-        if self.group_size == -1:
-            return inputs
-        if inputs % self.group_size:
+        size = self.grouping.size
+        if size != -1 and inputs % size:
             raise Refusal(
-                f"{self.where}: {self.group_key}={self.group_size}: expected -1 or a divisor of {inputs}, the number of "
+                f"{self.where}: {self.grouping.key}={size}: expected -1 or a divisor of {inputs}, the number of "
                 f"input features of {parts.module!r}"
             )
-        return self.group_size
+        return inputs if size == -1 else size
 
 
 def in_words(part: slice, bits: int) -> tuple[slice, slice]:

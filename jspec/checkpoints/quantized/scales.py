@@ -51,7 +51,7 @@ def with_stored_quantization(
       Refusal: the files hold the experts of a layer in one tensor.
     """
     if names_of(config.architecture).stacked_maps is not None:
-        what = stored.quantization if isinstance(stored, Scaled) else stored.summary
+        what = stored.form.name if isinstance(stored, Scaled) else stored.summary
         raise Refusal(
             f"{stored.where}: quantization_config says that the weights are {what}, which is not read of "
             f"{config.architecture}, whose experts are in one tensor; {INSTEAD}"
@@ -59,7 +59,7 @@ def with_stored_quantization(
     if not isinstance(stored, Scaled):
         return config
     # An embedding is no linear map, so it is never quantised, and neither is an output head that is tied to it.
-    quantized = dataclasses.replace(config, quantization=stored.quantization, quantized_head=not config.tie_embeddings)
+    quantized = dataclasses.replace(config, quantization=stored.form.name, quantized_head=not config.tie_embeddings)
     if _HEAD in _plain(quantized, stored, called):
         quantized = dataclasses.replace(quantized, quantized_head=False)
     return config if any(name != _HEAD for name in _plain(quantized, stored, called)) else quantized
@@ -125,7 +125,7 @@ def with_scales(layout: Layout, stored: Scaled, where: str) -> Layout:
         if scale in tensors:
             tensors[scale] = _scales(tensors[scale], channels, stored, where)
     left_out, notes = scales_left_out(tensors, table)
-    note = f"the {stored.quantization} weights and their scales are kept as they are stored"
+    note = f"the {stored.form.name} weights and their scales are kept as they are stored"
     return dataclasses.replace(
         layout,
         table=table,

@@ -39,9 +39,9 @@ def stored_parts(tensor: Tensor) -> StoredParts | None:
 
 def _columns_of(whole: StoredParts, part: Part) -> StoredParts | None:
     """The columns ``part`` of a weight; None if they are not side by side from the start of a group on."""
-    numbers, scales, size, columns = whole.numbers, whole.scales, whole.form.group, part.index()
+    numbers, scales, size, columns = whole.arrays["weight"], whole.arrays["scale"], whole.form.group, part.index()
     first, count = int(columns[0]), len(columns)
-    if whole.order is not None or not np.array_equal(columns, np.arange(first, first + count)):
+    if "order" in whole.arrays or not np.array_equal(columns, np.arange(first, first + count)):
         return None
     if size is not None:
         if first % size:
@@ -52,7 +52,7 @@ def _columns_of(whole: StoredParts, part: Part) -> StoredParts | None:
         numbers = RepackedCodes.of(numbers.stored, first, count)
     else:
         numbers = _part_of(numbers, part)
-    return whole._replace(numbers=numbers, scales=scales)
+    return whole.having(weight=numbers, scale=scales)
 
 
 def _part_of(tensor: Tensor, part: Part) -> TensorPart:
@@ -78,18 +78,12 @@ def with_stored_weights(layout: Layout, stored: BlockFormat) -> Layout:
     tensors, table = dict(layout.tensors), {}
     for name, at in layout.table.items():
         table[name] = at
-        if at.param in keeps:
-            parts = keeps[at.param][name]
-            table[name], tensors[name] = at._replace(shape=parts.numbers.shape), parts.numbers
-            module = name.removesuffix(WEIGHT)
-            names = params[at.param].names
-            further = {module + stored.scale_end: (names["scale"], parts.scales)}
-            if parts.channel_scales is not None:
-                further[f"{module}.channel_scale"] = names["channel_scale"], parts.channel_scales
-            if parts.order is not None and at.start == 0:  # its parts have one order
-                further[f"{module}.order"] = names["order"], parts.order
-            for end, (param, tensor) in further.items():
-                table[end], tensors[end] = Placement(param, at.start, tensor.shape), tensor
+        module = name.removesuffix(WEIGHT)
+        called = {"weight": name, "scale": module + stored.scale_end}
+        for part, tensor in keeps[at.param][name].arrays.items() if at.param in keeps else ():
+            own = called.get(part, f"{module}.{part}")
+            if part != "order" or at.start == 0:  # its parts have one order
+                table[own], tensors[own] = Placement(params[at.param].names[part], at.start, tensor.shape), tensor
     left = [name for name in layout.table if _is_dequantized(tensors.get(name))]
     note = f"the weights stay in {stored.summary}, as they are stored" + (", but for some" if left else "")
     dequantized = _note(left, stored) if left else ""
@@ -118,7 +112,7 @@ def _kept_params(
     """
     config: Any = layout.config
     model: ModelConfig = config if isinstance(config, ModelConfig) else config.layers
-    quantizes_head = not model.tie_embeddings and not form.ordered  # which no output head reads
+    quantizes_head = not model.tie_embeddings and form.serves_head(tied=False)
     quantized = dataclasses.replace(model, quantization=form.name, quantized_head=quantizes_head, plain_maps=())
     stored_as, of_param = _with_layers(config, quantized).stored_params(), {}
     for name, at in layout.table.items():
@@ -141,7 +135,7 @@ def _kept_params(
 
 def _is_of_one_order(tensors: Iterable[Any]) -> bool:
     """Whether inputs are in one order in all of the tensors, each ``StoredParts``, that fill a parameter."""
-    orders = [one.order.read() for one in tensors if one.order is not None]
+    orders = [one.arrays["order"].read() for one in tensors if "order" in one.arrays]
     return all(np.array_equal(order, orders[0]) for order in orders)
 
 

@@ -11,7 +11,7 @@ from tiny import tiny_checkpoint
 
 from convert import Refusal, convert, load_draft, load_folder
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.quantized.mxfp4 import MXFP4Weight
+from jspec.quantization import mxfp4
 from jspec.quantization.formats import known_format
 from jspec.quantization.mxfp4 import LARGEST_SCALE
 from jspec.quantization.weight import Weight
@@ -94,11 +94,12 @@ def test_conversion_keeps_every_bit(tmp_path, monkeypatch):
     assert any("params are the source's, as they are stored" in note for note in report.notes)
     assert_same(load_folder(src), load_folder(out))
 
-    monkeypatch.setattr(MXFP4Weight, "read_scales", lambda weight, index=(): weight.scales.read_part(index))
     scales = raw_tensor(src, f"{DOWN}.weight_scale").copy()
     scales[-1, -1] = 134
     changed(src, **{f"{DOWN}.weight_scale": scales})
-    convert(src, tmp_path / "damaged")
+    with monkeypatch.context() as patched:
+        patched.setattr(mxfp4, "LARGEST_SCALE", 255)
+        convert(src, tmp_path / "damaged")
     with pytest.raises(Refusal, match=r"'layers\.1\.mlp\.down\.scale' has the scale 134: expected at most 133"):
         load_folder(tmp_path / "damaged")
 

@@ -54,10 +54,8 @@ def _layer_types(fields: Fields) -> list[str]:
 
 def _hybrid(fields: Fields) -> Choices:
     """What Qwen3-Next and Qwen3.5 have in common."""
-    if not fields.flag("attn_output_gate", True):
-        raise fields.refuse("attn_output_gate", "true, as this architecture has it")
-    if fields.text("mamba_ssm_dtype", "float32") != "float32":
-        raise fields.refuse("mamba_ssm_dtype", "'float32', the only type in which recurrent states are kept")
+    fields.only("attn_output_gate", True, "as this architecture has it")
+    fields.only("mamba_ssm_dtype", "float32", "the only type in which recurrent states are kept")
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.refuse("hidden_act", "'silu' or 'swish', which gated delta nets also apply to their convolution")
     if fields.text("output_gate_type", "swish") not in ("swish", "silu"):
@@ -70,8 +68,7 @@ def _mtp_layers(fields: Fields, absent: int) -> Choices:
     count = fields.integer("mtp_num_hidden_layers", absent, low=0)
     if count > 1:
         raise fields.refuse("mtp_num_hidden_layers", "0 or 1")
-    if fields.flag("mtp_use_dedicated_embeddings"):
-        raise fields.refuse("mtp_use_dedicated_embeddings", "false, as the layers have no embedding of their own")
+    fields.only("mtp_use_dedicated_embeddings", False, "as the layers have no embedding of their own")
     return {"mtp_layers": count}
 
 
