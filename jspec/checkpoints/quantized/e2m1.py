@@ -113,7 +113,7 @@ class NVFP4Weight(E2M1Weight):
 
     def stored(self) -> StoredParts:
         parts, shape = super().stored(), (self.shape[0], 2)
-        return parts.beside(channel_scale=ChannelScales(self.name, self.file, self.path, shape, "float32", self))
+        return parts.having(channel_scale=ChannelScales(self.name, self.file, self.path, shape, "float32", self))
 
     def factors(self, rows: slice, groups: slice) -> np.ndarray:
         """As ``E2M1Weight.factors``. A scale of 0 is valid, of a group of zeros."""
