@@ -4,7 +4,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jspec._validation import is_int
@@ -85,7 +85,7 @@ class Fields:
 
     def only(self, name: str, value: bool | float | str, why: str = ""):
         """Raise a ``Refusal`` unless the key is absent or has this ``value``; ``why`` no other is read, for the message."""
-        read: Callable[[str, Any], Any]
+        read: Any
         if isinstance(value, bool):
             read, words = self.flag, str(value).lower()
         elif isinstance(value, int):

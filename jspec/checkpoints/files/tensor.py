@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -58,3 +59,22 @@ class RangedTensor(Tensor):
 
     def read(self) -> np.ndarray:
         return self.read_part(())
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputedTensor(RangedTensor):
+    """A tensor that is computed from others whenever it is read.
+
+    Attributes:
+      origin: the tensor whose ``check`` stands for its own.
+      values: returns the values of a part of it, by its index.
+    """
+
+    origin: Tensor
+    values: Callable[[Index], np.ndarray]
+
+    def check(self):
+        self.origin.check()
+
+    def read_part(self, index: Index) -> np.ndarray:
+        return self.values(index)

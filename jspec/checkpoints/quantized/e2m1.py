@@ -21,7 +21,7 @@ import numpy as np
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.files.tensor import ComputedTensor, Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
 from jspec.checkpoints.quantized.format import BlockFormat, StoredParts, WeightTensors, read_plain, read_scales
 from jspec.checkpoints.quantized.stored_codes import CodedTensor, RepackedCodes
@@ -112,8 +112,14 @@ class NVFP4Weight(E2M1Weight):
     divides: bool
 
     def stored(self) -> StoredParts:
-        parts, shape = super().stored(), (self.shape[0], 2)
-        return parts.having(channel_scale=ChannelScales(self.name, self.file, self.path, shape, "float32", self))
+        about, shape = (self.name, self.file, self.path), (self.shape[0], 2)
+        of_channels = ComputedTensor(*about, shape, "float32", self.overall, self.scales_of_channels)
+        return super().stored().having(channel_scale=of_channels)
+
+    def scales_of_channels(self, index: Index) -> np.ndarray:
+        """A part of what multiplies and what divides the scales of each output channel, float32 ``[out, 2]``."""
+        number = float(read_scales(self.overall).reshape(()))
+        return nvfp4.channel_scales(number, self.divides, self.shape[0])[index]
 
     def factors(self, rows: slice, groups: slice) -> np.ndarray:
         """As ``E2M1Weight.factors``. A scale of 0 is valid, of a group of zeros."""
@@ -127,21 +133,6 @@ class NVFP4Weight(E2M1Weight):
                 "fetch it again"
             )
         return scales / overall if self.divides else scales * overall
-
-
-@dataclasses.dataclass(frozen=True)
-class ChannelScales(Tensor):
-    """What multiplies and what divides the scales of each output channel in NVFP4, float32 ``[out, 2]``.
-
-    Attributes:
-      stored: the weight in the files.
-    """
-
-    stored: NVFP4Weight
-
-    def read(self) -> np.ndarray:
-        number = float(read_scales(self.stored.overall).reshape(()))
-        return nvfp4.channel_scales(number, self.stored.divides, self.shape[0])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.fp8_numbers import FP8Numbers
 from jspec.checkpoints.files.ranges import Index, bounds_of
-from jspec.checkpoints.files.tensor import RangedTensor, Tensor
+from jspec.checkpoints.files.tensor import ComputedTensor, Tensor
 from jspec.checkpoints.quantized.config_fields import Modules, require_one_of
 from jspec.checkpoints.quantized.format import (
     BlockFormat,
@@ -27,28 +27,6 @@ from jspec.quantization.formats import GROUP, KINDS, Format, num_groups
 
 FP8 = "float8_e4m3fn"
 EVERY_LINEAR = Modules(frozenset(("Linear",)), (), "")
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupScales(RangedTensor):
-    """The scales of blocks, repeated for each output channel and each 128 inputs: float32 ``[out, ceil(in / 128)]``.
-
-    Attributes:
-      tensor: ``[ceil(out / height), ceil(in / width)]``, of any dtype of floats.
-      block: height and width of a block.
-    """
-
-    tensor: Tensor
-    block: tuple[int, int]
-
-    def check(self):
-        read_scales(self.tensor)
-
-    def read_part(self, index: Index) -> np.ndarray:
-        """``read()[index]``. All stored scales are read, which are few."""
-        (first, stop), (left, right) = bounds_of(index, self.shape)
-        rows, columns = np.arange(first, stop) // self.block[0], np.arange(left, right) * GROUP // self.block[1]
-        return read_scales(self.tensor)[rows[:, None], columns[None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +47,19 @@ class FP8BlockWeight(QuantizedTensor):
         """As ``QuantizedTensor.stored``; None unless blocks have whole groups of inputs."""
         if self.block[1] % GROUP:
             return None
-        scales, shape = self.scales, (self.shape[0], num_groups(self.shape[1]))
-        of_groups = GroupScales(scales.name, scales.file, scales.path, shape, "float32", scales, self.block)
+        about, shape = (
+            (self.scales.name, self.scales.file, self.scales.path),
+            (self.shape[0], num_groups(self.shape[1])),
+        )
+        of_groups = ComputedTensor(*about, shape, "float32", self, self.scales_of_groups)
         return StoredParts(KINDS["fp8_block"], {"weight": self.numbers, "scale": of_groups})
+
+    def scales_of_groups(self, index: Index) -> np.ndarray:
+        """A part of the scales repeated for each output channel and each 128 inputs, float32 ``[out, ceil(in / 128)]``. All
+        stored scales are read, which are few."""
+        (first, stop), (left, right) = bounds_of(index, (self.shape[0], num_groups(self.shape[1])))
+        rows, columns = np.arange(first, stop) // self.block[0], np.arange(left, right) * GROUP // self.block[1]
+        return read_scales(self.scales)[rows[:, None], columns[None]]
 
     def check(self):
         read_scales(self.scales)

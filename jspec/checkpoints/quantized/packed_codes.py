@@ -3,6 +3,7 @@ features."""
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,11 +11,11 @@ import numpy as np
 
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import STORED_DTYPES, RangedTensor, Tensor
+from jspec.checkpoints.files.tensor import STORED_DTYPES, ComputedTensor, Tensor
 from jspec.checkpoints.quantized.format import BlockFormat, Grouping, Scales, StoredParts, WeightTensors, read_scales
-from jspec.checkpoints.quantized.stored_codes import ByteCodes, CodedTensor, InputOrder, RepackedCodes
+from jspec.checkpoints.quantized.stored_codes import CodedTensor, RepackedCodes
 from jspec.quantization.codes import BLOCK
-from jspec.quantization.formats import KINDS, SIZES, grouped
+from jspec.quantization.formats import KINDS, SIZES, StoredArray, grouped
 
 IN_WORDS = {4: "four", 8: "eight"}  # numbers of bits
 
@@ -102,14 +103,45 @@ class PackedCodes(CodedTensor):
         if (group == BLOCK and size % BLOCK) or not even:
             return None
         form = grouped(bits, group, scales.dtype, self.has_zeros, order is not None)
-        codes = RepackedCodes.of(self, 0, self.shape[1]) if bits == 4 else ByteCodes(*about, self.shape, "int8", self)
+        codes = RepackedCodes.of(self, 0, self.shape[1])
+        if bits == 8:
+            codes = ComputedTensor(*about, self.shape, "int8", self, self.byte_codes)
         if form == grouped(8, None, form.scale) and (read_scales(scales, True) > 0).all():
             of_channels = Scales(*about, self.shape[:1], form.scale, scales)
             return StoredParts(KINDS["int8"], {"weight": codes, "scale": of_channels})  # as jspec stores it itself
-        repeats = 1 if group is None else size // group
-        of_groups = CodeScales(*about, form.arrays(self.shape)["scale"].shape, form.scale, self, repeats)
-        parts = StoredParts(form, {"weight": codes, "scale": of_groups})
-        return parts if order is None else parts.having(order=InputOrder(*about, order.shape, "int32", self))
+        scale = form.arrays(self.shape)["scale"]
+        of_groups = functools.partial(self.scales_of_groups, scale, 1 if group is None else size // group)
+        parts = {"weight": codes, "scale": ComputedTensor(*about, scale.shape, scale.dtype, self, of_groups)}
+        if order is not None:
+            parts["order"] = ComputedTensor(*about, order.shape, "int32", self.scales, self.part_of_order)
+        return StoredParts(form, parts)
+
+    def part_of_order(self, index: Index) -> np.ndarray:
+        """A part of ``input_order()``, of a weight that has an order."""
+        order = self.input_order()
+        assert order is not None
+        return order[index]
+
+    def byte_codes(self, index: Index) -> np.ndarray:
+        """A part of the codes of eight bits less 128, int8 ``[out, in]``."""
+        outputs, inputs = (slice(*bound) for bound in bounds_of(index, self.shape))
+        return np.ascontiguousarray(self.codes_by_group(outputs, inputs).T ^ np.uint8(128)).view(np.int8)
+
+    def scales_of_groups(self, scale: StoredArray, repeats: int, index: Index) -> np.ndarray:
+        """A part of the scales of the groups, ``[out, groups]``, or of scales and zeros ``[out, groups, 2]``.
+
+        Args:
+          scale: shape and dtype of the whole, the dtype that of the files.
+          repeats: how many groups one of the files is: one of 256 inputs is two of 128.
+          index: of the part.
+        """
+        (first, stop), (left, right), *_ = bounds_of(index, scale.shape)
+        groups = slice(left // repeats, -(-right // repeats))
+        zeros, scales = self.of_groups(slice(first, stop), groups)
+        zeros = zeros.astype(np.float32) - (128 if self.bits == 8 else 0)
+        arrays = scales if len(scale.shape) == 2 else np.stack([scales, zeros], axis=-1)
+        found = np.repeat(arrays.swapaxes(0, 1), repeats, axis=1)[:, left - groups.start * repeats :]
+        return found[:, : right - left].astype(STORED_DTYPES[scale.dtype])
 
     def groups(self) -> np.ndarray:
         """The group of each input feature, int ``[in]``."""
@@ -118,32 +150,6 @@ class PackedCodes(CodedTensor):
     def consecutive(self) -> np.ndarray:
         """The groups of the input features, ``[in]``, if those of a group follow each other."""
         return np.arange(self.shape[1]) // self.group
-
-
-@dataclasses.dataclass(frozen=True)
-class CodeScales(RangedTensor):
-    """The scales of the groups of a weight in the dtype of the files, ``[out, groups]``, or scales and zeros ``[out, groups,
-    2]``.
-
-    Attributes:
-      stored: the weight in the files.
-      repeats: how many groups one of the files is: one of 256 inputs is two of 128.
-    """
-
-    stored: PackedCodes
-    repeats: int
-
-    def check(self):
-        self.stored.check()
-
-    def read_part(self, index: Index) -> np.ndarray:
-        (first, stop), (left, right), *_ = bounds_of(index, self.shape)
-        groups = slice(left // self.repeats, -(-right // self.repeats))
-        zeros, scales = self.stored.of_groups(slice(first, stop), groups)
-        zeros = zeros.astype(np.float32) - (128 if self.stored.bits == 8 else 0)
-        arrays = scales if len(self.shape) == 2 else np.stack([scales, zeros], axis=-1)
-        found = np.repeat(arrays.swapaxes(0, 1), self.repeats, axis=1)[:, left - groups.start * self.repeats :]
-        return found[:, : right - left].astype(STORED_DTYPES[self.dtype])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from jspec.checkpoints.quantized.format import BlockFormat, QuantizedTensor, Sto
 from jspec.checkpoints.quantized.stored_codes import RepackedCodes
 from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import Placement
-from jspec.checkpoints.tensors.parts import Part, TensorPart
+from jspec.checkpoints.tensors.parts import Part, TensorPart, part_of
 from jspec.config import ModelConfig
 from jspec.quantization.formats import Format, num_groups
 
@@ -34,7 +34,7 @@ def stored_parts(tensor: Tensor) -> StoredParts | None:
     if not isinstance(tensor, TensorPart) or whole is None:
         return None
     part = tensor.part
-    return whole.rows(lambda of: _part_of(of, part)) if part.axis == 0 else _columns_of(whole, part)
+    return whole.rows(lambda of: part_of(of, part)) if part.axis == 0 else _columns_of(whole, part)
 
 
 def _columns_of(whole: StoredParts, part: Part) -> StoredParts | None:
@@ -47,17 +47,12 @@ def _columns_of(whole: StoredParts, part: Part) -> StoredParts | None:
         if first % size:
             return None
         groups = np.arange(num_groups(count, size)) + first // size
-        scales = _part_of(scales, dataclasses.replace(part, size=len(groups), index=lambda: groups))
+        scales = part_of(scales, dataclasses.replace(part, size=len(groups), index=lambda: groups))
     if isinstance(numbers, RepackedCodes):  # whose blocks are those of this part
         numbers = RepackedCodes.of(numbers.stored, first, count)
     else:
-        numbers = _part_of(numbers, part)
+        numbers = part_of(numbers, part)
     return whole.having(weight=numbers, scale=scales)
-
-
-def _part_of(tensor: Tensor, part: Part) -> TensorPart:
-    shape = tuple(part.size if axis == part.axis else size for axis, size in enumerate(tensor.shape))
-    return TensorPart(tensor.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, part)
 
 
 def with_stored_weights(layout: Layout, stored: BlockFormat) -> Layout:
