@@ -15,6 +15,8 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.config import ROPE_KINDS, Rope
 
 DEFAULT_THETA = 10_000.0
+KEYS = ("rope_scaling", "rope_parameters")  # of the object, by older and by newer configs
+_SECTIONS = ("mrope_section", "mrope_interleaved")
 
 Ropes = dict[str, Any]  # fields of ``ModelConfig``
 Windows = tuple[int | None, ...]  # the attention window of each layer
@@ -125,6 +127,17 @@ def read_ropes_by_attention(
         ropes[kind] = read_rope(dataclasses.replace(config, raw=raw))
     full, local = ropes["full_attention"], ropes["sliding_attention"]
     return {"rope": full, "layer_ropes": tuple(full if window is None else local for window in windows)}
+
+
+def as_of_text(rope: Fields) -> dict[str, Any]:
+    """An object that describes a rotary embedding of texts and images, as it is for text alone.
+
+    Images and videos have three positions a token (``mrope``): time, height and width, each of which rotates some of the
+    pairs of a head. The three positions of a token of text are equal, so which pairs these are is of no account."""
+    for name in _SECTIONS:
+        rope.raw.get(name)  # known, so nobody is warned of it
+    plain = {name: value for name, value in rope.raw.items() if name not in _SECTIONS}
+    return plain | {name: "default" for name in ("type", "rope_type") if plain.get(name) == "mrope"}
 
 
 def rotated_layers(config: Fields, layers: int) -> tuple[bool, ...]:

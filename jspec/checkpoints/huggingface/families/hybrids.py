@@ -6,12 +6,11 @@ from typing import Any
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.huggingface.families.family import Family
 from jspec.checkpoints.huggingface.families.family_keys import Choices, expert_counts, qwen3_moe, with_shared_experts
-from jspec.checkpoints.huggingface.rope import read_partial_rope
-from jspec.checkpoints.huggingface.windows import Windows
+from jspec.checkpoints.huggingface.rope import KEYS, as_of_text, read_partial_rope
+from jspec.checkpoints.huggingface.windows import Windows, listed_kinds
 from jspec.config import DeltaNets, Experts
 
 LINEAR, FULL = "linear_attention", "full_attention"
-_SECTIONS = ("mrope_section", "mrope_interleaved")
 MAX_TAPS = 64  # of a convolution; published models have 4
 
 
@@ -36,13 +35,11 @@ def read_delta_nets(fields: Fields) -> DeltaNets | None:
 
 def _layer_types(fields: Fields) -> list[str]:
     """``LINEAR`` or ``FULL`` for each layer."""
-    count, listed = fields.integer("num_hidden_layers"), fields.raw.get("layer_types")
-    interval = fields.integer("full_attention_interval", 4)
+    count, interval = fields.integer("num_hidden_layers"), fields.integer("full_attention_interval", 4)
+    listed = listed_kinds(fields, count, LINEAR, FULL)
     derived = [FULL if (layer + 1) % interval == 0 else LINEAR for layer in range(count)]
     if listed is None:
         return derived
-    if not isinstance(listed, list) or len(listed) != count or not all(kind in (LINEAR, FULL) for kind in listed):
-        raise fields.refuse("layer_types", f"{count} entries, each {LINEAR} or {FULL}")
     if fields.raw.get("full_attention_interval") is not None and listed != derived:
         first = next(layer for layer in range(count) if listed[layer] != derived[layer])
         raise fields.refuse(
@@ -93,11 +90,8 @@ def qwen3_next(fields: Fields) -> Choices:
 
 def read_hybrid_rope(fields: Fields, windows: Windows) -> Choices:
     """The field ``rope``: a part of each head rotates. Positions of images (``mrope``) are those of text here."""
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = fields.nested(name)
-        for key in _SECTIONS if rope is not None else ():
-            assert rope is not None
-            rope.raw.get(key)  # known, so nobody is warned of it
+    for rope in filter(None, map(fields.nested, KEYS)):
+        as_of_text(rope)  # which makes the keys of images known, so that nobody is warned of them
     return read_partial_rope(fields, windows)
 
 
