@@ -7,9 +7,8 @@ import numpy as np
 from convert.draft_vocabulary import Chosen
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import ComputedTensor, Tensor
+from jspec.checkpoints.files.tensor import ComputedTensor, Derived, Tensor
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
-from jspec.checkpoints.tensors.layout import Derived
 from jspec.checkpoints.tensors.names import Placement, tensor_table
 from jspec.config import ModelConfig
 from jspec.config.heads import BlockConfig, Eagle3Config, HeadConfig, MedusaConfig
@@ -95,7 +94,13 @@ def _rows(tensor: Tensor, rows: np.ndarray) -> ComputedTensor:
     """Some ``rows`` of a tensor, int64 ``[rows]``, which is read as a whole for them."""
     shape = len(rows), *tensor.shape[1:]
     return ComputedTensor(
-        tensor.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, lambda index: tensor.read()[rows][index]
+        tensor.name,
+        tensor.file,
+        tensor.path,
+        shape,
+        tensor.dtype,
+        lambda index: tensor.read()[rows][index],
+        tensor.check,
     )
 
 

@@ -66,15 +66,31 @@ class ComputedTensor(RangedTensor):
     """A tensor that is computed from others whenever it is read.
 
     Attributes:
-      origin: the tensor whose ``check`` stands for its own.
       values: returns the values of a part of it, by its index.
+      checked: what ``check`` calls; None if there is nothing to check.
     """
 
-    origin: Tensor
     values: Callable[[Index], np.ndarray]
+    checked: Callable[[], object] | None = None
 
     def check(self):
-        self.origin.check()
+        if self.checked is not None:
+            self.checked()
 
     def read_part(self, index: Index) -> np.ndarray:
         return self.values(index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived(Tensor):
+    """A tensor that was computed from one in the files, and whose ``values`` are in memory."""
+
+    values: np.ndarray
+
+    def read(self) -> np.ndarray:
+        return self.values
+
+
+def derived(origin: Tensor, values: np.ndarray) -> Derived:
+    """A tensor with these ``values`` and with name and file of ``origin``, whose place it takes."""
+    return Derived(origin.name, origin.file, origin.path, values.shape, values.dtype.name, values)

@@ -36,7 +36,6 @@ from jspec.checkpoints.layouts.block_settings import (
     refuse_mask_embedding,
     require_supported,
     said_of_anchor,
-    settings_of,
 )
 from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.checkpoints.layouts.format import CheckpointFormat, architectures, refuse_gemma
@@ -60,7 +59,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     """
     refuse_mask_embedding(folder)
     refuse_gemma(fields)
-    settings = settings_of(fields)
+    settings = Settings.of(fields, DFLASH)
     anchor_first = said_of_anchor(settings)
     if anchor_first is None:
         anchor_first = "dspark" in architectures(fields) or projector(settings) == "dspark"

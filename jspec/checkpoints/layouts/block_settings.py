@@ -5,7 +5,6 @@ are not supported, are refused, because ignoring them would only show in how man
 
 from collections.abc import Sequence
 
-from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.layouts.eagle3_settings import Settings
@@ -32,12 +31,6 @@ _FIXED: tuple[tuple[str, float | bool | None], ...] = (
     ("add_swa_attention_sink_bias", False),
     ("attention_value_scale", 1),
 )
-
-
-def settings_of(fields: Fields) -> Settings:
-    """The objects of a block drafter's config.json that may hold settings."""
-    inner = fields.nested(DFLASH)
-    return Settings((inner, fields) if inner else (fields,))
 
 
 def refuse_mask_embedding(folder: Folder):

@@ -53,8 +53,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
         whose meaning ``options`` has to say and does not.
     """
     refuse_gemma(fields)
-    inner = fields.nested("eagle_config")
-    settings = Settings((inner, fields) if inner else (fields,))
+    settings = Settings.of(fields, "eagle_config")
     aux_layers = given_aux_layers(settings, options.aux_convention)
     norm_output = norm_meaning(fields, settings.object_with(NORM_KEY), options.norm_output, tensors)
     norm = final_norm(settings, tensors, norm_output)

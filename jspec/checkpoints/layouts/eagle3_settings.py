@@ -36,6 +36,12 @@ class Settings:
 
     objects: tuple[Fields, ...]
 
+    @classmethod
+    def of(cls, fields: Fields, nested: str | None = None) -> "Settings":
+        """Those of a config.json, at the top or, before that, in the object ``nested``."""
+        inner = None if nested is None else fields.nested(nested)
+        return cls((inner, fields) if inner else (fields,))
+
     def object_with(self, key: str) -> Fields:
         """The first object that has ``key``; the top level if none has it."""
         return next((holder for holder in self.objects if holder.raw.get(key) is not None), self.objects[-1])

@@ -21,11 +21,11 @@ import numpy as np
 from jspec._validation import require
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import STORED_DTYPES, Tensor
+from jspec.checkpoints.files.tensor import STORED_DTYPES, Tensor, derived
 from jspec.checkpoints.huggingface.weights import MEDUSA
 from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.layouts.layers import refuse_draft_vocabulary
-from jspec.checkpoints.tensors.layout import Layout, derived
+from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import Placement, tensor_table
 from jspec.config.heads import MedusaConfig
 

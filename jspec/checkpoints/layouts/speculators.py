@@ -69,12 +69,13 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
         )
     if kind == "eagle3" and MASK in tensors:
         raise fields.refuse(TYPE, f"'peagle', because tensor {MASK!r} is there")
+    settings = Settings.of(fields)
     layout = eagle3.build(
         layers_of(fields, tensors),
-        Settings((fields,)),
+        settings,
         tensors,
-        given_aux_layers(Settings((fields,)), "input_of"),
-        final_norm(Settings((fields,)), tensors, "recycled"),
+        given_aux_layers(settings, "input_of"),
+        final_norm(settings, tensors, "recycled"),
         parallel=kind == "peagle",
         mask_token_id=options.mask_token_id,
     )

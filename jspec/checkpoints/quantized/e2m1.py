@@ -113,7 +113,7 @@ class NVFP4Weight(E2M1Weight):
 
     def stored(self) -> StoredParts:
         about, shape = (self.name, self.file, self.path), (self.shape[0], 2)
-        of_channels = ComputedTensor(*about, shape, "float32", self.overall, self.scales_of_channels)
+        of_channels = ComputedTensor(*about, shape, "float32", self.scales_of_channels)
         return super().stored().having(channel_scale=of_channels)
 
     def scales_of_channels(self, index: Index) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import FLOAT_DTYPES, RangedTensor, Tensor
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, ComputedTensor, RangedTensor, Tensor
 from jspec.quantization.formats import Format
 
 MAX_BLOCK = 2**20  # no weight has more rows or columns
@@ -53,33 +54,6 @@ class QuantizedTensor(RangedTensor):
     @abc.abstractmethod
     def stored(self) -> StoredParts | None:
         """The weight as it is stored; None if there is no kernel for it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Scales(Tensor):
-    """The scales of a weight ``[out, in]``, one for each output channel: of shape ``[out]``, and float32 when read.
-
-    Attributes:
-      tensor: the tensor in the files, with as many numbers, or with one that counts for all output channels.
-    """
-
-    tensor: Tensor
-
-    @classmethod
-    def of(cls, tensor: Tensor, channels: int) -> "Scales":
-        """Those that ``tensor`` has of ``channels`` output channels."""
-        return cls(tensor.name, tensor.file, tensor.path, (channels,), tensor.dtype, tensor)
-
-    def check(self):
-        read_scales(self.tensor)
-
-    def read(self) -> np.ndarray:
-        """The scales.
-
-        Raises:
-          Refusal: one of them is zero, negative, NaN or infinite.
-        """
-        return np.broadcast_to(read_scales(self.tensor).reshape(-1), self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +188,17 @@ def read_scales(tensor: Tensor, signed: bool = False, index: Index = ()) -> np.n
             f"{tensor.file}: tensor {tensor.name!r} holds {wrong.flat[0]}: expected {expected}; fetch it again"
         )
     return values
+
+
+def scales_of_channels(tensor: Tensor, channels: int) -> ComputedTensor:
+    """The scales of ``channels`` output channels, ``[channels]``, as ``read_scales`` reads those in the files: as many
+    numbers, or one that counts for all of them."""
+
+    def values(index: Index) -> np.ndarray:
+        return np.broadcast_to(read_scales(tensor).reshape(-1), channels)[index]
+
+    check = functools.partial(read_scales, tensor)
+    return ComputedTensor(tensor.name, tensor.file, tensor.path, (channels,), tensor.dtype, values, check)
 
 
 def read_plain(fields: Fields, *keys: str) -> PlainModules:

@@ -16,12 +16,12 @@ from jspec.checkpoints.quantized.format import (
     BlockFormat,
     PlainModules,
     QuantizedTensor,
-    Scales,
     StoredParts,
     WeightTensors,
     read_block,
     read_plain,
     read_scales,
+    scales_of_channels,
 )
 from jspec.quantization.formats import GROUP, KINDS, Format, num_groups
 
@@ -51,7 +51,7 @@ class FP8BlockWeight(QuantizedTensor):
             (self.scales.name, self.scales.file, self.scales.path),
             (self.shape[0], num_groups(self.shape[1])),
         )
-        of_groups = ComputedTensor(*about, shape, "float32", self, self.scales_of_groups)
+        of_groups = ComputedTensor(*about, shape, "float32", self.scales_of_groups, self.check)
         return StoredParts(KINDS["fp8_block"], {"weight": self.numbers, "scale": of_groups})
 
     def scales_of_groups(self, index: Index) -> np.ndarray:
@@ -118,7 +118,7 @@ class ScaledWeight(QuantizedTensor):
     scales: Tensor
 
     def stored(self) -> StoredParts:
-        return StoredParts(self.form, {"weight": self.numbers, "scale": Scales.of(self.scales, self.shape[0])})
+        return StoredParts(self.form, {"weight": self.numbers, "scale": scales_of_channels(self.scales, self.shape[0])})
 
     def check(self):
         read_scales(self.scales)
@@ -174,6 +174,10 @@ class Scaled(BlockFormat):
         names = tuple(names)
         return self.targets.include(names) and not self.ignored.include(names)
 
+    def shapes_of_scales(self, channels: int) -> list[tuple[int, ...]]:
+        """The shapes that the tensor of scales of a weight with so many output channels may have, the usual one first."""
+        return [(channels, 1), (channels,)] if self.scales == "channel" else [(1,), (), (1, 1)]
+
     @property
     def summary(self) -> str:
         kind = {"fp8": "FP8"}.get(self.form.name, self.form.name)
@@ -183,7 +187,7 @@ class Scaled(BlockFormat):
         return shape_of_numbers(parts)
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> ScaledWeight:
-        known = [(shape[0], 1), (shape[0],)] if self.scales == "channel" else [(1,), (), (1, 1)]
+        known = self.shapes_of_scales(shape[0])
         found = parts.tensors.get(".weight_scale")
         stored = FP8Numbers.of(parts.take(".weight", shape, (self.form.numbers,)))
         scales = parts.take(".weight_scale", found.shape if found is not None and found.shape in known else known[0])

@@ -12,7 +12,14 @@ import numpy as np
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import STORED_DTYPES, ComputedTensor, Tensor
-from jspec.checkpoints.quantized.format import BlockFormat, Grouping, Scales, StoredParts, WeightTensors, read_scales
+from jspec.checkpoints.quantized.format import (
+    BlockFormat,
+    Grouping,
+    StoredParts,
+    WeightTensors,
+    read_scales,
+    scales_of_channels,
+)
 from jspec.checkpoints.quantized.stored_codes import CodedTensor, RepackedCodes
 from jspec.quantization.codes import BLOCK
 from jspec.quantization.formats import KINDS, SIZES, StoredArray, grouped
@@ -105,15 +112,15 @@ class PackedCodes(CodedTensor):
         form = grouped(bits, group, scales.dtype, self.has_zeros, order is not None)
         codes = RepackedCodes.of(self, 0, self.shape[1])
         if bits == 8:
-            codes = ComputedTensor(*about, self.shape, "int8", self, self.byte_codes)
+            codes = ComputedTensor(*about, self.shape, "int8", self.byte_codes, self.check)
         if form == grouped(8, None, form.scale) and (read_scales(scales, True) > 0).all():
-            of_channels = Scales(*about, self.shape[:1], form.scale, scales)
-            return StoredParts(KINDS["int8"], {"weight": codes, "scale": of_channels})  # as jspec stores it itself
+            parts = {"weight": codes, "scale": scales_of_channels(scales, self.shape[0])}
+            return StoredParts(KINDS["int8"], parts)  # as jspec stores it itself
         scale = form.arrays(self.shape)["scale"]
         of_groups = functools.partial(self.scales_of_groups, scale, 1 if group is None else size // group)
-        parts = {"weight": codes, "scale": ComputedTensor(*about, scale.shape, scale.dtype, self, of_groups)}
+        parts = {"weight": codes, "scale": ComputedTensor(*about, scale.shape, scale.dtype, of_groups, self.check)}
         if order is not None:
-            parts["order"] = ComputedTensor(*about, order.shape, "int32", self.scales, self.part_of_order)
+            parts["order"] = ComputedTensor(*about, order.shape, "int32", self.part_of_order)
         return StoredParts(form, parts)
 
     def part_of_order(self, index: Index) -> np.ndarray:

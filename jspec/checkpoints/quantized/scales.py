@@ -11,7 +11,7 @@ from jspec.checkpoints.files.fp8_numbers import FP8Numbers
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
 from jspec.checkpoints.quantized.config_fields import INSTEAD
-from jspec.checkpoints.quantized.format import BlockFormat, Scales
+from jspec.checkpoints.quantized.format import BlockFormat, scales_of_channels
 from jspec.checkpoints.quantized.fp8 import Scaled
 from jspec.checkpoints.tensors.layout import PREFIX, Layout
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, Placement, tensor_table
@@ -165,12 +165,12 @@ def _is_number(tensor: Tensor | None) -> bool:
     return tensor is not None and math.prod(tensor.shape) == 1
 
 
-def _scales(tensor: Tensor, channels: int, stored: Scaled, where: str) -> Scales:
+def _scales(tensor: Tensor, channels: int, stored: Scaled, where: str) -> Tensor:
     """The tensor of scales ``tensor``, of a weight with ``channels`` output channels."""
-    shapes = [(channels, 1), (channels,)] if stored.scales == "channel" else [(1,), (), (1, 1)]
+    shapes = stored.shapes_of_scales(channels)
     if tensor.shape not in shapes:
         raise Refusal(
             f"{where}/{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}: expected {list(shapes[0])}, "
             f"a scale for each {'output channel' if stored.scales == 'channel' else 'weight'}; fetch it again"
         )
-    return Scales.of(tensor, channels)
+    return scales_of_channels(tensor, channels)

@@ -4,8 +4,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.tensors.finite import with_finite_decays
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, Placement, is_buffer, renamed, tensor_table
@@ -63,21 +61,6 @@ class Layout:
     def ignores(self, name: str) -> bool:
         """Whether a tensor that has no place in the table may be in the files all the same."""
         return is_buffer(name) or name in self.duplicates or name in self.left_out
-
-
-@dataclasses.dataclass(frozen=True)
-class Derived(Tensor):
-    """A tensor that was computed from one in the files, and whose ``values`` are in memory."""
-
-    values: np.ndarray
-
-    def read(self) -> np.ndarray:
-        return self.values
-
-
-def derived(origin: Tensor, values: np.ndarray) -> Derived:
-    """A tensor with these ``values`` and with name and file of ``origin``, whose place it takes."""
-    return Derived(origin.name, origin.file, origin.path, values.shape, values.dtype.name, values)
 
 
 def reshaped(tensor: Tensor, *shape: int) -> Tensor:

@@ -114,7 +114,7 @@ def _add(
             start = number * shape[0]
             named = origin.name if end else own  # scales that are wrong are called as the file calls them
             read = functools.partial(_read_map, origin, shape, expert, start, transposed)
-            tensors[own] = ComputedTensor(named, origin.file, origin.path, shape, origin.dtype, origin, read)
+            tensors[own] = ComputedTensor(named, origin.file, origin.path, shape, origin.dtype, read, origin.check)
 
 
 def _read_map(
