@@ -7,36 +7,10 @@ from jspec.config.layer import LayerConfig
 from jspec.config.model_fields import ModelFields
 from jspec.config.moe import Experts
 from jspec.config.param_specs import (
-    ALL_LAYER_INPUTS,
-    CACHED,
-    DELTA_HEADS,
-    DELTA_KEYS,
-    DELTA_VALUE,
-    DELTA_VALUES,
-    DOWNS,
     DRAFT_IDS,
     DRAFT_VOCAB,
     EMBED,
-    EXPERT_MLP,
-    EXPERTS,
-    GATE_UPS,
-    HEAD_COUNT,
-    HEAD_DIM,
-    HEADS,
-    KV,
-    LATENT,
-    LAYER_INPUTS,
-    LAYER_VOCAB,
-    MLP,
-    ONE,
-    PAIR,
-    POSITIONS,
-    QUERY_RANK,
-    TAPS,
-    UNROTATED,
-    VALUES,
     VOCAB,
-    WORD_EMBED,
     Axis,
     Parameter,
     indices,
@@ -49,6 +23,23 @@ from jspec.config.param_specs import (
 from jspec.config.tensor_names import LLAMA, TensorNames, names_of
 
 Copies = Sequence[tuple[int, ...]]  # as in ``Parameter``
+
+MLP = Axis("F", "mlp")
+WORD_EMBED, POSITIONS = Axis("We", "word_embed"), Axis("Pe", "position")
+# Of per-layer inputs: the numbers of one layer, those of all layers, the tokens of their table.
+LAYER_INPUTS, ALL_LAYER_INPUTS, LAYER_VOCAB = Axis("Wl", "layer_in"), Axis("LWl", "layer_in"), Axis("Vl", "layer_vocab")
+ONE = Axis("1", "one")
+EXPERTS, EXPERT_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp")
+GATE_UPS, DOWNS = Axis("2XFe", "experts"), Axis("XD", "experts")  # of all experts, one after another
+HEADS, KV, HEAD_DIM = Axis("NH", "heads"), Axis("GH", "kv"), Axis("H", "head_dim")
+HEAD_COUNT = Axis("N", "heads")
+# Of latent attention: all queries, the unrotated parts of all keys, all values, and the ranks.
+QUERY_RANK, LATENT, CACHED = Axis("Cq", "query_rank"), Axis("Ck", "latent"), Axis("Cc", "latent")
+UNROTATED, VALUES = Axis("NHn", "heads"), Axis("NHv", "heads")
+# Of gated delta nets: all numbers of queries or keys, all of values, the value heads, the taps of the convolution.
+DELTA_KEYS, DELTA_VALUES = Axis("NkDk", "heads"), Axis("NvDv", "heads")
+DELTA_HEADS, DELTA_VALUE, TAPS = Axis("Nv", "heads"), Axis("Dv", "head_dim"), Axis("Wc", "taps")
+PAIR = Axis("32", "pair")  # the bytes of a pair of groups of MXFP4 codes
 
 
 def decoder_layers(

@@ -50,23 +50,7 @@ class Axis(NamedTuple):
     name: str
 
 
-VOCAB, EMBED, MLP = Axis("V", "vocab"), Axis("D", "embed"), Axis("F", "mlp")
-DRAFT_VOCAB = Axis("Vd", "draft_vocab")
-WORD_EMBED, POSITIONS = Axis("We", "word_embed"), Axis("Pe", "position")
-# Of per-layer inputs: the numbers of one layer, those of all layers, the tokens of their table.
-LAYER_INPUTS, ALL_LAYER_INPUTS, LAYER_VOCAB = Axis("Wl", "layer_in"), Axis("LWl", "layer_in"), Axis("Vl", "layer_vocab")
-ONE = Axis("1", "one")
-EXPERTS, EXPERT_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp")
-GATE_UPS, DOWNS = Axis("2XFe", "experts"), Axis("XD", "experts")  # of all experts, one after another
-HEADS, KV, HEAD_DIM = Axis("NH", "heads"), Axis("GH", "kv"), Axis("H", "head_dim")
-HEAD_COUNT = Axis("N", "heads")
-# Of latent attention: all queries, the unrotated parts of all keys, all values, and the ranks.
-QUERY_RANK, LATENT, CACHED = Axis("Cq", "query_rank"), Axis("Ck", "latent"), Axis("Cc", "latent")
-UNROTATED, VALUES = Axis("NHn", "heads"), Axis("NHv", "heads")
-# Of gated delta nets: all numbers of queries or keys, all of values, the value heads, the taps of the convolution.
-DELTA_KEYS, DELTA_VALUES = Axis("NkDk", "heads"), Axis("NvDv", "heads")
-DELTA_HEADS, DELTA_VALUE, TAPS = Axis("Nv", "heads"), Axis("Dv", "head_dim"), Axis("Wc", "taps")
-PAIR = Axis("32", "pair")  # the bytes of a pair of groups of MXFP4 codes
+VOCAB, EMBED, DRAFT_VOCAB = Axis("V", "vocab"), Axis("D", "embed"), Axis("Vd", "draft_vocab")
 
 
 @dataclasses.dataclass(frozen=True)

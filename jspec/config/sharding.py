@@ -8,9 +8,10 @@ import math
 from typing import NamedTuple
 
 from jspec._validation import is_int, require
+from jspec.config.decoder_params import DOWNS, GATE_UPS
 from jspec.config.model import ModelConfig
 from jspec.config.moe import Experts
-from jspec.config.param_specs import DOWNS, GATE_UPS, ONCE, Parameter, bytes_of, expanded
+from jspec.config.param_specs import ONCE, Parameter, bytes_of, expanded
 from jspec.quantization.formats import GROUP
 
 AXIS = "tp"  # of the mesh
