@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from jspec._validation import require
 from jspec.config import ModelConfig
+from jspec.config.engine import ACTIVATION_DTYPES
 from jspec.models import Decoder
 from jspec.models.w8a8 import with_quantized_activations
 
@@ -22,7 +23,7 @@ def check_activation_dtype(kind: str, target: ModelConfig):
     if kind == "auto":
         return
     stored, maps = target.quantization or "the dtype of the model", list(_rounding_maps(kind, target))
-    others = f"activation_dtype={target.quantization!r}, " if target.quantization in ("int8", "fp8") else ""
+    others = f"activation_dtype={target.quantization!r}, " if target.quantization in ACTIVATION_DTYPES else ""
     made = f"make such weights with jspec-convert --quantize {kind} from a checkpoint that is not quantised"
     require(
         bool(maps),

@@ -22,6 +22,13 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 GROUP = 128  # input features of a group of ``int4`` and of ``fp8_block``; codes of four bits are stored by so many
+# For messages: which quantised checkpoints are read.
+INSTEAD = (
+    "of quantised checkpoints jspec reads FP8 (compressed-tensors float-quantized, fp8, modelopt), int8 (compressed-tensors "
+    "int-quantized), GPTQ, AWQ, AutoRound and compressed-tensors pack-quantized in four bits, NVFP4 (compressed-tensors, "
+    "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized) "
+    "and gpt-oss in MXFP4; else use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
+)
 # Of groups of integers that kernels know; larger ones are several of the last, with the same scale.
 SIZES = (32, 64, GROUP)
 ITEM_BYTES = {
@@ -54,6 +61,7 @@ class Format:
       scale: dtype of the scales.
       scales: what they may be: ``positive``; ``nonzero``, of either sign; ``nonnegative``; or ``powers``, bytes n each of
         which stands for 2^(n - 127).
+      largest_power: of scales that are powers, the largest byte that kernels know.
       group: how many inputs share a scale; None if all of an output channel do.
       per_channel: whether scales are ``[out]``, without an axis of groups.
       zeros: whether each group has a code that stands for zero, beside its scale. If not, the code in the middle does.
@@ -73,6 +81,7 @@ class Format:
     numbers: str
     scale: str = "float32"
     scales: Literal["positive", "nonzero", "nonnegative", "powers"] = "positive"
+    largest_power: int = 254
     group: int | None = None
     per_channel: bool = False
     zeros: bool = False
@@ -87,6 +96,11 @@ class Format:
     def largest(self) -> int:
         """The largest magnitude to which numbers of eight bits are rounded."""
         return {"int8": 127, "float8_e4m3fn": 448}[self.numbers]
+
+    @property
+    def indivisible(self) -> int:
+        """How many inputs are stored together, so that no shard has a part of them; 1 if any may be by themselves."""
+        return 1 if self.per_channel else GROUP
 
     @property
     def zero_codes(self) -> range:
@@ -131,11 +145,11 @@ KINDS = {
         Format("fp8", "fp8", 8, "float8_e4m3fn", per_channel=True),
         Format("fp8_block", "fp8_block", 8, "float8_e4m3fn", group=GROUP),
         _codes("int4", "int4", scale="bfloat16", scales="nonzero", group=GROUP),
-        Format("int8_128_bfloat16", "int8_groups", 8, "int8", "bfloat16", "nonzero", GROUP, in_codes=True),
+        Format("int8_128_bfloat16", "int8_groups", 8, "int8", "bfloat16", "nonzero", group=GROUP, in_codes=True),
         _codes(
             "nvfp4", "nvfp4", scale="float8_e4m3fn", scales="nonnegative", group=16, e2m1=True, channel_numbers=True
         ),
-        _codes("mxfp4", "mxfp4", scale="uint8", scales="powers", group=32, e2m1=True),
+        _codes("mxfp4", "mxfp4", scale="uint8", scales="powers", largest_power=133, group=32, e2m1=True),
         Format("mxfp4_pairs", "mxfp4_pairs", 4, "uint8", "uint32", group=32, in_pairs=True, e2m1=True),
     )
 }

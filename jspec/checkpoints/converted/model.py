@@ -24,7 +24,6 @@ from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
 from jspec.models.quantization import FP8
 from jspec.quantization.formats import Format
-from jspec.quantization.mxfp4 import LARGEST_SCALE
 
 
 class ConvertedModel:
@@ -194,8 +193,8 @@ def _wrong_numbers(part: str, array: np.ndarray, form: Format, length: int) -> s
     if part != "scale":
         return None
     if form.scales not in _SCALES:  # powers of two, up to that of the largest scale
-        largest = array.max(initial=0)
-        return f"the scale {largest}: expected at most {LARGEST_SCALE}" if largest > LARGEST_SCALE else None
+        largest, most = array.max(initial=0), form.largest_power
+        return f"the scale {largest}: expected at most {most}" if largest > most else None
     (may_be, others), numbers = _SCALES[form.scales], array.astype(np.float32)
     if not may_be(numbers[..., 0] if form.zeros else numbers).all():
         return f"a scale that is {others}"

@@ -4,6 +4,7 @@ import abc
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -30,7 +31,10 @@ class Tensor(abc.ABC):
       path: the resolved path of its file.
       shape: its shape.
       dtype: its dtype on disk, a key of ``STORED_DTYPES``.
+      dequantizes: whether the files hold its values quantised, so that reading it dequantises them.
     """
+
+    dequantizes: ClassVar[bool] = False
 
     name: str
     file: str

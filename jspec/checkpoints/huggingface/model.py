@@ -85,8 +85,8 @@ class HuggingFaceModel:
     def default_dtype(self) -> str:
         """The dtype of the parameters by default: ``exact_dtype``, and ``bfloat16`` beside weights in blocks that are kept
         or dequantised, because float32 would take four bytes where the files have one or less."""
-        in_blocks = self.layout.dequantized or self.layout.dequantized_instead is not None
-        return "bfloat16" if in_blocks else self.exact_dtype
+        is_small = self.layout.dequantized or self.layout.dequantized_instead is not None
+        return "bfloat16" if is_small else self.exact_dtype
 
     @property
     def has_float16(self) -> bool:

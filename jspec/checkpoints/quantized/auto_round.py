@@ -4,9 +4,10 @@
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.quantized.awq import AWQ
-from jspec.checkpoints.quantized.config_fields import INSTEAD, require_one_of
+from jspec.checkpoints.quantized.config_fields import require_one_of
 from jspec.checkpoints.quantized.format import read_grouping, read_plain
 from jspec.checkpoints.quantized.gptq import GPTQ
+from jspec.quantization.formats import INSTEAD
 
 METHODS = ("auto-round", "auto_round", "intel/auto-round")
 _GPTQ, _AWQ = "auto_round:auto_gptq", "auto_round:auto_awq"

@@ -6,9 +6,10 @@ import numpy as np
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.config_fields import INSTEAD, require_one_of
+from jspec.checkpoints.quantized.config_fields import require_one_of
 from jspec.checkpoints.quantized.format import WeightTensors, read_grouping, read_plain, read_scales
 from jspec.checkpoints.quantized.packed_codes import CodesFormat, PackedCodes, each, in_words, unpacked
+from jspec.quantization.formats import INSTEAD
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the place of each code of a number among eight output channels, lowest bits first
 

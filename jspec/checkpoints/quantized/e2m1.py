@@ -89,7 +89,7 @@ class MXFP4Weight(E2M1Weight):
 
     def factors(self, rows: slice, groups: slice) -> np.ndarray:
         """As ``E2M1Weight.factors``. A scale of 0 is valid, which llm-compressor writes for groups of zeros."""
-        scales, most = self.scales.read_part((rows, groups)), mxfp4.LARGEST_SCALE
+        scales, most = self.scales.read_part((rows, groups)), self.form.largest_power
         if (largest := scales.max(initial=0)) > most:
             raise Refusal(
                 f"{self.scales.file}: tensor {self.scales.name!r} holds the scale {largest}: expected at most "
@@ -113,8 +113,7 @@ class NVFP4Weight(E2M1Weight):
 
     def stored(self) -> StoredParts:
         about, shape = (self.name, self.file, self.path), (self.shape[0], 2)
-        of_channels = ComputedTensor(*about, shape, "float32", self.scales_of_channels)
-        return super().stored().having(channel_scale=of_channels)
+        return super().stored().having(channel_scale=ComputedTensor(*about, shape, "float32", self.scales_of_channels))
 
     def scales_of_channels(self, index: Index) -> np.ndarray:
         """A part of what multiplies and what divides the scales of each output channel, float32 ``[out, 2]``."""

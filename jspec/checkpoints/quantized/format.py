@@ -51,6 +51,8 @@ class PlainModules(NamedTuple):
 class QuantizedTensor(RangedTensor):
     """The weight ``[out, in]`` of a linear map that the files hold quantised; ``read`` dequantises it to float32."""
 
+    dequantizes = True
+
     @abc.abstractmethod
     def stored(self) -> StoredParts | None:
         """The weight as it is stored; None if there is no kernel for it."""

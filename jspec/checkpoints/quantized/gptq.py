@@ -8,9 +8,10 @@ import numpy as np
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.config_fields import INSTEAD, require_one_of
+from jspec.checkpoints.quantized.config_fields import require_one_of
 from jspec.checkpoints.quantized.format import WeightTensors, read_grouping, read_plain, read_scales
 from jspec.checkpoints.quantized.packed_codes import CodesFormat, PackedCodes, each, in_words, middle, unpacked
+from jspec.quantization.formats import INSTEAD
 
 _ONES = {4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}  # one in each code of an int32, by bits of a code
 

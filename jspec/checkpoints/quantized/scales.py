@@ -10,7 +10,6 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from jspec.checkpoints.files.fp8_numbers import FP8Numbers
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
-from jspec.checkpoints.quantized.config_fields import INSTEAD
 from jspec.checkpoints.quantized.format import BlockFormat, scales_of_channels
 from jspec.checkpoints.quantized.fp8 import Scaled
 from jspec.checkpoints.tensors.layout import PREFIX, Layout
@@ -19,6 +18,7 @@ from jspec.checkpoints.tensors.parts import modules_of_parts
 from jspec.config import ModelConfig
 from jspec.config.model import count
 from jspec.config.tensor_names import names_of
+from jspec.quantization.formats import INSTEAD
 
 _HEAD = OUTPUT_HEAD.removesuffix(".weight")
 # How the names of tensors end that hold scales of queries, keys and values in a cache of eight bits, or of activations, and

@@ -79,7 +79,7 @@ def with_stored_weights(layout: Layout, stored: BlockFormat) -> Layout:
             own = called.get(part, f"{module}.{part}")
             if part != "order" or at.start == 0:  # its parts have one order
                 table[own], tensors[own] = Placement(params[at.param].names[part], at.start, tensor.shape), tensor
-    left = [name for name in layout.table if _is_dequantized(tensors.get(name))]
+    left = [name for name in layout.table if name in tensors and tensors[name].dequantizes]
     note = f"the weights stay in {stored.summary}, as they are stored" + (", but for some" if left else "")
     dequantized = _note(left, stored) if left else ""
     notes = (*(n for n in layout.notes if n != layout.dequantized), note, *([dequantized] if left else []))
@@ -137,11 +137,6 @@ def _is_of_one_order(tensors: Iterable[Any]) -> bool:
 def _with_layers(config: Any, model: ModelConfig) -> Any:
     """``config`` with the config ``model`` of its decoder layers."""
     return model if isinstance(config, ModelConfig) else dataclasses.replace(config, layers=model)
-
-
-def _is_dequantized(tensor: Tensor | None) -> bool:
-    origin = tensor.origin if isinstance(tensor, TensorPart) else tensor
-    return isinstance(origin, QuantizedTensor)
 
 
 def _note(names: Iterable[str], stored: BlockFormat) -> str:

@@ -92,7 +92,7 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
         left_out=frozenset(name for name in tensors if 0 in tensors[name].shape or name.startswith(unused)),
-        notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored == "mxfp4" else (),
+        notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored else (),
         wholes=wholes_of_parts(config),
     )
 

@@ -68,6 +68,10 @@ class TensorPart(Tensor):
     origin: Tensor
     part: Part
 
+    @property
+    def dequantizes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.origin.dequantizes
+
     def check(self):
         self.origin.check()
 
