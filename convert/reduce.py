@@ -93,15 +93,7 @@ def _reduced_config(source: HuggingFaceModel, chosen: Chosen) -> ModelConfig | H
 def _rows(tensor: Tensor, rows: np.ndarray) -> ComputedTensor:
     """Some ``rows`` of a tensor, int64 ``[rows]``, which is read as a whole for them."""
     shape = len(rows), *tensor.shape[1:]
-    return ComputedTensor(
-        tensor.name,
-        tensor.file,
-        tensor.path,
-        shape,
-        tensor.dtype,
-        lambda index: tensor.read()[rows][index],
-        tensor.check,
-    )
+    return ComputedTensor.of(tensor, shape, tensor.dtype, lambda index: tensor.read()[rows][index], tensor.check)
 
 
 def _rows_of_output_head(model: HuggingFaceModel, tokens: np.ndarray) -> ComputedTensor:

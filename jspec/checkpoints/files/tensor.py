@@ -77,6 +77,11 @@ class ComputedTensor(RangedTensor):
     values: Callable[[Index], np.ndarray]
     checked: Callable[[], object] | None = None
 
+    @classmethod
+    def of(cls, tensor: Tensor, shape: tuple[int, ...], dtype: str, values, checked=None) -> "ComputedTensor":
+        """One with the name and the file of ``tensor``."""
+        return cls(tensor.name, tensor.file, tensor.path, shape, dtype, values, checked)
+
     def check(self):
         if self.checked is not None:
             self.checked()

@@ -112,8 +112,8 @@ class NVFP4Weight(E2M1Weight):
     divides: bool
 
     def stored(self) -> StoredParts:
-        about, shape = (self.name, self.file, self.path), (self.shape[0], 2)
-        return super().stored().having(channel_scale=ComputedTensor(*about, shape, "float32", self.scales_of_channels))
+        channels = ComputedTensor.of(self, (self.shape[0], 2), "float32", self.scales_of_channels)
+        return super().stored().having(channel_scale=channels)
 
     def scales_of_channels(self, index: Index) -> np.ndarray:
         """A part of what multiplies and what divides the scales of each output channel, float32 ``[out, 2]``."""

@@ -199,8 +199,7 @@ def scales_of_channels(tensor: Tensor, channels: int) -> ComputedTensor:
     def values(index: Index) -> np.ndarray:
         return np.broadcast_to(read_scales(tensor).reshape(-1), channels)[index]
 
-    check = functools.partial(read_scales, tensor)
-    return ComputedTensor(tensor.name, tensor.file, tensor.path, (channels,), tensor.dtype, values, check)
+    return ComputedTensor.of(tensor, (channels,), tensor.dtype, values, functools.partial(read_scales, tensor))
 
 
 def read_plain(fields: Fields, *keys: str) -> PlainModules:

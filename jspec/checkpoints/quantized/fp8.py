@@ -47,11 +47,8 @@ class FP8BlockWeight(QuantizedTensor):
         """As ``QuantizedTensor.stored``; None unless blocks have whole groups of inputs."""
         if self.block[1] % GROUP:
             return None
-        about, shape = (
-            (self.scales.name, self.scales.file, self.scales.path),
-            (self.shape[0], num_groups(self.shape[1])),
-        )
-        of_groups = ComputedTensor(*about, shape, "float32", self.scales_of_groups, self.check)
+        shape = self.shape[0], num_groups(self.shape[1])
+        of_groups = ComputedTensor.of(self.scales, shape, "float32", self.scales_of_groups, self.check)
         return StoredParts(KINDS["fp8_block"], {"weight": self.numbers, "scale": of_groups})
 
     def scales_of_groups(self, index: Index) -> np.ndarray:

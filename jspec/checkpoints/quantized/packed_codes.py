@@ -105,22 +105,22 @@ class PackedCodes(CodedTensor):
         """As ``QuantizedTensor.stored``; None because of its groups or of the order of its inputs."""
         size, bits, scales = self.group_size, self.bits, self.scales
         group = None if size == -1 else size if size in SIZES else BLOCK
-        order, about = self.input_order(), (self.name, self.file, self.path)
+        order = self.input_order()
         even = order is None or np.array_equal(self.groups()[order], self.consecutive())
         if (group == BLOCK and size % BLOCK) or not even:
             return None
         form = grouped(bits, group, scales.dtype, self.has_zeros, order is not None)
         codes = RepackedCodes.of(self, 0, self.shape[1])
         if bits == 8:
-            codes = ComputedTensor(*about, self.shape, "int8", self.byte_codes, self.check)
+            codes = ComputedTensor.of(self, self.shape, "int8", self.byte_codes, self.check)
         if form == grouped(8, None, form.scale) and (read_scales(scales, True) > 0).all():
             parts = {"weight": codes, "scale": scales_of_channels(scales, self.shape[0])}
             return StoredParts(KINDS["int8"], parts)  # as jspec stores it itself
         scale = form.arrays(self.shape)["scale"]
         of_groups = functools.partial(self.scales_of_groups, scale, 1 if group is None else size // group)
-        parts = {"weight": codes, "scale": ComputedTensor(*about, scale.shape, scale.dtype, of_groups, self.check)}
+        parts = {"weight": codes, "scale": ComputedTensor.of(self, scale.shape, scale.dtype, of_groups, self.check)}
         if order is not None:
-            parts["order"] = ComputedTensor(*about, order.shape, "int32", self.part_of_order)
+            parts["order"] = ComputedTensor.of(self, order.shape, "int32", self.part_of_order)
         return StoredParts(form, parts)
 
     def part_of_order(self, index: Index) -> np.ndarray:

@@ -37,9 +37,7 @@ def with_finite_decays(config: ModelConfig, tensors: Mapping[str, Tensor]) -> di
         for name in (names.delta_decay, names.delta_bias):
             whole = f"{names.prefix}layers.{layer}.{name}"
             if whole in replaced:
-                origin = replaced[whole]
-                read = functools.partial(finite, dataclasses.replace(origin, name=whole))
-                replaced[whole] = ComputedTensor(
-                    whole, origin.file, origin.path, origin.shape, origin.dtype, read, read
-                )
+                named = dataclasses.replace(replaced[whole], name=whole)
+                read = functools.partial(finite, named)
+                replaced[whole] = ComputedTensor.of(named, named.shape, named.dtype, read, read)
     return replaced
