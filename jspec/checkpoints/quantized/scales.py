@@ -117,7 +117,8 @@ def with_scales(layout: Layout, stored: Scaled, where: str) -> Layout:
         if name in tensors:
             tensors[name] = FP8Numbers.of(tensors[name])
         table[scale] = Placement(params[at.param].names["scale"], at.start, (channels,))
-        if stored.scales == "tensor" and scale not in tensors and _is_number(tensors.get(f"{scale}_inv")):
+        inverse = tensors.get(f"{scale}_inv")
+        if stored.scales == "tensor" and scale not in tensors and inverse is not None and math.prod(inverse.shape) == 1:
             # What transformers calls the scale of a weight, and Ministral 3 with it, is the scale all the same.
             tensors[scale] = tensors.pop(f"{scale}_inv")
         if f"{scale}_inv" in tensors:
@@ -136,33 +137,29 @@ def with_scales(layout: Layout, stored: Scaled, where: str) -> Layout:
     )
 
 
-def scales_left_out(names: Iterable[str], table: Container[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+def scales_left_out(
+    names: Iterable[str], table: Container[str], *, of_cache_alone: bool = False
+) -> tuple[frozenset[str], tuple[str, ...]]:
     """The names of tensors that hold scales of activations or of the cache, and a note that says how many are left out.
 
     Args:
       names: of the tensors in the files.
       table: names of those that the model needs.
+      of_cache_alone: whether those of activations are none of them.
 
     Returns:
       both empty if there are none.
     """
-    scales = frozenset(name for name in names if name not in table and name.endswith(_ACTIVATIONS))
-    note = f"no parameters of the model: {count(len(scales), 'scale')} of activations or of the cache"
+    ends, what = (_CACHE, "the cache") if of_cache_alone else (_ACTIVATIONS, "activations or of the cache")
+    scales = frozenset(name for name in names if name not in table and name.endswith(ends))
+    note = f"no parameters of the model: {count(len(scales), 'scale')} of {what}"
     return scales, (note,) if scales else ()
 
 
 def without_cache_scales(layout: Layout) -> Layout:
     """``layout``, of a model whose weights are not quantised, without the scales of its cache, which may be."""
-    scales = frozenset(name for name in layout.tensors if name not in layout.table and name.endswith(_CACHE))
-    if not scales:
-        return layout
-    note = f"no parameters of the model: {count(len(scales), 'scale')} of the cache"
-    return dataclasses.replace(layout, left_out=layout.left_out | scales, notes=(*layout.notes, note))
-
-
-def _is_number(tensor: Tensor | None) -> bool:
-    """Whether a tensor holds one number."""
-    return tensor is not None and math.prod(tensor.shape) == 1
+    scales, notes = scales_left_out(layout.tensors, layout.table, of_cache_alone=True)
+    return dataclasses.replace(layout, left_out=layout.left_out | scales, notes=(*layout.notes, *notes))
 
 
 def _scales(tensor: Tensor, channels: int, stored: Scaled, where: str) -> Tensor:
