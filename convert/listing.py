@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.checkpoints.tensors.layout import Layout
+from jspec.checkpoints.tensors.params import stored_params
 
 
 def listing(source: HuggingFaceModel, dtype: str) -> Iterator[str]:

@@ -11,9 +11,9 @@ import numpy as np
 
 from convert.checkpoint import LazyArray
 from convert.chunks import chunk_shapes
-from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
+from jspec.checkpoints.tensors.params import stored_params
 from jspec.models.quantization import quantize
 
 

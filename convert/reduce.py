@@ -7,9 +7,8 @@ import numpy as np
 from convert.draft_vocabulary import Chosen
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.files.tensor import ComputedTensor, Derived, Tensor
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
-from jspec.checkpoints.tensors.layout import Derived
 from jspec.checkpoints.tensors.names import Placement, tensor_table
 from jspec.config import ModelConfig
 from jspec.config.heads import BlockConfig, Eagle3Config, HeadConfig, MedusaConfig
@@ -17,25 +16,6 @@ from jspec.quantization.weight import Weight
 
 HEAD, DRAFT_IDS = "head.weight", "draft_ids"
 _OF = "{} (draft vocabulary)"  # names of tensors that no file holds
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows(Tensor):
-    """Some rows of another tensor.
-
-    Attributes:
-      origin: the other tensor.
-      rows: which, int64 ``[rows]``.
-    """
-
-    origin: Tensor
-    rows: np.ndarray
-
-    def check(self):
-        self.origin.check()
-
-    def read(self) -> np.ndarray:
-        return self.origin.read()[self.rows]
 
 
 def require_whole_vocabulary(source: HuggingFaceModel):
@@ -110,11 +90,13 @@ def _reduced_config(source: HuggingFaceModel, chosen: Chosen) -> ModelConfig | H
         raise Refusal(f"{source.folder.given}: {error}") from None
 
 
-def _rows(tensor: Tensor, rows: np.ndarray) -> Rows:
-    return Rows(tensor.name, tensor.file, tensor.path, (len(rows), *tensor.shape[1:]), tensor.dtype, tensor, rows)
+def _rows(tensor: Tensor, rows: np.ndarray) -> ComputedTensor:
+    """Some ``rows`` of a tensor, int64 ``[rows]``, which is read as a whole for them."""
+    shape = len(rows), *tensor.shape[1:]
+    return ComputedTensor.of(tensor, shape, tensor.dtype, lambda index: tensor.read()[rows][index], tensor.check)
 
 
-def _rows_of_output_head(model: HuggingFaceModel, tokens: np.ndarray) -> Rows:
+def _rows_of_output_head(model: HuggingFaceModel, tokens: np.ndarray) -> ComputedTensor:
     """The rows ``[Vd, D]`` of the output head of a language model, which may be its embedding, as its files have them.
 
     Their scales are left out. No caller needs them: draft heads in the folder of a target with scales are refused."""

@@ -25,9 +25,9 @@ from engines import (
 )
 from heads import HEADS, SHORT, random_head, serving
 
-from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.layouts import stored
 from jspec.checkpoints.layouts.format import CheckpointFormat
+from jspec.checkpoints.tensors.params import stored_params
 from jspec.config import ModelConfig, Speculation
 from jspec.config.heads import HeadConfig
 from jspec.drafting.corpus import prepare

@@ -7,36 +7,10 @@ from jspec.config.layer import LayerConfig
 from jspec.config.model_fields import ModelFields
 from jspec.config.moe import Experts
 from jspec.config.param_specs import (
-    ALL_LAYER_INPUTS,
-    CACHED,
-    DELTA_HEADS,
-    DELTA_KEYS,
-    DELTA_VALUE,
-    DELTA_VALUES,
-    DOWNS,
     DRAFT_IDS,
     DRAFT_VOCAB,
     EMBED,
-    EXPERT_MLP,
-    EXPERTS,
-    GATE_UPS,
-    HEAD_COUNT,
-    HEAD_DIM,
-    HEADS,
-    KV,
-    LATENT,
-    LAYER_INPUTS,
-    LAYER_VOCAB,
-    MLP,
-    ONE,
-    PAIR,
-    POSITIONS,
-    QUERY_RANK,
-    TAPS,
-    UNROTATED,
-    VALUES,
     VOCAB,
-    WORD_EMBED,
     Axis,
     Parameter,
     indices,
@@ -49,6 +23,23 @@ from jspec.config.param_specs import (
 from jspec.config.tensor_names import LLAMA, TensorNames, names_of
 
 Copies = Sequence[tuple[int, ...]]  # as in ``Parameter``
+
+MLP = Axis("F", "mlp")
+WORD_EMBED, POSITIONS = Axis("We", "word_embed"), Axis("Pe", "position")
+# Of per-layer inputs: the numbers of one layer, those of all layers, the tokens of their table.
+LAYER_INPUTS, ALL_LAYER_INPUTS, LAYER_VOCAB = Axis("Wl", "layer_in"), Axis("LWl", "layer_in"), Axis("Vl", "layer_vocab")
+ONE = Axis("1", "one")
+EXPERTS, EXPERT_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp")
+GATE_UPS, DOWNS = Axis("2XFe", "experts"), Axis("XD", "experts")  # of all experts, one after another
+HEADS, KV, HEAD_DIM = Axis("NH", "heads"), Axis("GH", "kv"), Axis("H", "head_dim")
+HEAD_COUNT = Axis("N", "heads")
+# Of latent attention: all queries, the unrotated parts of all keys, all values, and the ranks.
+QUERY_RANK, LATENT, CACHED = Axis("Cq", "query_rank"), Axis("Ck", "latent"), Axis("Cc", "latent")
+UNROTATED, VALUES = Axis("NHn", "heads"), Axis("NHv", "heads")
+# Of gated delta nets: all numbers of queries or keys, all of values, the value heads, the taps of the convolution.
+DELTA_KEYS, DELTA_VALUES = Axis("NkDk", "heads"), Axis("NvDv", "heads")
+DELTA_HEADS, DELTA_VALUE, TAPS = Axis("Nv", "heads"), Axis("Dv", "head_dim"), Axis("Wc", "taps")
+PAIR = Axis("32", "pair")  # the bytes of a pair of groups of MXFP4 codes
 
 
 def decoder_layers(
@@ -82,15 +73,8 @@ def decoder_layers(
     parameters: list[Parameter] = []
     for group in alike.values():
         layer = config.layer(group[0][0])
-        declared = _layers_alike(
-            config,
-            layer,
-            tuple(group),
-            names=names,
-            prefix=prefix,
-            attention_inputs=attention_inputs,
-            attention_norms=attention_norms,
-        )
+        layers = _LayersAlike(config, layer, names, f"{prefix}layers.{{}}.", tuple(group))
+        declared = layers.parameters(attention_inputs, attention_norms)
         own_sizes = layer.dimensions if config.layers else {}
         parameters += [dataclasses.replace(parameter, sizes=own_sizes) for parameter in declared]
     return tuple(parameters)
@@ -101,141 +85,172 @@ def halves_of_queries(names: TensorNames) -> tuple[str, str]:
     return f"{names.qkv[0]}.queries", f"{names.qkv[0]}.gates"
 
 
-def _layers_alike(
-    config: ModelFields,
-    layer: LayerConfig,
-    copies: Copies,
-    *,
-    names: TensorNames,
-    prefix: str,
-    attention_inputs: Axis,
-    attention_norms: Mapping[str, str] | None,
-) -> list[Parameter]:
-    """The parameters of decoder layers with the sizes of ``layer``; the other arguments as for ``decoder_layers``."""
-    ours, theirs = "layers.{}.", prefix + "layers.{}."
-    norms = {name: names.norms[name] for name in config.layer_norms}
-    if attention_norms is not None:
-        norms = {**attention_norms, **{name: tensor for name, tensor in norms.items() if name != "attention_norm"}}
-    parameters: list[Parameter] = []
-    for name, tensor in norms.items():
-        parameters += norm(ours + name, theirs + tensor, EMBED, copies, kind=config.norm)
-    sparse, dense = (tuple(copy for copy in copies if config.has_experts(copy[0]) is has) for has in (True, False))
-    beside = config.experts is not None and config.experts.beside_mlp
-    dense = tuple(copies) if beside else dense
-    recurrent = config.has_delta_net(copies[0][0])
-    if recurrent:
-        parameters += _delta_net(config, names, theirs, copies)
-    else:
-        parameters += _attention(config, layer, names, theirs, copies, attention_inputs)
-    bias = config.mlp_bias
-    if config.gated_mlp:
-        parameters += _linear_map(config, "mlp.gate_up", names.gate_up, (MLP, MLP), EMBED, bias, dense, theirs)
-    else:
-        parameters += _linear_map(config, "mlp.up", names.up, (MLP,), EMBED, bias, dense, theirs)
-    parameters += _linear_map(config, "mlp.down", names.down, (EMBED,), MLP, bias, dense, theirs)
-    if config.experts is not None:
-        parameters += _experts(config, config.experts, names, theirs, sparse)
-    if beside:
-        for name, tensor in names.beside_norms.items():
-            parameters += norm(f"{ours}beside.{name}", theirs + tensor, EMBED, copies, kind=config.norm)
-        parameters.append(vector(f"{ours}beside.router_norm.weight", theirs + names.router_scale, EMBED, copies))
-        parameters.append(vector(f"{ours}beside.expert_scale", theirs + names.expert_scale, EXPERTS, copies))
-    if not recurrent:
-        parameters += _attention_norms(config, layer, names, theirs, copies)
-    if config.per_layer_inputs is not None:
-        parameters += linear(f"{ours}inputs.gate", {theirs + names.layer_gate: LAYER_INPUTS}, EMBED, copies)
-        parameters += linear(f"{ours}inputs.out", {theirs + names.layer_out: EMBED}, LAYER_INPUTS, copies)
-        parameters += norm(f"{ours}inputs.norm", theirs + names.layer_out_norm, EMBED, copies, kind=config.norm)
-    if config.layer_scalars:
-        parameters.append(vector(f"{ours}scalar", theirs + names.scalar, ONE, copies))
-    return parameters
+@dataclasses.dataclass(frozen=True)
+class _LayersAlike:
+    """Declares the parameters of decoder layers that have the same sizes.
 
+    Names of parameters are those behind ``layers.{}.``, and names of tensors those behind ``prefix``.
 
-def _linear_map(
-    config: ModelFields,
-    name: str,
-    tensors: Sequence[str] | str,
-    axes: tuple[Axis, ...],
-    inputs: Axis,
-    bias: bool,
-    copies: Copies,
-    prefix: str,
-) -> Iterator[Parameter]:
-    """The parameters of a linear map of a layer, which may be quantised.
-
-    Args:
+    Attributes:
       config: the config of the model.
-      name: of the map, behind ``layers.{}.``.
-      tensors: their names in the checkpoint, behind ``prefix``; a single name for several ``axes`` means that the checkpoint
-        holds them joined.
-      axes: the output features of each of them.
-      inputs, bias: as for ``linear``.
-      copies: the indices of the layers.
-      prefix: the names of a layer's tensors before theirs.
+      layer: the sizes of these layers.
+      names: their names in the checkpoint.
+      prefix: the part of these names up to ``layers.{}.``.
+      copies: the indices of these layers, or of those of them that have what is declared.
     """
-    joined = prefix + tensors if isinstance(tensors, str) and len(axes) > 1 else None
-    parts = [tensors] if isinstance(tensors, str) else tensors
-    parts = parts if joined is None else [f"{tensors}.{i}" for i in range(len(axes))]
-    prefixed = {prefix + part: axis for part, axis in zip(parts, axes, strict=True)}
-    ours = f"layers.{{}}.{name}"
-    for stored, group in by_quantization(config, ours, copies):
-        yield from linear(ours, prefixed, inputs, group, bias=bias, quantization=stored, joined=joined)
 
+    config: ModelFields
+    layer: LayerConfig
+    names: TensorNames
+    prefix: str
+    copies: Copies
 
-def _attention(
-    config: ModelFields, layer: LayerConfig, names: TensorNames, prefix: str, copies: Copies, inputs: Axis
-) -> Iterator[Parameter]:
-    """The parameters of the attention of layers, but for the norms of its heads and its sinks."""
-    ours, latent = "layers.{}.attention.", config.latent
+    def parameters(self, attention_inputs: Axis, attention_norms: Mapping[str, str] | None) -> list[Parameter]:
+        """All of them; the arguments are those of ``decoder_layers``."""
+        config, names, experts = self.config, self.names, self.config.experts
+        norms = {name: names.norms[name] for name in config.layer_norms}
+        if attention_norms is not None:
+            norms = {**attention_norms, **{name: tensor for name, tensor in norms.items() if name != "attention_norm"}}
+        parameters: list[Parameter] = []
+        for name, tensor in norms.items():
+            parameters += self._norm(name, tensor, EMBED)
+        recurrent = config.has_delta_net(self.copies[0][0])
+        parameters += self._delta_net() if recurrent else self._attention(attention_inputs)
+        beside = experts is not None and experts.beside_mlp
+        dense = self if beside else self._of_layers(has_experts=False)
+        bias = config.mlp_bias
+        if config.gated_mlp:
+            parameters += dense._linear_map("mlp.gate_up", names.gate_up, (MLP, MLP), EMBED, bias)
+        else:
+            parameters += dense._linear_map("mlp.up", names.up, (MLP,), EMBED, bias)
+        parameters += dense._linear_map("mlp.down", names.down, (EMBED,), MLP, bias)
+        if experts is not None:
+            parameters += self._of_layers(has_experts=True)._experts(experts)
+        if beside:
+            for name, tensor in names.beside_norms.items():
+                parameters += self._norm(f"beside.{name}", tensor, EMBED)
+            parameters.append(self._vector("beside.router_norm.weight", names.router_scale, EMBED))
+            parameters.append(self._vector("beside.expert_scale", names.expert_scale, EXPERTS))
+        if not recurrent:
+            parameters += self._attention_norms()
+        if config.per_layer_inputs is not None:
+            parameters += self._plain_map("inputs.gate", {names.layer_gate: LAYER_INPUTS}, EMBED)
+            parameters += self._plain_map("inputs.out", {names.layer_out: EMBED}, LAYER_INPUTS)
+            parameters += self._norm("inputs.norm", names.layer_out_norm, EMBED)
+        if config.layer_scalars:
+            parameters.append(self._vector("scalar", names.scalar, ONE))
+        return parameters
 
-    def linear_map(name: str, tensors: Sequence[str] | str, axes: tuple[Axis, ...], inputs: Axis, bias: bool):
-        return _linear_map(config, f"attention.{name}", tensors, axes, inputs, bias, copies, prefix)
+    def _of_layers(self, *, has_experts: bool) -> "_LayersAlike":
+        """Those of the layers that have experts, or that have none."""
+        copies = tuple(copy for copy in self.copies if self.config.has_experts(copy[0]) is has_experts)
+        return dataclasses.replace(self, copies=copies)
 
-    if latent is None:
-        parts = 1 + layer.projections
-        tensors, axes = names.qkv if isinstance(names.qkv, str) else names.qkv[:parts], (HEADS, KV, KV)[:parts]
-        if config.attention_gate and not isinstance(tensors, str):
-            queries, gates = halves_of_queries(names)
-            tensors, axes = (queries, *tensors[1:], gates), (*axes, HEADS)
-        yield from linear_map("qkv", tensors, axes, inputs, config.qkv_bias)
-    else:
-        query, axis = (names.query, HEADS) if latent.query_rank is None else (names.query_down, QUERY_RANK)
-        yield from linear_map("compress", [query, names.latent_down], (axis, CACHED), inputs, config.qkv_bias)
-        if latent.query_rank is not None:
-            yield from norm(f"{ours}query_norm", prefix + names.query_norm, QUERY_RANK, copies)
-            yield from linear_map("queries", names.query_up, (HEADS,), QUERY_RANK, False)
-        yield from norm(f"{ours}latent_norm", prefix + names.latent_norm, LATENT, copies)
-        yield from linear_map("keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT, False)
-        yield from linear_map("values", f"{names.latent_up}.values", (VALUES,), LATENT, False)
-    yield from linear_map("out", names.out, (EMBED,), HEADS if latent is None else VALUES, config.output_bias)
+    def _vector(self, name: str, tensor: str, axis: Axis) -> Parameter:
+        return vector(f"layers.{{}}.{name}", self.prefix + tensor, axis, self.copies)
 
+    def _norm(self, name: str, tensor: str, axis: Axis, kind: str | None = None) -> tuple[Parameter, ...]:
+        """A norm of the ``kind`` of all norms of the model, or of its own."""
+        return norm(f"layers.{{}}.{name}", self.prefix + tensor, axis, self.copies, kind=kind or self.config.norm)
 
-def _attention_norms(
-    config: ModelFields, layer: LayerConfig, names: TensorNames, prefix: str, copies: Copies
-) -> Iterator[Parameter]:
-    """The norms of queries and keys, and the sinks."""
-    ours = "layers.{}.attention."
-    normed = (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV))[: 2 if layer.projections else 1]
-    for name, tensor, axis in normed if config.qk_norm else ():
-        size = axis if config.qk_norm_over == "projection" else HEAD_DIM
-        yield from norm(f"{ours}{name}", prefix + tensor, size, copies, kind=config.norm)
-    if config.attention_sinks:
-        yield vector(f"{ours}sinks", prefix + names.sinks, HEAD_COUNT, copies)
+    def _plain_map(
+        self, name: str, tensors: Mapping[str, Axis], inputs: Axis, bias: bool = False
+    ) -> tuple[Parameter, ...]:
+        """A linear map that is never quantised."""
+        prefixed = {self.prefix + tensor: axis for tensor, axis in tensors.items()}
+        return linear(f"layers.{{}}.{name}", prefixed, inputs, self.copies, bias=bias)
 
+    def _linear_map(
+        self, name: str, tensors: Sequence[str] | str, axes: tuple[Axis, ...], inputs: Axis, bias: bool = False
+    ) -> Iterator[Parameter]:
+        """A linear map, which may be quantised.
 
-def _delta_net(config: ModelFields, names: TensorNames, prefix: str, copies: Copies) -> Iterator[Parameter]:
-    """The parameters of a gated delta net. Betas and decays are never quantised: errors in decays add up over a text."""
-    assert names.delta_inputs is not None
-    ours, (wide, narrow) = "layers.{}.delta_net.", names.delta_inputs
-    axes = DELTA_KEYS, DELTA_KEYS, DELTA_VALUES
-    yield from _linear_map(config, "delta_net.qkvz", wide, (*axes, DELTA_VALUES), EMBED, False, copies, prefix)
-    yield from linear(f"{ours}ba", {prefix + name: DELTA_HEADS for name in narrow}, EMBED, copies)
-    convolved = {f"{prefix}{names.delta_convolution}.{i}.weight": axis for i, axis in enumerate(axes)}
-    yield Parameter(f"{ours}convolution", convolved, (ONE, TAPS), copies)
-    for name, tensor in (("decay", names.delta_decay), ("bias", names.delta_bias)):
-        yield dataclasses.replace(vector(f"{ours}{name}", prefix + tensor, DELTA_HEADS, copies), dtype="float32")
-    yield from norm(f"{ours}norm", prefix + names.delta_norm, DELTA_VALUE, copies)
-    yield from _linear_map(config, "delta_net.out", names.delta_out, (EMBED,), DELTA_VALUES, False, copies, prefix)
+        Args:
+          name: its name.
+          tensors: their names; a single name for several ``axes`` means that the checkpoint holds them joined.
+          axes: the output features of each of them.
+          inputs, bias: as for ``linear``.
+        """
+        joined = self.prefix + tensors if isinstance(tensors, str) and len(axes) > 1 else None
+        parts = [tensors] if isinstance(tensors, str) else tensors
+        parts = parts if joined is None else [f"{tensors}.{i}" for i in range(len(axes))]
+        prefixed = {self.prefix + part: axis for part, axis in zip(parts, axes, strict=True)}
+        ours = f"layers.{{}}.{name}"
+        for stored, group in by_quantization(self.config, ours, self.copies):
+            yield from linear(ours, prefixed, inputs, group, bias=bias, quantization=stored, joined=joined)
+
+    def _attention(self, inputs: Axis) -> Iterator[Parameter]:
+        """The attention, but for the norms of its heads and its sinks."""
+        config, names, latent = self.config, self.names, self.config.latent
+        if latent is None:
+            parts = 1 + self.layer.projections
+            tensors, axes = names.qkv if isinstance(names.qkv, str) else names.qkv[:parts], (HEADS, KV, KV)[:parts]
+            if config.attention_gate and not isinstance(tensors, str):
+                queries, gates = halves_of_queries(names)
+                tensors, axes = (queries, *tensors[1:], gates), (*axes, HEADS)
+            yield from self._linear_map("attention.qkv", tensors, axes, inputs, config.qkv_bias)
+        else:
+            query, axis = (names.query, HEADS) if latent.query_rank is None else (names.query_down, QUERY_RANK)
+            compressed = [query, names.latent_down], (axis, CACHED)
+            yield from self._linear_map("attention.compress", *compressed, inputs, config.qkv_bias)
+            if latent.query_rank is not None:
+                yield from self._norm("attention.query_norm", names.query_norm, QUERY_RANK, "rms")
+                yield from self._linear_map("attention.queries", names.query_up, (HEADS,), QUERY_RANK)
+            yield from self._norm("attention.latent_norm", names.latent_norm, LATENT, "rms")
+            yield from self._linear_map("attention.keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT)
+            yield from self._linear_map("attention.values", f"{names.latent_up}.values", (VALUES,), LATENT)
+        outputs = HEADS if latent is None else VALUES
+        yield from self._linear_map("attention.out", names.out, (EMBED,), outputs, config.output_bias)
+
+    def _attention_norms(self) -> Iterator[Parameter]:
+        """The norms of queries and keys, and the sinks."""
+        config, names = self.config, self.names
+        normed = (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV))[: 2 if self.layer.projections else 1]
+        for name, tensor, axis in normed if config.qk_norm else ():
+            size = axis if config.qk_norm_over == "projection" else HEAD_DIM
+            yield from self._norm(f"attention.{name}", tensor, size)
+        if config.attention_sinks:
+            yield self._vector("attention.sinks", names.sinks, HEAD_COUNT)
+
+    def _delta_net(self) -> Iterator[Parameter]:
+        """A gated delta net. Betas and decays are never quantised: errors in decays add up over a text."""
+        names = self.names
+        assert names.delta_inputs is not None
+        (wide, narrow), axes = names.delta_inputs, (DELTA_KEYS, DELTA_KEYS, DELTA_VALUES)
+        yield from self._linear_map("delta_net.qkvz", wide, (*axes, DELTA_VALUES), EMBED)
+        yield from self._plain_map("delta_net.ba", dict.fromkeys(narrow, DELTA_HEADS), EMBED)
+        convolved = {f"{self.prefix}{names.delta_convolution}.{i}.weight": axis for i, axis in enumerate(axes)}
+        yield Parameter("layers.{}.delta_net.convolution", convolved, (ONE, TAPS), self.copies)
+        for name, tensor in (("decay", names.delta_decay), ("bias", names.delta_bias)):
+            yield dataclasses.replace(self._vector(f"delta_net.{name}", tensor, DELTA_HEADS), dtype="float32")
+        yield from self._norm("delta_net.norm", names.delta_norm, DELTA_VALUE, "rms")
+        yield from self._linear_map("delta_net.out", names.delta_out, (EMBED,), DELTA_VALUES)
+
+    def _experts(self, experts: Experts) -> Iterator[Parameter]:
+        """A mixture of experts, whose maps are stacked along the output channels: one expert after another, and of each
+        expert gate before up."""
+        names, prefix = self.names, self.prefix
+        ours = "beside.mixture." if experts.beside_mlp else "mlp."
+        yield from self._plain_map(f"{ours}router", {names.router: EXPERTS}, EMBED, experts.biases)
+        if experts.corrected:
+            yield dataclasses.replace(self._vector(f"{ours}correction", names.correction, EXPERTS), dtype="float32")
+        if experts.shared_gate:
+            yield from self._plain_map(f"{ours}shared_gate", {names.shared_gate: ONE}, EMBED)
+        if names.stacked_maps is not None:
+            stacked = [prefix + name for name in names.stacked_maps]
+            yield from _stacked_maps(experts, stacked, self.copies, of_experts(self.config.quantization))
+            return
+        gate, up, down = names.expert_maps
+        every = [f"{names.experts}.{expert}.{{}}" for expert in range(experts.count)]
+        # A single shared expert has the names of an MLP. Of several, each is a part of the tensors of all of them.
+        shared = [""] if experts.shared == 1 else [f".{i}" for i in range(experts.shared)]
+        every += [f"{names.shared_experts}.{{}}{i}" for i in shared]
+        gate_up = {prefix + expert.format(tensor): EXPERT_MLP for expert in every for tensor in (gate, up)}
+        downs = {prefix + expert.format(down): EMBED for expert in every}
+        for name, tensors, inputs in (("gate_up", gate_up, EMBED), ("down", downs, EXPERT_MLP)):
+            name = f"layers.{{}}.{ours}{name}"
+            for stored, group in by_quantization(self.config, name, self.copies):
+                yield from linear(name, tensors, inputs, group, bias=experts.biases, quantization=of_experts(stored))
 
 
 def by_quantization(config: ModelFields, name: str, copies: Copies) -> Iterator[tuple[str | None, Copies]]:
@@ -247,34 +262,6 @@ def by_quantization(config: ModelFields, name: str, copies: Copies) -> Iterator[
     for copy in copies:
         groups.setdefault(config.quantization_of(name.format(*copy)), []).append(copy)
     yield from ((quantization, tuple(group)) for quantization, group in groups.items())
-
-
-def _experts(
-    config: ModelFields, experts: Experts, names: TensorNames, prefix: str, copies: Copies
-) -> Iterator[Parameter]:
-    """The parameters of a mixture of experts, whose maps are stacked along the output channels: one expert after another,
-    and of each expert gate before up."""
-    ours = "layers.{}.beside.mixture." if experts.beside_mlp else "layers.{}.mlp."
-    yield from linear(f"{ours}router", {prefix + names.router: EXPERTS}, EMBED, copies, bias=experts.biases)
-    if experts.corrected:
-        correction = vector(f"{ours}correction", prefix + names.correction, EXPERTS, copies)
-        yield dataclasses.replace(correction, dtype="float32")
-    if experts.shared_gate:
-        yield from linear(f"{ours}shared_gate", {prefix + names.shared_gate: ONE}, EMBED, copies)
-    if names.stacked_maps is not None:
-        stacked = [prefix + name for name in names.stacked_maps]
-        yield from _stacked_maps(experts, stacked, copies, of_experts(config.quantization))
-        return
-    gate, up, down = names.expert_maps
-    every = [f"{names.experts}.{expert}.{{}}" for expert in range(experts.count)]
-    # A single shared expert has the names of an MLP. Of several, each is a part of the tensors of all of them.
-    shared = [""] if experts.shared == 1 else [f".{i}" for i in range(experts.shared)]
-    every += [f"{names.shared_experts}.{{}}{i}" for i in shared]
-    gate_up = {prefix + expert.format(tensor): EXPERT_MLP for expert in every for tensor in (gate, up)}
-    downs = {prefix + expert.format(down): EMBED for expert in every}
-    for name, tensors, inputs in ((f"{ours}gate_up", gate_up, EMBED), (f"{ours}down", downs, EXPERT_MLP)):
-        for stored, group in by_quantization(config, name, copies):
-            yield from linear(name, tensors, inputs, group, bias=experts.biases, quantization=of_experts(stored))
 
 
 def _stacked_maps(

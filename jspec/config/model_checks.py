@@ -10,7 +10,7 @@ from jspec.config.model_fields import ModelFields
 from jspec.config.moe import Experts
 from jspec.config.rope import Rope
 from jspec.config.tensor_names import names_of
-from jspec.quantization.formats import format_of
+from jspec.quantization.formats import form_of_maps, format_of
 
 QUANTIZATIONS = ("int8", "fp8", "int4")  # that weights can be converted to
 # The last one comes from checkpoints alone, and so do formats of four bits besides int4 (``jspec.quantization``).
@@ -21,11 +21,9 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 def require_quantization(quantization: object):
     """Raise a ValueError unless weights can be stored so; None is for weights that are not quantised."""
-    known = (None, *STORED_QUANTIZATIONS)
-    form = format_of(quantization) if isinstance(quantization, str) else None
-    of_checkpoint = form is not None and form.in_codes
-    expected = f"one of {', '.join(map(str, known))}"
-    require(of_checkpoint or quantization in known, "quantization", quantization, expected)
+    known = quantization is None or (isinstance(quantization, str) and bool(form_of_maps(quantization)))
+    expected = f"one of {', '.join(map(str, (None, *STORED_QUANTIZATIONS)))}"
+    require(known, "quantization", quantization, expected)
 
 
 def require_part(name: str, size: Any, vocab_size: int | None):
@@ -56,9 +54,8 @@ def require_valid(config: ModelFields):
         inside = is_int(token) and 0 <= token < config.vocab_size
         require(inside, "eos_token_ids", token, f"in 0..{config.vocab_size - 1}")
     require_quantization(config.quantization)
-    form = format_of(config.quantization)
-    has_no_rows = form is not None and form.e2m1 and config.tie_embeddings  # no embedding is looked up in them
-    fits = form is None or not config.quantized_head or not (has_no_rows or form.ordered)
+    form = format_of(config.head_quantization)
+    fits = not form or form.serves_head(config.tie_embeddings)
     require(fits, "quantized_head", True, f"False with quantization={config.quantization!r}")
     plain = config.plain_maps
     names = isinstance(plain, tuple) and all(isinstance(name, str) for name in plain)

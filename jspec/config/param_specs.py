@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from jspec.quantization.formats import Format, StoredArray, format_of
+from jspec.quantization.formats import Format, StoredArray, format_of, known_format
 
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
@@ -50,23 +50,7 @@ class Axis(NamedTuple):
     name: str
 
 
-VOCAB, EMBED, MLP = Axis("V", "vocab"), Axis("D", "embed"), Axis("F", "mlp")
-DRAFT_VOCAB = Axis("Vd", "draft_vocab")
-WORD_EMBED, POSITIONS = Axis("We", "word_embed"), Axis("Pe", "position")
-# Of per-layer inputs: the numbers of one layer, those of all layers, the tokens of their table.
-LAYER_INPUTS, ALL_LAYER_INPUTS, LAYER_VOCAB = Axis("Wl", "layer_in"), Axis("LWl", "layer_in"), Axis("Vl", "layer_vocab")
-ONE = Axis("1", "one")
-EXPERTS, EXPERT_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp")
-GATE_UPS, DOWNS = Axis("2XFe", "experts"), Axis("XD", "experts")  # of all experts, one after another
-HEADS, KV, HEAD_DIM = Axis("NH", "heads"), Axis("GH", "kv"), Axis("H", "head_dim")
-HEAD_COUNT = Axis("N", "heads")
-# Of latent attention: all queries, the unrotated parts of all keys, all values, and the ranks.
-QUERY_RANK, LATENT, CACHED = Axis("Cq", "query_rank"), Axis("Ck", "latent"), Axis("Cc", "latent")
-UNROTATED, VALUES = Axis("NHn", "heads"), Axis("NHv", "heads")
-# Of gated delta nets: all numbers of queries or keys, all of values, the value heads, the taps of the convolution.
-DELTA_KEYS, DELTA_VALUES = Axis("NkDk", "heads"), Axis("NvDv", "heads")
-DELTA_HEADS, DELTA_VALUE, TAPS = Axis("Nv", "heads"), Axis("Dv", "head_dim"), Axis("Wc", "taps")
-PAIR = Axis("32", "pair")  # the bytes of a pair of groups of MXFP4 codes
+VOCAB, EMBED, DRAFT_VOCAB = Axis("V", "vocab"), Axis("D", "embed"), Axis("Vd", "draft_vocab")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,8 +189,7 @@ class Declared(abc.ABC):
         """How each quantised parameter is stored, by its name."""
         dimensions, found = self.dimensions, {}
         for parameter, copy in expanded([p for p in self.parameters if p.quantization is not None]):
-            form, shape = parameter.form, parameter.shape(dimensions)
-            assert form is not None, parameter.quantization
+            form, shape = known_format(parameter.quantization or ""), parameter.shape(dimensions)
             names = {part: parameter.array_name(part).format(*copy) for part in form.arrays(shape)}
             found[names["weight"]] = StoredParam(form, shape, names)
         return found
@@ -219,17 +202,15 @@ class Declared(abc.ABC):
 def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int) -> int:
     """Bytes of all copies of a parameter, scales included, where a number that is not quantised takes ``itemsize`` bytes."""
     shape = parameter.shape(dimensions)
-    each = math.prod(shape) * DTYPE_BYTES.get(parameter.dtype or "", itemsize)
-    if parameter.form is not None:
-        each = parameter.form.bytes(shape)
-    return len(parameter.copies) * each
+    plain = math.prod(shape) * DTYPE_BYTES.get(parameter.dtype or "", itemsize)
+    return len(parameter.copies) * (parameter.form.bytes(shape) if parameter.form else plain)
 
 
 def of_experts(quantization: str | None) -> str | None:
     """How experts are stored where other maps are stored as ``quantization``: not quantised where codes have an order of
     their own, for which there is no kernel."""
     form = format_of(quantization)
-    return None if form is not None and form.ordered else quantization
+    return quantization if form and not form.ordered else None
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:

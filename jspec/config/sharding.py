@@ -8,10 +8,10 @@ import math
 from typing import NamedTuple
 
 from jspec._validation import is_int, require
+from jspec.config.decoder_params import DOWNS, GATE_UPS
 from jspec.config.model import ModelConfig
 from jspec.config.moe import Experts
-from jspec.config.param_specs import DOWNS, GATE_UPS, ONCE, Parameter, bytes_of, expanded
-from jspec.quantization.formats import GROUP, format_of
+from jspec.config.param_specs import ONCE, Parameter, bytes_of, expanded
 
 AXIS = "tp"  # of the mesh
 VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabulary, the last of them padded
@@ -151,14 +151,11 @@ class Shards:
     def _require_whole_groups(self, config: ModelConfig):
         """Raise a ValueError if a shard would have a part of a group of inputs that share a scale."""
         for parameter in config.parameters:
-            form = format_of(parameter.quantization)
-            in_blocks = form is not None and not form.per_channel
-            if in_blocks and self._split(parameter, config).axis == 1:
+            together = parameter.form.indivisible if parameter.form else 1
+            if together > 1 and self._split(parameter, config).axis == 1:
                 inputs, name = parameter.shape(config.dimensions)[1], parameter.name.format("i")
-                what = (
-                    f"a divisor of the groups of {GROUP} inputs that {name} stores together, which has {inputs} inputs"
-                )
-                ok = inputs % (GROUP * self.count) == 0
+                what = f"a divisor of the groups of {together} inputs that {name} stores together, which has {inputs} inputs"
+                ok = inputs % (together * self.count) == 0
                 require(ok, "tensor_parallel", self.count, f"{what}; int8 and fp8 weights have no groups")
 
 

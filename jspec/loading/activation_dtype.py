@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from jspec._validation import require
 from jspec.config import ModelConfig
+from jspec.config.engine import ACTIVATION_DTYPES
 
 
 def check_activation_dtype(kind: str, target: ModelConfig):
@@ -20,7 +21,7 @@ def check_activation_dtype(kind: str, target: ModelConfig):
     if kind == "auto":
         return
     stored, maps = target.quantization or "the dtype of the model", list(_rounding_maps(kind, target))
-    others = f"activation_dtype={target.quantization!r}, " if target.quantization in ("int8", "fp8") else ""
+    others = f"activation_dtype={target.quantization!r}, " if target.quantization in ACTIVATION_DTYPES else ""
     made = f"make such weights with jspec-convert --quantize {kind} from a checkpoint that is not quantised"
     require(
         bool(maps),

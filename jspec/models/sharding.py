@@ -15,7 +15,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.config import ModelConfig, Shards
-from jspec.config.param_specs import GATE_UPS, Axis
+from jspec.config.decoder_params import GATE_UPS
+from jspec.config.param_specs import Axis
 from jspec.config.sharding import SHARDED, ParameterSharding
 from jspec.models.decoder import Decoder
 from jspec.models.params import DTYPES, build, named_leaves, require_params, stored_parts

@@ -23,14 +23,18 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 GROUP = 128  # input features of a group of ``int4`` and of ``fp8_block``; codes of four bits are stored by so many
-SIZES = (
-    32,
-    64,
-    GROUP,
-)  # of groups of integers that kernels know; larger ones are several of the last, with the same scale
+# For messages: which quantised checkpoints are read.
+INSTEAD = (
+    "of quantised checkpoints jspec reads FP8 (compressed-tensors float-quantized, fp8, modelopt), int8 (compressed-tensors "
+    "int-quantized), GPTQ, AWQ, AutoRound and compressed-tensors pack-quantized in four bits, NVFP4 (compressed-tensors, "
+    "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized) "
+    "and gpt-oss in MXFP4; else use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
+)
+# Of groups of integers that kernels know; larger ones are several of the last, with the same scale.
+SIZES = (32, 64, GROUP)
 ITEM_BYTES = {
     **{"int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float16": 2, "bfloat16": 2},
     **{"float32": 4, "int32": 4, "uint32": 4},
@@ -59,11 +63,18 @@ class Format:
       bits: of a number or code.
       numbers: dtype of the array of numbers, or of packed codes.
       scale: dtype of the scales.
+      scales: what they may be: ``positive``; ``nonzero``, of either sign; ``nonnegative``; or ``powers``, bytes n each of
+        which stands for 2^(n - 127).
+      largest_power: of scales that are powers, the largest byte that kernels know.
       group: how many inputs share a scale; None if all of an output channel do.
       per_channel: whether scales are ``[out]``, without an axis of groups.
       zeros: whether each group has a code that stands for zero, beside its scale. If not, the code in the middle does.
       ordered: whether the inputs are group by group in another order than x has them, which an array of int32 ``[in]``
         tells: GPTQ with ``desc_act``.
+      in_codes: whether the numbers are codes, rather than floats or integers with a scale for each output channel.
+      packed: whether codes of four bits are packed two in a byte, in blocks of 128 inputs (``jspec.quantization.codes``).
+      in_pairs: whether pairs of groups come first, as of experts of gpt-oss (``jspec.quantization.mxfp4_pairs``). No other
+        weights are stored so.
       e2m1: whether codes name numbers with a sign, two bits of exponent and one of mantissa, rather than integers.
       channel_numbers: whether each output channel has two float32 numbers, which multiply and divide its scales.
     """
@@ -73,33 +84,42 @@ class Format:
     bits: int
     numbers: str
     scale: str = "float32"
+    scales: Literal["positive", "nonzero", "nonnegative", "powers"] = "positive"
+    largest_power: int = 254
     group: int | None = None
     per_channel: bool = False
     zeros: bool = False
     ordered: bool = False
+    in_codes: bool = False
+    packed: bool = False
+    in_pairs: bool = False
     e2m1: bool = False
     channel_numbers: bool = False
 
     @property
-    def packed(self) -> bool:
-        """Whether codes of four bits are packed two in a byte, in blocks of 128 inputs (``jspec.quantization.codes``)."""
-        return self.bits == 4 and self.kind != "mxfp4_pairs"
-
-    @property
-    def in_codes(self) -> bool:
-        """Whether the numbers are codes, rather than floats or integers with a scale for each output channel."""
-        return self.packed or self.kind == "int8_groups"
-
-    @property
     def largest(self) -> int:
         """The largest magnitude to which numbers of eight bits are rounded."""
-        return 127 if self.numbers == "int8" else 448
+        return {"int8": 127, "float8_e4m3fn": 448}[self.numbers]
+
+    @property
+    def indivisible(self) -> int:
+        """How many inputs are stored together, so that no shard has a part of them; 1 if any may be by themselves."""
+        return 1 if self.per_channel else GROUP
+
+    @property
+    def zero_codes(self) -> range:
+        """What the code that stands for zero may be, of integers in groups."""
+        return range(17) if self.bits == 4 else range(-128, 129)
+
+    def serves_head(self, tied: bool) -> bool:
+        """Whether an output head may be stored so; if it is ``tied``, rows of it are looked up as embeddings, too."""
+        return not (self.ordered or (tied and self.e2m1))
 
     def arrays(self, shape: tuple[int, ...]) -> Mapping[str, StoredArray]:
         """The arrays of a weight ``shape`` = (out, in): ``weight`` and ``scale``, and where the format has them
         ``channel_scale`` ``[out, 2]`` and ``order`` ``[in]``."""
         outputs, inputs = shape
-        if self.kind == "mxfp4_pairs":
+        if self.in_pairs:
             group = self.group or 1
             pairs = num_groups(inputs, 2 * group), outputs
             return {"weight": StoredArray((*pairs, group), "uint8"), "scale": StoredArray(pairs, "uint32")}
@@ -120,6 +140,7 @@ class Format:
         return sum(array.bytes for array in self.arrays(shape).values())
 
 
+_codes = functools.partial(Format, bits=4, numbers="uint8", in_codes=True, packed=True)
 # A format of each kind. Those of integers in groups have settings in their names.
 KINDS = {
     one.kind: one
@@ -127,11 +148,13 @@ KINDS = {
         Format("int8", "int8", 8, "int8", per_channel=True),
         Format("fp8", "fp8", 8, "float8_e4m3fn", per_channel=True),
         Format("fp8_block", "fp8_block", 8, "float8_e4m3fn", group=GROUP),
-        Format("int4", "int4", 4, "uint8", "bfloat16", GROUP),
-        Format("int8_128_bfloat16", "int8_groups", 8, "int8", "bfloat16", GROUP),
-        Format("nvfp4", "nvfp4", 4, "uint8", "float8_e4m3fn", 16, e2m1=True, channel_numbers=True),
-        Format("mxfp4", "mxfp4", 4, "uint8", "uint8", 32, e2m1=True),
-        Format("mxfp4_pairs", "mxfp4_pairs", 4, "uint8", "uint32", 32, e2m1=True),
+        _codes("int4", "int4", scale="bfloat16", scales="nonzero", group=GROUP),
+        Format("int8_128_bfloat16", "int8_groups", 8, "int8", "bfloat16", "nonzero", group=GROUP, in_codes=True),
+        _codes(
+            "nvfp4", "nvfp4", scale="float8_e4m3fn", scales="nonnegative", group=16, e2m1=True, channel_numbers=True
+        ),
+        _codes("mxfp4", "mxfp4", scale="uint8", scales="powers", largest_power=133, group=32, e2m1=True),
+        Format("mxfp4_pairs", "mxfp4_pairs", 4, "uint8", "uint32", group=32, in_pairs=True, e2m1=True),
     )
 }
 INT4 = KINDS["int4"]
@@ -152,10 +175,16 @@ def format_of(name: str | None) -> Format | None:
     return grouped(int(bits), None if group == "all" else int(group), scale, zeros is not None, ordered is not None)
 
 
+def form_of_maps(name: str | None) -> Format | None:
+    """The format with this name in which linear maps may be stored; None if there is none."""
+    form = format_of(name)
+    return form if form and not form.in_pairs else None
+
+
 def known_format(name: str) -> Format:
     """The format with this name, which is one."""
-    form = format_of(name)
-    assert form is not None, name
+    if not (form := format_of(name)):
+        raise AssertionError(name)
     return form
 
 

@@ -11,8 +11,9 @@ A code has a sign, two bits of exponent and one of mantissa (E2M1), as in ``jspe
 
 The number of a code times its scale has two significant bits, so bfloat16 holds it, subnormal numbers among them: the
 smallest one is 2^-128, and that of bfloat16 is 2^-133. A kernel makes it of the bits of a code with one factor, 2^121 times
-the scale, which has to be a number of bfloat16, too. So the largest scale that is read is 2^6, for weights up to 384. Where
-XLA counts subnormal numbers as 0, as it does on a CPU, weights below 2^-126 count as 0, as those of any checkpoint do."""
+the scale, which has to be a number of bfloat16, too. So the largest scale that is read is 2^6 (``Format.largest_power``),
+for weights up to 384. Where XLA counts subnormal numbers as 0, as it does on a CPU, weights below 2^-126 count as 0, as
+those of any checkpoint do."""
 
 from typing import Any
 
@@ -22,7 +23,6 @@ import numpy as np
 
 GROUP = 32  # input features that share a scale
 SCALE = np.dtype(np.uint8)
-LARGEST_SCALE = 133  # 2^6
 ONE = 127  # the byte that stands for 2^0
 
 

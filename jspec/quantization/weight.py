@@ -102,7 +102,7 @@ class Weight:
     @property
     def in_pairs(self) -> bool:
         """Whether pairs of groups come first, as in ``mxfp4_pairs``."""
-        return self.form is not None and self.form.kind == "mxfp4_pairs"
+        return self.form is not None and self.form.in_pairs
 
     def __getitem__(self, rows) -> "Weight":
         """The output channels ``rows``, or the tokens of an embedding: an index of the first axis."""
@@ -158,7 +158,7 @@ class Weight:
         assert form is not None
         numbers = codes.unpack_codes(self.numbers, self.inputs) if form.packed else self.numbers
         if form.e2m1:
-            return self._xp.asarray(nvfp4.VALUES / (2 if form.kind == "mxfp4" else 1))[numbers]
+            return self._xp.asarray(nvfp4.VALUES / (2 if form.scales == "powers" else 1))[numbers]
         numbers = numbers.astype(np.float32)
         if form.zeros:
             return numbers - self._of_inputs(self.scale[..., 1].astype(np.float32))
@@ -168,7 +168,7 @@ class Weight:
         """The scale of each group of codes; of MXFP4, twice that, because a power of two may be subnormal."""
         form = self.form
         assert form is not None
-        if form.kind == "mxfp4":
+        if form.scales == "powers":
             return mxfp4.twice_powers(self.scale)
         scale = (self.scale[..., 0] if form.zeros else self.scale).astype(np.float32)
         return scale * self.channel_scale[..., :1] / self.channel_scale[..., 1:] if form.channel_numbers else scale

@@ -7,11 +7,12 @@ import pytest
 from engines import TARGET
 from head_configs import HEADS, QUANTIZED, REDUCED
 
-from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.tensors.names import tensor_table
+from jspec.checkpoints.tensors.params import stored_params
 from jspec.config import DeltaNets, Experts, Latent
-from jspec.config.param_specs import EMBED, KV, Parameter, size_of
-from jspec.config.param_specs import HEADS as QUERIES
+from jspec.config.decoder_params import HEADS as QUERIES
+from jspec.config.decoder_params import KV
+from jspec.config.param_specs import EMBED, Parameter, size_of
 from jspec.models import abstract_params
 
 MODELS = [

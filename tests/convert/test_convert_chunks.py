@@ -16,8 +16,8 @@ from convert.chunks import MOST, chunk_shapes
 from convert.cli import main
 from jspec.checkpoints.converted.manifest import SMALL
 from jspec.checkpoints.converted.orbax import stored_arrays
-from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.tensors.params import stored_params
 from jspec.config import Shards
 from jspec.models.sharding import indices_of
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from normals import normal
 
-from jspec.quantization import codes, mxfp4, nvfp4
+from jspec.quantization import codes, nvfp4
 from jspec.quantization.formats import known_format
 from jspec.quantization.weight import Weight
 
@@ -93,7 +93,7 @@ def mxfp4_problem(M: int, outputs: int, inputs: int):
     rng = np.random.default_rng(M)
     x = normal(rng, (M, inputs), "bfloat16")
     values = rng.integers(16, size=(outputs, inputs), dtype=np.uint8)
-    scale = rng.integers(118, mxfp4.LARGEST_SCALE + 1, (outputs, -(-inputs // 32)), np.uint8)
+    scale = rng.integers(118, known_format("mxfp4").largest_power + 1, (outputs, -(-inputs // 32)), np.uint8)
     each = np.ldexp(1.0, scale.astype(int) - 127).repeat(32, axis=1)[:, :inputs]
     weight = Weight(
         jax.device_put(codes.pack_codes(values)), jax.device_put(scale), form=known_format("mxfp4"), inputs=inputs

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.checkpoints.tensors.layout import Derived
+from jspec.checkpoints.files.tensor import Derived
 from jspec.checkpoints.tensors.names import tensor_table
 from jspec.checkpoints.tensors.parts import rearrange
 from jspec.config import ModelConfig, Rope

@@ -4,7 +4,6 @@ The entry holds the key and the value of the original file, and under ``scales``
 name. Both are then read as those of a Hugging Face folder are, so that they mean the same. An entry that is null says that
 there was nothing of the kind. Folders that earlier versions wrote have no entry."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,19 +11,8 @@ import numpy as np
 
 from jspec.checkpoints.converted.manifest import CACHE, NAME, SCALES
 from jspec.checkpoints.files.folder import Folder
-from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.files.tensor import Derived, Tensor
 from jspec.checkpoints.quantized.cache_scheme import SCHEMES, CacheScheme
-
-
-@dataclasses.dataclass(frozen=True)
-class ListedTensor(Tensor):
-    """A tensor of scales whose numbers stand in the manifest."""
-
-    values: tuple[float, ...]
-
-    def read(self) -> np.ndarray:
-        with np.errstate(over="ignore"):  # infinity is no scale, and refused as such
-            return np.array(self.values, np.float32)
 
 
 def scheme_of(manifest: Mapping[str, Any], folder: Folder) -> CacheScheme | None:
@@ -37,7 +25,6 @@ def scheme_of(manifest: Mapping[str, Any], folder: Folder) -> CacheScheme | None
 def scales_of(manifest: Mapping[str, Any], folder: Folder) -> dict[str, Tensor]:
     """The tensors of scales that stand in the manifest, by name."""
     scales, path = (manifest.get(CACHE) or {}).get(SCALES, {}), folder.root / NAME
-    return {
-        name: ListedTensor(name, NAME, path, (len(values),), "float32", tuple(values))
-        for name, values in scales.items()
-    }
+    with np.errstate(over="ignore"):  # infinity is no scale, and refused as such
+        numbers = {name: np.array(values, np.float32) for name, values in scales.items()}
+    return {name: Derived(name, NAME, path, values.shape, "float32", values) for name, values in numbers.items()}

@@ -39,8 +39,8 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
         raise Refusal(f"{where}: format={manifest.get('format')!r}: expected {FORMAT!r}")
     version = manifest.get("format_version")
     if version not in (1, VERSION) or (version == 1 and manifest.get("quantization") == "int4"):
-        of_codes = " for int4" if version == 1 else ""
-        raise Refusal(f"{where}: format_version={version!r}: this jspec reads {VERSION}{of_codes}; convert again")
+        which = " for int4" if version == 1 else ""
+        raise Refusal(f"{where}: format_version={version!r}: this jspec reads {VERSION}{which}; convert again")
     if manifest.get("manifest_sha256") != own_digest(manifest):
         raise Refusal(f"{where}: damaged, its own SHA-256 does not match; convert the checkpoint again")
     _require_form(manifest, where)

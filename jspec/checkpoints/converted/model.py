@@ -10,7 +10,6 @@ import numpy as np
 from jspec.checkpoints.converted.cache import scales_of, scheme_of
 from jspec.checkpoints.converted.manifest import AGAIN, CACHE, NAME, PARAMS, damage, read_manifest, require_whole
 from jspec.checkpoints.converted.orbax import stored_arrays
-from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.fp8_numbers import has_nan
 from jspec.checkpoints.files.ranges import Index
@@ -20,11 +19,10 @@ from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.layouts import stored
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.checkpoints.quantized.cache_scheme import CacheScheme
-from jspec.checkpoints.tensors.params import StoredParams
+from jspec.checkpoints.tensors.params import StoredParams, stored_params
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
-from jspec.quantization.formats import Format, StoredArray
-from jspec.quantization.mxfp4 import LARGEST_SCALE
+from jspec.quantization.formats import Format
 
 
 class ConvertedModel:
@@ -124,25 +122,22 @@ class ConvertedModel:
         arrays = {stored.renamed_param(name): array for name, array in stored_arrays(self.folder, PARAMS).items()}
         _require_shapes(where, {name: array.shape for name, array in arrays.items()}, shapes)
         params = config.stored_params().values()
-        unrounded = {name for stored in params for name in stored.names.values()}
-        scales = {stored.names["scale"]: stored.form for stored in params}
-        beside = {
-            name: array
-            for stored in params
-            for name, array in stored.arrays.items()
-            if name not in (stored.names["weight"], stored.names["scale"])
-        }
+        of_quantized = {name: (part, of.form) for of in params for part, name in of.names.items()}
 
         def read(name: str, index: Index) -> np.ndarray:
-            array, kind = arrays[name].read(index, self._require_digest if check_files else None), expected[name][1]
-            if name in unrounded and array.dtype != kind:
-                raise Refusal(
-                    f"{where}: parameter {name!r} is stored as {array.dtype}, expected {kind}; convert the checkpoint again"
-                )
-            if name in beside:
-                _require_beside(where, name, array, beside[name])
-            if name in scales:
-                _require_scales(where, name, array, scales[name])
+            array, (shape, kind) = (
+                arrays[name].read(index, self._require_digest if check_files else None),
+                expected[name],
+            )
+            if name in of_quantized:
+                part, form = of_quantized[name]
+                if array.dtype != kind:
+                    raise Refusal(
+                        f"{where}: parameter {name!r} is stored as {array.dtype}, expected {kind}; convert the checkpoint "
+                        "again"
+                    )
+                if (wrong := _wrong_numbers(part, array, form, shape[0])) is not None:
+                    raise Refusal(f"{where}: parameter {name!r} has {wrong}; convert the checkpoint again")
             if array.dtype.name == "float8_e4m3fn" and has_nan(array):
                 raise Refusal(f"{where}: parameter {name!r} holds NaN; convert the checkpoint again")
             return array.astype(kind, copy=False)
@@ -173,37 +168,33 @@ def _require_shapes(where: str, stored_shapes: dict[str, tuple[int, ...]], expec
             )
 
 
-def _require_beside(where: str, name: str, array: np.ndarray, expected: StoredArray):
-    """Raise a ``Refusal`` unless these can be the numbers of output channels, or an order of inputs."""
-    if expected.dtype == "float32":
-        if not (np.isfinite(array) & (array > 0)).all():
-            raise Refusal(
-                f"{where}: parameter {name!r} has a number that is not positive; convert the checkpoint again"
-            )
-    elif not ((array >= 0) & (array < expected.shape[0])).all():
-        raise Refusal(f"{where}: parameter {name!r} has an index that is no input; convert the checkpoint again")
+# ``Format.scales`` -> which numbers may be scales, and what others are.
+_SCALES: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
+    "positive": (lambda scales: np.isfinite(scales) & (scales > 0), "no positive number"),
+    "nonzero": (lambda scales: np.isfinite(scales) & (scales != 0), "0 or no number"),
+    "nonnegative": (lambda scales: scales >= 0, "negative or NaN"),
+}
 
 
-def _require_scales(where: str, name: str, array: np.ndarray, form: Format):
-    """Raise a ``Refusal`` unless these can be scales: of eight bits they are positive; of four bits any number but 0, and
-    beside them may be zeros; of MXFP4 they are bytes up to that of the largest scale."""
-    if form.kind == "mxfp4":
-        if (largest := array.max(initial=0)) > LARGEST_SCALE:
-            raise Refusal(
-                f"{where}: parameter {name!r} has the scale {largest}: expected at most {LARGEST_SCALE}; convert the "
-                "checkpoint again"
-            )
-        return
-    if form.kind == "nvfp4":
-        if has_nan(array) or (array.astype(np.float32) < 0).any():
-            raise Refusal(
-                f"{where}: parameter {name!r} has a scale that is negative or NaN; convert the checkpoint again"
-            )
-        return
-    scales = array[..., 0] if form.zeros else array
-    if not (np.isfinite(scales) & (scales != 0 if form.in_codes else scales > 0)).all():
-        what = "0 or no number" if form.in_codes else "no positive number"
-        raise Refusal(f"{where}: parameter {name!r} has a scale that is {what}; convert the checkpoint again")
-    codes = np.arange(17) if form.bits == 4 else np.arange(-128, 129)
-    if form.zeros and not np.isin(array[..., 1].astype(np.float32), codes).all():
-        raise Refusal(f"{where}: parameter {name!r} has a zero that is no code; convert the checkpoint again")
+def _wrong_numbers(part: str, array: np.ndarray, form: Format, length: int) -> str | None:
+    """What of an array of a quantised weight cannot be so, in words; None if all can, or they are the numbers themselves.
+
+    Args:
+      part: which array it is, a key of ``Format.arrays``.
+      array: a part of it.
+      form: the format of the weight.
+      length: of the whole array.
+    """
+    if part == "channel_scale" and not (np.isfinite(array) & (array > 0)).all():
+        return "a number that is not positive"
+    if part == "order" and not ((array >= 0) & (array < length)).all():
+        return "an index that is no input"
+    if part != "scale":
+        return None
+    if form.scales not in _SCALES:  # powers of two, up to that of the largest scale
+        largest, most = array.max(initial=0), form.largest_power
+        return f"the scale {largest}: expected at most {most}" if largest > most else None
+    (may_be, others), numbers = _SCALES[form.scales], array.astype(np.float32)
+    if not may_be(numbers[..., 0] if form.zeros else numbers).all():
+        return f"a scale that is {others}"
+    return "a zero that is no code" if form.zeros and not np.isin(numbers[..., 1], form.zero_codes).all() else None

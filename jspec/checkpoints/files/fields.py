@@ -3,6 +3,7 @@
 ``Fields`` also records which keys were asked for, so that a reader can name those of a file that nothing looked at."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,6 +82,18 @@ class Fields:
     def text(self, name: str, absent: Any = _REQUIRED) -> Any:
         """The string under ``name``."""
         return self._checked(name, absent, lambda v: isinstance(v, str), "a string")
+
+    def only(self, name: str, value: bool | float | str, why: str = ""):
+        """Raise a ``Refusal`` unless the key is absent or has this ``value``; ``why`` no other is read, for the message."""
+        read: Any
+        if isinstance(value, bool):
+            read, words = self.flag, str(value).lower()
+        elif isinstance(value, int):
+            read, words = functools.partial(self.integer, low=min(value, 1)), str(value)
+        else:
+            read, words = (self.text, repr(value)) if isinstance(value, str) else (self.number, f"{value:g}")
+        if read(name, value) != value:
+            raise self.refuse(name, f"{words}, {why}" if why else words)
 
     def nested(self, name: str) -> "Fields | None":
         """The object under ``name``; None if the key is missing, or its value null or empty."""

@@ -2,7 +2,9 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +31,10 @@ class Tensor(abc.ABC):
       path: the resolved path of its file.
       shape: its shape.
       dtype: its dtype on disk, a key of ``STORED_DTYPES``.
+      dequantizes: whether the files hold its values quantised, so that reading it dequantises them.
     """
+
+    dequantizes: ClassVar[bool] = False
 
     name: str
     file: str
@@ -58,3 +63,43 @@ class RangedTensor(Tensor):
 
     def read(self) -> np.ndarray:
         return self.read_part(())
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputedTensor(RangedTensor):
+    """A tensor that is computed from others whenever it is read.
+
+    Attributes:
+      values: returns the values of a part of it, by its index.
+      checked: what ``check`` calls; None if there is nothing to check.
+    """
+
+    values: Callable[[Index], np.ndarray]
+    checked: Callable[[], object] | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor, shape: tuple[int, ...], dtype: str, values, checked=None) -> "ComputedTensor":
+        """One with the name and the file of ``tensor``."""
+        return cls(tensor.name, tensor.file, tensor.path, shape, dtype, values, checked)
+
+    def check(self):
+        if self.checked is not None:
+            self.checked()
+
+    def read_part(self, index: Index) -> np.ndarray:
+        return self.values(index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived(Tensor):
+    """A tensor that was computed from one in the files, and whose ``values`` are in memory."""
+
+    values: np.ndarray
+
+    def read(self) -> np.ndarray:
+        return self.values
+
+
+def derived(origin: Tensor, values: np.ndarray) -> Derived:
+    """A tensor with these ``values`` and with name and file of ``origin``, whose place it takes."""
+    return Derived(origin.name, origin.file, origin.path, values.shape, values.dtype.name, values)

@@ -85,8 +85,8 @@ class HuggingFaceModel:
     def default_dtype(self) -> str:
         """The dtype of the parameters by default: ``exact_dtype``, and ``bfloat16`` beside weights in blocks that are kept
         or dequantised, because float32 would take four bytes where the files have one or less."""
-        in_blocks = self.layout.dequantized or self.layout.dequantized_instead is not None
-        return "bfloat16" if in_blocks else self.exact_dtype
+        is_small = self.layout.dequantized or self.layout.dequantized_instead is not None
+        return "bfloat16" if is_small else self.exact_dtype
 
     @property
     def has_float16(self) -> bool:
@@ -100,16 +100,13 @@ class HuggingFaceModel:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameter name -> shape of the whole parameter as it is stored, for all that the files hold: scales are left out
         if they are yet to be computed."""
-        shapes = self.config.param_shapes()
-        if not self.layout.holds_scales:
-            return shapes
-        return shapes | {name: array.shape for name, array in self._stored_arrays.items()}
+        return self.config.param_shapes() | {name: array.shape for name, array in self._kept.items()}
 
     @property
     def mistyped(self) -> dict[str, str]:
         """Tensor name -> the dtypes that its parameter can be made of, for tensors of another dtype."""
-        eight_bits = {name: kind.name for name, kind in self._kept.items() if kind.itemsize == 1 or kind == np.int32}
-        wanted = {name: eight_bits.get(self.table[name].param) for name in self._floats}
+        numbers = {name: array.dtype for name, array in self._kept.items() if array.dtype not in FLOAT_DTYPES}
+        wanted = {name: numbers.get(self.table[name].param) for name in self._floats}
         return {
             name: kind or f"one of {', '.join(FLOAT_DTYPES)}"
             for name, kind in wanted.items()
@@ -175,8 +172,8 @@ class HuggingFaceModel:
             in eight bits, and their scales, are as they are stored.
           index: which part of them, slices with steps of 1. Bytes of other parts are not read (``Tensor.read_part``).
         """
-        kept = self._kept
-        kind = kept[name] if name in kept else param_dtype(self.config, name, dtype)
+        kept = self._kept.get(name)
+        kind = param_dtype(self.config, name, dtype) if kept is None else STORED_DTYPES[kept.dtype]
         sizes = self.shapes[name]
         (start, stop), *others = bounds_of(index, sizes)
         shape = stop - start, *(end - begin for begin, end in others)
@@ -207,16 +204,9 @@ class HuggingFaceModel:
         return tensors
 
     @functools.cached_property
-    def _kept(self) -> dict[str, np.dtype]:
-        """Parameter name -> dtype, of the weights that the files hold in eight bits, and of their scales."""
-        if not self.layout.holds_scales:
-            return {}
-        return {name: STORED_DTYPES[array.dtype] for name, array in self._stored_arrays.items()}
-
-    @property
-    def _stored_arrays(self) -> dict[str, StoredArray]:
-        """Shape and dtype of the arrays of all quantised parameters, by their names."""
-        params = self.config.stored_params().values()
+    def _kept(self) -> dict[str, StoredArray]:
+        """Shape and dtype of the arrays of quantised parameters, by their names, if the files hold them so."""
+        params = self.config.stored_params().values() if self.layout.holds_scales else ()
         return {name: array for stored in params for name, array in stored.arrays.items()}
 
     @property

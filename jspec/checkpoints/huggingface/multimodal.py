@@ -10,6 +10,7 @@ from typing import Any
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.rope import KEYS, as_of_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +111,6 @@ _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "rope_theta"),
 )
-_ROPES = ("rope_scaling", "rope_parameters")
-_SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
 def wrapper_of(fields: Fields) -> str | None:
@@ -161,7 +160,7 @@ def text_fields(fields: Fields) -> Fields:
             raise text.refuse(key, f"{str(only).lower()}, which is what {name} computes")
     outer = {key: fields.raw[key] for key in _TOKENS if fields.raw.get(key) is not None}
     own = {key: value for key, value in text.raw.items() if value is not None or key not in wrapper.defaults}
-    own |= {key: _as_of_text(text, key) for key in _ROPES if text.raw.get(key)}
+    own |= {key: as_of_text(rope) for key in KEYS if (rope := text.nested(key)) is not None}
     tied = {_TIED: flag} if (flag := _tied(fields, text, wrapper)) is not None else {}
     raw = {**wrapper.defaults, **own, **outer, **tied, **wrapper.fixed, "architectures": [architecture]}
     return dataclasses.replace(text, raw=raw)
@@ -209,19 +208,6 @@ def _tied(fields: Fields, text: Fields, wrapper: Wrapper) -> bool | None:
     if fields.raw.get(_TIED) is None or wrapper.flat:
         return outer or inner if fields.raw.get(_TIED) is not None or text.raw.get(_TIED) is not None else None
     return outer
-
-
-def _as_of_text(text: Fields, key: str) -> dict[str, Any]:
-    """An object that describes a rotary embedding, as the text model alone has it.
-
-    Images and videos have three positions a token (``mrope``), each of which rotates some of the pairs of a head. The three
-    positions of a token of text are equal, so which pairs these are is of no account."""
-    rope = text.nested(key)
-    assert rope is not None
-    plain = {name: value for name, value in rope.raw.items() if name not in _SECTIONS}
-    for name in _SECTIONS:
-        rope.raw.get(name)  # known, so nobody is warned of it
-    return plain | {name: "default" for name in ("type", "rope_type") if plain.get(name) == "mrope"}
 
 
 def text_tensors(tensors: dict[str, Tensor], where: str) -> tuple[dict[str, Tensor], frozenset[str]]:

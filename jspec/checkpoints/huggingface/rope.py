@@ -15,6 +15,8 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.config import ROPE_KINDS, Rope
 
 DEFAULT_THETA = 10_000.0
+KEYS = ("rope_scaling", "rope_parameters")  # of the object, by older and by newer configs
+_SECTIONS = ("mrope_section", "mrope_interleaved")
 
 Ropes = dict[str, Any]  # fields of ``ModelConfig``
 Windows = tuple[int | None, ...]  # the attention window of each layer
@@ -127,6 +129,17 @@ def read_ropes_by_attention(
     return {"rope": full, "layer_ropes": tuple(full if window is None else local for window in windows)}
 
 
+def as_of_text(rope: Fields) -> dict[str, Any]:
+    """An object that describes a rotary embedding of texts and images, as it is for text alone.
+
+    Images and videos have three positions a token (``mrope``): time, height and width, each of which rotates some of the
+    pairs of a head. The three positions of a token of text are equal, so which pairs these are is of no account."""
+    for name in _SECTIONS:
+        rope.raw.get(name)  # known, so nobody is warned of it
+    plain = {name: value for name, value in rope.raw.items() if name not in _SECTIONS}
+    return plain | {name: "default" for name in ("type", "rope_type") if plain.get(name) == "mrope"}
+
+
 def rotated_layers(config: Fields, layers: int) -> tuple[bool, ...]:
     """Whether each layer rotates: as ``no_rope_layers`` lists it, in which 1 stands for a layer that does, or else all
     but every ``no_rope_layer_interval``-th."""
@@ -170,8 +183,7 @@ def read_rope(config: Fields, partial: bool = False) -> Rope:
     theta = scaling.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     for fields in () if partial else (scaling, config):
-        if fields.number("partial_rotary_factor", 1.0) != 1.0:
-            raise fields.refuse("partial_rotary_factor", "1, because this architecture rotates whole heads")
+        fields.only("partial_rotary_factor", 1.0, "because this architecture rotates whole heads")
     for layer_kind in ("full_attention", "sliding_attention"):
         if layer_kind in scaling.raw:
             raise scaling.refuse(layer_kind, "one rope for all layers")

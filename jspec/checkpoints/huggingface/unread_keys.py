@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.huggingface.rope import KEYS
 
 _TRAINING = """
     attention_dropout attn_pdrop aux_loss_alpha aux_loss_coef classifier_dropout dropout embd_dropout embd_pdrop
@@ -78,7 +79,6 @@ HARMLESS = frozenset(
     ).split()
 )
 HARMLESS_IN_ROPES = frozenset(_ROPE.split())
-_ROPES = ("rope_scaling", "rope_parameters")
 # Objects whose readers check them, or that describe what is not computed.
 _UNCHECKED = ("quantization_config", "compression_config", "speculators_config", "task_specific_params", "auto_map")
 _UNCHECKED += ("vision_config",)
@@ -122,5 +122,5 @@ def _unread(raw: Mapping[str, Any], path: str, asked: set[str], harmless: Contai
             if key not in harmless:
                 yield path + key
         elif isinstance(value, dict):
-            inside = HARMLESS_IN_ROPES if key in _ROPES else harmless
+            inside = HARMLESS_IN_ROPES if key in KEYS else harmless
             yield from _unread(value, f"{path}{key}.", asked, inside)

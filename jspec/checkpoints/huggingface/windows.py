@@ -77,6 +77,16 @@ def read_windows(fields: Fields, layers: int, slides: Slides, switch: bool, list
     return windows
 
 
+def listed_kinds(fields: Fields, layers: int, *known: str) -> list[str] | None:
+    """The kind of each layer, one of two ``known``, as the key ``layer_types`` lists them; None if there is no such key."""
+    kinds = fields.raw.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(k, str) and k in known for k in kinds):
+        raise fields.refuse("layer_types", f"{layers} entries, each {' or '.join(known)}")
+    return kinds
+
+
 def listed_windows(fields: Fields, window: int | None, layers: int) -> Windows:
     """The attention window of each layer, as the key ``layer_types`` lists them.
 
@@ -88,10 +98,8 @@ def listed_windows(fields: Fields, window: int | None, layers: int) -> Windows:
     Returns:
       ``window`` for a ``sliding_attention`` layer, None for a ``full_attention`` layer.
     """
-    kinds = fields.raw["layer_types"]
     known = {"full_attention": None, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(k, str) and k in known for k in kinds):
-        raise fields.refuse("layer_types", f"{layers} entries, each full_attention or sliding_attention")
+    kinds = listed_kinds(fields, layers, *known) or []
     if window is None and "sliding_attention" in kinds:
         raise fields.refuse("layer_types", "a sliding_window for its sliding_attention layers, and its use switched on")
     return tuple(known[kind] for kind in kinds)

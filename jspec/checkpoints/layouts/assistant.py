@@ -10,10 +10,10 @@ import numpy as np
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.files.tensor import Tensor, derived
 from jspec.checkpoints.huggingface.config import model_config
 from jspec.checkpoints.layouts.format import CheckpointFormat, architectures
-from jspec.checkpoints.tensors.layout import Layout, derived
+from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, tensor_table
 from jspec.config.heads import AssistantConfig
 

@@ -39,8 +39,8 @@ def given_aux_layers(settings: Settings, convention: str | None, least: int = 0)
     """
     either, outputs = settings.object_with(IDS), settings.object_with(OUTPUT_IDS)
     others, ids = either.raw.get(IDS), outputs.raw.get(OUTPUT_IDS)
-    if (holder := settings.object_with(OTHER_IDS)).raw.get(OTHER_IDS) is not None:
-        raise holder.refuse(OTHER_IDS, f"none; rename it {IDS}, and say with aux_convention what it means")
+    if settings.object_with(OTHER_IDS).raw.get(OTHER_IDS) is not None:
+        raise settings.refuse(OTHER_IDS, f"none; rename it {IDS}, and say with aux_convention what it means")
     if ids is None:
         return _by_convention(either, convention)
     aux_layers = listed_after(settings, OUTPUT_IDS, shift=1, least=least)
@@ -103,7 +103,7 @@ def listed_after(settings: Settings, key: str, shift: int, least: int) -> tuple[
       shift: what is added to each id.
       least: the smallest id.
     """
-    holder, count = settings.object_with(key), settings.object_with(LAYERS).integer(LAYERS, None)
+    holder, count = settings.object_with(key), settings.integer(LAYERS, None)
     ids: Any = holder.raw.get(key)
     if not isinstance(ids, list) or not ids or not all(is_int(i) and i >= least for i in ids):
         raise holder.refuse(key, f"a list of layer ids of at least {least}")

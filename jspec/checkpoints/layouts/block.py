@@ -36,7 +36,6 @@ from jspec.checkpoints.layouts.block_settings import (
     refuse_mask_embedding,
     require_supported,
     said_of_anchor,
-    settings_of,
 )
 from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.checkpoints.layouts.format import CheckpointFormat, architectures, refuse_gemma
@@ -60,14 +59,14 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     """
     refuse_mask_embedding(folder)
     refuse_gemma(fields)
-    settings = settings_of(fields)
+    settings = Settings.of(fields, DFLASH)
     anchor_first = said_of_anchor(settings)
     if anchor_first is None:
         anchor_first = "dspark" in architectures(fields) or projector(settings) == "dspark"
     layers = _layers(fields, tensors)
     aux_layers = given_aux_layers(settings, options.aux_convention, least=-1)
     if aux_layers is None:
-        raise settings.object_with(OUTPUT_IDS).refuse(OUTPUT_IDS, "a list of layer ids of at least -1")
+        raise settings.refuse(OUTPUT_IDS, "a list of layer ids of at least -1")
     own = read_sizes(settings, tensors, layers.hidden_size, None) if is_dflash2(fields, settings, tensors) else {}
     layout = build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows), own)
     _warn_of_unknown_class(fields, layout.label)
@@ -116,7 +115,7 @@ def build(
         draft_vocab_size=_draft_vocab_size(settings, tensors, layers.vocab_size),
         target_hidden_size=_target_size(top, tensors, len(aux_layers)),
         aux_layers=aux_layers,
-        block_size=settings.object_with("block_size").integer("block_size"),
+        block_size=settings.integer("block_size"),
         mask_token_id=settings.mask_token(layers.vocab_size, options.mask_token_id),
         anchor_first=anchor_first,
         causal=causal,
@@ -140,8 +139,7 @@ def _label(config: BlockConfig) -> str:
 def _layers(fields: Fields, tensors: dict[str, Tensor]):
     """The config of the layers, of which the files hold as many as config.json says."""
     count = num_numbered_layers(tensors)
-    if fields.integer("num_hidden_layers", count) != count:
-        raise fields.refuse("num_hidden_layers", f"{count}, as many layers as the files hold tensors of")
+    fields.only("num_hidden_layers", count, "as many layers as the files hold tensors of")
     return read_layers(fields, tensors, "layers.0.", bias_key="attention_bias")
 
 
@@ -161,32 +159,27 @@ def _target_size(top: Fields, tensors: dict[str, Tensor], count: int) -> int:
 
 def _draft_vocab_size(settings: Settings, tensors: dict[str, Tensor], vocab_size: int) -> int:
     """Vd: the rows of the head's own output head, or else the target's vocabulary."""
-    key, weight = "draft_vocab_size", tensors.get(OUTPUT_HEAD)
-    holder = settings.object_with(key)
+    weight = tensors.get(OUTPUT_HEAD)
     Vd = vocab_size if weight is None else weight.shape[0]
-    if holder.integer(key, Vd) != Vd:
-        raise holder.refuse(key, f"{Vd}, the output channels of the output head")
+    settings.only("draft_vocab_size", Vd, "the output channels of the output head")
     return Vd
 
 
 def _markov(settings: Settings, tensors: dict[str, Tensor]) -> tuple[str | None, int]:
     """The kind of the Markov head and its rank; (None, 0) if the files hold none."""
-    holder = settings.object_with("markov_rank")
     weight = tensors.get(MARKOV)
     rank = 0 if weight is None else weight.shape[-1]
-    if holder.integer("markov_rank", rank, low=0) != rank:
+    if settings.integer("markov_rank", rank, low=0) != rank:
         expected = "0 or none, because the files hold no Markov head" if not rank else f"{rank}, the width of {MARKOV}"
-        raise holder.refuse("markov_rank", expected)
+        raise settings.refuse("markov_rank", expected)
     if not rank:
         return None, 0
-    holder = settings.object_with("markov_head_type")
-    kind = holder.text("markov_head_type", "vanilla")
+    kind = settings.text("markov_head_type", "vanilla")
     extra = {"gated": "markov_head.gate_proj.weight", "rnn": "markov_head.joint_proj.weight"}
     for other, name in extra.items():
         if (name in tensors) != (kind == other):
-            raise holder.refuse(
-                "markov_head_type", f"{other!r}, because tensor {name!r} is there" if name in tensors else "vanilla"
-            )
+            expected = f"{other!r}, because tensor {name!r} is there" if name in tensors else "vanilla"
+            raise settings.refuse("markov_head_type", expected)
     return kind, rank
 
 

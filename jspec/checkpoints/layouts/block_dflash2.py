@@ -32,7 +32,7 @@ DEFAULT_CANDIDATES = 16  # of the class in the speculators package
 def is_dflash2(fields: Fields, settings: Settings, names: Collection[str]) -> bool:
     """Whether class, type, settings or tensors are those of a DFlash2 head."""
     named = KIND in architectures(fields) or fields.raw.get("speculators_model_type") == KIND
-    said = any(settings.object_with(key).integer(key, 0, low=0) for key in (TAPS, GROUP, RANK, CANDIDATES))
+    said = any(settings.integer(key, 0, low=0) for key in (TAPS, GROUP, RANK, CANDIDATES))
     return named or said or BASE in names or CODEBOOK in names
 
 
@@ -64,12 +64,10 @@ def read_sizes(
 
 def _size(settings: Settings, key: str, shown: int | None, tensor: str, absent: int | None = None) -> int:
     """The size under ``key``, which has to be that of ``tensor`` where this shows it; ``absent`` if there is neither."""
-    holder = settings.object_with(key)
-    default = absent if shown is None else shown
-    size = holder.integer(key) if default is None else holder.integer(key, default)
-    if shown is not None and size != shown:
-        raise holder.refuse(key, f"{shown}, because of the shape of tensor {tensor!r}")
-    return size
+    if shown is not None:
+        settings.only(key, shown, f"because of the shape of tensor {tensor!r}")
+        return shown
+    return settings.integer(key) if absent is None else settings.integer(key, absent)
 
 
 def size_fields(config: BlockConfig) -> dict[str, Any]:

@@ -5,7 +5,6 @@ are not supported, are refused, because ignoring them would only show in how man
 
 from collections.abc import Sequence
 
-from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.layouts.eagle3_settings import Settings
@@ -34,12 +33,6 @@ _FIXED: tuple[tuple[str, float | bool | None], ...] = (
 )
 
 
-def settings_of(fields: Fields) -> Settings:
-    """The objects of a block drafter's config.json that may hold settings."""
-    inner = fields.nested(DFLASH)
-    return Settings((inner, fields) if inner else (fields,))
-
-
 def refuse_mask_embedding(folder: Folder):
     """Raise a ``Refusal`` if a file beside the weights replaces the embedding of the mask token, as in MiMo's heads."""
     if folder.has(MASK_EMBEDDING):
@@ -58,9 +51,9 @@ def said_of_anchor(settings: Settings) -> bool | None:
 
 def projector(settings: Settings) -> str | None:
     """SpecForge's name for the kind of draft head, ``dflash`` or ``dspark``; None if config.json lacks it."""
-    kind = (holder := settings.object_with("projector_type")).text("projector_type", None)
+    kind = settings.text("projector_type", None)
     if kind not in (None, "dflash", "dspark"):
-        raise holder.refuse("projector_type", "'dflash' or 'dspark', because no other draft heads are supported")
+        raise settings.refuse("projector_type", "'dflash' or 'dspark', because no other draft heads are supported")
     return kind
 
 
@@ -81,16 +74,12 @@ def require_supported(settings: Settings, windows: Sequence[int | None], anchor_
     """
     settings.require_fixed(_FIXED)
     projector(settings)
-    holder = settings.object_with("shift_label")  # of SpecForge's Domino heads
-    label = holder.flag("shift_label", anchor_first)
-    if label != anchor_first:
-        drafts = "drafts" if anchor_first else "does not draft"
-        said = f"the anchor's slot {drafts} unless {ANCHOR_KEYS[0]} says otherwise"
-        raise holder.refuse("shift_label", f"{str(anchor_first).lower()}, because {said}")
-    holder = settings.object_with("use_swa")
-    if holder.flag("use_swa") and not any(windows):
-        raise holder.refuse("use_swa", "false, because no layer has a window; else say which in layer_types")
-    holder = settings.object_with("swa_window_size")
-    size, widths = holder.integer("swa_window_size", None, low=0), {window for window in windows if window is not None}
+    drafts = "drafts" if anchor_first else "does not draft"
+    unless = f"because the anchor's slot {drafts} unless {ANCHOR_KEYS[0]} says otherwise"
+    settings.only("shift_label", anchor_first, unless)  # of SpecForge's Domino heads
+    widths = {window for window in windows if window is not None}
+    if settings.object_with("use_swa").flag("use_swa") and not widths:
+        raise settings.refuse("use_swa", "false, because no layer has a window; else say which in layer_types")
+    size = settings.integer("swa_window_size", None, low=0)
     if size is not None and widths and {size} != widths:
-        raise holder.refuse("swa_window_size", f"{max(widths)}, the sliding_window of the layers")
+        raise settings.refuse("swa_window_size", f"{max(widths)}, the sliding_window of the layers")

@@ -15,7 +15,7 @@ from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.layouts import block
 from jspec.checkpoints.layouts.aux_layers import listed_after
 from jspec.checkpoints.layouts.block_dflash2 import CLASS, DEFAULT_CANDIDATES, KIND, is_dflash2, read_sizes, size_fields
-from jspec.checkpoints.layouts.block_settings import ANCHOR_KEYS, refuse_mask_embedding, said_of_anchor, settings_of
+from jspec.checkpoints.layouts.block_settings import ANCHOR_KEYS, DFLASH, refuse_mask_embedding, said_of_anchor
 from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.layouts.layers import read_layers
@@ -45,7 +45,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
       Refusal: config.json and the tensors contradict each other, or a setting is not supported.
     """
     refuse_mask_embedding(folder)
-    settings = settings_of(fields)
+    settings = Settings.of(fields, DFLASH)
     layers = read_layers(layers_of(fields, tensors), tensors, "layers.0.", bias_key="attention_bias")
     dflash2 = is_dflash2(fields, settings, tensors)
     if dflash2 and fields.raw.get(TYPE) != KIND:

@@ -53,8 +53,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
         whose meaning ``options`` has to say and does not.
     """
     refuse_gemma(fields)
-    inner = fields.nested("eagle_config")
-    settings = Settings((inner, fields) if inner else (fields,))
+    settings = Settings.of(fields, "eagle_config")
     aux_layers = given_aux_layers(settings, options.aux_convention)
     norm_output = norm_meaning(fields, settings.object_with(NORM_KEY), options.norm_output, tensors)
     norm = final_norm(settings, tensors, norm_output)
@@ -110,7 +109,7 @@ def build(
     _require_supported(fields, settings, tensors)
     first = "midlayer." if any(name.startswith("midlayer.") for name in tensors) else "layers.0."
     layers = read_layers(fields, tensors, first, bias_key="attention_bias")
-    target_size = settings.object_with("target_hidden_size").integer("target_hidden_size", layers.hidden_size)
+    target_size = settings.integer("target_hidden_size", layers.hidden_size)
     num_aux_layers = _num_aux_layers(settings, tensors, target_size, aux_layers)
     old = f"{OLD_AUX_NORMS[0]}.weight" in tensors
     norm_key, aux_norm = ("use_aux_norm", OLD_AUX_NORMS[0]) if old else ("fc_norm", "fc_norm.0")
@@ -125,10 +124,8 @@ def build(
         target_hidden_size=target_size,
         num_aux_layers=num_aux_layers,
         aux_layers=aux_layers if num_aux_layers else None,
-        norm_before_fuse=has_tensor(
-            settings.object_with("norm_before_fc"), "norm_before_fc", "input_norm.weight", tensors
-        ),
-        norm_each_aux=has_tensor(settings.object_with(norm_key), norm_key, f"{aux_norm}.weight", tensors),
+        norm_before_fuse=has_tensor(settings, "norm_before_fc", "input_norm.weight", tensors),
+        norm_each_aux=has_tensor(settings, norm_key, f"{aux_norm}.weight", tensors),
         norm_before_residual=settings.object_with("norm_before_residual").flag("norm_before_residual"),
         norm_output=norm.recycled,
         norm_before_head=norm.before_head,
@@ -188,10 +185,8 @@ def _num_aux_layers(
     count = width // target_size
     if aux_layers is not None and len(aux_layers) != count:
         expected = f"{count} different layer ids, because 'fc.weight' fuses {count} hidden states"
-        raise settings.object_with(key := aux_ids_key(settings)).refuse(key, expected)
-    holder = settings.object_with(stated := "num_aux_hidden_states")
-    if holder.integer(stated, count) != count:
-        raise holder.refuse(stated, f"{count}, as 'fc.weight' has")
+        raise settings.refuse(aux_ids_key(settings), expected)
+    settings.only("num_aux_hidden_states", count, "as 'fc.weight' has")
     return count
 
 
@@ -201,8 +196,8 @@ def _fuse_bias(settings: Settings, tensors: Iterable[str]) -> bool:
     A key ``bias: true`` without the tensor is accepted: it is left over from an EAGLE config, and the authors' EAGLE-3
     class does not read it."""
     holder, present = settings.object_with("bias"), "fc.bias" in tensors
-    if present and not holder.flag("bias", True):
-        raise holder.refuse("bias", "true, because tensor 'fc.bias' is there")
+    if present:
+        holder.only("bias", True, "because tensor 'fc.bias' is there")
     return present
 
 
@@ -210,13 +205,11 @@ def _draft_vocab_size(settings: Settings, tensors: dict[str, Tensor], vocab_size
     """The size Vd of the draft vocabulary: the number of output channels of the draft head's own output head.
 
     A draft head that uses the target's output head has the target's vocabulary, unless config.json says otherwise."""
-    key = "draft_vocab_size"
-    holder, weight = settings.object_with(key), tensors.get(OUTPUT_HEAD)
-    Vd = holder.integer(key, vocab_size) if weight is None else weight.shape[0]
-    if holder.integer(key, Vd) != Vd:
-        raise holder.refuse(key, f"{Vd}, the output channels of {OUTPUT_HEAD}")
+    key, weight = "draft_vocab_size", tensors.get(OUTPUT_HEAD)
+    Vd = settings.integer(key, vocab_size) if weight is None else weight.shape[0]
+    settings.only(key, Vd, f"the output channels of {OUTPUT_HEAD}")
     if Vd > vocab_size:
-        raise holder.refuse(key, f"at most {vocab_size}, the target's vocabulary")
+        raise settings.refuse(key, f"at most {vocab_size}, the target's vocabulary")
     return Vd
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
@@ -36,9 +36,28 @@ class Settings:
 
     objects: tuple[Fields, ...]
 
+    @classmethod
+    def of(cls, fields: Fields, nested: str | None = None) -> "Settings":
+        """Those of a config.json, at the top or, before that, in the object ``nested``."""
+        inner = None if nested is None else fields.nested(nested)
+        return cls((inner, fields) if inner else (fields,))
+
     def object_with(self, key: str) -> Fields:
         """The first object that has ``key``; the top level if none has it."""
         return next((holder for holder in self.objects if holder.raw.get(key) is not None), self.objects[-1])
+
+    def integer(self, key: str, *absent: int | None, low: int = 1) -> Any:
+        """As ``Fields.integer`` of the object with ``key``; likewise the next three."""
+        return self.object_with(key).integer(key, *absent, low=low)
+
+    def text(self, key: str, *absent: str | None) -> Any:
+        return self.object_with(key).text(key, *absent)
+
+    def only(self, key: str, value: bool | float | str, why: str):
+        self.object_with(key).only(key, value, why)
+
+    def refuse(self, key: str, expected: str) -> Refusal:
+        return self.object_with(key).refuse(key, expected)
 
     def flag(self, *keys: str) -> bool | None:
         """The boolean that config.json has under any of ``keys``, in any object; None if it has none of them.

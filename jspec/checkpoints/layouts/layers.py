@@ -10,7 +10,9 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.config import model_config, sizes
+from jspec.checkpoints.huggingface.rope import KEYS, as_of_text
 from jspec.checkpoints.huggingface.windows import from_a_layer_on, listed_windows
+from jspec.checkpoints.layouts.eagle3_settings import Settings
 from jspec.config import ModelConfig
 from jspec.config.heads import EagleConfig, MedusaConfig, MLPConfig, MTPConfig
 
@@ -21,13 +23,12 @@ _DECIDED_BY_TARGET = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
 _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
 _NUMBERED = re.compile(r"layers\.(\d{1,4})\.")
-_ROPES = ("rope_scaling", "rope_parameters")
 
 # model_type -> the transformers class whose defaults stand for absent keys. Any other model_type takes Llama's.
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
-def has_tensor(fields: Fields, key: str, tensor: str, tensors: Iterable[str]) -> bool:
+def has_tensor(fields: Fields | Settings, key: str, tensor: str, tensors: Iterable[str]) -> bool:
     """Whether ``tensor`` is among ``tensors``, after a check that config.json does not say otherwise.
 
     Example: ``has_tensor(fields, "bias", "fc.bias", tensors)`` is True if the files hold ``fc.bias``, and config.json
@@ -37,9 +38,7 @@ def has_tensor(fields: Fields, key: str, tensor: str, tensors: Iterable[str]) ->
       Refusal: the flag ``key`` of config.json contradicts the files.
     """
     present = tensor in tensors
-    if fields.flag(key, present) != present:
-        state = "there" if present else "missing"
-        raise fields.refuse(key, f"{str(present).lower()}, because tensor {tensor!r} is {state}")
+    fields.only(key, present, f"because tensor {tensor!r} is {'there' if present else 'missing'}")
     return present
 
 
@@ -64,7 +63,7 @@ def read_layers(fields: Fields, tensors: dict[str, Tensor], first: str, bias_key
     """
     family = _CLASSES.get(str(fields.raw.get("model_type")), "LlamaForCausalLM")
     own = {key: value for key, value in fields.raw.items() if key not in (*_DECIDED_BY_TARGET, *_WINDOWS)}
-    own |= {key: _for_text(fields, key) for key in _ROPES if key in own}
+    own |= {key: _for_text(fields, key) for key in KEYS if key in own}
     try:
         config = model_config(dataclasses.replace(fields, raw=own), family)
         if config.activation != "silu":
@@ -86,19 +85,14 @@ def read_layers(fields: Fields, tensors: dict[str, Tensor], first: str, bias_key
 
 
 def _for_text(fields: Fields, key: str) -> Any:
-    """The rope under ``key`` as it is for text.
-
-    The heads of Qwen-VL models repeat their ``mrope``, which rotates by three positions: time, height and width. These are
-    equal for text, so that it is a plain rope, however the pairs are divided among the three (``mrope_section``,
-    ``mrope_interleaved``)."""
+    """The rope under ``key`` as it is for text; the heads of Qwen-VL models repeat that of their model, ``mrope``."""
     scaling = fields.nested(key)
     if scaling is None:
         return fields.raw[key]
     scaling.flag("mrope_interleaved")
     if scaling.raw.get("mrope_section") is not None:
         scaling.numbers("mrope_section")
-    plain = {name: value for name, value in scaling.raw.items() if name not in ("mrope_section", "mrope_interleaved")}
-    return plain | {name: "default" for name in ("rope_type", "type") if plain.get(name) == "mrope"}
+    return as_of_text(scaling)
 
 
 def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:

@@ -21,11 +21,11 @@ import numpy as np
 from jspec._validation import require
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import STORED_DTYPES, Tensor
+from jspec.checkpoints.files.tensor import STORED_DTYPES, Tensor, derived
 from jspec.checkpoints.huggingface.weights import MEDUSA
 from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.layouts.layers import refuse_draft_vocabulary
-from jspec.checkpoints.tensors.layout import Layout, derived
+from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import Placement, tensor_table
 from jspec.config.heads import MedusaConfig
 
@@ -57,8 +57,7 @@ def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     if not blocks:
         raise Refusal(f"{fields.where}: describes Medusa heads, but the files hold none of their residual blocks")
     depth = 1 + max(block for _, block in blocks)
-    if fields.integer("medusa_num_layers", depth) != depth:
-        raise fields.refuse("medusa_num_layers", f"{depth}, as many blocks as the tensors of a Medusa head")
+    fields.only("medusa_num_layers", depth, "as many blocks as the tensors of a Medusa head")
     output = tensors.get("lm_heads.0.weight" if vllm else f"0.{depth}.weight")
     config = MedusaConfig(
         vocab_size=fields.integer("vocab_size", None) if output is None else output.shape[0],
@@ -67,8 +66,8 @@ def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
         num_blocks=depth,
         own_head=output is not None,
     )
-    if output is not None and fields.integer("vocab_size", config.vocab_size) != config.vocab_size:
-        raise fields.refuse("vocab_size", f"{config.vocab_size}, the output channels of the output heads")
+    if output is not None:
+        fields.only("vocab_size", output.shape[0], "the output channels of the output heads")
     if fields.integer("truncated_vocab_size", config.vocab_size) != config.vocab_size:
         expected = f"{config.vocab_size}, the whole vocabulary: Medusa heads that cut it are not supported"
         raise fields.refuse("truncated_vocab_size", expected)

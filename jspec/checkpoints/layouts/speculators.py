@@ -69,12 +69,13 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
         )
     if kind == "eagle3" and MASK in tensors:
         raise fields.refuse(TYPE, f"'peagle', because tensor {MASK!r} is there")
+    settings = Settings.of(fields)
     layout = eagle3.build(
         layers_of(fields, tensors),
-        Settings((fields,)),
+        settings,
         tensors,
-        given_aux_layers(Settings((fields,)), "input_of"),
-        final_norm(Settings((fields,)), tensors, "recycled"),
+        given_aux_layers(settings, "input_of"),
+        final_norm(settings, tensors, "recycled"),
         parallel=kind == "peagle",
         mask_token_id=options.mask_token_id,
     )
@@ -95,9 +96,7 @@ def _eagle(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
             "layernorms",
             "false: with norms around the layer, the format does not say whether a normed state is fed back",
         )
-    layer = "LlamaDecoderLayer"
-    if fields.text("transformer_layer_architecture", layer) != layer:
-        raise fields.refuse("transformer_layer_architecture", f"{layer!r}")
+    fields.only("transformer_layer_architecture", "LlamaDecoderLayer")
     native = {_native_name(name): tensor for name, tensor in tensors.items()}
     layers = layers_of(fields, native, absent="llama")
     layers = dataclasses.replace(layers, raw={**layers.raw, "num_hidden_layers": 1})  # this type has one layer

@@ -10,8 +10,7 @@ Example: a draft vocabulary of tokens 0, 3 and 4 of a target with V = 5 has ``d2
 import numpy as np
 
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.tensors.layout import Derived, derived
+from jspec.checkpoints.files.tensor import Derived, Tensor, derived
 
 D2T, T2D = "d2t", "t2d"
 MAX_VOCABULARY = 2**24  # no tokenizer has more; bounds the work that a hostile config can ask for

@@ -109,10 +109,8 @@ def _inner_config(fields: Fields, names: Iterable[str]) -> Fields:
     merged = {**inner.raw, **{key: value for key, value in fields.raw.items() if key not in own}}
     inside = dataclasses.replace(fields, raw=merged)
     for key, only in _WRAPPER_FIXED:
-        if inside.flag(key, only) != only:
-            raise inside.refuse(key, f"{str(only).lower()}, the one value that is supported")
+        inside.only(key, only, "the one value that is supported")
     has_tensor(fields, "eagle_fc_bias", "fc.bias", names)
     V = inside.integer("vocab_size")
-    if fields.integer("truncated_vocab_size", V) != V:
-        raise fields.refuse("truncated_vocab_size", f"{V}, the whole vocabulary: a token_map is not supported")
+    fields.only("truncated_vocab_size", V, "the whole vocabulary: a token_map is not supported")
     return inside

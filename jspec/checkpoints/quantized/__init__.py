@@ -1,17 +1,8 @@
 """Weights that a checkpoint stores quantised: kept as they are stored where there is a kernel for them, else dequantised.
 
 ``jspec.checkpoints.quantized.stored_weights`` keeps those of language models for which there is a kernel. Each format has
-one file here, which ends with the function that reads its ``quantization_config``. These tensors ``<name>.*`` stand for the
-weight ``[out, in]`` of the linear map ``<name>``:
-
-| file | codes | zeros | scales |
-|---|---|---|---|
-| ``fp8`` | ``weight`` ``[out, in]``, float8_e4m3fn | | ``weight_scale_inv`` ``[ceil(out / height), ceil(in / width)]`` |
-| ``gptq`` | ``qweight`` ``[in / 8, out]`` | ``qzeros`` ``[groups, out / 8]`` | ``scales`` ``[groups, out]`` |
-| ``awq`` | ``qweight`` ``[in, out / 8]`` | ``qzeros`` ``[groups, out / 8]`` | ``scales`` ``[groups, out]`` |
-| ``packed`` | ``weight_packed`` ``[out, in / 8]`` | ``weight_zero_point`` ``[out / 8, groups]`` | ``weight_scale`` |
-| ``nvfp4`` | ``weight_packed`` or ``weight`` ``[out, in / 2]`` | | ``weight_scale`` ``[out, in / 16]``, and one number |
-| ``mxfp4`` | ``weight_packed`` ``[out, in / 2]`` | | ``weight_scale`` ``[out, in / 32]``, uint8 |
+one file here, which says which tensors ``<name>.*`` stand for the weight ``[out, in]`` of the linear map ``<name>``; it
+ends with the function that reads its ``quantization_config``.
 
 A number of the weight is the FP8 number times the scale of its block, or ``(code - zero) * scale`` of its group of input
 features; in NVFP4 and MXFP4 it is the number that a code stands for times the scale of its group. GPTQ may say which group
@@ -33,9 +24,7 @@ gptq.py                  GPTQ
 awq.py                   AWQ
 auto_round.py            AutoRound, whose tensors are those of GPTQ or AWQ
 packed.py                ``pack-quantized`` of compressed-tensors
-e2m1.py                  ``E2M1Weight``, the base class of weights in NVFP4 and MXFP4
-nvfp4.py                 NVFP4 of compressed-tensors and of NVIDIA Model Optimizer
-mxfp4.py                 MXFP4 of compressed-tensors
+e2m1.py                  NVFP4 of compressed-tensors and of NVIDIA Model Optimizer, and MXFP4 of compressed-tensors
 packed_codes.py          unpacks codes of four and eight bits
 dequantized_layout.py    replaces stored tensors by dequantised weights
 """

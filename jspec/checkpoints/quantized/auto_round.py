@@ -2,13 +2,12 @@
 
 ``packing_format`` says which. What it exports as GPTQ, AWQ or for llm-compressor says so under ``quant_method``."""
 
-from typing import Any
-
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.quantized.awq import AWQ
-from jspec.checkpoints.quantized.config_fields import INSTEAD, require_one_of
-from jspec.checkpoints.quantized.format import read_group_size, read_plain
+from jspec.checkpoints.quantized.config_fields import require_one_of
+from jspec.checkpoints.quantized.format import read_grouping, read_plain
 from jspec.checkpoints.quantized.gptq import GPTQ
+from jspec.quantization.formats import INSTEAD
 
 METHODS = ("auto-round", "auto_round", "intel/auto-round")
 _GPTQ, _AWQ = "auto_round:auto_gptq", "auto_round:auto_awq"
@@ -30,18 +29,17 @@ def read_auto_round(fields: Fields) -> GPTQ | AWQ:
     require_one_of(fields, "act_bits", 16, absent=16)
     symmetric = fields.flag("sym", True)
     _require_alike(fields)
-    plain, listed = read_plain(fields, "modules_to_not_convert")
-    about: dict[str, Any] = {
-        "plain": plain,
-        "key": listed,
-        "where": fields.where,
-        "bits": fields.raw["bits"],
-        "group_size": read_group_size(fields),
-        "group_key": f"{fields.prefix}group_size",
-    }
+    plain, grouping = read_plain(fields, "modules_to_not_convert"), read_grouping(fields)
     if packing == _AWQ:
-        return AWQ(**about)
-    return GPTQ(**about, ordered=False, less_one=_LESS_ONE[packing], symmetric=symmetric)
+        return AWQ(plain=plain, bits=4, grouping=grouping)
+    return GPTQ(
+        plain=plain,
+        bits=fields.raw["bits"],
+        grouping=grouping,
+        ordered=False,
+        less_one=_LESS_ONE[packing],
+        symmetric=symmetric,
+    )
 
 
 def _require_alike(fields: Fields):

@@ -6,9 +6,10 @@ import numpy as np
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.config_fields import INSTEAD, require_one_of
-from jspec.checkpoints.quantized.format import WeightTensors, read_group_size, read_plain, read_scales
+from jspec.checkpoints.quantized.config_fields import require_one_of
+from jspec.checkpoints.quantized.format import WeightTensors, read_grouping, read_plain, read_scales
 from jspec.checkpoints.quantized.packed_codes import CodesFormat, PackedCodes, each, in_words, unpacked
+from jspec.quantization.formats import INSTEAD
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the place of each code of a number among eight output channels, lowest bits first
 
@@ -62,9 +63,8 @@ class AWQ(CodesFormat):
         codes = parts.take(".qweight", (inputs, outputs // each(self.bits)), ("int32",))
         zeros = parts.take(".qzeros", (inputs // group, outputs // each(self.bits)), ("int32",))
         scales = parts.take(".scales", (inputs // group, outputs))
-        return AWQWeight(
-            name, codes.file, codes.path, shape, "float32", self.bits, self.group_size, scales, codes, zeros
-        )
+        about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
+        return AWQWeight(*about, scales, codes, zeros)
 
 
 def read_awq(fields: Fields) -> AWQ:
@@ -79,12 +79,4 @@ def read_awq(fields: Fields) -> AWQ:
     for key in ("version", "format", "checkpoint_format"):
         if fields.text(key, "gemm").lower() != "gemm":
             raise fields.refuse(key, f"'gemm', because weights lie in other orders elsewhere; {INSTEAD}")
-    plain, listed = read_plain(fields, "modules_to_not_convert")
-    return AWQ(
-        plain=plain,
-        key=listed,
-        where=fields.where,
-        bits=4,
-        group_size=read_group_size(fields),
-        group_key=f"{fields.prefix}group_size",
-    )
+    return AWQ(plain=read_plain(fields, "modules_to_not_convert"), bits=4, grouping=read_grouping(fields))

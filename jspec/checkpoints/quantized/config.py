@@ -12,17 +12,18 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized.auto_round import METHODS as AUTO_ROUND
 from jspec.checkpoints.quantized.auto_round import read_auto_round
 from jspec.checkpoints.quantized.awq import read_awq
-from jspec.checkpoints.quantized.config_fields import INSTEAD, read_modules, require_one_of
+from jspec.checkpoints.quantized.config_fields import read_modules, require_one_of
+from jspec.checkpoints.quantized.e2m1 import read_mxfp4_pack_quantized, read_nvfp4_pack_quantized
 from jspec.checkpoints.quantized.format import BlockFormat
 from jspec.checkpoints.quantized.fp8 import Scaled, read_compressed_blocks, read_fp8_blocks
 from jspec.checkpoints.quantized.gptq import read_gptq
 from jspec.checkpoints.quantized.model_optimizer import METHOD, read_model_optimizer
-from jspec.checkpoints.quantized.mxfp4 import read_mxfp4_pack_quantized
-from jspec.checkpoints.quantized.nvfp4 import read_nvfp4_pack_quantized
 from jspec.checkpoints.quantized.packed import read_pack_quantized
+from jspec.quantization.formats import INSTEAD
 
 KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
-# Formats of compressed-tensors with codes -> the function that reads the rest, of the whole and of what it says of weights.
+# Formats of compressed-tensors with codes -> the function that reads the rest of a ``quantization_config``, given the whole
+# and what it says of the weights of all linear maps. It raises a ``Refusal`` if something there is not read.
 IN_CODES: dict[str, Callable[[Fields, Fields], BlockFormat]] = {
     "pack-quantized": read_pack_quantized,
     "nvfp4-pack-quantized": read_nvfp4_pack_quantized,

@@ -9,13 +9,8 @@ from typing import Any
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
+from jspec.quantization.formats import INSTEAD
 
-INSTEAD = (
-    "of quantised checkpoints jspec reads FP8 (compressed-tensors float-quantized, fp8, modelopt), int8 (compressed-tensors "
-    "int-quantized), GPTQ, AWQ, AutoRound and compressed-tensors pack-quantized in four bits, NVFP4 (compressed-tensors, "
-    "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized) "
-    "and gpt-oss in MXFP4; else use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
-)
 # The names of modules are matched with regular expressions that a checkpoint brings. Only simple ones are taken, because
 # others can keep a matcher busy forever: its work grows with the power of how many repetitions and choices there are. What
 # is left of such patterns takes a few milliseconds for each name, and a checkpoint has thousands of names. Beginnings of

@@ -106,9 +106,9 @@ def require_some(replaced: Replaced, stored: BlockFormat | None):
 def _require_quantized(parts: WeightTensors, name: str, tensors: Mapping[str, Tensor], stored: BlockFormat):
     """Raise a ``Refusal`` if config.json or another tensor says that the weight ``name`` is not quantised."""
     part = next(iter(parts.tensors.values()))
-    if parts.module in stored.plain:
+    if parts.module in stored.plain.names:
         raise Refusal(
-            f"{stored.where}: {stored.key} says that {parts.module!r} is not quantised, but {part.file} holds "
+            f"{stored.where}: {stored.plain.key} says that {parts.module!r} is not quantised, but {part.file} holds "
             f"{part.name!r}; remove it there"
         )
     if name in tensors and WEIGHT not in parts.tensors:

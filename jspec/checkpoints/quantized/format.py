@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
@@ -11,69 +12,50 @@ import numpy as np
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import FLOAT_DTYPES, RangedTensor, Tensor
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, ComputedTensor, RangedTensor, Tensor
 from jspec.quantization.formats import Format
 
 MAX_BLOCK = 2**20  # no weight has more rows or columns
 
 
 class StoredParts(NamedTuple):
-    """A weight ``[out, in]`` as it is stored.
-
-    Attributes:
-      form: its format.
-      numbers: its numbers ``[out, in]``, or packed codes ``[out, 64 blocks]``.
-      scales: ``[out]``, ``[out, groups]`` or, with zeros, ``[out, groups, 2]``.
-      channel_scales: of NVFP4, ``[out, 2]``; else None.
-      order: int32 ``[in]``, which input of x each input is, where they are in another order; else None.
-    """
+    """A weight ``[out, in]`` as it is stored: its format, and its arrays by the keys of ``Format.arrays``."""
 
     form: Format
-    numbers: Tensor
-    scales: Tensor
-    channel_scales: Tensor | None = None
-    order: Tensor | None = None
+    arrays: Mapping[str, Tensor]
+
+    def having(self, **arrays: Tensor) -> "StoredParts":
+        """The same with these ``arrays`` besides, or in place of those of their names."""
+        return self._replace(arrays={**self.arrays, **arrays})
 
     def rows(self, part: Callable[[Tensor], Tensor]) -> "StoredParts":
         """Some of its output channels, those that ``part`` takes of a tensor."""
-        of_channels = None if self.channel_scales is None else part(self.channel_scales)
-        return self._replace(numbers=part(self.numbers), scales=part(self.scales), channel_scales=of_channels)
+        return self.having(**{name: part(array) for name, array in self.arrays.items() if name != "order"})
+
+
+class PlainModules(NamedTuple):
+    """The modules that config.json says are not quantised. Which others are not, the tensors in the files say.
+
+    Attributes:
+      names: their whole names.
+      key: the key that lists them, for messages.
+      where: the file, for messages.
+    """
+
+    names: frozenset[str]
+    key: str
+    where: str
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantizedTensor(RangedTensor):
     """The weight ``[out, in]`` of a linear map that the files hold quantised; ``read`` dequantises it to float32."""
 
+    dequantizes = True
+
     @abc.abstractmethod
     def stored(self) -> StoredParts | None:
         """The weight as it is stored; None if there is no kernel for it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Scales(Tensor):
-    """The scales of a weight ``[out, in]``, one for each output channel: of shape ``[out]``, and float32 when read.
-
-    Attributes:
-      tensor: the tensor in the files, with as many numbers, or with one that counts for all output channels.
-    """
-
-    tensor: Tensor
-
-    @classmethod
-    def of(cls, tensor: Tensor, channels: int) -> "Scales":
-        """Those that ``tensor`` has of ``channels`` output channels."""
-        return cls(tensor.name, tensor.file, tensor.path, (channels,), tensor.dtype, tensor)
-
-    def check(self):
-        read_scales(self.tensor)
-
-    def read(self) -> np.ndarray:
-        """The scales.
-
-        Raises:
-          Refusal: one of them is zero, negative, NaN or infinite.
-        """
-        return np.broadcast_to(read_scales(self.tensor).reshape(-1), self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,20 +107,24 @@ class BlockFormat(abc.ABC):
     Weights are dequantised while they are read, unless ``jspec.checkpoints.quantized.stored_weights`` keeps them.
 
     Attributes:
-      plain: names of modules that config.json says are not quantised. Which others are not, the tensors in the files say.
-      key: the key of config.json that lists them, for messages.
-      where: the file that says all this, for messages.
+      plain: the modules that are not quantised, by config.json.
       bits: of a number or code.
-      ends: the suffixes of the tensors from which a weight is computed.
+      ends: the suffixes of the tensors from which a weight is computed, those of numbers first.
       scale_end: that of the tensors of scales.
+      dtype: of the numbers, if they have the names that plain weights have; they are quantised if they have this dtype, or
+        there is a tensor with the last of ``ends``. If None, all tensors with these ends are of quantised weights.
     """
 
-    plain: frozenset[str]
-    key: str
-    where: str
+    plain: PlainModules
     bits: int
     ends: tuple[str, ...]
     scale_end: str = ".weight_scale"
+    dtype: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The file that says all this, for messages."""
+        return self.plain.where
 
     @property
     def bytes_each(self) -> str:
@@ -171,7 +157,10 @@ class BlockFormat(abc.ABC):
 
     def is_quantized(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether ``tensors``, some of the tensors of a linear map by the ends of their names, are those of this format."""
-        return bool(tensors)
+        numbers = tensors.get(self.ends[0])
+        if self.dtype is None:
+            return bool(tensors)
+        return self.ends[-1] in tensors or (numbers is not None and numbers.dtype == self.dtype)
 
     @property
     def note(self) -> str:
@@ -203,8 +192,18 @@ def read_scales(tensor: Tensor, signed: bool = False, index: Index = ()) -> np.n
     return values
 
 
-def read_plain(fields: Fields, *keys: str) -> tuple[frozenset[str], str]:
-    """The modules that config.json lists as not quantised, by their whole names, and the key of the list.
+def scales_of_channels(tensor: Tensor, channels: int) -> ComputedTensor:
+    """The scales of ``channels`` output channels, ``[channels]``, as ``read_scales`` reads those in the files: as many
+    numbers, or one that counts for all of them."""
+
+    def values(index: Index) -> np.ndarray:
+        return np.broadcast_to(read_scales(tensor).reshape(-1), channels)[index]
+
+    return ComputedTensor.of(tensor, (channels,), tensor.dtype, values, functools.partial(read_scales, tensor))
+
+
+def read_plain(fields: Fields, *keys: str) -> PlainModules:
+    """The modules that config.json lists as not quantised.
 
     Args:
       fields: the ``quantization_config``.
@@ -214,7 +213,7 @@ def read_plain(fields: Fields, *keys: str) -> tuple[frozenset[str], str]:
     listed = fields.raw.get(key) or []
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
         raise fields.refuse(key, "a list of module names")
-    return frozenset(listed), fields.prefix + key
+    return PlainModules(frozenset(listed), fields.prefix + key, fields.where)
 
 
 def read_block(fields: Fields, key: str) -> tuple[int, int]:
@@ -227,9 +226,16 @@ def read_block(fields: Fields, key: str) -> tuple[int, int]:
     return block[0], block[1]
 
 
-def read_group_size(fields: Fields) -> int:
-    """How many input features share a scale; -1 if all do."""
-    size = fields.integer("group_size", low=-1)
+class Grouping(NamedTuple):
+    """How many input features share a scale, ``size``, -1 if all do; and the ``key`` of config.json that says so."""
+
+    size: int
+    key: str
+
+
+def read_grouping(fields: Fields, *, of_all: bool = False) -> Grouping:
+    """The ``Grouping`` under ``group_size``, which is not asked if ``of_all`` input features share a scale."""
+    size = -1 if of_all else fields.integer("group_size", low=-1)
     if size == 0:
         raise fields.refuse("group_size", "a positive integer, or -1 for one group of all input features")
-    return size
+    return Grouping(size, f"{fields.prefix}group_size")

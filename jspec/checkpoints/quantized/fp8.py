@@ -10,44 +10,23 @@ import numpy as np
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.fp8_numbers import FP8Numbers
 from jspec.checkpoints.files.ranges import Index, bounds_of
-from jspec.checkpoints.files.tensor import RangedTensor, Tensor
+from jspec.checkpoints.files.tensor import ComputedTensor, Tensor
 from jspec.checkpoints.quantized.config_fields import Modules, require_one_of
 from jspec.checkpoints.quantized.format import (
     BlockFormat,
+    PlainModules,
     QuantizedTensor,
-    Scales,
     StoredParts,
     WeightTensors,
     read_block,
     read_plain,
     read_scales,
+    scales_of_channels,
 )
-from jspec.quantization.formats import GROUP, KINDS, num_groups
+from jspec.quantization.formats import GROUP, KINDS, Format, num_groups
 
 FP8 = "float8_e4m3fn"
 EVERY_LINEAR = Modules(frozenset(("Linear",)), (), "")
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupScales(RangedTensor):
-    """The scales of blocks, repeated for each output channel and each 128 inputs: float32 ``[out, ceil(in / 128)]``.
-
-    Attributes:
-      tensor: ``[ceil(out / height), ceil(in / width)]``, of any dtype of floats.
-      block: height and width of a block.
-    """
-
-    tensor: Tensor
-    block: tuple[int, int]
-
-    def check(self):
-        read_scales(self.tensor)
-
-    def read_part(self, index: Index) -> np.ndarray:
-        """``read()[index]``. All stored scales are read, which are few."""
-        (first, stop), (left, right) = bounds_of(index, self.shape)
-        rows, columns = np.arange(first, stop) // self.block[0], np.arange(left, right) * GROUP // self.block[1]
-        return read_scales(self.tensor)[rows[:, None], columns[None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +47,16 @@ class FP8BlockWeight(QuantizedTensor):
         """As ``QuantizedTensor.stored``; None unless blocks have whole groups of inputs."""
         if self.block[1] % GROUP:
             return None
-        scales, shape = self.scales, (self.shape[0], num_groups(self.shape[1]))
-        of_groups = GroupScales(scales.name, scales.file, scales.path, shape, "float32", scales, self.block)
-        return StoredParts(KINDS["fp8_block"], self.numbers, of_groups)
+        shape = self.shape[0], num_groups(self.shape[1])
+        of_groups = ComputedTensor.of(self.scales, shape, "float32", self.scales_of_groups, self.check)
+        return StoredParts(KINDS["fp8_block"], {"weight": self.numbers, "scale": of_groups})
+
+    def scales_of_groups(self, index: Index) -> np.ndarray:
+        """A part of the scales repeated for each output channel and each 128 inputs, float32 ``[out, ceil(in / 128)]``. All
+        stored scales are read, which are few."""
+        (first, stop), (left, right) = bounds_of(index, (self.shape[0], num_groups(self.shape[1])))
+        rows, columns = np.arange(first, stop) // self.block[0], np.arange(left, right) * GROUP // self.block[1]
+        return read_scales(self.scales)[rows[:, None], columns[None]]
 
     def check(self):
         read_scales(self.scales)
@@ -94,14 +80,13 @@ class FP8Blocks(BlockFormat):
     """
 
     bits: int = 8
+    ends: tuple[str, ...] = (".weight", ".weight_scale")
+    dtype: str | None = FP8
     block: tuple[int, int]
 
     @property
     def summary(self) -> str:
         return f"FP8 with a scale for each block of {self.block[0]} x {self.block[1]}"
-
-    def is_quantized(self, tensors) -> bool:
-        return self.scale_end in tensors or (".weight" in tensors and tensors[".weight"].dtype == FP8)
 
     def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
         return shape_of_numbers(parts)
@@ -120,16 +105,17 @@ class ScaledWeight(QuantizedTensor):
     """A weight ``[out, in]`` whose numbers are multiplied by the scales of their output channels.
 
     Attributes:
-      numbers: float8_e4m3fn or int8 ``[out, in]``.
+      form: ``fp8`` or ``int8``.
+      numbers: ``[out, in]``.
       scales: with a number for each output channel, or with one for all.
     """
 
+    form: Format
     numbers: Tensor
     scales: Tensor
 
     def stored(self) -> StoredParts:
-        form = KINDS["int8" if self.numbers.dtype == "int8" else "fp8"]
-        return StoredParts(form, self.numbers, Scales.of(self.scales, self.shape[0]))
+        return StoredParts(self.form, {"weight": self.numbers, "scale": scales_of_channels(self.scales, self.shape[0])})
 
     def check(self):
         read_scales(self.scales)
@@ -148,7 +134,7 @@ class Scaled(BlockFormat):
     dequantise it.
 
     Attributes:
-      quantization: ``fp8`` or ``int8``, the value of ``ModelConfig.quantization`` that the weights can be read as.
+      form: ``fp8`` or ``int8``, as which the weights can be kept.
       scales: whether there is a scale for each output ``channel``, or one for a whole ``tensor``.
       targets: which modules are quantised.
       ignored: which of these are not, after all.
@@ -156,7 +142,7 @@ class Scaled(BlockFormat):
 
     bits: int = 8
     ends: tuple[str, ...] = (".weight", ".weight_scale")
-    quantization: Literal["fp8", "int8"]
+    form: Format
     scales: Literal["channel", "tensor"]
     targets: Modules
     ignored: Modules
@@ -170,11 +156,11 @@ class Scaled(BlockFormat):
         targets: Modules = EVERY_LINEAR,
     ) -> "Scaled":
         """The format of these settings, in which the modules that ``ignored`` names are plain."""
+        form = KINDS[quantization]
         return Scaled(
-            plain=ignored.names - {"Linear"},
-            key=ignored.key,
-            where=where,
-            quantization=quantization,
+            plain=PlainModules(ignored.names - {"Linear"}, ignored.key, where),
+            form=form,
+            dtype=form.numbers,
             scales=scales,
             targets=targets,
             ignored=ignored,
@@ -185,40 +171,30 @@ class Scaled(BlockFormat):
         names = tuple(names)
         return self.targets.include(names) and not self.ignored.include(names)
 
+    def shapes_of_scales(self, channels: int) -> list[tuple[int, ...]]:
+        """The shapes that the tensor of scales of a weight with so many output channels may have, the usual one first."""
+        return [(channels, 1), (channels,)] if self.scales == "channel" else [(1,), (), (1, 1)]
+
     @property
     def summary(self) -> str:
-        kind = "FP8" if self.quantization == "fp8" else self.quantization
+        kind = {"fp8": "FP8"}.get(self.form.name, self.form.name)
         return f"{kind} with a scale for each {'output channel' if self.scales == 'channel' else 'weight'}"
-
-    @property
-    def _numbers(self) -> str:
-        return FP8 if self.quantization == "fp8" else self.quantization
-
-    def is_quantized(self, tensors) -> bool:
-        return ".weight_scale" in tensors or (".weight" in tensors and tensors[".weight"].dtype == self._numbers)
 
     def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
         return shape_of_numbers(parts)
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> ScaledWeight:
-        known = [(shape[0], 1), (shape[0],)] if self.scales == "channel" else [(1,), (), (1, 1)]
+        known = self.shapes_of_scales(shape[0])
         found = parts.tensors.get(".weight_scale")
-        stored = FP8Numbers.of(parts.take(".weight", shape, (self._numbers,)))
+        stored = FP8Numbers.of(parts.take(".weight", shape, (self.form.numbers,)))
         scales = parts.take(".weight_scale", found.shape if found is not None and found.shape in known else known[0])
-        return ScaledWeight(name, stored.file, stored.path, shape, "float32", stored, scales)
+        return ScaledWeight(name, stored.file, stored.path, shape, "float32", self.form, stored, scales)
 
 
 def shape_of_numbers(parts: WeightTensors) -> tuple[int, ...] | None:
     """The shape of a weight whose numbers are in one tensor of the same shape, as ``BlockFormat.shape`` returns it."""
     stored = parts.tensors.get(".weight")
     return None if stored is None else stored.shape
-
-
-def _blocks(
-    plain: frozenset[str], key: str, where: str, block: tuple[int, int], scale_end: str = ".weight_scale"
-) -> FP8Blocks:
-    ends = ".weight", scale_end
-    return FP8Blocks(plain=plain, key=key, where=where, ends=ends, scale_end=scale_end, block=block)
 
 
 def read_fp8_blocks(fields: Fields) -> FP8Blocks:
@@ -228,8 +204,9 @@ def read_fp8_blocks(fields: Fields) -> FP8Blocks:
       Refusal: it says something that is not read.
     """
     require_one_of(fields, "fmt", "e4m3", "float8_e4m3fn", absent="e4m3")
-    plain, key = read_plain(fields, "modules_to_not_convert", "ignored_layers")
-    return _blocks(plain, key, fields.where, read_block(fields, "weight_block_size"), ".weight_scale_inv")
+    plain, scales = read_plain(fields, "modules_to_not_convert", "ignored_layers"), ".weight_scale_inv"
+    block = read_block(fields, "weight_block_size")
+    return FP8Blocks(plain=plain, ends=(".weight", scales), scale_end=scales, block=block)
 
 
 def blocks_of_model_optimizer(fields: Fields, *lists: str) -> FP8Blocks:
@@ -239,8 +216,7 @@ def blocks_of_model_optimizer(fields: Fields, *lists: str) -> FP8Blocks:
       fields: the object that says so.
       lists: what the list of modules that are not quantised may be called.
     """
-    plain, key = read_plain(fields, *lists)
-    return _blocks(plain, key, fields.where, (128, 128))
+    return FP8Blocks(plain=read_plain(fields, *lists), block=(128, 128))
 
 
 def read_compressed_blocks(fields: Fields, weights: Fields) -> FP8Blocks:
@@ -253,5 +229,4 @@ def read_compressed_blocks(fields: Fields, weights: Fields) -> FP8Blocks:
     Raises:
       Refusal: the block is none.
     """
-    plain, key = read_plain(fields, "ignore")
-    return _blocks(plain, key, fields.where, read_block(weights, "block_structure"))
+    return FP8Blocks(plain=read_plain(fields, "ignore"), block=read_block(weights, "block_structure"))

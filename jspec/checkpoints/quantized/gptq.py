@@ -8,9 +8,10 @@ import numpy as np
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.config_fields import INSTEAD, require_one_of
-from jspec.checkpoints.quantized.format import WeightTensors, read_group_size, read_plain, read_scales
+from jspec.checkpoints.quantized.config_fields import require_one_of
+from jspec.checkpoints.quantized.format import WeightTensors, read_grouping, read_plain, read_scales
 from jspec.checkpoints.quantized.packed_codes import CodesFormat, PackedCodes, each, in_words, middle, unpacked
+from jspec.quantization.formats import INSTEAD
 
 _ONES = {4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}  # one in each code of an int32, by bits of a code
 
@@ -139,7 +140,7 @@ class GPTQ(CodesFormat):
         codes = parts.take(".qweight", (inputs // n, outputs), ("int32",))
         zeros = parts.take(".qzeros", (inputs // group, outputs // n), ("int32",))
         scales = parts.take(".scales", (inputs // group, outputs))
-        about = name, codes.file, codes.path, shape, "float32", self.bits, self.group_size
+        about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
         return GPTQWeight(*about, scales, codes, zeros, order, self.ordered, self.less_one, self.symmetric)
 
 
@@ -161,17 +162,11 @@ def read_gptq(fields: Fields) -> GPTQ:
     changed = [] if dynamic is None else [module for module in dynamic.raw if not module.startswith("-")]
     if dynamic is not None and changed:
         raise dynamic.refuse(changed[0], f"none, because all modules are quantised alike; {INSTEAD}")
-    plain, listed = read_plain(fields, "modules_to_not_convert")
-    size, ordered, less_one = read_group_size(fields), fields.flag("desc_act"), fields.raw.get(key) != "gptq_v2"
-    symmetric = fields.flag("sym", True)  # as in AutoGPTQ, GPTQModel and transformers
     return GPTQ(
-        plain=plain,
-        key=listed,
-        where=fields.where,
+        plain=read_plain(fields, "modules_to_not_convert"),
         bits=fields.raw["bits"],
-        group_size=size,
-        group_key=f"{fields.prefix}group_size",
-        ordered=ordered,
-        less_one=less_one,
-        symmetric=symmetric,
+        grouping=read_grouping(fields),
+        ordered=fields.flag("desc_act"),
+        less_one=fields.raw.get(key) != "gptq_v2",
+        symmetric=fields.flag("sym", True),  # as in AutoGPTQ, GPTQModel and transformers
     )

@@ -9,9 +9,10 @@ from typing import Any
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.quantized.config_fields import INSTEAD, Modules, read_modules
+from jspec.checkpoints.quantized.config_fields import Modules, read_modules
+from jspec.checkpoints.quantized.e2m1 import NVFP4, read_nvfp4_of_model_optimizer
 from jspec.checkpoints.quantized.fp8 import FP8Blocks, Scaled, blocks_of_model_optimizer
-from jspec.checkpoints.quantized.nvfp4 import NVFP4, read_nvfp4_of_model_optimizer
+from jspec.quantization.formats import INSTEAD
 
 METHOD, FILE, KEY = "modelopt", "hf_quant_config.json", "quantization_config"
 LISTS = ("exclude_modules", "ignore")  # of modules that are not quantised

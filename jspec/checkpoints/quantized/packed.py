@@ -8,7 +8,7 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
-from jspec.checkpoints.quantized.format import WeightTensors, read_group_size, read_plain, read_scales
+from jspec.checkpoints.quantized.format import WeightTensors, read_grouping, read_plain, read_scales
 from jspec.checkpoints.quantized.packed_codes import CodesFormat, PackedCodes, each, in_words, middle, unpacked
 
 ZEROS = ".weight_zero_point"  # how the name of a tensor of zeros ends
@@ -90,41 +90,25 @@ class PackQuantized(CodesFormat):
         if not self.symmetric:
             zeros = parts.take(ZEROS, (-(-outputs // each(self.bits)), groups), ("int32",))
         elif (extra := parts.tensors.get(ZEROS)) is not None:
-            key = self.group_key.replace("group_size", "symmetric")
+            key = self.grouping.key.replace("group_size", "symmetric")
             raise Refusal(
                 f"{parts.where}/{extra.file}: tensor {extra.name!r} is there, but {key}, which is true unless config.json "
                 "says otherwise, says that there are no zeros; set it to false if there are"
             )
-        return PackedWeight(
-            name, codes.file, codes.path, shape, "float32", self.bits, self.group_size, scales, codes, zeros, size
-        )
+        about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
+        return PackedWeight(*about, scales, codes, zeros, size)
 
 
 def read_pack_quantized(fields: Fields, weights: Fields) -> PackQuantized:
-    """The ``quantization_config`` of compressed-tensors with ``format: pack-quantized``.
-
-    Args:
-      fields: the whole of it.
-      weights: what it says of the weights of all linear maps.
-
-    Raises:
-      Refusal: it says something that is not read.
-    """
+    """The format ``pack-quantized`` of compressed-tensors; arguments and exceptions are those of ``IN_CODES``."""
     require_one_of(weights, "num_bits", 4, 8)
     require_one_of(weights, "type", "int", absent="int")
     require_one_of(weights, "dynamic", False, absent=False)
     require_one_of(weights, "actorder", False, "weight", "static", absent=False)
     require_one_of(weights, "strategy", "group", "channel")
-    size = read_group_size(weights) if weights.raw["strategy"] == "group" else -1
-    plain, listed = read_plain(fields, "ignore")
-    symmetric = weights.flag("symmetric", True)
-    bits, key = weights.raw["num_bits"], f"{weights.prefix}group_size"
     return PackQuantized(
-        plain=plain,
-        key=listed,
-        where=fields.where,
-        bits=bits,
-        group_size=size,
-        group_key=key,
-        symmetric=symmetric,
+        grouping=read_grouping(weights, of_all=weights.raw["strategy"] == "channel"),
+        plain=read_plain(fields, "ignore"),
+        bits=weights.raw["num_bits"],
+        symmetric=weights.flag("symmetric", True),
     )

@@ -3,6 +3,7 @@ features."""
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,11 +11,18 @@ import numpy as np
 
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import STORED_DTYPES, RangedTensor, Tensor
-from jspec.checkpoints.quantized.format import BlockFormat, Scales, StoredParts, WeightTensors, read_scales
-from jspec.checkpoints.quantized.stored_codes import ByteCodes, CodedTensor, InputOrder, RepackedCodes
+from jspec.checkpoints.files.tensor import STORED_DTYPES, ComputedTensor, Tensor
+from jspec.checkpoints.quantized.format import (
+    BlockFormat,
+    Grouping,
+    StoredParts,
+    WeightTensors,
+    read_scales,
+    scales_of_channels,
+)
+from jspec.checkpoints.quantized.stored_codes import CodedTensor, RepackedCodes
 from jspec.quantization.codes import BLOCK
-from jspec.quantization.formats import KINDS, SIZES, grouped
+from jspec.quantization.formats import KINDS, SIZES, StoredArray, grouped
 
 IN_WORDS = {4: "four", 8: "eight"}  # numbers of bits
 
@@ -97,19 +105,50 @@ class PackedCodes(CodedTensor):
         """As ``QuantizedTensor.stored``; None because of its groups or of the order of its inputs."""
         size, bits, scales = self.group_size, self.bits, self.scales
         group = None if size == -1 else size if size in SIZES else BLOCK
-        order, about = self.input_order(), (self.name, self.file, self.path)
+        order = self.input_order()
         even = order is None or np.array_equal(self.groups()[order], self.consecutive())
         if (group == BLOCK and size % BLOCK) or not even:
             return None
         form = grouped(bits, group, scales.dtype, self.has_zeros, order is not None)
-        codes = RepackedCodes.of(self, 0, self.shape[1]) if bits == 4 else ByteCodes(*about, self.shape, "int8", self)
+        codes = RepackedCodes.of(self, 0, self.shape[1])
+        if bits == 8:
+            codes = ComputedTensor.of(self, self.shape, "int8", self.byte_codes, self.check)
         if form == grouped(8, None, form.scale) and (read_scales(scales, True) > 0).all():
-            of_channels = Scales(*about, self.shape[:1], form.scale, scales)
-            return StoredParts(KINDS["int8"], codes, of_channels)  # as jspec stores it itself
-        repeats = 1 if group is None else size // group
-        of_groups = CodeScales(*about, form.arrays(self.shape)["scale"].shape, form.scale, self, repeats)
-        of_inputs = None if order is None else InputOrder(*about, order.shape, "int32", self)
-        return StoredParts(form, codes, of_groups, order=of_inputs)
+            parts = {"weight": codes, "scale": scales_of_channels(scales, self.shape[0])}
+            return StoredParts(KINDS["int8"], parts)  # as jspec stores it itself
+        scale = form.arrays(self.shape)["scale"]
+        of_groups = functools.partial(self.scales_of_groups, scale, 1 if group is None else size // group)
+        parts = {"weight": codes, "scale": ComputedTensor.of(self, scale.shape, scale.dtype, of_groups, self.check)}
+        if order is not None:
+            parts["order"] = ComputedTensor.of(self, order.shape, "int32", self.part_of_order)
+        return StoredParts(form, parts)
+
+    def part_of_order(self, index: Index) -> np.ndarray:
+        """A part of ``input_order()``, of a weight that has an order."""
+        order = self.input_order()
+        assert order is not None
+        return order[index]
+
+    def byte_codes(self, index: Index) -> np.ndarray:
+        """A part of the codes of eight bits less 128, int8 ``[out, in]``."""
+        outputs, inputs = (slice(*bound) for bound in bounds_of(index, self.shape))
+        return np.ascontiguousarray(self.codes_by_group(outputs, inputs).T ^ np.uint8(128)).view(np.int8)
+
+    def scales_of_groups(self, scale: StoredArray, repeats: int, index: Index) -> np.ndarray:
+        """A part of the scales of the groups, ``[out, groups]``, or of scales and zeros ``[out, groups, 2]``.
+
+        Args:
+          scale: shape and dtype of the whole, the dtype that of the files.
+          repeats: how many groups one of the files is: one of 256 inputs is two of 128.
+          index: of the part.
+        """
+        (first, stop), (left, right), *_ = bounds_of(index, scale.shape)
+        groups = slice(left // repeats, -(-right // repeats))
+        zeros, scales = self.of_groups(slice(first, stop), groups)
+        zeros = zeros.astype(np.float32) - (128 if self.bits == 8 else 0)
+        arrays = scales if len(scale.shape) == 2 else np.stack([scales, zeros], axis=-1)
+        found = np.repeat(arrays.swapaxes(0, 1), repeats, axis=1)[:, left - groups.start * repeats :]
+        return found[:, : right - left].astype(STORED_DTYPES[scale.dtype])
 
     def groups(self) -> np.ndarray:
         """The group of each input feature, int ``[in]``."""
@@ -120,43 +159,15 @@ class PackedCodes(CodedTensor):
         return np.arange(self.shape[1]) // self.group
 
 
-@dataclasses.dataclass(frozen=True)
-class CodeScales(RangedTensor):
-    """The scales of the groups of a weight in the dtype of the files, ``[out, groups]``, or scales and zeros ``[out, groups,
-    2]``.
-
-    Attributes:
-      stored: the weight in the files.
-      repeats: how many groups one of the files is: one of 256 inputs is two of 128.
-    """
-
-    stored: PackedCodes
-    repeats: int
-
-    def check(self):
-        self.stored.check()
-
-    def read_part(self, index: Index) -> np.ndarray:
-        (first, stop), (left, right), *_ = bounds_of(index, self.shape)
-        groups = slice(left // self.repeats, -(-right // self.repeats))
-        zeros, scales = self.stored.of_groups(slice(first, stop), groups)
-        zeros = zeros.astype(np.float32) - (128 if self.stored.bits == 8 else 0)
-        arrays = scales if len(self.shape) == 2 else np.stack([scales, zeros], axis=-1)
-        found = np.repeat(arrays.swapaxes(0, 1), self.repeats, axis=1)[:, left - groups.start * self.repeats :]
-        return found[:, : right - left].astype(STORED_DTYPES[self.dtype])
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodesFormat(BlockFormat):
     """How a checkpoint stores weights of four or eight bits.
 
     Attributes:
-      group_size: how many input features share a scale; -1 if all do.
-      group_key: the key of config.json that says so, for messages.
+      grouping: how many input features share a scale.
     """
 
-    group_size: int
-    group_key: str
+    grouping: Grouping
 
     @property
     def bits_in_words(self) -> str:
@@ -166,7 +177,7 @@ class CodesFormat(BlockFormat):
     @property
     def groups(self) -> str:
         """What has a scale, in words."""
-        return "output channel" if self.group_size == -1 else f"{self.group_size} input features"
+        return "output channel" if self.grouping.size == -1 else f"{self.grouping.size} input features"
 
     def group(self, inputs: int, parts: WeightTensors) -> int:
         """How many of the ``inputs`` input features of a linear map share a scale.
@@ -174,14 +185,13 @@ class CodesFormat(BlockFormat):
         Raises:
           Refusal: the groups would not have the same size.
         """
-        if self.group_size == -1:
-            return inputs
-        if inputs % self.group_size:
+        size = self.grouping.size
+        if size != -1 and inputs % size:
             raise Refusal(
-                f"{self.where}: {self.group_key}={self.group_size}: expected -1 or a divisor of {inputs}, the number of "
+                f"{self.where}: {self.grouping.key}={size}: expected -1 or a divisor of {inputs}, the number of "
                 f"input features of {parts.module!r}"
             )
-        return self.group_size
+        return inputs if size == -1 else size
 
 
 def in_words(part: slice, bits: int) -> tuple[slice, slice]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from jspec.checkpoints.files.fp8_numbers import FP8Numbers
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
-from jspec.checkpoints.quantized.config_fields import INSTEAD
-from jspec.checkpoints.quantized.format import BlockFormat, Scales
+from jspec.checkpoints.quantized.format import BlockFormat, scales_of_channels
 from jspec.checkpoints.quantized.fp8 import Scaled
 from jspec.checkpoints.tensors.layout import PREFIX, Layout
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, Placement, tensor_table
@@ -19,6 +18,7 @@ from jspec.checkpoints.tensors.parts import modules_of_parts
 from jspec.config import ModelConfig
 from jspec.config.model import count
 from jspec.config.tensor_names import names_of
+from jspec.quantization.formats import INSTEAD
 
 _HEAD = OUTPUT_HEAD.removesuffix(".weight")
 # How the names of tensors end that hold scales of queries, keys and values in a cache of eight bits, or of activations, and
@@ -51,7 +51,7 @@ def with_stored_quantization(
       Refusal: the files hold the experts of a layer in one tensor.
     """
     if names_of(config.architecture).stacked_maps is not None:
-        what = stored.quantization if isinstance(stored, Scaled) else stored.summary
+        what = stored.form.name if isinstance(stored, Scaled) else stored.summary
         raise Refusal(
             f"{stored.where}: quantization_config says that the weights are {what}, which is not read of "
             f"{config.architecture}, whose experts are in one tensor; {INSTEAD}"
@@ -59,7 +59,7 @@ def with_stored_quantization(
     if not isinstance(stored, Scaled):
         return config
     # An embedding is no linear map, so it is never quantised, and neither is an output head that is tied to it.
-    quantized = dataclasses.replace(config, quantization=stored.quantization, quantized_head=not config.tie_embeddings)
+    quantized = dataclasses.replace(config, quantization=stored.form.name, quantized_head=not config.tie_embeddings)
     if _HEAD in _plain(quantized, stored, called):
         quantized = dataclasses.replace(quantized, quantized_head=False)
     return config if any(name != _HEAD for name in _plain(quantized, stored, called)) else quantized
@@ -117,7 +117,8 @@ def with_scales(layout: Layout, stored: Scaled, where: str) -> Layout:
         if name in tensors:
             tensors[name] = FP8Numbers.of(tensors[name])
         table[scale] = Placement(params[at.param].names["scale"], at.start, (channels,))
-        if stored.scales == "tensor" and scale not in tensors and _is_number(tensors.get(f"{scale}_inv")):
+        inverse = tensors.get(f"{scale}_inv")
+        if stored.scales == "tensor" and scale not in tensors and inverse is not None and math.prod(inverse.shape) == 1:
             # What transformers calls the scale of a weight, and Ministral 3 with it, is the scale all the same.
             tensors[scale] = tensors.pop(f"{scale}_inv")
         if f"{scale}_inv" in tensors:
@@ -125,7 +126,7 @@ def with_scales(layout: Layout, stored: Scaled, where: str) -> Layout:
         if scale in tensors:
             tensors[scale] = _scales(tensors[scale], channels, stored, where)
     left_out, notes = scales_left_out(tensors, table)
-    note = f"the {stored.quantization} weights and their scales are kept as they are stored"
+    note = f"the {stored.form.name} weights and their scales are kept as they are stored"
     return dataclasses.replace(
         layout,
         table=table,
@@ -136,41 +137,37 @@ def with_scales(layout: Layout, stored: Scaled, where: str) -> Layout:
     )
 
 
-def scales_left_out(names: Iterable[str], table: Container[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+def scales_left_out(
+    names: Iterable[str], table: Container[str], *, of_cache_alone: bool = False
+) -> tuple[frozenset[str], tuple[str, ...]]:
     """The names of tensors that hold scales of activations or of the cache, and a note that says how many are left out.
 
     Args:
       names: of the tensors in the files.
       table: names of those that the model needs.
+      of_cache_alone: whether those of activations are none of them.
 
     Returns:
       both empty if there are none.
     """
-    scales = frozenset(name for name in names if name not in table and name.endswith(_ACTIVATIONS))
-    note = f"no parameters of the model: {count(len(scales), 'scale')} of activations or of the cache"
+    ends, what = (_CACHE, "the cache") if of_cache_alone else (_ACTIVATIONS, "activations or of the cache")
+    scales = frozenset(name for name in names if name not in table and name.endswith(ends))
+    note = f"no parameters of the model: {count(len(scales), 'scale')} of {what}"
     return scales, (note,) if scales else ()
 
 
 def without_cache_scales(layout: Layout) -> Layout:
     """``layout``, of a model whose weights are not quantised, without the scales of its cache, which may be."""
-    scales = frozenset(name for name in layout.tensors if name not in layout.table and name.endswith(_CACHE))
-    if not scales:
-        return layout
-    note = f"no parameters of the model: {count(len(scales), 'scale')} of the cache"
-    return dataclasses.replace(layout, left_out=layout.left_out | scales, notes=(*layout.notes, note))
+    scales, notes = scales_left_out(layout.tensors, layout.table, of_cache_alone=True)
+    return dataclasses.replace(layout, left_out=layout.left_out | scales, notes=(*layout.notes, *notes))
 
 
-def _is_number(tensor: Tensor | None) -> bool:
-    """Whether a tensor holds one number."""
-    return tensor is not None and math.prod(tensor.shape) == 1
-
-
-def _scales(tensor: Tensor, channels: int, stored: Scaled, where: str) -> Scales:
+def _scales(tensor: Tensor, channels: int, stored: Scaled, where: str) -> Tensor:
     """The tensor of scales ``tensor``, of a weight with ``channels`` output channels."""
-    shapes = [(channels, 1), (channels,)] if stored.scales == "channel" else [(1,), (), (1, 1)]
+    shapes = stored.shapes_of_scales(channels)
     if tensor.shape not in shapes:
         raise Refusal(
             f"{where}/{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}: expected {list(shapes[0])}, "
             f"a scale for each {'output channel' if stored.scales == 'channel' else 'weight'}; fetch it again"
         )
-    return Scales.of(tensor, channels)
+    return scales_of_channels(tensor, channels)

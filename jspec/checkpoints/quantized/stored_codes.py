@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 from jspec.checkpoints.files.ranges import Index, bounds_of
-from jspec.checkpoints.files.tensor import RangedTensor, Tensor
+from jspec.checkpoints.files.tensor import RangedTensor
 from jspec.checkpoints.quantized.format import QuantizedTensor
 from jspec.quantization.codes import BLOCK, HALF, pack_codes
 from jspec.quantization.formats import INT4
@@ -32,22 +32,6 @@ class CodedTensor(QuantizedTensor):
         if order is None:
             return self.codes_of(outputs, inputs)
         return self.codes_of(outputs, slice(0, len(order)))[order[inputs]]
-
-
-@dataclasses.dataclass(frozen=True)
-class InputOrder(Tensor):
-    """The inputs of a weight, group by group: int32 ``[in]``.
-
-    Attributes:
-      stored: the weight in the files, whose inputs are in another order.
-    """
-
-    stored: CodedTensor
-
-    def read(self) -> np.ndarray:
-        order = self.stored.input_order()
-        assert order is not None
-        return order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,21 +63,3 @@ class RepackedCodes(RangedTensor):
         inputs = slice(self.first + blocks.start * BLOCK, self.first + min(blocks.stop * BLOCK, self.count))
         packed = pack_codes(self.stored.codes_by_group(slice(first, stop), inputs).T)
         return packed[:, left - blocks.start * HALF : right - blocks.start * HALF]
-
-
-@dataclasses.dataclass(frozen=True)
-class ByteCodes(RangedTensor):
-    """The codes of a weight of eight bits less 128: int8 ``[out, in]``.
-
-    Attributes:
-      stored: the weight in the files.
-    """
-
-    stored: CodedTensor
-
-    def check(self):
-        self.stored.check()
-
-    def read_part(self, index: Index) -> np.ndarray:
-        outputs, inputs = (slice(*bound) for bound in bounds_of(index, self.shape))
-        return np.ascontiguousarray(self.stored.codes_by_group(outputs, inputs).T ^ np.uint8(128)).view(np.int8)

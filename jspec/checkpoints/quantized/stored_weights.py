@@ -18,7 +18,7 @@ from jspec.checkpoints.quantized.format import BlockFormat, QuantizedTensor, Sto
 from jspec.checkpoints.quantized.stored_codes import RepackedCodes
 from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import Placement
-from jspec.checkpoints.tensors.parts import Part, TensorPart
+from jspec.checkpoints.tensors.parts import Part, TensorPart, part_of
 from jspec.config import ModelConfig
 from jspec.quantization.formats import Format, num_groups
 
@@ -34,30 +34,25 @@ def stored_parts(tensor: Tensor) -> StoredParts | None:
     if not isinstance(tensor, TensorPart) or whole is None:
         return None
     part = tensor.part
-    return whole.rows(lambda of: _part_of(of, part)) if part.axis == 0 else _columns_of(whole, part)
+    return whole.rows(lambda of: part_of(of, part)) if part.axis == 0 else _columns_of(whole, part)
 
 
 def _columns_of(whole: StoredParts, part: Part) -> StoredParts | None:
     """The columns ``part`` of a weight; None if they are not side by side from the start of a group on."""
-    numbers, scales, size, columns = whole.numbers, whole.scales, whole.form.group, part.index()
+    numbers, scales, size, columns = whole.arrays["weight"], whole.arrays["scale"], whole.form.group, part.index()
     first, count = int(columns[0]), len(columns)
-    if whole.order is not None or not np.array_equal(columns, np.arange(first, first + count)):
+    if "order" in whole.arrays or not np.array_equal(columns, np.arange(first, first + count)):
         return None
     if size is not None:
         if first % size:
             return None
         groups = np.arange(num_groups(count, size)) + first // size
-        scales = _part_of(scales, dataclasses.replace(part, size=len(groups), index=lambda: groups))
+        scales = part_of(scales, dataclasses.replace(part, size=len(groups), index=lambda: groups))
     if isinstance(numbers, RepackedCodes):  # whose blocks are those of this part
         numbers = RepackedCodes.of(numbers.stored, first, count)
     else:
-        numbers = _part_of(numbers, part)
-    return whole._replace(numbers=numbers, scales=scales)
-
-
-def _part_of(tensor: Tensor, part: Part) -> TensorPart:
-    shape = tuple(part.size if axis == part.axis else size for axis, size in enumerate(tensor.shape))
-    return TensorPart(tensor.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, part)
+        numbers = part_of(numbers, part)
+    return whole.having(weight=numbers, scale=scales)
 
 
 def with_stored_weights(layout: Layout, stored: BlockFormat) -> Layout:
@@ -78,19 +73,13 @@ def with_stored_weights(layout: Layout, stored: BlockFormat) -> Layout:
     tensors, table = dict(layout.tensors), {}
     for name, at in layout.table.items():
         table[name] = at
-        if at.param in keeps:
-            parts = keeps[at.param][name]
-            table[name], tensors[name] = at._replace(shape=parts.numbers.shape), parts.numbers
-            module = name.removesuffix(WEIGHT)
-            names = params[at.param].names
-            further = {module + stored.scale_end: (names["scale"], parts.scales)}
-            if parts.channel_scales is not None:
-                further[f"{module}.channel_scale"] = names["channel_scale"], parts.channel_scales
-            if parts.order is not None and at.start == 0:  # its parts have one order
-                further[f"{module}.order"] = names["order"], parts.order
-            for end, (param, tensor) in further.items():
-                table[end], tensors[end] = Placement(param, at.start, tensor.shape), tensor
-    left = [name for name in layout.table if _is_dequantized(tensors.get(name))]
+        module = name.removesuffix(WEIGHT)
+        called = {"weight": name, "scale": module + stored.scale_end}
+        for part, tensor in keeps[at.param][name].arrays.items() if at.param in keeps else ():
+            own = called.get(part, f"{module}.{part}")
+            if part != "order" or at.start == 0:  # its parts have one order
+                table[own], tensors[own] = Placement(params[at.param].names[part], at.start, tensor.shape), tensor
+    left = [name for name in layout.table if name in tensors and tensors[name].dequantizes]
     note = f"the weights stay in {stored.summary}, as they are stored" + (", but for some" if left else "")
     dequantized = _note(left, stored) if left else ""
     notes = (*(n for n in layout.notes if n != layout.dequantized), note, *([dequantized] if left else []))
@@ -118,7 +107,7 @@ def _kept_params(
     """
     config: Any = layout.config
     model: ModelConfig = config if isinstance(config, ModelConfig) else config.layers
-    quantizes_head = not model.tie_embeddings and not form.ordered  # which no output head reads
+    quantizes_head = not model.tie_embeddings and form.serves_head(tied=False)
     quantized = dataclasses.replace(model, quantization=form.name, quantized_head=quantizes_head, plain_maps=())
     stored_as, of_param = _with_layers(config, quantized).stored_params(), {}
     for name, at in layout.table.items():
@@ -141,18 +130,13 @@ def _kept_params(
 
 def _is_of_one_order(tensors: Iterable[Any]) -> bool:
     """Whether inputs are in one order in all of the tensors, each ``StoredParts``, that fill a parameter."""
-    orders = [one.order.read() for one in tensors if one.order is not None]
+    orders = [one.arrays["order"].read() for one in tensors if "order" in one.arrays]
     return all(np.array_equal(order, orders[0]) for order in orders)
 
 
 def _with_layers(config: Any, model: ModelConfig) -> Any:
     """``config`` with the config ``model`` of its decoder layers."""
     return model if isinstance(config, ModelConfig) else dataclasses.replace(config, layers=model)
-
-
-def _is_dequantized(tensor: Tensor | None) -> bool:
-    origin = tensor.origin if isinstance(tensor, TensorPart) else tensor
-    return isinstance(origin, QuantizedTensor)
 
 
 def _note(names: Iterable[str], stored: BlockFormat) -> str:

@@ -4,8 +4,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.tensors.finite import with_finite_decays
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, Placement, is_buffer, renamed, tensor_table
@@ -65,21 +63,6 @@ class Layout:
         return is_buffer(name) or name in self.duplicates or name in self.left_out
 
 
-@dataclasses.dataclass(frozen=True)
-class Derived(Tensor):
-    """A tensor that was computed from one in the files, and whose ``values`` are in memory."""
-
-    values: np.ndarray
-
-    def read(self) -> np.ndarray:
-        return self.values
-
-
-def derived(origin: Tensor, values: np.ndarray) -> Derived:
-    """A tensor with these ``values`` and with name and file of ``origin``, whose place it takes."""
-    return Derived(origin.name, origin.file, origin.path, values.shape, values.dtype.name, values)
-
-
 def reshaped(tensor: Tensor, *shape: int) -> Tensor:
     """``tensor`` with the stated shape instead of its own, for leading axes of length 1 that some files add.
 
@@ -109,7 +92,7 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
         left_out=frozenset(name for name in tensors if 0 in tensors[name].shape or name.startswith(unused)),
-        notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored == "mxfp4" else (),
+        notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored else (),
         wholes=wholes_of_parts(config),
     )
 

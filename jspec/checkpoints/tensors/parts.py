@@ -68,6 +68,10 @@ class TensorPart(Tensor):
     origin: Tensor
     part: Part
 
+    @property
+    def dequantizes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.origin.dequantizes
+
     def check(self):
         self.origin.check()
 
@@ -108,14 +112,15 @@ def rearrange(
             raise Refusal(f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, {expected}")
         scale = replaced.pop(f"{name}_scale", None)
         for part in rearranged.parts:
-            replaced[part.name] = _part_of(tensor, part)
+            replaced[part.name] = part_of(tensor, part)
             if scale is not None:  # for each row, or one for all: then, and of columns, it is that of each part
                 by_row = part.axis == 0 and scale.shape[:1] == rearranged.shape[:1]
-                replaced[f"{part.name}_scale"] = _part_of(scale, part) if by_row else scale
+                replaced[f"{part.name}_scale"] = part_of(scale, part) if by_row else scale
     return replaced
 
 
-def _part_of(tensor: Tensor, part: Part) -> TensorPart:
+def part_of(tensor: Tensor, part: Part) -> TensorPart:
+    """The ``part`` of a tensor."""
     shape = tuple(part.size if axis == part.axis else size for axis, size in enumerate(tensor.shape))
     return TensorPart(part.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, part)
 

@@ -14,44 +14,19 @@ architecture says how published files are (``TensorNames.transposed_experts``).
 In FP8 with a scale for each block, the scales of ``gate_up_proj`` are ``gate_up_proj_scale_inv``, one matrix for each
 expert in the same orientation. They become those of its maps, ``<map>.weight_scale_inv``."""
 
-import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import FLOAT_DTYPES, RangedTensor, Tensor
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, ComputedTensor, Tensor
 from jspec.config import ModelConfig
 from jspec.config.tensor_names import names_of
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 FP8, SCALES = "float8_e4m3fn", "_scale_inv"
-
-
-@dataclasses.dataclass(frozen=True)
-class ExpertMap(RangedTensor):
-    """A linear map ``[out, in]`` of one expert, in a tensor of all experts.
-
-    Attributes:
-      origin: that tensor.
-      expert: the number of the expert.
-      start: the first of its output features.
-      transposed: whether the tensor has input features before output features.
-    """
-
-    origin: Tensor
-    expert: int
-    start: int
-    transposed: bool
-
-    def read_part(self, index: Index) -> np.ndarray:
-        """``read()[index]``. No other expert is read."""
-        rows, columns = bounds_of(index, self.shape)
-        outputs, inputs = slice(self.start + rows[0], self.start + max(rows)), slice(*columns)
-        places = (inputs, outputs) if self.transposed else (outputs, inputs)
-        part = self.origin.read_part((slice(self.expert, self.expert + 1), *places))[0]
-        return part.T if self.transposed else part
 
 
 def split_experts(
@@ -138,9 +113,28 @@ def _add(
                 )
             start = number * shape[0]
             named = origin.name if end else own  # scales that are wrong are called as the file calls them
-            tensors[own] = ExpertMap(
-                named, origin.file, origin.path, shape, origin.dtype, origin, expert, start, transposed
-            )
+            read = functools.partial(_read_map, origin, shape, expert, start, transposed)
+            tensors[own] = ComputedTensor(named, origin.file, origin.path, shape, origin.dtype, read, origin.check)
+
+
+def _read_map(
+    origin: Tensor, shape: tuple[int, int], expert: int, start: int, transposed: bool, index: Index
+) -> np.ndarray:
+    """A part of a linear map ``[out, in]`` of one expert, in a tensor of all experts, of which no other is read.
+
+    Args:
+      origin: that tensor.
+      shape: of the map.
+      expert: the number of the expert.
+      start: the first of its output features.
+      transposed: whether the tensor has input features before output features.
+      index: of the part.
+    """
+    rows, columns = bounds_of(index, shape)
+    outputs, inputs = slice(start + rows[0], start + max(rows)), slice(*columns)
+    places = (inputs, outputs) if transposed else (outputs, inputs)
+    part = origin.read_part((slice(expert, expert + 1), *places))[0]
+    return part.T if transposed else part
 
 
 def _orientation(held: Mapping[str, Tensor], plain: Mapping[str, tuple[int, int, int]], in_fp8: bool) -> bool | None:

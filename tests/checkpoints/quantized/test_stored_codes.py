@@ -11,7 +11,7 @@ from stored_params import assert_same, assert_stands_for, refuses, rewrite, stor
 from tiers import in_tiers
 
 from convert import Refusal, convert, load_folder
-from jspec.checkpoints.quantized.packed_codes import CodeScales
+from jspec.checkpoints.quantized.packed_codes import PackedCodes
 from jspec.quantization.codes import pack_codes, unpack_codes
 
 MIXTURE, DEEPSEEK = "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
@@ -94,14 +94,14 @@ def test_each_of_stacked_maps_has_its_number(tmp_path):
     ("place", "number", "words"), [(0, 0, "has a scale that is 0 or no number"), (1, 17, "has a zero that is no code")]
 )
 def test_damaged_numbers_of_a_converted_folder(tmp_path, monkeypatch, place, number, words):
-    src, read = block_checkpoint(tmp_path / "src", KEPT_CODES["awq"]), CodeScales.read_part
+    src, read = block_checkpoint(tmp_path / "src", KEPT_CODES["awq"]), PackedCodes.scales_of_groups
 
-    def damaged(tensor, index):
-        found = read(tensor, index).copy()
+    def damaged(*args):
+        found = read(*args).copy()
         found[0, 0, place] = number
         return found
 
-    monkeypatch.setattr(CodeScales, "read_part", damaged)
+    monkeypatch.setattr(PackedCodes, "scales_of_groups", damaged)
     convert(src, tmp_path / "out")
     with pytest.raises(Refusal, match=words):
         load_folder(tmp_path / "out")

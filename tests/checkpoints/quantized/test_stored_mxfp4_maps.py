@@ -11,9 +11,8 @@ from tiny import tiny_checkpoint
 
 from convert import Refusal, convert, load_draft, load_folder
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.quantized.mxfp4 import MXFP4Weight
-from jspec.quantization.formats import known_format
-from jspec.quantization.mxfp4 import LARGEST_SCALE
+from jspec.checkpoints.quantized.e2m1 import MXFP4Weight
+from jspec.quantization.formats import KINDS, known_format
 from jspec.quantization.weight import Weight
 
 
@@ -74,10 +73,10 @@ def test_every_code_with_every_scale(tmp_path):
     name = "model.layers.0.mlp.down_proj"
     packed, scale = (raw_tensor(src, name + end).copy() for end in (".weight_packed", ".weight_scale"))
     packed[:] = np.arange(packed.size, dtype=np.uint8).reshape(packed.shape)
-    scale.reshape(-1)[:] = np.arange(scale.size) % (LARGEST_SCALE + 1)
+    scale.reshape(-1)[:] = np.arange(scale.size) % (KINDS["mxfp4"].largest_power + 1)
     packed[0, :16], packed[0, 16:32], scale[0, :2] = 0, 0x80, 0
     changed(src, **{f"{name}.weight_packed": packed, f"{name}.weight_scale": scale})
-    assert set(scale.flat) == set(range(LARGEST_SCALE + 1))
+    assert set(scale.flat) == set(range(KINDS["mxfp4"].largest_power + 1))
     _, params = load_folder(src)
     arrays = (params[f"layers.0.mlp.down.{part}"] for part in ("weight", "scale"))
     found = Weight(*arrays, form=known_format("mxfp4"), inputs=96).dequantize()
@@ -94,11 +93,12 @@ def test_conversion_keeps_every_bit(tmp_path, monkeypatch):
     assert any("params are the source's, as they are stored" in note for note in report.notes)
     assert_same(load_folder(src), load_folder(out))
 
-    monkeypatch.setattr(MXFP4Weight, "read_scales", lambda weight, index=(): weight.scales.read_part(index))
     scales = raw_tensor(src, f"{DOWN}.weight_scale").copy()
     scales[-1, -1] = 134
     changed(src, **{f"{DOWN}.weight_scale": scales})
-    convert(src, tmp_path / "damaged")
+    with monkeypatch.context() as patched:
+        patched.setattr(MXFP4Weight, "factors", lambda *_: None)  # which refuses such a scale
+        convert(src, tmp_path / "damaged")
     with pytest.raises(Refusal, match=r"'layers\.1\.mlp\.down\.scale' has the scale 134: expected at most 133"):
         load_folder(tmp_path / "damaged")
 

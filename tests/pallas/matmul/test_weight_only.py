@@ -21,7 +21,7 @@ from jspec.pallas.matmul.weight_only import (
 )
 from jspec.pallas.weights import unpack
 from jspec.pallas.weights.unpack import MXFP4_SHRINK, SHRINK
-from jspec.quantization import codes, mxfp4, nvfp4
+from jspec.quantization import codes, nvfp4
 from jspec.quantization.formats import known_format
 from jspec.quantization.weight import Weight
 
@@ -180,7 +180,7 @@ def test_nvfp4_instructions_agree_with_the_definition():
 
 def test_mxfp4_instructions_agree_with_the_definition():
     """Of every code with every scale: the product is exact, down to subnormal numbers of bfloat16."""
-    scale = np.arange(mxfp4.LARGEST_SCALE + 1, dtype=np.uint8)
+    scale = np.arange(known_format("mxfp4").largest_power + 1, dtype=np.uint8)
     byte, power = np.tile(np.arange(256, dtype=np.uint8), len(scale)), np.ldexp(1.0, scale.astype(int) - 127).repeat(64)
     factors = (power * 2.0**121).astype(ml_dtypes.bfloat16)
     assert (factors.astype(np.float64) == power * 2.0**121).all()
@@ -190,7 +190,7 @@ def test_mxfp4_instructions_agree_with_the_definition():
 @pytest.mark.parametrize(("interpret", "smallest"), [(False, 2), (True, 7)])
 def test_mxfp4_is_exact(interpret, smallest):
     """Of every code with every scale whose numbers, and what a kernel makes of them, a CPU does not count as 0."""
-    scale = np.arange(smallest, mxfp4.LARGEST_SCALE + 1, dtype=np.uint8)
+    scale = np.arange(smallest, known_format("mxfp4").largest_power + 1, dtype=np.uint8)
     code = np.tile(np.arange(16, dtype=np.uint8).repeat(8), (len(scale), 1))
     scales = scale[:, None].repeat(4, axis=1)
     weight = Weight(jnp.asarray(codes.pack_codes(code)), scales, form=known_format("mxfp4"), inputs=128)

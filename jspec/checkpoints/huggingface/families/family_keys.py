@@ -32,8 +32,7 @@ def multipliers(fields: Fields) -> Choices:
 
 def opt(fields: Fields) -> Choices:
     """OPT: where its norms stand, and how wide its embeddings are."""
-    if not fields.flag("layer_norm_elementwise_affine", True):
-        raise fields.refuse("layer_norm_elementwise_affine", "true, because norms without weights are not supported")
+    fields.only("layer_norm_elementwise_affine", True, "because norms without weights are not supported")
     before, biases = fields.flag("do_layer_norm_before", True), fields.flag("enable_bias", True)
     hidden = fields.integer("hidden_size")
     width = fields.integer("word_embed_proj_dim", hidden)
@@ -74,16 +73,11 @@ def seed_oss(fields: Fields) -> Choices:
 
 def hunyuan(fields: Fields) -> Choices:
     """Hunyuan: what its checkpoints say beside the keys of the class, which computes one thing only."""
-    if not fields.flag("use_qk_norm", True):
-        raise fields.refuse("use_qk_norm", "true, because this architecture norms queries and keys")
-    if fields.flag("use_cla", False):
-        raise fields.refuse("use_cla", "false, because layers that share keys and values are not supported")
-    if not fields.flag("use_rotary_pos_emb", True):
-        raise fields.refuse("use_rotary_pos_emb", "true, because this architecture rotates queries and keys")
-    if fields.text("norm_type", "rms") != "rms":
-        raise fields.refuse("norm_type", "'rms', as this architecture has it")
-    if fields.integer("num_experts", 1) != 1:
-        raise fields.refuse("num_experts", "1, because this architecture has no mixture of experts")
+    fields.only("use_qk_norm", True, "because this architecture norms queries and keys")
+    fields.only("use_cla", False, "because layers that share keys and values are not supported")
+    fields.only("use_rotary_pos_emb", True, "because this architecture rotates queries and keys")
+    fields.only("norm_type", "rms", "as this architecture has it")
+    fields.only("num_experts", 1, "because this architecture has no mixture of experts")
     size = fields.integer("head_dim", None)
     if fields.integer("attention_head_dim", size) != size:
         raise fields.refuse("attention_head_dim", f"head_dim, {size}, which decides")
@@ -129,8 +123,7 @@ def with_shared_experts(fields: Fields, experts: Experts | None) -> Experts | No
 
 def gpt_oss(fields: Fields) -> Choices:
     """gpt-oss: experts with biases and a clamped SwiGLU, stored in MXFP4 if ``quantization_config`` says so."""
-    if fields.number("swiglu_alpha", 1.702) != 1.702:
-        raise fields.refuse("swiglu_alpha", "1.702, as every published model has it")
+    fields.only("swiglu_alpha", 1.702, "as every published model has it")
     count, chosen = expert_counts(fields, "num_local_experts")
     width, clamp = fields.integer("intermediate_size"), float(fields.number("swiglu_limit"))
     quantization = fields.nested("quantization_config")
@@ -173,17 +166,12 @@ def glm4_moe(fields: Fields) -> Choices:
 
 def minimax_m2(fields: Fields) -> Choices:
     """MiniMax-M2: experts that are chosen by corrected sigmoids, and keys that older models of MiniMax gave a meaning."""
-    for key in ("use_qk_norm", "use_routing_bias"):
-        if not fields.flag(key, True):
-            raise fields.refuse(key, "true, as this architecture has it")
-    for key, only in (("scoring_func", "sigmoid"), ("qk_norm_type", "per_layer")):
-        if fields.text(key, only) != only:
-            raise fields.refuse(key, f"{only!r}, as this architecture has it")
-    if fields.integer("shared_intermediate_size", 0, low=0):
-        raise fields.refuse("shared_intermediate_size", "0, because this architecture has no shared expert")
+    fixed = {"use_qk_norm": True, "use_routing_bias": True, "scoring_func": "sigmoid", "qk_norm_type": "per_layer"}
+    for key, value in fixed.items():
+        fields.only(key, value, "as this architecture has it")
+    fields.only("shared_intermediate_size", 0, "because this architecture has no shared expert")
     for part in ("full_attention", "linear_attention", "mlp"):
-        if fields.number(key := f"layernorm_{part}_beta", 1.0) != 1.0:
-            raise fields.refuse(key, "1, because residuals are not scaled")
+        fields.only(f"layernorm_{part}_beta", 1.0, "because residuals are not scaled")
     kinds = fields.raw.get("attn_type_list")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
         raise fields.refuse("attn_type_list", "a list of ones, because linear attention is not supported")
@@ -200,10 +188,8 @@ def _mtp_layers(fields: Fields) -> int:
 def _deepseek_experts(fields: Fields) -> Experts | None:
     """The experts of DeepSeek-V3; the first layers have none, as ``mlp_layer_types`` or ``first_k_dense_replace`` says."""
     for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
-        if fields.text(key, only) != only:
-            raise fields.refuse(key, f"{only!r}, by which this architecture chooses experts")
-    if fields.integer("moe_layer_freq", 1) != 1:
-        raise fields.refuse("moe_layer_freq", "1, because all layers behind the first dense ones have experts")
+        fields.only(key, only, "by which this architecture chooses experts")
+    fields.only("moe_layer_freq", 1, "because all layers behind the first dense ones have experts")
     layers, kinds = fields.integer("num_hidden_layers"), fields.raw.get("mlp_layer_types")
     if kinds is None:
         dense = fields.integer("first_k_dense_replace", low=0)

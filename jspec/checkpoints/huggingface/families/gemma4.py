@@ -10,6 +10,7 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.huggingface.families.family import Family
 from jspec.checkpoints.huggingface.families.family_keys import expert_counts
 from jspec.checkpoints.huggingface.rope import read_rope
+from jspec.checkpoints.huggingface.windows import Windows, listed_kinds
 from jspec.config import OF_TARGET, Experts, LayerConfig
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -18,8 +19,6 @@ _DEFAULT_ROPES = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 _OF_A_LAYER = ("head_dim", "num_key_value_heads")  # the keys that ``per_layer_config`` may have
-
-Windows = tuple[int | None, ...]
 
 
 def all_but_every_sixth(fields: Fields, layers: int) -> tuple[bool, ...]:
@@ -96,11 +95,10 @@ def _layers(fields: Fields) -> tuple[LayerConfig, ...]:
 
 def _kinds(fields: Fields) -> list[str]:
     """The kind of attention of each layer."""
-    count, listed = fields.integer("num_hidden_layers"), fields.raw.get("layer_types")
+    count = fields.integer("num_hidden_layers")
+    listed = listed_kinds(fields, count, FULL, SLIDING)
     if listed is None:
         return [SLIDING if slides else FULL for slides in all_but_every_sixth(fields, count)]
-    if not isinstance(listed, list) or len(listed) != count or not all(kind in (SLIDING, FULL) for kind in listed):
-        raise fields.refuse("layer_types", f"{count} entries, each {FULL} or {SLIDING}")
     if listed[-1] != FULL:
         raise fields.refuse("layer_types", f"{FULL} for the last layer, as this architecture has it")
     return listed

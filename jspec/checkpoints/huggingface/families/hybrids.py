@@ -6,12 +6,11 @@ from typing import Any
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.huggingface.families.family import Family
 from jspec.checkpoints.huggingface.families.family_keys import Choices, expert_counts, qwen3_moe, with_shared_experts
-from jspec.checkpoints.huggingface.rope import read_partial_rope
-from jspec.checkpoints.huggingface.windows import Windows
+from jspec.checkpoints.huggingface.rope import KEYS, as_of_text, read_partial_rope
+from jspec.checkpoints.huggingface.windows import Windows, listed_kinds
 from jspec.config import DeltaNets, Experts
 
 LINEAR, FULL = "linear_attention", "full_attention"
-_SECTIONS = ("mrope_section", "mrope_interleaved")
 MAX_TAPS = 64  # of a convolution; published models have 4
 
 
@@ -36,13 +35,11 @@ def read_delta_nets(fields: Fields) -> DeltaNets | None:
 
 def _layer_types(fields: Fields) -> list[str]:
     """``LINEAR`` or ``FULL`` for each layer."""
-    count, listed = fields.integer("num_hidden_layers"), fields.raw.get("layer_types")
-    interval = fields.integer("full_attention_interval", 4)
+    count, interval = fields.integer("num_hidden_layers"), fields.integer("full_attention_interval", 4)
+    listed = listed_kinds(fields, count, LINEAR, FULL)
     derived = [FULL if (layer + 1) % interval == 0 else LINEAR for layer in range(count)]
     if listed is None:
         return derived
-    if not isinstance(listed, list) or len(listed) != count or not all(kind in (LINEAR, FULL) for kind in listed):
-        raise fields.refuse("layer_types", f"{count} entries, each {LINEAR} or {FULL}")
     if fields.raw.get("full_attention_interval") is not None and listed != derived:
         first = next(layer for layer in range(count) if listed[layer] != derived[layer])
         raise fields.refuse(
@@ -54,10 +51,8 @@ def _layer_types(fields: Fields) -> list[str]:
 
 def _hybrid(fields: Fields) -> Choices:
     """What Qwen3-Next and Qwen3.5 have in common."""
-    if not fields.flag("attn_output_gate", True):
-        raise fields.refuse("attn_output_gate", "true, as this architecture has it")
-    if fields.text("mamba_ssm_dtype", "float32") != "float32":
-        raise fields.refuse("mamba_ssm_dtype", "'float32', the only type in which recurrent states are kept")
+    fields.only("attn_output_gate", True, "as this architecture has it")
+    fields.only("mamba_ssm_dtype", "float32", "the only type in which recurrent states are kept")
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.refuse("hidden_act", "'silu' or 'swish', which gated delta nets also apply to their convolution")
     if fields.text("output_gate_type", "swish") not in ("swish", "silu"):
@@ -70,8 +65,7 @@ def _mtp_layers(fields: Fields, absent: int) -> Choices:
     count = fields.integer("mtp_num_hidden_layers", absent, low=0)
     if count > 1:
         raise fields.refuse("mtp_num_hidden_layers", "0 or 1")
-    if fields.flag("mtp_use_dedicated_embeddings"):
-        raise fields.refuse("mtp_use_dedicated_embeddings", "false, as the layers have no embedding of their own")
+    fields.only("mtp_use_dedicated_embeddings", False, "as the layers have no embedding of their own")
     return {"mtp_layers": count}
 
 
@@ -96,11 +90,8 @@ def qwen3_next(fields: Fields) -> Choices:
 
 def read_hybrid_rope(fields: Fields, windows: Windows) -> Choices:
     """The field ``rope``: a part of each head rotates. Positions of images (``mrope``) are those of text here."""
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = fields.nested(name)
-        for key in _SECTIONS if rope is not None else ():
-            assert rope is not None
-            rope.raw.get(key)  # known, so nobody is warned of it
+    for rope in filter(None, map(fields.nested, KEYS)):
+        as_of_text(rope)  # which makes the keys of images known, so that nobody is warned of them
     return read_partial_rope(fields, windows)
 
 
