@@ -3,21 +3,16 @@
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from jspec.text.parsers.formats.deepseek_v3 import DEEPSEEK_V3
-from jspec.text.parsers.formats.deepseek_v31 import DEEPSEEK_V31
-from jspec.text.parsers.formats.deepseek_v32 import DEEPSEEK_V32
 from jspec.text.parsers.formats.gemma4 import GEMMA4
 from jspec.text.parsers.formats.glm45 import GLM45
 from jspec.text.parsers.formats.hermes import HERMES
 from jspec.text.parsers.formats.json_fence import JSON_FENCE
-from jspec.text.parsers.formats.kimi_k2 import KIMI_K2
 from jspec.text.parsers.formats.llama3_json import LLAMA3_JSON
-from jspec.text.parsers.formats.minimax_m2 import MINIMAX_M2
 from jspec.text.parsers.formats.mistral import MISTRAL
 from jspec.text.parsers.formats.openai import OPENAI, OPENAI_GPTOSS
 from jspec.text.parsers.formats.pythonic import PYTHONIC
-from jspec.text.parsers.formats.qwen3_coder import QWEN3_CODER
-from jspec.text.parsers.formats.seed_oss import SEED_OSS
+from jspec.text.parsers.formats.sections import DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2
+from jspec.text.parsers.formats.tagged import DEEPSEEK_V32, MINIMAX_M2, QWEN3_CODER, SEED_OSS
 from jspec.text.parsers.formats.thinking import GEMMA, MISTRAL_THINK, SEED, THINK, THINK_IF_OPENED
 from jspec.text.parsers.tool_format import ReasoningFormat, ToolFormat
 

@@ -1,4 +1,4 @@
-"""Calls as a header and JSON arguments between markers, within a section: DeepSeek V3 and V3.1, Kimi K2."""
+"""Calls as a header and JSON arguments between markers, within a section: DeepSeek V3, R1 and V3.1, Kimi K2."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -92,3 +92,21 @@ def _numbered(header: str) -> tuple[str, str | None]:
     if colon and number.isdecimal():
         return name, header
     return header.removeprefix("functions."), None
+
+
+DEEPSEEK_V31 = SectionCalls(
+    opens=("<｜tool▁calls▁begin｜>",),
+    closes=("<｜tool▁calls▁end｜>",),
+    call="<｜tool▁call▁begin｜>",
+    separator="<｜tool▁sep｜>",
+    call_end="<｜tool▁call▁end｜>",
+)
+DEEPSEEK_V3 = dataclasses.replace(DEEPSEEK_V31, fenced=True)  # and R1: ``function`` stands where V3.1 has the name
+KIMI_K2 = SectionCalls(  # which sometimes writes the section's markers in the singular
+    opens=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
+    closes=("<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
+    call="<|tool_call_begin|>",
+    separator="<|tool_call_argument_begin|>",
+    call_end="<|tool_call_end|>",
+    numbered=True,
+)

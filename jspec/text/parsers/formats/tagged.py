@@ -1,4 +1,4 @@
-"""Calls whose parameters are raw text between tags: the form of several families."""
+"""Calls whose parameters are raw text between tags: Qwen3-Coder, Seed-OSS, MiniMax M2, DeepSeek V3.2 and V4."""
 
 import dataclasses
 import json
@@ -140,3 +140,38 @@ def _declared(types: Types, is_string: str | None) -> Types:
     if is_string == "false":
         return types & NO_STRING or NO_STRING
     return types
+
+
+QWEN3_CODER = TaggedCalls(  # and Qwen 3.5 and MiMo; Qwen3-Coder sometimes leaves out ``<tool_call>``
+    opens=("<tool_call>",),
+    closes=("</tool_call>",),
+    call="<function=",
+    call_end="</function>",
+    parameter="<parameter=",
+    parameter_end="</parameter>",
+    bare=True,
+)
+SEED_OSS = dataclasses.replace(QWEN3_CODER, opens=("<seed:tool_call>",), closes=("</seed:tool_call>",))
+MINIMAX_M2 = TaggedCalls(
+    opens=("<minimax:tool_call>",),
+    closes=("</minimax:tool_call>",),
+    call="<invoke name=",
+    call_end="</invoke>",
+    parameter="<parameter name=",
+    parameter_end="</parameter>",
+    quoted=True,
+)
+# DeepSeek's models say of each value whether it is a string or JSON. V4 has ``tool_calls`` for
+# ``function_calls``, and sometimes writes ``toolcalls`` or ``tool``.
+DSML = ("function_calls", "tool_calls", "toolcalls", "tool")
+DEEPSEEK_V32 = TaggedCalls(
+    opens=tuple(f"<｜DSML｜{name}>" for name in DSML),
+    closes=tuple(f"</｜DSML｜{name}>" for name in DSML),
+    call="<｜DSML｜invoke name=",
+    call_end="</｜DSML｜invoke>",
+    parameter="<｜DSML｜parameter name=",
+    parameter_end="</｜DSML｜parameter>",
+    quoted=True,
+    typed=True,
+    newlines=False,
+)
