@@ -26,7 +26,7 @@ from benchmarks.acceptance.editing import pieces
 from benchmarks.report.markdown import table
 from jspec.commands.demo import FAMILY
 from jspec.text.grammar.constraint import GrammarConstraint
-from jspec.text.parsers.forced import calls_form
+from jspec.text.parsers.forced import CallForms
 from jspec.text.parsers.registry import tool_format
 
 K, PROMPTS, MAX_TOKENS, PROMPT_TOKENS = 4, 32, 64, 100
@@ -68,8 +68,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=DRAFTERS, metavar="DRAFTER", help="of jspec/demo_models")
     args = parser.parse_args()
-    form = calls_form([tool(*one) for one in TOOLS.items()], tool_format("hermes"), {}, several=False, named=False)
-    assert form.in_format, json.dumps(TOOLS)
+    form = CallForms([tool(*one) for one in TOOLS.items()], tool_format("hermes"), {}, several=False).calls(named=False)
+    assert form.format is tool_format("hermes"), json.dumps(TOOLS)
     rows = []
     for draft in args.only:
         with warnings.catch_warnings():

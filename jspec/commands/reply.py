@@ -90,7 +90,7 @@ class Reply:
         yield from self._pieces(ended, source, delta.finished)
 
     def _pieces(self, events: Any, source: str, ended: bool = False) -> Iterator[Piece]:
-        """What to show of events; what was held back has the source of the text that told what it is."""
+        """What to show of events. Held-back text takes the source of the text that resolved it."""
         for step in self._blocks.add(events, ended):
             kind, index = step.block.kind, step.block.index
             before = self._blocks.done[index - 1].kind if index else ""

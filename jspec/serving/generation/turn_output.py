@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from jspec.outputs import Delta, Result
 from jspec.text.parsers.blocks import Blocks, Step
-from jspec.text.parsers.forced import JsonCalls
 from jspec.text.parsers.parser import OutputParser
 
 
@@ -18,7 +17,7 @@ class TurnOutput:
       blocks: those that have begun.
     """
 
-    parser: OutputParser | JsonCalls
+    parser: OutputParser
     blocks: Blocks
 
     def add(self, new: Delta | Result) -> Iterator[Step]:

@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jspec.text.parsers.schema_types import TYPES, referred, type_of
+from jspec.text.grammar.schema import referred
+from jspec.text.parsers.schema_types import TYPES, type_of
 
 Branch = Mapping[str, Any]
 

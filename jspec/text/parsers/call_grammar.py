@@ -183,11 +183,6 @@ def moved(schema: Any, place: str) -> Any:
     return result
 
 
-def escaped(name: str) -> str:
-    """A name in a JSON pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
-
-
 def _in_regex(text: str) -> str:
     """A pattern of Lark for this text."""
     return re.escape(text).replace("/", "\\/").replace("\n", "\\n")

@@ -181,8 +181,12 @@ class _Search:
         self._firsts = re.compile(f"[{firsts}]" if firsts else r"(?!)")
 
     def first(self, text: str, place: int, ended: bool) -> tuple[str, int]:
-        """The first marker and its place. Without one, or where an earlier or a longer one may have begun: an empty text,
-        and where one may begin of which the rest has not come, which is the text's end if none may."""
+        """The first marker of a text from a place on.
+
+        Returns:
+          the marker and its place, if no other may have begun before it;
+          otherwise an empty text, and the first place where a marker may have begun, or the text's end.
+        """
         found = self._pattern.search(text, place)
         end = len(text) if ended else self._may_begin(text, place)
         if found and found.start() < end:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jspec.text.grammar.schema import referred
+
 Types = frozenset[str]
 
 TYPES = ("null", "integer", "number", "boolean", "object", "array", "string")
@@ -73,16 +75,6 @@ def type_of(value: Any) -> str:
     if value is None:
         return "null"
     return next((name for kind, name in kinds if isinstance(value, kind)), "object")
-
-
-def referred(reference: str, root: Any) -> Any:
-    """The schema of ``#/$defs/name``; None for another document's or a missing one."""
-    if not reference.startswith("#"):
-        return None
-    found = root
-    for part in filter(None, reference[1:].split("/")):
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
 
 
 def finite_json(text: str) -> Any:

@@ -18,6 +18,7 @@ class ToolFormat(ABC):
       plain_begins: plain text that begins a call in content.
       line_begins: plain text that begins a call at the start of a line.
       first_begins: plain text that begins a call where no content comes before.
+      is_whole: whether calls are all there is besides reasoning, so that nothing has to mark them.
     """
 
     markers: tuple[str, ...] = ()
@@ -25,6 +26,7 @@ class ToolFormat(ABC):
     plain_begins: tuple[str, ...] = ()
     line_begins: tuple[str, ...] = ()
     first_begins: tuple[str, ...] = ()
+    is_whole: bool = False
 
     @abstractmethod
     def read(self, calls: Calls, begin: str) -> Steps[None]:
