@@ -4,7 +4,7 @@
 
 command.py           the command and its three benchmarks
 serve_command.py     options of ``serve``
-serve_args.py        its parsed options as URL, headers and body fields
+serve_args.py        its checked options
 serve.py             a run of ``serve``
 load.py              sends requests at their times
 arrivals.py          when requests are sent
