@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,17 @@ from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 from jspec.serving.server.command import add_arguments as add_serve_arguments
 from jspec.train.command import add_arguments as add_train_arguments
+
+# The module of a command, whose ``run`` gives the exit code. It is imported when the command runs, since most need JAX.
+MODULES = {
+    "demo": "jspec.commands.demo",
+    "generate": "jspec.commands.generate",
+    "chat": "jspec.commands.chat",
+    "serve": "jspec.serving.server.command",
+    "bench": "jspec.bench.command",
+    "train": "jspec.train.command",
+    "doctor": "jspec.doctor.command",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A server does that itself, and only while it compiles.
         alarms = contextlib.nullcontext() if args.command == "serve" else without_alarms()
         with repeated_interrupts(), alarms:
-            code = args.run(args)
+            code = importlib.import_module(MODULES[args.command]).run(args)
         return READER_LEFT if reader_left() else code
     except MISTAKES as error:
         if isinstance(error, BrokenPipeError) and reader_left():
@@ -61,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--all", action="store_true", help="compare every drafter in one table")
     demo.add_argument("--max-tokens", type=int, default=96)
     # Three drafts instead of four, because on a CPU every query token of the target costs time.
-    demo.set_defaults(run=_demo, temperature=0.8, top_p=1.0, num_draft_tokens=3)
+    demo.set_defaults(temperature=0.8, top_p=1.0, num_draft_tokens=3, verify_budget=None, lookup=None)
 
     generate = commands.add_parser(
         "generate",
@@ -69,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Complete prompts. Sampling defaults are those of the checkpoint's generation_config.json.",
     )
     add_generate_arguments(generate)
-    generate.set_defaults(run=_generate, num_draft_tokens=4)
+    generate.set_defaults(num_draft_tokens=4)
 
     chat = commands.add_parser(
         "chat",
@@ -78,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "those of the checkpoint's generation_config.json.",
     )
     add_chat_arguments(chat)
-    chat.set_defaults(run=_chat, num_draft_tokens=4)
+    chat.set_defaults(num_draft_tokens=4)
 
     serve = commands.add_parser(
         "serve",
@@ -86,15 +98,12 @@ def _parser() -> argparse.ArgumentParser:
         description="An HTTP server that speaks OpenAI's protocol. It needs pip install 'jspec[serve]'.",
     )
     add_serve_arguments(serve)
-    serve.set_defaults(run=_serve)
 
     bench = commands.add_parser("bench", help="measure a server, or an engine in this process")
     add_bench_arguments(bench)
-    bench.set_defaults(run=_bench)
 
     train = commands.add_parser("train", help="train a draft head for a target")
     add_train_arguments(train)
-    train.set_defaults(run=_train)
 
     doctor = commands.add_parser(
         "doctor", help="find out why few drafts are accepted, or whether a target computes what transformers does"
@@ -139,7 +148,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="give prompts to the target as plain text, even if it has a chat template",
     )
-    doctor.set_defaults(run=_doctor)
 
     for command in (demo, generate, chat):
         command.add_argument(
@@ -161,71 +169,6 @@ def _parser() -> argparse.ArgumentParser:
     for command in (generate, chat):  # not for the demo, which compares drafters request by request
         add_verifying_options(command)
     return parser
-
-
-def _demo(args) -> int:
-    from jspec.commands import demo
-
-    if args.all and args.draft:
-        raise ValueError(f"--all compares every drafter: leave out --draft {args.draft}")
-    if args.all:
-        demo.compare(args.checkpoints, _speculation(args), _params(args))
-    else:
-        demo.run(args.checkpoints, args.draft, _speculation(args), _params(args))
-    return 0
-
-
-def _generate(args) -> int:
-    from jspec.commands import generate as generate_command
-
-    return generate_command.run(args, _speculation(args))
-
-
-def _chat(args) -> int:
-    from jspec.commands import chat as chat_command
-
-    return chat_command.run(args, _speculation(args))
-
-
-def _serve(args) -> int:
-    from jspec.serving.server import command
-
-    return command.run(args)
-
-
-def _bench(args) -> int:
-    from jspec.bench import command
-
-    return command.run(args)
-
-
-def _train(args) -> int:
-    from jspec.train import command
-
-    return command.run(args)
-
-
-def _doctor(args) -> int:
-    from jspec.doctor import run
-
-    return run(args)
-
-
-def _speculation(args) -> "jspec.Speculation":
-    return jspec.Speculation(
-        num_draft_tokens=args.num_draft_tokens,
-        verify=args.verify,
-        draft_sampling=args.draft_sampling,
-        max_draft_tokens=args.max_draft_tokens,
-        verify_budget=getattr(args, "verify_budget", None),
-        lookup=bool(getattr(args, "lookup", False)),
-    )
-
-
-def _params(args) -> "jspec.SamplingParams":
-    return jspec.SamplingParams(
-        temperature=args.temperature, top_p=args.top_p, seed=args.seed, max_tokens=args.max_tokens
-    )
 
 
 if __name__ == "__main__":

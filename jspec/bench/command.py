@@ -1,6 +1,7 @@
 """``jspec bench``: its three benchmarks, and which one runs."""
 
 import argparse
+import importlib
 
 from jspec.bench import serve_command
 from jspec.bench.engine_options import add_latency_options, add_throughput_options
@@ -32,10 +33,4 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.benchmark == "serve":
         return serve_command.run(args)
-    if args.benchmark == "latency":
-        from jspec.bench import latency
-
-        return latency.run(args)
-    from jspec.bench import throughput
-
-    return throughput.run(args)
+    return importlib.import_module(f"jspec.bench.{args.benchmark}").run(args)  # here, because both import JAX

@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser):
     generate.add_request_arguments(parser, max_tokens=None)
 
 
-def run(args: argparse.Namespace, speculation: "jspec.Speculation") -> int:
+def run(args: argparse.Namespace) -> int:
     """Converse until the input ends; returns the exit code, 2 if a turn was refused and the input is not a terminal."""
-    sampling = {"max_tokens": None, **generate.sampling(args)}
+    speculation, sampling = generate.speculation_of(args), {"max_tokens": None, **generate.sampling(args)}
     jspec.SamplingParams(**sampling)  # refuses bad values before the model is loaded, which takes minutes
     tools = None if args.tools is None else read_tools(args.tools)
     template = None if args.chat_template is None else read_template(args.chat_template)

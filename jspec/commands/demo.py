@@ -1,5 +1,6 @@
 """``jspec demo``: text generated with and without drafts, with accepted drafts in colour, and both speeds."""
 
+import argparse
 import dataclasses
 import functools
 import importlib.resources
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import jspec
+from jspec.commands.generate import speculation_of
 from jspec.llm import LLM
 from jspec.registry import NGRAM
 from jspec.text.detokenizer import Detokenizer
@@ -49,20 +51,25 @@ class TimedRun:
         return functools.reduce(operator.add, (result.stats for result in self.results))
 
 
-def run(
-    checkpoints: pathlib.Path | None, draft: str | None, speculation: jspec.Speculation, params: jspec.SamplingParams
-):
-    """Complete the demo prompts with and without speculation, and print texts and speeds.
+def run(args: argparse.Namespace) -> int:
+    """Complete the demo prompts with and without speculation, and print texts and speeds; returns the exit code.
 
-    Args:
-      checkpoints: a folder that holds target/ and, beside it, one folder for each drafter. None takes the small models
-        that come with jspec.
-      draft: the name of a drafter in that folder, another folder, or ``ngram``. None takes draft/.
-      speculation, params: the settings of speculation and sampling.
+    ``--checkpoints`` holds target/ and, beside it, one folder for each drafter; by default it is the small models that come
+    with jspec. ``--draft`` is the name of a drafter in there, draft/ by default, another folder, or ``ngram``.
     """
+    if args.all and args.draft:
+        raise ValueError(f"--all compares every drafter: leave out --draft {args.draft}")
+    params = jspec.SamplingParams(
+        temperature=args.temperature, top_p=args.top_p, seed=args.seed, max_tokens=args.max_tokens
+    )
+    (compare if args.all else complete)(args, speculation_of(args), params)
+    return 0
+
+
+def complete(args: argparse.Namespace, speculation: jspec.Speculation, params: jspec.SamplingParams):
+    """Complete the demo prompts with and without speculation, and print texts and speeds."""
     console = Console(highlight=False)
-    folder = checkpoints or FAMILY
-    draft = draft or "draft"
+    folder, draft = args.checkpoints or FAMILY, args.draft or "draft"
     console.print(f"[dim]loading and compiling {folder.name}/target, drafted for by {draft} …")
     plain, llm = _load(folder), _load(folder, draft, speculation)
     without, with_drafts = _timed(plain, params), _timed(llm, params)
@@ -74,10 +81,10 @@ def run(
     console.print(_table(without, with_drafts, llm.speculation))
 
 
-def compare(checkpoints: pathlib.Path | None, speculation: jspec.Speculation, params: jspec.SamplingParams):
+def compare(args: argparse.Namespace, speculation: jspec.Speculation, params: jspec.SamplingParams):
     """Complete the demo prompts with every drafter beside the target, and print one line for each."""
     console = Console(highlight=False)
-    folder = checkpoints or FAMILY
+    folder = args.checkpoints or FAMILY
     plain = _timed(_load(folder), params)
     table = Table(box=None)
     for heading in ("drafter", "method", "K", "acceptance length", "by position", "tokens/s", "ratio"):

@@ -83,9 +83,21 @@ def loading(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in LOADING if getattr(args, name) is not None}
 
 
-def run(args: argparse.Namespace, speculation: "jspec.Speculation") -> int:
+def speculation_of(args: argparse.Namespace) -> "jspec.Speculation":
+    """The settings of speculation, which ``cli`` declares."""
+    return jspec.Speculation(
+        num_draft_tokens=args.num_draft_tokens,
+        verify=args.verify,
+        draft_sampling=args.draft_sampling,
+        max_draft_tokens=args.max_draft_tokens,
+        verify_budget=args.verify_budget,
+        lookup=bool(args.lookup),
+    )
+
+
+def run(args: argparse.Namespace) -> int:
     """Complete the prompts, and print the completions in the order of the prompts; returns the exit code."""
-    prompts = _prompts(args)
+    speculation, prompts = speculation_of(args), _prompts(args)
     _check(args, len(prompts))
     options = {**loading(args), "draft": args.draft, "speculation": speculation}
     options["max_batch"] = min(len(prompts), EngineConfig.max_batch) if args.max_batch is None else args.max_batch

@@ -24,7 +24,6 @@ command.py            ``jspec doctor``
 """
 
 from jspec.doctor.checks import Check as Check
-from jspec.doctor.command import run as run
 from jspec.doctor.comparison import Comparison as Comparison
 from jspec.doctor.comparison import compare_with_reference as compare_with_reference
 from jspec.doctor.diagnosis import Diagnosis as Diagnosis

@@ -21,7 +21,7 @@ from jspec.serving.generation.protocol import ChatRequest
 from jspec.serving.generation.respond import RequestSettings, respond
 from jspec.serving.generation.response import GenerationResponse
 from jspec.serving.generation.service import Service
-from jspec.serving.generation.tool_choice import callable_tools, choice_of, name_of
+from jspec.serving.generation.tool_choice import choice_of, name_of
 from jspec.serving.generation.turn_output import TurnOutput
 from jspec.serving.http.auth import Tenant
 from jspec.serving.http.errors import ApiError, require_that
@@ -60,7 +60,7 @@ class ChatTurn:
         )
         if self.choice.kind == "none":
             request.tools = None
-        self._callable = callable_tools(request.tools or [], self.choice)
+        self._callable = [tool for tool in request.tools or [] if self.choice.allows(name_of(tool))]
         has_text = service.llm.tokenizer is not None
         self._tool = tool_format(service.tool_parser) if self._callable and has_text else None
         self._reasoning = reasoning_format(service.reasoning_parser) if has_text else None

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jspec.serving.generation.list_limits import Most, require_few
-from jspec.serving.http.errors import ApiError, shown, wrong
+from jspec.serving.http.errors import ApiError, shown
 
 MAX_REASONS = 8  # errors of a field that are looked at
 MAX_NAME = 64  # characters of a name that an error quotes
@@ -286,14 +286,3 @@ def unread(request: Body, known: Collection[str], unsupported: Unsupported) -> l
 def _same(value: Any, other: Any) -> bool:
     """Equality that distinguishes True from 1."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
-
-
-def token_ids(param: str, value: Any) -> list[int]:
-    """A JSON value as a list of token ids.
-
-    Raises:
-      ApiError: it is not a list of integers.
-    """
-    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        raise wrong(param, value, "a list of token ids")
-    return value

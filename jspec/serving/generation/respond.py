@@ -62,10 +62,13 @@ class RequestSettings:
         """The engine's requests for the completions of one prompt, called ``name`` in error messages.
 
         Raises:
-          ApiError: 400.
+          ApiError: 400; the prompt has no token, or leaves no room for a new one, or a value cannot be served.
         """
         if self.request.truncate_prompt_tokens is None:
-            self.service.require_context(prompt, name)
+            if not prompt:
+                raise ApiError(400, f"{name} is empty: expected at least one token", name)
+            if len(prompt) >= self.service.max_len:
+                raise self.service.too_long(name, len(prompt))
         try:
             return self.service.requests(prompt, self.copies, self.priority, self.salt, self.tenant)
         except (ValueError, TypeError) as error:

@@ -61,11 +61,6 @@ def choice_of(request: ChatRequest) -> ToolChoice:
     return ToolChoice("required" if given == "required" else "auto", several=several)
 
 
-def callable_tools(tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list[Mapping[str, Any]]:
-    """The tools that the model may call."""
-    return [tool for tool in tools if choice.allows(name_of(tool))]
-
-
 def name_of(tool: Mapping[str, Any]) -> str:
     """The name of a tool's function; empty if it has none, which ``chat_prompt`` refuses with its place."""
     function = tool.get("function", tool)

@@ -106,16 +106,12 @@ def _asked(service: Service, http: HttpRequest, body: dict[str, Any], tenant: by
         chat |= {"tools": tools.functions, "tool_choice": choice_of(request.tool_choice, tools)}
     elif request.tool_choice not in (None, "auto", "none"):
         raise wrong("tool_choice", request.tool_choice, "tools beside it")
-    chat |= _reasoning(request) | _format(request)
+    effort = (request.reasoning or {}).get("effort")
+    chat |= ({} if effort is None else {"reasoning_effort": effort}) | _format(request)
     left_out = [*tools.left_out, *unread(request, {*WITHOUT_EFFECT, *PASSED_ON}, UNSUPPORTED)][:8]
     if left_out:
         log.info("%s: ignored %s", http.url.path, ", ".join(left_out))
     return _Asked(request, parsed(ChatRequest, chat, service.most_entries), tools, conversation.messages)
-
-
-def _reasoning(request: ResponsesRequest) -> dict[str, Any]:
-    effort = (request.reasoning or {}).get("effort")
-    return {} if effort is None else {"reasoning_effort": effort}
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any]:

@@ -60,5 +60,5 @@ def _start_by_ray(args: argparse.Namespace, group: dict[str, Any]) -> Callable[[
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
     """The options of a worker: those of its supervisor, with the API keys of the supervisor's environment."""
-    options = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
+    options = {name: value for name, value in vars(args).items() if name != "command"}
     return {**options, "api_key": keys_of(args)}

@@ -198,11 +198,10 @@ class Grammars:
     def _keep(self, asked: StructuredOutputsParams, grammar: CompiledGrammar):
         self._in_use[asked] = self._newest[asked] = grammar
         self._newest.move_to_end(asked)
-        while len(self._newest) > CACHED_GRAMMARS or self._cached_bytes() > CACHED_BYTES:
+        while (
+            len(self._newest) > CACHED_GRAMMARS or sum(each.num_bytes for each in self._newest.values()) > CACHED_BYTES
+        ):
             self._newest.popitem(last=False)
-
-    def _cached_bytes(self) -> int:
-        return sum(grammar.num_bytes for grammar in self._newest.values())
 
     def _has_left(self, asked: StructuredOutputsParams, shared: _Shared, compilation: Future):
         """Cancel the trial when its last future has been cancelled."""

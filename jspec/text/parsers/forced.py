@@ -166,5 +166,5 @@ class JsonCalls(ToolFormat):
             yield from reader.blanks()
             marker = yield from reader.expect(",", "]")
 
-    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
         raise NotImplementedError("their form is a JSON schema, not a part of a grammar")

@@ -1,7 +1,5 @@
 """Calls as JSON objects between two markers: Hermes, Qwen 2.5, Qwen 3."""
 
-from collections.abc import Sequence
-
 from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.json_text import pass_call
@@ -37,8 +35,8 @@ class Hermes(ToolFormat):
             if (yield from reader.peek()) != "{":
                 raise BrokenError
 
-    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        return grammar.repeated(grammar.json_objects(functions, f"{BEGIN}\n", f"\n{END}"), "\n", several)
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
+        return grammar.json_object(function, f"{BEGIN}\n", f"\n{END}")
 
 
 HERMES = Hermes()

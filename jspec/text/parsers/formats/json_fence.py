@@ -1,7 +1,5 @@
 """Calls as JSON in a fence, or bare: Qwen 2.5 Coder, whatever its chat template asks for."""
 
-from collections.abc import Sequence
-
 from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.json_text import pass_call
@@ -30,8 +28,8 @@ class JsonFence(ToolFormat):
             if (yield from reader.match(FENCE, ",")) == FENCE:
                 return
 
-    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        return grammar.repeated(grammar.json_objects(functions, f"{FENCE}json\n", f"\n{FENCE}"), "\n", several)
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
+        return grammar.json_object(function, f"{FENCE}json\n", f"\n{FENCE}")
 
 
 JSON_FENCE = JsonFence()

@@ -1,7 +1,5 @@
 """Calls as bare JSON objects: Llama 3 and 4."""
 
-from collections.abc import Sequence
-
 from jspec.text.parsers.call_grammar import CallGrammar, Function
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.json_text import pass_call
@@ -20,6 +18,7 @@ class Llama3Json(ToolFormat):
     markers = (TAG,)
     begins = (TAG,)
     plain_begins = ("{",)
+    between = "; "
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, opened = calls.reader, begin == "{"
@@ -31,8 +30,8 @@ class Llama3Json(ToolFormat):
             yield from reader.blanks()
             yield from reader.expect(";", ",")
 
-    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        return grammar.repeated(grammar.json_objects(functions, "", "", "parameters"), "; ", several)
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
+        return grammar.json_object(function, key="parameters")
 
 
 LLAMA3_JSON = Llama3Json()

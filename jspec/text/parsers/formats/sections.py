@@ -35,6 +35,7 @@ class SectionCalls(ToolFormat):
     def __post_init__(self):
         object.__setattr__(self, "markers", (*self.opens, *self.closes, self.call, self.separator, self.call_end))
         object.__setattr__(self, "begins", (*self.opens, self.call))
+        object.__setattr__(self, "between", NEWLINE)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, marker = calls.reader, begin
@@ -72,10 +73,9 @@ class SectionCalls(ToolFormat):
         calls.end((yield from pass_arguments(calls, (*stops, *fence))))
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = [self._grammar_of_call(grammar, function) for function in functions]
-        return grammar.around(self.opens[0], grammar.repeated(calls, NEWLINE, several), self.closes[0])
+        return grammar.around(self.opens[0], super().grammar(grammar, functions, several), self.closes[0])
 
-    def _grammar_of_call(self, grammar: CallGrammar, function: Function) -> str:
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
         name, arguments = function.name, grammar.json(function.parameters)
         if self.fenced:
             begin, end = f"{self.call}function{self.separator}{name}\n```json\n", f"\n```{self.call_end}"

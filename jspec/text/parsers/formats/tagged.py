@@ -52,6 +52,7 @@ class TaggedCalls(ToolFormat):
         of_calls = (self.call, self.call_end, self.parameter, self.parameter_end)
         object.__setattr__(self, "markers", (*self.opens, *self.closes, *of_calls))
         object.__setattr__(self, "begins", (*self.opens, self.call) if self.bare else self.opens)
+        object.__setattr__(self, "between", "\n" if self.bare else NEWLINE)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, marker = calls.reader, begin
@@ -105,15 +106,13 @@ class TaggedCalls(ToolFormat):
         return ended.removeprefix("\n")
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = [self._grammar_of_call(grammar, function) for function in functions]
-        if self.bare:
-            return grammar.repeated([self._between(grammar, call) for call in calls], "\n", several)
-        return self._between(grammar, grammar.repeated(calls, NEWLINE, several))
+        calls = super().grammar(grammar, functions, several)
+        return calls if self.bare else self._within(grammar, calls)
 
-    def _between(self, grammar: CallGrammar, calls: str) -> str:
+    def _within(self, grammar: CallGrammar, calls: str) -> str:
         return grammar.around(self.opens[0], f"{NEWLINE} {calls} {NEWLINE}", self.closes[0])
 
-    def _grammar_of_call(self, grammar: CallGrammar, function: Function) -> str:
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
         quote = json.dumps('"') if self.quoted else ""
 
         def argument(key: str, value: str, is_string: bool) -> str:
@@ -124,7 +123,8 @@ class TaggedCalls(ToolFormat):
         raw = RawArguments(grammar, function, self.parameter_end, self.markers, self.newlines, self.typed)
         arguments = f"{NEWLINE} {raw.all(argument)}"
         name = json.dumps(function.name) if self.quoted else function.name
-        return grammar.around(f"{self.call}{name}>", arguments, self.call_end)
+        call = grammar.around(f"{self.call}{name}>", arguments, self.call_end)
+        return self._within(grammar, call) if self.bare else call
 
 
 def _head(text: str) -> tuple[str, str | None]:
