@@ -53,7 +53,7 @@ KNOWS = {
     "doctor": FOUNDATION
     | {"checkpoints", "drafting", "hub", "llm", "loading", "models", "sampling", "text", "train.block_attention"}
     | {"train.ttt_attention"},
-    "cli": FOUNDATION | {"bench", "commands", "doctor", "serving", "train"},
+    "cli": FOUNDATION | {"bench", "commands", "serving", "train"},
 }
 
 # Inside of the largest parts: every folder, and the other folders of the part that it imports, also under TYPE_CHECKING.

@@ -9,11 +9,10 @@ from typing import Any
 
 from jspec._validation import require
 from jspec.bench.arrivals import send_times
-from jspec.bench.dataset_options import dataset_of
 from jspec.bench.datasets import Dataset
 from jspec.bench.figures import goodput_limits, metrics_of, percentiles_of
 from jspec.bench.plot import check_plot
-from jspec.bench.sampling_options import sampling_of
+from jspec.bench.request_options import dataset_of, sampling_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,7 @@ import argparse
 import importlib.util
 import pathlib
 
-from jspec.bench.dataset_options import add_dataset_options
-from jspec.bench.sampling_options import add_sampling_options
+from jspec.bench.request_options import add_dataset_options, add_sampling_options
 
 PACKAGES = ("aiohttp", "prometheus_client")  # of the extra ``bench``; a run needs both
 BACKENDS = ("openai", "openai-chat")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from jspec._validation import require
-from jspec.bench.dataset_options import dataset_of
 from jspec.bench.datasets import Sample
 from jspec.bench.engine_options import engine_record, params_of
 from jspec.bench.files import write_json
+from jspec.bench.request_options import dataset_of
 from jspec.commands.model_args import chosen_model
 from jspec.sampling.request_keys import request_keys
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from jspec._validation import LARGEST_INT
 from jspec.engine.request import Request
+from jspec.outputs import Delta, Result
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.sampling.thinking import ThinkingBudget
 from jspec.serving.generation.chat_prompt import prompt_of
@@ -22,17 +23,38 @@ from jspec.serving.generation.respond import RequestSettings, respond
 from jspec.serving.generation.response import GenerationResponse
 from jspec.serving.generation.service import Service
 from jspec.serving.generation.tool_choice import choice_of, name_of
-from jspec.serving.generation.turn_output import TurnOutput
 from jspec.serving.http.auth import Tenant
 from jspec.serving.http.errors import ApiError, require_that
 from jspec.text.chat_messages import plain_messages
 from jspec.text.parsers import forced
-from jspec.text.parsers.blocks import Blocks
+from jspec.text.parsers.blocks import Blocks, Step
 from jspec.text.parsers.calls import NAME
-from jspec.text.parsers.parser import make_parser
+from jspec.text.parsers.parser import OutputParser, make_parser
 from jspec.text.parsers.registry import reasoning_format, tool_format
 
 PROMPT_END = 256  # tokens of what the template writes before the model's text, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnOutput:
+    """Parses one text of a turn and collects its blocks: reasoning, text and calls.
+
+    Attributes:
+      parser: of the text.
+      blocks: those that have begun.
+    """
+
+    parser: OutputParser
+    blocks: Blocks
+
+    def add(self, new: Delta | Result) -> Iterator[Step]:
+        """The steps of the next delta, or of a whole text; the last delta has the result."""
+        result = new if isinstance(new, Result) else new.result
+        events = self.parser.feed(new.text or "", new.token_ids)
+        if result is None:
+            return self.blocks.add(events)
+        events = [*events, *self.parser.finish(ended=not result.was_cut)]
+        return self.blocks.add(events, ended=True, complete=result.finish_reason != "length")
 
 
 class ChatTurn:

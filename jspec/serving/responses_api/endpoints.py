@@ -1,6 +1,5 @@
 """``/v1/responses``: the endpoints."""
 
-import dataclasses
 import functools
 import json
 import logging
@@ -32,41 +31,25 @@ NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "r
 NAMES |= {"messages": "input"}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """A request, and the chat that asks for the same.
-
-    Attributes:
-      request: its fields.
-      chat: the fields of the chat.
-      tools: of the request.
-      messages: the conversation, without instructions, which do not stay for the next response.
-    """
-
-    request: ResponsesRequest
-    chat: ChatRequest
-    tools: Tools
-    messages: list[dict[str, Any]]
-
-
 async def responses(service: Service, http: HttpRequest) -> Response:
     """The response to a request."""
     with renaming(NAMES):
         tenant = tenant_of(http)
         body = await read_object(service, http)
-        asked = await service.prepare(lambda: _asked(service, http, body, tenant.key))  # items may be many
-        model = service.require_model(asked.request.model)
-        turn = ChatTurn(service, asked.chat, tenant)
+        asked = await service.prepare(lambda: _read(service, http, body, tenant.key))  # items may be many
+        request, chat, tools, conversation = asked
+        model = service.require_model(request.model)
+        turn = ChatTurn(service, chat, tenant)
 
         def make(requests: list[Request]) -> ResponsesResponse:
-            own_id, before = uuid.uuid4().hex, json_of(asked.messages)  # several requests may have one ``x-request-id``
+            own_id, before = uuid.uuid4().hex, json_of(conversation)  # several requests may have one ``x-request-id``
 
             def store(response: bytes, message: bytes, items: Mapping[str, bytes]):
-                if asked.request.store is not False:
-                    messages = (before[:-1] + b"," if asked.messages else b"[") + message + b"]"
+                if request.store is not False:
+                    messages = (before[:-1] + b"," if conversation else b"[") + message + b"]"
                     service.stored_responses.add(f"{PREFIX}{own_id}", Stored(tenant.key, messages, response, items))
 
-            return ResponsesResponse(turn, model, requests, own_id, asked.request, asked.tools, store)
+            return ResponsesResponse(turn, model, requests, own_id, request, tools, store)
 
         return await turn.respond(http, make)
 
@@ -85,7 +68,11 @@ async def forget_response(service: Service, http: HttpRequest) -> Response:
     return JSONResponse({"id": id, "object": "response", "deleted": True})
 
 
-def _asked(service: Service, http: HttpRequest, body: dict[str, Any], tenant: bytes) -> _Asked:
+def _read(
+    service: Service, http: HttpRequest, body: dict[str, Any], tenant: bytes
+) -> tuple[ResponsesRequest, ChatRequest, Tools, list[dict[str, Any]]]:
+    """The request, the chat that asks for the same, the tools, and the conversation without instructions, which do not stay
+    for the next response."""
     request = read_fields(ResponsesRequest, body, service.most_entries)
     if request.background:
         raise wrong("background", True, "false; jspec answers while the client waits")
@@ -111,7 +98,7 @@ def _asked(service: Service, http: HttpRequest, body: dict[str, Any], tenant: by
     left_out = [*tools.left_out, *unread(request, {*WITHOUT_EFFECT, *PASSED_ON}, UNSUPPORTED)][:8]
     if left_out:
         log.info("%s: ignored %s", http.url.path, ", ".join(left_out))
-    return _Asked(request, parsed(ChatRequest, chat, service.most_entries), tools, conversation.messages)
+    return request, parsed(ChatRequest, chat, service.most_entries), tools, conversation.messages
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any]:
