@@ -1,8 +1,9 @@
 """The results of a request: completion, deltas, log-probabilities and the statistics of speculation."""
 
 import dataclasses
+import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 # The source of a token: an accepted draft; the recovered token after a rejected draft (``correction``); the bonus token
 # after drafts that were all accepted; the target alone, in a round without drafts.
@@ -111,6 +112,11 @@ class Stats:
             tuple(map(operator.add, self.drafted_per_position, other.drafted_per_position)),
             self.num_steps_past_draft_limit + other.num_steps_past_draft_limit,
         )
+
+
+def total_stats(stats: Iterable[Stats]) -> Stats:
+    """The statistics of several requests together, of one at least."""
+    return functools.reduce(operator.add, stats)
 
 
 @dataclasses.dataclass(frozen=True)

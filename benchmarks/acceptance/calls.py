@@ -11,10 +11,8 @@ drafter's own drafts are all there is. Jump-forward tokens count as drafts.
 
 import argparse
 import contextlib
-import functools
 import itertools
 import json
-import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from unittest import mock
@@ -25,6 +23,7 @@ import jspec
 from benchmarks.acceptance.editing import pieces
 from benchmarks.report.markdown import table
 from jspec.commands.demo import FAMILY
+from jspec.outputs import total_stats
 from jspec.text.grammar.constraint import GrammarConstraint
 from jspec.text.parsers.forced import CallForms
 from jspec.text.parsers.registry import tool_format
@@ -60,7 +59,7 @@ def tokens_per_round(llm: jspec.LLM, prompts: Sequence[Sequence[int]], temperatu
     )
     done = jspec.generate(llm, [list(prompt) for prompt in prompts], params, key=jax.random.key(0))
     assert isinstance(done, list)
-    stats = functools.reduce(operator.add, (one.stats for one in done))
+    stats = total_stats(one.stats for one in done)
     return sum(len(one.token_ids) for one in done) / stats.num_steps
 
 

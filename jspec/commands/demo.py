@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import functools
 import importlib.resources
-import operator
 import pathlib
 import time
 import warnings
@@ -16,6 +15,7 @@ from rich.text import Text
 import jspec
 from jspec.commands.generate import speculation_of
 from jspec.llm import LLM
+from jspec.outputs import total_stats
 from jspec.registry import NGRAM
 from jspec.text.detokenizer import Detokenizer
 
@@ -48,7 +48,7 @@ class TimedRun:
 
     @property
     def stats(self) -> jspec.Stats:
-        return functools.reduce(operator.add, (result.stats for result in self.results))
+        return total_stats(result.stats for result in self.results)
 
 
 def run(args: argparse.Namespace) -> int:

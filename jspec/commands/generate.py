@@ -2,9 +2,7 @@
 
 import argparse
 import contextlib
-import functools
 import json
-import operator
 import pathlib
 import sys
 import time
@@ -15,6 +13,7 @@ from jspec.commands.model_args import add_download_option
 from jspec.commands.terminal import Screen, opened, summary
 from jspec.commands.warming import warm_up
 from jspec.config import EngineConfig
+from jspec.outputs import total_stats
 from jspec.text.chat_template import read_template
 from jspec.text.token_spans import TokenSpans
 
@@ -116,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
             if len(prompts) > 1:
                 print(f"==> prompt {index}: {_shown(prompt)} ({result.finish_reason}, {len(result.token_ids)} tokens)")
             print(result.token_ids if result.text is None else result.text)
-    stats = functools.reduce(operator.add, (result.stats for result in results))
+    stats = total_stats(result.stats for result in results)
     print(f"acceptance length {stats.mean_acceptance_length:.2f}", file=sys.stderr)
     return 0
 

@@ -16,7 +16,7 @@ from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.config.heads import DraftConfig
 from jspec.doctor import checks
 from jspec.doctor.checks import Check
-from jspec.doctor.rounding import RoundingCost, require_original, total
+from jspec.doctor.rounding import RoundingCost, require_original
 from jspec.doctor.trials import Text
 from jspec.doctor.variants import Trial, try_variants
 from jspec.drafting.methods import drafter_for, method_of
@@ -27,7 +27,7 @@ from jspec.loading.memory_budget import ModelMemory
 from jspec.loading.pair import Path, build_draft_module, check_compatible, open_checkpoints
 from jspec.models import build
 from jspec.models.products import kernels_of
-from jspec.outputs import Stats
+from jspec.outputs import Stats, total_stats
 from jspec.registry import MTP
 from jspec.sampling.params import SamplingParams
 from jspec.text.prompts import checked_ids
@@ -175,7 +175,7 @@ def diagnose(
         model.kv_rounding = None
         _, others = _serve(model, known, params, tokens, speculation, plain, max_tokens)
         costs.append(RoundingCost(f"cache of the target in {engine.kv_cache_dtype}", served, others))
-    together = total(served)
+    together = total_stats(served)
     products = tuple(kernels_of(model, speculation.most_draft_tokens + 1))
     return Diagnosis(*verdict(together, trials, assumed), tuple(results), together, trials, tuple(costs), products)
 

@@ -5,15 +5,13 @@ the prompts: each is left out in turn (a jackknife; Tukey, 1958). So whatever mo
 that is easy to draft, is no part of it."""
 
 import dataclasses
-import functools
-import operator
 from collections.abc import Sequence
 
 import numpy as np
 
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.config.heads import DraftConfig
-from jspec.outputs import Stats
+from jspec.outputs import Stats, total_stats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +66,7 @@ class RoundingCost:
 
 
 def _length(stats: Sequence[Stats]) -> float:
-    return total(stats).mean_acceptance_length
-
-
-def total(stats: Sequence[Stats]) -> Stats:
-    """The statistics of all prompts together."""
-    return functools.reduce(operator.add, stats)
+    return total_stats(stats).mean_acceptance_length
 
 
 def require_original(original: Checkpoint, draft: Checkpoint):
