@@ -138,10 +138,10 @@ class Session:
                 "new token; /reset clears the conversation, and --max-len gives room for a longer one"
             )
         sampling = {**self._sampling}
-        if self._format.is_known:
+        if self._format.tokens is not None:
             sampling["skip_special_tokens"] = False  # among which may be markers
         request, result = self._llm.engine.request(prompt, **sampling), None
-        self._reply, start = self._format.reply(prompt), time.perf_counter()
+        self._reply, start = Reply(self._format, prompt), time.perf_counter()
         with contextlib.closing(self._llm.engine.stream(request)) as deltas:
             for delta in deltas:
                 for piece in self._reply.add(delta):
