@@ -3,6 +3,7 @@
 import argparse
 import importlib
 
+from jspec._validation import require_packages
 from jspec.bench import serve_command
 from jspec.bench.engine_options import add_latency_options, add_throughput_options
 
@@ -26,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; returns the exit code.
+    """Measure; returns the exit code: 1 if no request succeeded, 130 after Ctrl-C.
 
     Raises:
-      ValueError: an option cannot be used, or what is to be measured is not there.
+      ValueError: an option cannot be used, what is to be measured is not there, or a package of the extra is not installed.
     """
     if args.benchmark == "serve":
-        return serve_command.run(args)
-    return importlib.import_module(f"jspec.bench.{args.benchmark}").run(args)  # here, because both import JAX
+        require_packages("bench", "aiohttp", "prometheus_client")
+    return importlib.import_module(f"jspec.bench.{args.benchmark}").run(args)  # which imports these, or JAX
