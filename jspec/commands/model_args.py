@@ -16,40 +16,23 @@ from jspec.registry import MTP, NGRAM
 if TYPE_CHECKING:
     from jspec.llm import LLM
 
-# Option of the command -> argument of ``jspec.load``, where they are the same.
+# Option of the command -> argument of ``jspec.load``; ``max_waiting`` is a server's alone.
 _LOADING = {
     "max_model_len": "max_len",
     "max_num_seqs": "max_batch",
-    "dtype": "dtype",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "activation_dtype": "activation_dtype",
-    "gpu_memory_utilization": "gpu_memory_utilization",
     "num_gpu_blocks_override": "num_pages",
     "block_size": "page_size",
-    "swap_space": "swap_space",
-    "snapshot_every": "snapshot_every",
-    "snapshot_space": "snapshot_space",
-    "max_waiting": "max_waiting",  # only of a server
-    "ngram_corpus": "ngram_corpus",
     "tensor_parallel_size": "tensor_parallel",
     "enable_expert_parallel": "expert_parallel",
-    "download": "download",
 }
+_SAME = ("dtype", "kv_cache_dtype", "activation_dtype", "gpu_memory_utilization", "swap_space", "snapshot_every")
+_SAME += ("snapshot_space", "max_waiting", "ngram_corpus", "download")
+_LOADING |= {name: name for name in _SAME}
 _DRAFT_PARALLEL = "draft_tensor_parallel_size"  # a key of vLLM's --speculative-config
 # vLLM's name of a drafting method -> jspec's. It has called ``mtp`` by the name of each family as well.
-_METHODS = {
-    "deepseek_mtp": MTP,
-    "dflash": "dflash",
-    "dspark": "dspark",
-    "draft_model": "draft_model",
-    "eagle": "eagle",
-    "eagle3": "eagle3",
-    "glm4_moe_lite_mtp": MTP,
-    "medusa": "medusa",
-    "mlp_speculator": "mlp",
-    "mtp": MTP,
-    "ngram": NGRAM,
-    "parallel": "parallel",
+_METHODS = {"mlp_speculator": "mlp", "deepseek_mtp": MTP, "glm4_moe_lite_mtp": MTP}
+_METHODS |= {
+    name: name for name in ("dflash", "dspark", "draft_model", "eagle", "eagle3", "medusa", MTP, NGRAM, "parallel")
 }
 _IN_TARGET = (MTP, NGRAM)  # methods that need no checkpoint beside the target's
 

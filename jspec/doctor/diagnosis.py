@@ -243,18 +243,16 @@ def token_ids(prompts: Sequence[Prompt], tokenizer, target: ModelConfig, chat: b
     longest, encoded = min(LONGEST_PROMPT, target.max_position // 2), []
     for number, prompt in enumerate(prompts):
         if isinstance(prompt, str) and chat:
-            prompt = _as_message(tokenizer, prompt)
+            message = [{"role": "user", "content": prompt}]
+            prompt = tokenizer.apply_chat_template(
+                message, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
         ids = tokenizer.encode(prompt) if isinstance(prompt, str) and tokenizer is not None else list(prompt)
         ids = checked_ids(ids, target.vocab_size, f"prompt {number}")
         if not ids:
             raise ValueError("prompts has an empty one: expected at least one token each")
         encoded.append(ids[-longest:])
     return encoded
-
-
-def _as_message(tokenizer, text: str) -> list[int]:
-    message = [{"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
 
 
 def engine_config(target: ModelConfig, tokens: Sequence[Sequence[int]], max_tokens: int, dtype: str) -> EngineConfig:

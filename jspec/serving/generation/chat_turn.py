@@ -97,8 +97,12 @@ class ChatTurn:
         known = "nothing; no format of this model's reasoning is known (--reasoning-parser)"
         require_that(count is None or self._reasoning is not None, "thinking_token_budget", count, known)
         self._given = RequestSettings.of(service, request, 1, tenant)
-        if self.choice.is_forced:
-            self._forget_format()
+        if (
+            self.choice.is_forced
+        ):  # instead of an answer, whose form clients send beside it; one of vLLM's is of all the text
+            form = request.structured_outputs
+            require_that(not form, "structured_outputs", form, "nothing beside a tool_choice that forces calls")
+            request.response_format = None
 
     def settings(self) -> RequestSettings:
         """The settings of the engine's requests, once the prompt is known. This may take long."""
@@ -190,16 +194,6 @@ class ChatTurn:
         """The text of the prompt from the model's turn on, or more."""
         size = PROMPT_END + len(self._begun.encode(errors="replace"))  # a token has at least a byte
         return self.service.decoded(self.prompt[-size:])
-
-    def _forget_format(self):
-        """Leave out the form of an answer, because a call is forced instead of one; clients that force a call send both.
-
-        Raises:
-          ApiError: 400; the request has a form of vLLM's, which is of the whole text.
-        """
-        given = self.request.structured_outputs
-        require_that(not given, "structured_outputs", given, "nothing beside a tool_choice that forces calls")
-        self.request.response_format = None
 
     def _form_beside_calls(self, form: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
         """The form of a text that may have calls: strict tools make one, and another one's place may be taken by calls."""

@@ -5,9 +5,7 @@ from typing import Any, TypeVar
 
 from jspec.text.parsers.formats.gemma4 import GEMMA4
 from jspec.text.parsers.formats.glm45 import GLM45
-from jspec.text.parsers.formats.hermes import HERMES
-from jspec.text.parsers.formats.json_fence import JSON_FENCE
-from jspec.text.parsers.formats.llama3_json import LLAMA3_JSON
+from jspec.text.parsers.formats.json_objects import HERMES, JSON_FENCE, LLAMA3_JSON
 from jspec.text.parsers.formats.mistral import MISTRAL
 from jspec.text.parsers.formats.openai import OPENAI, OPENAI_GPTOSS
 from jspec.text.parsers.formats.pythonic import PYTHONIC
