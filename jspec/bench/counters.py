@@ -79,8 +79,8 @@ def counter_growth(before: Counters | None, after: Counters | None) -> Counters 
         after.accepted_tokens - before.accepted_tokens,
         tuple(now - then for then, now in zip(older, newer, strict=True)),
     )
-    known = growth.drafts > 0 and growth.draft_tokens > 0 and min(growth.accepted_tokens, *growth.accepted_at, 0) >= 0
-    return growth if known else None
+    grew = growth.drafts > 0 and growth.draft_tokens > 0 and min(growth.accepted_tokens, *growth.accepted_at, 0) >= 0
+    return growth if grew else None
 
 
 async def read_counters(session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> Counters | None:

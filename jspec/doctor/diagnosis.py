@@ -150,31 +150,31 @@ def diagnose(
     engine = engine_config(config, tokens, max_tokens, dtype)
     with warnings.catch_warnings():  # the checks report the same
         warnings.simplefilter("ignore", UserWarning)
-        known = with_positions(config, given, engine.max_len)
-        speculation = with_available_drafts(Speculation(num_draft_tokens), known)
-    results += [checks.position_limit(config, given, known), *checks.head_inputs(config, known, options)]
-    plain = _with_pages(engine, config, known, speculation)
+        used = with_positions(config, given, engine.max_len)
+        speculation = with_available_drafts(Speculation(num_draft_tokens), used)
+    results += [checks.position_limit(config, given, used), *checks.head_inputs(config, used, options)]
+    plain = _with_pages(engine, config, used, speculation)
     engine = with_kv_cache_dtype(dataclasses.replace(engine, kv_cache_dtype=kv_cache_dtype), target_checkpoint)
-    engine = _with_pages(engine, config, known, speculation)
+    engine = _with_pages(engine, config, used, speculation)
     rounding = kv_rounding(engine, target_checkpoint)
 
     model = build(config.for_length(engine.max_len), target_checkpoint.language_model(dtype)[1], dtype)
     model.kv_rounding = rounding
     params = dict(draft_checkpoint.params(dtype))
-    texts, served = _serve(model, known, params, tokens, speculation, engine, max_tokens)
+    texts, served = _serve(model, used, params, tokens, speculation, engine, max_tokens)
     _require_enough(texts)
-    results += checks.draft_vocabulary(known, params, texts)
-    trials = try_variants(model, known, params, texts, speculation.most_draft_tokens, dtype, options)
+    results += checks.draft_vocabulary(used, params, texts)
+    trials = try_variants(model, used, params, texts, speculation.most_draft_tokens, dtype, options)
     costs = []
     if original is not None:
-        whole = with_positions(config, original.config, engine.max_len)
-        _, others = _serve(model, whole, original.params(dtype), tokens, speculation, engine, max_tokens)
+        original_config = with_positions(config, original.config, engine.max_len)
+        _, unrounded = _serve(model, original_config, original.params(dtype), tokens, speculation, engine, max_tokens)
         stored = f"in {given.quantization}" if given.quantization else "as stored"
-        costs.append(RoundingCost(f"weights of the draft {stored}", served, others))
+        costs.append(RoundingCost(f"weights of the draft {stored}", served, unrounded))
     if rounding is not None:
         model.kv_rounding = None
-        _, others = _serve(model, known, params, tokens, speculation, plain, max_tokens)
-        costs.append(RoundingCost(f"cache of the target in {engine.kv_cache_dtype}", served, others))
+        _, unrounded = _serve(model, used, params, tokens, speculation, plain, max_tokens)
+        costs.append(RoundingCost(f"cache of the target in {engine.kv_cache_dtype}", served, unrounded))
     together = total_stats(served)
     products = tuple(kernels_of(model, speculation.most_draft_tokens + 1))
     return Diagnosis(*verdict(together, trials, assumed), tuple(results), together, trials, tuple(costs), products)

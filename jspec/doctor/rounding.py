@@ -71,13 +71,13 @@ def _length(stats: Sequence[Stats]) -> float:
 
 def require_original(original: Checkpoint, draft: Checkpoint):
     """Raise a ValueError unless ``original`` is a draft like ``draft`` whose weights are not quantised."""
-    config, given = original.config, draft.config
+    config, quantized = original.config, draft.config
     if config.quantization is not None:
         raise ValueError(
             f"draft_reference={original.folder.given!r}: its weights are {config.quantization}: expected the original, "
             "whose weights are not quantised"
         )
-    if type(config) is not type(given) or _apart_from_quantization(config) != _apart_from_quantization(given):
+    if type(config) is not type(quantized) or _apart_from_quantization(config) != _apart_from_quantization(quantized):
         raise ValueError(
             f"draft_reference={original.folder.given!r}: expected the draft that {draft.folder.given!r} was made from, and "
             "it has another config"

@@ -206,12 +206,12 @@ def read_fields(kind: type[B], body: dict[str, Any], most: Mapping[str, Most]) -
       ApiError: 400, with the field's name: it is missing, of another type, or too long.
     """
     # None means the default, except for max_tokens, where it means no limit.
-    given = {name: value for name, value in body.items() if value is not None or name == "max_tokens"}
-    require_few(kind, given, most)
+    fields = {name: value for name, value in body.items() if value is not None or name == "max_tokens"}
+    require_few(kind, fields, most)
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(fields)
     except ValidationError as error:
-        raise _refusal(error, given) from None
+        raise _refusal(error, fields) from None
 
 
 def _refusal(error: ValidationError, given: Mapping[str, Any]) -> ApiError:

@@ -117,12 +117,12 @@ async def respond(
 
     async def generate() -> Response:
         service.require_room(tenant_of(http).name)  # before any work
-        known = settings if isinstance(settings, RequestSettings) else await service.prepare(settings)
+        checked = settings if isinstance(settings, RequestSettings) else await service.prepare(settings)
         try:
-            grammar = await service.grammar(known.copies[0].structured_outputs)
+            grammar = await service.grammar(checked.copies[0].structured_outputs)
         except ValueError as error:
             raise of_value_error(error, request) from None
-        prepared = await service.prepare(lambda: prepare(known))
+        prepared = await service.prepare(lambda: prepare(checked))
         if not request.stream:
             require_bounded(service, prepared.requests)
         del grammar  # the requests hold it

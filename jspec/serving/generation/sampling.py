@@ -76,9 +76,9 @@ def _max_tokens(request: GenerationRequest) -> int | None:
         return 1  # which the response leaves out
     if not isinstance(request, ChatRequest) or request.max_completion_tokens is None:
         return request.max_tokens
-    given = request.max_completion_tokens
-    require_that(given >= 1, "max_completion_tokens", given, "an integer of at least 1")
-    return given
+    newer = request.max_completion_tokens
+    require_that(newer >= 1, "max_completion_tokens", newer, "an integer of at least 1")
+    return newer
 
 
 def _logit_bias(request: GenerationRequest) -> dict[int, float]:
@@ -125,8 +125,8 @@ def _check_sizes(request: GenerationRequest, limits: Limits):
         message = f"{name} has a text of {longest} characters: expected at most {limits.max_stop_length}"
         raise ApiError(400, f"{message} (--max-stop-length)", name)
     options = request.stream_options
-    given = options and options.model_dump(exclude_none=True)
-    require_that(options is None or bool(request.stream), "stream_options", given, "stream=true beside it")
+    shown = options and options.model_dump(exclude_none=True)
+    require_that(options is None or bool(request.stream), "stream_options", shown, "stream=true beside it")
 
 
 def structured_outputs_of(request: GenerationRequest, limits: Limits) -> StructuredOutputsParams | None:

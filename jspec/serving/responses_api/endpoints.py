@@ -102,15 +102,15 @@ def _read(
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any]:
-    given = (request.text or {}).get("format")
-    if given is None or given == {"type": "text"}:
+    form = (request.text or {}).get("format")
+    if form is None or form == {"type": "text"}:
         return {}
-    if given == {"type": "json_object"}:
-        return {"response_format": given}
-    if isinstance(given, dict) and given.get("type") == "json_schema" and isinstance(given.get("schema"), dict):
-        return {"response_format": {"type": "json_schema", "json_schema": {"schema": given["schema"]}}}
+    if form == {"type": "json_object"}:
+        return {"response_format": form}
+    if isinstance(form, dict) and form.get("type") == "json_schema" and isinstance(form.get("schema"), dict):
+        return {"response_format": {"type": "json_schema", "json_schema": {"schema": form["schema"]}}}
     kinds = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "name": "..", "schema": {..}}'
-    raise wrong("text.format", given, kinds)
+    raise wrong("text.format", form, kinds)
 
 
 def _stored(service: Service, id: str, tenant: bytes, param: str | None) -> Stored:

@@ -35,8 +35,8 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
     _require_variables("default_chat_template_kwargs", variables)
     _require_variables("template_kwargs", args.template_kwargs or ())
     for option, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
-        given = getattr(args, option)
-        require(given in (AUTO, NONE, *known), option, given, f"auto, none, or one of {', '.join(sorted(known))}")
+        name = getattr(args, option)
+        require(name in (AUTO, NONE, *known), option, name, f"auto, none, or one of {', '.join(sorted(known))}")
 
     def load() -> Service:
         llm = model.load()
@@ -70,12 +70,12 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
 
 def sampling_defaults(params: SamplingParams) -> str:
     """What the checkpoint's generation_config.json says of requests that leave a field open, in one line."""
-    own = SamplingParams()
-    fields = ((name, value) for name, value in dataclasses.asdict(params).items() if value != getattr(own, name))
+    defaults = SamplingParams()
+    fields = ((name, value) for name, value in dataclasses.asdict(params).items() if value != getattr(defaults, name))
     adopted = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in fields]
     if not adopted:
         return "a field of sampling that a request leaves out has jspec's default"
-    penalised = params.repetition_penalty != own.repetition_penalty
+    penalised = params.repetition_penalty != defaults.repetition_penalty
     hint = ", so that temperature 0 is not the argmax of the model's own logits" if penalised else ""
     return f"sampling defaults are those of generation_config.json, {', '.join(adopted)}{hint} (--generation-config)"
 

@@ -161,12 +161,12 @@ class Grammars:
             shared = self._under_way.get(asked) or _Shared()
             compilation = Compilation(shared)
             try:
-                known = self._known(asked)
+                cached = self._known(asked)
             except ValueError as error:
                 compilation.set_exception(error)
                 return compilation
-            if known is not None:
-                compilation.set_result(known)
+            if cached is not None:
+                compilation.set_result(cached)
                 return compilation
             shared.waiting.append(compilation)
             if asked not in self._under_way:
@@ -261,7 +261,7 @@ class Grammars:
         ends = self._eos_token_ids or [getattr(tokenizer, "eos_token_id", None)]
         if ends == [None]:
             raise ValueError("structured_outputs: the checkpoint names no token that ends a text (eos_token_id)")
-        most = max(self._vocab_size, max(tokenizer.get_vocab().values(), default=0) + 1)
+        num_tokens = max(self._vocab_size, max(tokenizer.get_vocab().values(), default=0) + 1)
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if not hasattr(backend, "to_str"):
             raise ValueError(
@@ -271,7 +271,7 @@ class Grammars:
         backend = copy.copy(backend)
         backend.no_padding()
         backend.no_truncation()
-        return {"tokenizer": backend.to_str(), "vocab_size": most, "eos_token_ids": ends}
+        return {"tokenizer": backend.to_str(), "vocab_size": num_tokens, "eos_token_ids": ends}
 
     @functools.cached_property
     def _process(self) -> GrammarProcess:

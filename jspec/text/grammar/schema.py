@@ -134,10 +134,10 @@ def referred(reference: str, root: Any) -> Any:
     """The schema of ``#/$defs/name``; None for another document's or a missing one."""
     if not reference.startswith("#"):
         return None
-    found = root
+    schema = root
     for part in filter(None, reference[1:].split("/")):
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
+        schema = schema.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+    return schema
 
 
 def escaped(name: str) -> str:

@@ -163,6 +163,6 @@ def _limit(seconds: float, memory: int):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(FileNotFoundError), open("/proc/self/statm") as file:  # Linux alone has it
         used = int(file.read().split()[0]) * resource.getpagesize()
-        most = used + memory + STACK + ARENA
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        addresses = used + memory + STACK + ARENA
+        resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses))
     signal.setitimer(signal.ITIMER_PROF, seconds)  # finer than RLIMIT_CPU; its signal ends the process

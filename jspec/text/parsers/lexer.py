@@ -61,8 +61,8 @@ class MarkerTokens:
         return self.tables[key]
 
     def _table(self, markers: tuple[str, ...], kept: tuple[str, ...]) -> "Table":
-        known = set(self.texts.values())
-        single = [marker for marker in dict.fromkeys(markers) if marker in known]
+        added = set(self.texts.values())
+        single = [marker for marker in dict.fromkeys(markers) if marker in added]
         characters = {marker: chr(ord(FIRST) + i) for i, marker in enumerate(single)}
         stands = dict[int, tuple[str, str]]()
         for token, text in self.texts.items():

@@ -80,19 +80,19 @@ class RawArguments:
         types = self._types.get(name, frozenset())
         if types and "string" not in types:
             return argument(key, self._until_end([self.grammar.json_of(schema, self.function.parameters)]), False)
-        found = branches(schema, self.function.parameters)
-        strings = [branch for branch in found if branch.get("type") == "string"]
-        others = [branch for branch in found if branch.get("type", "string") != "string"]
-        choices = [choice for branch in found for choice in branch.get("enum", ())]
+        alternatives = branches(schema, self.function.parameters)
+        strings = [branch for branch in alternatives if branch.get("type") == "string"]
+        other_branches = [branch for branch in alternatives if branch.get("type", "string") != "string"]
+        choices = [choice for branch in alternatives for choice in branch.get("enum", ())]
         if not self.typed:
-            return argument(key, self._text(strings, others, choices, types), True)
+            return argument(key, self._text(strings, other_branches, choices, types), True)
         texts = [choice for choice in choices if isinstance(choice, str)]
         values = [choice for choice in choices if not isinstance(choice, str)]
-        ways, others = [], [*others, *([{"enum": values}] if values else [])]
+        ways, other_branches = [], [*other_branches, *([{"enum": values}] if values else [])]
         if strings or texts:
             ways.append(argument(key, self._text(strings, [], texts, frozenset({"string"})), True))
-        if others:
-            ways.append(argument(key, self._until_end(self._json(others)), False))
+        if other_branches:
+            ways.append(argument(key, self._until_end(self._json(other_branches)), False))
         return self.grammar.any_of(ways)
 
     def _text(self, strings: list[Branch], others: list[Branch], choices: list[Any], types: Types) -> str:

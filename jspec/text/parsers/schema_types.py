@@ -33,12 +33,12 @@ def functions_by_name(tools: Sequence[Mapping]) -> dict[str, Mapping]:
 
 def parameter_types(function: Mapping) -> dict[str, Types]:
     """The types that a function's schema allows for each parameter; none are known if it is empty."""
-    root, known = function.get("parameters"), dict[str, Types]()
+    root, types = function.get("parameters"), dict[str, Types]()
     for schema in _reached(root, root):
         properties = schema.get("properties")
         for name, parameter in properties.items() if isinstance(properties, Mapping) else ():
-            known[str(name)] = known.get(str(name), frozenset()) | _types(parameter, root)
-    return known
+            types[str(name)] = types.get(str(name), frozenset()) | _types(parameter, root)
+    return types
 
 
 def _types(schema: Any, root: Any) -> Types:

@@ -110,12 +110,12 @@ class _Values:
         Raises:
           UnheldError: the notation cannot hold the schema.
         """
-        known = json.dumps(schema, sort_keys=True)
-        if known not in self._rules:
-            self._rules[known] = name = self._grammar.reserve()
+        key = json.dumps(schema, sort_keys=True)
+        if key not in self._rules:
+            self._rules[key] = name = self._grammar.reserve()
             ways = [way for branch in branches(schema, self._root) for way in self._ways(branch)]
             self._grammar.define(name, self._grammar.any_of(ways))
-        return self._rules[known]
+        return self._rules[key]
 
     def _ways(self, branch: Branch) -> list[str]:
         kind = branch.get("type")

@@ -129,8 +129,8 @@ class TaggedCalls(ToolFormat):
 
 def _head(text: str) -> tuple[str, str | None]:
     """The name in ``f`` or ``"f"``, and the ``string`` attribute behind it."""
-    found = HEAD.fullmatch(text)
-    return (found[1], found[2]) if found else (text, None)
+    match = HEAD.fullmatch(text)
+    return (match[1], match[2]) if match else (text, None)
 
 
 def _declared(types: Types, is_string: str | None) -> Types:
