@@ -317,20 +317,17 @@ def checkpoint_folder(name: str) -> str:
     return str(folder)
 
 
-def draft_count_of(text: str) -> int | str:
-    """The number of drafts in an option's text, or ``auto``."""
-    return _number_or_auto(text, int, "an integer")
+def _or_auto(kind: Callable[[str], Any], expected: str) -> Callable[[str], Any]:
+    """The value in an option's text: of a kind, or ``auto``."""
+
+    def value_of(text: str) -> Any:
+        try:
+            return text if text == "auto" else kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, or auto") from None
+
+    return value_of
 
 
-def budget_of(text: str) -> float | str:
-    """The verification budget in an option's text: a number of tokens, or ``auto``."""
-    return _number_or_auto(text, float, "a number of tokens")
-
-
-def _number_or_auto(text: str, kind: Callable[[str], Any], expected: str) -> Any:
-    if text == "auto":
-        return text
-    try:
-        return kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, or auto") from None
+draft_count_of = _or_auto(int, "an integer")
+budget_of = _or_auto(float, "a number of tokens")  # of the tokens that the target reads in a round

@@ -83,7 +83,7 @@ def prompt_tokens(
     )
     try:
         if needs_parts(template, small):
-            renders, small = (functools.partial(_text_in_parts, form) for form in (renders, small))
+            renders, small = in_parts(renders), in_parts(small)
         if continue_final_message:
             renders = functools.partial(_continued, renders)
         text = _render(where, written_instructions(conversation, where, small), renders)
@@ -184,11 +184,6 @@ def _text(tokenizer: Any, template: str, options: dict[str, Any], conversation: 
         tokenizer.apply_chat_template, list(conversation), chat_template=template, tokenize=False, **options
     )
     return limited(render, MAX_SECONDS)
-
-
-def _text_in_parts(renders: Callable[[Sequence[dict[str, Any]]], str], conversation: Sequence[dict[str, Any]]) -> str:
-    """The text of a conversation under a template that goes through the parts of each message."""
-    return renders(in_parts(conversation))
 
 
 def _continued(renders: Callable[[Sequence[dict[str, Any]]], str], conversation: Sequence[dict[str, Any]]) -> str:

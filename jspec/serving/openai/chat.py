@@ -39,7 +39,12 @@ class ChatResponse(ChoiceResponse):
         self._turn, self._outputs = turn, [turn.output(shows) for _ in (requests if turn.is_parsed else ())]
 
     def whole(self, index: int, result: Result) -> dict[str, Any]:
-        fields = whole_message(self._outputs[index], result) if self._outputs else {"content": result.text or ""}
+        fields: dict[str, Any] = {"content": result.text or ""}
+        if self._outputs:
+            fields = next_delta(self._outputs[index], result)
+            calls = [{key: call[key] for key in ("id", "type", "function")} for call in fields.pop("tool_calls", ())]
+            content = fields.pop("content", None if calls else "")
+            fields = {"content": content, **fields, **({"tool_calls": calls} if calls else {})}
         return {"message": {"role": "assistant", **fields, "refusal": None}}
 
     def shown(self, index: int, delta: Delta) -> dict[str, Any]:
@@ -109,11 +114,3 @@ def next_delta(output: TurnOutput, new: Delta | Result) -> dict[str, Any]:
     if "reasoning" in delta:  # some clients read one name, and some the other
         delta["reasoning_content"] = delta["reasoning"]
     return {**delta, "tool_calls": list(calls.values())} if calls else delta
-
-
-def whole_message(output: TurnOutput, result: Result) -> dict[str, Any]:
-    """The fields of the whole ``message``; there is no ``tool_calls`` without a call."""
-    delta = next_delta(output, result)
-    calls = [{key: value for key, value in call.items() if key != "index"} for call in delta.pop("tool_calls", ())]
-    content = delta.pop("content", None if calls else "")
-    return {"content": content, **delta, **({"tool_calls": calls} if calls else {})}

@@ -243,14 +243,14 @@ class Grammars:
             text = grammar_text(asked)
             if len(text) > MAX_BYTES:
                 raise ValueError(f"it has {len(text)} bytes: expected at most {MAX_BYTES}")
-            cost = self._process.try_out(text, self.limits, trial)
+            num_bytes = self._process.try_out(text, self.limits, trial)
             matcher = make_matcher(tokens, text)
             prepare(matcher)
         except (GrammarBusy, MemoryError):
             raise
         except BaseException as error:  # a panic of the Rust code is no Exception
             raise _refusal(error) from None
-        return CompiledGrammar(matcher, tokens, cost.bytes)
+        return CompiledGrammar(matcher, tokens, num_bytes)
 
     @functools.cached_property
     def _setup(self) -> dict[str, Any]:
