@@ -169,17 +169,18 @@ def test_endless_grammars_are_refused(server):
     assert process.memory_info().rss < before + MOST_MEMORY
 
 
+def endless(address: str) -> list[asyncio.Future]:
+    """Requests with grammars that are tried for as long as they may be."""
+    bodies = [body("/v1/completions", "structured_outputs", json.dumps(form)) for form in ENDLESS]
+    return [asyncio.ensure_future(send(address, "/v1/completions", each)) for each in bodies]
+
+
 @in_a_loop
 async def test_work_for_a_disconnected_client_is_cancelled(server):
     process, address = server
 
     async with steady(address) as delays:
-        tasks = [
-            asyncio.ensure_future(
-                send(address, "/v1/completions", body("/v1/completions", "structured_outputs", json.dumps(form)))
-            )
-            for form in ENDLESS
-        ]
+        tasks = endless(address)
         await asyncio.sleep(0.5)
         assert len(tried(process)) == 2
         for task in tasks:
@@ -203,12 +204,7 @@ def test_the_server_ends_while_grammars_are_tried(tmp_path):
     with serving(tmp_path, "--max-grammar-seconds", "60", "--shutdown-timeout", "1") as (process, address):
 
         async def ask():
-            tasks = [
-                asyncio.ensure_future(
-                    send(address, "/v1/completions", body("/v1/completions", "structured_outputs", json.dumps(form)))
-                )
-                for form in ENDLESS
-            ]
+            tasks = endless(address)
             await asyncio.sleep(0.5)
             children = [process, *process.children(recursive=True)]
             process.terminate()
