@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import importlib.util
 import inspect
 import math
 import numbers
@@ -86,6 +87,13 @@ def require(ok: bool, field: str, value, expected: str):
     """Raise a ValueError that names the field, the value and what would be right, unless ``ok``."""
     if not ok:
         raise ValueError(f"{field}={value!r}: expected {expected}")
+
+
+def require_packages(extra: str, *names: str):
+    """Raise a ValueError unless these packages are installed, as ``pip install 'jspec[extra]'`` does."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} not installed: expected what pip install 'jspec[{extra}]' installs")
 
 
 class FieldChecks:

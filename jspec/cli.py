@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -17,9 +18,19 @@ from jspec.commands.terminal import READER_LEFT, reader_left
 from jspec.commands.xla_alarms import without_alarms
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
-from jspec.registry import resolve
 from jspec.serving.server.command import add_arguments as add_serve_arguments
 from jspec.train.command import add_arguments as add_train_arguments
+
+# The module of a command, whose ``run`` gives the exit code. It is imported when the command runs, since most need JAX.
+MODULES = {
+    "demo": "jspec.commands.demo",
+    "generate": "jspec.commands.generate",
+    "chat": "jspec.commands.chat",
+    "serve": "jspec.serving.server.command",
+    "bench": "jspec.bench.command",
+    "train": "jspec.train.command",
+    "doctor": "jspec.doctor.command",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A server does that itself, and only while it compiles.
         alarms = contextlib.nullcontext() if args.command == "serve" else without_alarms()
         with repeated_interrupts(), alarms:
-            code = resolve(args.run)(args)  # which imports the command, and what it needs
+            code = importlib.import_module(MODULES[args.command]).run(args)
         return READER_LEFT if reader_left() else code
     except MISTAKES as error:
         if isinstance(error, BrokenPipeError) and reader_left():
@@ -62,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--all", action="store_true", help="compare every drafter in one table")
     demo.add_argument("--max-tokens", type=int, default=96)
     # Three drafts instead of four, because on a CPU every query token of the target costs time.
-    demo.set_defaults(run="jspec.commands.demo:main", temperature=0.8, top_p=1.0, num_draft_tokens=3)
+    demo.set_defaults(temperature=0.8, top_p=1.0, num_draft_tokens=3, verify_budget=None, lookup=None)
 
     generate = commands.add_parser(
         "generate",
@@ -70,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Complete prompts. Sampling defaults are those of the checkpoint's generation_config.json.",
     )
     add_generate_arguments(generate)
-    generate.set_defaults(run="jspec.commands.generate:run", num_draft_tokens=4)
+    generate.set_defaults(num_draft_tokens=4)
 
     chat = commands.add_parser(
         "chat",
@@ -79,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "those of the checkpoint's generation_config.json.",
     )
     add_chat_arguments(chat)
-    chat.set_defaults(run="jspec.commands.chat:run", num_draft_tokens=4)
+    chat.set_defaults(num_draft_tokens=4)
 
     serve = commands.add_parser(
         "serve",
@@ -87,15 +98,12 @@ def _parser() -> argparse.ArgumentParser:
         description="An HTTP server that speaks OpenAI's protocol. It needs pip install 'jspec[serve]'.",
     )
     add_serve_arguments(serve)
-    serve.set_defaults(run="jspec.serving.server.command:run")
 
     bench = commands.add_parser("bench", help="measure a server, or an engine in this process")
     add_bench_arguments(bench)
-    bench.set_defaults(run="jspec.bench.command:run")
 
     train = commands.add_parser("train", help="train a draft head for a target")
     add_train_arguments(train)
-    train.set_defaults(run="jspec.train.command:run")
 
     doctor = commands.add_parser(
         "doctor", help="find out why few drafts are accepted, or whether a target computes what transformers does"
@@ -140,7 +148,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="give prompts to the target as plain text, even if it has a chat template",
     )
-    doctor.set_defaults(run="jspec.doctor:run")
 
     for command in (demo, generate, chat):
         command.add_argument(

@@ -1,8 +1,9 @@
 """The results of a request: completion, deltas, log-probabilities and the statistics of speculation."""
 
 import dataclasses
+import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 # The source of a token: an accepted draft; the recovered token after a rejected draft (``correction``); the bonus token
 # after drafts that were all accepted; the target alone, in a round without drafts.
@@ -107,6 +108,11 @@ class Stats:
             return tuple(map(operator.add, one, another)) if isinstance(one, tuple) else one + another
 
         return Stats(*map(added, dataclasses.astuple(self), dataclasses.astuple(other)))
+
+
+def total_stats(stats: Iterable[Stats]) -> Stats:
+    """The statistics of several requests together, of one at least."""
+    return functools.reduce(operator.add, stats)
 
 
 @dataclasses.dataclass(frozen=True)

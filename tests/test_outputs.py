@@ -1,13 +1,10 @@
 """The counts of a request, and that they add up."""
 
-import functools
-import operator
-
 import pytest
 from engines import MAX_LEN, Letters, V, bigram, successor_table, table_llm
 
 import jspec
-from jspec.outputs import TARGET, Stats
+from jspec.outputs import TARGET, Stats, total_stats
 from jspec.sampling.params import SamplingParams
 
 K = 4
@@ -70,7 +67,7 @@ def test_counts_add_up(llm):
         assert n == stats.num_steps + stats.num_accepted_draft_tokens  # max_len ends it: drafts keep to the room
         assert sum(result.accepted) == stats.num_accepted_draft_tokens
         assert stats.num_accepted_draft_tokens <= stats.num_draft_tokens <= K * stats.num_steps
-    total = functools.reduce(operator.add, (result.stats for result in results))
+    total = total_stats(result.stats for result in results)
     assert 0 < total.num_accepted_draft_tokens < total.num_draft_tokens
     assert all(total.acceptance_histogram)
 

@@ -11,10 +11,8 @@ drafter's own drafts are all there is. Jump-forward tokens count as drafts.
 
 import argparse
 import contextlib
-import functools
 import itertools
 import json
-import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from unittest import mock
@@ -25,8 +23,9 @@ import jspec
 from benchmarks.acceptance.editing import pieces
 from benchmarks.report.markdown import table
 from jspec.commands.demo import FAMILY
+from jspec.outputs import total_stats
 from jspec.text.grammar.constraint import GrammarConstraint
-from jspec.text.parsers.forced import calls_form
+from jspec.text.parsers.forced import CallForms
 from jspec.text.parsers.registry import tool_format
 
 K, PROMPTS, MAX_TOKENS, PROMPT_TOKENS = 4, 32, 64, 100
@@ -60,7 +59,7 @@ def tokens_per_round(llm: jspec.LLM, prompts: Sequence[Sequence[int]], temperatu
     )
     done = jspec.generate(llm, [list(prompt) for prompt in prompts], params, key=jax.random.key(0))
     assert isinstance(done, list)
-    stats = functools.reduce(operator.add, (one.stats for one in done))
+    stats = total_stats(one.stats for one in done)
     return sum(len(one.token_ids) for one in done) / stats.num_steps
 
 
@@ -68,8 +67,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=DRAFTERS, metavar="DRAFTER", help="of jspec/demo_models")
     args = parser.parse_args()
-    form = calls_form([tool(*one) for one in TOOLS.items()], tool_format("hermes"), {}, several=False, named=False)
-    assert form.in_format, json.dumps(TOOLS)
+    form = CallForms([tool(*one) for one in TOOLS.items()], tool_format("hermes"), {}, several=False).calls(named=False)
+    assert form.format is tool_format("hermes"), json.dumps(TOOLS)
     rows = []
     for draft in args.only:
         with warnings.catch_warnings():

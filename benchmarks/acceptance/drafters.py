@@ -12,7 +12,6 @@ family was not trained on, completions a fixed number of tokens.
 
 import argparse
 import dataclasses
-import functools
 import itertools
 import operator
 import sysconfig
@@ -34,6 +33,7 @@ from jspec.drafting.methods import drafter_for
 from jspec.llm import LLM
 from jspec.loading.modules import build_draft_module
 from jspec.models import build
+from jspec.outputs import total_stats
 from jspec.registry import NGRAM, argmax_below
 from recipes.corpus import is_held_out, read_sources
 
@@ -95,7 +95,7 @@ def accepted(llm: LLM, batch: list[list[int]], max_tokens: int) -> list[jspec.St
     assert isinstance(texts, list)
     stats = [text.stats for text in texts]
     n = len(batch)
-    return [functools.reduce(operator.add, stats[i * n : (i + 1) * n]) for i in range(len(TEMPERATURES))]
+    return [total_stats(stats[i * n : (i + 1) * n]) for i in range(len(TEMPERATURES))]
 
 
 def rounds_per_second(llm: LLM, batch: list[list[int]]) -> float:

@@ -21,9 +21,7 @@ docs/results/drafters.md.
 import argparse
 import ast
 import collections
-import functools
 import keyword
-import operator
 import re
 import sysconfig
 import time
@@ -39,6 +37,7 @@ import jspec
 from benchmarks.report import results
 from benchmarks.report.markdown import paragraph, table
 from jspec.commands.demo import FAMILY
+from jspec.outputs import total_stats
 from jspec.registry import NGRAM
 from recipes.corpus import read_sources
 
@@ -116,7 +115,7 @@ def complete(llm: jspec.LLM, some: Sequence[Task], temperature: float) -> list[j
 def tokens_per_round(llm: jspec.LLM, some: Sequence[Task], temperature: float) -> float:
     """Tokens of the completions, of which none has more than ``MAX_TOKENS``, over the rounds that made them."""
     done = complete(llm, some, temperature)
-    stats = functools.reduce(operator.add, (one.stats for one in done))
+    stats = total_stats(one.stats for one in done)
     return sum(len(one.token_ids) for one in done) / stats.num_steps
 
 

@@ -16,8 +16,6 @@ tokens for each request stand beside those that as many verified drafts would gi
 which is read off rounds of two and of three drafts."""
 
 import argparse
-import functools
-import operator
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -35,6 +33,7 @@ from benchmarks.rounds.programs import Decoding
 from benchmarks.rounds.round import Figure
 from benchmarks.shapes import SHAPES
 from jspec.commands.demo import FAMILY
+from jspec.outputs import total_stats
 
 LINE = 20  # of docs/results/performance.md
 START, NEW, SMALLER = 512, 512, 16
@@ -91,7 +90,7 @@ def family(names: Sequence[str]) -> str:
         llm = jspec.load(*where, max_batch=16, max_len=128, page_size=32, **how)
         params = jspec.SamplingParams(temperature=temperature, max_tokens=64, ignore_eos=True)
         texts: Any = jspec.generate(llm, batch, params, key=jax.random.key(0))
-        stats = functools.reduce(operator.add, (text.stats for text in texts))
+        stats = total_stats(text.stats for text in texts)
         return stats.mean_acceptance_length, stats.num_draft_tokens / stats.num_steps
 
     rows = []

@@ -5,8 +5,6 @@ the share of tokens of which both have the same likeliest next one. Acceptance l
 each kind, with at most four drafts a round."""
 
 import dataclasses
-import functools
-import operator
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,6 +15,7 @@ import jspec
 from benchmarks.acceptance.drafters import prompts
 from benchmarks.report import results
 from convert.verify import compare
+from jspec.outputs import total_stats
 
 TEMPERATURES = (0.0, 1.0)
 PROMPTS, MAX_TOKENS, TEXTS, TEXT_TOKENS = 48, 64, 16, 160
@@ -102,4 +101,4 @@ def accepted(llm: jspec.LLM, batch: list[list[int]], temperature: float, max_tok
     params = jspec.SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
     done = llm.generate(batch, params, key=jax.random.key(0))
     assert isinstance(done, list)
-    return functools.reduce(operator.add, [one.stats for one in done])
+    return total_stats(one.stats for one in done)

@@ -4,7 +4,7 @@
 
 command.py           the command and its three benchmarks
 serve_command.py     options of ``serve``
-serve_args.py        its parsed options as URL, headers and body fields
+serve_args.py        its checked options
 serve.py             a run of ``serve``
 load.py              sends requests at their times
 arrivals.py          when requests are sent
@@ -19,7 +19,6 @@ files.py             writes JSON files
 latency.py           ``latency``: one batch in this process
 throughput.py        ``throughput``: many prompts in this process
 engine_options.py    options of ``latency`` and ``throughput``
-dataset_options.py   options that name a dataset
+request_options.py   options of the dataset and of sampling
 datasets.py          prompts from files, or of random tokens
-sampling_options.py  options of sampling
 """

@@ -1,7 +1,9 @@
 """``jspec bench``: its three benchmarks, and which one runs."""
 
 import argparse
+import importlib
 
+from jspec._validation import require_packages
 from jspec.bench import serve_command
 from jspec.bench.engine_options import add_latency_options, add_throughput_options
 
@@ -25,17 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; returns the exit code.
+    """Measure; returns the exit code: 1 if no request succeeded, 130 after Ctrl-C.
 
     Raises:
-      ValueError: an option cannot be used, or what is to be measured is not there.
+      ValueError: an option cannot be used, what is to be measured is not there, or a package of the extra is not installed.
     """
     if args.benchmark == "serve":
-        return serve_command.run(args)
-    if args.benchmark == "latency":
-        from jspec.bench import latency
-
-        return latency.run(args)
-    from jspec.bench import throughput
-
-    return throughput.run(args)
+        require_packages("bench", "aiohttp", "prometheus_client")
+    return importlib.import_module(f"jspec.bench.{args.benchmark}").run(args)  # which imports these, or JAX

@@ -23,10 +23,10 @@ class Counters:
       accepted_at: how many drafts were accepted at each position of a round.
     """
 
-    drafts: float
-    draft_tokens: float
-    accepted_tokens: float
-    accepted_at: tuple[float, ...] = ()
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_at: tuple[int, ...] = ()
 
     @property
     def acceptance_rate(self) -> float:
@@ -50,14 +50,14 @@ def counters_of(text: str) -> Counters | None:
     Raises:
       ValueError: the text is not in Prometheus' format.
     """
-    totals: dict[str, float] = collections.defaultdict(float)
-    places: dict[int, float] = collections.defaultdict(float)
+    totals: dict[str, int] = collections.defaultdict(int)
+    places: dict[int, int] = collections.defaultdict(int)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == ACCEPTED_AT:
-                places[int(sample.labels["position"])] += sample.value
+                places[int(sample.labels["position"])] += int(sample.value)
             elif sample.name in (DRAFTS, DRAFT_TOKENS, ACCEPTED):
-                totals[sample.name] += sample.value
+                totals[sample.name] += int(sample.value)
     if DRAFTS not in totals:
         return None
     accepted_at = tuple(places[i] for i in range(max(places, default=-1) + 1))
@@ -72,15 +72,15 @@ def counter_growth(before: Counters | None, after: Counters | None) -> Counters 
     if before is None or after is None:
         return None
     width = max(len(before.accepted_at), len(after.accepted_at))
-    older, newer = (counters.accepted_at + (0.0,) * (width - len(counters.accepted_at)) for counters in (before, after))
+    older, newer = (counters.accepted_at + (0,) * (width - len(counters.accepted_at)) for counters in (before, after))
     growth = Counters(
         after.drafts - before.drafts,
         after.draft_tokens - before.draft_tokens,
         after.accepted_tokens - before.accepted_tokens,
         tuple(now - then for then, now in zip(older, newer, strict=True)),
     )
-    known = growth.drafts > 0 and growth.draft_tokens > 0 and min(growth.accepted_tokens, *growth.accepted_at, 0) >= 0
-    return growth if known else None
+    grew = growth.drafts > 0 and growth.draft_tokens > 0 and min(growth.accepted_tokens, *growth.accepted_at, 0) >= 0
+    return growth if grew else None
 
 
 async def read_counters(session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> Counters | None:

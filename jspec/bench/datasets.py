@@ -205,17 +205,12 @@ def _text(
     """
     tokens = prefix + rng.choice(allowed, length - len(prefix)).tolist()
     for _ in range(TRIES):
-        tokens = _encoded(tokenizer, tokens)
+        tokens = encode(tokenizer, tokenizer.decode(tokens, skip_special_tokens=True), "a random prompt")
         if len(tokens) == length:
             break
         tokens = tokens[:length] + rng.choice(allowed, max(length - len(tokens), 0)).tolist()
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     return text, len(encode(tokenizer, text, "a random prompt"))
-
-
-def _encoded(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
-    """The tokens that the text of ``tokens`` is encoded to."""
-    return encode(tokenizer, tokenizer.decode(tokens, skip_special_tokens=True), "a random prompt")
 
 
 def _counted(tokenizer: Tokenizer | None, prompt: str, output_len: int) -> Sample:

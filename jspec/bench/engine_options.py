@@ -5,8 +5,7 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from jspec.bench.dataset_options import add_dataset_options
-from jspec.bench.sampling_options import SAMPLING, add_sampling_options, sampling_of
+from jspec.bench.request_options import SAMPLING, add_dataset_options, add_sampling_options, sampling_of
 from jspec.commands.group_args import add_group_options
 from jspec.commands.model_args import add_model_options, add_speculation_options
 

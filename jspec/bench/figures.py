@@ -26,8 +26,10 @@ class Figures:
       duration: seconds.
       completed, failed: requests with a complete response, and without.
       total_input_tokens, total_output_tokens: of the completed requests.
-      good: how many of them were within every limit of ``--goodput``; None without limits.
-      chunks: number of their chunks with text.
+      request_throughput: of these per second.
+      request_goodput: those per second that were within every limit of ``--goodput``; None without limits.
+      output_throughput, total_token_throughput: new tokens per second, and with those of prompts.
+      tokens_per_chunk: tokens of a chunk on average, so of one interval of ``itl``; None without chunks.
       max_output_tokens_per_s: of the seconds of the run, the tokens of the one with most.
       max_concurrent_requests: how many requests were under way at the busiest moment, failed ones included.
       times: milliseconds: for each metric an entry per request (``itl``: per gap between two chunks).
@@ -38,36 +40,14 @@ class Figures:
     failed: int
     total_input_tokens: int
     total_output_tokens: int
-    good: int | None
-    chunks: int
+    request_throughput: float
+    request_goodput: float | None
+    output_throughput: float
+    total_token_throughput: float
+    tokens_per_chunk: float | None
     max_output_tokens_per_s: float
     max_concurrent_requests: int
     times: Mapping[str, Sequence[float]]
-
-    @property
-    def request_throughput(self) -> float:
-        """Requests completed per second."""
-        return self.completed / self.duration
-
-    @property
-    def request_goodput(self) -> float | None:
-        """Requests per second that were within every limit."""
-        return None if self.good is None else self.good / self.duration
-
-    @property
-    def output_throughput(self) -> float:
-        """New tokens per second."""
-        return self.total_output_tokens / self.duration
-
-    @property
-    def total_token_throughput(self) -> float:
-        """Tokens of prompts and new tokens per second."""
-        return (self.total_input_tokens + self.total_output_tokens) / self.duration
-
-    @property
-    def tokens_per_chunk(self) -> float | None:
-        """Tokens of a chunk on average, so of one interval of ``itl``."""
-        return self.total_output_tokens / self.chunks if self.chunks else None
 
 
 def figures_of(responses: Sequence[Response], seconds: float, goodput: Mapping[str, float] | None = None) -> Figures:
@@ -90,14 +70,20 @@ def figures_of(responses: Sequence[Response], seconds: float, goodput: Mapping[s
             times["tpot"].append(latencies["tpot"])
         # A response of one token has no time per token, so no limit of it applies.
         good += all(latencies.get(name, 0.0) <= limit for name, limit in (goodput or {}).items())
+    inputs = sum(input_tokens(response) for response in completed)
+    outputs = sum(response.output_tokens or 0 for response in completed)
+    chunks = sum(len(response.chunk_times) for response in completed)
     return Figures(
         duration=seconds,
         completed=len(completed),
         failed=len(responses) - len(completed),
-        total_input_tokens=sum(input_tokens(response) for response in completed),
-        total_output_tokens=sum(response.output_tokens or 0 for response in completed),
-        good=good if goodput else None,
-        chunks=sum(len(response.chunk_times) for response in completed),
+        total_input_tokens=inputs,
+        total_output_tokens=outputs,
+        request_throughput=len(completed) / seconds,
+        request_goodput=good / seconds if goodput else None,
+        output_throughput=outputs / seconds,
+        total_token_throughput=(inputs + outputs) / seconds,
+        tokens_per_chunk=outputs / chunks if chunks else None,
         max_output_tokens_per_s=max(tokens_by_second(completed), default=0.0),
         max_concurrent_requests=max((count for _, count in concurrency(responses)), default=0),
         times=times,

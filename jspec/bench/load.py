@@ -18,7 +18,7 @@ KEEP_ALIVE = (
 )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Outcome:
     """The responses of a run, and its duration.
 
@@ -28,9 +28,9 @@ class Outcome:
       interrupted: whether the run was cancelled; requests that had no response by then are left out.
     """
 
-    responses: list[Response] = dataclasses.field(default_factory=list)
-    seconds: float = 0.0
-    interrupted: bool = False
+    responses: list[Response]
+    seconds: float
+    interrupted: bool
 
 
 def session() -> aiohttp.ClientSession:
@@ -64,7 +64,7 @@ async def send(
       ended: called after each response.
     """
     responses: dict[int, Response] = {}
-    outcome, began = Outcome(), time.perf_counter()
+    interrupted, began = False, time.perf_counter()
     room = contextlib.nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
 
     async def send_one(place: int, sample: Sample):
@@ -79,10 +79,9 @@ async def send(
                     await asyncio.sleep(wait)
                 group.create_task(send_one(place, sample))
     except asyncio.CancelledError:
-        outcome.interrupted = True
+        interrupted = True
         task = asyncio.current_task()
         if task is not None:
             task.uncancel()
-    outcome.seconds = time.perf_counter() - began
-    outcome.responses = [responses[place] for place in sorted(responses)]
-    return outcome
+    seconds = time.perf_counter() - began
+    return Outcome([responses[place] for place in sorted(responses)], seconds, interrupted)

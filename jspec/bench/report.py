@@ -4,88 +4,94 @@ import dataclasses
 import datetime
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jspec.bench.counters import Counters
 from jspec.bench.figures import METRICS, Figures, input_tokens, summary
+from jspec.bench.load import Outcome
 from jspec.bench.responses import Response
+from jspec.bench.serve_args import ServeBenchmark
 
 WIDTH = 50  # characters of a line
 
 
+# In the order of the report: a label, and the name of the figure, which it has in JSON, too.
+COUNTS = (("Successful requests:", "completed"), ("Failed requests:", "failed"))
+FIGURES = (
+    ("Benchmark duration (s):", "duration"),
+    ("Total input tokens:", "total_input_tokens"),
+    ("Total generated tokens:", "total_output_tokens"),
+    ("Request throughput (req/s):", "request_throughput"),
+    ("Request goodput (req/s):", "request_goodput"),
+    ("Output token throughput (tok/s):", "output_throughput"),
+    ("Peak output token throughput (tok/s):", "max_output_tokens_per_s"),
+    ("Peak concurrent requests:", "max_concurrent_requests"),
+    ("Total token throughput (tok/s):", "total_token_throughput"),
+)
+# The same of the server's counters; their names in JSON are vLLM's.
+SPECULATION = (
+    ("Acceptance rate (%):", "acceptance_rate", "spec_decode_acceptance_rate"),
+    ("Acceptance length:", "acceptance_length", "spec_decode_acceptance_length"),
+    ("Drafts:", "drafts", "spec_decode_num_drafts"),
+    ("Draft tokens:", "draft_tokens", "spec_decode_draft_tokens"),
+    ("Accepted tokens:", "accepted_tokens", "spec_decode_accepted_tokens"),
+)
+
+
 @dataclasses.dataclass(frozen=True)
-class RunSettings:
-    """The settings of a run, for its report.
+class Measurement:
+    """A finished run.
 
     Attributes:
-      backend, model, tokenizer, dataset: values of the options.
+      options: what was run.
+      model, tokenizer: their names; None for no tokenizer.
       num_prompts: how many requests were to be sent.
-      request_rate, burstiness, max_concurrency: how they were sent.
-      fields: of each request, beyond prompt and length: the sampling options, for example.
-      label: the user's name of the run.
-      metadata: what the user adds to the JSON.
-      metrics: which of ``METRICS`` are reported, in this order.
-      percentiles: of each of them.
+      outcome: the responses and the duration.
+      speculation: growth of the server's speculation counters; None if the server has none.
     """
 
-    backend: str
+    options: ServeBenchmark
     model: str
     tokenizer: str | None
-    dataset: str
     num_prompts: int
-    request_rate: float
-    burstiness: float
-    max_concurrency: int | None
-    fields: Mapping[str, Any]
-    label: str | None
-    metadata: Mapping[str, str]
-    metrics: Sequence[str]
-    percentiles: Sequence[float]
+    outcome: Outcome
+    speculation: Counters | None
 
 
-def printed(settings: RunSettings, figures: Figures, speculation: Counters | None) -> str:
+def printed(measured: Measurement, figures: Figures) -> str:
     """The report as text."""
-    lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *_totals(settings, figures)]
-    for name in settings.metrics:
+    options, lines = measured.options, [f"{' Serving Benchmark Result ':=^{WIDTH}}", *_totals(measured, figures)]
+    for name in options.metrics:
         lines.append(f"{METRICS[name]:-^{WIDTH}}")
-        for part, value in summary(figures.times[name], settings.percentiles).items():
+        for part, value in summary(figures.times[name], options.percentiles).items():
             what = "Std" if part == "std" else part.capitalize()
             lines.append(_line(f"{what} {name.upper()} (ms):", value))
         if name == "itl":
             lines.append(_line("Tokens per chunk:", figures.tokens_per_chunk))
-    if speculation is not None:
-        lines += [f"{'Speculative Decoding':-^{WIDTH}}", *_speculation(speculation)]
+    if measured.speculation is not None:
+        lines += [f"{'Speculative Decoding':-^{WIDTH}}", *_speculation(measured.speculation)]
     return "\n".join([*lines, "=" * WIDTH])
 
 
-def _totals(settings: RunSettings, figures: Figures) -> Iterator[str]:
-    yield _line("Successful requests:", figures.completed)
-    yield _line("Failed requests:", figures.failed)
-    if settings.max_concurrency is not None:
-        yield _line("Maximum request concurrency:", settings.max_concurrency)
-    if settings.request_rate < float("inf"):
-        yield _line("Request rate configured (RPS):", settings.request_rate)
-    yield _line("Benchmark duration (s):", figures.duration)
-    yield _line("Total input tokens:", figures.total_input_tokens)
-    yield _line("Total generated tokens:", figures.total_output_tokens)
-    yield _line("Request throughput (req/s):", figures.request_throughput)
-    if figures.request_goodput is not None:
-        yield _line("Request goodput (req/s):", figures.request_goodput)
-    yield _line("Output token throughput (tok/s):", figures.output_throughput)
-    yield _line("Peak output token throughput (tok/s):", figures.max_output_tokens_per_s)
-    yield _line("Peak concurrent requests:", figures.max_concurrent_requests)
-    yield _line("Total token throughput (tok/s):", figures.total_token_throughput)
-    sampling = ", ".join(f"{name}={json.dumps(value)}" for name, value in settings.fields.items())
+def _totals(measured: Measurement, figures: Figures) -> Iterator[str]:
+    args, fields = measured.options.args, measured.options.fields
+    for label, name in COUNTS:
+        yield _line(label, getattr(figures, name))
+    if args.max_concurrency is not None:
+        yield _line("Maximum request concurrency:", args.max_concurrency)
+    if args.request_rate < float("inf"):
+        yield _line("Request rate configured (RPS):", args.request_rate)
+    for label, name in FIGURES:
+        if name != "request_goodput" or figures.request_goodput is not None:
+            yield _line(label, getattr(figures, name))
+    sampling = ", ".join(f"{name}={json.dumps(value)}" for name, value in fields.items())
     yield _line("Fields of each request:", sampling or "the server's defaults")
 
 
 def _speculation(counters: Counters) -> Iterator[str]:
-    yield _line("Acceptance rate (%):", counters.acceptance_rate)
-    yield _line("Acceptance length:", counters.acceptance_length)
-    yield _line("Drafts:", int(counters.drafts))
-    yield _line("Draft tokens:", int(counters.draft_tokens))
-    yield _line("Accepted tokens:", int(counters.accepted_tokens))
+    for label, name, _ in SPECULATION:
+        yield _line(label, getattr(counters, name))
     if counters.accepted_at:
         yield "Per-position acceptance (%):"
     for place, rate in enumerate(counters.acceptance_rates_at):
@@ -97,53 +103,35 @@ def _line(label: str, value: Any) -> str:
     return f"{label:<40} {shown:<10}".rstrip()
 
 
-def record(
-    settings: RunSettings, figures: Figures, speculation: Counters | None, interrupted: bool, now: datetime.datetime
-) -> dict[str, Any]:
+def record(measured: Measurement, figures: Figures, now: datetime.datetime) -> dict[str, Any]:
     """The report as JSON, with vLLM's names. Times are in milliseconds where a name ends with ``_ms``, else in seconds."""
+    options, args = measured.options, measured.options.args
     entries = {
         "date": now.strftime("%Y%m%d-%H%M%S"),
-        "endpoint_type": settings.backend,
-        "backend": settings.backend,
-        "label": settings.label,
-        "model_id": settings.model,
-        "tokenizer_id": settings.tokenizer,
-        "dataset_name": settings.dataset,
-        "num_prompts": settings.num_prompts,
-        **settings.metadata,
-        "request_rate": settings.request_rate if settings.request_rate < float("inf") else "inf",
-        "burstiness": settings.burstiness,
-        "max_concurrency": settings.max_concurrency,
-        "request_fields": dict(settings.fields),
-        "interrupted": interrupted,
-        "duration": figures.duration,
-        "completed": figures.completed,
-        "failed": figures.failed,
-        "total_input_tokens": figures.total_input_tokens,
-        "total_output_tokens": figures.total_output_tokens,
-        "request_throughput": figures.request_throughput,
-        "request_goodput": figures.request_goodput,
-        "output_throughput": figures.output_throughput,
-        "total_token_throughput": figures.total_token_throughput,
-        "max_output_tokens_per_s": figures.max_output_tokens_per_s,
-        "max_concurrent_requests": figures.max_concurrent_requests,
+        "endpoint_type": args.backend,
+        "backend": args.backend,
+        "label": args.label,
+        "model_id": measured.model,
+        "tokenizer_id": measured.tokenizer,
+        "dataset_name": args.dataset_name,
+        "num_prompts": measured.num_prompts,
+        **options.metadata,
+        "request_rate": args.request_rate if args.request_rate < float("inf") else "inf",
+        "burstiness": args.burstiness,
+        "max_concurrency": args.max_concurrency,
+        "request_fields": dict(options.fields),
+        "interrupted": measured.outcome.interrupted,
+        **{name: getattr(figures, name) for _, name in (*COUNTS, *FIGURES)},
         "tokens_per_chunk": figures.tokens_per_chunk,
     }
-    for name in settings.metrics:
-        parts = summary(figures.times[name], settings.percentiles)
+    for name in options.metrics:
+        parts = summary(figures.times[name], options.percentiles)
         entries |= {f"{part}_{name}_ms": value for part, value in parts.items()}
-    return entries | ({} if speculation is None else _speculation_record(speculation))
-
-
-def _speculation_record(counters: Counters) -> dict[str, Any]:
-    return {
-        "spec_decode_acceptance_rate": counters.acceptance_rate,
-        "spec_decode_acceptance_length": counters.acceptance_length,
-        "spec_decode_num_drafts": int(counters.drafts),
-        "spec_decode_draft_tokens": int(counters.draft_tokens),
-        "spec_decode_accepted_tokens": int(counters.accepted_tokens),
-        "spec_decode_per_position_acceptance_rates": counters.acceptance_rates_at,
-    }
+    counters = measured.speculation
+    if counters is not None:
+        entries |= {key: getattr(counters, name) for _, name, key in SPECULATION}
+        entries["spec_decode_per_position_acceptance_rates"] = counters.acceptance_rates_at
+    return entries
 
 
 def details(responses: Sequence[Response]) -> dict[str, Any]:
@@ -162,9 +150,9 @@ def details(responses: Sequence[Response]) -> dict[str, Any]:
     }
 
 
-def file_name(settings: RunSettings, now: datetime.datetime) -> str:
+def file_name(measured: Measurement, now: datetime.datetime) -> str:
     """The default name of the file with the result."""
-    concurrency = "" if settings.max_concurrency is None else f"-concurrency{settings.max_concurrency}"
-    model = pathlib.PurePath(settings.model).name
-    what = (settings.label or settings.backend).replace("/", "_")
-    return f"{what}-{settings.request_rate}qps{concurrency}-{model}-{now.strftime('%Y%m%d-%H%M%S')}.json"
+    args, model = measured.options.args, pathlib.PurePath(measured.model).name
+    concurrency = "" if args.max_concurrency is None else f"-concurrency{args.max_concurrency}"
+    what = (args.label or args.backend).replace("/", "_")
+    return f"{what}-{args.request_rate}qps{concurrency}-{model}-{now.strftime('%Y%m%d-%H%M%S')}.json"

@@ -1,13 +1,10 @@
-"""A run of ``jspec bench serve``: check the options, send the requests, report the figures."""
+"""A run of ``jspec bench serve``: send the requests, report the figures."""
 
 import argparse
 import asyncio
-import dataclasses
 import datetime
 import pathlib
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 import aiohttp
 from tqdm import tqdm
@@ -15,61 +12,20 @@ from tqdm import tqdm
 from jspec._validation import require
 from jspec.bench.arrivals import send_times
 from jspec.bench.client import CHAT, PATHS, Endpoint
-from jspec.bench.counters import Counters, counter_growth, read_counters
-from jspec.bench.dataset_options import dataset_of
-from jspec.bench.datasets import Dataset, Sample
-from jspec.bench.figures import figures_of, goodput_limits, metrics_of, percentiles_of
+from jspec.bench.counters import counter_growth, read_counters
+from jspec.bench.datasets import Sample
+from jspec.bench.figures import figures_of
 from jspec.bench.files import write_json
-from jspec.bench.load import Outcome, send, session
-from jspec.bench.plot import check_plot, plot
-from jspec.bench.report import RunSettings, details, file_name, printed, record
+from jspec.bench.load import send, session
+from jspec.bench.plot import plot
+from jspec.bench.report import Measurement, details, file_name, printed, record
 from jspec.bench.responses import Response
-from jspec.bench.serve_args import base_url, fields_of, headers_of, pairs_of
+from jspec.bench.serve_args import ServeBenchmark, checked_options
 from jspec.bench.server import models_of
 from jspec.commands.model_args import checkpoint_folder
 from jspec.text.detokenizer import Tokenizer, encode
 
 COUNTED = ("random", "sharegpt")  # datasets that need a tokenizer
-
-
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """A finished run.
-
-    Attributes:
-      settings: what was run.
-      outcome: the responses and the duration.
-      speculation: growth of the server's speculation counters; None if the server has none.
-    """
-
-    settings: RunSettings
-    outcome: Outcome
-    speculation: Counters | None
-
-
-@dataclasses.dataclass(frozen=True)
-class ServeBenchmark:
-    """The checked options of a run.
-
-    Attributes:
-      args: the parsed options.
-      url: of the server, without a path.
-      headers, fields: HTTP headers and body fields of each request.
-      dataset: where the prompts come from.
-      goodput: metric -> the most milliseconds of a good request.
-      metrics, percentiles: what is reported.
-      metadata: what the user adds to the JSON.
-    """
-
-    args: argparse.Namespace
-    url: str
-    headers: dict[str, str]
-    fields: Mapping[str, Any]
-    dataset: Dataset
-    goodput: dict[str, float]
-    metrics: list[str]
-    percentiles: list[float]
-    metadata: dict[str, str]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,32 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if not measured.outcome.responses:
         print("jspec bench serve: interrupted before any request ended; nothing was measured", file=sys.stderr)
         return 130
-    return _report(benchmark, measured)
-
-
-def checked_options(args: argparse.Namespace) -> ServeBenchmark:
-    """Check the options of a run.
-
-    Raises:
-      ValueError: one of them cannot be used.
-    """
-    send_times(1, args.request_rate, args.burstiness)
-    ok = args.max_concurrency is None or args.max_concurrency >= 1
-    require(ok, "max_concurrency", args.max_concurrency, "an integer of at least 1, or none")
-    require(args.num_warmups >= 0, "num_warmups", args.num_warmups, "an integer of at least 0")
-    if args.plot is not None:
-        check_plot(args.plot)
-    return ServeBenchmark(
-        args,
-        url=base_url(args),
-        headers=headers_of(args),
-        fields=fields_of(args),
-        dataset=dataset_of(args),
-        goodput=goodput_limits(args.goodput),
-        metrics=metrics_of(args.percentile_metrics),
-        percentiles=percentiles_of(args.metric_percentiles),
-        metadata=pairs_of("metadata", args.metadata),
-    )
+    return _report(measured)
 
 
 async def _measure(benchmark: ServeBenchmark) -> Measurement:
@@ -133,22 +64,7 @@ async def _measure(benchmark: ServeBenchmark) -> Measurement:
         speculation = counter_growth(before, await read_counters(client, f"{benchmark.url}/metrics", benchmark.headers))
     for response in outcome.responses:
         _count_tokens(response, tokenizer)
-    settings = RunSettings(
-        backend=args.backend,
-        model=model,
-        tokenizer=tokenizer_name,
-        dataset=args.dataset_name,
-        num_prompts=len(samples),
-        request_rate=args.request_rate,
-        burstiness=args.burstiness,
-        max_concurrency=args.max_concurrency,
-        fields=benchmark.fields,
-        label=args.label,
-        metadata=benchmark.metadata,
-        metrics=benchmark.metrics,
-        percentiles=benchmark.percentiles,
-    )
-    return Measurement(settings, outcome, speculation)
+    return Measurement(benchmark, model, tokenizer_name, len(samples), outcome, speculation)
 
 
 def _tokenizer(args: argparse.Namespace, model: str) -> tuple[str | None, Tokenizer | None]:
@@ -196,25 +112,25 @@ def _count_tokens(response: Response, tokenizer: Tokenizer | None):
         response.output_tokens = len(encode(tokenizer, response.text, "a response", add_special_tokens=False))
 
 
-def _report(benchmark: ServeBenchmark, measured: Measurement) -> int:
+def _report(measured: Measurement) -> int:
     """Print the report and write its files; returns the exit code."""
-    args, settings, outcome = benchmark.args, measured.settings, measured.outcome
-    figures = figures_of(outcome.responses, outcome.seconds, benchmark.goodput)
-    print(printed(settings, figures, measured.speculation))
+    args, outcome = measured.options.args, measured.outcome
+    figures = figures_of(outcome.responses, outcome.seconds, measured.options.goodput)
+    print(printed(measured, figures))
     now = datetime.datetime.now()
     if args.save_result or args.save_detailed:
-        content = record(settings, figures, measured.speculation, outcome.interrupted, now)
+        content = record(measured, figures, now)
         content |= details(outcome.responses) if args.save_detailed else {}
-        file = (args.result_dir or pathlib.Path()) / (args.result_filename or file_name(settings, now))
+        file = (args.result_dir or pathlib.Path()) / (args.result_filename or file_name(measured, now))
         write_json(file, content)
         print(f"jspec bench serve: result in {file}", file=sys.stderr)
     if args.plot is not None:
-        plot(args.plot, f"{settings.label or settings.backend}, {settings.model}", outcome.responses, figures)
+        plot(args.plot, f"{args.label or args.backend}, {measured.model}", outcome.responses, figures)
     errors = [response.error for response in outcome.responses if response.error]
     if errors:
         print(f"jspec bench serve: {len(errors)} requests failed, the first with: {errors[0]}", file=sys.stderr)
     if outcome.interrupted:
-        ended, wanted = len(outcome.responses), settings.num_prompts
+        ended, wanted = len(outcome.responses), measured.num_prompts
         print(f"jspec bench serve: interrupted when {ended} of {wanted} requests had ended", file=sys.stderr)
         return 130
     return 0 if figures.completed else 1

@@ -1,13 +1,68 @@
-"""Parsed options of ``jspec bench serve`` as the URL, headers and body fields of its requests."""
+"""The checked options of ``jspec bench serve``: URL, headers and body fields of its requests, dataset and report."""
 
 import argparse
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from jspec._validation import require
-from jspec.bench.sampling_options import sampling_of
+from jspec.bench.arrivals import send_times
+from jspec.bench.datasets import Dataset
+from jspec.bench.figures import goodput_limits, metrics_of, percentiles_of
+from jspec.bench.plot import check_plot
+from jspec.bench.request_options import dataset_of, sampling_of
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeBenchmark:
+    """The checked options of a run.
+
+    Attributes:
+      args: the parsed options.
+      url: of the server, without a path.
+      headers, fields: HTTP headers and body fields of each request.
+      dataset: where the prompts come from.
+      goodput: metric -> the most milliseconds of a good request.
+      metrics, percentiles: what is reported.
+      metadata: what the user adds to the JSON.
+    """
+
+    args: argparse.Namespace
+    url: str
+    headers: dict[str, str]
+    fields: Mapping[str, Any]
+    dataset: Dataset
+    goodput: dict[str, float]
+    metrics: list[str]
+    percentiles: list[float]
+    metadata: dict[str, str]
+
+
+def checked_options(args: argparse.Namespace) -> ServeBenchmark:
+    """Check the options of a run.
+
+    Raises:
+      ValueError: one of them cannot be used.
+    """
+    send_times(1, args.request_rate, args.burstiness)
+    ok = args.max_concurrency is None or args.max_concurrency >= 1
+    require(ok, "max_concurrency", args.max_concurrency, "an integer of at least 1, or none")
+    require(args.num_warmups >= 0, "num_warmups", args.num_warmups, "an integer of at least 0")
+    if args.plot is not None:
+        check_plot(args.plot)
+    return ServeBenchmark(
+        args,
+        url=base_url(args),
+        headers=headers_of(args),
+        fields=fields_of(args),
+        dataset=dataset_of(args),
+        goodput=goodput_limits(args.goodput),
+        metrics=metrics_of(args.percentile_metrics),
+        percentiles=percentiles_of(args.metric_percentiles),
+        metadata=pairs_of("metadata", args.metadata),
+    )
 
 
 def base_url(args: argparse.Namespace) -> str:

@@ -1,13 +1,10 @@
-"""``jspec bench serve``: its options, and the check that its packages are installed."""
+"""The options of ``jspec bench serve``."""
 
 import argparse
-import importlib.util
 import pathlib
 
-from jspec.bench.dataset_options import add_dataset_options
-from jspec.bench.sampling_options import add_sampling_options
+from jspec.bench.request_options import add_dataset_options, add_sampling_options
 
-PACKAGES = ("aiohttp", "prometheus_client")  # of the extra ``bench``; a run needs both
 BACKENDS = ("openai", "openai-chat")
 
 
@@ -26,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser):
     add_dataset_options(parser)
     _add_load(parser)
     add_sampling_options(parser, "the server")
-    _add_request(parser)
+    group = parser.add_argument_group("each request")
+    group.add_argument("--ignore-eos", action="store_true", help="responses always have the maximum length")
+    group.add_argument("--extra-body", metavar="JSON", help="further fields of the request's body")
     _add_report(parser)
 
 
@@ -36,12 +35,6 @@ def _add_load(parser: argparse.ArgumentParser):
     group.add_argument("--burstiness", type=float, default=1.0, help="1 is a Poisson process, less comes in bursts")
     group.add_argument("--max-concurrency", type=int, help="requests under way; as many as arrive")
     group.add_argument("--num-warmups", type=int, default=0, help="requests before the measurement; %(default)s")
-
-
-def _add_request(parser: argparse.ArgumentParser):
-    group = parser.add_argument_group("each request")
-    group.add_argument("--ignore-eos", action="store_true", help="responses always have the maximum length")
-    group.add_argument("--extra-body", metavar="JSON", help="further fields of the request's body")
 
 
 def _add_report(parser: argparse.ArgumentParser):
@@ -59,17 +52,3 @@ def _add_report(parser: argparse.ArgumentParser):
     group.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="further fields of the JSON")
     group.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="plot the run as .png, .svg or .pdf")
     group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measure a server; returns the exit code: 1 if no request succeeded, 130 after Ctrl-C.
-
-    Raises:
-      ValueError: an option cannot be used, or the server cannot be reached.
-    """
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f"{', '.join(missing)} not installed: expected what pip install 'jspec[bench]' installs")
-    from jspec.bench import serve
-
-    return serve.run(args)

@@ -3,8 +3,6 @@
 import argparse
 import contextlib
 import dataclasses
-import functools
-import operator
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from jspec._validation import require
-from jspec.bench.dataset_options import dataset_of
 from jspec.bench.datasets import Sample
 from jspec.bench.engine_options import engine_record, params_of
 from jspec.bench.files import write_json
+from jspec.bench.request_options import dataset_of
 from jspec.commands.model_args import chosen_model
+from jspec.outputs import total_stats
 from jspec.sampling.request_keys import request_keys
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def figures_of(results: list["jspec.Result"], seconds: float) -> dict[str, Any]:
     """The figures, under vLLM's names where vLLM has them."""
     inputs = sum(len(result.prompt_token_ids) for result in results)
     outputs = sum(len(result.token_ids) for result in results)
-    stats = functools.reduce(operator.add, (result.stats for result in results))
+    stats = total_stats(result.stats for result in results)
     return {
         "elapsed_time": seconds,
         "num_requests": len(results),

@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 def run(args: argparse.Namespace) -> int:
     """Converse until the input ends; returns the exit code, 2 if a turn was refused and the input is not a terminal."""
-    speculation = generate.speculation(args)
-    sampling = {"max_tokens": None, **generate.sampling(args)}
+    speculation, sampling = generate.speculation_of(args), {"max_tokens": None, **generate.sampling(args)}
     jspec.SamplingParams(**sampling)  # refuses bad values before the model is loaded, which takes minutes
     tools = None if args.tools is None else read_tools(args.tools)
     template = None if args.chat_template is None else read_template(args.chat_template)
@@ -139,10 +138,10 @@ class Session:
                 "new token; /reset clears the conversation, and --max-len gives room for a longer one"
             )
         sampling = {**self._sampling}
-        if self._format.is_known:
+        if self._format.tokens is not None:
             sampling["skip_special_tokens"] = False  # among which may be markers
         request, result = self._llm.engine.request(prompt, **sampling), None
-        self._reply, start = self._format.reply(prompt), time.perf_counter()
+        self._reply, start = Reply(self._format, prompt), time.perf_counter()
         with contextlib.closing(self._llm.engine.stream(request)) as deltas:
             for delta in deltas:
                 for piece in self._reply.add(delta):

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import functools
 import importlib.resources
-import operator
 import pathlib
 import time
 import warnings
@@ -14,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 import jspec
-from jspec.commands.generate import speculation
+from jspec.commands.generate import speculation_of
 from jspec.llm import LLM
+from jspec.outputs import total_stats
 from jspec.registry import NGRAM
 from jspec.text.detokenizer import Detokenizer
 
@@ -48,41 +48,28 @@ class TimedRun:
 
     @property
     def stats(self) -> jspec.Stats:
-        return functools.reduce(operator.add, (result.stats for result in self.results))
+        return total_stats(result.stats for result in self.results)
 
 
-def main(args: argparse.Namespace) -> int:
-    """Compare as the options say; returns the exit code.
+def run(args: argparse.Namespace) -> int:
+    """Complete the demo prompts with and without speculation, and print texts and speeds; returns the exit code.
 
-    Raises:
-      ValueError: options exclude each other.
+    ``--checkpoints`` holds target/ and, beside it, one folder for each drafter; by default it is the small models that come
+    with jspec. ``--draft`` is the name of a drafter in there, draft/ by default, another folder, or ``ngram``.
     """
     if args.all and args.draft:
         raise ValueError(f"--all compares every drafter: leave out --draft {args.draft}")
     params = jspec.SamplingParams(
         temperature=args.temperature, top_p=args.top_p, seed=args.seed, max_tokens=args.max_tokens
     )
-    if args.all:
-        compare(args.checkpoints, speculation(args), params)
-    else:
-        run(args.checkpoints, args.draft, speculation(args), params)
+    (compare if args.all else complete)(args, speculation_of(args), params)
     return 0
 
 
-def run(
-    checkpoints: pathlib.Path | None, draft: str | None, speculation: jspec.Speculation, params: jspec.SamplingParams
-):
-    """Complete the demo prompts with and without speculation, and print texts and speeds.
-
-    Args:
-      checkpoints: a folder that holds target/ and, beside it, one folder for each drafter. None takes the small models
-        that come with jspec.
-      draft: the name of a drafter in that folder, another folder, or ``ngram``. None takes draft/.
-      speculation, params: the settings of speculation and sampling.
-    """
+def complete(args: argparse.Namespace, speculation: jspec.Speculation, params: jspec.SamplingParams):
+    """Complete the demo prompts with and without speculation, and print texts and speeds."""
     console = Console(highlight=False)
-    folder = checkpoints or FAMILY
-    draft = draft or "draft"
+    folder, draft = args.checkpoints or FAMILY, args.draft or "draft"
     console.print(f"[dim]loading and compiling {folder.name}/target, drafted for by {draft} …")
     plain, llm = _load(folder), _load(folder, draft, speculation)
     without, with_drafts = _timed(plain, params), _timed(llm, params)
@@ -94,10 +81,10 @@ def run(
     console.print(_table(without, with_drafts, llm.speculation))
 
 
-def compare(checkpoints: pathlib.Path | None, speculation: jspec.Speculation, params: jspec.SamplingParams):
+def compare(args: argparse.Namespace, speculation: jspec.Speculation, params: jspec.SamplingParams):
     """Complete the demo prompts with every drafter beside the target, and print one line for each."""
     console = Console(highlight=False)
-    folder = checkpoints or FAMILY
+    folder = args.checkpoints or FAMILY
     plain = _timed(_load(folder), params)
     table = Table(box=None)
     for heading in ("drafter", "method", "K", "acceptance length", "by position", "tokens/s", "ratio"):

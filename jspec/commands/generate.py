@@ -2,9 +2,7 @@
 
 import argparse
 import contextlib
-import functools
 import json
-import operator
 import pathlib
 import sys
 import time
@@ -15,6 +13,7 @@ from jspec.commands.model_args import add_download_option
 from jspec.commands.terminal import Screen, opened, summary
 from jspec.commands.warming import warm_up
 from jspec.config import EngineConfig
+from jspec.outputs import total_stats
 from jspec.text.chat_template import read_template
 from jspec.text.token_spans import TokenSpans
 
@@ -83,23 +82,23 @@ def loading(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in LOADING if getattr(args, name) is not None}
 
 
-def speculation(args: argparse.Namespace) -> "jspec.Speculation":
-    """How to speculate, from the options that ``jspec demo`` and ``jspec chat`` have too."""
+def speculation_of(args: argparse.Namespace) -> "jspec.Speculation":
+    """The settings of speculation, which ``cli`` declares."""
     return jspec.Speculation(
         num_draft_tokens=args.num_draft_tokens,
         verify=args.verify,
         draft_sampling=args.draft_sampling,
         max_draft_tokens=args.max_draft_tokens,
-        verify_budget=getattr(args, "verify_budget", None),
-        lookup=bool(getattr(args, "lookup", False)),
+        verify_budget=args.verify_budget,
+        lookup=bool(args.lookup),
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Complete the prompts, and print the completions in the order of the prompts; returns the exit code."""
-    prompts = _prompts(args)
+    speculation, prompts = speculation_of(args), _prompts(args)
     _check(args, len(prompts))
-    options = {**loading(args), "draft": args.draft, "speculation": speculation(args)}
+    options = {**loading(args), "draft": args.draft, "speculation": speculation}
     options["max_batch"] = min(len(prompts), EngineConfig.max_batch) if args.max_batch is None else args.max_batch
     if args.stream:
         return _stream(args, prompts[0], options)
@@ -116,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
             if len(prompts) > 1:
                 print(f"==> prompt {index}: {_shown(prompt)} ({result.finish_reason}, {len(result.token_ids)} tokens)")
             print(result.token_ids if result.text is None else result.text)
-    stats = functools.reduce(operator.add, (result.stats for result in results))
+    stats = total_stats(result.stats for result in results)
     print(f"acceptance length {stats.mean_acceptance_length:.2f}", file=sys.stderr)
     return 0
 

@@ -16,12 +16,8 @@ from jspec.registry import MTP, NGRAM
 if TYPE_CHECKING:
     from jspec.llm import LLM
 
-# Options of the command that are arguments of ``jspec.load`` under the same name, and under another one.
-_LOADING = (
-    *("dtype", "kv_cache_dtype", "activation_dtype", "gpu_memory_utilization", "swap_space", "snapshot_every"),
-    *("snapshot_space", "max_waiting", "ngram_corpus", "download"),
-)
-_RENAMED = {
+# Option of the command -> argument of ``jspec.load``; ``max_waiting`` is a server's alone.
+_LOADING = {
     "max_model_len": "max_len",
     "max_num_seqs": "max_batch",
     "num_gpu_blocks_override": "num_pages",
@@ -29,6 +25,9 @@ _RENAMED = {
     "tensor_parallel_size": "tensor_parallel",
     "enable_expert_parallel": "expert_parallel",
 }
+_SAME = ("dtype", "kv_cache_dtype", "activation_dtype", "gpu_memory_utilization", "swap_space", "snapshot_every")
+_SAME += ("snapshot_space", "max_waiting", "ngram_corpus", "download")
+_LOADING |= {name: name for name in _SAME}
 _DRAFT_PARALLEL = "draft_tensor_parallel_size"  # a key of vLLM's --speculative-config
 # vLLM's name of a drafting method -> jspec's. It has called ``mtp`` by the name of each family as well.
 _METHODS = {"deepseek_mtp": MTP, "glm4_moe_lite_mtp": MTP, "mlp_speculator": "mlp"} | {
@@ -203,8 +202,8 @@ def add_verifying_options(parser):
 
 def loading_of(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of ``jspec.load`` that the options set, without those of speculation."""
-    given_options, options = vars(args), {**dict(zip(_LOADING, _LOADING, strict=True)), **_RENAMED}
-    given = {name: given_options[option] for option, name in options.items() if given_options.get(option) is not None}
+    given_options = vars(args)
+    given = {name: given_options[option] for option, name in _LOADING.items() if given_options.get(option) is not None}
     if given.get("dtype") == "auto":
         del given["dtype"]
     given["reproducible"] = args.reproducible
@@ -317,20 +316,17 @@ def checkpoint_folder(name: str) -> str:
     return str(folder)
 
 
-def draft_count_of(text: str) -> int | str:
-    """The number of drafts in an option's text, or ``auto``."""
-    return _number_or_auto(text, int, "an integer")
+def _or_auto(kind: Callable[[str], Any], expected: str) -> Callable[[str], Any]:
+    """The value in an option's text: of a kind, or ``auto``."""
+
+    def value_of(text: str) -> Any:
+        try:
+            return text if text == "auto" else kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, or auto") from None
+
+    return value_of
 
 
-def budget_of(text: str) -> float | str:
-    """The verification budget in an option's text: a number of tokens, or ``auto``."""
-    return _number_or_auto(text, float, "a number of tokens")
-
-
-def _number_or_auto(text: str, kind: Callable[[str], Any], expected: str) -> Any:
-    if text == "auto":
-        return text
-    try:
-        return kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, or auto") from None
+draft_count_of = _or_auto(int, "an integer")
+budget_of = _or_auto(float, "a number of tokens")  # of the tokens that the target reads in a round

@@ -35,23 +35,16 @@ class ReplyFormat:
       llm: the model.
       template: the chat template in use, if it is not the checkpoint's.
       tools: of the conversation.
+
+    Attributes:
+      tokens: the tokens that may be markers; None if there is nothing to tell apart from text.
     """
 
     def __init__(self, llm: "LLM", template: str | None, tools: Sequence[dict[str, Any]] | None):
         architecture = getattr(llm.target.config, "architecture", "")
         tool, self.reasoning = detect_of(llm.tokenizer, template, architecture)
-        self.tool = tool if tools else None
-        self._llm, self._tools = llm, tools
-        self._tokens = MarkerTokens.of(llm.tokenizer) if self.is_known else None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is anything to tell apart from text."""
-        return bool(self.tool or self.reasoning)
-
-    def reply(self, prompt: Sequence[int]) -> "Reply":
-        """The reply to a prompt."""
-        return Reply(self, self._llm.tokenizer, prompt, self._tools, self._tokens)
+        self.tool, self.tools, self.tokenizer = tool if tools else None, tools, llm.tokenizer
+        self.tokens = MarkerTokens.of(llm.tokenizer) if self.tool or self.reasoning else None
 
 
 class Reply:
@@ -59,20 +52,15 @@ class Reply:
 
     Args:
       form: how the model writes it.
-      tokenizer: of the model.
       prompt: the tokens before it.
-      tools: of the conversation.
-      tokens: the tokens that may be markers; None if none are looked for.
     """
 
-    def __init__(
-        self, form: ReplyFormat, tokenizer: Any, prompt: Sequence[int], tools: Any, tokens: MarkerTokens | None
-    ):
-        self._spans, self._blocks = TokenSpans(tokenizer, prompt, skip_special_tokens=tokens is None), Blocks()
-        self._parser = None
-        if tokens is not None:
-            end = tokenizer.decode(list(prompt[-PROMPT_END:]), skip_special_tokens=False)
-            self._parser = make_parser(form.tool, form.reasoning, tools=tools, tokens=tokens.after(prompt), prompt=end)
+    def __init__(self, form: ReplyFormat, prompt: Sequence[int]):
+        self._spans = TokenSpans(form.tokenizer, prompt, skip_special_tokens=form.tokens is None)
+        self._blocks, self._parser = Blocks(), None
+        if form.tokens is not None:
+            end, tokens = form.tokens.decode(list(prompt[-PROMPT_END:])), form.tokens.after(prompt)
+            self._parser = make_parser(form.tool, form.reasoning, tools=form.tools, tokens=tokens, prompt=end)
         self._text = ""
 
     def add(self, delta: Delta) -> Iterator[Piece]:
@@ -90,7 +78,7 @@ class Reply:
         yield from self._pieces(ended, source, delta.finished)
 
     def _pieces(self, events: Any, source: str, ended: bool = False) -> Iterator[Piece]:
-        """What to show of events; what was held back has the source of the text that told what it is."""
+        """What to show of events. Held-back text takes the source of the text that resolved it."""
         for step in self._blocks.add(events, ended):
             kind, index = step.block.kind, step.block.index
             before = self._blocks.done[index - 1].kind if index else ""

@@ -8,23 +8,20 @@ below and one layer above, and with its output fed back before and after its fin
 
 ``compare_with_reference`` has transformers and jspec read and write the same texts, and says where they first differ.
 
-diagnosis.py          ``diagnose``: from checks and measurements to the verdict
-checks.py             checks of configs, tokenizers and weights
-variants.py           the alternative settings of a head
-trials.py             acceptance of a head on given texts, without the engine
-rounding.py           acceptance with rounded weights or a rounded cache, and without
-report.py             prints a diagnosis
-comparison.py         ``compare_with_reference``: from both sides' readings to figures, and where the difference begins
-reference.py          what transformers computes
-under_test.py         what jspec computes
-figures.py            how far apart logits, hidden states and texts are, and what counts as equal
-config_difference.py  keys in which two config.json differ
-bug_report.py         prints a comparison, and as a report that can be pasted into a bug
-command.py            ``jspec doctor``
+diagnosis.py   ``diagnose``: from checks and measurements to the verdict
+checks.py      checks of configs, tokenizers and weights
+variants.py    the alternative settings of a head
+trials.py      acceptance of a head on given texts, without the engine
+rounding.py    acceptance with rounded weights or a rounded cache, and without
+comparison.py  ``compare_with_reference``: from both sides' readings to figures, and where the difference begins
+reference.py   what transformers computes
+under_test.py  what jspec computes
+figures.py     how far apart logits, hidden states and texts are, and what counts as equal
+report.py      prints a diagnosis or a comparison, and a report of both that can be pasted into a bug
+command.py     ``jspec doctor``
 """
 
 from jspec.doctor.checks import Check as Check
-from jspec.doctor.command import run as run
 from jspec.doctor.comparison import Comparison as Comparison
 from jspec.doctor.comparison import compare_with_reference as compare_with_reference
 from jspec.doctor.diagnosis import Diagnosis as Diagnosis

@@ -91,13 +91,13 @@ def head_inputs(target: ModelConfig, head: DraftConfig, options: HeadOptions) ->
     if not isinstance(head, Eagle3Config):
         return
     aux_layers = head.resolved_aux_layers(target)
-    how = f" ({options.aux_convention})" if options.aux_convention else " (the default)" * (head.aux_layers is None)
+    why = f" ({options.aux_convention})" if options.aux_convention else " (the default)" * (head.aux_layers is None)
     what = (
         f"after layers {', '.join(map(str, aux_layers))} of {target.num_layers}"
         if aux_layers
         else "the final hidden state"
     )
-    yield Check("aux_layers", "ok", f"{what}{how}")
+    yield Check("aux_layers", "ok", f"{what}{why}")
     fed = "the normed output" if head.norm_output else "the output before the final norm"
     yield Check("fed back", "ok", fed + f" ({options.norm_output})" * (options.norm_output is not None))
 
@@ -106,9 +106,9 @@ def draft_vocabulary(head: DraftConfig, params: Mapping[str, Any], texts: Sequen
     """The share of the target's tokens that are in the reduced vocabulary."""
     if not head.reduced:
         return
-    known = np.asarray(params["draft_ids"]) >= 0
+    has_draft_id = np.asarray(params["draft_ids"]) >= 0
     written = np.concatenate([np.array(text.tokens[text.prompt_length :], np.int64) for text in texts])
-    share = float(known[written].mean())
+    share = float(has_draft_id[written].mean())
     sizes = head.dimensions
     detail = f"{sizes['Vd']} of {sizes['V']} tokens, {share:.0%} of those that the target wrote here"
     yield Check("draft vocabulary", "ok" if share >= COVERED else "warning", detail)

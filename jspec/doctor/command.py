@@ -4,10 +4,9 @@ import argparse
 import gc
 
 from jspec.checkpoints.layouts.options import HeadOptions
-from jspec.doctor.bug_report import bug_report, show_comparison
 from jspec.doctor.comparison import Comparison, compare_with_reference
 from jspec.doctor.diagnosis import Diagnosis, diagnose, read_prompts
-from jspec.doctor.report import show
+from jspec.doctor.report import bug_report, show, show_comparison
 from jspec.loading.pair import open_checkpoints
 from jspec.registry import MTP
 

@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +13,6 @@ from jspec._validation import is_int, require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.folder import Folder
 from jspec.doctor import under_test
-from jspec.doctor.config_difference import config_differences
 from jspec.doctor.diagnosis import PROMPTS, engine_config, token_ids
 from jspec.doctor.figures import (
     LayerDifference,
@@ -39,6 +39,9 @@ TOLERANCES = {
     # tokens then differ.
     "bfloat16": Tolerance("bfloat16", logits=None, mean_kl=0.02, margin=0.5),
 }
+
+IGNORED = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")  # keys that change no logits
+SHOWN = 60  # characters of a value of config.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,3 +190,26 @@ def _hidden_differences(
     for index, (theirs, own) in enumerate(zip(reference, ours, strict=True)):
         if theirs.shape == own.shape:
             yield hidden_difference(index, theirs, own, beyond)
+
+
+def config_differences(ours: Folder, reference: Folder) -> Iterator[str]:
+    """One phrase for each key, ``rope_theta 10000.0 here and 500000.0 in the reference``."""
+    here, there = (
+        _flat(folder.json("config.json")) if folder.has("config.json") else {} for folder in (ours, reference)
+    )
+    for key in sorted(here.keys() | there.keys()):
+        values = [_shown(side, key) for side in (here, there)]
+        if values[0] != values[1] and key.rpartition(".")[2] not in IGNORED:
+            yield f"{key} {values[0]} here and {values[1]} in the reference"
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _shown(config: Mapping[str, Any], key: str) -> str:
+    text = repr(config[key]) if key in config else "nothing"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 4]} ..."

@@ -16,7 +16,7 @@ from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.config.heads import DraftConfig
 from jspec.doctor import checks
 from jspec.doctor.checks import Check
-from jspec.doctor.rounding import RoundingCost, require_original, total
+from jspec.doctor.rounding import RoundingCost, require_original
 from jspec.doctor.trials import Text
 from jspec.doctor.variants import Trial, try_variants
 from jspec.drafting.methods import drafter_for, method_of
@@ -29,7 +29,7 @@ from jspec.loading.options import Path
 from jspec.loading.pair import open_checkpoints
 from jspec.models import build
 from jspec.models.products import kernels_of
-from jspec.outputs import Stats
+from jspec.outputs import Stats, total_stats
 from jspec.registry import MTP
 from jspec.sampling.params import SamplingParams
 from jspec.text.prompts import checked_ids
@@ -152,32 +152,32 @@ def diagnose(
     engine = engine_config(config, tokens, max_tokens, dtype)
     with warnings.catch_warnings():  # the checks report the same
         warnings.simplefilter("ignore", UserWarning)
-        known = with_positions(config, given, engine.max_len)
-        speculation = with_available_drafts(Speculation(num_draft_tokens), known)
-    results += [checks.position_limit(config, given, known), *checks.head_inputs(config, known, options)]
-    plain = _with_pages(engine, config, known, speculation)
+        used = with_positions(config, given, engine.max_len)
+        speculation = with_available_drafts(Speculation(num_draft_tokens), used)
+    results += [checks.position_limit(config, given, used), *checks.head_inputs(config, used, options)]
+    plain = _with_pages(engine, config, used, speculation)
     engine = with_kv_cache_dtype(dataclasses.replace(engine, kv_cache_dtype=kv_cache_dtype), target_checkpoint)
-    engine = _with_pages(engine, config, known, speculation)
+    engine = _with_pages(engine, config, used, speculation)
     rounding = kv_rounding(engine, target_checkpoint)
 
     model = build(config.for_length(engine.max_len), target_checkpoint.language_model(dtype)[1], dtype)
     model.kv_rounding = rounding
     params = dict(draft_checkpoint.params(dtype))
-    texts, served = _serve(model, known, params, tokens, speculation, engine, max_tokens)
+    texts, served = _serve(model, used, params, tokens, speculation, engine, max_tokens)
     _require_enough(texts)
-    results += checks.draft_vocabulary(known, params, texts)
-    trials = try_variants(model, known, params, texts, speculation.most_draft_tokens, dtype, options)
+    results += checks.draft_vocabulary(used, params, texts)
+    trials = try_variants(model, used, params, texts, speculation.most_draft_tokens, dtype, options)
     costs = []
     if original is not None:
-        whole = with_positions(config, original.config, engine.max_len)
-        _, others = _serve(model, whole, original.params(dtype), tokens, speculation, engine, max_tokens)
+        original_config = with_positions(config, original.config, engine.max_len)
+        _, unrounded = _serve(model, original_config, original.params(dtype), tokens, speculation, engine, max_tokens)
         stored = f"in {given.quantization}" if given.quantization else "as stored"
-        costs.append(RoundingCost(f"weights of the draft {stored}", served, others))
+        costs.append(RoundingCost(f"weights of the draft {stored}", served, unrounded))
     if rounding is not None:
         model.kv_rounding = None
-        _, others = _serve(model, known, params, tokens, speculation, plain, max_tokens)
-        costs.append(RoundingCost(f"cache of the target in {engine.kv_cache_dtype}", served, others))
-    together = total(served)
+        _, unrounded = _serve(model, used, params, tokens, speculation, plain, max_tokens)
+        costs.append(RoundingCost(f"cache of the target in {engine.kv_cache_dtype}", served, unrounded))
+    together = total_stats(served)
     products = tuple(kernels_of(model, speculation.most_draft_tokens + 1))
     return Diagnosis(*verdict(together, trials, assumed), tuple(results), together, trials, tuple(costs), products)
 
@@ -245,18 +245,16 @@ def token_ids(prompts: Sequence[Prompt], tokenizer, target: ModelConfig, chat: b
     longest, encoded = min(LONGEST_PROMPT, target.max_position // 2), []
     for number, prompt in enumerate(prompts):
         if isinstance(prompt, str) and chat:
-            prompt = _as_message(tokenizer, prompt)
+            message = [{"role": "user", "content": prompt}]
+            prompt = tokenizer.apply_chat_template(
+                message, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
         ids = tokenizer.encode(prompt) if isinstance(prompt, str) and tokenizer is not None else list(prompt)
         ids = checked_ids(ids, target.vocab_size, f"prompt {number}")
         if not ids:
             raise ValueError("prompts has an empty one: expected at least one token each")
         encoded.append(ids[-longest:])
     return encoded
-
-
-def _as_message(tokenizer, text: str) -> list[int]:
-    message = [{"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
 
 
 def engine_config(target: ModelConfig, tokens: Sequence[Sequence[int]], max_tokens: int, dtype: str) -> EngineConfig:

@@ -75,9 +75,9 @@ class Reference:
         settings = GenerationConfig(do_sample=False, max_new_tokens=max_tokens, pad_token_id=(*ends, 0)[0])
         settings.eos_token_id = ends or None
         self._model.generation_config = settings
-        given = torch.tensor([list(prompt)])
+        inputs = torch.tensor([list(prompt)])
         with torch.no_grad():
-            tokens = self._model.generate(given, attention_mask=torch.ones_like(given))[0, len(prompt) :].tolist()
+            tokens = self._model.generate(inputs, attention_mask=torch.ones_like(inputs))[0, len(prompt) :].tolist()
         return tokens[:-1] if tokens and tokens[-1] in ends else tokens
 
     def read(self, texts: Sequence[Sequence[int]]) -> Iterator[Reading]:
@@ -126,8 +126,8 @@ def _refusal(folder: str | os.PathLike, error: Exception) -> Refusal:
     import transformers
 
     reason = "".join(letter if letter.isprintable() else "?" for letter in reason_of(error)[:MAX_REASON])
-    known = f"transformers {transformers.__version__}"
-    return Refusal(f"{folder}: {known} cannot load it ({reason}); correct that, or try another transformers")
+    library = f"transformers {transformers.__version__}"
+    return Refusal(f"{folder}: {library} cannot load it ({reason}); correct that, or try another transformers")
 
 
 def _array(tensor: Any) -> np.ndarray:

@@ -5,15 +5,13 @@ the prompts: each is left out in turn (a jackknife; Tukey, 1958). So whatever mo
 that is easy to draft, is no part of it."""
 
 import dataclasses
-import functools
-import operator
 from collections.abc import Sequence
 
 import numpy as np
 
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.config.heads import DraftConfig
-from jspec.outputs import Stats
+from jspec.outputs import Stats, total_stats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,23 +66,18 @@ class RoundingCost:
 
 
 def _length(stats: Sequence[Stats]) -> float:
-    return total(stats).mean_acceptance_length
-
-
-def total(stats: Sequence[Stats]) -> Stats:
-    """The statistics of all prompts together."""
-    return functools.reduce(operator.add, stats)
+    return total_stats(stats).mean_acceptance_length
 
 
 def require_original(original: Checkpoint, draft: Checkpoint):
     """Raise a ValueError unless ``original`` is a draft like ``draft`` whose weights are not quantised."""
-    config, given = original.config, draft.config
+    config, quantized = original.config, draft.config
     if config.quantization is not None:
         raise ValueError(
             f"draft_reference={original.folder.given!r}: its weights are {config.quantization}: expected the original, "
             "whose weights are not quantised"
         )
-    if type(config) is not type(given) or _apart_from_quantization(config) != _apart_from_quantization(given):
+    if type(config) is not type(quantized) or _apart_from_quantization(config) != _apart_from_quantization(quantized):
         raise ValueError(
             f"draft_reference={original.folder.given!r}: expected the draft that {draft.folder.given!r} was made from, and "
             "it has another config"

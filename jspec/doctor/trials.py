@@ -97,8 +97,8 @@ class Trials:
                 features = jnp.concatenate([features[..., part] for part in columns], axis=-1)
             right = np.asarray(self._programs[kind](leaves, self._leaves, tokens, features))  # [K, S], by slot
             end, first = len(text.tokens), max(text.prompt_length, 2)
-            known = np.arange(K)[:, None] + np.arange(first, end)[None] < end
-            run = np.cumprod(right[:, first - 2 : end - 2] & known, axis=0)
+            is_within = np.arange(K)[:, None] + np.arange(first, end)[None] < end
+            run = np.cumprod(right[:, first - 2 : end - 2] & is_within, axis=0)
             counts.append(run.sum(axis=0))
         return counts
 

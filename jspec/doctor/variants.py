@@ -97,9 +97,9 @@ def layouts(head: BlockConfig) -> Iterator[tuple[str, str | None, BlockConfig]]:
 
 
 def _layer_setting(shift: int, moved: tuple[int, ...], options: HeadOptions) -> str:
-    other = {("input_of", 1): "output_of", ("output_of", -1): "input_of"}.get((str(options.aux_convention), shift))
-    if other is not None:
-        return f"aux_convention={other!r}"
+    convention = {("input_of", 1): "output_of", ("output_of", -1): "input_of"}.get((str(options.aux_convention), shift))
+    if convention is not None:
+        return f"aux_convention={convention!r}"
     return f"aux_layers {', '.join(map(str, moved))}, one {'higher' if shift > 0 else 'lower'}"
 
 

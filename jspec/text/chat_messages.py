@@ -44,12 +44,6 @@ def plain_messages(messages: Any, where: str = "messages") -> list[dict[str, Any
     return [_message(f"{where}[{i}]", message) for i, message in enumerate(listed)]
 
 
-def is_conversation_list(messages: Any) -> bool:
-    """Whether ``messages`` is a list of conversations, and not one conversation."""
-    several = isinstance(messages, list | tuple) and len(messages) > 0
-    return several and all(isinstance(conversation, list | tuple) for conversation in messages)
-
-
 def short(value: Any) -> str:
     """The ``repr`` of a value for an error message, shortened to ``SHOWN`` characters."""
     text = repr(value)
@@ -84,13 +78,18 @@ def _message(where: str, given: Any) -> dict[str, Any]:
     if "content" in message:
         message["content"] = _content(f"{where}.content", message["content"], role == "tool")
     if "tool_calls" in message:
-        message["tool_calls"] = _tool_calls(f"{where}.tool_calls", message["tool_calls"])
+        calls, place = message["tool_calls"], f"{where}.tool_calls"
+        if not isinstance(calls, list | tuple):
+            raise ValueError(f"{place}={short(calls)}: expected a list of {CALL}")
+        message["tool_calls"] = [_tool_call(f"{place}[{i}]", call) for i, call in enumerate(calls)]
         if not message["tool_calls"]:  # templates would take an empty list for calls
             del message["tool_calls"]
             message.setdefault("content", "")
     if role == "assistant" and isinstance(refusal := message.pop("refusal", None), str):  # what OpenAI's said instead
         message["content"] = "\n".join(filter(None, (message.get("content"), refusal)))
-    _name_reasoning_twice(message)
+    reasoning = message.get("reasoning", message.get("reasoning_content"))
+    if isinstance(reasoning, str):  # under both names that servers write, because templates read either
+        message["reasoning"] = message["reasoning_content"] = reasoning
     speaks = role == "assistant" and any(name in message for name in ("tool_calls", *REASONING))
     if "content" in given and not speaks:
         message.setdefault("content", "")
@@ -98,13 +97,6 @@ def _message(where: str, given: Any) -> dict[str, Any]:
         also = ", or tool_calls" if role == "assistant" else ""
         raise ValueError(f"{where}.content is missing: expected text, a list of {{'type': 'text', 'text': ...}}{also}")
     return message
-
-
-def _name_reasoning_twice(message: dict[str, Any]):
-    """Give a message its reasoning under both names that servers write, because templates read either."""
-    reasoning = message.get("reasoning", message.get("reasoning_content"))
-    if isinstance(reasoning, str):
-        message["reasoning"] = message["reasoning_content"] = reasoning
 
 
 def _content(where: str, given: Any, of_tool: bool) -> str:
@@ -131,12 +123,6 @@ def _part(where: str, part: Any, of_tool: bool) -> str:
     if not isinstance(part.get("text"), str):
         raise ValueError(f"{where}.text={short(part.get('text'))}: {expected}")
     return part["text"]
-
-
-def _tool_calls(where: str, given: Any) -> list[dict[str, Any]]:
-    if not isinstance(given, list | tuple):
-        raise ValueError(f"{where}={short(given)}: expected a list of {CALL}")
-    return [_tool_call(f"{where}[{i}]", call) for i, call in enumerate(given)]
 
 
 def _tool_call(where: str, call: Any) -> dict[str, Any]:

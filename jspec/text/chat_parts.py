@@ -4,7 +4,7 @@ Templates of multimodal models go through the parts of a message, which are text
 place of a list as well. What a template writes is found out by letting it render a message."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jspec.text.deadline import TooSlow
@@ -13,7 +13,6 @@ MARK = "7f3a9c"  # the content of a message that is rendered to see whether it i
 # A loop over the content of a message, without which no template has use for parts.
 _LOOP = re.compile(r"""\bin\s+[\w.]*(?:content\b|\[\s*['"]content['"]\s*\])""")
 
-Message = Mapping[str, Any]
 Renders = Callable[[Sequence[dict[str, Any]]], str]
 
 
@@ -32,12 +31,14 @@ def needs_parts(template: str, renders: Renders) -> bool:
     return not _writes(MARK, renders) and _writes([_part(MARK)], renders)
 
 
-def in_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages, each text of a content as a list of one part."""
-    return [
-        {**message, "content": [_part(text)]} if isinstance(text := message.get("content"), str) else dict(message)
-        for message in messages
-    ]
+def in_parts(renders: Renders) -> Renders:
+    """The same text of a conversation, whose messages are given with each text of a content as a list of one part."""
+    return lambda messages: renders(
+        [
+            {**message, "content": [_part(text)]} if isinstance(text := message.get("content"), str) else dict(message)
+            for message in messages
+        ]
+    )
 
 
 def _part(text: str) -> dict[str, str]:

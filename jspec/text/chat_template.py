@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jspec._validation import is_int, require
-from jspec.text.chat_messages import is_conversation_list, plain_messages, short, with_argument_objects
+from jspec.text.chat_messages import plain_messages, short, with_argument_objects
 from jspec.text.chat_parts import in_parts, needs_parts
 from jspec.text.chat_roles import written_instructions
 from jspec.text.deadline import TooSlow, limited
@@ -83,7 +83,7 @@ def prompt_tokens(
     )
     try:
         if needs_parts(template, small):
-            renders, small = (functools.partial(_text_in_parts, form) for form in (renders, small))
+            renders, small = in_parts(renders), in_parts(small)
         if continue_final_message:
             renders = functools.partial(_continued, renders)
         text = _render(where, written_instructions(conversation, where, small), renders)
@@ -116,7 +116,8 @@ def conversation_prompts(
     Raises:
       ValueError: as ``prompt_tokens``, or the variables are no dictionary.
     """
-    single = not is_conversation_list(messages)
+    several = isinstance(messages, list | tuple) and len(messages) > 0
+    single = not (several and all(isinstance(conversation, list | tuple) for conversation in messages))
     variables = {} if chat_template_kwargs is None else chat_template_kwargs
     ok = isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables)
     require(ok, "chat_template_kwargs", variables, "a dictionary with the names and values of template variables")
@@ -183,11 +184,6 @@ def _text(tokenizer: Any, template: str, options: dict[str, Any], conversation: 
         tokenizer.apply_chat_template, list(conversation), chat_template=template, tokenize=False, **options
     )
     return limited(render, MAX_SECONDS)
-
-
-def _text_in_parts(renders: Callable[[Sequence[dict[str, Any]]], str], conversation: Sequence[dict[str, Any]]) -> str:
-    """The text of a conversation under a template that goes through the parts of each message."""
-    return renders(in_parts(conversation))
 
 
 def _continued(renders: Callable[[Sequence[dict[str, Any]]], str], conversation: Sequence[dict[str, Any]]) -> str:

@@ -30,14 +30,10 @@ def as_list(prompts: Any) -> tuple[list[Any], bool]:
     if not isinstance(prompts, Iterable) or (isinstance(prompts, np.ndarray) and prompts.ndim == 0):
         raise ValueError(f"prompts={prompts!r}: expected {_FORMS}, or a list of such")
     listed = list(prompts)
-    if listed and _is_scalar(listed[0]):
+    first = listed[0] if listed else ""  # a number, if these are the ids of one prompt
+    if not isinstance(first, str) and (isinstance(first, numbers.Number) or getattr(first, "ndim", None) == 0):
         return [prompts if isinstance(prompts, np.ndarray) else listed], True
     return listed, False
-
-
-def _is_scalar(value) -> bool:
-    """Whether ``value`` is a number, so that the sequence that holds it is one prompt's ids."""
-    return not isinstance(value, str) and (isinstance(value, numbers.Number) or getattr(value, "ndim", None) == 0)
 
 
 def text_or_ids(index: int, prompt: Prompt) -> str | Sequence[int]:

@@ -4,8 +4,6 @@ A lower loss matters only as far as the target accepts more drafts. So each eval
 that step, and counts the tokens per verify pass.
 """
 
-import functools
-import operator
 from typing import Any
 
 import jax
@@ -16,7 +14,7 @@ from jspec.config.heads import HeadConfig
 from jspec.drafting.methods import drafter_for
 from jspec.llm import LLM
 from jspec.models import build_head
-from jspec.outputs import Stats
+from jspec.outputs import Stats, total_stats
 from jspec.sampling.params import SamplingParams
 from jspec.train.data_parallel import replicate_beside
 from jspec.train.loop import Params
@@ -86,4 +84,4 @@ class ServedAcceptance:
         params = SamplingParams(temperature=temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
         keys = list(np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), len(self._prompts)))))
         results = llm.completions(self._prompts, [params] * len(self._prompts), keys)
-        return functools.reduce(operator.add, (result.stats for *_, result in results))
+        return total_stats(result.stats for *_, result in results)

@@ -33,7 +33,7 @@ RESPONSES = [
 
 def test_figures_of_four_responses():
     figures = figures_of(RESPONSES, 2.0, {"ttft": 450.0, "tpot": 130.0})
-    assert (figures.completed, figures.failed, figures.good) == (3, 1, 1)
+    assert (figures.completed, figures.failed) == (3, 1)
     assert (figures.total_input_tokens, figures.total_output_tokens) == (4 + 3 + 3, 9)
     assert (figures.request_throughput, figures.output_throughput, figures.total_token_throughput) == (1.5, 4.5, 9.5)
     assert figures.request_goodput == 0.5

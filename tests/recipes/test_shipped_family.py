@@ -1,14 +1,12 @@
 """The checkpoints that come with jspec: small, readable by others, and worth drafting with."""
 
-import functools
-import operator
-
 import numpy as np
 import pytest
 
 import jspec
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.commands.demo import FAMILY
+from jspec.outputs import total_stats
 
 PROMPTS = [
     "import os\nimport sys\n\n\ndef main(argv=None):\n",
@@ -57,7 +55,7 @@ def test_one_small_tokenizer_that_keeps_any_text():
 
 
 def test_acceptance_length_of_two_or_more(drafted):
-    total = functools.reduce(operator.add, (result.stats for result in drafted))
+    total = total_stats(result.stats for result in drafted)
     assert total.num_steps > 20
     assert total.mean_acceptance_length >= 2
 
@@ -71,7 +69,7 @@ def test_text_looks_like_python(drafted):
 def test_every_head_is_accepted_and_changes_nothing(drafted, name):
     results = completed(FAMILY / name)
     assert [result.token_ids for result in results] == [result.token_ids for result in drafted]
-    total = functools.reduce(operator.add, (result.stats for result in results))
+    total = total_stats(result.stats for result in results)
     assert total.mean_acceptance_length >= HEADS[name]
 
 

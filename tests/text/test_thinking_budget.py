@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.sampling.thinking import ThinkingBudget
 from jspec.text.grammar.grammars import Grammars
-from jspec.text.parsers.forced import after_reasoning, calls_form, or_calls, strict_form
+from jspec.text.parsers.forced import CallForms, after_reasoning
 from jspec.text.parsers.lexer import MarkerTokens
 from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 from jspec.text.thinking import MISSING, BudgetConstraint, budget_constraint
@@ -23,20 +23,17 @@ WORDS = (len(KNOWN) + 31) // 32
 THOUGHT = "aé€ 日本語😀👩‍👧z"  # characters of one to four bytes, each of which is a token
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["x"]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}]
-HERMES = TOOL_FORMATS["hermes"]
+HERMES = CallForms(TOOLS, TOOL_FORMATS["hermes"], MARKERS.ids, several=False)
 FORMS = {
     "json": (StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True), r'\{"x":\d\}'),
     "json_object": (StructuredOutputsParams(json_object=True, disable_any_whitespace=True), r"\{.*\}"),
     "regex": (StructuredOutputsParams(regex="[0-9]{3}é"), r"\d{3}é"),
     "choice": (StructuredOutputsParams(choice=["yes", "né"]), "yes|né"),
     "grammar": (StructuredOutputsParams(grammar='start: "a" /[bc€]/'), "a[bc€]"),
-    "forced call": (calls_form(TOOLS, HERMES, MARKERS.ids, False, False).params, r"<tool_call>\n.*\n</tool_call>"),
-    "forced call in JSON": (calls_form(TOOLS, None, MARKERS.ids, False, False).params, r"\[ ?\{.*\} ?\]"),
-    "form or calls": (
-        or_calls(StructuredOutputsParams(choice=["yes"]), TOOLS, HERMES, MARKERS.ids, False),
-        "yes|<tool.*",
-    ),
-    "strict tools": (strict_form(TOOLS, HERMES, MARKERS.ids, False), ".*"),
+    "forced call": (HERMES.calls(named=False).params, r"<tool_call>\n.*\n</tool_call>"),
+    "forced call in JSON": (CallForms(TOOLS, None, MARKERS.ids, False).calls(named=False).params, r"\[ ?\{.*\} ?\]"),
+    "form or calls": (HERMES.beside(StructuredOutputsParams(choice=["yes"])), "yes|<tool.*"),
+    "strict tools": (HERMES.strict(), ".*"),
 }
 
 

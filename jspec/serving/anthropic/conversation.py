@@ -104,11 +104,11 @@ def _assistant(path: str, content: Any, called: set[str]) -> dict[str, Any]:
         elif kind == "thinking":
             thoughts.append(_text(where, block, "thinking"))
         elif kind == "tool_use":
-            id, name, given = block.get("id"), block.get("name"), block.get("input", {})
-            if not isinstance(id, str) or not isinstance(name, str) or not name or not isinstance(given, Mapping):
+            id, name, arguments = block.get("id"), block.get("name"), block.get("input", {})
+            if not isinstance(id, str) or not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
                 raise wrong(where, block, '{"type": "tool_use", "id": "..", "name": "..", "input": {..}}')
             called.add(id)
-            calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": json.dumps(given)}})
+            calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}})
         elif kind not in UNREADABLE:
             raise wrong(f"{where}.type", kind, '"text", "thinking" or "tool_use"')
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
@@ -206,8 +206,8 @@ def _tools(tools: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict
 
 def _description(tool: Mapping[str, Any]) -> Any:
     """The description of a tool, with the examples of its input."""
-    given, examples = tool.get("description"), tool.get("input_examples")
-    return f"{given or ''}\nExamples of its input: {json.dumps(examples)}".lstrip() if examples else given
+    description, examples = tool.get("description"), tool.get("input_examples")
+    return f"{description or ''}\nExamples of its input: {json.dumps(examples)}".lstrip() if examples else description
 
 
 def _tool_choice(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -87,7 +87,8 @@ class MessageResponse(BlockResponse):
     @property
     def _stop_reason(self) -> str:
         if self.is_full:
-            return "model_context_window_exceeded" if self.fills_context else "max_tokens"
+            prompt, _, new = self.usage
+            return "model_context_window_exceeded" if prompt + new >= self.service.max_len else "max_tokens"
         stopped = self.result is not None and self.result.stop_reason is not None
         if self._stop_sequence is not None or (stopped and self.blocks.is_broken):
             return "stop_sequence"

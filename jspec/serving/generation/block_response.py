@@ -77,9 +77,3 @@ class BlockResponse(GenerationResponse):
     def is_full(self) -> bool:
         """Whether the text ended because it was as long as it may be."""
         return self.result is not None and self.result.finish_reason == "length"
-
-    @property
-    def fills_context(self) -> bool:
-        """Whether that was because of the model's context."""
-        prompt, _, new = self.usage
-        return self.is_full and prompt + new >= self.service.max_len

@@ -86,16 +86,11 @@ def _require_calls(messages: Sequence[Any]):
 
 
 def _variables(service: Service, request: ChatFields) -> dict[str, Any]:
-    """The variables of the template: the server's defaults, those that ``reasoning_effort`` sets, and the request's."""
-    effort = request.reasoning_effort
+    """The variables of the template: the server's defaults, those that ``reasoning_effort`` sets, and those of the request
+    that the server allows."""
+    effort, variables = request.reasoning_effort, request.chat_template_kwargs or {}
     by_effort = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    given = _given_variables(service, request.chat_template_kwargs or {})
-    return {**service.default_template_kwargs, **by_effort, **given}
-
-
-def _given_variables(service: Service, given: dict[str, Any]) -> dict[str, Any]:
-    """The template variables of a request, checked against those that the server allows."""
-    for name, value in given.items():
+    for name, value in variables.items():
         if name not in service.template_kwargs:
             allowed = ", ".join(service.template_kwargs) or "none"
             message = f"chat_template_kwargs has {name[:64]!r}: expected names among {allowed} (--template-kwargs)"
@@ -103,4 +98,4 @@ def _given_variables(service: Service, given: dict[str, Any]) -> dict[str, Any]:
         ok = isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= MAX_KWARG)
         expected = f"true, false, a number, or a text of up to {MAX_KWARG} characters"
         require_that(ok, f"chat_template_kwargs.{name}", value, expected)
-    return given
+    return {**service.default_template_kwargs, **by_effort, **variables}

@@ -8,13 +8,13 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from jspec._validation import LARGEST_INT
 from jspec.engine.request import Request
+from jspec.outputs import Delta, Result
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.sampling.thinking import ThinkingBudget
 from jspec.serving.generation.chat_prompt import prompt_of
@@ -22,18 +22,39 @@ from jspec.serving.generation.protocol import ChatRequest
 from jspec.serving.generation.respond import RequestSettings, respond
 from jspec.serving.generation.response import GenerationResponse
 from jspec.serving.generation.service import Service
-from jspec.serving.generation.tool_choice import callable_tools, choice_of, name_of
-from jspec.serving.generation.turn_output import TurnOutput
+from jspec.serving.generation.tool_choice import choice_of, name_of
 from jspec.serving.http.auth import Tenant
 from jspec.serving.http.errors import ApiError, require_that
 from jspec.text.chat_messages import plain_messages
 from jspec.text.parsers import forced
-from jspec.text.parsers.blocks import Blocks
+from jspec.text.parsers.blocks import Blocks, Step
 from jspec.text.parsers.calls import NAME
-from jspec.text.parsers.parser import make_parser
+from jspec.text.parsers.parser import OutputParser, make_parser
 from jspec.text.parsers.registry import reasoning_format, tool_format
 
 PROMPT_END = 256  # tokens of what the template writes before the model's text, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnOutput:
+    """Parses one text of a turn and collects its blocks: reasoning, text and calls.
+
+    Attributes:
+      parser: of the text.
+      blocks: those that have begun.
+    """
+
+    parser: OutputParser
+    blocks: Blocks
+
+    def add(self, new: Delta | Result) -> Iterator[Step]:
+        """The steps of the next delta, or of a whole text; the last delta has the result."""
+        result = new if isinstance(new, Result) else new.result
+        events = self.parser.feed(new.text or "", new.token_ids)
+        if result is None:
+            return self.blocks.add(events)
+        events = [*events, *self.parser.finish(ended=not result.was_cut)]
+        return self.blocks.add(events, ended=True, complete=result.finish_reason != "length")
 
 
 class ChatTurn:
@@ -61,9 +82,10 @@ class ChatTurn:
         )
         if self.choice.kind == "none":
             request.tools = None
-        self._callable = callable_tools(request.tools or [], self.choice)
-        calls = None if not self._callable or service.llm.tokenizer is None else service.tool_parser
-        self._tool, self._reasoning = calls, None if service.llm.tokenizer is None else service.reasoning_parser
+        self._callable = [tool for tool in request.tools or [] if self.choice.allows(name_of(tool))]
+        has_text = service.llm.tokenizer is not None
+        self._tool = tool_format(service.tool_parser) if self._callable and has_text else None
+        self._reasoning = reasoning_format(service.reasoning_parser) if has_text else None
         self._form: forced.CallsForm | None = None
         self._is_free = False  # whether the form leaves reasoning and text as they are
         self.is_parsed = bool(self._tool or self._reasoning or self.choice.is_forced)
@@ -75,8 +97,12 @@ class ChatTurn:
         known = "nothing; no format of this model's reasoning is known (--reasoning-parser)"
         require_that(count is None or self._reasoning is not None, "thinking_token_budget", count, known)
         self._given = RequestSettings.of(service, request, 1, tenant)
-        if self.choice.is_forced:
-            self._forget_format()
+        if (
+            self.choice.is_forced
+        ):  # instead of an answer, whose form clients send beside it; one of vLLM's is of all the text
+            form = request.structured_outputs
+            require_that(not form, "structured_outputs", form, "nothing beside a tool_choice that forces calls")
+            request.response_format = None
 
     def settings(self) -> RequestSettings:
         """The settings of the engine's requests, once the prompt is known. This may take long."""
@@ -90,9 +116,8 @@ class ChatTurn:
         if form is None and budget is None:
             return settings
         if form is not None and self._reasoning is not None and not self._is_free:
-            markers, thinks = self.service.marker_tokens.ids, reasoning_format(self._reasoning)
-            answers = not self.choice.is_forced
-            form = forced.after_reasoning(form, thinks, markers, self._prompt_end, answers, self._begun)
+            markers, answers = self.service.marker_tokens.ids, not self.choice.is_forced
+            form = forced.after_reasoning(form, self._reasoning, markers, self._prompt_end, answers, self._begun)
         fields = {"structured_outputs": form, "thinking_budget": budget}
         copies = [dataclasses.replace(params, **fields) for params in settings.copies]
         return dataclasses.replace(settings, copies=copies)
@@ -112,11 +137,10 @@ class ChatTurn:
 
     def output(self, shows_reasoning: bool = True, holds: Callable[[str], bool] = lambda name: False) -> TurnOutput:
         """Collects one text; ``holds`` is as of ``Blocks``."""
-        form, format = self._form, tool_format(self._tool)
-        formless = form is not None and not form.in_format
+        form = self._form
         has_form = form is not None or self._given.copies[0].structured_outputs is not None
         parser = make_parser(
-            None if formless else self._tool,
+            self._tool if form is None else form.format,
             self._reasoning,
             tools=self._callable,
             tokens=self.service.marker_tokens.after(self.prompt),
@@ -124,17 +148,16 @@ class ChatTurn:
             begun=self._begun,
             begins_open=False if has_form else None,  # the form says where reasoning begins
         )
-        new_id = (lambda: None) if format is None else format.new_id
+        new_id = (lambda: None) if self._tool is None else self._tool.new_id
         blocks = Blocks(self.choice.several, shows_reasoning, new_id, holds)
-        return TurnOutput(forced.JsonCalls(parser, form.name) if form is not None and formless else parser, blocks)
+        return TurnOutput(parser, blocks)
 
     def num_reasoning_tokens(self, blocks: Blocks, token_ids: Sequence[int]) -> int:
         """How many tokens of a text are reasoning: those through the first marker that ends it."""
         thoughts = [block for block in blocks.done if block.kind == "reasoning"]
-        reasoning = reasoning_format(self._reasoning)
-        if reasoning is None or not blocks.has_reasoning:
+        if self._reasoning is None or not blocks.has_reasoning:
             return 0
-        if (count := self._num_through(reasoning.end, token_ids)) is not None:
+        if (count := self._num_through(self._reasoning.end, token_ids)) is not None:
             return count
         if len(thoughts) == len(blocks.done):
             return len(token_ids)
@@ -154,7 +177,7 @@ class ChatTurn:
 
     def _budget(self) -> ThinkingBudget | None:
         """The most tokens of reasoning, with the markers of the model's format."""
-        count, reasoning = self.request.thinking_token_budget, reasoning_format(self._reasoning)
+        count, reasoning = self.request.thinking_token_budget, self._reasoning
         if count is None or reasoning is None:
             return None
         begun = reasoning.said_by(self._prompt_end, self._begun)
@@ -172,39 +195,20 @@ class ChatTurn:
         size = PROMPT_END + len(self._begun.encode(errors="replace"))  # a token has at least a byte
         return self.service.decoded(self.prompt[-size:])
 
-    def _forget_format(self):
-        """Leave out the form of an answer, because a call is forced instead of one; clients that force a call send both.
-
-        Raises:
-          ApiError: 400; the request has a form of vLLM's, which is of the whole text.
-        """
-        given = self.request.structured_outputs
-        require_that(not given, "structured_outputs", given, "nothing beside a tool_choice that forces calls")
-        self.request.response_format = None
-
     def _form_beside_calls(self, form: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
         """The form of a text that may have calls: strict tools make one, and another one's place may be taken by calls."""
-        tools, tool, markers = self._callable, tool_format(self._tool), self.service.marker_tokens.ids
-        if not all(NAME.fullmatch(name_of(given)) for given in tools):
+        if not all(NAME.fullmatch(name_of(tool)) for tool in self._callable):
             return form
-        reasoning = reasoning_format(self._reasoning)
-        if form is not None and reasoning is not None and reasoning.answer:
+        if form is not None and self._reasoning is not None and self._reasoning.answer:
             return form  # whose preamble leads to the answer alone
-        if form is None and not any(map(forced.is_strict, tools)):
+        if form is None and not any(map(forced.is_strict, self._callable)):
             return None
-        self._require_small(tools)
-        with _of_tools():
+        with self._forms() as forms:
             if form is not None:
-                return forced.or_calls(form, tools, tool, markers, self.choice.several)
-            form = forced.strict_form(tools, tool, markers, self.choice.several)
+                return forms.beside(form)
+            form = forms.strict()
         self._is_free = form is not None
         return form
-
-    def _require_small(self, tools: Sequence[Any]):
-        most, size = self.service.limits.max_grammar_bytes, len(json.dumps(tools))
-        if size > most:
-            message = f"tools are {size} characters as a grammar: expected at most {most} (--max-grammar-bytes)"
-            raise ApiError(400, message, "tools")
 
     def _calls_form(self) -> StructuredOutputsParams:
         """The form that makes the model call a tool.
@@ -212,24 +216,22 @@ class ChatTurn:
         Raises:
           ApiError: 400; the tools make no grammar, or one that is too large.
         """
-        tools = self._callable
         for index, tool in enumerate(self.request.tools or []):
-            _require_name(f"tools[{index}].function.name", name_of(tool))
-        self._require_small(tools)
-        markers, tool = self.service.marker_tokens.ids, tool_format(self._tool)
-        with _of_tools():
-            self._form = forced.calls_form(tools, tool, markers, self.choice.several, self.choice.kind == "named")
+            name, expected = name_of(tool), "a name without blanks, quotes and brackets"
+            require_that(bool(NAME.fullmatch(name)), f"tools[{index}].function.name", name, expected)
+        with self._forms() as forms:
+            self._form = forms.calls(self.choice.kind == "named")
         return self._form.params
 
-
-@contextlib.contextmanager
-def _of_tools() -> Iterator[None]:
-    """Turn errors of grammars of tools, whose schemas may be anything, into 400."""
-    try:
-        yield
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        raise ApiError(400, f"tools have no grammar: {error}", "tools") from None
-
-
-def _require_name(path: str, name: str):
-    require_that(bool(NAME.fullmatch(name)), path, name, "a name without blanks, quotes and brackets")
+    @contextlib.contextmanager
+    def _forms(self) -> Iterator[forced.CallForms]:
+        """Makes forms of the tools. Errors of their grammars, whose schemas may be anything, are 400, as is their size."""
+        most, size = self.service.limits.max_grammar_bytes, len(json.dumps(self._callable))
+        if size > most:
+            message = f"tools are {size} characters as a grammar: expected at most {most} (--max-grammar-bytes)"
+            raise ApiError(400, message, "tools")
+        markers = self.service.marker_tokens.ids
+        try:
+            yield forced.CallForms(self._callable, self._tool, markers, self.choice.several)
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+            raise ApiError(400, f"tools have no grammar: {error}", "tools") from None

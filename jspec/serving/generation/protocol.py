@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jspec.serving.generation.list_limits import Most, require_few
-from jspec.serving.http.errors import ApiError, shown, wrong
+from jspec.serving.http.errors import ApiError, shown
 
 MAX_REASONS = 8  # errors of a field that are looked at
 MAX_NAME = 64  # characters of a name that an error quotes
@@ -170,13 +170,8 @@ _UNSUPPORTED: Unsupported = {
     "verbosity": (("medium",), "jspec has nothing like it"),
     "chat_template": ((), "a template comes from the checkpoint, or from --chat-template, never from a request"),
     "prompt_embeds": ((), "give text or token ids"),
-    "guided_json": ((), _GUIDED),
-    "guided_regex": ((), _GUIDED),
-    "guided_choice": ((), _GUIDED),
-    "guided_grammar": ((), _GUIDED),
-    "guided_decoding_backend": ((), _GUIDED),
-    "guided_whitespace_pattern": ((), _GUIDED),
-    "structural_tag": ((), _GUIDED),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ((), _GUIDED)),
+    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag"), ((), _GUIDED)),
     "logits_processors": ((), "jspec has nothing like it"),
     "mm_processor_kwargs": ((), "jspec reads text alone"),
     "kv_transfer_params": ((), "jspec has nothing like it"),
@@ -211,12 +206,12 @@ def read_fields(kind: type[B], body: dict[str, Any], most: Mapping[str, Most]) -
       ApiError: 400, with the field's name: it is missing, of another type, or too long.
     """
     # None means the default, except for max_tokens, where it means no limit.
-    given = {name: value for name, value in body.items() if value is not None or name == "max_tokens"}
-    require_few(kind, given, most)
+    fields = {name: value for name, value in body.items() if value is not None or name == "max_tokens"}
+    require_few(kind, fields, most)
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(fields)
     except ValidationError as error:
-        raise _refusal(error, given) from None
+        raise _refusal(error, fields) from None
 
 
 def _refusal(error: ValidationError, given: Mapping[str, Any]) -> ApiError:
@@ -286,14 +281,3 @@ def unread(request: Body, known: Collection[str], unsupported: Unsupported) -> l
 def _same(value: Any, other: Any) -> bool:
     """Equality that distinguishes True from 1."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
-
-
-def token_ids(param: str, value: Any) -> list[int]:
-    """A JSON value as a list of token ids.
-
-    Raises:
-      ApiError: it is not a list of integers.
-    """
-    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        raise wrong(param, value, "a list of token ids")
-    return value

@@ -62,10 +62,13 @@ class RequestSettings:
         """The engine's requests for the completions of one prompt, called ``name`` in error messages.
 
         Raises:
-          ApiError: 400.
+          ApiError: 400; the prompt has no token, or leaves no room for a new one, or a value cannot be served.
         """
         if self.request.truncate_prompt_tokens is None:
-            self.service.require_context(prompt, name)
+            if not prompt:
+                raise ApiError(400, f"{name} is empty: expected at least one token", name)
+            if len(prompt) >= self.service.max_len:
+                raise self.service.too_long(name, len(prompt))
         try:
             return self.service.requests(prompt, self.copies, self.priority, self.salt, self.tenant)
         except (ValueError, TypeError) as error:
@@ -114,12 +117,12 @@ async def respond(
 
     async def generate() -> Response:
         service.require_room(tenant_of(http).name)  # before any work
-        known = settings if isinstance(settings, RequestSettings) else await service.prepare(settings)
+        checked = settings if isinstance(settings, RequestSettings) else await service.prepare(settings)
         try:
-            grammar = await service.grammar(known.copies[0].structured_outputs)
+            grammar = await service.grammar(checked.copies[0].structured_outputs)
         except ValueError as error:
             raise of_value_error(error, request) from None
-        prepared = await service.prepare(lambda: prepare(known))
+        prepared = await service.prepare(lambda: prepare(checked))
         if not request.stream:
             require_bounded(service, prepared.requests)
         del grammar  # the requests hold it

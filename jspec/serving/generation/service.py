@@ -14,7 +14,6 @@ from jspec.sampling.params import SamplingParams
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.serving.async_engine import AsyncEngine, Group
 from jspec.serving.generation.list_limits import Most, most_entries
-from jspec.serving.generation.protocol import token_ids
 from jspec.serving.generation.response_store import ResponseStore
 from jspec.serving.http.auth import Keys
 from jspec.serving.http.errors import ApiError
@@ -154,36 +153,10 @@ class Service:
             raise self.too_long(param)
         return tokens
 
-    def given_ids(self, param: str, value: Any, kept: int | None) -> list[int]:
-        """The token ids of a prompt, checked; of one that will be truncated, at least the remaining ones.
-
-        Args:
-          kept: the request's ``truncate_prompt_tokens``.
-
-        Raises:
-          ApiError: 400; the value is not a list of integers, or several times longer than the context.
-        """
-        if isinstance(value, list) and len(value) > (most := COUNTED_CONTEXTS * self.max_len):
-            if kept is None:
-                raise self.too_long(param, len(value))
-            value = value[-most:]
-        return token_ids(param, value)
-
     def decoded(self, token_ids: Sequence[int], special: bool = True) -> str:
         """The text of tokens, with special tokens unless ``special`` is False."""
         tokenizer = self.llm.tokenizer
         return "" if tokenizer is None else tokenizer.decode(token_ids, skip_special_tokens=not special)
-
-    def require_context(self, token_ids: Sequence[int], param: str):
-        """Check that a prompt has tokens and leaves room for a new one.
-
-        Raises:
-          ApiError: 400.
-        """
-        if not token_ids:
-            raise ApiError(400, f"{param} is empty: expected at least one token", param)
-        if len(token_ids) >= self.max_len:
-            raise self.too_long(param, len(token_ids))
 
     def too_long(self, param: str, count: int | None = None) -> ApiError:
         """The error of a prompt that leaves no room for a new token, in the words by which clients recognise it.

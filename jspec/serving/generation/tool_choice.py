@@ -47,23 +47,18 @@ def choice_of(request: ChatRequest) -> ToolChoice:
     Raises:
       ApiError: 400; the field is malformed, or asks for a call of a tool that is not there.
     """
-    given, tools, several = request.tool_choice, request.tools or [], request.parallel_tool_calls is not False
-    if isinstance(given, Mapping) and given.get("type") == ALLOWED:
-        return _allowed(given, [name_of(tool) for tool in tools], several)
-    if isinstance(given, Mapping):
-        return ToolChoice("named", _named(given, [name_of(tool) for tool in tools]), False)
-    if given not in (None, "none", "auto", "required"):
-        raise wrong("tool_choice", given, FORMS)
-    if given == "required" and not tools:
-        raise wrong("tool_choice", given, "tools beside it")
-    if not tools or given == "none":
+    wanted, tools, several = request.tool_choice, request.tools or [], request.parallel_tool_calls is not False
+    if isinstance(wanted, Mapping) and wanted.get("type") == ALLOWED:
+        return _allowed(wanted, [name_of(tool) for tool in tools], several)
+    if isinstance(wanted, Mapping):
+        return ToolChoice("named", _named(wanted, [name_of(tool) for tool in tools]), False)
+    if wanted not in (None, "none", "auto", "required"):
+        raise wrong("tool_choice", wanted, FORMS)
+    if wanted == "required" and not tools:
+        raise wrong("tool_choice", wanted, "tools beside it")
+    if not tools or wanted == "none":
         return ToolChoice("none")
-    return ToolChoice("required" if given == "required" else "auto", several=several)
-
-
-def callable_tools(tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list[Mapping[str, Any]]:
-    """The tools that the model may call."""
-    return [tool for tool in tools if choice.allows(name_of(tool))]
+    return ToolChoice("required" if wanted == "required" else "auto", several=several)
 
 
 def name_of(tool: Mapping[str, Any]) -> str:

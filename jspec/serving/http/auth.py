@@ -76,10 +76,10 @@ class Keys:
             return b""
         headers = {name: value for name, value in reversed(scope["headers"])}  # the first of each name
         scheme, _, key = headers.get(b"authorization", b"Bearer " + headers.get(b"x-api-key", b"")).partition(b" ")
-        digest, known = self._digest(key.strip()), False
-        for other in self._digests:
-            known |= hmac.compare_digest(digest, other)
-        if scheme.lower() != b"bearer" or not known:
+        digest, is_valid = self._digest(key.strip()), False
+        for valid in self._digests:
+            is_valid |= hmac.compare_digest(digest, valid)
+        if scheme.lower() != b"bearer" or not is_valid:
             message = "no API key, or a wrong one: expected the header Authorization: Bearer KEY, or x-api-key: KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         return digest

@@ -1,28 +1,15 @@
 """HTTP connections with limits: the time of a head, the size of chunks, and the number of connections."""
 
 import asyncio
-import dataclasses
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from jspec.serving.http.limits import Limits
+
 COUNTED_CHUNKS = 256  # chunks of a body before their size matters
 LEAST_CHUNK = 64  # bytes that the chunks of a body have to have on average
-
-
-@dataclasses.dataclass(frozen=True)
-class ConnectionLimits:
-    """Limits of the connections of a server.
-
-    Attributes:
-      max_header_seconds: the most seconds until the head of a request has arrived, counted from the connection, or from the
-        end of the last response.
-      max_connections: the most connections at a time; further ones are closed at once.
-    """
-
-    max_header_seconds: float
-    max_connections: int
 
 
 class Connection(H11Protocol):
@@ -32,11 +19,12 @@ class Connection(H11Protocol):
     own deadline, ``Limits.max_body_seconds``.
 
     Args:
-      limits: of the server's connections.
+      limits: of the server. ``max_header_seconds`` count from the connection, or from the end of the last response.
+        Connections beyond ``max_connections`` are closed at once.
       args, kwargs: uvicorn's.
     """
 
-    def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any):
+    def __init__(self, limits: Limits, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.conn = _Reader(self.config.h11_max_incomplete_event_size)
         self._limits = limits

@@ -87,14 +87,14 @@ def allowed_hosts_of(given: Sequence[str] | None, address: str, host: str) -> tu
         return tuple(given)
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return None
-    own = f"[{address}]" if ":" in address else address
-    return tuple(dict.fromkeys((*LOOPBACK, own, f"[{host}]" if ":" in host else host.lower())))
+    literal = f"[{address}]" if ":" in address else address
+    return tuple(dict.fromkeys((*LOOPBACK, literal, f"[{host}]" if ":" in host else host.lower())))
 
 
 def request_id_of(scope: Scope) -> str:
     """The id of a request: the client's, if it is valid, or else a new one."""
-    given = header_of(scope, REQUEST_ID)
-    return given.decode() if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
+    id = header_of(scope, REQUEST_ID)
+    return id.decode() if _VALID_ID.fullmatch(id) else uuid.uuid4().hex
 
 
 def header_of(scope: Scope, name: bytes) -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import errno
 import functools
 import logging
@@ -17,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.config import LOGGING_CONFIG
 
-from jspec.serving.http.connection import Connection, ConnectionLimits
+from jspec.serving.http.connection import Connection
 from jspec.serving.http.headers import HeaderChecks, allowed_hosts_of
 from jspec.serving.http.limits import Limits
 from jspec.serving.http.settings import ServerSettings
@@ -137,45 +138,31 @@ def _taken(host: str, port: int, error: OSError) -> str:
     return f"port={port}: expected a free port of {host!r} ({error}); 0 takes any"
 
 
-def make_server(
-    app: ASGIApp,
-    limits: Limits,
-    *,
-    log_level: str = "info",
-    certificate: tuple[str, str] | None = None,
-    max_header_bytes: int = MAX_HEADER_BYTES,
-    access_log: bool = True,
-) -> Server:
+def make_server(app: ASGIApp, limits: Limits, max_header_bytes: int = MAX_HEADER_BYTES, **options: Any) -> Server:
     """A server of ``app``, which ``serve([bound])`` runs.
 
     Args:
       app: handles the requests.
       limits: of headers and connections.
-      log_level: of uvicorn, ``info`` for example.
-      certificate: the files of a certificate and of its key, for HTTPS.
       max_header_bytes: the longest head of a request.
-      access_log: whether a line is logged for each request.
+      **options: further ones of uvicorn: ``log_level``, and the files of a certificate for example.
 
     Raises:
       OSError: the certificate cannot be read.
     """
-    chain, key = certificate or (None, None)
-    connections = ConnectionLimits(limits.max_header_seconds, most_connections(limits.max_connections))
+    limits = dataclasses.replace(limits, max_connections=most_connections(limits.max_connections))
     config = uvicorn.Config(
         app,
-        http=cast(Any, functools.partial(Connection, connections)),
+        http=cast(Any, functools.partial(Connection, limits)),
         h11_max_incomplete_event_size=max_header_bytes,
         ws="none",
         lifespan="off",
         log_config=_log_config(),
-        log_level=log_level,
-        access_log=access_log,
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=LAST_WORDS,
-        ssl_certfile=chain,
-        ssl_keyfile=key,
+        **options,
     )
     config.load()  # refuses certificates that cannot be read
     return Server(config, limits.max_header_seconds)
@@ -193,8 +180,9 @@ def make_public_server(app: ASGIApp, bound: socket.socket, settings: ServerSetti
       OSError: the certificate cannot be read.
     """
     hosts = allowed_hosts_of(settings.allowed_hosts, bound.getsockname()[0], settings.host)
-    certificate, level = settings.certificate, settings.log_level
-    return make_server(HeaderChecks(app, hosts), settings.limits, log_level=level, certificate=certificate)
+    chain, key = settings.certificate or (None, None)
+    options = {"log_level": settings.log_level, "ssl_certfile": chain, "ssl_keyfile": key}
+    return make_server(HeaderChecks(app, hosts), settings.limits, **options)
 
 
 def _log_config() -> dict[str, Any]:

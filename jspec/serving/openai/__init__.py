@@ -3,7 +3,6 @@
 choice_response.py  a response of choices, complete or as chunks
 completions.py      ``/v1/completions``
 chat.py             ``/v1/chat/completions``
-chat_output.py      the message of a chat, or its deltas
 logprobs.py         log-probabilities in OpenAI's formats
 tokenize.py         ``/tokenize`` and ``/detokenize``
 """

@@ -1,5 +1,6 @@
 """``/v1/chat/completions``: the endpoint and its response."""
 
+import uuid
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -7,13 +8,12 @@ from starlette.responses import Response
 
 from jspec.engine.request import Request
 from jspec.outputs import Delta, Result
-from jspec.serving.generation.chat_turn import ChatTurn
+from jspec.serving.generation.chat_turn import ChatTurn, TurnOutput
 from jspec.serving.generation.json_body import read_object
 from jspec.serving.generation.protocol import ChatRequest, parsed
 from jspec.serving.generation.service import Service
 from jspec.serving.http.auth import tenant_of
 from jspec.serving.http.headers import request_id_of
-from jspec.serving.openai.chat_output import next_delta, whole_message
 from jspec.serving.openai.choice_response import ChoiceResponse
 from jspec.serving.openai.logprobs import chat_logprobs, prompt_logprobs
 
@@ -39,7 +39,12 @@ class ChatResponse(ChoiceResponse):
         self._turn, self._outputs = turn, [turn.output(shows) for _ in (requests if turn.is_parsed else ())]
 
     def whole(self, index: int, result: Result) -> dict[str, Any]:
-        fields = whole_message(self._outputs[index], result) if self._outputs else {"content": result.text or ""}
+        fields: dict[str, Any] = {"content": result.text or ""}
+        if self._outputs:
+            fields = next_delta(self._outputs[index], result)
+            calls = [{key: call[key] for key in ("id", "type", "function")} for call in fields.pop("tool_calls", ())]
+            content = fields.pop("content", None if calls else "")
+            fields = {"content": content, **fields, **({"tool_calls": calls} if calls else {})}
         return {"message": {"role": "assistant", **fields, "refusal": None}}
 
     def shown(self, index: int, delta: Delta) -> dict[str, Any]:
@@ -83,3 +88,29 @@ class ChatResponse(ChoiceResponse):
         if places is None or self._top is None:
             return None
         return chat_logprobs(output.token_ids, places, self._top, self.service.token_bytes)
+
+
+def next_delta(output: TurnOutput, new: Delta | Result) -> dict[str, Any]:
+    """The fields of the next ``delta``; empty if there is nothing to show yet.
+
+    ``id``, ``type`` and ``name`` of a call are in its first delta alone, since clients join what comes twice.
+    """
+    delta: dict[str, Any] = {}
+    calls = dict[int, dict[str, Any]]()
+    for step in output.add(new):
+        block = step.block
+        if block.kind == "call":
+            index = sum(other.kind == "call" for other in output.blocks.done[: block.index])
+            if step.what == "begin":
+                id = block.id or f"chatcmpl-tool-{uuid.uuid4().hex}"
+                function = {"name": block.name, "arguments": ""}
+                calls[index] = {"index": index, "id": id, "type": "function", "function": function}
+            elif step.text:
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += step.text
+        elif step.what == "more":
+            name = "content" if block.kind == "text" else "reasoning"
+            delta[name] = delta.get(name, "") + step.text
+    if "reasoning" in delta:  # some clients read one name, and some the other
+        delta["reasoning_content"] = delta["reasoning"]
+    return {**delta, "tool_calls": list(calls.values())} if calls else delta

@@ -18,6 +18,7 @@ from jspec.serving.http.errors import ApiError, require_that, wrong
 from jspec.serving.http.headers import request_id_of
 from jspec.serving.openai.choice_response import ChoiceResponse
 from jspec.serving.openai.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
+from jspec.text.detokenizer import COUNTED_CONTEXTS
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:
@@ -144,7 +145,19 @@ def _prompts(service: Service, request: CompletionRequest) -> list[Any]:
     Raises:
       ApiError: 400; ``prompt`` is neither a prompt nor a list of prompts, or one is several times longer than the context.
     """
-    given, most, kept = request.prompt, service.limits.max_prompts, request.truncate_prompt_tokens
+    given, most = request.prompt, service.limits.max_prompts
+    longest = COUNTED_CONTEXTS * service.max_len
+
+    def ids(value: Any) -> list[int]:
+        """A prompt of token ids; of one that will be truncated, at least the remaining ones."""
+        if isinstance(value, list) and len(value) > longest:
+            if request.truncate_prompt_tokens is None:
+                raise service.too_long("prompt", len(value))
+            value = value[-longest:]
+        if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+            raise wrong("prompt", value, "a list of token ids")
+        return value
+
     if given is None:
         raise ApiError(400, "prompt is missing", "prompt")
     if isinstance(given, str):
@@ -153,7 +166,7 @@ def _prompts(service: Service, request: CompletionRequest) -> list[Any]:
     if not isinstance(given, list) or not given:
         raise wrong("prompt", given, expected)
     if type(given[0]) is int:
-        return [service.given_ids("prompt", given, kept)]
+        return [ids(given)]
     if len(given) > most:
         raise ApiError(400, f"prompt has {len(given)} prompts: expected at most {most} (--max-prompts)", "prompt")
-    return [prompt if isinstance(prompt, str) else service.given_ids("prompt", prompt, kept) for prompt in given]
+    return [prompt if isinstance(prompt, str) else ids(prompt) for prompt in given]

@@ -89,12 +89,12 @@ class Conversation:
         message["content"] = "\n".join(texts)
 
     def _call(self, path: str, item: Mapping[str, Any], field: str):
-        id, name, given = item.get("call_id"), item.get("name"), item.get(field)
-        if not (isinstance(id, str) and isinstance(name, str) and name and isinstance(given, str)):
+        id, name, written = item.get("call_id"), item.get("name"), item.get(field)
+        if not (isinstance(id, str) and isinstance(name, str) and name and isinstance(written, str)):
             raise wrong(path, item, f'{{"type": "{item["type"]}", "call_id": "..", "name": "..", "{field}": ".."}}')
         self._called.add(id)
         function = self._tools.function(name, str(item.get("namespace") or ""))
-        arguments = given if field == "arguments" else json.dumps({"input": given})
+        arguments = written if field == "arguments" else json.dumps({"input": written})
         call = {"id": id, "type": "function", "function": {"name": function, "arguments": arguments}}
         self._assistant(new=False).setdefault("tool_calls", []).append(call)
 

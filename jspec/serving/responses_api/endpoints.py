@@ -1,6 +1,5 @@
 """``/v1/responses``: the endpoints."""
 
-import dataclasses
 import functools
 import json
 import logging
@@ -32,41 +31,25 @@ NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "r
 NAMES |= {"messages": "input"}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """A request, and the chat that asks for the same.
-
-    Attributes:
-      request: its fields.
-      chat: the fields of the chat.
-      tools: of the request.
-      messages: the conversation, without instructions, which do not stay for the next response.
-    """
-
-    request: ResponsesRequest
-    chat: ChatRequest
-    tools: Tools
-    messages: list[dict[str, Any]]
-
-
 async def responses(service: Service, http: HttpRequest) -> Response:
     """The response to a request."""
     with renaming(NAMES):
         tenant = tenant_of(http)
         body = await read_object(service, http)
-        asked = await service.prepare(lambda: _asked(service, http, body, tenant.key))  # items may be many
-        model = service.require_model(asked.request.model)
-        turn = ChatTurn(service, asked.chat, tenant)
+        asked = await service.prepare(lambda: _read(service, http, body, tenant.key))  # items may be many
+        request, chat, tools, conversation = asked
+        model = service.require_model(request.model)
+        turn = ChatTurn(service, chat, tenant)
 
         def make(requests: list[Request]) -> ResponsesResponse:
-            own_id, before = uuid.uuid4().hex, json_of(asked.messages)  # several requests may have one ``x-request-id``
+            own_id, before = uuid.uuid4().hex, json_of(conversation)  # several requests may have one ``x-request-id``
 
             def store(response: bytes, message: bytes, items: Mapping[str, bytes]):
-                if asked.request.store is not False:
-                    messages = (before[:-1] + b"," if asked.messages else b"[") + message + b"]"
+                if request.store is not False:
+                    messages = (before[:-1] + b"," if conversation else b"[") + message + b"]"
                     service.stored_responses.add(f"{PREFIX}{own_id}", Stored(tenant.key, messages, response, items))
 
-            return ResponsesResponse(turn, model, requests, own_id, asked.request, asked.tools, store)
+            return ResponsesResponse(turn, model, requests, own_id, request, tools, store)
 
         return await turn.respond(http, make)
 
@@ -85,7 +68,11 @@ async def forget_response(service: Service, http: HttpRequest) -> Response:
     return JSONResponse({"id": id, "object": "response", "deleted": True})
 
 
-def _asked(service: Service, http: HttpRequest, body: dict[str, Any], tenant: bytes) -> _Asked:
+def _read(
+    service: Service, http: HttpRequest, body: dict[str, Any], tenant: bytes
+) -> tuple[ResponsesRequest, ChatRequest, Tools, list[dict[str, Any]]]:
+    """The request, the chat that asks for the same, the tools, and the conversation without instructions, which do not stay
+    for the next response."""
     request = read_fields(ResponsesRequest, body, service.most_entries)
     if request.background:
         raise wrong("background", True, "false; jspec answers while the client waits")
@@ -106,28 +93,24 @@ def _asked(service: Service, http: HttpRequest, body: dict[str, Any], tenant: by
         chat |= {"tools": tools.functions, "tool_choice": choice_of(request.tool_choice, tools)}
     elif request.tool_choice not in (None, "auto", "none"):
         raise wrong("tool_choice", request.tool_choice, "tools beside it")
-    chat |= _reasoning(request) | _format(request)
+    effort = (request.reasoning or {}).get("effort")
+    chat |= ({} if effort is None else {"reasoning_effort": effort}) | _format(request)
     left_out = [*tools.left_out, *unread(request, {*WITHOUT_EFFECT, *PASSED_ON}, UNSUPPORTED)][:8]
     if left_out:
         log.info("%s: ignored %s", http.url.path, ", ".join(left_out))
-    return _Asked(request, parsed(ChatRequest, chat, service.most_entries), tools, conversation.messages)
-
-
-def _reasoning(request: ResponsesRequest) -> dict[str, Any]:
-    effort = (request.reasoning or {}).get("effort")
-    return {} if effort is None else {"reasoning_effort": effort}
+    return request, parsed(ChatRequest, chat, service.most_entries), tools, conversation.messages
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any]:
-    given = (request.text or {}).get("format")
-    if given is None or given == {"type": "text"}:
+    form = (request.text or {}).get("format")
+    if form is None or form == {"type": "text"}:
         return {}
-    if given == {"type": "json_object"}:
-        return {"response_format": given}
-    if isinstance(given, dict) and given.get("type") == "json_schema" and isinstance(given.get("schema"), dict):
-        return {"response_format": {"type": "json_schema", "json_schema": {"schema": given["schema"]}}}
+    if form == {"type": "json_object"}:
+        return {"response_format": form}
+    if isinstance(form, dict) and form.get("type") == "json_schema" and isinstance(form.get("schema"), dict):
+        return {"response_format": {"type": "json_schema", "json_schema": {"schema": form["schema"]}}}
     kinds = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "name": "..", "schema": {..}}'
-    raise wrong("text.format", given, kinds)
+    raise wrong("text.format", form, kinds)
 
 
 def _stored(service: Service, id: str, tenant: bytes, param: str | None) -> Stored:

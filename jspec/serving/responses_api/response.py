@@ -160,19 +160,19 @@ class ResponsesResponse(BlockResponse):
 
     def _state(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The fields that change while the response comes."""
-        known = status in ("completed", "incomplete")
+        has_ended = status in ("completed", "incomplete")
         why = "max_output_tokens" if self.is_full else "stop"  # within a call
         return {
             "id": f"{PREFIX}{self.request_id}",
             "object": "response",
             "created_at": self.created,
-            "completed_at": int(time.time()) if known else None,
+            "completed_at": int(time.time()) if has_ended else None,
             "status": status,
             "error": None,
             "incomplete_details": {"reason": why} if status == "incomplete" else None,
             "model": self.model,
             "output": output,
-            "usage": self._usage() if known else None,
+            "usage": self._usage() if has_ended else None,
         }
 
     def _usage(self) -> dict[str, Any]:

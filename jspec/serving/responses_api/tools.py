@@ -92,17 +92,17 @@ class Tools:
 
 def _description(tool: Mapping[str, Any]) -> Any:
     """The description of a tool, with the grammar of its input, which the model would not know else."""
-    given, form = tool.get("description"), tool.get("format")
+    description, form = tool.get("description"), tool.get("format")
     if not isinstance(form, Mapping) or form.get("type") != "grammar":
-        return given
+        return description
     grammar = f"Its input has this {form.get('syntax')} grammar:\n{form.get('definition')}"
-    return f"{given}\n{grammar}" if given else grammar
+    return f"{description}\n{grammar}" if description else grammar
 
 
 def custom_input(arguments: str) -> str:
     """The input of a custom tool, from the arguments of its function."""
-    given = (json_object(arguments) or {}).get("input")
-    return given if isinstance(given, str) else arguments
+    text = (json_object(arguments) or {}).get("input")
+    return text if isinstance(text, str) else arguments
 
 
 def choice_of(given: Any, tools: Tools) -> Any:

@@ -1,5 +1,6 @@
 """The routes of the server, and the small endpoints: health, load, version and models."""
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -53,16 +54,10 @@ def make_app(service: Service) -> ASGIApp:
         ("POST", "/detokenize"): detokenize,
         ("GET", "/tokenizer_info"): tokenizer_info,
     }
-    routes = [Route(path, _bound(handler, service), methods=[method]) for (method, path), handler in paths.items()]
+    bound = {place: functools.partial(handler, service) for place, handler in paths.items()}
+    routes = [Route(path, handler, methods=[method]) for (method, path), handler in bound.items()]
     # A router without Starlette's middlewares, whose error responses are not OpenAI's.
     return Middleware(Router(routes, redirect_slashes=False), service)
-
-
-def _bound(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(http: Request) -> Response:
-        return await handler(service, http)
-
-    return endpoint
 
 
 async def _health(service: Service, _: Request) -> Response:

@@ -2,8 +2,8 @@
 
 import argparse
 import dataclasses
-import importlib.util
 
+from jspec._validation import require_packages
 from jspec.commands.group_args import RAY, add_group_options, group_of
 from jspec.commands.model_args import add_model_options, add_speculation_options, local_models
 from jspec.serving.http.limits import Limits
@@ -85,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
     Where several processes run the target, this one is a supervisor (``jspec.serving.supervisor``), and needs no JAX.
 
     Raises:
-      ValueError: an option cannot be used.
+      ValueError: an option cannot be used, or a package of the extra is not installed.
     """
     several = group_of(args) is not None
-    require_packages(several)
+    require_packages("serve", *PACKAGES, *(SUPERVISOR_PACKAGES if several else ()))
     from jspec.serving.http.settings import log_to_stderr, settings_of
 
     settings = settings_of(args)
@@ -107,18 +107,3 @@ def run(args: argparse.Namespace) -> int:
     with listener(settings.host, settings.port) as bound:
         serve(load(), bound, settings)
     return 0
-
-
-def require_packages(several: bool = False):
-    """Check that the packages of the extra are installed.
-
-    Args:
-      several: whether several processes run the target.
-
-    Raises:
-      ValueError: a package is not installed.
-    """
-    needed = (*PACKAGES, *(SUPERVISOR_PACKAGES if several else ()))
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f"{', '.join(missing)} not installed: expected what pip install 'jspec[serve]' installs")

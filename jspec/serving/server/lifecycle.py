@@ -63,9 +63,27 @@ def serve_until(
       shutdown_timeout: seconds that requests under way have to end.
       started: called once the server listens.
     """
+
+    async def serve():
+        with stopping() as stops:
+            serving = asyncio.ensure_future(server.serve([bound]))
+            try:
+                async with service.loop_monitor.running():
+                    await until_started(server, serving)
+                    if not serving.done():
+                        started()
+                    stop = asyncio.ensure_future(stops.get())
+                    await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
+                    stop.cancel()
+                    await _drain(service, stops, shutdown_timeout)
+                    server.should_exit = True
+                    await serving
+            finally:
+                await service.engine.close()
+
     _return_large_buffers()
     with _frozen_heap():
-        asyncio.run(_serve(stopping, server, service, bound, shutdown_timeout, started))
+        asyncio.run(serve())
 
 
 def _return_large_buffers():
@@ -87,31 +105,6 @@ def _frozen_heap() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-async def _serve(
-    stopping: Stopping,
-    server: Server,
-    service: Service,
-    bound: socket.socket,
-    shutdown_timeout: float,
-    started: Callable[[], None],
-):
-    with stopping() as stops:
-        serving = asyncio.ensure_future(server.serve([bound]))
-        try:
-            async with service.loop_monitor.running():
-                await until_started(server, serving)
-                if not serving.done():
-                    started()
-                stop = asyncio.ensure_future(stops.get())
-                await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
-                stop.cancel()
-                await _drain(service, stops, shutdown_timeout)
-                server.should_exit = True
-                await serving
-        finally:
-            await service.engine.close()
 
 
 async def _drain(service: Service, stops: "asyncio.Queue[int]", seconds: float):

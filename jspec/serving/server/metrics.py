@@ -26,14 +26,12 @@ class EngineCollector(Collector):
         """The current value of every metric."""
         metrics = self._service.llm.engine.metrics()
         labels = (self._service.names[0], "0")
-        for name, text, value in _gauges(metrics, self._service):
-            gauge = GaugeMetricFamily(name, text, labels=LABELS)
-            gauge.add_metric(labels, value)
-            yield gauge
-        for name, text, value in _counters(metrics):
-            counter = CounterMetricFamily(name, text, labels=LABELS)
-            counter.add_metric(labels, value)
-            yield counter
+        kinds = (GaugeMetricFamily, _gauges(metrics, self._service)), (CounterMetricFamily, _counters(metrics))
+        for kind, rows in kinds:
+            for name, text, value in rows:
+                family = kind(name, text, labels=LABELS)
+                family.add_metric(labels, value)
+                yield family
         reasons, positions = metrics.num_finished_by_reason, enumerate(metrics.num_accepted_tokens_per_position)
         yield _by("vllm:request_success", "Requests that have ended, by reason", "finished_reason", labels, reasons)
         name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted at each position"

@@ -12,7 +12,6 @@ from jspec._validation import require
 from jspec.commands.model_args import chosen_model
 from jspec.commands.warming import warm_up
 from jspec.commands.xla_alarms import without_alarms
-from jspec.llm import LLM
 from jspec.sampling.params import SamplingParams
 from jspec.serving.generation.service import TEMPLATE_KWARGS, Service
 from jspec.serving.http.settings import ServerSettings
@@ -35,8 +34,8 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
     _require_variables("default_chat_template_kwargs", variables)
     _require_variables("template_kwargs", args.template_kwargs or ())
     for option, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
-        given = getattr(args, option)
-        require(given in (AUTO, NONE, *known), option, given, f"auto, none, or one of {', '.join(sorted(known))}")
+        name = getattr(args, option)
+        require(name in (AUTO, NONE, *known), option, name, f"auto, none, or one of {', '.join(sorted(known))}")
 
     def load() -> Service:
         llm = model.load()
@@ -49,7 +48,11 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
         grammars, limits = llm.engine.frontend.grammars, settings.limits
         grammars.limits = GrammarLimits(limits.max_grammar_seconds, limits.max_grammar_memory, limits.max_grammar_wait)
         grammars.start()  # else the first request with a grammar would wait for it
-        tool_parser, reasoning_parser = _parsers(llm, template, args.tool_call_parser, args.reasoning_parser)
+        by_template = detect_of(llm.tokenizer, template, llm.target.config.architecture)
+        options = zip((args.tool_call_parser, args.reasoning_parser), by_template, strict=True)
+        tool_parser, reasoning_parser = (
+            detected if name == AUTO else None if name == NONE else name for name, detected in options
+        )
         formats = f"calls as {tool_parser or 'text'}, reasoning as {reasoning_parser or 'text'}"
         print(f"jspec serve: chats have {formats}", file=sys.stderr)
         return Service(
@@ -70,24 +73,14 @@ def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable
 
 def sampling_defaults(params: SamplingParams) -> str:
     """What the checkpoint's generation_config.json says of requests that leave a field open, in one line."""
-    own = SamplingParams()
-    fields = ((name, value) for name, value in dataclasses.asdict(params).items() if value != getattr(own, name))
+    defaults = SamplingParams()
+    fields = ((name, value) for name, value in dataclasses.asdict(params).items() if value != getattr(defaults, name))
     adopted = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in fields]
     if not adopted:
         return "a field of sampling that a request leaves out has jspec's default"
-    penalised = params.repetition_penalty != own.repetition_penalty
+    penalised = params.repetition_penalty != defaults.repetition_penalty
     hint = ", so that temperature 0 is not the argmax of the model's own logits" if penalised else ""
     return f"sampling defaults are those of generation_config.json, {', '.join(adopted)}{hint} (--generation-config)"
-
-
-def _parsers(llm: LLM, template: str | None, tool: str, reasoning: str) -> tuple[str | None, str | None]:
-    """The formats of calls and of reasoning; None for none."""
-    by_template = detect_of(llm.tokenizer, template, llm.target.config.architecture)
-    tool_parser, reasoning_parser = (
-        by_itself if given == AUTO else None if given == NONE else given
-        for given, by_itself in zip((tool, reasoning), by_template, strict=True)
-    )
-    return tool_parser, reasoning_parser
 
 
 def _require_variables(option: str, names: Iterable[str]):

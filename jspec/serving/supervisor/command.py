@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from jspec.commands.group_args import RAY, group_of
@@ -20,45 +19,36 @@ def supervise(args: argparse.Namespace, settings: ServerSettings) -> int:
     """Supervise this host's worker until the group ends; returns the exit code.
 
     Raises:
-      ValueError: an option cannot be used.
+      ValueError: an option cannot be used, Ray is not installed, or its cluster has no such hosts.
+      OSError: the cluster cannot be reached.
     """
     log_to_stderr(settings)
     return asyncio.run(_supervise(args, settings))
 
 
 async def _supervise(args: argparse.Namespace, settings: ServerSettings) -> int:
-    group = group_of(args)
+    group, options = group_of(args), options_of(args)
     assert group is not None
-    make_public = functools.partial(Public, settings, args.served_model_name or [args.target])
-    times = {"shutdown_timeout": settings.shutdown_timeout, "lost_after": args.lost_after}
-    if args.distributed == RAY:
-        return await Supervisor(_start_by_ray(args, group), make_public, True, **times).run()
-
-    async def start(token: str) -> WorkerHandle:
-        return await WorkerProcess.start(Task(options_of(args), group, LOOPBACK, token), args.lost_after)
-
     rank = group.get("process_id")
-    return await Supervisor(start, make_public, None if rank is None else rank == 0, **times).run()
+    leads = None if rank is None else rank == 0
+    if args.distributed == RAY:  # then this process starts the workers of all hosts
+        from jspec.serving.supervisor.ray_group import RayGroup, hosts_of, nodes_of_cluster
 
+        leads, hosts = True, hosts_of(args.nnodes, args.tensor_parallel_size or 1, nodes_of_cluster())
 
-def _start_by_ray(args: argparse.Namespace, group: dict[str, Any]) -> Callable[[str], Awaitable[WorkerHandle]]:
-    """A function that starts the workers of all hosts.
+        async def start(token: str) -> WorkerHandle:
+            return await RayGroup.start(hosts, options, group, token, args.lost_after)
+    else:
 
-    Raises:
-      ValueError: Ray is not installed, or the cluster has no such hosts.
-      OSError: the cluster cannot be reached.
-    """
-    from jspec.serving.supervisor.ray_group import RayGroup, hosts_of, nodes_of_cluster
+        async def start(token: str) -> WorkerHandle:
+            return await WorkerProcess.start(Task(options, group, LOOPBACK, token), args.lost_after)
 
-    hosts = hosts_of(args.nnodes, args.tensor_parallel_size or 1, nodes_of_cluster())
-
-    async def start(token: str) -> WorkerHandle:
-        return await RayGroup.start(hosts, options_of(args), group, token, args.lost_after)
-
-    return start
+    make_public = functools.partial(Public, settings, args.served_model_name or [args.target])
+    drain = settings.shutdown_timeout
+    return await Supervisor(start, make_public, leads, shutdown_timeout=drain, lost_after=args.lost_after).run()
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
     """The options of a worker: those of its supervisor, with the API keys of the supervisor's environment."""
-    options = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
+    options = {name: value for name, value in vars(args).items() if name != "command"}
     return {**options, "api_key": keys_of(args)}

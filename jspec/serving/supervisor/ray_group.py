@@ -133,7 +133,8 @@ class RayGroup:
             await _soon(placement.ready(), PLACEMENT)
             actors += [_actor(placement, index, hosts.gpus, lost_after) for index in range(hosts.count)]
             address, port = await _soon(actors[0].address.remote(), PLACEMENT)
-            environment = {name: value for name, value in os.environ.items() if _is_carried(name)}
+            environment = {name: value for name, value in os.environ.items() if name.startswith(_CARRIED)}
+            environment = {name: value for name, value in environment.items() if name not in _NOT_CARRIED}
             starting = []
             for rank, actor in enumerate(actors):
                 place = {"coordinator_address": f"{address}:{port}", "num_processes": hosts.count, "process_id": rank}
@@ -235,7 +236,3 @@ async def _soon(reference: Any, seconds: float) -> Any:
       TimeoutError: it takes longer than ``seconds``.
     """
     return await asyncio.wait_for(asyncio.wrap_future(reference.future()), seconds)
-
-
-def _is_carried(name: str) -> bool:
-    return name.startswith(_CARRIED) and name not in _NOT_CARRIED

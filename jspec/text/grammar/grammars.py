@@ -161,12 +161,12 @@ class Grammars:
             shared = self._under_way.get(asked) or _Shared()
             compilation = Compilation(shared)
             try:
-                known = self._known(asked)
+                cached = self._known(asked)
             except ValueError as error:
                 compilation.set_exception(error)
                 return compilation
-            if known is not None:
-                compilation.set_result(known)
+            if cached is not None:
+                compilation.set_result(cached)
                 return compilation
             shared.waiting.append(compilation)
             if asked not in self._under_way:
@@ -198,11 +198,10 @@ class Grammars:
     def _keep(self, asked: StructuredOutputsParams, grammar: CompiledGrammar):
         self._in_use[asked] = self._newest[asked] = grammar
         self._newest.move_to_end(asked)
-        while len(self._newest) > CACHED_GRAMMARS or self._cached_bytes() > CACHED_BYTES:
+        while (
+            len(self._newest) > CACHED_GRAMMARS or sum(each.num_bytes for each in self._newest.values()) > CACHED_BYTES
+        ):
             self._newest.popitem(last=False)
-
-    def _cached_bytes(self) -> int:
-        return sum(grammar.num_bytes for grammar in self._newest.values())
 
     def _has_left(self, asked: StructuredOutputsParams, shared: _Shared, compilation: Future):
         """Cancel the trial when its last future has been cancelled."""
@@ -244,14 +243,14 @@ class Grammars:
             text = grammar_text(asked)
             if len(text) > MAX_BYTES:
                 raise ValueError(f"it has {len(text)} bytes: expected at most {MAX_BYTES}")
-            cost = self._process.try_out(text, self.limits, trial)
+            num_bytes = self._process.try_out(text, self.limits, trial)
             matcher = make_matcher(tokens, text)
             prepare(matcher)
         except (GrammarBusy, MemoryError):
             raise
         except BaseException as error:  # a panic of the Rust code is no Exception
             raise _refusal(error) from None
-        return CompiledGrammar(matcher, tokens, cost.bytes)
+        return CompiledGrammar(matcher, tokens, num_bytes)
 
     @functools.cached_property
     def _setup(self) -> dict[str, Any]:
@@ -262,7 +261,7 @@ class Grammars:
         ends = self._eos_token_ids or [getattr(tokenizer, "eos_token_id", None)]
         if ends == [None]:
             raise ValueError("structured_outputs: the checkpoint names no token that ends a text (eos_token_id)")
-        most = max(self._vocab_size, max(tokenizer.get_vocab().values(), default=0) + 1)
+        num_tokens = max(self._vocab_size, max(tokenizer.get_vocab().values(), default=0) + 1)
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if not hasattr(backend, "to_str"):
             raise ValueError(
@@ -272,7 +271,7 @@ class Grammars:
         backend = copy.copy(backend)
         backend.no_padding()
         backend.no_truncation()
-        return {"tokenizer": backend.to_str(), "vocab_size": most, "eos_token_ids": ends}
+        return {"tokenizer": backend.to_str(), "vocab_size": num_tokens, "eos_token_ids": ends}
 
     @functools.cached_property
     def _process(self) -> GrammarProcess:

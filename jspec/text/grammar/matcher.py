@@ -119,7 +119,8 @@ def try_first_tokens(tokens: Any, matcher: Any):
         written += forced
     if matcher.is_stopped() or len(written) >= TRIED_FORCED:
         return
-    allowed = _set_bits(matcher.compute_bitmask())
+    mask = matcher.compute_bitmask()
+    allowed = [8 * place + i for place, byte in enumerate(mask) if byte for i in range(8) if byte >> i & 1]
     require_sound(matcher)
     step = max(len(allowed) // TRIED_TOKENS, 1)
     for token in allowed[::step]:
@@ -129,7 +130,3 @@ def try_first_tokens(tokens: Any, matcher: Any):
         if not tried.is_stopped():
             tried.compute_bitmask()
             require_sound(tried)
-
-
-def _set_bits(mask: bytes) -> list[int]:
-    return [8 * place + i for place, byte in enumerate(mask) if byte for i in range(8) if byte >> i & 1]

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 from jspec._child_process import python_command
 from jspec.text.grammar.limits import GrammarLimits
@@ -23,13 +23,6 @@ START_SECONDS = 120.0  # within which the process has to have read the tokenizer
 
 class GrammarBusy(RuntimeError):
     """A grammar could not be compiled now, because the machine or the process is busy. A later attempt may succeed."""
-
-
-class Cost(NamedTuple):
-    """CPU seconds and bytes of memory of compiling a grammar and its first tokens."""
-
-    seconds: float
-    bytes: int
 
 
 class Trial:
@@ -82,8 +75,8 @@ class GrammarProcess:
         with self._lock:
             self._started()
 
-    def try_out(self, grammar: str, limits: GrammarLimits, trial: Trial) -> Cost:
-        """Try a grammar.
+    def try_out(self, grammar: str, limits: GrammarLimits, trial: Trial) -> int:
+        """Try a grammar; returns the bytes of memory of compiling it and its first tokens.
 
         Raises:
           ValueError: it cannot be used.
@@ -102,7 +95,7 @@ class GrammarProcess:
             raise ValueError(why)
         if "error" in result:
             raise ValueError(result["error"])
-        return Cost(result["seconds"], result["bytes"])
+        return result["bytes"]
 
     def close(self):
         """End the process and all trials. It is restarted by a later trial."""

@@ -40,7 +40,7 @@ def closed(schema: Any) -> Any:
     shared, new = set[str](), set(_shared_references(schema, False))
     while new:  # what a shared schema refers to is shared, too
         shared |= new
-        new = {other for place in new for other in _shared_references(_at(schema, place), True)} - shared
+        new = {other for place in new for other in _shared_references(referred(place, schema), True)} - shared
     return _Closing(shared, schema).schema(schema, "#", False)
 
 
@@ -83,7 +83,7 @@ class _Closing:
         """The keywords that say which names an object may have, as ``names`` does."""
         told, others, read = names, schema.get("additionalProperties", True), 0
         while isinstance(told, Mapping) and isinstance(told.get("$ref"), str) and read < MOST_REFERENCES:
-            told, read = _at(self._root, told["$ref"]), read + 1
+            told, read = referred(told["$ref"], self._root), read + 1
         told = {} if told is True else told
         if not isinstance(told, Mapping) or told.get("type", "string") != "string":
             return {"propertyNames": names}
@@ -102,7 +102,7 @@ class _Closing:
         if isinstance(value, list):
             return [self.schema(item, f"{place}/{i}", joint) for i, item in enumerate(value)]
         if isinstance(value, Mapping) and keyword in _OF_NAMES:
-            return {name: self.schema(item, f"{place}/{_escaped(name)}", joint) for name, item in value.items()}
+            return {name: self.schema(item, f"{place}/{escaped(name)}", joint) for name, item in value.items()}
         return self.schema(value, place, joint)
 
 
@@ -130,14 +130,16 @@ def _shared_references(schema: Any, joint: bool) -> Iterator[str]:
             yield from _shared_references(values, together)
 
 
-def _at(schema: Any, place: str) -> Any:
-    """The schema at a JSON pointer; None if there is none."""
-    for name in place.removeprefix("#").split("/")[1:]:
-        name = name.replace("~1", "/").replace("~0", "~")
-        schema = schema.get(name) if isinstance(schema, Mapping) else None
+def referred(reference: str, root: Any) -> Any:
+    """The schema of ``#/$defs/name``; None for another document's or a missing one."""
+    if not reference.startswith("#"):
+        return None
+    schema = root
+    for part in filter(None, reference[1:].split("/")):
+        schema = schema.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
     return schema
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
     """A name in a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")

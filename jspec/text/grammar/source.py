@@ -18,11 +18,11 @@ def grammar_text(asked: StructuredOutputsParams) -> str:
         return text
     first, *others = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
     parts = {"preamble": asked.preamble, "alternative": asked.alternative}
-    given = [{"name": name, "lark_grammar": part} for name, part in parts.items() if part is not None]
+    named = [{"name": name, "lark_grammar": part} for name, part in parts.items() if part is not None]
     before = "" if asked.preamble is None else "@preamble "
     form = "@form" if asked.alternative is None else "(@form | @alternative)"
     start = {"name": "start", "lark_grammar": f"start: {before}{form}"}
-    return json.dumps({"grammars": [start, *given, {**first, "name": "form"}, *others]})
+    return json.dumps({"grammars": [start, *named, {**first, "name": "form"}, *others]})
 
 
 def _form(asked: StructuredOutputsParams) -> str:

@@ -17,7 +17,6 @@ import selectors
 import signal
 import socket
 import threading
-import time
 from typing import Any, NoReturn
 
 from jspec.text.grammar.matcher import make_matcher, make_tokens, try_first_tokens
@@ -149,7 +148,6 @@ def _try(connection: socket.socket, tokens: Any, grammar: str, seconds: float, m
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    answer["seconds"] = time.process_time()
     answer["bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     with contextlib.suppress(OSError):
         send(connection, answer)
@@ -163,6 +161,6 @@ def _limit(seconds: float, memory: int):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(FileNotFoundError), open("/proc/self/statm") as file:  # Linux alone has it
         used = int(file.read().split()[0]) * resource.getpagesize()
-        most = used + memory + STACK + ARENA
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        addresses = used + memory + STACK + ARENA
+        resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses))
     signal.setitimer(signal.ITIMER_PROF, seconds)  # finer than RLIMIT_CPU; its signal ends the process

@@ -22,6 +22,6 @@ call_grammar.py     grammars of calls in a format's own syntax
 branches.py         the alternatives of a tool's schema, without references
 raw_grammar.py      grammars of arguments that are raw text
 string_grammar.py   strings of a schema as terminals of a grammar
-forced.py           forms that make a model call, and parsers of calls that are JSON alone
+forced.py           forms that make a model call, and calls that are JSON alone
 formats/            the formats, one file for each family
 """

@@ -47,8 +47,8 @@ class RawValue:
 
     def __init__(self, calls: Calls, types: Types):
         self._calls, self._types = calls, types
-        self._held, self._text = list[str](), Quoted(calls)
-        self._streams = types == STRING
+        self._held, self._streams = list[str](), types == STRING
+        self._begun = False  # whether the string that is passed on has
 
     def add(self, text: str):
         if not self._streams:
@@ -57,25 +57,12 @@ class RawValue:
             if "null".startswith(held.lower()):
                 return
             text, self._streams = held, True
-        self._text.add(text)
-
-    def end(self):
-        if self._streams:
-            self._text.end()
-        else:
-            self._calls.arguments(raw_to_json("".join(self._held), self._types))
-
-
-class Quoted:
-    """Passes pieces of a text on as one JSON string."""
-
-    def __init__(self, calls: Calls):
-        self._calls, self._begun = calls, False
-
-    def add(self, text: str):
         text = json.dumps(self._calls.restore(text), ensure_ascii=False)[1:-1]
         self._calls.arguments(text if self._begun else f'"{text}')
         self._begun = True
 
     def end(self):
-        self._calls.arguments('"' if self._begun else '""')
+        if self._streams:
+            self._calls.arguments('"' if self._begun else '""')
+        else:
+            self._calls.arguments(raw_to_json("".join(self._held), self._types))

@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jspec.text.parsers.schema_types import TYPES, referred, type_of
+from jspec.text.grammar.schema import referred
+from jspec.text.parsers.schema_types import TYPES, type_of
 
 Branch = Mapping[str, Any]
 
@@ -53,22 +54,22 @@ def branches(schema: Any, root: Any, within: tuple[str, ...] = ()) -> list[Branc
     for keyword in NEVER:
         if keyword in schema:
             raise UnheldError(keyword)
-    found = _of_types({**schema, "enum": [schema["const"]]} if "const" in schema else schema)
+    alternatives = _of_types({**schema, "enum": [schema["const"]]} if "const" in schema else schema)
     if isinstance(reference := schema.get("$ref"), str):
         target = referred(reference, root)
         if target is None:
             raise UnheldError(reference, "references to parts of the schema")
-        found = [] if reference in within else _both(found, branches(target, root, (*within, reference)))
+        alternatives = [] if reference in within else _both(alternatives, branches(target, root, (*within, reference)))
     for part in schema.get("allOf", ()):
-        found = _both(found, branches(part, root, within))
+        alternatives = _both(alternatives, branches(part, root, within))
     for keyword in ("anyOf", "oneOf"):
         if keyword in schema:
             parts = [branches(part, root, within) for part in schema[keyword]]
             kinds = [[{"type": one["type"]} if "type" in one else one for one in part] for part in parts]
             if keyword == "oneOf" and any(_both(one, other) for one, other in itertools.combinations(kinds, 2)):
                 raise UnheldError(keyword, "'anyOf' where a value may match two schemas")
-            found = _both(found, [branch for part in parts for branch in part])
-    return found
+            alternatives = _both(alternatives, [branch for part in parts for branch in part])
+    return alternatives
 
 
 def _of_types(schema: Branch) -> list[Branch]:
@@ -121,10 +122,10 @@ def objects(parameters: Mapping[str, Any]) -> list[Branch]:
     Raises:
       UnheldError: they are no object.
     """
-    found = [branch for branch in branches(parameters, parameters) if branch.get("type") == "object"]
-    if not found:
+    alternatives = [branch for branch in branches(parameters, parameters) if branch.get("type") == "object"]
+    if not alternatives:
         raise UnheldError("type", "an object")
-    return found
+    return alternatives
 
 
 def members(branch: Branch) -> tuple[dict[str, Any], Any, Sequence[str]]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.text.grammar.schema import closed
@@ -67,7 +67,8 @@ class CallGrammar:
           text: an expression for terminals, for what it may be.
         """
         is_token = end in self._tokens
-        parts = "|".join(map(_in_regex, dict.fromkeys([*without, end])))  # llguidance takes some tokens for plain text
+        parts = "|".join(map(re.escape, dict.fromkeys([*without, end])))  # llguidance takes some tokens for plain text
+        parts = parts.replace("/", "\\/").replace("\n", "\\n")
         text = self._named("TEXT", f": ({text}) & ~/{ANY_TEXT}({parts}){ANY_TEXT}/")
         return f"{text} {self.literal(end)}" if is_token else self.rule(text, f"[suffix={json.dumps(end)}]")
 
@@ -125,13 +126,10 @@ class CallGrammar:
         """An expression between two texts."""
         return " ".join((self.literal(begin), expression, self.literal(end)))
 
-    def json_calls(self, functions: Sequence[Function], begin: Callable[[str], str], end: str) -> list[str]:
-        """Expressions for calls with arguments in JSON: ``begin`` makes the text before them, of the tool's name."""
-        return [self.around(begin(name), self.json(parameters), end) for name, parameters in functions]
-
-    def json_objects(self, functions: Sequence[Function], begin: str, end: str, key: str = "arguments") -> list[str]:
-        """Expressions for calls that are JSON objects with ``name`` and ``key``, between two texts."""
-        return self.json_calls(functions, lambda name: f'{begin}{{"name": {json.dumps(name)}, "{key}": ', f"}}{end}")
+    def json_object(self, function: Function, begin: str = "", end: str = "", key: str = "arguments") -> str:
+        """An expression for a call that is a JSON object with ``name`` and ``key``, between two texts."""
+        head = f'{begin}{{"name": {json.dumps(function.name)}, "{key}": '
+        return self.around(head, self.json(function.parameters), f"}}{end}")
 
     def repeated(self, calls: Sequence[str], separator: str, several: bool) -> str:
         """An expression for one of these, or for one or more if there may be several.
@@ -181,13 +179,3 @@ def moved(schema: Any, place: str) -> Any:
     if isinstance(reference, str) and reference.startswith("#"):
         result["$ref"] = place + reference[1:]
     return result
-
-
-def escaped(name: str) -> str:
-    """A name in a JSON pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
-
-
-def _in_regex(text: str) -> str:
-    """A pattern of Lark for this text."""
-    return re.escape(text).replace("/", "\\/").replace("\n", "\\n")

@@ -32,10 +32,6 @@ class Calls:
         self._committed = False
         self._tools = None if tools is None else functions_by_name(tools)
 
-    def may_be(self, name: str) -> bool:
-        """Whether there is such a tool, or the tools are not known."""
-        return self._tools is None or name in self._tools
-
     def may_begin(self, text: str) -> bool:
         """Whether the name of a tool may begin so, perhaps in blanks and quotes."""
         name = self.restore(text).strip(" \t\r\n\"'")
@@ -54,7 +50,7 @@ class Calls:
         Raises:
           BrokenError: this is not the name of a tool.
         """
-        if not NAME.fullmatch(name) or not self.may_be(self.restore(name)):
+        if not NAME.fullmatch(name) or (self._tools is not None and self.restore(name) not in self._tools):
             raise BrokenError
         self._output.start(name, id)
         self._committed = False

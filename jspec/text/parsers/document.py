@@ -45,7 +45,16 @@ def read_document(
     if thinking and reasoning and prompt.endswith(reasoning.start):
         yield from reader.match("\n")
     while True:
-        if thinking and reasoning:
+        if tool and tool.is_whole and not thinking:
+            if reasoning and reasoning.then:
+                yield from reader.match(reasoning.then)
+            content((yield from reader.blanks()))
+            marker = None if answers else (yield from reader.match(*starts))
+            if marker is None:
+                yield from _read_calls(reader, output, calls, tool, "")
+                content(reader.forget())
+                yield from reader.until((), content)
+        elif thinking and reasoning:
             marker = yield from _read_reasoning(reader, output, reasoning, first)
             if marker is None:
                 thinking = False

@@ -120,8 +120,8 @@ def pass_call(calls: Calls, stops: tuple[str, ...], *, opened: bool = False, str
     Raises:
       BrokenError: this is no call of a tool.
     """
-    reader, named, given, whole = calls.reader, False, False, False
-    ended, held = False, list[str]()
+    reader, has_name, has_arguments, complete = calls.reader, False, False, False
+    ended, waiting = False, list[str]()
     if not opened:
         yield from reader.expect("{")
     while not ended:
@@ -138,23 +138,23 @@ def pass_call(calls: Calls, stops: tuple[str, ...], *, opened: bool = False, str
         if not (yield from reader.match(":")):
             break
         yield from reader.blanks()
-        if key == "name" and not named:
+        if key == "name" and not has_name:
             name = (yield from read_string(reader)) if (yield from reader.peek()) == '"' else None
             if name is None:
                 raise BrokenError
             calls.start(name)
-            calls.arguments("".join(held))
-            named = True
-        elif key in ARGUMENTS and not given:
-            given = True
-            whole = yield from pass_arguments(calls, stops, None if named else held.append)
-            if not whole:
+            calls.arguments("".join(waiting))
+            has_name = True
+        elif key in ARGUMENTS and not has_arguments:
+            has_arguments = True
+            complete = yield from pass_arguments(calls, stops, None if has_name else waiting.append)
+            if not complete:
                 break
         elif (strict and key not in KEYS) or not (yield from pass_value(reader, lambda text: None, stops)):
             break
-    if not named:
+    if not has_name:
         raise BrokenError
-    if not given and not strict and (ended or (yield from reader.at(*stops))):
+    if not has_arguments and not strict and (ended or (yield from reader.at(*stops))):
         calls.arguments("{}")
-        whole = True
-    calls.end(whole)
+        complete = True
+    calls.end(complete)

@@ -11,6 +11,8 @@ from jspec.text.detokenizer import REPLACEMENT, Detokenizer
 
 FIRST, LAST = "\ud800", "\udfff"  # surrogates, which no decoded text contains, stand for markers that are one token
 SURROGATES = re.compile(f"[{FIRST}-{LAST}]")
+# The character of each marker that is one token; and by its id, the text of a token and what stands for it: that or nothing.
+Table = tuple[Mapping[str, str], Mapping[int, tuple[str, str]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ class MarkerTokens:
     texts: Mapping[int, str]
     special: frozenset[int]
     prompt: Sequence[int] = ()
-    tables: dict[tuple, "Table"] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    tables: dict[tuple, Table] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, tokenizer: Any, prompt: Sequence[int] = ()) -> "MarkerTokens":
@@ -53,16 +55,16 @@ class MarkerTokens:
         """The same, for a completion of these tokens."""
         return dataclasses.replace(self, prompt=prompt)
 
-    def table(self, markers: Iterable[str], kept: Iterable[str]) -> "Table":
+    def table(self, markers: Iterable[str], kept: Iterable[str]) -> Table:
         """What stands for tokens in the lexer's text, where these are markers and these special tokens stay as text."""
         key = (tuple(markers), tuple(kept))
         if key not in self.tables:
             self.tables[key] = self._table(*key)
         return self.tables[key]
 
-    def _table(self, markers: tuple[str, ...], kept: tuple[str, ...]) -> "Table":
-        known = set(self.texts.values())
-        single = [marker for marker in dict.fromkeys(markers) if marker in known]
+    def _table(self, markers: tuple[str, ...], kept: tuple[str, ...]) -> Table:
+        added = set(self.texts.values())
+        single = [marker for marker in dict.fromkeys(markers) if marker in added]
         characters = {marker: chr(ord(FIRST) + i) for i, marker in enumerate(single)}
         stands = dict[int, tuple[str, str]]()
         for token, text in self.texts.items():
@@ -71,20 +73,7 @@ class MarkerTokens:
             # ``｜DSML｜`` is one token, and a part of markers that are several
             elif text and token in self.special and text not in kept and not any(text in m for m in markers):
                 stands[token] = (text, "")
-        return Table(characters, stands)
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """What stands for tokens in the lexer's text.
-
-    Attributes:
-      characters: the character for each marker that is one token.
-      stands: the text of a token by its id, and what stands for it: a marker's character, or nothing.
-    """
-
-    characters: Mapping[str, str]
-    stands: Mapping[int, tuple[str, str]]
+        return characters, stands
 
 
 class Lexer:
@@ -100,8 +89,7 @@ class Lexer:
     """
 
     def __init__(self, markers: Iterable[str], kept: Iterable[str] = (), tokens: MarkerTokens | None = None):
-        table = Table({}, {}) if tokens is None else tokens.table(markers, kept)
-        self._single, self._stands = table.characters, table.stands
+        self._single, self._stands = ({}, {}) if tokens is None else tokens.table(markers, kept)
         self._texts = {character: marker for marker, character in self._single.items()}
         self._detokenizer = None if tokens is None else Detokenizer(tokens.decode, tokens.prompt)
         self._found = collections.deque[tuple[int, str, str]]()  # where such a token's text begins, and the above

@@ -4,14 +4,13 @@ import json
 import re
 from abc import ABC, abstractmethod
 
-from jspec.text.parsers.argument_writer import RawValue
+from jspec.text.parsers.argument_writer import STRING, RawValue
 from jspec.text.parsers.calls import Calls
 from jspec.text.parsers.reader import BrokenError, Reader, Sink, Steps
 from jspec.text.parsers.schema_types import Types, raw_to_json
 
 MOST_DEPTH = 64  # lists and objects within each other
 CLOSING = {"[": "]", "(": ")", "{": "}"}
-STRING = frozenset({"string"})
 
 
 class Notation(ABC):

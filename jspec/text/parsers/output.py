@@ -44,13 +44,13 @@ class Output:
         self._blank, self.fresh = [], False
 
     def reasoning(self, text: str):
-        kept = text.rstrip("\n")
+        thought = text.rstrip("\n")
         if self._left_out(text):
             return
-        if kept:
-            self._add(Reasoning, "".join([*self._newlines, kept]))
+        if thought:
+            self._add(Reasoning, "".join([*self._newlines, thought]))
             self._newlines, self.thought = [], True
-        self._newlines.append(text[len(kept) :])
+        self._newlines.append(text[len(thought) :])
 
     def begin_reasoning(self):
         """Drop blank content before the reasoning, and newlines at its start."""

@@ -11,6 +11,7 @@ from jspec.text.parsers.lexer import Lexer, MarkerTokens
 from jspec.text.parsers.output import Output
 from jspec.text.parsers.reader import Reader, Steps
 from jspec.text.parsers.registry import OPENAI_GPTOSS, REASONING_FORMATS, reasoning_format, tool_format
+from jspec.text.parsers.tool_format import ReasoningFormat, ToolFormat
 
 THINK = tuple(
     marker for form in REASONING_FORMATS.values() if form is not OPENAI_GPTOSS for marker in (form.start, form.end)
@@ -67,8 +68,8 @@ class OutputParser:
 
 
 def make_parser(
-    tool: str | None,
-    reasoning: str | None,
+    tool: str | ToolFormat | None,
+    reasoning: str | ReasoningFormat | None,
     *,
     tools: Sequence[Mapping] | None = None,
     tokens: MarkerTokens | None = None,
@@ -79,8 +80,8 @@ def make_parser(
     """A parser for one completion.
 
     Args:
-      tool: a name of ``TOOL_FORMATS``; None leaves calls in the content.
-      reasoning: a name of ``REASONING_FORMATS``; None leaves reasoning in the content.
+      tool: a format of calls, or a name of ``TOOL_FORMATS``; None leaves calls in the content.
+      reasoning: a format of reasoning, or a name of ``REASONING_FORMATS``; None leaves reasoning in the content.
       tools: the request's, as OpenAI's dictionaries: ``{"type": "function", "function": {"name", "parameters"}}``.
       tokens: the tokenizer's markers, with this completion's prompt. Without them, markers are found in the text.
       prompt: the end of the prompt's text, from which follows whether the completion begins with reasoning.
@@ -98,8 +99,10 @@ def make_parser(
         parser.feed("\\"arguments\\": {}}\\n</tool_call>")
         # [CallStart(name='weather', id=None), CallArguments(text='{}'), CallEnd(complete=True)]
     """
-    calls_as, thinks_as = tool_format(tool), reasoning_format(reasoning)
-    harmony = calls_as is OPENAI or thinks_as is OPENAI_GPTOSS
+    calls_as = tool_format(tool) if isinstance(tool, str) else tool
+    thinks_as = reasoning_format(reasoning) if isinstance(reasoning, str) else reasoning
+    is_whole = calls_as is not None and calls_as.is_whole
+    harmony = calls_as is OPENAI or (thinks_as is OPENAI_GPTOSS and not is_whole)
     if harmony:
         markers = OPENAI.markers
     else:

@@ -70,8 +70,8 @@ class Reader:
 
     def run(self, pattern: re.Pattern) -> str:
         """What matches of the text that has come; there may be more in the next piece."""
-        found = pattern.match(self._text, self._place)
-        return self.take(found.end() - self._place) if found else ""
+        match = pattern.match(self._text, self._place)
+        return self.take(match.end() - self._place) if match else ""
 
     def peek(self, count: int = 1) -> Steps[str]:
         """The next characters, without reading them; fewer at the end of the text."""
@@ -103,17 +103,17 @@ class Reader:
 
     def match(self, *markers: str) -> Steps[str | None]:
         """Read the marker that comes next, and return it; None if none does."""
-        found = yield from self.at(*markers)
-        if found is not None:
-            self.take(len(self._lexer.spell(found)))
-        return found
+        marker = yield from self.at(*markers)
+        if marker is not None:
+            self.take(len(self._lexer.spell(marker)))
+        return marker
 
     def expect(self, *markers: str) -> Steps[str]:
         """As ``match``, where one of them has to come."""
-        found = yield from self.match(*markers)
-        if found is None:
+        marker = yield from self.match(*markers)
+        if marker is None:
             raise BrokenError
-        return found
+        return marker
 
     def until(self, markers: Iterable[str], sink: Sink) -> Steps[str | None]:
         """Read up to the first marker and through it, and pass the text before it on as it comes.
@@ -123,11 +123,11 @@ class Reader:
         """
         search = self._search(tuple(markers))
         while True:
-            found, end = search.first(self._text, self._place, self.ended)
-            if found:
+            spelled, end = search.first(self._text, self._place, self.ended)
+            if spelled:
                 if end > self._place:
                     sink(self.take(end - self._place))
-                return search.names[self.take(len(found))]
+                return search.names[self.take(len(spelled))]
             if end > self._place:
                 sink(self.take(end - self._place))
             if self.ended:
@@ -148,7 +148,7 @@ class Reader:
         """
         search, read = self._search(tuple(markers)), ""
         while True:
-            found, end = search.first(self._text, self._place, self.ended)
+            spelled, end = search.first(self._text, self._place, self.ended)
             name = read + self._text[self._place : min(end, self._place + MOST_NAME + 1)]
             fits = len(name) <= MOST_NAME and may_begin(name)
             while len(name) > MOST_NAME or (len(name) > len(read) and not may_begin(name)):
@@ -156,8 +156,8 @@ class Reader:
             read += self.take(len(name) - len(read))
             if not fits:
                 raise BrokenError
-            if found:
-                return read, search.names[self.take(len(found))]
+            if spelled:
+                return read, search.names[self.take(len(spelled))]
             if self.ended:
                 return read, None
             yield
@@ -181,12 +181,16 @@ class _Search:
         self._firsts = re.compile(f"[{firsts}]" if firsts else r"(?!)")
 
     def first(self, text: str, place: int, ended: bool) -> tuple[str, int]:
-        """The first marker and its place. Without one, or where an earlier or a longer one may have begun: an empty text,
-        and where one may begin of which the rest has not come, which is the text's end if none may."""
-        found = self._pattern.search(text, place)
+        """The first marker of a text from a place on.
+
+        Returns:
+          the marker and its place, if no other may have begun before it;
+          otherwise an empty text, and the first place where a marker may have begun, or the text's end.
+        """
+        match = self._pattern.search(text, place)
         end = len(text) if ended else self._may_begin(text, place)
-        if found and found.start() < end:
-            return found[0], found.start()
+        if match and match.start() < end:
+            return match[0], match.start()
         return "", end
 
     def goes_on(self, rest: str) -> bool:

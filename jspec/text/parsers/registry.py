@@ -3,59 +3,38 @@
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from jspec.text.parsers.formats.deepseek_v3 import DEEPSEEK_V3
-from jspec.text.parsers.formats.deepseek_v31 import DEEPSEEK_V31
-from jspec.text.parsers.formats.deepseek_v32 import DEEPSEEK_V32
 from jspec.text.parsers.formats.gemma4 import GEMMA4
 from jspec.text.parsers.formats.glm45 import GLM45
-from jspec.text.parsers.formats.hermes import HERMES
-from jspec.text.parsers.formats.json_fence import JSON_FENCE
-from jspec.text.parsers.formats.kimi_k2 import KIMI_K2
-from jspec.text.parsers.formats.llama3_json import LLAMA3_JSON
-from jspec.text.parsers.formats.minimax_m2 import MINIMAX_M2
+from jspec.text.parsers.formats.json_objects import HERMES, JSON_FENCE, LLAMA3_JSON
 from jspec.text.parsers.formats.mistral import MISTRAL
 from jspec.text.parsers.formats.openai import OPENAI, OPENAI_GPTOSS
 from jspec.text.parsers.formats.pythonic import PYTHONIC
-from jspec.text.parsers.formats.qwen3_coder import QWEN3_CODER
-from jspec.text.parsers.formats.seed_oss import SEED_OSS
+from jspec.text.parsers.formats.sections import DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2
+from jspec.text.parsers.formats.tagged import DEEPSEEK_V32, MINIMAX_M2, QWEN3_CODER, SEED_OSS
 from jspec.text.parsers.formats.thinking import GEMMA, MISTRAL_THINK, SEED, THINK, THINK_IF_OPENED
 from jspec.text.parsers.tool_format import ReasoningFormat, ToolFormat
 
 F = TypeVar("F", ToolFormat, ReasoningFormat)
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    "hermes": HERMES,
-    "qwen3_json": HERMES,
-    "qwen3_coder": QWEN3_CODER,
-    "qwen3_xml": QWEN3_CODER,
-    "mimo": QWEN3_CODER,
-    "llama3_json": LLAMA3_JSON,
-    "llama4_json": LLAMA3_JSON,
-    "glm45": GLM45,
-    "glm47": GLM45,
+    **dict.fromkeys(("hermes", "qwen3_json"), HERMES),
+    **dict.fromkeys(("qwen3_coder", "qwen3_xml", "mimo"), QWEN3_CODER),
+    **dict.fromkeys(("llama3_json", "llama4_json"), LLAMA3_JSON),
+    **dict.fromkeys(("glm45", "glm47"), GLM45),
     "gemma4": GEMMA4,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
-    "deepseek_v32": DEEPSEEK_V32,
-    "deepseek_v4": DEEPSEEK_V32,
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4"), DEEPSEEK_V32),
     "kimi_k2": KIMI_K2,
     "minimax_m2": MINIMAX_M2,
     "seed_oss": SEED_OSS,
     "mistral": MISTRAL,
-    "pythonic": PYTHONIC,
-    "llama4_pythonic": PYTHONIC,
-    "olmo3": PYTHONIC,
+    **dict.fromkeys(("pythonic", "llama4_pythonic", "olmo3"), PYTHONIC),
     "openai": OPENAI,
     "json_fence": JSON_FENCE,
 }
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
-    "qwen3": THINK,
-    "mimo": THINK,
-    "deepseek_r1": THINK,
-    "glm45": THINK,
-    "glm47": THINK,
-    "kimi_k2": THINK,
-    "minimax_m2": THINK,
+    **dict.fromkeys(("qwen3", "mimo", "deepseek_r1", "glm45", "glm47", "kimi_k2", "minimax_m2"), THINK),
     "deepseek_v3": THINK_IF_OPENED,
     "deepseek_v4": THINK,
     "seed_oss": SEED,

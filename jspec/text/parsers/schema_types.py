@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jspec.text.grammar.schema import referred
+
 Types = frozenset[str]
 
 TYPES = ("null", "integer", "number", "boolean", "object", "array", "string")
@@ -31,12 +33,12 @@ def functions_by_name(tools: Sequence[Mapping]) -> dict[str, Mapping]:
 
 def parameter_types(function: Mapping) -> dict[str, Types]:
     """The types that a function's schema allows for each parameter; none are known if it is empty."""
-    root, known = function.get("parameters"), dict[str, Types]()
+    root, types = function.get("parameters"), dict[str, Types]()
     for schema in _reached(root, root):
         properties = schema.get("properties")
         for name, parameter in properties.items() if isinstance(properties, Mapping) else ():
-            known[str(name)] = known.get(str(name), frozenset()) | _types(parameter, root)
-    return known
+            types[str(name)] = types.get(str(name), frozenset()) | _types(parameter, root)
+    return types
 
 
 def _types(schema: Any, root: Any) -> Types:
@@ -73,16 +75,6 @@ def type_of(value: Any) -> str:
     if value is None:
         return "null"
     return next((name for kind, name in kinds if isinstance(value, kind)), "object")
-
-
-def referred(reference: str, root: Any) -> Any:
-    """The schema of ``#/$defs/name``; None for another document's or a missing one."""
-    if not reference.startswith("#"):
-        return None
-    found = root
-    for part in filter(None, reference[1:].split("/")):
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
 
 
 def finite_json(text: str) -> Any:

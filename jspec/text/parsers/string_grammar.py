@@ -55,12 +55,12 @@ def string_expression(branch: Mapping[str, Any]) -> str:
 
 def searched(pattern: str) -> str:
     """A regular expression for the texts in which a schema's pattern is found somewhere, as Lark writes it."""
-    found = []
+    parts = []
     for part in _alternatives(pattern):
         begun, ended = part.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", part) is not None
         inner = part[begun : len(part) - ended]
-        found.append(f"{'' if begun else ANY_TEXT}({inner}){'' if ended else ANY_TEXT}")
-    text = re.sub(r"(\\.)|/", lambda match: CLASSES.get(match[0], match[1] or r"\/"), "|".join(found), flags=re.DOTALL)
+        parts.append(f"{'' if begun else ANY_TEXT}({inner}){'' if ended else ANY_TEXT}")
+    text = re.sub(r"(\\.)|/", lambda match: CLASSES.get(match[0], match[1] or r"\/"), "|".join(parts), flags=re.DOTALL)
     return f"({text})".replace("\n", r"\n")
 
 

@@ -18,6 +18,8 @@ class ToolFormat(ABC):
       plain_begins: plain text that begins a call in content.
       line_begins: plain text that begins a call at the start of a line.
       first_begins: plain text that begins a call where no content comes before.
+      between: what stands between two calls in a grammar, as of ``CallGrammar.repeated``.
+      is_whole: whether calls are all there is besides reasoning, so that nothing has to mark them.
     """
 
     markers: tuple[str, ...] = ()
@@ -25,6 +27,8 @@ class ToolFormat(ABC):
     plain_begins: tuple[str, ...] = ()
     line_begins: tuple[str, ...] = ()
     first_begins: tuple[str, ...] = ()
+    between: str = "\n"
+    is_whole: bool = False
 
     @abstractmethod
     def read(self, calls: Calls, begin: str) -> Steps[None]:
@@ -35,12 +39,17 @@ class ToolFormat(ABC):
         """
 
     @abstractmethod
-    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        """An expression for a call of one of these tools, or for one or more if there may be several.
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
+        """An expression for a call of this tool.
 
         Raises:
-          UnheldError: the syntax cannot hold the schema of a tool.
+          UnheldError: the syntax cannot hold the schema of the tool.
         """
+
+    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+        """An expression for a call of one of these tools, or for one or more if there may be several."""
+        calls = [self.call_grammar(grammar, function) for function in functions]
+        return grammar.repeated(calls, self.between, several)
 
     def new_id(self) -> str | None:
         """An id for a call, where the model's chat template takes only some; None for any id."""

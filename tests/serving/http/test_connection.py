@@ -11,7 +11,8 @@ import pytest
 import uvicorn
 from loops import in_a_loop
 
-from jspec.serving.http.connection import Connection, ConnectionLimits
+from jspec.serving.http.connection import Connection
+from jspec.serving.http.limits import Limits
 
 SECONDS = 0.4  # that a head may take
 MOST = 3  # connections
@@ -40,7 +41,7 @@ async def connected(
     config = uvicorn.Config(
         app,
         port=0,
-        http=functools.partial(Connection, ConnectionLimits(seconds, MOST)),
+        http=functools.partial(Connection, Limits(max_header_seconds=seconds, max_connections=MOST)),
         lifespan="off",
         log_level="critical",
     )

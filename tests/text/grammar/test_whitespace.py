@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.text.grammar.source import grammar_text
-from jspec.text.parsers.forced import calls_form
+from jspec.text.parsers.forced import CallForms
 from jspec.text.parsers.registry import TOOL_FORMATS
 
 DEPTH = 8
@@ -115,7 +115,7 @@ def test_whitespace_that_a_schema_asks_for_itself_counts():
 
 def test_forced_calls_have_one_space_at_most():
     tools = [{"type": "function", "function": {"name": "f", "parameters": Node.model_json_schema()}}]
-    form = calls_form(tools, TOOL_FORMATS["hermes"], {}, False, True)
+    form = CallForms(tools, TOOL_FORMATS["hermes"], {}, False).calls(named=True)
     texts = [blank_text(LLMatcher(BYTES, grammar_text(form.params), log_level=0), seed) for seed in range(8)]
     assert all(set(longest_blanks(text[text.index("arguments") : text.rfind("\n")])) <= {" "} for text in texts)
 

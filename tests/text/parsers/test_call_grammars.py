@@ -10,7 +10,7 @@ from grammar_walks import tokenizer
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.text.grammar.grammars import Grammars
 from jspec.text.parsers.events import CallArguments, CallEnd, CallStart, Content, Reasoning
-from jspec.text.parsers.forced import JsonCalls, after_reasoning, calls_form, or_calls, strict_form
+from jspec.text.parsers.forced import CallForms, JsonCalls, after_reasoning
 from jspec.text.parsers.lexer import MarkerTokens
 from jspec.text.parsers.parser import make_parser
 from jspec.text.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
@@ -116,9 +116,9 @@ def calls_of(events):
 
 def events_of(name, tokens, tools, thinks=None, form=None, has_tokens=True, **how):
     """What is read of a text in a format's syntax, or in JSON where ``form`` says that the format cannot hold the calls."""
-    known, own = tokenizer(has_tokens), form is None or form.in_format
-    parser = make_parser(name if own else None, thinks, tools=tools, tokens=MarkerTokens.of(known), **how)
-    parser = parser if own else JsonCalls(parser, form.name)
+    known = tokenizer(has_tokens)
+    tool = name if form is None else form.format
+    parser = make_parser(tool, thinks, tools=tools, tokens=MarkerTokens.of(known), **how)
     return parser.feed(known.decode(tokens), tokens) + parser.finish(ended=True)
 
 
@@ -144,8 +144,8 @@ def check(calls, several):
 )
 def test_forced_calls_are_read_as_calls(name, several, has_tokens):
     known = tokenizer(has_tokens)
-    form = calls_form(TOOLS, DISTINCT[name], ids_of(known), several, False)
-    assert form.in_format
+    form = CallForms(TOOLS, DISTINCT[name], ids_of(known), several).calls(named=False)
+    assert form.format is DISTINCT[name]
     for seed in range(4):
         tokens = written(form.params, has_tokens, seed)
         calls, _ = calls_of(events_of(name, tokens, TOOLS, form=form, has_tokens=has_tokens))
@@ -160,7 +160,7 @@ def test_reasoning_may_come_before_forced_calls(name, prompt):
     end = {"open": f"x{reasoning.start}", "closed": f"x{reasoning.start}\n\n{reasoning.end}\n\n", "silent": "x"}[prompt]
     if name == "openai":
         end = "<|start|>assistant" + (reasoning.start if prompt == "open" else "")
-    form = calls_form(TOOLS, DISTINCT[name], ids_of(known), False, False)
+    form = CallForms(TOOLS, DISTINCT[name], ids_of(known), False).calls(named=False)
     params = after_reasoning(form.params, reasoning, ids_of(known), end, False)
     thought = 0
     for seed in range(4):
@@ -196,7 +196,7 @@ WITH_TOKENS = [name for name, form in DISTINCT.items() if form.begins and form.b
 @pytest.mark.parametrize("name", WITH_TOKENS)
 def test_strict_tools_get_arguments_that_fit_wherever_they_are_called(name):
     known, form, called = tokenizer(True), DISTINCT[name], 0
-    params = strict_form(STRICT, form, ids_of(known), True)
+    params = CallForms(STRICT, form, ids_of(known), True).strict()
     if params is None:
         assert name == "llama3_json"  # whose calls begin with plain text
         return
@@ -215,7 +215,7 @@ def test_strict_tools_get_arguments_that_fit_wherever_they_are_called(name):
 @pytest.mark.parametrize("name", WITH_TOKENS)
 def test_an_answer_of_some_form_may_be_calls_instead(name):
     known, form = tokenizer(True), DISTINCT[name]
-    params = or_calls(StructuredOutputsParams(choice=["yes", "no"]), STRICT, form, ids_of(known), False)
+    params = CallForms(STRICT, form, ids_of(known), False).beside(StructuredOutputsParams(choice=["yes", "no"]))
     answers, called = set(), 0
     for seed in range(12):
         tokens = written(params, True, seed)
@@ -229,12 +229,12 @@ def test_an_answer_of_some_form_may_be_calls_instead(name):
 
 
 def test_without_a_token_that_begins_calls_there_is_no_strict_form():
-    assert strict_form(STRICT, TOOL_FORMATS["hermes"], {}, True) is None
-    assert strict_form(STRICT, None, ids_of(tokenizer(True)), True) is None
+    assert CallForms(STRICT, TOOL_FORMATS["hermes"], {}, True).strict() is None
+    assert CallForms(STRICT, None, ids_of(tokenizer(True)), True).strict() is None
 
 
 def test_names_that_python_has_not_are_forced_as_json():
     parameters = {"type": "object", "properties": {"a-b": {"type": "integer"}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     known, pythonic = tokenizer(True), TOOL_FORMATS["pythonic"]
-    assert not calls_form(tools, pythonic, ids_of(known), True, False).in_format
+    assert CallForms(tools, pythonic, ids_of(known), True).calls(named=False).format == JsonCalls(None)

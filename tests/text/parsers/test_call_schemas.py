@@ -10,7 +10,7 @@ from random_models import Models
 from jspec.text.grammar.limits import check_size
 from jspec.text.parsers.branches import UnheldError
 from jspec.text.parsers.events import CallArguments, CallStart, Content
-from jspec.text.parsers.forced import JsonCalls, calls_form, strict_form
+from jspec.text.parsers.forced import CallForms, JsonCalls
 from jspec.text.parsers.lexer import MarkerTokens
 from jspec.text.parsers.parser import make_parser
 from jspec.text.parsers.registry import TOOL_FORMATS
@@ -34,14 +34,13 @@ def check_walks(name, schema, has_tokens, seeds, strict=False, wild=0.05):
     """Walk through the grammar of one call; returns the arguments of all texts."""
     known, read = tokenizer(has_tokens), []
     tools, ids = tools_of(schema, strict=strict), MarkerTokens.of(known).ids
-    form = calls_form(tools, TOOL_FORMATS[name], ids, False, True)
-    params = strict_form(tools, TOOL_FORMATS[name], ids, False) if strict else form.params
+    form = CallForms(tools, TOOL_FORMATS[name], ids, False).calls(named=True)
+    params = CallForms(tools, TOOL_FORMATS[name], ids, False).strict() if strict else form.params
     assert params is not None
     walks, valid = Walks(params, has_tokens), jsonschema.validators.validator_for(schema)(schema)
     for seed in seeds:
         tokens = walks.walk(seed, wild, TOOL_FORMATS[name].begins[0] if strict else "")
-        parser = make_parser(name if form.in_format else None, None, tools=tools, tokens=MarkerTokens.of(known))
-        parser = parser if form.in_format else JsonCalls(parser, form.name)
+        parser = make_parser(form.format, None, tools=tools, tokens=MarkerTokens.of(known))
         events = parser.feed(known.decode(tokens), tokens) + parser.finish()
         names = [event.name for event in events if isinstance(event, CallStart)]
         text = "".join(event.text for event in events if isinstance(event, CallArguments))
@@ -145,7 +144,7 @@ def test_texts_that_may_be_a_value(case):
     tools = tools_of(of_one(schema))
     for has_tokens in (True, False):
         ids = MarkerTokens.of(tokenizer(has_tokens)).ids
-        form = calls_form(tools, TOOL_FORMATS["qwen3_coder"], ids, False, True)
+        form = CallForms(tools, TOOL_FORMATS["qwen3_coder"], ids, False).calls(named=True)
         around = "<tool_call>\n<function=f>\n<parameter=x>\n{}\n</parameter>\n</function>\n</tool_call>"
         for text in (*right, *wrong):
             assert takes(form.params, has_tokens, around.format(text)) == (text in right), text
@@ -165,9 +164,9 @@ UNHELD = {
 @pytest.mark.parametrize("keyword", UNHELD)
 def test_schemas_that_a_format_cannot_hold_are_forced_as_json_and_refused_where_strict(keyword):
     tools = tools_of(of_one(UNHELD[keyword]), strict=True)
-    assert not calls_form(tools, TOOL_FORMATS["glm45"], IDS, False, True).in_format
+    assert CallForms(tools, TOOL_FORMATS["glm45"], IDS, False).calls(named=True).format == JsonCalls("f")
     with pytest.raises(UnheldError, match=f"{keyword}' in the schema of a tool: expected ".replace("$", r"\$")):
-        strict_form(tools, TOOL_FORMATS["glm45"], IDS, False)
+        CallForms(tools, TOOL_FORMATS["glm45"], IDS, False).strict()
 
 
 @pytest.mark.parametrize("name", DISTINCT)
@@ -176,4 +175,4 @@ def test_sixty_tools_make_a_grammar(name):
     properties |= {key: {"type": "array", "items": {"type": "string"}} for key in ("a", "b", "c")}
     schema = {"type": "object", "properties": properties, "required": ["path"]}
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(60)]
-    check_size(calls_form(tools, TOOL_FORMATS[name], IDS, True, False).params)
+    check_size(CallForms(tools, TOOL_FORMATS[name], IDS, True).calls(named=False).params)

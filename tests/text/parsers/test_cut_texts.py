@@ -97,7 +97,7 @@ def test_half_the_end_of_reasoning_is_left_out(reasoning):
 )
 def test_calls_that_are_json_alone_may_be_cut_anywhere(name, text):
     def read(text: str, cut: bool) -> list[Block]:
-        parser = JsonCalls(make_parser(None, "qwen3", begins_open=True), name)
+        parser = make_parser(JsonCalls(name), "qwen3", begins_open=True)
         return told(merged(parser.feed(f"Hm.</think>{text}") + parser.finish(ended=not cut)))
 
     whole = read(text, False)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jspec.text.parsers.argument_writer import ArgumentWriter
@@ -55,6 +55,7 @@ class Gemma4(ToolFormat):
 
     markers = (BEGIN, END, QUOTE)
     begins = (BEGIN,)
+    between = ""
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, separator = calls.reader, ","
@@ -85,13 +86,10 @@ class Gemma4(ToolFormat):
         arguments.close()
         calls.end()
 
-    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = []
-        for name, parameters in functions:
-            values = _Values(grammar, parameters)
-            arguments = [values.object(branch) for branch in objects(parameters)]
-            calls.append(grammar.around(f"{BEGIN}call:{name}", grammar.any_of(arguments), END))
-        return grammar.repeated(calls, "", several)
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
+        values = _Values(grammar, function.parameters)
+        arguments = [values.object(branch) for branch in objects(function.parameters)]
+        return grammar.around(f"{BEGIN}call:{function.name}", grammar.any_of(arguments), END)
 
 
 class _Values:
@@ -112,12 +110,12 @@ class _Values:
         Raises:
           UnheldError: the notation cannot hold the schema.
         """
-        known = json.dumps(schema, sort_keys=True)
-        if known not in self._rules:
-            self._rules[known] = name = self._grammar.reserve()
+        key = json.dumps(schema, sort_keys=True)
+        if key not in self._rules:
+            self._rules[key] = name = self._grammar.reserve()
             ways = [way for branch in branches(schema, self._root) for way in self._ways(branch)]
             self._grammar.define(name, self._grammar.any_of(ways))
-        return self._rules[known]
+        return self._rules[key]
 
     def _ways(self, branch: Branch) -> list[str]:
         kind = branch.get("type")

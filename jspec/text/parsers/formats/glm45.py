@@ -1,7 +1,5 @@
 """Calls of GLM 4.5 to 5: a name, and keys and values between markers."""
 
-from collections.abc import Sequence
-
 from jspec.text.parsers.argument_writer import ArgumentWriter, RawValue
 from jspec.text.parsers.call_grammar import NEWLINE, CallGrammar, Function
 from jspec.text.parsers.calls import Calls
@@ -56,20 +54,14 @@ class Glm45(ToolFormat):
         value.end()
         return ended
 
-    def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = [
-            f"{grammar.literal(BEGIN + function.name)} {NEWLINE} {self._arguments(grammar, function)} {grammar.literal(END)}"
-            for function in functions
-        ]
-        return grammar.repeated(calls, "\n", several)
-
-    def _arguments(self, grammar: CallGrammar, function: Function) -> str:
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
         def argument(key: str, value: str, is_string: bool) -> str:
             del is_string
             head = f"{grammar.literal(KEY)} {key} {grammar.literal(KEY_END)} {NEWLINE} {grammar.literal(VALUE)}"
             return f"{head} {value} {NEWLINE}"
 
-        return RawArguments(grammar, function, VALUE_END, self.markers).all(argument)
+        arguments = RawArguments(grammar, function, VALUE_END, self.markers).all(argument)
+        return f"{grammar.literal(BEGIN + function.name)} {NEWLINE} {arguments} {grammar.literal(END)}"
 
 
 GLM45 = Glm45()

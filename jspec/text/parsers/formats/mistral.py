@@ -65,11 +65,15 @@ class Mistral(ToolFormat):
         return "".join(random.choices(string.ascii_letters + string.digits, k=9))  # as its templates demand
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
+        calls = [self.call_grammar(grammar, function) for function in functions]
         if grammar.has(ARGS):
-            return grammar.repeated(grammar.json_calls(functions, lambda name: f"{BEGIN}{name}{ARGS}", ""), "", several)
-        return grammar.around(
-            f"{BEGIN}[", grammar.repeated(grammar.json_objects(functions, "", ""), ", ", several), "]"
-        )
+            return grammar.repeated(calls, "", several)
+        return grammar.around(f"{BEGIN}[", grammar.repeated(calls, ", ", several), "]")
+
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
+        if grammar.has(ARGS):
+            return grammar.around(f"{BEGIN}{function.name}{ARGS}", grammar.json(function.parameters))
+        return grammar.json_object(function)
 
 
 MISTRAL = Mistral()

@@ -33,11 +33,11 @@ class OpenAi(ToolFormat):
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
         del several  # the model's turn ends with a call
+        return grammar.any_of([self.call_grammar(grammar, function) for function in functions])
 
-        def begin(name: str) -> str:
-            return f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}"
-
-        return grammar.any_of(grammar.json_calls(functions, begin, CALL))
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
+        header = f"{CHANNEL}commentary to=functions.{function.name} {CONSTRAIN}json{MESSAGE}"
+        return grammar.around(header, grammar.json(function.parameters), CALL)
 
 
 OPENAI = OpenAi()

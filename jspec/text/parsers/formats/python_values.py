@@ -85,8 +85,8 @@ class PythonValues(Notation):
 
     def _number(self, reader: Reader, digits: int) -> Steps[int]:
         """Read an escape with so many digits; a number that is no character if it has fewer."""
-        found = HEXADECIMAL.match((yield from reader.peek(2 + digits))[2:])
-        count = len(found[0]) if found else 0
+        match = HEXADECIMAL.match((yield from reader.peek(2 + digits))[2:])
+        count = len(match[0]) if match else 0
         text = reader.take(2 + count)
         return int(text[2:], 16) if count == digits else 0x110000
 

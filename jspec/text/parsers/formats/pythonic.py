@@ -27,6 +27,7 @@ class Pythonic(ToolFormat):
     markers = BEGINS + ENDS
     begins = BEGINS
     first_begins = ("[",)
+    between = ", "
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, listed = calls.reader, begin == "["
@@ -83,12 +84,11 @@ class Pythonic(ToolFormat):
         return key
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = [self._grammar_of_call(grammar, function) for function in functions]
-        expression = grammar.around("[", grammar.repeated(calls, ", ", several), "]")
+        expression = grammar.around("[", super().grammar(grammar, functions, several), "]")
         marker = next((i for i, marker in enumerate(BEGINS) if grammar.has(marker)), None)
         return expression if marker is None else grammar.around(BEGINS[marker], expression, ENDS[marker])
 
-    def _grammar_of_call(self, grammar: CallGrammar, function: Function) -> str:
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
         """The expression of a call, whose values are JSON.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Calls as a header and JSON arguments between markers, within a section: DeepSeek V3 and V3.1, Kimi K2."""
+"""Calls as a header and JSON arguments between markers, within a section: DeepSeek V3, R1 and V3.1, Kimi K2."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -35,6 +35,7 @@ class SectionCalls(ToolFormat):
     def __post_init__(self):
         object.__setattr__(self, "markers", (*self.opens, *self.closes, self.call, self.separator, self.call_end))
         object.__setattr__(self, "begins", (*self.opens, self.call))
+        object.__setattr__(self, "between", NEWLINE)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, marker = calls.reader, begin
@@ -72,10 +73,9 @@ class SectionCalls(ToolFormat):
         calls.end((yield from pass_arguments(calls, (*stops, *fence))))
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = [self._grammar_of_call(grammar, function) for function in functions]
-        return grammar.around(self.opens[0], grammar.repeated(calls, NEWLINE, several), self.closes[0])
+        return grammar.around(self.opens[0], super().grammar(grammar, functions, several), self.closes[0])
 
-    def _grammar_of_call(self, grammar: CallGrammar, function: Function) -> str:
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
         name, arguments = function.name, grammar.json(function.parameters)
         if self.fenced:
             begin, end = f"{self.call}function{self.separator}{name}\n```json\n", f"\n```{self.call_end}"
@@ -92,3 +92,21 @@ def _numbered(header: str) -> tuple[str, str | None]:
     if colon and number.isdecimal():
         return name, header
     return header.removeprefix("functions."), None
+
+
+DEEPSEEK_V31 = SectionCalls(
+    opens=("<｜tool▁calls▁begin｜>",),
+    closes=("<｜tool▁calls▁end｜>",),
+    call="<｜tool▁call▁begin｜>",
+    separator="<｜tool▁sep｜>",
+    call_end="<｜tool▁call▁end｜>",
+)
+DEEPSEEK_V3 = dataclasses.replace(DEEPSEEK_V31, fenced=True)  # and R1: ``function`` stands where V3.1 has the name
+KIMI_K2 = SectionCalls(  # which sometimes writes the section's markers in the singular
+    opens=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
+    closes=("<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
+    call="<|tool_call_begin|>",
+    separator="<|tool_call_argument_begin|>",
+    call_end="<|tool_call_end|>",
+    numbered=True,
+)

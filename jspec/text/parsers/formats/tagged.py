@@ -1,4 +1,4 @@
-"""Calls whose parameters are raw text between tags: the form of several families."""
+"""Calls whose parameters are raw text between tags: Qwen3-Coder, Seed-OSS, MiniMax M2, DeepSeek V3.2 and V4."""
 
 import dataclasses
 import json
@@ -52,6 +52,7 @@ class TaggedCalls(ToolFormat):
         of_calls = (self.call, self.call_end, self.parameter, self.parameter_end)
         object.__setattr__(self, "markers", (*self.opens, *self.closes, *of_calls))
         object.__setattr__(self, "begins", (*self.opens, self.call) if self.bare else self.opens)
+        object.__setattr__(self, "between", "\n" if self.bare else NEWLINE)
 
     def read(self, calls: Calls, begin: str) -> Steps[None]:
         reader, marker = calls.reader, begin
@@ -105,15 +106,13 @@ class TaggedCalls(ToolFormat):
         return ended.removeprefix("\n")
 
     def grammar(self, grammar: CallGrammar, functions: Sequence[Function], several: bool) -> str:
-        calls = [self._grammar_of_call(grammar, function) for function in functions]
-        if self.bare:
-            return grammar.repeated([self._between(grammar, call) for call in calls], "\n", several)
-        return self._between(grammar, grammar.repeated(calls, NEWLINE, several))
+        calls = super().grammar(grammar, functions, several)
+        return calls if self.bare else self._within(grammar, calls)
 
-    def _between(self, grammar: CallGrammar, calls: str) -> str:
+    def _within(self, grammar: CallGrammar, calls: str) -> str:
         return grammar.around(self.opens[0], f"{NEWLINE} {calls} {NEWLINE}", self.closes[0])
 
-    def _grammar_of_call(self, grammar: CallGrammar, function: Function) -> str:
+    def call_grammar(self, grammar: CallGrammar, function: Function) -> str:
         quote = json.dumps('"') if self.quoted else ""
 
         def argument(key: str, value: str, is_string: bool) -> str:
@@ -124,13 +123,14 @@ class TaggedCalls(ToolFormat):
         raw = RawArguments(grammar, function, self.parameter_end, self.markers, self.newlines, self.typed)
         arguments = f"{NEWLINE} {raw.all(argument)}"
         name = json.dumps(function.name) if self.quoted else function.name
-        return grammar.around(f"{self.call}{name}>", arguments, self.call_end)
+        call = grammar.around(f"{self.call}{name}>", arguments, self.call_end)
+        return self._within(grammar, call) if self.bare else call
 
 
 def _head(text: str) -> tuple[str, str | None]:
     """The name in ``f`` or ``"f"``, and the ``string`` attribute behind it."""
-    found = HEAD.fullmatch(text)
-    return (found[1], found[2]) if found else (text, None)
+    match = HEAD.fullmatch(text)
+    return (match[1], match[2]) if match else (text, None)
 
 
 def _declared(types: Types, is_string: str | None) -> Types:
@@ -140,3 +140,38 @@ def _declared(types: Types, is_string: str | None) -> Types:
     if is_string == "false":
         return types & NO_STRING or NO_STRING
     return types
+
+
+QWEN3_CODER = TaggedCalls(  # and Qwen 3.5 and MiMo; Qwen3-Coder sometimes leaves out ``<tool_call>``
+    opens=("<tool_call>",),
+    closes=("</tool_call>",),
+    call="<function=",
+    call_end="</function>",
+    parameter="<parameter=",
+    parameter_end="</parameter>",
+    bare=True,
+)
+SEED_OSS = dataclasses.replace(QWEN3_CODER, opens=("<seed:tool_call>",), closes=("</seed:tool_call>",))
+MINIMAX_M2 = TaggedCalls(
+    opens=("<minimax:tool_call>",),
+    closes=("</minimax:tool_call>",),
+    call="<invoke name=",
+    call_end="</invoke>",
+    parameter="<parameter name=",
+    parameter_end="</parameter>",
+    quoted=True,
+)
+# DeepSeek's models say of each value whether it is a string or JSON. V4 has ``tool_calls`` for
+# ``function_calls``, and sometimes writes ``toolcalls`` or ``tool``.
+DSML = ("function_calls", "tool_calls", "toolcalls", "tool")
+DEEPSEEK_V32 = TaggedCalls(
+    opens=tuple(f"<｜DSML｜{name}>" for name in DSML),
+    closes=tuple(f"</｜DSML｜{name}>" for name in DSML),
+    call="<｜DSML｜invoke name=",
+    call_end="</｜DSML｜invoke>",
+    parameter="<｜DSML｜parameter name=",
+    parameter_end="</｜DSML｜parameter>",
+    quoted=True,
+    typed=True,
+    newlines=False,
+)

@@ -1,15 +1,16 @@
-"""Options that name a dataset, of ``jspec bench serve`` and ``jspec bench throughput``."""
+"""Options of requests: the dataset of their prompts, and sampling."""
 
 import argparse
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jspec._validation import require
 
 if TYPE_CHECKING:
     from jspec.bench.datasets import Dataset
 
-NAMES = ("random", "sharegpt", "custom", "spec_bench")
+NAMES = ("random", "sharegpt", "custom", "spec_bench")  # of datasets
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 def add_dataset_options(parser: argparse.ArgumentParser):
@@ -65,3 +66,17 @@ def dataset_of(args: argparse.Namespace) -> "Dataset":
 
 def _require_length(name: str, value: int):
     require(value >= 1, name, value, "an integer of at least 1")
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, otherwise: str):
+    """Declare the sampling options; ``otherwise`` names where the defaults come from, for the help text."""
+    group = parser.add_argument_group("sampling", f"Defaults are those of {otherwise}.")
+    group.add_argument("--temperature", type=float)
+    group.add_argument("--top-p", type=float)
+    group.add_argument("--top-k", type=int)
+    group.add_argument("--min-p", type=float)
+
+
+def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling options that are given, by name."""
+    return {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
