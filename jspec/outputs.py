@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 # The source of a token: an accepted draft; the recovered token after a rejected draft (``correction``); the bonus token
 # after drafts that were all accepted; the target alone, in a round without drafts.
@@ -104,7 +105,7 @@ class Stats:
     def __add__(self, other: "Stats") -> "Stats":
         """The statistics of both requests together."""
 
-        def added(one, another):
+        def added(one: Any, another: Any) -> Any:
             return tuple(map(operator.add, one, another)) if isinstance(one, tuple) else one + another
 
         return Stats(*map(added, dataclasses.astuple(self), dataclasses.astuple(other)))

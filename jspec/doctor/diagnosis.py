@@ -244,7 +244,7 @@ def token_ids(prompts: Sequence[Prompt], tokenizer, target: ModelConfig, chat: b
         chat = bool(getattr(tokenizer, "chat_template", None))
     longest, encoded = min(LONGEST_PROMPT, target.max_position // 2), []
     for number, prompt in enumerate(prompts):
-        if isinstance(prompt, str) and chat:
+        if isinstance(prompt, str) and chat and tokenizer is not None:
             message = [{"role": "user", "content": prompt}]
             prompt = tokenizer.apply_chat_template(
                 message, add_generation_prompt=True, tokenize=True, return_dict=False

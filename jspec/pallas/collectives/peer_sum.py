@@ -178,10 +178,9 @@ def _peer_sum(
             None if ref is None else numbers(ref, *at, exists=exists)
             for ref, *at in ((bias_ref,), (x_ref, token), (weight_ref,))
         )
+        place, here = token * room.words + order, exists if owner is None else exists & (owner == mailboxes.rank)
         if parts_ref is None:
-            place = token * room.words + order
             sent = mailboxes.send(lambda _: own, place, exists, to=owner)
-            here = exists if owner is None else exists & (owner == mailboxes.rank)
             others, absent = mailboxes.receive(sent, place, here)
             late |= absent.astype(jnp.int32)
         else:
