@@ -151,7 +151,7 @@ def load(
         draft_module,
         make_drafter,
         method_of(plan.draft),
-        pair.target.tokenizer,
+        plan.tokenizer,
         plan.speculation,
         plan.engine,
         plan.costs,

@@ -104,9 +104,7 @@ def _prepared(plan: Plan) -> Any:
     method = plan.pair.draft
     if not isinstance(method, DraftMethod) or method.prepare is None or method.argument is None:
         return None
-    return resolve(method.prepare)(
-        plan.asked.method_arguments[method.argument], plan.pair.target.tokenizer, plan.target
-    )
+    return resolve(method.prepare)(plan.asked.method_arguments[method.argument], plan.tokenizer, plan.target)
 
 
 def _same(ours: np.ndarray, theirs: jax.Array, rows: int) -> bool:

@@ -27,6 +27,7 @@ from jspec.loading.options import LoadOptions, Path
 from jspec.loading.pair import Pair
 from jspec.registry import DraftMethod
 from jspec.sampling.params import SamplingParams
+from jspec.text.detokenizer import Tokenizer
 
 # The fields of generation_config.json that jspec follows.
 ADOPTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -47,6 +48,7 @@ class Plan:
       shards: those of the target, each on a device of its own, and those of the draft; None for a model that is whole.
       costs: for each batch size, round shape -> seconds per round; None has them measured.
       default_params: the defaults of a request.
+      tokenizer: the target's; None if its checkpoint has none.
     """
 
     asked: LoadOptions
@@ -58,6 +60,7 @@ class Plan:
     shards: tuple[Shards | None, Shards | None]
     costs: Mapping[int, Mapping[RoundShape, float]] | None
     default_params: SamplingParams
+    tokenizer: Tokenizer | None
 
     @property
     def draft_config(self) -> DraftConfig | None:
@@ -73,7 +76,8 @@ def make_plan(pair: Pair, asked: LoadOptions) -> Plan:
       MemoryError: as for ``ModelMemory.with_num_pages``.
     """
     default_params = default_params_of(pair.target, asked.generation_config)
-    target, draft, speculation = pair.target.target_config, pair.draft_config, asked.speculation
+    tokenizer, target = pair.target.tokenizer, pair.target.target_config
+    draft, speculation = pair.draft_config, asked.speculation
     share = asked.gpu_memory_utilization
     is_model = pair.draft is None or (draft is not None and draft.language_model is not None)
     shards = shards_of(asked.tensor_parallel, asked.draft_tensor_parallel, is_model, asked.expert_parallel)
@@ -90,14 +94,14 @@ def make_plan(pair: Pair, asked: LoadOptions) -> Plan:
     drafts_by: DraftConfig | str | None = pair.draft.name if isinstance(pair.draft, DraftMethod) else None
     if isinstance(pair.draft, Checkpoint) and draft is not None:
         speculation = with_available_drafts(speculation, draft)
-        check_compatible(target, draft, pair.target.tokenizer, pair.draft)
+        check_compatible(target, draft, tokenizer, pair.draft)
         drafts_by = draft = with_positions(target, draft, config.max_len)
     require_shards(shards, target, draft)
     check_options(drafts_by, speculation)
     K = 0 if pair.draft is None else speculation.most_draft_tokens
     config = ModelMemory(target, draft, config.width or K + 1, shards, K).with_num_pages(config, share)
     costs = _seconds(asked.costs, method_of(drafts_by), speculation, config.batch_buckets)
-    return Plan(asked, pair, target, drafts_by, speculation, config, shards, costs, default_params)
+    return Plan(asked, pair, target, drafts_by, speculation, config, shards, costs, default_params, tokenizer)
 
 
 def default_params_of(target: Checkpoint, generation_config: str) -> SamplingParams:

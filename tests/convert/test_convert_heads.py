@@ -89,28 +89,28 @@ def test_layer_ids_need_a_convention(tmp_path):
     src = heads.eagle3(tmp_path / "src", eagle_config={"eagle_aux_hidden_state_layer_ids": [7, 1, 3]})
     with pytest.raises(Refusal, match=r"eagle_config.eagle_aux_hidden_state_layer_ids=\[7, 1, 3\].*--aux-convention"):
         read_draft_config(src)
-    assert read_draft_config(src, "input_of").aux_layers == (1, 3, 7)
-    assert read_draft_config(src, "output_of").aux_layers == (2, 4, 8)
+    assert read_draft_config(src, aux_convention="input_of").aux_layers == (1, 3, 7)
+    assert read_draft_config(src, aux_convention="output_of").aux_layers == (2, 4, 8)
     assert main([str(src), str(tmp_path / "out")]) == 2
     assert main([str(src), str(tmp_path / "out"), "--aux-convention", "output_of"]) == 0
     assert read_draft_config(tmp_path / "out").aux_layers == (2, 4, 8)
-    assert read_draft_config(tmp_path / "out", "output_of").aux_layers == (2, 4, 8)
+    assert read_draft_config(tmp_path / "out", aux_convention="output_of").aux_layers == (2, 4, 8)
     with pytest.raises(Refusal, match="'input_of', but the draft head was converted with 'output_of'"):
         load_draft(tmp_path / "out", aux_convention="input_of")
     with pytest.raises(ValueError, match="aux_convention='inputs': expected None or one of input_of, output_of"):
-        read_draft_config(src, "inputs")
+        read_draft_config(src, aux_convention="inputs")
 
 
 def test_no_ids_no_convention(tmp_path):
     assert read_draft_config(heads.eagle3(tmp_path / "src")).aux_layers is None
-    assert read_draft_config(tmp_path / "src", "output_of").aux_layers is None
+    assert read_draft_config(tmp_path / "src", aux_convention="output_of").aux_layers is None
 
 
 def test_speculators_means_inputs(tmp_path):
     src = heads.speculators(tmp_path / "src", eagle_aux_hidden_state_layer_ids=[1, 6])
-    assert read_draft_config(src).aux_layers == read_draft_config(src, "input_of").aux_layers == (1, 6)
+    assert read_draft_config(src).aux_layers == read_draft_config(src, aux_convention="input_of").aux_layers == (1, 6)
     with pytest.raises(Refusal, match="speculators format means the inputs"):
-        read_draft_config(src, "output_of")
+        read_draft_config(src, aux_convention="output_of")
 
 
 @pytest.mark.parametrize(("kind", "theta", "positions"), [("llama", 10000.0, 2048), ("qwen3", 10000.0, 32768)])

@@ -35,6 +35,7 @@ class TableConfig:
 
     max_position: int
     vocab_size: int = V
+    eos_token_ids: tuple[int, ...] = ()
 
 
 @jax.tree_util.register_dataclass

@@ -23,7 +23,6 @@ from engines import (
     tokens_of,
 )
 
-from benchmarks.rounds.synthetic import rule_of
 from jspec.compilation_cache import CompilationCacheWarning
 from jspec.config import Shards, Speculation
 from jspec.drafting.methods import drafter_for
@@ -217,16 +216,6 @@ def test_user_defined_rule_is_never_cached(rule, monkeypatch):
     make = drafter_for(TARGET, TARGET, Speculation(2))
     theirs = Engine(target(), draft(), Decoding(make, "theirs"), CONFIG)
     assert theirs.runner.batch.programs.admit.cache._fingerprint is None
-
-
-def test_synthetic_acceptance_is_part_of_the_key(folder, monkeypatch):
-    names = []
-    for rate in (0.5, 0.7, 0.7):
-        settings = Speculation(2, synthetic_acceptance=rate)
-        monkeypatch.setitem(RULES, "synthetic", rule_of(settings))
-        one = Engine(target(), draft(), Decoding(drafter_for(TARGET, TARGET, Speculation(2)), "synthetic"), CONFIG)
-        names.append(one.runner.batch.programs.admit.cache.file("x", None, (SHAPE,)))
-    assert names[0] != names[1] == names[2]
 
 
 def test_user_defined_drafter_is_never_cached():

@@ -33,7 +33,7 @@ def on_shards(shards: int, function, out_specs):
 class TestOnShards:
     def test_each_device_computes_the_logits_of_its_rows(self, count):
         def logits(model):
-            return model.logits(hidden()), BatchSharding(model.shards, B // count).logits(model, hidden())
+            return model.logits(hidden()), model.batch_sharded_logits(hidden())
 
         gathered, local = on_shards(count, logits, (SAME, ROWS))
         assert gathered.shape == local.shape == (B, T, TARGET.vocab_size)

@@ -150,7 +150,7 @@ def prefill_from_the_row(state, rows: PrefillRows, *tokens):
     """Each segment starts from the state of its row."""
     rows = dataclasses.replace(rows, follows=jnp.zeros_like(rows.follows)), rows.written(len(state.S))
     o, _ = prefill_reference(state, rows[0], *tokens)
-    return o, prefill_reference(state, rows[0]._replace(row=rows[1]), *tokens)[1]
+    return o, prefill_reference(state, dataclasses.replace(rows[0], row=rows[1]), *tokens)[1]
 
 
 def prefill_to_the_middle(state, rows: PrefillRows, *tokens):
