@@ -16,6 +16,7 @@ of four modules of Python.
 
 import argparse
 import heapq
+import inspect
 import string
 import sys
 import textwrap
@@ -83,7 +84,7 @@ def main() -> int:
     torch.manual_seed(0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.float32).eval()
-    sources = (open(module.__file__).read()[2000 : 2000 + 8 * args.tokens] for module in TEXTS)  # noqa: SIM115
+    sources = (inspect.getsource(module)[2000 : 2000 + 8 * args.tokens] for module in TEXTS)
     texts = [torch.tensor(tokenizer.encode(source)[: args.tokens]) for source in sources]
     maps = {name: p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name}
     for weight in maps.values():

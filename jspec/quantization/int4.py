@@ -8,9 +8,9 @@ from jspec.quantization.codes import HALF, STORED, ZERO, pack_codes
 from jspec.quantization.formats import GROUP, num_groups
 
 SCALE = np.dtype(ml_dtypes.bfloat16)
-# The number of largest magnitude in a group becomes minus one of these times the scale, whichever gives the least error. With
-# 8 it becomes the lowest number there is, exactly but for the rounding of the scale; below that all numbers are rounded more
-# coarsely, and above it that one is cut off. Where all errors overflow, the first is taken.
+# The number of largest magnitude in a group becomes minus one of these times the scale, whichever gives the least error.
+# With 8 it becomes the lowest number there is, exactly but for the rounding of the scale; below that all numbers are rounded
+# more coarsely, and above it that one is cut off. Where all errors overflow, the first is taken.
 _PEAKS = (8.0, 7.5, 8.5, 9.0)
 _BLOCK = 2**20  # weights that are converted at a time, so that their float32 copies stay in a CPU's cache
 
