@@ -6,18 +6,17 @@ import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks import tables
 from benchmarks.acceptance import editing, small_drafts
 from benchmarks.host import loading, shards
-from benchmarks.kernels import bandwidth, sums, verify
+from benchmarks.kernels import bandwidth, verify
 from benchmarks.kernels.references import Comparison
 from benchmarks.random_modules import abstract_module, random_module
 from benchmarks.report import results
-from benchmarks.rounds import efficiency, families, hlo, quantization, round, tensor_parallel
+from benchmarks.rounds import efficiency, families, hlo, quantization, round
 from benchmarks.rounds.floors import draft_passes, floor, target_pass
 from benchmarks.rounds.programs import Decoding
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, head_for
@@ -61,37 +60,10 @@ def test_a_smoke_run_of_rounds_writes_its_lines(measured, capsys):
     assert result.command == " ".join(["python -m benchmarks.rounds.round", *sys.argv[1:-1], "out.json"])
 
 
-def test_a_smoke_run_over_two_devices_measures_more_than_the_floor(measured):
-    result = measured(tensor_parallel, "--smoke")
-    sums = [f"5, {tokens} tokens, sum" for tokens in tensor_parallel.ROWS]
-    assert list(result.measured) == ["1, batch 2", "2", "3, draft in shards", "7, batch 2", *sums]
-    assert all(result.measured[key] > result.floors[key] for key in result.measured)
-    assert [*result.goals] == sums
-
-
 def test_a_smoke_run_of_families_has_a_goal_beside_the_floor(measured):
     result = measured(families, "--smoke")
     assert list(result.measured) == ["1, tiny, batch 2"]
     assert result.goals["1, tiny, batch 2"]["goal"] == pytest.approx(1.5 * result.floors["1, tiny, batch 2"])
-
-
-def test_a_smoke_run_of_one_shard_alone_has_no_goals(measured):
-    result = measured(tensor_parallel, "--smoke", "--alone")
-    assert list(result.measured) == ["1, batch 2"]
-    assert result.settings["alone"]
-    assert result.goals == {}
-
-
-def test_a_smoke_run_over_four_devices_in_eight_bits(measured):
-    options = ("--smoke", "--gpus", "4", "--quantization", "int8", "--batches", "2")
-    result = measured(tensor_parallel, *options)
-    assert [key for key in result.measured if not key.startswith("5,")] == ["1, batch 2 int8", "7, batch 2 int8"]
-    assert result.goals == {}
-
-
-@pytest.mark.parametrize(("tokens", "gpus"), [(1, 2), (4, 2), (5, 4)])
-def test_ways_to_add_up_agree(tokens, gpus):
-    assert sums.largest_difference("scattered", tokens, 64, jnp.float32, gpus) < 1e-5
 
 
 def test_editing_tasks_copy_code_with_another_name():

@@ -8,14 +8,23 @@ import dataclasses
 import pytest
 from disturbances import calls_of_any_length, few_pages, outcome_of, preempting, serve
 from engines import MAX_LEN, hybrid, in_bytes, key_of, latents, plain_greedy, requests_of, target
-from requests_and_engines import CONFIG, PARAMS, PROMPTS, REQUESTS, P, alone, chunks_of_states, engine_of, passing
+from requests_and_engines import (
+    CONFIG,
+    PARAMS,
+    PROMPTS,
+    REQUESTS,
+    P,
+    alone,
+    chunks_of_states,
+    engine_of,
+    expanded_latents,
+    passing,
+)
 from shared_prefixes import TEXT, changed_contents, check_found, sharing_requests
 
 from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest, Request
 from jspec.models import Decoder
-from jspec.models.kv_cache import PagedView
-from jspec.pallas.mla.prefill import up_projected_attention_reference
 
 QUICK = (
     "draft_model",
@@ -87,17 +96,8 @@ class Subject:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _latents_expand_on_any_platform():
-    """Where they may: elsewhere that depends on the GPU and on sizes that its kernels know."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PagedView, "up_projects", lambda view, q, kv, maps: view.may_up_project)
-        patch.setattr("jspec.models.kv_cache.up_projected_attention", up_projected_attention_reference)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _chunks_of_states():
-    with chunks_of_states():
+def _as_requests_and_engines_say():
+    with expanded_latents(), chunks_of_states():
         yield
 
 

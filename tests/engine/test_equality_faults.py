@@ -7,29 +7,19 @@ import jax.numpy as jnp
 import pytest
 from disturbances import attribute, few_pages, outcome_of, preempting, serve
 from engines import MAX_LEN
-from requests_and_engines import CONFIG, REQUESTS, K, P, alone, chunks_of_states, engine_of
+from requests_and_engines import CONFIG, REQUESTS, K, P, alone, chunks_of_states, engine_of, expanded_latents
 from shared_prefixes import changed_contents, check_found, sharing_requests
 
 from jspec.config import NULL_PAGE
 from jspec.engine.engine import Engine
 from jspec.engine.runner.step import DecodeStep
 from jspec.engine.scheduler.prefix_cache import PrefixIndex
-from jspec.models.kv_cache import PagedView
 from jspec.pallas.mla.prefill import up_projected_attention_reference
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _latents_expand_on_any_platform():
-    """Where they may: elsewhere that depends on the GPU and on sizes that its kernels know."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PagedView, "up_projects", lambda view, q, kv, maps: view.may_up_project)
-        patch.setattr("jspec.models.kv_cache.up_projected_attention", up_projected_attention_reference)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _chunks_of_states():
-    with chunks_of_states():
+def _as_requests_and_engines_say():
+    with expanded_latents(), chunks_of_states():
         yield
 
 

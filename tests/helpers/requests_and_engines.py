@@ -35,8 +35,10 @@ from jspec.engine.engine import Engine
 from jspec.engine.request import Request
 from jspec.engine.runner import shard_map
 from jspec.models.flatten import copied
+from jspec.models.kv_cache import PagedView
 from jspec.models.sharding import mesh_of, on_every_device
 from jspec.pallas.delta_net import chunked
+from jspec.pallas.mla.prefill import up_projected_attention_reference
 from jspec.sampling.params import SamplingParams
 
 K, P = 4, 4
@@ -60,6 +62,15 @@ def chunks_of_states() -> Iterator[None]:
     """Have gated delta nets read prompts in chunks of ``P`` tokens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked, "CHUNK", P)
+        yield
+
+
+@contextlib.contextmanager
+def expanded_latents() -> Iterator[None]:
+    """Have latents expand on any platform where they may; otherwise that depends on the GPU and on what its kernels serve."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PagedView, "up_projects", lambda view, q, kv, maps: view.may_up_project)
+        patch.setattr("jspec.models.kv_cache.up_projected_attention", up_projected_attention_reference)
         yield
 
 
