@@ -67,7 +67,7 @@ def chunks_of_states() -> Iterator[None]:
 
 @contextlib.contextmanager
 def expanded_latents() -> Iterator[None]:
-    """Have latents expand on any platform where they may; otherwise that depends on the GPU and on what its kernels serve."""
+    """Have latents expand on any platform where they may; else that depends on the GPU and on what its kernels serve."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PagedView, "up_projects", lambda view, q, kv, maps: view.may_up_project)
         patch.setattr("jspec.models.kv_cache.up_projected_attention", up_projected_attention_reference)
