@@ -75,7 +75,8 @@ def dequantized(
         _require_quantized(parts, name, replaced, form)
         for end in parts.tensors:
             del replaced[module + end]
-        replaced[name], note = form.weight(name, (shape[0], shape[1]), parts), stored.note
+        weight, note = form.weight(name, (shape[0], shape[1]), parts), stored.note
+        replaced[name] = dataclasses.replace(weight, format=form)
         if (bias := module + BIAS) in replaced and bias not in shapes:
             _require_zeros(replaced[bias], where)
             left_out.add(bias)
@@ -96,7 +97,7 @@ def quantized_parts(
     Raises:
       Refusal: they are quantised, and config.json names no format for them.
     """
-    form = stored.of_module(module)
+    form = stored.of_module(module, tensors)
     ends = form.ends if form else [end for end in stored.ends if end != WEIGHT]
     parts = WeightTensors(module, {end: tensors[module + end] for end in ends if module + end in tensors}, where)
     if form is None and parts.tensors:

@@ -49,9 +49,14 @@ class PlainModules(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QuantizedTensor(RangedTensor):
-    """The weight ``[out, in]`` of a linear map that the files hold quantised; ``read`` dequantises it to float32."""
+    """The weight ``[out, in]`` of a linear map that the files hold quantised; ``read`` dequantises it to float32.
+
+    Attributes:
+      format: that of the tensors in the files, of weights of a layout.
+    """
 
     dequantizes = True
+    format: "BlockFormat | None" = dataclasses.field(default=None, kw_only=True, compare=False, repr=False)
 
     @abc.abstractmethod
     def stored(self) -> StoredParts | None:
@@ -104,18 +109,29 @@ class StoredFormats(abc.ABC):
     """How the linear maps of a checkpoint are quantised: in a ``BlockFormat``, or in several (``mixed.py`` beside this).
 
     Attributes:
-      where: the file that says so, for messages.
       ends: the suffixes of the tensors from which weights are computed.
-      bytes_each: of a number in the files, in words: ``one``.
     """
 
-    where: str
     ends: tuple[str, ...]
-    bytes_each: str
+
+    @property
+    @abc.abstractmethod
+    def where(self) -> str:
+        """The file that says so, for messages."""
+
+    @property
+    @abc.abstractmethod
+    def bytes_each(self) -> str:
+        """Of a number in the files, in words: ``one``."""
 
     @abc.abstractmethod
-    def of_module(self, module: str) -> "BlockFormat | None":
-        """The format of the linear map ``module``, if that is quantised; None if it is not, by config.json."""
+    def of_module(self, module: str, tensors: Mapping[str, Tensor]) -> "BlockFormat | None":
+        """The format of a linear map, if that is quantised; None if it is not, by config.json.
+
+        Args:
+          module: its name in the checkpoint.
+          tensors: those in the files, by name.
+        """
 
     @property
     @abc.abstractmethod
@@ -152,8 +168,13 @@ class BlockFormat(StoredFormats):
     scale_end: str = ".weight_scale"
     dtype: str | None = None
 
-    def of_module(self, module: str) -> "BlockFormat":
+    def of_module(self, module: str, tensors: Mapping[str, Tensor]) -> "BlockFormat":
         return self
+
+    def has_numbers(self, module: str, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the files hold numbers or codes of a linear map that are those of this format, by name and dtype."""
+        numbers = tensors.get(module + self.ends[0])
+        return numbers is not None and self.dtype in (None, numbers.dtype)
 
     @property
     def where(self) -> str:

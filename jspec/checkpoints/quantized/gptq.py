@@ -148,21 +148,22 @@ class GPTQ(CodesFormat):
 def read_gptq(fields: Fields) -> StoredFormats:
     """The ``quantization_config`` of the method ``gptq``.
 
-    Entries of ``dynamic`` have settings of their own for some modules. One that begins with ``-`` says that they are not
+    Entries of ``dynamic`` have settings of their own for some modules. One that begins with ``-:`` says that they are not
     quantised, as the tensors in the files do.
 
     Raises:
       Refusal: it says something that is not read.
     """
-    positive = {key: value for key, value in (fields.raw.get("dynamic") or {}).items() if not key.startswith("-:")}
 
     def read(own: Fields) -> GPTQ:
         if "adapter" in own.raw:
             raise own.refuse("adapter", f"none, because adapters are not applied; {INSTEAD}")
         return _read_alike(dataclasses.replace(own, raw={**fields.raw, **own.raw}))
 
-    table = dataclasses.replace(fields, raw={**fields.raw, "dynamic": positive})
-    return read_mixed(table, "dynamic", read, lambda key: PATTERN + key.removeprefix("+:"), _read_alike(fields))
+    def pattern(key: str) -> str | None:
+        return None if key.startswith("-:") else PATTERN + key.removeprefix("+:")
+
+    return read_mixed(fields, "dynamic", read, pattern, _read_alike(fields))
 
 
 def _read_alike(fields: Fields) -> GPTQ:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 
 from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.config_fields import Modules, read_modules
 from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats
 
@@ -16,41 +17,40 @@ class Mixed(StoredFormats):
     """Formats of which each is that of some modules.
 
     Attributes:
-      key: of config.json, which says so, for messages.
+      formats: all of them.
+      ends: the suffixes of the tensors from which their weights are computed.
       names: whole name of a module -> its format.
       patterns: modules and their format, of those without a name of their own; the first counts that includes a module.
       others: the format of all others; None if they are not quantised.
       called: name of a module in jspec -> the names that config.json may have for it.
     """
 
-    key: str
-    where: str
+    formats: tuple[BlockFormat, ...]
+    ends: tuple[str, ...]
     names: Mapping[str, BlockFormat]
     patterns: tuple[tuple[Modules, BlockFormat], ...]
     others: BlockFormat | None
     called: Callable[[str], tuple[str, ...]] = lambda name: (name,)
 
-    def of_module(self, module: str) -> BlockFormat | None:
+    def of_module(self, module: str, tensors: Mapping[str, Tensor]) -> BlockFormat | None:
+        """As ``StoredFormats.of_module``: the first of which the files hold numbers, as some lists name a module twice."""
         called = self.called(module)
-        named = next((self.names[name] for name in called if name in self.names), None)
-        return named or next((form for modules, form in self.patterns if modules.include(called)), self.others)
+        found = [self.names[name] for name in called if name in self.names]
+        found += [form for modules, form in self.patterns if modules.include(called)]
+        found += [] if self.others is None else [self.others]
+        return next((form for form in found if form.has_numbers(module, tensors)), found[0] if found else None)
 
     @property
-    def ends(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(end for form in self._formats for end in form.ends))
+    def where(self) -> str:
+        return self.formats[0].where
 
     @property
     def summary(self) -> str:
-        return " and ".join(dict.fromkeys(form.summary for form in self._formats))
+        return " and ".join(dict.fromkeys(form.summary for form in self.formats))
 
     @property
     def bytes_each(self) -> str:
-        return " or ".join(dict.fromkeys(form.bytes_each for form in self._formats))
-
-    @property
-    def _formats(self) -> list[BlockFormat]:
-        found = [*self.names.values(), *(form for _, form in self.patterns), self.others]
-        return [form for form in dict.fromkeys(found) if form is not None]
+        return " or ".join(dict.fromkeys(form.bytes_each for form in self.formats))
 
 
 def mixed(
@@ -65,25 +65,26 @@ def mixed(
       others: the format of other modules; None if they are not quantised, or their tensors say it.
     """
     entries = list(entries)
-    formats = list(dict.fromkeys([*(form for _, form in entries), *([] if others is None else [others])]))
+    every = [*(form for _, form in entries), *([] if others is None else [others])]
+    formats: tuple[BlockFormat, ...] = tuple(dict.fromkeys(every))
     if len(formats) == 1:
         return formats[0]
     listed = [(entry, form) for entry, form in entries if entry.startswith(PATTERN)]
     fields = dataclasses.replace(fields, raw={key: [pattern for pattern, _ in listed]})
     read = read_modules(fields, key)
-    patterns = tuple(
-        (dataclasses.replace(read, patterns=(pattern,)), form)
-        for pattern, (_, form) in zip(read.patterns, listed, strict=True)
-    )
+    # Parts of one list share the time that matching may take.
+    parts = [dataclasses.replace(read, patterns=(pattern,), _matched={}) for pattern in read.patterns]
+    patterns = tuple(zip(parts, (form for _, form in listed), strict=True))
     names = {name: form for name, form in reversed(entries) if not name.startswith(PATTERN)}
-    return Mixed(key=fields.prefix + key, where=fields.where, names=names, patterns=patterns, others=others)
+    ends = tuple(dict.fromkeys(end for form in formats for end in form.ends))
+    return Mixed(formats=formats, ends=ends, names=names, patterns=patterns, others=others)
 
 
 def read_mixed(
     fields: Fields,
     key: str,
     read: Callable[[Fields], BlockFormat | None],
-    pattern: Callable[[str], str],
+    pattern: Callable[[str], str | None],
     others: BlockFormat | None,
 ) -> StoredFormats:
     """``mixed`` of an object ``{module: settings}``.
@@ -91,16 +92,19 @@ def read_mixed(
     Args:
       fields: the object around it.
       key: its key.
-      read: returns the format of some settings; None where the tensors say which it is, as of modules that are plain.
-      pattern: an entry's key as ``mixed`` takes it.
+      read: returns the format of some settings; None likewise.
+      pattern: an entry's key as ``mixed`` takes it; None where the tensors say the rest, as of modules that are plain.
       others: as for ``mixed``.
     """
-    table, entries, known = fields.nested(key), [], {}
-    for module in () if table is None else table.raw:
+    table, known = fields.nested(key) or Fields({}, fields.where), {}
+    entries: list[tuple[str, BlockFormat]] = []
+    for module in table.raw:
+        if (entry := pattern(module)) is None:
+            continue
         settings = table.nested(module) or Fields({}, table.where, f"{table.prefix}{module}.")
         text = json.dumps(dict(settings.raw), sort_keys=True)
         if text not in known:  # a checkpoint may list thousands of modules
             known[text] = read(settings)
-        if known[text] is not None:
-            entries.append((pattern(module), known[text]))
+        if (form := known[text]) is not None:
+            entries.append((entry, form))
     return mixed(fields, key, entries, others)

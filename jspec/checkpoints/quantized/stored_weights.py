@@ -75,14 +75,14 @@ def with_stored_weights(layout: Layout, stored: StoredFormats) -> Layout:
         table[name] = at
         module = name.removesuffix(WEIGHT)
         for part, tensor in keeps[at.param][name].arrays.items() if at.param in keeps else ():
-            form = stored.of_module(_module_of(layout.tensors[name]))
-            own = name if part == "weight" else f"{module}.{part}"
-            own = module + form.scale_end if part == "scale" and form else own
+            form = _format_of(layout.tensors[name])
+            called = {"weight": name, "scale": module + form.scale_end if form else name}
+            own = called.get(part, f"{module}.{part}")
             if part != "order" or at.start == 0:  # its parts have one order
                 table[own], tensors[own] = Placement(params[at.param].names[part], at.start, tensor.shape), tensor
     left = [name for name in layout.table if name in tensors and tensors[name].dequantizes]
     note = f"the weights stay in {stored.summary}, as they are stored" + (", but for some" if left else "")
-    dequantized = "; ".join(_notes({name: tensors[name] for name in left}, stored))
+    dequantized = "; ".join(_notes({name: tensors[name] for name in left}))
     notes = (*(n for n in layout.notes if n != layout.dequantized), note, *([dequantized] if left else []))
     return dataclasses.replace(
         layout,
@@ -147,16 +147,18 @@ def _with_layers(config: Any, model: ModelConfig) -> Any:
     return model if isinstance(config, ModelConfig) else dataclasses.replace(config, layers=model)
 
 
-def _module_of(tensor: Tensor) -> str:
-    """The name in the checkpoint of the module whose weight ``tensor`` is, or is a part of."""
-    return _module_of(tensor.origin) if isinstance(tensor, TensorPart) else tensor.name.removesuffix(WEIGHT)
+def _format_of(tensor: Tensor) -> BlockFormat | None:
+    """The format of the weight that ``tensor`` is, or is a part of; None if that is not quantised."""
+    if isinstance(tensor, TensorPart):
+        return _format_of(tensor.origin)
+    return tensor.format if isinstance(tensor, QuantizedTensor) else None
 
 
-def _notes(left: Mapping[str, Tensor], stored: StoredFormats) -> Iterator[str]:
+def _notes(left: Mapping[str, Tensor]) -> Iterator[str]:
     """The sentences for the user on weights that are dequantised, by their names, one for each format."""
     by_format: dict[BlockFormat, list[str]] = {}
     for name, tensor in left.items():
-        if (form := stored.of_module(_module_of(tensor))) is not None:
+        if (form := _format_of(tensor)) is not None:
             by_format.setdefault(form, []).append(name.removesuffix(WEIGHT))
     for form, listed in by_format.items():
         more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
