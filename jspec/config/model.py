@@ -5,6 +5,7 @@ from typing import Self
 
 from jspec._validation import is_int
 from jspec.config.decoder_params import language_model
+from jspec.config.eight_bit_maps import eight_bit_maps
 from jspec.config.model_checks import require_valid
 from jspec.config.model_fields import ModelFields
 from jspec.config.param_specs import Parameter
@@ -33,7 +34,8 @@ class ModelConfig(ModelFields):
         are.
       other_formats: (name of a linear map, its format) for those that are stored otherwise, with None in place of the
         format of one that is not quantised: ``(("layers.3.mlp.down", "int8"), ("head", None))``. ``head`` is the output
-        head, with an embedding that is tied to it.
+        head, with an embedding that is tied to it. ``layers.3.attention.values`` makes the values of a layer a map of
+        their own, which are else in one with queries and keys, ``layers.3.attention.qkv``.
       layer_ropes: one rotary embedding for each layer, or None for a layer that does not rotate; ``()`` if ``rope`` is
         that of all layers.
       position_offset: None, or that a learned vector is added to the embedding of each token, row ``p + position_offset``
@@ -133,12 +135,10 @@ class ModelConfig(ModelFields):
         """Accept every target; that both have the same tokens is checked by their tokenizers."""
 
     def with_quantization(self, quantization: str) -> Self:
-        """The same config, with linear maps and output head stored as ``quantization`` says."""
-        return dataclasses.replace(
-            self,
-            quantization=quantization,
-            other_formats=(),
-        )
+        """The same config, with linear maps and output head stored as ``quantization`` says, and with ``int4`` some of them
+        in int8 (``jspec.config.eight_bit_maps``)."""
+        alike = dataclasses.replace(self, quantization=quantization, other_formats=())
+        return dataclasses.replace(alike, other_formats=eight_bit_maps(alike)) if quantization == "int4" else alike
 
     def with_draft_vocabulary(self, size: int) -> Self:
         """The same config with an output head of its own, which has logits for ``size`` tokens only."""

@@ -119,6 +119,10 @@ class ModelFields(Declared):
         """The format in which the linear map ``name`` is stored; None if it is not quantised."""
         return self._other_formats.get(name, self.quantization)
 
+    def has_own_format(self, name: str) -> bool:
+        """Whether ``other_formats`` names the linear map ``name``."""
+        return name in self._other_formats
+
     @functools.cached_property
     def _other_formats(self) -> dict[str, str | None]:
         return dict(self.other_formats)

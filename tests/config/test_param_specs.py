@@ -69,6 +69,13 @@ MODELS += [
 OTHERS = (("layers.1.attention.qkv", "nvfp4"), ("layers.0.mlp.down", None), ("project_in", None))
 MODELS += [dataclasses.replace(TARGET, quantization="fp8_block", other_formats=OTHERS, embedding_size=6)]
 MODELS += [dataclasses.replace(TARGET, quantization="int8", other_formats=OTHERS, experts=Experts(5, 2, 12))]
+APART = (("layers.0.attention.values", "fp8"), ("layers.2.attention.values", None))
+MODELS += [dataclasses.replace(TARGET, quantization="int8", other_formats=APART, qkv_bias=True)]
+MODELS += [
+    dataclasses.replace(
+        TARGET, quantization="int4", **{**HYBRID, "other_formats": (("layers.1.attention.values", "int8"),)}
+    )
+]
 MODELS += [  # as checkpoints store them
     dataclasses.replace(TARGET, quantization=kind, **{"other_formats": () if "all" in kind else PLAIN_HEAD, **options})
     for kind in ("int4_32_float16_zeros", "int4_all_bfloat16", "int8_32_float32_ordered", "nvfp4", "mxfp4")

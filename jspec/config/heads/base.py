@@ -191,7 +191,10 @@ class LayeredConfig(Declared):
         return self.layers.quantization
 
     def with_quantization(self, quantization: str) -> Self:
-        return dataclasses.replace(self, layers=self.layers.with_quantization(quantization))  # pyright: ignore
+        layers = dataclasses.replace(
+            self.layers, quantization=quantization, other_formats=()
+        )  # all alike, in four bits, too
+        return dataclasses.replace(self, layers=layers)  # pyright: ignore
 
 
 def require_count(name: str, value: Any, least: int = 1):
