@@ -76,8 +76,7 @@ def _require_other_formats(config: ModelFields, check: FieldChecks):
     others, name = config.other_formats, "other_formats"
     pairs = isinstance(others, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in others)
     known = pairs and all(isinstance(of_map, str) and (form is None or _is_format(form)) for of_map, form in others)
-    formats = f"its format, one of {', '.join(STORED_QUANTIZATIONS)}, or None"
-    check.require(name, known, f"a tuple of pairs, each the name of a linear map and {formats}")
+    check.require(name, known, f"pairs: a linear map, and None or one of {', '.join(STORED_QUANTIZATIONS)}")
     quantized = config.quantization is not None or all(form is None for _, form in others)
     check.require(name, quantized, "no format without quantization, which is that of most maps")
     form = format_of(config.head_quantization)
