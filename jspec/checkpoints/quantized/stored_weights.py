@@ -3,9 +3,10 @@
 These are FP8 weights with a scale for each block (``jspec.quantization.fp8_block``), whose blocks have whole groups of 128
 inputs and any number of output channels; weights in FP8 or int8 with a scale for each output channel or for each weight, in
 checkpoints of which some maps are not quantised; and codes in groups (``packed_codes.py`` beside this file). Each parameter
-is kept in the format of the tensors that fill it, which have to be stored alike: queries, keys and values for example. Of
-integers, those of four bits may be kept in eight, as other parts have them. Other parameters, and those for which there is
-no kernel, are dequantised, and a note names their tensors."""
+is kept in the format of the tensors that fill it, which have to be stored alike: gate and up projections for example. Of
+integers, those of four bits may be kept in eight, as other parts have them. Values that are stored otherwise than queries and
+keys are a parameter of their own. Other parameters, and those for which there is no kernel, are dequantised, and a note names
+their tensors."""
 
 import collections
 import dataclasses
@@ -18,9 +19,10 @@ from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.format import BlockFormat, QuantizedTensor, StoredFormats, StoredParts
 from jspec.checkpoints.quantized.stored_codes import RepackedCodes, in_eight_bits
 from jspec.checkpoints.tensors.layout import Layout
-from jspec.checkpoints.tensors.names import Placement
+from jspec.checkpoints.tensors.names import VALUES, Placement, with_values_apart
 from jspec.checkpoints.tensors.parts import Part, TensorPart, part_of
 from jspec.config import ModelConfig
+from jspec.config.decoder_params import parts_values
 from jspec.config.model_fields import HEAD
 from jspec.quantization.formats import num_groups
 
@@ -66,12 +68,12 @@ def with_stored_weights(layout: Layout, stored: StoredFormats) -> Layout:
       stored: what config.json says of its weights.
     """
     found = {name: stored_parts(tensor) for name, tensor in layout.tensors.items() if name in layout.table}
-    config, keeps = _kept_params(layout, found)
+    config, placed, keeps = _kept_params(layout, found)
     if not keeps:
         return layout
     params = config.stored_params()
     tensors, table = dict(layout.tensors), {}
-    for name, at in layout.table.items():
+    for name, at in placed.items():
         table[name] = at
         module = name.removesuffix(WEIGHT)
         for part, tensor in keeps[at.param][name].arrays.items() if at.param in keeps else ():
@@ -98,8 +100,8 @@ def with_stored_weights(layout: Layout, stored: StoredFormats) -> Layout:
 
 def _kept_params(
     layout: Layout, found: Mapping[str, StoredParts | None]
-) -> tuple[Any, dict[str, dict[str, StoredParts]]]:
-    """Returns (config that says how each parameter is kept, {parameter: {tensor name: its stored parts}}).
+) -> tuple[Any, dict[str, Placement], dict[str, dict[str, StoredParts]]]:
+    """Returns (config that says how each parameter is kept, its table, {parameter: {tensor name: its stored parts}}).
 
     Args:
       layout: as for ``with_stored_weights``.
@@ -107,28 +109,44 @@ def _kept_params(
     """
     config: Any = layout.config
     model: ModelConfig = config if isinstance(config, ModelConfig) else config.layers
+    apart = tuple((name, "int8") for name in _values_apart(model, layout, found))
+    model = dataclasses.replace(model, quantization="int8", other_formats=apart)  # any, for all of them
+    table, every = with_values_apart(layout.table, model), _with_layers(config, model).stored_params()
     of_param: dict[str, dict[str, StoredParts | None]] = {}
-    for name, at in layout.table.items():
+    for name, at in table.items():
         if name in layout.tensors:
             of_param.setdefault(at.param, {})[name] = found[name]
     alike = {param: _in_one_format(tensors, layout) for param, tensors in of_param.items() if param.endswith(WEIGHT)}
     forms = {param: next(iter(tensors.values())).form for param, tensors in alike.items() if tensors}
-    every = _with_layers(config, dataclasses.replace(model, quantization="int8", other_formats=())).stored_params()
-    maps = [name.removesuffix(WEIGHT) for name in every if name.endswith(WEIGHT)]
+    maps, named = [name.removesuffix(WEIGHT) for name in every if name.endswith(WEIGHT)], dict(apart)
 
     def config_with(params: Iterable[str]):
         """The config of a model with these parameters in their formats, and none of its others quantised."""
         common = collections.Counter(forms[param].name for param in params for _ in alike[param]).most_common(1)[0][0]
         kept = {param.removesuffix(WEIGHT): forms[param].name for param in params}
-        others = [(name, kept.get(name)) for name in dict.fromkeys((*maps, HEAD)) if kept.get(name) != common]
+        others = [
+            (name, kept.get(name)) for name in dict.fromkeys((*maps, HEAD)) if name in named or kept.get(name) != common
+        ]
         return _with_layers(config, dataclasses.replace(model, quantization=common, other_formats=tuple(others)))
 
     fitting = [param for param, form in forms.items() if param in every and (param != _HEAD or form.serves_head(False))]
     if not fitting:
-        return config, {}
+        return config, table, {}
     stored_as = config_with(fitting).stored_params()
     kept = [param for param in fitting if param in stored_as and stored_as[param].form == forms[param]]
-    return (config_with(kept), {param: alike[param] for param in kept}) if kept else (config, {})
+    return (config_with(kept) if kept else config), table, {param: alike[param] for param in kept}
+
+
+def _values_apart(model: ModelConfig, layout: Layout, found: Mapping[str, StoredParts | None]) -> Iterator[str]:
+    """The names of the maps to values that are stored otherwise than queries, keys and gates of their layers, which are
+    stored alike."""
+    for layer in range(model.num_layers):
+        joined = f"layers.{layer}.attention.qkv{WEIGHT}"
+        filling = sorted((at.start, name) for name, at in layout.table.items() if at.param == joined)
+        forms = [one.form if (one := found.get(name)) is not None else None for _, name in filling]
+        differs = len(forms) > VALUES and forms[VALUES] != forms[0]
+        if parts_values(model, layer) and differs and len({*forms[:VALUES], *forms[VALUES + 1 :]}) == 1:
+            yield f"layers.{layer}.attention.values"
 
 
 def _in_one_format(tensors: Mapping[str, StoredParts | None], layout: Layout) -> dict[str, StoredParts]:

@@ -16,7 +16,7 @@ from jspec.config.heads import DraftConfig
 from jspec.config.param_specs import expanded
 
 OUTPUT_HEAD = "lm_head.weight"
-_VALUES = 2  # which of the tensors that are joined, behind queries and keys; those of gates may follow
+VALUES = 2  # which of the tensors that are joined, behind queries and keys; those of gates may follow
 
 # Buffers that old versions of transformers saved. They are computed from the config, so they are not loaded.
 _BUFFERS = re.compile(r"\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
@@ -58,8 +58,8 @@ def with_values_apart(table: Mapping[str, Placement], config: ModelConfig) -> di
         for part in ("weight", "bias") if values_apart(config, layer) else ():
             joined = f"layers.{layer}.attention.qkv.{part}"
             filling = sorted((at.start, name) for name, at in table.items() if at.param == joined)
-            for start, name in filling[_VALUES:]:
-                values, at = table[filling[_VALUES][1]], table[name]
+            for start, name in filling[VALUES:]:
+                values, at = table[filling[VALUES][1]], table[name]
                 is_values = start == values.start
                 apart = at._replace(param=joined.replace(".qkv.", ".values."), start=0)
                 found[name] = apart if is_values else at._replace(start=start - values.shape[0])
