@@ -8,6 +8,7 @@ import pytest
 import tiny_heads
 from heads import VARIANTS, random_head
 from safetensors.numpy import load_file
+from stored_params import with_values_apart
 from tiny import ARCHITECTURES, tiny_checkpoint, write_weights
 
 from convert import Mismatch, Refusal, check, convert, load_draft, load_folder, read_draft_config
@@ -48,17 +49,6 @@ def rewrite(folder, **changes):
     shutil.rmtree(folder / "params")
     save_params(folder / "params", {n: LazyArray(a.shape, a.dtype, lambda a=a: a, a.shape) for n, a in params.items()})
     write_manifest(folder, {name: manifest[name] for name in ("dtype", "quantization")})
-
-
-def with_values_apart(params, config) -> dict:
-    """The params with queries and keys, values and gates where ``config`` has the values of a layer apart."""
-    found = dict(params)
-    for values in (name for name in config.param_shapes() if ".attention.values." in name and config.latent is None):
-        layer, name = config.layer(int(values.split(".")[1])), values.replace(".values.", ".qkv.")
-        start = (config.num_heads + layer.num_kv_heads) * layer.head_dim
-        keys, found[values], gates = np.split(params[name], [start, start + layer.num_kv_heads * layer.head_dim])
-        found[name] = np.concatenate([keys, gates])
-    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)

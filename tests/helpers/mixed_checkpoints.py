@@ -147,7 +147,7 @@ MIXES = {
             **{
                 f"layers__{i}__{name}": "int8_32_float16"
                 for i in range(2)
-                for name in ("attention__qkv", "mlp__gate_up")
+                for name in ("attention__values", "mlp__gate_up")
             },
         ),
         EVEN,

@@ -4,9 +4,9 @@ These are FP8 weights with a scale for each block (``jspec.quantization.fp8_bloc
 inputs and any number of output channels; weights in FP8 or int8 with a scale for each output channel or for each weight, in
 checkpoints of which some maps are not quantised; and codes in groups (``packed_codes.py`` beside this file). Each parameter
 is kept in the format of the tensors that fill it, which have to be stored alike: gate and up projections for example. Of
-integers, those of four bits may be kept in eight, as other parts have them. Values that are stored otherwise than queries and
-keys are a parameter of their own. Other parameters, and those for which there is no kernel, are dequantised, and a note names
-their tensors."""
+integers, those of four bits may be kept in eight, as other parts have them. Values that are stored otherwise than queries
+and keys are a parameter of their own. Other parameters, and those for which there is no kernel, are dequantised, and a note
+names their tensors."""
 
 import collections
 import dataclasses

@@ -44,7 +44,7 @@ def with_plain(folder, *modules: str):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("modules", "plain"),
-    [((DOWN,), ("layers.0.mlp.down",)), ((V,), ("layers.0.attention.qkv",)), ((), ())],
+    [((DOWN,), ("layers.0.mlp.down",)), ((V,), ("layers.0.attention.values",)), ((), ())],
     ids=["a map", "a part of one", "the output head alone"],
 )
 def test_a_list_need_not_name_them(tmp_path, method, modules, plain):

@@ -116,7 +116,8 @@ QUANTIZED = [(name, kind) for name in ("awq", "deepseek", "mxfp4") for kind in (
 def test_weights_may_be_quantised_otherwise(tmp_path, case):
     name, kind = case
     src, out = stored_checkpoint(tmp_path / "src", name), tmp_path / "out"
-    assert convert(src, out, quantize=kind, dtype="bfloat16", verify="shapes").quantization == kind
+    report = convert(src, out, quantize=kind, dtype="bfloat16", verify="shapes")
+    assert report.quantization == load_folder(out)[0].formats
     convert(tmp_path / "src-wide", tmp_path / "wide", quantize=kind, dtype="bfloat16")
     assert_same(load_folder(out), load_folder(tmp_path / "wide"))
 
@@ -147,12 +148,15 @@ def test_single_maps_may_be_plain(tmp_path, architecture, name, modules, plain):
     ("name", "words"), [("awq", "stored in AWQ.* half a one"), ("deepseek", r"stored in FP8 .*128, are deq")]
 )
 def test_a_part_that_is_plain_has_its_neighbours_dequantised(tmp_path, name, words):
-    src = with_plain(stored_checkpoint(tmp_path / "src", name), "model.layers.0.self_attn.v_proj")
-    both = r"src: model\.layers\.0\.self_attn\.q_proj, model\.layers\.0\.self_attn\.k_proj, "
-    with pytest.warns(UserWarning, match=both + words):
+    """But for values, which are a map of their own where they are stored otherwise than queries and keys."""
+    parts = r"model\.layers\.0\.(mlp\.gate|self_attn\.v)_proj"
+    src = with_plain(stored_checkpoint(tmp_path / "src", name), parts)
+    with pytest.warns(UserWarning, match=r"src: model\.layers\.0\.mlp\.up_proj, " + words):
         config, params = load_folder(src)
-    assert config.other_formats == (("layers.0.attention.qkv", None), *PLAIN_HEAD)
-    assert params["layers.1.attention.qkv.weight"].dtype == (FP8 if name == "deepseek" else np.uint8)
+    others = {"layers.0.attention.values": None, "layers.0.mlp.gate_up": None, "head": None}
+    assert dict(config.other_formats) == others
+    for layer in range(2):
+        assert params[f"layers.{layer}.attention.qkv.weight"].dtype == (FP8 if name == "deepseek" else np.uint8)
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
 
 
