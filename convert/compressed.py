@@ -7,10 +7,11 @@ and jspec load.
 | ``int4`` | ``pack-quantized``, 4 bits, a scale for each 128 inputs | the same |
 | ``fp8`` | ``float-quantized``, a scale for each output channel | ``weight``, ``weight_scale`` |
 
-Numbers and scales are those of ``jspec.models.quantization``. The maps of the layers are quantised, and the output head is
-not, because other engines do not expect that. All other tensors are copied as they are, with those of scales of a cache in
-eight bits, which config.json then asks for as the original does. Activations are not quantised."""
+Numbers and scales are those of ``jspec.models.quantization``. The maps of the layers are quantised, all in one format, and
+the output head is not, because other engines do not expect that. All other tensors are copied as they are, with those of
+scales of a cache in eight bits, which config.json then asks for as the original does. Activations are not quantised."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -21,7 +22,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from convert.quantize import quantized
 from convert.staging import require_apart, staged
 from convert.write import COPIED
 from jspec._validation import require
@@ -103,7 +103,8 @@ def _maps(source: HuggingFaceModel, quantize: str) -> list[str]:
             f"{where}: tensor {name!r} holds several maps, which the export does not take apart; {_FOR_JSPEC}"
         )
     source.require_match()
-    stored = quantized(source, quantize).config.stored_params()
+    alike = dataclasses.replace(source.config, quantization=quantize, other_formats=())
+    stored = alike.stored_params()
     names = [
         name
         for name, at in source.table.items()

@@ -3,9 +3,11 @@
 
 Weights that a checkpoint holds in that format already are taken from it as they are."""
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -13,8 +15,15 @@ from convert.checkpoint import LazyArray
 from convert.chunks import chunk_shapes
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
+from jspec.checkpoints.tensors.names import with_values_apart
 from jspec.checkpoints.tensors.params import stored_params
+from jspec.config import ModelConfig
+from jspec.config.heads import HeadConfig
+from jspec.config.model import count
+from jspec.config.model_fields import HEAD
 from jspec.models.quantization import quantize
+
+_LAYER = re.compile(r"layers\.\d+\.")
 
 
 def quantized(source: HuggingFaceModel, quantization: str) -> HuggingFaceModel:
@@ -29,10 +38,26 @@ def quantized(source: HuggingFaceModel, quantization: str) -> HuggingFaceModel:
     if source.layout.holds_scales:
         raise Refusal(
             f"{source.folder.given}: quantize={quantization!r}: expected None, because its weights are "
-            f"{config.quantization} already (quantization_config); convert it as it is, or quantise its bfloat16 copy"
+            f"{config.formats} already (quantization_config); convert it as it is, or quantise its bfloat16 copy"
         )
     config = config.with_quantization(quantization)
-    return dataclasses.replace(source, layout=dataclasses.replace(source.layout, config=config))
+    notes = (*source.layout.notes, *_notes(config))
+    table = source.layout.table
+    table = with_values_apart(table, config) if isinstance(config, ModelConfig) else table
+    return dataclasses.replace(
+        source, layout=dataclasses.replace(source.layout, config=config, table=table, notes=notes)
+    )
+
+
+def _notes(config: ModelConfig | HeadConfig) -> Iterator[str]:
+    """A note on the maps that have another format than most."""
+    others = config.other_formats if isinstance(config, ModelConfig) else ()
+    for form in dict.fromkeys(form for _, form in others):
+        maps = collections.Counter(_LAYER.sub("", name) for name, its in others if its == form)
+        listed = ", ".join(
+            f"{name} of {count(number, 'layer')}" if name != HEAD else name for name, number in maps.items()
+        )
+        yield f"{listed} are stored in {form}, because {config.quantization} costs most there"
 
 
 def lazy_params(source: HuggingFaceModel, dtype: str) -> dict[str, LazyArray]:

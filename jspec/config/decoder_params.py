@@ -68,7 +68,8 @@ def decoder_layers(
     alike: dict[tuple, list[tuple[int, ...]]] = {}
     for copy in copies:
         layer = config.layer(copy[0])
-        kind = (*layer.dimensions.values(), layer.projections, config.has_delta_net(copy[0]))
+        apart = values_apart(config, copy[0])
+        kind = (*layer.dimensions.values(), layer.projections, config.has_delta_net(copy[0]), apart)
         alike.setdefault(kind, []).append(copy)  # layers of one kind have the same parameters
     parameters: list[Parameter] = []
     for group in alike.values():
@@ -78,6 +79,17 @@ def decoder_layers(
         own_sizes = layer.dimensions if config.layers else {}
         parameters += [dataclasses.replace(parameter, sizes=own_sizes) for parameter in declared]
     return tuple(parameters)
+
+
+def parts_values(config: ModelFields, layer: int) -> bool:
+    """Whether the values of a layer can be a linear map apart from its queries and keys."""
+    grouped = config.latent is None and not config.has_delta_net(layer) and config.layer(layer).projections == 2
+    return grouped and not isinstance(names_of(config.architecture).qkv, str)
+
+
+def values_apart(config: ModelFields, layer: int) -> bool:
+    """Whether they are one, ``attention.values``, because ``other_formats`` has a format for it."""
+    return parts_values(config, layer) and config.has_own_format(f"layers.{layer}.attention.values")
 
 
 def halves_of_queries(names: TensorNames) -> tuple[str, str]:
@@ -188,6 +200,9 @@ class _LayersAlike:
             if config.attention_gate and not isinstance(tensors, str):
                 queries, gates = halves_of_queries(names)
                 tensors, axes = (queries, *tensors[1:], gates), (*axes, HEADS)
+            if values_apart(config, self.copies[0][0]):
+                yield from self._linear_map("attention.values", tensors[2:3], axes[2:3], inputs, config.qkv_bias)
+                tensors, axes = (*tensors[:2], *tensors[3:]), (*axes[:2], *axes[3:])
             yield from self._linear_map("attention.qkv", tensors, axes, inputs, config.qkv_bias)
         else:
             query, axis = (names.query, HEADS) if latent.query_rank is None else (names.query_down, QUERY_RANK)
@@ -255,7 +270,7 @@ class _LayersAlike:
 
 def by_quantization(config: ModelFields, name: str, copies: Copies) -> Iterator[tuple[str | None, Copies]]:
     """The quantisations of the linear maps ``name``, with a ``{}`` for the layer, and the copies that have each."""
-    if not config.plain_maps:
+    if not config.other_formats:
         yield config.quantization, copies
         return
     groups: dict[str | None, list[tuple[int, ...]]] = {}

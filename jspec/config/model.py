@@ -5,6 +5,7 @@ from typing import Self
 
 from jspec._validation import is_int
 from jspec.config.decoder_params import language_model
+from jspec.config.eight_bit_maps import eight_bit_maps
 from jspec.config.model_checks import require_valid
 from jspec.config.model_fields import ModelFields
 from jspec.config.param_specs import Parameter
@@ -28,12 +29,13 @@ class ModelConfig(ModelFields):
       rope: the rotary embedding of all layers that ``layer_ropes`` does not list otherwise. None for no rotation.
       windows: one entry for each layer: None for full attention, or W for a sliding window of W cache slots, the query
         token's own included.
-      quantization: the type in which linear maps and the output head are stored: ``int8``, ``fp8``, ``fp8_block``, or a
-        format of four bits such as ``int4`` (``jspec.quantization.formats``). With None they are stored as all other
-        weights are.
-      quantized_head: whether ``quantization`` applies to the output head too. If not, the output head, and an embedding
-        that is tied to it, are stored as the weights that are not quantised.
-      plain_maps: names of linear maps, ``layers.3.mlp.down``, to which ``quantization`` does not apply.
+      quantization: the format in which linear maps and the output head are stored: ``int8``, ``fp8``, ``fp8_block``, or
+        one of four bits such as ``int4`` (``jspec.quantization.formats``). With None they are stored as all other weights
+        are.
+      other_formats: (name of a linear map, its format) for those that are stored otherwise, with None in place of the
+        format of one that is not quantised: ``(("layers.3.mlp.down", "int8"), ("head", None))``. ``head`` is the output
+        head, with an embedding that is tied to it. ``layers.3.attention.values`` makes the values of a layer a map of
+        their own, which are else in one with queries and keys, ``layers.3.attention.qkv``.
       layer_ropes: one rotary embedding for each layer, or None for a layer that does not rotate; ``()`` if ``rope`` is
         that of all layers.
       position_offset: None, or that a learned vector is added to the embedding of each token, row ``p + position_offset``
@@ -133,13 +135,10 @@ class ModelConfig(ModelFields):
         """Accept every target; that both have the same tokens is checked by their tokenizers."""
 
     def with_quantization(self, quantization: str) -> Self:
-        """The same config, with linear maps and output head stored as ``quantization`` says."""
-        return dataclasses.replace(
-            self,
-            quantization=quantization,
-            quantized_head=True,
-            plain_maps=(),
-        )
+        """The same config, with linear maps and output head stored as ``quantization`` says, and with ``int4`` some of them
+        in int8 (``jspec.config.eight_bit_maps``)."""
+        alike = dataclasses.replace(self, quantization=quantization, other_formats=())
+        return dataclasses.replace(alike, other_formats=eight_bit_maps(alike)) if quantization == "int4" else alike
 
     def with_draft_vocabulary(self, size: int) -> Self:
         """The same config with an output head of its own, which has logits for ``size`` tokens only."""

@@ -21,9 +21,14 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 def require_quantization(quantization: object):
     """Raise a ValueError unless weights can be stored so; None is for weights that are not quantised."""
-    known = quantization is None or (isinstance(quantization, str) and bool(form_of_maps(quantization)))
+    known = quantization is None or _is_format(quantization)
     expected = f"one of {', '.join(map(str, (None, *STORED_QUANTIZATIONS)))}"
     require(known, "quantization", quantization, expected)
+
+
+def _is_format(name: object) -> bool:
+    """Whether linear maps may be stored in a format of this name."""
+    return isinstance(name, str) and form_of_maps(name) is not None
 
 
 def require_part(name: str, size: Any, vocab_size: int | None):
@@ -54,13 +59,7 @@ def require_valid(config: ModelFields):
         inside = is_int(token) and 0 <= token < config.vocab_size
         require(inside, "eos_token_ids", token, f"in 0..{config.vocab_size - 1}")
     require_quantization(config.quantization)
-    form = format_of(config.head_quantization)
-    fits = not form or form.serves_head(config.tie_embeddings)
-    require(fits, "quantized_head", True, f"False with quantization={config.quantization!r}")
-    plain = config.plain_maps
-    names = isinstance(plain, tuple) and all(isinstance(name, str) for name in plain)
-    check.require("plain_maps", names, "a tuple of names of linear maps")
-    check.require("plain_maps", config.quantization is not None or not plain, "() without quantization")
+    _require_other_formats(config, check)
     further = config.mtp_layers
     check.require("mtp_layers", is_int(further) and further >= 0, "an integer of at least 0")
     require_part("draft_vocab_size", config.draft_vocab_size, config.vocab_size)
@@ -73,6 +72,18 @@ def require_valid(config: ModelFields):
     _require_positions(config, check)
 
 
+def _require_other_formats(config: ModelFields, check: FieldChecks):
+    others, name = config.other_formats, "other_formats"
+    pairs = isinstance(others, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in others)
+    known = pairs and all(isinstance(of_map, str) and (form is None or _is_format(form)) for of_map, form in others)
+    check.require(name, known, f"pairs: a linear map, and None or one of {', '.join(STORED_QUANTIZATIONS)}")
+    quantized = config.quantization is not None or all(form is None for _, form in others)
+    check.require(name, quantized, "no format without quantization, which is that of most maps")
+    form = format_of(config.head_quantization)
+    fits = form is None or form.serves_head(config.tie_embeddings)
+    require(fits, "the format of 'head'", config.head_quantization, "another one, or None in other_formats")
+
+
 def _require_choices(config: ModelFields, check: FieldChecks):
     choices = {
         "norm": NORMS,
@@ -83,7 +94,7 @@ def _require_choices(config: ModelFields, check: FieldChecks):
     for name, known in choices.items():
         value = getattr(config, name)
         check.require(name, isinstance(value, str) and value in known, f"one of {', '.join(known)}")
-    check.flags("final_norm", "gated_mlp", "quantized_head", "attention_sinks", "value_norm", "layer_scalars")
+    check.flags("final_norm", "gated_mlp", "attention_sinks", "value_norm", "layer_scalars")
     check.flags("qk_norm_after_rope", "attention_gate")
     check.positive("embedding_multiplier", "residual_multiplier", "logit_divisor")
     for name in ("attention_scale", "attention_softcap", "logit_softcap"):

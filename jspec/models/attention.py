@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config import ModelConfig, Shards
+from jspec.config.decoder_params import values_apart
 from jspec.config.sharding import axis_of
 from jspec.models.layers import Norm, linear_maps, query_scale_at, rotation_at
 from jspec.pallas.attention.reference import apply_rope
@@ -44,7 +45,9 @@ class Attention(nnx.Module):
         linear = linear_maps(config, f"layers.{layer}.attention.", dtype=dtype, rngs=rngs)
         self.gated = config.attention_gate
         heads = (2 if self.gated else 1) * N + own.projections * G
-        self.qkv = linear("qkv", in_features or D, heads * H, bias=config.qkv_bias)
+        apart = values_apart(config, layer)
+        self.qkv = linear("qkv", in_features or D, (heads - apart * G) * H, bias=config.qkv_bias)
+        self.values = linear("values", in_features or D, G * H, bias=config.qkv_bias) if apart else None
         reduced = {"reduce_axis": axis_of(shards), "allow_partial_sums": True}
         self.out = linear("out", N * H, D, bias=config.output_bias, **reduced)
         self.norm_projection, self.norm_after_rope = config.qk_norm_over == "projection", config.qk_norm_after_rope
@@ -84,6 +87,9 @@ class Attention(nnx.Module):
         N, G, H, gate = self.num_heads, self.num_kv_heads, self.head_dim, None
         rotation, turned = rotation_at(positions, self.rope, H), N + G if self.projections else N
         qkv = self.qkv(x).reshape(*x.shape[:2], -1, H)
+        if self.values is not None:
+            values = self.values(x).reshape(*x.shape[:2], -1, H)
+            qkv = jnp.concatenate([qkv[:, :, : N + G], values, qkv[:, :, N + G :]], axis=2)
         if self.gated:
             qkv, gate = jnp.split(qkv, [qkv.shape[2] - N], axis=2)
         if self.projections == 1:

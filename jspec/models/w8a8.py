@@ -80,11 +80,13 @@ def _quantize_inputs_of_attention(layer: Any, kind: str, concatenated: bool, res
     attention = layer.attention
     _quantize_inputs_of(getattr(attention, "queries", None), kind)
     _quantize_inputs_of(attention.out, kind)
-    first = getattr(attention, "qkv", None) or attention.compress
+    grouped = hasattr(attention, "qkv")  # and not latent
+    first, values = (attention.qkv, attention.values) if grouped else (attention.compress, None)
+    _quantize_inputs_of(values, kind)
     if not hasattr(layer, "attention_norm"):  # its own norms come before, one of them for each part of the inputs
         _quantize_inputs_of(first, kind)
     elif layer.attention_norm is not None or residual_stream:
-        _quantize_inputs_of(first, kind, None if concatenated else layer.attention_norm)
+        _quantize_inputs_of(first, kind, None if concatenated or values is not None else layer.attention_norm)
 
 
 def _quantize_inputs_of(linear: Any, kind: str, norm: Any = None) -> None:

@@ -58,7 +58,7 @@ def logits(folder) -> list[np.ndarray]:
 
 def assert_stands_for(params, config, wide):
     """That params are those of a model of floats, bit for bit, those that are quantised once they are dequantised."""
-    quantized = config.stored_params()
+    quantized, wide = config.stored_params(), with_values_apart(wide, config)
     assert params.keys() == wide.keys() | {param for stored in quantized.values() for param in stored.names.values()}
     for name, array in wide.items():
         found, stored = params[name], quantized.get(name)
@@ -68,6 +68,17 @@ def assert_stands_for(params, config, wide):
             arrays = {part: params[param] for part, param in stored.names.items()}
             found = Weight.of(arrays, stored.form, stored.shape[1]).dequantize()
         np.testing.assert_array_equal(found, array, err_msg=name)
+
+
+def with_values_apart(params, config) -> dict:
+    """The params with queries and keys, values and gates where ``config`` has the values of a layer apart."""
+    found, config = dict(params), getattr(config, "decoder", config)
+    for values in (name for name in config.param_shapes() if ".attention.values." in name and config.latent is None):
+        layer, name = config.layer(int(values.split(".")[1])), values.replace(".values.", ".qkv.")
+        start = (config.num_heads + layer.num_kv_heads) * layer.head_dim
+        keys, found[values], gates = np.split(params[name], [start, start + layer.num_kv_heads * layer.head_dim])
+        found[name] = np.concatenate([keys, gates])
+    return found
 
 
 def rewrite(folder, **keys):

@@ -10,10 +10,13 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from jspec.config import ModelConfig
+from jspec.config.decoder_params import values_apart
 from jspec.config.heads import DraftConfig
 from jspec.config.param_specs import expanded
 
 OUTPUT_HEAD = "lm_head.weight"
+VALUES = 2  # which of the tensors that are joined, behind queries and keys; those of gates may follow
 
 # Buffers that old versions of transformers saved. They are computed from the config, so they are not loaded.
 _BUFFERS = re.compile(r"\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
@@ -45,6 +48,22 @@ def tensor_table(config: DraftConfig) -> dict[str, Placement]:
         for tensor, start, length in zip(parameter.tensors, starts, lengths, strict=False):
             table[tensor.format(*copy)] = Placement(parameter.name.format(*copy), start, (length, *other))
     return table
+
+
+def with_values_apart(table: Mapping[str, Placement], config: ModelConfig) -> dict[str, Placement]:
+    """``table``, of a model whose values are in one parameter with queries and keys, for ``config``, in which the values of
+    some layers are a parameter of their own."""
+    found = dict(table)
+    for layer in range(config.num_layers) if config.other_formats else ():
+        for part in ("weight", "bias") if values_apart(config, layer) else ():
+            joined = f"layers.{layer}.attention.qkv.{part}"
+            filling = sorted((at.start, name) for name, at in table.items() if at.param == joined)
+            for start, name in filling[VALUES:]:
+                values, at = table[filling[VALUES][1]], table[name]
+                is_values = start == values.start
+                apart = at._replace(param=joined.replace(".qkv.", ".values."), start=0)
+                found[name] = apart if is_values else at._replace(start=start - values.shape[0])
+    return found
 
 
 def renamed(table: Mapping[str, Placement], prefixes: Mapping[str, str]) -> dict[str, Placement]:

@@ -106,7 +106,12 @@ class DraftConfig(Protocol):
 
     @property
     def quantization(self) -> str | None:
-        """The type in which linear maps and output head are stored: ``int8``, ``fp8`` or ``int4``; None if in floats."""
+        """The format in which most linear maps are stored, ``int8`` for example; None if they are not quantised."""
+        ...
+
+    @property
+    def formats(self) -> str:
+        """The names of the formats of its quantised parameters, in words: ``fp8 and nvfp4``; empty if none is."""
         ...
 
     @property
@@ -186,7 +191,10 @@ class LayeredConfig(Declared):
         return self.layers.quantization
 
     def with_quantization(self, quantization: str) -> Self:
-        return dataclasses.replace(self, layers=self.layers.with_quantization(quantization))  # pyright: ignore
+        layers = dataclasses.replace(
+            self.layers, quantization=quantization, other_formats=()
+        )  # all alike, in four bits, too
+        return dataclasses.replace(self, layers=layers)  # pyright: ignore
 
 
 def require_count(name: str, value: Any, least: int = 1):
