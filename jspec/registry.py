@@ -148,7 +148,10 @@ METHODS = (
         drafter="jspec.drafting.mtp:MTP",
         config="jspec.config.heads.mtp:MTPConfig",
         module="jspec.models.heads.mtp:MTPHead",
-        formats=("jspec.checkpoints.layouts.mtp:FORMAT",),
+        formats=(
+            "jspec.checkpoints.layouts.mtp:FORMAT",
+            "jspec.checkpoints.layouts.mtp_speculators:FORMAT",
+        ),
         draft=MTP,
         argmax_below=0.3,  # as for EAGLE heads; not measured on a checkpoint with such layers
         options=DRAWN,
