@@ -12,9 +12,12 @@ of four modules of Python.
     max7      the largest magnitude / 7, to nearest
     peak8     the number of largest magnitude becomes -8
     squares   the least squared error of peaks -8, -9 and -10
-    jspec     ``jspec.quantization.int4``: the least error in which large numbers count more"""
+    jspec     ``jspec.quantization.int4``: the least error in which large numbers count more
+
+Beside them, ``int8`` and ``fp8`` store eight bits with a scale for each output channel, as ``jspec-convert`` does."""
 
 import argparse
+import functools
 import heapq
 import inspect
 import string
@@ -26,6 +29,7 @@ import numpy as np
 import torch
 import transformers
 
+from jspec.models.quantization import quantize
 from jspec.quantization import codes, int4
 
 TEXTS = (argparse, heapq, textwrap, string)
@@ -61,11 +65,18 @@ def with_jspec(weight: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(numbers * np.repeat(scale.astype(np.float32), GROUP, axis=1)[:, : weight.shape[1]])
 
 
+def with_eight_bits(weight: torch.Tensor, quantization: str) -> torch.Tensor:
+    numbers, scale = quantize(weight.numpy(), quantization)
+    return torch.from_numpy(numbers.astype(np.float32) * scale[:, None])
+
+
 RULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max7": with_max7,
     "peak8": lambda weight: with_peaks(weight, (8.0,)),
     "squares": lambda weight: with_peaks(weight, (8.0, 9.0, 10.0)),
     "jspec": with_jspec,
+    "int8": functools.partial(with_eight_bits, quantization="int8"),
+    "fp8": functools.partial(with_eight_bits, quantization="fp8"),
 }
 
 
