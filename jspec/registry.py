@@ -148,10 +148,7 @@ METHODS = (
         drafter="jspec.drafting.mtp:MTP",
         config="jspec.config.heads.mtp:MTPConfig",
         module="jspec.models.heads.mtp:MTPHead",
-        formats=(
-            "jspec.checkpoints.layouts.mtp:FORMAT",
-            "jspec.checkpoints.layouts.mtp_speculators:FORMAT",
-        ),
+        formats=("jspec.checkpoints.layouts.mtp:FORMAT", "jspec.checkpoints.layouts.mtp_speculators:FORMAT"),
         draft=MTP,
         argmax_below=0.3,  # as for EAGLE heads; not measured on a checkpoint with such layers
         options=DRAWN,

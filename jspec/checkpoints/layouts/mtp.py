@@ -113,16 +113,8 @@ def layout_of(
     stored: BlockFormat | None,
     where: str,
 ) -> Layout:
-    """The ``Layout`` of the multi-token prediction layers of ``target`` that stand at ``place``.
-
-    Args:
-      target: the language model, of whose architecture the layers are.
-      place: where they stand.
-      tensors: name in the files -> tensor.
-      options: what the user said of the layers.
-      stored: how linear maps are quantised in the files; None if they are not.
-      where: the folder, for messages.
-    """
+    """The ``Layout`` of the multi-token prediction layers of ``target`` that stand at ``place`` in the folder ``where``; the
+    linear maps in its files are quantised as ``stored`` says, or not if that is None."""
     config = options.of_mtp(MTPConfig(mtp_layers(target, len(place.layers))))
     table, layers, at = renamed(tensor_table(config), place.renames), place.layers, place.start
     block = stored.block if isinstance(stored, FP8Blocks) else None

@@ -24,9 +24,8 @@ from jspec.checkpoints.tensors.layout import Layout
 
 FAMILIES = ("qwen3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # the layers that the package has (0.9.0)
 START = "mtp_layers.0."
-COPIES = frozenset(("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight"))
 PLACE = Place(
-    start=START.removesuffix("layers.0."),
+    start="mtp_",
     layers=range(1),
     renames={
         "layers.0.eh_proj.": f"{START}input_proj.",
@@ -35,8 +34,8 @@ PLACE = Place(
         "layers.0.shared_head.norm.": f"{START}final_layernorm.",
         "layers.0.": START,
     },
-    starts=("",),
-    copies=COPIES,
+    starts=("",),  # every tensor that is no copy
+    copies=frozenset(("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight")),
 )
 
 
