@@ -91,7 +91,9 @@ def main() -> int:
     parser.add_argument("folder")
     parser.add_argument("--tokens", type=int, default=256, help="of each text")
     parser.add_argument("--head", action="store_true", help="round embedding and output head, too")
-    parser.add_argument("--no-noise", action="store_true", help="for rules of eight bits, which no grid of four favours")
+    parser.add_argument(
+        "--no-noise", action="store_true", help="for rules of eight bits, which no grid of four favours"
+    )
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     args = parser.parse_args()
     torch.manual_seed(0)
