@@ -5,16 +5,19 @@
 
 Weights that were rounded to four bits before would favour the rule that rounded them. So noise of half a step of a grid of
 32 numbers is added first, and the model with the noise is the original. The linear maps of its layers are rounded in groups
-of 128, and embedding and output head are left alone. Printed are, for each rule, the squared error of the weights, the
-perplexity, KL(original || rounded) in nats a token and how often both have the same likeliest next token, over the sources
-of four modules of Python.
+of 128; embedding and output head are left alone without ``--head``. Printed are, for each rule, the squared error of the
+weights, the perplexity, KL(original || rounded) in nats a token and how often both have the same likeliest next token, over
+the sources of four modules of Python.
 
     max7      the largest magnitude / 7, to nearest
     peak8     the number of largest magnitude becomes -8
     squares   the least squared error of peaks -8, -9 and -10
-    jspec     ``jspec.quantization.int4``: the least error in which large numbers count more"""
+    jspec     ``jspec.quantization.int4``: the least error in which large numbers count more
+
+Beside them, ``int8`` and ``fp8`` store eight bits with a scale for each output channel, as ``jspec-convert`` does."""
 
 import argparse
+import functools
 import heapq
 import inspect
 import string
@@ -26,6 +29,7 @@ import numpy as np
 import torch
 import transformers
 
+from jspec.models.quantization import quantize
 from jspec.quantization import codes, int4
 
 TEXTS = (argparse, heapq, textwrap, string)
@@ -61,11 +65,18 @@ def with_jspec(weight: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(numbers * np.repeat(scale.astype(np.float32), GROUP, axis=1)[:, : weight.shape[1]])
 
 
+def with_eight_bits(weight: torch.Tensor, quantization: str) -> torch.Tensor:
+    numbers, scale = quantize(weight.numpy(), quantization)
+    return torch.from_numpy(numbers.astype(np.float32) * scale[:, None])
+
+
 RULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max7": with_max7,
     "peak8": lambda weight: with_peaks(weight, (8.0,)),
     "squares": lambda weight: with_peaks(weight, (8.0, 9.0, 10.0)),
     "jspec": with_jspec,
+    "int8": functools.partial(with_eight_bits, quantization="int8"),
+    "fp8": functools.partial(with_eight_bits, quantization="fp8"),
 }
 
 
@@ -79,6 +90,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
     parser.add_argument("--tokens", type=int, default=256, help="of each text")
+    parser.add_argument("--head", action="store_true", help="round embedding and output head, too")
+    parser.add_argument(
+        "--no-noise", action="store_true", help="for rules of eight bits, which no grid of four favours"
+    )
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -86,8 +101,8 @@ def main() -> int:
     model = transformers.AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.float32).eval()
     sources = (inspect.getsource(module)[2000 : 2000 + 8 * args.tokens] for module in TEXTS)
     texts = [torch.tensor(tokenizer.encode(source)[: args.tokens]) for source in sources]
-    maps = {name: p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name}
-    for weight in maps.values():
+    maps = {n: p for n, p in model.named_parameters() if p.ndim == 2 and (args.head or ".layers." in n)}
+    for weight in () if args.no_noise else maps.values():
         weight.data = with_noise(weight.data)
     original = {name: weight.data.clone() for name, weight in maps.items()}
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,10 @@ import sys
 import textwrap
 
 import pytest
-from tiny import tiny_checkpoint
+from children import environment
+from packed_weights import gptq, gptq_config
+from safetensors.numpy import load_file
+from tiny import tiny_checkpoint, write_weights
 
 from convert import Refusal, check, convert, load_folder
 from convert.cli import main
@@ -227,3 +231,57 @@ def test_a_killed_conversion_is_cleaned_up(src, out, point):
     convert(src, out, dtype="bfloat16", overwrite=True)
     assert is_whole(out)
     assert alone(out)
+
+
+# The child is killed as it opens a file whose path ends so, for the first time.
+KILLED = """
+    import os, signal, sys
+    src, out, end, *options = sys.argv[1:]
+
+    def watch(event, args):
+        if event == "open" and str(args[0]).endswith(end) and ".jspec-partial" in str(args[0]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    from convert.cli import main
+    sys.addaudithook(watch)
+    main([src, out, *options])
+"""
+EXPORT = ("--quantize", "int4", "--format", "compressed-tensors")
+
+
+def in_four_bits(folder):
+    """A checkpoint as GPTQ writes it."""
+    tensors, stored = load_file(tiny_checkpoint(folder, num_hidden_layers=1) / "model.safetensors"), {}
+    for name, array in tensors.items():
+        parts = gptq(array, group_size=32, symmetric=True)[0] if name.endswith("proj.weight") else {".weight": array}
+        stored |= {name.removesuffix(".weight") + end: part for end, part in parts.items()}
+    write_weights(folder, stored)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = gptq_config(group_size=32, sym=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        ((), "params/_METADATA"),
+        ((), "partial/manifest.json"),
+        (("--quantize", "int4"), "attention.qkv.scale/.zarray"),
+        (EXPORT, "partial/config.json"),
+    ],
+)
+def test_a_killed_conversion_of_quantised_weights_leaves_no_folder_that_loads(tmp_path, out, options, end):
+    """Of weights that are stored in four bits, or become so: neither in its place nor beside it."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
+    src = tiny_checkpoint(tmp_path / "src", **sizes) if options else in_four_bits(tmp_path / "src")
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(src), str(out), end, *options]
+    assert subprocess.run(command, env=environment(), capture_output=True).returncode == -signal.SIGKILL
+    partial = out.with_name(f".{out.name}.jspec-partial")
+    assert not out.exists()
+    assert partial.exists()
+    with pytest.raises(Refusal):
+        load_folder(partial)
+    assert main([str(src), str(out), *options]) == 0
+    assert alone(out)
+    assert len(load_folder(out)[1]) > 0

@@ -1,4 +1,4 @@
-"""Block drafters whose outputs are stored in golden/, as their original implementations computed them."""
+"""Draft heads whose weights and outputs are stored in golden/, as their original implementations computed them."""
 
 import functools
 import json
@@ -19,8 +19,11 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 @functools.cache
 def golden(file: str) -> dict[str, np.ndarray]:
+    """The arrays of a file; ``mtp/qwen3`` names those of one case of ``mtp.npz``."""
+    file, _, case = file.partition("/")
+    start = f"{case}/" if case else ""
     with np.load(GOLDEN / f"{file}.npz") as arrays:
-        return dict(arrays)
+        return {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
 
 
 def checkpoint(folder: Path, file: str, markov: str | None = None, **keys) -> Path:
@@ -38,7 +41,7 @@ def checkpoint(folder: Path, file: str, markov: str | None = None, **keys) -> Pa
 
 
 class Lender:
-    """The target as far as a block drafter borrows from it."""
+    """The target as far as a draft head borrows from it."""
 
     def __init__(self, file: str):
         self.embedding, self.head = (jax.device_put(golden(file)[name]) for name in ("embed", "lm_head"))

@@ -28,6 +28,7 @@ block_settings.py      their settings in config.json
 block_speculators.py   block drafters in the speculators format
 assistant.py           assistants of Gemma 4
 mtp.py                 multi-token prediction layers
+mtp_speculators.py     such a layer in the speculators format
 medusa.py              Medusa heads
 mlp.py                 MLP speculators
 language_model.py      language models as draft models, PARD models among them

@@ -6,6 +6,7 @@ what an id i in them means goes by the name:
 | key | heads | id i means |
 |---|---|---|
 | ``eagle_aux_hidden_state_layer_ids`` | EAGLE-3 | the input of layer i or its output, as ``aux_convention`` says |
+| the same, beside ``use_aux_hidden_state`` in ``eagle_config`` | EAGLE-3 | the output of layer i |
 | ``target_layer_ids`` | DeepSpec's EAGLE-3, block drafters | the output of layer i |
 | ``aux_hidden_state_layer_ids`` | block drafters of the speculators package | the input of layer i |
 
@@ -42,7 +43,7 @@ def given_aux_layers(settings: Settings, convention: str | None, least: int = 0)
     if settings.object_with(OTHER_IDS).raw.get(OTHER_IDS) is not None:
         raise settings.refuse(OTHER_IDS, f"none; rename it {IDS}, and say with aux_convention what it means")
     if ids is None:
-        return _by_convention(either, convention)
+        return _by_convention(either, convention or said_convention(settings))
     aux_layers = listed_after(settings, OUTPUT_IDS, shift=1, least=least)
     if not others and convention == "input_of":
         raise Refusal(
@@ -57,6 +58,18 @@ def given_aux_layers(settings: Settings, convention: str | None, least: int = 0)
             "that is wrong"
         )
     return aux_layers
+
+
+def said_convention(settings: Settings) -> str | None:
+    """``output_of`` if config.json itself says what its layer ids mean; None if it lists none, or does not say it.
+
+    ``eagle_config`` with ``use_aux_hidden_state`` is NVIDIA Model Optimizer's, whose forward hooks collect what these layers
+    return, or SpecForge's, whose code takes ``hidden_states[id + 1]``. Neither writes ``norm_before_fc`` there."""
+    if settings.object_with(OUTPUT_IDS).raw.get(OUTPUT_IDS):
+        return "output_of"
+    holder = settings.object_with(IDS)
+    trained = holder is not settings.objects[-1] and holder.raw.get("use_aux_hidden_state") is True
+    return "output_of" if trained and holder.raw.get(IDS) and holder.raw.get("norm_before_fc") is None else None
 
 
 def _by_convention(holder: Fields, convention: str | None) -> tuple[int, ...] | None:

@@ -14,7 +14,7 @@ import numpy as np
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.layouts.aux_layers import OUTPUT_IDS, aux_ids_key, given_aux_layers
+from jspec.checkpoints.layouts.aux_layers import aux_ids_key, given_aux_layers, said_convention
 from jspec.checkpoints.layouts.eagle3_settings import (
     MASK,
     NEMO,
@@ -41,6 +41,7 @@ _FIXED: tuple[tuple[str, float | bool], ...] = (
     ("use_input_layernorm_in_first_layer", True),
     ("use_mtp_layernorm", False),
     ("parallel_draft_step", 1),
+    ("next_layer_regular", True),  # layers behind the first, which read no embeddings
     ("additional_fc", False),  # of SpecForge
 )
 
@@ -63,8 +64,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
     if qwen3 and not any("q_norm" in name for name in tensors):
         raise fields.refuse("architectures", "one without query and key norms, because the files hold none")
     layout = build(_layers(fields, tensors), settings, tensors, aux_layers, norm, parallel, options.mask_token_id)
-    said = "output_of" if settings.object_with(OUTPUT_IDS).raw.get(OUTPUT_IDS) else None
-    convention = (options.aux_convention or said) if aux_layers else None
+    convention = (options.aux_convention or said_convention(settings)) if aux_layers else None
     return dataclasses.replace(layout, aux_convention=convention, norm_output=norm_output)
 
 

@@ -14,6 +14,7 @@ from jspec.checkpoints.huggingface.multimodal import has_text_config
 from jspec.checkpoints.huggingface.unread_keys import warn_of_unread_keys
 from jspec.checkpoints.layouts.format import CheckpointFormat, architectures
 from jspec.checkpoints.layouts.mtp import FORMAT as MTP
+from jspec.checkpoints.layouts.mtp_speculators import FORMAT as MTP_OF_SPECULATORS
 from jspec.checkpoints.layouts.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.layouts.published import answered
 from jspec.checkpoints.layouts.quantized import dequantized_head, names_of_weights, without_quantization
@@ -79,7 +80,7 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
     if not head_format.lists_layers:
         options.refuse_any(folder.given, ("aux_convention",), "EAGLE-3 heads")
         options.refuse_any(folder.given, ("mask_token_id",), "P-EAGLE heads")
-    if head_format is not MTP:
+    if head_format not in (MTP, MTP_OF_SPECULATORS):
         options.refuse_any(folder.given, ("mask_first",), "multi-token prediction layers")
         if not head_format.lists_layers:
             options.refuse_any(folder.given, ("norm_output",), "EAGLE-3 heads and multi-token prediction layers")

@@ -15,7 +15,8 @@ Whoever asks for them (``HeadOptions.mtp``) gets them; otherwise that checkpoint
 there are some (``mtp_mark``): config.json may announce layers that the files lack, and some do not announce theirs.
 
 Alone they have the layout of SGLang's ``export_deepseek_nextn``: the class of config.json ends with ``NextN``, and names
-of the first layer begin with ``model.layers.0``."""
+of the first layer begin with ``model.layers.0``. Or they have that of the speculators package
+(``jspec.checkpoints.layouts.mtp_speculators``)."""
 
 import dataclasses
 from typing import Any
@@ -31,6 +32,7 @@ from jspec.checkpoints.layouts.layers import layer_fields, refuse_draft_vocabula
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.checkpoints.layouts.quantized import names_of_weights
 from jspec.checkpoints.quantized.dequantized_layout import dequantized, stored_shapes, with_note
+from jspec.checkpoints.quantized.format import BlockFormat
 from jspec.checkpoints.quantized.fp8 import FP8Blocks
 from jspec.checkpoints.quantized.stored_weights import with_stored_weights
 from jspec.checkpoints.tensors.layout import PREFIX, Layout, mtp_mark
@@ -54,7 +56,7 @@ _OWN_NAMES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class Place:
     """Where multi-token prediction layers stand in a checkpoint.
 
     Attributes:
@@ -72,16 +74,16 @@ class _Place:
     copies: frozenset[str] = frozenset()
 
 
-def place_of(target: ModelConfig, alone: bool = False) -> _Place:
+def place_of(target: ModelConfig, alone: bool = False) -> Place:
     """Where the multi-token prediction layers of ``target`` stand: beside it, or ``alone``, where it has no other layers."""
     own = names_of(target.architecture).mtp
     if own is not None:
         renames = {f"layers.0.{old}": own + new for old, new in _OWN_NAMES.items()}
-        return _Place(own, range(1), renames, (own,))
+        return Place(own, range(1), renames, (own,))
     first, count = (0, target.num_layers) if alone else (target.num_layers, target.mtp_layers)
     renames = {f"layers.{i}.": f"{PREFIX}layers.{first + i}." for i in range(count)}
     copies = frozenset(start + name for start in renames.values() for name in COPIES)
-    return _Place(PREFIX, range(first, first + count), renames, tuple(renames.values()), copies)
+    return Place(PREFIX, range(first, first + count), renames, tuple(renames.values()), copies)
 
 
 def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> Layout:
@@ -100,12 +102,25 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
             f"{folder.given}: holds no multi-token prediction layers (tensor {mark!r}), which draft='mtp' asks for; give "
             "another draft"
         )
-    config, stored = options.of_mtp(MTPConfig(mtp_layers(target, len(place.layers)))), stored_quantization(fields)
+    return layout_of(target, place, tensors, options, stored_quantization(fields), folder.given)
+
+
+def layout_of(
+    target: ModelConfig,
+    place: Place,
+    tensors: dict[str, Tensor],
+    options: HeadOptions,
+    stored: BlockFormat | None,
+    where: str,
+) -> Layout:
+    """The ``Layout`` of the multi-token prediction layers of ``target`` that stand at ``place`` in the folder ``where``; the
+    linear maps in its files are quantised as ``stored`` says, or not if that is None."""
+    config = options.of_mtp(MTPConfig(mtp_layers(target, len(place.layers))))
     table, layers, at = renamed(tensor_table(config), place.renames), place.layers, place.start
     block = stored.block if isinstance(stored, FP8Blocks) else None
     split = split_experts(config.layers, tensors, layers, at, block)
     shapes = stored_shapes(table, rearranged_tensors(config.layers, layers, at))
-    replaced = dequantized(split, shapes, stored, folder.given)
+    replaced = dequantized(split, shapes, stored, where)
     layout = Layout(
         config,
         "multi-token prediction layers",

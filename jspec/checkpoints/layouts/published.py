@@ -12,7 +12,8 @@ import pathlib
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.layouts.aux_layers import IDS
-from jspec.checkpoints.layouts.options import HeadOptions
+from jspec.checkpoints.layouts.options import HeadOptions, OpenSetting
+from jspec.config.heads import AUX_CONVENTIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +24,14 @@ class PublishedHead:
       source: where that is settled.
       ids: its ``eagle_aux_hidden_state_layer_ids``; None if they do not tell it from others.
       aux_convention, norm_output: as in ``HeadOptions``; None where config.json leaves nothing open.
+      disputed: whether the source contradicts what config.json says its layer ids mean, so that the user has to say it.
     """
 
     source: str
     ids: tuple[int, ...] | None = None
     aux_convention: str | None = None
     norm_output: str | None = None
+    disputed: bool = False
 
 
 _SPECFORGE = "https://github.com/sgl-project/SpecForge/blob"
@@ -37,6 +40,8 @@ PUBLISHED = {
     "nvidia/gpt-oss-120b-Eagle3-v3": PublishedHead(
         "https://github.com/sgl-project/sglang/pull/32334", (24, 30, 36), aux_convention="input_of"
     ),
+    # SGLang reads its ids as inputs, and the tool that trained it means outputs.
+    "nvidia/gpt-oss-120b-Eagle3-long-context": PublishedHead("https://github.com/sgl-project/sglang", disputed=True),
     # Trained with SpecForge, whose code takes ``hidden_states[id + 1]``.
     "lmsys/EAGLE3-gpt-oss-120b-bf16": PublishedHead(
         f"{_SPECFORGE}/94d67101/specforge/core/eagle3.py", (1, 17, 33), aux_convention="output_of"
@@ -73,11 +78,21 @@ def answered(folder: Folder, fields: Fields, options: HeadOptions) -> tuple[Head
       folder: the draft head's.
       fields: its config.json.
       options: of the user, which count more.
+
+    Raises:
+      OpenSetting: what the head's layer ids mean is disputed, and the user did not say it.
     """
     name = repository_of(str(folder.root)) or repository_of(folder.given)
     head = PUBLISHED.get(name or "")
     if head is None or (head.ids is not None and list(head.ids) != _listed(fields)):
         return options, ()
+    if head.disputed and options.aux_convention is None:
+        raise OpenSetting(
+            f"{folder.given}: {name} lists layer ids, which {head.source} reads as inputs of these layers, against its own "
+            "config.json, by which they are outputs; say which: --aux-convention input_of or output_of (aux_convention=)",
+            "aux_convention",
+            AUX_CONVENTIONS,
+        )
     known = {field: getattr(head, field) for field in ("aux_convention", "norm_output")}
     added = {field: value for field, value in known.items() if value is not None and getattr(options, field) is None}
     if not added:

@@ -25,6 +25,7 @@ from jspec.config.heads import Eagle3Config
 
 KINDS = ("eagle3", "peagle", "eagle")
 BLOCK_KINDS = ("dflash", "dflash2", "dspark")  # which ``jspec.checkpoints.layouts.block_speculators`` reads
+MTP = "mtp"  # which ``jspec.checkpoints.layouts.mtp_speculators`` reads
 VERSION = "0.5.0"  # the version of the format that ``hf_config`` writes
 TYPE, LAYERS, CONFIG = "speculators_model_type", "transformer_layer_config", "speculators_config"
 
@@ -46,7 +47,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
     kind = fields.raw.get(TYPE)
     if kind not in KINDS:
         raise fields.refuse(
-            TYPE, f"one of {', '.join((*KINDS, *BLOCK_KINDS))}; other kinds of speculators are not supported"
+            TYPE, f"one of {', '.join((*KINDS, *BLOCK_KINDS, MTP))}; other kinds of speculators are not supported"
         )
     if kind == "eagle":
         options.refuse_any(fields.where, ("aux_convention", "norm_output"), "EAGLE-3 heads")
@@ -57,11 +58,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
             f"{fields.where}: aux_convention={options.aux_convention!r}: the speculators format means the inputs of the "
             f"layers in {IDS}; expected 'input_of' or nothing"
         )
-    if options.norm_output not in (None, "recycled"):
-        raise Refusal(
-            f"{fields.where}: norm_output={options.norm_output!r}: the speculators format means that the normed output is "
-            "fed back; expected 'recycled' or nothing"
-        )
+    refuse_norm_before_head(fields, options)
     if kind == "eagle3" and fields.raw.get("norm_before_residual") is None:
         raise Refusal(
             f"{fields.where}: norm_before_residual is missing, and readers of this format disagree on what that means; "
@@ -87,6 +84,15 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
         aux_convention="input_of",
         norm_output="recycled",
     )
+
+
+def refuse_norm_before_head(fields: Fields, options: HeadOptions):
+    """Raise a ``Refusal`` if the user says that what is fed back is not normed, against what the format means."""
+    if options.norm_output not in (None, "recycled"):
+        raise Refusal(
+            f"{fields.where}: norm_output={options.norm_output!r}: the speculators format means that the normed output is "
+            "fed back; expected 'recycled' or nothing"
+        )
 
 
 def _eagle(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
@@ -174,6 +180,14 @@ def target_name(fields: Fields) -> str | None:
     return inner.text("name_or_path", None) if inner else None
 
 
+def nested_layers(fields: Fields) -> Fields:
+    """``transformer_layer_config`` as it is."""
+    layers = fields.nested(LAYERS)
+    if layers is None:
+        raise fields.refuse(LAYERS, "an object, the config of the layers")
+    return layers
+
+
 def layers_of(fields: Fields, tensors: dict[str, Tensor], absent: str | None = None) -> Fields:
     """``transformer_layer_config`` with the values that it leaves out filled in.
 
@@ -186,9 +200,7 @@ def layers_of(fields: Fields, tensors: dict[str, Tensor], absent: str | None = N
       tensors: name -> tensor, for every tensor in the files.
       absent: the ``model_type`` to assume if there is none; None if it has to be there.
     """
-    layers = fields.nested(LAYERS)
-    if layers is None:
-        raise fields.refuse(LAYERS, "an object, the config of the layers")
+    layers = nested_layers(fields)
     kind = layers.text("model_type", absent) if absent else layers.text("model_type")
     if kind not in CLASS_DEFAULTS:
         raise layers.refuse("model_type", f"one of {', '.join(CLASS_DEFAULTS)}")
@@ -212,7 +224,7 @@ def trained_drafts(fields: Fields) -> int | None:
 
 
 FORMAT = CheckpointFormat(
-    recognises=lambda fields, _: TYPE in fields.raw,
+    recognises=lambda fields, _: TYPE in fields.raw and fields.raw[TYPE] != MTP,
     read=lambda _, fields, tensors, options: read(fields, tensors, options),
     write_config=hf_config,
     write_tensors=eagle3.public_tensors,

@@ -1,0 +1,136 @@
+"""EAGLE-3 heads that NVIDIA Model Optimizer trains and exports: what config.json says is enough, and the logits are its own.
+
+The library runs in a process of its own, because importing it changes torch. It writes target and head, and computes one
+causal pass of its ``EagleModule`` over the hidden states that its hooks collect."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_heads import eagle3
+
+from convert import load_draft, load_folder
+from convert.folders import read_draft_config
+from jspec.checkpoints.layouts.options import OpenSetting
+from jspec.models import build, build_head
+from jspec.models.kv_cache import CausalView
+
+# The norm of embeddings has weights of 1, as before training: version 0.47 applies it to the fused hidden states, too, in
+# front of their own norm, which no reader of such heads does.
+LIBRARY = """
+import copy, json, sys
+import numpy as np, torch, transformers
+import modelopt.torch.speculative as speculative
+from modelopt.torch.speculative.config import EAGLE3_DEFAULT_CFG
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+def random(module):
+    for name, parameter in module.named_parameters():
+        noise = torch.randn_like(parameter)
+        parameter.copy_(noise * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 1 + 0.1 * noise)
+
+torch.manual_seed(0)
+given = json.loads(sys.argv[1])
+sizes = dict(intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=97, hidden_size=64, num_hidden_layers=8, **sizes))
+with torch.no_grad():
+    random(model)
+    model.save_pretrained("target")
+    config = copy.deepcopy(EAGLE3_DEFAULT_CFG["config"]) | {"eagle_use_torch_compile": False} | given["more"]
+    config["eagle_architecture_config"] |= {**sizes, "torch_dtype": "float32", **given["layers"]}
+    speculative.convert(model, [("eagle", config)])
+    model, head = model.float().eval(), model.eagle_module
+    random(head)
+    head.layers[0].input_layernorm.weight.fill_(1)
+    if hasattr(head, "d2t"):
+        head.d2t.copy_(torch.randperm(97)[:len(head.d2t)].sort().values - torch.arange(len(head.d2t)))
+    model.get_exporter().export("head")
+    head.rotary_emb = LlamaRotaryEmbedding(config=model.eagle_config)  # which is what it would make of this config
+    tokens = torch.randint(3, 97, (1, 21))
+    model.model(tokens[:, :-1])
+    features = head.fc(model.pop_and_gather_aux_hiddens())
+    mask = model._prepare_decoder_attention_mask(None, (1, 20), 0, features.device, features.dtype)
+    logits = model._eagle_forward(features, model._base_model_embeddings(tokens[:, 1:]), mask, None)[2]
+np.savez("found.npz", tokens=tokens[0].numpy(), logits=logits[0].numpy())
+"""
+YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 2048}
+OWN_ROPE = {"eagle_export_rope_scaling": {}}  # exports the rotary embedding of the head
+
+
+def exported(folder, more, layers):
+    if importlib.util.find_spec("modelopt") is None:
+        pytest.skip("modelopt is not installed")
+    command = [sys.executable, "-W", "ignore", "-c", LIBRARY, json.dumps({"more": more, "layers": layers})]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return folder / "target", folder / "head", np.load(folder / "found.npz")
+
+
+def error(target, head, found, **options) -> float:
+    """The largest difference from the logits of the library, as a part of the largest logit."""
+    (config, params), (own, drafts) = load_folder(target, "float32"), load_draft(head, **options)
+    model, module = build(config, params), build_head(own, drafts)
+    tokens = jnp.asarray(found["tokens"])[None]
+    positions, read = jnp.arange(tokens.shape[1] - 1)[None], own.resolved_aux_layers(config)
+    _, features, _ = model.with_auxiliary(tokens[:, :-1], positions, (None,) * 8, CausalView(positions), read)
+    none, embedded = (None,) * own.layers.num_layers, module.embed(tokens[:, 1:], model)
+    hidden, _ = module(embedded, module.fuse(features), positions, none, CausalView(positions))
+    return float(np.abs(module.logits(hidden, model)[0] - found["logits"]).max() / np.abs(found["logits"]).max())
+
+
+@pytest.mark.parametrize(
+    ("more", "layers"),
+    [
+        (OWN_ROPE, {"draft_vocab_size": 40}),
+        pytest.param(OWN_ROPE, {"num_hidden_layers": 2}, marks=pytest.mark.nightly),
+        pytest.param(OWN_ROPE, {"rope_scaling": {**YARN, "rope_theta": 10000}}, marks=pytest.mark.nightly),
+    ],
+    ids=["draft vocabulary", "two layers", "yarn"],
+)
+def test_logits_are_those_of_the_library(tmp_path, more, layers):
+    target, head, found = exported(tmp_path, more, layers)
+    assert error(target, head, found) < 1e-5
+    assert error(target, head, found, aux_convention="input_of") > 0.1
+
+
+def test_the_file_says_another_rotary_embedding_than_the_library_trains_with(tmp_path):
+    """By default, an export of a head with a plain one says YaRN. The file is followed, as serving engines do."""
+    target, head, found = exported(tmp_path, {}, {})
+    raw = json.loads((head / "config.json").read_text())
+    assert raw["rope_scaling"] == YARN
+    assert read_draft_config(head).layers.rope.kind == "yarn"
+    (head / "config.json").write_text(json.dumps({**raw, "rope_scaling": None}))
+    assert error(target, head, found) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("keys", "where", "reads"),
+    [
+        ({"use_aux_hidden_state": True}, "eagle_config", (2, 4, 8)),
+        ({"use_aux_hidden_state": True, "norm_before_fc": False}, "eagle_config", None),
+        ({}, "eagle_config", None),
+        ({"use_aux_hidden_state": True}, "top", None),
+    ],
+)
+def test_which_layer_ids_are_outputs(tmp_path, keys, where, reads):
+    """What else a config.json has may be of a tool that means inputs, and so it is asked for."""
+    keys = {"eagle_aux_hidden_state_layer_ids": [1, 3, 7], **keys}
+    folder = eagle3(tmp_path / "head", **(keys if where == "top" else {where: keys}))
+    if reads is None:
+        with pytest.raises(OpenSetting, match="can mean the inputs of these layers"):
+            read_draft_config(folder)
+    else:
+        assert read_draft_config(folder).aux_layers == reads
+    assert read_draft_config(folder, aux_convention="input_of").aux_layers == (1, 3, 7)
+
+
+def test_a_disputed_head_is_asked_for(tmp_path):
+    keys = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 7]}
+    folder = eagle3(tmp_path / "gpt-oss-120b-Eagle3-long-context", eagle_config=keys)
+    with pytest.raises(OpenSetting, match=r"reads as inputs of these layers, against its own config\.json"):
+        read_draft_config(folder)
+    assert read_draft_config(folder, aux_convention="output_of").aux_layers == (2, 4, 8)
