@@ -10,6 +10,7 @@ float16 and a zero. Formats of one ``kind`` differ in such settings alone, and `
 | ``int4`` | ``int4_<group>_<scale>[_zeros][_ordered]`` | ``jspec.quantization.codes``; the group is ``all`` where all of a |
 | ``int8_groups`` | ``int8_<group>_<scale>...`` | channel are one; ``int4`` is short for ``int4_128_bfloat16`` |
 | ``nvfp4``, ``mxfp4`` | as the kind | ``jspec.quantization.nvfp4``, ``jspec.quantization.mxfp4`` |
+| ``mxfp8`` | as the kind | FP8 numbers, and for each 32 inputs a byte n that stands for 2^(n - 127) |
 | ``mxfp4_pairs`` | as the kind | experts of gpt-oss (``jspec.quantization.mxfp4_pairs``) |
 
 Checkpoints of DeepSeek-V3, and those that follow it, have one scale for a block of 128 output channels and 128 inputs. In
@@ -30,7 +31,7 @@ GROUP = 128  # input features of a group of ``int4`` and of ``fp8_block``; codes
 INSTEAD = (
     "of quantised checkpoints jspec reads FP8 (compressed-tensors float-quantized, fp8, modelopt), int8 (compressed-tensors "
     "int-quantized), GPTQ, AWQ, AutoRound and compressed-tensors pack-quantized in four bits, NVFP4 (compressed-tensors, "
-    "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized) "
+    "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized), MXFP8 (compressed-tensors mxfp8-quantized, modelopt) "
     "and gpt-oss in MXFP4; else use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
 )
 # Of groups of integers that kernels know; larger ones are several of the last, with the same scale.
@@ -98,8 +99,13 @@ class Format:
 
     @property
     def largest(self) -> int:
-        """The largest magnitude to which numbers of eight bits are rounded."""
-        return {"int8": 127, "float8_e4m3fn": 448}[self.numbers]
+        """The largest magnitude of a number of eight bits, or of a code of E2M1."""
+        return 6 if self.e2m1 else {"int8": 127, "float8_e4m3fn": 448}[self.numbers]
+
+    @property
+    def scales_numbers(self) -> bool:
+        """Whether kernels multiply numbers by the scales of their groups, which bfloat16 holds, rather than sums."""
+        return self.e2m1 or self.scales == "powers"
 
     @property
     def indivisible(self) -> int:
@@ -148,6 +154,7 @@ KINDS = {
         Format("int8", "int8", 8, "int8", per_channel=True),
         Format("fp8", "fp8", 8, "float8_e4m3fn", per_channel=True),
         Format("fp8_block", "fp8_block", 8, "float8_e4m3fn", group=GROUP),
+        Format("mxfp8", "mxfp8", 8, "float8_e4m3fn", "uint8", "powers", largest_power=134, group=32),
         _codes("int4", "int4", scale="bfloat16", scales="nonzero", group=GROUP),
         Format("int8_128_bfloat16", "int8_groups", 8, "int8", "bfloat16", "nonzero", group=GROUP, in_codes=True),
         _codes(

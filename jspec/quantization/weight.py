@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4, unpack_pairs
-from jspec.quantization.formats import GROUP, Format, StoredArray, num_groups
+from jspec.quantization.formats import Format, StoredArray, num_groups
 
 
 @jax.tree_util.register_dataclass
@@ -100,6 +100,11 @@ class Weight:
         return self.form is not None and not self.form.per_channel
 
     @property
+    def scales_sums(self) -> bool:
+        """Whether kernels multiply the sums of groups of inputs by their scales, rather than the numbers."""
+        return self.form is not None and not (self.form.per_channel or self.form.scales_numbers)
+
+    @property
     def in_pairs(self) -> bool:
         """Whether pairs of groups come first, as in ``mxfp4_pairs``."""
         return self.form is not None and self.form.in_pairs
@@ -142,30 +147,30 @@ class Weight:
 
     def _in_stored_order(self) -> Any:
         """The same with the inputs in the order of ``numbers``."""
-        if self.form is not None and self.form.in_codes:
-            return self._differences() * self._of_inputs(self._scales())
-        if self.form is not None and self.form.kind == "fp8_block":
-            return self.numbers.astype(np.float32) * self._xp.repeat(self.scale, GROUP, axis=-1)[..., : self.inputs]
         if self.in_pairs:
             wide = unpack_pairs.dequantize(self.numbers, self.scale, self.inputs).astype(np.float32)
             return self._xp.asarray(wide)
+        if self.in_groups:
+            return self._differences() * self._of_inputs(self._scales())
         numbers = self.numbers.astype(np.float32)
         return numbers if self.form is None else numbers * self.scale[..., None]
 
     def _differences(self) -> Any:
-        """The number of each code less its zero; of MXFP4, half of it."""
+        """The numbers, or those of codes less their zeros; half of them where scales are powers of two."""
         form = self.form
         assert form is not None
         numbers = codes.unpack_codes(self.numbers, self.inputs) if form.packed else self.numbers
         if form.e2m1:
             return self._xp.asarray(nvfp4.VALUES / (2 if form.scales == "powers" else 1))[numbers]
         numbers = numbers.astype(np.float32)
+        if form.scales == "powers":
+            return numbers / 2
         if form.zeros:
             return numbers - self._of_inputs(self.scale[..., 1].astype(np.float32))
         return numbers - np.float32(codes.ZERO) if form.packed else numbers
 
     def _scales(self) -> Any:
-        """The scale of each group of codes; of MXFP4, twice that, because a power of two may be subnormal."""
+        """The scale of each group; twice that if it is a power of two, because such a power may be subnormal."""
         form = self.form
         assert form is not None
         if form.scales == "powers":
@@ -197,8 +202,7 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
     Args:
       key: the PRNG key.
       shape: (out, in).
-      std: standard deviation of what it stands for; of MXFP4, whose scales are powers of two, up to a factor of the square
-        root of 2.
+      std: standard deviation of what it stands for; where scales are powers of two, up to a factor of the square root of 2.
       dtype: of a weight that is not quantised.
       form: the format; None for a weight that is not quantised.
     """
@@ -222,10 +226,12 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
 
 
 def _random_numbers(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:
-    """Numbers of eight bits, and the scale of them all."""
-    largest = form.largest
+    """Numbers of eight bits, and the scale of them all as it is stored."""
+    largest, scale = form.largest, 4 * std / form.largest
+    if form.scales == "powers":
+        scale = mxfp4.ONE + round(float(np.log2(scale)))
     numbers = jnp.clip(jax.random.normal(key, array.shape) * largest / 4, -largest, largest)
-    return (jnp.round(numbers) if array.dtype == "int8" else numbers).astype(array.dtype), 4 * std / largest
+    return (jnp.round(numbers) if array.dtype == "int8" else numbers).astype(array.dtype), scale
 
 
 def _random_codes(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:

@@ -31,6 +31,7 @@ KINDS = (
     "int4_all_float32_zeros",
     "int8_32_float16_zeros",
     "mxfp4",
+    "mxfp8",
 )
 
 
@@ -94,7 +95,9 @@ def round_over_latents(kind: str, batch: int, layers: int) -> str:
 
 
 @pytest.mark.parametrize("batch", [1, 16])
-@pytest.mark.parametrize("kind", ["fp8_block", "int4", "int4_32_float16_zeros", "int8_64_bfloat16", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize(
+    "kind", ["fp8_block", "int4", "int4_32_float16_zeros", "int8_64_bfloat16", "nvfp4", "mxfp4", "mxfp8"]
+)
 def test_maps_of_latents_are_not_dequantised(kind, batch):
     """Neither whole nor the numbers of each latent that share a scale at a time. Those of keys and of values have a launch
     each."""

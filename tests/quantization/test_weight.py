@@ -13,7 +13,7 @@ from jspec.quantization.weight import Weight, random_weight
 
 KINDS = (
     *(None, "int8", "fp8", "fp8_block", "int4", "int4_32_float16_zeros", "int4_all_float32", "int8_64_float16_zeros"),
-    *("int4_64_bfloat16_ordered", "int8_32_float16_zeros_ordered", "nvfp4", "mxfp4", "mxfp4_pairs"),
+    *("int4_64_bfloat16_ordered", "int8_32_float16_zeros_ordered", "nvfp4", "mxfp4", "mxfp4_pairs", "mxfp8"),
 )
 OUTPUTS, INPUTS = 6, 320
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
@@ -29,7 +29,7 @@ def drawn(kind: str | None) -> Weight:
     scale, channel_scale, order = weight.scale, weight.channel_scale, weight.order
     if form.kind == "mxfp4_pairs":
         scale = factors(*rng.integers(100, 126, (2, *scale.shape), np.uint32))
-    elif form.kind == "mxfp4":
+    elif form.scales == "powers":
         scale = scale + rng.integers(3, size=scale.shape, dtype=np.uint8)
     elif form.zeros:
         middle = 8 if form.packed else 0
@@ -70,6 +70,8 @@ def number_at(weight: Weight, o: int, i: int) -> float:
         return E2M1[code_at(weight, o, i)] * np.array(bits, np.uint32).view(np.float32) * 2.0**-126
     if form.kind == "mxfp4":
         return E2M1[code_at(weight, o, i)] * 2.0 ** (int(scale) - 127)
+    if form.kind == "mxfp8":
+        return float(weight.numbers[o, i]) * 2.0 ** (int(scale) - 127)
     if form.kind == "nvfp4":
         multiplies, divides = weight.channel_scale[o].astype(float)
         return E2M1[code_at(weight, o, i)] * float(scale) * multiplies / divides
