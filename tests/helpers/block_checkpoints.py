@@ -22,6 +22,8 @@ from packed_weights import (
     model_optimizer_config,
     mxfp4,
     mxfp4_config,
+    mxfp8,
+    mxfp8_config,
     nvfp4,
     nvfp4_config,
     pack_config,
@@ -196,6 +198,8 @@ KEPT_CODES = {
     "packed 256": _pack("int4_128_float16", 256, True, np.float16),
     **{name: kind._replace(words="nvfp4") for name, kind in NVFP4.items()},
     "mxfp4": MXFP4._replace(words="mxfp4"),
+    "mxfp8": MXFP4._replace(config=mxfp8_config(), store=mxfp8, words="mxfp8"),
+    "mxfp8 modelopt": MXFP4._replace(config=model_optimizer_config("MXFP8", group_size=32), store=mxfp8, words="mxfp8"),
 }
 
 

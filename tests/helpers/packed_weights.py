@@ -189,6 +189,20 @@ def mxfp4(weight: np.ndarray) -> Stored:
     return {".weight_packed": codes[:, ::2] | (codes[:, 1::2] << 4), ".weight_scale": scales}, wide
 
 
+def mxfp8(weight: np.ndarray) -> Stored:
+    """As compressed-tensors and Model Optimizer write it: a byte n stands for 2^(n - 127), and groups of zeros have 0."""
+    stored, wide = np.zeros(weight.shape, FP8), np.zeros(weight.shape, np.float32)
+    scales = np.zeros((weight.shape[0], weight.shape[1] // 32), np.uint8)
+    for o, group in np.ndindex(*scales.shape):
+        at = o, slice(32 * group, 32 * group + 32)
+        largest = float(np.abs(weight[at]).max())
+        scales[o, group] = max(math.ceil(math.log2(largest / 448)) + 127, 0) if largest else 0
+        power = np.ldexp(1.0, int(scales[o, group]) - 127)
+        stored[at] = np.clip(weight[at] / power, -448, 448).astype(FP8)
+        wide[at] = stored[at].astype(np.float64) * power
+    return {".weight": stored, ".weight_scale": scales}, wide
+
+
 def gptq_config(**changes) -> dict[str, Any]:
     """``quantization_config`` as GPTQModel writes it."""
     known = {"bits": 4, "group_size": 8, "desc_act": False, "sym": False, "checkpoint_format": "gptq", "lm_head": False}
@@ -241,6 +255,12 @@ def mxfp4_config(**weights) -> dict[str, Any]:
     """``quantization_config`` of the format ``mxfp4-pack-quantized``."""
     known = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
     return compressed_config("mxfp4-pack-quantized", **{**known, "scale_dtype": "torch.uint8", **weights})
+
+
+def mxfp8_config(**weights) -> dict[str, Any]:
+    """``quantization_config`` of the format ``mxfp8-quantized``."""
+    known = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    return compressed_config("mxfp8-quantized", **{**known, "scale_dtype": "torch.uint8", **weights})
 
 
 def model_optimizer_config(algorithm: str = "NVFP4", **changes) -> dict[str, Any]:

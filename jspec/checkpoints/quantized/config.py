@@ -18,16 +18,19 @@ from jspec.checkpoints.quantized.format import BlockFormat
 from jspec.checkpoints.quantized.fp8 import Scaled, read_compressed_blocks, read_fp8_blocks
 from jspec.checkpoints.quantized.gptq import read_gptq
 from jspec.checkpoints.quantized.model_optimizer import METHOD, read_model_optimizer
+from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_quantized
 from jspec.checkpoints.quantized.packed import read_pack_quantized
 from jspec.quantization.formats import INSTEAD
 
 KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
-# Formats of compressed-tensors with codes -> the function that reads the rest of a ``quantization_config``, given the whole
-# and what it says of the weights of all linear maps. It raises a ``Refusal`` if something there is not read.
+# Formats of compressed-tensors whose groups of inputs have scales -> the function that reads the rest of a
+# ``quantization_config``, given the whole and what it says of the weights of all linear maps. It raises a ``Refusal`` if
+# something there is not read.
 IN_CODES: dict[str, Callable[[Fields, Fields], BlockFormat]] = {
     "pack-quantized": read_pack_quantized,
     "nvfp4-pack-quantized": read_nvfp4_pack_quantized,
     "mxfp4-pack-quantized": read_mxfp4_pack_quantized,
+    "mxfp8-quantized": read_mxfp8_quantized,
 }
 # Formats of compressed-tensors with eight bits -> the types of numbers that they may have.
 EIGHT_BITS = {"float-quantized": ("float",), "int-quantized": ("int",), "naive-quantized": ("float", "int")}

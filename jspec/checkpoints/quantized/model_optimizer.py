@@ -4,21 +4,30 @@ Both files hold the same keys: in config.json they are in ``quantization_config`
 other file, which older versions wrote alone, in ``quantization``."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized.config_fields import Modules, read_modules
-from jspec.checkpoints.quantized.e2m1 import NVFP4, read_nvfp4_of_model_optimizer
-from jspec.checkpoints.quantized.fp8 import FP8Blocks, Scaled, blocks_of_model_optimizer
+from jspec.checkpoints.quantized.e2m1 import read_nvfp4_of_model_optimizer
+from jspec.checkpoints.quantized.format import BlockFormat
+from jspec.checkpoints.quantized.fp8 import Scaled, blocks_of_model_optimizer
+from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_of_model_optimizer
 from jspec.quantization.formats import INSTEAD
 
 METHOD, FILE, KEY = "modelopt", "hf_quant_config.json", "quantization_config"
 LISTS = ("exclude_modules", "ignore")  # of modules that are not quantised
 _SCALES: dict[str, Any] = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}
-_BLOCKS = "FP8_PB_WO"
-_NVFP4 = ("NVFP4", "W4A16_NVFP4")
+# Algorithms whose groups of inputs have scales -> the function that reads the rest, given the object that names the
+# algorithm and what its list of modules that are not quantised may be called.
+_IN_GROUPS: dict[str, Callable[..., BlockFormat]] = {
+    "FP8_PB_WO": blocks_of_model_optimizer,
+    "MXFP8": read_mxfp8_of_model_optimizer,
+    "NVFP4": read_nvfp4_of_model_optimizer,
+    "W4A16_NVFP4": read_nvfp4_of_model_optimizer,
+}
 # Letters of a wildcard -> those of a pattern; those that are escaped occur in no name, and are refused there.
 _WILDCARDS = str.maketrans({letter: rf"\{letter}" for letter in ".+()|^${}\\"} | {"*": ".*", "?": "."})
 
@@ -44,7 +53,7 @@ def with_model_optimizer(folder: Folder, fields: Fields) -> Fields:
     return fields
 
 
-def read_model_optimizer(fields: Fields) -> Scaled | NVFP4 | FP8Blocks:
+def read_model_optimizer(fields: Fields) -> BlockFormat:
     """How the linear maps of a checkpoint are quantised.
 
     Args:
@@ -54,10 +63,8 @@ def read_model_optimizer(fields: Fields) -> Scaled | NVFP4 | FP8Blocks:
       Refusal: in a way that is not read.
     """
     algorithm = fields.text("quant_algo").upper()
-    if algorithm in _NVFP4:
-        return read_nvfp4_of_model_optimizer(fields, *LISTS)
-    if algorithm == _BLOCKS:
-        return blocks_of_model_optimizer(fields, *LISTS)
+    if algorithm in _IN_GROUPS:
+        return _IN_GROUPS[algorithm](fields, *LISTS)
     if algorithm not in _SCALES:
         raise Refusal(
             f"{fields.where}: {fields.prefix}quant_algo={fields.raw['quant_algo']!r}, of NVIDIA Model Optimizer, is not "

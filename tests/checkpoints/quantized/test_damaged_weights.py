@@ -128,6 +128,18 @@ STORED_CODES = [
     ("mxfp4", {".weight_packed": as_dtype(np.int32)}, "'{}.weight_packed' is int32 [64, 48], but"),
     ("mxfp4", {".weight_packed": None}, "tensor '{}.weight_packed' is missing, and '{}.weight_scale' needs it"),
     ("mxfp4", {".weight_zero_point": np.ones((64, 3), np.uint8)}, "'{}.weight_zero_point' has no place in"),
+    *(
+        (
+            *("mxfp8", {".weight_scale": entry(number)}),
+            f"'{{}}.weight_scale' holds the scale {number}: expected at most 134, for weights up to 57344; 255 is no number",
+        )
+        for number in (135, 255)
+    ),
+    ("mxfp8", {".weight_scale": lambda array: array[:, :-1]}, "'{}.weight_scale' is uint8 [64, 2], but"),
+    ("mxfp8 modelopt", {".weight_scale": as_dtype(np.float32)}, "'{}.weight_scale' is float32 [64, 3], but"),
+    ("mxfp8", {".weight_scale": None}, "tensor '{}.weight_scale' is missing, and '{}.weight' needs it"),
+    ("mxfp8", {".weight": as_dtype(np.int8)}, "'{}.weight' is int8 [64, 96], but config.json asks for float8_e4m3fn"),
+    ("mxfp8", {".weight": bits(0x7F)}, "tensor '{}.weight' holds NaN (0x7f or 0xff)"),
 ]
 INVERSE = ".weight_scale_inv"
 IN_BLOCKS = [
