@@ -32,7 +32,7 @@ class Report:
       out: the folder that was written.
       recognised: one line that says what the checkpoint is.
       dtype: the dtype of the params that are not quantised.
-      quantization: the quantisation of the linear maps: ``int8``, ``fp8``, ``int4`` or None.
+      quantization: the formats of linear maps, ``int8`` or ``fp8 and nvfp4``; None if none is quantised.
       tensors: the number of tensors that were read.
       parameters: the number of weights in all params together.
       seconds: wall time.
@@ -154,7 +154,7 @@ def convert(
         out=place,
         recognised=describe(source.layout, source.target_name),
         dtype=chosen,
-        quantization=source.config.quantization,
+        quantization=source.config.formats or None,
         tensors=len(source.table),
         parameters=source.config.num_parameters,
         seconds=time.monotonic() - start,

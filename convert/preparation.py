@@ -75,7 +75,8 @@ def mtp_beside(
         further = opened if draft_vocabulary is None else _reduced(opened, source, target, draft_vocabulary, corpus)
         of_vocabulary = [f"{MTP}/: {note}" for note in further.layout.notes[len(opened.layout.notes) :]]
         kind, is_kept = source.config.quantization, source.layout.dequantized_instead is not None
-        if kind is not None and (kind in ("int8", "fp8") or not is_kept):
+        is_plain = not further.layout.holds_scales
+        if kind is not None and (not is_kept or (kind in ("int8", "fp8") and is_plain)):
             further = quantized(further, kind)
     except Refusal as refusal:
         if mtp:

@@ -29,7 +29,7 @@ def quantized(source: HuggingFaceModel, quantization: str) -> HuggingFaceModel:
     if source.layout.holds_scales:
         raise Refusal(
             f"{source.folder.given}: quantize={quantization!r}: expected None, because its weights are "
-            f"{config.quantization} already (quantization_config); convert it as it is, or quantise its bfloat16 copy"
+            f"{config.formats} already (quantization_config); convert it as it is, or quantise its bfloat16 copy"
         )
     config = config.with_quantization(quantization)
     return dataclasses.replace(source, layout=dataclasses.replace(source.layout, config=config))

@@ -101,7 +101,7 @@ def verify_weights(source: HuggingFaceModel, folder: Path) -> str:
         if not np.array_equal(params[param], source.param(param, source.exact_dtype)):
             raise Mismatch(f"{folder}: parameter {param!r} is not that of the source")
     how = "as they are stored" if source.layout.holds_scales else "rounded once"
-    return f"{source.config.quantization} weights verified: {len(quantized)} params are the source's, {how}"
+    return f"{source.config.formats} weights verified: {len(quantized)} params are the source's, {how}"
 
 
 def verify_logits(source: HuggingFaceModel, folder: Path, dtype: str) -> list[str]:

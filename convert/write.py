@@ -75,13 +75,6 @@ def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collectio
         )
 
 
-def _plain(model: ModelConfig) -> dict:
-    """The entries of the manifest that say which linear maps of a quantised model are not quantised."""
-    return (
-        {} if model.quantization is None else {"quantized_head": model.quantized_head, "plain_maps": model.plain_maps}
-    )
-
-
 def _cache(source: HuggingFaceModel) -> tuple[dict, list[str]]:
     """The entry of the manifest that says how keys and values are cached, of language models alone, and notes on it."""
     if not isinstance(source.config, ModelConfig):
@@ -103,7 +96,7 @@ def _description(source: HuggingFaceModel, dtype: str) -> dict:
         "architecture": source.layout.label,
         "dtype": dtype,
         "quantization": source.config.quantization,
-        **({} if model is None else _plain(model)),
+        "other_formats": () if model is None else model.other_formats,
         "draft_vocab_size": None if model is None else model.draft_vocab_size,
         "tensor_count": len(source.table),
         "parameter_count": source.config.num_parameters,

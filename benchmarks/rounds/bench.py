@@ -29,6 +29,7 @@ from benchmarks.rounds.programs import (
 from benchmarks.rounds.prompts import Reading, reading_floor, reading_program
 from benchmarks.shapes import Pair, head_for
 from jspec.config import ModelConfig, Shards
+from jspec.config.model_fields import PLAIN_HEAD
 from jspec.engine.round_log import RoundLog
 from jspec.engine.runner.state import LIVE
 from jspec.models.params import DTYPES
@@ -91,8 +92,8 @@ class Bench:
     def target_in(self, quantization: str | None):
         """The target with weights in this format, None for those of ``dtype``. With blocks of FP8 and with NVFP4 the output
         head is not quantised, as in published checkpoints."""
-        head = quantization not in ("fp8_block", "nvfp4")
-        config = dataclasses.replace(self.pair.target, quantization=quantization, quantized_head=head)
+        others = PLAIN_HEAD if quantization in ("fp8_block", "nvfp4") else ()
+        config = dataclasses.replace(self.pair.target, quantization=quantization, other_formats=others)
         if self.shards is None:
             return random_module(config, dtype=self.dtype)
         return random_shards(config, self.shards, mesh_of(self.shards.count, self.shards.axis), self.dtype)

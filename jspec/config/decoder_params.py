@@ -255,7 +255,7 @@ class _LayersAlike:
 
 def by_quantization(config: ModelFields, name: str, copies: Copies) -> Iterator[tuple[str | None, Copies]]:
     """The quantisations of the linear maps ``name``, with a ``{}`` for the layer, and the copies that have each."""
-    if not config.plain_maps:
+    if not config.other_formats:
         yield config.quantization, copies
         return
     groups: dict[str | None, list[tuple[int, ...]]] = {}

@@ -28,12 +28,12 @@ class ModelConfig(ModelFields):
       rope: the rotary embedding of all layers that ``layer_ropes`` does not list otherwise. None for no rotation.
       windows: one entry for each layer: None for full attention, or W for a sliding window of W cache slots, the query
         token's own included.
-      quantization: the type in which linear maps and the output head are stored: ``int8``, ``fp8``, ``fp8_block``, or a
-        format of four bits such as ``int4`` (``jspec.quantization.formats``). With None they are stored as all other
-        weights are.
-      quantized_head: whether ``quantization`` applies to the output head too. If not, the output head, and an embedding
-        that is tied to it, are stored as the weights that are not quantised.
-      plain_maps: names of linear maps, ``layers.3.mlp.down``, to which ``quantization`` does not apply.
+      quantization: the format in which linear maps and the output head are stored: ``int8``, ``fp8``, ``fp8_block``, or
+        one of four bits such as ``int4`` (``jspec.quantization.formats``). With None they are stored as all other weights
+        are.
+      other_formats: (name of a linear map, its format) for those that are stored otherwise, with None in place of the
+        format of one that is not quantised: ``(("layers.3.mlp.down", "int8"), ("head", None))``. ``head`` is the output
+        head, with an embedding that is tied to it.
       layer_ropes: one rotary embedding for each layer, or None for a layer that does not rotate; ``()`` if ``rope`` is
         that of all layers.
       position_offset: None, or that a learned vector is added to the embedding of each token, row ``p + position_offset``
@@ -137,8 +137,7 @@ class ModelConfig(ModelFields):
         return dataclasses.replace(
             self,
             quantization=quantization,
-            quantized_head=True,
-            plain_maps=(),
+            other_formats=(),
         )
 
     def with_draft_vocabulary(self, size: int) -> Self:

@@ -54,13 +54,7 @@ def require_valid(config: ModelFields):
         inside = is_int(token) and 0 <= token < config.vocab_size
         require(inside, "eos_token_ids", token, f"in 0..{config.vocab_size - 1}")
     require_quantization(config.quantization)
-    form = format_of(config.head_quantization)
-    fits = not form or form.serves_head(config.tie_embeddings)
-    require(fits, "quantized_head", True, f"False with quantization={config.quantization!r}")
-    plain = config.plain_maps
-    names = isinstance(plain, tuple) and all(isinstance(name, str) for name in plain)
-    check.require("plain_maps", names, "a tuple of names of linear maps")
-    check.require("plain_maps", config.quantization is not None or not plain, "() without quantization")
+    _require_other_formats(config, check)
     further = config.mtp_layers
     check.require("mtp_layers", is_int(further) and further >= 0, "an integer of at least 0")
     require_part("draft_vocab_size", config.draft_vocab_size, config.vocab_size)
@@ -73,6 +67,21 @@ def require_valid(config: ModelFields):
     _require_positions(config, check)
 
 
+def _require_other_formats(config: ModelFields, check: FieldChecks):
+    others, name = config.other_formats, "other_formats"
+    pairs = isinstance(others, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in others)
+    named = pairs and all(isinstance(of_map, str) for of_map, _ in others)
+    check.require(name, named, "a tuple of pairs (name of a linear map, its format or None)")
+    for of_map, form in others:
+        known = form is None or (isinstance(form, str) and form_of_maps(form) is not None)
+        require(known, f"{name} of {of_map!r}", form, f"None or one of {', '.join(STORED_QUANTIZATIONS)}")
+    quantized = config.quantization is not None or all(form is None for _, form in others)
+    check.require(name, quantized, "no format without quantization, which is that of most maps")
+    form = format_of(config.head_quantization)
+    fits = form is None or form.serves_head(config.tie_embeddings)
+    require(fits, "the format of 'head'", config.head_quantization, "another one, or None in other_formats")
+
+
 def _require_choices(config: ModelFields, check: FieldChecks):
     choices = {
         "norm": NORMS,
@@ -83,7 +92,7 @@ def _require_choices(config: ModelFields, check: FieldChecks):
     for name, known in choices.items():
         value = getattr(config, name)
         check.require(name, isinstance(value, str) and value in known, f"one of {', '.join(known)}")
-    check.flags("final_norm", "gated_mlp", "quantized_head", "attention_sinks", "value_norm", "layer_scalars")
+    check.flags("final_norm", "gated_mlp", "attention_sinks", "value_norm", "layer_scalars")
     check.flags("qk_norm_after_rope", "attention_gate")
     check.positive("embedding_multiplier", "residual_multiplier", "logit_divisor")
     for name in ("attention_scale", "attention_softcap", "logit_softcap"):

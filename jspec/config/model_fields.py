@@ -1,6 +1,7 @@
 """The fields of a ``ModelConfig``: the sizes of a decoder and the choices in which decoders differ, and what layer i has."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Literal
 
@@ -12,6 +13,8 @@ from jspec.config.param_specs import Declared
 from jspec.config.rope import Rope
 
 PLAIN_ROPE = Rope()
+HEAD = "head"  # the name of the output head among linear maps, and of an embedding that is tied to it
+PLAIN_HEAD = ((HEAD, None),)  # ``other_formats`` of a model of which the output head alone is not quantised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +57,6 @@ class ModelFields(Declared):
     logit_divisor: float = 1.0
     embedding_size: int | None = None
     experts: Experts | None = None
-    quantized_head: bool = True
     attention_sinks: bool = False
     latent: Latent | None = None
     mtp_layers: int = 0
@@ -66,7 +68,7 @@ class ModelFields(Declared):
     per_layer_vocab_size: int | None = None
     qk_norm_after_rope: bool = False
     attention_gate: bool = False
-    plain_maps: tuple[str, ...] = ()
+    other_formats: tuple[tuple[str, str | None], ...] = ()
     delta_nets: DeltaNets | None = None
 
     @property
@@ -110,12 +112,16 @@ class ModelFields(Declared):
 
     @property
     def head_quantization(self) -> str | None:
-        """The type in which the output head is stored, and with it a tied embedding; None if they are not quantised."""
-        return self.quantization if self.quantized_head else None
+        """The format in which the output head is stored, and with it a tied embedding; None if they are not quantised."""
+        return self.quantization_of(HEAD)
 
     def quantization_of(self, name: str) -> str | None:
-        """The type in which the linear map ``name``, other than the output head, is stored; None if it is not quantised."""
-        return None if name in self.plain_maps else self.quantization
+        """The format in which the linear map ``name`` is stored; None if it is not quantised."""
+        return self._other_formats.get(name, self.quantization)
+
+    @functools.cached_property
+    def _other_formats(self) -> dict[str, str | None]:
+        return dict(self.other_formats)
 
     @property
     def layer_norms(self) -> tuple[str, ...]:

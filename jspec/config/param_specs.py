@@ -160,6 +160,11 @@ class Declared(abc.ABC):
         return {p.name.format(*copy): p.shape(dimensions) for p, copy in expanded(self.parameters)}
 
     @property
+    def formats(self) -> str:
+        """The names of the formats of its quantised parameters, in words: ``fp8 and nvfp4``; empty if none is."""
+        return " and ".join(dict.fromkeys(p.quantization for p in self.parameters if p.quantization and p.copies))
+
+    @property
     def reduced(self) -> bool:
         """Whether the output head has a reduced vocabulary, Vd < V."""
         sizes = self.dimensions

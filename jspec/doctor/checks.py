@@ -64,7 +64,7 @@ def target_weights(config: ModelConfig, target: Checkpoint, draft: Checkpoint, d
     stored, drafts = map(_stored_dtype, (target, draft))
     detail = f"{stored} on disk, computed in {dtype}; the draft is stored in {drafts}"
     if config.quantization is not None:
-        detail += f"; quantised to {config.quantization}, and a draft is mostly trained for the original weights"
+        detail += f"; quantised to {config.formats}, and a draft is mostly trained for the original weights"
     return Check("weights", "ok" if config.quantization is None and dtype in stored else "note", detail)
 
 

@@ -171,7 +171,7 @@ def diagnose(
     if original is not None:
         original_config = with_positions(config, original.config, engine.max_len)
         _, unrounded = _serve(model, original_config, original.params(dtype), tokens, speculation, engine, max_tokens)
-        stored = f"in {given.quantization}" if given.quantization else "as stored"
+        stored = f"in {given.formats}" if given.formats else "as stored"
         costs.append(RoundingCost(f"weights of the draft {stored}", served, unrounded))
     if rounding is not None:
         model.kv_rounding = None

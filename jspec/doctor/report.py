@@ -76,8 +76,8 @@ def _lines(comparison: Comparison, diagnosis: Diagnosis | None, draft: Folder | 
     yield f"versions: jspec {jspec.__version__}, {versions}, Python {platform.python_version()}"
     devices = jax.devices()
     yield f"device: {len(devices)} x {devices[0].device_kind} ({jax.default_backend()}); reference: cpu"
-    quantized = comparison.target.target_config.quantization
-    kind = comparison.dtype if quantized is None else f"{quantized} and {comparison.dtype}"
+    quantized = comparison.target.target_config.formats
+    kind = f"{quantized} and {comparison.dtype}" if quantized else comparison.dtype
     yield f"target: {_checkpoint(comparison.target.folder)}, computed in {kind}"
     yield f"reference: {_checkpoint(comparison.reference)}, computed in {comparison.reference_dtype}"
     if draft is not None:

@@ -74,7 +74,7 @@ def require_original(original: Checkpoint, draft: Checkpoint):
     config, quantized = original.config, draft.config
     if config.quantization is not None:
         raise ValueError(
-            f"draft_reference={original.folder.given!r}: its weights are {config.quantization}: expected the original, "
+            f"draft_reference={original.folder.given!r}: its weights are {config.formats}: expected the original, "
             "whose weights are not quantised"
         )
     if type(config) is not type(quantized) or _apart_from_quantization(config) != _apart_from_quantization(quantized):

@@ -20,11 +20,11 @@ def check_activation_dtype(kind: str, target: ModelConfig):
     """
     if kind == "auto":
         return
-    stored, maps = target.quantization or "the dtype of the model", list(_rounding_maps(kind, target))
-    others = f"activation_dtype={target.quantization!r}, " if target.quantization in ACTIVATION_DTYPES else ""
+    stored, rounding = target.formats or "the dtype of the model", set(_rounded_to(target))
+    others = "".join(f"activation_dtype={other!r}, " for other in ACTIVATION_DTYPES if other in rounding)
     made = f"make such weights with jspec-convert --quantize {kind} from a checkpoint that is not quantised"
     require(
-        bool(maps),
+        kind in rounding,
         "activation_dtype",
         kind,
         f"{others}'auto', or a checkpoint with maps of layers in {kind} with a scale for each output channel: those of this "
@@ -39,15 +39,15 @@ def check_activation_dtype(kind: str, target: ModelConfig):
         )
 
 
-def _rounding_maps(kind: str, target: ModelConfig) -> Iterator[str]:
-    """The names of the weights whose maps round their inputs."""
+def _rounded_to(target: ModelConfig) -> Iterator[str]:
+    """The format of each map of a layer that can round its inputs to the type of its weights."""
     beside = target.experts is not None and target.experts.beside_mlp
     for name, stored in target.stored_params().items():
         outer, *inner = name.split(".")
-        if outer != "layers" or stored.form.name != kind:
+        if outer != "layers":
             continue
         number, part, *rest = inner
         of_experts = part == "beside" or (part == "mlp" and target.has_experts(int(number)) and not beside)
         of_latents = part == "attention" and rest[0] in ("keys", "values")
         if not of_experts and not of_latents:
-            yield name
+            yield stored.form.name

@@ -61,7 +61,7 @@ BAD = [
     ),
     *(
         case
-        for name in ("final_norm", "gated_mlp", "quantized_head", "attention_sinks")
+        for name in ("final_norm", "gated_mlp", "attention_sinks")
         for case in refused(model, name, [None, 1, "yes"])
     ),
     *(

@@ -12,6 +12,7 @@ from jspec.checkpoints.tensors.params import stored_params
 from jspec.config import DeltaNets, Experts, Latent
 from jspec.config.decoder_params import HEADS as QUERIES
 from jspec.config.decoder_params import KV
+from jspec.config.model_fields import PLAIN_HEAD
 from jspec.config.param_specs import EMBED, Parameter, size_of
 from jspec.models import abstract_params
 
@@ -31,8 +32,8 @@ MODELS = [
         {"experts": Experts(5, 2, 12, layers=(True, False, True)), "architecture": "Qwen3MoeForCausalLM"},
         {"embedding_size": 6, "tie_embeddings": True, "architecture": "OPTForCausalLM"},
         {"architecture": "Phi3ForCausalLM", "qkv_bias": True},
-        {"quantized_head": False},
-        {"quantized_head": False, "tie_embeddings": True},
+        {"other_formats": PLAIN_HEAD},
+        {"other_formats": PLAIN_HEAD, "tie_embeddings": True},
         {"attention_sinks": True},
         {"draft_vocab_size": 9},
     )
@@ -65,13 +66,18 @@ MODELS += [
     for kind in (None, "int8", "fp8", "int4", "fp8_block", "nvfp4")
     for rank in (None, 6)
 ]
-PLAIN = ("layers.1.attention.qkv", "layers.0.mlp.down", "project_in")  # beside others that are quantised
-MODELS += [dataclasses.replace(TARGET, quantization="fp8_block", plain_maps=PLAIN, embedding_size=6)]
-MODELS += [dataclasses.replace(TARGET, quantization="int8", plain_maps=PLAIN, experts=Experts(5, 2, 12))]
+OTHERS = (("layers.1.attention.qkv", "nvfp4"), ("layers.0.mlp.down", None), ("project_in", None))
+MODELS += [dataclasses.replace(TARGET, quantization="fp8_block", other_formats=OTHERS, embedding_size=6)]
+MODELS += [dataclasses.replace(TARGET, quantization="int8", other_formats=OTHERS, experts=Experts(5, 2, 12))]
 MODELS += [  # as checkpoints store them
-    dataclasses.replace(TARGET, quantization=kind, quantized_head="all" in kind, **options)
+    dataclasses.replace(TARGET, quantization=kind, **{"other_formats": () if "all" in kind else PLAIN_HEAD, **options})
     for kind in ("int4_32_float16_zeros", "int4_all_bfloat16", "int8_32_float32_ordered", "nvfp4", "mxfp4")
-    for options in ({}, {"experts": Experts(5, 2, 12)}, {"plain_maps": PLAIN, "embedding_size": 6}, HYBRID)
+    for options in (
+        {},
+        {"experts": Experts(5, 2, 12)},
+        {"other_formats": (*OTHERS, *PLAIN_HEAD), "embedding_size": 6},
+        HYBRID,
+    )
 ]
 CONFIGS = [*MODELS, *HEADS, *REDUCED, *QUANTIZED]
 

@@ -16,6 +16,7 @@ from convert.cli import main
 from convert.compressed import MARK
 from convert.verify import compare, transformers_logits
 from jspec.config import QUANTIZATIONS
+from jspec.config.model_fields import PLAIN_HEAD
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def test_the_weights_are_those_of_a_conversion(tmp_path, wide, kind):
     """As they are stored, but for the output head, which stays as it was."""
     out = export_quantized(wide, tmp_path / "out", kind)
     config, params = load_folder(out, "float32")
-    assert (config.quantization, config.quantized_head, config.plain_maps) == (kind, False, ())
+    assert (config.quantization, config.other_formats) == (kind, PLAIN_HEAD)
     converted = convert(wide, tmp_path / "converted", quantize=kind).out
     wanted = load_folder(converted, "float32")[1]
     for name, array in params.items():

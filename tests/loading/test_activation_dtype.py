@@ -50,7 +50,7 @@ MAPS, NORMS = {"attention.qkv", "attention.out", "mlp.gate_up", "mlp.down"}, {"a
         ({}, MAPS | NORMS),
         ({"norm_placement": "after"}, MAPS),  # of the residual stream itself, as in vLLM
         ({"gated_mlp": False}, MAPS - {"mlp.gate_up"} | {"mlp.up"} | NORMS),
-        ({"plain_maps": ("layers.1.mlp.down",)}, MAPS - {"mlp.down"} | NORMS),
+        ({"other_formats": (("layers.1.mlp.down", None),)}, MAPS - {"mlp.down"} | NORMS),
         ({"experts": Experts(4, 2, 24)}, {"attention.qkv", "attention.out", "attention_norm"}),
     ],
     ids=["plain", "no norms", "no gate", "a map in floats", "experts"],
@@ -148,9 +148,9 @@ def test_weights_that_are_not_stored_so_are_refused(tmp_path):
 
 
 def test_a_head_alone_is_no_map_of_a_layer():
-    maps = tuple(f"layers.{i}.{name}" for i in range(3) for name in MAPS)
+    maps = tuple((f"layers.{i}.{name}", None) for i in range(3) for name in MAPS)
     with pytest.raises(ValueError, match="maps of layers in int8"):
-        check_activation_dtype("int8", dataclasses.replace(INT8, plain_maps=maps))
+        check_activation_dtype("int8", dataclasses.replace(INT8, other_formats=maps))
 
 
 def test_experts_that_do_not_round_are_named():
@@ -159,9 +159,9 @@ def test_experts_that_do_not_round_are_named():
         UserWarning, match="activation_dtype='int8': experts of 3 layers read inputs that are not rounded"
     ):
         check_activation_dtype("int8", mixed)
-    in_floats = tuple(f"layers.{i}.attention.{name}" for i in range(3) for name in ("qkv", "out"))
+    in_floats = tuple((f"layers.{i}.attention.{name}", None) for i in range(3) for name in ("qkv", "out"))
     with pytest.raises(ValueError, match="maps of layers in int8"):
-        check_activation_dtype("int8", dataclasses.replace(mixed, plain_maps=in_floats))
+        check_activation_dtype("int8", dataclasses.replace(mixed, other_formats=in_floats))
 
 
 def test_a_checkpoint_that_describes_rounded_activations_turns_nothing_on(tmp_path):

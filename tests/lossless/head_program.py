@@ -29,6 +29,7 @@ from jspec.config.heads import (
     MTPConfig,
     PardConfig,
 )
+from jspec.config.model_fields import PLAIN_HEAD
 from jspec.drafting.methods import drafter_for
 from jspec.models import build_head, causal_logits, flat_params, init
 from jspec.models.cache_pools import KVRounding
@@ -106,7 +107,7 @@ TARGETS[FOUR_HEADS] = dataclasses.replace(TARGET, num_heads=4, num_kv_heads=2)
 FP8_BLOCKS = "experts and maps of latents in FP8 blocks"
 _LATENTS = TARGETS["DeepseekV3ForCausalLM"]
 TARGETS[FP8_BLOCKS] = dataclasses.replace(  # with two scales for each output of the maps of latents
-    _LATENTS, quantization="fp8_block", quantized_head=False, latent=dataclasses.replace(_LATENTS.latent, rank=160)
+    _LATENTS, quantization="fp8_block", other_formats=PLAIN_HEAD, latent=dataclasses.replace(_LATENTS.latent, rank=160)
 )
 ROUNDED = "rounded activations"
 TARGETS[ROUNDED] = dataclasses.replace(TARGET, quantization="int8")

@@ -12,6 +12,7 @@ from engines import TARGET, in_shards, spread_logits
 from flax import nnx
 
 from jspec.config import Experts, Latent, Shards
+from jspec.config.model_fields import PLAIN_HEAD
 from jspec.models import Decoder, causal_logits
 from jspec.models.layers import Linear
 from jspec.pallas.matmul import matmul
@@ -121,7 +122,7 @@ SHARDED = {
     "tied int4": {"tie_embeddings": True},
     "a scale for each output channel": {"quantization": "int4_all_float16_zeros"},
     "groups of 32": {"quantization": "int4_32_bfloat16_zeros"},
-    "another order": {"quantization": "int4_64_float16_ordered", "quantized_head": False},
+    "another order": {"quantization": "int4_64_float16_ordered", "other_formats": PLAIN_HEAD},
     "nvfp4": {"quantization": "nvfp4"},
     "mxfp4": {"quantization": "mxfp4"},
     "latents": {"quantization": "nvfp4", "num_kv_heads": 4, "windows": (), "latent": Latent(160, 16, 64, 24)},

@@ -17,6 +17,7 @@ from tiny import LLAMA
 
 from jspec.config import EngineConfig, ModelConfig
 from jspec.config.heads import PardConfig
+from jspec.config.model_fields import PLAIN_HEAD
 from jspec.loading.memory_budget import ModelMemory
 from jspec.models import abstract_params, build, flat_params, init, quantization
 from jspec.models.layers import Linear
@@ -39,7 +40,7 @@ def normal(shape, seed=0, dtype=np.float32):
 
 
 def with_kind(kind: str | None, tied: bool = False, head: bool = True) -> ModelConfig:
-    return dataclasses.replace(CONFIG, quantization=kind, tie_embeddings=tied, quantized_head=head)
+    return dataclasses.replace(CONFIG, quantization=kind, tie_embeddings=tied, other_formats=() if head else PLAIN_HEAD)
 
 
 def nearest(quotient: Fraction, kind: str) -> Fraction:

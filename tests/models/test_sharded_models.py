@@ -63,7 +63,7 @@ IN_BLOCKS = dataclasses.replace(TARGET, num_layers=1, windows=(), head_dim=64, q
     "changes",
     [
         {"intermediate_size": 512},
-        {"experts": Experts(4, 2, 256), "plain_maps": ("layers.0.attention.qkv",)},
+        {"experts": Experts(4, 2, 256), "other_formats": (("layers.0.attention.qkv", None),)},
         {"intermediate_size": 512, "num_kv_heads": 4, "latent": Latent(160, 16, 64, 24)},
     ],
     ids=["dense", "experts", "latents"],

@@ -60,6 +60,9 @@ def _require_form(manifest: dict[str, Any], where: str):
         fields.nested(name)
     if not isinstance(manifest.get("plain_maps", []), list):
         raise fields.refuse("plain_maps", "a list of names of linear maps")
+    others = manifest.get("other_formats", [])
+    if not isinstance(others, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in others):
+        raise fields.refuse("other_formats", "a list of pairs, each the name of a linear map and its format or null")
     for name in ("tensor_count", "parameter_count", "draft_vocab_size"):
         fields.integer(name, None, low=0, high=2**63)
     cache = fields.nested(CACHE)

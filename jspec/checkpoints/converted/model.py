@@ -49,13 +49,8 @@ class ConvertedModel:
         vocabulary, are read from the manifest."""
         config, manifest = read_config(self.folder), self.manifest
         try:
-            quantized = {
-                "quantization": manifest.get("quantization"),
-                "plain_maps": tuple(manifest.get("plain_maps", ())),
-            }
-            if "quantized_head" in manifest:
-                quantized["quantized_head"] = manifest["quantized_head"]
-            config = dataclasses.replace(config, **quantized)
+            kind, others = manifest.get("quantization"), stored.other_formats(manifest)
+            config = dataclasses.replace(config, quantization=kind, other_formats=others)
             size = manifest.get("draft_vocab_size")
             return config if size is None else config.with_draft_vocabulary(size)
         except ValueError as error:

@@ -18,7 +18,8 @@ from jspec.checkpoints.huggingface.rope import write_rope
 from jspec.checkpoints.huggingface.unread_classes import why_not
 from jspec.checkpoints.huggingface.windows import Windows, read_windows
 from jspec.checkpoints.quantized.config import read_quantization
-from jspec.checkpoints.quantized.format import BlockFormat
+from jspec.checkpoints.quantized.format import StoredFormats
+from jspec.checkpoints.quantized.mixed import Mixed
 from jspec.checkpoints.quantized.model_optimizer import with_model_optimizer
 from jspec.checkpoints.quantized.scales import with_stored_quantization
 from jspec.config import OF_TARGET, ModelConfig
@@ -83,7 +84,7 @@ def _refuse_adapter(folder: Folder):
         )
 
 
-def stored_quantization(fields: Fields) -> BlockFormat | None:
+def stored_quantization(fields: Fields) -> StoredFormats | None:
     """How the linear maps in the files are quantised, by config.json; None if they are not, or in the way that the
     family's own entry in ``FAMILIES`` reads.
 
@@ -91,7 +92,8 @@ def stored_quantization(fields: Fields) -> BlockFormat | None:
       Refusal: they are quantised in a way that is not read.
     """
     family = FAMILIES.get(_first_architecture(fields))
-    return read_quantization(fields, () if family is None else family.reads_quantization)
+    stored = read_quantization(fields, () if family is None else family.reads_quantization)
+    return dataclasses.replace(stored, called=module_names(fields)) if isinstance(stored, Mixed) else stored
 
 
 def decoder_config(folder: Folder, fields: Fields) -> ModelConfig:

@@ -27,7 +27,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     text, others = text_tensors(tensors, folder.given) if is_multimodal(fields) else (tensors, frozenset())
     whole = stored if isinstance(stored, Scaled) and config.quantization is not None else None  # what all maps are
     if whole is not None and holds_otherwise(config, text):  # some are not, or some are that jspec keeps in floats
-        config, whole = dataclasses.replace(config, quantization=None, quantized_head=True), None
+        config, whole = dataclasses.replace(config, quantization=None, other_formats=()), None
     if whole is not None:
         stored = None
     if isinstance(stored, FP8Blocks):

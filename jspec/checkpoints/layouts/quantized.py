@@ -14,8 +14,14 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.config import KEYS, read_quantization
-from jspec.checkpoints.quantized.dequantized_layout import WEIGHT, Replaced, dequantized, require_some
-from jspec.checkpoints.quantized.format import BlockFormat, WeightTensors
+from jspec.checkpoints.quantized.dequantized_layout import (
+    WEIGHT,
+    Replaced,
+    dequantized,
+    quantized_parts,
+    require_some,
+)
+from jspec.checkpoints.quantized.format import StoredFormats
 
 _CODES = re.compile(r"\.(weight_packed|qweight)$")
 
@@ -50,23 +56,21 @@ def dequantized_head(fields: Fields, tensors: dict[str, Tensor], where: str) -> 
     return replaced
 
 
-def _shapes(tensors: dict[str, Tensor], stored: BlockFormat, where: str) -> dict[str, tuple[int, ...]]:
+def _shapes(tensors: dict[str, Tensor], stored: StoredFormats, where: str) -> dict[str, tuple[int, ...]]:
     """Tensor name -> shape, with that of the whole weight for each that is quantised."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     ends = "|".join(map(re.escape, sorted(stored.ends, key=len, reverse=True)))
     modules = dict.fromkeys(match[1] for match in map(re.compile(rf"(.*)(?:{ends})").fullmatch, tensors) if match)
     for module in modules:
-        parts = WeightTensors(
-            module, {end: tensors[module + end] for end in stored.ends if module + end in tensors}, where
-        )
-        if not stored.is_quantized(parts.tensors):
+        parts, form = quantized_parts(module, tensors, stored, where)
+        if form is None:
             continue
-        shape = stored.shape(parts)
+        shape = form.shape(parts)
         if shape is None or len(shape) != 2:
             found = ", ".join(f"{tensor.name!r} {list(tensor.shape)}" for tensor in parts.tensors.values())
             raise Refusal(
                 f"{where}: the files hold {found}, which make no weight {[module + WEIGHT]}, although config.json says that "
-                f"the weights are {stored.summary}; fetch them again"
+                f"the weights are {form.summary}; fetch them again"
             )
         shapes[module + WEIGHT] = (shape[0], shape[1])
     return shapes

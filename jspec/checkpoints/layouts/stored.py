@@ -3,18 +3,20 @@
 Everything that its source left open was settled when it was converted, so loading the folder asks for no options."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import MAX_LAYERS, require_size
 from jspec.config import Experts, Latent, LayerConfig, ModelConfig, Rope
 from jspec.config.heads import HeadConfig
+from jspec.config.model_fields import HEAD
 from jspec.registry import METHODS, resolve
 
 # Former name -> present name, of config fields and parameters. Folders that earlier versions wrote have the former ones.
 RENAMED_FIELDS = {"taps": "aux_layers", "num_taps": "num_aux_layers", "norm_each_tap": "norm_each_aux"}
 RENAMED_PARAMS = {"tap_norms": "aux_norms"}
+FORMER_FIELDS = ("plain_maps", "quantized_head")  # which ``other_formats`` has taken the place of
 
 # Class name of a draft head's config -> import string of that class. A language model is stored without such a config,
 # because its config.json describes it.
@@ -49,6 +51,13 @@ def from_json(stored: dict[str, Any], where: str) -> HeadConfig:
     return config
 
 
+def other_formats(values: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
+    """``ModelConfig.other_formats`` by the fields of a config, or by a manifest; those of earlier versions say which maps
+    are not quantised, and of the output head whether it is."""
+    plain = [*values.get("plain_maps", ()), *([] if values.get("quantized_head", True) else [HEAD])]
+    return (*((name, None) for name in plain), *(tuple(pair) for pair in values.get("other_formats", ())))
+
+
 def renamed_param(name: str) -> str:
     """The present name of a parameter that a converted folder may have under a former name.
 
@@ -68,7 +77,8 @@ def _model(values: dict[str, Any]) -> ModelConfig:
     if values["num_layers"] > MAX_LAYERS:
         raise ValueError(f"num_layers={values['num_layers']!r}: expected at most {MAX_LAYERS}")
     listed = {"windows": tuple(values["windows"]), "eos_token_ids": tuple(values["eos_token_ids"])}
-    listed["plain_maps"] = tuple(values.get("plain_maps", ()))
+    listed["other_formats"] = other_formats(values)
+    values = {name: value for name, value in values.items() if name not in FORMER_FIELDS}
     ropes = tuple(_nested(Rope, rope) for rope in values.get("layer_ropes", ()))
     nested = {"rope": _nested(Rope, values["rope"]), "layer_ropes": ropes}
     nested |= {name: _nested(kind, values.get(name)) for name, kind in (("experts", Experts), ("latent", Latent))}

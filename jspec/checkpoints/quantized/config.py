@@ -4,7 +4,7 @@
 stores them itself, or with a single scale for each weight are ``Scaled``. A family of models may read another method by
 itself (``Family.reads_quantization``). Everything else is refused by its name."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from jspec.checkpoints.files.fields import Fields
@@ -14,9 +14,10 @@ from jspec.checkpoints.quantized.auto_round import read_auto_round
 from jspec.checkpoints.quantized.awq import read_awq
 from jspec.checkpoints.quantized.config_fields import read_modules, require_one_of
 from jspec.checkpoints.quantized.e2m1 import read_mxfp4_pack_quantized, read_nvfp4_pack_quantized
-from jspec.checkpoints.quantized.format import BlockFormat
+from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats
 from jspec.checkpoints.quantized.fp8 import Scaled, read_compressed_blocks, read_fp8_blocks
 from jspec.checkpoints.quantized.gptq import read_gptq
+from jspec.checkpoints.quantized.mixed import mixed
 from jspec.checkpoints.quantized.model_optimizer import METHOD, read_model_optimizer
 from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_quantized
 from jspec.checkpoints.quantized.packed import read_pack_quantized
@@ -35,10 +36,11 @@ IN_CODES: dict[str, Callable[[Fields, Fields], BlockFormat]] = {
 # Formats of compressed-tensors with eight bits -> the types of numbers that they may have.
 EIGHT_BITS = {"float-quantized": ("float",), "int-quantized": ("int",), "naive-quantized": ("float", "int")}
 FORMATS = (*EIGHT_BITS, *IN_CODES)  # of compressed-tensors
+LINEAR = "Linear"  # the only class of modules that is quantised
 _OF_GROUPS = (None, "mixed-precision")  # what stands in place of a format where each group names its own
 
 
-def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> BlockFormat | None:
+def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> StoredFormats | None:
     """How the linear maps of a checkpoint are quantised; None if they are not.
 
     Args:
@@ -78,27 +80,40 @@ def _unnamed_method(fields: Fields) -> str:
     return "bitsandbytes" if legacy else "unnamed"
 
 
-def _compressed_tensors(fields: Fields) -> BlockFormat:
+def _compressed_tensors(fields: Fields) -> StoredFormats:
     """The library compressed-tensors, which llm-compressor writes with."""
     groups = fields.nested("config_groups")
-    group = groups.nested(next(iter(groups.raw))) if groups is not None and len(groups.raw) == 1 else None
-    of_group = group is not None and group.raw.get("format") is not None and fields.raw.get("format") in _OF_GROUPS
-    naming = group if group is not None and of_group else fields
-    require_one_of(naming, "format", *FORMATS)
-    form = naming.raw["format"]
+    if groups is None:
+        require_one_of(fields, "format", *FORMATS)
+        raise fields.refuse("config_groups", f"groups of linear maps; {INSTEAD}")
     for name in ("sparsity_config", "transform_config"):
         nested = fields.nested(name)
         if nested is not None and nested.raw.get("format") != "dense":
             raise fields.refuse(name, f"none, because neither sparse nor rotated weights are read; {INSTEAD}")
-    if groups is None or len(groups.raw) != 1:
-        raise fields.refuse("config_groups", f"one group, of all linear maps; {INSTEAD}")
-    weights = None if group is None else group.nested("weights")
+    targets, form = {}, None
+    for name in groups.raw:
+        form, listed = _read_group(fields, groups, name)
+        targets |= dict.fromkeys(listed, form)  # the last group counts that has a target
+    if form is not None and len(groups.raw) == 1:
+        return form
+    # As in the library: names come first, then patterns in the order of their letters, and a class last.
+    entries = [(target, targets[target]) for target in sorted(targets) if target != LINEAR]
+    return mixed(fields, "config_groups", entries, targets.get(LINEAR))
+
+
+def _read_group(fields: Fields, groups: Fields, name: str) -> tuple[BlockFormat, Sequence[str]]:
+    """The format of the group ``name`` of compressed-tensors, and its targets: names, patterns and classes of modules."""
+    group = groups.nested(name)
+    of_group = group is not None and group.raw.get("format") is not None and fields.raw.get("format") in _OF_GROUPS
+    naming = group if group is not None and of_group else fields
+    require_one_of(naming, "format", *FORMATS)
+    form, weights = naming.raw["format"], None if group is None else group.nested("weights")
     if group is None or weights is None:
-        raise groups.refuse(next(iter(groups.raw)), "an object with weights, because no others are quantised here")
+        raise groups.refuse(name, "an object with weights, because no others are quantised here")
     require_one_of(group, "format", form, absent=form)
-    if form in IN_CODES:
-        return IN_CODES[form](fields, weights)
-    return _eight_bits(fields, form, group, weights)
+    read_modules(group, "targets")
+    read = IN_CODES[form](fields, weights) if form in IN_CODES else _eight_bits(fields, form, group, weights)
+    return read, group.raw.get("targets") or [LINEAR]
 
 
 def _eight_bits(fields: Fields, form: str, group: Fields, weights: Fields) -> BlockFormat:
@@ -112,7 +127,7 @@ def _eight_bits(fields: Fields, form: str, group: Fields, weights: Fields) -> Bl
     scales: Any = weights.text("strategy", "tensor")
     if scales == "block":
         return read_compressed_blocks(fields, weights)
-    targets, ignored = read_modules(group, "targets", ["Linear"]), read_modules(fields, "ignore")
+    targets, ignored = read_modules(group, "targets", [LINEAR]), read_modules(fields, "ignore")
     return Scaled.of("fp8" if is_float else "int8", scales, ignored, fields.where, targets)
 
 
@@ -126,7 +141,7 @@ def _fp8(fields: Fields) -> BlockFormat:
 
 
 # quant_method of config.json -> the function that reads the rest of ``quantization_config``.
-READERS: dict[str, Callable[[Fields], BlockFormat]] = {
+READERS: dict[str, Callable[[Fields], StoredFormats]] = {
     "awq": read_awq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.format import BlockFormat, WeightTensors
+from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats, WeightTensors
 from jspec.checkpoints.quantized.scales import scales_left_out
 from jspec.checkpoints.tensors.layout import PREFIX, Layout
 from jspec.checkpoints.tensors.names import Placement
@@ -47,7 +47,7 @@ def stored_shapes(
 def dequantized(
     tensors: dict[str, Tensor],
     shapes: Mapping[str, tuple[int, ...]],
-    stored: BlockFormat | None,
+    stored: StoredFormats | None,
     where: str,
 ) -> Replaced:
     """``tensors`` with a ``QuantizedTensor`` for each quantised weight; unchanged if ``stored`` is None.
@@ -67,18 +67,46 @@ def dequantized(
     replaced, left_out, note = dict(tensors), set(), ""
     for name, shape in shapes.items():
         module = name.removesuffix(WEIGHT)
-        ends = {end: replaced[module + end] for end in stored.ends if module + end in replaced}
-        parts = WeightTensors(module, ends, where)
-        if len(shape) != 2 or module == name or not stored.is_quantized(parts.tensors):
+        if len(shape) != 2 or module == name:
             continue
-        _require_quantized(parts, name, replaced, stored)
+        parts, form = quantized_parts(module, replaced, stored, where)
+        if form is None:
+            continue
+        _require_quantized(parts, name, replaced, form)
         for end in parts.tensors:
             del replaced[module + end]
-        replaced[name], note = stored.weight(name, (shape[0], shape[1]), parts), stored.note
+        weight, note = form.weight(name, (shape[0], shape[1]), parts), stored.note
+        replaced[name] = dataclasses.replace(weight, format=form)
         if (bias := module + BIAS) in replaced and bias not in shapes:
             _require_zeros(replaced[bias], where)
             left_out.add(bias)
     return Replaced(replaced, note, frozenset(left_out))
+
+
+def quantized_parts(
+    module: str, tensors: Mapping[str, Tensor], stored: StoredFormats, where: str
+) -> tuple[WeightTensors, BlockFormat | None]:
+    """The stored tensors of a linear map, and their format; None in its place if they are not quantised.
+
+    Args:
+      module: name of the map in the checkpoint.
+      tensors: those in the files, by name.
+      stored: what config.json says of the weights.
+      where: the folder, for messages.
+
+    Raises:
+      Refusal: they are quantised, and config.json names no format for them.
+    """
+    form = stored.of_module(module, tensors)
+    ends = form.ends if form else [end for end in stored.ends if end != WEIGHT]
+    parts = WeightTensors(module, {end: tensors[module + end] for end in ends if module + end in tensors}, where)
+    if form is None and parts.tensors:
+        part = next(iter(parts.tensors.values()))
+        raise Refusal(
+            f"{stored.where}: quantization_config has no format for {module!r}, but {part.file} holds {part.name!r}; name "
+            "the module among those of its format"
+        )
+    return parts, form if form and form.is_quantized(parts.tensors) else None
 
 
 def with_note(layout: Layout, replaced: Replaced) -> Layout:
@@ -94,7 +122,7 @@ def with_note(layout: Layout, replaced: Replaced) -> Layout:
     )
 
 
-def require_some(replaced: Replaced, stored: BlockFormat | None):
+def require_some(replaced: Replaced, stored: StoredFormats | None):
     """Raise a ``Refusal`` if no weight is stored as config.json says that all are."""
     if stored is not None and not replaced.note:
         raise Refusal(

@@ -50,9 +50,14 @@ class PlainModules(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QuantizedTensor(RangedTensor):
-    """The weight ``[out, in]`` of a linear map that the files hold quantised; ``read`` dequantises it to float32."""
+    """The weight ``[out, in]`` of a linear map that the files hold quantised; ``read`` dequantises it to float32.
+
+    Attributes:
+      format: that of the tensors in the files, of weights of a layout.
+    """
 
     dequantizes = True
+    format: "BlockFormat | None" = dataclasses.field(default=None, kw_only=True, compare=False, repr=False)
 
     @abc.abstractmethod
     def stored(self) -> StoredParts | None:
@@ -109,8 +114,50 @@ class WeightTensors:
             )
 
 
+class StoredFormats(abc.ABC):
+    """How the linear maps of a checkpoint are quantised: in a ``BlockFormat``, or in several (``mixed.py`` beside this).
+
+    Attributes:
+      ends: the suffixes of the tensors from which weights are computed.
+    """
+
+    ends: tuple[str, ...]
+
+    @property
+    @abc.abstractmethod
+    def where(self) -> str:
+        """The file that says so, for messages."""
+
+    @property
+    @abc.abstractmethod
+    def bytes_each(self) -> str:
+        """Of a number in the files, in words: ``one``."""
+
+    @abc.abstractmethod
+    def of_module(self, module: str, tensors: Mapping[str, Tensor]) -> "BlockFormat | None":
+        """The format of a linear map, if that is quantised; None if it is not, by config.json.
+
+        Args:
+          module: its name in the checkpoint.
+          tensors: those in the files, by name.
+        """
+
+    @property
+    @abc.abstractmethod
+    def summary(self) -> str:
+        """The format in words, for messages: ``FP8 with a scale for each block of 128 x 128``."""
+
+    @property
+    def note(self) -> str:
+        """The sentence for the user: what is stored, that it is dequantised, and what that costs."""
+        return (
+            f"the weights are stored in {self.summary}, for which there is no kernel, so they are dequantised as they are "
+            f"read: in bfloat16 they take two bytes each instead of {self.bytes_each}"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockFormat(abc.ABC):
+class BlockFormat(StoredFormats):
     """A format of stored weights, in which many numbers share a scale.
 
     Weights are dequantised while they are read, unless ``jspec.checkpoints.quantized.stored_weights`` keeps them.
@@ -130,20 +177,21 @@ class BlockFormat(abc.ABC):
     scale_end: str = ".weight_scale"
     dtype: str | None = None
 
+    def of_module(self, module: str, tensors: Mapping[str, Tensor]) -> "BlockFormat":
+        return self
+
+    def has_numbers(self, module: str, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the files hold numbers or codes of a linear map that are those of this format, by name and dtype."""
+        numbers = tensors.get(module + self.ends[0])
+        return numbers is not None and self.dtype in (None, numbers.dtype)
+
     @property
     def where(self) -> str:
-        """The file that says all this, for messages."""
         return self.plain.where
 
     @property
     def bytes_each(self) -> str:
-        """Of a number in the files, in words: ``one``."""
         return "half a one" if self.bits == 4 else "one"
-
-    @property
-    @abc.abstractmethod
-    def summary(self) -> str:
-        """The format in words, for messages: ``FP8 with a scale for each block of 128 x 128``."""
 
     @abc.abstractmethod
     def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
@@ -170,14 +218,6 @@ class BlockFormat(abc.ABC):
         if self.dtype is None:
             return bool(tensors)
         return self.ends[-1] in tensors or (numbers is not None and numbers.dtype == self.dtype)
-
-    @property
-    def note(self) -> str:
-        """The sentence for the user: what is stored, that it is dequantised, and what that costs."""
-        return (
-            f"the weights are stored in {self.summary}, for which there is no kernel, so they are dequantised as they are "
-            f"read: in bfloat16 they take two bytes each instead of {self.bytes_each}"
-        )
 
 
 def read_scales(tensor: Tensor, signed: bool = False, index: Index = ()) -> np.ndarray:

@@ -9,7 +9,8 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
-from jspec.checkpoints.quantized.format import WeightTensors, read_grouping, read_plain, read_scales
+from jspec.checkpoints.quantized.format import StoredFormats, WeightTensors, read_grouping, read_plain, read_scales
+from jspec.checkpoints.quantized.mixed import PATTERN, read_mixed
 from jspec.checkpoints.quantized.packed_codes import CodesFormat, PackedCodes, each, in_words, middle, unpacked
 from jspec.quantization.formats import INSTEAD
 
@@ -144,12 +145,29 @@ class GPTQ(CodesFormat):
         return GPTQWeight(*about, scales, codes, zeros, order, self.ordered, self.less_one, self.symmetric)
 
 
-def read_gptq(fields: Fields) -> GPTQ:
+def read_gptq(fields: Fields) -> StoredFormats:
     """The ``quantization_config`` of the method ``gptq``.
+
+    Entries of ``dynamic`` have settings of their own for some modules. One that begins with ``-:`` says that they are not
+    quantised, as the tensors in the files do.
 
     Raises:
       Refusal: it says something that is not read.
     """
+
+    def read(own: Fields) -> GPTQ:
+        if "adapter" in own.raw:
+            raise own.refuse("adapter", f"none, because adapters are not applied; {INSTEAD}")
+        return _read_alike(dataclasses.replace(own, raw={**fields.raw, **own.raw}))
+
+    def pattern(key: str) -> str | None:
+        return None if key.startswith("-:") else PATTERN + key.removeprefix("+:")
+
+    return read_mixed(fields, "dynamic", read, pattern, _read_alike(fields))
+
+
+def _read_alike(fields: Fields) -> GPTQ:
+    """What is said of modules with these settings."""
     require_one_of(fields, "bits", 4, 8)
     require_one_of(fields, "pack_dtype", "int32", absent="int32")
     require_one_of(fields, "is_marlin_format", False, absent=False)
@@ -157,11 +175,6 @@ def read_gptq(fields: Fields) -> GPTQ:
     require_one_of(fields, key, "gptq", "gptq_v2", absent="gptq")
     if fields.raw.get("rotation") is not None:
         raise fields.refuse("rotation", f"none, because rotated weights are not read; {INSTEAD}")
-    # An entry that begins with - says which modules are not quantised. The tensors in the files say that as well.
-    dynamic = fields.nested("dynamic")
-    changed = [] if dynamic is None else [module for module in dynamic.raw if not module.startswith("-")]
-    if dynamic is not None and changed:
-        raise dynamic.refuse(changed[0], f"none, because all modules are quantised alike; {INSTEAD}")
     return GPTQ(
         plain=read_plain(fields, "modules_to_not_convert"),
         bits=fields.raw["bits"],

@@ -12,8 +12,9 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized.config_fields import Modules, read_modules
 from jspec.checkpoints.quantized.e2m1 import read_nvfp4_of_model_optimizer
-from jspec.checkpoints.quantized.format import BlockFormat
+from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats
 from jspec.checkpoints.quantized.fp8 import Scaled, blocks_of_model_optimizer
+from jspec.checkpoints.quantized.mixed import read_mixed
 from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_of_model_optimizer
 from jspec.quantization.formats import INSTEAD
 
@@ -28,6 +29,7 @@ _IN_GROUPS: dict[str, Callable[..., BlockFormat]] = {
     "NVFP4": read_nvfp4_of_model_optimizer,
     "W4A16_NVFP4": read_nvfp4_of_model_optimizer,
 }
+_MIXED, _LAYERS = "MIXED_PRECISION", "quantized_layers"  # whose modules have an algorithm each
 # Letters of a wildcard -> those of a pattern; those that are escaped occur in no name, and are refused there.
 _WILDCARDS = str.maketrans({letter: rf"\{letter}" for letter in ".+()|^${}\\"} | {"*": ".*", "?": "."})
 
@@ -50,10 +52,12 @@ def with_model_optimizer(folder: Folder, fields: Fields) -> Fields:
     said, other = own.raw.get("quant_algo"), described.raw["quant_algo"]
     if own.raw.get("quant_method") != METHOD or (isinstance(said, str) and said.upper() != other.upper()):
         raise described.refuse("quant_algo", f"what {KEY} of config.json says; remove the one that is wrong")
+    if own.raw.get(_LAYERS) != described.raw.get(_LAYERS):
+        raise described.refuse(_LAYERS, f"what {KEY} of config.json says; remove the one that is wrong")
     return fields
 
 
-def read_model_optimizer(fields: Fields) -> BlockFormat:
+def read_model_optimizer(fields: Fields) -> StoredFormats:
     """How the linear maps of a checkpoint are quantised.
 
     Args:
@@ -62,6 +66,20 @@ def read_model_optimizer(fields: Fields) -> BlockFormat:
     Raises:
       Refusal: in a way that is not read.
     """
+    if fields.text("quant_algo").upper() != _MIXED:
+        return _read_alike(fields)
+    if fields.nested(_LAYERS) is None:
+        raise fields.refuse(_LAYERS, "an object of modules and their quant_algo, which no other module has")
+    plain = {key: fields.raw.get(key) for key in LISTS}
+
+    def read(own: Fields) -> BlockFormat:
+        return _read_alike(dataclasses.replace(own, raw={**plain, **own.raw}))
+
+    return read_mixed(fields, _LAYERS, read, lambda module: module, None)
+
+
+def _read_alike(fields: Fields) -> BlockFormat:
+    """How modules are quantised that have the same algorithm."""
     algorithm = fields.text("quant_algo").upper()
     if algorithm in _IN_GROUPS:
         return _IN_GROUPS[algorithm](fields, *LISTS)

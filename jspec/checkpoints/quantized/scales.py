@@ -10,13 +10,14 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from jspec.checkpoints.files.fp8_numbers import FP8Numbers
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
-from jspec.checkpoints.quantized.format import BlockFormat, scales_of_channels
+from jspec.checkpoints.quantized.format import StoredFormats, scales_of_channels
 from jspec.checkpoints.quantized.fp8 import Scaled
 from jspec.checkpoints.tensors.layout import PREFIX, Layout
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, Placement, tensor_table
 from jspec.checkpoints.tensors.parts import modules_of_parts
 from jspec.config import ModelConfig
 from jspec.config.model import count
+from jspec.config.model_fields import PLAIN_HEAD
 from jspec.config.tensor_names import names_of
 from jspec.quantization.formats import INSTEAD
 
@@ -37,7 +38,7 @@ _ACTIVATIONS = (
 
 
 def with_stored_quantization(
-    config: ModelConfig, stored: BlockFormat, called: Callable[[str], tuple[str, ...]]
+    config: ModelConfig, stored: StoredFormats, called: Callable[[str], tuple[str, ...]]
 ) -> ModelConfig:
     """``config`` with the quantisation of the weights in the files; ``config`` itself if they are dequantised when read,
     or only the tensors say which are kept, as in blocks and where some maps of layers are not quantised.
@@ -59,9 +60,10 @@ def with_stored_quantization(
     if not isinstance(stored, Scaled):
         return config
     # An embedding is no linear map, so it is never quantised, and neither is an output head that is tied to it.
-    quantized = dataclasses.replace(config, quantization=stored.form.name, quantized_head=not config.tie_embeddings)
+    others = PLAIN_HEAD if config.tie_embeddings else ()
+    quantized = dataclasses.replace(config, quantization=stored.form.name, other_formats=others)
     if _HEAD in _plain(quantized, stored, called):
-        quantized = dataclasses.replace(quantized, quantized_head=False)
+        quantized = dataclasses.replace(quantized, other_formats=PLAIN_HEAD)
     return config if any(name != _HEAD for name in _plain(quantized, stored, called)) else quantized
 
 

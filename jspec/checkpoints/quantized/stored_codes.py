@@ -9,10 +9,10 @@ import dataclasses
 import numpy as np
 
 from jspec.checkpoints.files.ranges import Index, bounds_of
-from jspec.checkpoints.files.tensor import RangedTensor
-from jspec.checkpoints.quantized.format import QuantizedTensor
-from jspec.quantization.codes import BLOCK, HALF, pack_codes
-from jspec.quantization.formats import INT4
+from jspec.checkpoints.files.tensor import ComputedTensor, RangedTensor
+from jspec.checkpoints.quantized.format import QuantizedTensor, StoredParts
+from jspec.quantization.codes import BLOCK, HALF, ZERO, pack_codes, unpack_codes
+from jspec.quantization.formats import INT4, grouped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,3 +63,29 @@ class RepackedCodes(RangedTensor):
         inputs = slice(self.first + blocks.start * BLOCK, self.first + min(blocks.stop * BLOCK, self.count))
         packed = pack_codes(self.stored.codes_by_group(slice(first, stop), inputs).T)
         return packed[:, left - blocks.start * HALF : right - blocks.start * HALF]
+
+
+def in_eight_bits(parts: StoredParts, inputs: int) -> StoredParts:
+    """A weight with codes of four bits as the same numbers in codes of eight; one in another format unchanged.
+
+    Args:
+      parts: the weight.
+      inputs: how many inputs it has.
+    """
+    form, codes, scale = parts.form, parts.arrays["weight"], parts.arrays["scale"]
+    if form.kind != INT4.kind:
+        return parts
+
+    def numbers(index: Index) -> np.ndarray:
+        rows, columns = (slice(*bound) for bound in bounds_of(index, (codes.shape[0], inputs)))
+        packed = codes.read_part((rows, slice(0, codes.shape[1])))
+        return unpack_codes(packed, inputs)[:, columns].view(np.int8) - np.int8(ZERO)
+
+    def scales(index: Index) -> np.ndarray:
+        return scale.read_part(index) - np.array([0, ZERO] if form.zeros else 0, scale.read_part(index).dtype)
+
+    wide = grouped(8, form.group, form.scale, form.zeros, form.ordered)
+    return parts._replace(form=wide).having(
+        weight=ComputedTensor.of(codes, (codes.shape[0], inputs), "int8", numbers, codes.check),
+        scale=ComputedTensor.of(scale, scale.shape, scale.dtype, scales, scale.check),
+    )

@@ -2,27 +2,30 @@
 
 These are FP8 weights with a scale for each block (``jspec.quantization.fp8_block``), whose blocks have whole groups of 128
 inputs and any number of output channels; weights in FP8 or int8 with a scale for each output channel or for each weight, in
-checkpoints of which some maps are not quantised; and codes of four bits in groups (``packed_codes.py`` beside this file). A
-parameter is kept if all tensors that fill it are stored alike, as most of the checkpoint's are. Others, and those for which
-there is no kernel, are dequantised, and a note names their tensors."""
+checkpoints of which some maps are not quantised; and codes in groups (``packed_codes.py`` beside this file). Each parameter
+is kept in the format of the tensors that fill it, which have to be stored alike: queries, keys and values for example. Of
+integers, those of four bits may be kept in eight, as other parts have them. Other parameters, and those for which there is
+no kernel, are dequantised, and a note names their tensors."""
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.format import BlockFormat, QuantizedTensor, StoredParts
-from jspec.checkpoints.quantized.stored_codes import RepackedCodes
+from jspec.checkpoints.quantized.format import BlockFormat, QuantizedTensor, StoredFormats, StoredParts
+from jspec.checkpoints.quantized.stored_codes import RepackedCodes, in_eight_bits
 from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import Placement
 from jspec.checkpoints.tensors.parts import Part, TensorPart, part_of
 from jspec.config import ModelConfig
-from jspec.quantization.formats import Format, num_groups
+from jspec.config.model_fields import HEAD
+from jspec.quantization.formats import num_groups
 
 WEIGHT = ".weight"
+_HEAD = HEAD + WEIGHT
 _NAMED = 3  # tensors that a note names
 
 
@@ -55,7 +58,7 @@ def _columns_of(whole: StoredParts, part: Part) -> StoredParts | None:
     return whole.having(weight=numbers, scale=scales)
 
 
-def with_stored_weights(layout: Layout, stored: BlockFormat) -> Layout:
+def with_stored_weights(layout: Layout, stored: StoredFormats) -> Layout:
     """``layout`` with weights as they are stored, and their scales; unchanged if none can be kept.
 
     Args:
@@ -63,10 +66,7 @@ def with_stored_weights(layout: Layout, stored: BlockFormat) -> Layout:
       stored: what config.json says of its weights.
     """
     found = {name: stored_parts(tensor) for name, tensor in layout.tensors.items() if name in layout.table}
-    kinds = collections.Counter(one.form for one in found.values() if one is not None)
-    if not kinds:
-        return layout
-    config, keeps = _kept_params(layout, found, kinds.most_common(1)[0][0])
+    config, keeps = _kept_params(layout, found)
     if not keeps:
         return layout
     params = config.stored_params()
@@ -74,14 +74,15 @@ def with_stored_weights(layout: Layout, stored: BlockFormat) -> Layout:
     for name, at in layout.table.items():
         table[name] = at
         module = name.removesuffix(WEIGHT)
-        called = {"weight": name, "scale": module + stored.scale_end}
         for part, tensor in keeps[at.param][name].arrays.items() if at.param in keeps else ():
+            form = _format_of(layout.tensors[name])
+            called = {"weight": name, "scale": module + form.scale_end if form else name}
             own = called.get(part, f"{module}.{part}")
             if part != "order" or at.start == 0:  # its parts have one order
                 table[own], tensors[own] = Placement(params[at.param].names[part], at.start, tensor.shape), tensor
     left = [name for name in layout.table if name in tensors and tensors[name].dequantizes]
     note = f"the weights stay in {stored.summary}, as they are stored" + (", but for some" if left else "")
-    dequantized = _note(left, stored) if left else ""
+    dequantized = "; ".join(_notes({name: tensors[name] for name in left}))
     notes = (*(n for n in layout.notes if n != layout.dequantized), note, *([dequantized] if left else []))
     return dataclasses.replace(
         layout,
@@ -96,42 +97,49 @@ def with_stored_weights(layout: Layout, stored: BlockFormat) -> Layout:
 
 
 def _kept_params(
-    layout: Layout, found: Mapping[str, StoredParts | None], form: Format
+    layout: Layout, found: Mapping[str, StoredParts | None]
 ) -> tuple[Any, dict[str, dict[str, StoredParts]]]:
-    """Returns (config with ``quantization=form.name``, {parameter: {tensor name: its stored parts}}).
+    """Returns (config that says how each parameter is kept, {parameter: {tensor name: its stored parts}}).
 
     Args:
       layout: as for ``with_stored_weights``.
       found: tensor name -> the tensor as it is stored, None if it cannot be kept.
-      form: the format in which they are kept; parameters that are stored otherwise are dequantised.
     """
     config: Any = layout.config
     model: ModelConfig = config if isinstance(config, ModelConfig) else config.layers
-    quantizes_head = not model.tie_embeddings and form.serves_head(tied=False)
-    quantized = dataclasses.replace(model, quantization=form.name, quantized_head=quantizes_head, plain_maps=())
-    stored_as, of_param = _with_layers(config, quantized).stored_params(), {}
+    of_param: dict[str, dict[str, StoredParts | None]] = {}
     for name, at in layout.table.items():
-        if at.param in stored_as and name in layout.tensors:
+        if name in layout.tensors:
             of_param.setdefault(at.param, {})[name] = found[name]
-    keeps = {
-        param: tensors
-        for param, tensors in of_param.items()
-        if all(one is not None and one.form == stored_as[param].form == form for one in tensors.values())
-        and _is_of_one_order(tensors.values())
-    }
-    plain = [param.removesuffix(WEIGHT) for param in stored_as if param not in keeps]
-    quantized = dataclasses.replace(
-        quantized,
-        quantized_head=f"head{WEIGHT}" in keeps,
-        plain_maps=tuple(name for name in plain if name != "head"),
-    )
-    return _with_layers(config, quantized), keeps
+    alike = {param: _in_one_format(tensors, layout) for param, tensors in of_param.items() if param.endswith(WEIGHT)}
+    forms = {param: next(iter(tensors.values())).form for param, tensors in alike.items() if tensors}
+    every = _with_layers(config, dataclasses.replace(model, quantization="int8", other_formats=())).stored_params()
+    maps = [name.removesuffix(WEIGHT) for name in every if name.endswith(WEIGHT)]
+
+    def config_with(params: Iterable[str]):
+        """The config of a model with these parameters in their formats, and none of its others quantised."""
+        common = collections.Counter(forms[param].name for param in params for _ in alike[param]).most_common(1)[0][0]
+        kept = {param.removesuffix(WEIGHT): forms[param].name for param in params}
+        others = [(name, kept.get(name)) for name in dict.fromkeys((*maps, HEAD)) if kept.get(name) != common]
+        return _with_layers(config, dataclasses.replace(model, quantization=common, other_formats=tuple(others)))
+
+    fitting = [param for param, form in forms.items() if param in every and (param != _HEAD or form.serves_head(False))]
+    if not fitting:
+        return config, {}
+    stored_as = config_with(fitting).stored_params()
+    kept = [param for param in fitting if param in stored_as and stored_as[param].form == forms[param]]
+    return (config_with(kept), {param: alike[param] for param in kept}) if kept else (config, {})
 
 
-def _is_of_one_order(tensors: Iterable[Any]) -> bool:
-    """Whether inputs are in one order in all of the tensors, each ``StoredParts``, that fill a parameter."""
-    orders = [one.arrays["order"].read() for one in tensors if "order" in one.arrays]
-    return all(np.array_equal(order, orders[0]) for order in orders)
+def _in_one_format(tensors: Mapping[str, StoredParts | None], layout: Layout) -> dict[str, StoredParts]:
+    """All tensors that fill a parameter, if they are stored alike, or can be in eight bits without a change of a number;
+    empty if not."""
+    found = {name: one for name, one in tensors.items() if one is not None}
+    if len({one.form for one in found.values()}) > 1:
+        found = {name: in_eight_bits(one, layout.table[name].shape[1]) for name, one in found.items()}
+    orders = [one.arrays["order"].read() for one in found.values() if "order" in one.arrays]
+    alike = len(found) == len(tensors) and len({one.form for one in found.values()}) == 1
+    return found if alike and all(np.array_equal(order, orders[0]) for order in orders) else {}
 
 
 def _with_layers(config: Any, model: ModelConfig) -> Any:
@@ -139,12 +147,23 @@ def _with_layers(config: Any, model: ModelConfig) -> Any:
     return model if isinstance(config, ModelConfig) else dataclasses.replace(config, layers=model)
 
 
-def _note(names: Iterable[str], stored: BlockFormat) -> str:
-    """The sentence for the user on weights that are dequantised, by their names."""
-    listed = list(dict.fromkeys(name.removesuffix(WEIGHT) for name in names))
-    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
-    return (
-        f"{', '.join(listed[:_NAMED])}{more}, stored in {stored.summary}, are dequantised as they are read, because no "
-        "kernel multiplies by them, or they or maps that are read together with them are kept in floats: in bfloat16 they "
-        f"take two bytes each instead of {stored.bytes_each}"
-    )
+def _format_of(tensor: Tensor) -> BlockFormat | None:
+    """The format of the weight that ``tensor`` is, or is a part of; None if that is not quantised."""
+    if isinstance(tensor, TensorPart):
+        return _format_of(tensor.origin)
+    return tensor.format if isinstance(tensor, QuantizedTensor) else None
+
+
+def _notes(left: Mapping[str, Tensor]) -> Iterator[str]:
+    """The sentences for the user on weights that are dequantised, by their names, one for each format."""
+    by_format: dict[BlockFormat, list[str]] = {}
+    for name, tensor in left.items():
+        if (form := _format_of(tensor)) is not None:
+            by_format.setdefault(form, []).append(name.removesuffix(WEIGHT))
+    for form, listed in by_format.items():
+        more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+        yield (
+            f"{', '.join(listed[:_NAMED])}{more}, stored in {form.summary}, are dequantised as they are read, because no "
+            "kernel multiplies by them, or they or maps that are read together with them are kept otherwise: in bfloat16 "
+            f"they take two bytes each instead of {form.bytes_each}"
+        )

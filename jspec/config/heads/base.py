@@ -106,7 +106,12 @@ class DraftConfig(Protocol):
 
     @property
     def quantization(self) -> str | None:
-        """The type in which linear maps and output head are stored: ``int8``, ``fp8`` or ``int4``; None if in floats."""
+        """The format in which most linear maps are stored, ``int8`` for example; None if they are not quantised."""
+        ...
+
+    @property
+    def formats(self) -> str:
+        """The names of the formats of its quantised parameters, in words: ``fp8 and nvfp4``; empty if none is."""
         ...
 
     @property

@@ -76,6 +76,6 @@ def mtp_layers(target: ModelConfig, layers: int) -> ModelConfig:
         mtp_layers=0,
         tie_embeddings=False,
         quantization=None,
-        plain_maps=(),
+        other_formats=(),
         delta_nets=None,
     )

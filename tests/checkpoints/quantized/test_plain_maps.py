@@ -10,6 +10,7 @@ from tiers import in_tiers
 
 from convert import convert, load_folder
 from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.config.model_fields import PLAIN_HEAD
 from jspec.quantization.formats import known_format
 
 DOWN, V = "model.layers.0.mlp.down_proj", "model.layers.0.self_attn.v_proj"
@@ -50,7 +51,7 @@ def test_a_list_need_not_name_them(tmp_path, method, modules, plain):
     src = with_plain(fp8_checkpoint(tmp_path / "src", quantization=SAID[method]([])), *modules)
     kind = "int8" if method == "int8" else "fp8"
     found = config, params = load_folder(src)
-    assert (config.quantization, config.quantized_head, config.plain_maps) == (kind, False, plain)
+    assert (config.quantization, dict(config.other_formats)) == (kind, dict.fromkeys((*plain, "head")))
     assert config == Checkpoint.open(src).target_config
     for name in ("layers.0.mlp.down", "layers.0.attention.qkv", "layers.1.mlp.down", "head"):
         is_plain = name in plain or name == "head"
@@ -68,5 +69,5 @@ def test_a_list_may_name_a_router_of_each_layer(tmp_path, method):
         fp8_checkpoint(tmp_path / "src", "Qwen3MoeForCausalLM", quantization=SAID[method](listed))
     )
     kind = "int8" if method == "int8" else "fp8"
-    assert (config.quantization, config.plain_maps) == (kind, ())  # where gate_proj begins as gate does, too
+    assert (config.quantization, config.other_formats) == (kind, PLAIN_HEAD)  # where gate_proj begins as gate does, too
     assert params["layers.1.mlp.gate_up.weight"].dtype == known_format(kind).numbers

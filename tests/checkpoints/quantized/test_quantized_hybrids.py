@@ -18,6 +18,7 @@ from tiny import tiny_checkpoint, write_weights
 from convert import convert, load_draft, load_folder
 from convert.verify import jspec_logits, transformers_logits
 from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.config.model_fields import PLAIN_HEAD
 from jspec.models.params import build
 from jspec.models.quantization import quantize
 from jspec.quantization.formats import known_format
@@ -66,14 +67,14 @@ def test_blocks_as_published(tmp_path, architecture):
     config = fp8_config(weight_block_size=[128, 128], modules_to_not_convert=not_converted(wide))
     src, out = stored_as(tmp_path / "src", wide, KEPT["qwen"]._replace(config=config)), tmp_path / "out"
     config, params = load_folder(src)
-    assert (config.quantization, config.quantized_head, config.plain_maps) == ("fp8_block", False, ())
+    assert (config.quantization, config.other_formats) == ("fp8_block", PLAIN_HEAD)
     for name, dtype in (("qkvz", FP8), ("out", FP8), ("ba", ml_dtypes.bfloat16)):
         assert params[f"{AT}{name}.weight"].dtype == dtype
     assert_stands_for(params, config, load_folder(wide)[1])
     assert config == Checkpoint.open(src).target_config
     assert_computes_what_transformers_does(src, wide)
     layer, drafts = load_draft(src, mtp=True)
-    assert (layer.layers.quantization, layer.layers.plain_maps) == ("fp8_block", ("fuse_in.0",))
+    assert layer.layers.other_formats == (("fuse_in.0", None), *PLAIN_HEAD)
     assert drafts["layers.0.attention.qkv.weight"].dtype == FP8
     assert_stands_for(drafts, layer, load_draft(wide, "float32", mtp=True)[1])
     convert(src, out, verify="shapes")
@@ -112,7 +113,7 @@ def test_betas_and_decays_in_blocks_are_dequantised(tmp_path, architecture):
     with_betas_in_blocks(src, wide)
     with pytest.warns(UserWarning, match=r"layers\.0\.linear_attn\.in_proj_.* are dequantised as they are read"):
         config, params = load_folder(src)
-    assert (config.quantization, config.plain_maps) == ("fp8_block", ())
+    assert (config.quantization, config.other_formats) == ("fp8_block", PLAIN_HEAD)
     assert params[f"{AT}ba.weight"].dtype == ml_dtypes.bfloat16
     assert_stands_for(params, config, load_folder(wide)[1])
     report = convert(src, tmp_path / "out", verify="shapes")
@@ -148,7 +149,7 @@ def test_a_scale_for_each_output_channel_or_weight(tmp_path, architecture, kind,
             config, params = load_folder(src)
     else:
         config, params = load_folder(src)
-    assert (config.quantization, config.quantized_head, config.plain_maps) == (quantization, False, ())
+    assert (config.quantization, config.other_formats) == (quantization, PLAIN_HEAD)
     assert config == Checkpoint.open(src).target_config
     assert params[f"{AT}qkvz.weight"].dtype == known_format(quantization).numbers
     assert params[f"{AT}ba.weight"].dtype == ml_dtypes.bfloat16
@@ -167,7 +168,7 @@ def test_a_checkpoint_whose_betas_are_listed_as_plain(tmp_path):
     src = fp8_checkpoint(tmp_path / "src", EXPERTS, quantization=compressed_tensors(ignore=ignore), **sizes_of(EXPERTS))
     assert not [name for name in names_in(src) if BETAS.search(name.removesuffix("_scale")) and name.endswith("scale")]
     config, _ = load_folder(src)
-    assert (config.quantization, config.plain_maps) == ("fp8", ())
+    assert (config.quantization, config.other_formats) == ("fp8", PLAIN_HEAD)
     assert_computes_what_transformers_does(src, tmp_path / "src-wide")
 
 
@@ -183,7 +184,7 @@ def test_some_delta_nets_that_are_plain(tmp_path):
     scales = {f"{name}.weight_scale_inv": None for name in names}
     changed(src, **{name.replace(".", "__"): array for name, array in (plain | scales).items()})
     config, params = load_folder(src)
-    assert (config.quantization, config.plain_maps) == ("fp8_block", ("layers.0.delta_net.qkvz",))
+    assert config.other_formats == (("layers.0.delta_net.qkvz", None), *PLAIN_HEAD)
     assert params[f"{AT}qkvz.weight"].dtype == ml_dtypes.bfloat16
     assert params[f"{AT}out.weight"].dtype == FP8
     assert json.loads((src / "config.json").read_text())["quantization_config"]["modules_to_not_convert"] == names

@@ -27,6 +27,7 @@ from convert.verify import compare
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config
+from jspec.config.model_fields import PLAIN_HEAD
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,7 +47,7 @@ def test_bits_are_those_of_the_files(tmp_path, kind):
 def test_a_tied_output_head_is_not(tmp_path, ignore):
     src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(ignore=ignore), tie_word_embeddings=True)
     config, params = load_folder(src)
-    assert not config.quantized_head
+    assert config.head_quantization is None
     assert params["embedding"].dtype == ml_dtypes.bfloat16
     assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
 
@@ -117,8 +118,9 @@ def test_maps_that_are_plain_beside_others_that_are_kept(tmp_path, what):
     assert config == Checkpoint.open(src).target_config
     assert config.quantization == ("int8" if "int8" in what else "fp8")
     layers = [name.removeprefix("model.").split(".")[1] for name in changes if name.endswith(".weight")]
-    assert {name.split(".")[1] for name in config.plain_maps} == set(layers)
-    assert {params[f"{name}.weight"].dtype.itemsize for name in config.plain_maps} == {2}
+    plain = [name for name, form in config.other_formats if form is None and name != "head"]
+    assert {name.split(".")[1] for name in plain} == set(layers)
+    assert {params[f"{name}.weight"].dtype.itemsize for name in plain} == {2}
     assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
     convert(src, tmp_path / "out", verify="shapes")
     again, kept = load_folder(tmp_path / "out")
@@ -189,7 +191,7 @@ def test_a_draft_model(tmp_path):
     convert(src, tmp_path / "out", verify="shapes")
     (config, params), (again, kept) = load_draft(src), load_draft(tmp_path / "out")
     assert config == again
-    assert (config.decoder.quantization, config.decoder.quantized_head) == ("fp8", False)
+    assert (config.decoder.quantization, config.decoder.other_formats) == ("fp8", PLAIN_HEAD)
     assert params.keys() == kept.keys()
 
 
@@ -214,7 +216,7 @@ def test_transformers_computes_something_else(tmp_path):
 )
 def test_other_spellings_of_fp8_are_read(tmp_path, more):
     src = fp8_checkpoint(tmp_path / "src", quantization=vllm_fp8(**more))
-    assert not Checkpoint.open(src).target_config.quantized_head
+    assert Checkpoint.open(src).target_config.head_quantization is None
 
 
 def test_the_former_key(tmp_path):

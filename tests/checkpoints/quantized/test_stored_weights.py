@@ -25,6 +25,7 @@ from convert import convert, load_draft, load_folder
 from convert.folders import read_draft_config
 from convert.verify import compare
 from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.config.model_fields import PLAIN_HEAD
 from jspec.models.params import abstract_params
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
@@ -59,7 +60,7 @@ def test_params_stand_for_the_numbers_in_the_files(tmp_path, case):
     architecture, name = case
     src, out, form = stored_checkpoint(tmp_path / "src", name, architecture, shards=2), tmp_path / "out", form_of(name)
     config, params = load_folder(src)
-    assert (config.quantization, config.quantized_head, config.plain_maps) == (form, False, ())
+    assert (config.quantization, config.other_formats) == (form, PLAIN_HEAD)
     assert config == Checkpoint.open(src).target_config == read_draft_config(src)
     assert {n: (a.shape, a.dtype) for n, a in params.items()} == {
         n: (leaf.shape, leaf.dtype) for n, leaf in abstract_params(config, "bfloat16").items()
@@ -135,7 +136,7 @@ def test_single_maps_may_be_plain(tmp_path, architecture, name, modules, plain):
     """What the tensors say decides, whether or not a list of modules says so."""
     src = with_plain(stored_checkpoint(tmp_path / "src", name, architecture), modules)
     config, params = load_folder(src)
-    assert (config.quantization, sorted(config.plain_maps)) == (form_of(name), sorted(plain))
+    assert (config.quantization, dict(config.other_formats)) == (form_of(name), dict.fromkeys((*plain, "head")))
     assert params[f"{plain[0]}.weight"].dtype == ml_dtypes.bfloat16
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
     convert(src, tmp_path / "out", verify="shapes")
@@ -150,7 +151,7 @@ def test_a_part_that_is_plain_has_its_neighbours_dequantised(tmp_path, name, wor
     both = r"src: model\.layers\.0\.self_attn\.q_proj, model\.layers\.0\.self_attn\.k_proj, "
     with pytest.warns(UserWarning, match=both + words):
         config, params = load_folder(src)
-    assert config.plain_maps == ("layers.0.attention.qkv",)
+    assert config.other_formats == (("layers.0.attention.qkv", None), *PLAIN_HEAD)
     assert params["layers.1.attention.qkv.weight"].dtype == (FP8 if name == "deepseek" else np.uint8)
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
 
@@ -161,7 +162,7 @@ def test_an_output_head_may_be_stored_as_the_maps_are(tmp_path, name, quantize):
     """And some of its rows, for a draft vocabulary."""
     src = stored_checkpoint(tmp_path / "src", name, head=True)
     config, params = load_folder(src)
-    assert config.quantized_head
+    assert config.head_quantization == config.quantization
     assert params["head.weight"].dtype == (FP8 if name in ("deepseek", "channel") else np.uint8)
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
     assert compare(logits(tmp_path / "src-wide"), logits(src)).exact
@@ -177,7 +178,7 @@ def test_an_output_head_may_be_stored_as_the_maps_are(tmp_path, name, quantize):
 def test_a_tied_output_head_is_not_stored_as_the_maps_are(tmp_path):
     src = stored_checkpoint(tmp_path / "src", "deepseek", tie_word_embeddings=True)
     config, params = load_folder(src)
-    assert not config.quantized_head
+    assert config.head_quantization is None
     assert params["embedding"].dtype == ml_dtypes.bfloat16
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
 
@@ -192,7 +193,7 @@ def test_multi_token_prediction_layers_stay_as_they_are_stored(tmp_path, case):
     src, wide = with_stored_layers(tmp_path, architecture, name)
     config, params = load_draft(src, mtp=True)
     assert config.layers.quantization == form_of(name)
-    assert "fuse_in.0" in config.layers.plain_maps
+    assert ("fuse_in.0", None) in config.layers.other_formats
     for part in ("attention.qkv", "mlp.gate_up"):
         assert params[f"layers.0.{part}.weight"].dtype == (FP8 if name == "deepseek" else np.uint8)
     assert_stands_for(params, config, load_draft(wide, "float32", mtp=True)[1])
