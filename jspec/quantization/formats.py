@@ -13,6 +13,9 @@ float16 and a zero. Formats of one ``kind`` differ in such settings alone, and `
 | ``mxfp8`` | as the kind | FP8 numbers, and for each 32 inputs a byte n that stands for 2^(n - 127) |
 | ``mxfp4_pairs`` | as the kind | experts of gpt-oss (``jspec.quantization.mxfp4_pairs``) |
 
+A name may end with ``_scaled``: each input is then multiplied by a number of its own before the product (AWQ of NVIDIA Model
+Optimizer). The numbers cannot be part of the weight, because the scales of groups were chosen for what they leave.
+
 Checkpoints of DeepSeek-V3, and those that follow it, have one scale for a block of 128 output channels and 128 inputs. In
 ``fp8_block`` it stands at each of these output channels, so that parts of a weight can begin and end anywhere: queries, keys
 and values one after another, the experts of a layer, the shards of a model. The scales take 3% of the bytes of the numbers.
@@ -78,6 +81,7 @@ class Format:
         weights are stored so.
       e2m1: whether codes name numbers with a sign, two bits of exponent and one of mantissa, rather than integers.
       channel_numbers: whether each output channel has two float32 numbers, which multiply and divide its scales.
+      scaled_inputs: whether each input has a float32 number, by which it is multiplied.
     """
 
     name: str
@@ -96,6 +100,7 @@ class Format:
     in_pairs: bool = False
     e2m1: bool = False
     channel_numbers: bool = False
+    scaled_inputs: bool = False
 
     @property
     def largest(self) -> int:
@@ -119,11 +124,11 @@ class Format:
 
     def serves_head(self, tied: bool) -> bool:
         """Whether an output head may be stored so; if it is ``tied``, rows of it are looked up as embeddings, too."""
-        return not (self.ordered or (tied and self.e2m1))
+        return not (self.ordered or self.scaled_inputs or (tied and self.e2m1))
 
     def arrays(self, shape: tuple[int, ...]) -> Mapping[str, StoredArray]:
         """The arrays of a weight ``shape`` = (out, in): ``weight`` and ``scale``, and where the format has them
-        ``channel_scale`` ``[out, 2]`` and ``order`` ``[in]``."""
+        ``channel_scale`` ``[out, 2]``, ``order`` and ``input_scale`` ``[in]``."""
         outputs, inputs = shape
         if self.in_pairs:
             group = self.group or 1
@@ -139,7 +144,15 @@ class Format:
             arrays["channel_scale"] = StoredArray((outputs, 2), "float32")
         if self.ordered:
             arrays["order"] = StoredArray((inputs,), "int32")
+        if self.scaled_inputs:
+            arrays["input_scale"] = StoredArray((inputs,), "float32")
         return arrays
+
+    def with_scaled_inputs(self) -> "Format | None":
+        """The same with a number for each input; None where there is none, of experts and of inputs that have one."""
+        if self.in_pairs or self.scaled_inputs:
+            return None
+        return dataclasses.replace(self, name=self.name + _SCALED, scaled_inputs=True)
 
     def bytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of all arrays of a weight ``shape`` = (out, in)."""
@@ -165,8 +178,9 @@ KINDS = {
     )
 }
 INT4 = KINDS["int4"]
+OF_INPUTS = ("order", "input_scale")  # arrays that all output channels share
 _NAMED = {one.name: one for one in KINDS.values()}
-_SCALES = "float16", "bfloat16", "float32"
+_SCALES, _SCALED = ("float16", "bfloat16", "float32"), "_scaled"
 _GROUPED = re.compile(rf"int([48])_(all|{'|'.join(map(str, SIZES))})_({'|'.join(_SCALES)})(_zeros)?(_ordered)?")
 
 
@@ -175,6 +189,9 @@ def format_of(name: str | None) -> Format | None:
     """The format with this name; None if there is none, as for the name None of weights that are not quantised."""
     if name is None or name in _NAMED:
         return _NAMED.get(name or "")
+    if name.endswith(_SCALED):
+        form = format_of(name.removesuffix(_SCALED))
+        return form and form.with_scaled_inputs()
     found = _GROUPED.fullmatch(name)
     if found is None:
         return None

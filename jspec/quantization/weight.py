@@ -17,12 +17,12 @@ from jspec.quantization.formats import Format, StoredArray, num_groups
 class Weight:
     """A weight ``[..., out, in]`` as it is stored. With g the group of input i, it stands for
 
-        W[o, i] = (numbers[o, i] - zero[o, g]) * scale[o, g] * channel_scale[o, 0] / channel_scale[o, 1]
+        W[o, i] = (numbers[o, i] - zero[o, g]) * scale[o, g] * channel_scale[o, 0] / channel_scale[o, 1] * input_scale[i]
 
     where an array that a format does not have is 1. The zero is ``scale[o, g, 1]`` where the format has zeros, 8 for other
     packed integers, which are codes 0 .. 15, and else 0. A number is an integer, a float, or what a code stands for. Leading
-    axes, such as those of experts or heads, are those of all arrays but ``order``. The arrays may be of NumPy or of JAX, or
-    shapes.
+    axes, such as those of experts or heads, are those of all arrays but ``order`` and ``input_scale``. The arrays may be of
+    NumPy or of JAX, or shapes.
 
     Attributes:
       numbers: ``[..., out, in]`` of ``form.numbers``, or packed codes ``[..., out, 64 blocks]``; of ``mxfp4_pairs``
@@ -31,6 +31,7 @@ class Weight:
         ``mxfp4_pairs`` ``[pairs, ..., out]``. None without a format.
       channel_scale: of NVFP4 float32 ``[..., out, 2]``, else None.
       order: int32 ``[in]``, which number of x each input of the weight is, where that has them in another order; else None.
+      input_scale: float32 ``[in]``, in the order of x, what each input is multiplied by before the product; else None.
       form: the format; None for a weight that is not quantised.
       inputs: how many inputs the weight has, which packed codes do not tell; by default as many as there are numbers.
     """
@@ -39,6 +40,7 @@ class Weight:
     scale: Any = None
     channel_scale: Any = None
     order: Any = None
+    input_scale: Any = None
     form: Format | None = dataclasses.field(default=None, metadata={"static": True})
     inputs: int = dataclasses.field(default=0, metadata={"static": True})
 
@@ -50,13 +52,13 @@ class Weight:
     @classmethod
     def of(cls, arrays: Mapping[str, Any], form: Format, inputs: int) -> "Weight":
         """The weight of a format, whose arrays have the names of ``Format.arrays``."""
-        others = (arrays.get(name) for name in ("channel_scale", "order"))
+        others = (arrays.get(name) for name in ("channel_scale", "order", "input_scale"))
         return cls(arrays["weight"], arrays["scale"], *others, form=form, inputs=inputs)
 
     @property
-    def arrays(self) -> tuple[Any, Any, Any, Any]:
-        """``numbers``, ``scale``, ``channel_scale`` and ``order``."""
-        return self.numbers, self.scale, self.channel_scale, self.order
+    def arrays(self) -> tuple[Any, ...]:
+        """``numbers``, ``scale``, ``channel_scale``, ``order`` and ``input_scale``."""
+        return self.numbers, self.scale, self.channel_scale, self.order, self.input_scale
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -133,17 +135,20 @@ class Weight:
             numbers = self.numbers[:, first:stop]
         if form is not None and form.group is not None:
             scale = scale[:, inputs.start // form.group : num_groups(inputs.stop, form.group)]
-        return dataclasses.replace(self, numbers=numbers, scale=scale, inputs=count)
+        input_scale = None if self.input_scale is None else self.input_scale[inputs]
+        return dataclasses.replace(self, numbers=numbers, scale=scale, input_scale=input_scale, inputs=count)
 
     def dequantize(self) -> Any:
         """What it stands for, float32 ``[..., out, in]`` in the order of x. Arrays of NumPy give one of NumPy, and arrays of
         JAX one of JAX."""
         numbers = self._in_stored_order()
-        if self.order is None:
+        if self.order is not None and isinstance(numbers, jax.Array):
+            numbers = numbers.at[..., self.order].set(numbers)
+        elif self.order is not None:
+            numbers = numbers[..., np.argsort(self.order)]
+        if self.input_scale is None:
             return numbers
-        if isinstance(numbers, jax.Array):
-            return numbers.at[..., self.order].set(numbers)
-        return numbers[..., np.argsort(self.order)]
+        return numbers * self._xp.broadcast_to(self.input_scale, numbers.shape)
 
     def _in_stored_order(self) -> Any:
         """The same with the inputs in the order of ``numbers``."""
@@ -190,7 +195,7 @@ class Weight:
         return jnp if isinstance(self.numbers, jax.Array) else np
 
     def _each(self, change) -> "Weight":
-        """With each array but ``order`` changed."""
+        """With each array changed but those of inputs."""
         arrays = (self.numbers, self.scale, self.channel_scale)
         numbers, scale, channel_scale = (None if array is None else change(array) for array in arrays)
         return dataclasses.replace(self, numbers=numbers, scale=scale, channel_scale=channel_scale)
@@ -220,6 +225,7 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
         scale,
         jnp.repeat(channel_scale, shape[0], axis=0) if form.channel_numbers else None,
         jnp.arange(shape[1], dtype=jnp.int32) if form.ordered else None,
+        jnp.ones(shape[1], jnp.float32) if form.scaled_inputs else None,
         form,
         shape[1],
     )

@@ -57,7 +57,7 @@ CHECKPOINTS = {
     "converted fp8 blocks": lambda path: reconverted(block_checkpoint(path, KEPT["qwen"], **HEADS, **WHOLE_GROUPS)),
     **{
         f"kept {name}": lambda path, kind=KEPT_CODES[name]: block_checkpoint(path, kind, **HEADS, **WHOLE_BLOCKS)
-        for name in ("gptq", "gptq in another order", "packed channel", "mxfp4")
+        for name in ("gptq", "gptq in another order", "packed channel", "mxfp4", "mxfp8", "awq modelopt")
     },
     "kept nvfp4": lambda path: block_checkpoint(path, KEPT_CODES["nvfp4"], **HEADS, **WHOLE_BLOCKS, head=True),
     "kept nvfp4 experts": lambda path: block_checkpoint(

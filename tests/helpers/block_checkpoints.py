@@ -28,6 +28,7 @@ from packed_weights import (
     nvfp4_config,
     pack_config,
     pack_quantized,
+    scaled_inputs,
 )
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, tiny_config
@@ -198,6 +199,9 @@ KEPT_CODES = {
     "packed 256": _pack("int4_128_float16", 256, True, np.float16),
     **{name: kind._replace(words="nvfp4") for name, kind in NVFP4.items()},
     "mxfp4": MXFP4._replace(words="mxfp4"),
+    "awq modelopt": Kind(
+        model_optimizer_config("W4A16_AWQ", group_size=128), scaled_inputs, "int4_128_float16_scaled", _of_groups(128)
+    ),
     "mxfp8": MXFP4._replace(config=mxfp8_config(), store=mxfp8, words="mxfp8"),
     "mxfp8 modelopt": MXFP4._replace(config=model_optimizer_config("MXFP8", group_size=32), store=mxfp8, words="mxfp8"),
 }

@@ -203,6 +203,16 @@ def mxfp8(weight: np.ndarray) -> Stored:
     return {".weight": stored, ".weight_scale": scales}, wide
 
 
+def scaled_inputs(weight: np.ndarray, dtype=np.float16) -> Stored:
+    """As Model Optimizer writes AWQ, with scales of ``dtype`` and numbers that multiply the inputs, the same for all maps of
+    as many."""
+    of_inputs = np.random.default_rng(weight.shape[1]).uniform(0.5, 2, weight.shape[1]).astype(np.float32)
+    rounded = coded(weight / of_inputs, 128, symmetric=True, dtype=dtype)
+    codes = (rounded.codes - 8).astype(np.int8).view(np.uint8) & 15
+    parts = {".weight": codes[::2] | codes[1::2] << 4, ".weight_scale": rounded.scales, ".pre_quant_scale": of_inputs}
+    return parts, rounded.weight * of_inputs
+
+
 def gptq_config(**changes) -> dict[str, Any]:
     """``quantization_config`` as GPTQModel writes it."""
     known = {"bits": 4, "group_size": 8, "desc_act": False, "sym": False, "checkpoint_format": "gptq", "lm_head": False}

@@ -14,7 +14,7 @@ from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, ComputedTensor, RangedTensor, Tensor
 from jspec.quantization import mxfp4
-from jspec.quantization.formats import Format
+from jspec.quantization.formats import OF_INPUTS, Format
 
 MAX_BLOCK = 2**20  # no weight has more rows or columns
 
@@ -31,7 +31,7 @@ class StoredParts(NamedTuple):
 
     def rows(self, part: Callable[[Tensor], Tensor]) -> "StoredParts":
         """Some of its output channels, those that ``part`` takes of a tensor."""
-        return self.having(**{name: part(array) for name, array in self.arrays.items() if name != "order"})
+        return self.having(**{name: part(array) for name, array in self.arrays.items() if name not in OF_INPUTS})
 
 
 class PlainModules(NamedTuple):

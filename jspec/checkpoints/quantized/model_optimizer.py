@@ -16,18 +16,26 @@ from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats
 from jspec.checkpoints.quantized.fp8 import Scaled, blocks_of_model_optimizer
 from jspec.checkpoints.quantized.mixed import read_mixed
 from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_of_model_optimizer
+from jspec.checkpoints.quantized.scaled_inputs import read_awq_of_model_optimizer
 from jspec.quantization.formats import INSTEAD
 
 METHOD, FILE, KEY = "modelopt", "hf_quant_config.json", "quantization_config"
 LISTS = ("exclude_modules", "ignore")  # of modules that are not quantised
-_SCALES: dict[str, Any] = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}
+# Algorithms with a scale for each weight or output channel -> what the numbers are, and which of these has one.
+_SCALES: dict[str, tuple[Any, Any]] = {
+    "FP8": ("fp8", "tensor"),
+    "FP8_PER_CHANNEL_PER_TOKEN": ("fp8", "channel"),
+    "W8A16": ("int8", "channel"),
+}
 # Algorithms whose groups of inputs have scales -> the function that reads the rest, given the object that names the
 # algorithm and what its list of modules that are not quantised may be called.
 _IN_GROUPS: dict[str, Callable[..., BlockFormat]] = {
     "FP8_PB_WO": blocks_of_model_optimizer,
     "MXFP8": read_mxfp8_of_model_optimizer,
     "NVFP4": read_nvfp4_of_model_optimizer,
+    "W4A16_AWQ": read_awq_of_model_optimizer,
     "W4A16_NVFP4": read_nvfp4_of_model_optimizer,
+    "W4A8_AWQ": read_awq_of_model_optimizer,
 }
 _MIXED, _LAYERS = "MIXED_PRECISION", "quantized_layers"  # whose modules have an algorithm each
 # Letters of a wildcard -> those of a pattern; those that are escaped occur in no name, and are refused there.
@@ -54,7 +62,8 @@ def with_model_optimizer(folder: Folder, fields: Fields) -> Fields:
         raise described.refuse("quant_algo", f"what {KEY} of config.json says; remove the one that is wrong")
     if own.raw.get(_LAYERS) != described.raw.get(_LAYERS):
         raise described.refuse(_LAYERS, f"what {KEY} of config.json says; remove the one that is wrong")
-    return fields
+    size = {key: value for key, value in described.raw.items() if key == "group_size"}  # config.json may lack it
+    return dataclasses.replace(fields, raw={**fields.raw, KEY: {**size, **own.raw}})
 
 
 def read_model_optimizer(fields: Fields) -> StoredFormats:
@@ -88,7 +97,7 @@ def _read_alike(fields: Fields) -> BlockFormat:
             f"{fields.where}: {fields.prefix}quant_algo={fields.raw['quant_algo']!r}, of NVIDIA Model Optimizer, is not "
             f"read; {INSTEAD}"
         )
-    return Scaled.of("fp8", _SCALES[algorithm], _read_wildcards(fields), fields.where)
+    return Scaled.of(*_SCALES[algorithm], _read_wildcards(fields), fields.where)
 
 
 def _read_wildcards(fields: Fields) -> Modules:

@@ -16,15 +16,17 @@ import numpy as np
 
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.format import BlockFormat, QuantizedTensor, StoredFormats, StoredParts
+from jspec.checkpoints.quantized.scaled_inputs import INPUTS
 from jspec.checkpoints.quantized.stored_codes import RepackedCodes, in_eight_bits
 from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import Placement
 from jspec.checkpoints.tensors.parts import Part, TensorPart, part_of
 from jspec.config import ModelConfig
 from jspec.config.model_fields import HEAD
-from jspec.quantization.formats import num_groups
+from jspec.quantization.formats import OF_INPUTS, Format, num_groups
 
 WEIGHT = ".weight"
+_OF_LATENTS = (f"attention.keys{WEIGHT}", f"attention.values{WEIGHT}")
 _HEAD = HEAD + WEIGHT
 _NAMED = 3  # tensors that a note names
 
@@ -44,7 +46,7 @@ def _columns_of(whole: StoredParts, part: Part) -> StoredParts | None:
     """The columns ``part`` of a weight; None if they are not side by side from the start of a group on."""
     numbers, scales, size, columns = whole.arrays["weight"], whole.arrays["scale"], whole.form.group, part.index()
     first, count = int(columns[0]), len(columns)
-    if "order" in whole.arrays or not np.array_equal(columns, np.arange(first, first + count)):
+    if not whole.arrays.keys().isdisjoint(OF_INPUTS) or not np.array_equal(columns, np.arange(first, first + count)):
         return None
     if size is not None:
         if first % size:
@@ -76,9 +78,13 @@ def with_stored_weights(layout: Layout, stored: StoredFormats) -> Layout:
         module = name.removesuffix(WEIGHT)
         for part, tensor in keeps[at.param][name].arrays.items() if at.param in keeps else ():
             form = _format_of(layout.tensors[name])
-            called = {"weight": name, "scale": module + form.scale_end if form else name}
+            called = {
+                "weight": name,
+                "scale": module + form.scale_end if form else name,
+                "input_scale": module + INPUTS,
+            }
             own = called.get(part, f"{module}.{part}")
-            if part != "order" or at.start == 0:  # its parts have one order
+            if part not in OF_INPUTS or at.start == 0:  # which its parts share
                 table[own], tensors[own] = Placement(params[at.param].names[part], at.start, tensor.shape), tensor
     left = [name for name in layout.table if name in tensors and tensors[name].dequantizes]
     note = f"the weights stay in {stored.summary}, as they are stored" + (", but for some" if left else "")
@@ -123,12 +129,20 @@ def _kept_params(
         others = [(name, kept.get(name)) for name in dict.fromkeys((*maps, HEAD)) if kept.get(name) != common]
         return _with_layers(config, dataclasses.replace(model, quantization=common, other_formats=tuple(others)))
 
-    fitting = [param for param, form in forms.items() if param in every and (param != _HEAD or form.serves_head(False))]
+    fitting = [param for param, form in forms.items() if param in every and _is_served(param, form)]
     if not fitting:
         return config, {}
     stored_as = config_with(fitting).stored_params()
     kept = [param for param in fitting if param in stored_as and stored_as[param].form == forms[param]]
     return (config_with(kept), {param: alike[param] for param in kept}) if kept else (config, {})
+
+
+def _is_served(param: str, form: Format) -> bool:
+    """Whether the kernels that read a parameter know its format, which those of heads of latents and of the output head need
+    not."""
+    if form.scaled_inputs and param.endswith(_OF_LATENTS):
+        return False
+    return param != _HEAD or form.serves_head(False)
 
 
 def _in_one_format(tensors: Mapping[str, StoredParts | None], layout: Layout) -> dict[str, StoredParts]:
@@ -137,9 +151,9 @@ def _in_one_format(tensors: Mapping[str, StoredParts | None], layout: Layout) ->
     found = {name: one for name, one in tensors.items() if one is not None}
     if len({one.form for one in found.values()}) > 1:
         found = {name: in_eight_bits(one, layout.table[name].shape[1]) for name, one in found.items()}
-    orders = [one.arrays["order"].read() for one in found.values() if "order" in one.arrays]
     alike = len(found) == len(tensors) and len({one.form for one in found.values()}) == 1
-    return found if alike and all(np.array_equal(order, orders[0]) for order in orders) else {}
+    shared = [[one.arrays[part].read() for one in found.values() if part in one.arrays] for part in OF_INPUTS]
+    return found if alike and all(np.array_equal(one, arrays[0]) for arrays in shared for one in arrays) else {}
 
 
 def _with_layers(config: Any, model: ModelConfig) -> Any:

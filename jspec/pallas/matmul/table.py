@@ -56,6 +56,9 @@ def matmul(
         bias without a ``reduce_axis``.
     """
     weight = weight if isinstance(weight, Weight) else Weight(weight)
+    if weight.input_scale is not None:  # XLA does so where x is computed, unless a kernel computes it
+        x = (x.astype(jnp.float32) * per_feature(weight.input_scale, x)).astype(x.dtype)
+        weight = dataclasses.replace(weight, input_scale=None)
     if weight.order is not None:
         if reduce_axis is not None:  # a shard's inputs may be anywhere among those of all
             x = jax.lax.all_gather(x, reduce_axis, axis=x.ndim - 1, tiled=True)

@@ -129,6 +129,15 @@ STORED_CODES = [
     ("mxfp4", {".weight_packed": None}, "tensor '{}.weight_packed' is missing, and '{}.weight_scale' needs it"),
     ("mxfp4", {".weight_zero_point": np.ones((64, 3), np.uint8)}, "'{}.weight_zero_point' has no place in"),
     *(
+        ("awq modelopt", {end: entry(number, -1)}, f"tensor '{{}}{end}' holds {shown}: expected ")
+        for end in (".weight_scale", ".pre_quant_scale")
+        for number, shown in BAD[:3]
+    ),
+    ("awq modelopt", {".pre_quant_scale": lambda array: -array}, "expected positive numbers"),
+    ("awq modelopt", {".pre_quant_scale": lambda array: array[1:]}, "'{}.pre_quant_scale' is float32 [255], but"),
+    ("awq modelopt", {".weight_scale_2": np.ones(2, np.float32)}, "'{}.weight_scale_2' is float32 [2], but"),
+    ("awq modelopt", {".weight": lambda array: array[1:]}, "'{}.weight' is uint8 [63, 256], but config.json asks for"),
+    *(
         (
             *("mxfp8", {".weight_scale": entry(number)}),
             f"'{{}}.weight_scale' holds the scale {number}: expected at most 134, for weights up to 57344; 255 is no number",

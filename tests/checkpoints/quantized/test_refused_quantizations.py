@@ -124,8 +124,8 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         ({"load_in_4bit": True}, "quantization_config.quant_method='bitsandbytes' is not read"),
         (compressed_tensors("tensor_group", format="nvfp4-pack-quantized"), "group_0.weights.num_bits=8: expected 4;"),
         (
-            {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
-            "quant_algo='W4A8_AWQ', of NVIDIA Model Optimizer, is",
+            {"quant_method": "modelopt", "quant_algo": "W8A8_SQ_PER_CHANNEL"},
+            "quant_algo='W8A8_SQ_PER_CHANNEL', of NVIDIA Model Optimizer, is",
         ),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size=32: expected 16;"),
         ({"quant_method": 3}, "quantization_config.quant_method=3: expected a string"),
@@ -242,7 +242,7 @@ def test_experts_in_one_tensor_are_not_read(tmp_path, kind):
         read_config(Folder(tmp_path))
 
 
-@pytest.mark.parametrize("algorithm", ["NVFP4_AWQ", "MIXED_PRECISION", "W4A16_AWQ"])
+@pytest.mark.parametrize("algorithm", ["NVFP4_AWQ", "MIXED_PRECISION", "W8A8_SQ_PER_CHANNEL"])
 def test_other_algorithms_of_model_optimizer_are_refused(tmp_path, algorithm):
     src = tiny_checkpoint(tmp_path / "src")
     described = {"quant_algo": algorithm, "kv_cache_quant_algo": None}
