@@ -20,7 +20,7 @@ from jspec.checkpoints.quantized.gptq import read_gptq
 from jspec.checkpoints.quantized.mixed import mixed
 from jspec.checkpoints.quantized.model_optimizer import METHOD, read_model_optimizer
 from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_quantized
-from jspec.checkpoints.quantized.packed import read_pack_quantized
+from jspec.checkpoints.quantized.packed import read_codes_in_bytes, read_pack_quantized
 from jspec.quantization.formats import INSTEAD
 
 KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
@@ -117,7 +117,10 @@ def _read_group(fields: Fields, groups: Fields, name: str) -> tuple[BlockFormat,
 
 
 def _eight_bits(fields: Fields, form: str, group: Fields, weights: Fields) -> BlockFormat:
-    """The format ``form`` of compressed-tensors, with eight bits, its only group, and what this says of weights."""
+    """The format ``form`` of compressed-tensors, with eight bits, its only group, and what this says of weights; or that of
+    codes of four bits with a byte each."""
+    if weights.raw.get("num_bits") == 4 and form == "int-quantized":
+        return read_codes_in_bytes(fields, weights)
     for name, only, absent in (("num_bits", 8, 8), ("symmetric", True, True), ("dynamic", False, False)):
         require_one_of(weights, name, only, absent=absent)
     require_one_of(weights, "type", *EIGHT_BITS[form], absent="int")

@@ -1,4 +1,5 @@
-"""Weights of four or eight bits in the format ``pack-quantized`` of compressed-tensors, which llm-compressor writes."""
+"""Weights of four or eight bits in the format ``pack-quantized`` of compressed-tensors, which llm-compressor writes, and of
+four bits in its ``int-quantized``, which has a byte for each code (W4A8, W4AFP8)."""
 
 import dataclasses
 
@@ -8,8 +9,17 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
-from jspec.checkpoints.quantized.format import WeightTensors, read_grouping, read_plain, read_scales
-from jspec.checkpoints.quantized.packed_codes import CodesFormat, PackedCodes, each, in_words, middle, unpacked
+from jspec.checkpoints.quantized.format import Grouping, WeightTensors, read_grouping, read_plain, read_scales
+from jspec.checkpoints.quantized.fp8 import shape_of_numbers
+from jspec.checkpoints.quantized.packed_codes import (
+    CodesFormat,
+    PackedCodes,
+    SymmetricCodes,
+    each,
+    in_words,
+    middle,
+    unpacked,
+)
 
 ZEROS = ".weight_zero_point"  # how the name of a tensor of zeros ends
 
@@ -99,16 +109,75 @@ class PackQuantized(CodesFormat):
         return PackedWeight(*about, scales, codes, zeros, size)
 
 
+@dataclasses.dataclass(frozen=True)
+class BytesWeight(SymmetricCodes):
+    """A weight ``[out, in]`` with a byte for each code of four bits.
+
+    Attributes:
+      codes: int8 ``[out, in]``, -8..7.
+    """
+
+    codes: Tensor
+
+    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+        codes = self.codes.read_part((outputs, inputs))
+        wrong = codes[(codes < -8) | (codes > 7)]
+        if wrong.size:
+            raise Refusal(
+                f"{self.file}: tensor {self.codes.name!r} holds {wrong[0]}: expected codes in -8..7, of four bits; fetch it "
+                "again"
+            )
+        return codes.T.view(np.uint8) + middle(4)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CodesInBytes(CodesFormat):
+    """The format ``int-quantized`` with four bits."""
+
+    bits: int = 4
+    ends: tuple[str, ...] = (".weight", ".weight_scale")
+    dtype: str | None = "int8"
+
+    @property
+    def bytes_each(self) -> str:
+        return "one"
+
+    @property
+    def summary(self) -> str:
+        return f"four bits in a byte each with a scale for each {self.groups} (int-quantized)"
+
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        return shape_of_numbers(parts)
+
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> BytesWeight:
+        codes = parts.take(".weight", shape, ("int8",))
+        scales = parts.take(".weight_scale", (shape[0], shape[1] // self.group(shape[1], parts)))
+        about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
+        return BytesWeight(*about, scales, codes)
+
+
+def read_codes_in_bytes(fields: Fields, weights: Fields) -> CodesInBytes:
+    """The format ``int-quantized`` of compressed-tensors with four bits; arguments and exceptions are those of
+    ``IN_CODES``."""
+    require_one_of(weights, "symmetric", True, absent=True)
+    return CodesInBytes(grouping=_read_codes(weights), plain=read_plain(fields, "ignore"))
+
+
 def read_pack_quantized(fields: Fields, weights: Fields) -> PackQuantized:
     """The format ``pack-quantized`` of compressed-tensors; arguments and exceptions are those of ``IN_CODES``."""
     require_one_of(weights, "num_bits", 4, 8)
-    require_one_of(weights, "type", "int", absent="int")
-    require_one_of(weights, "dynamic", False, absent=False)
-    require_one_of(weights, "actorder", False, "weight", "static", absent=False)
-    require_one_of(weights, "strategy", "group", "channel")
     return PackQuantized(
-        grouping=read_grouping(weights, of_all=weights.raw["strategy"] == "channel"),
+        grouping=_read_codes(weights),
         plain=read_plain(fields, "ignore"),
         bits=weights.raw["num_bits"],
         symmetric=weights.flag("symmetric", True),
     )
+
+
+def _read_codes(weights: Fields) -> Grouping:
+    """How many input features share a scale, by what is said of weights, the rest of which has to be as it is read here."""
+    require_one_of(weights, "type", "int", absent="int")
+    require_one_of(weights, "dynamic", False, absent=False)
+    require_one_of(weights, "actorder", False, "weight", "static", absent=False)
+    require_one_of(weights, "strategy", "group", "channel")
+    return read_grouping(weights, of_all=weights.raw["strategy"] == "channel")

@@ -159,6 +159,19 @@ class PackedCodes(CodedTensor):
         return np.arange(self.shape[1]) // self.group
 
 
+@dataclasses.dataclass(frozen=True)
+class SymmetricCodes(PackedCodes):
+    """A weight whose scales are ``[out, groups]``, and of which the code in the middle is the zero everywhere."""
+
+    @property
+    def has_zeros(self) -> bool:
+        return False
+
+    def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
+        scales = read_scales(self.scales, True, (outputs, groups)).T
+        return np.broadcast_to(middle(self.bits), scales.shape), scales
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodesFormat(BlockFormat):
     """How a checkpoint stores weights of four or eight bits.

@@ -14,14 +14,14 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import ComputedTensor, Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
 from jspec.checkpoints.quantized.format import Grouping, StoredParts, WeightTensors, read_plain, read_scales
-from jspec.checkpoints.quantized.packed_codes import CodesFormat, PackedCodes, middle
+from jspec.checkpoints.quantized.packed_codes import CodesFormat, SymmetricCodes, middle
 from jspec.quantization.formats import GROUP
 
 INPUTS, _OVERALL = ".pre_quant_scale", ".weight_scale_2"
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaledInputsWeight(PackedCodes):
+class ScaledInputsWeight(SymmetricCodes):
     """A weight ``[out, in]``, whose codes are -8..7, those of two output channels in a byte, the first in its lower half.
 
     Attributes:
@@ -32,10 +32,6 @@ class ScaledInputsWeight(PackedCodes):
 
     codes: Tensor
     of_inputs: Tensor | None
-
-    @property
-    def has_zeros(self) -> bool:
-        return False
 
     def check(self):
         super().check()
@@ -59,17 +55,13 @@ class ScaledInputsWeight(PackedCodes):
         values = super().read_part(index)
         if self.of_inputs is None:
             return values
-        return values * read_scales(self.of_inputs, index=slice(*bounds_of(index, self.shape)[1]))
+        return values * read_scales(self.of_inputs, index=(slice(*bounds_of(index, self.shape)[1]),))
 
     def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
         pairs = slice(outputs.start // 2, -(-outputs.stop // 2))
         packed = self.codes.read_part((pairs, inputs))
         codes = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1, packed.shape[1])
         return (codes[outputs.start - 2 * pairs.start :][: outputs.stop - outputs.start] ^ middle(4)).T
-
-    def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
-        scales = read_scales(self.scales, True, (outputs, groups)).T
-        return np.broadcast_to(middle(4), scales.shape), scales
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
