@@ -182,7 +182,8 @@ def product(layer: Layer, up: bool, interpret: bool, tiling: ExpertTiling) -> Ca
     def function(sizes, x, routed: Routed, weights):
         routed = routed._replace(sizes=sizes)
         if up:
-            return hidden_kernel(x, routed, weights, clamp=layer.clamp, tiling=tiling, interpret=interpret)
+            how = {"for_codes": weights.weight.packed, "clamp": layer.clamp}
+            return hidden_kernel(x, routed, weights, tiling=tiling, interpret=interpret, **how)
         return made_kernel(x, routed, weights, tiling=tiling, interpret=interpret)
 
     return function
@@ -191,7 +192,8 @@ def product(layer: Layer, up: bool, interpret: bool, tiling: ExpertTiling) -> Ca
 def products(layer: Layer, weights, M: int, interpret: bool) -> tuple[list, list]:
     """Arguments of the calls of a loop, of either product."""
     gate_up, down = weights
-    hidden_of = jax.jit(functools.partial(hidden_kernel, clamp=layer.clamp, interpret=interpret))
+    how = {"for_codes": down.weight.packed, "clamp": layer.clamp, "interpret": interpret}
+    hidden_of = jax.jit(functools.partial(hidden_kernel, **how))
     up_calls, down_calls = [], []
     for x, logits, *_ in timed(layer, weights, M)[0]:
         routed = route_kernel(logits, None, layer.routing, interpret=interpret)

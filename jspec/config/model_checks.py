@@ -21,9 +21,14 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 def require_quantization(quantization: object):
     """Raise a ValueError unless weights can be stored so; None is for weights that are not quantised."""
-    known = quantization is None or (isinstance(quantization, str) and bool(form_of_maps(quantization)))
+    known = quantization is None or _is_format(quantization)
     expected = f"one of {', '.join(map(str, (None, *STORED_QUANTIZATIONS)))}"
     require(known, "quantization", quantization, expected)
+
+
+def _is_format(name: object) -> bool:
+    """Whether linear maps may be stored in a format of this name."""
+    return isinstance(name, str) and form_of_maps(name) is not None
 
 
 def require_part(name: str, size: Any, vocab_size: int | None):
@@ -70,11 +75,8 @@ def require_valid(config: ModelFields):
 def _require_other_formats(config: ModelFields, check: FieldChecks):
     others, name = config.other_formats, "other_formats"
     pairs = isinstance(others, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in others)
-    named = pairs and all(isinstance(of_map, str) for of_map, _ in others)
-    check.require(name, named, "a tuple of pairs (name of a linear map, its format or None)")
-    for of_map, form in others:
-        known = form is None or (isinstance(form, str) and form_of_maps(form) is not None)
-        require(known, f"{name} of {of_map!r}", form, f"None or one of {', '.join(STORED_QUANTIZATIONS)}")
+    known = pairs and all(isinstance(of_map, str) and (form is None or _is_format(form)) for of_map, form in others)
+    check.require(name, known, f"pairs: a linear map, and None or one of {', '.join(STORED_QUANTIZATIONS)}")
     quantized = config.quantization is not None or all(form is None for _, form in others)
     check.require(name, quantized, "no format without quantization, which is that of most maps")
     form = format_of(config.head_quantization)

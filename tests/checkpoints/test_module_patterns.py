@@ -11,6 +11,7 @@ import time
 
 import pytest
 from fp8_checkpoints import compressed_tensors, vllm_fp8
+from mixed_checkpoints import MIXES
 from packed_weights import (
     auto_round_config,
     awq_config,
@@ -31,6 +32,7 @@ from jspec.checkpoints.quantized import config_fields
 from jspec.checkpoints.quantized.config import READERS, read_quantization
 from jspec.checkpoints.quantized.config_fields import MAX_PATTERNS, MAX_SECONDS, Modules
 from jspec.checkpoints.quantized.fp8 import Scaled
+from jspec.checkpoints.quantized.mixed import Mixed
 
 NAMES = [f"model.layers.{i}.block_sparse_moe.experts.{j}.down_proj" for i in range(60) for j in range(128)]
 # The slowest pattern that is compiled: three repetitions of all letters of a name.
@@ -52,6 +54,7 @@ CONFIGS = {
     "modelopt channels": model_optimizer_config("FP8_PER_CHANNEL_PER_TOKEN"),
     "modelopt blocks": model_optimizer_config("FP8_PB_WO"),
     "modelopt nvfp4": model_optimizer_config("NVFP4"),
+    **{name: MIXES[name].config for name in ("FP8 and NVFP4", "GPTQ", "AutoRound", "Model Optimizer")},
 }
 BACKTRACKING = (r"(a+)+$", r"([a-z.]|[a-z_.0-9])*z$", HOSTILE)
 # A pattern as each library writes it, in a list or as the key of an object.
@@ -85,7 +88,12 @@ def paths_of(config: dict) -> list[tuple[str, ...]]:
     fields = Fields({KEY: config}, "config.json")
     read_quantization(fields)
     asked = [tuple(path.split(".")[1:]) for path in fields.asked]
-    return sorted({*asked, *((key,) for key in config)} - {()})
+    return sorted({*(path for path in asked if is_in(config, path[:-1])), *((key,) for key in config)} - {()})
+
+
+def is_in(config, path: tuple[str, ...]) -> bool:
+    """Whether an object has this path, which one through a key with dots in it is not."""
+    return not path or (isinstance(config, dict) and path[0] in config and is_in(config[path[0]], path[1:]))
 
 
 def with_value(config: dict, path: tuple[str, ...], value) -> dict:
@@ -140,6 +148,8 @@ def test_patterns_anywhere_end_soon(name):
                     stored = read_quantization(fields)
                     if isinstance(stored, Scaled):
                         [stored.includes([module]) for module in NAMES[::8]]
+                    if isinstance(stored, Mixed):
+                        [stored.of_module(module, {}) for module in NAMES[::8]]
                 except Refusal as refusal:
                     refusals.append(str(refusal))
     assert refusals

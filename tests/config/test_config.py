@@ -52,6 +52,11 @@ BAD = [
     *(case for name in ("renormalise", "biases") for case in refused(experts, name, [None, 1])),
     *refused(experts, "clamp", [0, -1.0, "7", True]),
     *refused(experts, "stored", ["fp8", True]),
+    *refused(
+        model,
+        "other_formats",
+        [None, [], ("head",), (("head",),), ((1, None),), (("head", "int2"),), (("head", "int8"),)],
+    ),
     *refused(model, "position_offset", [bad for bad in NO_INTEGERS if bad is not None] + [-1]),
     *refused(model, "embedding_size", [bad for bad in NO_INTEGERS if bad is not None] + [0]),
     *(

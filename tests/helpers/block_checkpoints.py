@@ -14,6 +14,8 @@ from packed_weights import (
     auto_round_config,
     awq,
     awq_config,
+    bytes_config,
+    codes_in_bytes,
     compressed_config,
     fp8,
     fp8_config,
@@ -199,6 +201,7 @@ KEPT_CODES = {
     "packed 256": _pack("int4_128_float16", 256, True, np.float16),
     **{name: kind._replace(words="nvfp4") for name, kind in NVFP4.items()},
     "mxfp4": MXFP4._replace(words="mxfp4"),
+    "codes in bytes": Kind(bytes_config(), codes_in_bytes, "int4_128_float16", _of_groups(128)),
     "awq modelopt": Kind(
         model_optimizer_config("W4A16_AWQ", group_size=128), scaled_inputs, "int4_128_float16_scaled", _of_groups(128)
     ),

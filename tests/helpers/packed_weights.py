@@ -203,6 +203,12 @@ def mxfp8(weight: np.ndarray) -> Stored:
     return {".weight": stored, ".weight_scale": scales}, wide
 
 
+def codes_in_bytes(weight: np.ndarray) -> Stored:
+    """As llm-compressor writes W4A8: a code of four bits in each byte."""
+    rounded = coded(weight, 128, symmetric=True)
+    return {".weight": (rounded.codes - 8).astype(np.int8), ".weight_scale": rounded.scales}, rounded.weight
+
+
 def scaled_inputs(weight: np.ndarray, dtype=np.float16) -> Stored:
     """As Model Optimizer writes AWQ, with scales of ``dtype`` and numbers that multiply the inputs, the same for all maps of
     as many."""
@@ -253,6 +259,12 @@ def pack_config(**weights) -> dict[str, Any]:
     """``quantization_config`` of the format ``pack-quantized``."""
     known = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 8, "actorder": None}
     return compressed_config("pack-quantized", **{**known, **weights})
+
+
+def bytes_config(**weights) -> dict[str, Any]:
+    """``quantization_config`` of the format ``int-quantized`` with codes of four bits."""
+    known = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+    return compressed_config("int-quantized", **{**known, **weights})
 
 
 def nvfp4_config(**weights) -> dict[str, Any]:

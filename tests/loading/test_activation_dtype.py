@@ -153,6 +153,17 @@ def test_a_head_alone_is_no_map_of_a_layer():
         check_activation_dtype("int8", dataclasses.replace(INT8, other_formats=maps))
 
 
+def test_maps_of_the_type_round_among_others():
+    mixed = dataclasses.replace(
+        INT8, quantization="nvfp4", other_formats=(("layers.0.mlp.down", "int8"), ("head", "fp8"))
+    )
+    check_activation_dtype("int8", mixed)
+    with pytest.raises(
+        ValueError, match=r"'fp8': expected activation_dtype='int8', .* stored as nvfp4 and int8 and fp8;"
+    ):
+        check_activation_dtype("fp8", mixed)
+
+
 def test_experts_that_do_not_round_are_named():
     mixed = dataclasses.replace(INT8, experts=Experts(4, 2, 24))
     with pytest.warns(

@@ -125,6 +125,17 @@ SHARDED = {
     "another order": {"quantization": "int4_64_float16_ordered", "other_formats": PLAIN_HEAD},
     "nvfp4": {"quantization": "nvfp4"},
     "mxfp4": {"quantization": "mxfp4"},
+    "several formats": {
+        "other_formats": (
+            ("layers.0.attention.qkv", "int8"),
+            ("layers.0.attention.out", "nvfp4"),
+            ("layers.0.mlp.down", "fp8_block"),
+            ("layers.1.mlp.gate_up", "int8_32_float16_zeros"),
+            ("layers.1.mlp.down", "fp8"),
+            ("layers.2.mlp.down", None),
+            ("head", "int8_32_float16"),
+        )
+    },
     "latents": {"quantization": "nvfp4", "num_kv_heads": 4, "windows": (), "latent": Latent(160, 16, 64, 24)},
 }
 

@@ -277,14 +277,18 @@ def test_routing_by_sigmoids_in_groups_lowers_for_cuda(M, X):
     assert sorted(actual) == (["route_small_batch"] if M <= MOST_TOKENS else ["choose", "group"])
 
 
-def _mixture(M, X, dtype, stored: str | None = None):
-    """Eight of X experts for each of M tokens, and its arguments."""
+def _mixture(M, X, dtype, stored: str | tuple[str | None, str] | None = None):
+    """Eight of X experts for each of M tokens, and its arguments; ``stored`` is the format of both maps, or of each."""
     array, F, D = jax.ShapeDtypeStruct, 768, 2048
 
     def function(x, logits, gate_up, down):
         return grouped_mlp(x, route(logits, None, Experts(X, 8, F)), gate_up, down)
 
-    maps = (ExpertMap(abstract_weight(stored or dtype, (X, *shape))) for shape in ((2 * F, D), (D, F)))
+    both = stored if isinstance(stored, tuple) else (stored, stored)
+    maps = (
+        ExpertMap(abstract_weight(one or dtype, (X, *shape)))
+        for one, shape in zip(both, ((2 * F, D), (D, F)), strict=True)
+    )
     return function, (array((M, D), dtype), array((M, X), jnp.float32), *maps)
 
 
@@ -301,6 +305,13 @@ def launches_of_experts(M: int) -> list[str]:
 )
 def test_experts_in_groups_lower_for_cuda(M, dtype, stored):
     assert sorted(kernels_of(for_cuda(*_mixture(M, 128, dtype, stored)))) == launches_of_experts(M)
+
+
+@pytest.mark.parametrize(
+    "stored", [("int4", "int8"), ("fp8_block", "nvfp4"), ("fp8", "mxfp4"), (None, "int4")], ids=str
+)
+def test_experts_in_two_formats_lower_for_cuda(stored):
+    assert sorted(kernels_of(for_cuda(*_mixture(16, 128, "bfloat16", stored)))) == launches_of_experts(16)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -41,7 +41,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     layout = with_note(layout, replaced)
     if whole is not None:
         return with_scales(layout, whole, folder.given)
-    return without_cache_scales(layout) if stored is None else with_stored_weights(layout, stored)
+    return without_cache_scales(layout) if stored is None else with_stored_weights(layout)
 
 
 def read_pard(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:

@@ -115,7 +115,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
         wholes=wholes_of_parts(config.layers, layers, at),
     )
     layout = with_note(layout, replaced)
-    return with_stored_weights(layout, stored) if stored is not None and replaced.note else layout
+    return with_stored_weights(layout) if stored is not None and replaced.note else layout
 
 
 def is_alone(fields: Fields) -> bool:

@@ -13,6 +13,7 @@ channel, or with one for all (``fp8``).
 
 config.py                how stored weights are quantised, by config.json
 config_fields.py         checks and lists of modules that readers of a ``quantization_config`` share
+mixed.py                 several formats in one checkpoint
 model_optimizer.py       config.json of NVIDIA Model Optimizer
 cache_scheme.py          what a checkpoint says of a cache in eight bits, and its scales
 stored_weights.py        weights that are kept as they are stored, where the tensors say which

@@ -37,7 +37,7 @@ IN_CODES: dict[str, Callable[[Fields, Fields], BlockFormat]] = {
 EIGHT_BITS = {"float-quantized": ("float",), "int-quantized": ("int",), "naive-quantized": ("float", "int")}
 FORMATS = (*EIGHT_BITS, *IN_CODES)  # of compressed-tensors
 LINEAR = "Linear"  # the only class of modules that is quantised
-_OF_GROUPS = (None, "mixed-precision")  # what stands in place of a format where each group names its own
+_MIXED = "mixed-precision"  # what stands in place of a format where each group names its own
 
 
 def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> StoredFormats | None:
@@ -104,7 +104,8 @@ def _compressed_tensors(fields: Fields) -> StoredFormats:
 def _read_group(fields: Fields, groups: Fields, name: str) -> tuple[BlockFormat, Sequence[str]]:
     """The format of the group ``name`` of compressed-tensors, and its targets: names, patterns and classes of modules."""
     group = groups.nested(name)
-    of_group = group is not None and group.raw.get("format") is not None and fields.raw.get("format") in _OF_GROUPS
+    whole = fields.raw.get("format")
+    of_group = group is not None and (whole == _MIXED or (whole is None and group.raw.get("format") is not None))
     naming = group if group is not None and of_group else fields
     require_one_of(naming, "format", *FORMATS)
     form, weights = naming.raw["format"], None if group is None else group.nested("weights")

@@ -86,13 +86,8 @@ def dequantized(
 def quantized_parts(
     module: str, tensors: Mapping[str, Tensor], stored: StoredFormats, where: str
 ) -> tuple[WeightTensors, BlockFormat | None]:
-    """The stored tensors of a linear map, and their format; None in its place if they are not quantised.
-
-    Args:
-      module: name of the map in the checkpoint.
-      tensors: those in the files, by name.
-      stored: what config.json says of the weights.
-      where: the folder, for messages.
+    """The stored tensors of a linear map, and their format; None in its place if they are not quantised. Arguments as for
+    ``dequantized``.
 
     Raises:
       Refusal: they are quantised, and config.json names no format for them.

@@ -50,13 +50,10 @@ class PlainModules(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QuantizedTensor(RangedTensor):
-    """The weight ``[out, in]`` of a linear map that the files hold quantised; ``read`` dequantises it to float32.
-
-    Attributes:
-      format: that of the tensors in the files, of weights of a layout.
-    """
+    """The weight ``[out, in]`` of a linear map that the files hold quantised; ``read`` dequantises it to float32."""
 
     dequantizes = True
+    # That of the tensors in the files; None of a weight that is in no layout.
     format: "BlockFormat | None" = dataclasses.field(default=None, kw_only=True, compare=False, repr=False)
 
     @abc.abstractmethod
@@ -115,13 +112,9 @@ class WeightTensors:
 
 
 class StoredFormats(abc.ABC):
-    """How the linear maps of a checkpoint are quantised: in a ``BlockFormat``, or in several (``mixed.py`` beside this).
+    """How the linear maps of a checkpoint are quantised: in a ``BlockFormat``, or in several (``mixed.py`` beside this)."""
 
-    Attributes:
-      ends: the suffixes of the tensors from which weights are computed.
-    """
-
-    ends: tuple[str, ...]
+    ends: tuple[str, ...]  # the suffixes of the tensors from which weights are computed
 
     @property
     @abc.abstractmethod
@@ -135,12 +128,8 @@ class StoredFormats(abc.ABC):
 
     @abc.abstractmethod
     def of_module(self, module: str, tensors: Mapping[str, Tensor]) -> "BlockFormat | None":
-        """The format of a linear map, if that is quantised; None if it is not, by config.json.
-
-        Args:
-          module: its name in the checkpoint.
-          tensors: those in the files, by name.
-        """
+        """The format of a linear map, if that is quantised; None if it is not, by config.json. ``tensors`` are those in the
+        files, by name."""
 
     @property
     @abc.abstractmethod

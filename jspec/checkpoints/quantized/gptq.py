@@ -156,7 +156,7 @@ def read_gptq(fields: Fields) -> StoredFormats:
     """
 
     def read(own: Fields) -> GPTQ:
-        if "adapter" in own.raw:
+        if own.raw.get("adapter") is not None:
             raise own.refuse("adapter", f"none, because adapters are not applied; {INSTEAD}")
         return _read_alike(dataclasses.replace(own, raw={**fields.raw, **own.raw}))
 

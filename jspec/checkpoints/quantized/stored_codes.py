@@ -82,7 +82,8 @@ def in_eight_bits(parts: StoredParts, inputs: int) -> StoredParts:
         return unpack_codes(packed, inputs)[:, columns].view(np.int8) - np.int8(ZERO)
 
     def scales(index: Index) -> np.ndarray:
-        return scale.read_part(index) - np.array([0, ZERO] if form.zeros else 0, scale.read_part(index).dtype)
+        values = scale.read_part(index)
+        return values - np.array([0, ZERO], values.dtype) if form.zeros else values
 
     wide = grouped(8, form.group, form.scale, form.zeros, form.ordered)
     return parts._replace(form=wide).having(

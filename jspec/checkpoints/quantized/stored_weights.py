@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.format import BlockFormat, QuantizedTensor, StoredFormats, StoredParts
+from jspec.checkpoints.quantized.format import BlockFormat, QuantizedTensor, StoredParts
 from jspec.checkpoints.quantized.scaled_inputs import INPUTS
 from jspec.checkpoints.quantized.stored_codes import RepackedCodes, in_eight_bits
 from jspec.checkpoints.tensors.layout import Layout
@@ -60,34 +60,32 @@ def _columns_of(whole: StoredParts, part: Part) -> StoredParts | None:
     return whole.having(weight=numbers, scale=scales)
 
 
-def with_stored_weights(layout: Layout, stored: StoredFormats) -> Layout:
+def with_stored_weights(layout: Layout) -> Layout:
     """``layout`` with weights as they are stored, and their scales; unchanged if none can be kept.
 
     Args:
       layout: that of a language model or of multi-token prediction layers, with dequantised weights.
-      stored: what config.json says of its weights.
     """
     found = {name: stored_parts(tensor) for name, tensor in layout.tensors.items() if name in layout.table}
     config, keeps = _kept_params(layout, found)
     if not keeps:
         return layout
-    params = config.stored_params()
+    params, summaries = config.stored_params(), []
     tensors, table = dict(layout.tensors), {}
     for name, at in layout.table.items():
         table[name] = at
+        if at.param not in keeps or (form := _format_of(layout.tensors[name])) is None:
+            continue
+        summaries.append(form.summary)
         module = name.removesuffix(WEIGHT)
-        for part, tensor in keeps[at.param][name].arrays.items() if at.param in keeps else ():
-            form = _format_of(layout.tensors[name])
-            called = {
-                "weight": name,
-                "scale": module + form.scale_end if form else name,
-                "input_scale": module + INPUTS,
-            }
+        called = {"weight": name, "scale": module + form.scale_end, "input_scale": module + INPUTS}
+        for part, tensor in keeps[at.param][name].arrays.items():
             own = called.get(part, f"{module}.{part}")
             if part not in OF_INPUTS or at.start == 0:  # which its parts share
                 table[own], tensors[own] = Placement(params[at.param].names[part], at.start, tensor.shape), tensor
     left = [name for name in layout.table if name in tensors and tensors[name].dequantizes]
-    note = f"the weights stay in {stored.summary}, as they are stored" + (", but for some" if left else "")
+    note = f"the weights stay in {' and '.join(dict.fromkeys(summaries))}, as they are stored"
+    note += ", but for some" if left else ""
     dequantized = "; ".join(_notes({name: tensors[name] for name in left}))
     notes = (*(n for n in layout.notes if n != layout.dequantized), note, *([dequantized] if left else []))
     return dataclasses.replace(

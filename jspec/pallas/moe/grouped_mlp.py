@@ -153,7 +153,7 @@ def grouped_mlp_kernel(
 ):
     """``grouped_mlp_reference`` as two kernels."""
     how = {"clamp": clamp, "activation": activation, "tiling": up_tiling, "interpret": interpret}
-    hidden = hidden_kernel(x, routed, gate_up, first, **how)
+    hidden = hidden_kernel(x, routed, gate_up, first, for_codes=down.weight.packed, **how)
     return made_kernel(hidden, routed, down, first, tiling=down_tiling, interpret=interpret)
 
 
@@ -163,21 +163,22 @@ def hidden_kernel(
     gate_up: ExpertMap,
     first=None,
     *,
+    for_codes: bool,
     clamp: float | None = None,
     activation: str = "silu",
     tiling: ExpertTiling | None = None,
     interpret=False,
 ):
-    """``gated`` of all assignments, in the order by expert, ``[A, Fe]``; of codes of four bits, ``_in_code_order`` of
-    that."""
-    (M, Y), Fe, packed = routed.expert.shape, gate_up.weight.shape[1] // 2, gate_up.weight.packed
+    """``gated`` of all assignments, in the order by expert, ``[A, Fe]``; ``_in_code_order`` of that if it is ``for_codes``,
+    because ``down`` has codes of four bits."""
+    (M, Y), Fe = routed.expert.shape, gate_up.weight.shape[1] // 2
     tiling = tiling or tilings_of(M * Y, routed.sizes.shape[0], x.dtype, gate_up.weight)[0]
-    x = _in_code_order(x) if packed else x
-    ordered = packed and Fe % codes.BLOCK == 0  # the kernel writes what the second one reads
+    x = _in_code_order(x) if gate_up.weight.packed else x
+    ordered = for_codes and Fe % codes.BLOCK == 0  # the kernel writes what the second one reads
     how = {"Y": Y, "clamp": clamp, "activation": activation, "ordered": ordered}
     shape = jax.ShapeDtypeStruct((M * Y, Fe), x.dtype)
     hidden = _run(routed, first, _up, tiling, shape, gate_up, x, **how, interpret=interpret)
-    return _in_code_order(hidden) if packed and not ordered else hidden
+    return _in_code_order(hidden) if for_codes and not ordered else hidden
 
 
 def made_kernel(

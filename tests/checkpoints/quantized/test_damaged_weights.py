@@ -128,6 +128,8 @@ STORED_CODES = [
     ("mxfp4", {".weight_packed": as_dtype(np.int32)}, "'{}.weight_packed' is int32 [64, 48], but"),
     ("mxfp4", {".weight_packed": None}, "tensor '{}.weight_packed' is missing, and '{}.weight_scale' needs it"),
     ("mxfp4", {".weight_zero_point": np.ones((64, 3), np.uint8)}, "'{}.weight_zero_point' has no place in"),
+    ("codes in bytes", {".weight": entry(8)}, "'{}.weight' holds 8: expected codes in -8..7, of four bits"),
+    ("codes in bytes", {".weight_scale": None}, "tensor '{}.weight_scale' is missing, and '{}.weight' needs it"),
     *(
         ("awq modelopt", {end: entry(number, -1)}, f"tensor '{{}}{end}' holds {shown}: expected ")
         for end in (".weight_scale", ".pre_quant_scale")

@@ -21,7 +21,14 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from packed_weights import auto_round_config, awq_config, gptq_config, model_optimizer_config, nvfp4_config
+from packed_weights import (
+    auto_round_config,
+    awq_config,
+    bytes_config,
+    gptq_config,
+    model_optimizer_config,
+    nvfp4_config,
+)
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.tensor import Tensor
@@ -30,7 +37,7 @@ from jspec.checkpoints.quantized.format import BlockFormat, WeightTensors
 
 OUTPUTS, INPUTS, GROUP = 64, 96, 32
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
-DTYPES = {np.dtype(np.uint8): "uint8", np.dtype(np.int32): "int32", FP8: "float8_e4m3fn"}
+DTYPES = {np.dtype(np.uint8): "uint8", np.dtype(np.int8): "int8", np.dtype(np.int32): "int32", FP8: "float8_e4m3fn"}
 
 
 class Held(Tensor):
@@ -98,6 +105,23 @@ def test_nvfp4_is_that_of_model_optimizer(tmp_path):
     parts, wanted = nvfp4_of_model_optimizer(tmp_path)
     assert len(np.unique(wanted)) > 100
     np.testing.assert_array_equal(read(model_optimizer_config(), parts), wanted)
+
+
+def test_codes_in_bytes_are_those_of_compressed_tensors():
+    """W4A8, of which the library takes a byte for each code of four bits."""
+    torch = pytest.importorskip("torch")
+    library = pytest.importorskip("compressed_tensors.quantization")
+    compressor = pytest.importorskip("compressed_tensors.compressors.naive_quantized").IntQuantizationCompressor
+    how = library.QuantizationScheme(targets=["Linear"], **library.quant_scheme.W4A8)
+    weight = torch.from_numpy(np.random.default_rng(0).normal(0, 0.05, (OUTPUTS, 256)).astype(np.float32))
+    groups = weight.reshape(OUTPUTS, -1, 128)
+    scale, zero = library.utils.calculate_qparams(groups.amin(-1), groups.amax(-1), how.weights)
+    given = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero}
+    stored = compressor.compress(given, how)
+    parts = {f".{name}": tensor.numpy() for name, tensor in stored.items() if "zero_point" not in name}
+    assert len(np.unique(parts[".weight"])) == 16
+    theirs = compressor.decompress(stored, how)["weight"].float().numpy()
+    np.testing.assert_array_equal(read(bytes_config(), parts, theirs.shape), theirs)
 
 
 MXFP8 = """

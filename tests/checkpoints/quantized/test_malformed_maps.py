@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from block_checkpoints import KEPT, KEPT_CODES, KINDS, Kind, block_checkpoint
 from fp8_checkpoints import FP8, compressed_tensors, fp8_checkpoint, names_in, raw_tensor, vllm_fp8
+from mixed_checkpoints import MIXES, Mix, mixed_checkpoint
 from packed_weights import awq_config, gptq_config
 from stored_params import assert_same
 from tiers import in_tiers
@@ -22,7 +23,15 @@ BY_CHANNEL = {
     "int8 channel": compressed_tensors(format="int-quantized", weights__type="int"),
     "fp8 tensor": vllm_fp8(),
 }
-FORMATS = {**KINDS, **KEPT, **KEPT_CODES, **BY_CHANNEL}
+# Of several formats, and of each a map that not all others are like.
+OF_MIXES = {
+    "FP8 and NVFP4": "model.layers.1.self_attn.q_proj",
+    "values in eight bits": "model.layers.1.mlp.gate_proj",  # in four, which are kept in eight
+    "GPTQ": "model.layers.0.mlp.down_proj",
+    "AutoRound": "model.layers.1.self_attn.k_proj",
+    "Model Optimizer": "model.layers.0.mlp.up_proj",
+}
+FORMATS = {**KINDS, **KEPT, **KEPT_CODES, **BY_CHANNEL, **{name: MIXES[name] for name in OF_MIXES}}
 # Of AWQ with a scale for each input, SVDQuant, older compressed-tensors with ``actorder: group``, QuaRot, SmoothQuant.
 OTHERS = (
     *(".pre_quant_scale", ".input_quantizer._pre_quant_scale", ".svdquant_lora_a", ".weight_g_idx", ".hadamard_matrix"),
@@ -33,6 +42,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*are dequantised as they are re
 
 def checkpoint(path, name: str):
     kind = FORMATS[name]
+    if isinstance(kind, Mix):
+        return mixed_checkpoint(path, kind)
     return block_checkpoint(path, kind) if isinstance(kind, Kind) else fp8_checkpoint(path, quantization=kind)
 
 
@@ -53,17 +64,21 @@ def broken(name: str, array: np.ndarray) -> dict[str, np.ndarray | None]:
 
 
 @pytest.mark.parametrize(
-    "name", in_tiers(FORMATS, test=["gptq", "packed zeros", "nvfp4", "mxfp8", "awq modelopt", "qwen", "int8 channel"])
+    "name",
+    in_tiers(
+        FORMATS,
+        test=["gptq", "packed zeros", "nvfp4", "mxfp8", "awq modelopt", "qwen", "int8 channel", "values in eight bits"],
+    ),
 )
 def test_broken_tensors_are_refused_by_their_names(tmp_path, name):
-    src = checkpoint(tmp_path / "src", name)
+    src, module = checkpoint(tmp_path / "src", name), OF_MIXES.get(name, DOWN)
     whole = {one: raw_tensor(src, one).copy() for one in names_in(src)}
     cases = {
-        f"{end} {way}": (DOWN + end, array)
-        for end in (one.removeprefix(DOWN) for one in whole if one.startswith(f"{DOWN}."))
-        for way, array in broken(DOWN + end, whole[DOWN + end]).items()
+        f"{end} {way}": (module + end, array)
+        for end in (one.removeprefix(module) for one in whole if one.startswith(f"{module}."))
+        for way, array in broken(module + end, whole[module + end]).items()
     }
-    cases |= {end: (DOWN + end, np.ones(96, np.float32)) for end in OTHERS if DOWN + end not in whole}
+    cases |= {end: (module + end, np.ones(96, np.float32)) for end in OTHERS if module + end not in whole}
     for case, (tensor, array) in cases.items():
         write_weights(src, {one: found for one, found in (whole | {tensor: array}).items() if found is not None})
         with pytest.raises(Refusal, match=tensor) as refusal:

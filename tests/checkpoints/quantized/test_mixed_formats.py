@@ -111,6 +111,22 @@ def test_a_module_without_a_format_is_refused(tmp_path):
     refuses(src, "holds 'model.layers.0.self_attn.o_proj.weight_scale'; name the module among those of its format")
 
 
+def test_the_other_file_of_model_optimizer(tmp_path):
+    """Which says the same as config.json, or says it alone."""
+    mix, other = MIXES["Model Optimizer"], "hf_quant_config.json"
+    src = mixed_checkpoint(tmp_path / "src", mix)
+    wanted = load_folder(src)
+    layers = mix.config["quantized_layers"]
+    described = {"producer": {}, "quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    (src / other).write_text(json.dumps(described))
+    assert_same(load_folder(src), wanted)
+    rewrite(src, quantization_config=None)
+    assert_same(load_folder(src), wanted)
+    first = next(iter(layers))
+    rewrite(src, quantization_config={**mix.config, "quantized_layers": {**layers, first: {"quant_algo": "NVFP4"}}})
+    refuses(src, f"src/{other}: quantization.quantized_layers={{'{first}': ")
+
+
 def test_a_damaged_checkpoint_leaves_no_folder(tmp_path, capsys):
     """A scale that is NaN is found while the folder is written."""
     src = mixed_checkpoint(tmp_path / "src", MIXES["values in eight bits"])

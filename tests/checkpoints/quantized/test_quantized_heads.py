@@ -11,8 +11,9 @@ import tiny_heads
 from block_checkpoints import KEPT, KINDS, NVFP4, Kind, stored_as
 from fp8_checkpoints import FP8, _quantized, compressed_tensors, vllm_fp8
 from greedy_texts import drafted
+from mixed_checkpoints import groups
 from mtp_checkpoints import with_layers
-from packed_weights import model_optimizer_config, nvfp4_config
+from packed_weights import model_optimizer_config, nvfp4, nvfp4_config
 from stored_heads import HEADS, stored_head
 from stored_params import assert_same
 from tiers import in_tiers
@@ -55,13 +56,19 @@ FORMATS = {
     ),
     "tensor vllm": Kind(vllm_fp8(), scaled(True), "FP8 with a scale for each weight"),
     "tensor modelopt": Kind(model_optimizer_config("FP8"), scaled_without_axis, "FP8 with a scale for each weight"),
+    "fp8 and nvfp4": Kind(
+        groups((compressed_tensors(), ["Linear"]), (nvfp4_config(), [r"re:.*"])),
+        lambda weight: nvfp4(weight) if weight.shape[0] < weight.shape[1] else scaled(False)(weight),
+        "FP8 with a scale for each output channel",
+    ),
     "fp8": KINDS["fp8"],
     "fp8 128": KEPT["qwen"],
-    **{name: KINDS[name] for name in ("fp8 compressed", "packed", "gptq", "awq")},
     **NVFP4,
+    **{name: KINDS[name] for name in ("fp8 compressed", "packed", "gptq", "awq")},
 }
 # Of multi-token prediction layers these are kept as they are stored (test_stored_weights.py).
-EVERY = [(head, name) for head in HEADS for name in FORMATS if head != "mtp" or name not in ("fp8 128", *NVFP4)]
+KEPT_IN_LAYERS = ("fp8 and nvfp4", "fp8 128", *NVFP4)
+EVERY = [(head, name) for head in HEADS for name in FORMATS if head != "mtp" or name not in KEPT_IN_LAYERS]
 # Each head in one format, and each format of one head at least.
 QUICK = [(head, list(FORMATS)[i % len(FORMATS)]) for i, head in enumerate(HEADS)]
 
@@ -193,7 +200,7 @@ REFUSED = [
     ("eagle3", "nvfp4", replaced("fc.weight_scale", np.ones((64, 12), np.float32)), None, "float32 [64, 12], but"),
     ("eagle3", "nvfp4", replaced("fc.weight_packed", np.ones((64, 4), np.uint8)), None, "a multiple of 16, because so"),
     ("eagle3", "channel", dict, ("ignore", ["fc"]), "ignore says that 'fc' is not quantised, but"),
-    ("medusa", "channel", dict, ("format", "mixed-precision"), "format='mixed-precision': expected"),
+    ("medusa", "channel", dict, ("format", "mixed-precision"), "group_0.format=None: expected"),
     ("mlp", "channel", dict, ("quant_method", "bitsandbytes"), "quant_method='bitsandbytes' is not read"),
 ]
 

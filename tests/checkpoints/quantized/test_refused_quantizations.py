@@ -22,6 +22,7 @@ from packed_weights import (
     compressed_config,
     fp8_config,
     gptq_config,
+    model_optimizer_config,
     mxfp4_config,
     pack_config,
 )
@@ -61,9 +62,21 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
 @pytest.mark.parametrize(
     ("quantization", "words"),
     [
-        *(
-            (compressed_tensors(format=name), f".format='{name}': expected 'float-quantized' or 'int-quantized' or ")
-            for name in ("mixed-precision", "marlin-24")
+        (
+            compressed_tensors(format="marlin-24"),
+            "config.format='marlin-24': expected 'float-quantized' or 'int-quantized' or 'naive-quantized' or ",
+        ),
+        (
+            compressed_tensors(format="mixed-precision"),
+            "config_groups.group_0.format=None: expected 'float-quantized' or 'int-quantized' or 'naive-quantized' or ",
+        ),
+        (
+            compressed_tensors(config_groups={"a": GROUP, "b": {**GROUP, "format": "marlin-24"}}),
+            "config_groups.b.format='marlin-24': expected 'float-quantized'",
+        ),
+        (
+            compressed_tensors(config_groups={"a": GROUP, "b": {**GROUP, "targets": ["re:(a+)+"]}}),
+            "config_groups.b.targets has the pattern '(a+)+': expected names of modules",
         ),
         (
             compressed_tensors(format=None),
@@ -88,8 +101,7 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
             "group_0.weights.strategy='group': expected 'channel' or 'tensor' or 'block'; of",
         ),
         (compressed_tensors(group__weights=None), "config_groups.group_0={'weights': None"),
-        (compressed_tensors(config_groups={}), "quantization_config.config_groups={}: expected one group, of all"),
-        (compressed_tensors(config_groups={"a": GROUP, "b": GROUP}), "expected one group, of all linear maps"),
+        (compressed_tensors(config_groups={}), "quantization_config.config_groups={}: expected groups of linear m"),
         (compressed_tensors(config_groups=[1]), "quantization_config.config_groups=[1]: expected an object or null"),
         (compressed_tensors(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config={'format': 'sparse-24"),
         (compressed_tensors(transform_config={"config_groups": {"R1": {}}}), "neither sparse nor rotated weights are"),
@@ -152,13 +164,19 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         (gptq_config(is_marlin_format=True), "quantization_config.is_marlin_format=True: expected False"),
         (gptq_config(rotation="hadamard"), "rotation='hadamard': expected none, because rotated weights are not read"),
         (
-            gptq_config(dynamic={"-:.*gate": {}, "+:.*down.*": {"bits": 8}}),
-            "dynamic.+:.*down.*={'bits': 8}: expected none,",
+            gptq_config(dynamic={"-:.*gate": {"bits": 3}, "+:.*down.*": {"bits": 3}}),
+            "dynamic.+:.*down.*.bits=3: expected 4 or 8; of quantised",
         ),
         (
-            gptq_config(dynamic={".*up.*": {"group_size": 8}}),
-            "dynamic..*up.*={'group_size': 8}: expected none, because al",
+            gptq_config(dynamic={".*up.*": {"group_size": 0}}),
+            "dynamic..*up.*.group_size=0: expected a positive integer",
         ),
+        (
+            gptq_config(dynamic={"lm_head": {"adapter": {"rank": 8}}}),
+            "dynamic.lm_head.adapter={'rank': 8}: expected none",
+        ),
+        (gptq_config(dynamic={"lm_head": 8}), "quantization_config.dynamic.lm_head=8: expected an object or null"),
+        (gptq_config(dynamic={"(a+)+": {"bits": 8}}), "dynamic has the pattern '(a+)+': expected names of modules, or"),
         (gptq_config(dynamic=["a"]), "quantization_config.dynamic=['a']: expected an object or null"),
         (
             gptq_config(group_size=0),
@@ -168,7 +186,7 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         (gptq_config(group_size=None), "quantization_config.group_size is missing: expected an integer in -1.."),
         (gptq_config(desc_act=1), "quantization_config.desc_act=1: expected true or false"),
         (awq_config(bits=8), "quantization_config.bits=8: expected 4; of quantised"),
-        (awq_config(zero_point=False), "quantization_config.zero_point=False: expected True; of quantised"),
+        (awq_config(zero_point=1), "quantization_config.zero_point=1: expected True or False; of quantised"),
         *(
             (
                 awq_config(version=name),
@@ -187,8 +205,30 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         (auto_round_config(None, data_type="mx_fp"), "quantization_config.data_type='mx_fp': expected 'int'"),
         (auto_round_config(None, act_bits=8), "quantization_config.act_bits=8: expected 16"),
         (
-            auto_round_config(None, extra_config={"model.layers.0.mlp.up_proj": {"bits": 8}}),
-            "extra_config.model.layers.0.mlp.up_proj.bits=8: expected 4, because all modules are quantised alike",
+            auto_round_config(None, extra_config={"model.layers.0.mlp.up_proj": {"bits": 3}}),
+            "extra_config.model.layers.0.mlp.up_proj.bits=3: expected 4 or 8; of quantised",
+        ),
+        (
+            auto_round_config(None, extra_config={".*up_proj.*": {"data_type": "mx_fp"}}),
+            "extra_config..*up_proj.*.data_type='mx_fp': expected 'int'",
+        ),
+        (
+            auto_round_config("auto_round:auto_awq", extra_config={"lm_head": {"bits": 8}}),
+            "extra_config.lm_head.bits=8: expected 4; of quantised",
+        ),
+        (
+            model_optimizer_config("MIXED_PRECISION"),
+            "quantized_layers=None: expected an object of modules and their quant_algo, which no other module has",
+        ),
+        (
+            model_optimizer_config("MIXED_PRECISION", quantized_layers={"lm_head": {"quant_algo": "W4A8_AWQ"}}),
+            "quantized_layers.lm_head.quant_algo='W4A8_AWQ', of NVIDIA Model Optimizer, is not read; of quantised",
+        ),
+        (
+            model_optimizer_config(
+                "MIXED_PRECISION", quantized_layers={"lm_head": {"quant_algo": "NVFP4", "group_size": 8}}
+            ),
+            "quantized_layers.lm_head.group_size=8: expected 16; of quantised",
         ),
         (pack_config(num_bits=2), "group_0.weights.num_bits=2: expected 4 or 8; of quantised"),
         (pack_config(type="float"), "group_0.weights.type='float': expected 'int'"),
@@ -242,7 +282,7 @@ def test_experts_in_one_tensor_are_not_read(tmp_path, kind):
         read_config(Folder(tmp_path))
 
 
-@pytest.mark.parametrize("algorithm", ["NVFP4_AWQ", "MIXED_PRECISION", "W8A8_SQ_PER_CHANNEL"])
+@pytest.mark.parametrize("algorithm", ["NVFP4_AWQ", "W8A8_SQ_PER_CHANNEL"])
 def test_other_algorithms_of_model_optimizer_are_refused(tmp_path, algorithm):
     src = tiny_checkpoint(tmp_path / "src")
     described = {"quant_algo": algorithm, "kv_cache_quant_algo": None}

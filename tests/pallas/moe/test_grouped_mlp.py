@@ -137,6 +137,15 @@ class TestGroupedMLP:
     def test_codes_agree_with_float64(self, D, F, kind, dtype):
         self.assert_agrees((TILINGS[0], ExpertTiling(64, 32, 128, 4, 2)), layer(5, D, F, 8, 3, dtype, kind))
 
+    @pytest.mark.parametrize(
+        "kinds", [("int4", None), ("nvfp4", "int8"), ("fp8", "mxfp4"), ("int8_32_float16_zeros", "int4")]
+    )
+    @pytest.mark.parametrize(("D", "F"), [(256, 128), (200, 72)])
+    def test_maps_of_two_formats_agree_with_float64(self, D, F, kinds):
+        """Of which one reads its inputs in the order of codes and the other does not."""
+        (x, routed, gate_up, _), (*_, down) = (layer(5, D, F, 8, 3, "float32", kind) for kind in kinds)
+        self.assert_agrees((TILINGS[0], ExpertTiling(64, 32, 128, 4, 2)), (x, routed, gate_up, down))
+
     @pytest.mark.parametrize("tiling", TILINGS, ids=str)
     @pytest.mark.parametrize(("D", "F"), [(128, 64), (96, 32), (64, 160)])
     def test_mxfp4_weights_agree_with_float64(self, D, F, tiling):
