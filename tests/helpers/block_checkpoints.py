@@ -201,6 +201,18 @@ KEPT_CODES = {
     "packed 256": _pack("int4_128_float16", 256, True, np.float16),
     **{name: kind._replace(words="nvfp4") for name, kind in NVFP4.items()},
     "mxfp4": MXFP4._replace(words="mxfp4"),
+    "packed in no other order": Kind(
+        pack_config(group_size=32),
+        functools.partial(pack_quantized, group_size=32, order=False),
+        "int4_32_float16",
+        _of_groups(32),
+    ),
+    "packed in another order": Kind(
+        pack_config(group_size=32, actorder="group"),
+        functools.partial(pack_quantized, group_size=32, order=True),
+        "int4_32_float16_ordered",
+        _of_groups(32),
+    ),
     "codes in bytes": Kind(bytes_config(), codes_in_bytes, "int4_128_float16", _of_groups(128)),
     "awq modelopt": Kind(
         model_optimizer_config("W4A16_AWQ", group_size=128), scaled_inputs, "int4_128_float16_scaled", _of_groups(128)

@@ -118,9 +118,12 @@ def awq(weight: np.ndarray, group_size=8) -> Stored:
     return parts, rounded.weight
 
 
-def pack_quantized(weight: np.ndarray, group_size=8, symmetric=True, bits=4, dtype=np.float16) -> Stored:
-    """As compressed-tensors writes it, with scales of ``dtype``."""
-    rounded = coded(weight, group_size, symmetric, bits=bits, dtype=dtype)
+def pack_quantized(
+    weight: np.ndarray, group_size=8, symmetric=True, bits=4, dtype=np.float16, order: bool | None = None
+) -> Stored:
+    """As compressed-tensors writes it, with scales of ``dtype``, and before its version 0.20 with the group of each input:
+    scattered ones if ``order``, and -1 everywhere if it is False."""
+    rounded = coded(weight, group_size, symmetric, bool(order), bits, dtype)
     parts = {
         ".weight_packed": packed(rounded.codes, 1, bits=bits),
         ".weight_scale": rounded.scales,
@@ -128,6 +131,8 @@ def pack_quantized(weight: np.ndarray, group_size=8, symmetric=True, bits=4, dty
     }
     if not symmetric:
         parts[".weight_zero_point"] = packed(rounded.zeros, 0, bits=bits)
+    if order is not None:
+        parts[".weight_g_idx"] = rounded.groups.astype(np.int32) if order else np.full(weight.shape[1], -1, np.int32)
     return parts, rounded.weight
 
 

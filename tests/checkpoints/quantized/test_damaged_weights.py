@@ -128,6 +128,9 @@ STORED_CODES = [
     ("mxfp4", {".weight_packed": as_dtype(np.int32)}, "'{}.weight_packed' is int32 [64, 48], but"),
     ("mxfp4", {".weight_packed": None}, "tensor '{}.weight_packed' is missing, and '{}.weight_scale' needs it"),
     ("mxfp4", {".weight_zero_point": np.ones((64, 3), np.uint8)}, "'{}.weight_zero_point' has no place in"),
+    ("packed in another order", {".weight_g_idx": entry(-1, 3)}, "'{}.weight_g_idx' holds -1: expected groups in 0..2"),
+    ("packed in another order", {".weight_g_idx": None}, "tensor '{}.weight_g_idx' is missing, and "),
+    ("packed in no other order", {".weight_g_idx": entry(0, 3)}, "'{}.weight_g_idx' holds -1: expected groups in 0..2"),
     ("codes in bytes", {".weight": entry(8)}, "'{}.weight' holds 8: expected codes in -8..7, of four bits"),
     ("codes in bytes", {".weight_scale": None}, "tensor '{}.weight_scale' is missing, and '{}.weight' needs it"),
     *(
