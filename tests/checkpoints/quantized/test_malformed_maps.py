@@ -50,8 +50,9 @@ def checkpoint(path, name: str):
 def broken(name: str, array: np.ndarray) -> dict[str, np.ndarray | None]:
     """A tensor in all ways that no format allows; None is none at all."""
     ways: dict[str, np.ndarray | None] = {"another dtype": array.astype(np.float32).astype(np.int16)}
-    # Without these groups follow each other, and inputs are multiplied by nothing.
-    ways |= {} if name.endswith((".g_idx", ".pre_quant_scale")) else {"missing": None}
+    # Without these groups follow each other, as with -1 for each, and inputs are multiplied by nothing.
+    optional = name.endswith((".g_idx", ".pre_quant_scale")) or (name.endswith("_g_idx") and (array == -1).all())
+    ways |= {} if optional else {"missing": None}
     ways |= {"a row less": array[:-1], "more axes": array[None, None, None]} if array.ndim else {}
     if array.ndim == 2 and array.shape[0] != array.shape[1]:
         ways["transposed"] = np.ascontiguousarray(array.T)
