@@ -25,6 +25,7 @@ from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.models.causal import causal_logits
 from jspec.models.flatten import flatten
 from jspec.models.params import abstract_params, build
+from jspec.quantization.formats import OF_INPUTS
 
 LENGTHS = (5, 33, 128)  # of the token sequences whose logits are compared
 MAX_REASON = 500  # characters
@@ -96,7 +97,7 @@ def verify_weights(source: HuggingFaceModel, folder: Path) -> str:
         for param, expected in zip((name, stored.names["scale"]), quantized_param(source, name), strict=True):
             if not np.array_equal(params[param].view(np.uint8), expected.view(np.uint8)):
                 raise Mismatch(f"{folder}: parameter {param!r} is not that of the source, quantised")
-    beside = ("channel_scale", "order")
+    beside = ("channel_scale", *OF_INPUTS)
     for param in (name for stored in quantized.values() for part, name in stored.names.items() if part in beside):
         if not np.array_equal(params[param], source.param(param, source.exact_dtype)):
             raise Mismatch(f"{folder}: parameter {param!r} is not that of the source")

@@ -47,7 +47,7 @@ from jspec.quantization import mxfp4_pairs, nvfp4
 from jspec.quantization.formats import GROUP, format_of
 from jspec.quantization.weight import random_weight
 
-STORED = "int4", "nvfp4", "fp8_block"
+STORED = "int4", "nvfp4", "fp8_block", "mxfp8"
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)
 COPIES = 4  # sets of tokens that a timed loop goes through, each with experts of its own
 FLOPS = 790e12
@@ -101,6 +101,7 @@ class Layer:
         """Of all three maps of an expert."""
         weight = 1 / 2 + 1 / mxfp4_pairs.GROUP if self.four_bits else 2
         stored = {"int4": 1 / 2 + 2 / GROUP, "nvfp4": 1 / 2 + 1 / nvfp4.GROUP, "fp8_block": 1 + 4 / GROUP}
+        stored["mxfp8"] = 1 + 1 / 32
         weight = stored.get(self.stored or "", weight)
         return weight * 3 * self.F * self.D
 

@@ -16,7 +16,7 @@ from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
 from jspec.quantization.formats import format_of
 from jspec.quantization.weight import Weight, random_weight
 
-KINDS = ("bf16", "int8", "fp8", "blocks", "int4", "int4_zeros", "nvfp4")
+KINDS = ("bf16", "int8", "fp8", "blocks", "mxfp8", "int4", "int4_zeros", "nvfp4")
 _NAMES = {"bf16": None, "blocks": "fp8_block", "int4_zeros": "int4_128_float16_zeros"}
 FORMS = {kind: format_of(_NAMES.get(kind, kind)) for kind in (*KINDS, "mxfp4")}
 BYTES = {"bf16": 2, "int4": 0.5, "int4_zeros": 0.5, "nvfp4": 0.5}  # of a number; of other kinds 1
@@ -42,8 +42,12 @@ def weights_of(kind: str, shape: tuple[int, int], count: int) -> list[Weight]:
     def make(key) -> Weight:
         numbers, scales = jax.random.split(key)
         weight = random_weight(numbers, shape, shape[1] ** -0.5, dtype=jnp.bfloat16, form=FORMS[kind])
-        if kind in ("bf16", "mxfp4"):
+        if kind == "bf16":
             return weight
+        if weight.scale.dtype == jnp.uint8:  # powers of two
+            return dataclasses.replace(
+                weight, scale=weight.scale + jax.random.randint(scales, weight.scale.shape, 0, 2, "uint8")
+            )
         scale = weight.scale[::BLOCK] if kind == "blocks" else weight.scale
         factors = jax.random.uniform(scales, scale.shape, jnp.float32, 0.5, 1.5)
         if kind == "int4_zeros":
@@ -105,7 +109,7 @@ def candidates(
         def by_mosaic(tiling, x, weight):
             return few_tokens_matmul_kernel(x, weight, tiling=tiling, **how)
 
-        small = SMALL_TILINGS if BYTES.get(kind, 1) == 1 else SMALL_TILINGS[:1]
+        small = SMALL_TILINGS if BYTES.get(kind, 1) == 1 and kind != "mxfp8" else SMALL_TILINGS[:1]
         tilings = small if smoke else tilings_for(kind, tokens, shape, in_parts)
         for name, tiling in tilings:
             product = functools.partial(by_mosaic, tiling)

@@ -98,6 +98,7 @@ TILINGS = {
     "int8": EIGHT_BITS,
     "fp8": EIGHT_BITS,
     "blocks": BLOCKS,
+    "mxfp8": BLOCKS,
     "int4": CODES,
     "int4_zeros": CODES,
     "nvfp4": CODES,
@@ -118,9 +119,13 @@ def tilings_for(kind: str, tokens: int, shape: tuple[int, int], in_parts: bool) 
     named = [("", tiling) for tiling in others if tiling.shared_bytes(inputs, size, 2) <= SHARED]
     if kind == "bf16":
         return named
-    how = {"scaled_groups": kind in ("blocks", "int4", "int4_zeros"), "bits": int(8 * size)}
+    how = {
+        "scaled_groups": kind in ("blocks", "int4", "int4_zeros"),
+        "bits": int(8 * size),
+        "in_groups": kind == "mxfp8",
+    }
     chosen = few_tokens_tiling(tokens, outputs, inputs, in_parts, **how)
     splits = [half for half in (chosen.num_splits // 2, 2 * chosen.num_splits) if half and in_parts]
     variants = [chosen._replace(num_splits=count) for count in splits]
-    variants += [chosen._replace(ordered=True)] if size == 1 else []
+    variants += [chosen._replace(ordered=True)] if size == 1 and kind != "mxfp8" else []
     return [("chosen", chosen), *(("", tiling) for tiling in variants), *named]

@@ -67,9 +67,10 @@ ENOUGH = 1 << 28  # bytes of weights that a timed program reads, five times what
 COPIES = 4, 48  # of a weight, at least and at most
 REPEATS, SECONDS = 5, 0.02  # timings, and how long each takes at least
 CLOSE = {"bf16": 2**-7, "rounded": 2**-7}  # of the largest number: how far a result may be from that of the definition
-CLOSE |= dict.fromkeys(("int8", "fp8", "int4", "fp8_block"), 1e-4)  # these are not rounded
+CLOSE |= dict.fromkeys(("int8", "fp8", "int4", "fp8_block", "mxfp8"), 1e-4)  # these are not rounded
 BYTES = {"bf16": 2.0, "int8": 1.0, "fp8": 1.0, "rounded": 1.0, "int4": 0.5 + 2 / 128}  # of a weight
-BYTES["fp8_block"] = 1 + 4 / 128
+BYTES |= {"fp8_block": 1 + 4 / 128, "mxfp8": 1 + 1 / 32}
+IN_BLOCKS = "fp8_block", "mxfp8"  # of eight bits
 # What ``--tune`` tries in place of what a tiling has, one field or two after the other.
 CHOICES: Sequence[dict[str, Sequence[Any]]] = (
     {"outputs": (32, 64, 128), "num_warps": (4, 8)},
@@ -140,6 +141,7 @@ FORMS: dict[str, tuple[str, Callable]] = {  # what is multiplied, and how the pr
     "fp8": ("fp8", weight_only_matmul_kernel),
     "int4": ("int4", weight_only_matmul_kernel),
     "fp8_block": ("fp8_block", weight_only_matmul_kernel),
+    "mxfp8": ("mxfp8", weight_only_matmul_kernel),
     "rounded, XLA": ("rounded", rounded_by_xla),
     "rounded": ("rounded", streamed_kernel),
 }
@@ -237,7 +239,7 @@ def tiling_of(case: Case) -> Any:
     """The tiling that the kernel has for the product."""
     if case.kind in STREAMED:
         return streamed_tiling(case.tokens, *case.shape, case.weights[0].numbers.dtype.itemsize)
-    return weight_only_tiling(case.tokens, *case.shape, 4 if case.kind == "int4" else 8, case.kind == "fp8_block")
+    return weight_only_tiling(case.tokens, *case.shape, 4 if case.kind == "int4" else 8, case.kind in IN_BLOCKS)
 
 
 def neighbours(case: Case, tiling: Any, choice: dict[str, Sequence[Any]]) -> Iterator[Any]:
@@ -245,7 +247,7 @@ def neighbours(case: Case, tiling: Any, choice: dict[str, Sequence[Any]]) -> Ite
     for values in itertools.product(*choice.values()):
         other = dataclasses.replace(tiling, **dict(zip(choice, values, strict=True)))
         fits_registers = other.outputs * other.tokens <= 128 * 32 * other.num_warps
-        is_read = (128 if case.kind in ("int4", "fp8_block") else 64) <= other.inputs <= case.shape[1]
+        is_read = (128 if case.kind in ("int4", *IN_BLOCKS) else 64) <= other.inputs <= case.shape[1]
         splits = other.num_splits if case.kind in STREAMED else 1
         is_read &= splits == 1 or case.shape[1] % (splits * other.inputs) == 0
         # Four warps of Hopper multiply 64 rows of the left operand, and so half of one with 32.

@@ -213,9 +213,9 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
 
 def of_experts(quantization: str | None) -> str | None:
     """How experts are stored where other maps are stored as ``quantization``: not quantised where codes have an order of
-    their own, for which there is no kernel."""
+    their own, or inputs numbers of theirs, for which there is no kernel."""
     form = format_of(quantization)
-    return quantization if form and not form.ordered else None
+    return quantization if form and not (form.ordered or form.scaled_inputs) else None
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:

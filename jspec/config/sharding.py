@@ -18,7 +18,7 @@ VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabular
 SHARDED = ("heads", "kv", "mlp", "expert_mlp", "vocab")  # the logical axes that are sharded
 # The axis of each array of a quantised weight that is sharded where an axis of the weight is. Scales have one for inputs
 # only where groups of inputs have scales.
-_AXES = {"scale": {0: 0, 1: 1}, "channel_scale": {0: 0}, "order": {1: 0}}
+_AXES = {"scale": {0: 0, 1: 1}, "channel_scale": {0: 0}, "order": {1: 0}, "input_scale": {1: 0}}
 
 
 class ParameterSharding(NamedTuple):

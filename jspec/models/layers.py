@@ -29,8 +29,8 @@ class Linear(nnx.Module):
     """``y = W x (+ b)``, where W is ``weight``, dequantised by ``scale`` if the weight is quantised.
 
     Attributes:
-      weight, scale, channel_scale, order: the arrays of a ``Weight [out, in]``: ``numbers`` of ``dtype`` if it is not
-        quantised, and None for those that its format does not have.
+      weight, scale, channel_scale, order, input_scale: the arrays of a ``Weight [out, in]``: ``numbers`` of ``dtype`` if it
+        is not quantised, and None for those that its format does not have.
       bias: ``[out]`` of ``dtype``, or None.
       reduce_axis: the mesh axis whose shards have parts of the inputs each, and over which products are therefore added
         up; None if all inputs are here.
@@ -55,7 +55,7 @@ class Linear(nnx.Module):
     ):
         self.form, self.in_features = None if quantization is None else known_format(quantization), in_features
         params = random_params(rngs, (out_features, in_features), in_features**-0.5, dtype=dtype, form=self.form)
-        self.weight, self.scale, self.channel_scale, self.order = params.arrays
+        self.weight, self.scale, self.channel_scale, self.order, self.input_scale = params.arrays
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
         self.quantize_inputs: str | None = None
         self.scale_axis: str | None = None
@@ -64,9 +64,8 @@ class Linear(nnx.Module):
     @property
     def stored(self) -> Weight:
         """The weight as it is stored."""
-        return weight_of(
-            self.weight, self.scale, self.channel_scale, self.order, form=self.form, inputs=self.in_features
-        )
+        arrays = self.weight, self.scale, self.channel_scale, self.order, self.input_scale
+        return weight_of(*arrays, form=self.form, inputs=self.in_features)
 
     def __call__(self, x):
         if self.quantize_inputs is not None:

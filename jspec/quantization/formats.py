@@ -10,7 +10,11 @@ float16 and a zero. Formats of one ``kind`` differ in such settings alone, and `
 | ``int4`` | ``int4_<group>_<scale>[_zeros][_ordered]`` | ``jspec.quantization.codes``; the group is ``all`` where all of a |
 | ``int8_groups`` | ``int8_<group>_<scale>...`` | channel are one; ``int4`` is short for ``int4_128_bfloat16`` |
 | ``nvfp4``, ``mxfp4`` | as the kind | ``jspec.quantization.nvfp4``, ``jspec.quantization.mxfp4`` |
+| ``mxfp8`` | as the kind | FP8 numbers, and for each 32 inputs a byte n that stands for 2^(n - 127) |
 | ``mxfp4_pairs`` | as the kind | experts of gpt-oss (``jspec.quantization.mxfp4_pairs``) |
+
+A name may end with ``_scaled``: each input is then multiplied by a number of its own before the product (AWQ of NVIDIA Model
+Optimizer). The numbers cannot be part of the weight, because the scales of groups were chosen for what they leave.
 
 Checkpoints of DeepSeek-V3, and those that follow it, have one scale for a block of 128 output channels and 128 inputs. In
 ``fp8_block`` it stands at each of these output channels, so that parts of a weight can begin and end anywhere: queries, keys
@@ -30,7 +34,7 @@ GROUP = 128  # input features of a group of ``int4`` and of ``fp8_block``; codes
 INSTEAD = (
     "of quantised checkpoints jspec reads FP8 (compressed-tensors float-quantized, fp8, modelopt), int8 (compressed-tensors "
     "int-quantized), GPTQ, AWQ, AutoRound and compressed-tensors pack-quantized in four bits, NVFP4 (compressed-tensors, "
-    "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized) "
+    "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized), MXFP8 (compressed-tensors mxfp8-quantized, modelopt) "
     "and gpt-oss in MXFP4; else use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
 )
 # Of groups of integers that kernels know; larger ones are several of the last, with the same scale.
@@ -77,6 +81,7 @@ class Format:
         weights are stored so.
       e2m1: whether codes name numbers with a sign, two bits of exponent and one of mantissa, rather than integers.
       channel_numbers: whether each output channel has two float32 numbers, which multiply and divide its scales.
+      scaled_inputs: whether each input has a float32 number, by which it is multiplied.
     """
 
     name: str
@@ -95,11 +100,17 @@ class Format:
     in_pairs: bool = False
     e2m1: bool = False
     channel_numbers: bool = False
+    scaled_inputs: bool = False
 
     @property
     def largest(self) -> int:
-        """The largest magnitude to which numbers of eight bits are rounded."""
-        return {"int8": 127, "float8_e4m3fn": 448}[self.numbers]
+        """The largest magnitude of a number of eight bits, or of a code of E2M1."""
+        return 6 if self.e2m1 else {"int8": 127, "float8_e4m3fn": 448}[self.numbers]
+
+    @property
+    def scales_numbers(self) -> bool:
+        """Whether kernels multiply numbers by the scales of their groups, which bfloat16 holds, rather than sums."""
+        return self.e2m1 or self.scales == "powers"
 
     @property
     def indivisible(self) -> int:
@@ -113,11 +124,11 @@ class Format:
 
     def serves_head(self, tied: bool) -> bool:
         """Whether an output head may be stored so; if it is ``tied``, rows of it are looked up as embeddings, too."""
-        return not (self.ordered or (tied and self.e2m1))
+        return not (self.ordered or self.scaled_inputs or (tied and self.e2m1))
 
     def arrays(self, shape: tuple[int, ...]) -> Mapping[str, StoredArray]:
         """The arrays of a weight ``shape`` = (out, in): ``weight`` and ``scale``, and where the format has them
-        ``channel_scale`` ``[out, 2]`` and ``order`` ``[in]``."""
+        ``channel_scale`` ``[out, 2]``, ``order`` and ``input_scale`` ``[in]``."""
         outputs, inputs = shape
         if self.in_pairs:
             group = self.group or 1
@@ -133,7 +144,15 @@ class Format:
             arrays["channel_scale"] = StoredArray((outputs, 2), "float32")
         if self.ordered:
             arrays["order"] = StoredArray((inputs,), "int32")
+        if self.scaled_inputs:
+            arrays["input_scale"] = StoredArray((inputs,), "float32")
         return arrays
+
+    def with_scaled_inputs(self) -> "Format | None":
+        """The same with a number for each input; None where there is none, of experts and of inputs that have one."""
+        if self.in_pairs or self.scaled_inputs:
+            return None
+        return dataclasses.replace(self, name=self.name + _SCALED, scaled_inputs=True)
 
     def bytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of all arrays of a weight ``shape`` = (out, in)."""
@@ -148,6 +167,7 @@ KINDS = {
         Format("int8", "int8", 8, "int8", per_channel=True),
         Format("fp8", "fp8", 8, "float8_e4m3fn", per_channel=True),
         Format("fp8_block", "fp8_block", 8, "float8_e4m3fn", group=GROUP),
+        Format("mxfp8", "mxfp8", 8, "float8_e4m3fn", "uint8", "powers", largest_power=134, group=32),
         _codes("int4", "int4", scale="bfloat16", scales="nonzero", group=GROUP),
         Format("int8_128_bfloat16", "int8_groups", 8, "int8", "bfloat16", "nonzero", group=GROUP, in_codes=True),
         _codes(
@@ -158,8 +178,9 @@ KINDS = {
     )
 }
 INT4 = KINDS["int4"]
+OF_INPUTS = ("order", "input_scale")  # arrays that all output channels share
 _NAMED = {one.name: one for one in KINDS.values()}
-_SCALES = "float16", "bfloat16", "float32"
+_SCALES, _SCALED = ("float16", "bfloat16", "float32"), "_scaled"
 _GROUPED = re.compile(rf"int([48])_(all|{'|'.join(map(str, SIZES))})_({'|'.join(_SCALES)})(_zeros)?(_ordered)?")
 
 
@@ -168,6 +189,9 @@ def format_of(name: str | None) -> Format | None:
     """The format with this name; None if there is none, as for the name None of weights that are not quantised."""
     if name is None or name in _NAMED:
         return _NAMED.get(name or "")
+    if name.endswith(_SCALED):
+        form = format_of(name.removesuffix(_SCALED))
+        return form and form.with_scaled_inputs()
     found = _GROUPED.fullmatch(name)
     if found is None:
         return None

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4, unpack_pairs
-from jspec.quantization.formats import GROUP, Format, StoredArray, num_groups
+from jspec.quantization.formats import Format, StoredArray, num_groups
 
 
 @jax.tree_util.register_dataclass
@@ -17,12 +17,12 @@ from jspec.quantization.formats import GROUP, Format, StoredArray, num_groups
 class Weight:
     """A weight ``[..., out, in]`` as it is stored. With g the group of input i, it stands for
 
-        W[o, i] = (numbers[o, i] - zero[o, g]) * scale[o, g] * channel_scale[o, 0] / channel_scale[o, 1]
+        W[o, i] = (numbers[o, i] - zero[o, g]) * scale[o, g] * channel_scale[o, 0] / channel_scale[o, 1] * input_scale[i]
 
     where an array that a format does not have is 1. The zero is ``scale[o, g, 1]`` where the format has zeros, 8 for other
     packed integers, which are codes 0 .. 15, and else 0. A number is an integer, a float, or what a code stands for. Leading
-    axes, such as those of experts or heads, are those of all arrays but ``order``. The arrays may be of NumPy or of JAX, or
-    shapes.
+    axes, such as those of experts or heads, are those of all arrays but ``order`` and ``input_scale``. The arrays may be of
+    NumPy or of JAX, or shapes.
 
     Attributes:
       numbers: ``[..., out, in]`` of ``form.numbers``, or packed codes ``[..., out, 64 blocks]``; of ``mxfp4_pairs``
@@ -31,6 +31,7 @@ class Weight:
         ``mxfp4_pairs`` ``[pairs, ..., out]``. None without a format.
       channel_scale: of NVFP4 float32 ``[..., out, 2]``, else None.
       order: int32 ``[in]``, which number of x each input of the weight is, where that has them in another order; else None.
+      input_scale: float32 ``[in]``, in the order of x, what each input is multiplied by before the product; else None.
       form: the format; None for a weight that is not quantised.
       inputs: how many inputs the weight has, which packed codes do not tell; by default as many as there are numbers.
     """
@@ -39,6 +40,7 @@ class Weight:
     scale: Any = None
     channel_scale: Any = None
     order: Any = None
+    input_scale: Any = None
     form: Format | None = dataclasses.field(default=None, metadata={"static": True})
     inputs: int = dataclasses.field(default=0, metadata={"static": True})
 
@@ -50,13 +52,13 @@ class Weight:
     @classmethod
     def of(cls, arrays: Mapping[str, Any], form: Format, inputs: int) -> "Weight":
         """The weight of a format, whose arrays have the names of ``Format.arrays``."""
-        others = (arrays.get(name) for name in ("channel_scale", "order"))
+        others = (arrays.get(name) for name in ("channel_scale", "order", "input_scale"))
         return cls(arrays["weight"], arrays["scale"], *others, form=form, inputs=inputs)
 
     @property
-    def arrays(self) -> tuple[Any, Any, Any, Any]:
-        """``numbers``, ``scale``, ``channel_scale`` and ``order``."""
-        return self.numbers, self.scale, self.channel_scale, self.order
+    def arrays(self) -> tuple[Any, ...]:
+        """``numbers``, ``scale``, ``channel_scale``, ``order`` and ``input_scale``."""
+        return self.numbers, self.scale, self.channel_scale, self.order, self.input_scale
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,6 +102,11 @@ class Weight:
         return self.form is not None and not self.form.per_channel
 
     @property
+    def scales_sums(self) -> bool:
+        """Whether kernels multiply the sums of groups of inputs by their scales, rather than the numbers."""
+        return self.form is not None and not (self.form.per_channel or self.form.scales_numbers)
+
+    @property
     def in_pairs(self) -> bool:
         """Whether pairs of groups come first, as in ``mxfp4_pairs``."""
         return self.form is not None and self.form.in_pairs
@@ -128,44 +135,47 @@ class Weight:
             numbers = self.numbers[:, first:stop]
         if form is not None and form.group is not None:
             scale = scale[:, inputs.start // form.group : num_groups(inputs.stop, form.group)]
-        return dataclasses.replace(self, numbers=numbers, scale=scale, inputs=count)
+        input_scale = None if self.input_scale is None else self.input_scale[inputs]
+        return dataclasses.replace(self, numbers=numbers, scale=scale, input_scale=input_scale, inputs=count)
 
     def dequantize(self) -> Any:
         """What it stands for, float32 ``[..., out, in]`` in the order of x. Arrays of NumPy give one of NumPy, and arrays of
         JAX one of JAX."""
         numbers = self._in_stored_order()
-        if self.order is None:
+        if self.order is not None and isinstance(numbers, jax.Array):
+            numbers = numbers.at[..., self.order].set(numbers)
+        elif self.order is not None:
+            numbers = numbers[..., np.argsort(self.order)]
+        if self.input_scale is None:
             return numbers
-        if isinstance(numbers, jax.Array):
-            return numbers.at[..., self.order].set(numbers)
-        return numbers[..., np.argsort(self.order)]
+        return numbers * self._xp.broadcast_to(self.input_scale, numbers.shape)
 
     def _in_stored_order(self) -> Any:
         """The same with the inputs in the order of ``numbers``."""
-        if self.form is not None and self.form.in_codes:
-            return self._differences() * self._of_inputs(self._scales())
-        if self.form is not None and self.form.kind == "fp8_block":
-            return self.numbers.astype(np.float32) * self._xp.repeat(self.scale, GROUP, axis=-1)[..., : self.inputs]
         if self.in_pairs:
             wide = unpack_pairs.dequantize(self.numbers, self.scale, self.inputs).astype(np.float32)
             return self._xp.asarray(wide)
+        if self.in_groups:
+            return self._differences() * self._of_inputs(self._scales())
         numbers = self.numbers.astype(np.float32)
         return numbers if self.form is None else numbers * self.scale[..., None]
 
     def _differences(self) -> Any:
-        """The number of each code less its zero; of MXFP4, half of it."""
+        """The numbers, or those of codes less their zeros; half of them where scales are powers of two."""
         form = self.form
         assert form is not None
         numbers = codes.unpack_codes(self.numbers, self.inputs) if form.packed else self.numbers
         if form.e2m1:
             return self._xp.asarray(nvfp4.VALUES / (2 if form.scales == "powers" else 1))[numbers]
         numbers = numbers.astype(np.float32)
+        if form.scales == "powers":
+            return numbers / 2
         if form.zeros:
             return numbers - self._of_inputs(self.scale[..., 1].astype(np.float32))
         return numbers - np.float32(codes.ZERO) if form.packed else numbers
 
     def _scales(self) -> Any:
-        """The scale of each group of codes; of MXFP4, twice that, because a power of two may be subnormal."""
+        """The scale of each group; twice that if it is a power of two, because such a power may be subnormal."""
         form = self.form
         assert form is not None
         if form.scales == "powers":
@@ -185,7 +195,7 @@ class Weight:
         return jnp if isinstance(self.numbers, jax.Array) else np
 
     def _each(self, change) -> "Weight":
-        """With each array but ``order`` changed."""
+        """With each array changed but those of inputs."""
         arrays = (self.numbers, self.scale, self.channel_scale)
         numbers, scale, channel_scale = (None if array is None else change(array) for array in arrays)
         return dataclasses.replace(self, numbers=numbers, scale=scale, channel_scale=channel_scale)
@@ -197,8 +207,7 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
     Args:
       key: the PRNG key.
       shape: (out, in).
-      std: standard deviation of what it stands for; of MXFP4, whose scales are powers of two, up to a factor of the square
-        root of 2.
+      std: standard deviation of what it stands for; where scales are powers of two, up to a factor of the square root of 2.
       dtype: of a weight that is not quantised.
       form: the format; None for a weight that is not quantised.
     """
@@ -216,16 +225,19 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
         scale,
         jnp.repeat(channel_scale, shape[0], axis=0) if form.channel_numbers else None,
         jnp.arange(shape[1], dtype=jnp.int32) if form.ordered else None,
+        jnp.ones(shape[1], jnp.float32) if form.scaled_inputs else None,
         form,
         shape[1],
     )
 
 
 def _random_numbers(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:
-    """Numbers of eight bits, and the scale of them all."""
-    largest = form.largest
+    """Numbers of eight bits, and the scale of them all as it is stored."""
+    largest, scale = form.largest, 4 * std / form.largest
+    if form.scales == "powers":
+        scale = mxfp4.ONE + round(float(np.log2(scale)))
     numbers = jnp.clip(jax.random.normal(key, array.shape) * largest / 4, -largest, largest)
-    return (jnp.round(numbers) if array.dtype == "int8" else numbers).astype(array.dtype), 4 * std / largest
+    return (jnp.round(numbers) if array.dtype == "int8" else numbers).astype(array.dtype), scale
 
 
 def _random_codes(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:

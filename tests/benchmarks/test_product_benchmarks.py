@@ -29,7 +29,12 @@ def test_a_smoke_run_of_small_batch_products_finds_no_wrong_result(monkeypatch, 
 
 
 def test_a_smoke_run_of_lowerings_compares_every_way_with_float32(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["lowerings", "--smoke", "--tokens", "3", "--weights", "bf16", "blocks"])
+    monkeypatch.setattr(sys, "argv", ["lowerings", "--smoke", "--tokens", "3", "--weights", "bf16", "blocks", "mxfp8"])
     assert lowerings.main() == 0
     table = capsys.readouterr().out.rpartition("\n\n")[2]
-    assert [line.split()[:2] for line in table.splitlines()] == [["weight", "tokens"], ["bf16", "3"], ["blocks", "3"]]
+    assert [line.split()[:2] for line in table.splitlines()] == [
+        ["weight", "tokens"],
+        ["bf16", "3"],
+        ["blocks", "3"],
+        ["mxfp8", "3"],
+    ]

@@ -57,8 +57,11 @@ CHECKPOINTS = {
     "converted fp8 blocks": lambda path: reconverted(block_checkpoint(path, KEPT["qwen"], **HEADS, **WHOLE_GROUPS)),
     **{
         f"kept {name}": lambda path, kind=KEPT_CODES[name]: block_checkpoint(path, kind, **HEADS, **WHOLE_BLOCKS)
-        for name in ("gptq", "gptq in another order", "packed channel", "mxfp4")
+        for name in ("gptq", "gptq in another order", "packed channel", "mxfp4", "mxfp8")
     },
+    "kept awq modelopt": lambda path: block_checkpoint(
+        path, KEPT_CODES["awq modelopt"], **HEADS, **{**WHOLE_BLOCKS, "hidden_size": 128}
+    ),
     "kept nvfp4": lambda path: block_checkpoint(path, KEPT_CODES["nvfp4"], **HEADS, **WHOLE_BLOCKS, head=True),
     "kept nvfp4 experts": lambda path: block_checkpoint(
         path, KEPT_CODES["nvfp4"], "Qwen3MoeForCausalLM", **HEADS, **{**WHOLE_GROUPS, **EXPERTS_OF_BLOCKS}

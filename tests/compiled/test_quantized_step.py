@@ -31,6 +31,7 @@ KINDS = (
     "int4_all_float32_zeros",
     "int8_32_float16_zeros",
     "mxfp4",
+    "mxfp8",
 )
 
 
@@ -70,7 +71,7 @@ def test_an_int8_draft_makes_no_dequantised_weight(method, batch):
     assert_makes_no_weight(compiled_round(what, *modules, draft)[0], batch, what.K)
 
 
-@pytest.mark.parametrize(("kind", "batch", "launches"), [("int8", 16, 8), ("fp8_block", 1, 9)])
+@pytest.mark.parametrize(("kind", "batch", "launches"), [("int8", 16, 8), ("fp8_block", 1, 9), ("mxfp8", 1, 9)])
 def test_each_product_of_eight_bits_is_one_launch(kind, batch, launches):
     """Of one more layer, in plain rounds: four products, and what a layer of bfloat16 launches beside them."""
 
@@ -94,7 +95,9 @@ def round_over_latents(kind: str, batch: int, layers: int) -> str:
 
 
 @pytest.mark.parametrize("batch", [1, 16])
-@pytest.mark.parametrize("kind", ["fp8_block", "int4", "int4_32_float16_zeros", "int8_64_bfloat16", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize(
+    "kind", ["fp8_block", "int4", "int4_32_float16_zeros", "int8_64_bfloat16", "nvfp4", "mxfp4", "mxfp8"]
+)
 def test_maps_of_latents_are_not_dequantised(kind, batch):
     """Neither whole nor the numbers of each latent that share a scale at a time. Those of keys and of values have a launch
     each."""
@@ -105,6 +108,19 @@ def test_maps_of_latents_are_not_dequantised(kind, batch):
         assert sum(f"jspec_{kernel}" in op.line for op in launched(more)) == 2
     if kind == "fp8_block":  # other maps in codes have launches for the order of their inputs
         assert len(launched(more)) - len(launched(few)) <= 14
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_numbers_of_inputs_are_multiplied_where_activations_are_written(batch):
+    """By the fusion that writes what the down projection reads, and in one launch more behind attention's kernel."""
+
+    def launches(form: str) -> int:
+        others = ((f"layers.{i}.{name}", form) for i in range(2) for name in ("attention.out", "mlp.down"))
+        sizes = {"num_layers": 2, "windows": (), "quantization": "int4", "other_formats": tuple(others)}
+        target = abstract_module(dataclasses.replace(LLAMA_8B, **sizes))
+        return len(launched(compiled_round(Decoding(None, 0, batch, start=64, new=32), target)[0].as_text()))
+
+    assert launches("int4_scaled") - launches("int4") <= 2
 
 
 @pytest.mark.parametrize("rows", [1, 5, 8, 16])

@@ -14,6 +14,8 @@ from packed_weights import (
     auto_round_config,
     awq,
     awq_config,
+    bytes_config,
+    codes_in_bytes,
     compressed_config,
     fp8,
     fp8_config,
@@ -22,10 +24,13 @@ from packed_weights import (
     model_optimizer_config,
     mxfp4,
     mxfp4_config,
+    mxfp8,
+    mxfp8_config,
     nvfp4,
     nvfp4_config,
     pack_config,
     pack_quantized,
+    scaled_inputs,
 )
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, tiny_config
@@ -196,6 +201,24 @@ KEPT_CODES = {
     "packed 256": _pack("int4_128_float16", 256, True, np.float16),
     **{name: kind._replace(words="nvfp4") for name, kind in NVFP4.items()},
     "mxfp4": MXFP4._replace(words="mxfp4"),
+    "packed in no other order": Kind(
+        pack_config(group_size=32),
+        functools.partial(pack_quantized, group_size=32, order=False),
+        "int4_32_float16",
+        _of_groups(32),
+    ),
+    "packed in another order": Kind(
+        pack_config(group_size=32, actorder="group"),
+        functools.partial(pack_quantized, group_size=32, order=True),
+        "int4_32_float16_ordered",
+        _of_groups(32),
+    ),
+    "codes in bytes": Kind(bytes_config(), codes_in_bytes, "int4_128_float16", _of_groups(128)),
+    "awq modelopt": Kind(
+        model_optimizer_config("W4A16_AWQ", group_size=128), scaled_inputs, "int4_128_float16_scaled", _of_groups(128)
+    ),
+    "mxfp8": MXFP4._replace(config=mxfp8_config(), store=mxfp8, words="mxfp8"),
+    "mxfp8 modelopt": MXFP4._replace(config=model_optimizer_config("MXFP8", group_size=32), store=mxfp8, words="mxfp8"),
 }
 
 

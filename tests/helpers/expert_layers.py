@@ -56,7 +56,7 @@ def quantized(weight, kind: str) -> Weight:
         scale = rng.uniform(0.5, 2, (X, width, -(-inputs // 128))).astype(np.float32) / 64
         numbers = np.asarray(weight, np.float32) / np.repeat(scale, 128, axis=-1)[..., :inputs]
         return Weight(jnp.asarray(numbers, jnp.float8_e4m3fn), jnp.asarray(scale), form=form)
-    if not form.in_codes:
+    if form.per_channel:
         arrays = map(jax.device_put, quantize(np.asarray(weight.reshape(X * width, inputs), np.float32), kind))
         return Weight(*arrays, form=form).split(X)
     return _in_codes(form, X, width, inputs, str(weight.dtype))
@@ -66,7 +66,7 @@ def quantized(weight, kind: str) -> Weight:
 def _in_codes(form: Format, X: int, width: int, inputs: int, dtype: str) -> Weight:
     made = random_weight(jax.random.key(width), (X * width, inputs), inputs**-0.5, dtype=dtype, form=form)
     scale, channel_scale, key = made.scale, made.channel_scale, jax.random.key(inputs)
-    if form.kind == "mxfp4":
+    if form.scales == "powers":
         scale += jax.random.randint(key, scale.shape, 0, 3).astype(scale.dtype)
     else:
         factors = jax.random.uniform(key, scale.shape, minval=0.5, maxval=2)

@@ -118,9 +118,12 @@ def awq(weight: np.ndarray, group_size=8) -> Stored:
     return parts, rounded.weight
 
 
-def pack_quantized(weight: np.ndarray, group_size=8, symmetric=True, bits=4, dtype=np.float16) -> Stored:
-    """As compressed-tensors writes it, with scales of ``dtype``."""
-    rounded = coded(weight, group_size, symmetric, bits=bits, dtype=dtype)
+def pack_quantized(
+    weight: np.ndarray, group_size=8, symmetric=True, bits=4, dtype=np.float16, order: bool | None = None
+) -> Stored:
+    """As compressed-tensors writes it, with scales of ``dtype``, and before its version 0.20 with the group of each input:
+    scattered ones if ``order``, and -1 everywhere if it is False."""
+    rounded = coded(weight, group_size, symmetric, bool(order), bits, dtype)
     parts = {
         ".weight_packed": packed(rounded.codes, 1, bits=bits),
         ".weight_scale": rounded.scales,
@@ -128,6 +131,8 @@ def pack_quantized(weight: np.ndarray, group_size=8, symmetric=True, bits=4, dty
     }
     if not symmetric:
         parts[".weight_zero_point"] = packed(rounded.zeros, 0, bits=bits)
+    if order is not None:
+        parts[".weight_g_idx"] = rounded.groups.astype(np.int32) if order else np.full(weight.shape[1], -1, np.int32)
     return parts, rounded.weight
 
 
@@ -189,6 +194,36 @@ def mxfp4(weight: np.ndarray) -> Stored:
     return {".weight_packed": codes[:, ::2] | (codes[:, 1::2] << 4), ".weight_scale": scales}, wide
 
 
+def mxfp8(weight: np.ndarray) -> Stored:
+    """As compressed-tensors and Model Optimizer write it: a byte n stands for 2^(n - 127), and groups of zeros have 0."""
+    stored, wide = np.zeros(weight.shape, FP8), np.zeros(weight.shape, np.float32)
+    scales = np.zeros((weight.shape[0], weight.shape[1] // 32), np.uint8)
+    for o, group in np.ndindex(*scales.shape):
+        at = o, slice(32 * group, 32 * group + 32)
+        largest = float(np.abs(weight[at]).max())
+        scales[o, group] = max(math.ceil(math.log2(largest / 448)) + 127, 0) if largest else 0
+        power = np.ldexp(1.0, int(scales[o, group]) - 127)
+        stored[at] = np.clip(weight[at] / power, -448, 448).astype(FP8)
+        wide[at] = stored[at].astype(np.float64) * power
+    return {".weight": stored, ".weight_scale": scales}, wide
+
+
+def codes_in_bytes(weight: np.ndarray) -> Stored:
+    """As llm-compressor writes W4A8: a code of four bits in each byte."""
+    rounded = coded(weight, 128, symmetric=True)
+    return {".weight": (rounded.codes - 8).astype(np.int8), ".weight_scale": rounded.scales}, rounded.weight
+
+
+def scaled_inputs(weight: np.ndarray, dtype=np.float16) -> Stored:
+    """As Model Optimizer writes AWQ, with scales of ``dtype`` and numbers that multiply the inputs, the same for all maps of
+    as many."""
+    of_inputs = np.random.default_rng(weight.shape[1]).uniform(0.5, 2, weight.shape[1]).astype(np.float32)
+    rounded = coded(weight / of_inputs, 128, symmetric=True, dtype=dtype)
+    codes = (rounded.codes - 8).astype(np.int8).view(np.uint8) & 15
+    parts = {".weight": codes[::2] | codes[1::2] << 4, ".weight_scale": rounded.scales, ".pre_quant_scale": of_inputs}
+    return parts, rounded.weight * of_inputs
+
+
 def gptq_config(**changes) -> dict[str, Any]:
     """``quantization_config`` as GPTQModel writes it."""
     known = {"bits": 4, "group_size": 8, "desc_act": False, "sym": False, "checkpoint_format": "gptq", "lm_head": False}
@@ -231,6 +266,12 @@ def pack_config(**weights) -> dict[str, Any]:
     return compressed_config("pack-quantized", **{**known, **weights})
 
 
+def bytes_config(**weights) -> dict[str, Any]:
+    """``quantization_config`` of the format ``int-quantized`` with codes of four bits."""
+    known = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+    return compressed_config("int-quantized", **{**known, **weights})
+
+
 def nvfp4_config(**weights) -> dict[str, Any]:
     """``quantization_config`` of the format ``nvfp4-pack-quantized``."""
     known = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
@@ -241,6 +282,12 @@ def mxfp4_config(**weights) -> dict[str, Any]:
     """``quantization_config`` of the format ``mxfp4-pack-quantized``."""
     known = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
     return compressed_config("mxfp4-pack-quantized", **{**known, "scale_dtype": "torch.uint8", **weights})
+
+
+def mxfp8_config(**weights) -> dict[str, Any]:
+    """``quantization_config`` of the format ``mxfp8-quantized``."""
+    known = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    return compressed_config("mxfp8-quantized", **{**known, "scale_dtype": "torch.uint8", **weights})
 
 
 def model_optimizer_config(algorithm: str = "NVFP4", **changes) -> dict[str, Any]:

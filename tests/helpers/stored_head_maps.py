@@ -19,6 +19,7 @@ IN_CODES = (
     "int8_32_bfloat16_zeros",
     "nvfp4",
     "mxfp4",
+    "mxfp8",
 )
 
 
@@ -31,7 +32,7 @@ def head_map(stored: str, N: int, n: int, Ck: int) -> tuple[Weight, np.ndarray, 
       N, n, Ck: how many heads, numbers of each, and numbers of a latent.
     """
     kind, dtype = stored.split()[0], "bfloat16" if "bfloat16" in (stored, stored.rpartition(" ")[2]) else "float32"
-    if (form := format_of(kind)) is not None and form.in_codes:
+    if (form := format_of(kind)) is not None and (form.in_codes or form.scales_numbers):
         of, wide = _in_codes(kind, N, n, Ck)
         return of, wide, dtype
     rng = np.random.default_rng(Ck)
@@ -51,7 +52,7 @@ def head_map(stored: str, N: int, n: int, Ck: int) -> tuple[Weight, np.ndarray, 
 
 def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[Weight, np.ndarray]:
     form, rng, about = known_format(kind), np.random.default_rng(Ck), n**-0.5 / 3
-    if kind in ("nvfp4", "mxfp4"):
+    if form.scales_numbers:
         codes, size = rng.integers(16, size=(N, n, Ck), dtype=np.uint8), 16 if kind == "nvfp4" else 32
         exponents = rng.integers(-3, 1, size=(N, n, Ck // size))
         scale, of_channels = (exponents + 127 + round(np.log2(about))).astype(np.uint8), None
@@ -63,7 +64,8 @@ def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[Weight, np.ndarray]:
             of_channels = np.broadcast_to(np.concatenate(pair[::-1], axis=-1), (N, n, 2)).astype(np.float32)
             factors = scale.astype(float) * (of_channels[..., :1] / of_channels[..., 1:]).astype(float)
         numbers = np.array([*MAGNITUDES, *(-np.array(MAGNITUDES))])[codes]
-        return _of(form, Ck, pack_codes(codes), scale, of_channels), numbers * np.repeat(factors, size, axis=-1)
+        stored = numbers.astype(FP8) if kind == "mxfp8" else pack_codes(codes)
+        return _of(form, Ck, stored, scale, of_channels), numbers * np.repeat(factors, size, axis=-1)
     groups = 1 if form.group is None else Ck // form.group
     scale = (rng.uniform(0.5, 1, (N, n, groups)) * about / 2 ** (form.bits - 4)).astype(form.scale)
     middle = 1 << form.bits - 1

@@ -54,6 +54,10 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False)
     if kind == "fp8_block":
         scale = np.exp(rng.normal(-3, 1, (outputs, -(-inputs // 128)))).astype(np.float32)
         return (x, stored(weight, scale)), numbers * np.repeat(scale.astype(np.float64), 128, axis=1)[:, :inputs]
+    if kind == "mxfp8":
+        scale = rng.integers(100, form.largest_power + 1, (outputs, -(-inputs // 32)), np.uint8)
+        each = np.ldexp(1.0, scale.astype(int) - 127).repeat(32, axis=1)[:, :inputs]
+        return (x, stored(weight, scale)), numbers * each
     return (x, stored(weight, np.exp(rng.normal(-3, 1, outputs)).astype(np.float32))), numbers
 
 

@@ -65,14 +65,19 @@ IN_BLOCKS = dataclasses.replace(TARGET, num_layers=1, windows=(), head_dim=64, q
         {"intermediate_size": 512},
         {"experts": Experts(4, 2, 256), "other_formats": (("layers.0.attention.qkv", None),)},
         {"intermediate_size": 512, "num_kv_heads": 4, "latent": Latent(160, 16, 64, 24)},
+        {"intermediate_size": 512, "quantization": "mxfp8"},
+        {"intermediate_size": 512, "quantization": "int4_128_float16_scaled", "other_formats": (("head", None),)},
     ],
-    ids=["dense", "experts", "latents"],
+    ids=["dense", "experts", "latents", "mxfp8", "scaled inputs"],
 )
-def test_blocks_of_fp8_are_split_with_their_scales(changes):
+def test_blocks_are_split_with_their_scales(changes):
     config = dataclasses.replace(IN_BLOCKS, **changes)
     params = {name: np.asarray(array) for name, array in flat_params(Decoder(config, rngs=nnx.Rngs(1))).items()}
-    for name in (stored.names["scale"] for stored in config.stored_params().values()):
-        params[name] = params[name] * np.random.default_rng(len(name)).uniform(0.5, 2, params[name].shape)
+    for stored in config.stored_params().values():
+        for name in (stored.names[part] for part in ("scale", "input_scale") if part in stored.names):
+            varied = params[name] * np.random.default_rng(len(name)).uniform(0.5, 2, params[name].shape)
+            shifted = params[name] + np.arange(params[name].shape[-1], dtype=np.uint8) % 3
+            params[name] = shifted if params[name].dtype == np.uint8 else varied.astype(params[name].dtype)
     tokens = some_tokens(config)
     wanted = jax.jit(functools.partial(causal_logits, build(config, params)))(tokens)
     for shards in (Shards(2), Shards(2, by_expert=config.experts is not None)):

@@ -13,7 +13,8 @@ from jspec.quantization.weight import Weight, random_weight
 
 KINDS = (
     *(None, "int8", "fp8", "fp8_block", "int4", "int4_32_float16_zeros", "int4_all_float32", "int8_64_float16_zeros"),
-    *("int4_64_bfloat16_ordered", "int8_32_float16_zeros_ordered", "nvfp4", "mxfp4", "mxfp4_pairs"),
+    *("int4_64_bfloat16_ordered", "int8_32_float16_zeros_ordered", "nvfp4", "mxfp4", "mxfp4_pairs", "mxfp8"),
+    *("int4_scaled", "int8_scaled", "int4_64_bfloat16_ordered_scaled"),
 )
 OUTPUTS, INPUTS = 6, 320
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
@@ -29,7 +30,7 @@ def drawn(kind: str | None) -> Weight:
     scale, channel_scale, order = weight.scale, weight.channel_scale, weight.order
     if form.kind == "mxfp4_pairs":
         scale = factors(*rng.integers(100, 126, (2, *scale.shape), np.uint32))
-    elif form.kind == "mxfp4":
+    elif form.scales == "powers":
         scale = scale + rng.integers(3, size=scale.shape, dtype=np.uint8)
     elif form.zeros:
         middle = 8 if form.packed else 0
@@ -41,7 +42,8 @@ def drawn(kind: str | None) -> Weight:
         channel_scale = rng.uniform(1, 2, channel_scale.shape).astype(np.float32)
     if form.ordered:
         order = rng.permutation(INPUTS).astype(np.int32)
-    return dataclasses.replace(weight, scale=scale, channel_scale=channel_scale, order=order)
+    input_scale = rng.uniform(0.5, 2, INPUTS).astype(np.float32) if form.scaled_inputs else None
+    return dataclasses.replace(weight, scale=scale, channel_scale=channel_scale, order=order, input_scale=input_scale)
 
 
 def code_at(weight: Weight, o: int, i: int) -> int:
@@ -70,6 +72,8 @@ def number_at(weight: Weight, o: int, i: int) -> float:
         return E2M1[code_at(weight, o, i)] * np.array(bits, np.uint32).view(np.float32) * 2.0**-126
     if form.kind == "mxfp4":
         return E2M1[code_at(weight, o, i)] * 2.0 ** (int(scale) - 127)
+    if form.kind == "mxfp8":
+        return float(weight.numbers[o, i]) * 2.0 ** (int(scale) - 127)
     if form.kind == "nvfp4":
         multiplies, divides = weight.channel_scale[o].astype(float)
         return E2M1[code_at(weight, o, i)] * float(scale) * multiplies / divides
@@ -86,6 +90,8 @@ class TestWeight:
         wanted = np.array([[number_at(weight, o, i) for i in range(INPUTS)] for o in range(OUTPUTS)])
         if weight.order is not None:
             wanted = wanted[:, np.argsort(weight.order)]
+        if weight.input_scale is not None:
+            wanted = wanted * weight.input_scale
         for arrays, library in ((weight, np.ndarray), (jax.device_put(weight), jax.Array)):
             found = arrays.dequantize()
             assert isinstance(found, library)

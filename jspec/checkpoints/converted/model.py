@@ -180,7 +180,7 @@ def _wrong_numbers(part: str, array: np.ndarray, form: Format, length: int) -> s
       form: the format of the weight.
       length: of the whole array.
     """
-    if part == "channel_scale" and not (np.isfinite(array) & (array > 0)).all():
+    if part in ("channel_scale", "input_scale") and not (np.isfinite(array) & (array > 0)).all():
         return "a number that is not positive"
     if part == "order" and not ((array >= 0) & (array < length)).all():
         return "an index that is no input"

@@ -24,7 +24,9 @@ fp8.py                   FP8 of DeepSeek-V3 and of llm-compressor
 gptq.py                  GPTQ
 awq.py                   AWQ
 auto_round.py            AutoRound, whose tensors are those of GPTQ or AWQ
-packed.py                ``pack-quantized`` of compressed-tensors
+packed.py                ``pack-quantized`` of compressed-tensors, and its codes of four bits with a byte each
+scaled_inputs.py         AWQ of NVIDIA Model Optimizer
+mxfp8.py                 MXFP8 of compressed-tensors and of NVIDIA Model Optimizer
 e2m1.py                  NVFP4 of compressed-tensors and of NVIDIA Model Optimizer, and MXFP4 of compressed-tensors
 packed_codes.py          unpacks codes of four and eight bits
 dequantized_layout.py    replaces stored tensors by dequantised weights

@@ -74,7 +74,7 @@ def read_awq(fields: Fields) -> AWQ:
       Refusal: it says something that is not read.
     """
     require_one_of(fields, "bits", 4)
-    require_one_of(fields, "zero_point", True, absent=True)
+    require_one_of(fields, "zero_point", True, False, absent=True)  # the layout has zeros in any case
     require_one_of(fields, "desc_act", False, absent=False)
     for key in ("version", "format", "checkpoint_format"):
         if fields.text(key, "gemm").lower() != "gemm":

@@ -19,16 +19,19 @@ from jspec.checkpoints.quantized.fp8 import Scaled, read_compressed_blocks, read
 from jspec.checkpoints.quantized.gptq import read_gptq
 from jspec.checkpoints.quantized.mixed import mixed
 from jspec.checkpoints.quantized.model_optimizer import METHOD, read_model_optimizer
-from jspec.checkpoints.quantized.packed import read_pack_quantized
+from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_quantized
+from jspec.checkpoints.quantized.packed import read_codes_in_bytes, read_pack_quantized
 from jspec.quantization.formats import INSTEAD
 
 KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
-# Formats of compressed-tensors with codes -> the function that reads the rest of a ``quantization_config``, given the whole
-# and what it says of the weights of all linear maps. It raises a ``Refusal`` if something there is not read.
+# Formats of compressed-tensors whose groups of inputs have scales -> the function that reads the rest of a
+# ``quantization_config``, given the whole and what it says of the weights of all linear maps. It raises a ``Refusal`` if
+# something there is not read.
 IN_CODES: dict[str, Callable[[Fields, Fields], BlockFormat]] = {
     "pack-quantized": read_pack_quantized,
     "nvfp4-pack-quantized": read_nvfp4_pack_quantized,
     "mxfp4-pack-quantized": read_mxfp4_pack_quantized,
+    "mxfp8-quantized": read_mxfp8_quantized,
 }
 # Formats of compressed-tensors with eight bits -> the types of numbers that they may have.
 EIGHT_BITS = {"float-quantized": ("float",), "int-quantized": ("int",), "naive-quantized": ("float", "int")}
@@ -115,7 +118,10 @@ def _read_group(fields: Fields, groups: Fields, name: str) -> tuple[BlockFormat,
 
 
 def _eight_bits(fields: Fields, form: str, group: Fields, weights: Fields) -> BlockFormat:
-    """The format ``form`` of compressed-tensors, with eight bits, its only group, and what this says of weights."""
+    """The format ``form`` of compressed-tensors, with eight bits, its only group, and what this says of weights; or that of
+    codes of four bits with a byte each."""
+    if weights.raw.get("num_bits") == 4 and form == "int-quantized":
+        return read_codes_in_bytes(fields, weights)
     for name, only, absent in (("num_bits", 8, 8), ("symmetric", True, True), ("dynamic", False, False)):
         require_one_of(weights, name, only, absent=absent)
     require_one_of(weights, "type", *EIGHT_BITS[form], absent="int")

@@ -23,7 +23,14 @@ from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import ComputedTensor, Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
-from jspec.checkpoints.quantized.format import BlockFormat, StoredParts, WeightTensors, read_plain, read_scales
+from jspec.checkpoints.quantized.format import (
+    BlockFormat,
+    StoredParts,
+    WeightTensors,
+    read_plain,
+    read_powers,
+    read_scales,
+)
 from jspec.checkpoints.quantized.stored_codes import CodedTensor, RepackedCodes
 from jspec.quantization import mxfp4, nvfp4
 from jspec.quantization.formats import KINDS, Format
@@ -88,14 +95,7 @@ class MXFP4Weight(E2M1Weight):
     form = KINDS["mxfp4"]
 
     def factors(self, rows: slice, groups: slice) -> np.ndarray:
-        """As ``E2M1Weight.factors``. A scale of 0 is valid, which llm-compressor writes for groups of zeros."""
-        scales, most = self.scales.read_part((rows, groups)), self.form.largest_power
-        if (largest := scales.max(initial=0)) > most:
-            raise Refusal(
-                f"{self.scales.file}: tensor {self.scales.name!r} holds the scale {largest}: expected at most "
-                f"{most}, for weights up to {6 * 2 ** (most - 127)}; 255 is no number in MXFP4"
-            )
-        return mxfp4.twice_powers(scales) / 2
+        return read_powers(self.scales, self.form, (rows, groups))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,11 +148,7 @@ class E2M1Format(BlockFormat):
     def stored(self, name: str, shape: tuple[int, int], parts: WeightTensors):
         """The fields of the ``E2M1Weight`` that is made of ``parts``; arguments and exceptions as for ``weight``."""
         (outputs, inputs), group = shape, self.form.group or 1
-        if inputs % group:
-            raise Refusal(
-                f"{parts.where}/config.json: {parts.module!r} has {inputs} input features: expected a multiple of {group}, "
-                "because so many share a scale"
-            )
+        parts.require_whole_groups(inputs, group)
         codes = parts.take(self.ends[0], (outputs, inputs // 2), ("uint8",))
         scales = parts.take(self.ends[1], (outputs, inputs // group), (self.form.scale,))
         return name, codes.file, codes.path, shape, "float32", codes, scales
@@ -198,10 +194,15 @@ class NVFP4(E2M1Format):
 
 def read_mxfp4_pack_quantized(fields: Fields, weights: Fields) -> MXFP4:
     """The format ``mxfp4-pack-quantized`` of compressed-tensors; arguments and exceptions are those of ``IN_CODES``."""
-    _require(weights, num_bits=4, type="float", strategy="group", group_size=mxfp4.GROUP)
+    require_microscaling(weights, num_bits=4)
+    return MXFP4(plain=read_plain(fields, "ignore"))
+
+
+def require_microscaling(weights: Fields, num_bits: int):
+    """Raise a ``Refusal`` unless what compressed-tensors says of weights is MXFP4 or MXFP8, which have so many bits."""
+    _require(weights, num_bits=num_bits, type="float", strategy="group", group_size=mxfp4.GROUP)
     require_one_of(weights, "actorder", False, "weight", "static", absent=False)
     require_one_of(weights, "scale_dtype", *_POWERS, absent=_POWERS[0])
-    return MXFP4(plain=read_plain(fields, "ignore"))
 
 
 def read_nvfp4_pack_quantized(fields: Fields, weights: Fields) -> NVFP4:

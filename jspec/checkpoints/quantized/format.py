@@ -13,7 +13,8 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, ComputedTensor, RangedTensor, Tensor
-from jspec.quantization.formats import Format
+from jspec.quantization import mxfp4
+from jspec.quantization.formats import OF_INPUTS, Format
 
 MAX_BLOCK = 2**20  # no weight has more rows or columns
 
@@ -30,7 +31,7 @@ class StoredParts(NamedTuple):
 
     def rows(self, part: Callable[[Tensor], Tensor]) -> "StoredParts":
         """Some of its output channels, those that ``part`` takes of a tensor."""
-        return self.having(**{name: part(array) for name, array in self.arrays.items() if name != "order"})
+        return self.having(**{name: part(array) for name, array in self.arrays.items() if name not in OF_INPUTS})
 
 
 class PlainModules(NamedTuple):
@@ -92,6 +93,14 @@ class WeightTensors:
                 f"config.json asks for {' or '.join(dtypes)} {list(shape)}; fetch both again"
             )
         return tensor
+
+    def require_whole_groups(self, inputs: int, group: int):
+        """Raise a ``Refusal`` unless groups of so many input features fill all ``inputs``."""
+        if inputs % group:
+            raise Refusal(
+                f"{self.where}/config.json: {self.module!r} has {inputs} input features: expected a multiple of {group}, "
+                "because so many share a scale"
+            )
 
     def require_multiple(self, what: str, size: int, bits: int):
         """Raise a ``Refusal`` unless codes of so many ``bits``, of ``size`` features ``what``, fill an int32 each."""
@@ -219,6 +228,28 @@ def read_scales(tensor: Tensor, signed: bool = False, index: Index = ()) -> np.n
             f"{tensor.file}: tensor {tensor.name!r} holds {wrong.flat[0]}: expected {expected}; fetch it again"
         )
     return values
+
+
+def read_powers(tensor: Tensor, form: Format, index: Index = ()) -> np.ndarray:
+    """The powers of two that the bytes of a tensor of scales stand for, as float32.
+
+    A scale of 0 is valid, which quantisers write for groups of zeros.
+
+    Args:
+      tensor: the tensor.
+      form: the format of the weight.
+      index: which part of it.
+
+    Raises:
+      Refusal: one of them is larger than ``form.largest_power``.
+    """
+    scales, most = tensor.read_part(index), form.largest_power
+    if (largest := scales.max(initial=0)) > most:
+        raise Refusal(
+            f"{tensor.file}: tensor {tensor.name!r} holds the scale {largest}: expected at most {most}, for weights up to "
+            f"{form.largest * 2 ** (most - 127)}; 255 is no number in {form.name.upper()}"
+        )
+    return mxfp4.twice_powers(scales) / 2
 
 
 def scales_of_channels(tensor: Tensor, channels: int) -> ComputedTensor:

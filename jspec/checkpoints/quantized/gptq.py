@@ -11,14 +11,14 @@ from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
 from jspec.checkpoints.quantized.format import StoredFormats, WeightTensors, read_grouping, read_plain, read_scales
 from jspec.checkpoints.quantized.mixed import PATTERN, read_mixed
-from jspec.checkpoints.quantized.packed_codes import CodesFormat, PackedCodes, each, in_words, middle, unpacked
+from jspec.checkpoints.quantized.packed_codes import CodesFormat, OrderedCodes, each, in_words, middle, unpacked
 from jspec.quantization.formats import INSTEAD
 
 _ONES = {4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}  # one in each code of an int32, by bits of a code
 
 
 @dataclasses.dataclass(frozen=True)
-class GPTQWeight(PackedCodes):
+class GPTQWeight(OrderedCodes):
     """A weight ``[out, in]``, of which the codes of n input features are in one number, the first in the lowest bits; n is
     8 for four bits, and 4 for eight.
 
@@ -26,15 +26,13 @@ class GPTQWeight(PackedCodes):
       scales: ``[groups, out]``.
       codes: int32 ``[in / n, out]``.
       zeros: int32 ``[groups, out / n]``.
-      order: int32 ``[in]``, the group of each input feature; None if the groups follow each other.
-      ordered: whether they may not.
+      ordered: whether groups may not follow each other.
       less_one: whether one was subtracted from the zeros, as the first version of the format does.
       symmetric: whether the code in the middle, 8 or 128, is the zero of all numbers, whatever ``less_one`` says.
     """
 
     codes: Tensor
     zeros: Tensor
-    order: Tensor | None
     ordered: bool
     less_one: bool
     symmetric: bool
@@ -44,9 +42,7 @@ class GPTQWeight(PackedCodes):
         return not self.symmetric
 
     def input_order(self) -> np.ndarray | None:
-        if not self.ordered or np.array_equal(groups := self.groups(), self.consecutive()):
-            return None
-        return np.argsort(groups, kind="stable").astype(np.int32)
+        return super().input_order() if self.ordered else None
 
     def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
         words, rows = in_words(inputs, self.bits)
@@ -88,20 +84,11 @@ class GPTQWeight(PackedCodes):
         return zero
 
     def groups(self) -> np.ndarray:
-        consecutive = self.consecutive()
-        if self.order is None:
-            return consecutive
-        groups, count = self.order.read(), self.scales.shape[0]
-        if not self.ordered and not np.array_equal(groups, consecutive):
+        groups = super().groups()
+        if self.order is not None and not self.ordered and not np.array_equal(groups, self.consecutive()):
             raise Refusal(
                 f"{self.file}: tensor {self.order.name!r} has groups that do not follow each other, but desc_act is false; "
                 "set it to true in config.json if the weights were quantised in another order"
-            )
-        wrong = groups[(groups < 0) | (groups >= count)]
-        if len(wrong):
-            raise Refusal(
-                f"{self.file}: tensor {self.order.name!r} holds {wrong[0]}: expected groups in 0..{count - 1}; fetch it "
-                "again"
             )
         return groups
 
@@ -142,7 +129,7 @@ class GPTQ(CodesFormat):
         zeros = parts.take(".qzeros", (inputs // group, outputs // n), ("int32",))
         scales = parts.take(".scales", (inputs // group, outputs))
         about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
-        return GPTQWeight(*about, scales, codes, zeros, order, self.ordered, self.less_one, self.symmetric)
+        return GPTQWeight(*about, scales, order, codes, zeros, self.ordered, self.less_one, self.symmetric)
 
 
 def read_gptq(fields: Fields) -> StoredFormats:

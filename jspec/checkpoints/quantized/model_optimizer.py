@@ -4,23 +4,39 @@ Both files hold the same keys: in config.json they are in ``quantization_config`
 other file, which older versions wrote alone, in ``quantization``."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized.config_fields import Modules, read_modules
-from jspec.checkpoints.quantized.e2m1 import NVFP4, read_nvfp4_of_model_optimizer
+from jspec.checkpoints.quantized.e2m1 import read_nvfp4_of_model_optimizer
 from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats
-from jspec.checkpoints.quantized.fp8 import FP8Blocks, Scaled, blocks_of_model_optimizer
+from jspec.checkpoints.quantized.fp8 import Scaled, blocks_of_model_optimizer
 from jspec.checkpoints.quantized.mixed import read_mixed
+from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_of_model_optimizer
+from jspec.checkpoints.quantized.scaled_inputs import read_awq_of_model_optimizer
 from jspec.quantization.formats import INSTEAD
 
 METHOD, FILE, KEY = "modelopt", "hf_quant_config.json", "quantization_config"
 LISTS = ("exclude_modules", "ignore")  # of modules that are not quantised
-_SCALES: dict[str, Any] = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}
-_BLOCKS = "FP8_PB_WO"
-_NVFP4 = ("NVFP4", "W4A16_NVFP4")
+# Algorithms with a scale for each weight or output channel -> what the numbers are, and which of these has one.
+_SCALES: dict[str, tuple[Any, Any]] = {
+    "FP8": ("fp8", "tensor"),
+    "FP8_PER_CHANNEL_PER_TOKEN": ("fp8", "channel"),
+    "W8A16": ("int8", "channel"),
+}
+# Algorithms whose groups of inputs have scales -> the function that reads the rest, given the object that names the
+# algorithm and what its list of modules that are not quantised may be called.
+_IN_GROUPS: dict[str, Callable[..., BlockFormat]] = {
+    "FP8_PB_WO": blocks_of_model_optimizer,
+    "MXFP8": read_mxfp8_of_model_optimizer,
+    "NVFP4": read_nvfp4_of_model_optimizer,
+    "W4A16_AWQ": read_awq_of_model_optimizer,
+    "W4A16_NVFP4": read_nvfp4_of_model_optimizer,
+    "W4A8_AWQ": read_awq_of_model_optimizer,
+}
 _MIXED, _LAYERS = "MIXED_PRECISION", "quantized_layers"  # whose modules have an algorithm each
 # Letters of a wildcard -> those of a pattern; those that are escaped occur in no name, and are refused there.
 _WILDCARDS = str.maketrans({letter: rf"\{letter}" for letter in ".+()|^${}\\"} | {"*": ".*", "?": "."})
@@ -46,7 +62,8 @@ def with_model_optimizer(folder: Folder, fields: Fields) -> Fields:
         raise described.refuse("quant_algo", f"what {KEY} of config.json says; remove the one that is wrong")
     if own.raw.get(_LAYERS) != described.raw.get(_LAYERS):
         raise described.refuse(_LAYERS, f"what {KEY} of config.json says; remove the one that is wrong")
-    return fields
+    size = {key: value for key, value in described.raw.items() if key == "group_size"}  # config.json may lack it
+    return dataclasses.replace(fields, raw={**fields.raw, KEY: {**size, **own.raw}})
 
 
 def read_model_optimizer(fields: Fields) -> StoredFormats:
@@ -70,19 +87,17 @@ def read_model_optimizer(fields: Fields) -> StoredFormats:
     return read_mixed(fields, _LAYERS, read, lambda module: module, None)
 
 
-def _read_alike(fields: Fields) -> Scaled | NVFP4 | FP8Blocks:
+def _read_alike(fields: Fields) -> BlockFormat:
     """How modules are quantised that have the same algorithm."""
     algorithm = fields.text("quant_algo").upper()
-    if algorithm in _NVFP4:
-        return read_nvfp4_of_model_optimizer(fields, *LISTS)
-    if algorithm == _BLOCKS:
-        return blocks_of_model_optimizer(fields, *LISTS)
+    if algorithm in _IN_GROUPS:
+        return _IN_GROUPS[algorithm](fields, *LISTS)
     if algorithm not in _SCALES:
         raise Refusal(
             f"{fields.where}: {fields.prefix}quant_algo={fields.raw['quant_algo']!r}, of NVIDIA Model Optimizer, is not "
             f"read; {INSTEAD}"
         )
-    return Scaled.of("fp8", _SCALES[algorithm], _read_wildcards(fields), fields.where)
+    return Scaled.of(*_SCALES[algorithm], _read_wildcards(fields), fields.where)
 
 
 def _read_wildcards(fields: Fields) -> Modules:

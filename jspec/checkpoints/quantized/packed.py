@@ -1,4 +1,5 @@
-"""Weights of four or eight bits in the format ``pack-quantized`` of compressed-tensors, which llm-compressor writes."""
+"""Weights of four or eight bits in the format ``pack-quantized`` of compressed-tensors, which llm-compressor writes, and of
+four bits in its ``int-quantized``, which has a byte for each code (W4A8, W4AFP8)."""
 
 import dataclasses
 
@@ -8,14 +9,24 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
-from jspec.checkpoints.quantized.format import WeightTensors, read_grouping, read_plain, read_scales
-from jspec.checkpoints.quantized.packed_codes import CodesFormat, PackedCodes, each, in_words, middle, unpacked
+from jspec.checkpoints.quantized.format import Grouping, WeightTensors, read_grouping, read_plain, read_scales
+from jspec.checkpoints.quantized.fp8 import shape_of_numbers
+from jspec.checkpoints.quantized.packed_codes import (
+    CodesFormat,
+    OrderedCodes,
+    SymmetricCodes,
+    each,
+    in_words,
+    middle,
+    unpacked,
+)
 
-ZEROS = ".weight_zero_point"  # how the name of a tensor of zeros ends
+ZEROS, _ORDER = ".weight_zero_point", ".weight_g_idx"  # how the names of tensors of zeros and of groups end
+_ORDERS = (False, "weight", "static")  # of quantising, which change nothing in the files
 
 
 @dataclasses.dataclass(frozen=True)
-class PackedWeight(PackedCodes):
+class PackedWeight(OrderedCodes):
     """A weight ``[out, in]``, of which the codes of n input features are in one number, the first in the lowest bits; n is
     8 for four bits, and 4 for eight.
 
@@ -45,6 +56,12 @@ class PackedWeight(PackedCodes):
         words, columns = in_words(inputs, self.bits)
         return unpacked(self.codes.read_part((outputs, words)), 1, self.bits)[:, columns].T
 
+    def groups(self) -> np.ndarray:
+        """As ``OrderedCodes.groups``; the library writes -1 for each input feature where groups follow each other."""
+        if self.order is not None and (self.order.read() == -1).all():
+            return self.consecutive()
+        return super().groups()
+
     def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
         scales = read_scales(self.scales, True, (outputs, groups))
         zeros = np.broadcast_to(middle(self.bits), scales.shape)
@@ -67,11 +84,13 @@ class PackQuantized(CodesFormat):
 
     Attributes:
       symmetric: whether the code in the middle is the zero everywhere.
+      ordered: whether the files say the group of each input feature. Others may do so, too.
     """
 
     symmetric: bool
+    ordered: bool = False
 
-    ends: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_shape", ZEROS)
+    ends: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_shape", ZEROS, _ORDER)
 
     @property
     def summary(self) -> str:
@@ -95,20 +114,82 @@ class PackQuantized(CodesFormat):
                 f"{parts.where}/{extra.file}: tensor {extra.name!r} is there, but {key}, which is true unless config.json "
                 "says otherwise, says that there are no zeros; set it to false if there are"
             )
+        order = parts.take(_ORDER, (inputs,), ("int32",)) if self.ordered or _ORDER in parts.tensors else None
         about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
-        return PackedWeight(*about, scales, codes, zeros, size)
+        return PackedWeight(*about, scales, order, codes, zeros, size)
+
+
+@dataclasses.dataclass(frozen=True)
+class BytesWeight(SymmetricCodes):
+    """A weight ``[out, in]`` with a byte for each code of four bits.
+
+    Attributes:
+      codes: int8 ``[out, in]``, -8..7.
+    """
+
+    codes: Tensor
+
+    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+        codes = self.codes.read_part((outputs, inputs))
+        wrong = codes[(codes < -8) | (codes > 7)]
+        if wrong.size:
+            raise Refusal(
+                f"{self.file}: tensor {self.codes.name!r} holds {wrong[0]}: expected codes in -8..7, of four bits; fetch it "
+                "again"
+            )
+        return codes.T.view(np.uint8) + middle(4)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CodesInBytes(CodesFormat):
+    """The format ``int-quantized`` with four bits."""
+
+    bits: int = 4
+    ends: tuple[str, ...] = (".weight", ".weight_scale")
+    dtype: str | None = "int8"
+
+    @property
+    def bytes_each(self) -> str:
+        return "one"
+
+    @property
+    def summary(self) -> str:
+        return f"four bits in a byte each with a scale for each {self.groups} (int-quantized)"
+
+    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
+        return shape_of_numbers(parts)
+
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> BytesWeight:
+        codes = parts.take(".weight", shape, ("int8",))
+        scales = parts.take(".weight_scale", (shape[0], shape[1] // self.group(shape[1], parts)))
+        about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
+        return BytesWeight(*about, scales, codes)
+
+
+def read_codes_in_bytes(fields: Fields, weights: Fields) -> CodesInBytes:
+    """The format ``int-quantized`` of compressed-tensors with four bits; arguments and exceptions are those of
+    ``IN_CODES``."""
+    require_one_of(weights, "symmetric", True, absent=True)
+    require_one_of(weights, "actorder", *_ORDERS, absent=False)
+    return CodesInBytes(grouping=_read_codes(weights), plain=read_plain(fields, "ignore"))
 
 
 def read_pack_quantized(fields: Fields, weights: Fields) -> PackQuantized:
     """The format ``pack-quantized`` of compressed-tensors; arguments and exceptions are those of ``IN_CODES``."""
     require_one_of(weights, "num_bits", 4, 8)
-    require_one_of(weights, "type", "int", absent="int")
-    require_one_of(weights, "dynamic", False, absent=False)
-    require_one_of(weights, "actorder", False, "weight", "static", absent=False)
-    require_one_of(weights, "strategy", "group", "channel")
+    require_one_of(weights, "actorder", *_ORDERS, "group", absent=False)
     return PackQuantized(
-        grouping=read_grouping(weights, of_all=weights.raw["strategy"] == "channel"),
+        grouping=_read_codes(weights),
         plain=read_plain(fields, "ignore"),
         bits=weights.raw["num_bits"],
         symmetric=weights.flag("symmetric", True),
+        ordered=weights.raw.get("actorder") == "group",
     )
+
+
+def _read_codes(weights: Fields) -> Grouping:
+    """How many input features share a scale, by what is said of weights, the rest of which has to be as it is read here."""
+    require_one_of(weights, "type", "int", absent="int")
+    require_one_of(weights, "dynamic", False, absent=False)
+    require_one_of(weights, "strategy", "group", "channel")
+    return read_grouping(weights, of_all=weights.raw["strategy"] == "channel")

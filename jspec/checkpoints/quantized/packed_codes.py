@@ -159,6 +159,48 @@ class PackedCodes(CodedTensor):
         return np.arange(self.shape[1]) // self.group
 
 
+@dataclasses.dataclass(frozen=True)
+class OrderedCodes(PackedCodes):
+    """A weight whose groups of input features need not follow each other.
+
+    Attributes:
+      order: int32 ``[in]``, the group of each input feature; None if the groups follow each other.
+    """
+
+    order: Tensor | None
+
+    def input_order(self) -> np.ndarray | None:
+        groups = self.groups()
+        return (
+            None if np.array_equal(groups, self.consecutive()) else np.argsort(groups, kind="stable").astype(np.int32)
+        )
+
+    def groups(self) -> np.ndarray:
+        if self.order is None:
+            return self.consecutive()
+        groups, count = self.order.read(), self.shape[1] // self.group
+        wrong = groups[(groups < 0) | (groups >= count)]
+        if len(wrong):
+            raise Refusal(
+                f"{self.file}: tensor {self.order.name!r} holds {wrong[0]}: expected groups in 0..{count - 1}; fetch it "
+                "again"
+            )
+        return groups
+
+
+@dataclasses.dataclass(frozen=True)
+class SymmetricCodes(PackedCodes):
+    """A weight whose scales are ``[out, groups]``, and of which the code in the middle is the zero everywhere."""
+
+    @property
+    def has_zeros(self) -> bool:
+        return False
+
+    def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
+        scales = read_scales(self.scales, True, (outputs, groups)).T
+        return np.broadcast_to(middle(self.bits), scales.shape), scales
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodesFormat(BlockFormat):
     """How a checkpoint stores weights of four or eight bits.

@@ -17,6 +17,7 @@ import numpy as np
 
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.format import BlockFormat, QuantizedTensor, StoredParts
+from jspec.checkpoints.quantized.scaled_inputs import INPUTS
 from jspec.checkpoints.quantized.stored_codes import RepackedCodes, in_eight_bits
 from jspec.checkpoints.tensors.layout import Layout
 from jspec.checkpoints.tensors.names import VALUES, Placement, with_values_apart
@@ -24,9 +25,10 @@ from jspec.checkpoints.tensors.parts import Part, TensorPart, part_of
 from jspec.config import ModelConfig
 from jspec.config.decoder_params import parts_values
 from jspec.config.model_fields import HEAD
-from jspec.quantization.formats import num_groups
+from jspec.quantization.formats import OF_INPUTS, Format, num_groups
 
 WEIGHT = ".weight"
+_OF_LATENTS = (f"attention.keys{WEIGHT}", f"attention.values{WEIGHT}")
 _HEAD = HEAD + WEIGHT
 _NAMED = 3  # tensors that a note names
 
@@ -46,7 +48,7 @@ def _columns_of(whole: StoredParts, part: Part) -> StoredParts | None:
     """The columns ``part`` of a weight; None if they are not side by side from the start of a group on."""
     numbers, scales, size, columns = whole.arrays["weight"], whole.arrays["scale"], whole.form.group, part.index()
     first, count = int(columns[0]), len(columns)
-    if "order" in whole.arrays or not np.array_equal(columns, np.arange(first, first + count)):
+    if not whole.arrays.keys().isdisjoint(OF_INPUTS) or not np.array_equal(columns, np.arange(first, first + count)):
         return None
     if size is not None:
         if first % size:
@@ -78,10 +80,10 @@ def with_stored_weights(layout: Layout) -> Layout:
             continue
         summaries.append(form.summary)
         module = name.removesuffix(WEIGHT)
-        called = {"weight": name, "scale": module + form.scale_end}
+        called = {"weight": name, "scale": module + form.scale_end, "input_scale": module + INPUTS}
         for part, tensor in keeps[at.param][name].arrays.items():
             own = called.get(part, f"{module}.{part}")
-            if part != "order" or at.start == 0:  # its parts have one order
+            if part not in OF_INPUTS or at.start == 0:  # which its parts share
                 table[own], tensors[own] = Placement(params[at.param].names[part], at.start, tensor.shape), tensor
     left = [name for name in layout.table if name in tensors and tensors[name].dequantizes]
     note = f"the weights stay in {' and '.join(dict.fromkeys(summaries))}, as they are stored"
@@ -131,7 +133,7 @@ def _kept_params(
         ]
         return _with_layers(config, dataclasses.replace(model, quantization=common, other_formats=tuple(others)))
 
-    fitting = [param for param, form in forms.items() if param in every and (param != _HEAD or form.serves_head(False))]
+    fitting = [param for param, form in forms.items() if param in every and _is_served(param, form)]
     if not fitting:
         return config, table, {}
     stored_as = config_with(fitting).stored_params()
@@ -151,15 +153,23 @@ def _values_apart(model: ModelConfig, layout: Layout, found: Mapping[str, Stored
             yield f"layers.{layer}.attention.values"
 
 
+def _is_served(param: str, form: Format) -> bool:
+    """Whether the kernels that read a parameter know its format, which those of heads of latents and of the output head need
+    not."""
+    if form.scaled_inputs and param.endswith(_OF_LATENTS):
+        return False
+    return param != _HEAD or form.serves_head(False)
+
+
 def _in_one_format(tensors: Mapping[str, StoredParts | None], layout: Layout) -> dict[str, StoredParts]:
     """All tensors that fill a parameter, if they are stored alike, or can be in eight bits without a change of a number;
     empty if not."""
     found = {name: one for name, one in tensors.items() if one is not None}
     if len({one.form for one in found.values()}) > 1:
         found = {name: in_eight_bits(one, layout.table[name].shape[1]) for name, one in found.items()}
-    orders = [one.arrays["order"].read() for one in found.values() if "order" in one.arrays]
     alike = len(found) == len(tensors) and len({one.form for one in found.values()}) == 1
-    return found if alike and all(np.array_equal(order, orders[0]) for order in orders) else {}
+    shared = [[one.arrays[part].read() for one in found.values() if part in one.arrays] for part in OF_INPUTS]
+    return found if alike and all(np.array_equal(one, arrays[0]) for arrays in shared for one in arrays) else {}
 
 
 def _with_layers(config: Any, model: ModelConfig) -> Any:

@@ -23,9 +23,6 @@ def tiling_of(x, weight: Weight, dtype, allow_partial_sums: bool = False) -> Mos
     Of more than eight tokens that are no whole eights it pads a copy. That is worth it where groups of inputs share a
     scale, of which XLA would write a dequantised weight."""
     (outputs, inputs), tokens = weight.shape, math.prod(x.shape[:-1])
-    scaled_groups = (
-        not weight.per_channel and weight.channel_scale is None
-    )  # sums of NVFP4 are scaled when they are whole
     depth_unit = DEPTH_UNIT if weight.per_channel else BLOCK
     if not LOWERS:
         return f"jax {jax.__version__} does not lower its kernel"
@@ -33,7 +30,7 @@ def tiling_of(x, weight: Weight, dtype, allow_partial_sums: bool = False) -> Mos
         return f"[{outputs}, {inputs}] is no multiple of [{LINES}, {depth_unit}]"
     if weight.per_channel and tokens > TOKEN_UNIT and tokens % TOKEN_UNIT:
         return f"{tokens} tokens are no multiple of {TOKEN_UNIT}"
-    if scaled_groups and (weight.group or inputs) < DEPTH_UNIT:
+    if weight.scales_sums and (weight.group or inputs) < DEPTH_UNIT:
         return f"groups of {weight.group} inputs are fewer than {DEPTH_UNIT}"
     tiling = few_tokens_tiling(
         tokens,
@@ -41,7 +38,8 @@ def tiling_of(x, weight: Weight, dtype, allow_partial_sums: bool = False) -> Mos
         inputs,
         allow_partial_sums,
         jnp.dtype(dtype).itemsize,
-        scaled_groups=scaled_groups,
+        scaled_groups=weight.scales_sums,
+        in_groups=weight.in_groups,
         bits=4 if weight.packed else 8,
     )
     tiles = tiling.tiles(tokens, outputs)

@@ -63,7 +63,7 @@ def few_tokens_matmul_kernel(
     assert outputs % tiling.outputs == 0, (outputs, tiling)
     assert inputs % min(tiling.inputs, 2 * DEPTH_UNIT) == 0, (inputs, tiling)
     assert tiling.num_stages % tiling.in_turns == 0, tiling
-    if weight.channel_scale is not None:  # four scales are a word
+    if weight.in_groups and not weight.scales_sums:  # four scales are a word
         words = lax.bitcast_convert_type(weight.scale.reshape(outputs, -1, 4), jnp.int32)
         weight = dataclasses.replace(weight, scale=words)
     if not (weight.is_plain or weight.per_channel):

@@ -1,15 +1,24 @@
 """The shared memory of a program instance of ``jspec.pallas.matmul.few_tokens_sm90``, and the scales of its tiles."""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jspec.pallas.matmul.sm90_registers import NVFP4_INPUTS, PER_LINE, transforms
+from jspec.pallas.matmul.sm90_registers import (
+    MULTIPLIED,
+    PER_LINE,
+    load_mxfp8,
+    load_nvfp4,
+    numbers_of_mxfp8,
+    numbers_of_nvfp4,
+    transforms,
+)
 from jspec.pallas.matmul.sm90_tiling import BLOCK, LINES, MosaicTiling
+from jspec.pallas.weights.unpack import SHRINK
 from jspec.quantization.weight import Weight
 
 
@@ -132,16 +141,36 @@ class Scales:
         return load(ref.at[(pl.ds(self.output, self.tiling.outputs), *at)], PER_LINE)
 
 
-class NVFP4Scales(Scales):
-    """The scales of a warpgroup's tile in NVFP4, by which its numbers are multiplied before they are multiplied by x, and
-    the numbers of its output channels. The scales are int32 ``[out, in / 64]``, the bits of four in each word."""
+class ScalesOfNumbers(Scales):
+    """The scales of a warpgroup's tile, by which its numbers are multiplied before they are multiplied by x. They are int32
+    ``[out, words]``, the bits of four in each word."""
 
-    by_output = True  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
+    shrink: ClassVar[float]  # what the numbers are divided by besides
+    load_numbers: ClassVar[Callable]  # ``load_nvfp4`` for example
+    numbers_of: ClassVar[Callable]  # the same for interpreters: ``numbers_of_nvfp4``
 
     def of_trip(self, trip) -> list[Any]:
-        """The words of each 64 inputs of a trip, int32 ``[outputs]`` each."""
-        columns = self._columns(trip, self.tiling.inputs // NVFP4_INPUTS)
-        return [self._load(self.weight.scale, column) for column in columns]
+        """The words of each 64 inputs of a trip, int32 ``[outputs]`` each; two may be one, which has scales of both."""
+        each = MULTIPLIED // (self.weight.group or MULTIPLIED)  # scales
+        words = self._columns(trip, self.tiling.inputs // MULTIPLIED * each // 4)
+        return [word for column in words for word in [self._load(self.weight.scale, column)] * (4 // each)]
+
+
+class MXFP8Scales(ScalesOfNumbers):
+    """Those of a tile in MXFP8, of which a word has the scales of 128 inputs."""
+
+    shrink = 1.0
+    load_numbers = staticmethod(load_mxfp8)
+    numbers_of = staticmethod(numbers_of_mxfp8)
+
+
+class NVFP4Scales(ScalesOfNumbers):
+    """Those of a tile in NVFP4, of which a word has the scales of 64 inputs, and the numbers of its output channels."""
+
+    shrink = SHRINK
+    load_numbers = staticmethod(load_nvfp4)
+    numbers_of = staticmethod(numbers_of_nvfp4)
+    by_output = True  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
     def of_outputs(self, *at):
         """What multiplies the sums of the tile's outputs, float32 ``[outputs]``."""
@@ -151,4 +180,5 @@ class NVFP4Scales(Scales):
 
 def scales_of(weight: Weight, output, first, turn, tiling: MosaicTiling) -> Scales:
     """The scales of a warpgroup's tile, whose attributes the arguments are."""
-    return (NVFP4Scales if weight.kind == "nvfp4" else Scales)(weight, output, first, turn, tiling)
+    kind = {"nvfp4": NVFP4Scales, "mxfp8": MXFP8Scales}.get(weight.kind, Scales)
+    return kind(weight, output, first, turn, tiling)

@@ -6,6 +6,7 @@ bits a pair is two bytes. A warp reads the pairs i of eight lines at once, and t
 line into other banks of shared memory. Codes of four bits are stored in the order in which a thread needs them
 (``jspec.quantization.codes``): four bytes of 32 inputs."""
 
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jspec.pallas.weights.unpack import (
     CODES,
     FP8,
     FP8_PAIRS,
+    FP8_PAIRS_TIMES,
     INT8,
     INT8_PAIRS,
     NVFP4_WORDS,
@@ -32,7 +34,8 @@ from jspec.quantization.codes import ZERO, unpack_codes
 
 _LINES, _CORE = 64, 8  # of the left operand; of a core matrix, of which a thread has a pair of inputs
 _PRODUCT = 16  # inputs that are multiplied at once, and the bytes that a swizzle moves together
-NVFP4_INPUTS = 64  # whose four scales are a word
+MULTIPLIED = 64  # inputs whose numbers are multiplied by their scales together: four scales of NVFP4, two of MXFP8
+_MXFP8_GROUP = 32
 PER_LINE = plgpu.Layout.WGMMA.reduce(1)  # the layout of one number for each line of a left operand
 _TILE = 128  # the most bytes of a line that are side by side in shared memory
 
@@ -92,7 +95,23 @@ def load_nvfp4(weight, first: int, scales):
     def fill(ref, by_core, scales):
         _read_nvfp4(ref, by_core, first, scales)
 
-    return _in_registers(weight, NVFP4_INPUTS, fill, scales)
+    return _in_registers(weight, MULTIPLIED, fill, scales)
+
+
+def load_mxfp8(weight, first: int, scales):
+    """In a kernel: the numbers of 64 inputs of ``weight`` in MXFP8, times their scales, bfloat16 ``[outputs, 64]`` in
+    registers.
+
+    Args:
+      weight: as for ``load_bfloat16``.
+      first: the first of the inputs, a multiple of 64.
+      scales: int32 ``[outputs]`` as for ``load_nvfp4``, those of the 128 inputs of which these are a half.
+    """
+
+    def fill(ref, by_core, scales):
+        _read_pairs(ref, by_core, first, False, scales)
+
+    return _in_registers(weight, MULTIPLIED, fill, scales)
 
 
 def _in_registers(weight, inputs: int, fill, *by_line):
@@ -156,16 +175,28 @@ def numbers_of_nvfp4(weight, inputs: int, scales):
     return (numbers_of_e2m1(unpack_codes(weight, inputs)) * factors).astype(jnp.bfloat16)
 
 
+def numbers_of_mxfp8(weight, inputs: int, scales):
+    """Numbers ``[outputs, inputs]`` in bfloat16 as ``load_mxfp8`` would give them: for interpreters. ``scales`` are those of
+    ``load_mxfp8``, of each 64 inputs."""
+    scale = jnp.stack([word >> 8 * i & 255 for word in scales[::2] for i in range(4)], axis=1)
+    factors = jnp.repeat(jnp.exp2(scale.astype(jnp.float32) - 127), _MXFP8_GROUP, axis=1)[:, :inputs]
+    return (weight.astype(jnp.float32) * factors).astype(jnp.bfloat16)
+
+
 def in_order(weight, ordered: bool):
     """Numbers ``[outputs, inputs]`` in bfloat16 as ``load_bfloat16`` would give them, but not divided: for interpreters."""
     return to_mma_order(weight.astype(jnp.bfloat16)) if ordered else weight.astype(jnp.bfloat16)
 
 
-def _read_pairs(ref, by_core, first: int, is_int8: bool):
-    """Fill the registers of a thread: for each line and product, it reads two pairs of inputs."""
+def _read_pairs(ref, by_core, first: int, is_int8: bool, scales=None):
+    """Fill the registers of a thread: for each line and product, it reads two pairs of inputs. FP8 numbers may have
+    ``scales`` of MXFP8."""
     i16, i32 = ir.IntegerType.get_signless(16), ir.IntegerType.get_signless(32)
     shared, asm = _Tile(ref), INT8_PAIRS if is_int8 else FP8_PAIRS
-    pair = arith.muli(shared.quarter, mgpu.c(2, i32))
+    pair, factors = arith.muli(shared.quarter, mgpu.c(2, i32)), {}
+    if scales is not None:
+        asm, places = FP8_PAIRS_TIMES, {(first + i * _PRODUCT) // _MXFP8_GROUP for i in range(by_core.shape[1])}
+        factors = {at: _factor(scales, *at) for at in itertools.product(range(by_core.shape[0]), range(2), places)}
     for product in range(by_core.shape[1]):
         base = shared.piece(first // _PRODUCT + product, pair)
         for lines, half in np.ndindex(by_core.shape[0], 2):
@@ -173,7 +204,9 @@ def _read_pairs(ref, by_core, first: int, is_int8: bool):
                 arith.extui(i32, llvm.load(i16, shared.at(base, lines, half, core * _CORE), alignment=2))
                 for core in range(2)
             ]
-            by_core[lines, product, :, half] = _unpacked(asm, *pieces)
+            group = (first + product * _PRODUCT) // _MXFP8_GROUP
+            factor = () if scales is None else (factors[lines, half, group],)
+            by_core[lines, product, :, half] = _unpacked(asm, *pieces, *factor)
 
 
 def _read_ordered(ref, by_core, first: int, is_int8: bool):
@@ -218,6 +251,16 @@ def _of_line(numbers, lines: int, half: int):
     """The number of a line of the thread."""
     number = numbers.registers.reshape(-1, 2)[lines, half]
     return vector.extract(number, [], [0]) if isinstance(number.type, ir.VectorType) else number
+
+
+def _factor(scales, lines: int, half: int, group: int):
+    """2^120 times the scale of a group of a line of the thread, twice in a word."""
+    i32 = ir.IntegerType.get_signless(32)
+    scale = arith.shrui(_of_line(scales, lines, half), mgpu.c(8 * (group % 4), i32))
+    twice_scale = arith.muli(
+        arith.andi(scale, mgpu.c(255, i32)), mgpu.c(0x00800080, i32)
+    )  # each in the exponent's bits
+    return arith.addi(twice_scale, mgpu.c(120 * 0x00800080, i32))
 
 
 def _less(zero, lines: int, half: int):

@@ -8,16 +8,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jspec.pallas.matmul.sm90_memory import NVFP4Scales, Scales, SharedMemory, load
-from jspec.pallas.matmul.sm90_registers import (
-    NVFP4_INPUTS,
-    differences_of,
-    in_order,
-    load_bfloat16,
-    load_codes,
-    load_nvfp4,
-    numbers_of_nvfp4,
-)
+from jspec.pallas.matmul.sm90_memory import Scales, ScalesOfNumbers, SharedMemory, load
+from jspec.pallas.matmul.sm90_registers import MULTIPLIED, differences_of, in_order, load_bfloat16, load_codes
 from jspec.pallas.matmul.sm90_tiling import MosaicTiling
 from jspec.pallas.weights.unpack import SHRINK
 
@@ -48,8 +40,8 @@ def sums_of_tile(
       beside, turn: the place of this warpgroup among those side by side, and among those in turn.
       i: how many tiles the program instance has multiplied before.
     """
-    if isinstance(scales, NVFP4Scales):
-        sums = _sums_of_nvfp4(await_operands, shared.read, scales, trips, tiling, interpret)
+    if isinstance(scales, ScalesOfNumbers):
+        sums = _sums_of_scaled(await_operands, shared.read, scales, trips, tiling, interpret)
     else:
         sums = _sums(await_operands, shared.read, scales, trips, tiling, interpret)
     if tiling.in_turns > 1:
@@ -119,8 +111,8 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
     return total * SHRINK if shrunk and not interpret else total
 
 
-def _sums_of_nvfp4(await_operands, read, scales: NVFP4Scales, trips: int, tiling: MosaicTiling, interpret):
-    """``_sums`` of a weight in NVFP4, without the numbers of output channels."""
+def _sums_of_scaled(await_operands, read, scales: ScalesOfNumbers, trips: int, tiling: MosaicTiling, interpret):
+    """``_sums`` of a weight whose numbers are multiplied by scales, without the numbers of output channels."""
     shape = tiling.outputs, tiling.tokens
 
     def all_trips(acc):
@@ -128,8 +120,8 @@ def _sums_of_nvfp4(await_operands, read, scales: NVFP4Scales, trips: int, tiling
             following = scales.of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
             stage, weight, x = await_operands(trip)
             for i, words in enumerate(of_inputs):  # some inputs are converted while others are multiplied
-                numbers = load_nvfp4(weight, i * NVFP4_INPUTS, words)
-                plgpu.wgmma(acc, numbers, x.at[pl.ds(i * NVFP4_INPUTS, NVFP4_INPUTS)])
+                numbers = scales.load_numbers(weight, i * MULTIPLIED, words)
+                plgpu.wgmma(acc, numbers, x.at[pl.ds(i * MULTIPLIED, MULTIPLIED)])
             plgpu.wgmma_wait(0)
             plgpu.barrier_arrive(read.at[stage])
             return following
@@ -139,14 +131,14 @@ def _sums_of_nvfp4(await_operands, read, scales: NVFP4Scales, trips: int, tiling
 
     def add_interpreted(trip, total):
         stage, weight, x = await_operands(trip)
-        numbers = numbers_of_nvfp4(weight[...], tiling.inputs, scales.of_trip(trip))
+        numbers = scales.numbers_of(weight[...], tiling.inputs, scales.of_trip(trip))
         total += jnp.dot(numbers, x[...], preferred_element_type=jnp.float32)
         plgpu.barrier_arrive(read.at[stage])
         return total
 
     if interpret:
         return lax.fori_loop(0, trips, add_interpreted, jnp.zeros(shape, jnp.float32))
-    return pl.run_scoped(all_trips, _ACC(shape, jnp.float32)) * SHRINK
+    return pl.run_scoped(all_trips, _ACC(shape, jnp.float32)) * scales.shrink
 
 
 def _add_turns(sums, shared: SharedMemory, beside, turn, i):

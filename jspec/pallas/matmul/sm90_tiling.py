@@ -89,6 +89,7 @@ def few_tokens_tiling(
     result_bytes: int = 2,
     scaled_groups: bool = False,
     bits: int = 8,
+    in_groups: bool = False,
 ) -> MosaicTiling:
     """The tiling for ``tokens`` and a weight of eight or four bits ``[outputs, inputs]``, with split-K only if
     ``allow_partial_sums``.
@@ -100,6 +101,7 @@ def few_tokens_tiling(
       result_bytes: of a number of the results, unless these are partial sums.
       scaled_groups: whether the sums of groups of inputs have scales: blocks, of which a copy has one, or codes.
       bits: of a number of the weight.
+      in_groups: whether scales come for groups of inputs at all.
     """
     is_nvfp4 = bits == 4 and not scaled_groups  # whose groups have no sums of their own
     few, several = (_FEW // 2 if scaled_groups else _FEW), _SEVERAL  # a group's sums are kept beside all sums
@@ -122,7 +124,9 @@ def few_tokens_tiling(
     least = min(map(busiest, divided))
     tiling = next(one for one in divided if busiest(one) <= _UNEVEN * least)
     result_bytes = 4 if allow_partial_sums else result_bytes
-    shallow = () if scaled_groups or is_nvfp4 else (DEPTH_UNIT,)  # scales of groups come for a block of inputs
+    shallow = (
+        () if scaled_groups or in_groups or is_nvfp4 else (DEPTH_UNIT,)
+    )  # scales of groups come for a block of inputs
     depths = [depth for depth in (_LINE_BYTES * 8 // bits, BLOCK, *shallow) if inputs % depth == 0]
     deep = [_with_stages(tiling._replace(inputs=depth), inputs, result_bytes, bits) for depth in depths]
     tiling = next((one for one in deep if one.num_stages >= _MIN_STAGES), deep[-1])

@@ -56,6 +56,9 @@ def matmul(
         bias without a ``reduce_axis``.
     """
     weight = weight if isinstance(weight, Weight) else Weight(weight)
+    if weight.input_scale is not None:  # XLA does so where x is computed, unless a kernel computes it
+        x = (x.astype(jnp.float32) * per_feature(weight.input_scale, x)).astype(x.dtype)
+        weight = dataclasses.replace(weight, input_scale=None)
     if weight.order is not None:
         if reduce_axis is not None:  # a shard's inputs may be anywhere among those of all
             x = jax.lax.all_gather(x, reduce_axis, axis=x.ndim - 1, tiled=True)
@@ -102,7 +105,8 @@ def xla_matmul(product: Product) -> Any:
 
 _UNLIMITED = range(sys.maxsize)
 _BF16, _FLOATS = ("bfloat16",), ("bfloat16", "float32")
-_FOUR_BITS, _EIGHT_BITS, _GROUPS_OF_EIGHT = ("int4", "nvfp4", "mxfp4"), ("int8", "fp8"), ("fp8_block", "int8_groups")
+_FOUR_BITS, _EIGHT_BITS = ("int4", "nvfp4", "mxfp4"), ("int8", "fp8")
+_GROUPS_OF_EIGHT = ("fp8_block", "mxfp8", "int8_groups")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +208,7 @@ TABLE = (
     _few_tokens("few tokens, eight bits", weights=_EIGHT_BITS, tokens=range(9, 321)),
     # With 1, 16, 80 and 320 tokens: 37, 36, 55 and 159 us. The row that follows takes 40, 44, 157 and 431. Tokens that are
     # no whole eights are copied with zeros first.
-    _few_tokens("few tokens, FP8 blocks", weights=("fp8_block",)),
+    _few_tokens("few tokens, FP8 blocks", weights=("fp8_block", "mxfp8")),
     # XLA would write the dequantised weight; with many tokens it was not compared.
     Row("groups, eight bits", _weight_only, activations=_BF16, weights=_GROUPS_OF_EIGHT),
     # XLA's product is as fast with small weights, and faster with more tokens. That of fp8 was not compared.

@@ -37,6 +37,7 @@ from jspec.pallas.weights.unpack import (
     unpack_eight_bits,
     unpack_four_bits,
     unpack_mxfp4,
+    unpack_mxfp8,
     unpack_nvfp4,
 )
 from jspec.quantization.codes import BLOCK, HALF, in_code_order
@@ -152,7 +153,7 @@ def _eight_bit_operands(x_refs, weight: Weight, token, output, trip, tiling: Mat
     multiplies the sum of their products. Tiles are weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` in bfloat16. In
     blocks, they are of one group of inputs each."""
     [x_ref] = x_refs
-    if weight.per_channel:
+    if not weight.scales_sums:
         return [([_eight_bit_tiles(x_ref, weight, token, output, trip, tiling.inputs, tiling)], None)]
     in_one = weight.scale.shape[1] == 1
     size = GROUP if in_one else weight.group or GROUP
@@ -167,10 +168,15 @@ def _eight_bit_operands(x_refs, weight: Weight, token, output, trip, tiling: Mat
 
 
 def _eight_bit_tiles(x_ref, weight: Weight, token, output, block, size: int, tiling: MatmulTiling):
-    """In a kernel: the weights ``[outputs, size]`` and ``x [tokens, size]`` of a block of ``size`` inputs, in bfloat16."""
+    """In a kernel: the weights ``[outputs, size]`` and ``x [tokens, size]`` of a block of ``size`` inputs, in bfloat16.
+    Numbers of MXFP8 are multiplied by their scales."""
     numbers = load_tile(weight.numbers, output, block_ids(block, size), tiling.inputs)
     at = block * size + input_indices(size, ORDER_INPUTS, tiling.ordered and size % ORDER_INPUTS == 0)
-    return unpack_eight_bits(numbers), load_tile(x_ref, token, at, tiling.inputs)
+    x = load_tile(x_ref, token, at, tiling.inputs)
+    if weight.kind != "mxfp8" or not weight.group:
+        return unpack_eight_bits(numbers), x
+    group = block_ids(block, size // weight.group)
+    return unpack_mxfp8(numbers, load_tile(weight.scale, output, group, tiling.inputs // weight.group)), x
 
 
 def _four_bit_operands(x_refs, weight: Weight, token, output, trip, tiling: MatmulTiling):
@@ -226,5 +232,6 @@ _OPERANDS = {
     "int4": (_four_bit_operands, SHRINK),
     "nvfp4": (functools.partial(_e2m1_operands, unpack_nvfp4), SHRINK),
     "mxfp4": (functools.partial(_e2m1_operands, unpack_mxfp4), MXFP4_SHRINK),
+    "mxfp8": (_eight_bit_operands, 1.0),
     **dict.fromkeys(("int8", "fp8", "fp8_block", "int8_groups"), (_eight_bit_operands, SHRINK)),
 }

@@ -14,7 +14,7 @@ from jspec.pallas.moe.tiles import ExpertMap, ExpertTile, ExpertTiling
 from jspec.pallas.triton import block_ids, broadcast_columns, dot, is_interpreted, tile_indices
 from jspec.pallas.weights.mxfp4_pairs import unpack_groups
 from jspec.pallas.weights.tiles import load_or_zero, shrink_of, unpack_half
-from jspec.pallas.weights.unpack import SHRINK, to_mma_order, unpack_eight_bits
+from jspec.pallas.weights.unpack import SHRINK, to_mma_order, unpack_eight_bits, unpack_mxfp8
 from jspec.quantization.codes import HALF
 from jspec.quantization.formats import GROUP as BLOCK
 from jspec.quantization.formats import Format
@@ -61,8 +61,8 @@ def _operands_of(form: Format | None) -> "type[_Operands]":
         return _PlainOperands
     if form.kind == "mxfp4_pairs":
         return _PairOperands
-    if form.e2m1:
-        return _E2M1Operands
+    if form.scales_numbers:
+        return _E2M1Operands if form.packed else _MXFP8Operands
     return _CodeOperands if form.packed else _GroupOperands
 
 
@@ -206,6 +206,45 @@ class _InBlocks(_Operands):
         found = [self.load_of(self.weight.scale, output, group, *index).astype(jnp.float32) for index in which]
         return found[0], found[1] if len(found) > 1 else None
 
+    def load_bytes_of_scales(self, i, output):
+        """The scales of a block that multiply its numbers, uint8 ``[outputs, groups]``."""
+        scale_ref, group = self.weight.scale, block_ids(i, BLOCK // (self.form.group or BLOCK))
+        real = jnp.broadcast_to((group < scale_ref.shape[2])[None, :], (output.shape[0], group.shape[0]))
+        if self.output_mask is not None:
+            real &= broadcast_columns(self.output_mask, group.shape[0])
+        return pltriton.load(scale_ref.at[self.tile.expert, *tile_indices(output, group)], mask=real, other=0)
+
+
+class _MXFP8Operands(_InBlocks, _PlainOperands):
+    """Operands of MXFP8, whose numbers are multiplied by the scales of groups before they are multiplied by x."""
+
+    def of(self, i, outputs) -> list[tuple[Any, list[Any]]]:
+        [(x, tiles)] = super().of(i, outputs)
+        scales = (self.load_bytes_of_scales(i, output) for output in outputs)
+        numbers = [unpack_mxfp8(tile, scale) for tile, scale in zip(tiles, scales, strict=True)]
+        return [(x, [number.astype(x.dtype) for number in numbers])]
+
+    def load_weight(self, at, mask, dtype):
+        del dtype
+        return _load_fp8(at, mask)
+
+    def channel_scale(self, output):
+        del output
+        return None
+
+    def product(self, x, weight):
+        if self.weights_first:
+            return super().product(to_mma_order(x), to_mma_order(weight))
+        return super().product(x, weight)
+
+
+def _load_fp8(at, mask):
+    """A block of numbers of eight bits, which may be any where ``mask`` is false: unpacked, all are finite, and x is 0."""
+    weight = pltriton.load(at, mask=mask)
+    if is_interpreted() and mask is not None:
+        return jnp.where(mask, weight, jnp.zeros((), weight.dtype))
+    return weight
+
 
 class _GroupOperands(_InBlocks, _PlainOperands):
     """Operands of eight bits with scales for groups of inputs, of which a trip reads one: FP8 in blocks, and codes, whose
@@ -234,10 +273,7 @@ class _GroupOperands(_InBlocks, _PlainOperands):
     def load_weight(self, at, mask, dtype):
         if dtype != jnp.bfloat16:
             return super().load_weight(at, mask, dtype)
-        weight = pltriton.load(at, mask=mask)  # where there is none, any number becomes a finite one, and x is 0
-        if is_interpreted() and mask is not None:
-            weight = jnp.where(mask, weight, jnp.zeros((), weight.dtype))
-        return unpack_eight_bits(weight)
+        return unpack_eight_bits(_load_fp8(at, mask))
 
     def product(self, x, weight):
         numbers, scale = weight
@@ -300,17 +336,12 @@ class _E2M1Operands(_InHalves):
     """Operands of NVFP4 and MXFP4, whose numbers are multiplied by the scales of groups before they are multiplied by x."""
 
     def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
-        at, group = block_ids(i, HALF), block_ids(i, BLOCK // (self.form.group or BLOCK))
-        yield self.load_x(at), [self._weights(output, at, group) for output in outputs]
+        at = block_ids(i, HALF)
+        yield self.load_x(at), [self._weights(i, output, at) for output in outputs]
 
-    def _weights(self, output, at, group) -> list[Any]:
-        """The numbers of the low and the high halves of bytes ``at``, which have the scales ``group``."""
-        scale_ref: Any = self.weight.scale
-        real = jnp.broadcast_to((group < scale_ref.shape[2])[None, :], (output.shape[0], group.shape[0]))
-        if self.output_mask is not None:
-            real &= broadcast_columns(self.output_mask, group.shape[0])
-        scale = pltriton.load(scale_ref.at[self.tile.expert, *tile_indices(output, group)], mask=real, other=0)
-        packed = self.load_packed(output, at)
+    def _weights(self, i, output, at) -> list[Any]:
+        """The numbers of the low and the high halves of bytes ``at``, those of block i."""
+        scale, packed = self.load_bytes_of_scales(i, output), self.load_packed(output, at)
         return [unpack_half(self.form, packed, high, scale).astype(self.x_ref.dtype) for high in (False, True)]
 
     def channel_scale(self, output):

@@ -14,12 +14,19 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, tile_indices
-from jspec.pallas.weights.unpack import MXFP4_SHRINK, SHRINK, unpack_four_bits, unpack_mxfp4, unpack_nvfp4
+from jspec.pallas.weights.unpack import (
+    MXFP4_SHRINK,
+    SHRINK,
+    unpack_four_bits,
+    unpack_mxfp4,
+    unpack_mxfp8,
+    unpack_nvfp4,
+)
 from jspec.quantization.codes import in_input_order
 from jspec.quantization.formats import Format
 from jspec.quantization.weight import Weight
 
-_WHOLE_CODES = 32  # numbers of a latent whose codes of four bits lie in bytes of their own
+_WHOLE_CODES = 32  # numbers of a latent whose codes of four bits lie in bytes of their own, or share a scale of MXFP8
 
 
 def with_bits_of_scales(weight: Weight) -> Weight:
@@ -77,7 +84,7 @@ def flat(of: Weight) -> Weight:
 
 def tile_width(of: Weight, most: int) -> int:
     """How many numbers of a latent a tile of a ``flat`` map has: a power of two, at most ``most``."""
-    least = _WHOLE_CODES if of.packed else MMA_SIZE
+    least = _WHOLE_CODES if of.packed or of.kind == "mxfp8" else MMA_SIZE
     width, group = max(least, min(most, pl.next_power_of_2(of.inputs))), group_width(of)
     return width if group is None else min(width, group)
 
@@ -88,8 +95,8 @@ def group_width(of: Weight) -> int | None:
 
 
 def has_factors(of: Weight) -> bool:
-    """Whether a map has ``load_factors``: all but those that are not quantised and those in MXFP4."""
-    return not of.is_plain and of.kind != "mxfp4"
+    """Whether a map has ``load_factors``: all but those that are not quantised and those whose scales are powers of two."""
+    return of.form is not None and of.form.scales != "powers"
 
 
 def places_of(of: Weight, number):
@@ -128,7 +135,10 @@ def load_numbers(of: Weight, output, real, first, width: int, dtype):
         return _from_codes(of, output, real, first, width).astype(dtype)
     number = first + jnp.arange(width, dtype=jnp.int32)
     mask = _mask(output, real, number, of.inputs)
-    numbers = pltriton.load(of.numbers.at[tile_indices(output, number)], mask=mask).astype(dtype)
+    numbers = pltriton.load(of.numbers.at[tile_indices(output, number)], mask=mask)
+    if of.kind == "mxfp8" and of.group:
+        numbers = unpack_mxfp8(numbers, _bytes_of(of.scale, output, real, first, width, of.group))
+    numbers = numbers.astype(dtype)
     if of.zeros:
         numbers -= broadcast_columns(_of_group(of, output, real, first, 1).astype(dtype), width)
     # Triton has no fp8 literal for what a load puts in masked places.
@@ -140,17 +150,18 @@ def _from_codes(of: Weight, output, real, first, width: int):
     form, scale, zero = of.form, None, None
     assert form is not None
 
-    def load(ref, each: int):
-        """What the tile has of an array that has one byte for ``each`` numbers of a latent."""
-        column = first // each + jnp.arange(width // each, dtype=jnp.int32)
-        return load_or_zero(ref.at[tile_indices(output, column)], _mask(output, real, column, ref.shape[1]))
-
-    packed = load(of.numbers, 2)
+    packed = _bytes_of(of.numbers, output, real, first, width, 2)
     if form.e2m1 and form.group is not None:  # as those all have
-        scale = load(of.scale, form.group)
+        scale = _bytes_of(of.scale, output, real, first, width, form.group)
     elif form.zeros:
         zero = _of_group(of, output, real, first, 1).astype(jnp.bfloat16)
     return in_input_order(*(unpack_half(form, packed, high, scale, zero) for high in (False, True)))
+
+
+def _bytes_of(ref, output, real, first, width: int, each: int):
+    """What a tile of ``load_numbers`` has of an array that has one byte for ``each`` numbers of a latent."""
+    column = first // each + jnp.arange(width // each, dtype=jnp.int32)
+    return load_or_zero(ref.at[tile_indices(output, column)], _mask(output, real, column, ref.shape[1]))
 
 
 def _mask(output, real, column, columns: int):

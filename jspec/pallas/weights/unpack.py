@@ -68,6 +68,21 @@ def unpack_eight_bits(tile):
     return _unpack(INT8 if tile.dtype == jnp.int8 else FP8, tile)
 
 
+def unpack_mxfp8(tile, scale):
+    """In a kernel: float8_e4m3fn numbers times their scales, in bfloat16, exactly, subnormal numbers included.
+
+    Args:
+      tile: ``[channels, n]``. NaN becomes 480 times the scale.
+      scale: uint8 ``[channels, n / 32]``, at most ``Format.largest_power``, of each 32 inputs.
+    """
+    # 2^120 times the scale, because the bits of a number, moved to their place, stand for 2^-120 of it.
+    factors = jax.lax.bitcast_convert_type((scale.astype(jnp.int32) + 120) << 23, jnp.float32)
+    factors = jnp.broadcast_to(factors[:, :, None], (*scale.shape, tile.shape[1] // scale.shape[1])).reshape(tile.shape)
+    if is_interpreted():  # with a factor in two parts, of which neither makes a subnormal number
+        return (tile.astype(jnp.float32) * 2.0**-60 * (factors * 2.0**-60)).astype(jnp.bfloat16)
+    return _unpack(FP8_TIMES, tile, factors.astype(jnp.bfloat16))
+
+
 def unpack_four_bits(packed, high: bool, zero=None):
     """In a kernel: the codes in the low or the high halves of bytes, less their zero and divided by ``SHRINK``: integers in
     bfloat16, exactly.
@@ -175,13 +190,20 @@ INT8, INT8_PAIRS = (  # n + 128 is moved to bit 0
     " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
     for move in ("mov.b32 bytes, $2;", "prmt.b32 bytes, $2, $3, 0x5410;")
 )
-FP8, FP8_PAIRS = (
-    # becomes a sign, 0000, four bits of exponent, three of mantissa, 0000: 2^-120 of the number. -0 changes no sign
-    f"{{ .reg .b32 a, b, factor, zero; mov.b32 factor, {twice(2.0**120 / SHRINK)}; mov.b32 zero, {twice(-0.0)};"
+_TWO_OF_FP8, _ONE_AND_ONE_OF_FP8 = (
+    # becomes a sign, 0000, four bits of exponent, three of mantissa, 0000: 2^-120 of the number
     f" prmt.b32 a, $2, 0, 0x9180; prmt.b32 b, {second}; shl.b32 a, a, 4; shl.b32 b, b, 4;"
     " and.b32 a, a, 0x87F087F0; and.b32 b, b, 0x87F087F0;"
-    " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
     for second in ("$2, 0, 0xB3A2", "$3, 0, 0x9180")
+)
+FP8, FP8_PAIRS = (  # -0 changes no sign
+    f"{{ .reg .b32 a, b, factor, zero; mov.b32 factor, {twice(2.0**120 / SHRINK)}; mov.b32 zero, {twice(-0.0)};{move}"
+    " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
+    for move in (_TWO_OF_FP8, _ONE_AND_ONE_OF_FP8)
+)
+FP8_TIMES, FP8_PAIRS_TIMES = (  # by factors in $3 and $4, or by the one that is twice in $4
+    f"{{ .reg .b32 a, b;{move} mul.rn.bf16x2 $0, a, {factor}; mul.rn.bf16x2 $1, b, $4; }}"
+    for move, factor in ((_TWO_OF_FP8, "$3"), (_ONE_AND_ONE_OF_FP8, "$4"))
 )
 LOW, HIGH, LOW_LESS_ZEROS, HIGH_LESS_ZEROS = (  # a code is moved to bit 4; what is added is -8, or it is in $3 and $4
     f"{{ .reg .b32 bytes, a, b, factor, zero; mov.b32 factor, {twice(2.0**129 / SHRINK)};"

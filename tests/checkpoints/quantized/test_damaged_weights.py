@@ -128,6 +128,32 @@ STORED_CODES = [
     ("mxfp4", {".weight_packed": as_dtype(np.int32)}, "'{}.weight_packed' is int32 [64, 48], but"),
     ("mxfp4", {".weight_packed": None}, "tensor '{}.weight_packed' is missing, and '{}.weight_scale' needs it"),
     ("mxfp4", {".weight_zero_point": np.ones((64, 3), np.uint8)}, "'{}.weight_zero_point' has no place in"),
+    ("packed in another order", {".weight_g_idx": entry(-1, 3)}, "'{}.weight_g_idx' holds -1: expected groups in 0..2"),
+    ("packed in another order", {".weight_g_idx": None}, "tensor '{}.weight_g_idx' is missing, and "),
+    ("packed in no other order", {".weight_g_idx": entry(0, 3)}, "'{}.weight_g_idx' holds -1: expected groups in 0..2"),
+    ("codes in bytes", {".weight": entry(8)}, "'{}.weight' holds 8: expected codes in -8..7, of four bits"),
+    ("codes in bytes", {".weight_scale": None}, "tensor '{}.weight_scale' is missing, and '{}.weight' needs it"),
+    *(
+        ("awq modelopt", {end: entry(number, -1)}, f"tensor '{{}}{end}' holds {shown}: expected ")
+        for end in (".weight_scale", ".pre_quant_scale")
+        for number, shown in BAD[:3]
+    ),
+    ("awq modelopt", {".pre_quant_scale": lambda array: -array}, "expected positive numbers"),
+    ("awq modelopt", {".pre_quant_scale": lambda array: array[1:]}, "'{}.pre_quant_scale' is float32 [255], but"),
+    ("awq modelopt", {".weight_scale_2": np.ones(2, np.float32)}, "'{}.weight_scale_2' is float32 [2], but"),
+    ("awq modelopt", {".weight": lambda array: array[1:]}, "'{}.weight' is uint8 [63, 256], but config.json asks for"),
+    *(
+        (
+            *("mxfp8", {".weight_scale": entry(number)}),
+            f"'{{}}.weight_scale' holds the scale {number}: expected at most 134, for weights up to 57344; 255 is no number",
+        )
+        for number in (135, 255)
+    ),
+    ("mxfp8", {".weight_scale": lambda array: array[:, :-1]}, "'{}.weight_scale' is uint8 [64, 2], but"),
+    ("mxfp8 modelopt", {".weight_scale": as_dtype(np.float32)}, "'{}.weight_scale' is float32 [64, 3], but"),
+    ("mxfp8", {".weight_scale": None}, "tensor '{}.weight_scale' is missing, and '{}.weight' needs it"),
+    ("mxfp8", {".weight": as_dtype(np.int8)}, "'{}.weight' is int8 [64, 96], but config.json asks for float8_e4m3fn"),
+    ("mxfp8", {".weight": bits(0x7F)}, "tensor '{}.weight' holds NaN (0x7f or 0xff)"),
 ]
 INVERSE = ".weight_scale_inv"
 IN_BLOCKS = [

@@ -4,7 +4,7 @@ What is random here is what is stored: codes, zeros and scales. So a reading tha
 
 | format | beside |
 |---|---|
-| NVFP4 of NVIDIA Model Optimizer | ``nvidia-modelopt``, its own library, of the extra ``parity`` |
+| NVFP4 and MXFP8 of NVIDIA Model Optimizer | ``nvidia-modelopt``, its own library, of the extra ``parity`` |
 | AWQ | ``compressed-tensors``, which converts AutoAWQ's checkpoints |
 | NVFP4, both layouts | ``compressed-tensors``, which converts Model Optimizer's checkpoints to its own |
 | GPTQ with both kinds of zeros and AWQ, as AutoRound writes them | ``auto-round``, its own library, where it is installed |
@@ -21,7 +21,14 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from packed_weights import auto_round_config, awq_config, gptq_config, model_optimizer_config, nvfp4_config
+from packed_weights import (
+    auto_round_config,
+    awq_config,
+    bytes_config,
+    gptq_config,
+    model_optimizer_config,
+    nvfp4_config,
+)
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.tensor import Tensor
@@ -30,7 +37,7 @@ from jspec.checkpoints.quantized.format import BlockFormat, WeightTensors
 
 OUTPUTS, INPUTS, GROUP = 64, 96, 32
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
-DTYPES = {np.dtype(np.uint8): "uint8", np.dtype(np.int32): "int32", FP8: "float8_e4m3fn"}
+DTYPES = {np.dtype(np.uint8): "uint8", np.dtype(np.int8): "int8", np.dtype(np.int32): "int32", FP8: "float8_e4m3fn"}
 
 
 class Held(Tensor):
@@ -98,6 +105,46 @@ def test_nvfp4_is_that_of_model_optimizer(tmp_path):
     parts, wanted = nvfp4_of_model_optimizer(tmp_path)
     assert len(np.unique(wanted)) > 100
     np.testing.assert_array_equal(read(model_optimizer_config(), parts), wanted)
+
+
+def test_codes_in_bytes_are_those_of_compressed_tensors():
+    """W4A8, of which the library takes a byte for each code of four bits."""
+    torch = pytest.importorskip("torch")
+    library = pytest.importorskip("compressed_tensors.quantization")
+    compressor = pytest.importorskip("compressed_tensors.compressors.naive_quantized").IntQuantizationCompressor
+    how = library.QuantizationScheme(targets=["Linear"], **library.quant_scheme.W4A8)
+    weight = torch.from_numpy(np.random.default_rng(0).normal(0, 0.05, (OUTPUTS, 256)).astype(np.float32))
+    groups = weight.reshape(OUTPUTS, -1, 128)
+    scale, zero = library.utils.calculate_qparams(groups.amin(-1), groups.amax(-1), how.weights)
+    given = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero}
+    stored = compressor.compress(given, how)
+    parts = {f".{name}": tensor.numpy() for name, tensor in stored.items() if "zero_point" not in name}
+    assert len(np.unique(parts[".weight"])) == 16
+    theirs = compressor.decompress(stored, how)["weight"].float().numpy()
+    np.testing.assert_array_equal(read(bytes_config(), parts, theirs.shape), theirs)
+
+
+MXFP8 = """
+from modelopt.torch.quantization.qtensor import MXFP8QTensor
+stored, scale = MXFP8QTensor.quantize(given["weight"].clone())
+scale = torch.where(given["any"] > 0, scale, given["scale"])
+found |= {".weight": stored._quantized_data.view(torch.uint8), ".weight_scale": scale}
+found["weight"] = stored.dequantize(torch.float32, scale=scale)
+"""
+
+
+def test_mxfp8_is_that_of_model_optimizer(tmp_path):
+    """Half the scales are random, and a group is of zeros, whose scale the library writes as 0."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(0, 0.05, (OUTPUTS, INPUTS)).astype(np.float32)
+    weight[3, 32:64] = 0
+    scale = rng.integers(20, 135, (OUTPUTS, INPUTS // 32), dtype=np.uint8)
+    chosen = rng.integers(2, size=scale.shape)
+    chosen[3, 1] = 1
+    found = library("modelopt", MXFP8, tmp_path, weight=weight, scale=scale, any=chosen)
+    assert found[".weight_scale"][3, 1] == 0
+    parts = {".weight": found[".weight"].view(FP8), ".weight_scale": found[".weight_scale"]}
+    np.testing.assert_array_equal(read(model_optimizer_config("MXFP8", group_size=32), parts), found["weight"])
 
 
 def test_nvfp4_means_the_same_in_both_layouts():

@@ -136,8 +136,8 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         ({"load_in_4bit": True}, "quantization_config.quant_method='bitsandbytes' is not read"),
         (compressed_tensors("tensor_group", format="nvfp4-pack-quantized"), "group_0.weights.num_bits=8: expected 4;"),
         (
-            {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
-            "quant_algo='W4A8_AWQ', of NVIDIA Model Optimizer, is",
+            {"quant_method": "modelopt", "quant_algo": "W8A8_SQ_PER_CHANNEL"},
+            "quant_algo='W8A8_SQ_PER_CHANNEL', of NVIDIA Model Optimizer, is",
         ),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size=32: expected 16;"),
         ({"quant_method": 3}, "quantization_config.quant_method=3: expected a string"),
@@ -186,7 +186,7 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         (gptq_config(group_size=None), "quantization_config.group_size is missing: expected an integer in -1.."),
         (gptq_config(desc_act=1), "quantization_config.desc_act=1: expected true or false"),
         (awq_config(bits=8), "quantization_config.bits=8: expected 4; of quantised"),
-        (awq_config(zero_point=False), "quantization_config.zero_point=False: expected True; of quantised"),
+        (awq_config(zero_point=1), "quantization_config.zero_point=1: expected True or False; of quantised"),
         *(
             (
                 awq_config(version=name),
@@ -282,7 +282,7 @@ def test_experts_in_one_tensor_are_not_read(tmp_path, kind):
         read_config(Folder(tmp_path))
 
 
-@pytest.mark.parametrize("algorithm", ["NVFP4_AWQ", "W4A16_AWQ"])
+@pytest.mark.parametrize("algorithm", ["NVFP4_AWQ", "W8A8_SQ_PER_CHANNEL"])
 def test_other_algorithms_of_model_optimizer_are_refused(tmp_path, algorithm):
     src = tiny_checkpoint(tmp_path / "src")
     described = {"quant_algo": algorithm, "kv_cache_quant_algo": None}

@@ -1,9 +1,10 @@
-"""Linear maps in MXFP4 of compressed-tensors: read as its own library reads them, kept, and refused where they are wrong."""
+"""Linear maps in MXFP4 and MXFP8 of compressed-tensors: read as its own library reads them, kept, and refused where they are
+wrong."""
 
 import numpy as np
 import pytest
-from block_checkpoints import MXFP4, Kind, block_checkpoint, stored_as
-from fp8_checkpoints import DOWN, changed, raw_tensor
+from block_checkpoints import KEPT_CODES, MXFP4, Kind, block_checkpoint, stored_as
+from fp8_checkpoints import DOWN, FP8, changed, raw_tensor
 from packed_weights import MAGNITUDES, mxfp4_config
 from stored_heads import stored_head
 from stored_params import assert_same, assert_stands_for, refuses, rewrite
@@ -65,6 +66,30 @@ def test_weights_are_those_that_compressed_tensors_reads(tmp_path):
     assert (weight != read_with_numpy(packed, scale, first_is_high=True)).mean() > 0.5
     plain = read_with_numpy(packed, np.full_like(scale, 127)) * scale.repeat(32, axis=1)
     assert (weight != plain)[plain != 0].all()
+
+
+def mxfp8_by_compressed_tensors(weight: np.ndarray):
+    """A weight in MXFP8 as the library itself rounds and stores it, and as it reads it, which is exact in bfloat16."""
+    torch = pytest.importorskip("torch")
+    library = pytest.importorskip("compressed_tensors.quantization")
+    compressor = pytest.importorskip("compressed_tensors.compressors.mxfp8").MXFP8QuantizationCompressor
+    how = library.QuantizationScheme(targets=["Linear"], **library.quant_scheme.MXFP8A16)
+    wide = torch.from_numpy(weight)
+    groups = wide.reshape(len(weight), -1, 32)
+    scale, _ = library.utils.calculate_qparams(groups.amin(-1), groups.amax(-1), how.weights)
+    stored = compressor.compress({"weight": wide, "weight_scale": scale}, how)
+    read = compressor.decompress(stored, how)["weight"].float().numpy()
+    numbers = stored["weight"].view(torch.uint8).numpy().view(FP8)
+    return {".weight": numbers, ".weight_scale": stored["weight_scale"].numpy()}, read
+
+
+def test_mxfp8_is_what_compressed_tensors_reads(tmp_path):
+    wide = tiny_checkpoint(tmp_path / "src-wide")
+    kind = KEPT_CODES["mxfp8"]._replace(store=mxfp8_by_compressed_tensors)
+    config, params = load_folder(stored_as(tmp_path / "src", wide, kind))
+    assert config.quantization == "mxfp8"
+    assert len(np.unique(params["layers.1.mlp.down.scale"])) > 1
+    assert_stands_for(params, config, load_folder(wide)[1])
 
 
 def test_every_code_with_every_scale(tmp_path):

@@ -86,6 +86,11 @@ class TestFewTokensMatmul:
         check(self.product(*args, tiling), args, numbers)
 
     @pytest.mark.parametrize(("M", "outputs", "inputs", "tiling"), OF_CODES, ids=str)
+    def test_mxfp8_agrees_with_float64(self, M, outputs, inputs, tiling):
+        args, numbers = problem(M, outputs, inputs, "mxfp8")
+        check(self.product(*args, tiling._replace(inputs=128)), args, numbers)
+
+    @pytest.mark.parametrize(("M", "outputs", "inputs", "tiling"), OF_CODES, ids=str)
     def test_nvfp4_agrees_with_float64(self, M, outputs, inputs, tiling):
         args, numbers = nvfp4_problem(M, outputs, inputs)
         check(self.product(*args, tiling), args, numbers)
@@ -241,7 +246,7 @@ def test_which_products_are_served(tokens, outputs, inputs, allow_partial_sums, 
     monkeypatch.setattr(few_tokens, "LOWERS", True)
     assert serves("fp8") == served
     if inputs % 128 == 0:
-        for kind in ("fp8_block", *CODES):
+        for kind in ("fp8_block", "mxfp8", *CODES):
             assert serves(kind) == (served or tokens in (9, 20)), kind
         assert not serves("int4_32_bfloat16")  # the kernel multiplies 64 inputs at least
     monkeypatch.setattr(few_tokens, "LOWERS", False)

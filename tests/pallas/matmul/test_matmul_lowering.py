@@ -76,8 +76,9 @@ def test_several_tokens_have_the_kernel_for_large_weights_of_int8(M, out, stored
 @pytest.mark.parametrize(
     ("M", "dtype", "kernels"), [(1, "bfloat16", 1), (80, "bfloat16", 1), (600, "bfloat16", 1), (5, "float32", 0)]
 )
-def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels):
-    x, weight = _weight_only(M, 256, 512, "fp8_block")
+@pytest.mark.parametrize("stored", ["fp8_block", "mxfp8"])
+def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels, stored):
+    x, weight = _weight_only(M, 256, 512, stored)
     assert len(kernels_of(for_cuda(matmul, (x.update(dtype=jnp.dtype(dtype)), weight)))) == kernels
 
 
@@ -91,7 +92,11 @@ def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels):
 )
 @pytest.mark.parametrize(
     ("M", "stored"),
-    [*itertools.product([16, 80], ["int8", "fp8"]), (1, "fp8_block"), (80, "fp8_block"), (1, "int4"), (16, "int4")],
+    [
+        *itertools.product([16, 80], ["int8", "fp8"]),
+        *itertools.product([1, 80], ["fp8_block", "mxfp8"]),
+        *itertools.product([1, 16], ["int4"]),
+    ],
 )
 def test_few_tokens_have_the_kernel_for_few_bits(M, out, inputs, how, splits, stored):
     product, args = functools.partial(matmul, **how), _weight_only(M, out, inputs, stored)

@@ -27,9 +27,9 @@ from jspec.quantization.weight import Weight
 
 FOUR_BITS = ("int4", "int4_64_float16_zeros", "int4_32_float32", "int4_all_float16_zeros")
 GROUPED = (*FOUR_BITS, "int8_32_float16_zeros")
-KINDS = ("int8", "fp8", "fp8_block", *GROUPED)
+KINDS = ("int8", "fp8", "fp8_block", "mxfp8", *GROUPED)
 
-FEW = ("int8", "int4", "fp8_block")
+FEW = ("int8", "int4", "fp8_block", "mxfp8")
 SHAPES = ((1, 64, 128), (3, 70, 100), (16, 128, 640), (17, 200, 300), (65, 96, 1536))
 CASES = in_tiers(
     [(*shape, kind) for kind in KINDS for shape in SHAPES],
@@ -109,7 +109,7 @@ def test_input_indices_are_in_mma_order(step):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("kind", GROUPED)
+@pytest.mark.parametrize("kind", ["mxfp8", *GROUPED])
 def test_groups_are_exact(dtype, kind):
     (_, weight), numbers = problem(1, 16, 256, kind)
     actual = jax.jit(weight_only_matmul_reference)(jnp.eye(256, dtype=dtype), weight)
@@ -197,6 +197,21 @@ def test_mxfp4_is_exact(interpret, smallest):
     found = product_of(interpret)(jnp.eye(128, dtype=jnp.bfloat16), weight)
     wanted = nvfp4.VALUES[code] * np.ldexp(1.0, scale.astype(int) - 127)[:, None]
     np.testing.assert_array_equal(np.float64(found), wanted.T)
+
+
+def test_mxfp8_instructions_agree_with_the_definition():
+    """Of every number with every scale: the product is exact but for what is below the least number of bfloat16."""
+    byte, scale = np.arange(256, dtype=np.uint8), np.arange(known_format("mxfp8").largest_power + 1)
+    factors = np.ldexp(1.0, scale - 7).astype(ml_dtypes.bfloat16).view(np.uint16).repeat(64).repeat(2).view(np.uint32)
+    wanted = byte.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    wanted[[0x7F, 0xFF]] = 480, -480  # NaN
+    wanted = np.ldexp(wanted, scale[:, None] - 127).astype(ml_dtypes.bfloat16).astype(np.float64)
+    registers = {"$2": words(np.tile(byte, len(scale))), "$3": factors, "$4": factors}
+    actual = carried_out(unpack.FP8_TIMES, registers).astype(np.float64)
+    np.testing.assert_array_equal(actual.reshape(wanted.shape), wanted)
+    registers = {"$2": registers["$2"] & 0xFFFF, "$3": registers["$2"] >> 16, "$4": factors}
+    pairs = carried_out(unpack.FP8_PAIRS_TIMES, registers).astype(np.float64)
+    np.testing.assert_array_equal(pairs.reshape(wanted.shape), wanted)
 
 
 def test_int8_instructions_agree_with_int8():
