@@ -17,8 +17,11 @@ from jspec.checkpoints.quantized.e2m1 import read_mxfp4_pack_quantized, read_nvf
 from jspec.checkpoints.quantized.format import BlockFormat
 from jspec.checkpoints.quantized.fp8 import Scaled, read_compressed_blocks, read_fp8_blocks
 from jspec.checkpoints.quantized.gptq import read_gptq
+from jspec.checkpoints.quantized.known_keys import KEYS as KNOWN_KEYS
+from jspec.checkpoints.quantized.known_keys import require_known
 from jspec.checkpoints.quantized.model_optimizer import METHOD, read_model_optimizer
 from jspec.checkpoints.quantized.packed import read_pack_quantized
+from jspec.checkpoints.quantized.transforms import require_fused
 from jspec.quantization.formats import INSTEAD
 
 KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
@@ -52,13 +55,13 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> BlockF
     if any(other.raw != own.raw for other in found):
         raise Refusal(f"{fields.where}: {' and '.join(KEYS)} contradict each other; remove the one that is wrong")
     method = own.text("quant_method", _unnamed_method(own))
-    if method in elsewhere or _is_of_cache_alone(own):
-        return None
-    if method not in READERS:
+    if method not in READERS and method not in elsewhere:
         algorithm = own.raw.get("quant_algo")
         more = f" ({algorithm})" if isinstance(algorithm, str) else ""
         raise Refusal(f"{own.where}: {own.prefix}quant_method={method!r}{more} is not read; {INSTEAD}")
-    return READERS[method](own)
+    read = None if method in elsewhere or _is_of_cache_alone(own) else READERS[method](own)
+    require_known(own, KNOWN_KEYS[method])
+    return read
 
 
 def _is_of_cache_alone(fields: Fields) -> bool:
@@ -83,10 +86,10 @@ def _compressed_tensors(fields: Fields) -> BlockFormat:
     naming = group if group is not None and of_group else fields
     require_one_of(naming, "format", *FORMATS)
     form = naming.raw["format"]
-    for name in ("sparsity_config", "transform_config"):
-        nested = fields.nested(name)
-        if nested is not None and nested.raw.get("format") != "dense":
-            raise fields.refuse(name, f"none, because neither sparse nor rotated weights are read; {INSTEAD}")
+    sparsity = fields.nested("sparsity_config")
+    if sparsity is not None:
+        require_one_of(sparsity, "format", "dense")
+    require_fused(fields)
     if groups is None or len(groups.raw) != 1:
         raise fields.refuse("config_groups", f"one group, of all linear maps; {INSTEAD}")
     weights = None if group is None else group.nested("weights")

@@ -199,7 +199,6 @@ class NVFP4(E2M1Format):
 def read_mxfp4_pack_quantized(fields: Fields, weights: Fields) -> MXFP4:
     """The format ``mxfp4-pack-quantized`` of compressed-tensors; arguments and exceptions are those of ``IN_CODES``."""
     _require(weights, num_bits=4, type="float", strategy="group", group_size=mxfp4.GROUP)
-    require_one_of(weights, "actorder", False, "weight", "static", absent=False)
     require_one_of(weights, "scale_dtype", *_POWERS, absent=_POWERS[0])
     return MXFP4(plain=read_plain(fields, "ignore"))
 

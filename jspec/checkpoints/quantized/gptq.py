@@ -155,8 +155,6 @@ def read_gptq(fields: Fields) -> GPTQ:
     require_one_of(fields, "is_marlin_format", False, absent=False)
     key = "checkpoint_format" if fields.raw.get("checkpoint_format") is not None else "format"
     require_one_of(fields, key, "gptq", "gptq_v2", absent="gptq")
-    if fields.raw.get("rotation") is not None:
-        raise fields.refuse("rotation", f"none, because rotated weights are not read; {INSTEAD}")
     # An entry that begins with - says which modules are not quantised. The tensors in the files say that as well.
     dynamic = fields.nested("dynamic")
     changed = [] if dynamic is None else [module for module in dynamic.raw if not module.startswith("-")]

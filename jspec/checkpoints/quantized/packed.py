@@ -104,7 +104,6 @@ def read_pack_quantized(fields: Fields, weights: Fields) -> PackQuantized:
     require_one_of(weights, "num_bits", 4, 8)
     require_one_of(weights, "type", "int", absent="int")
     require_one_of(weights, "dynamic", False, absent=False)
-    require_one_of(weights, "actorder", False, "weight", "static", absent=False)
     require_one_of(weights, "strategy", "group", "channel")
     return PackQuantized(
         grouping=read_grouping(weights, of_all=weights.raw["strategy"] == "channel"),
