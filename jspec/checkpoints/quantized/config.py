@@ -46,7 +46,8 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> BlockF
       elsewhere: methods that are read elsewhere, for which None is returned too.
 
     Raises:
-      Refusal: in a way that jspec does not read. Where the cache alone is quantised, the weights are not.
+      Refusal: in a way that jspec does not read. Where the cache alone is quantised, or weights are only rotated, they are
+        not quantised.
     """
     found = [nested for nested in map(fields.nested, KEYS) if nested is not None]
     if not found:
@@ -59,17 +60,18 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> BlockF
         algorithm = own.raw.get("quant_algo")
         more = f" ({algorithm})" if isinstance(algorithm, str) else ""
         raise Refusal(f"{own.where}: {own.prefix}quant_method={method!r}{more} is not read; {INSTEAD}")
-    read = None if method in elsewhere or _is_of_cache_alone(own) else READERS[method](own)
+    require_fused(own)
+    read = None if method in elsewhere or _quantizes_no_weights(own) else READERS[method](own)
     require_known(own, KNOWN_KEYS[method])
     return read
 
 
-def _is_of_cache_alone(fields: Fields) -> bool:
-    """Whether a ``quantization_config`` quantises the cache of keys and values and no weights, as compressed-tensors and
-    NVIDIA Model Optimizer write it."""
+def _quantizes_no_weights(fields: Fields) -> bool:
+    """Whether a ``quantization_config`` quantises the cache of keys and values alone, as compressed-tensors and NVIDIA Model
+    Optimizer write it, or says only that weights are rotated."""
     of_weights = any(fields.raw.get(key) for key in ("config_groups", "quant_algo"))
-    cache = any(fields.raw.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo"))
-    return cache and not of_weights and fields.raw.get("format") in (None, "dense")
+    others = any(fields.raw.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo", "transform_config"))
+    return others and not of_weights and fields.raw.get("format") in (None, "dense")
 
 
 def _unnamed_method(fields: Fields) -> str:
@@ -89,7 +91,6 @@ def _compressed_tensors(fields: Fields) -> BlockFormat:
     sparsity = fields.nested("sparsity_config")
     if sparsity is not None:
         require_one_of(sparsity, "format", "dense")
-    require_fused(fields)
     if groups is None or len(groups.raw) != 1:
         raise fields.refuse("config_groups", f"one group, of all linear maps; {INSTEAD}")
     weights = None if group is None else group.nested("weights")
