@@ -73,17 +73,18 @@ def _numbered(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
 
 # How the rounded numbers were found. What was found is in the tensors.
 _CALIBRATION = """
-    act_group_aware amp batch_size block_name_to_quantize cache_block_outputs damp_auto_increment damp_percent dataset
-    enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input fallback foem gptaq gradient_accumulate_steps hessian
-    iters low_cpu_mem_usage low_gpu_mem_usage lr max_input_length minmax_lr model_free model_seqlen
-    module_name_preceding_first_block mse nsamples pad_token_id quant_block_list seqlen smooth smoother static_groups
-    supported_types to_quant_block_names tokenizer true_sequential
+    act_group_aware amp batch_size block_name_to_quantize buffered_fwd cache_block_outputs damp_auto_increment
+    damp_percent dataset enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input fail_safe fallback foem gptaq
+    gradient_accumulate_steps hessian hyb_act iters low_cpu_mem_usage low_gpu_mem_usage lr max_input_length minmax_lr
+    mock_quantization model_free model_seqlen module_name_preceding_first_block mse nsamples offload_to_disk
+    offload_to_disk_path pack_impl pad_token_id quant_block_list seqlen smooth smoother static_groups supported_types
+    to_quant_block_names tokenizer train_bs true_sequential v2 v2_alpha v2_memory_device
 """
-# Who wrote the files, and with which kernels other libraries multiply.
+# Who wrote the files, and with which kernels other libraries multiply, and what they fuse for them.
 _ABOUT_THE_FILE = """
-    autoround_version backend dequantize disable_exllama exllama_config global_compression_ratio meta model_file_base_name
-    model_name_or_path producer provider quant_method run_compressed use_cuda_fp16 use_exllama use_optimized_inference
-    version
+    autoround_version backend dequantize disable_exllama do_fuse exllama_config fuse_max_seq_len
+    global_compression_ratio meta model_file_base_name model_name_or_path modules_to_fuse packed_modules_mapping
+    producer provider quant_method run_compressed use_cuda_fp16 use_exllama use_optimized_inference version
 """
 # Which modules are quantised, and in which dtype scales and zeros are. Tensors say it by their names, dtypes and shapes.
 _IN_TENSORS = """

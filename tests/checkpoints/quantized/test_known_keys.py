@@ -125,6 +125,7 @@ CONFIGS = {
     },
     "fp8": {**vllm_fp8(), "extra_config": {"lm_head": {"bits": 16}}},
     "gptq": gptq_config(dynamic={"-:.*gate": {}}),
+    "awq of transformers 4": awq_config(backend="autoawq", do_fuse=False, fuse_max_seq_len=None, exllama_config=None),
     "awq": awq_config(dynamic={"-:.*gate": {}}),
     "auto-round": auto_round_config(
         None, extra_config={".*gate.*": {"bits": 16, "data_type": "float"}}, model_free=True
