@@ -21,7 +21,6 @@ from jspec.checkpoints.quantized.known_keys import KEYS as KNOWN_KEYS
 from jspec.checkpoints.quantized.known_keys import require_known
 from jspec.checkpoints.quantized.model_optimizer import METHOD, read_model_optimizer
 from jspec.checkpoints.quantized.packed import read_pack_quantized
-from jspec.checkpoints.quantized.transforms import require_fused
 from jspec.quantization.formats import INSTEAD
 
 KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
@@ -60,7 +59,6 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> BlockF
         algorithm = own.raw.get("quant_algo")
         more = f" ({algorithm})" if isinstance(algorithm, str) else ""
         raise Refusal(f"{own.where}: {own.prefix}quant_method={method!r}{more} is not read; {INSTEAD}")
-    require_fused(own)
     read = None if method in elsewhere or _quantizes_no_weights(own) else READERS[method](own)
     require_known(own, KNOWN_KEYS[method])
     return read
@@ -70,6 +68,7 @@ def _quantizes_no_weights(fields: Fields) -> bool:
     """Whether a ``quantization_config`` quantises the cache of keys and values alone, as compressed-tensors and NVIDIA Model
     Optimizer write it, or says only that weights are rotated."""
     of_weights = any(fields.raw.get(key) for key in ("config_groups", "quant_algo"))
+    of_weights |= fields.raw.get("quant_method") not in ("compressed-tensors", METHOD)
     others = any(fields.raw.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo", "transform_config"))
     return others and not of_weights and fields.raw.get("format") in (None, "dense")
 
@@ -88,9 +87,6 @@ def _compressed_tensors(fields: Fields) -> BlockFormat:
     naming = group if group is not None and of_group else fields
     require_one_of(naming, "format", *FORMATS)
     form = naming.raw["format"]
-    sparsity = fields.nested("sparsity_config")
-    if sparsity is not None:
-        require_one_of(sparsity, "format", "dense")
     if groups is None or len(groups.raw) != 1:
         raise fields.refuse("config_groups", f"one group, of all linear maps; {INSTEAD}")
     weights = None if group is None else group.nested("weights")

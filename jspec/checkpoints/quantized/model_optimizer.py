@@ -12,7 +12,7 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized.config_fields import Modules, read_modules
 from jspec.checkpoints.quantized.e2m1 import NVFP4, read_nvfp4_of_model_optimizer
 from jspec.checkpoints.quantized.fp8 import FP8Blocks, Scaled, blocks_of_model_optimizer
-from jspec.checkpoints.quantized.known_keys import KEYS, Keys, require_known
+from jspec.checkpoints.quantized.known_keys import KEYS, require_known
 from jspec.quantization.formats import INSTEAD
 
 METHOD, FILE, KEY = "modelopt", "hf_quant_config.json", "quantization_config"
@@ -37,7 +37,7 @@ def with_model_optimizer(folder: Folder, fields: Fields) -> Fields:
     is_read = described is not None and described.text("quant_algo", None) is not None
     if described is not None and is_read:
         read_model_optimizer(described)
-    require_known(whole, Keys("producer", inside={"quantization": KEYS[METHOD]}))
+    require_known(whole, {"producer": None, "quantization": KEYS[METHOD]})
     if described is None or not is_read:
         return fields
     own = fields.nested(KEY)
