@@ -1,5 +1,6 @@
 """Argument checks whose errors name field, value and fix, and the resolution of aliases and of other libraries' names."""
 
+import dataclasses
 import difflib
 import functools
 import importlib.util
@@ -84,9 +85,11 @@ def named_arguments(**aliases: str):
 
 
 def require(ok: bool, field: str, value, expected: str):
-    """Raise a ValueError that names the field, the value and what would be right, unless ``ok``."""
+    """Raise a ValueError that names the field, the value and what would be right, unless ``ok``. Of a record the message has
+    the class alone, and of other long values the beginning."""
     if not ok:
-        raise ValueError(f"{field}={value!r}: expected {expected}")
+        shown = f"{type(value).__name__}(...)" if dataclasses.is_dataclass(value) else repr(value)
+        raise ValueError(f"{field}={shown if len(shown) <= 200 else f'{shown[:197]}...'}: expected {expected}")
 
 
 def require_packages(extra: str, *names: str):

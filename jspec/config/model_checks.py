@@ -169,8 +169,11 @@ def _require_experts(config: ModelFields, check: FieldChecks):
         known = names_of(config.architecture).stacked_maps is not None
         own.require("stored", known, f"None for experts of {config.architecture}")
     activation = "gelu_tanh" if experts.beside_mlp else "silu"
-    gated = config.activation == activation and config.gated_mlp and not config.mlp_bias
-    check.require("experts", gated, f"a gated MLP with activation {activation} and without biases")
+    check.require(
+        "activation", config.activation == activation, f"{activation!r} with experts (hidden_act of config.json)"
+    )
+    check.require("gated_mlp", config.gated_mlp, "True, as experts are gated")
+    check.require("mlp_bias", not config.mlp_bias, "False, because experts have no such biases")
     placed = config.norm_placement == "around" or not experts.beside_mlp
     own.require("beside_mlp", placed, "False, unless norm_placement is 'around'")
 

@@ -111,11 +111,28 @@ def test_keys_that_change_nothing_are_not_named(tmp_path):
         "do_sample": True,
         "attention_dropout": 0.1,
         "new_key": None,
+        "bos_token": "<s>",  # GPTQModel writes these two where config.json had no ids of them
+        "eos_token": "</s>",
     }
     tiny_checkpoint(tmp_path, **legacy)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _ = Checkpoint.open(tmp_path).config
+
+
+@pytest.mark.parametrize("change", [{}, {"per_layer_config": None}])
+@pytest.mark.parametrize("full", [16, 32])
+def test_layers_of_gemma4_have_the_sizes_that_transformers_gives_them(tmp_path, full, change):
+    """transformers writes an empty ``per_layer_config`` where full and sliding attention have heads of one size."""
+    sizes = {**GEMMA4_SMALL, "head_dim": 16, "global_head_dim": full}
+    written = json.loads(json.dumps(transformers.Gemma4TextConfig(**{**SIZES, **sizes}).to_dict()))
+    assert (written["per_layer_config"] == {}) == (full == 16)
+    raw = {**written, "architectures": ["Gemma4ForCausalLM"], **change}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    theirs = transformers.Gemma4TextConfig.from_dict(copy.deepcopy(raw))
+    config = decoder_config(Folder(tmp_path), read_fields(Folder(tmp_path)))
+    found = [config.layer(number).head_dim for number in range(config.num_layers)]
+    assert found == [layer.head_dim for layer in theirs.per_layer_config]
 
 
 def test_a_model_type_stands_for_the_class_that_transformers_reads(tmp_path):

@@ -45,7 +45,6 @@ BAD = [
     *refused(model, "layer_ropes", [(None,), (None, None, None, None), (1, None, None)]),
     *refused(model, "rope", [1, "default"]),
     *refused(model, "experts", [4, "many"]),
-    *refused(model, "experts", [experts()], mlp_bias=True),
     *(case for name in ("count", "chosen", "width") for case in refused(experts, name, [*NO_INTEGERS, 0])),
     *refused(experts, "chosen", [5]),
     *refused(experts, "layers", [[True], (1, 0), None]),
@@ -168,7 +167,10 @@ def test_experts_in_codes_fit_their_model():
         ({"latent": "yes"}, "latent='yes': expected Latent or None"),
         ({"num_kv_heads": 2}, "num_kv_heads=2: expected num_heads, 4"),
         ({"head_dim": 4}, r"latent\.rotated=4: expected below head_dim, 4"),
-        ({"qk_norm": True}, "expected None for attention with windows, soft caps, sinks or norms"),
+        (
+            {"qk_norm": True},
+            r"^latent=Latent\(\.\.\.\): expected None for attention with windows, soft caps, sinks or norms",
+        ),
         ({"windows": (None, 5, None)}, "expected None for attention with windows, soft caps, sinks or norms"),
         ({"rope": None}, "rope=None: expected one Rope for all layers with latents"),
         ({"qkv_bias": True}, r"latent\.query_rank=None: expected a rank, where attention has biases"),
@@ -192,6 +194,25 @@ def test_corrections_and_shared_experts_go_with_some_choices_only():
 def test_experts_of_another_number_of_layers_are_refused():
     with pytest.raises(ValueError, match=r"experts\.layers=\(True,\): expected \(\) or 3 entries"):
         model(experts=experts(layers=(True,)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"activation": "gelu"}, "activation='gelu': expected 'silu' with experts"),
+        ({"gated_mlp": False}, "gated_mlp=False: expected True"),
+        ({"mlp_bias": True}, "mlp_bias=True: expected False"),
+    ],
+)
+def test_experts_go_with_some_mlps_only(fields, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        model(experts=experts(), **fields)
+
+
+def test_of_long_values_messages_have_the_beginning():
+    with pytest.raises(ValueError, match=r"^windows=\(0, 0, .*\.\.\.: expected") as error:
+        model(windows=(0,) * 1000)
+    assert len(str(error.value)) < 400
 
 
 def test_biased_pairs_are_refused():

@@ -171,7 +171,7 @@ def test_bad_values_are_refused(tmp_path, overrides, message):
         ("MixtralForCausalLM", {"num_experts_per_tok": 4}, "...: expected an integer in 1..3"),
         ("MixtralForCausalLM", {"num_local_experts": 0}, "...: expected an integer"),
         ("MixtralForCausalLM", {"num_local_experts": 5000}, "...: expected an integer in 1..1024"),
-        ("MixtralForCausalLM", {"hidden_act": "gelu"}, "a gated MLP with activation silu"),
+        ("MixtralForCausalLM", {"hidden_act": "gelu"}, "activation='gelu': expected 'silu' with experts (hidden_act"),
         ("Qwen3MoeForCausalLM", {"num_experts": "8"}, "...: expected an integer"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": 1}, "...: expected a list of layers"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": [0.5]}, "...: expected a list of layers"),

@@ -120,7 +120,9 @@ def test_a_checkpoint_of_model_optimizer_turns_it_on(tmp_path, in_config):
         assert chosen(folder) == "fp8"
 
 
-@pytest.mark.parametrize("change", [{"num_bits": 4}, {"type": "int"}, {"dynamic": True}, {"strategy": "channel"}])
+@pytest.mark.parametrize(
+    "change", [{"num_bits": 4}, {"type": "int"}, {"dynamic": True}, {"strategy": "channel"}, {"group_size": 16}]
+)
 def test_other_schemes_are_named_and_left_out(tmp_path, change):
     said = {**OF_CACHE_ALONE, "kv_cache_scheme": {**SCHEME, **change}}
     with pytest.warns(UserWarning, match="jspec does not read that, so the cache has the dtype of the model, float32"):

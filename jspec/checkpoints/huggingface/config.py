@@ -42,7 +42,7 @@ ACTIVATION_NAMES = {
 # Keys whose null says something else than their absence.
 _NULLABLE = (
     *("num_key_value_heads", "head_dim", "sliding_window", "q_lora_rank"),
-    *("attn_logit_softcapping", "final_logit_softcapping", "hidden_size_per_layer_input"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "hidden_size_per_layer_input", "per_layer_config"),
 )
 
 

@@ -8,6 +8,8 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.quantized.awq import read_awq
 from jspec.checkpoints.quantized.config import KEYS
 from jspec.checkpoints.quantized.gptq import read_gptq
+from jspec.checkpoints.quantized.known_keys import KEYS as KNOWN_KEYS
+from jspec.checkpoints.quantized.known_keys import require_known
 
 FILES = ("quantize_config.json", "quant_config.json")  # the first is AutoGPTQ's, and both were AutoAWQ's
 _RENAMED: dict[str, str] = {"w_bit": "bits", "q_group_size": "group_size"}  # keys of AutoAWQ
@@ -25,7 +27,7 @@ def with_older_file(folder: Folder, fields: Fields) -> Fields:
     held: dict[str, Any] = folder.json(name)
     raw = {_RENAMED.get(key, key): value for key, value in held.items()}
     described = Fields(raw, f"{folder.given}/{name}")
-    is_awq = "zero_point" in raw
-    (read_awq if is_awq else read_gptq)(described)
-    described = {**raw, "quant_method": "awq" if is_awq else "gptq"}
-    return dataclasses.replace(fields, raw={**fields.raw, KEYS[0]: described})
+    method, read = ("awq", read_awq) if "zero_point" in raw else ("gptq", read_gptq)
+    read(described)
+    require_known(described, KNOWN_KEYS[method])
+    return dataclasses.replace(fields, raw={**fields.raw, KEYS[0]: {**raw, "quant_method": method}})

@@ -20,8 +20,8 @@ _TRAINING = """
 """
 _ABOUT_THE_FILE = """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash _experts_implementation
-    _name_or_path architectures attn_implementation auto_map base_model_name_or_path dtype finetuning_task
-    has_no_defaults_at_init id2label label2id license model_type name_or_path problem_type speculators_config
+    _name_or_path architectures attn_implementation auto_map base_model_name_or_path bos_token dtype eos_token
+    finetuning_task has_no_defaults_at_init id2label label2id license model_type name_or_path problem_type speculators_config
     speculators_version target_model_name_or_path target_model_type task_specific_params tokenizer_class torch_dtype
     transformers_version unsloth_fixed unsloth_version version
 """

@@ -12,6 +12,7 @@ it is in MXFP4, and otherwise each number is rounded once. Draft heads may also 
 channel, or with one for all (``fp8``).
 
 config.py                how stored weights are quantised, by config.json
+known_keys.py            which keys a ``quantization_config`` may have, for each method
 config_fields.py         checks and lists of modules that readers of a ``quantization_config`` share
 mixed.py                 several formats in one checkpoint
 model_optimizer.py       config.json of NVIDIA Model Optimizer

@@ -79,4 +79,6 @@ def read_awq(fields: Fields) -> AWQ:
     for key in ("version", "format", "checkpoint_format"):
         if fields.text(key, "gemm").lower() != "gemm":
             raise fields.refuse(key, f"'gemm', because weights lie in other orders elsewhere; {INSTEAD}")
+    if fields.raw.get("backend") == "llm-awq":  # which transformers reads as a version
+        raise fields.refuse("backend", f"another, because weights lie in another order there; {INSTEAD}")
     return AWQ(plain=read_plain(fields, "modules_to_not_convert"), bits=4, grouping=read_grouping(fields))

@@ -59,7 +59,7 @@ class CacheScheme:
         """Whether it is so in the one way that jspec reads: FP8 with scales in the files."""
         if isinstance(self.value, Mapping):
             plain = all(self.value.get(key, expected) in (expected, None) for key, expected in SCHEME.items())
-            return plain and self.value.get("strategy") in _STRATEGIES
+            return plain and self.value.get("strategy") in _STRATEGIES and self.value.get("group_size") is None
         return isinstance(self.value, str) and self.value.upper() == _ALGORITHM
 
     @property

@@ -17,6 +17,8 @@ from jspec.checkpoints.quantized.e2m1 import read_mxfp4_pack_quantized, read_nvf
 from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats
 from jspec.checkpoints.quantized.fp8 import Scaled, read_compressed_blocks, read_fp8_blocks
 from jspec.checkpoints.quantized.gptq import read_gptq
+from jspec.checkpoints.quantized.known_keys import KEYS as KNOWN_KEYS
+from jspec.checkpoints.quantized.known_keys import require_known
 from jspec.checkpoints.quantized.mixed import mixed
 from jspec.checkpoints.quantized.model_optimizer import METHOD, read_model_optimizer
 from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_quantized
@@ -48,7 +50,8 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> Stored
       elsewhere: methods that are read elsewhere, for which None is returned too.
 
     Raises:
-      Refusal: in a way that jspec does not read. Where the cache alone is quantised, the weights are not.
+      Refusal: in a way that jspec does not read. Where the cache alone is quantised, or weights are only rotated, they are
+        not quantised.
     """
     found = [nested for nested in map(fields.nested, KEYS) if nested is not None]
     if not found:
@@ -57,21 +60,22 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> Stored
     if any(other.raw != own.raw for other in found):
         raise Refusal(f"{fields.where}: {' and '.join(KEYS)} contradict each other; remove the one that is wrong")
     method = own.text("quant_method", _unnamed_method(own))
-    if method in elsewhere or _is_of_cache_alone(own):
-        return None
-    if method not in READERS:
+    if method not in READERS and method not in elsewhere:
         algorithm = own.raw.get("quant_algo")
         more = f" ({algorithm})" if isinstance(algorithm, str) else ""
         raise Refusal(f"{own.where}: {own.prefix}quant_method={method!r}{more} is not read; {INSTEAD}")
-    return READERS[method](own)
+    read = None if method in elsewhere or _quantizes_no_weights(own) else READERS[method](own)
+    require_known(own, KNOWN_KEYS[method])
+    return read
 
 
-def _is_of_cache_alone(fields: Fields) -> bool:
-    """Whether a ``quantization_config`` quantises the cache of keys and values and no weights, as compressed-tensors and
-    NVIDIA Model Optimizer write it."""
+def _quantizes_no_weights(fields: Fields) -> bool:
+    """Whether a ``quantization_config`` quantises the cache of keys and values alone, as compressed-tensors and NVIDIA Model
+    Optimizer write it, or says only that weights are rotated."""
     of_weights = any(fields.raw.get(key) for key in ("config_groups", "quant_algo"))
-    cache = any(fields.raw.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo"))
-    return cache and not of_weights and fields.raw.get("format") in (None, "dense")
+    of_weights |= fields.raw.get("quant_method") not in ("compressed-tensors", METHOD)
+    others = any(fields.raw.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo", "transform_config"))
+    return others and not of_weights and fields.raw.get("format") in (None, "dense")
 
 
 def _unnamed_method(fields: Fields) -> str:
@@ -86,10 +90,6 @@ def _compressed_tensors(fields: Fields) -> StoredFormats:
     if groups is None:
         require_one_of(fields, "format", *FORMATS)
         raise fields.refuse("config_groups", f"groups of linear maps; {INSTEAD}")
-    for name in ("sparsity_config", "transform_config"):
-        nested = fields.nested(name)
-        if nested is not None and nested.raw.get("format") != "dense":
-            raise fields.refuse(name, f"none, because neither sparse nor rotated weights are read; {INSTEAD}")
     targets, form = {}, None
     for name in groups.raw:
         form, listed = _read_group(fields, groups, name)
@@ -112,6 +112,13 @@ def _read_group(fields: Fields, groups: Fields, name: str) -> tuple[BlockFormat,
     if group is None or weights is None:
         raise groups.refuse(name, "an object with weights, because no others are quantised here")
     require_one_of(group, "format", form, absent=form)
+    orders = (
+        False,
+        "weight",
+        "static",
+        *(("group",) if form == "pack-quantized" else ()),
+    )  # the last alone is in the files
+    require_one_of(weights, "actorder", *orders, absent=False)
     read_modules(group, "targets")
     read = IN_CODES[form](fields, weights) if form in IN_CODES else _eight_bits(fields, form, group, weights)
     return read, group.raw.get("targets") or [LINEAR]

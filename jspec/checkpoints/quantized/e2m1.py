@@ -201,7 +201,6 @@ def read_mxfp4_pack_quantized(fields: Fields, weights: Fields) -> MXFP4:
 def require_microscaling(weights: Fields, num_bits: int):
     """Raise a ``Refusal`` unless what compressed-tensors says of weights is MXFP4 or MXFP8, which have so many bits."""
     _require(weights, num_bits=num_bits, type="float", strategy="group", group_size=mxfp4.GROUP)
-    require_one_of(weights, "actorder", False, "weight", "static", absent=False)
     require_one_of(weights, "scale_dtype", *_POWERS, absent=_POWERS[0])
 
 

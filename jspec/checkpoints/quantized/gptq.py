@@ -12,7 +12,6 @@ from jspec.checkpoints.quantized.config_fields import require_one_of
 from jspec.checkpoints.quantized.format import StoredFormats, WeightTensors, read_grouping, read_plain, read_scales
 from jspec.checkpoints.quantized.mixed import PATTERN, read_mixed
 from jspec.checkpoints.quantized.packed_codes import CodesFormat, OrderedCodes, each, in_words, middle, unpacked
-from jspec.quantization.formats import INSTEAD
 
 _ONES = {4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}  # one in each code of an int32, by bits of a code
 
@@ -143,8 +142,6 @@ def read_gptq(fields: Fields) -> StoredFormats:
     """
 
     def read(own: Fields) -> GPTQ:
-        if own.raw.get("adapter") is not None:
-            raise own.refuse("adapter", f"none, because adapters are not applied; {INSTEAD}")
         return _read_alike(dataclasses.replace(own, raw={**fields.raw, **own.raw}))
 
     def pattern(key: str) -> str | None:
@@ -160,8 +157,6 @@ def _read_alike(fields: Fields) -> GPTQ:
     require_one_of(fields, "is_marlin_format", False, absent=False)
     key = "checkpoint_format" if fields.raw.get("checkpoint_format") is not None else "format"
     require_one_of(fields, key, "gptq", "gptq_v2", absent="gptq")
-    if fields.raw.get("rotation") is not None:
-        raise fields.refuse("rotation", f"none, because rotated weights are not read; {INSTEAD}")
     return GPTQ(
         plain=read_plain(fields, "modules_to_not_convert"),
         bits=fields.raw["bits"],

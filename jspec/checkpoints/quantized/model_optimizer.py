@@ -10,10 +10,11 @@ from typing import Any
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.quantized.config_fields import Modules, read_modules
+from jspec.checkpoints.quantized.config_fields import Modules, read_modules, require_one_of
 from jspec.checkpoints.quantized.e2m1 import read_nvfp4_of_model_optimizer
 from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats
 from jspec.checkpoints.quantized.fp8 import Scaled, blocks_of_model_optimizer
+from jspec.checkpoints.quantized.known_keys import KEYS, require_known
 from jspec.checkpoints.quantized.mixed import read_mixed
 from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_of_model_optimizer
 from jspec.checkpoints.quantized.scaled_inputs import read_awq_of_model_optimizer
@@ -50,10 +51,14 @@ def with_model_optimizer(folder: Folder, fields: Fields) -> Fields:
     """
     if not folder.has(FILE):
         return fields
-    described = Fields(folder.json(FILE), f"{folder.given}/{FILE}").nested("quantization")
-    if described is None or described.text("quant_algo", None) is None:
+    whole = Fields(folder.json(FILE), f"{folder.given}/{FILE}")
+    described = whole.nested("quantization")
+    is_read = described is not None and described.text("quant_algo", None) is not None
+    if described is not None and is_read:
+        read_model_optimizer(described)
+    require_known(whole, {"producer": None, "quantization": KEYS[METHOD]})
+    if described is None or not is_read:
         return fields
-    read_model_optimizer(described)
     own = fields.nested(KEY)
     if own is None:
         return dataclasses.replace(fields, raw={**fields.raw, KEY: {**described.raw, "quant_method": METHOD}})
@@ -90,6 +95,8 @@ def read_model_optimizer(fields: Fields) -> StoredFormats:
 def _read_alike(fields: Fields) -> BlockFormat:
     """How modules are quantised that have the same algorithm."""
     algorithm = fields.text("quant_algo").upper()
+    if not algorithm.endswith("_AWQ"):  # of which alone numbers that multiply inputs are read
+        require_one_of(fields, "pre_quant_scale", False, absent=False)
     if algorithm in _IN_GROUPS:
         return _IN_GROUPS[algorithm](fields, *LISTS)
     if algorithm not in _SCALES:

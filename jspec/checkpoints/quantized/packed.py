@@ -22,7 +22,6 @@ from jspec.checkpoints.quantized.packed_codes import (
 )
 
 ZEROS, _ORDER = ".weight_zero_point", ".weight_g_idx"  # how the names of tensors of zeros and of groups end
-_ORDERS = (False, "weight", "static")  # of quantising, which change nothing in the files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,14 +169,12 @@ def read_codes_in_bytes(fields: Fields, weights: Fields) -> CodesInBytes:
     """The format ``int-quantized`` of compressed-tensors with four bits; arguments and exceptions are those of
     ``IN_CODES``."""
     require_one_of(weights, "symmetric", True, absent=True)
-    require_one_of(weights, "actorder", *_ORDERS, absent=False)
     return CodesInBytes(grouping=_read_codes(weights), plain=read_plain(fields, "ignore"))
 
 
 def read_pack_quantized(fields: Fields, weights: Fields) -> PackQuantized:
     """The format ``pack-quantized`` of compressed-tensors; arguments and exceptions are those of ``IN_CODES``."""
     require_one_of(weights, "num_bits", 4, 8)
-    require_one_of(weights, "actorder", *_ORDERS, "group", absent=False)
     return PackQuantized(
         grouping=_read_codes(weights),
         plain=read_plain(fields, "ignore"),

@@ -79,11 +79,18 @@ def with_stacked_experts(config: ModelConfig, tensors: dict[str, Tensor]) -> dic
     """``tensors``, with a ``StackedTensor`` for each that holds all experts of a layer.
 
     Raises:
-      Refusal: one of them has another shape or dtype than ``config`` asks for.
+      Refusal: one of them has another shape or dtype than ``config`` asks for, or is in floats although config.json says
+        that it is in MXFP4. transformers leaves that in config.json when it is asked to dequantise what was not quantised.
     """
     replaced = dict(tensors)
     for name, shape in file_shapes(config).items():
         if name not in tensors:
+            plain = tensors.get(name.removesuffix("_blocks"))
+            if plain is not None:
+                raise Refusal(
+                    f"{plain.file}: tensor {plain.name!r} is {plain.dtype}, but quantization_config of config.json says "
+                    "that experts are stored in MXFP4; remove quantization_config if they are not"
+                )
             continue
         tensor, four_bits = tensors[name], name.endswith(("_blocks", "_scales"))
         known = ("uint8",) if four_bits else tuple(FLOAT_DTYPES)

@@ -103,8 +103,10 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         (compressed_tensors(group__weights=None), "config_groups.group_0={'weights': None"),
         (compressed_tensors(config_groups={}), "quantization_config.config_groups={}: expected groups of linear m"),
         (compressed_tensors(config_groups=[1]), "quantization_config.config_groups=[1]: expected an object or null"),
-        (compressed_tensors(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config={'format': 'sparse-24"),
-        (compressed_tensors(transform_config={"config_groups": {"R1": {}}}), "neither sparse nor rotated weights are"),
+        (
+            compressed_tensors(sparsity_config={"format": "sparse-24-bitmask"}),
+            "sparsity_config.format='sparse-24-bitmask': expected 'dense'",
+        ),
         (
             {**compressed_tensors(), "ignore": "lm_head"},
             "quantization_config.ignore='lm_head': expected a list of module names",

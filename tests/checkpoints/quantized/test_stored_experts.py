@@ -170,6 +170,27 @@ def test_malformed_configs_are_refused(tmp_path, keys, message):
         read_config(Folder(tmp_path))
 
 
+def test_plain_experts_that_are_said_to_be_in_codes_are_refused(tmp_path):
+    """transformers writes such a folder when it is asked to dequantise one that was not quantised."""
+    transformers = pytest.importorskip("transformers")
+    plain = tiny_checkpoint(tmp_path / "plain", GPT_OSS, dtype="float32", model_type="gpt_oss", **SIZES)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        plain, quantization_config=transformers.Mxfp4Config(dequantize=True)
+    )
+    model.save_pretrained(tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config.pop("quantization_config")["quant_method"] == "mxfp4"
+    words = (
+        r"gate_up_proj' is \w+, but quantization_config of config\.json says .* MXFP4; remove quantization_config if"
+    )
+    with pytest.raises(Refusal, match=words):
+        load_folder(tmp_path / "out")
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    wanted = load_folder(plain, "float32")[1]
+    for name, array in load_folder(tmp_path / "out", "float32")[1].items():
+        np.testing.assert_allclose(array, wanted[name], rtol=2**-8, atol=0)
+
+
 def test_the_files_of_a_checkpoint_in_codes_are_named(checkpoint):
     source = Checkpoint.open(checkpoint).hugging_face
     assert source.missing == source.unused == []

@@ -107,12 +107,13 @@ def _kinds(fields: Fields) -> list[str]:
 def _sizes(fields: Fields, kinds: list[str]) -> list[tuple[int, int]]:
     """Size of a head and number of KV heads of each layer."""
     usual = fields.integer("head_dim"), fields.integer("num_key_value_heads")
-    by_layer = fields.nested("per_layer_config")
-    if by_layer is None:
+    if "per_layer_config" not in fields.raw:
         heads = fields.integer("num_global_key_value_heads", None) if fields.flag("attention_k_eq_v") else None
         full = fields.integer("global_head_dim", 512), usual[1] if heads is None else heads
         return [full if kind == FULL else usual for kind in kinds]
-    sizes = [usual] * len(kinds)
+    sizes, by_layer = [usual] * len(kinds), fields.nested("per_layer_config")
+    if by_layer is None:  # null or empty: no layer differs
+        return sizes
     for key in by_layer.raw:
         if not (key.isascii() and key.isdecimal() and int(key) < len(kinds)):
             raise by_layer.refuse(key, f"the number of one of {len(kinds)} layers")
