@@ -271,8 +271,8 @@ class _InHalves(_InBlocks):
 
 
 class _CodeOperands(_InHalves):
-    """Operands of codes of integers. What has a scale in common is multiplied together: x of low and of high halves, with
-    the low halves, the high ones and the scale, float32 ``[outputs]``."""
+    """Operands of codes of integers and of tables. What has a scale in common is multiplied together: x of low and of high
+    halves, with the low halves, the high ones and the scale, float32 ``[outputs]``."""
 
     def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
         group = self.form.group or BLOCK
@@ -287,8 +287,8 @@ class _CodeOperands(_InHalves):
         packed = self.load_packed(output, at)
         scale, zero = self.scale_and_zero(output, place)
         zero = None if zero is None else zero.astype(jnp.bfloat16)
-        halves = [unpack_half(self.form, packed, high, zero=zero).astype(self.x_ref.dtype) for high in (False, True)]
-        return halves, scale * SHRINK
+        halves = [unpack_half(self.form, packed, high, None, zero, self.x_ref.dtype) for high in (False, True)]
+        return halves, scale * shrink_of(self.form)
 
     def product(self, x, weight):
         halves, scale = weight
@@ -311,7 +311,7 @@ class _E2M1Operands(_InHalves):
             real &= broadcast_columns(self.output_mask, group.shape[0])
         scale = pltriton.load(scale_ref.at[self.tile.expert, *tile_indices(output, group)], mask=real, other=0)
         packed = self.load_packed(output, at)
-        return [unpack_half(self.form, packed, high, scale).astype(self.x_ref.dtype) for high in (False, True)]
+        return [unpack_half(self.form, packed, high, scale, None, self.x_ref.dtype) for high in (False, True)]
 
     def channel_scale(self, output):
         if not self.form.channel_numbers:

@@ -63,7 +63,15 @@ def dequantize(weight: Weight):
     return np.asarray(weight.dequantize(), np.float64)
 
 
-KINDS_OF_CODES = ("int4", "int4_64_float16_zeros", "int4_32_float32", "nvfp4", "mxfp4", "int8_32_float16_zeros")
+KINDS_OF_CODES = (
+    "int4",
+    "int4_64_float16_zeros",
+    "int4_32_float32",
+    "nvfp4",
+    "mxfp4",
+    "int8_32_float16_zeros",
+    "nf4_64",
+)
 TILINGS = [None, ExpertTiling(16, 16, 16, 4, 2), ExpertTiling(32, 64, 64, 4, 2, outputs_first=True)]
 
 
