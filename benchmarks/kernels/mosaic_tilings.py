@@ -101,6 +101,7 @@ TILINGS = {
     "int4": CODES,
     "int4_zeros": CODES,
     "nvfp4": CODES,
+    "nf4": CODES,
 }
 SMALL_TILINGS = tuple(  # where they are interpreted
     ("", Tiling(64, 8, 128, 4, side_by_side=2, in_turns=2, ordered=ordered)) for ordered in (False, True)
@@ -118,7 +119,7 @@ def tilings_for(kind: str, tokens: int, shape: tuple[int, int], in_parts: bool) 
     named = [("", tiling) for tiling in others if tiling.shared_bytes(inputs, size, 2) <= SHARED]
     if kind == "bf16":
         return named
-    how = {"scaled_groups": kind in ("blocks", "int4", "int4_zeros"), "bits": int(8 * size)}
+    how = {"scaled_groups": kind in ("blocks", "int4", "int4_zeros", "nf4"), "bits": int(8 * size)}
     chosen = few_tokens_tiling(tokens, outputs, inputs, in_parts, **how)
     splits = [half for half in (chosen.num_splits // 2, 2 * chosen.num_splits) if half and in_parts]
     variants = [chosen._replace(num_splits=count) for count in splits]

@@ -31,8 +31,8 @@ GROUP = 128  # input features of a group of ``int4`` and of ``fp8_block``; codes
 INSTEAD = (
     "of quantised checkpoints jspec reads FP8 (compressed-tensors float-quantized, fp8, modelopt), int8 (compressed-tensors "
     "int-quantized), GPTQ, AWQ, AutoRound and compressed-tensors pack-quantized in four bits, NVFP4 (compressed-tensors, "
-    "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized) "
-    "and gpt-oss in MXFP4; else use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
+    "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized) and gpt-oss in MXFP4, bitsandbytes in four and eight bits, "
+    "and torchao in eight; else use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
 )
 # Of groups of integers that kernels know; larger ones are several of the last, with the same scale.
 SIZES = (32, 64, GROUP)

@@ -1,8 +1,8 @@
 """Tables of sixteen numbers, of which a code of four bits names one: NF4 (Dettmers et al., 2023) and FP4 of bitsandbytes.
 
 Codes are numbered so that kernels look numbers up with few instructions (``jspec.pallas.weights.table_codes``): those of
-codes k and k + 8, times ``factor`` and 2^-126, differ as bfloat16 in the lowest seven bits at most. Readers of checkpoints,
-whose codes are numbered otherwise, go by ``numbers``."""
+codes k and k + 8, times ``factor`` and 2^-126, differ as bfloat16 in the lowest seven bits at most, and k has the larger
+magnitude. Readers of checkpoints, whose codes are numbered otherwise, go by ``numbers``."""
 
 import functools
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class Table(NamedTuple):
 
     def values(self, rounded: bool = False) -> np.ndarray:
         """The numbers, float32 ``[16]``; ``rounded`` to those that kernels multiply by."""
-        return _rounded(self) if rounded else np.array(self.numbers, np.float32)
+        return _rounded(self) if rounded else np.array(self.numbers, np.float32) + 0  # no 0 has a sign
 
 
 @functools.cache
@@ -44,18 +44,18 @@ def _rounded(table: Table) -> np.ndarray:
 
 
 # Quantiles of a normal distribution, as bitsandbytes has them. With this factor, which was searched for, bfloat16 holds them
-# with two thirds of the error that it has with 1, at a mean square of 0.0004.
+# with two thirds of the error that it has with 1: 0.0004, the root of its mean square.
 NF4 = Table(
     "nf4",
     (
-        *(-0.0, 0.07958029955625534, -0.18477343022823334, 0.24611230194568634),
-        *(-0.39491748809814453, 0.44070982933044434, -0.6961928009986877, 0.7229568362236023),
         *(-0.09105003625154495, 0.16093020141124725, -0.28444138169288635, 0.33791524171829224),
         *(-0.5250730514526367, 0.5626170039176941, -1.0, 1.0),
+        *(-0.0, 0.07958029955625534, -0.18477343022823334, 0.24611230194568634),
+        *(-0.39491748809814453, 0.44070982933044434, -0.6961928009986877, 0.7229568362236023),
     ),
     5.748,
 )
 # A sign, two bits of exponent and one of mantissa, but with a least magnitude below that of E2M1. With 12 it is exact.
-_FP4 = (0, 8 / 12, 4 / 12, 2 / 12), (1 / 192, 1, 6 / 12, 3 / 12)
+_FP4 = (1 / 192, 1, 6 / 12, 3 / 12), (0, 8 / 12, 4 / 12, 2 / 12)
 FP4 = Table("fp4", tuple(sign * number for half in _FP4 for sign in (1.0, -1.0) for number in half), 12.0)
 TABLES = {one.name: one for one in (NF4, FP4)}

@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from fp8_checkpoints import LINEAR, write_both
+from fp8_checkpoints import FP8, LINEAR, write_both
 from packed_weights import (
     Stored,
     auto_round_config,
     awq,
     awq_config,
+    bitsandbytes,
+    bitsandbytes_config,
+    bitsandbytes_int8,
     compressed_config,
     fp8,
     fp8_config,
@@ -26,6 +29,8 @@ from packed_weights import (
     nvfp4_config,
     pack_config,
     pack_quantized,
+    torchao,
+    torchao_config,
 )
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, tiny_config
@@ -196,6 +201,23 @@ KEPT_CODES = {
     "packed 256": _pack("int4_128_float16", 256, True, np.float16),
     **{name: kind._replace(words="nvfp4") for name, kind in NVFP4.items()},
     "mxfp4": MXFP4._replace(words="mxfp4"),
+    "bitsandbytes nf4": Kind(bitsandbytes_config(), bitsandbytes, "nf4_64", _of_groups(64)),
+    "bitsandbytes nf4 twice": Kind(
+        bitsandbytes_config(bnb_4bit_use_double_quant=True),
+        functools.partial(bitsandbytes, double=True),
+        "nf4_64",
+        _of_groups(64),
+    ),
+    "bitsandbytes fp4": Kind(
+        bitsandbytes_config(kind="fp4"), functools.partial(bitsandbytes, kind="fp4", block=32), "fp4_32", _of_groups(32)
+    ),
+    "bitsandbytes int8": Kind(bitsandbytes_config(8), bitsandbytes_int8, "int8"),
+    "torchao int8": Kind(torchao_config(), torchao, "int8"),
+    "torchao fp8 tensor": Kind(
+        torchao_config("Float8WeightOnlyConfig", "PerTensor"),
+        functools.partial(torchao, dtype=FP8, of_channels=False),
+        "fp8",
+    ),
 }
 
 

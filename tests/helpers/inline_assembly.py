@@ -38,6 +38,8 @@ def _of_instruction(name: str, first: np.ndarray, *others) -> np.ndarray:
             return first & others[0]
         case "or.b32":
             return first | others[0]
+        case "add.u32":
+            return first + others[0]
         case "xor.b32":
             return first ^ others[0]
         case "lop3.b32":

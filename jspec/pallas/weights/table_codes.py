@@ -3,8 +3,8 @@
 A permutation (prmt) looks up four codes of three bits at once in eight bytes: it takes the one of its first two operands
 that a digit of the third names. A digit has four bits; where the highest is set, the result is the byte's sign in all bits,
 which here is 0. So two permutations look up one of sixteen bytes: the lowest three bits of a code among those of codes 8 to
-15, and all of its bits among what changes (xor) these into those of 0 to 7. Low bytes are found so; high ones are the same
-for codes k and k + 8. Each number, which is 2^-126 of that of the table, is then corrected by a factor."""
+15, and all of its bits among what those of codes 0 to 7 have more. Low bytes are found so; high ones are the same for codes
+k and k + 8. Each number, which is 2^-126 of that of the table, is then corrected by a factor."""
 
 import functools
 
@@ -80,16 +80,16 @@ def _looked_up(first: str, second: str, bytes_of_first: str, bytes_of_second: st
     )
     return (
         "and.b32 part, digits, 0x7777; prmt.b32 high, high0, high1, part; prmt.b32 low, low0, low1, part;"
-        " prmt.b32 part, change0, change1, digits; xor.b32 low, low, part; " + " ".join(pairs)
+        " prmt.b32 part, more0, more1, digits; add.u32 low, low, part; " + " ".join(pairs)
     )
 
 
 def _with_table(table: Table, instructions: str) -> str:
     """``instructions`` after those that put the table into registers."""
     bits = table.bits
-    changes = bits[:8] ^ bits[8:]
-    assert (changes < 128).all(), table.name
-    parts = {"low": bits[8:] & 255, "change": changes, "high": bits[8:] >> 8}
+    more = bits[:8] - bits[8:]
+    assert (more < 128).all(), table.name
+    parts = {"low": bits[8:] & 255, "more": more, "high": bits[8:] >> 8}
     words = {
         f"{name}{i}": np.ascontiguousarray(part[4 * i :][:4].astype(np.uint8)).view("<u4")[0]
         for name, part in parts.items()

@@ -39,21 +39,25 @@ def checkpoint(path, name: str):
 def broken(name: str, array: np.ndarray) -> dict[str, np.ndarray | None]:
     """A tensor in all ways that no format allows; None is none at all."""
     ways: dict[str, np.ndarray | None] = {"another dtype": array.astype(np.float32).astype(np.int16)}
-    ways |= {} if name.endswith(".g_idx") else {"missing": None}  # without it, groups follow each other
+    # Without these, groups follow each other, and numbers row after row.
+    ways |= {} if name.endswith((".g_idx", ".weight_format")) else {"missing": None}
     ways |= {"a row less": array[:-1], "more axes": array[None, None, None]} if array.ndim else {}
     if array.ndim == 2 and array.shape[0] != array.shape[1]:
         ways["transposed"] = np.ascontiguousarray(array.T)
-    if "scale" in name and array.dtype.kind in "fV":
-        for number in (np.nan,) if array.dtype == FP8 else (np.nan, np.inf, -np.inf, 0):
+    if re.search("scale|absmax|SCB|nested_quant_map", name) and array.dtype.kind in "fV":
+        of_zeros = () if "scale" not in name else (0,)  # which bitsandbytes takes
+        for number in (np.nan,) if array.dtype == FP8 else (np.nan, np.inf, -np.inf, *of_zeros):
             wrong = array.copy()
             wrong.reshape(-1)[-1] = number
             ways[f"{number}"] = wrong
     return ways
 
 
-@pytest.mark.parametrize(
-    "name", in_tiers(FORMATS, test=["gptq", "packed zeros", "nvfp4", "mxfp4", "qwen", "int8 channel"])
-)
+TRIED = ["gptq", "packed zeros", "nvfp4", "mxfp4", "qwen", "int8 channel"]
+TRIED += ["bitsandbytes nf4 twice", "bitsandbytes int8", "torchao int8"]
+
+
+@pytest.mark.parametrize("name", in_tiers(FORMATS, test=TRIED))
 def test_broken_tensors_are_refused_by_their_names(tmp_path, name):
     src = checkpoint(tmp_path / "src", name)
     whole = {one: raw_tensor(src, one).copy() for one in names_in(src)}
