@@ -16,10 +16,10 @@ from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel
 from jspec.quantization.formats import format_of
 from jspec.quantization.weight import Weight, random_weight
 
-KINDS = ("bf16", "int8", "fp8", "blocks", "mxfp8", "int4", "int4_zeros", "nvfp4")
-_NAMES = {"bf16": None, "blocks": "fp8_block", "int4_zeros": "int4_128_float16_zeros"}
+KINDS = ("bf16", "int8", "fp8", "blocks", "mxfp8", "int4", "int4_zeros", "nvfp4", "nf4")
+_NAMES = {"bf16": None, "blocks": "fp8_block", "int4_zeros": "int4_128_float16_zeros", "nf4": "nf4_64"}
 FORMS = {kind: format_of(_NAMES.get(kind, kind)) for kind in (*KINDS, "mxfp4")}
-BYTES = {"bf16": 2, "int4": 0.5, "int4_zeros": 0.5, "nvfp4": 0.5}  # of a number; of other kinds 1
+BYTES = {"bf16": 2, **dict.fromkeys(("int4", "int4_zeros", "nvfp4", "nf4"), 0.5)}  # of a number; of other kinds 1
 WAYS = ("mosaic", "triton", "xla", "cublas")
 MOSAIC = jax.__version_info__ >= (0, 11)  # older versions have other names in this lowering
 
@@ -65,7 +65,7 @@ def with_scales_of_outputs(weight: Weight) -> Weight:
 
 def _wide(weight: Weight) -> jax.Array:
     """What it stands for in float32."""
-    return (with_scales_of_outputs(weight) if weight.form is FORMS["blocks"] else weight).dequantize()
+    return (with_scales_of_outputs(weight) if weight.form is FORMS["blocks"] else weight).dequantize(rounded=True)
 
 
 def by_definition(x, weight: Weight):

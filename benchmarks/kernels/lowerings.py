@@ -15,6 +15,7 @@ be left to what follows. The weight has one of these forms:
     int4      codes of four bits, and a scale of bfloat16 for each 128 inputs of an output
     int4_zeros  the same with zeros, and scales of float16
     nvfp4     codes of NVFP4, and a scale of float8_e4m3fn for each 16 inputs of an output
+    nf4       codes of NF4, and a scale of float32 for each 64 inputs of an output
 
 The ways to compute it are
 

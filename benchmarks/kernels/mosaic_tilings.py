@@ -102,6 +102,7 @@ TILINGS = {
     "int4": CODES,
     "int4_zeros": CODES,
     "nvfp4": CODES,
+    "nf4": CODES,
 }
 SMALL_TILINGS = tuple(  # where they are interpreted
     ("", Tiling(64, 8, 128, 4, side_by_side=2, in_turns=2, ordered=ordered)) for ordered in (False, True)
@@ -120,7 +121,7 @@ def tilings_for(kind: str, tokens: int, shape: tuple[int, int], in_parts: bool) 
     if kind == "bf16":
         return named
     how = {
-        "scaled_groups": kind in ("blocks", "int4", "int4_zeros"),
+        "scaled_groups": kind in ("blocks", "int4", "int4_zeros", "nf4"),
         "bits": int(8 * size),
         "in_groups": kind == "mxfp8",
     }

@@ -9,6 +9,7 @@ float16 and a zero. Formats of one ``kind`` differ in such settings alone, and `
 | ``fp8_block`` | as the kind | a scale for each 128 inputs |
 | ``int4`` | ``int4_<group>_<scale>[_zeros][_ordered]`` | ``jspec.quantization.codes``; the group is ``all`` where all of a |
 | ``int8_groups`` | ``int8_<group>_<scale>...`` | channel are one; ``int4`` is short for ``int4_128_bfloat16`` |
+| ``table`` | ``<table>_<group>`` | codes that name one of sixteen numbers (``jspec.quantization.tables``) |
 | ``nvfp4``, ``mxfp4`` | as the kind | ``jspec.quantization.nvfp4``, ``jspec.quantization.mxfp4`` |
 | ``mxfp8`` | as the kind | FP8 numbers, and for each 32 inputs a byte n that stands for 2^(n - 127) |
 | ``mxfp4_pairs`` | as the kind | experts of gpt-oss (``jspec.quantization.mxfp4_pairs``) |
@@ -34,8 +35,9 @@ GROUP = 128  # input features of a group of ``int4`` and of ``fp8_block``; codes
 INSTEAD = (
     "of quantised checkpoints jspec reads FP8 (compressed-tensors float-quantized, fp8, modelopt), int8 (compressed-tensors "
     "int-quantized), GPTQ, AWQ, AutoRound and compressed-tensors pack-quantized in four bits, NVFP4 (compressed-tensors, "
-    "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized), MXFP8 (compressed-tensors mxfp8-quantized, modelopt) "
-    "and gpt-oss in MXFP4; else use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
+    "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized), MXFP8 (compressed-tensors mxfp8-quantized, modelopt), "
+    "gpt-oss in MXFP4, bitsandbytes in four and eight bits, and torchao in eight; else use the original bfloat16 "
+    "checkpoint, with jspec-convert --quantize int8 or fp8"
 )
 # Of groups of integers that kernels know; larger ones are several of the last, with the same scale.
 SIZES = (32, 64, GROUP)
@@ -67,8 +69,8 @@ class Format:
       bits: of a number or code.
       numbers: dtype of the array of numbers, or of packed codes.
       scale: dtype of the scales.
-      scales: what they may be: ``positive``; ``nonzero``, of either sign; ``nonnegative``; or ``powers``, bytes n each of
-        which stands for 2^(n - 127).
+      scales: what they may be: ``positive``; ``nonzero``, of either sign; ``nonnegative``; ``finite``; or ``powers``, bytes
+        n each of which stands for 2^(n - 127).
       largest_power: of scales that are powers, the largest byte that kernels know.
       group: how many inputs share a scale; None if all of an output channel do.
       per_channel: whether scales are ``[out]``, without an axis of groups.
@@ -79,6 +81,7 @@ class Format:
       packed: whether codes of four bits are packed two in a byte, in blocks of 128 inputs (``jspec.quantization.codes``).
       in_pairs: whether pairs of groups come first, as of experts of gpt-oss (``jspec.quantization.mxfp4_pairs``). No other
         weights are stored so.
+      table: the name of the table of sixteen numbers that codes stand for; None if they stand for others.
       e2m1: whether codes name numbers with a sign, two bits of exponent and one of mantissa, rather than integers.
       channel_numbers: whether each output channel has two float32 numbers, which multiply and divide its scales.
       scaled_inputs: whether each input has a float32 number, by which it is multiplied.
@@ -89,7 +92,7 @@ class Format:
     bits: int
     numbers: str
     scale: str = "float32"
-    scales: Literal["positive", "nonzero", "nonnegative", "powers"] = "positive"
+    scales: Literal["positive", "nonzero", "nonnegative", "finite", "powers"] = "positive"
     largest_power: int = 254
     group: int | None = None
     per_channel: bool = False
@@ -98,6 +101,7 @@ class Format:
     in_codes: bool = False
     packed: bool = False
     in_pairs: bool = False
+    table: str | None = None
     e2m1: bool = False
     channel_numbers: bool = False
     scaled_inputs: bool = False
@@ -170,6 +174,7 @@ KINDS = {
         Format("mxfp8", "mxfp8", 8, "float8_e4m3fn", "uint8", "powers", largest_power=134, group=32),
         _codes("int4", "int4", scale="bfloat16", scales="nonzero", group=GROUP),
         Format("int8_128_bfloat16", "int8_groups", 8, "int8", "bfloat16", "nonzero", group=GROUP, in_codes=True),
+        _codes("nf4_64", "table", scales="finite", group=64, table="nf4"),
         _codes(
             "nvfp4", "nvfp4", scale="float8_e4m3fn", scales="nonnegative", group=16, e2m1=True, channel_numbers=True
         ),
@@ -182,6 +187,7 @@ OF_INPUTS = ("order", "input_scale")  # arrays that all output channels share
 _NAMED = {one.name: one for one in KINDS.values()}
 _SCALES, _SCALED = ("float16", "bfloat16", "float32"), "_scaled"
 _GROUPED = re.compile(rf"int([48])_(all|{'|'.join(map(str, SIZES))})_({'|'.join(_SCALES)})(_zeros)?(_ordered)?")
+_TABLED = re.compile(rf"(nf4|fp4)_({'|'.join(map(str, SIZES))})")
 
 
 @functools.cache
@@ -192,6 +198,8 @@ def format_of(name: str | None) -> Format | None:
     if name.endswith(_SCALED):
         form = format_of(name.removesuffix(_SCALED))
         return form and form.with_scaled_inputs()
+    if found := _TABLED.fullmatch(name):
+        return tabled(found[1], int(found[2]))
     found = _GROUPED.fullmatch(name)
     if found is None:
         return None
@@ -218,6 +226,11 @@ def grouped(bits: int, group: int | None, scale: str, zeros: bool = False, order
     name = f"int{bits}_{group or 'all'}_{scale}{'_zeros' * zeros}{'_ordered' * ordered}"
     name = "int4" if name == "int4_128_bfloat16" else name
     return dataclasses.replace(kind, name=name, group=group, scale=scale, zeros=zeros, ordered=ordered)
+
+
+def tabled(table: str, group: int) -> Format:
+    """The format of codes of a table of sixteen numbers, with a scale for each ``group`` of inputs."""
+    return dataclasses.replace(KINDS["table"], name=f"{table}_{group}", table=table, group=group)
 
 
 def num_groups(inputs: int, group: int = GROUP) -> int:

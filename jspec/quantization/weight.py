@@ -10,6 +10,7 @@ import numpy as np
 
 from jspec.quantization import codes, mxfp4, mxfp4_pairs, nvfp4, unpack_pairs
 from jspec.quantization.formats import Format, StoredArray, num_groups
+from jspec.quantization.tables import TABLES
 
 
 @jax.tree_util.register_dataclass
@@ -138,10 +139,11 @@ class Weight:
         input_scale = None if self.input_scale is None else self.input_scale[inputs]
         return dataclasses.replace(self, numbers=numbers, scale=scale, input_scale=input_scale, inputs=count)
 
-    def dequantize(self) -> Any:
+    def dequantize(self, rounded: bool = False) -> Any:
         """What it stands for, float32 ``[..., out, in]`` in the order of x. Arrays of NumPy give one of NumPy, and arrays of
-        JAX one of JAX."""
-        numbers = self._in_stored_order()
+        JAX one of JAX. The numbers of a table are ``rounded`` as kernels multiply x of bfloat16 by them; all others are so
+        anyway."""
+        numbers = self._in_stored_order(rounded)
         if self.order is not None and isinstance(numbers, jax.Array):
             numbers = numbers.at[..., self.order].set(numbers)
         elif self.order is not None:
@@ -150,21 +152,24 @@ class Weight:
             return numbers
         return numbers * self._xp.broadcast_to(self.input_scale, numbers.shape)
 
-    def _in_stored_order(self) -> Any:
+    def _in_stored_order(self, rounded: bool) -> Any:
         """The same with the inputs in the order of ``numbers``."""
         if self.in_pairs:
             wide = unpack_pairs.dequantize(self.numbers, self.scale, self.inputs).astype(np.float32)
             return self._xp.asarray(wide)
         if self.in_groups:
-            return self._differences() * self._of_inputs(self._scales())
+            return self._differences(rounded) * self._of_inputs(self._scales())
         numbers = self.numbers.astype(np.float32)
         return numbers if self.form is None else numbers * self.scale[..., None]
 
-    def _differences(self) -> Any:
-        """The numbers, or those of codes less their zeros; half of them where scales are powers of two."""
+    def _differences(self, rounded: bool) -> Any:
+        """The numbers, or those of codes less their zeros; half of them where scales are powers of two. Those of a table are
+        ``rounded`` or not."""
         form = self.form
         assert form is not None
         numbers = codes.unpack_codes(self.numbers, self.inputs) if form.packed else self.numbers
+        if form.table:
+            return self._xp.asarray(TABLES[form.table].values(rounded))[numbers]
         if form.e2m1:
             return self._xp.asarray(nvfp4.VALUES / (2 if form.scales == "powers" else 1))[numbers]
         numbers = numbers.astype(np.float32)
@@ -202,7 +207,7 @@ class Weight:
 
 
 def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Format | None = None) -> Weight:
-    """A weight of about normal numbers, or of equally likely codes of E2M1.
+    """A weight of about normal numbers, or of equally likely codes of E2M1 or of a table.
 
     Args:
       key: the PRNG key.
@@ -214,7 +219,8 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
     if form is None:
         return Weight(std * jax.random.normal(key, shape, dtype))
     arrays = form.arrays(shape)
-    make = _random_e2m1 if form.e2m1 else _random_codes if form.in_codes else _random_numbers
+    looked_up = form.e2m1 or form.table
+    make = _random_bits if looked_up else _random_codes if form.in_codes else _random_numbers
     numbers, scale = make(key, arrays["weight"], std, form)
     scale = jnp.full(arrays["scale"].shape[: 1 if form.per_channel else 2], scale, form.scale)
     if form.zeros:
@@ -252,8 +258,11 @@ def _random_codes(key, array: StoredArray, std: float, form: Format) -> tuple[ja
     return both[..., 0] | both[..., 1] << 4, scale
 
 
-def _random_e2m1(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, int]:
+def _random_bits(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:
     """Codes that are equally likely, and the scale of them all as it is stored."""
+    numbers = jax.random.bits(key, array.shape, np.uint8)
+    if form.table:
+        return numbers, std / float(np.sqrt(np.mean(np.square(TABLES[form.table].values()))))
     power = mxfp4.ONE + round(float(np.log2(std / nvfp4.STD_OF_RANDOM_CODES)))
     scales = {"nvfp4": 1, "mxfp4": power, "mxfp4_pairs": mxfp4_pairs.factors(power, power)}
-    return jax.random.bits(key, array.shape, np.uint8), scales[form.kind]
+    return numbers, scales[form.kind]

@@ -32,6 +32,8 @@ KINDS = (
     "int8_32_float16_zeros",
     "mxfp4",
     "mxfp8",
+    "nf4_64",
+    "fp4_32",
 )
 
 
@@ -46,7 +48,8 @@ def assert_makes_no_weight(step, batch: int, K: int):
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch"), [("int8", 16), ("fp8", 1), ("int4", 1), ("int4", 16), ("fp8_block", 1), ("fp8_block", 16)]
+    ("kind", "batch"),
+    [("int8", 16), ("fp8", 1), ("int4", 1), ("int4", 16), ("fp8_block", 1), ("fp8_block", 16), ("nf4_64", 16)],
 )
 def test_a_round_makes_no_dequantised_weight(kind, batch):
     """Of two layers and the output head, and of a draft model with a tied one.

@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from fp8_checkpoints import LINEAR, write_both
+from fp8_checkpoints import FP8, LINEAR, write_both
 from packed_weights import (
     Stored,
     auto_round_config,
     awq,
     awq_config,
+    bitsandbytes,
+    bitsandbytes_config,
+    bitsandbytes_int8,
     bytes_config,
     codes_in_bytes,
     compressed_config,
@@ -31,6 +34,8 @@ from packed_weights import (
     pack_config,
     pack_quantized,
     scaled_inputs,
+    torchao,
+    torchao_config,
 )
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, tiny_config
@@ -219,6 +224,23 @@ KEPT_CODES = {
     ),
     "mxfp8": MXFP4._replace(config=mxfp8_config(), store=mxfp8, words="mxfp8"),
     "mxfp8 modelopt": MXFP4._replace(config=model_optimizer_config("MXFP8", group_size=32), store=mxfp8, words="mxfp8"),
+    "bitsandbytes nf4": Kind(bitsandbytes_config(), bitsandbytes, "nf4_64", _of_groups(64)),
+    "bitsandbytes nf4 twice": Kind(
+        bitsandbytes_config(bnb_4bit_use_double_quant=True),
+        functools.partial(bitsandbytes, double=True),
+        "nf4_64",
+        _of_groups(64),
+    ),
+    "bitsandbytes fp4": Kind(
+        bitsandbytes_config(kind="fp4"), functools.partial(bitsandbytes, kind="fp4", block=32), "fp4_32", _of_groups(32)
+    ),
+    "bitsandbytes int8": Kind(bitsandbytes_config(8), bitsandbytes_int8, "int8"),
+    "torchao int8": Kind(torchao_config(), torchao, "int8"),
+    "torchao fp8 tensor": Kind(
+        torchao_config("Float8WeightOnlyConfig", "PerTensor"),
+        functools.partial(torchao, dtype=FP8, of_channels=False),
+        "fp8",
+    ),
 }
 
 

@@ -36,13 +36,18 @@ def _of_instruction(name: str, first: np.ndarray, *others) -> np.ndarray:
             return first >> others[0]
         case "and.b32":
             return first & others[0]
+        case "or.b32":
+            return first | others[0]
+        case "add.u32":
+            return first + others[0]
         case "xor.b32":
             return first ^ others[0]
         case "lop3.b32":
             assert others[2] == 0xEA
             return (first & others[0]) | others[1]
         case "prmt.b32":
-            return sum(_permuted(first, others[0], int(others[1]) >> 4 * i & 15) << np.uint32(8 * i) for i in range(4))
+            digits = (others[1] >> np.uint32(4 * i) & np.uint32(15) for i in range(4))
+            return sum(_permuted(first, others[0], digit) << np.uint32(8 * i) for i, digit in enumerate(digits))
         case "mul.rn.bf16x2" | "fma.rn.bf16x2":
             x, y, *z = (_as_exact(operand, first.shape) for operand in (first, *others))
             return (x * y + sum(z)).astype(ml_dtypes.bfloat16).view(np.uint32).reshape(-1)
@@ -54,7 +59,8 @@ def _as_exact(word, shape) -> np.ndarray:
     return as_two_numbers(np.array(np.broadcast_to(word, shape))).astype(np.float64)
 
 
-def _permuted(first, second, digit: int):
+def _permuted(first, second, digit):
     """The byte of two words that a digit of a permutation names; by 8 more, its sign in all bits."""
-    byte = (first if digit & 7 < 4 else second) >> np.uint32(8 * (digit & 3)) & np.uint32(255)
-    return byte if digit < 8 else (byte >> np.uint32(7)) * np.uint32(255)
+    chosen = np.where(digit & np.uint32(7) < 4, first, second)
+    byte = chosen >> np.uint32(8) * (digit & np.uint32(3)) & np.uint32(255)
+    return np.where(digit < 8, byte, (byte >> np.uint32(7)) * np.uint32(255))

@@ -4,6 +4,7 @@ Weights are rounded and packed here number by number, and the weights that they 
 before packing, so that nothing of what reads them is used."""
 
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -224,6 +225,61 @@ def scaled_inputs(weight: np.ndarray, dtype=np.float16) -> Stored:
     return parts, rounded.weight * of_inputs
 
 
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
+    *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+_FP4 = (0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25)
+TABLES = {"nf4": NF4, "fp4": (*_FP4, *(-number for number in _FP4))}  # of bitsandbytes, in the order of its codes
+
+
+def bitsandbytes(weight: np.ndarray, kind: str = "nf4", block: int = 64, double: bool = False) -> Stored:
+    """As bitsandbytes writes ``nf4`` or ``fp4`` in blocks of so many numbers, row after row, with ``double`` quantisation or
+    not."""
+    flat, table = weight.reshape(-1).astype(np.float32), np.float32(TABLES[kind])
+    blocks = -(-flat.size // block)
+    scales = np.array([np.abs(flat[i * block :][:block]).max() for i in range(blocks)], np.float32)
+    state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "float16", "shape": list(weight.shape)}
+    parts = {".weight.absmax": scales}
+    if double:
+        nested, of_codes = np.float32(np.linspace(-1, 1, 256)), scales - (offset := np.float32(scales.mean()))
+        largest = np.array([np.abs(of_codes[i : i + 256]).max() for i in range(0, blocks, 256)], np.float32)
+        each = np.repeat(largest, 256)[:blocks]
+        chosen = np.abs(of_codes[:, None] / each[:, None] - nested).argmin(axis=1).astype(np.uint8)
+        scales = nested[chosen] * each + offset
+        parts = {".weight.absmax": chosen, ".weight.nested_absmax": largest, ".weight.nested_quant_map": nested}
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": float(offset)}
+    codes = [int(np.abs(number - table * scales[i // block]).argmin()) for i, number in enumerate(flat)]
+    wide = np.array([table[code] * scales[i // block] for i, code in enumerate(codes)], np.float32)
+    pairs = [high << 4 | low for high, low in zip(codes[::2], codes[1::2], strict=True)]
+    parts |= {
+        ".weight": np.array(pairs, np.uint8)[:, None],
+        ".weight.quant_map": table,
+        f".weight.quant_state.bitsandbytes__{kind}": np.frombuffer(json.dumps(state).encode(), np.uint8),
+    }
+    return parts, wide.reshape(weight.shape)
+
+
+def bitsandbytes_int8(weight: np.ndarray) -> Stored:
+    """As bitsandbytes writes LLM.int8."""
+    largest = np.abs(weight).max(axis=1).astype(np.float32)
+    numbers = np.rint(weight * (127 / largest[:, None])).astype(np.int8)
+    parts = {".weight": numbers, ".SCB": largest, ".weight_format": np.array(0, np.uint8)}
+    return parts, numbers * (largest / np.float32(127))[:, None]
+
+
+def torchao(weight: np.ndarray, dtype=np.int8, of_channels: bool = True) -> Stored:
+    """As torchao writes int8 or FP8."""
+    largest = np.abs(weight).max(axis=1 if of_channels else None, keepdims=True).astype(np.float32)
+    scale = largest / np.float32(127 if dtype == np.int8 else 448)
+    numbers = (np.rint(weight / scale) if dtype == np.int8 else np.clip(weight / scale, -448, 448)).astype(dtype)
+    parts = {"._weight_qdata": numbers, "._weight_scale": scale}
+    if dtype == np.int8:
+        parts["._weight_zero_point"] = np.zeros(scale.shape, np.int8)
+    return parts, numbers.astype(np.float32) * scale
+
+
 def gptq_config(**changes) -> dict[str, Any]:
     """``quantization_config`` as GPTQModel writes it."""
     known = {"bits": 4, "group_size": 8, "desc_act": False, "sym": False, "checkpoint_format": "gptq", "lm_head": False}
@@ -294,3 +350,36 @@ def model_optimizer_config(algorithm: str = "NVFP4", **changes) -> dict[str, Any
     """``quantization_config`` as NVIDIA Model Optimizer writes it."""
     known = {"quant_algo": algorithm, "kv_cache_scheme": None, "group_size": 16, "ignore": ["lm_head*"]}
     return {"quant_method": "modelopt", "producer": {"name": "modelopt", "version": "0.39.0"}, **known, **changes}
+
+
+def bitsandbytes_config(bits: int = 4, kind: str = "nf4", **changes) -> dict[str, Any]:
+    """``quantization_config`` as transformers writes it of bitsandbytes."""
+    known = {
+        **{
+            "_load_in_4bit": bits == 4,
+            "_load_in_8bit": bits == 8,
+            "load_in_4bit": bits == 4,
+            "load_in_8bit": bits == 8,
+        },
+        **{"bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_quant_storage": "uint8", "bnb_4bit_quant_type": kind},
+        **{
+            "bnb_4bit_use_double_quant": False,
+            "llm_int8_enable_fp32_cpu_offload": False,
+            "llm_int8_skip_modules": None,
+        },
+        **{"llm_int8_has_fp16_weight": False, "llm_int8_threshold": 6.0},
+    }
+    return {"quant_method": "bitsandbytes", **known, **changes}
+
+
+def torchao_config(name: str = "Int8WeightOnlyConfig", granularity: str = "PerRow", **changes) -> dict[str, Any]:
+    """``quantization_config`` as transformers writes it of torchao; ``changes`` are of the arguments of its class."""
+    data: dict[str, Any] = {
+        "granularity": {"_type": granularity, "_version": 1, "_data": {}},
+        "set_inductor_config": True,
+    }
+    if name.startswith("Float8"):
+        data["weight_dtype"] = {"_type": "torch.dtype", "_data": "float8_e4m3fn"}
+    made_by = {"_type": name, "_version": 2, "_data": data | changes}
+    embeddings = {"include_input_output_embeddings": False, "untie_embedding_weights": False}
+    return {"quant_method": "torchao", "quant_type": {"default": made_by}, "modules_to_not_convert": None, **embeddings}

@@ -8,6 +8,7 @@ from packed_weights import MAGNITUDES
 
 from jspec.quantization.codes import pack_codes
 from jspec.quantization.formats import Format, format_of, known_format
+from jspec.quantization.tables import TABLES
 from jspec.quantization.weight import Weight
 
 FP8 = ml_dtypes.float8_e4m3fn
@@ -20,6 +21,7 @@ IN_CODES = (
     "nvfp4",
     "mxfp4",
     "mxfp8",
+    "nf4_64",
 )
 
 
@@ -66,6 +68,15 @@ def _in_codes(kind: str, N: int, n: int, Ck: int) -> tuple[Weight, np.ndarray]:
         numbers = np.array([*MAGNITUDES, *(-np.array(MAGNITUDES))])[codes]
         stored = numbers.astype(FP8) if kind == "mxfp8" else pack_codes(codes)
         return _of(form, Ck, stored, scale, of_channels), numbers * np.repeat(factors, size, axis=-1)
+        return _of(form, Ck, pack_codes(codes), scale, of_channels), numbers * np.repeat(factors, size, axis=-1)
+    if form.table:
+        codes, scale = (
+            rng.integers(16, size=(N, n, Ck)).astype(np.uint8),
+            rng.uniform(0.5, 1, (N, n, Ck // 64)) * 3 * about,
+        )
+        scale = scale.astype(np.float32)
+        wide = TABLES[form.table].values()[codes] * np.repeat(scale.astype(float), 64, axis=-1)
+        return _of(form, Ck, pack_codes(codes), scale, None), wide
     groups = 1 if form.group is None else Ck // form.group
     scale = (rng.uniform(0.5, 1, (N, n, groups)) * about / 2 ** (form.bits - 4)).astype(form.scale)
     middle = 1 << form.bits - 1

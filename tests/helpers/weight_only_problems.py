@@ -8,12 +8,13 @@ from normals import normal
 
 from jspec.quantization import codes, nvfp4
 from jspec.quantization.formats import known_format
+from jspec.quantization.tables import TABLES
 from jspec.quantization.weight import Weight
 
 
-def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False):
+def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False, rounded: bool = True):
     """x of bfloat16, a weight, and the numbers that are multiplied, float64: with their scales, but for those of an output
-    channel in eight bits."""
+    channel in eight bits. If ``rounded``, the numbers of a table are those of kernels."""
     rng = np.random.default_rng(M + outputs + inputs)
     x = normal(rng, (M, inputs), "bfloat16")
     form = known_format(kind)
@@ -21,6 +22,12 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False)
     def stored(weight, scale) -> Weight:
         return Weight(jax.device_put(weight), jax.device_put(scale), form=form, inputs=inputs)
 
+    if form.table:
+        values = rng.choice([0, 7, 14, 15], (outputs, inputs)) if extreme else rng.integers(16, size=(outputs, inputs))
+        scale = np.exp(rng.normal(-3, 1, form.arrays((outputs, inputs))["scale"].shape)).astype(np.float32)
+        each = np.repeat(scale.astype(np.float64), form.group or inputs, axis=1)[:, :inputs]
+        numbers = TABLES[form.table].values(rounded)[values] * each
+        return (x, stored(codes.pack_codes(values.astype(np.uint8)), scale)), numbers
     if form.kind in ("int4", "int8_groups"):
         packed, shape = (array.shape for array in form.arrays((outputs, inputs)).values())
         low, high = (0, 15) if form.bits == 4 else (-128, 127)

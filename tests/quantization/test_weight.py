@@ -9,12 +9,14 @@ import pytest
 
 from jspec.quantization.formats import format_of
 from jspec.quantization.mxfp4_pairs import factors
+from jspec.quantization.tables import TABLES
 from jspec.quantization.weight import Weight, random_weight
 
 KINDS = (
     *(None, "int8", "fp8", "fp8_block", "int4", "int4_32_float16_zeros", "int4_all_float32", "int8_64_float16_zeros"),
     *("int4_64_bfloat16_ordered", "int8_32_float16_zeros_ordered", "nvfp4", "mxfp4", "mxfp4_pairs", "mxfp8"),
     *("int4_scaled", "int8_scaled", "int4_64_bfloat16_ordered_scaled"),
+    *("nf4_64", "fp4_32"),
 )
 OUTPUTS, INPUTS = 6, 320
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
@@ -79,6 +81,8 @@ def number_at(weight: Weight, o: int, i: int) -> float:
         return E2M1[code_at(weight, o, i)] * float(scale) * multiplies / divides
     if not form.in_codes:
         return float(weight.numbers[o, i]) * float(scale)
+    if form.table:
+        return TABLES[form.table].numbers[code_at(weight, o, i)] * float(scale)
     scale, zero = scale if form.zeros else (scale, 8 if form.packed else 0)
     return (code_at(weight, o, i) - float(zero)) * float(scale)
 

@@ -168,6 +168,7 @@ _SCALES: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
     "positive": (lambda scales: np.isfinite(scales) & (scales > 0), "no positive number"),
     "nonzero": (lambda scales: np.isfinite(scales) & (scales != 0), "0 or no number"),
     "nonnegative": (lambda scales: scales >= 0, "negative or NaN"),
+    "finite": (np.isfinite, "infinite or NaN"),
 }
 
 

@@ -17,7 +17,7 @@ from jspec.checkpoints.quantized.config import KEYS, read_quantization
 from jspec.checkpoints.quantized.dequantized_layout import WEIGHT, Replaced, dequantized, quantized_parts, require_some
 from jspec.checkpoints.quantized.format import StoredFormats
 
-_CODES = re.compile(r"\.(weight_packed|qweight)$")
+_CODES = re.compile(r"\.(weight_packed|qweight|_weight_qdata)$")
 
 
 def names_of_weights(names: Iterable[str]) -> list[str]:

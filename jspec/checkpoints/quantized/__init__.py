@@ -24,6 +24,8 @@ format.py                ``BlockFormat`` and ``QuantizedTensor``, the base class
 fp8.py                   FP8 of DeepSeek-V3 and of llm-compressor
 gptq.py                  GPTQ
 awq.py                   AWQ
+bitsandbytes.py          NF4, FP4 and int8 of bitsandbytes
+torchao.py               FP8 and int8 of torchao
 auto_round.py            AutoRound, whose tensors are those of GPTQ or AWQ
 packed.py                ``pack-quantized`` of compressed-tensors, and its codes of four bits with a byte each
 scaled_inputs.py         AWQ of NVIDIA Model Optimizer

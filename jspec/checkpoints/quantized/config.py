@@ -12,6 +12,8 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized.auto_round import METHODS as AUTO_ROUND
 from jspec.checkpoints.quantized.auto_round import read_auto_round
 from jspec.checkpoints.quantized.awq import read_awq
+from jspec.checkpoints.quantized.bitsandbytes import METHOD as BITSANDBYTES
+from jspec.checkpoints.quantized.bitsandbytes import read_bitsandbytes
 from jspec.checkpoints.quantized.config_fields import read_modules, require_one_of
 from jspec.checkpoints.quantized.e2m1 import read_mxfp4_pack_quantized, read_nvfp4_pack_quantized
 from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats
@@ -23,6 +25,8 @@ from jspec.checkpoints.quantized.mixed import mixed
 from jspec.checkpoints.quantized.model_optimizer import METHOD, read_model_optimizer
 from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_quantized
 from jspec.checkpoints.quantized.packed import read_codes_in_bytes, read_pack_quantized
+from jspec.checkpoints.quantized.torchao import METHOD as TORCHAO
+from jspec.checkpoints.quantized.torchao import read_torchao
 from jspec.quantization.formats import INSTEAD
 
 KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
@@ -81,7 +85,7 @@ def _quantizes_no_weights(fields: Fields) -> bool:
 def _unnamed_method(fields: Fields) -> str:
     """The method of a ``quantization_config`` that does not name it: transformers once wrote that for bitsandbytes."""
     legacy = fields.raw.get("load_in_8bit") or fields.raw.get("load_in_4bit")
-    return "bitsandbytes" if legacy else "unnamed"
+    return BITSANDBYTES if legacy else "unnamed"
 
 
 def _compressed_tensors(fields: Fields) -> StoredFormats:
@@ -154,9 +158,11 @@ def _fp8(fields: Fields) -> BlockFormat:
 # quant_method of config.json -> the function that reads the rest of ``quantization_config``.
 READERS: dict[str, Callable[[Fields], StoredFormats]] = {
     "awq": read_awq,
+    BITSANDBYTES: read_bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
     "gptq": read_gptq,
     METHOD: read_model_optimizer,
+    TORCHAO: read_torchao,
     **dict.fromkeys(AUTO_ROUND, read_auto_round),
 }

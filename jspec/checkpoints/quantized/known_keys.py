@@ -106,6 +106,12 @@ _ALGORITHM = _with(_HARMLESS, "group_size pre_quant_scale quant_algo", has_zero_
 
 # quant_method -> its keys.
 KEYS: dict[str, Keys] = {
+    "bitsandbytes": _with(
+        {},
+        "_load_in_4bit _load_in_8bit bnb_4bit_compute_dtype bnb_4bit_quant_storage bnb_4bit_quant_type "
+        "bnb_4bit_use_double_quant llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules "
+        "llm_int8_threshold load_in_4bit load_in_8bit quant_method",
+    ),
     "awq": _with(_CODES, "checkpoint_format zero_point", method=("awq",), dynamic={"*": _OF_SOME}),
     "compressed-tensors": _with(
         _HARMLESS,
@@ -132,5 +138,10 @@ KEYS: dict[str, Keys] = {
         quantized_layers={"*": _ALGORITHM},
     ),
     "mxfp4": _HARMLESS,
+    "torchao": _with(
+        {},
+        "include_input_output_embeddings modules_to_not_convert quant_method quant_type quant_type_kwargs "
+        "untie_embedding_weights",
+    ),
     **dict.fromkeys(("auto-round", "auto_round", "intel/auto-round"), _AUTO_ROUND),
 }

@@ -16,6 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
+from jspec.pallas.weights.table_codes import numbers_of, word_of
 from jspec.pallas.weights.unpack import (
     CODES,
     FP8,
@@ -31,6 +32,7 @@ from jspec.pallas.weights.unpack import (
 )
 from jspec.quantization import nvfp4
 from jspec.quantization.codes import ZERO, unpack_codes
+from jspec.quantization.tables import Table
 
 _LINES, _CORE = 64, 8  # of the left operand; of a core matrix, of which a thread has a pair of inputs
 _PRODUCT = 16  # inputs that are multiplied at once, and the bytes that a swizzle moves together
@@ -65,19 +67,21 @@ def load_bfloat16(weight, first: int, inputs: int, ordered: bool = False):
     return _in_registers(weight, inputs, fill)
 
 
-def load_codes(weight, first: int, inputs: int, zero=None):
-    """In a kernel: the codes of some inputs of ``weight`` less their zero, bfloat16 ``[outputs, inputs]`` in registers.
+def load_codes(weight, first: int, inputs: int, zero=None, table: Table | None = None):
+    """In a kernel: the codes of some inputs of ``weight`` less their zero, or their numbers in a table times its ``factor``,
+    bfloat16 ``[outputs, inputs]`` in registers.
 
     Args:
       weight: a ref in shared memory with ``transforms``, uint8 ``[outputs, bytes]``, of a multiple of 64 outputs.
       first: the first of the inputs, and
       inputs: how many there are; both are multiples of 32.
       zero: float32 ``[outputs]`` in the layout of one number for each line; None for 8.
+      table: of the codes; None if they are integers.
     """
     zeros = () if zero is None else (zero,)
 
     def fill(ref, by_core, *zeros):
-        _read_codes(ref, by_core, first, *zeros)
+        _read_codes(ref, by_core, first, table, *zeros)
 
     return _in_registers(weight, inputs, fill, *zeros)
 
@@ -160,9 +164,11 @@ def store_transposed(y, sums):
     store(y, sums)  # pyright: ignore[reportCallIssue]  # jax passes the context
 
 
-def differences_of(weight, inputs: int, zero=None):
-    """Codes less their zeros ``[outputs, inputs]`` in bfloat16, as ``load_codes`` would give all of them: for
-    interpreters."""
+def differences_of(weight, inputs: int, zero=None, table: Table | None = None):
+    """Codes less their zeros ``[outputs, inputs]`` in bfloat16, or numbers of a table, as ``load_codes`` would give all of
+    them: for interpreters."""
+    if table is not None:
+        return numbers_of(table, unpack_codes(weight, inputs))
     codes = unpack_codes(weight, inputs).astype(jnp.float32)
     return (codes - (ZERO if zero is None else zero[:, None])).astype(jnp.bfloat16)
 
@@ -221,17 +227,20 @@ def _read_ordered(ref, by_core, first: int, is_int8: bool):
                 by_core[lines, 4 * column + product, :, half] = _unpacked(asm, vector.extract(read, [], [product]))
 
 
-def _read_codes(ref, by_core, first: int, zero=None):
+def _read_codes(ref, by_core, first: int, table: Table | None, zero=None):
     """Fill the registers of a thread: for each line and 32 inputs, it reads a word."""
     i32 = ir.IntegerType.get_signless(32)
     shared, by_word = _Tile(ref), 2 * _PRODUCT
     byte = arith.muli(shared.quarter, mgpu.c(4, i32))
-    for word in range(by_core.shape[1] // 2):
-        base = shared.piece(first // by_word + word, byte)
+    for column in range(by_core.shape[1] // 2):
+        base = shared.piece(first // by_word + column, byte)
         for lines, half in np.ndindex(by_core.shape[0], 2):
             code = llvm.load(i32, shared.at(base, lines, half), alignment=4)
-            pairs = _unpacked(CODES, code, _less(zero, lines, half), count=4)
-            by_core[lines, 2 * word : 2 * word + 2, :, half] = np.array(pairs, dtype=object).reshape(2, 2)
+            if table is None:
+                pairs = _unpacked(CODES, code, _less(zero, lines, half), count=4)
+            else:
+                pairs = _unpacked(word_of(table), code, count=4)
+            by_core[lines, 2 * column : 2 * column + 2, :, half] = np.array(pairs, dtype=object).reshape(2, 2)
 
 
 def _read_nvfp4(ref, by_core, first: int, scales):

@@ -12,6 +12,7 @@ from jspec.pallas.matmul.sm90_memory import Scales, ScalesOfNumbers, SharedMemor
 from jspec.pallas.matmul.sm90_registers import MULTIPLIED, differences_of, in_order, load_bfloat16, load_codes
 from jspec.pallas.matmul.sm90_tiling import MosaicTiling
 from jspec.pallas.weights.unpack import SHRINK
+from jspec.quantization.tables import TABLES
 
 _ACC: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 CONVERTED = 64  # inputs of a weight of few bits that become bfloat16 while others are multiplied
@@ -53,7 +54,8 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
     """The sums of a warpgroup's trips ``[outputs, tokens]``, float32; scaled only where groups of inputs have scales."""
     shape, group = (tiling.outputs, tiling.tokens), scales.group
     packed = scales.weight.packed
-    shrunk = not (packed or scales.weight.is_plain)
+    form, shrunk = scales.weight.form, not (packed or scales.weight.is_plain)
+    table = TABLES[form.table] if form is not None and form.table else None
 
     def multiply(acc, weight, x, start: int, zero=None):
         """Add the products of a group of a copy's inputs, the first of which is ``start``, to ``acc``."""
@@ -62,9 +64,10 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
         else:  # some inputs are converted while others are multiplied
             count = min(group, CONVERTED)
             for j in range(start, start + group, count):
-                numbers = (
-                    load_codes(weight, j, count, zero) if packed else load_bfloat16(weight, j, count, tiling.ordered)
-                )
+                if packed:
+                    numbers = load_codes(weight, j, count, zero, table)
+                else:
+                    numbers = load_bfloat16(weight, j, count, tiling.ordered)
                 plgpu.wgmma(acc, numbers, x.at[pl.ds(j, count)])
         plgpu.wgmma_wait(0)
 
@@ -78,7 +81,7 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
         if not interpret:
             return pl.run_scoped(one, _ACC(shape, jnp.float32))
         if packed:
-            numbers = differences_of(weight[...], tiling.inputs, zero)
+            numbers = differences_of(weight[...], tiling.inputs, zero, table)
         else:
             numbers = weight[...] if weight.dtype == x.dtype else in_order(weight[...], tiling.ordered)
         here = slice(start, start + group)
@@ -108,6 +111,8 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
         total = lax.fori_loop(0, trips, add_scaled, (zeros, scales.of_trip(0)))[0]
     else:
         total = pl.run_scoped(all_trips, _ACC(shape, jnp.float32))
+    if table is not None:
+        return total * (1 / table.factor)
     return total * SHRINK if shrunk and not interpret else total
 
 

@@ -105,7 +105,7 @@ def xla_matmul(product: Product) -> Any:
 
 _UNLIMITED = range(sys.maxsize)
 _BF16, _FLOATS = ("bfloat16",), ("bfloat16", "float32")
-_FOUR_BITS, _EIGHT_BITS = ("int4", "nvfp4", "mxfp4"), ("int8", "fp8")
+_FOUR_BITS, _EIGHT_BITS = ("int4", "table", "nvfp4", "mxfp4"), ("int8", "fp8")
 _GROUPS_OF_EIGHT = ("fp8_block", "mxfp8", "int8_groups")
 
 
@@ -199,7 +199,7 @@ TABLE = (
     ),
     # [28672, 4096] with 1, 16, 80 and 320 tokens: 30, 31, 43 and 130 us on an H100, and of NVFP4 40, 43, 50 and 144. The row
     # that follows takes 36, 36, 121 and 447, and of NVFP4 51, 51, 131 and 375.
-    _few_tokens("few tokens, four bits", weights=("int4", "nvfp4")),
+    _few_tokens("few tokens, four bits", weights=("int4", "table", "nvfp4")),
     # Every tile of tokens reads and dequantises the weight again. XLA would write it in float32. MXFP4 is multiplied here,
     # too.
     Row("four bits", _weight_only, activations=_BF16, weights=_FOUR_BITS),

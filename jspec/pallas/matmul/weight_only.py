@@ -27,21 +27,17 @@ from jspec.pallas.triton import (
     tile_indices,
     tile_mask,
 )
-from jspec.pallas.weights.tiles import load_channel_factor, with_bits_of_scales
+from jspec.pallas.weights.tiles import load_channel_factor, shrink_of, unpack_half, with_bits_of_scales
 from jspec.pallas.weights.unpack import (
-    MXFP4_SHRINK,
     ORDER_INPUTS,
     SHRINK,
     input_indices,
     to_mma_order,
     unpack_eight_bits,
-    unpack_four_bits,
-    unpack_mxfp4,
     unpack_mxfp8,
-    unpack_nvfp4,
 )
 from jspec.quantization.codes import BLOCK, HALF, in_code_order
-from jspec.quantization.formats import GROUP
+from jspec.quantization.formats import GROUP, Format
 from jspec.quantization.weight import Weight
 
 _FEW_TOKENS = 32  # their sums are small: split-K makes several program instances for each multiprocessor
@@ -88,7 +84,8 @@ def weight_only_matmul_reference(x, weight: Weight, dtype=jnp.float32):
     ``dtype``; of x of bfloat16, or of float32, which is multiplied in full."""
     # Float32 holds the numbers times their scales of 8 or 11 bits, and the products with x: only sums are rounded.
     if not weight.per_channel:
-        return matmul_reference(x.astype(jnp.float32), weight.dequantize()).astype(dtype)
+        wide = weight.dequantize(rounded=x.dtype == jnp.bfloat16)
+        return matmul_reference(x.astype(jnp.float32), wide).astype(dtype)
     return (matmul_reference(x, weight.numbers.astype(x.dtype)) * per_feature(weight.scale, x)).astype(dtype)
 
 
@@ -121,7 +118,7 @@ def _weight_only_matmul(x_refs, weight: Weight, sums_ref, *, tiling: MatmulTilin
     """In a kernel: ``weight`` has refs."""
     M, (outputs, _) = x_refs[0].shape[0], weight.shape
     token, output = block_ids(pl.program_id(0), tiling.tokens), block_ids(pl.program_id(1), tiling.outputs)
-    (operands, shrink), x_is_ordered = _OPERANDS[weight.kind], tiling.ordered and not weight.packed
+    operands, x_is_ordered = _operands_of(weight.form), tiling.ordered and not weight.packed
     trips = pl.cdiv(weight.inputs, tiling.inputs)
     split_trips = pl.cdiv(trips, tiling.num_splits)
     first = pl.program_id(2) * split_trips
@@ -138,7 +135,10 @@ def _weight_only_matmul(x_refs, weight: Weight, sums_ref, *, tiling: MatmulTilin
 
     end = jnp.clip(trips - first, 0, split_trips) if uneven else split_trips
     total = jax.lax.fori_loop(0, end, add, jnp.zeros((tiling.outputs, tiling.tokens), jnp.float32))
-    total *= shrink
+    if weight.packed:
+        total *= shrink_of(weight.form)
+    elif weight.kind != "mxfp8":
+        total *= SHRINK
     if weight.per_channel:
         scale = pltriton.load(weight.scale.at[output], mask=output < outputs, other=0.0)
         total *= broadcast_columns(scale, tiling.tokens)
@@ -146,6 +146,13 @@ def _weight_only_matmul(x_refs, weight: Weight, sums_ref, *, tiling: MatmulTilin
         total *= broadcast_columns(load_channel_factor(weight.channel_scale, output, output < outputs), tiling.tokens)
     at = jnp.full((tiling.tokens, tiling.outputs), pl.program_id(2)), *tile_indices(token, output)
     pltriton.store(sums_ref.at[at], total.T.astype(sums_ref.dtype), mask=tile_mask(token, M, output, outputs))
+
+
+def _operands_of(form: Format | None):
+    """The operands of a trip, a function of the arguments of ``_eight_bit_operands``."""
+    if form is not None and form.packed:
+        return _e2m1_operands if form.e2m1 else _four_bit_operands
+    return _eight_bit_operands
 
 
 def _eight_bit_operands(x_refs, weight: Weight, token, output, trip, tiling: MatmulTiling):
@@ -192,7 +199,8 @@ def _four_bit_operands(x_refs, weight: Weight, token, output, trip, tiling: Matm
         place = 0 if in_one else trip * (tiling.inputs // group) + start // width
         scale, zero = _scale_and_zero(weight, output, place)
         xs = (load_tile(x_ref, token, at, size) for x_ref in x_refs)
-        tiles = [(unpack_four_bits(packed, high, zero), x) for high, x in zip((False, True), xs, strict=True)]
+        halves = (unpack_half(weight.form, packed, high, zero=zero) for high in (False, True))
+        tiles = list(zip(halves, xs, strict=True))
         operands.append((tiles, scale))
     return operands
 
@@ -212,9 +220,9 @@ def _scale_and_zero(weight: Weight, output, group) -> tuple[Any, Any]:
     return scale.astype(jnp.float32), zero.astype(jnp.bfloat16)
 
 
-def _e2m1_operands(unpack, x_refs, weight: Weight, token, output, trip, tiling: MatmulTiling):
-    """In a kernel: the same of NVFP4 and MXFP4. A tile has the low or the high halves of the bytes of a block, whose numbers
-    ``unpack`` multiplies by their scales."""
+def _e2m1_operands(x_refs, weight: Weight, token, output, trip, tiling: MatmulTiling):
+    """In a kernel: the same of NVFP4 and MXFP4. A tile has the low or the high halves of the bytes of a block: numbers that
+    are multiplied by their scales."""
     count, groups = tiling.inputs // BLOCK, BLOCK // (weight.group or BLOCK)
     operands = []
     for block in (trip * count + i for i in range(count)):
@@ -223,15 +231,5 @@ def _e2m1_operands(unpack, x_refs, weight: Weight, token, output, trip, tiling: 
         scale = load_tile(weight.scale, output, block_ids(block, groups), count * groups)
         for high, x_ref in zip((False, True), x_refs, strict=True):
             x = load_tile(x_ref, token, at, count * HALF)
-            operands.append(([(unpack(packed, high, scale), x)], None))
+            operands.append(([(unpack_half(weight.form, packed, high, scale), x)], None))
     return operands
-
-
-# By the kind of a weight: the operands of a trip, and what sums of their products are to be multiplied by.
-_OPERANDS = {
-    "int4": (_four_bit_operands, SHRINK),
-    "nvfp4": (functools.partial(_e2m1_operands, unpack_nvfp4), SHRINK),
-    "mxfp4": (functools.partial(_e2m1_operands, unpack_mxfp4), MXFP4_SHRINK),
-    "mxfp8": (_eight_bit_operands, 1.0),
-    **dict.fromkeys(("int8", "fp8", "fp8_block", "int8_groups"), (_eight_bit_operands, SHRINK)),
-}

@@ -41,7 +41,7 @@ def absorb_queries_reference(q, keys: Weight, rotation: Rotation) -> jax.Array:
     unrotated, rotary = jnp.split(q, [keys.shape[1]], axis=-1)
     if keys.in_groups:
         # Float32 holds what codes and numbers of eight bits stand for, so that only sums are rounded.
-        unrotated, weight = unrotated.astype(jnp.float32), keys.dequantize()
+        unrotated, weight = unrotated.astype(jnp.float32), keys.dequantize(rounded=q.dtype == jnp.bfloat16)
     else:
         # Scales are those of the numbers that are summed over, so they cannot wait for the sum.
         unrotated = unrotated if keys.scale is None else (unrotated * keys.scale[None, None]).astype(q.dtype)

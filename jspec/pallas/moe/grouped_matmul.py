@@ -307,8 +307,8 @@ class _InHalves(_InBlocks):
 
 
 class _CodeOperands(_InHalves):
-    """Operands of codes of integers. What has a scale in common is multiplied together: x of low and of high halves, with
-    the low halves, the high ones and the scale, float32 ``[outputs]``."""
+    """Operands of codes of integers and of tables. What has a scale in common is multiplied together: x of low and of high
+    halves, with the low halves, the high ones and the scale, float32 ``[outputs]``."""
 
     def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
         group = self.form.group or BLOCK
@@ -323,8 +323,8 @@ class _CodeOperands(_InHalves):
         packed = self.load_packed(output, at)
         scale, zero = self.scale_and_zero(output, place)
         zero = None if zero is None else zero.astype(jnp.bfloat16)
-        halves = [unpack_half(self.form, packed, high, zero=zero).astype(self.x_ref.dtype) for high in (False, True)]
-        return halves, scale * SHRINK
+        halves = [unpack_half(self.form, packed, high, None, zero, self.x_ref.dtype) for high in (False, True)]
+        return halves, scale * shrink_of(self.form)
 
     def product(self, x, weight):
         halves, scale = weight
@@ -342,7 +342,7 @@ class _E2M1Operands(_InHalves):
     def _weights(self, i, output, at) -> list[Any]:
         """The numbers of the low and the high halves of bytes ``at``, those of block i."""
         scale, packed = self.load_bytes_of_scales(i, output), self.load_packed(output, at)
-        return [unpack_half(self.form, packed, high, scale).astype(self.x_ref.dtype) for high in (False, True)]
+        return [unpack_half(self.form, packed, high, scale, None, self.x_ref.dtype) for high in (False, True)]
 
     def channel_scale(self, output):
         if not self.form.channel_numbers:

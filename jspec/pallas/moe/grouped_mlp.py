@@ -86,7 +86,7 @@ def _matmul_all(subscripts: str, x, of: ExpertMap):
     if of.weight.in_pairs:
         weight, scale = unpack_pairs.dequantize(weight, scale, of.weight.inputs), None
     elif of.weight.in_groups:  # float32 holds numbers and their products with x: only sums are rounded
-        weight, scale, x = of.weight.dequantize(), None, x.astype(jnp.float32)
+        weight, scale, x = of.weight.dequantize(rounded=x.dtype == jnp.bfloat16), None, x.astype(jnp.float32)
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     product = jnp.einsum(subscripts, x, weight.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
     product = product if scale is None else product * scale[None]

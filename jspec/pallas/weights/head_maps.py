@@ -33,7 +33,8 @@ def multiply_latents(equation: str, x, of: Weight, latent_scale=None) -> jax.Arr
     """
     if of.in_groups:
         # Float32 holds what codes and numbers of eight bits stand for, so that only sums are rounded.
-        sums = jnp.einsum(equation, x.astype(jnp.float32), of.dequantize(), precision=jax.lax.Precision.HIGHEST)
+        wide = of.dequantize(rounded=x.dtype == jnp.bfloat16)
+        sums = jnp.einsum(equation, x.astype(jnp.float32), wide, precision=jax.lax.Precision.HIGHEST)
     else:
         precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
         operands = x, of.numbers.astype(x.dtype)

@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, tile_indices
+from jspec.pallas.weights.table_codes import unpack_table
 from jspec.pallas.weights.unpack import (
     MXFP4_SHRINK,
     SHRINK,
@@ -24,6 +25,7 @@ from jspec.pallas.weights.unpack import (
 )
 from jspec.quantization.codes import in_input_order
 from jspec.quantization.formats import Format
+from jspec.quantization.tables import TABLES
 from jspec.quantization.weight import Weight
 
 _WHOLE_CODES = 32  # numbers of a latent whose codes of four bits lie in bytes of their own, or share a scale of MXFP8
@@ -42,25 +44,30 @@ def load_or_zero(at, mask):
     return pltriton.load(at, mask=mask, other=None if mask is None else 0)
 
 
-def unpack_half(form: Format, packed, high: bool, scale=None, zero=None):
-    """The numbers of the low or the high halves of bytes, uint8 ``[channels, n]``, divided by ``shrink_of`` the format, in
-    bfloat16.
+def unpack_half(form: Format | None, packed, high: bool, scale=None, zero=None, dtype=jnp.bfloat16):
+    """The numbers of the low or the high halves of bytes, uint8 ``[channels, n]``, divided by ``shrink_of`` the format.
 
     Args:
       form: that of the codes.
       packed, high: as for the functions of ``jspec.pallas.weights.unpack``.
       scale: of NVFP4 and MXFP4, which multiplies the numbers; others have scales for their sums.
       zero: as for ``unpack_four_bits``.
+      dtype: of the result. Only numbers of a table are rounded to bfloat16; it holds all others.
     """
+    assert form is not None
+    if form.table:
+        return unpack_table(TABLES[form.table], packed, high, dtype)
     if form.e2m1:
-        return (unpack_nvfp4 if form.kind == "nvfp4" else unpack_mxfp4)(packed, high, scale)
-    return unpack_four_bits(packed, high, zero)
+        return (unpack_nvfp4 if form.kind == "nvfp4" else unpack_mxfp4)(packed, high, scale).astype(dtype)
+    return unpack_four_bits(packed, high, zero).astype(dtype)
 
 
 def shrink_of(form: Format | None) -> float:
     """What sums of products with codes of ``unpack_half`` are to be multiplied by; 1 for numbers that are no such codes."""
     if form is None or not form.packed:
         return 1.0
+    if form.table:
+        return 1 / TABLES[form.table].factor
     return MXFP4_SHRINK if form.kind == "mxfp4" else SHRINK
 
 
@@ -132,7 +139,7 @@ def load_numbers(of: Weight, output, real, first, width: int, dtype):
       dtype: of the result.
     """
     if of.packed:
-        return _from_codes(of, output, real, first, width).astype(dtype)
+        return _from_codes(of, output, real, first, width, dtype)
     number = first + jnp.arange(width, dtype=jnp.int32)
     mask = _mask(output, real, number, of.inputs)
     numbers = pltriton.load(of.numbers.at[tile_indices(output, number)], mask=mask)
@@ -145,8 +152,8 @@ def load_numbers(of: Weight, output, real, first, width: int, dtype):
     return numbers if mask is None else jnp.where(mask, numbers, 0.0).astype(dtype)
 
 
-def _from_codes(of: Weight, output, real, first, width: int):
-    """``load_numbers`` of codes of four bits, in bfloat16."""
+def _from_codes(of: Weight, output, real, first, width: int, dtype):
+    """``load_numbers`` of codes of four bits."""
     form, scale, zero = of.form, None, None
     assert form is not None
 
@@ -155,7 +162,7 @@ def _from_codes(of: Weight, output, real, first, width: int):
         scale = _bytes_of(of.scale, output, real, first, width, form.group)
     elif form.zeros:
         zero = _of_group(of, output, real, first, 1).astype(jnp.bfloat16)
-    return in_input_order(*(unpack_half(form, packed, high, scale, zero) for high in (False, True)))
+    return in_input_order(*(unpack_half(form, packed, high, scale, zero, dtype) for high in (False, True)))
 
 
 def _bytes_of(ref, output, real, first, width: int, each: int):

@@ -14,13 +14,13 @@ These are no part of the extra: ``auto-round`` needs ``accelerate``, ``datasets`
 have to be compiled. Libraries of formats run in processes of their own, because importing them changes torch."""
 
 import importlib.util
-import pathlib
 import subprocess
 import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
+from held_tensors import read
 from packed_weights import (
     auto_round_config,
     awq_config,
@@ -30,34 +30,8 @@ from packed_weights import (
     nvfp4_config,
 )
 
-from jspec.checkpoints.files.fields import Fields
-from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.config import read_quantization
-from jspec.checkpoints.quantized.format import BlockFormat, WeightTensors
-
 OUTPUTS, INPUTS, GROUP = 64, 96, 32
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
-DTYPES = {np.dtype(np.uint8): "uint8", np.dtype(np.int8): "int8", np.dtype(np.int32): "int32", FP8: "float8_e4m3fn"}
-
-
-class Held(Tensor):
-    """A tensor that is in memory."""
-
-    def __init__(self, name: str, values: np.ndarray):
-        dtype = DTYPES.get(values.dtype, str(values.dtype))
-        super().__init__(name, "model.safetensors", pathlib.Path("model.safetensors"), values.shape, dtype)
-        object.__setattr__(self, "values", values)
-
-    def read(self) -> np.ndarray:
-        return self.values
-
-
-def read(config: dict, parts: dict[str, np.ndarray], shape=(OUTPUTS, INPUTS)) -> np.ndarray:
-    """What jspec makes of the stored tensors of a map, float32 ``[out, in]``."""
-    stored = read_quantization(Fields({"quantization_config": config}, "config.json"))
-    assert isinstance(stored, BlockFormat)
-    tensors = {end: Held(f"map{end}", array) for end, array in parts.items()}
-    return stored.weight("map.weight", shape, WeightTensors("map", tensors, "folder")).read()
 
 
 def library(name: str, script: str, folder, **arrays: np.ndarray) -> dict[str, np.ndarray]:

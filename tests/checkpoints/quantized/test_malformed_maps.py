@@ -50,27 +50,28 @@ def checkpoint(path, name: str):
 def broken(name: str, array: np.ndarray) -> dict[str, np.ndarray | None]:
     """A tensor in all ways that no format allows; None is none at all."""
     ways: dict[str, np.ndarray | None] = {"another dtype": array.astype(np.float32).astype(np.int16)}
-    # Without these groups follow each other, as with -1 for each, and inputs are multiplied by nothing.
-    optional = name.endswith((".g_idx", ".pre_quant_scale")) or (name.endswith("_g_idx") and (array == -1).all())
+    # Without these groups follow each other, as with -1 for each, numbers follow row after row, and inputs are multiplied by
+    # nothing.
+    optional = name.endswith((".g_idx", ".pre_quant_scale", ".weight_format"))
+    optional |= name.endswith("_g_idx") and bool((array == -1).all())
     ways |= {} if optional else {"missing": None}
     ways |= {"a row less": array[:-1], "more axes": array[None, None, None]} if array.ndim else {}
     if array.ndim == 2 and array.shape[0] != array.shape[1]:
         ways["transposed"] = np.ascontiguousarray(array.T)
-    if "scale" in name and array.dtype.kind in "fV":
-        for number in (np.nan,) if array.dtype == FP8 else (np.nan, np.inf, -np.inf, 0):
+    if re.search("scale|absmax|SCB|nested_quant_map", name) and array.dtype.kind in "fV":
+        of_zeros = () if "scale" not in name else (0,)  # which bitsandbytes takes
+        for number in (np.nan,) if array.dtype == FP8 else (np.nan, np.inf, -np.inf, *of_zeros):
             wrong = array.copy()
             wrong.reshape(-1)[-1] = number
             ways[f"{number}"] = wrong
     return ways
 
 
-@pytest.mark.parametrize(
-    "name",
-    in_tiers(
-        FORMATS,
-        test=["gptq", "packed zeros", "nvfp4", "mxfp8", "awq modelopt", "qwen", "int8 channel", "values in eight bits"],
-    ),
-)
+TRIED = ["gptq", "packed zeros", "nvfp4", "mxfp8", "awq modelopt", "qwen", "int8 channel", "values in eight bits"]
+TRIED += ["bitsandbytes nf4 twice", "bitsandbytes int8", "torchao int8"]
+
+
+@pytest.mark.parametrize("name", in_tiers(FORMATS, test=TRIED))
 def test_broken_tensors_are_refused_by_their_names(tmp_path, name):
     src, module = checkpoint(tmp_path / "src", name), OF_MIXES.get(name, DOWN)
     whole = {one: raw_tensor(src, one).copy() for one in names_in(src)}

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 import tiny_heads
-from block_checkpoints import KEPT, KINDS, NVFP4, Kind, stored_as
+from block_checkpoints import KEPT, KEPT_CODES, KINDS, NVFP4, Kind, stored_as
 from fp8_checkpoints import FP8, _quantized, compressed_tensors, vllm_fp8
 from greedy_texts import drafted
 from mixed_checkpoints import groups
@@ -65,9 +65,10 @@ FORMATS = {
     "fp8 128": KEPT["qwen"],
     **NVFP4,
     **{name: KINDS[name] for name in ("fp8 compressed", "packed", "gptq", "awq")},
+    "nf4": KEPT_CODES["bitsandbytes nf4"]._replace(words="NF4, four bits with a scale for each block"),
 }
 # Of multi-token prediction layers these are kept as they are stored (test_stored_weights.py).
-KEPT_IN_LAYERS = ("fp8 and nvfp4", "fp8 128", *NVFP4)
+KEPT_IN_LAYERS = ("fp8 and nvfp4", "fp8 128", "nf4", *NVFP4)
 EVERY = [(head, name) for head in HEADS for name in FORMATS if head != "mtp" or name not in KEPT_IN_LAYERS]
 # Each head in one format, and each format of one head at least.
 QUICK = [(head, list(FORMATS)[i % len(FORMATS)]) for i, head in enumerate(HEADS)]
@@ -201,7 +202,7 @@ REFUSED = [
     ("eagle3", "nvfp4", replaced("fc.weight_packed", np.ones((64, 4), np.uint8)), None, "a multiple of 16, because so"),
     ("eagle3", "channel", dict, ("ignore", ["fc"]), "ignore says that 'fc' is not quantised, but"),
     ("medusa", "channel", dict, ("format", "mixed-precision"), "group_0.format=None: expected"),
-    ("mlp", "channel", dict, ("quant_method", "bitsandbytes"), "quant_method='bitsandbytes' is not read"),
+    ("mlp", "channel", dict, ("quant_method", "quark"), "quant_method='quark' is not read"),
 ]
 
 

@@ -35,7 +35,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.quantized.config import READERS
 
-UNREAD = ["bitsandbytes", "mxfp4", "torchao", "quark", "hqq", "eetq", "aqlm", "fbgemm_fp8", "gguf"]
+UNREAD = ["mxfp4", "quark", "hqq", "eetq", "aqlm", "fbgemm_fp8", "gguf"]
 
 
 @pytest.mark.parametrize("method", UNREAD)
@@ -135,7 +135,6 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         ),
         (vllm_fp8(fmt="e5m2"), "quantization_config.fmt='e5m2': expected 'e4m3'"),
         ({"bits": 4}, "quantization_config.quant_method='unnamed' is not read"),
-        ({"load_in_4bit": True}, "quantization_config.quant_method='bitsandbytes' is not read"),
         (compressed_tensors("tensor_group", format="nvfp4-pack-quantized"), "group_0.weights.num_bits=8: expected 4;"),
         (
             {"quant_method": "modelopt", "quant_algo": "W8A8_SQ_PER_CHANNEL"},

@@ -30,9 +30,9 @@ from jspec.models.params import abstract_params
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
 FAMILIES = [LLAMA, MIXTURE, "Phi3ForCausalLM", "OPTForCausalLM", "MiniMaxM2ForCausalLM", "Gemma3ForCausalLM", DEEPSEEK]
-OF_EXPERTS = ["gptq", "awq channel", "packed", "nvfp4", "mxfp4", "packed 8 bits, groups"]
+OF_EXPERTS = ["bitsandbytes nf4", "gptq", "awq channel", "packed", "nvfp4", "mxfp4", "packed 8 bits, groups"]
 OF_LATENTS = ["gptq", "gptq symmetric", "gptq v2 in order", "awq", "packed", "packed channel", "packed 8 bits, groups"]
-OF_LATENTS += ["nvfp4", "nvfp4 modelopt", "mxfp4"]
+OF_LATENTS += ["nvfp4", "nvfp4 modelopt", "mxfp4", "bitsandbytes nf4"]
 CASES = [
     *((architecture, name) for architecture in FAMILIES for name in KEPT),
     *((LLAMA, name) for name in KEPT_CODES),

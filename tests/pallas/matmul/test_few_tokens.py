@@ -32,7 +32,7 @@ from jspec.quantization.weight import Weight
 INTERPRETS = jax.__version_info__ >= (0, 11)
 newer = pytest.mark.skipif(not INTERPRETS, reason="jax 0.10 neither interprets nor lowers the kernel")
 KINDS = ("int8", "fp8")
-CODES = ("int4", "int4_64_float16_zeros", "int4_all_float32")
+CODES = ("int4", "int4_64_float16_zeros", "int4_all_float32", "nf4_64", "fp4_128")
 Tiling = MosaicTiling
 TILINGS = [
     (3, 128, 512, Tiling(64, 8, 128, 4, side_by_side=2, in_turns=2)),

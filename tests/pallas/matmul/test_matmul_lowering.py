@@ -46,7 +46,8 @@ def test_weight_only_matmul_lowers_for_cuda(M, out, inputs, stored):
 
 
 @pytest.mark.parametrize(
-    "stored", ["int4_32_float16_zeros", "int4_all_float32", "int8_64_bfloat16_zeros", "nvfp4", "mxfp4"]
+    "stored",
+    ["int4_32_float16_zeros", "int4_all_float32", "int8_64_bfloat16_zeros", "nvfp4", "mxfp4", "nf4_64", "fp4_32"],
 )
 @pytest.mark.parametrize("M", [1, 320])
 def test_groups_lower_for_cuda(M, stored):
@@ -96,6 +97,7 @@ def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels, stored):
         *itertools.product([16, 80], ["int8", "fp8"]),
         *itertools.product([1, 80], ["fp8_block", "mxfp8"]),
         *itertools.product([1, 16], ["int4"]),
+        (1, "nf4_64"),
     ],
 )
 def test_few_tokens_have_the_kernel_for_few_bits(M, out, inputs, how, splits, stored):

@@ -100,7 +100,19 @@ def test_a_row_is_reached_and_products_at_its_limits_are_computed(name, monkeypa
 @pytest.mark.parametrize("x", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
     "weight",
-    ["bfloat16", "float32", "int8", "fp8", "int4", "nvfp4", "mxfp4", "fp8_block", "mxfp8", "int8_32_float16_zeros"],
+    [
+        "bfloat16",
+        "float32",
+        "int8",
+        "fp8",
+        "int4",
+        "nvfp4",
+        "mxfp4",
+        "nf4_64",
+        "fp8_block",
+        "mxfp8",
+        "int8_32_float16_zeros",
+    ],
 )
 def test_the_last_row_serves_every_product(weight, x):
     """But weights that it would write dequantised, all of them, are no product of it while x is bfloat16."""

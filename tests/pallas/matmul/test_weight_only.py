@@ -19,13 +19,14 @@ from jspec.pallas.matmul.weight_only import (
     weight_only_matmul_reference,
     weight_only_tiling,
 )
-from jspec.pallas.weights import unpack
+from jspec.pallas.weights import table_codes, unpack
 from jspec.pallas.weights.unpack import MXFP4_SHRINK, SHRINK
 from jspec.quantization import codes, nvfp4
 from jspec.quantization.formats import known_format
+from jspec.quantization.tables import TABLES
 from jspec.quantization.weight import Weight
 
-FOUR_BITS = ("int4", "int4_64_float16_zeros", "int4_32_float32", "int4_all_float16_zeros")
+FOUR_BITS = ("int4", "int4_64_float16_zeros", "int4_32_float32", "int4_all_float16_zeros", "nf4_64", "fp4_32")
 GROUPED = (*FOUR_BITS, "int8_32_float16_zeros")
 KINDS = ("int8", "fp8", "fp8_block", "mxfp8", *GROUPED)
 
@@ -111,7 +112,7 @@ def test_input_indices_are_in_mma_order(step):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", ["mxfp8", *GROUPED])
 def test_groups_are_exact(dtype, kind):
-    (_, weight), numbers = problem(1, 16, 256, kind)
+    (_, weight), numbers = problem(1, 16, 256, kind, rounded=dtype == "bfloat16")
     actual = jax.jit(weight_only_matmul_reference)(jnp.eye(256, dtype=dtype), weight)
     np.testing.assert_array_equal(actual, numbers.T.astype(np.float32))
 
@@ -167,6 +168,21 @@ def assert_exact(byte, scale, factors, shrink: float):
     for asm, code in ((unpack.LOW_E2M1, byte & 15), (unpack.HIGH_E2M1, byte >> 4)):
         actual = carried_out(asm, registers).astype(np.float64).reshape(-1) * shrink
         np.testing.assert_array_equal(actual, nvfp4.VALUES[code] * scale.repeat(4))
+
+
+@pytest.mark.parametrize("name", list(TABLES))
+def test_instructions_look_up_the_numbers_of_a_table(name):
+    """Every code, in both halves of bytes, and in each place of a word."""
+    byte, table = np.arange(256, dtype=np.uint8), TABLES[name]
+    wanted = (table.values(rounded=True) * np.float32(table.factor)).astype(ml_dtypes.bfloat16)
+    for asm, code in zip(table_codes.halves(table), (byte & 15, byte >> 4), strict=True):
+        np.testing.assert_array_equal(carried_out(asm, {"$2": words(byte)}).reshape(-1), wanted[code])
+    digits = np.random.default_rng(0).integers(16, size=(64, 128)).astype(np.uint8)
+    word = codes.pack_codes(digits).view(np.uint32)
+    pairs = carried_out(table_codes.word_of(table), {"$4": word.reshape(-1)}, results=4).reshape(64, 4, 4, 4, 2)
+    np.testing.assert_array_equal(pairs, wanted[digits].reshape(64, 4, 4, 4, 2).swapaxes(2, 3))
+    error = np.sqrt(np.mean(np.square(table.values(rounded=True) - table.values())))
+    assert error == (0 if name == "fp4" else pytest.approx(3.8e-4, rel=0.01))
 
 
 def test_nvfp4_instructions_agree_with_the_definition():

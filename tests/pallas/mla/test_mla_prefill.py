@@ -118,7 +118,7 @@ def test_which_shapes_have_the_kernel(shape, known, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kind", ["bfloat16", "fp8_block", "int4_32_float16_zeros", "int8_64_bfloat16", "nvfp4", "mxfp4", "mxfp8"]
+    "kind", ["bfloat16", "fp8_block", "int4_32_float16_zeros", "int8_64_bfloat16", "nvfp4", "mxfp4", "mxfp8", "nf4_64"]
 )
 def test_lowers_for_hopper(kind):
     text = for_cuda(functools.partial(up_projected_attention, scale=0.1), shapes(kind=kind))

@@ -71,6 +71,7 @@ KINDS_OF_CODES = (
     "mxfp4",
     "int8_32_float16_zeros",
     "mxfp8",
+    "nf4_64",
 )
 TILINGS = [None, ExpertTiling(16, 16, 16, 4, 2), ExpertTiling(32, 64, 64, 4, 2, outputs_first=True)]
 

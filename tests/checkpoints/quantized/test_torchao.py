@@ -1,0 +1,116 @@
+"""Checkpoints that torchao quantises: written by its own functions from a model of transformers, and what it computes.
+
+``accelerate``, without which transformers quantises nothing, is no part of the extra ``parity``. So the model is quantised
+and saved here by what transformers calls; its folders were found to have the same tensors and the same
+``quantization_config``."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from block_checkpoints import KEPT_CODES, block_checkpoint
+from fp8_checkpoints import DOWN, changed, raw_tensor
+from packed_weights import torchao_config
+from stored_params import logits, refuses, rewrite
+
+from convert import load_folder
+
+WRITE = """
+import json, sys
+import numpy as np, torch, transformers
+from safetensors.torch import save_file
+from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+from torchao.quantization import granularity, quant_api, quantize_
+name, arguments, head = (json.loads(argument) for argument in sys.argv[1:])
+torch.manual_seed(0)
+sizes = dict(hidden_size=64, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2, vocab_size=97)
+model = transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=2, **sizes)).eval()
+each = {key: getattr(granularity, value)() if key == "granularity" else value for key, value in arguments.items()}
+config = getattr(quant_api, name)(**each)
+# A CPU cannot round activations to FP8, but the weights are those of the class for weights alone.
+alone = quant_api.Float8WeightOnlyConfig(**each) if name.startswith("Float8") else config
+quantize_(model, alone, lambda module, name: isinstance(module, torch.nn.Linear) and (head or name != "lm_head"))
+model.config.quantization_config = transformers.TorchAoConfig(config)
+model.config.save_pretrained("folder")
+tensors, metadata = flatten_tensor_state_dict(model.state_dict())
+save_file(tensors, "folder/model.safetensors", metadata | {"format": "pt"})
+for module in model.modules():
+    if isinstance(module, torch.nn.Linear):
+        wide = module.weight.dequantize() if hasattr(module.weight, "qdata") else module.weight
+        module.weight = torch.nn.Parameter(wide.detach().float(), requires_grad=False)
+rng, found = np.random.default_rng(0), []
+with torch.no_grad():
+    for length in (5, 33):
+        found.append(model(torch.tensor(rng.integers(97, size=(1, length)))).logits[0].numpy())
+np.savez("logits.npz", *found)
+"""
+CLASSES = [
+    ("Int8WeightOnlyConfig", {}, True, "int8"),
+    ("Int8WeightOnlyConfig", {"granularity": "PerTensor"}, False, "int8"),
+    ("Int8DynamicActivationInt8WeightConfig", {}, False, "int8"),
+    ("Float8WeightOnlyConfig", {}, False, "fp8"),
+    ("Float8DynamicActivationFloat8WeightConfig", {"granularity": "PerTensor"}, True, "fp8"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "head", "form"), CLASSES, ids=str)
+def test_a_folder_of_the_tool_computes_what_the_tool_reads(tmp_path, name, arguments, head, form):
+    command = [sys.executable, "-W", "ignore", "-c", WRITE, *map(json.dumps, (name, arguments, head))]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    config, _ = load_folder(tmp_path / "folder")
+    assert (config.quantization, config.quantized_head, config.plain_maps) == (form, head, ())
+    for found, wanted in zip(logits(tmp_path / "folder"), np.load(tmp_path / "logits.npz").values(), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_zero_points_are_refused(tmp_path):
+    src, name = block_checkpoint(tmp_path / "src", KEPT_CODES["torchao int8"]), f"{DOWN}._weight_zero_point"
+    zeros = raw_tensor(src, name).copy()
+    zeros[3] = -1
+    refuses(changed(src, **{name: zeros}), f"tensor '{name}' holds -1: expected 0, because int8 is read without")
+
+
+def of_default(**changes):
+    config = copy.deepcopy(torchao_config())
+    config["quant_type"]["default"] |= changes
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            torchao_config("Int4WeightOnlyConfig"),
+            "default._type='Int4WeightOnlyConfig': expected 'Int8WeightOnly",
+        ),
+        (torchao_config("FqnToConfig"), "_type='FqnToConfig': expected"),
+        (of_default(_version=1), "quant_type.default._version=1: expected 2"),
+        (of_default(_data={}), "_data.granularity._type=None: expected 'PerRow' or 'PerTensor'"),
+        (
+            torchao_config(granularity="PerGroup"),
+            "_data.granularity._type='PerGroup': expected 'PerRow' or 'PerTensor'",
+        ),
+        (torchao_config(group_size=32), "_data.group_size=32: expected null, because"),
+        (
+            torchao_config(weight_dtype={"_data": "float8_e5m2"}),
+            "_data.weight_dtype._data='float8_e5m2': expected 'int8'",
+        ),
+        (torchao_config(packing_format=None), "_data.packing_format._data=None: expected 'PLAIN'"),
+        (torchao_config(rotation="hadamard"), "_data.rotation='hadamard': expected nothing, because this argument"),
+        (
+            {**torchao_config(), "quant_type": "int8_weight_only"},
+            "quant_type='int8_weight_only': expected an object with a",
+        ),
+        ({**torchao_config(), "untie_embedding_weights": 1}, "untie_embedding_weights=1: expected true or false"),
+        ({**torchao_config(), "modules_to_not_convert": [DOWN]}, f"says that '{DOWN}' is not quantised, but"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_config_json_says_is_checked(tmp_path, config, words):
+    src = block_checkpoint(tmp_path / "src", KEPT_CODES["torchao int8"])
+    rewrite(src, quantization_config=config)
+    refuses(src, words)
