@@ -12,6 +12,7 @@ engine.py          resources of the engine and shapes of its programs
 sharding.py        tensor parallelism: how parameters are sharded
 param_specs.py     declarations of parameters, from which names, shapes and bytes follow
 decoder_params.py  the parameters of decoder layers and language models
+eight_bit_maps.py  which maps have eight bits in a model of int4
 tensor_names.py    names of tensors in checkpoints
 
 Dimension letters have one meaning in code, comments and einsums everywhere in jspec:

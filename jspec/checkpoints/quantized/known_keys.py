@@ -140,8 +140,7 @@ KEYS: dict[str, Keys] = {
     "mxfp4": _HARMLESS,
     "torchao": _with(
         {},
-        "include_input_output_embeddings modules_to_not_convert quant_method quant_type quant_type_kwargs "
-        "untie_embedding_weights",
+        "include_input_output_embeddings modules_to_not_convert quant_method quant_type untie_embedding_weights",
     ),
     **dict.fromkeys(("auto-round", "auto_round", "intel/auto-round"), _AUTO_ROUND),
 }

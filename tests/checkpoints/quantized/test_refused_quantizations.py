@@ -222,8 +222,8 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
             "quantized_layers=None: expected an object of modules and their quant_algo, which no other module has",
         ),
         (
-            model_optimizer_config("MIXED_PRECISION", quantized_layers={"lm_head": {"quant_algo": "W4A8_AWQ"}}),
-            "quantized_layers.lm_head.quant_algo='W4A8_AWQ', of NVIDIA Model Optimizer, is not read; of quantised",
+            model_optimizer_config("MIXED_PRECISION", quantized_layers={"lm_head": {"quant_algo": "W4A8_NVFP4_FP8"}}),
+            "quantized_layers.lm_head.quant_algo='W4A8_NVFP4_FP8', of NVIDIA Model Optimizer, is not read; of quantised",
         ),
         (
             model_optimizer_config(
