@@ -16,6 +16,7 @@ from tqdm import tqdm
 from jspec._validation import require
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.export import export_draft
+from jspec.checkpoints.layouts.stored import present_fields
 from jspec.config import shards_of
 from jspec.loading.compatibility import require_shards
 from jspec.models.flatten import flatten
@@ -256,6 +257,8 @@ def _write_or_check_settings(run: TrainingRun, inputs: TrainingInputs):
         write_json(file, settings)
         return
     earlier = json.loads(file.read_text())
+    if "layers" in earlier.get("head", {}):
+        earlier["head"]["layers"] = json.loads(json.dumps(present_fields(earlier["head"]["layers"])))
     for name, value in settings.items():
         if earlier.get(name) != value:
             raise ValueError(

@@ -59,6 +59,18 @@ def test_a_round_makes_no_dequantised_weight(kind, batch):
     assert_makes_no_weight(compiled_round(what, target, abstract_module(draft, drafts=True), draft)[0], batch, what.K)
 
 
+def test_a_round_in_several_formats_makes_no_dequantised_weight():
+    """Of attention in FP8, MLPs in NVFP4 and in codes of four bits, and an output head in groups of eight."""
+    others = tuple((f"layers.0.mlp.{name}", "nvfp4") for name in ("gate_up", "down"))
+    others += (("layers.1.mlp.down", "int4"), ("head", "int8_32_float16"))
+    target = abstract_module(
+        dataclasses.replace(LLAMA_8B, num_layers=2, windows=(), quantization="fp8", other_formats=others)
+    )
+    draft = dataclasses.replace(LLAMA_1B, num_layers=1, windows=(), quantization="int8")
+    what = Decoding("draft_model", 2, 16, start=64, new=32)
+    assert_makes_no_weight(compiled_round(what, target, abstract_module(draft, drafts=True), draft)[0], 16, what.K)
+
+
 @pytest.mark.parametrize(("method", "batch"), [("eagle", 1), ("eagle", 16), ("dspark", 1), ("draft_model", 16)])
 def test_an_int8_draft_makes_no_dequantised_weight(method, batch):
     """Of a drafter in int8 with 32,768 tokens, beside a target that is not quantised."""

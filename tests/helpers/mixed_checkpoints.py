@@ -240,7 +240,7 @@ MIXES = {
 BLOCKS = Mix(
     groups(
         (compressed_tensors("block", weights__block_structure=[128, 128]), ["re:.*self_attn.*"]),
-        (nvfp4_config(), [r"re:.*mlp\.experts.*"]),
+        (nvfp4_config(), [r"re:.*layers\.\d+\.mlp\.experts\.\d+\.(gate|up|down)_proj$"]),
     ),
     {ATTENTION: functools.partial(fp8, block=(128, 128), end=".weight_scale"), r".*experts\..*_proj\.weight": nvfp4},
     kept("fp8_block", "nvfp4"),

@@ -58,6 +58,12 @@ def other_formats(values: Mapping[str, Any]) -> tuple[tuple[str, str | None], ..
     return (*((name, None) for name in plain), *(tuple(pair) for pair in values.get("other_formats", ())))
 
 
+def present_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a ``ModelConfig`` with ``other_formats`` in place of those that earlier versions wrote."""
+    kept = {name: value for name, value in values.items() if name not in FORMER_FIELDS}
+    return {**kept, "other_formats": other_formats(values)}
+
+
 def renamed_param(name: str) -> str:
     """The present name of a parameter that a converted folder may have under a former name.
 
@@ -77,13 +83,11 @@ def _model(values: dict[str, Any]) -> ModelConfig:
     if values["num_layers"] > MAX_LAYERS:
         raise ValueError(f"num_layers={values['num_layers']!r}: expected at most {MAX_LAYERS}")
     listed = {"windows": tuple(values["windows"]), "eos_token_ids": tuple(values["eos_token_ids"])}
-    listed["other_formats"] = other_formats(values)
-    values = {name: value for name, value in values.items() if name not in FORMER_FIELDS}
     ropes = tuple(_nested(Rope, rope) for rope in values.get("layer_ropes", ()))
     nested = {"rope": _nested(Rope, values["rope"]), "layer_ropes": ropes}
     nested |= {name: _nested(kind, values.get(name)) for name, kind in (("experts", Experts), ("latent", Latent))}
     layers = tuple(LayerConfig(**layer) for layer in values.get("layers", ()))
-    return ModelConfig(**{**values, **listed, **nested, "layers": layers})
+    return ModelConfig(**{**present_fields(values), **listed, **nested, "layers": layers})
 
 
 def _nested(kind: Callable[..., Any], values: dict[str, Any] | None) -> Any:

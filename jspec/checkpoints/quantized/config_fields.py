@@ -20,7 +20,7 @@ MAX_SECONDS = 0.5  # of CPU time in which the patterns of a list are matched; a 
 _ATOM = r"(?:\w|-|\.|\\[.dw]|\[\^?[\w.-]+\]|\((?:\?:)?(?:[\w.|-]|\\\.)*\)(?![*+?]))"
 _SIMPLE = re.compile(rf"\^?(?:{_ATOM}[*+?]?)*\$?", re.ASCII)
 _TAIL = re.compile(r"(\.\*)?\$?$")
-_CHOICE = re.compile(r"\(|(?<!\()[*+?]")
+_CHOICE = re.compile(r"\(|(?<!\()(?<!\\d)[*+?]")  # repeated digits are none: a name has few side by side
 
 
 @dataclasses.dataclass(frozen=True)
