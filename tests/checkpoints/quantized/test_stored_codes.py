@@ -15,7 +15,7 @@ from jspec.checkpoints.quantized.packed_codes import PackedCodes
 from jspec.quantization.codes import pack_codes, unpack_codes
 
 MIXTURE, DEEPSEEK = "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
-DEQUANTISED_EXPERTS = ["gptq in another order", "gptq 8 bits in another order"]
+DEQUANTISED_EXPERTS = ["gptq in another order", "gptq 8 bits in another order", "awq modelopt"]
 
 
 @pytest.mark.parametrize("inputs", [1, 64, 100, 128, 300])

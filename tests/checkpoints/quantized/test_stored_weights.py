@@ -51,7 +51,13 @@ COMPUTED = [
     *((DEEPSEEK, name) for name in ("qwen instruct", "gptq", "nvfp4 modelopt", "channel")),
     ("OPTForCausalLM", "int8 of a tensor"),
 ]
-READ = [*COMPUTED, *((LLAMA, name) for name in list(KEPT_CODES)[::2]), (LLAMA, "awq channel"), (MIXTURE, "mxfp4")]
+READ = [
+    *COMPUTED,
+    *((LLAMA, name) for name in list(KEPT_CODES)[::2]),
+    (LLAMA, "awq channel"),
+    (MIXTURE, "mxfp4"),
+    (MIXTURE, "mxfp8"),
+]
 
 
 @pytest.mark.parametrize("case", in_tiers(CASES, test=READ), ids=" in ".join)
