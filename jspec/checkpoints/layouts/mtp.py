@@ -32,7 +32,7 @@ from jspec.checkpoints.layouts.layers import layer_fields, refuse_draft_vocabula
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.checkpoints.layouts.quantized import names_of_weights
 from jspec.checkpoints.quantized.dequantized_layout import dequantized, stored_shapes, with_note
-from jspec.checkpoints.quantized.format import BlockFormat
+from jspec.checkpoints.quantized.format import StoredFormats
 from jspec.checkpoints.quantized.fp8 import FP8Blocks
 from jspec.checkpoints.quantized.stored_weights import with_stored_weights
 from jspec.checkpoints.tensors.layout import PREFIX, Layout, mtp_mark
@@ -110,7 +110,7 @@ def layout_of(
     place: Place,
     tensors: dict[str, Tensor],
     options: HeadOptions,
-    stored: BlockFormat | None,
+    stored: StoredFormats | None,
     where: str,
 ) -> Layout:
     """The ``Layout`` of the multi-token prediction layers of ``target`` that stand at ``place`` in the folder ``where``; the
