@@ -57,49 +57,59 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
     form, shrunk = scales.weight.form, not (packed or scales.weight.is_plain)
     table = TABLES[form.table] if form is not None and form.table else None
 
-    def multiply(acc, weight, x, start: int, zero=None):
-        """Add the products of a group of a copy's inputs, the first of which is ``start``, to ``acc``."""
+    count = min(group, CONVERTED)  # inputs that are converted while others are multiplied
+
+    def converted(weight, start: int, zero=None):
+        """The numbers of ``count`` of a copy's inputs, the first of which is ``start``."""
+        if packed:
+            return load_codes(weight, start, count, zero, table)
+        return load_bfloat16(weight, start, count, tiling.ordered)
+
+    def multiply(acc, weight, x, start: int, zero=None, first=None):
+        """Begin to add the products of a group of a copy's inputs, the first of which is ``start``, to ``acc``; ``first`` are
+        those of its numbers that are converted already, or None."""
         if weight.dtype == x.dtype:
             plgpu.wgmma(acc, weight, x)
-        else:  # some inputs are converted while others are multiplied
-            count = min(group, CONVERTED)
-            for j in range(start, start + group, count):
-                if packed:
-                    numbers = load_codes(weight, j, count, zero, table)
-                else:
-                    numbers = load_bfloat16(weight, j, count, tiling.ordered)
-                plgpu.wgmma(acc, numbers, x.at[pl.ds(j, count)])
-        plgpu.wgmma_wait(0)
+            return
+        for j in range(start, start + group, count):
+            numbers = converted(weight, j, zero) if first is None or j > start else first
+            plgpu.wgmma(acc, numbers, x.at[pl.ds(j, count)])
 
-    def products(weight, x, start: int, zero):
-        """Those of a group alone."""
+    def products(weight, x, start: int, zeros, first):
+        """Those of a group alone, and the first numbers of the next one, which are converted meanwhile.
+
+        ``zeros`` are those of both groups; the second is missing where there is no next one."""
 
         def one(acc):
-            multiply(acc, weight, x, start, zero)
-            return acc[...]
+            multiply(acc, weight, x, start, zeros[0], first)
+            following = converted(weight, start + group, *zeros[1:]) if zeros[1:] and weight.dtype != x.dtype else None
+            return acc[...], following
 
         if not interpret:
             return pl.run_scoped(one, _ACC(shape, jnp.float32))
         if packed:
-            numbers = differences_of(weight[...], tiling.inputs, zero, table)
+            numbers = differences_of(weight[...], tiling.inputs, zeros[0], table)
         else:
             numbers = weight[...] if weight.dtype == x.dtype else in_order(weight[...], tiling.ordered)
         here = slice(start, start + group)
-        return jnp.dot(numbers[:, here], x[...][here], preferred_element_type=jnp.float32)
+        return jnp.dot(numbers[:, here], x[...][here], preferred_element_type=jnp.float32), None
 
     def add_scaled(trip, carry):
         total, of_groups = carry
         following = scales.of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
         stage, weight, x = await_operands(trip)
-        for i, (scale, zero) in enumerate(of_groups):
+        zeros, first = [zero for _, zero in of_groups], None
+        for i, (scale, _) in enumerate(of_groups):
             by = lax.broadcast_in_dim(scale, shape, [0]) if scale.ndim else scale
-            total += products(weight, x, i * group, zero) * by
+            product, first = products(weight, x, i * group, zeros[i : i + 2], first)
+            total += product * by
         plgpu.barrier_arrive(read.at[stage])
         return total, following
 
     def add(acc, trip):
         stage, weight, x = await_operands(trip)
         multiply(acc, weight, x, 0)
+        plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(read.at[stage])
 
     def all_trips(acc):
