@@ -13,6 +13,7 @@ the sources of four modules of Python.
     peak8     the number of largest magnitude becomes -8
     squares   the least squared error of peaks -8, -9 and -10
     jspec     ``jspec.quantization.int4``: the least error in which large numbers count more
+    convert   what ``jspec-convert --quantize int4`` writes: that, and some maps and the head in int8
 
 Beside them, ``int8`` and ``fp8`` store eight bits with a scale for each output channel, as ``jspec-convert`` does."""
 
@@ -29,6 +30,8 @@ import numpy as np
 import torch
 import transformers
 
+from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.tensors.names import tensor_table
 from jspec.models.quantization import quantize
 from jspec.quantization import codes, int4
 
@@ -70,6 +73,13 @@ def with_eight_bits(weight: torch.Tensor, quantization: str) -> torch.Tensor:
     return torch.from_numpy(numbers.astype(np.float32) * scale[:, None])
 
 
+def formats_of(folder: str) -> dict[str, str]:
+    """Name of each quantised tensor -> the rule by which ``jspec-convert --quantize int4`` rounds it."""
+    config = Checkpoint.open(folder).target_config.with_quantization("int4")
+    stored, rules = config.stored_params(), {"int4": "jspec", "int8": "int8"}
+    return {name: rules[stored[at.param].form.name] for name, at in tensor_table(config).items() if at.param in stored}
+
+
 RULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max7": with_max7,
     "peak8": lambda weight: with_peaks(weight, (8.0,)),
@@ -94,7 +104,7 @@ def main() -> int:
     parser.add_argument(
         "--no-noise", action="store_true", help="for rules of eight bits, which no grid of four favours"
     )
-    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
+    parser.add_argument("--rules", nargs="+", choices=[*RULES, "convert"], default=[*RULES, "convert"])
     args = parser.parse_args()
     torch.manual_seed(0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.folder)
@@ -104,6 +114,7 @@ def main() -> int:
     maps = {n: p for n, p in model.named_parameters() if p.ndim == 2 and (args.head or ".layers." in n)}
     for weight in () if args.no_noise else maps.values():
         weight.data = with_noise(weight.data)
+    converted = formats_of(args.folder)
     original = {name: weight.data.clone() for name, weight in maps.items()}
 
     def log_probabilities() -> list[torch.Tensor]:
@@ -119,7 +130,8 @@ def main() -> int:
     for rule in args.rules:
         error = size = 0.0
         for name, weight in maps.items():
-            weight.data = RULES[rule](original[name])[:, : weight.shape[1]].contiguous()
+            chosen = converted[name] if rule == "convert" else rule
+            weight.data = RULES[chosen](original[name])[:, : weight.shape[1]].contiguous()
             error += float((weight.data - original[name]).square().sum())
             size += float(original[name].square().sum())
         found = log_probabilities()

@@ -90,10 +90,13 @@ class Bench:
 
     @functools.cache  # noqa: B019 (a bench lives as long as the program)
     def target_in(self, quantization: str | None):
-        """The target with weights in this format, None for those of ``dtype``. With blocks of FP8 and with NVFP4 the output
-        head is not quantised, as in published checkpoints."""
-        others = PLAIN_HEAD if quantization in ("fp8_block", "nvfp4") else ()
-        config = dataclasses.replace(self.pair.target, quantization=quantization, other_formats=others)
+        """The target with weights in this format, None for those of ``dtype``. With blocks of FP8, MXFP8, NF4 and NVFP4 the
+        output head is not quantised, as in published checkpoints; with ``int4`` it is what ``jspec-convert`` makes."""
+        if quantization == "int4":
+            config = self.pair.target.with_quantization(quantization)
+        else:
+            others = PLAIN_HEAD if quantization in ("fp8_block", "mxfp8", "nf4_64", "nvfp4") else ()
+            config = dataclasses.replace(self.pair.target, quantization=quantization, other_formats=others)
         if self.shards is None:
             return random_module(config, dtype=self.dtype)
         return random_shards(config, self.shards, mesh_of(self.shards.count, self.shards.axis), self.dtype)

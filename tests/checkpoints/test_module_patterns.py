@@ -15,12 +15,14 @@ from mixed_checkpoints import MIXES
 from packed_weights import (
     auto_round_config,
     awq_config,
+    bitsandbytes_config,
     compressed_config,
     fp8_config,
     gptq_config,
     model_optimizer_config,
     nvfp4_config,
     pack_config,
+    torchao_config,
 )
 from tiny import tiny_config
 
@@ -50,6 +52,8 @@ CONFIGS = {
     "gptq": gptq_config(),
     "awq": awq_config(),
     **{name: auto_round_config(None, quant_method=name) for name in ("auto-round", "auto_round", "intel/auto-round")},
+    "bitsandbytes": bitsandbytes_config(),
+    "torchao": torchao_config(),
     "modelopt": model_optimizer_config("FP8"),
     "modelopt channels": model_optimizer_config("FP8_PER_CHANNEL_PER_TOKEN"),
     "modelopt blocks": model_optimizer_config("FP8_PB_WO"),

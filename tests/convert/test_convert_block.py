@@ -271,5 +271,7 @@ def test_an_unknown_class_is_read_with_a_warning(tmp_path):
 
 def test_other_kinds_of_speculators_are_refused(tmp_path):
     _, _, folder = exported(tmp_path / "head", "dflash", "speculators", speculators_model_type="mlp")
-    with pytest.raises(Refusal, match="expected one of eagle3, peagle, eagle, dflash, dflash2, dspark; other kinds"):
+    with pytest.raises(
+        Refusal, match="expected one of eagle3, peagle, eagle, dflash, dflash2, dspark, mtp; other kinds"
+    ):
         load_draft(folder)

@@ -143,7 +143,7 @@ def test_weights_that_are_not_stored_so_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'fp8': expected 'auto', or a checkpoint .* stored as fp8_block"):
         jspec.load(blocks, activation_dtype="fp8")
     convert.convert(plain, tmp_path / "int4", quantize="int4")
-    with pytest.raises(ValueError, match=r"'int8': expected 'auto', or a checkpoint .* stored as int4"):
+    with pytest.raises(ValueError, match=r"'int8': expected 'auto', or a checkpoint .* stored as int8 and int4"):
         jspec.load(tmp_path / "int4", activation_dtype="int8")
 
 

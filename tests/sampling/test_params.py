@@ -45,7 +45,7 @@ def test_invalid_values_are_refused(name, value):
     with pytest.raises(ValueError, match=f"^{name}=.*: expected") as error:
         SamplingParams(**{name: value})
     shown = value[-1] if isinstance(value, list) else value[0] if isinstance(value, bytes) else value
-    assert repr(shown) in str(error.value)
+    assert repr(shown)[:180] in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling
         return load_bfloat16(weight, start, count, tiling.ordered)
 
     def multiply(acc, weight, x, start: int, zero=None, first=None):
-        """Begin to add the products of a group of a copy's inputs, the first of which is ``start``, to ``acc``; ``first`` are
-        those of its numbers that are converted already, or None."""
+        """Begin to add the products of a group of a copy's inputs, the first of which is ``start``, to ``acc``; ``first``
+        are those of its numbers that are converted already, or None."""
         if weight.dtype == x.dtype:
             plgpu.wgmma(acc, weight, x)
             return

@@ -78,20 +78,16 @@ FOUR = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
         (FOUR, "nf4_64"),
         ({**FOUR, "bnb_4bit_use_double_quant": True, "tied": True}, "nf4_64"),
         ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True, "plain": ()}, "fp4_64"),  # FP4, and the head
-        ({**FOUR, "hidden": 96}, "nf4_32"),  # of a block, half are those of another channel
+        ({**FOUR, "hidden": 96}, "nf4_32"),  # of a block of most maps, half are of another channel
         ({"load_in_8bit": True}, "int8"),
     ],
     ids=str,
 )
 def test_a_folder_of_the_tool_computes_what_the_tool_reads(tmp_path, how, form):
     folder, wanted = written(tmp_path, **how)
-    if form == "nf4_32":  # but of the maps whose inputs are whole blocks
-        with pytest.warns(UserWarning, match=r"down_proj.* are dequantised as they are read"):
-            config, _ = load_folder(folder)
-    else:
-        config, _ = load_folder(folder)
-    assert (config.quantization, config.quantized_head) == (form, how.get("plain") == ())
-    if form == "nf4_32":
+    config, _ = load_folder(folder)
+    assert (config.quantization, config.head_quantization) == (form, form if how.get("plain") == () else None)
+    if "hidden" in how:  # whose weights bitsandbytes 0.50 reads wrongly on a CPU: findings/bnb-cpu-blocks-across-rows.sh
         return
     for found, logit in zip(logits(folder), wanted, strict=True):
         np.testing.assert_allclose(found, logit, rtol=0, atol=1e-5 * np.abs(logit).max())
@@ -127,7 +123,7 @@ def test_blocks_within_groups_are_dequantised_with_a_warning(tmp_path):
     src = block_checkpoint(tmp_path / "src", KEPT_CODES["bitsandbytes nf4"], hidden_size=48, intermediate_size=80)
     with pytest.warns(UserWarning, match="in bfloat16 they take two bytes each instead of half a one"):
         config, params = load_folder(src, "float32")
-    assert {"layers.1.attention.qkv", "layers.1.mlp.down"} < set(config.plain_maps)
+    assert dict(config.other_formats).items() >= dict.fromkeys(("layers.1.attention.qkv", "layers.1.mlp.down")).items()
     wide = load_folder(tmp_path / "src-wide", "float32")[1]
     np.testing.assert_array_equal(params["layers.1.mlp.down.weight"], wide["layers.1.mlp.down.weight"])
 

@@ -71,7 +71,8 @@ FORMATS = {
 KEPT_IN_LAYERS = ("fp8 and nvfp4", "fp8 128", "nf4", *NVFP4)
 EVERY = [(head, name) for head in HEADS for name in FORMATS if head != "mtp" or name not in KEPT_IN_LAYERS]
 # Each head in one format, and each format of one head at least.
-QUICK = [(head, list(FORMATS)[i % len(FORMATS)]) for i, head in enumerate(HEADS)]
+_PAIRS = max(len(HEADS), len(FORMATS))  # with which each head and each format occurs
+QUICK = [(list(HEADS)[i % len(HEADS)], list(FORMATS)[i % len(FORMATS)]) for i in range(_PAIRS)]
 
 
 @pytest.mark.parametrize("case", in_tiers(EVERY, test=QUICK), ids=lambda case: " in ".join(case))

@@ -233,7 +233,7 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         ),
         (pack_config(num_bits=2), "group_0.weights.num_bits=2: expected 4 or 8; of quantised"),
         (pack_config(type="float"), "group_0.weights.type='float': expected 'int'"),
-        (pack_config(actorder="group"), "group_0.weights.actorder='group': expected False or 'weight' or 'static'"),
+        (pack_config(actorder="dynamic"), "actorder='dynamic': expected False or 'weight' or 'static' or 'group'"),
         (pack_config(strategy="tensor"), "group_0.weights.strategy='tensor': expected 'group' or 'channel'"),
         (pack_config(dynamic=True), "group_0.weights.dynamic=True: expected False"),
         (pack_config(symmetric="yes"), "group_0.weights.symmetric='yes': expected true or false"),
