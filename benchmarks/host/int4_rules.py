@@ -15,7 +15,8 @@ the sources of four modules of Python.
     jspec     ``jspec.quantization.int4``: the least error in which large numbers count more
     convert   what ``jspec-convert --quantize int4`` writes: that, and some maps and the head in int8
 
-Beside them, ``int8`` and ``fp8`` store eight bits with a scale for each output channel, as ``jspec-convert`` does."""
+Beside them, ``int8`` and ``fp8`` have eight bits with a scale for each output channel, as ``jspec-convert`` stores them.
+``nf4`` is what bitsandbytes writes, and ``mxfp8`` and ``nvfp4`` are rounded as NVIDIA Model Optimizer does it."""
 
 import argparse
 import functools
@@ -29,6 +30,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import transformers
+from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
 from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.tensors.names import tensor_table
@@ -36,7 +38,7 @@ from jspec.models.quantization import quantize
 from jspec.quantization import codes, int4
 
 TEXTS = (argparse, heapq, textwrap, string)
-GROUP, NOISE_GROUP = 128, 32
+GROUP, NOISE_GROUP, FP8 = 128, 32, torch.finfo(torch.float8_e4m3fn)
 
 
 def in_groups(weight: torch.Tensor, size: int) -> torch.Tensor:
@@ -80,6 +82,27 @@ def formats_of(folder: str) -> dict[str, str]:
     return {name: rules[stored[at.param].form.name] for name, at in tensor_table(config).items() if at.param in stored}
 
 
+def with_nf4(weight: torch.Tensor) -> torch.Tensor:
+    return dequantize_4bit(*quantize_4bit(weight, blocksize=64, quant_type="nf4"))
+
+
+def with_mxfp8(weight: torch.Tensor) -> torch.Tensor:
+    groups = in_groups(weight, 32)
+    largest = groups.abs().amax(-1, keepdim=True).clamp(min=2.0**-100)
+    scale = torch.exp2(torch.ceil(torch.log2(largest / FP8.max)))
+    return ((groups / scale).to(torch.float8_e4m3fn).float() * scale).reshape(len(weight), -1)
+
+
+def with_nvfp4(weight: torch.Tensor) -> torch.Tensor:
+    groups = in_groups(weight, 16)
+    overall = weight.abs().max() / (6 * FP8.max)
+    scale = (groups.abs().amax(-1, keepdim=True) / 6 / overall).to(torch.float8_e4m3fn).float() * overall
+    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    each = (groups / scale.clamp(min=2.0**-100)).abs()
+    nearest = magnitudes[torch.bucketize(each, (magnitudes[1:] + magnitudes[:-1]) / 2)]
+    return (nearest * groups.sign() * scale).reshape(len(weight), -1)
+
+
 RULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max7": with_max7,
     "peak8": lambda weight: with_peaks(weight, (8.0,)),
@@ -87,6 +110,9 @@ RULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "jspec": with_jspec,
     "int8": functools.partial(with_eight_bits, quantization="int8"),
     "fp8": functools.partial(with_eight_bits, quantization="fp8"),
+    "nf4": with_nf4,
+    "mxfp8": with_mxfp8,
+    "nvfp4": with_nvfp4,
 }
 
 

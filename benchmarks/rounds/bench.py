@@ -60,6 +60,25 @@ class Timed:
     experts: float | None = None
 
 
+# Names of two formats together -> that of most maps, that of some, and how the names of these end.
+MIXED = {
+    "fp8+nvfp4": ("nvfp4", "fp8", ("attention.qkv", "attention.out")),
+    "int4+scaled": ("int4_128_float16", "int4_128_float16_scaled", ("attention.out", "mlp.down")),
+}
+_AS_PUBLISHED = ("fp8_block", "int4_128_float16", "mxfp8", "nf4_64", "nvfp4")  # whose output heads are not quantised
+
+
+def stored_as(config: ModelConfig, quantization: str | None) -> ModelConfig:
+    """A model with weights in a format, with those of ``MIXED``, or with None in floats. The output head is quantised where
+    published checkpoints have it so; with ``int4`` all is as ``jspec-convert`` makes it."""
+    if quantization == "int4":
+        return config.with_quantization(quantization)
+    most, some, ends = MIXED.get(quantization or "", (quantization, None, ()))
+    others = tuple((f"layers.{layer}.{end}", some) for layer in range(config.num_layers) for end in ends)
+    head = PLAIN_HEAD if most in _AS_PUBLISHED else ()
+    return dataclasses.replace(config, quantization=most, other_formats=(*others, *head))
+
+
 class Bench:
     """Random weights of one shape, made once, and the times of the programs that ran on them.
 
@@ -90,13 +109,8 @@ class Bench:
 
     @functools.cache  # noqa: B019 (a bench lives as long as the program)
     def target_in(self, quantization: str | None):
-        """The target with weights in this format, None for those of ``dtype``. With blocks of FP8, MXFP8, NF4 and NVFP4 the
-        output head is not quantised, as in published checkpoints; with ``int4`` it is what ``jspec-convert`` makes."""
-        if quantization == "int4":
-            config = self.pair.target.with_quantization(quantization)
-        else:
-            others = PLAIN_HEAD if quantization in ("fp8_block", "mxfp8", "nf4_64", "nvfp4") else ()
-            config = dataclasses.replace(self.pair.target, quantization=quantization, other_formats=others)
+        """The target with weights ``stored_as`` this says, or of ``dtype``."""
+        config = stored_as(self.pair.target, quantization)
         if self.shards is None:
             return random_module(config, dtype=self.dtype)
         return random_shards(config, self.shards, mesh_of(self.shards.count, self.shards.axis), self.dtype)

@@ -34,7 +34,7 @@ import numpy as np
 import jspec
 from benchmarks.kernels import bandwidth
 from benchmarks.report import results
-from benchmarks.rounds.bench import Bench
+from benchmarks.rounds.bench import MIXED, Bench
 from benchmarks.rounds.of_shapes import known_format
 from benchmarks.rounds.programs import PAGE, Decoding, Forward
 from benchmarks.rounds.quality import Report, measure_acceptance, measure_divergence
@@ -161,9 +161,9 @@ def main() -> int:
     parser.add_argument(
         "--formats",
         nargs="+",
-        type=known_format,
+        type=lambda name: name if name in MIXED else known_format(name),
         default=["fp8_block"],
-        help=f"of rounds: none, {', '.join(STORED_QUANTIZATIONS)}, nvfp4, or another of jspec.quantization.formats",
+        help=f"of rounds: none, {', '.join((*STORED_QUANTIZATIONS, *MIXED))}, or another of jspec.quantization.formats",
     )
     parser.add_argument("--rounded", action="store_true", help="rounds of targets that round activations, too")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
