@@ -116,13 +116,8 @@ def _read_group(fields: Fields, groups: Fields, name: str) -> tuple[BlockFormat,
     if group is None or weights is None:
         raise groups.refuse(name, "an object with weights, because no others are quantised here")
     require_one_of(group, "format", form, absent=form)
-    orders = (
-        False,
-        "weight",
-        "static",
-        *(("group",) if form == "pack-quantized" else ()),
-    )  # the last alone is in the files
-    require_one_of(weights, "actorder", *orders, absent=False)
+    in_files = ("group",) if form == "pack-quantized" else ()  # other orders are those in which codes were chosen
+    require_one_of(weights, "actorder", False, "weight", "static", *in_files, absent=False)
     read_modules(group, "targets")
     read = IN_CODES[form](fields, weights) if form in IN_CODES else _eight_bits(fields, form, group, weights)
     return read, group.raw.get("targets") or [LINEAR]

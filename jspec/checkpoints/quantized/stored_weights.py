@@ -144,10 +144,12 @@ def _kept_params(
 def _values_apart(model: ModelConfig, layout: Layout, found: Mapping[str, StoredParts | None]) -> Iterator[str]:
     """The names of the maps to values that are stored otherwise than queries, keys and gates of their layers, which are
     stored alike."""
+    filling: dict[str, list[tuple[int, str]]] = {}
+    for name, at in layout.table.items():
+        filling.setdefault(at.param, []).append((at.start, name))
     for layer in range(model.num_layers):
-        joined = f"layers.{layer}.attention.qkv{WEIGHT}"
-        filling = sorted((at.start, name) for name, at in layout.table.items() if at.param == joined)
-        forms = [one.form if (one := found.get(name)) is not None else None for _, name in filling]
+        joined = sorted(filling.get(f"layers.{layer}.attention.qkv{WEIGHT}", ()))
+        forms = [one.form if (one := found.get(name)) is not None else None for _, name in joined]
         differs = len(forms) > VALUES and forms[VALUES] != forms[0]
         if parts_values(model, layer) and differs and len({*forms[:VALUES], *forms[VALUES + 1 :]}) == 1:
             yield f"layers.{layer}.attention.values"
