@@ -53,7 +53,7 @@ def weights_of(kind: str, shape: tuple[int, int], count: int) -> list[Weight]:
         if kind == "int4_zeros":
             scale = scale.at[..., 1].set(jax.random.randint(scales, scale.shape[:2], 0, 17))
             factors = factors.at[..., 1].set(1)
-        return dataclasses.replace(weight, scale=(scale * factors).astype(scale.dtype))
+        return dataclasses.replace(weight, scale=(scale.astype(jnp.float32) * factors).astype(scale.dtype))
 
     return [make(key) for key in jax.random.split(jax.random.key(0), count)]
 

@@ -1,7 +1,7 @@
 """The tilings of ``jspec.pallas.matmul.few_tokens_sm90`` that ``benchmarks.kernels.lowerings`` tries, by weight and number
 of tokens."""
 
-from jspec.pallas.matmul.sm90_tiling import SHARED, MosaicTiling, few_tokens_tiling
+from jspec.pallas.matmul.sm90_tiling import SHARED, MosaicTiling, few_tokens_tiling, four_bit_tiling
 
 Tiling = MosaicTiling
 # Fewer outputs in a tile divide the product more evenly among the multiprocessors, and more of them read x less often.
@@ -120,12 +120,13 @@ def tilings_for(kind: str, tokens: int, shape: tuple[int, int], in_parts: bool) 
     named = [("", tiling) for tiling in others if tiling.shared_bytes(inputs, size, 2) <= SHARED]
     if kind == "bf16":
         return named
-    how = {
-        "scaled_groups": kind in ("blocks", "int4", "int4_zeros", "nf4"),
-        "bits": int(8 * size),
-        "in_groups": kind == "mxfp8",
-    }
-    chosen = few_tokens_tiling(tokens, outputs, inputs, in_parts, **how)
+    if tiles is CODES:
+        chosen = four_bit_tiling(tokens, outputs, inputs, in_parts)
+    else:
+        scaled = kind == "blocks"
+        chosen = few_tokens_tiling(
+            tokens, outputs, inputs, in_parts, scaled_groups=scaled, in_groups=scaled or kind == "mxfp8"
+        )
     splits = [half for half in (chosen.num_splits // 2, 2 * chosen.num_splits) if half and in_parts]
     variants = [chosen._replace(num_splits=count) for count in splits]
     variants += [chosen._replace(ordered=True)] if size == 1 and kind != "mxfp8" else []

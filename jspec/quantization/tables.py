@@ -4,7 +4,6 @@ Codes are numbered so that kernels look numbers up with few instructions (``jspe
 codes k and k + 8, times ``factor`` and 2^-126, differ as bfloat16 in the lowest seven bits at most, and k has the larger
 magnitude. Readers of checkpoints, whose codes are numbered otherwise, go by ``numbers``."""
 
-import functools
 from typing import NamedTuple
 
 import ml_dtypes
@@ -34,13 +33,14 @@ class Table(NamedTuple):
 
     def values(self, rounded: bool = False) -> np.ndarray:
         """The numbers, float32 ``[16]``; ``rounded`` to those that kernels multiply by."""
-        return _rounded(self) if rounded else np.array(self.numbers, np.float32) + 0  # no 0 has a sign
+        if rounded:
+            return (self.multiples.astype(np.float64) / self.factor).astype(np.float32)
+        return np.array(self.numbers, np.float32) + 0  # no 0 has a sign
 
-
-@functools.cache
-def _rounded(table: Table) -> np.ndarray:
-    wide = table.bits.view(_BFLOAT16).astype(np.float64) * 2.0**126
-    return (wide / table.factor).astype(np.float32)
+    @property
+    def multiples(self) -> np.ndarray:
+        """``factor`` times the numbers, float32 ``[16]`` that bfloat16 holds."""
+        return (self.bits.view(_BFLOAT16).astype(np.float64) * 2.0**126).astype(np.float32)
 
 
 # Quantiles of a normal distribution, as bitsandbytes has them. With this factor, which was searched for, bfloat16 holds them

@@ -139,11 +139,27 @@ class Weight:
         input_scale = None if self.input_scale is None else self.input_scale[inputs]
         return dataclasses.replace(self, numbers=numbers, scale=scale, input_scale=input_scale, inputs=count)
 
+    def multiplied(self) -> Any:
+        """What products multiply x of bfloat16 by, float32 ``[..., out, in]`` in the order of x: what it stands for, but for
+        codes of integers and of a table, which are multiplied by their scales in bfloat16."""
+        form = self.form
+        if form is None or form.kind not in ("int4", "table"):
+            return self.dequantize(rounded=True)
+        scale = self._of_inputs(self.scale[..., 0] if form.zeros else self.scale)
+        if form.table is None:
+            return self._in_order_of_x(rounded_product(self._differences(True), scale))
+        table, code = TABLES[form.table], codes.unpack_codes(self.numbers, self.inputs)
+        product = rounded_product(self._xp.asarray(table.multiples)[code], scale)
+        return self._in_order_of_x(product * np.float32(1 / table.factor))
+
     def dequantize(self, rounded: bool = False) -> Any:
         """What it stands for, float32 ``[..., out, in]`` in the order of x. Arrays of NumPy give one of NumPy, and arrays of
         JAX one of JAX. The numbers of a table are ``rounded`` as kernels multiply x of bfloat16 by them; all others are so
         anyway."""
-        numbers = self._in_stored_order(rounded)
+        return self._in_order_of_x(self._in_stored_order(rounded))
+
+    def _in_order_of_x(self, numbers) -> Any:
+        """Numbers ``[..., in]`` in the order of ``self.numbers``, times those of inputs."""
         if self.order is not None and isinstance(numbers, jax.Array):
             numbers = numbers.at[..., self.order].set(numbers)
         elif self.order is not None:
@@ -266,3 +282,9 @@ def _random_bits(key, array: StoredArray, std: float, form: Format) -> tuple[jax
     power = mxfp4.ONE + round(float(np.log2(std / nvfp4.STD_OF_RANDOM_CODES)))
     scales = {"nvfp4": 1, "mxfp4": power, "mxfp4_pairs": mxfp4_pairs.factors(power, power)}
     return numbers, scales[form.kind]
+
+
+def rounded_product(numbers, scale) -> Any:
+    """Numbers that bfloat16 holds times their scales, each rounded to bfloat16, as is the product: float32, of NumPy or of
+    JAX."""
+    return (numbers * scale.astype(jnp.bfloat16).astype(np.float32)).astype(jnp.bfloat16).astype(np.float32)

@@ -14,7 +14,7 @@ from jspec.quantization.weight import Weight
 
 def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False, rounded: bool = True):
     """x of bfloat16, a weight, and the numbers that are multiplied, float64: with their scales, but for those of an output
-    channel in eight bits. If ``rounded``, the numbers of a table are those of kernels."""
+    channel in eight bits. If ``rounded``, codes are multiplied by their scales in bfloat16, as kernels do."""
     rng = np.random.default_rng(M + outputs + inputs)
     x = normal(rng, (M, inputs), "bfloat16")
     form = known_format(kind)
@@ -26,7 +26,10 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False,
         values = rng.choice([0, 7, 14, 15], (outputs, inputs)) if extreme else rng.integers(16, size=(outputs, inputs))
         scale = np.exp(rng.normal(-3, 1, form.arrays((outputs, inputs))["scale"].shape)).astype(np.float32)
         each = np.repeat(scale.astype(np.float64), form.group or inputs, axis=1)[:, :inputs]
-        numbers = TABLES[form.table].values(rounded)[values] * each
+        table = TABLES[form.table]
+        numbers = table.values()[values] * each
+        if rounded:
+            numbers = _in_bfloat16(table.multiples[values], each) * np.float32(1 / table.factor)
         return (x, stored(codes.pack_codes(values.astype(np.uint8)), scale)), numbers
     if form.kind in ("int4", "int8_groups"):
         packed, shape = (array.shape for array in form.arrays((outputs, inputs)).values())
@@ -44,7 +47,9 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False,
         each, zero = (scale[..., 0], scale[..., 1]) if form.zeros else (scale, np.full(shape, 8))
         size = inputs if form.group is None else form.group
         each, zero = (np.repeat(np.asarray(a, np.float64), size, axis=1)[:, :inputs] for a in (each, zero))
-        return (x, stored(weight, scale)), (values - zero) * each
+        numbers = values - zero
+        by_scale = _in_bfloat16(numbers, each) if rounded and form.packed else numbers * each
+        return (x, stored(weight, scale)), by_scale
     if kind == "int8":
         weight = (
             rng.choice([-128, -127, 0, 127], (outputs, inputs))
@@ -66,6 +71,12 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False,
         each = np.ldexp(1.0, scale.astype(int) - 127).repeat(32, axis=1)[:, :inputs]
         return (x, stored(weight, scale)), numbers * each
     return (x, stored(weight, np.exp(rng.normal(-3, 1, outputs)).astype(np.float32))), numbers
+
+
+def _in_bfloat16(numbers: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The products, float64, of numbers that bfloat16 holds and scales that are rounded to it."""
+    scale = scale.astype(ml_dtypes.bfloat16).astype(np.float64)
+    return (numbers * scale).astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
 def check(got, args, numbers):

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 
 from jspec.pallas.dispatch import differentiable
 from jspec.pallas.matmul.partial_sums import PartialSums, in_splits
-from jspec.pallas.matmul.sm90_tiling import BLOCK, DEPTH_UNIT, LINES, TOKEN_UNIT, MosaicTiling, few_tokens_tiling
+from jspec.pallas.matmul.sm90_tiling import (
+    BLOCK,
+    DEPTH_UNIT,
+    LINES,
+    TOKEN_UNIT,
+    MosaicTiling,
+    few_tokens_tiling,
+    four_bit_tiling,
+)
 from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
 from jspec.quantization.weight import Weight
 
@@ -32,17 +40,13 @@ def tiling_of(x, weight: Weight, dtype, allow_partial_sums: bool = False) -> Mos
         return f"{tokens} tokens are no multiple of {TOKEN_UNIT}"
     if weight.scales_sums and (weight.group or inputs) < DEPTH_UNIT:
         return f"groups of {weight.group} inputs are fewer than {DEPTH_UNIT}"
-    tiling = few_tokens_tiling(
-        tokens,
-        outputs,
-        inputs,
-        allow_partial_sums,
-        jnp.dtype(dtype).itemsize,
-        scaled_groups=weight.scales_sums,
-        in_groups=weight.in_groups,
-        bits=4 if weight.packed else 8,
-    )
-    tiles = tiling.tiles(tokens, outputs)
+    shape = tokens, outputs, inputs, allow_partial_sums, jnp.dtype(dtype).itemsize
+    if weight.packed:
+        tiling = four_bit_tiling(*shape)
+        tiles = outputs // LINES * tiling.num_splits  # whatever the tokens are: they get the same bits among any number
+    else:
+        tiling = few_tokens_tiling(*shape, scaled_groups=weight.scales_sums, in_groups=weight.in_groups)
+        tiles = tiling.tiles(tokens, outputs)
     return tiling if tiles >= _MIN_TILES else f"{tiles} tiles are fewer than {_MIN_TILES}, for half of a GPU"
 
 

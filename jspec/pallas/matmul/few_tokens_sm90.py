@@ -63,7 +63,7 @@ def few_tokens_matmul_kernel(
     assert outputs % tiling.outputs == 0, (outputs, tiling)
     assert inputs % min(tiling.inputs, 2 * DEPTH_UNIT) == 0, (inputs, tiling)
     assert tiling.num_stages % tiling.in_turns == 0, tiling
-    if weight.in_groups and not weight.scales_sums:  # four scales are a word
+    if weight.kind in ("nvfp4", "mxfp8"):  # four scales are a word
         words = lax.bitcast_convert_type(weight.scale.reshape(outputs, -1, 4), jnp.int32)
         weight = dataclasses.replace(weight, scale=words)
     if not (weight.is_plain or weight.per_channel):
@@ -110,7 +110,7 @@ def _multiply_tiles(
     shared, warpgroup = SharedMemory(*memory), lax.axis_index("warpgroup")
     (T, inputs), outputs = x_ref.shape, weight.shape[0]
     token_tiles, splits, trips = pl.cdiv(T, tiling.tokens), tiling.num_splits, tiling.trips(inputs)
-    steps = trips * tiling.in_turns
+    steps, in_turn = tiling.copies(inputs), trips * tiling.in_sequence  # of a tile, and of those one warpgroup's
     own = (tiling.tiles(T, outputs) - lax.axis_index("instance") + instances - 1) // instances  # tiles of this instance
 
     def place(i) -> _Place:  # of its i-th tile
@@ -122,6 +122,9 @@ def _multiply_tiles(
     def stage_of(count):
         return lax.rem(count, jnp.int32(tiling.num_stages))
 
+    def copy_of(step):  # the place of a tile's copy among its inputs: warpgroups in turn have parts of these
+        return lax.rem(step, jnp.int32(tiling.in_turns)) * in_turn + step // tiling.in_turns
+
     @pl.when(warpgroup == tiling.warpgroups)
     def _load():
         if not interpret:
@@ -132,12 +135,15 @@ def _multiply_tiles(
             i, step = count // steps, lax.rem(count, jnp.int32(steps))
             (output, token, split), stage = place(i), stage_of(count)
             pl.when(count >= tiling.num_stages)(lambda: plgpu.barrier_wait(shared.read.at[stage]))
-            copy, line = split * steps + step, shared.weight.shape[2]
+            own_copy, line = copy_of(step), shared.weight.shape[2]
+            copy = split * steps + own_copy
             of_x = x_ref.at[pl.ds(token, tiling.tokens), pl.ds(copy * tiling.inputs, tiling.inputs)]
             of_weight = weight.numbers.at[pl.ds(output, tiling.tile_outputs), pl.ds(copy * line, line)]
             plgpu.copy_gmem_to_smem(of_weight, shared.weight.at[stage], shared.here.at[stage])
             if tiling.keep_x:
-                pl.when(i == 0)(lambda: plgpu.copy_gmem_to_smem(of_x, shared.x.at[step], shared.x_here.at[step]))
+                pl.when(i == 0)(
+                    lambda: plgpu.copy_gmem_to_smem(of_x, shared.x.at[own_copy], shared.x_here.at[own_copy])
+                )
             else:
                 plgpu.copy_gmem_to_smem(of_x, shared.x.at[stage], shared.here.at[stage])
 
@@ -156,19 +162,18 @@ def _multiply_tiles(
             output, token, split = place(i)
             output += beside * tiling.outputs
 
-            def await_operands(trip):
-                """The weight and x of a trip's stage, which have arrived."""
-                step = trip * tiling.in_turns + turn
-                stage = stage_of(i * steps + step)
+            def await_operands(number):
+                """The stage, the weight and x of a copy of this warpgroup, which have arrived."""
+                stage, own_copy = stage_of(i * steps + number * tiling.in_turns + turn), turn * in_turn + number
                 if tiling.keep_x:
-                    pl.when(i == 0)(lambda: plgpu.barrier_wait(shared.x_here.at[step]))
+                    pl.when(i == 0)(lambda: plgpu.barrier_wait(shared.x_here.at[own_copy]))
                 plgpu.barrier_wait(shared.here.at[stage])
                 numbers = shared.weight.at[stage, pl.ds(beside * tiling.outputs, tiling.outputs)]
-                return stage, numbers, shared.x.at[step if tiling.keep_x else stage].transpose((1, 0))
+                return stage, numbers, shared.x.at[own_copy if tiling.keep_x else stage].transpose((1, 0))
 
-            scaled = jnp.minimum(output, outputs - tiling.outputs)  # not past the last one
-            scales = scales_of(weight, scaled, split * trips, turn, tiling)
-            sums = sums_of_tile(await_operands, shared, scales, trips, beside, turn, i, tiling, interpret)
+            scales = scales_of(weight, jnp.minimum(output, outputs - tiling.outputs), tiling)  # not past the last one
+            first = split * steps + turn * in_turn
+            sums = sums_of_tile(await_operands, shared, scales, first, beside, turn, i, tiling, trips, interpret)
 
             @pl.when(turn == 0)
             def _store():

@@ -1,16 +1,19 @@
 """The shared memory of a program instance of ``jspec.pallas.matmul.few_tokens_sm90``, and the scales of its tiles."""
 
+import abc
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jspec.pallas.matmul.sm90_registers import (
     MULTIPLIED,
     PER_LINE,
+    load_codes,
     load_mxfp8,
     load_nvfp4,
     numbers_of_mxfp8,
@@ -18,8 +21,11 @@ from jspec.pallas.matmul.sm90_registers import (
     transforms,
 )
 from jspec.pallas.matmul.sm90_tiling import BLOCK, LINES, MosaicTiling
-from jspec.pallas.weights.unpack import SHRINK
-from jspec.quantization.weight import Weight
+from jspec.pallas.weights.table_codes import numbers_of
+from jspec.pallas.weights.unpack import CODE_SHRINK, SHRINK
+from jspec.quantization.codes import ZERO, unpack_codes
+from jspec.quantization.tables import TABLES, Table
+from jspec.quantization.weight import Weight, rounded_product
 
 
 def load(ref, layout):
@@ -54,7 +60,7 @@ class SharedMemory(NamedTuple):
     @classmethod
     def types(cls, tiling: MosaicTiling, weight: Weight, x, dtype) -> "SharedMemory":
         swizzled = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
-        parts = tiling.trips(x.shape[1]) * tiling.in_turns if tiling.keep_x else tiling.num_stages
+        parts = tiling.copies(x.shape[1]) if tiling.keep_x else tiling.num_stages
         line = tiling.inputs // 2 if weight.packed else tiling.inputs
         others = max(1, tiling.in_turns - 1)
         sums = (others, tiling.side_by_side, tiling.outputs, tiling.tokens) if tiling.in_turns > 1 else (1, 1, 8, 16)
@@ -75,102 +81,142 @@ class SharedMemory(NamedTuple):
         )
 
 
-class GroupScale(NamedTuple):
-    """What the products of a group of inputs are multiplied by, a number or float32 ``[outputs]``, and the zeros of its
-    codes, float32 ``[outputs]`` or None."""
-
-    scale: Any
-    zero: Any = None
-
-
 @dataclasses.dataclass(frozen=True)
 class Scales:
-    """The scales of a warpgroup's tile.
+    """The scales of a warpgroup's tile, which multiply sums: those of output channels, or of FP8 in blocks.
 
     Attributes:
       weight: the weight of refs.
       output: the first output of the tile.
-      first: the first trip of its split, and
-      turn: of each, the copy that is multiplied.
+      tiling: of the product.
     """
 
     weight: Weight
     output: Any
-    first: Any
-    turn: Any
     tiling: MosaicTiling
 
     @property
     def by_output(self) -> bool:
+        """Whether each output channel has one."""
         return self.weight.per_channel
 
     @property
     def in_groups(self) -> bool:
-        """Whether inputs have other scales than other inputs, or zeros."""
+        """Whether each copy has others."""
         return not (self.weight.is_plain or self.weight.per_channel)
 
-    @property
-    def group(self) -> int:
-        """How many inputs of a copy share a scale."""
-        return min(self.weight.group or self.tiling.inputs, self.tiling.inputs)
-
-    def of_trip(self, trip) -> list[GroupScale]:
-        """Those of the groups of a trip; 1 where there are none."""
+    def of_copy(self, copy) -> Any:
+        """Those of a copy of inputs, a number or float32 ``[outputs]``; 1 where all copies have the same."""
         if not self.in_groups:
-            return [GroupScale(jnp.float32(1))]
-        return [self._of_group(column) for column in self._columns(trip, self.tiling.inputs // self.group)]
-
-    def _columns(self, trip, count: int) -> Iterator[Any]:
-        """The columns of scales of a trip that has ``count`` of them, none past the last."""
-        start = ((self.first + trip) * self.tiling.in_turns + self.turn) * count
-        return (jnp.minimum(start + i, self.weight.scale.shape[1] - 1) for i in range(count))
-
-    def _of_group(self, column) -> GroupScale:
+            return jnp.float32(1)
+        [column] = self._columns(copy, 1)
         ref = self.weight.scale
-        if self.weight.zeros:
-            return GroupScale(self.of_outputs(column, 0), self.of_outputs(column, 1))
-        if ref.shape[0] == self.weight.shape[0]:
-            return GroupScale(self.of_outputs(column))
-        return GroupScale(ref[self.output // BLOCK, column])
+        return self.of_outputs(column) if ref.shape[0] == self.weight.shape[0] else ref[self.output // BLOCK, column]
 
     def of_outputs(self, *at):
         """Those of the tile's outputs, float32 ``[outputs]``, at an index of the further axes of the scales."""
         return self._load(self.weight.scale, *at).astype(jnp.float32)
 
+    def _columns(self, copy, count: int) -> Iterator[Any]:
+        """The columns of scales of a copy that has ``count`` of them, none past the last."""
+        return (jnp.minimum(copy * count + i, self.weight.scale.shape[1] - 1) for i in range(count))
+
     def _load(self, ref, *at):
         return load(ref.at[(pl.ds(self.output, self.tiling.outputs), *at)], PER_LINE)
 
 
-class ScalesOfNumbers(Scales):
-    """The scales of a warpgroup's tile, by which its numbers are multiplied before they are multiplied by x. They are int32
-    ``[out, words]``, the bits of four in each word."""
+class ScalesOfNumbers(Scales, abc.ABC):
+    """The scales of a warpgroup's tile, by which its numbers are multiplied before they are multiplied by x."""
 
-    shrink: ClassVar[float]  # what the numbers are divided by besides
-    load_numbers: ClassVar[Callable]  # ``load_nvfp4`` for example
-    numbers_of: ClassVar[Callable]  # the same for interpreters: ``numbers_of_nvfp4``
+    @property
+    @abc.abstractmethod
+    def shrink(self) -> float:
+        """What the numbers are divided by besides."""
 
-    def of_trip(self, trip) -> list[Any]:
-        """The words of each 64 inputs of a trip, int32 ``[outputs]`` each; two may be one, which has scales of both."""
+    @abc.abstractmethod
+    def of_copy(self, copy) -> list[Any]:
+        """Those of each 64 inputs of a copy."""
+
+    @abc.abstractmethod
+    def load_numbers(self, weight, first: int, scales) -> Any:
+        """The numbers of 64 inputs of a copy ``weight``, the first of which is ``first``, as an operand in registers."""
+
+    @abc.abstractmethod
+    def numbers_of(self, weight, scales: list[Any]) -> Any:
+        """Those of a copy, not divided by ``shrink``: for interpreters."""
+
+
+class CodeScales(ScalesOfNumbers):
+    """Those of a tile in codes of integers or of a table, and their zeros."""
+
+    @property
+    def shrink(self) -> float:
+        return CODE_SHRINK / (1.0 if self._table is None else self._table.factor)
+
+    def of_copy(self, copy) -> list[tuple[Any, ...]]:
+        group = min(self.weight.group or self.tiling.inputs, self.tiling.inputs)
+        which = ((0,), (1,)) if self.weight.zeros else ((),)
+        columns = self._columns(copy, self.tiling.inputs // group) if self.weight.group else [0]
+        groups = [tuple(self.of_outputs(column, *at) for at in which) for column in columns]
+        return [one for one in groups for _ in range(self.tiling.inputs // MULTIPLIED // len(groups))]
+
+    def load_numbers(self, weight, first: int, scales):
+        scale, zero = (*scales, None)[:2]
+        return load_codes(weight, first, scale, zero, self._table)
+
+    def numbers_of(self, weight, scales: list[Any]):
+        scale, *zero = (jnp.repeat(jnp.stack(of, axis=1), MULTIPLIED, axis=1) for of in zip(*scales, strict=True))
+        codes, table = unpack_codes(weight, self.tiling.inputs), self._table
+        if table is not None:
+            return rounded_product(numbers_of(table, codes).astype(jnp.float32), scale) * np.float32(1 / table.factor)
+        return rounded_product(codes.astype(jnp.float32) - (zero[0] if zero else ZERO), scale)
+
+    @property
+    def _table(self) -> Table | None:
+        form = self.weight.form
+        return TABLES[form.table] if form is not None and form.table else None
+
+
+class _BytesOfScales(ScalesOfNumbers):
+    """Those of a tile as int32 ``[out, words]``, the bits of four in each word."""
+
+    def of_copy(self, copy) -> list[Any]:
+        """The words of each 64 inputs of a copy, int32 ``[outputs]`` each; two may be one, which has scales of both."""
         each = MULTIPLIED // (self.weight.group or MULTIPLIED)  # scales
-        words = self._columns(trip, self.tiling.inputs // MULTIPLIED * each // 4)
+        words = self._columns(copy, self.tiling.inputs // MULTIPLIED * each // 4)
         return [word for column in words for word in [self._load(self.weight.scale, column)] * (4 // each)]
 
 
-class MXFP8Scales(ScalesOfNumbers):
+class MXFP8Scales(_BytesOfScales):
     """Those of a tile in MXFP8, of which a word has the scales of 128 inputs."""
 
-    shrink = 1.0
-    load_numbers = staticmethod(load_mxfp8)
-    numbers_of = staticmethod(numbers_of_mxfp8)
+    @property
+    def shrink(self) -> float:
+        return 1.0
+
+    def load_numbers(self, weight, first: int, scales):
+        return load_mxfp8(weight, first, scales)
+
+    def numbers_of(self, weight, scales: list[Any]):
+        return numbers_of_mxfp8(weight, self.tiling.inputs, scales)
 
 
-class NVFP4Scales(ScalesOfNumbers):
+class NVFP4Scales(_BytesOfScales):
     """Those of a tile in NVFP4, of which a word has the scales of 64 inputs, and the numbers of its output channels."""
 
-    shrink = SHRINK
-    load_numbers = staticmethod(load_nvfp4)
-    numbers_of = staticmethod(numbers_of_nvfp4)
-    by_output = True  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
+    @property
+    def shrink(self) -> float:
+        return SHRINK
+
+    @property
+    def by_output(self) -> bool:
+        return True
+
+    def load_numbers(self, weight, first: int, scales):
+        return load_nvfp4(weight, first, scales)
+
+    def numbers_of(self, weight, scales: list[Any]):
+        return numbers_of_nvfp4(weight, self.tiling.inputs, scales)
 
     def of_outputs(self, *at):
         """What multiplies the sums of the tile's outputs, float32 ``[outputs]``."""
@@ -178,7 +224,7 @@ class NVFP4Scales(ScalesOfNumbers):
         return multiplies / divides
 
 
-def scales_of(weight: Weight, output, first, turn, tiling: MosaicTiling) -> Scales:
+def scales_of(weight: Weight, output, tiling: MosaicTiling) -> Scales:
     """The scales of a warpgroup's tile, whose attributes the arguments are."""
-    kind = {"nvfp4": NVFP4Scales, "mxfp8": MXFP8Scales}.get(weight.kind, Scales)
-    return kind(weight, output, first, turn, tiling)
+    kinds = {"nvfp4": NVFP4Scales, "mxfp8": MXFP8Scales, "int4": CodeScales, "table": CodeScales}
+    return kinds.get(weight.kind, Scales)(weight, output, tiling)

@@ -16,22 +16,23 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from jspec.pallas.weights.table_codes import numbers_of, word_of
+from jspec.pallas.weights.table_codes import word_of
 from jspec.pallas.weights.unpack import (
-    CODES,
+    CODE_SHRINK,
     FP8,
     FP8_PAIRS,
     FP8_PAIRS_TIMES,
     INT8,
     INT8_PAIRS,
     NVFP4_WORDS,
+    SCALED_CODES,
+    SCALED_DIFFERENCES,
     numbers_of_e2m1,
     numbers_of_e4m3,
     to_mma_order,
-    twice,
 )
 from jspec.quantization import nvfp4
-from jspec.quantization.codes import ZERO, unpack_codes
+from jspec.quantization.codes import unpack_codes
 from jspec.quantization.tables import Table
 
 _LINES, _CORE = 64, 8  # of the left operand; of a core matrix, of which a thread has a pair of inputs
@@ -67,23 +68,23 @@ def load_bfloat16(weight, first: int, inputs: int, ordered: bool = False):
     return _in_registers(weight, inputs, fill)
 
 
-def load_codes(weight, first: int, inputs: int, zero=None, table: Table | None = None):
-    """In a kernel: the codes of some inputs of ``weight`` less their zero, or their numbers in a table times its ``factor``,
-    bfloat16 ``[outputs, inputs]`` in registers.
+def load_codes(weight, first: int, scale, zero=None, table: Table | None = None):
+    """In a kernel: 64 inputs of ``weight`` in codes as ``Weight.multiplied`` has them, divided by ``CODE_SHRINK``; bfloat16
+    ``[outputs, 64]`` in registers. Those of a table are also multiplied by its ``factor``.
 
     Args:
       weight: a ref in shared memory with ``transforms``, uint8 ``[outputs, bytes]``, of a multiple of 64 outputs.
-      first: the first of the inputs, and
-      inputs: how many there are; both are multiples of 32.
-      zero: float32 ``[outputs]`` in the layout of one number for each line; None for 8.
+      first: the first of the inputs, a multiple of 64.
+      scale: that of the inputs, float32 ``[outputs]`` in the layout of one number for each line.
+      zero: the same of zeros; None for 8.
       table: of the codes; None if they are integers.
     """
     zeros = () if zero is None else (zero,)
 
-    def fill(ref, by_core, *zeros):
-        _read_codes(ref, by_core, first, table, *zeros)
+    def fill(ref, by_core, *by_line):
+        _read_codes(ref, by_core, first, table, *by_line)
 
-    return _in_registers(weight, inputs, fill, *zeros)
+    return _in_registers(weight, MULTIPLIED, fill, scale, *zeros)
 
 
 def load_nvfp4(weight, first: int, scales):
@@ -164,15 +165,6 @@ def store_transposed(y, sums):
     store(y, sums)  # pyright: ignore[reportCallIssue]  # jax passes the context
 
 
-def differences_of(weight, inputs: int, zero=None, table: Table | None = None):
-    """Codes less their zeros ``[outputs, inputs]`` in bfloat16, or numbers of a table, as ``load_codes`` would give all of
-    them: for interpreters."""
-    if table is not None:
-        return numbers_of(table, unpack_codes(weight, inputs))
-    codes = unpack_codes(weight, inputs).astype(jnp.float32)
-    return (codes - (ZERO if zero is None else zero[:, None])).astype(jnp.bfloat16)
-
-
 def numbers_of_nvfp4(weight, inputs: int, scales):
     """Numbers ``[outputs, inputs]`` in bfloat16 as ``load_nvfp4`` would give them, but not divided: for interpreters.
     ``scales`` are those of ``load_nvfp4``, one word after the other."""
@@ -227,19 +219,23 @@ def _read_ordered(ref, by_core, first: int, is_int8: bool):
                 by_core[lines, 4 * column + product, :, half] = _unpacked(asm, vector.extract(read, [], [product]))
 
 
-def _read_codes(ref, by_core, first: int, table: Table | None, zero=None):
+def _read_codes(ref, by_core, first: int, table: Table | None, scale, zero=None):
     """Fill the registers of a thread: for each line and 32 inputs, it reads a word."""
     i32 = ir.IntegerType.get_signless(32)
     shared, by_word = _Tile(ref), 2 * _PRODUCT
     byte = arith.muli(shared.quarter, mgpu.c(4, i32))
-    for column in range(by_core.shape[1] // 2):
-        base = shared.piece(first // by_word + column, byte)
-        for lines, half in np.ndindex(by_core.shape[0], 2):
-            code = llvm.load(i32, shared.at(base, lines, half), alignment=4)
-            if table is None:
-                pairs = _unpacked(CODES, code, _less(zero, lines, half), count=4)
-            else:
-                pairs = _unpacked(word_of(table), code, count=4)
+    for lines, half in np.ndindex(by_core.shape[0], 2):
+        one = _of_line(scale, lines, half)
+        if table is not None:
+            asm, factors = word_of(table), (_twice(one, 2.0**126 / CODE_SHRINK),)
+        elif zero is None:
+            asm, factors = SCALED_CODES, tuple(_twice(one, by / CODE_SHRINK) for by in (2.0**133, 2.0**129, -8.0))
+        else:
+            less = _twice(_of_line(zero, lines, half), -1 / CODE_SHRINK)
+            asm, factors = SCALED_DIFFERENCES, (less, _twice(one, 1.0))
+        for column in range(by_core.shape[1] // 2):
+            at = shared.at(shared.piece(first // by_word + column, byte), lines, half)
+            pairs = _unpacked(asm, llvm.load(i32, at, alignment=4), *factors, count=4)
             by_core[lines, 2 * column : 2 * column + 2, :, half] = np.array(pairs, dtype=object).reshape(2, 2)
 
 
@@ -272,14 +268,11 @@ def _factor(scales, lines: int, half: int, group: int):
     return arith.addi(twice_scale, mgpu.c(120 * 0x00800080, i32))
 
 
-def _less(zero, lines: int, half: int):
-    """``-(128 + zero)`` of a line of the thread, twice in a word."""
-    i32, bf16 = ir.IntegerType.get_signless(32), ir.BF16Type.get()
-    if zero is None:
-        return mgpu.c(int(twice(-128.0 - ZERO), 16), i32)
-    negative = arith.subf(mgpu.c(-128.0, ir.F32Type.get()), _of_line(zero, lines, half))
-    bits = arith.extui(i32, arith.bitcast(ir.IntegerType.get_signless(16), arith.truncf(bf16, negative)))
-    return arith.ori(bits, arith.shli(bits, mgpu.c(16, i32)))
+def _twice(number, by: float):
+    """A float32 times a power of two, rounded to bfloat16, twice in a word."""
+    i32, f32 = ir.IntegerType.get_signless(32), ir.F32Type.get()
+    scaled = arith.mulf(number, mgpu.c(by, f32))
+    return llvm.inline_asm(i32, [scaled], "cvt.rn.bf16x2.f32 $0, $1, $1;", "=r,f")
 
 
 class _Tile:

@@ -9,24 +9,23 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jspec.pallas.matmul.sm90_memory import Scales, ScalesOfNumbers, SharedMemory, load
-from jspec.pallas.matmul.sm90_registers import MULTIPLIED, differences_of, in_order, load_bfloat16, load_codes
+from jspec.pallas.matmul.sm90_registers import MULTIPLIED, in_order, load_bfloat16
 from jspec.pallas.matmul.sm90_tiling import MosaicTiling
 from jspec.pallas.weights.unpack import SHRINK
-from jspec.quantization.tables import TABLES
 
 _ACC: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
-CONVERTED = 64  # inputs of a weight of few bits that become bfloat16 while others are multiplied
 
 
 def sums_of_tile(
     await_operands,
     shared: SharedMemory,
     scales: Scales,
-    trips: int,
+    first,
     beside,
     turn,
     i,
     tiling: MosaicTiling,
+    trips: int,
     interpret,
 ):
     """In a kernel: the products of a warpgroup's tile ``[outputs, tokens]``, scaled, float32.
@@ -34,120 +33,104 @@ def sums_of_tile(
     Where warpgroups take turns, the first one has the whole sums, and the others have their own part.
 
     Args:
-      await_operands: gives the stage, the weight ``[outputs, inputs]`` and x ``[inputs, tokens]`` of a trip when they have
-        arrived.
+      await_operands: gives the stage, the weight ``[outputs, inputs]`` and x ``[inputs, tokens]`` of the warpgroup's n-th
+        copy for this tile when they have arrived.
       shared: whose ``read`` is told when a stage's weights are multiplied.
-      trips: how many copies each warpgroup multiplies for a tile.
+      first: the number of its first copy among those of all inputs.
       beside, turn: the place of this warpgroup among those side by side, and among those in turn.
       i: how many tiles the program instance has multiplied before.
+      trips: how many copies a part of the inputs has.
     """
-    if isinstance(scales, ScalesOfNumbers):
-        sums = _sums_of_scaled(await_operands, shared.read, scales, trips, tiling, interpret)
-    else:
-        sums = _sums(await_operands, shared.read, scales, trips, tiling, interpret)
+    add_up = _sums_of_scaled if isinstance(scales, ScalesOfNumbers) else _sums
+    sums: Any = None
+    for part in range(tiling.in_sequence):
+        begin = part * trips
+
+        def operands(trip, begin=begin):
+            return await_operands(begin + trip)
+
+        def of_trip(trip, begin=begin):
+            return scales.of_copy(first + begin + trip)
+
+        of_part = add_up(operands, of_trip, shared.read, scales, trips, tiling, interpret)
+        sums = of_part if part == 0 else sums + of_part
     if tiling.in_turns > 1:
         sums = _add_turns(sums, shared, beside, turn, i)
     return sums * lax.broadcast_in_dim(scales.of_outputs(), sums.shape, [0]) if scales.by_output else sums
 
 
-def _sums(await_operands, read, scales: Scales, trips: int, tiling: MosaicTiling, interpret):
-    """The sums of a warpgroup's trips ``[outputs, tokens]``, float32; scaled only where groups of inputs have scales."""
-    shape, group = (tiling.outputs, tiling.tokens), scales.group
-    packed = scales.weight.packed
-    form, shrunk = scales.weight.form, not (packed or scales.weight.is_plain)
-    table = TABLES[form.table] if form is not None and form.table else None
+def _sums(operands, of_trip, read, scales: Scales, trips: int, tiling: MosaicTiling, interpret):
+    """The sums of a part of the inputs ``[outputs, tokens]``, float32; scaled only where each copy has other scales."""
+    shape, is_plain = (tiling.outputs, tiling.tokens), scales.weight.is_plain
 
-    count = min(group, CONVERTED)  # inputs that are converted while others are multiplied
-
-    def converted(weight, start: int, zero=None):
-        """The numbers of ``count`` of a copy's inputs, the first of which is ``start``."""
-        if packed:
-            return load_codes(weight, start, count, zero, table)
-        return load_bfloat16(weight, start, count, tiling.ordered)
-
-    def multiply(acc, weight, x, start: int, zero=None, first=None):
-        """Begin to add the products of a group of a copy's inputs, the first of which is ``start``, to ``acc``; ``first``
-        are those of its numbers that are converted already, or None."""
-        if weight.dtype == x.dtype:
+    def multiply(acc, weight, x):
+        """Begin to add the products of a copy."""
+        if is_plain:
             plgpu.wgmma(acc, weight, x)
             return
-        for j in range(start, start + group, count):
-            numbers = converted(weight, j, zero) if first is None or j > start else first
-            plgpu.wgmma(acc, numbers, x.at[pl.ds(j, count)])
+        for j in range(0, tiling.inputs, MULTIPLIED):  # some inputs are converted while others are multiplied
+            plgpu.wgmma(acc, load_bfloat16(weight, j, MULTIPLIED, tiling.ordered), x.at[pl.ds(j, MULTIPLIED)])
 
-    def products(weight, x, start: int, zeros, first):
-        """Those of a group alone, and the first numbers of the next one, which are converted meanwhile.
-
-        ``zeros`` are those of both groups; the second is missing where there is no next one."""
+    def product(weight, x):
+        """That of a copy alone."""
 
         def one(acc):
-            multiply(acc, weight, x, start, zeros[0], first)
-            following = converted(weight, start + group, *zeros[1:]) if zeros[1:] and weight.dtype != x.dtype else None
-            return acc[...], following
+            multiply(acc, weight, x)
+            return acc[...]
 
         if not interpret:
             return pl.run_scoped(one, _ACC(shape, jnp.float32))
-        if packed:
-            numbers = differences_of(weight[...], tiling.inputs, zeros[0], table)
-        else:
-            numbers = weight[...] if weight.dtype == x.dtype else in_order(weight[...], tiling.ordered)
-        here = slice(start, start + group)
-        return jnp.dot(numbers[:, here], x[...][here], preferred_element_type=jnp.float32), None
+        numbers = weight[...] if is_plain else in_order(weight[...], tiling.ordered)
+        return jnp.dot(numbers, x[...], preferred_element_type=jnp.float32)
 
     def add_scaled(trip, carry):
-        total, of_groups = carry
-        following = scales.of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
-        stage, weight, x = await_operands(trip)
-        zeros, first = [zero for _, zero in of_groups], None
-        for i, (scale, _) in enumerate(of_groups):
-            by = lax.broadcast_in_dim(scale, shape, [0]) if scale.ndim else scale
-            product, first = products(weight, x, i * group, zeros[i : i + 2], first)
-            total += product * by
+        total, scale = carry
+        following = of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
+        stage, weight, x = operands(trip)
+        total += product(weight, x) * (lax.broadcast_in_dim(scale, shape, [0]) if scale.ndim else scale)
         plgpu.barrier_arrive(read.at[stage])
         return total, following
 
-    def add(acc, trip):
-        stage, weight, x = await_operands(trip)
-        multiply(acc, weight, x, 0)
-        plgpu.wgmma_wait(0)
-        plgpu.barrier_arrive(read.at[stage])
-
     def all_trips(acc):
-        pl.loop(0, trips)(lambda trip: add(acc, trip))
+        @pl.loop(0, trips)
+        def _(trip):
+            stage, weight, x = operands(trip)
+            multiply(acc, weight, x)
+            plgpu.wgmma_wait(0)
+            plgpu.barrier_arrive(read.at[stage])
+
         return acc[...]
 
     if interpret or scales.in_groups:
         zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
-        total = lax.fori_loop(0, trips, add_scaled, (zeros, scales.of_trip(0)))[0]
+        total = lax.fori_loop(0, trips, add_scaled, (zeros, of_trip(0)))[0]
     else:
         total = pl.run_scoped(all_trips, _ACC(shape, jnp.float32))
-    if table is not None:
-        return total * (1 / table.factor)
-    return total * SHRINK if shrunk and not interpret else total
+    return total if is_plain or interpret else total * SHRINK
 
 
-def _sums_of_scaled(await_operands, read, scales: ScalesOfNumbers, trips: int, tiling: MosaicTiling, interpret):
+def _sums_of_scaled(operands, of_trip, read, scales: ScalesOfNumbers, trips: int, tiling: MosaicTiling, interpret):
     """``_sums`` of a weight whose numbers are multiplied by scales, without the numbers of output channels."""
     shape = tiling.outputs, tiling.tokens
 
     def all_trips(acc):
         def add(trip, of_inputs):
-            following = scales.of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
-            stage, weight, x = await_operands(trip)
-            for i, words in enumerate(of_inputs):  # some inputs are converted while others are multiplied
-                numbers = scales.load_numbers(weight, i * MULTIPLIED, words)
+            following = of_trip(trip + 1)  # looked up a trip ahead, or the products would wait for it
+            stage, weight, x = operands(trip)
+            for i, of_numbers in enumerate(of_inputs):  # some inputs are converted while others are multiplied
+                numbers = scales.load_numbers(weight, i * MULTIPLIED, of_numbers)
                 plgpu.wgmma(acc, numbers, x.at[pl.ds(i * MULTIPLIED, MULTIPLIED)])
             plgpu.wgmma_wait(0)
             plgpu.barrier_arrive(read.at[stage])
             return following
 
-        lax.fori_loop(0, trips, add, scales.of_trip(0))
+        lax.fori_loop(0, trips, add, of_trip(0))
         return acc[...]
 
     def add_interpreted(trip, total):
-        stage, weight, x = await_operands(trip)
-        numbers = scales.numbers_of(weight[...], tiling.inputs, scales.of_trip(trip))
-        total += jnp.dot(numbers, x[...], preferred_element_type=jnp.float32)
+        stage, weight, x = operands(trip)
+        numbers = scales.numbers_of(weight[...], of_trip(trip))
+        total += jnp.dot(numbers, x[...].astype(numbers.dtype), preferred_element_type=jnp.float32)
         plgpu.barrier_arrive(read.at[stage])
         return total
 

@@ -1,8 +1,9 @@
 """Weight-only quantised matmul (W8A16, W4A16): weights of eight or four bits become bfloat16 in registers.
 
-The products of inputs that share a scale are added up in float32 and then multiplied by it: those of an output channel, of
-128 inputs of FP8 in blocks, of a group of codes of four bits. So every number that is multiplied is an integer or an FP8
-number, and no weight is rounded."""
+Numbers of eight bits are multiplied as they are, integers or FP8: the products of inputs that share a scale, those of an
+output channel or of 128 inputs of FP8 in blocks, are added up in float32 and then multiplied by it. Numbers of four bits,
+and of MXFP8, are multiplied by their scales first, in bfloat16 (``Weight.multiplied``): products of integers and of numbers
+of a table are rounded there, by less than a 100th of what a code of four bits rounds, and all others are exact."""
 
 import dataclasses
 import functools
@@ -82,9 +83,8 @@ def weight_only_matmul(x, weight: Weight, dtype=jnp.float32):
 def weight_only_matmul_reference(x, weight: Weight, dtype=jnp.float32):
     """The linear map of a quantised weight, ``[..., in], [out, in] -> [..., out]``, added up in float32 and rounded to
     ``dtype``; of x of bfloat16, or of float32, which is multiplied in full."""
-    # Float32 holds the numbers times their scales of 8 or 11 bits, and the products with x: only sums are rounded.
     if not weight.per_channel:
-        wide = weight.dequantize(rounded=x.dtype == jnp.bfloat16)
+        wide = weight.multiplied() if x.dtype == jnp.bfloat16 else weight.dequantize()
         return matmul_reference(x.astype(jnp.float32), wide).astype(dtype)
     return (matmul_reference(x, weight.numbers.astype(x.dtype)) * per_feature(weight.scale, x)).astype(dtype)
 
@@ -187,8 +187,8 @@ def _eight_bit_tiles(x_ref, weight: Weight, token, output, block, size: int, til
 
 
 def _four_bit_operands(x_refs, weight: Weight, token, output, trip, tiling: MatmulTiling):
-    """In a kernel: the same of codes; ``x_refs`` are ``in_code_order``. A tile has the low or the high halves of a
-    group's bytes, or of a block's if a group has more inputs."""
+    """In a kernel: the same of codes, which are multiplied by their scales; ``x_refs`` are ``in_code_order``. A tile has the
+    low or the high halves of a group's bytes, or of a block's if a group has more inputs."""
     size, in_one = tiling.inputs // 2, weight.scale.shape[1] == 1
     group = weight.group or BLOCK
     width = HALF if in_one else min(group, BLOCK) // 2
@@ -199,9 +199,9 @@ def _four_bit_operands(x_refs, weight: Weight, token, output, trip, tiling: Matm
         place = 0 if in_one else trip * (tiling.inputs // group) + start // width
         scale, zero = _scale_and_zero(weight, output, place)
         xs = (load_tile(x_ref, token, at, size) for x_ref in x_refs)
-        halves = (unpack_half(weight.form, packed, high, zero=zero) for high in (False, True))
-        tiles = list(zip(halves, xs, strict=True))
-        operands.append((tiles, scale))
+        by = broadcast_columns(scale.astype(jnp.bfloat16), width)
+        halves = (unpack_half(weight.form, packed, high, zero=zero) * by for high in (False, True))
+        operands.append((list(zip(halves, xs, strict=True)), None))
     return operands
 
 

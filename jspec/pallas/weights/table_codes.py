@@ -42,7 +42,8 @@ def unpack_table(table: Table, packed, high: bool, dtype=jnp.bfloat16):
 
 def numbers_of(table: Table, code, dtype=jnp.bfloat16):
     """In a kernel or outside: the same of codes, one by one, because a kernel has no arrays to look them up in."""
-    numbers = (table.values(rounded=dtype == jnp.bfloat16) * np.float32(table.factor)).tolist()
+    wide = table.values() * np.float32(table.factor)
+    numbers = (table.multiples if dtype == jnp.bfloat16 else wide).tolist()
     code = code.astype(jnp.int32)
     chosen = jnp.full(code.shape, numbers[0], jnp.float32)
     for i, number in enumerate(numbers[1:], 1):
@@ -63,13 +64,13 @@ def halves(table: Table) -> tuple[str, str]:
 
 @functools.cache
 def word_of(table: Table) -> str:
-    """Instructions that make four pairs of $4, a word of ``jspec.quantization.codes``: each of four bits and those 16 bits
-    above."""
+    """Instructions that make four pairs of $4, a word of ``jspec.quantization.codes``, each of four bits and those 16 bits
+    above: their numbers times a scale, which $5 is 2^126 times."""
     both = (
         f"prmt.b32 digits, $4, 0, {bytes_of}; {_looked_up(f'${i}', f'${i + 1}', '0x6240', '0x7351')}"
         for i, bytes_of in ((0, "0x4420"), (2, "0x4431"))
     )
-    return _with_table(table, " ".join(both))
+    return _with_table(table, " ".join(both), factor="$5")
 
 
 def _looked_up(first: str, second: str, bytes_of_first: str, bytes_of_second: str) -> str:
@@ -84,8 +85,8 @@ def _looked_up(first: str, second: str, bytes_of_first: str, bytes_of_second: st
     )
 
 
-def _with_table(table: Table, instructions: str) -> str:
-    """``instructions`` after those that put the table into registers."""
+def _with_table(table: Table, instructions: str, factor: str = twice(2.0**126)) -> str:
+    """``instructions`` after those that put the table into registers, and what numbers are multiplied by."""
     bits = table.bits
     more = bits[:8] - bits[8:]
     assert (more < 128).all(), table.name
@@ -97,4 +98,4 @@ def _with_table(table: Table, instructions: str) -> str:
     }
     moves = " ".join(f"mov.b32 {name}, 0x{word:08X};" for name, word in words.items())
     names = ", ".join((*words, "digits", "part", "low", "high", "factor"))
-    return f"{{ .reg .b32 {names}; {moves} mov.b32 factor, {twice(2.0**126)}; {instructions} }}"
+    return f"{{ .reg .b32 {names}; {moves} mov.b32 factor, {factor}; {instructions} }}"

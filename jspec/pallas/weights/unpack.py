@@ -20,6 +20,7 @@ from jspec.quantization.codes import ZERO
 
 ORDER_INPUTS = 64  # inputs that ``to_mma_order`` permutes among each other
 SHRINK = 2.0**20
+CODE_SHRINK = 2.0**40  # of codes times their scales, which may be anything from 2^-80 to 2^34
 MXFP4_SHRINK = 2.0**5
 
 
@@ -243,14 +244,27 @@ def _nvfp4_word(first: int) -> str:
 
 
 NVFP4_WORDS = _nvfp4_word(0), _nvfp4_word(2)  # of 64 inputs
-# A word of ``jspec.quantization.codes`` as four pairs, each from four bits and those 16 bits above: 128 + code in bfloat16,
-# less 128 + zero, which is in both halves of $5.
-CODES = (
-    f"{{ .reg .b32 word, one; mov.b32 one, {twice(1)}; "
-    + " ".join(
-        f"shr.b32 word, $4, {4 * i}; lop3.b32 word, word, 0x000F000F, {twice(128)}, 0xEA;"
-        f" fma.rn.bf16x2 ${i}, word, one, $5;"
-        for i in range(4)
-    )
-    + " }"
+
+
+def _four_pairs(low: str, high: str, zero: str, *, first: str = "", times: str = "") -> str:
+    """The instructions that make four pairs of $4, a word of ``jspec.quantization.codes``, each of four bits and those 16
+    bits above. In their places these are subnormal numbers, whose factors are ``low``, or ``high`` where they lie four bits
+    higher. ``zero`` is added, and the sum is then multiplied by ``times`` if that is given."""
+    steps = [first, "shr.b32 word, $4, 8;"]
+    for i, word in enumerate(("$4", "$4", "word", "word")):
+        mask, factor = ("0x00F000F0", high) if i % 2 else ("0x000F000F", low)
+        steps.append(f"and.b32 code, {word}, {mask}; fma.rn.bf16x2 ${i}, code, {factor}, {zero};")
+        steps += [f"mul.rn.bf16x2 ${i}, ${i}, {times};"] * bool(times)
+    return f"{{ .reg .b32 code, word, low, high; {' '.join(steps)} }}"
+
+
+# Codes less 8 times a scale: rounded once. $5 is 2^133 times the scale, $6 is 2^129 times, and $7 is -8 times the scale.
+SCALED_CODES = _four_pairs("$5", "$6", "$7")
+# Codes less a zero, exactly, times a scale. $5 is the zero's negative, and $6 the scale.
+SCALED_DIFFERENCES = _four_pairs(
+    "low",
+    "high",
+    "$5",
+    first=f"mov.b32 low, {twice(2.0**133 / CODE_SHRINK)}; mov.b32 high, {twice(2.0**129 / CODE_SHRINK)};",
+    times="$6",
 )

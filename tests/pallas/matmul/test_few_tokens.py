@@ -21,7 +21,7 @@ from jspec.pallas.matmul import few_tokens
 from jspec.pallas.matmul.few_tokens import few_tokens_matmul, tiling_of
 from jspec.pallas.matmul.few_tokens_sm90 import few_tokens_matmul_kernel
 from jspec.pallas.matmul.partial_sums import PartialSums
-from jspec.pallas.matmul.sm90_tiling import MULTIPROCESSORS, MosaicTiling, few_tokens_tiling
+from jspec.pallas.matmul.sm90_tiling import MULTIPROCESSORS, MosaicTiling, few_tokens_tiling, four_bit_tiling
 from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
 from jspec.pallas.weights import unpack
 from jspec.quantization import nvfp4
@@ -41,12 +41,14 @@ TILINGS = [
     (24, 256, 192, Tiling(128, 16, 64, 3, side_by_side=2)),  # half a tile of tokens
     (16, 128, 512, Tiling(64, 16, 256, 2, keep_x=True)),
     (2, 128, 640, Tiling(64, 8, 128, 2, in_turns=2, num_splits=2)),  # uneven splits
+    (9, 64, 1024, Tiling(64, 16, 64, 2, in_sequence=2)),
 ]
 OF_CODES = [
     (3, 128, 512, Tiling(64, 8, 256, 4, side_by_side=2, in_turns=2, keep_x=True)),
     (11, 192, 384, Tiling(64, 16, 256, 2, side_by_side=2)),  # half a tile of outputs, half a copy, and a padded token
     (8, 64, 384, Tiling(64, 8, 128, 4, in_turns=4)),  # a copy past the last input
     (2, 128, 640, Tiling(64, 8, 128, 2, in_turns=2, num_splits=2)),  # uneven splits
+    (16, 128, 768, Tiling(64, 16, 128, 3, num_splits=2, in_sequence=2)),  # a part past the last input
 ]
 
 
@@ -154,15 +156,26 @@ def test_numbers_are_the_same_from_a_word_as_from_two_pairs(instructions):
 
 
 @pytest.mark.parametrize("zero", [None, 0, 16])
-def test_a_word_of_codes_becomes_differences(zero):
+@pytest.mark.parametrize("scale", [2.0**-80, 0.0123291015625, -1.5546875, 2.0**34])
+def test_a_word_of_codes_becomes_differences_times_their_scale(zero, scale):
     """The four bytes of a thread: the numbers of its four pairs are those of neighbouring inputs."""
     codes = np.random.default_rng(0).integers(16, size=(64, 128)).astype(np.uint8)
-    word = pack_codes(codes).view(np.uint32).reshape(64, 4, 4)  # of 32 inputs, of a thread
-    less = int(unpack.twice(-128.0 - (8 if zero is None else zero)), 16)
-    pairs = carried_out(unpack.CODES, {"$4": word.reshape(-1), "$5": np.full(word.size, less, np.uint32)}, results=4)
-    actual = pairs.astype(np.float32).reshape(64, 4, 4, 4, 2)  # lines, 32 inputs, threads, eight inputs, a pair
-    wanted = (codes.astype(np.float32) - (8 if zero is None else zero)).reshape(64, 4, 4, 4, 2)
-    np.testing.assert_array_equal(actual, wanted.swapaxes(2, 3))
+    word = pack_codes(codes).view(np.uint32).reshape(-1)  # of 32 inputs, of a thread
+
+    def word_of(number: float) -> np.ndarray:
+        return np.full(word.size, int(unpack.twice(number), 16), np.uint32)
+
+    shrunk = scale / unpack.CODE_SHRINK
+    if zero is None:
+        asm, factors = unpack.SCALED_CODES, (shrunk * 2.0**133, shrunk * 2.0**129, shrunk * -8)
+    else:
+        asm, factors = unpack.SCALED_DIFFERENCES, (-zero / unpack.CODE_SHRINK, scale)
+    registers = {"$4": word} | {f"${5 + i}": word_of(factor) for i, factor in enumerate(factors)}
+    pairs = carried_out(asm, registers, results=4)
+    actual = pairs.astype(np.float64).reshape(64, 4, 4, 4, 2)  # lines, 32 inputs, threads, eight inputs, a pair
+    differences = codes.astype(np.float64) - (8 if zero is None else zero)
+    wanted = (differences * scale).astype(ml_dtypes.bfloat16).astype(np.float64).reshape(64, 4, 4, 4, 2)
+    np.testing.assert_array_equal(actual * unpack.CODE_SHRINK, wanted.swapaxes(2, 3))
 
 
 def test_a_word_of_nvfp4_becomes_products_with_their_scales():
@@ -206,26 +219,66 @@ WEIGHTS = [
 ]
 
 
-@pytest.mark.parametrize(("in_groups", "bits"), [(False, 8), (True, 8), (True, 4), (False, 4)])
+TOKENS = (1, 5, 16, 40, 64, 80, 120, 160, 320, 640, 2048)
+
+
+@pytest.mark.parametrize(("in_groups", "bits"), [(False, 8), (True, 8), (False, 4)])
 @pytest.mark.parametrize("allow_partial_sums", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), WEIGHTS)
 def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, in_groups, bits):
     if (in_groups or bits == 4) and inputs % 128:
         return
-    for tokens, size in itertools.product((1, 5, 16, 40, 64, 80, 120, 160, 320, 640, 2048), (2, 4)):
-        tiling = few_tokens_tiling(tokens, outputs, inputs, allow_partial_sums, size, in_groups, bits)
+    for tokens, size in itertools.product(TOKENS, (2, 4)):
+        shape = tokens, outputs, inputs, allow_partial_sums, size
+        tiling = four_bit_tiling(*shape) if bits == 4 else few_tokens_tiling(*shape, in_groups, in_groups)
         assert outputs % tiling.outputs == inputs % tiling.inputs == tiling.num_stages % tiling.in_turns == 0
         assert tiling.inputs % (128 if in_groups or bits == 4 else 64) == 0, "a copy has whole groups"
         assert tiling.num_stages >= 2
-        assert tiling.shared_bytes(inputs, bits / 8, 4 if allow_partial_sums else size) <= 226 * 1024
-        # What the tensor cores add up, that of a group beside it, and 64 converted inputs of each line.
-        sums = tiling.outputs * tiling.tokens // 128 * (2 if in_groups else 1)
+        assert tiling.shared_bytes(inputs, bits / 8, 4 if tiling.num_splits > 1 else size) <= 226 * 1024
+        # What the tensor cores add up, that of a group or a part beside it, and 64 converted inputs of each line.
+        sums = tiling.outputs * tiling.tokens // 128 * (2 if in_groups or tiling.in_sequence > 1 else 1)
         assert sums + tiling.outputs * 64 // 2 // 128 <= tiling.registers() - 30
         assert 128 * (tiling.warpgroups * tiling.registers() + 40) <= 65536
         if tiling.num_splits > 1:
             assert allow_partial_sums
-            assert tiling.tiles(tokens, outputs) <= MULTIPROCESSORS
+            assert bits == 4 or tiling.tiles(tokens, outputs) <= MULTIPROCESSORS
             assert math.ceil(inputs / tiling.split_inputs(inputs)) == tiling.num_splits  # pyright: ignore
+
+
+@pytest.mark.parametrize("allow_partial_sums", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [shape for shape in WEIGHTS if shape[1] % 128 == 0])
+def test_the_order_of_sums_of_four_bits_follows_from_the_weight_alone(outputs, inputs, allow_partial_sums):
+    def order(tokens: int, result_bytes: int):
+        tiling = four_bit_tiling(tokens, outputs, inputs, allow_partial_sums, result_bytes)
+        assert 1 in (tiling.in_turns, tiling.in_sequence)  # or parts would be added up in another order
+        parts = tiling.num_splits * tiling.split_parts
+        return tiling.num_splits, parts, parts > 1 and tiling.trips(inputs) * tiling.inputs
+
+    assert len({order(tokens, size) for tokens, size in itertools.product(range(1, 2049), (2, 4))}) == 1
+
+
+@functools.cache
+def _rows_among(tokens: int, kind: str, shape: tuple[int, int]) -> np.ndarray:
+    """The results of the same four tokens, first, in the middle and last among others, ``[3, 4, splits, out]``."""
+    inputs = shape[1]
+    same = jax.random.normal(jax.random.key(0), (4, inputs), jnp.bfloat16)
+    (_, weight), _ = nvfp4_problem(1, *shape) if kind == "nvfp4" else problem(1, *shape, kind)
+    places = (0, (tokens - 4) // 2, tokens - 4)
+    x = jax.random.normal(jax.random.key(tokens), (tokens, inputs), jnp.bfloat16)
+    rows = []
+    for place in places:
+        y = few_tokens_matmul(x.at[place : place + 4].set(same), weight, jnp.float32, True)
+        rows.append(np.asarray(y.summands if isinstance(y, PartialSums) else y[:, None])[place : place + 4])
+    return np.stack(rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["int4", "int4_64_float16_zeros", "nf4_64", "nvfp4"])
+@pytest.mark.parametrize("shape", [(12288, 1024), (4096, 4096), (6144, 4096), (4096, 14336)], ids=str)
+def test_a_token_gets_the_same_bits_among_any_number_of_tokens(shape, kind):
+    one = _rows_among(4, kind, shape)
+    for tokens in (5, 16, 17, 40, 80, 81, 320, 648):
+        np.testing.assert_array_equal(_rows_among(tokens, kind, shape), np.broadcast_to(one[:1], one.shape))
 
 
 @pytest.mark.parametrize(
