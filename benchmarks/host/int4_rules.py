@@ -2,6 +2,7 @@
 
     python -m benchmarks.host.int4_rules FOLDER                   # a Hugging Face folder; needs pip install 'jspec[parity]'
     python -m benchmarks.host.int4_rules FOLDER --tokens 192 --rules jspec max7
+    python -m benchmarks.host.int4_rules FOLDER --no-noise --against jspec --rules products
 
 Weights that were rounded to four bits before would favour the rule that rounded them. So noise of half a step of a grid of
 32 numbers is added first, and the model with the noise is the original. The linear maps of its layers are rounded in groups
@@ -16,7 +17,9 @@ the sources of four modules of Python.
     convert   what ``jspec-convert --quantize int4`` writes: that, and some maps and the head in int8
 
 Beside them, ``int8`` and ``fp8`` have eight bits with a scale for each output channel, as ``jspec-convert`` stores them.
-``nf4`` is what bitsandbytes writes, and ``mxfp8`` and ``nvfp4`` are rounded as NVIDIA Model Optimizer does it."""
+``nf4`` is what bitsandbytes writes, and ``mxfp8`` and ``nvfp4`` are rounded as NVIDIA Model Optimizer does it.
+``products`` is ``jspec`` as kernels multiply x of bfloat16 by it (``Weight.multiplied``), and ``products16`` has the same with
+scales of float16 that are no numbers of bfloat16, as most checkpoints have them."""
 
 import argparse
 import functools
@@ -36,6 +39,8 @@ from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.tensors.names import tensor_table
 from jspec.models.quantization import quantize
 from jspec.quantization import codes, int4
+from jspec.quantization.formats import known_format
+from jspec.quantization.weight import Weight
 
 TEXTS = (argparse, heapq, textwrap, string)
 GROUP, NOISE_GROUP, FP8 = 128, 32, torch.finfo(torch.float8_e4m3fn)
@@ -68,6 +73,13 @@ def with_jspec(weight: torch.Tensor) -> torch.Tensor:
     packed, scale = int4.quantize(weight.numpy())
     numbers = codes.unpack_codes(packed, weight.shape[1]).astype(np.float32) - codes.ZERO
     return torch.from_numpy(numbers * np.repeat(scale.astype(np.float32), GROUP, axis=1)[:, : weight.shape[1]])
+
+
+def as_multiplied(weight: torch.Tensor, dtype: str = "bfloat16") -> torch.Tensor:
+    packed, scale = int4.quantize(weight.numpy())
+    factors = np.float32(1 if dtype == "bfloat16" else 1 + 2.0**-9)  # between two numbers of bfloat16
+    form, scale = known_format(f"int4_{GROUP}_{dtype}"), (scale.astype(np.float32) * factors).astype(dtype)
+    return torch.from_numpy(Weight(packed, scale, form=form, inputs=weight.shape[1]).multiplied() / factors)
 
 
 def with_eight_bits(weight: torch.Tensor, quantization: str) -> torch.Tensor:
@@ -108,6 +120,8 @@ RULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "peak8": lambda weight: with_peaks(weight, (8.0,)),
     "squares": lambda weight: with_peaks(weight, (8.0, 9.0, 10.0)),
     "jspec": with_jspec,
+    "products": as_multiplied,
+    "products16": functools.partial(as_multiplied, dtype="float16"),
     "int8": functools.partial(with_eight_bits, quantization="int8"),
     "fp8": functools.partial(with_eight_bits, quantization="fp8"),
     "nf4": with_nf4,
@@ -130,6 +144,7 @@ def main() -> int:
     parser.add_argument(
         "--no-noise", action="store_true", help="for rules of eight bits, which no grid of four favours"
     )
+    parser.add_argument("--against", choices=RULES, help="the rule whose model others are compared with")
     parser.add_argument("--rules", nargs="+", choices=[*RULES, "convert"], default=[*RULES, "convert"])
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -151,6 +166,8 @@ def main() -> int:
         each = [-p[:-1].gather(1, t[1:, None]).mean() for p, t in zip(predicted, texts, strict=True)]
         return float(torch.stack(each).mean().exp())
 
+    for name, weight in maps.items() if args.against else ():
+        weight.data = RULES[args.against](original[name])[:, : weight.shape[1]].contiguous()
     expected = log_probabilities()
     print(f"original: perplexity {perplexity(expected):.2f}", flush=True)
     for rule in args.rules:
@@ -165,7 +182,7 @@ def main() -> int:
         divergence = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in pairs]).mean()
         same = torch.cat([(p.argmax(-1) == q.argmax(-1)).float() for p, q in pairs]).mean()
         print(
-            f"{rule:8} squared error {error / size:.4f}  perplexity {perplexity(found):.2f}  KL {divergence:.3f}  "
+            f"{rule:8} squared error {error / size:.4f}  perplexity {perplexity(found):.2f}  KL {divergence:.3g}  "
             f"same token {same:.1%}",
             flush=True,
         )

@@ -3,8 +3,8 @@
 Checkpoints of GPTQ, AWQ and compressed-tensors are kept so, and jspec's own ``int4`` is one of these formats
 (``jspec.quantization.formats``). An output channel has a code n for each input feature, 0 .. 15 in four bits and -128 .. 127
 in eight, and its inputs are in groups. A code stands for the number ``(n - zero) * scale`` of its group, exactly: the
-difference is an integer that bfloat16 holds, and a product adds up the products of a group before it multiplies by the
-scale, in float32.
+difference is an integer that bfloat16 holds. Products with x of bfloat16 round it and the scale to bfloat16, in four bits
+(``Weight.multiplied``); in eight, they multiply sums by the scale in float32.
 
 | array | shape | |
 |---|---|---|

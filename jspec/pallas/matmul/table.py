@@ -40,9 +40,9 @@ def matmul(
 
     Sums are computed in float32 and rounded once. fp32 is multiplied in full fp32, never in TF32. int8 and fp8 numbers
     are exact in bfloat16 and float32: they are multiplied as they are, and each sum is multiplied by the scale of its
-    output channel, or those over 128 inputs by the scale of their block, and of codes of four bits, less their zero, those
-    over a group by its scale. The conversion takes place inside the product, so no dequantised copy of the weight is ever
-    written.
+    output channel, or those over 128 inputs by the scale of their block. Numbers of four bits are multiplied by their scales
+    first (``Weight.multiplied``). The conversion takes place inside the product, so no dequantised copy of the weight is
+    ever written.
 
     Args:
       x: bfloat16 or float32, or ``QuantizedActivations`` of the weight's dtype for one of int8 or FP8 with a scale for
@@ -197,8 +197,8 @@ TABLE = (
         tokens=_MANY,  # XLA's product of more tokens is as fast
         hopper=True,
     ),
-    # [28672, 4096] with 1, 16, 80 and 320 tokens: 30, 31, 43 and 130 us on an H100, and of NVFP4 40, 43, 50 and 144. The row
-    # that follows takes 36, 36, 121 and 447, and of NVFP4 51, 51, 131 and 375.
+    # [28672, 4096] with 1, 16, 80 and 320 tokens: 23, 24, 37 and 123 us on an H200, and of NVFP4 40, 44, 54 and 145. The row
+    # that follows took 36, 36, 121 and 447 on an H100, and of NVFP4 51, 51, 131 and 375.
     _few_tokens("few tokens, four bits", weights=("int4", "table", "nvfp4")),
     # Every tile of tokens reads and dequantises the weight again. XLA would write it in float32. MXFP4 is multiplied here,
     # too.
