@@ -56,8 +56,12 @@ class TestFewTokensMatmul:
         if "interpreted" in request.node.callspec.id and not INTERPRETS:
             pytest.skip("jax 0.10 does not interpret Mosaic kernels of this kind")
         self.implementation = implementation
+        self.compiled = "compiled" in request.node.callspec.id
 
     def product(self, x, weight: Weight, tiling: MosaicTiling, dtype=jnp.float32):
+        if self.compiled and weight.inputs % tiling.inputs:
+            pytest.skip("a copy that goes past the last input compiles for no GPU; the kernel's own tilings have none")
+
         def kernel(x, weight, interpret=False):
             how: dict[str, Any] = {}
             if interpret:
