@@ -23,6 +23,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jspec.config.heads import DraftConfig
 
+# Options of every method that samples its drafts from logits; ``lookup`` puts looked-up drafts in their place.
+DRAWN = ("draft_temperature", "argmax_below", "lookup")
+
 
 @dataclasses.dataclass(frozen=True)
 class DraftMethod:
@@ -45,7 +48,8 @@ class DraftMethod:
         drafter reads, a pytree. They are arguments of the compiled programs, as weights are.
       argmax_below: the temperature from which ``draft_sampling="auto"`` samples its drafts, as measured in
         docs/results/drafters.md. None for a method that samples nothing.
-      options: the fields of ``jspec.Speculation`` that this method uses and some other methods do not.
+      options: the fields of ``jspec.Speculation`` that this method uses and some other methods do not. By default those of
+        a method that samples its drafts from logits.
       objective: ``objective(target config, sizes)`` builds the ``jspec.train.objectives.Objective`` of a new draft head.
         None for a method that ``jspec train`` does not train.
       sizes: fields of ``jspec.train.methods.Sizes`` that a user may choose for a new draft head of this method.
@@ -66,14 +70,12 @@ class DraftMethod:
     argument: str | None = None
     prepare: str | None = None
     argmax_below: float | None = None
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = DRAWN
     objective: str | None = None
     sizes: tuple[str, ...] = ()
 
 
 NGRAM, MTP = "ngram", "mtp"
-# Options of every method that samples its drafts from logits; ``lookup`` puts looked-up drafts in their place.
-DRAWN = ("draft_temperature", "argmax_below", "lookup")
 LOOKED_UP = ("ngram_min", "ngram_max")  # options of prompt lookup, as a method and under ``lookup``
 # Entries whose checkpoints and drafters serve two methods.
 EAGLE3 = DraftMethod(
@@ -84,7 +86,6 @@ EAGLE3 = DraftMethod(
     module="jspec.models.heads.eagle3:Eagle3Head",
     formats=("jspec.checkpoints.layouts.speculators:FORMAT", "jspec.checkpoints.layouts.eagle3:FORMAT"),
     argmax_below=0.4,
-    options=DRAWN,
     objective="jspec.train.methods:eagle3",
     sizes=("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers"),
 )
@@ -96,7 +97,6 @@ DFLASH = DraftMethod(
     module="jspec.models.heads.block:BlockHead",
     formats=("jspec.checkpoints.layouts.block:FORMAT", "jspec.checkpoints.layouts.block_speculators:FORMAT"),
     argmax_below=0.3,
-    options=DRAWN,
     objective="jspec.train.methods:dflash",
     sizes=(*EAGLE3.sizes, "loss", "anchor_spacing"),
 )
@@ -111,7 +111,6 @@ METHODS = (
         module="jspec.models.heads.assistant:AssistantHead",
         formats=("jspec.checkpoints.layouts.assistant:FORMAT",),
         argmax_below=0.3,  # as for EAGLE heads; not measured on a checkpoint with an assistant
-        options=DRAWN,
     ),
     dataclasses.replace(
         DFLASH,
@@ -138,7 +137,6 @@ METHODS = (
         module="jspec.models.heads.eagle:EagleHead",
         formats=("jspec.checkpoints.layouts.eagle:FORMAT",),
         argmax_below=0.3,
-        options=DRAWN,
         objective="jspec.train.methods:eagle",
         sizes=("intermediate_size",),
     ),
@@ -151,7 +149,6 @@ METHODS = (
         formats=("jspec.checkpoints.layouts.mtp:FORMAT", "jspec.checkpoints.layouts.mtp_speculators:FORMAT"),
         draft=MTP,
         argmax_below=0.3,  # as for EAGLE heads; not measured on a checkpoint with such layers
-        options=DRAWN,
         objective="jspec.train.methods:mtp",
         sizes=("num_draft_tokens", "intermediate_size"),
     ),
@@ -163,7 +160,6 @@ METHODS = (
         module="jspec.models.heads.mlp_speculator:MLPSpeculator",
         formats=("jspec.checkpoints.layouts.mlp:FORMAT",),
         argmax_below=0.3,
-        options=DRAWN,
         objective="jspec.train.methods:mlp",
         sizes=("num_draft_tokens", "inner_size", "tie"),
     ),
@@ -175,7 +171,6 @@ METHODS = (
         module="jspec.models.heads.medusa:Medusa",
         formats=("jspec.checkpoints.layouts.medusa:FORMAT",),
         argmax_below=0.6,
-        options=DRAWN,
         objective="jspec.train.methods:medusa",
         sizes=("num_draft_tokens", "borrow_head"),
     ),
@@ -187,7 +182,6 @@ METHODS = (
         module="jspec.models.decoder:Decoder",
         formats=("jspec.checkpoints.layouts.language_model:PARD",),
         argmax_below=0.4,
-        options=DRAWN,
     ),
     DraftMethod(
         name="draft_model",
@@ -197,7 +191,6 @@ METHODS = (
         module="jspec.models.decoder:Decoder",
         formats=("jspec.checkpoints.layouts.language_model:PLAIN",),
         argmax_below=0.3,
-        options=DRAWN,
     ),
     DraftMethod(
         name=NGRAM,

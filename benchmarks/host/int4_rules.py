@@ -18,8 +18,8 @@ the sources of four modules of Python.
 
 Beside them, ``int8`` and ``fp8`` have eight bits with a scale for each output channel, as ``jspec-convert`` stores them.
 ``nf4`` is what bitsandbytes writes, and ``mxfp8`` and ``nvfp4`` are rounded as NVIDIA Model Optimizer does it.
-``products`` is ``jspec`` as kernels multiply x of bfloat16 by it (``Weight.multiplied``), and ``products16`` has the same with
-scales of float16 that are no numbers of bfloat16, as most checkpoints have them."""
+``products`` is ``jspec`` as kernels multiply x of bfloat16 by it (``Weight.multiplied``), and ``products16`` has the same
+with scales of float16 that are no numbers of bfloat16, as most checkpoints have them."""
 
 import argparse
 import functools

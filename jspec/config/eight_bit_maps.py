@@ -16,6 +16,7 @@ from jspec.quantization.formats import KINDS, Format
 # the last block of 128 inputs is not counted.
 MOST_BITS = 4.6
 FOUR, EIGHT = KINDS["int4"], KINDS["int8"]
+QKV = ".attention.qkv"
 Shapes = Mapping[str, tuple[int, ...]]  # name of a linear map -> (out, in)
 
 
@@ -24,23 +25,22 @@ def eight_bit_maps(config: ModelFields) -> tuple[tuple[str, str], ...]:
 
     These are the queries, keys and values of all layers, or where they take too many bits the values alone; the last layer;
     and down projections from the first and the last layer inwards: each of these while the mean of all maps is at most
-    ``MOST_BITS``. Experts stay in four bits.
+    ``MOST_BITS``. Experts stay in four bits. Values are no map of their own where queries and keys have eight bits, too.
 
     Args:
       config: that of the model with all its maps in ``int4``.
     """
     every = _shapes(config)
-    spent, chosen = _bits(FOUR, every), {HEAD: EIGHT.name}
-    most = MOST_BITS * sum(outputs * inputs for outputs, inputs in every.values())
+    most = MOST_BITS * sum(outputs * inputs for outputs, inputs in every.values()) - _bits(FOUR, every)
+    chosen: Shapes = {}
     for alternatives in _in_order(config, every):
         for maps in alternatives:
-            new = {name: shape for name, shape in maps.items() if name not in chosen}
-            more = _bits(EIGHT, new) - _bits(FOUR, new)
-            if spent + more <= most:
-                spent += more
-                chosen |= dict.fromkeys(new, EIGHT.name)
+            joined = {f"{name.removesuffix('qkv')}values" for name in maps if name.endswith(QKV)}
+            more = {name: shape for name, shape in {**chosen, **maps}.items() if name not in joined}
+            if _bits(EIGHT, more) - _bits(FOUR, more) <= most:
+                chosen = more
                 break
-    return tuple(chosen.items())
+    return tuple(dict.fromkeys((HEAD, *chosen), EIGHT.name).items())
 
 
 def _in_order(config: ModelFields, every: Shapes) -> Iterator[tuple[Shapes, ...]]:
@@ -48,7 +48,7 @@ def _in_order(config: ModelFields, every: Shapes) -> Iterator[tuple[Shapes, ...]
     last, layers = config.num_layers - 1, range(config.num_layers)
     values = tuple((f"layers.{layer}.attention.values", EIGHT.name) for layer in layers if parts_values(config, layer))
     apart = _shapes(dataclasses.replace(config, other_formats=values))
-    joined = {name: shape for name, shape in every.items() if name.endswith(".attention.qkv")}
+    joined = {name: shape for name, shape in every.items() if name.endswith(QKV)}
     yield joined, {name: apart[name] for name, _ in values}
     dense = [layer for layer in layers if not config.has_experts(layer)]
     if last in dense:

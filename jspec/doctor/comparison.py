@@ -16,7 +16,6 @@ from jspec.doctor import under_test
 from jspec.doctor.diagnosis import PROMPTS, engine_config, token_ids
 from jspec.doctor.figures import (
     LayerDifference,
-    TextDifference,
     Texts,
     Tolerance,
     hidden_difference,
@@ -77,11 +76,6 @@ class Comparison:
     def equal(self) -> bool:
         """Whether logits and greedy texts are equal within the tolerance."""
         return all(self.tolerance.holds_for(text) for text in self.texts)
-
-    @property
-    def first_text(self) -> TextDifference | None:
-        """Where a greedy text first differs; None if all are the same."""
-        return next((text.difference for text in self.texts if text.difference is not None), None)
 
     @property
     def explanation(self) -> str:

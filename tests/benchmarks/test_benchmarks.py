@@ -184,30 +184,23 @@ def test_floors_of_the_target_are_as_counted_by_hand(llama, batch, width, length
 
 
 @pytest.mark.parametrize(
-    ("method", "batch", "length", "milliseconds"),
+    ("method", "tokens", "kind", "batch", "length", "milliseconds"),
     [
-        *(("eagle", 1, 640, 5.0), ("eagle", 16, 640, 5.3), ("eagle", 64, 640, 9.0), ("eagle3", 1, 1024, 4.2)),
-        *(("draft_model", 1, 640, 5.8), ("draft_model", 16, 640, 6.4), ("draft_model", 64, 640, 10.9)),
+        *(("eagle", None, None, *row) for row in ((1, 640, 5.0), (16, 640, 5.3), (64, 640, 9.0))),
+        *(("draft_model", None, None, *row) for row in ((1, 640, 5.8), (16, 640, 6.4), (64, 640, 10.9))),
+        *(("eagle3", None, None, 1, 1024, 4.2), ("mtp", 32_768, None, 1, 640, 4.25)),
+        *(("eagle", 32_768, None, 1, 640, 4.25), ("eagle", 32_768, "int4", 1, 640, 3.71)),
+        *(("eagle", 32_768, "int8", *row) for row in ((1, 640, 3.9), (64, 640, 7.84))),
+        *(("draft_model", 32_768, "int8", *row) for row in ((1, 640, 4.55), (64, 640, 9.55))),
     ],
 )
-def test_floors_of_rounds_are_as_counted_by_hand(llama, method, batch, length, milliseconds):
-    module = abstract_module(LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method), 1, drafts=True)
-    passes = [target_pass(llama, batch, 5, length), *draft_passes(llama, module, 4, batch, length)]
-    assert 1e3 * floor(passes, RATE) == pytest.approx(milliseconds, abs=0.08)
-
-
-@pytest.mark.parametrize(
-    ("method", "kind", "batch", "milliseconds"),
-    [
-        *(("eagle", None, 1, 4.25), ("eagle", "int8", 1, 3.9), ("eagle", "int8", 64, 7.84), ("eagle", "int4", 1, 3.71)),
-        *(("draft_model", "int8", 1, 4.55), ("draft_model", "int8", 64, 9.55), ("mtp", None, 1, 4.25)),
-    ],
-)
-def test_floors_of_rounds_with_small_drafts_are_as_counted_by_hand(llama, method, kind, batch, milliseconds):
-    """32,768 draft tokens: an EAGLE head, as an MTP layer, has 252 million weights, and 134 million in its output head."""
-    config = (LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method)).with_draft_vocabulary(32_768)
+def test_floors_of_rounds_are_as_counted_by_hand(llama, method, tokens, kind, batch, length, milliseconds):
+    """With 32,768 draft tokens an EAGLE head, as an MTP layer, has 252 million weights, and 134 million in its output
+    head."""
+    config = LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method)
+    config = config if tokens is None else config.with_draft_vocabulary(tokens)
     module = abstract_module(config if kind is None else config.with_quantization(kind), 1, drafts=True)
-    passes = [target_pass(llama, batch, 5, 640), *draft_passes(llama, module, 4, batch, 640)]
+    passes = [target_pass(llama, batch, 5, length), *draft_passes(llama, module, 4, batch, length)]
     assert 1e3 * floor(passes, RATE) == pytest.approx(milliseconds, abs=0.08)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resaved import set_keys
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 import jspec
@@ -119,16 +120,14 @@ def test_convert_names_the_damaged_tokenizer_file(src, capsys, name):
 )
 def test_model_settings_do_not_affect_the_tokenizer(src, changes):
     """transformers would check all of config.json to find a tokenizer; jspec reads what it needs by itself."""
-    config = json.loads((src / "config.json").read_text())
-    (src / "config.json").write_text(json.dumps({**config, **changes}))
+    set_keys(src, **changes)
     assert load_tokenizer(src) is not None
 
 
 def test_a_config_that_transformers_refuses(src, capsys):
     """A sentence too where transformers itself has to load the model."""
     pytest.importorskip("torch")
-    config = json.loads((src / "config.json").read_text())
-    (src / "config.json").write_text(json.dumps({**config, "initializer_range": "wide"}))
+    set_keys(src, initializer_range="wide")
     assert main([str(src), str(src.parent / "out"), "--verify", "logits"]) == 2
     error = capsys.readouterr().err
     assert "src: transformers cannot load it (" in error
@@ -236,6 +235,5 @@ def test_deep_nesting_is_refused(src, capsys, name, opening):
 
 
 def test_brackets_in_strings_are_not_counted(src):
-    config = json.loads((src / "config.json").read_text())
-    (src / "config.json").write_text(json.dumps({**config, "_name_or_path": '\\"[' * 100, "license": "[" * 100}))
+    set_keys(src, _name_or_path='\\"[' * 100, license="[" * 100)
     assert jspec.load(src, **SMALL).tokenizer is not None

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from greedy_texts import drafted
+from resaved import set_keys
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 from tiny_heads import NO_EMBEDDING, eagle3, medusa, speculators
@@ -166,8 +167,7 @@ def test_a_head_of_an_unknown_target_is_converted(tmp_path, capsys, write):
 def test_an_unknown_target_is_named_and_not_needed(tmp_path, capsys):
     head = of_unknown_target(tmp_path / "head")
     target = tiny_checkpoint(tmp_path / "target")
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, **UNKNOWN}))
+    set_keys(target, **UNKNOWN)
     assert main([str(head), str(tmp_path / "out"), "--target", str(target)]) == 2
     error = capsys.readouterr().err
     assert "Qwen9VLForConditionalGeneration" in error

@@ -1,11 +1,10 @@
 """EAGLE-3 heads of DeepSpec, whose ``target_layer_ids`` are outputs of layers: ``hidden_states[i + 1]`` of transformers."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from resaved import set_keys
 from safetensors.numpy import load_file, save_file
 from tiny import tiny_checkpoint
 from tiny_heads import D, V, deepspec_eagle3, eagle3, speculators
@@ -98,8 +97,7 @@ def test_a_converted_folder_reads_the_same(tmp_path):
 
 def with_ids(folder, width=None, **keys):
     """The folder of a head, after ``keys`` of its config.json and the number of hidden states that it fuses were changed."""
-    fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**fields, **keys}))
+    set_keys(folder, **keys)
     if width is not None:
         weights = load_file(folder / "model.safetensors")
         save_file({**weights, "fc.weight": np.ones((D, width), np.float32)}, folder / "model.safetensors")

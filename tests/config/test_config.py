@@ -1,6 +1,7 @@
 """Every bad value is refused by a message that names the field and the value."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -12,30 +13,24 @@ from jspec.config import EngineConfig, Experts, Latent, ModelConfig, Rope, Specu
 
 NO_INTEGERS = [1.5, 2.0, "3", None, True, math.nan, [1]]
 NO_NUMBERS = ["1", None, True, math.nan, math.inf, -math.inf, [1.0], 1j]
+# For fields that may be None.
+WRONG_INTEGERS, WRONG_NUMBERS = ([bad for bad in every if bad is not None] for every in (NO_INTEGERS, NO_NUMBERS))
 experts = lambda **fields: Experts(**{"count": 4, "chosen": 2, "width": 8, **fields})  # noqa: E731
 latent = lambda **fields: Latent(**{"rank": 16, "rotated": 4, "value_dim": 8, **fields})  # noqa: E731
 model = lambda **fields: dataclasses.replace(TARGET, **{"windows": (), **fields})  # noqa: E731
 
 
-def refused(make, name: str, values, **others):
-    """One case for each value of one field."""
-    return [pytest.param(make, {name: value, **others}, name, id=f"{name}={value}") for value in values]
+def refused(make, names: str, values, **others):
+    """One case for each value of each field; a space is between their names."""
+    of_each = itertools.product(names.split(), values)
+    return [pytest.param(make, {name: value, **others}, name, id=f"{name}={value}") for name, value in of_each]
 
 
 BAD = [
-    *(
-        case
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "max_position",
-        )
-        for case in refused(model, name, [*NO_INTEGERS, 0, -1, 2**31])
+    *refused(
+        model,
+        "vocab_size hidden_size intermediate_size num_layers num_heads num_kv_heads head_dim max_position",
+        [*NO_INTEGERS, 0, -1, 2**31],
     ),
     *refused(model, "num_kv_heads", [3, 8]),
     *refused(model, "head_dim", [3]),
@@ -45,10 +40,10 @@ BAD = [
     *refused(model, "layer_ropes", [(None,), (None, None, None, None), (1, None, None)]),
     *refused(model, "rope", [1, "default"]),
     *refused(model, "experts", [4, "many"]),
-    *(case for name in ("count", "chosen", "width") for case in refused(experts, name, [*NO_INTEGERS, 0])),
+    *refused(experts, "count chosen width", [*NO_INTEGERS, 0]),
     *refused(experts, "chosen", [5]),
     *refused(experts, "layers", [[True], (1, 0), None]),
-    *(case for name in ("renormalise", "biases") for case in refused(experts, name, [None, 1])),
+    *refused(experts, "renormalise biases", [None, 1]),
     *refused(experts, "clamp", [0, -1.0, "7", True]),
     *refused(experts, "stored", ["fp8", True]),
     *refused(
@@ -56,29 +51,13 @@ BAD = [
         "other_formats",
         [None, [], ("head",), (("head",),), ((1, None),), (("head", "int2"),), (("head", "int8"),)],
     ),
-    *refused(model, "position_offset", [bad for bad in NO_INTEGERS if bad is not None] + [-1]),
-    *refused(model, "embedding_size", [bad for bad in NO_INTEGERS if bad is not None] + [0]),
-    *(
-        case
-        for name in ("norm", "norm_placement", "qk_norm_over", "activation")
-        for case in refused(model, name, ["", None, 1, "tanh"])
-    ),
-    *(
-        case
-        for name in ("final_norm", "gated_mlp", "attention_sinks")
-        for case in refused(model, name, [None, 1, "yes"])
-    ),
-    *(
-        case
-        for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor")
-        for case in refused(model, name, [*NO_NUMBERS, 0, -1.0])
-    ),
-    *(
-        case
-        for name in ("attention_scale", "attention_softcap", "logit_softcap")
-        for case in refused(model, name, [*(bad for bad in NO_NUMBERS if bad is not None), 0, -1.0])
-    ),
-    *(case for name in ("rank", "rotated", "value_dim") for case in refused(latent, name, [*NO_INTEGERS, 0, -1])),
+    *refused(model, "position_offset", [*WRONG_INTEGERS, -1]),
+    *refused(model, "embedding_size", [*WRONG_INTEGERS, 0]),
+    *refused(model, "norm norm_placement qk_norm_over activation", ["", None, 1, "tanh"]),
+    *refused(model, "final_norm gated_mlp attention_sinks", [None, 1, "yes"]),
+    *refused(model, "embedding_multiplier residual_multiplier logit_divisor", [*NO_NUMBERS, 0, -1.0]),
+    *refused(model, "attention_scale attention_softcap logit_softcap", [*WRONG_NUMBERS, 0, -1.0]),
+    *refused(latent, "rank rotated value_dim", [*NO_INTEGERS, 0, -1]),
     *refused(latent, "query_rank", [1.5, "3", True, 0]),
     *refused(latent, "norm_eps", [*NO_NUMBERS, 0, -1.0]),
     *refused(latent, "interleaved", [None, 1]),
@@ -94,47 +73,27 @@ BAD = [
     *refused(Rope, "short_factors", [(), (0.0,), [1.0], None, ("1",)], kind="longrope", long_factors=(1.0,)),
     *refused(Rope, "long_factors", [(1.0,)]),
     *refused(Rope, "kind", ["su", "", None, 1]),
-    *refused(Rope, "theta", [*NO_NUMBERS, 0, -1.0]),
-    *refused(Rope, "factor", [*NO_NUMBERS, 0, -1.0]),
-    *refused(Rope, "attention_factor", [*NO_NUMBERS, 0, -1.0]),
+    *refused(Rope, "theta factor attention_factor", [*NO_NUMBERS, 0, -1.0]),
     *refused(Speculation, "num_draft_tokens", [*NO_INTEGERS, -1, 256]),
     *refused(Speculation, "num_draft_tokens", ["Auto", "4", np.array([1, 2])]),
-    *refused(
-        Speculation,
-        "max_draft_tokens",
-        [*(bad for bad in NO_INTEGERS if bad is not None), 0, 256],
-        num_draft_tokens="auto",
-    ),
-    *refused(Speculation, "max_draft_tokens", [bad for bad in NO_INTEGERS if bad is not None], num_draft_tokens="auto"),
-    *refused(Speculation, "max_draft_tokens", [0, 256], num_draft_tokens="auto"),
+    *refused(Speculation, "max_draft_tokens", [*WRONG_INTEGERS, 0, 256], num_draft_tokens="auto"),
     *refused(Speculation, "verify", ["typical", "", None, "Match", 1]),
     *refused(Speculation, "draft_sampling", ["greedy", None, 0]),
-    *refused(Speculation, "argmax_below", [bad for bad in NO_NUMBERS if bad is not None] + [-0.1, 1e39]),
+    *refused(Speculation, "argmax_below", [*WRONG_NUMBERS, -0.1, 1e39]),
     *refused(Speculation, "draft_temperature", [-1, "1", math.nan, math.inf, True, 1e39]),
-    *refused(Speculation, "ngram_min", [bad for bad in NO_INTEGERS if bad is not None] + [0, -1, 65]),
-    *refused(Speculation, "ngram_max", [bad for bad in NO_INTEGERS if bad is not None] + [0, 2, 65], ngram_min=3),
+    *refused(Speculation, "ngram_min", [*WRONG_INTEGERS, 0, -1, 65]),
+    *refused(Speculation, "ngram_max", [*WRONG_INTEGERS, 0, 2, 65], ngram_min=3),
     *refused(Speculation, "ngram_max", [3], lookup=True),
     *refused(Speculation, "lookup", [1, None, "ngram"]),
     *refused(Speculation, "lookup", [True], num_draft_tokens=0),
-    *refused(Speculation, "synthetic_acceptance", [*(bad for bad in NO_NUMBERS if bad is not None), -0.1, 1.01, [0.5]]),
+    *refused(Speculation, "synthetic_acceptance", [*WRONG_NUMBERS, -0.1, 1.01, [0.5]]),
     *refused(Speculation, "synthetic_acceptance", [(), (0.5, 1.01), (0.5, None), (0.5,) * 5]),
-    *(
-        case
-        for name in ("max_batch", "page_size", "rounds")
-        for case in refused(EngineConfig, name, [*NO_INTEGERS, 0, -1, 2**31])
-    ),
+    *refused(EngineConfig, "max_batch page_size rounds", [*NO_INTEGERS, 0, -1, 2**31]),
     *refused(EngineConfig, "max_len", [*NO_INTEGERS, 0, 1, 2**22 + 1]),
     *refused(EngineConfig, "dtype", ["float16", "fp32", None, np.float32]),
-    *refused(EngineConfig, "prefill_chunk", [1.5, "3", True, 0, -1, 2**31]),
+    *refused(EngineConfig, "prefill_chunk num_pages width snapshot_every", [1.5, "3", True, 0, -1, 2**31]),
     *refused(EngineConfig, "expand_latents", [None, 1]),
-    *refused(EngineConfig, "num_pages", [1.5, "3", True, 0, -1, 2**31]),
-    *refused(EngineConfig, "width", [1.5, "3", True, 0, -1, 2**31]),
-    *refused(EngineConfig, "snapshot_every", [1.5, "3", True, 0, -1, 2**31]),
-    *(
-        case
-        for name in ("swap_space", "snapshot_space")
-        for case in refused(EngineConfig, name, [*NO_NUMBERS, -1, 1e39])
-    ),
+    *refused(EngineConfig, "swap_space snapshot_space", [*NO_NUMBERS, -1, 1e39]),
 ]
 
 

@@ -4,12 +4,12 @@ import dataclasses
 import math
 
 import pytest
-from engines import TARGET
+from engines import OF_HYBRIDS, TARGET
 from head_configs import HEADS, QUANTIZED, REDUCED
 
 from jspec.checkpoints.tensors.names import tensor_table
 from jspec.checkpoints.tensors.params import stored_params
-from jspec.config import DeltaNets, Experts, Latent
+from jspec.config import Experts, Latent
 from jspec.config.decoder_params import HEADS as QUERIES
 from jspec.config.decoder_params import KV
 from jspec.config.model_fields import PLAIN_HEAD
@@ -38,23 +38,15 @@ MODELS = [
         {"draft_vocab_size": 9},
     )
 ]
-HYBRID = {
-    "architecture": "Qwen3_5ForCausalLM",
-    "windows": (),
-    "delta_nets": DeltaNets(2, 4, 6, 10, 3, (True, False, True)),
-    "attention_gate": True,
-    "qk_norm": True,
-    "norm": "rms_offset",
-}
 OF_LATENTS = {"architecture": "DeepseekV3ForCausalLM", "windows": (), "num_kv_heads": TARGET.num_heads}
 HYBRIDS = [
-    HYBRID,
+    OF_HYBRIDS,
     {
-        **HYBRID,
+        **OF_HYBRIDS,
         "architecture": "Qwen3NextForCausalLM",
         "experts": Experts(5, 2, 12, layers=(True, True, False), shared=1),
     },
-    {**HYBRID, "architecture": "Qwen3_5MoeForCausalLM", "experts": Experts(5, 2, 12, shared=2, shared_gate=True)},
+    {**OF_HYBRIDS, "architecture": "Qwen3_5MoeForCausalLM", "experts": Experts(5, 2, 12, shared=2, shared_gate=True)},
 ]
 MODELS += [
     dataclasses.replace(TARGET, quantization=kind, **options)
@@ -73,7 +65,7 @@ APART = (("layers.0.attention.values", "fp8"), ("layers.2.attention.values", Non
 MODELS += [dataclasses.replace(TARGET, quantization="int8", other_formats=APART, qkv_bias=True)]
 MODELS += [
     dataclasses.replace(
-        TARGET, quantization="int4", **{**HYBRID, "other_formats": (("layers.1.attention.values", "int8"),)}
+        TARGET, quantization="int4", **{**OF_HYBRIDS, "other_formats": (("layers.1.attention.values", "int8"),)}
     )
 ]
 MODELS += [  # as checkpoints store them
@@ -83,7 +75,7 @@ MODELS += [  # as checkpoints store them
         {},
         {"experts": Experts(5, 2, 12)},
         {"other_formats": (*OTHERS, *PLAIN_HEAD), "embedding_size": 6},
-        HYBRID,
+        OF_HYBRIDS,
     )
 ]
 CONFIGS = [*MODELS, *HEADS, *REDUCED, *QUANTIZED]

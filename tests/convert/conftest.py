@@ -1,7 +1,5 @@
 """Checkpoints to convert, and the assertion that one is refused."""
 
-import json
-
 import pytest
 from tiny import tiny_checkpoint
 
@@ -35,16 +33,6 @@ def refused(capsys):
         assert sorted(path.name for path in src.parent.iterdir() if path.name != "elsewhere") == ["src"]
 
     return convert_and_assert
-
-
-@pytest.fixture
-def edit():
-    """A function: set keys of a JSON file."""
-
-    def rewrite(path, **changes):
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return rewrite
 
 
 @pytest.fixture(scope="session")

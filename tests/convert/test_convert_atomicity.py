@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import textwrap
 import pytest
 from children import environment
 from packed_weights import gptq, gptq_config
+from resaved import set_keys
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
@@ -256,10 +256,7 @@ def in_four_bits(folder):
         parts = gptq(array, group_size=32, symmetric=True)[0] if name.endswith("proj.weight") else {".weight": array}
         stored |= {name.removesuffix(".weight") + end: part for end, part in parts.items()}
     write_weights(folder, stored)
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = gptq_config(group_size=32, sym=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return set_keys(folder, quantization_config=gptq_config(group_size=32, sym=True))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from heads import VARIANTS, random_head
-from safetensors.numpy import load_file, save_file
+from resaved import resave, set_keys
 from tiny import tiny_checkpoint
 
 from convert import convert, load_draft, verifier_of
@@ -37,9 +37,7 @@ def exported(
     config = dataclasses.replace(BLOCKS[name], layers=layers, **(change or {}))
     params = {name: np.asarray(array) for name, array in flat_params(random_head(config)).items()}
     export_draft(folder, config, params, target_name="the/target", dtype="float32", layout=layout)
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
-    return config, params, folder
+    return config, params, set_keys(folder, **keys)
 
 
 def same(found, expected):
@@ -73,10 +71,9 @@ def test_windows_in_layers_that_are_not_causal_are_stated(tmp_path):
 
 def test_settings_in_a_nested_object_are_read(tmp_path):
     config, _, folder = exported(tmp_path / "head", "dspark-rnn", "native")
-    file = folder / "config.json"
-    fields = json.loads(file.read_text())
-    moved = {key: fields.pop(key) for key in ("target_layer_ids", "mask_token_id", "markov_rank", "markov_head_type")}
-    file.write_text(json.dumps({**fields, "architectures": ["DSparkDraftModel"], "dflash_config": moved}))
+    fields = json.loads((folder / "config.json").read_text())
+    moved = {key: fields[key] for key in ("target_layer_ids", "mask_token_id", "markov_rank", "markov_head_type")}
+    set_keys(folder, **dict.fromkeys(moved, ...), architectures=["DSparkDraftModel"], dflash_config=moved)
     assert load_draft(folder)[0] == config
 
 
@@ -120,9 +117,8 @@ REFUSED = [
 def test_contradictions_are_refused(tmp_path, name, keys, message):
     _, _, folder = exported(tmp_path / "head", name, "native", **keys)
     if "target_layer_ids" in str(keys) and "[0, 1]" in str(keys):
-        weights = load_file(folder / "model.safetensors")  # 48 numbers are three of 16, and not two
-        weights["fc.weight"] = weights["fc.weight"][:, :47].copy()
-        save_file(weights, folder / "model.safetensors")
+        # 48 numbers are three of 16, and not two
+        resave(folder, add=lambda stored: {"fc.weight": stored["fc.weight"][:, :47].copy()})
         message = "reads 47 numbers"
     with pytest.raises(Refusal) as refusal:
         load_draft(folder)
@@ -141,12 +137,8 @@ def test_windows_of_a_dflash2_head_are_stated(tmp_path, layout):
 def test_defaults_of_dflash2_in_the_speculators_format(tmp_path):
     """Absent keys stand for the defaults of its class: windows that are not causal, 16 candidates."""
     _, _, folder = exported(tmp_path / "head", "dflash2", "speculators", selector_top_k=None, sample_from_anchor=False)
-    file = folder / "config.json"
-    fields = json.loads(file.read_text())
     window = {"sliding_window": 9, "layer_types": ["sliding_attention"] * 2}
-    fields["transformer_layer_config"] |= window
-    del fields["sliding_window_non_causal"]
-    file.write_text(json.dumps(fields))
+    set_keys(set_keys(folder, within="transformer_layer_config", **window), sliding_window_non_causal=...)
     config = load_draft(folder)[0]
     assert (config.candidates, config.layers.windows, config.causal) == (16, (9, 9), (False, False))
 
@@ -177,10 +169,7 @@ OF_ITS_LAYERS = {
 
 def test_configs_that_speculators_writes_are_read_without_a_warning(tmp_path):
     _, params, folder = exported(tmp_path / "head", "dflash2", "speculators", **OF_SPECULATORS)
-    file = folder / "config.json"
-    fields = json.loads(file.read_text())
-    fields["transformer_layer_config"] |= OF_ITS_LAYERS
-    file.write_text(json.dumps(fields))
+    set_keys(folder, within="transformer_layer_config", **OF_ITS_LAYERS)
     config, back = load_draft(folder)
     assert (config.layers.windows, config.causal, config.layers.rope.theta) == ((9, None), (False, False), 1e6)
     assert (config.conv_taps, config.conv_group, config.selector_rank, config.candidates) == (2, 4, 6, 5)
@@ -212,27 +201,17 @@ DFLASH2_REFUSED = [
 @pytest.mark.parametrize(("keys", "changes", "message"), DFLASH2_REFUSED)
 def test_contradictions_of_dflash2_heads_are_refused(tmp_path, keys, changes, message):
     _, _, folder = exported(tmp_path / "head", "dflash2", "native")
-    file = folder / "config.json"
-    fields = json.loads(file.read_text())
-    fields["dflash_config"] |= keys
-    file.write_text(json.dumps(fields))
-    weights = load_file(folder / "model.safetensors") | changes
-    save_file({name: array for name, array in weights.items() if array is not None}, folder / "model.safetensors")
+    set_keys(folder, within="dflash_config", **keys)
+    added = {name: array for name, array in changes.items() if array is not None}
+    resave(folder, add=added, drop=changes.keys() - added.keys())
     with pytest.raises((Refusal, Mismatch)) as refusal:
         load_draft(folder)
     assert message in str(refusal.value)
 
 
-def test_a_speculator_of_another_type_with_dflash2_settings_is_refused(tmp_path):
-    _, _, folder = exported(tmp_path / "head", "dflash2", "speculators", speculators_model_type="dflash")
-    with pytest.raises(Refusal, match="speculators_model_type='dflash': expected 'dflash2', because"):
-        load_draft(folder)
-
-
 def test_a_confidence_head_of_another_width_is_refused(tmp_path):
     _, _, folder = exported(tmp_path / "head", "dspark", "native")
-    weights = load_file(folder / "model.safetensors")
-    save_file({**weights, "confidence_head.proj.weight": np.zeros((1, 5), np.float32)}, folder / "model.safetensors")
+    resave(folder, add={"confidence_head.proj.weight": np.zeros((1, 5), np.float32)})
     with pytest.raises(Refusal, match=r"reads 5 numbers, expected one of \[16, 22\]"):
         load_draft(folder)
 
@@ -246,18 +225,33 @@ def test_export_refuses_heads_the_layout_cannot_express(tmp_path):
         exported(tmp_path / "head", "jetspec", "speculators")
 
 
+OTHER_KINDS = {
+    "Qwen3XPress": "XPress",
+    "LiLiCorrDraft": "LiLiCorr",
+    "DominoDraft": "Domino",
+    "DFlash2BeamDraft": "DFlash2Beam",
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("name", "layout", "keys", "message"),
     [
-        ("Qwen3XPressModel", "XPress heads"),
-        ("LiLiCorrDraftModel", "LiLiCorr heads"),
-        ("DominoDraftModel", "Domino heads"),
-        ("DFlash2BeamDraftModel", "DFlash2Beam heads"),
+        *(
+            ("dflash", "native", {"architectures": [f"{kind}Model"]}, f"{what} heads.* are not supported")
+            for kind, what in OTHER_KINDS.items()
+        ),
+        (
+            "dflash",
+            "speculators",
+            {"speculators_model_type": "mlp"},
+            "eagle, dflash, dflash2, dspark, mtp; other kinds",
+        ),
+        ("dflash2", "speculators", {"speculators_model_type": "dflash"}, "='dflash': expected 'dflash2', because"),
     ],
 )
-def test_heads_of_other_kinds_with_the_same_tensors_are_refused(tmp_path, name, what):
-    _, _, folder = exported(tmp_path / "head", "dflash", "native", architectures=[name])
-    with pytest.raises(Refusal, match=f"{what}.* are not supported"):
+def test_heads_of_other_kinds_with_the_same_tensors_are_refused(tmp_path, name, layout, keys, message):
+    _, _, folder = exported(tmp_path / "head", name, layout, **keys)
+    with pytest.raises(Refusal, match=message):
         load_draft(folder)
 
 
@@ -267,11 +261,3 @@ def test_an_unknown_class_is_read_with_a_warning(tmp_path):
         UserWarning, match=r"\['NewDraftModel'\] names a class that jspec does not know.*those of a DFlash head"
     ):
         assert load_draft(folder)[0] == config
-
-
-def test_other_kinds_of_speculators_are_refused(tmp_path):
-    _, _, folder = exported(tmp_path / "head", "dflash", "speculators", speculators_model_type="mlp")
-    with pytest.raises(
-        Refusal, match="expected one of eagle3, peagle, eagle, dflash, dflash2, dspark, mtp; other kinds"
-    ):
-        load_draft(folder)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_heads as heads
-from head_cases import reads_as, resave, same
+from head_cases import reads_as, same
+from resaved import resave
 from tiny import tiny_checkpoint
 
 from convert import Refusal, convert, load_draft, load_folder, read_draft_config

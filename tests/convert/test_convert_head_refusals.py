@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 import tiny_heads as heads
-from safetensors.numpy import load_file, save_file
+from resaved import resave, set_keys
+from safetensors.numpy import load_file
 from tiny import tiny_checkpoint
 
 from convert import Refusal, convert, load_draft, read_draft_config
@@ -14,16 +15,9 @@ from convert.cli import main
 
 def with_tensors(src, **changes):
     """``src`` with tensors replaced (``__`` stands for a dot), or removed where the new one is None."""
-    [file] = src.glob("*.safetensors")
-    tensors = {**load_file(file), **{name.replace("__", "."): array for name, array in changes.items()}}
-    save_file({name: array for name, array in tensors.items() if array is not None}, file)
-    return src
-
-
-def with_keys(src, **changes):
-    config = {**json.loads((src / "config.json").read_text()), **changes}
-    (src / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
-    return src
+    changed = {name.replace("__", "."): array for name, array in changes.items()}
+    added = {name: array for name, array in changed.items() if array is not None}
+    return resave(src, add=added, drop=changed.keys() - added.keys())
 
 
 def refuses(src, *parts, **arguments):
@@ -55,7 +49,7 @@ def refuses(src, *parts, **arguments):
 )
 def test_eagle(tmp_path, keys, changes, parts):
     src = with_tensors(heads.eagle(tmp_path / "src", **{"bias": keys.get("bias"), **keys}), **changes)
-    refuses(with_keys(src, **keys), *parts)
+    refuses(set_keys(src, **keys), *parts)
 
 
 def test_bias_that_config_does_not_mention_is_decided_by_the_tensor(tmp_path):
@@ -99,24 +93,24 @@ def test_bias_that_config_does_not_mention_is_decided_by_the_tensor(tmp_path):
     ],
 )
 def test_eagle3(tmp_path, keys, changes, parts):
-    refuses(with_keys(with_tensors(heads.eagle3(tmp_path / "src"), **changes), **keys), *parts)
+    refuses(set_keys(with_tensors(heads.eagle3(tmp_path / "src"), **changes), **keys), *parts)
 
 
 def test_more_layer_ids_than_streams(tmp_path):
-    src = with_keys(heads.eagle3(tmp_path / "src"), eagle_aux_hidden_state_layer_ids=[1, 3, 3])
+    src = set_keys(heads.eagle3(tmp_path / "src"), eagle_aux_hidden_state_layer_ids=[1, 3, 3])
     refuses(src, "eagle_aux_hidden_state_layer_ids=[1, 3, 3]", "3 different layer ids", aux_convention="input_of")
-    src = with_keys(src, eagle_aux_hidden_state_layer_ids=[1, -3, 3])
+    src = set_keys(src, eagle_aux_hidden_state_layer_ids=[1, -3, 3])
     refuses(src, "at least 0", aux_convention="input_of")
 
 
 def test_mask_slots(tmp_path):
-    refuses(with_keys(heads.p_eagle(tmp_path / "none"), ptd_token_id=None), "mask_token_id", "ptd_token_id")
-    refuses(with_keys(heads.p_eagle(tmp_path / "out"), ptd_token_id=97), "ptd_token_id=97", "0..96")
-    both = with_keys(heads.p_eagle(tmp_path / "both"), mask_token_id=7, dflash_config={"mask_token_id": 8})
+    refuses(set_keys(heads.p_eagle(tmp_path / "none"), ptd_token_id=None), "mask_token_id", "ptd_token_id")
+    refuses(set_keys(heads.p_eagle(tmp_path / "out"), ptd_token_id=97), "ptd_token_id=97", "0..96")
+    both = set_keys(heads.p_eagle(tmp_path / "both"), mask_token_id=7, dflash_config={"mask_token_id": 8})
     assert read_draft_config(both).mask_token_id == 8  # the first name counts
-    assert read_draft_config(with_keys(both, dflash_config=None)).mask_token_id == 7
+    assert read_draft_config(set_keys(both, dflash_config=None)).mask_token_id == 7
     for text in ("seven", "-1", "1.0", ""):
-        refuses(with_keys(heads.p_eagle(tmp_path / "text"), ptd_token_id=text), f"ptd_token_id={text!r}", "0..96")
+        refuses(set_keys(heads.p_eagle(tmp_path / "text"), ptd_token_id=text), f"ptd_token_id={text!r}", "0..96")
     wrong = with_tensors(heads.p_eagle(tmp_path / "wrong"), mask_hidden=np.zeros((1, 1, 64), np.float32))
     refuses(wrong, "'mask_hidden'", "64", "[192]")
 
@@ -178,14 +172,14 @@ def test_map_of_a_whole_vocabulary(tmp_path):
 
 @pytest.mark.parametrize("kind", ["xpress", "mlp"])
 def test_other_speculators(tmp_path, kind):
-    src = with_keys(heads.speculators(tmp_path / "src"), speculators_model_type=kind)
+    src = set_keys(heads.speculators(tmp_path / "src"), speculators_model_type=kind)
     refuses(src, f"speculators_model_type='{kind}'", "eagle3, peagle, eagle", "dspark, mtp;")
 
 
 def test_xpress(tmp_path):
     """Their tensors are those of a DFlash head, and the class name tells them apart."""
     keys = {"speculators_model_type": "xpress", "architectures": ["XPressSpeculator"]}
-    refuses(with_keys(heads.speculators(tmp_path / "src"), **keys), "XPress heads, which refine their drafts, are not")
+    refuses(set_keys(heads.speculators(tmp_path / "src"), **keys), "XPress heads, which refine their drafts, are not")
 
 
 @pytest.mark.parametrize(
@@ -202,11 +196,11 @@ def test_xpress(tmp_path):
     ],
 )
 def test_speculators(tmp_path, keys, parts):
-    refuses(with_keys(heads.speculators(tmp_path / "src"), **keys), *parts)
+    refuses(set_keys(heads.speculators(tmp_path / "src"), **keys), *parts)
 
 
 def test_speculators_mask_without_its_kind(tmp_path):
-    src = with_keys(heads.speculators(tmp_path / "src", "peagle"), speculators_model_type="eagle3")
+    src = set_keys(heads.speculators(tmp_path / "src", "peagle"), speculators_model_type="eagle3")
     refuses(src, "'peagle'", "mask_hidden")
 
 
@@ -231,7 +225,7 @@ def test_speculators_mask_without_its_kind(tmp_path):
     ],
 )
 def test_mlp_speculator(tmp_path, keys, changes, parts):
-    refuses(with_keys(with_tensors(heads.mlp_speculator(tmp_path / "src"), **changes), **keys), *parts)
+    refuses(set_keys(with_tensors(heads.mlp_speculator(tmp_path / "src"), **changes), **keys), *parts)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +242,7 @@ def test_mlp_speculator(tmp_path, keys, changes, parts):
     ],
 )
 def test_medusa(tmp_path, keys, changes, parts):
-    refuses(with_keys(with_tensors(heads.medusa(tmp_path / "src"), **changes), **keys), *parts)
+    refuses(set_keys(with_tensors(heads.medusa(tmp_path / "src"), **changes), **keys), *parts)
 
 
 def test_pard(tmp_path):

@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 import tiny_heads as heads
-from head_cases import reads_as, resave, same
+from head_cases import reads_as, same
+from resaved import resave
 from tiny import tiny_checkpoint
 
 from convert import Refusal, load_draft, load_folder

@@ -1,12 +1,12 @@
 """Draft heads of every layout: what they are recognised as, and that converting them loses nothing."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 import tiny_heads as heads
 from head_cases import ALL, same, write
+from resaved import resave, set_keys
 from safetensors.numpy import load_file, save_file
 from tiny import tiny_checkpoint
 
@@ -79,9 +79,9 @@ def test_each_layout_gives_its_config(tmp_path):
     assert isinstance(load_draft(tiny_checkpoint(tmp_path / "model"))[0], ModelConfig)
 
 
-def test_heads_are_counted_not_declared(tmp_path, edit):
+def test_heads_are_counted_not_declared(tmp_path):
     src = heads.medusa(tmp_path / "src")
-    edit(src / "config.json", medusa_num_heads=5)
+    set_keys(src, medusa_num_heads=5)
     assert read_draft_config(src).num_heads == 3
 
 
@@ -116,13 +116,10 @@ def test_speculators_means_inputs(tmp_path):
 @pytest.mark.parametrize(("kind", "theta", "positions"), [("llama", 10000.0, 2048), ("qwen3", 10000.0, 32768)])
 def test_speculators_layers_are_a_diff(tmp_path, kind, theta, positions):
     """What transformer_layer_config leaves out is the default of its class, and the tensors tell the shape of heads."""
-    left_out = dict.fromkeys(("num_key_value_heads", "head_dim", "max_position_embeddings"))
+    left_out = ("num_key_value_heads", "head_dim", "max_position_embeddings")
     src = heads.speculators(tmp_path / "src", layers={"model_type": kind, "rms_norm_eps": 1e-5})
     whole = read_draft_config(src)
-    config = json.loads((src / "config.json").read_text())
-    for key in (*left_out, "rms_norm_eps"):
-        config["transformer_layer_config"].pop(key)
-    (src / "config.json").write_text(json.dumps(config))
+    set_keys(src, within="transformer_layer_config", **dict.fromkeys((*left_out, "rms_norm_eps"), ...))
     layers = read_draft_config(src).layers
     assert (layers.rms_norm_eps, layers.rope.theta, layers.max_position) == (1e-6, theta, positions)
     assert layers == dataclasses.replace(whole.layers, rms_norm_eps=1e-6, max_position=positions)
@@ -165,8 +162,7 @@ def test_tied_stages_listed_once_or_each(tmp_path, repeat):
 def test_mlp_speculator_without_prefix(tmp_path):
     src = heads.mlp_speculator(tmp_path / "src")
     _, params = load_draft(src)
-    tensors = load_file(src / "model.safetensors")
-    save_file({name.removeprefix("speculator."): array for name, array in tensors.items()}, src / "model.safetensors")
+    resave(src, lambda name: name.removeprefix("speculator."))
     same(load_draft(src)[1], params)
 
 
@@ -188,28 +184,22 @@ def test_medusa_in_the_layout_of_vllm(tmp_path, biases):
 def test_medusa_with_a_prefix(tmp_path):
     src = heads.medusa(tmp_path / "src")
     _, params = load_draft(src)
-    file = src / "medusa_lm_head.safetensors"
-    save_file({f"medusa_head.{name}": array for name, array in load_file(file).items()}, file)
+    resave(src, lambda name: f"medusa_head.{name}")
     same(load_draft(src)[1], params)
 
 
-def test_old_names_of_the_stream_norms(tmp_path, edit):
+def test_old_names_of_the_stream_norms(tmp_path):
     src = heads.eagle3(tmp_path / "src", fc_norm=True)
     config, params = load_draft(src)
-    tensors = load_file(src / "model.safetensors")
-    for i, name in enumerate(("low", "mid", "high")):
-        tensors[f"aux_norm_{name}.weight"] = tensors.pop(f"fc_norm.{i}.weight")
-    save_file(tensors, src / "model.safetensors")
-    edit(src / "config.json", use_aux_norm=True, fc_norm=None)
+    old = {f"fc_norm.{i}.weight": f"aux_norm_{name}.weight" for i, name in enumerate(("low", "mid", "high"))}
+    resave(src, lambda name: old.get(name, name), use_aux_norm=True, fc_norm=None)
     assert load_draft(src)[0] == config
     same(load_draft(src)[1], params)
 
 
 def test_buffers_are_ignored(tmp_path):
-    src = heads.eagle(tmp_path / "src")
-    tensors = load_file(src / "model.safetensors")
     buffer = {"layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
-    save_file({**tensors, **buffer}, src / "model.safetensors")
+    src = resave(heads.eagle(tmp_path / "src"), add=buffer)
     same(load_draft(src)[1], load_draft(heads.eagle(tmp_path / "other"))[1])
 
 
@@ -254,17 +244,15 @@ def test_the_target_is_known_after_conversion(tmp_path):
     assert verifier_of(heads.eagle(tmp_path / "other")) is None
 
 
-def test_auto_map_of_the_speculators_format_is_not_needed(tmp_path, edit):
+def test_auto_map_of_the_speculators_format_is_not_needed(tmp_path):
     src = heads.speculators(tmp_path / "src")
-    edit(src / "config.json", auto_map={"": "config.Eagle3SpeculatorConfig"})
+    set_keys(src, auto_map={"": "config.Eagle3SpeculatorConfig"})
     assert isinstance(read_draft_config(src), Eagle3Config)
 
 
 def test_a_spare_output_head_beside_an_eagle_head_is_left_out(tmp_path, capsys):
     """As its authors' loader does: the target's own head is the one that serves."""
-    src = heads.eagle(tmp_path / "src")
-    file = src / "model.safetensors"
-    save_file(load_file(file) | {"lm_head.weight": np.zeros((97, 64), np.float32)}, file)
+    src = resave(heads.eagle(tmp_path / "src"), add={"lm_head.weight": np.zeros((97, 64), np.float32)})
     assert main([str(src), "--dry-run"]) == 0
     assert "ignored: lm_head.weight" in capsys.readouterr().out
     same(load_draft(src)[1], load_draft(heads.eagle(tmp_path / "plain"))[1])

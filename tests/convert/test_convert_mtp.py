@@ -10,8 +10,9 @@ import pytest
 from greedy_texts import drafted
 from mtp_checkpoints import assert_drafts, chained, slots, with_layers
 from parity_cases import CASES, DEEPSEEK, GLM, SIZES
+from resaved import resave, set_keys
 from safetensors.numpy import load_file, save_file
-from tiny import tiny_checkpoint, write_weights
+from tiny import tiny_checkpoint
 
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
@@ -47,12 +48,10 @@ def reference(folder, family: str, settings: dict, count: int):
                 elif parameter.ndim > 1:
                     parameter.copy_(parameter.shape[-1] ** -0.5 * torch.randn_like(parameter))
     model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": count}))
-    tensors = load_file(folder / "model.safetensors")
+    published = {}
     for name, array in mtp.state_dict().items():
-        tensors |= _published(name, array.numpy())
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        published |= _published(name, array.numpy())
+    resave(folder, add=published, num_nextn_predict_layers=count)
     return torch, model, mtp
 
 
@@ -227,9 +226,7 @@ def test_the_doctor_examines_the_layers_and_not_their_target(tmp_path):
 
 def test_layers_that_cannot_be_read_are_left_out_unless_they_are_asked_for(tmp_path):
     folder = with_layers(tmp_path / "src")
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["model.layers.2.enorm.weight"]
-    write_weights(folder, tensors)
+    resave(folder, drop=["model.layers.2.enorm.weight"])
     report = convert(folder, tmp_path / "out")
     [note] = [note for note in report.notes if note.startswith("multi-token prediction layers are left out: ")]
     assert "tensor 'model.layers.2.enorm.weight' is missing" in note
@@ -241,11 +238,13 @@ def test_layers_that_cannot_be_read_are_left_out_unless_they_are_asked_for(tmp_p
 def test_an_absurd_config_is_refused_quickly(tmp_path):
     """Names of layers and indices of rows are made for what the files hold, not for what config.json says."""
     folder = with_layers(tmp_path / "src")
-    config = json.loads((folder / "config.json").read_text())
     for changes, message in (
         ({"num_nextn_predict_layers": 2**31 - 1}, "num_nextn_predict_layers=2147483647: expected an integer"),
-        ({"num_attention_heads": 2**27, "num_key_value_heads": 2**27}, r"q_b_proj\.weight' has shape"),
+        (
+            {"num_nextn_predict_layers": 1, "num_attention_heads": 2**27, "num_key_value_heads": 2**27},
+            r"q_b_proj\.weight' has shape",
+        ),
     ):
-        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        set_keys(folder, **changes)
         with pytest.raises(Refusal, match=message):
             Checkpoint.open(folder).hugging_face.require_match()

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from resaved import resave
 from safetensors.numpy import load_file
 from tiny import ARCHITECTURES, tiny_checkpoint, write_weights
 
@@ -95,8 +96,7 @@ def test_dtype_is_printed(tmp_path, capsys, stored, dtype, expected, note):
 
 def test_one_wider_tensor_widens_all(tmp_path):
     src = tiny_checkpoint(tmp_path / "src", dtype="bfloat16")
-    tensors = load_file(src / "model.safetensors")
-    write_weights(src, {**tensors, "model.norm.weight": tensors["model.norm.weight"].astype(np.float32)})
+    resave(src, add=lambda stored: {"model.norm.weight": stored["model.norm.weight"].astype(np.float32)})
     assert Checkpoint.open(src).hugging_face.exact_dtype == "float32"
 
 

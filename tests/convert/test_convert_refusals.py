@@ -6,8 +6,9 @@ import struct
 
 import numpy as np
 import pytest
+from resaved import resave, set_keys
 from safetensors.numpy import load_file, save_file
-from tiny import tiny_checkpoint, write_weights
+from tiny import tiny_checkpoint
 
 from convert import Refusal, load_folder
 from convert.cli import main
@@ -20,18 +21,20 @@ def test_missing_folder(refused, tmp_path):
     assert main([str(tmp_path / "nowhere"), str(tmp_path / "out")]) == 2
 
 
-def test_unknown_architecture(refused, edit, single):
-    edit(single / "config.json", architectures=["GPT2LMHeadModel"])
+def test_unknown_architecture(refused, single):
+    set_keys(single, architectures=["GPT2LMHeadModel"])
     refused(single, "config.json", "GPT2LMHeadModel", "expected one class of those that docs/guides/models.md lists")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_remote_code_is_not_run(refused, edit, single, name):
+def test_remote_code_is_not_run(refused, single, name):
     canary = single / "canary"
     code = f"open({str(canary)!r}, 'w').write('run')\nclass Model: pass\n"
     (single / "modeling_canary.py").write_text(code)
     (single / "tokenizer_config.json").write_text("{}")
-    edit(single / name, auto_map={"AutoModelForCausalLM": "modeling_canary.Model", "AutoTokenizer": ["canary.T", None]})
+    set_keys(
+        single / name, auto_map={"AutoModelForCausalLM": "modeling_canary.Model", "AutoTokenizer": ["canary.T", None]}
+    )
     refused(single, name, "auto_map")
     assert main([str(single), "--dry-run"]) == 2
     with pytest.raises(Refusal):
@@ -120,9 +123,7 @@ def test_dtype_that_cannot_be_read(refused, single):
 
 @pytest.mark.parametrize(("dtype", "called"), [(np.int8, "int8"), (np.int64, "int64"), (np.bool_, "bool")])
 def test_integers_in_the_place_of_a_weight(refused, single, dtype, called):
-    tensors = load_file(single / "model.safetensors")
-    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(dtype)
-    write_weights(single, tensors)
+    resave(single, add=lambda stored: {"model.norm.weight": stored["model.norm.weight"].astype(dtype)})
     refused(single, "model.safetensors", "model.norm.weight", f"stored as {called}")
 
 
@@ -130,23 +131,20 @@ def test_integers_in_the_place_of_a_weight(refused, single, dtype, called):
     ("field", "value"),
     [("intermediate_size", 95), ("vocab_size", 98), ("num_key_value_heads", 1), ("head_dim", 32), ("hidden_size", 72)],
 )
-def test_config_disagrees_with_shapes(refused, edit, single, field, value):
-    edit(single / "config.json", **{field: value})
+def test_config_disagrees_with_shapes(refused, single, field, value):
+    set_keys(single, **{field: value})
     refused(single, "model.safetensors", "has shape", "config.json asks for")
 
 
-def test_missing_and_unused_tensors(refused, edit, single):
-    edit(single / "config.json", num_hidden_layers=3)
+def test_missing_and_unused_tensors(refused, single):
+    set_keys(single, num_hidden_layers=3)
     refused(single, "src", "model.layers.2.input_layernorm.weight", "missing")
-    edit(single / "config.json", num_hidden_layers=1)
+    set_keys(single, num_hidden_layers=1)
     refused(single, "model.safetensors", "model.layers.1.", "no place")
 
 
 def test_missing_head_hints_at_tying(refused, single):
-    tensors = load_file(single / "model.safetensors")
-    del tensors["lm_head.weight"]
-    write_weights(single, tensors)
-    refused(single, "lm_head.weight", "tie_word_embeddings")
+    refused(resave(single, drop=["lm_head.weight"]), "lm_head.weight", "tie_word_embeddings")
 
 
 def test_index_names_a_tensor_that_the_shard_lacks(refused, src):
@@ -175,8 +173,7 @@ def test_malformed_index(refused, src, weight_map):
 
 def test_tied_head_that_differs(refused, tmp_path):
     src = tiny_checkpoint(tmp_path / "src", tie_word_embeddings=True)
-    tensors = load_file(src / "model.safetensors")
-    write_weights(src, {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1})
+    resave(src, add=lambda stored: {"lm_head.weight": stored["model.embed_tokens.weight"] + 1})
     refused(src, "config.json", "tie_word_embeddings", "lm_head.weight")
 
 

@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from resaved import set_keys
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 import jspec
@@ -198,8 +199,7 @@ def test_a_malformed_manifest_is_refused(out, changes):
 
 
 def test_an_edited_manifest_is_refused(out):
-    manifest = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps({**manifest, "dtype": "bfloat16"}))
+    set_keys(out / "manifest.json", dtype="bfloat16")
     with pytest.raises(Refusal, match=r"manifest\.json: damaged, its own SHA-256 does not match"):
         load_folder(out)
     (out / "manifest.json").write_text("{")
@@ -219,8 +219,7 @@ def test_an_edited_manifest_is_refused(out):
     ],
 )
 def test_signed_params_of_another_config_are_refused(out, field, value, words):
-    config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps({**config, field: value}))
+    set_keys(out, **{field: value})
     sign_anew(out)
     with pytest.raises(Refusal, match=words):
         load_folder(out)

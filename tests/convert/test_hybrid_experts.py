@@ -1,11 +1,10 @@
 """Experts of Qwen3.5: one by one, as transformers writes them, or stacked as they are published, which is not transposed."""
 
-import json
-
 import numpy as np
 import pytest
 from hybrid_checkpoints import DOWN, GATE_UP, save_hybrid, stack
 from packed_weights import fp8, fp8_config
+from resaved import set_keys
 from safetensors.numpy import load_file, save_file
 
 from convert import Refusal, convert, load_draft, load_folder
@@ -103,9 +102,7 @@ def test_stacked_experts_in_fp8(single):
     write(folder, wide)
     wanted = load_folder(folder, "float32"), load_draft(folder, "float32", mtp=True)
     write(folder, stored)
-    raw = json.loads((folder / "config.json").read_text())
-    quantization = fp8_config(weight_block_size=list(BLOCK))
-    (folder / "config.json").write_text(json.dumps({**raw, "quantization_config": quantization}))
+    set_keys(folder, quantization_config=fp8_config(weight_block_size=list(BLOCK)))
     with pytest.warns(UserWarning, match="FP8 with a scale for each block of 12 x 24"):
         assert_same(folder, *wanted)
 

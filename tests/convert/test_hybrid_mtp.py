@@ -3,15 +3,17 @@ published."""
 
 import dataclasses
 import json
+import re
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hybrid_checkpoints import save_hybrid
 from mtp_checkpoints import assert_drafts, chained, slots, with_layers
+from resaved import resave, set_keys
 from safetensors.numpy import load_file
 from tiers import in_tiers
-from tiny import tiny_checkpoint, write_weights
+from tiny import tiny_checkpoint
 
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
@@ -73,13 +75,11 @@ def test_other_inputs_of_the_layer_are_detected(tmp_path, fault):
     tokens = np.random.default_rng(1).integers(97, size=40)
     features = reference.features(tokens)
     _, expected = reference.slots(tokens[1:], features[:, :-1])
-    tensors = load_file(tmp_path / "model.safetensors")
     if fault == "the feature before the embedding":
-        halves = np.split(tensors["mtp.fc.weight"], 2, axis=1)
-        tensors["mtp.fc.weight"] = np.concatenate(halves[::-1], axis=1)
+        name, change = "mtp.fc.weight", lambda array: np.roll(array, array.shape[1] // 2, axis=1)
     else:
-        tensors["mtp.pre_fc_norm_hidden.weight"] = np.zeros_like(tensors["mtp.pre_fc_norm_hidden.weight"])
-    write_weights(tmp_path, tensors)
+        name, change = "mtp.pre_fc_norm_hidden.weight", np.zeros_like
+    resave(tmp_path, add=lambda stored: {name: change(stored[name])})
     found, _ = slots(*modules(tmp_path), jnp.asarray(tokens, jnp.int32))
     assert np.abs(found - expected).max() / np.abs(expected).max() > 1e-2
 
@@ -107,19 +107,14 @@ def test_the_tensors_say_whether_there_is_one(tmp_path, architecture, capsys):
     """Quantised exports announce none and drop it, and Qwen3-Next has no key for it."""
     folder = with_layers(tmp_path / "src", architecture)
     wanted = load_draft(folder, mtp=True)
-    raw = json.loads((folder / "config.json").read_text())
-    for count in (None, 0, 1):
-        own = {key: value for key, value in raw.items() if key != "mtp_num_hidden_layers"}
-        (folder / "config.json").write_text(
-            json.dumps(own | ({} if count is None else {"mtp_num_hidden_layers": count}))
-        )
+    for count in (..., 0, 1):
+        set_keys(folder, mtp_num_hidden_layers=count)
         config, params = load_draft(folder, mtp=True)
         assert config == wanted[0]
         assert all(np.array_equal(array, wanted[1][name]) for name, array in params.items())
         assert main([str(folder), "--dry-run"]) == 0
         assert "note: multi-token prediction layers are kept in mtp/" in capsys.readouterr().out
-    tensors = load_file(folder / "model.safetensors")
-    write_weights(folder, {name: array for name, array in tensors.items() if not name.startswith("mtp.")})
+    resave(folder, drop=[name for name in load_file(folder / "model.safetensors") if name.startswith("mtp.")])
     with pytest.raises(Refusal, match=r"holds no multi-token prediction layers \(tensor 'mtp\.fc\.weight'\)"):
         load_draft(folder, mtp=True)
     convert(folder, tmp_path / "out")
@@ -134,15 +129,8 @@ def test_a_multimodal_checkpoint_keeps_its_layer(tmp_path):
     outer = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe"}
     inner = {**text, "architectures": None, "model_type": "qwen3_5_moe_text"}
     (folder / "config.json").write_text(json.dumps({**outer, "text_config": inner, "vision_config": {"depth": 1}}))
-    tensors = load_file(folder / "model.safetensors")
-    write_weights(
-        folder,
-        {
-            name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: array
-            for name, array in tensors.items()
-        }
-        | {"model.visual.blocks.0.weight": np.ones(3, np.float32)},
-    )
+    added = {"model.visual.blocks.0.weight": np.ones(3, np.float32)}
+    resave(folder, lambda name: re.sub(r"^model\.", "model.language_model.", name), added)
     found = load_draft(folder, mtp=True)
     assert found[0] == wanted[0]
     assert all(np.array_equal(array, wanted[1][name]) for name, array in found[1].items())
@@ -163,9 +151,7 @@ def test_the_layer_is_quantised_with_its_model(tmp_path, architecture):
     "name", ["mtp.fc.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.layers.0.self_attn.q_proj.weight"]
 )
 def test_a_layer_that_lacks_a_tensor_is_named(tmp_path, name):
-    folder = with_layers(tmp_path / "src", "Qwen3_5ForCausalLM")
-    tensors = load_file(folder / "model.safetensors")
-    write_weights(folder, {key: array for key, array in tensors.items() if key != name})
+    folder = resave(with_layers(tmp_path / "src", "Qwen3_5ForCausalLM"), drop=[name])
     what = f"tensor '{name}' is missing" if name != "mtp.fc.weight" else "holds no multi-token prediction layers"
     with pytest.raises(Refusal, match=what):
         load_draft(folder, mtp=True)
@@ -174,8 +160,7 @@ def test_a_layer_that_lacks_a_tensor_is_named(tmp_path, name):
 
 def test_a_tensor_that_the_layer_has_no_place_for_is_named(tmp_path):
     folder = with_layers(tmp_path / "src", "Qwen3_5ForCausalLM")
-    tensors = load_file(folder / "model.safetensors")
-    write_weights(folder, {**tensors, "mtp.embed_tokens.weight": tensors["model.embed_tokens.weight"]})
+    resave(folder, add=lambda stored: {"mtp.embed_tokens.weight": stored["model.embed_tokens.weight"]})
     with pytest.raises(Refusal, match=r"tensor 'mtp\.embed_tokens\.weight' has no place"):
         load_draft(folder, mtp=True)
 
@@ -190,8 +175,7 @@ def test_the_layout_of_layers_alone_is_refused(tmp_path):
     with pytest.raises(ValueError, match="architecture='Qwen3_5ForCausalLM': expected that of layers of which sizes"):
         export_draft(tmp_path / "alone", config, params, target_name="target")
     assert not (tmp_path / "alone").exists()
-    raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**raw, "architectures": ["Qwen3_5ForCausalLMNextN"]}))
+    set_keys(folder, architectures=["Qwen3_5ForCausalLMNextN"])
     with pytest.raises(Refusal, match=r"architectures=.*expected that of the target: multi-token prediction layers of"):
         load_draft(folder)
 

@@ -1,10 +1,9 @@
 """Checkpoints with gated delta nets that are not read: refused by the name of a key or a tensor, and nothing is loaded."""
 
-import json
-
 import ml_dtypes
 import numpy as np
 import pytest
+from resaved import resave, set_keys
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
@@ -37,10 +36,7 @@ CONFIGS = [
     ({"layer_types": []}, r"layer_types=\[\]: expected 2 entries"),
     ({"layer_types": {"0": FULL}}, r"layer_types=.*: expected 2 entries"),
     ({"layer_types": [LINEAR, LINEAR]}, r"layer_types=.*: expected full_attention for one layer or more"),
-    (
-        {"layer_types": None, "full_attention_interval": 4},
-        r"layer_types=None: expected full_attention for one layer or",
-    ),
+    ({"layer_types": ..., "full_attention_interval": 4}, r"layer_types=None: expected full_attention for one layer or"),
     (
         {"full_attention_interval": 1},
         r"full_attention_interval=1: expected what layer_types says, which has linear_attention for layer 0; correct the",
@@ -66,10 +62,10 @@ CONFIGS = [
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_configs(tmp_path, architecture):
     folder = tiny_checkpoint(tmp_path / "src", architecture)
-    raw = json.loads((folder / "config.json").read_text())
+    whole = (folder / "config.json").read_text()
     for changes, message in CONFIGS:
-        changed = {key: value for key, value in {**raw, **changes}.items() if value is not None}
-        (folder / "config.json").write_text(json.dumps(changed))
+        (folder / "config.json").write_text(whole)
+        set_keys(folder, **changes)
         assert_refused(folder, message)
 
 
@@ -77,14 +73,13 @@ def test_an_interval_that_agrees_is_read(tmp_path):
     """Of both keys, of one, and of none: every fourth layer has attention then."""
     sizes = {"num_hidden_layers": 4, "layer_types": [LINEAR] * 3 + [FULL]}
     folder = tiny_checkpoint(tmp_path / "src", "Qwen3_5ForCausalLM", **sizes)
-    wanted, raw = load_folder(folder)[0], json.loads((folder / "config.json").read_text())
+    wanted = load_folder(folder)[0]
     for changes in (
         {"full_attention_interval": 4},
-        {"full_attention_interval": 4, "layer_types": None},
-        {"layer_types": None},
+        {"full_attention_interval": 4, "layer_types": ...},
+        {"full_attention_interval": ..., "layer_types": ...},
     ):
-        changed = {key: value for key, value in {**raw, **changes}.items() if value is not None}
-        (folder / "config.json").write_text(json.dumps(changed))
+        set_keys(folder, **changes)
         assert load_folder(folder)[0] == wanted
 
 
@@ -162,8 +157,7 @@ def test_parts_of_other_tensors_are_called_by_the_tensor(tmp_path):
         ("Qwen3NextForCausalLM", "model.layers.1.self_attn.q_proj.weight"),
     ):
         folder = tiny_checkpoint(tmp_path / architecture, architecture)
-        tensors = load_file(folder / "model.safetensors")
-        write_weights(folder, {key: array for key, array in tensors.items() if key != name})
+        resave(folder, drop=[name])
         with pytest.raises(Refusal, match=rf"tensor '{name}' is missing"):
             load_folder(folder)
 

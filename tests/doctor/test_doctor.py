@@ -13,6 +13,7 @@ import tiny_heads
 from causal_heads import causal_drafts
 from engines import TARGET, V, plain_greedy, ragged_prompts, target
 from heads import HEADS, VARIANTS, random_head, trained_head
+from resaved import set_keys
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 from convert.folders import load_draft
@@ -153,9 +154,8 @@ def test_too_few_tokens_are_reported(tmp_path):
 
 def test_texts_become_messages_where_there_is_a_chat_template(tmp_path):
     tiny_tokenizer(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     template = "{% for message in messages %}[{{ message['role'] }}:{{ message['content'] }}]{% endfor %}>"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    set_keys(tmp_path / "tokenizer_config.json", chat_template=template)
     tokenizer, config = load_tokenizer(tmp_path), dataclasses.replace(TARGET, max_position=64, vocab_size=300)
     assert tokenizer is not None
     for chat, text in ((None, "[user:hi]>"), (True, "[user:hi]>"), (False, "hi")):

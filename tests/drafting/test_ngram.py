@@ -3,10 +3,9 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from looked_up import B, K, S, lookup, lookup_context
+from looked_up import B, K, S, drafts_of, lookup, lookup_context
 
 from jspec.drafting.ngram import NGram
 
@@ -17,15 +16,7 @@ def propose(drafter: NGram, tokens, length, room):
 
 
 def drafts(texts, shortest=1, longest=4, room=K) -> list[list[int]]:
-    """The drafts for each text. Past the end of a text stand random tokens, which must not matter."""
-    tokens = np.random.default_rng(9).integers(3, size=(B, S)).astype(np.int32)
-    for row, text in zip(tokens, texts, strict=False):
-        row[: len(text)] = text
-    length = np.array([*map(len, texts), *[1] * (B - len(texts))], np.int32)
-    proposal = propose(NGram(K, shortest, longest), tokens, length, jnp.full(B, room, jnp.int32))
-    assert proposal.distribution is None
-    assert np.all(proposal.point_mass)
-    return [proposal.tokens[i, : proposal.count[i]].tolist() for i in range(len(texts))]
+    return drafts_of(functools.partial(propose, NGram(K, shortest, longest)), texts, room)
 
 
 @pytest.mark.parametrize(

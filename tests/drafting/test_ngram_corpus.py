@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from looked_up import B, K, S, lookup, lookup_context
+from looked_up import B, K, drafts_of, lookup, lookup_context
 from tiny import SMALL, tiny_checkpoint
 
 import jspec
@@ -26,22 +26,14 @@ def lookup_in(corpus: list[list[int]], text: list[int], shortest: int, longest: 
     return []
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
-def propose(corpus, tokens, length, shortest, longest, room):
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def propose(corpus, shortest, longest, tokens, length, room):
     return NGramCorpus(K, shortest, longest, corpus).propose((), lookup_context(tokens, length, room))[1]
 
 
 def drafts(corpus, texts, shortest=1, longest=4, room=K) -> list[list[int]]:
-    """The drafts for each text. Past the end of a text stand random tokens, which must not matter."""
-    tokens = np.random.default_rng(9).integers(3, size=(B, S)).astype(np.int32)
-    for row, text in zip(tokens, texts, strict=False):
-        row[: len(text)] = text
-    length = np.array([*map(len, texts), *[1] * (B - len(texts))], np.int32)
     flat = jnp.array([token for text in corpus for token in (*text, END)], jnp.int32)
-    proposal = propose(flat, tokens, length, shortest, longest, jnp.full(B, room, jnp.int32))
-    assert proposal.distribution is None
-    assert np.all(proposal.point_mass)
-    return [proposal.tokens[i, : proposal.count[i]].tolist() for i in range(len(texts))]
+    return drafts_of(functools.partial(propose, flat, shortest, longest), texts, room)
 
 
 CORPUS = [[1, 2, 3], [9, 2, 7, 7, 8, 1, 2, 5, 6, 4, 3, 8, 8], [2, 4], [6]]

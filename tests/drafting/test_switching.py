@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from causal_heads import Drafts, logits_of
 from engines import DRAFT, MAX_LEN, TARGET, V, causal, target
-from head_bench import CLOSE, Bench, distributions, long
+from head_bench import CLOSE, Bench, distributions, long, scripted_round
 from heads import VARIANTS, compile_fast, serving
 from step_requests import never
 
@@ -16,7 +16,7 @@ from jspec.drafting.methods import drafter_for
 from jspec.engine.runner.step import DecodeStep
 from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView
-from jspec.sampling.verify import RULES, VerifyResult
+from jspec.sampling.verify import RULES
 
 K, ROUNDS = 4, 3  # the largest K, and rounds of a call without drafts
 LENGTHS = (1, 2, 4)
@@ -57,15 +57,8 @@ class Switching(Bench):
         def step(leaves, K=K, verify=never) -> DecodeStep:
             return DecodeStep(target(), make(target(), merge(leaves), K), verify, width=6)
 
-        def scripted_round(leaves, state, accepted, token, K):
-            captured = {}
-
-            def verify(logits, warp, proposal, noise):
-                captured.update(logits=logits, proposal=proposal)
-                return VerifyResult(jnp.minimum(accepted, proposal.count), token, jnp.ones(3, bool))
-
-            state, log = step(leaves, K, verify).round(state)
-            return state, log, captured["logits"], captured["proposal"]
+        def a_round(leaves, state, accepted, token, K):
+            return scripted_round(functools.partial(step, leaves, K), state, accepted, token, jnp.ones(3, bool))
 
         def model_pass(leaves, text, length):
             """As ``causal_drafts``, for a language model that reads its drafts."""
@@ -79,7 +72,7 @@ class Switching(Bench):
             self.causal_pass = compile_fast(model_pass)
         self.drafter = make(target(), serving(self.config, self.head))
         self.prefill = compile_fast(lambda leaves, *args: step(leaves).prefill(*args))
-        self.rounds = {k: compile_fast(functools.partial(scripted_round, K=k)) for k in LENGTHS}
+        self.rounds = {k: compile_fast(functools.partial(a_round, K=k)) for k in LENGTHS}
         self.plainly = compile_fast(lambda leaves, state: step(leaves, K, RULES["match"]).decode_plainly(state, ROUNDS))
         self.catch_up = compile_fast(lambda leaves, state: step(leaves).catch_up(state, K + 1))
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 
 import numpy as np
 from engines import CONFIG, bigram, drafting, shared
+from resaved import set_keys
 from tiny import tiny_tokenizer
 
 from jspec.checkpoints.tokenizer import load_tokenizer
@@ -34,8 +34,7 @@ def chat_tokenizer(folder: Path, chat_template=TEMPLATE):
     """What ``jspec.load`` makes of a folder with a byte-level tokenizer and this template; None leaves it without one."""
     folder.mkdir(exist_ok=True)
     tiny_tokenizer(folder)
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": chat_template}))
+    set_keys(folder / "tokenizer_config.json", chat_template=chat_template)
     return load_tokenizer(folder)
 
 

@@ -45,14 +45,16 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_LEN)
 TARGET = dataclasses.replace(LLAMA, windows=(12, None, 3))
 DRAFT = dataclasses.replace(TARGET, num_layers=1, windows=(12,))
 LATENTS = dataclasses.replace(TARGET, num_kv_heads=4, head_dim=12, windows=(), latent=Latent(16, 4, 8, 10))
+OF_HYBRIDS = {  # with keys and values of different sizes
+    "architecture": "Qwen3_5ForCausalLM",
+    "windows": (),
+    "norm": "rms_offset",
+    "qk_norm": True,
+    "attention_gate": True,
+    "delta_nets": DeltaNets(2, 4, 6, 10, taps=3, layers=(True, False, True)),
+}
 HYBRID = dataclasses.replace(
-    TARGET,
-    architecture="Qwen3_5ForCausalLM",
-    windows=(),
-    norm="rms_offset",
-    qk_norm=True,
-    attention_gate=True,
-    delta_nets=DeltaNets(2, 4, 4, 4, taps=3, layers=(True, False, True)),
+    TARGET, **OF_HYBRIDS | {"delta_nets": DeltaNets(2, 4, 4, 4, taps=3, layers=(True, False, True))}
 )
 HYBRID_DRAFT = dataclasses.replace(
     HYBRID, num_layers=2, windows=(), delta_nets=DeltaNets(2, 4, 4, 4, taps=3, layers=(True, False))
@@ -387,3 +389,16 @@ def spread_logits(model, tokens) -> np.ndarray:
     return np.asarray(
         jax.jit(spread.forward(lambda leaves, tokens: causal_logits(merge(leaves), tokens)))(leaves, tokens)
     )
+
+
+def error_in_shards(model: Decoder, tokens=None, count: int = 2, **more) -> float:
+    """The largest difference of the logits of a model in shards from its own, of the largest logit.
+
+    Args:
+      tokens: int32 ``[B, S]``. None means random ones.
+      count, more: as for ``in_shards``.
+    """
+    if tokens is None:
+        tokens = np.random.default_rng(0).integers(model.config.vocab_size, size=(2, 12)).astype(np.int32)
+    wanted = np.asarray(causal(model)(tokens))
+    return np.abs(spread_logits(in_shards(model, count, **more), tokens) - wanted).max() / np.abs(wanted).max()

@@ -1,6 +1,8 @@
 """Rounds of a draft head that accept as many drafts as a test says, compared with causal passes."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +34,18 @@ ROUNDED = {"rtol": 0, "atol": 0.15}
 long = pytest.mark.long
 
 
+def scripted_round(step: Callable[..., DecodeStep], state, accepted, token, ok):
+    """A round of ``step(verify)`` that accepts and emits by script: state, log, the target's logits, the proposal."""
+    captured = {}
+
+    def verify(logits, warp, proposal, noise):
+        captured.update(logits=logits, proposal=proposal)
+        return VerifyResult(jnp.minimum(accepted, proposal.count), token, ok)
+
+    state, log = step(verify).round(state)
+    return state, log, captured["logits"], captured["proposal"]
+
+
 class Bench:
     """Three prompts, and rounds that accept and emit what a test says, for one kind of draft head and one K.
 
@@ -50,22 +64,15 @@ class Bench:
         def step(leaves, verify=never) -> DecodeStep:
             return DecodeStep(target(), make_drafter(target(), merge(leaves)), verify, width=K + 2)
 
-        def scripted_round(leaves, state, accepted, token):
-            captured = {}
-
-            def verify(logits, warp, proposal, noise):
-                captured.update(logits=logits, proposal=proposal)
-                return VerifyResult(jnp.minimum(accepted, proposal.count), token, jnp.ones(3, bool))
-
-            state, log = step(leaves, verify).round(state)
-            return state, log, captured["logits"], captured["proposal"]
+        def a_round(leaves, state, accepted, token):
+            return scripted_round(functools.partial(step, leaves), state, accepted, token, jnp.ones(3, bool))
 
         def causal_pass(leaves, text, length):
             return causal_drafts(self.config, merge_unprepared(leaves), target(), text, length, K)
 
         self.drafter = make_drafter(target(), serving(self.config, self.head))
         self.prefill = compile_fast(lambda leaves, *args: step(leaves).prefill(*args))
-        self.round, self.causal_pass = compile_fast(scripted_round), compile_fast(causal_pass)
+        self.round, self.causal_pass = compile_fast(a_round), compile_fast(causal_pass)
 
     def admitted(self, leaves):
         """The state with the three prompts, one in each row. Cache slots that the draft head has not written are NaN."""

@@ -1,10 +1,7 @@
 """Every tiny head that there is, and equality of params to the bit."""
 
-import json
-
 import numpy as np
 import tiny_heads as heads
-from safetensors.numpy import load_file, save_file
 
 from convert import convert, load_draft
 
@@ -24,16 +21,6 @@ def same(ours, theirs):
     for name, array in theirs.items():
         assert ours[name].dtype == array.dtype, name
         assert np.array_equal(ours[name], array), name
-
-
-def resave(folder, rename=lambda name: name, add=None, drop=(), **keys):
-    """``folder`` with its tensors renamed, added to or dropped, and keys of config.json set (``...`` removes one)."""
-    [file] = folder.glob("*.safetensors")
-    tensors = {rename(name): array for name, array in load_file(file).items() if name not in drop}
-    save_file({**tensors, **(add or {})}, file)
-    config = {**json.loads((folder / "config.json").read_text()), **keys}
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
-    return folder
 
 
 def reads_as(folder, plain, tmp_path, **said):

@@ -4,10 +4,15 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from cuda_lowering import shapes_of_queries
 
+from jspec.models.cache_pools import LayerKV
+from jspec.models.kv_cache import PagedView
 from jspec.pallas.attention.fp8 import KVScales
+from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling
 
@@ -116,3 +121,17 @@ def in_bytes(pool, kind: str) -> tuple[np.ndarray, KVScales]:
         scale = np.exp2(np.ceil(np.log2(peak / 448))).astype(np.float32)
     codes = np.clip(numbers / scale[..., None], -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     return codes, KVScales(scale if kind == "tokens" else scale[0, 0, :1], None)
+
+
+def round_of_latents(B: int, T: int, dtype, kv: LayerKV):
+    """A function that writes the latents of a round and attends to them, over 16 pages of 64 slots, and its arguments."""
+    array = jax.ShapeDtypeStruct
+    view = PagedView(*shapes_of_queries(B, T, 16))
+    q, new = (array(shape, dtype) for shape in ((B, T, 20, 576), (B, T, 768 + 576)))
+    weights, rotation = [array((768,), dtype), array((512,), dtype)], Rotation(*[array((B, T, 32), jnp.float32)] * 2)
+
+    def function(view, q, new, weights, rotation, kv):
+        vectors, kv = view.write_latent_kv(new, *weights, 1e-6, rotation, kv)
+        return vectors, view.attend_latents(q, kv, 512, 0.1), kv
+
+    return function, (view, q, new, weights, rotation, kv)

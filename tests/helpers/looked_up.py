@@ -1,6 +1,7 @@
 """Prompt lookup in a few lines of Python."""
 
 import jax.numpy as jnp
+import numpy as np
 
 from jspec.drafting.base import Context
 from jspec.sampling.distribution import Warp
@@ -20,6 +21,18 @@ def lookup(text: list[int], shortest: int, longest: int, many: int = K) -> list[
                     continued.append(continued[end + i])
                 return continued[len(text) :]
     return None
+
+
+def drafts_of(propose, texts, room: int) -> list[list[int]]:
+    """What ``propose(tokens, length, room)`` drafts for each text. Past its end stand random tokens, which do not matter."""
+    tokens = np.random.default_rng(9).integers(3, size=(B, S)).astype(np.int32)
+    for row, text in zip(tokens, texts, strict=False):
+        row[: len(text)] = text
+    length = np.array([*map(len, texts), *[1] * (B - len(texts))], np.int32)
+    proposal = propose(tokens, length, jnp.full(B, room, jnp.int32))
+    assert proposal.distribution is None
+    assert np.all(proposal.point_mass)
+    return [proposal.tokens[i, : proposal.count[i]].tolist() for i in range(len(texts))]
 
 
 def lookup_context(tokens, length, room) -> Context:

@@ -1,11 +1,10 @@
 """Tiny checkpoints with multi-token prediction layers behind their last layer, or under names of their own."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from greedy_texts import drafted
+from resaved import set_keys
 from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, write_weights
 
@@ -23,9 +22,7 @@ from jspec.models.kv_cache import CausalView
 def with_layers(path, architecture="Glm4MoeLiteForCausalLM", layers=1, **overrides):
     """A random checkpoint with multi-token prediction layers, as its family has them."""
     folder, has_names = tiny_checkpoint(path, architecture, **overrides), names_of(architecture).mtp is not None
-    config = json.loads((folder / "config.json").read_text())
-    key = "mtp_num_hidden_layers" if has_names else "num_nextn_predict_layers"
-    (folder / "config.json").write_text(json.dumps({**config, key: layers}))
+    set_keys(folder, **{"mtp_num_hidden_layers" if has_names else "num_nextn_predict_layers": layers})
     target, _ = load_folder(folder)
     own, place, rng = mtp_layers(target, layers), place_of(target), np.random.default_rng(7)
     apart = rearranged_tensors(own, place.layers, place.start)

@@ -140,6 +140,19 @@ def assert_agrees(got, args, wanted, magnitude):
     assert (error <= rounding + 1e-5).all(), (error - rounding).max()
 
 
+def assert_nan_stays_in_its_row(attend, case: Case):
+    """A NaN in a key or a value that a query sees reaches all query tokens of its row that share it, and nothing else."""
+    args, wanted = problem(case)
+    page = args[3].table[LIVE, 0]
+    for broken in (1, 2):
+        poisoned = list(args)
+        poisoned[broken] = args[broken].at[0, page, 3].set(jnp.nan)
+        got = attend(case, poisoned)
+        assert jnp.isnan(got[LIVE, :, : case.R]).all()
+        restored = got.at[LIVE, :, : case.R].set(wanted[0, LIVE, :, : case.R].astype(got.dtype))
+        assert_agrees(restored, args, *wanted)
+
+
 @functools.cache
 def arguments(case: Case):
     """The rows of the attention tests, their newest tokens not in the cache yet, which holds NaN from there on."""

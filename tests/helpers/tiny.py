@@ -128,12 +128,7 @@ _SHARED_WITH_GATE = {**_EXPERTS, "shared_expert_intermediate_size": 48}
 FAMILY_KEYS |= {
     "Qwen3_5ForCausalLM": {**_DELTA_NETS, "model_type": "qwen3_5_text", "rope_scaling": _YARN},
     "Qwen3_5MoeForCausalLM": {**_DELTA_NETS, **_SHARED_WITH_GATE, "model_type": "qwen3_5_moe_text"},
-    "Qwen3NextForCausalLM": {
-        **_DELTA_NETS,
-        **_SHARED_WITH_GATE,
-        "model_type": "qwen3_next",
-        "mlp_only_layers": [1],
-    },
+    "Qwen3NextForCausalLM": {**_DELTA_NETS, **_SHARED_WITH_GATE, "model_type": "qwen3_next", "mlp_only_layers": [1]},
 }
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 from normals import normal
 
+from jspec.pallas.matmul import matmul
 from jspec.quantization import codes, nvfp4
 from jspec.quantization.formats import known_format
 from jspec.quantization.tables import TABLES
@@ -88,6 +89,17 @@ def check(got, args, numbers):
     assert got.shape == wanted.shape
     assert got.dtype == jnp.float32
     assert (np.abs(np.asarray(got, np.float64) - wanted) <= 1e-5 * size + 1e-30).all()
+
+
+def assert_product_is_rounded_once(weight: Weight, rows: tuple[int, ...], dtype: str):
+    """``matmul`` of so many random tokens gives the sums of what the weight stands for, whatever their dtype."""
+    x = normal(np.random.default_rng(1), (*rows, weight.inputs), dtype)
+    y = matmul(x, weight)
+    assert y.dtype == dtype
+    inputs, numbers = np.asarray(x, np.float64), np.asarray(weight.dequantize(), np.float64)
+    exact, size = inputs @ numbers.T, np.abs(inputs) @ np.abs(numbers).T
+    half_unit = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 8) if dtype == "bfloat16" else 0
+    assert (np.abs(np.asarray(y, np.float64) - exact) <= half_unit + 1e-6 * size).all()
 
 
 def nvfp4_problem(M: int, outputs: int, inputs: int):

@@ -1,13 +1,13 @@
 """Drafting past the positions that a drafter's checkpoint states: heads go on, and what stops says so."""
 
 import dataclasses
-import json
 import warnings
 
 import pytest
 import tiny_heads
 from engines import DRAFT, TARGET, bigram, successor_table, table_llm
 from heads import HEADS, LAYER
+from resaved import set_keys
 from tiny import tiny_checkpoint
 
 import jspec
@@ -118,9 +118,7 @@ def test_a_head_drafts_past_what_its_checkpoint_says(tmp_path):
     assert result.stats.num_steps_past_draft_limit == 0
     assert result.stats.drafted_per_position[0] >= result.stats.num_steps - 1
 
-    config = json.loads((folder / "config.json").read_text())
-    config["rope_scaling"] = {"type": "dynamic", "factor": 2.0}
-    (folder / "config.json").write_text(json.dumps(config))
+    set_keys(folder, rope_scaling={"type": "dynamic", "factor": 2.0})
     with pytest.warns(UserWarning, match="the eagle3 checkpoint has 16 positions, and max_len=64"):
         llm = jspec.load(target, folder, speculation=jspec.Speculation(2), **sizes)
     with pytest.warns(UserWarning, match="no positions for texts of more than 17 tokens"):

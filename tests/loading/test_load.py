@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from engines import TARGET, causal
 from greedy_texts import assert_likeliest
+from resaved import set_keys
 from tiny import tiny_checkpoint, tiny_tokenizer
 from tiny_folders import EOS, SIZES, SMALL, V
 
@@ -216,8 +217,7 @@ def test_a_draft_model_with_recurrent_states(folders, tmp_path):
         ValueError, match="prefill_chunk=16: expected a multiple of 64, for a model with gated delta nets"
     ):
         jspec.load(folders / "target", hybrid, **SMALL | {"prefill_chunk": 16})
-    config = json.loads((hybrid / "config.json").read_text())
-    (hybrid / "config.json").write_text(json.dumps(config | {"pard_token": 3}))
+    set_keys(hybrid, pard_token=3)
     words = "a Qwen3_5ForCausalLM cannot draft by mask tokens, .* or the same model without pard_token"
     with pytest.raises(ValueError, match=words):
         jspec.load(folders / "target", hybrid, **SMALL | {"prefill_chunk": 64})

@@ -1,6 +1,5 @@
 """Assistants of Gemma 4 equal transformers', draft through the engine, and are refused where they do not fit."""
 
-import json
 import shutil
 from typing import Any
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from parity_cases import GEMMA4_LARGE, GEMMA4_SMALL, SIZES
+from resaved import set_keys
 from safetensors.numpy import load_file, save_file
 from tiers import in_tiers
 
@@ -174,10 +174,7 @@ def test_an_assistant_drafts_and_the_text_is_the_targets(tmp_path, capsys):
 
 
 def changed(folder, key: str, value, text: bool = True):
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    (config["text_config"] if text else config)[key] = value
-    path.write_text(json.dumps(config))
+    set_keys(folder, within="text_config" if text else None, **{key: value})
 
 
 @pytest.mark.parametrize(
@@ -255,7 +252,6 @@ def test_keys_of_layers_that_read_another_cache_are_left_out(saved, tmp_path):
 def test_a_target_without_keys_is_refused(saved, tmp_path):
     """The layers of an assistant alone are no language model."""
     target = copied(saved, "target", tmp_path)
-    path = target / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_kv_shared_layers": 6}))
+    set_keys(target, num_kv_shared_layers=6)
     with pytest.raises(ValueError, match="num_kv_shared_layers=6: expected fewer than the 6 layers"):
         jspec.load(target)

@@ -1,29 +1,25 @@
 """Weights of four bits: the codes against exact arithmetic, the choice of scales, and the products."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from engines import TARGET, in_shards, spread_logits
+from engines import TARGET, error_in_shards
 from flax import nnx
+from normals import normal_numbers
+from weight_only_problems import assert_product_is_rounded_once
 
 from jspec.config import Experts, Latent, Shards
 from jspec.config.model_fields import PLAIN_HEAD
-from jspec.models import Decoder, causal_logits
+from jspec.models import Decoder
 from jspec.models.layers import Linear
-from jspec.pallas.matmul import matmul
 from jspec.quantization import codes
 from jspec.quantization.formats import INT4
 from jspec.quantization.int4 import quantize
 from jspec.quantization.weight import Weight, random_weight
-
-
-def normal(shape, seed=0, dtype=np.float32):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 def dequantize(packed, scale, inputs: int):
@@ -32,7 +28,7 @@ def dequantize(packed, scale, inputs: int):
 
 @pytest.mark.parametrize("inputs", [1, 37, 64, 65, 128, 129, 300])
 def test_groups_that_are_not_full_are_padded(inputs):
-    packed, scale = quantize(normal((5, inputs)))
+    packed, scale = quantize(normal_numbers((5, inputs)))
     groups = -(-inputs // 128)
     assert (packed.shape, packed.dtype) == ((5, 64 * groups), np.uint8)
     assert (scale.shape, scale.dtype) == ((5, groups), ml_dtypes.bfloat16)
@@ -43,7 +39,7 @@ def test_groups_that_are_not_full_are_padded(inputs):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_every_number_becomes_the_nearest(dtype):
     """Of the sixteen that a code and the scale of the group can stand for."""
-    weight = normal((7, 200), dtype=dtype)
+    weight = normal_numbers((7, 200), dtype=dtype)
     packed, scale = quantize(weight)
     actual = dequantize(packed, scale, 200)
     steps = np.repeat(np.asarray(scale, np.float32), 128, axis=1)[:, :200]
@@ -55,7 +51,7 @@ def test_every_number_becomes_the_nearest(dtype):
 def test_no_other_peak_is_better():
     """The scale of a group is the one of four with the least error, in which large numbers count more, and that is less than
     with peak / 7."""
-    weight = normal((64, 128))
+    weight = normal_numbers((64, 128))
     packed, scale = quantize(weight)
     peak = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)
 
@@ -94,15 +90,8 @@ def test_the_largest_numbers_have_scales():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_agree_with_dequantised_weights(dtype, inputs, rows):
     """Of the numbers that the codes stand for, whatever the dtype of the inputs; the sum is rounded once."""
-    packed, scale = (jnp.asarray(array) for array in quantize(normal((13, inputs))))
-    x = jnp.asarray(normal((*rows, inputs), seed=1), dtype)
-    y = matmul(x, Weight(packed, scale, form=INT4, inputs=inputs))
-    assert y.dtype == dtype
-    weight = np.asarray(dequantize(packed, scale, inputs), np.float64)
-    exact = np.asarray(x, np.float64) @ weight.T
-    size = np.abs(np.asarray(x, np.float64)) @ np.abs(weight).T
-    half_unit = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 8) if dtype == "bfloat16" else 0
-    assert (np.abs(np.asarray(y, np.float64) - exact) <= half_unit + 1e-6 * size).all()
+    packed, scale = (jnp.asarray(array) for array in quantize(normal_numbers((13, inputs))))
+    assert_product_is_rounded_once(Weight(packed, scale, form=INT4, inputs=inputs), rows, dtype)
 
 
 def test_a_bias_is_added():
@@ -148,10 +137,7 @@ def test_shards_have_entire_groups(name):
         for _, linear in nnx.iter_modules(layer):
             if isinstance(linear, Linear) and linear.order is not None:
                 linear.order[...] = jnp.asarray(rng.permutation(linear.order.size), jnp.int32)
-    tokens = jnp.asarray(rng.integers(config.vocab_size, size=(2, 12)), jnp.int32)
-    wanted = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))
-    actual = spread_logits(in_shards(model, 2), tokens)
-    assert np.abs(actual - wanted).max() < 1e-5 * np.abs(wanted).max()
+    assert error_in_shards(model) < 1e-5
 
 
 def test_shards_that_would_cut_a_group_are_refused():
@@ -176,10 +162,7 @@ def test_shards_of_experts_have_whole_groups():
 @pytest.mark.parametrize(("kind", "by_expert"), [("int4", False), ("nvfp4", True), ("nvfp4", False)])
 def test_experts_in_shards_have_the_logits_of_the_whole(kind, by_expert):
     model = Decoder(dataclasses.replace(EXPERTS, quantization=kind), rngs=nnx.Rngs(0))
-    tokens = jnp.asarray(np.random.default_rng(0).integers(EXPERTS.vocab_size, size=(2, 12)), jnp.int32)
-    wanted = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))
-    actual = spread_logits(in_shards(model, 2, by_expert=by_expert), tokens)
-    assert np.abs(actual - wanted).max() < 1e-5 * np.abs(wanted).max()
+    assert error_in_shards(model, by_expert=by_expert) < 1e-5
 
 
 def test_inputs_in_the_order_of_codes_are_where_place_of_says():

@@ -13,7 +13,9 @@ from causal_heads import causal_drafts
 from engines import V, causal, target
 from flax import nnx
 from heads import VARIANTS, compile_fast, dequantized_head, plain_config, random_head
+from normals import normal_numbers
 from tiny import LLAMA
+from weight_only_problems import assert_product_is_rounded_once
 
 from jspec.config import EngineConfig, ModelConfig
 from jspec.config.heads import PardConfig
@@ -22,7 +24,6 @@ from jspec.loading.memory_budget import ModelMemory
 from jspec.models import abstract_params, build, flat_params, init, quantization
 from jspec.models.layers import Linear
 from jspec.models.quantization import quantize
-from jspec.pallas.matmul import matmul
 from jspec.quantization import int4
 from jspec.quantization.formats import known_format
 from jspec.quantization.weight import Weight
@@ -33,10 +34,6 @@ ALL = (*KINDS, "int4", "fp8_block")
 CODES = np.arange(256, dtype=np.uint8).view(known_format("fp8").numbers)
 FP8 = sorted({Fraction(float(x)) for x in CODES if np.isfinite(x)})
 FEW = EngineConfig(max_batch=2, max_len=32, page_size=16)
-
-
-def normal(shape, seed=0, dtype=np.float32):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 def with_kind(kind: str | None, tied: bool = False, head: bool = True) -> ModelConfig:
@@ -56,7 +53,7 @@ def nearest(quotient: Fraction, kind: str) -> Fraction:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_rounding_agrees_with_exact_arithmetic(kind, dtype):
-    weight = normal((5, 37), dtype=dtype)
+    weight = normal_numbers((5, 37), dtype=dtype)
     weight[1] *= dtype(0.01)
     rounded, scale = quantize(weight, kind)
     assert (rounded.dtype, scale.dtype, scale.shape) == (known_format(kind).numbers, np.float32, (5,))
@@ -89,7 +86,7 @@ def test_output_channels_of_zeros_stay_zeros(kind):
 
 @pytest.mark.parametrize("kind", ALL)
 def test_blocks_of_conversion_change_nothing(kind, monkeypatch):
-    weight = normal((23, 8))
+    weight = normal_numbers((23, 8))
     at_once = quantize(weight, kind)
     monkeypatch.setattr(quantization, "_BLOCK", 40)
     monkeypatch.setattr(int4, "_BLOCK", 300)
@@ -105,14 +102,9 @@ def test_products_agree_with_dequantised_weights(kind, dtype, rows, gpu, monkeyp
     if gpu:
         on_gpu = lambda kernel, reference, *args: kernel(*args)  # noqa: E731
         monkeypatch.setattr("jspec.pallas.matmul.one_token.by_platform", on_gpu)
-    rounded, scale = quantize(normal((13, 64)), kind)
-    x = jnp.asarray(normal((*rows, 64), seed=1), dtype)
-    y = matmul(x, Weight(jnp.asarray(rounded), jnp.asarray(scale), form=known_format(kind)))
-    assert y.dtype == dtype
-    exact = np.asarray(x, np.float64) @ (rounded.astype(np.float64) * scale[:, None].astype(np.float64)).T
-    size = np.abs(np.asarray(x, np.float64)) @ np.abs(rounded.astype(np.float64) * scale[:, None]).T
-    half_unit = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 8) if dtype == "bfloat16" else 0
-    assert (np.abs(np.asarray(y, np.float64) - exact) <= half_unit + 1e-6 * size).all()
+    rounded, scale = quantize(normal_numbers((13, 64)), kind)
+    weight = Weight(jnp.asarray(rounded), jnp.asarray(scale), form=known_format(kind))
+    assert_product_is_rounded_once(weight, rows, dtype)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import LATENTS, TARGET, in_shards, spread_logits
+from engines import LATENTS, TARGET, error_in_shards, in_shards, spread_logits
 from flax import nnx
 from tiny import ARCHITECTURES, tiny_checkpoint
 
@@ -47,13 +47,21 @@ def test_logits_are_those_of_one_device(tmp_path, architecture, shards):
     assert relative_error(spread_logits(model, tokens), wanted) < 1e-5
 
 
-@pytest.mark.parametrize("quantization", ["int8", "fp8"])
-@pytest.mark.parametrize("tied", [False, True])
-def test_quantised_weights_are_split_with_their_scales(quantization, tied):
-    config = dataclasses.replace(TARGET, quantization=quantization, tie_embeddings=tied)
-    model, tokens = Decoder(config, rngs=nnx.Rngs(1)), some_tokens(config)
-    wanted = jax.jit(functools.partial(causal_logits, model))(tokens)
-    assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
+MXFP4 = Experts(4, 2, 32, biases=True, clamp=7.0, stored="mxfp4")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"quantization": kind, "tie_embeddings": tied} for kind in ("int8", "fp8") for tied in (False, True)),
+        {"quantization": "int8", "draft_vocab_size": 9},  # which every shard has in full
+        {"architecture": "GptOssForCausalLM", "hidden_size": 32, "experts": MXFP4},  # sharded by expert
+    ],
+    ids=str,
+)
+def test_quantised_weights_are_split_with_their_scales(changes):
+    config = dataclasses.replace(TARGET, **changes)
+    assert error_in_shards(Decoder(config, rngs=nnx.Rngs(1))) < 1e-5
 
 
 IN_BLOCKS = dataclasses.replace(TARGET, num_layers=1, windows=(), head_dim=64, quantization="fp8_block")
@@ -87,28 +95,10 @@ def test_blocks_are_split_with_their_scales(changes):
         assert shards.weight_bytes(config, 4) == pytest.approx(sum(held), rel=0.02)
 
 
-def test_every_shard_has_the_entire_draft_vocabulary():
-    config = dataclasses.replace(TARGET, quantization="int8").with_draft_vocabulary(9)
-    model, tokens = Decoder(config, rngs=nnx.Rngs(1)), some_tokens(config)
-    wanted = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))
-    assert wanted.shape == (*tokens.shape, 9)
-    assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
-
-
-def test_mxfp4_is_sharded_by_expert():
-    experts = Experts(4, 2, 32, biases=True, clamp=7.0, stored="mxfp4")
-    config = dataclasses.replace(TARGET, architecture="GptOssForCausalLM", hidden_size=32, experts=experts)
-    model, tokens = Decoder(config, rngs=nnx.Rngs(1)), some_tokens(config)
-    wanted = jax.jit(functools.partial(causal_logits, model))(tokens)
-    assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
-
-
 def test_a_missing_all_reduce_is_detected(monkeypatch):
-    model, tokens = Decoder(TARGET, rngs=nnx.Rngs(1)), some_tokens(TARGET)
-    wanted = jax.jit(functools.partial(causal_logits, model))(tokens)
     monkeypatch.setattr(partial_sums, "all_reduce", lambda x, reduce_axis: x)
     jax.clear_caches()  # of layers that add up
-    assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) > 0.01
+    assert error_in_shards(Decoder(TARGET, rngs=nnx.Rngs(1))) > 0.01
     jax.clear_caches()
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from cuda_lowering import for_cuda, kernels_of, shapes_of_queries
+from latent_attention import round_of_latents
 from matmul_rows import abstract_weight
 from stored_head_maps import IN_CODES
 
@@ -163,14 +164,19 @@ def test_attention_over_bytes_lowers_for_cuda(T, kernels, rounding, dtype):
     assert ("num_stages = 2" in text) == (T == 5 and dtype == "bfloat16")  # the tiling is that of bytes
 
 
+def _ragged_attention(R, T, dtype="bfloat16", rounding=None):
+    """``RaggedView.extend`` of R tokens of 64 rows of up to T each, and its arguments."""
+    _, (rows, qkv, _, kv, spec) = _decode_attention(64, T, dtype=dtype, rounding=rounding)
+    array = jax.ShapeDtypeStruct
+    layout = RaggedLayout(array((65,), jnp.int32), array((R,), jnp.int32))
+    ragged = array((1, R, *qkv.shape[2:]), dtype), Rotation(*[array((1, R, 64), jnp.float32)] * 2)
+    attend = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, spec)  # noqa: E731
+    return attend, (RaggedView(rows, layout), *ragged, kv)
+
+
 @pytest.mark.parametrize("rounding", ["heads", "tokens"])
 def test_attention_over_bytes_of_a_ragged_view_lowers_for_cuda(rounding):
-    _, (rows, qkv, _, kv, spec) = _decode_attention(64, 3, rounding=rounding)
-    array = jax.ShapeDtypeStruct
-    layout = RaggedLayout(array((65,), jnp.int32), array((96,), jnp.int32))
-    ragged = array((1, 96, *qkv.shape[2:]), "bfloat16"), Rotation(*[array((1, 96, 64), jnp.float32)] * 2)
-    attend = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, spec)  # noqa: E731
-    assert kernels_of(for_cuda(attend, (RaggedView(rows, layout), *ragged, kv))) == ["decode_split"]
+    assert kernels_of(for_cuda(*_ragged_attention(96, 3, rounding=rounding))) == ["decode_split"]
 
 
 @pytest.mark.parametrize("rotary", [None, 96, 0])
@@ -195,13 +201,8 @@ def test_only_kernels_of_models_with_sinks_have_them_as_an_operand(make, operand
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("R", "T", "kernels"), [(96, 3, 1), (100, 5, 1), (40, 17, 2)])
 def test_decode_attention_of_a_ragged_view_lowers_for_cuda(R, T, kernels, dtype):
-    """R tokens of 64 rows of up to T each; where T is more than the kernel has, they are put into rows before."""
-    _, (rows, qkv, _, kv, spec) = _decode_attention(64, T, dtype=dtype)
-    array = jax.ShapeDtypeStruct
-    layout = RaggedLayout(array((65,), jnp.int32), array((R,), jnp.int32))
-    ragged = array((1, R, *qkv.shape[2:]), dtype), Rotation(*[array((1, R, 64), jnp.float32)] * 2)
-    attend = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, spec)  # noqa: E731
-    assert len(kernels_of(for_cuda(attend, (RaggedView(rows, layout), *ragged, kv)))) == kernels
+    """Where T is more than the kernel has, tokens are put into rows before."""
+    assert len(kernels_of(for_cuda(*_ragged_attention(R, T, dtype)))) == kernels
 
 
 def test_decode_attention_elsewhere_is_the_reference():
@@ -233,16 +234,8 @@ def test_qk_norm_lowers_for_cuda(kind, T, H, kernels, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 4), (64, 4), (2, 256)])
 def test_latent_attention_lowers_for_cuda(B, T, dtype):
-    array, P, M = jax.ShapeDtypeStruct, 64, 16
-    view = PagedView(*shapes_of_queries(B, T, M))
-    pool, q, new = (array(shape, dtype) for shape in ((1, 1 + B * M, P, 576), (B, T, 20, 576), (B, T, 768 + 576)))
-    weights, rotation = [array((768,), dtype), array((512,), dtype)], Rotation(*[array((B, T, 32), jnp.float32)] * 2)
-
-    def function(view, q, new, weights, rotation, kv):
-        vectors, kv = view.write_latent_kv(new, *weights, 1e-6, rotation, kv)
-        return vectors, view.attend_latents(q, kv, 512, 0.1), kv
-
-    actual = sorted(kernels_of(for_cuda(function, (view, q, new, weights, rotation, LayerKV(pool, None)))))
+    pool = jax.ShapeDtypeStruct((1, 1 + B * 16, 64, 576), dtype)
+    actual = sorted(kernels_of(for_cuda(*round_of_latents(B, T, dtype, LayerKV(pool, None)))))
     assert actual == ["attend_split", *(["merge_splits"] if B * T < 100 else []), "norm_rope_write_kv"]
 
 

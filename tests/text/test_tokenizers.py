@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from resaved import set_keys
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 from jspec.checkpoints.tokenizer import load_tokenizer
@@ -31,8 +32,7 @@ def test_any_text_survives_the_tokenizer(tmp_path):
 def test_spaces_are_not_cleaned_up(tmp_path):
     """Whatever the folder asks for, as Llama 3's does: text that a model wrote is not edited."""
     tiny_tokenizer(tmp_path)
-    config = tmp_path / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"clean_up_tokenization_spaces": True}))
+    set_keys(tmp_path / "tokenizer_config.json", clean_up_tokenization_spaces=True)
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer is not None
     assert tokenizer.clean_up_tokenization_spaces is False  # pyright: ignore[reportAttributeAccessIssue]

@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engines import in_shards
 from flax import nnx
 from train_toys import SIZES, TARGET
 
-from jspec.config import Experts, Shards
+from jspec.config import Experts
 from jspec.config.sharding import AXIS
 from jspec.engine.runner.shard_map import ProgramSharding
-from jspec.models import Decoder, flat_params
+from jspec.models import Decoder
 from jspec.models.flatten import flatten
-from jspec.models.sharding import build_shards, mesh_of
 from jspec.train import data_parallel
 from jspec.train.acceptance import ServedAcceptance
 from jspec.train.data_parallel import OwnWindows, replicate_beside, sharded_loss
@@ -63,11 +63,6 @@ CASES = [
 @functools.cache
 def one_device(choice: str) -> Decoder:
     return Decoder(dataclasses.replace(TARGET, **CHOICES[choice]), rngs=nnx.Rngs(0))
-
-
-def in_shards(model: Decoder, count: int, **more) -> Decoder:
-    params = {name: np.asarray(leaf) for name, leaf in flat_params(model).items()}
-    return build_shards(model.config, params, "float32", Shards(count, **more), mesh_of(count, AXIS))
 
 
 def random_windows(vocab_size: int) -> jax.Array:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from jspec.checkpoints.files.json_files import MAX_BYTES, limit_of, parse_json, read_bytes, reason_of
@@ -63,16 +64,7 @@ class Folder:
         where = named_by or f"{self.given}/{name}"
         if not is_bare_name(name):
             raise Refusal(f"{where}: the file name {name!r} is refused, because only a bare name stays in the folder")
-        try:
-            path = (self.root / name).resolve(strict=True)
-            regular = stat.S_ISREG(path.stat().st_mode)
-        except (OSError, RuntimeError) as error:
-            raise Refusal(f"{where}: cannot open {name!r} ({reason_of(error)})") from None
-        if path.parent != self.root and path.parent != self._blobs():
-            raise Refusal(f"{where}: {name!r} is a symbolic link that leaves the folder, which is refused")
-        if not regular:
-            raise Refusal(f"{where}: {name!r} is not a regular file")
-        return path
+        return self._resolved(name, f"{where}: {name!r}", lambda path: path.parent == self.root)
 
     def below(self, name: str) -> Path:
         """The resolved path of a file that may lie in a subfolder.
@@ -83,16 +75,19 @@ class Folder:
         Raises:
           Refusal: the file lies outside the folder, or it is no regular file.
         """
-        where = f"{self.given}/{name}"
+        return self._resolved(name, f"{self.given}/{name}:", lambda path: path.is_relative_to(self.root))
+
+    def _resolved(self, name: str, called: str, is_inside: Callable[[Path], bool]) -> Path:
+        """The resolved path of a regular file; a refusal begins as ``called`` says."""
         try:
             path = (self.root / name).resolve(strict=True)
             regular = stat.S_ISREG(path.stat().st_mode)
         except (OSError, RuntimeError) as error:
-            raise Refusal(f"{where}: cannot be opened ({reason_of(error)})") from None
-        if not path.is_relative_to(self.root) and path.parent != self._blobs():
-            raise Refusal(f"{where}: is a symbolic link that leaves the folder, which is refused")
+            raise Refusal(f"{called} cannot be opened ({reason_of(error)})") from None
+        if not is_inside(path) and path.parent != self._blobs():
+            raise Refusal(f"{called} is a symbolic link that leaves the folder, which is refused")
         if not regular:
-            raise Refusal(f"{where}: is not a regular file")
+            raise Refusal(f"{called} is not a regular file")
         return path
 
     def read(self, name: str, most: int) -> bytes:

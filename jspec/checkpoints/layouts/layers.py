@@ -109,11 +109,7 @@ def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
 
 def layer_fields(config: ModelConfig) -> dict[str, Any]:
     """The keys of config.json that ``read_layers`` reads, without those of attention biases and windows."""
-    return {
-        "model_type": "qwen3" if config.qk_norm else "llama",
-        **sizes(config),
-        "mlp_bias": config.mlp_bias,
-    }
+    return {"model_type": "qwen3" if config.qk_norm else "llama", **sizes(config), "mlp_bias": config.mlp_bias}
 
 
 def require_no_windows(config: ModelConfig):

@@ -139,10 +139,7 @@ def convolve_prefill_kernel(
         *numbers,
         columns,
         grid=(pl.cdiv(Cc, _PREFILL_CHANNELS), pl.cdiv(T, tokens), B),
-        out_shape=[
-            jax.ShapeDtypeStruct((B * T, Cc), x.dtype),
-            jax.ShapeDtypeStruct(columns.shape, columns.dtype),
-        ],
+        out_shape=[jax.ShapeDtypeStruct((B * T, Cc), x.dtype), jax.ShapeDtypeStruct(columns.shape, columns.dtype)],
         num_warps=_PREFILL_WARPS,
         interpret=interpret,
         aliases={len(jax.tree.leaves(numbers)): 1},

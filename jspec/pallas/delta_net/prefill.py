@@ -126,10 +126,7 @@ def prefill_kernel(
         *before,
         state.S,
         grid=(Dv // values, Nv, B),
-        out_shape=[
-            jax.ShapeDtypeStruct((B, T, Nv, Dv), qkv.dtype),
-            jax.ShapeDtypeStruct(state.S.shape, state.S.dtype),
-        ],
+        out_shape=[jax.ShapeDtypeStruct((B, T, Nv, Dv), qkv.dtype), jax.ShapeDtypeStruct(state.S.shape, state.S.dtype)],
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages if qkv.dtype == jnp.bfloat16 else 1,  # shared memory has room for no more
         interpret=interpret,

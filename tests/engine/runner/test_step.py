@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import CONFIG, MAX_LEN, V, causal, draft, entered, ragged_prompts, target
+from head_bench import scripted_round
+from heads import compile_fast
 from step_requests import never, request
 
 from jspec.config import Speculation
@@ -27,25 +29,11 @@ def stepping(verify=never) -> DecodeStep:
     return DecodeStep(target(), DraftModel(draft(), V, Speculation(K, draft_sampling="sample")), verify, width=K + 2)
 
 
-compile_fast = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-
-
 @functools.cache
 def programs():
     """prefill, and a round that accepts and emits by script: state, log, target's logits, the proposal."""
 
-    @compile_fast
-    def scripted_round(state, accepted, token, ok):
-        captured = {}
-
-        def verify(logits, warp, proposal, noise):
-            captured.update(logits=logits, proposal=proposal)
-            return VerifyResult(jnp.minimum(accepted, proposal.count), token, ok)
-
-        state, log = stepping(verify).round(state)
-        return state, log, captured["logits"], captured["proposal"]
-
-    return compile_fast(stepping().prefill), scripted_round
+    return compile_fast(stepping().prefill), compile_fast(functools.partial(scripted_round, stepping))
 
 
 def admitted(**settings):

@@ -58,8 +58,12 @@ class TestFewTokensMatmul:
         if "interpreted" in request.node.callspec.id and not INTERPRETS:
             pytest.skip("jax 0.10 does not interpret Mosaic kernels of this kind")
         self.implementation = implementation
+        self.compiled = "compiled" in request.node.callspec.id
 
     def product(self, x, weight: Weight, tiling: MosaicTiling, dtype=jnp.float32):
+        if self.compiled and weight.inputs % tiling.inputs:
+            pytest.skip("a copy that goes past the last input compiles for no GPU; the kernel's own tilings have none")
+
         def kernel(x, weight, interpret=False):
             how: dict[str, Any] = {}
             if interpret:
@@ -75,26 +79,17 @@ class TestFewTokensMatmul:
         y = self.implementation(reference, kernel)(x, weight)
         return y if tiling.num_splits == 1 else PartialSums(y).total(dtype)
 
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize(("M", "outputs", "inputs", "tiling"), TILINGS, ids=str)
+    @pytest.mark.parametrize(
+        ("kind", "M", "outputs", "inputs", "tiling"),
+        [
+            *((kind, *case) for kind in KINDS for case in TILINGS),
+            *((kind, *case) for kind in (*CODES, "nvfp4") for case in OF_CODES),
+            *(("mxfp8", *sizes, tiling._replace(inputs=128)) for *sizes, tiling in OF_CODES),
+        ],
+        ids=str,
+    )
     def test_agrees_with_float64(self, kind, M, outputs, inputs, tiling):
-        args, numbers = problem(M, outputs, inputs, kind)
-        check(self.product(*args, tiling), args, numbers)
-
-    @pytest.mark.parametrize("kind", CODES)
-    @pytest.mark.parametrize(("M", "outputs", "inputs", "tiling"), OF_CODES, ids=str)
-    def test_codes_agree_with_float64(self, kind, M, outputs, inputs, tiling):
-        args, numbers = problem(M, outputs, inputs, kind)
-        check(self.product(*args, tiling), args, numbers)
-
-    @pytest.mark.parametrize(("M", "outputs", "inputs", "tiling"), OF_CODES, ids=str)
-    def test_mxfp8_agrees_with_float64(self, M, outputs, inputs, tiling):
-        args, numbers = problem(M, outputs, inputs, "mxfp8")
-        check(self.product(*args, tiling._replace(inputs=128)), args, numbers)
-
-    @pytest.mark.parametrize(("M", "outputs", "inputs", "tiling"), OF_CODES, ids=str)
-    def test_nvfp4_agrees_with_float64(self, M, outputs, inputs, tiling):
-        args, numbers = nvfp4_problem(M, outputs, inputs)
+        args, numbers = nvfp4_problem(M, outputs, inputs) if kind == "nvfp4" else problem(M, outputs, inputs, kind)
         check(self.product(*args, tiling), args, numbers)
 
     @pytest.mark.parametrize("num_splits", [1, 2])

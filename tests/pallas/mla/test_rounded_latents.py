@@ -12,7 +12,7 @@ import latent_prefill as prefill
 import ml_dtypes
 import numpy as np
 import pytest
-from cuda_lowering import for_cuda, interpreted, kernels_of, mosaic_kernels_of, shapes_of_queries
+from cuda_lowering import for_cuda, interpreted, kernels_of, mosaic_kernels_of
 from latent_attention import SCALE, in_bytes
 
 from jspec.config import Rope
@@ -205,16 +205,7 @@ def rounded_pool(B, M, rank=512, rotated=64, P=64, kind="heads") -> LayerKV:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (64, 4)])
 def test_a_round_lowers_for_cuda(B, T, dtype, kind):
-    array, M = jax.ShapeDtypeStruct, 16
-    view, kv = PagedView(*shapes_of_queries(B, T, M)), rounded_pool(B, M, kind=kind)
-    q, new = (array(shape, dtype) for shape in ((B, T, 20, 576), (B, T, 768 + 576)))
-    weights, rotation = [array((768,), dtype), array((512,), dtype)], Rotation(*[array((B, T, 32), jnp.float32)] * 2)
-
-    def function(view, q, new, weights, rotation, kv):
-        vectors, kv = view.write_latent_kv(new, *weights, 1e-6, rotation, kv)
-        return vectors, view.attend_latents(q, kv, 512, 0.1), kv
-
-    text = for_cuda(function, (view, q, new, weights, rotation, kv))
+    text = for_cuda(*attention.round_of_latents(B, T, dtype, rounded_pool(B, 16, kind=kind)))
     merges = ["merge_splits"] if B * T < 100 else []
     assert sorted(kernels_of(text)) == ["attend_split", *merges, "norm_rope_write_kv"]
     assert "f8E4M3FN" not in text  # no numbers are made of pools

@@ -81,12 +81,7 @@ DENSE = {
     ),
     "Olmo3ForCausalLM": Family(
         "OLMo 3",
-        {
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-        },
+        {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4},
         {"norm": "rms_wide", "norm_placement": "after", "qk_norm": True, "qk_norm_over": "projection"},
         slides=all_but_every_nth,
         lists_windows=True,
@@ -171,12 +166,7 @@ DENSE = {
     ),
     "SeedOssForCausalLM": Family(
         "Seed-OSS 36B",
-        {
-            "max_position_embeddings": 524288,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "attention_bias": True,
-        },
+        {"max_position_embeddings": 524288, "num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
         mlp_bias=True,
         more=family_keys.seed_oss,
     ),

@@ -5,12 +5,7 @@ from jspec.checkpoints.huggingface.families.family import Family
 from jspec.checkpoints.huggingface.rope import read_partial_rope, read_rope_by_dimension
 from jspec.checkpoints.huggingface.windows import all_but_every_nth, always, every_other_below_a_layer
 
-_DEEPSEEK = {
-    "qk_rope_head_dim": 64,
-    "rope_interleave": True,
-    "norm_topk_prob": True,
-    "n_shared_experts": 1,
-}
+_DEEPSEEK = {"qk_rope_head_dim": 64, "rope_interleave": True, "norm_topk_prob": True, "n_shared_experts": 1}
 
 MIXTURES = {
     "MixtralForCausalLM": Family(
