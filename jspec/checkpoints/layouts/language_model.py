@@ -11,7 +11,7 @@ from jspec.checkpoints.huggingface.config import decoder_config, stored_quantiza
 from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
 from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.quantized.dequantized_layout import dequantized, require_some, stored_shapes, with_note
-from jspec.checkpoints.quantized.fp8 import FP8Blocks, Scaled
+from jspec.checkpoints.quantized.scaled import FP8Blocks, Scaled
 from jspec.checkpoints.quantized.scales import holds_otherwise, with_scales, without_cache_scales
 from jspec.checkpoints.quantized.stored_weights import with_stored_weights
 from jspec.checkpoints.tensors.layout import Layout, decoder_layout

@@ -14,6 +14,7 @@ gpt-oss, in MXFP4 too, are stored otherwise, and are read in ``jspec.checkpoints
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -31,8 +32,9 @@ from jspec.checkpoints.quantized.format import (
     read_powers,
     read_scales,
 )
+from jspec.checkpoints.quantized.scaled import in_groups
 from jspec.checkpoints.quantized.stored_codes import CodedTensor, RepackedCodes
-from jspec.quantization import mxfp4, nvfp4
+from jspec.quantization import nvfp4
 from jspec.quantization.formats import KINDS, Format
 
 _POWERS = ("torch.uint8", "uint8")  # the dtype of scales in E8M0, as compressed-tensors calls it
@@ -178,8 +180,9 @@ class NVFP4(E2M1Format):
     """
 
     form = KINDS["nvfp4"]
+    ends: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_global_scale")
     dtype: str | None = "uint8"
-    divides: bool
+    divides: bool = True
 
     @property
     def summary(self) -> str:
@@ -192,43 +195,46 @@ class NVFP4(E2M1Format):
         return NVFP4Weight(*about, overall, self.divides)
 
 
-def read_mxfp4_pack_quantized(fields: Fields, weights: Fields) -> MXFP4:
-    """The format ``mxfp4-pack-quantized`` of compressed-tensors; arguments and exceptions are those of ``IN_CODES``."""
-    require_microscaling(weights, num_bits=4)
-    return MXFP4(plain=read_plain(fields, "ignore"))
+# Name of a format -> what makes it as compressed-tensors stores it, given ``plain``.
+FORMATS: dict[str, Callable[..., BlockFormat]] = {
+    "mxfp4": MXFP4,
+    "mxfp8": in_groups("mxfp8", "MXFP8, eight bits with a power of two for each 32 input features"),
+    "nvfp4": NVFP4,
+}
 
 
-def require_microscaling(weights: Fields, num_bits: int):
-    """Raise a ``Refusal`` unless what compressed-tensors says of weights is MXFP4 or MXFP8, which have so many bits."""
-    _require(weights, num_bits=num_bits, type="float", strategy="group", group_size=mxfp4.GROUP)
-    require_one_of(weights, "scale_dtype", *_POWERS, absent=_POWERS[0])
-
-
-def read_nvfp4_pack_quantized(fields: Fields, weights: Fields) -> NVFP4:
-    """The format ``nvfp4-pack-quantized`` of compressed-tensors; arguments and exceptions are those of ``IN_CODES``."""
-    _require(weights, num_bits=4, type="float", strategy="tensor_group", group_size=nvfp4.GROUP)
-    ends = (".weight_packed", ".weight_scale", ".weight_global_scale")
-    return NVFP4(plain=read_plain(fields, "ignore"), ends=ends, divides=True)
-
-
-def read_nvfp4_of_model_optimizer(fields: Fields, *listed: str) -> NVFP4:
-    """The ``quantization_config`` of NVIDIA Model Optimizer with the algorithm NVFP4.
-
-    Args:
-      fields: the whole of it.
-      listed: what its list of modules that are not quantised may be called.
-
-    Raises:
-      Refusal: it says something that is not read.
-    """
-    require_one_of(fields, "group_size", nvfp4.GROUP, absent=nvfp4.GROUP)
-    ends = (".weight", ".weight_scale", ".weight_scale_2")
-    return NVFP4(plain=read_plain(fields, *listed), ends=ends, divides=False)
-
-
-def _require(weights: Fields, **only: object):
-    """Raise a ``Refusal`` unless what compressed-tensors says of weights is ``only`` this, and they are symmetric."""
+def read_compressed_floats(kind: str, fields: Fields, weights: Fields) -> BlockFormat:
+    """The format of compressed-tensors with weights in one of ``FORMATS``; other arguments and exceptions are those of
+    ``IN_CODES``."""
+    form, powers = KINDS[kind], KINDS[kind].scales == "powers"
+    strategy = "group" if powers else "tensor_group"
+    only = {"num_bits": form.bits, "type": "float", "strategy": strategy, "group_size": form.group}
     for name, value in only.items():
         require_one_of(weights, name, value)
     require_one_of(weights, "symmetric", True, absent=True)
     require_one_of(weights, "dynamic", False, absent=False)
+    if powers:
+        require_one_of(weights, "scale_dtype", *_POWERS, absent=_POWERS[0])
+    return FORMATS[kind](plain=read_plain(fields, "ignore"))
+
+
+def read_floats(kind: str, fields: Fields, *listed: str) -> BlockFormat:
+    """One of ``FORMATS``, whose name a tool gives, and perhaps its ``group_size``.
+
+    Args:
+      kind: the name.
+      fields: the object that says so.
+      listed: what the list of modules that are not quantised may be called.
+
+    Raises:
+      Refusal: the groups have another size.
+    """
+    require_one_of(fields, "group_size", KINDS[kind].group, absent=KINDS[kind].group)
+    return FORMATS[kind](plain=read_plain(fields, *listed))
+
+
+def read_nvfp4_of_model_optimizer(fields: Fields, *listed: str) -> BlockFormat:
+    """``read_floats`` of NVFP4 as NVIDIA Model Optimizer stores it."""
+    ends = (".weight", ".weight_scale", ".weight_scale_2")
+    form = read_floats("nvfp4", fields, *listed)
+    return dataclasses.replace(form, ends=ends, divides=False)

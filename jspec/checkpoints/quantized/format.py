@@ -252,14 +252,15 @@ def read_powers(tensor: Tensor, form: Format, index: Index = ()) -> np.ndarray:
     return mxfp4.twice_powers(scales) / 2
 
 
-def scales_of_channels(tensor: Tensor, channels: int) -> ComputedTensor:
+def scales_of_channels(tensor: Tensor, channels: int, signed: bool = False) -> ComputedTensor:
     """The scales of ``channels`` output channels, ``[channels]``, as ``read_scales`` reads those in the files: as many
     numbers, or one that counts for all of them."""
+    read = functools.partial(read_scales, tensor, signed)
 
     def values(index: Index) -> np.ndarray:
-        return np.broadcast_to(read_scales(tensor).reshape(-1), channels)[index]
+        return np.broadcast_to(read().reshape(-1), channels)[index]
 
-    return ComputedTensor.of(tensor, (channels,), tensor.dtype, values, functools.partial(read_scales, tensor))
+    return ComputedTensor.of(tensor, (channels,), tensor.dtype, values, read)
 
 
 def read_plain(fields: Fields, *keys: str) -> PlainModules:

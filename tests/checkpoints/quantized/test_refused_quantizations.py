@@ -18,6 +18,7 @@ from fp8_checkpoints import (
 )
 from packed_weights import (
     auto_round_config,
+    auto_round_floats,
     awq_config,
     compressed_config,
     fp8_config,
@@ -203,7 +204,19 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         ),
         (auto_round_config("auto_round:auto_awq", bits=8), "quantization_config.bits=8: expected 4; of quantised"),
         (auto_round_config(None, bits=3), "quantization_config.bits=3: expected 4 or 8; of quantised"),
-        (auto_round_config(None, data_type="mx_fp"), "quantization_config.data_type='mx_fp': expected 'int'"),
+        (
+            auto_round_config(None, data_type="mx_int"),
+            "data_type='mx_int': expected 'int' or 'mx_fp' or 'nv_fp' or 'fp'",
+        ),
+        (
+            auto_round_floats("nv_fp", 4, 16, "auto_round:llm_compressor_nvfp4_e5m3"),
+            "packing_format='auto_round:llm_compressor_nvfp4_e5m3': expected 'auto_round:llm_compressor'",
+        ),
+        (auto_round_floats("nv_fp", 4, 32, "auto_round:llm_compressor"), "group_size=32: expected 16; of quantised"),
+        (auto_round_floats("nv_fp", 8, 16, "auto_round:llm_compressor"), "bits=8: expected 4; of quantised"),
+        (auto_round_floats("fp", 8, -1, "auto_round:fp8_static", fmt="e5m2"), "fmt='e5m2': expected 'e4m3'"),
+        (auto_round_floats("fp", 8, 128, "auto_round:fp8_static"), "group_size=128: expected -1 or 0; of quantised"),
+        (auto_round_floats("fp", 4, -1, None), "bits=4: expected 8; of quantised"),
         (auto_round_config(None, act_bits=8), "quantization_config.act_bits=8: expected 16"),
         (
             auto_round_config(None, extra_config={"model.layers.0.mlp.up_proj": {"bits": 3}}),
@@ -211,7 +224,7 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         ),
         (
             auto_round_config(None, extra_config={".*up_proj.*": {"data_type": "mx_fp"}}),
-            "extra_config..*up_proj.*.data_type='mx_fp': expected 'int'",
+            "extra_config..*up_proj.*.packing_format=None: expected 'auto_round:llm_compressor'",
         ),
         (
             auto_round_config("auto_round:auto_awq", extra_config={"lm_head": {"bits": 8}}),
@@ -259,10 +272,6 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         (compressed_config("mxfp6-pack-quantized"), "quantization_config.format='mxfp6-pack-quantized': expected"),
         ({"quant_method": "quark", "weight": {"dtype": "fp4"}}, "quant_method='quark' is not read"),
         ({"quant_method": "modelopt", "quant_algo": "MXFP4"}, "quant_algo='MXFP4', of NVIDIA Model Optimizer, is not"),
-        (
-            {"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp"},
-            "data_type='mx_fp': expected 'int'",
-        ),
     ],
 )
 def test_unsupported_configs_are_refused(tmp_path, quantization, words):
