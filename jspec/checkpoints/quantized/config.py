@@ -15,7 +15,7 @@ from jspec.checkpoints.quantized.auto_round import read_auto_round
 from jspec.checkpoints.quantized.awq import read_awq
 from jspec.checkpoints.quantized.bitsandbytes import METHOD as BITSANDBYTES
 from jspec.checkpoints.quantized.bitsandbytes import read_bitsandbytes
-from jspec.checkpoints.quantized.config_fields import read_modules, require_one_of
+from jspec.checkpoints.quantized.config_fields import KEYS, quantization_of, read_modules, require_one_of
 from jspec.checkpoints.quantized.e2m1 import read_compressed_floats
 from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats, read_block, read_plain
 from jspec.checkpoints.quantized.gptq import read_gptq
@@ -29,7 +29,6 @@ from jspec.checkpoints.quantized.torchao import METHOD as TORCHAO
 from jspec.checkpoints.quantized.torchao import read_torchao
 from jspec.quantization.formats import INSTEAD
 
-KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
 # Formats of compressed-tensors whose groups of inputs have scales -> the function that reads the rest of a
 # ``quantization_config``, given the whole and what it says of the weights of all linear maps. It raises a ``Refusal`` if
 # something there is not read.
@@ -57,7 +56,7 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> Stored
       Refusal: in a way that jspec does not read. Where the cache alone is quantised, or weights are only rotated, they are
         not quantised.
     """
-    found = [nested for nested in map(fields.nested, KEYS) if nested is not None]
+    found = quantization_of(fields)
     if not found:
         return None
     own = found[0]

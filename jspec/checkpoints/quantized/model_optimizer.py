@@ -11,7 +11,7 @@ from typing import Any
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.quantized.config_fields import Modules, read_modules, require_one_of
+from jspec.checkpoints.quantized.config_fields import Modules, quantization_of, read_modules, require_one_of
 from jspec.checkpoints.quantized.e2m1 import read_floats, read_nvfp4_of_model_optimizer
 from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats, read_plain
 from jspec.checkpoints.quantized.known_keys import KEYS, require_known
@@ -59,7 +59,7 @@ def with_model_optimizer(folder: Folder, fields: Fields) -> Fields:
     require_known(whole, {"producer": None, "quantization": KEYS[METHOD]})
     if described is None or not is_read:
         return fields
-    own = fields.nested(KEY)
+    own = next(iter(quantization_of(fields)), None)
     if own is None:
         return dataclasses.replace(fields, raw={**fields.raw, KEY: {**described.raw, "quant_method": METHOD}})
     said, other = own.raw.get("quant_algo"), described.raw["quant_algo"]
