@@ -219,8 +219,8 @@ class FourBits(BlockFormat):
             nested = largest, parts.take(".weight.nested_quant_map", (256,), ("float32",))
         table = parts.take(".weight.quant_map", (16,), ("float32",))
         absmax = parts.take(self.scale_end, (blocks,), ("float32" if nested is None else "uint8",))
-        return FourBitWeight(
-            name, codes.file, codes.path, shape, "float32", self.kind, state, codes, absmax, table, nested
+        return FourBitWeight.of(
+            *(name, shape, codes), kind=self.kind, state=state, codes=codes, absmax=absmax, table=table, nested=nested
         )
 
 

@@ -90,10 +90,7 @@ class PackQuantized(CodesFormat):
     ordered: bool = False
 
     ends: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_shape", ZEROS, _ORDER)
-
-    @property
-    def summary(self) -> str:
-        return f"{self.bits_in_words} with a scale for each {self.groups} (pack-quantized)"
+    words: str = "{bits} with a scale for each {groups} (pack-quantized)"
 
     def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
         size = parts.tensors.get(".weight_shape")
@@ -114,8 +111,7 @@ class PackQuantized(CodesFormat):
                 "says otherwise, says that there are no zeros; set it to false if there are"
             )
         order = parts.take(_ORDER, (inputs,), ("int32",)) if self.ordered or _ORDER in parts.tensors else None
-        about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
-        return PackedWeight(*about, scales, order, codes, zeros, size)
+        return self.made(PackedWeight, name, shape, codes=codes, scales=scales, zeros=zeros, order=order, size=size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,33 +156,23 @@ class CodesInBytes(CodesFormat):
 
     Attributes:
       zeros_end: the suffix of the tensors of zeros; None if there are none.
-      writer: for messages.
     """
 
     bits: int = 4
     ends: tuple[str, ...] = (".weight", ".weight_scale")
     dtype: str | None = "int8"
     zeros_end: str | None = None
-    writer: str = "int-quantized"
+    words: str = "{bits} in a byte each with a scale for each {groups} (int-quantized)"
 
     @property
     def bytes_each(self) -> str:
         return "one"
 
-    @property
-    def summary(self) -> str:
-        return f"{self.bits_in_words} in a byte each with a scale for each {self.groups} ({self.writer})"
-
-    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
-        codes = parts.tensors.get(self.ends[0])
-        return None if codes is None else codes.shape
-
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> BytesWeight:
         codes, groups = parts.take(self.ends[0], shape, ("int8",)), shape[1] // self.group(shape[1], parts)
         scales = parts.take(self.scale_end, (shape[0], groups))
         zeros = self.zeros_end and parts.take(self.zeros_end, (shape[0], groups), ("int8",))
-        about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
-        return BytesWeight(*about, scales, codes, zeros or None)
+        return self.made(BytesWeight, name, shape, codes=codes, scales=scales, zeros=zeros or None)
 
 
 def read_codes_in_bytes(fields: Fields, weights: Fields) -> CodesInBytes:

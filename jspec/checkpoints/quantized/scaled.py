@@ -104,18 +104,12 @@ class ScaledFormat(BlockFormat):
     Attributes:
       form: as which they are kept.
       block: height and width of what shares a scale; None for all output channels or all inputs.
-      words: ``summary``.
     """
 
     bits: int = 8
     ends: tuple[str, ...] = (".weight", ".weight_scale")
     form: Format
     block: tuple[int | None, int | None]
-    words: str = ""
-
-    @property
-    def summary(self) -> str:
-        return self.words
 
     def shapes_of_scales(self, outputs: int, inputs: int) -> list[tuple[int, ...]]:
         """The shapes that the tensor of scales of a weight ``[out, in]`` may have, the usual one first."""
@@ -126,21 +120,17 @@ class ScaledFormat(BlockFormat):
         columns = -(-inputs // width)
         return [(rows, columns), (rows, 1, columns, 1)]  # the latter as NVIDIA Model Optimizer writes them
 
-    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
-        stored = parts.tensors.get(self.ends[0])
-        return None if stored is None else stored.shape
-
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> ScaledWeight:
-        (outputs, inputs), powers, known = shape, self.form.scales == "powers", self.shapes_of_scales(*shape)
+        (outputs, inputs), powers = shape, self.form.scales == "powers"
         if powers:
             parts.require_whole_groups(inputs, self.form.group or 1)
-        numbers, found = parts.take(self.ends[0], shape, (self.form.numbers,)), parts.tensors.get(self.scale_end)
-        as_found = found.shape if found is not None and found.shape in known else known[0]
-        scales = parts.take(self.scale_end, as_found, (self.form.scale,) if powers else tuple(FLOAT_DTYPES))
+        numbers = parts.take(self.ends[0], shape, (self.form.numbers,))
+        usual, *others = self.shapes_of_scales(outputs, inputs)
+        scales = parts.take(self.scale_end, usual, (self.form.scale,) if powers else tuple(FLOAT_DTYPES), others)
         block = self.block[0] or outputs, self.block[1] or inputs
         scales = in_blocks(scales, (-(-outputs // block[0]), -(-inputs // block[1])))
-        return ScaledWeight(
-            name, numbers.file, numbers.path, shape, "float32", self.form, FP8Numbers.of(numbers), scales, block
+        return ScaledWeight.of(
+            name, shape, numbers, form=self.form, numbers=FP8Numbers.of(numbers), scales=scales, block=block
         )
 
 

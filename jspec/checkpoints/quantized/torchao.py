@@ -82,7 +82,7 @@ def read_torchao(fields: Fields) -> BlockFormat:
             scale_end=_SCALES,
             grouping=grouping,
             zeros_end=_ZEROS,
-            writer=METHOD,
+            words=f"{{bits}} in a byte each with a scale for each {{groups}} ({METHOD})",
         )
     name, each, height = "FP8" if kinds is _FP8 else "int8", "weight", None
     if kind == "PerRow":
