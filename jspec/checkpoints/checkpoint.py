@@ -125,7 +125,8 @@ class Checkpoint:
             config = self.converted.language_model_config
         else:
             config = decoder_config(self.folder, self.fields)
-            if stored_quantization(self.fields) is not None:
+            in_mxfp4 = config.experts is not None and config.experts.stored is not None
+            if in_mxfp4 or stored_quantization(self.fields) is not None:
                 config = self._of_files or config
         refuse_reduced(config, self.folder.given)
         return config

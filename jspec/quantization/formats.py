@@ -36,7 +36,7 @@ INSTEAD = (
     "of quantised checkpoints jspec reads FP8 (compressed-tensors float-quantized, fp8, modelopt), int8 (compressed-tensors "
     "int-quantized), GPTQ, AWQ, AutoRound and compressed-tensors pack-quantized in four bits, NVFP4 (compressed-tensors, "
     "modelopt), MXFP4 (compressed-tensors mxfp4-pack-quantized), MXFP8 (compressed-tensors mxfp8-quantized, modelopt), "
-    "gpt-oss in MXFP4, bitsandbytes in four and eight bits, and torchao in eight; else use the original bfloat16 "
+    "gpt-oss in MXFP4, and bitsandbytes and torchao in four and eight bits; else use the original bfloat16 "
     "checkpoint, with jspec-convert --quantize int8 or fp8"
 )
 # Of groups of integers that kernels know; larger ones are several of the last, with the same scale.
@@ -168,7 +168,7 @@ _codes = functools.partial(Format, bits=4, numbers="uint8", in_codes=True, packe
 KINDS = {
     one.kind: one
     for one in (
-        Format("int8", "int8", 8, "int8", per_channel=True),
+        Format("int8", "int8", 8, "int8", scales="nonzero", per_channel=True),
         Format("fp8", "fp8", 8, "float8_e4m3fn", per_channel=True),
         Format("fp8_block", "fp8_block", 8, "float8_e4m3fn", group=GROUP),
         Format("mxfp8", "mxfp8", 8, "float8_e4m3fn", "uint8", "powers", largest_power=134, group=32),

@@ -21,8 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-GROUP = 32  # input features that share a scale
-SCALE = np.dtype(np.uint8)
 ONE = 127  # the byte that stands for 2^0
 
 

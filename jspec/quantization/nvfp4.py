@@ -13,11 +13,9 @@ its weight, because queries, keys and values may have different ones.
 The product of a code's number and its scale has at most six significant bits, so bfloat16 holds it. Products with these are
 added up, and each sum is multiplied by the number of its output channel in float32."""
 
-import ml_dtypes
 import numpy as np
 
 GROUP = 16  # input features that share a scale
-SCALE = np.dtype(ml_dtypes.float8_e4m3fn)
 _MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 VALUES = np.array([*_MAGNITUDES, *(-np.array(_MAGNITUDES))], np.float32)  # of the sixteen codes
 STD_OF_RANDOM_CODES = 2.93  # of the numbers that equally likely codes stand for

@@ -33,8 +33,8 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.quantized import config_fields
 from jspec.checkpoints.quantized.config import READERS, read_quantization
 from jspec.checkpoints.quantized.config_fields import MAX_PATTERNS, MAX_SECONDS, Modules
-from jspec.checkpoints.quantized.fp8 import Scaled
 from jspec.checkpoints.quantized.mixed import Mixed
+from jspec.checkpoints.quantized.scaled import Scaled
 
 NAMES = [f"model.layers.{i}.block_sparse_moe.experts.{j}.down_proj" for i in range(60) for j in range(128)]
 # The slowest pattern that is compiled: three repetitions of all letters of a name.

@@ -12,6 +12,7 @@ from fp8_checkpoints import FP8, LINEAR, write_both
 from packed_weights import (
     Stored,
     auto_round_config,
+    auto_round_floats,
     awq,
     awq_config,
     bitsandbytes,
@@ -35,6 +36,7 @@ from packed_weights import (
     pack_quantized,
     scaled_inputs,
     torchao,
+    torchao_codes,
     torchao_config,
 )
 from safetensors.numpy import load_file
@@ -222,6 +224,9 @@ KEPT_CODES = {
     "awq modelopt": Kind(
         model_optimizer_config("W4A16_AWQ", group_size=128), scaled_inputs, "int4_128_float16_scaled", _of_groups(128)
     ),
+    "auto-round mxfp4": MXFP4._replace(
+        config=auto_round_floats("mx_fp", 4, 32, "auto_round:llm_compressor"), words="mxfp4"
+    ),
     "mxfp8": MXFP4._replace(config=mxfp8_config(), store=mxfp8, words="mxfp8"),
     "mxfp8 modelopt": MXFP4._replace(config=model_optimizer_config("MXFP8", group_size=32), store=mxfp8, words="mxfp8"),
     "bitsandbytes nf4": Kind(bitsandbytes_config(), bitsandbytes, "nf4_64", _of_groups(64)),
@@ -236,6 +241,16 @@ KEPT_CODES = {
     ),
     "bitsandbytes int8": Kind(bitsandbytes_config(8), bitsandbytes_int8, "int8"),
     "torchao int8": Kind(torchao_config(), torchao, "int8"),
+    "torchao int4 zeros": Kind(
+        torchao_config(
+            "IntxWeightOnlyConfig",
+            *("PerGroup", {"group_size": 32}),
+            weight_dtype={"_type": "torch.dtype", "_data": "int4"},
+        ),
+        torchao_codes,
+        "int4_32_float32_zeros",
+        _of_groups(32),
+    ),
     "torchao fp8 tensor": Kind(
         torchao_config("Float8WeightOnlyConfig", "PerTensor"),
         functools.partial(torchao, dtype=FP8, of_channels=False),

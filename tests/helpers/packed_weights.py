@@ -215,6 +215,13 @@ def codes_in_bytes(weight: np.ndarray) -> Stored:
     return {".weight": (rounded.codes - 8).astype(np.int8), ".weight_scale": rounded.scales}, rounded.weight
 
 
+def torchao_codes(weight: np.ndarray, group_size: int = 32, bits: int = 4) -> Stored:
+    """As torchao writes integers with scales and zeros for groups."""
+    rounded, half = coded(weight, group_size, bits=bits, dtype=np.float32), 1 << (bits - 1)
+    codes, zeros = ((array - half).astype(np.int8) for array in (rounded.codes, rounded.zeros))
+    return {"._weight_qdata": codes, "._weight_scale": rounded.scales, "._weight_zero_point": zeros}, rounded.weight
+
+
 def scaled_inputs(weight: np.ndarray, dtype=np.float16) -> Stored:
     """As Model Optimizer writes AWQ, with scales of ``dtype`` and numbers that multiply the inputs, the same for all maps of
     as many."""
@@ -299,6 +306,13 @@ def auto_round_config(packing: str | None, **changes) -> dict[str, Any]:
     return {"quant_method": "auto-round", **known, "autoround_version": "0.16.1", **extra, **changes}
 
 
+def auto_round_floats(data_type: str, bits: int, group_size: int | list[int], packing: str | None, **changes) -> dict:
+    """``auto_round_config`` of floats, as AutoRound 0.16.1 wrote it of a tiny model."""
+    activations = {"act_bits": bits, "act_data_type": data_type, "act_dynamic": True, "act_group_size": 32}
+    known = {"data_type": data_type, "bits": bits, "group_size": group_size, "sym": True, "enable_quanted_input": False}
+    return auto_round_config(packing, extra_config=None, **activations, **known, **changes)
+
+
 def fp8_config(**changes) -> dict[str, Any]:
     """``quantization_config`` of DeepSeek-V3, with other blocks."""
     known = {"activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [40, 24]}
@@ -372,10 +386,12 @@ def bitsandbytes_config(bits: int = 4, kind: str = "nf4", **changes) -> dict[str
     return {"quant_method": "bitsandbytes", **known, **changes}
 
 
-def torchao_config(name: str = "Int8WeightOnlyConfig", granularity: str = "PerRow", **changes) -> dict[str, Any]:
+def torchao_config(
+    name: str = "Int8WeightOnlyConfig", granularity: str = "PerRow", of_granularity=None, **changes
+) -> dict[str, Any]:
     """``quantization_config`` as transformers writes it of torchao; ``changes`` are of the arguments of its class."""
     data: dict[str, Any] = {
-        "granularity": {"_type": granularity, "_version": 1, "_data": {}},
+        "granularity": {"_type": granularity, "_version": 1, "_data": of_granularity or {}},
         "set_inductor_config": True,
     }
     if name.startswith("Float8"):

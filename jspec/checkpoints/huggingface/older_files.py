@@ -6,7 +6,7 @@ from typing import Any
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.quantized.awq import read_awq
-from jspec.checkpoints.quantized.config import KEYS
+from jspec.checkpoints.quantized.config_fields import KEYS, quantization_of
 from jspec.checkpoints.quantized.gptq import read_gptq
 from jspec.checkpoints.quantized.known_keys import KEYS as KNOWN_KEYS
 from jspec.checkpoints.quantized.known_keys import require_known
@@ -22,7 +22,7 @@ def with_older_file(folder: Folder, fields: Fields) -> Fields:
       Refusal: that file says something that is not read.
     """
     name = next(filter(folder.has, FILES), None)
-    if name is None or any(fields.nested(key) is not None for key in KEYS):
+    if name is None or quantization_of(fields):
         return fields
     held: dict[str, Any] = folder.json(name)
     raw = {_RENAMED.get(key, key): value for key, value in held.items()}

@@ -20,7 +20,7 @@ from jspec.checkpoints.layouts.published import answered
 from jspec.checkpoints.layouts.quantized import dequantized_head, names_of_weights, without_quantization
 from jspec.checkpoints.layouts.wrapping import WRAPPER, names_without_prefix, unwrap
 from jspec.checkpoints.quantized.dequantized_layout import Replaced, with_note
-from jspec.checkpoints.quantized.fp8 import Scaled
+from jspec.checkpoints.quantized.scaled import Scaled
 from jspec.checkpoints.tensors.layout import Layout
 from jspec.registry import METHODS, resolve
 

@@ -11,13 +11,14 @@ from jspec.checkpoints.huggingface.config import decoder_config, stored_quantiza
 from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
 from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.quantized.dequantized_layout import dequantized, require_some, stored_shapes, with_note
-from jspec.checkpoints.quantized.fp8 import FP8Blocks, Scaled
+from jspec.checkpoints.quantized.scaled import FP8Blocks, Scaled
 from jspec.checkpoints.quantized.scales import holds_otherwise, with_scales, without_cache_scales
 from jspec.checkpoints.quantized.stored_weights import with_stored_weights
 from jspec.checkpoints.tensors.layout import Layout, decoder_layout
 from jspec.checkpoints.tensors.names import tensor_table
 from jspec.checkpoints.tensors.parts import rearranged_tensors
 from jspec.checkpoints.tensors.split_experts import split_experts
+from jspec.checkpoints.tensors.stacked_experts import as_in_files
 from jspec.config.heads import PardConfig
 
 
@@ -25,6 +26,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
     config, stored = decoder_config(folder, fields), stored_quantization(fields)
     text, others = text_tensors(tensors, folder.given) if is_multimodal(fields) else (tensors, frozenset())
+    said, config = config, as_in_files(config, text)
     whole = stored if isinstance(stored, Scaled) and config.quantization is not None else None  # what all maps are
     if whole is not None and holds_otherwise(config, text):  # some are not, or some are that jspec keeps in floats
         config, whole = dataclasses.replace(config, quantization=None, other_formats=()), None
@@ -35,6 +37,9 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     replaced = dequantized(text, stored_shapes(tensor_table(config), rearranged_tensors(config)), stored, folder.given)
     require_some(replaced, stored)
     layout = decoder_layout(config, replaced.tensors)
+    if config.experts != said.experts:
+        note = "the experts are not quantised, although quantization_config says that they are in MXFP4"
+        layout = dataclasses.replace(layout, notes=(*layout.notes, note))
     if is_multimodal(fields):
         note = f"{len(others)} tensors of other parts than the text model were left out"
         layout = dataclasses.replace(layout, left_out=layout.left_out | others, notes=(*layout.notes, note))

@@ -33,7 +33,7 @@ from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.checkpoints.layouts.quantized import names_of_weights
 from jspec.checkpoints.quantized.dequantized_layout import dequantized, stored_shapes, with_note
 from jspec.checkpoints.quantized.format import StoredFormats
-from jspec.checkpoints.quantized.fp8 import FP8Blocks
+from jspec.checkpoints.quantized.scaled import FP8Blocks
 from jspec.checkpoints.quantized.stored_weights import with_stored_weights
 from jspec.checkpoints.tensors.layout import PREFIX, Layout, mtp_mark
 from jspec.checkpoints.tensors.names import renamed, tensor_table

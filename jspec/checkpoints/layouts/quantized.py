@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
-from jspec.checkpoints.quantized.config import KEYS, read_quantization
+from jspec.checkpoints.quantized.config import read_quantization
+from jspec.checkpoints.quantized.config_fields import KEYS
 from jspec.checkpoints.quantized.dequantized_layout import WEIGHT, Replaced, dequantized, quantized_parts, require_some
 from jspec.checkpoints.quantized.format import StoredFormats
 

@@ -9,7 +9,7 @@ features; in NVFP4 and MXFP4 it is the number that a code stands for times the s
 each is in (``g_idx``, ``[in]``). Codes and zeros of four bits are int32, eight in one, and in those two uint8, two in one.
 The weight is computed in float32, one tensor at a time. With four bits and scales in float16 or bfloat16 that is exact, as
 it is in MXFP4, and otherwise each number is rounded once. Draft heads may also have FP8 with a scale for each output
-channel, or with one for all (``fp8``).
+channel, or with one for all (``scaled``).
 
 config.py                how stored weights are quantised, by config.json
 known_keys.py            which keys a ``quantization_config`` may have, for each method
@@ -21,15 +21,14 @@ stored_weights.py        weights that are kept as they are stored, where the ten
 stored_codes.py          codes of four and eight bits as jspec stores them, read from a checkpoint
 scales.py                weights of eight bits with a scale for each output channel
 format.py                ``BlockFormat`` and ``QuantizedTensor``, the base classes of formats and of their weights
-fp8.py                   FP8 of DeepSeek-V3 and of llm-compressor
+scaled.py                FP8 and int8 with scales of blocks, channels or weights, and MXFP8
 gptq.py                  GPTQ
 awq.py                   AWQ
 bitsandbytes.py          NF4, FP4 and int8 of bitsandbytes
-torchao.py               FP8 and int8 of torchao
-auto_round.py            AutoRound, whose tensors are those of GPTQ or AWQ
-packed.py                ``pack-quantized`` of compressed-tensors, and its codes of four bits with a byte each
+torchao.py               FP8 and integers of torchao
+auto_round.py            AutoRound, whose tensors are those of GPTQ, AWQ or compressed-tensors
+packed.py                ``pack-quantized`` of compressed-tensors, and codes with a byte each
 scaled_inputs.py         AWQ of NVIDIA Model Optimizer
-mxfp8.py                 MXFP8 of compressed-tensors and of NVIDIA Model Optimizer
 e2m1.py                  NVFP4 of compressed-tensors and of NVIDIA Model Optimizer, and MXFP4 of compressed-tensors
 packed_codes.py          unpacks codes of four and eight bits
 dequantized_layout.py    replaces stored tensors by dequantised weights

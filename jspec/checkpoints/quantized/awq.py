@@ -47,14 +47,10 @@ class AWQ(CodesFormat):
 
     ends: tuple[str, ...] = (".qweight", ".qzeros", ".scales")
     scale_end: str = ".scales"
+    words: str = "AWQ, {bits} with a scale for each {groups}"
 
-    @property
-    def summary(self) -> str:
-        return f"AWQ, four bits with a scale for each {self.groups}"
-
-    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
-        codes = parts.tensors.get(".qweight")
-        return None if codes is None else (each(self.bits) * codes.shape[-1], *codes.shape[:-1])
+    def shape_of(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        return each(self.bits) * numbers[-1], *numbers[:-1]
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> AWQWeight:
         outputs, inputs = shape
@@ -63,8 +59,7 @@ class AWQ(CodesFormat):
         codes = parts.take(".qweight", (inputs, outputs // each(self.bits)), ("int32",))
         zeros = parts.take(".qzeros", (inputs // group, outputs // each(self.bits)), ("int32",))
         scales = parts.take(".scales", (inputs // group, outputs))
-        about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
-        return AWQWeight(*about, scales, codes, zeros)
+        return self.made(AWQWeight, name, shape, codes=codes, scales=scales, zeros=zeros)
 
 
 def read_awq(fields: Fields) -> AWQ:

@@ -32,9 +32,9 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, STORED_DTYPES, ComputedTensor, Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
 from jspec.checkpoints.quantized.format import BlockFormat, StoredParts, WeightTensors, read_plain
-from jspec.checkpoints.quantized.fp8 import ScaledWeight, shape_of_numbers
+from jspec.checkpoints.quantized.scaled import ScaledFormat, ScaledWeight
 from jspec.checkpoints.quantized.stored_codes import CodedTensor, RepackedCodes
-from jspec.quantization.formats import KINDS, SIZES, tabled
+from jspec.quantization.formats import KINDS, SIZES, Format, tabled
 from jspec.quantization.tables import TABLES
 
 METHOD = "bitsandbytes"
@@ -219,29 +219,24 @@ class FourBits(BlockFormat):
             nested = largest, parts.take(".weight.nested_quant_map", (256,), ("float32",))
         table = parts.take(".weight.quant_map", (16,), ("float32",))
         absmax = parts.take(self.scale_end, (blocks,), ("float32" if nested is None else "uint8",))
-        return FourBitWeight(
-            name, codes.file, codes.path, shape, "float32", self.kind, state, codes, absmax, table, nested
+        return FourBitWeight.of(
+            *(name, shape, codes), kind=self.kind, state=state, codes=codes, absmax=absmax, table=table, nested=nested
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EightBits(BlockFormat):
+class EightBits(ScaledFormat):
     """Eight bits of bitsandbytes, which are kept as ``int8``."""
 
-    bits: int = 8
     ends: tuple[str, ...] = (".weight", ".weight_format", ".SCB")
     scale_end: str = ".SCB"
     dtype: str | None = "int8"
-
-    @property
-    def summary(self) -> str:
-        return "int8 with a scale for each output channel (bitsandbytes)"
-
-    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
-        return shape_of_numbers(parts)
+    form: Format = KINDS["int8"]
+    block: tuple[int, None] = (1, None)
+    words: str = "int8 with a scale for each output channel (bitsandbytes)"
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> ScaledWeight:
-        numbers, largest = parts.take(".weight", shape, ("int8",)), parts.take(".SCB", shape[:1], ("float32",))
+        largest = parts.take(".SCB", shape[:1], ("float32",))
         if ".weight_format" in parts.tensors:
             order = parts.take(".weight_format", (), ("uint8",))
             if (found := int(order.read())) != 0:
@@ -249,11 +244,13 @@ class EightBits(BlockFormat):
 
         def scales(index: Index) -> np.ndarray:
             # A channel of zeros has 0, which is no scale of int8: with the smallest one, its numbers are as good as 0.
-            values = largest.read_part(index)
+            values = largest.read()[:, None][index]
             return np.where(values == 0, np.finfo(np.float32).tiny, values / np.float32(127))
 
-        of_channels = ComputedTensor.of(largest, shape[:1], "float32", scales)
-        return ScaledWeight(name, numbers.file, numbers.path, shape, "float32", KINDS["int8"], numbers, of_channels)
+        return dataclasses.replace(
+            super().weight(name, shape, parts),
+            scales=ComputedTensor.of(largest, (shape[0], 1), "float32", scales),
+        )
 
 
 def read_bitsandbytes(fields: Fields) -> FourBits | EightBits:

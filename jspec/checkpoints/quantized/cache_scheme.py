@@ -21,12 +21,12 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.quantized.config_fields import quantization_of
 from jspec.checkpoints.quantized.format import read_scales
 from jspec.checkpoints.quantized.model_optimizer import FILE
 from jspec.config import ModelConfig
 from jspec.config.tensor_names import names_of
 
-_CONFIGS = ("quantization_config", "compression_config")
 SCHEMES = ("kv_cache_scheme", "kv_cache_quant_algo")  # the second is Model Optimizer's
 SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}  # absent keys mean these
 _STRATEGIES = ("tensor", "attn_head", None)
@@ -80,15 +80,14 @@ def cache_scheme(folder: Folder, fields: Fields) -> CacheScheme | None:
       folder: the checkpoint.
       fields: its config.json.
     """
-    said = [(fields.where, fields.nested(name)) for name in _CONFIGS]
+    said = quantization_of(fields)
     if folder.has(FILE):
-        where = f"{folder.given}/{FILE}"
-        said.append((where, Fields(folder.json(FILE), where).nested("quantization")))
-    for where, described in said:
+        beside = Fields(folder.json(FILE), f"{folder.given}/{FILE}").nested("quantization")
+        said += [] if beside is None else [beside]
+    for described in said:
         for key in SCHEMES:
-            value = None if described is None else described.raw.get(key)
-            if value:
-                return CacheScheme(where, key, value)
+            if value := described.raw.get(key):
+                return CacheScheme(described.where, key, value)
     return None
 
 

@@ -4,6 +4,7 @@
 stores them itself, or with a single scale for each weight are ``Scaled``. A family of models may read another method by
 itself (``Family.reads_quantization``). Everything else is refused by its name."""
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -14,30 +15,28 @@ from jspec.checkpoints.quantized.auto_round import read_auto_round
 from jspec.checkpoints.quantized.awq import read_awq
 from jspec.checkpoints.quantized.bitsandbytes import METHOD as BITSANDBYTES
 from jspec.checkpoints.quantized.bitsandbytes import read_bitsandbytes
-from jspec.checkpoints.quantized.config_fields import read_modules, require_one_of
-from jspec.checkpoints.quantized.e2m1 import read_mxfp4_pack_quantized, read_nvfp4_pack_quantized
-from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats
-from jspec.checkpoints.quantized.fp8 import Scaled, read_compressed_blocks, read_fp8_blocks
+from jspec.checkpoints.quantized.config_fields import KEYS, quantization_of, read_modules, require_one_of
+from jspec.checkpoints.quantized.e2m1 import read_compressed_floats
+from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats, read_block, read_plain
 from jspec.checkpoints.quantized.gptq import read_gptq
 from jspec.checkpoints.quantized.known_keys import KEYS as KNOWN_KEYS
 from jspec.checkpoints.quantized.known_keys import require_known
 from jspec.checkpoints.quantized.mixed import mixed
 from jspec.checkpoints.quantized.model_optimizer import METHOD, read_model_optimizer
-from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_quantized
 from jspec.checkpoints.quantized.packed import read_codes_in_bytes, read_pack_quantized
+from jspec.checkpoints.quantized.scaled import FP8Blocks, Scaled, read_fp8_blocks
 from jspec.checkpoints.quantized.torchao import METHOD as TORCHAO
 from jspec.checkpoints.quantized.torchao import read_torchao
 from jspec.quantization.formats import INSTEAD
 
-KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
 # Formats of compressed-tensors whose groups of inputs have scales -> the function that reads the rest of a
 # ``quantization_config``, given the whole and what it says of the weights of all linear maps. It raises a ``Refusal`` if
 # something there is not read.
 IN_CODES: dict[str, Callable[[Fields, Fields], BlockFormat]] = {
     "pack-quantized": read_pack_quantized,
-    "nvfp4-pack-quantized": read_nvfp4_pack_quantized,
-    "mxfp4-pack-quantized": read_mxfp4_pack_quantized,
-    "mxfp8-quantized": read_mxfp8_quantized,
+    "nvfp4-pack-quantized": functools.partial(read_compressed_floats, "nvfp4"),
+    "mxfp4-pack-quantized": functools.partial(read_compressed_floats, "mxfp4"),
+    "mxfp8-quantized": functools.partial(read_compressed_floats, "mxfp8"),
 }
 # Formats of compressed-tensors with eight bits -> the types of numbers that they may have.
 EIGHT_BITS = {"float-quantized": ("float",), "int-quantized": ("int",), "naive-quantized": ("float", "int")}
@@ -57,7 +56,7 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> Stored
       Refusal: in a way that jspec does not read. Where the cache alone is quantised, or weights are only rotated, they are
         not quantised.
     """
-    found = [nested for nested in map(fields.nested, KEYS) if nested is not None]
+    found = quantization_of(fields)
     if not found:
         return None
     own = found[0]
@@ -136,7 +135,7 @@ def _eight_bits(fields: Fields, form: str, group: Fields, weights: Fields) -> Bl
     require_one_of(weights, "strategy", "channel", "tensor", *blocks, absent="tensor")
     scales: Any = weights.text("strategy", "tensor")
     if scales == "block":
-        return read_compressed_blocks(fields, weights)
+        return FP8Blocks(plain=read_plain(fields, "ignore"), block=read_block(weights, "block_structure"))
     targets, ignored = read_modules(group, "targets", [LINEAR]), read_modules(fields, "ignore")
     return Scaled.of("fp8" if is_float else "int8", scales, ignored, fields.where, targets)
 

@@ -11,6 +11,7 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.quantization.formats import INSTEAD
 
+KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
 # The names of modules are matched with regular expressions that a checkpoint brings. Only simple ones are taken, because
 # others can keep a matcher busy forever: its work grows with the power of how many repetitions and choices there are. What
 # is left of such patterns takes a few milliseconds for each name, and a checkpoint has thousands of names. Beginnings of
@@ -67,6 +68,17 @@ class Modules:
                     f"{self.patterns[0].pattern!r} for example; list the names of modules"
                 )
         return self._matched[name]
+
+
+def quantization_of(fields: Fields) -> list[Fields]:
+    """What config.json says of quantised weights, under one of ``KEYS`` or under both; empty if it says nothing.
+
+    In multimodal configs it may stand in ``text_config``, where it counts if nothing stands outside, as in transformers."""
+    text = dict(fields.raw).get("text_config")  # of which nobody is told that it was looked up
+    within = isinstance(text, dict) and not text.keys().isdisjoint(KEYS)
+    places = [fields, *([nested] if within and (nested := fields.nested("text_config")) is not None else [])]
+    said = ([found for key in KEYS if (found := place.nested(key)) is not None] for place in places)
+    return next(filter(None, said), [])
 
 
 def require_one_of(fields: Fields, name: str, *known: Any, absent: Any = None):

@@ -12,9 +12,9 @@ A code has a sign, two bits of exponent and one of mantissa (E2M1). The first of
 That number divides the scales in files of compressed-tensors, and multiplies them in those of Model Optimizer. Experts of
 gpt-oss, in MXFP4 too, are stored otherwise, and are read in ``jspec.checkpoints.tensors.stacked_experts``."""
 
-import abc
 import dataclasses
-from typing import ClassVar
+import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -31,8 +31,9 @@ from jspec.checkpoints.quantized.format import (
     read_powers,
     read_scales,
 )
+from jspec.checkpoints.quantized.scaled import in_groups
 from jspec.checkpoints.quantized.stored_codes import CodedTensor, RepackedCodes
-from jspec.quantization import mxfp4, nvfp4
+from jspec.quantization import nvfp4
 from jspec.quantization.formats import KINDS, Format
 
 _POWERS = ("torch.uint8", "uint8")  # the dtype of scales in E8M0, as compressed-tensors calls it
@@ -40,36 +41,59 @@ _POWERS = ("torch.uint8", "uint8")  # the dtype of scales in E8M0, as compressed
 
 @dataclasses.dataclass(frozen=True)
 class E2M1Weight(CodedTensor):
-    """A weight ``[out, in]``, each number of which is that of a code times the scale of its group.
+    """A weight ``[out, in]`` in MXFP4 or NVFP4, each number of which is that of a code times the scale of its group.
 
     Attributes:
-      form: how it is stored.
+      form: which of the two.
       codes: uint8 ``[out, in / 2]``.
       scales: of groups, of ``form.scale``, ``[out, groups]``.
+      overall: of NVFP4 float32, the number of the whole weight; else None.
+      divides: whether it divides the scales.
     """
 
-    form: ClassVar[Format]
+    form: Format
     codes: Tensor
     scales: Tensor
+    overall: Tensor | None
+    divides: bool
 
     @property
     def group(self) -> int:
         """How many input features share a scale."""
         return self.form.group or self.shape[1]
 
-    @abc.abstractmethod
+    def stored(self) -> StoredParts:
+        parts = StoredParts(self.form, {"weight": RepackedCodes.of(self, 0, self.shape[1]), "scale": self.scales})
+        if self.overall is None:
+            return parts
+        channels = ComputedTensor.of(self, (self.shape[0], 2), "float32", self.scales_of_channels)
+        return parts.having(channel_scale=channels)
+
+    def check(self):
+        self.factors(slice(0, self.shape[0]), slice(0, self.shape[1] // self.group))
+
+    def scales_of_channels(self, index: Index) -> np.ndarray:
+        """A part of what multiplies and what divides the scales of each output channel, float32 ``[out, 2]``."""
+        assert self.overall is not None
+        number = float(read_scales(self.overall).reshape(()))
+        return nvfp4.channel_scales(number, self.divides, self.shape[0])[index]
+
     def factors(self, rows: slice, groups: slice) -> np.ndarray:
-        """What the numbers of some groups are multiplied by, float32 ``[out, groups]``.
+        """What the numbers of some groups are multiplied by, float32 ``[out, groups]``. 0 is valid, of groups of zeros.
 
         Raises:
           Refusal: some of them cannot be scales.
         """
-
-    def stored(self) -> StoredParts:
-        return StoredParts(self.form, {"weight": RepackedCodes.of(self, 0, self.shape[1]), "scale": self.scales})
-
-    def check(self):
-        self.factors(slice(0, self.shape[0]), slice(0, self.shape[1] // self.group))
+        if self.overall is None:
+            return read_powers(self.scales, self.form, (rows, groups))
+        overall = read_scales(self.overall).reshape(())
+        scales = self.scales.read_part((rows, groups)).astype(np.float32)
+        if not np.all(np.isfinite(scales) & (scales >= 0)):
+            raise Refusal(
+                f"{self.scales.file}: tensor {self.scales.name!r} holds numbers that are negative or NaN: expected scales; "
+                "fetch it again"
+            )
+        return scales / overall if self.divides else scales * overall
 
     def read_part(self, index: Index) -> np.ndarray:
         """``read()[index]``. It reads the codes of that part and of what shares a scale with it, and their scales alone."""
@@ -88,147 +112,83 @@ class E2M1Weight(CodedTensor):
         return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1).T
 
 
-@dataclasses.dataclass(frozen=True)
-class MXFP4Weight(E2M1Weight):
-    """A weight in MXFP4."""
-
-    form = KINDS["mxfp4"]
-
-    def factors(self, rows: slice, groups: slice) -> np.ndarray:
-        return read_powers(self.scales, self.form, (rows, groups))
-
-
-@dataclasses.dataclass(frozen=True)
-class NVFP4Weight(E2M1Weight):
-    """A weight in NVFP4.
-
-    Attributes:
-      overall: float32, the number of the whole weight.
-      divides: whether it divides the scales.
-    """
-
-    form = KINDS["nvfp4"]
-    overall: Tensor
-    divides: bool
-
-    def stored(self) -> StoredParts:
-        channels = ComputedTensor.of(self, (self.shape[0], 2), "float32", self.scales_of_channels)
-        return super().stored().having(channel_scale=channels)
-
-    def scales_of_channels(self, index: Index) -> np.ndarray:
-        """A part of what multiplies and what divides the scales of each output channel, float32 ``[out, 2]``."""
-        number = float(read_scales(self.overall).reshape(()))
-        return nvfp4.channel_scales(number, self.divides, self.shape[0])[index]
-
-    def factors(self, rows: slice, groups: slice) -> np.ndarray:
-        """As ``E2M1Weight.factors``. A scale of 0 is valid, of a group of zeros."""
-        overall, scales = (
-            read_scales(self.overall).reshape(()),
-            self.scales.read_part((rows, groups)).astype(np.float32),
-        )
-        if not np.all(np.isfinite(scales) & (scales >= 0)):
-            raise Refusal(
-                f"{self.scales.file}: tensor {self.scales.name!r} holds numbers that are negative or NaN: expected scales; "
-                "fetch it again"
-            )
-        return scales / overall if self.divides else scales * overall
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class E2M1Format(BlockFormat):
-    """NVFP4 or MXFP4. The first of ``ends`` is that of the tensors of codes, the second that of scales."""
+    """NVFP4 or MXFP4. Of ``ends``, the first is that of the tensors of codes, the second that of scales, and of NVFP4 the
+    third that of the number of the whole weight.
 
-    form: ClassVar[Format]
+    Attributes:
+      form: which of the two.
+      divides: whether that number divides the scales.
+    """
+
     bits: int = 4
+    ends: tuple[str, ...] = (".weight_packed", ".weight_scale")
+    dtype: str | None = "uint8"
+    form: Format
+    divides: bool = True
 
-    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
-        codes = parts.tensors.get(self.ends[0])
-        return None if codes is None else (*codes.shape[:-1], 2 * codes.shape[-1])
+    def shape_of(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        return *numbers[:-1], 2 * numbers[-1]
 
-    def stored(self, name: str, shape: tuple[int, int], parts: WeightTensors):
-        """The fields of the ``E2M1Weight`` that is made of ``parts``; arguments and exceptions as for ``weight``."""
-        (outputs, inputs), group = shape, self.form.group or 1
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> E2M1Weight:
+        (outputs, inputs), group, overall = shape, self.form.group or 1, None
         parts.require_whole_groups(inputs, group)
         codes = parts.take(self.ends[0], (outputs, inputs // 2), ("uint8",))
         scales = parts.take(self.ends[1], (outputs, inputs // group), (self.form.scale,))
-        return name, codes.file, codes.path, shape, "float32", codes, scales
+        for end in self.ends[2:]:
+            overall = parts.take(end, (1,), ("float32",), [()])
+        known = {"form": self.form, "overall": overall, "divides": self.divides}
+        return E2M1Weight.of(name, shape, codes, codes=codes, scales=scales, **known)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MXFP4(E2M1Format):
-    """MXFP4 of linear maps."""
-
-    form = KINDS["mxfp4"]
-    ends: tuple[str, ...] = (".weight_packed", ".weight_scale")
-
-    @property
-    def summary(self) -> str:
-        return f"MXFP4, four bits with a power of two for each {self.form.group} input features"
-
-    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> MXFP4Weight:
-        return MXFP4Weight(*self.stored(name, shape, parts))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NVFP4(E2M1Format):
-    """NVFP4.
-
-    Attributes:
-      divides: whether the number of the whole weight, the last of ``ends``, divides the scales.
-    """
-
-    form = KINDS["nvfp4"]
-    dtype: str | None = "uint8"
-    divides: bool
-
-    @property
-    def summary(self) -> str:
-        return f"NVFP4, four bits with a scale for each {self.form.group} input features"
-
-    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> NVFP4Weight:
-        about, end = self.stored(name, shape, parts), self.ends[-1]
-        found = parts.tensors.get(end)
-        overall = parts.take(end, () if found is not None and found.shape == () else (1,), ("float32",))
-        return NVFP4Weight(*about, overall, self.divides)
+# Name of a format -> what makes it as compressed-tensors stores it, given ``plain``.
+FORMATS: dict[str, Callable[..., BlockFormat]] = {
+    "mxfp4": functools.partial(
+        E2M1Format, form=KINDS["mxfp4"], words="MXFP4, four bits with a power of two for each 32 input features"
+    ),
+    "mxfp8": in_groups("mxfp8", "MXFP8, eight bits with a power of two for each 32 input features"),
+    "nvfp4": functools.partial(
+        E2M1Format,
+        form=KINDS["nvfp4"],
+        ends=(".weight_packed", ".weight_scale", ".weight_global_scale"),
+        words="NVFP4, four bits with a scale for each 16 input features",
+    ),
+}
 
 
-def read_mxfp4_pack_quantized(fields: Fields, weights: Fields) -> MXFP4:
-    """The format ``mxfp4-pack-quantized`` of compressed-tensors; arguments and exceptions are those of ``IN_CODES``."""
-    require_microscaling(weights, num_bits=4)
-    return MXFP4(plain=read_plain(fields, "ignore"))
-
-
-def require_microscaling(weights: Fields, num_bits: int):
-    """Raise a ``Refusal`` unless what compressed-tensors says of weights is MXFP4 or MXFP8, which have so many bits."""
-    _require(weights, num_bits=num_bits, type="float", strategy="group", group_size=mxfp4.GROUP)
-    require_one_of(weights, "scale_dtype", *_POWERS, absent=_POWERS[0])
-
-
-def read_nvfp4_pack_quantized(fields: Fields, weights: Fields) -> NVFP4:
-    """The format ``nvfp4-pack-quantized`` of compressed-tensors; arguments and exceptions are those of ``IN_CODES``."""
-    _require(weights, num_bits=4, type="float", strategy="tensor_group", group_size=nvfp4.GROUP)
-    ends = (".weight_packed", ".weight_scale", ".weight_global_scale")
-    return NVFP4(plain=read_plain(fields, "ignore"), ends=ends, divides=True)
-
-
-def read_nvfp4_of_model_optimizer(fields: Fields, *listed: str) -> NVFP4:
-    """The ``quantization_config`` of NVIDIA Model Optimizer with the algorithm NVFP4.
-
-    Args:
-      fields: the whole of it.
-      listed: what its list of modules that are not quantised may be called.
-
-    Raises:
-      Refusal: it says something that is not read.
-    """
-    require_one_of(fields, "group_size", nvfp4.GROUP, absent=nvfp4.GROUP)
-    ends = (".weight", ".weight_scale", ".weight_scale_2")
-    return NVFP4(plain=read_plain(fields, *listed), ends=ends, divides=False)
-
-
-def _require(weights: Fields, **only: object):
-    """Raise a ``Refusal`` unless what compressed-tensors says of weights is ``only`` this, and they are symmetric."""
+def read_compressed_floats(kind: str, fields: Fields, weights: Fields) -> BlockFormat:
+    """The format of compressed-tensors with weights in one of ``FORMATS``; other arguments and exceptions are those of
+    ``IN_CODES``."""
+    form, powers = KINDS[kind], KINDS[kind].scales == "powers"
+    strategy = "group" if powers else "tensor_group"
+    only = {"num_bits": form.bits, "type": "float", "strategy": strategy, "group_size": form.group}
     for name, value in only.items():
         require_one_of(weights, name, value)
     require_one_of(weights, "symmetric", True, absent=True)
     require_one_of(weights, "dynamic", False, absent=False)
+    if powers:
+        require_one_of(weights, "scale_dtype", *_POWERS, absent=_POWERS[0])
+    return FORMATS[kind](plain=read_plain(fields, "ignore"))
+
+
+def read_floats(kind: str, fields: Fields, *listed: str) -> BlockFormat:
+    """One of ``FORMATS``, whose name a tool gives, and perhaps its ``group_size``.
+
+    Args:
+      kind: the name.
+      fields: the object that says so.
+      listed: what the list of modules that are not quantised may be called.
+
+    Raises:
+      Refusal: the groups have another size.
+    """
+    require_one_of(fields, "group_size", KINDS[kind].group, absent=KINDS[kind].group)
+    return FORMATS[kind](plain=read_plain(fields, *listed))
+
+
+def read_nvfp4_of_model_optimizer(fields: Fields, *listed: str) -> BlockFormat:
+    """``read_floats`` of NVFP4 as NVIDIA Model Optimizer stores it."""
+    ends = (".weight", ".weight_scale", ".weight_scale_2")
+    form = read_floats("nvfp4", fields, *listed)
+    return dataclasses.replace(form, ends=ends, divides=False)

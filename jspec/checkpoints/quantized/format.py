@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -56,6 +56,11 @@ class QuantizedTensor(RangedTensor):
     # That of the tensors in the files; None of a weight that is in no layout.
     format: "BlockFormat | None" = dataclasses.field(default=None, kw_only=True, compare=False, repr=False)
 
+    @classmethod
+    def of(cls, name: str, shape: tuple[int, int], origin: Tensor, **fields: Any) -> Self:
+        """The weight of this name and shape, of which ``origin`` holds the numbers, with these further ``fields``."""
+        return cls(name, origin.file, origin.path, shape, "float32", **fields)
+
     @abc.abstractmethod
     def stored(self) -> StoredParts | None:
         """The weight as it is stored; None if there is no kernel for it."""
@@ -75,11 +80,13 @@ class WeightTensors:
     tensors: Mapping[str, Tensor]
     where: str
 
-    def take(self, end: str, shape: tuple[int, ...], dtypes: Collection[str] = tuple(FLOAT_DTYPES)) -> Tensor:
+    def take(
+        self, end: str, shape: tuple[int, ...], dtypes: Collection[str] = tuple(FLOAT_DTYPES), or_shapes=()
+    ) -> Tensor:
         """The tensor whose name ends with ``end``.
 
         Raises:
-          Refusal: it is missing, or has another shape than ``shape`` or none of the ``dtypes``.
+          Refusal: it is missing, or has another shape than ``shape`` or one of ``or_shapes``, or none of the ``dtypes``.
         """
         tensor = self.tensors.get(end)
         if tensor is None:
@@ -87,7 +94,7 @@ class WeightTensors:
             raise Refusal(
                 f"{self.where}: tensor {self.module + end!r} is missing, and {others} needs it; fetch it again"
             )
-        if tensor.shape != shape or tensor.dtype not in dtypes:
+        if tensor.shape not in (shape, *or_shapes) or tensor.dtype not in dtypes:
             raise Refusal(
                 f"{self.where}/{tensor.file}: tensor {tensor.name!r} is {tensor.dtype} {list(tensor.shape)}, but "
                 f"config.json asks for {' or '.join(dtypes)} {list(shape)}; fetch both again"
@@ -158,6 +165,7 @@ class BlockFormat(StoredFormats):
       scale_end: that of the tensors of scales.
       dtype: of the numbers, if they have the names that plain weights have; they are quantised if they have this dtype, or
         there is a tensor with the last of ``ends``. If None, all tensors with these ends are of quantised weights.
+      words: what it is called, for ``summary``.
     """
 
     plain: PlainModules
@@ -165,6 +173,7 @@ class BlockFormat(StoredFormats):
     ends: tuple[str, ...]
     scale_end: str = ".weight_scale"
     dtype: str | None = None
+    words: str = ""
 
     def of_module(self, module: str, tensors: Mapping[str, Tensor]) -> "BlockFormat":
         return self
@@ -182,11 +191,20 @@ class BlockFormat(StoredFormats):
     def bytes_each(self) -> str:
         return "half a one" if self.bits == 4 else "one"
 
-    @abc.abstractmethod
+    @property
+    def summary(self) -> str:
+        return self.words
+
     def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
         """The shape of the weight that is made of ``parts``, by their own shapes; None if those that tell it are missing.
 
         For checkpoints whose config.json does not say it, as those of draft heads."""
+        numbers = parts.tensors.get(self.ends[0])
+        return None if numbers is None else self.shape_of(numbers.shape)
+
+    def shape_of(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a weight by that of the tensor of its numbers or codes."""
+        return numbers
 
     @abc.abstractmethod
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> QuantizedTensor:
@@ -252,14 +270,15 @@ def read_powers(tensor: Tensor, form: Format, index: Index = ()) -> np.ndarray:
     return mxfp4.twice_powers(scales) / 2
 
 
-def scales_of_channels(tensor: Tensor, channels: int) -> ComputedTensor:
+def scales_of_channels(tensor: Tensor, channels: int, signed: bool = False) -> ComputedTensor:
     """The scales of ``channels`` output channels, ``[channels]``, as ``read_scales`` reads those in the files: as many
     numbers, or one that counts for all of them."""
+    read = functools.partial(read_scales, tensor, signed)
 
     def values(index: Index) -> np.ndarray:
-        return np.broadcast_to(read_scales(tensor).reshape(-1), channels)[index]
+        return np.broadcast_to(read().reshape(-1), channels)[index]
 
-    return ComputedTensor.of(tensor, (channels,), tensor.dtype, values, functools.partial(read_scales, tensor))
+    return ComputedTensor.of(tensor, (channels,), tensor.dtype, values, read)
 
 
 def read_plain(fields: Fields, *keys: str) -> PlainModules:

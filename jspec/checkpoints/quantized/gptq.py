@@ -107,14 +107,10 @@ class GPTQ(CodesFormat):
 
     ends: tuple[str, ...] = (".qweight", ".qzeros", ".scales", ".g_idx")
     scale_end: str = ".scales"
+    words: str = "GPTQ, {bits} with a scale for each {groups}"
 
-    @property
-    def summary(self) -> str:
-        return f"GPTQ, {self.bits_in_words} with a scale for each {self.groups}"
-
-    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
-        codes = parts.tensors.get(".qweight")
-        return None if codes is None else (codes.shape[-1], *(each(self.bits) * size for size in codes.shape[:-1]))
+    def shape_of(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        return numbers[-1], *(each(self.bits) * size for size in numbers[:-1])
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> GPTQWeight:
         (outputs, inputs), order = shape, None
@@ -127,8 +123,8 @@ class GPTQ(CodesFormat):
         codes = parts.take(".qweight", (inputs // n, outputs), ("int32",))
         zeros = parts.take(".qzeros", (inputs // group, outputs // n), ("int32",))
         scales = parts.take(".scales", (inputs // group, outputs))
-        about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
-        return GPTQWeight(*about, scales, order, codes, zeros, self.ordered, self.less_one, self.symmetric)
+        known = {"ordered": self.ordered, "less_one": self.less_one, "symmetric": self.symmetric}
+        return self.made(GPTQWeight, name, shape, codes=codes, scales=scales, zeros=zeros, order=order, **known)
 
 
 def read_gptq(fields: Fields) -> StoredFormats:

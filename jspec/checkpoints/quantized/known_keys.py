@@ -89,7 +89,10 @@ def _with(keys: Keys, read: str, **others: Any) -> Keys:
 _OF_SOME = _with(_HARMLESS, "bits data_type desc_act format group_size sym", act_bits=(16, 32), pack_dtype=("int32",))
 _CODES = _with(_OF_SOME, "", act_bits=(16,), data_type=("int",))
 _EIGHT = {"act_bits": (8, 16), "bits": (8, 16)}  # as AutoRound writes them of FP8
-_AUTO_ROUND = _with(_CODES, "packing_format", extra_config={"*": _OF_SOME})
+_SOME_OF_AUTO_ROUND = {**_OF_SOME, "act_bits": (4, 8, 16)}  # its reader says which of integers
+_AUTO_ROUND = _with(
+    _SOME_OF_AUTO_ROUND, "fmt packing_format weight_block_size", extra_config={"*": _SOME_OF_AUTO_ROUND}
+)
 # What compressed-tensors says of weights, activations or a cache, and of a group of modules.
 _ARGS = _with(
     dict.fromkeys(f"observer observer_kwargs {_IN_TENSORS}".split()),

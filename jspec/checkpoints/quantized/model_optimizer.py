@@ -4,19 +4,19 @@ Both files hold the same keys: in config.json they are in ``quantization_config`
 other file, which older versions wrote alone, in ``quantization``."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.quantized.config_fields import Modules, read_modules, require_one_of
-from jspec.checkpoints.quantized.e2m1 import read_nvfp4_of_model_optimizer
-from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats
-from jspec.checkpoints.quantized.fp8 import Scaled, blocks_of_model_optimizer
+from jspec.checkpoints.quantized.config_fields import Modules, quantization_of, read_modules, require_one_of
+from jspec.checkpoints.quantized.e2m1 import read_floats, read_nvfp4_of_model_optimizer
+from jspec.checkpoints.quantized.format import BlockFormat, StoredFormats, read_plain
 from jspec.checkpoints.quantized.known_keys import KEYS, require_known
 from jspec.checkpoints.quantized.mixed import read_mixed
-from jspec.checkpoints.quantized.mxfp8 import read_mxfp8_of_model_optimizer
+from jspec.checkpoints.quantized.scaled import FP8Blocks, Scaled
 from jspec.checkpoints.quantized.scaled_inputs import read_awq_of_model_optimizer
 from jspec.quantization.formats import INSTEAD
 
@@ -31,8 +31,8 @@ _SCALES: dict[str, tuple[Any, Any]] = {
 # Algorithms whose groups of inputs have scales -> the function that reads the rest, given the object that names the
 # algorithm and what its list of modules that are not quantised may be called.
 _IN_GROUPS: dict[str, Callable[..., BlockFormat]] = {
-    "FP8_PB_WO": blocks_of_model_optimizer,
-    "MXFP8": read_mxfp8_of_model_optimizer,
+    "FP8_PB_WO": lambda fields, *lists: FP8Blocks(plain=read_plain(fields, *lists), block=(128, 128)),
+    "MXFP8": functools.partial(read_floats, "mxfp8"),
     "NVFP4": read_nvfp4_of_model_optimizer,
     "W4A16_AWQ": read_awq_of_model_optimizer,
     "W4A16_NVFP4": read_nvfp4_of_model_optimizer,
@@ -59,7 +59,7 @@ def with_model_optimizer(folder: Folder, fields: Fields) -> Fields:
     require_known(whole, {"producer": None, "quantization": KEYS[METHOD]})
     if described is None or not is_read:
         return fields
-    own = fields.nested(KEY)
+    own = next(iter(quantization_of(fields)), None)
     if own is None:
         return dataclasses.replace(fields, raw={**fields.raw, KEY: {**described.raw, "quant_method": METHOD}})
     said, other = own.raw.get("quant_algo"), described.raw["quant_algo"]

@@ -1,16 +1,16 @@
-"""Weights of four or eight bits in the format ``pack-quantized`` of compressed-tensors, which llm-compressor writes, and of
-four bits in its ``int-quantized``, which has a byte for each code (W4A8, W4AFP8)."""
+"""Weights of four or eight bits in the format ``pack-quantized`` of compressed-tensors, which llm-compressor writes, and
+with a byte for each code: those of four bits in its ``int-quantized`` (W4A8, W4AFP8), and those of torchao."""
 
 import dataclasses
 
 import numpy as np
 
 from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
 from jspec.checkpoints.quantized.format import Grouping, WeightTensors, read_grouping, read_plain, read_scales
-from jspec.checkpoints.quantized.fp8 import shape_of_numbers
 from jspec.checkpoints.quantized.packed_codes import (
     CodesFormat,
     OrderedCodes,
@@ -90,10 +90,7 @@ class PackQuantized(CodesFormat):
     ordered: bool = False
 
     ends: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_shape", ZEROS, _ORDER)
-
-    @property
-    def summary(self) -> str:
-        return f"{self.bits_in_words} with a scale for each {self.groups} (pack-quantized)"
+    words: str = "{bits} with a scale for each {groups} (pack-quantized)"
 
     def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
         size = parts.tensors.get(".weight_shape")
@@ -114,55 +111,68 @@ class PackQuantized(CodesFormat):
                 "says otherwise, says that there are no zeros; set it to false if there are"
             )
         order = parts.take(_ORDER, (inputs,), ("int32",)) if self.ordered or _ORDER in parts.tensors else None
-        about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
-        return PackedWeight(*about, scales, order, codes, zeros, size)
+        return self.made(PackedWeight, name, shape, codes=codes, scales=scales, zeros=zeros, order=order, size=size)
 
 
 @dataclasses.dataclass(frozen=True)
 class BytesWeight(SymmetricCodes):
-    """A weight ``[out, in]`` with a byte for each code of four bits.
+    """A weight ``[out, in]`` with a byte for each code.
 
     Attributes:
-      codes: int8 ``[out, in]``, -8..7.
+      scales: ``[out, groups]``.
+      codes: int8 ``[out, in]``, of four bits -8..7.
+      zeros: as the codes, ``[out, groups]``; None if 0 is the zero everywhere.
     """
 
     codes: Tensor
+    zeros: Tensor | None = None
+
+    @property
+    def has_zeros(self) -> bool:
+        return self.zeros is not None and bool(self.zeros.read().any())
 
     def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
-        codes = self.codes.read_part((outputs, inputs))
-        wrong = codes[(codes < -8) | (codes > 7)]
+        return self._unsigned(self.codes, (outputs, inputs))
+
+    def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
+        zeros, scales = super().of_groups(outputs, groups)
+        return zeros if self.zeros is None else self._unsigned(self.zeros, (outputs, groups)), scales
+
+    def _unsigned(self, tensor: Tensor, index: Index) -> np.ndarray:
+        """A part of the codes in a tensor, from 0 on, transposed."""
+        codes, half = tensor.read_part(index), int(middle(self.bits))
+        wrong = codes[(codes < -half) | (codes >= half)]
         if wrong.size:
             raise Refusal(
-                f"{self.file}: tensor {self.codes.name!r} holds {wrong[0]}: expected codes in -8..7, of four bits; fetch it "
+                f"{self.file}: tensor {tensor.name!r} holds {wrong[0]}: expected codes in -8..7, of four bits; fetch it "
                 "again"
             )
-        return codes.T.view(np.uint8) + middle(4)
+        return codes.T.view(np.uint8) + middle(self.bits)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodesInBytes(CodesFormat):
-    """The format ``int-quantized`` with four bits."""
+    """Codes of four or eight bits with a byte each, as ``int-quantized`` has those of four.
+
+    Attributes:
+      zeros_end: the suffix of the tensors of zeros; None if there are none.
+    """
 
     bits: int = 4
     ends: tuple[str, ...] = (".weight", ".weight_scale")
     dtype: str | None = "int8"
+    zeros_end: str | None = None
+    words: str = "{bits} in a byte each with a scale for each {groups} (int-quantized)"
 
     @property
     def bytes_each(self) -> str:
         return "one"
 
-    @property
-    def summary(self) -> str:
-        return f"four bits in a byte each with a scale for each {self.groups} (int-quantized)"
-
-    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
-        return shape_of_numbers(parts)
-
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> BytesWeight:
-        codes = parts.take(".weight", shape, ("int8",))
-        scales = parts.take(".weight_scale", (shape[0], shape[1] // self.group(shape[1], parts)))
-        about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
-        return BytesWeight(*about, scales, codes)
+        codes, groups = parts.take(self.ends[0], shape, ("int8",)), shape[1] // self.group(shape[1], parts)
+        scales = parts.take(self.scale_end, (shape[0], groups))
+        zeros = self.zeros_end and parts.take(self.zeros_end, (shape[0], groups), ("int8",))
+        return self.made(BytesWeight, name, shape, codes=codes, scales=scales, zeros=zeros or None)
 
 
 def read_codes_in_bytes(fields: Fields, weights: Fields) -> CodesInBytes:

@@ -5,7 +5,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -207,19 +207,23 @@ class CodesFormat(BlockFormat):
 
     Attributes:
       grouping: how many input features share a scale.
+      words: with the places ``{bits}``, ``four bits``, and ``{groups}``, what has a scale.
     """
 
     grouping: Grouping
 
     @property
-    def bits_in_words(self) -> str:
-        """``four bits``."""
-        return f"{IN_WORDS[self.bits]} bits"
+    def summary(self) -> str:
+        return self.words.format(bits=f"{IN_WORDS[self.bits]} bits", groups=self.groups)
 
     @property
     def groups(self) -> str:
         """What has a scale, in words."""
         return "output channel" if self.grouping.size == -1 else f"{self.grouping.size} input features"
+
+    def made(self, kind: type[PackedCodes], name: str, shape: tuple[int, int], codes: Tensor, **fields: Any) -> Any:
+        """The weight of a ``kind`` in this format."""
+        return kind.of(name, shape, codes, bits=self.bits, group_size=self.grouping.size, codes=codes, **fields)
 
     def group(self, inputs: int, parts: WeightTensors) -> int:
         """How many of the ``inputs`` input features of a linear map share a scale.

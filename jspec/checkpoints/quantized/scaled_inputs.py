@@ -72,14 +72,10 @@ class ScaledInputs(CodesFormat):
     bits: int = 4
     ends: tuple[str, ...] = (".weight", ".weight_scale", _OVERALL, INPUTS)
     dtype: str | None = "uint8"
+    words: str = "AWQ of Model Optimizer, {bits} with a scale for each {groups}"
 
-    @property
-    def summary(self) -> str:
-        return f"AWQ of Model Optimizer, four bits with a scale for each {self.groups}"
-
-    def shape(self, parts: WeightTensors) -> tuple[int, ...] | None:
-        codes = parts.tensors.get(".weight")
-        return None if codes is None else (2 * codes.shape[0], *codes.shape[1:])
+    def shape_of(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        return 2 * numbers[0], *numbers[1:]
 
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> ScaledInputsWeight:
         outputs, inputs = shape
@@ -93,8 +89,7 @@ class ScaledInputs(CodesFormat):
         if _OVERALL in parts.tensors:
             parts.take(_OVERALL, ())
         of_inputs = parts.take(INPUTS, (inputs,)) if INPUTS in parts.tensors else None
-        about = name, codes.file, codes.path, shape, "float32", self.bits, self.grouping.size
-        return ScaledInputsWeight(*about, scales, codes, of_inputs)
+        return self.made(ScaledInputsWeight, name, shape, codes=codes, scales=scales, of_inputs=of_inputs)
 
 
 def read_awq_of_model_optimizer(fields: Fields, *listed: str) -> ScaledInputs:

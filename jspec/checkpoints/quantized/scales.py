@@ -11,7 +11,7 @@ from jspec.checkpoints.files.fp8_numbers import FP8Numbers
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
 from jspec.checkpoints.quantized.format import StoredFormats, scales_of_channels
-from jspec.checkpoints.quantized.fp8 import Scaled
+from jspec.checkpoints.quantized.scaled import Scaled
 from jspec.checkpoints.tensors.layout import PREFIX, Layout
 from jspec.checkpoints.tensors.names import OUTPUT_HEAD, Placement, tensor_table
 from jspec.checkpoints.tensors.parts import modules_of_parts
@@ -120,7 +120,7 @@ def with_scales(layout: Layout, stored: Scaled, where: str) -> Layout:
             tensors[name] = FP8Numbers.of(tensors[name])
         table[scale] = Placement(params[at.param].names["scale"], at.start, (channels,))
         inverse = tensors.get(f"{scale}_inv")
-        if stored.scales == "tensor" and scale not in tensors and inverse is not None and math.prod(inverse.shape) == 1:
+        if stored.block[0] is None and scale not in tensors and inverse is not None and math.prod(inverse.shape) == 1:
             # What transformers calls the scale of a weight, and Ministral 3 with it, is the scale all the same.
             tensors[scale] = tensors.pop(f"{scale}_inv")
         if f"{scale}_inv" in tensors:
@@ -166,10 +166,10 @@ def without_cache_scales(layout: Layout) -> Layout:
 
 def _scales(tensor: Tensor, channels: int, stored: Scaled, where: str) -> Tensor:
     """The tensor of scales ``tensor``, of a weight with ``channels`` output channels."""
-    shapes = stored.shapes_of_scales(channels)
+    shapes = stored.shapes_of_scales(channels, 1)
     if tensor.shape not in shapes:
         raise Refusal(
             f"{where}/{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}: expected {list(shapes[0])}, "
-            f"a scale for each {'output channel' if stored.scales == 'channel' else 'weight'}; fetch it again"
+            f"a scale for each {stored.each}; fetch it again"
         )
-    return scales_of_channels(tensor, channels)
+    return scales_of_channels(tensor, channels, stored.form.scales == "nonzero")

@@ -14,6 +14,7 @@ In the files, row 2i of gate and up is row i of gate, and row 2i + 1 is row i of
 expert at a time."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -75,12 +76,23 @@ class StackedTensor(RangedTensor):
         return expert.T if expert.ndim == 2 else expert
 
 
+def as_in_files(config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelConfig:
+    """``config`` with experts that are not quantised where the files hold all of them so, though config.json says MXFP4.
+
+    transformers leaves that there when it is asked to dequantise what was not quantised, and loads such a folder."""
+    if config.experts is None or config.experts.stored is None:
+        return config
+    plain = dataclasses.replace(config, experts=dataclasses.replace(config.experts, stored=None))
+    in_codes = file_shapes(config).keys() - file_shapes(plain).keys()
+    return plain if file_shapes(plain).keys() <= tensors.keys() and tensors.keys().isdisjoint(in_codes) else config
+
+
 def with_stacked_experts(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """``tensors``, with a ``StackedTensor`` for each that holds all experts of a layer.
 
     Raises:
-      Refusal: one of them has another shape or dtype than ``config`` asks for, or is in floats although config.json says
-        that it is in MXFP4. transformers leaves that in config.json when it is asked to dequantise what was not quantised.
+      Refusal: one of them has another shape or dtype than ``config`` asks for, or is in floats where others are in MXFP4, as
+        config.json says.
     """
     replaced = dict(tensors)
     for name, shape in file_shapes(config).items():

@@ -22,8 +22,8 @@ from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.huggingface.config import read_config
-from jspec.checkpoints.quantized.fp8 import FP8BlockWeight
 from jspec.checkpoints.quantized.packed_codes import unpacked
+from jspec.checkpoints.quantized.scaled import ScaledWeight
 from jspec.models.quantization import quantize
 from jspec.quantization.formats import known_format
 
@@ -299,7 +299,7 @@ def test_fp8_is_that_of_transformers(tmp_path):
     source, dequantize = Checkpoint.open(block_checkpoint(tmp_path / "src", kind)).hugging_face, Fp8Dequantize(None)
     for name in ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.down_proj.weight"):
         weight = source.tensors[name]
-        assert isinstance(weight, FP8BlockWeight)
+        assert isinstance(weight, ScaledWeight)
         numbers = torch.from_numpy(weight.numbers.read().view(np.uint8)).view(torch.float8_e4m3fn)
         scales = torch.from_numpy(weight.scales.read())
         wanted = dequantize._dequantize_one(numbers, scales, torch.float32).numpy()

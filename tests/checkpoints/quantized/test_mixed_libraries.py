@@ -6,21 +6,25 @@ Model Optimizer does not on a CPU, so its tensors are dequantised one by one, th
 AutoRound and GPTQModel are no part of the extra ``parity``: ``mixed_checkpoints`` writes tensors and keys as folders of
 AutoRound 0.16.1 with ``extra_config`` and of GPTQModel 7.6.0 with ``dynamic`` have them."""
 
+import dataclasses
 import importlib.util
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from fp8_checkpoints import compressed_tensors
 from mixed_checkpoints import groups
-from packed_weights import nvfp4_config, pack_config
+from packed_weights import auto_round_floats, fp8_config, mxfp4_config, mxfp8_config, nvfp4_config, pack_config
 from tiny import SMALL
 
 import jspec
 from convert import load_folder
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.quantized.config import read_quantization
+from jspec.checkpoints.quantized.format import BlockFormat
 from jspec.checkpoints.quantized.mixed import Mixed
+from jspec.checkpoints.quantized.scaled import Scaled
 
 LLAMA = """
 import numpy as np, torch, transformers
@@ -119,6 +123,43 @@ def test_logits_are_those_of_the_tool(tmp_path, library):
     assert {form for _, form in config.other_formats} | {config.quantization} == expected
     found = np.asarray(jspec.load(tmp_path / "src", dtype="float32", **SMALL).logits(list(range(3, 40))))
     assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+AUTO_ROUND = {
+    "mxfp4": (auto_round_floats("mx_fp", 4, 32, "auto_round:llm_compressor"), mxfp4_config()),
+    "mxfp8": (auto_round_floats("mx_fp", 8, 32, "auto_round:llm_compressor"), mxfp8_config()),
+    "nvfp4": (auto_round_floats("nv_fp", 4, 16, "auto_round:llm_compressor"), nvfp4_config()),
+    "fp8 blocks": (
+        auto_round_floats("fp", 8, [128, 128], "auto_round:fp8", fmt="e4m3", weight_block_size=[128, 128]),
+        fp8_config(weight_block_size=[128, 128]),
+    ),
+    "fp8 channel": (auto_round_floats("fp", 8, -1, "auto_round:fp8_static", fmt="e4m3"), compressed_tensors()),
+    "fp8 tensor": (auto_round_floats("fp", 8, 0, None, fmt="e4m3"), compressed_tensors("tensor")),
+}
+
+
+@pytest.mark.parametrize("name", AUTO_ROUND)
+def test_floats_of_auto_round_are_in_formats_of_others(name):
+    """As AutoRound 0.16.1 wrote them of a tiny model: tensors of the same names, dtypes and shapes as in the others, but for
+    scales of channels ``[out]``, which all take. Settings of single modules, too."""
+    own, other = AUTO_ROUND[name]
+    found, wanted = (read_quantization(Fields({"quantization_config": each}, "config.json")) for each in (own, other))
+    assert isinstance(found, BlockFormat)
+    assert dataclasses.replace(found, plain=wanted.plain, **_modules(wanted)) == wanted
+    if name == "mxfp4":
+        own = {
+            **own,
+            "extra_config": {"model.layers.1.mlp.up_proj": {"bits": 8, "act_bits": 8}, "lm_head": {"bits": 16}},
+        }
+        mixed = read_quantization(Fields({"quantization_config": own}, "config.json"))
+        assert isinstance(mixed, Mixed)
+        forms = [mixed.of_module(f"model.layers.{i}.mlp.up_proj", {}).form.name for i in range(2)]
+        assert forms == ["mxfp4", "mxfp8"]
+
+
+def _modules(form) -> dict:
+    """Which modules are quantised, of a format that says it."""
+    return {"targets": form.targets, "ignored": form.ignored} if isinstance(form, Scaled) else {}
 
 
 def test_groups_are_found_in_the_order_of_the_library():

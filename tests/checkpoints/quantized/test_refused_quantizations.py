@@ -18,6 +18,7 @@ from fp8_checkpoints import (
 )
 from packed_weights import (
     auto_round_config,
+    auto_round_floats,
     awq_config,
     compressed_config,
     fp8_config,
@@ -62,14 +63,8 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
 @pytest.mark.parametrize(
     ("quantization", "words"),
     [
-        (
-            compressed_tensors(format="marlin-24"),
-            "config.format='marlin-24': expected 'float-quantized' or 'int-quantized' or 'naive-quantized' or ",
-        ),
-        (
-            compressed_tensors(format="mixed-precision"),
-            "config_groups.group_0.format=None: expected 'float-quantized' or 'int-quantized' or 'naive-quantized' or ",
-        ),
+        (compressed_tensors(format="marlin-24"), "config.format='marlin-24': expected 'float-quantized' or"),
+        (compressed_tensors(format="mixed-precision"), "config_groups.group_0.format=None: expected 'float-quantized'"),
         (
             compressed_tensors(config_groups={"a": GROUP, "b": {**GROUP, "format": "marlin-24"}}),
             "config_groups.b.format='marlin-24': expected 'float-quantized'",
@@ -78,14 +73,8 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
             compressed_tensors(config_groups={"a": GROUP, "b": {**GROUP, "targets": ["re:(a+)+"]}}),
             "config_groups.b.targets has the pattern '(a+)+': expected names of modules",
         ),
-        (
-            compressed_tensors(format=None),
-            "quantization_config.format=None: expected 'float-quantized' or 'int-quantized' or 'naive-quantized' or",
-        ),
-        (
-            compressed_tensors(group__format="int-quantized"),
-            "group_0.format='int-quantized': expected 'float-quantized'",
-        ),
+        (compressed_tensors(format=None), "quantization_config.format=None: expected 'float-quantized' or"),
+        (compressed_tensors(group__format="int-quantized"), "group_0.format='int-quantized': expected 'float-quantize"),
         (compressed_tensors(weights__num_bits=4), "config_groups.group_0.weights.num_bits=4: expected 8; of quantised"),
         (compressed_tensors(weights__type="int"), "config_groups.group_0.weights.type='int': expected 'float'"),
         (compressed_tensors(format="int-quantized"), "config_groups.group_0.weights.type='float': expected 'int'"),
@@ -96,10 +85,7 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         (compressed_tensors(weights__symmetric=False), "group_0.weights.symmetric=False: expected True"),
         (compressed_tensors(weights__dynamic=True), "group_0.weights.dynamic=True: expected False"),
         (compressed_tensors("block"), "group_0.weights.block_structure=None: expected two integers in 1..1048576, the"),
-        (
-            compressed_tensors("group"),
-            "group_0.weights.strategy='group': expected 'channel' or 'tensor' or 'block'; of",
-        ),
+        (compressed_tensors("group"), "group_0.weights.strategy='group': expected 'channel' or 'tensor' or 'block';"),
         (compressed_tensors(group__weights=None), "config_groups.group_0={'weights': None"),
         (compressed_tensors(config_groups={}), "quantization_config.config_groups={}: expected groups of linear m"),
         (compressed_tensors(config_groups=[1]), "quantization_config.config_groups=[1]: expected an object or null"),
@@ -107,15 +93,9 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
             compressed_tensors(sparsity_config={"format": "sparse-24-bitmask"}),
             "sparsity_config.format='sparse-24-bitmask': expected 'dense'",
         ),
-        (
-            {**compressed_tensors(), "ignore": "lm_head"},
-            "quantization_config.ignore='lm_head': expected a list of module names",
-        ),
+        ({**compressed_tensors(), "ignore": "lm_head"}, "quantization_config.ignore='lm_head': expected a list of"),
         (compressed_tensors(ignore=[3]), "quantization_config.ignore=[3]: expected a list of module names"),
-        (
-            compressed_tensors(ignore=["re:a+b"] * 21),
-            "expected at most 20 patterns, and 1000 that end with their only .*; l",
-        ),
+        (compressed_tensors(ignore=["re:a+b"] * 21), "expected at most 20 patterns, and 1000 that end with their only"),
         (compressed_tensors(ignore=["re:a.*"] * 1001), "1000 that end with their only .*; list the names of modules"),
         *(
             (
@@ -151,15 +131,9 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
             for block in ([0, 128], [128], [128, 128, 128], [128, 1.5], [True, 1], 128, [2**21, 1])
         ),
         (fp8_config(fmt="e5m2"), "quantization_config.fmt='e5m2': expected 'e4m3' or 'float8_e4m3fn'; of quantised"),
-        (
-            fp8_config(modules_to_not_convert="lm_head"),
-            "modules_to_not_convert='lm_head': expected a list of module names",
-        ),
+        (fp8_config(modules_to_not_convert="lm_head"), "modules_to_not_convert='lm_head': expected a list of module"),
         *((gptq_config(bits=bits), f"bits={bits}: expected 4 or 8; of quantised") for bits in (2, 3, None)),
-        (
-            gptq_config(checkpoint_format="marlin"),
-            "checkpoint_format='marlin': expected 'gptq' or 'gptq_v2'; of quantised",
-        ),
+        (gptq_config(checkpoint_format="marlin"), "checkpoint_format='marlin': expected 'gptq' or 'gptq_v2'; of"),
         (gptq_config(checkpoint_format=None, format="gptq_p"), "config.format='gptq_p': expected 'gptq' or 'gptq_v2'"),
         (gptq_config(pack_dtype="int16"), "quantization_config.pack_dtype='int16': expected 'int32'; of quantised"),
         (gptq_config(is_marlin_format=True), "quantization_config.is_marlin_format=True: expected False"),
@@ -168,10 +142,7 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
             gptq_config(dynamic={"-:.*gate": {"bits": 3}, "+:.*down.*": {"bits": 3}}),
             "dynamic.+:.*down.*.bits=3: expected 4 or 8; of quantised",
         ),
-        (
-            gptq_config(dynamic={".*up.*": {"group_size": 0}}),
-            "dynamic..*up.*.group_size=0: expected a positive integer",
-        ),
+        (gptq_config(dynamic={".*up.*": {"group_size": 0}}), "dynamic..*up.*.group_size=0: expected a positive"),
         (
             gptq_config(dynamic={"lm_head": {"adapter": {"rank": 8}}}),
             "dynamic.lm_head.adapter={'rank': 8}: expected none",
@@ -179,10 +150,7 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         (gptq_config(dynamic={"lm_head": 8}), "quantization_config.dynamic.lm_head=8: expected an object or null"),
         (gptq_config(dynamic={"(a+)+": {"bits": 8}}), "dynamic has the pattern '(a+)+': expected names of modules, or"),
         (gptq_config(dynamic=["a"]), "quantization_config.dynamic=['a']: expected an object or null"),
-        (
-            gptq_config(group_size=0),
-            "group_size=0: expected a positive integer, or -1 for one group of all input features",
-        ),
+        (gptq_config(group_size=0), "group_size=0: expected a positive integer, or -1 for one group of all input"),
         (gptq_config(group_size=-2), "quantization_config.group_size=-2: expected an integer in -1.."),
         (gptq_config(group_size=None), "quantization_config.group_size is missing: expected an integer in -1.."),
         (gptq_config(desc_act=1), "quantization_config.desc_act=1: expected true or false"),
@@ -197,13 +165,19 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         ),
         (awq_config(version=None, format="gemv"), "quantization_config.format='gemv': expected 'gemm'"),
         (awq_config(version=3), "quantization_config.version=3: expected a string"),
-        (
-            auto_round_config("auto_round:fp8"),
-            "packing_format='auto_round:fp8': expected 'auto_round:auto_gptq' or 'auto_round:gptq' or",
-        ),
+        (auto_round_config("auto_round:fp8"), "packing_format='auto_round:fp8': expected 'auto_round:auto_gptq' or"),
         (auto_round_config("auto_round:auto_awq", bits=8), "quantization_config.bits=8: expected 4; of quantised"),
         (auto_round_config(None, bits=3), "quantization_config.bits=3: expected 4 or 8; of quantised"),
-        (auto_round_config(None, data_type="mx_fp"), "quantization_config.data_type='mx_fp': expected 'int'"),
+        (auto_round_config(None, data_type="mx_int"), "data_type='mx_int': expected 'int' or 'mx_fp' or 'nv_fp' or"),
+        (
+            auto_round_floats("nv_fp", 4, 16, "auto_round:llm_compressor_nvfp4_e5m3"),
+            "packing_format='auto_round:llm_compressor_nvfp4_e5m3': expected 'auto_round:llm_compressor'",
+        ),
+        (auto_round_floats("nv_fp", 4, 32, "auto_round:llm_compressor"), "group_size=32: expected 16; of quantised"),
+        (auto_round_floats("nv_fp", 8, 16, "auto_round:llm_compressor"), "bits=8: expected 4; of quantised"),
+        (auto_round_floats("fp", 8, -1, "auto_round:fp8_static", fmt="e5m2"), "fmt='e5m2': expected 'e4m3'"),
+        (auto_round_floats("fp", 8, 128, "auto_round:fp8_static"), "group_size=128: expected -1 or 0; of quantised"),
+        (auto_round_floats("fp", 4, -1, None), "bits=4: expected 8; of quantised"),
         (auto_round_config(None, act_bits=8), "quantization_config.act_bits=8: expected 16"),
         (
             auto_round_config(None, extra_config={"model.layers.0.mlp.up_proj": {"bits": 3}}),
@@ -211,16 +185,13 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         ),
         (
             auto_round_config(None, extra_config={".*up_proj.*": {"data_type": "mx_fp"}}),
-            "extra_config..*up_proj.*.data_type='mx_fp': expected 'int'",
+            "extra_config..*up_proj.*.packing_format=None: expected 'auto_round:llm_compressor'",
         ),
         (
             auto_round_config("auto_round:auto_awq", extra_config={"lm_head": {"bits": 8}}),
             "extra_config.lm_head.bits=8: expected 4; of quantised",
         ),
-        (
-            model_optimizer_config("MIXED_PRECISION"),
-            "quantized_layers=None: expected an object of modules and their quant_algo, which no other module has",
-        ),
+        (model_optimizer_config("MIXED_PRECISION"), "quantized_layers=None: expected an object of modules and their"),
         (
             model_optimizer_config("MIXED_PRECISION", quantized_layers={"lm_head": {"quant_algo": "W4A8_NVFP4_FP8"}}),
             "quantized_layers.lm_head.quant_algo='W4A8_NVFP4_FP8', of NVIDIA Model Optimizer, is not read; of quantised",
@@ -250,19 +221,12 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         (mxfp4_config(symmetric=False), "group_0.weights.symmetric=False: expected True;"),
         (mxfp4_config(dynamic=True), "group_0.weights.dynamic=True: expected False;"),
         (mxfp4_config(actorder="group"), "group_0.weights.actorder='group': expected False or 'weight' or 'static';"),
-        (
-            mxfp4_config(scale_dtype="torch.bfloat16"),
-            "scale_dtype='torch.bfloat16': expected 'torch.uint8' or 'uint8';",
-        ),
+        (mxfp4_config(scale_dtype="torch.bfloat16"), "scale_dtype='torch.bfloat16': expected 'torch.uint8' or"),
         (of_group("nvfp4-pack-quantized"), "group_0.format='nvfp4-pack-quantized': expected 'mxfp4-pack-quantized';"),
         ({**of_group("mxfp8-pack-quantized"), "format": None}, "group_0.format='mxfp8-pack-quantized': expected"),
         (compressed_config("mxfp6-pack-quantized"), "quantization_config.format='mxfp6-pack-quantized': expected"),
         ({"quant_method": "quark", "weight": {"dtype": "fp4"}}, "quant_method='quark' is not read"),
         ({"quant_method": "modelopt", "quant_algo": "MXFP4"}, "quant_algo='MXFP4', of NVIDIA Model Optimizer, is not"),
-        (
-            {"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp"},
-            "data_type='mx_fp': expected 'int'",
-        ),
     ],
 )
 def test_unsupported_configs_are_refused(tmp_path, quantization, words):

@@ -18,7 +18,8 @@ from fp8_checkpoints import (
     raw_tensor,
     vllm_fp8,
 )
-from stored_params import logits
+from packed_weights import gptq_config
+from stored_params import assert_same, logits
 from tiny import tiny_config, write_weights
 
 from convert import Refusal, convert, load_draft, load_folder
@@ -158,6 +159,23 @@ def test_the_weights_of_a_multimodal_one(tmp_path):
     notes = convert(src, tmp_path / "out").notes
     assert "2 tensors of other parts than the text model were left out" in notes
     assert "the fp8 weights and their scales are kept as they are stored" in notes
+    wanted, own = load_folder(src), outer.pop("quantization_config")
+
+    def within(said):
+        """What stands in ``text_config`` counts unless something stands outside, as in transformers."""
+        changed = {**outer, "text_config": {**outer["text_config"], "compression_config": said}}
+        (src / "config.json").write_text(json.dumps(changed))
+        return changed
+
+    within(own)
+    assert_same(load_folder(src), wanted)
+    outside = {**within(gptq_config(bits=3)), "quantization_config": own}
+    with pytest.raises(Refusal, match=r"text_config\.compression_config\.bits=3: expected 4 or 8"):
+        load_folder(src)
+    (src / "config.json").write_text(json.dumps(outside))
+    assert_same(load_folder(src), wanted)
+    within({**own, "kv_cache_scheme": {"num_bits": 8, "type": "float"}})
+    assert Checkpoint.open(src).cache_scheme is not None
 
 
 def test_the_scales_of_ministral_3(tmp_path):

@@ -170,8 +170,9 @@ def test_malformed_configs_are_refused(tmp_path, keys, message):
         read_config(Folder(tmp_path))
 
 
-def test_plain_experts_that_are_said_to_be_in_codes_are_refused(tmp_path):
-    """transformers writes such a folder when it is asked to dequantise one that was not quantised."""
+def test_plain_experts_that_are_said_to_be_in_codes(tmp_path):
+    """transformers writes such a folder when it is asked to dequantise one that was not quantised, and reads it. One with
+    some experts in codes is refused."""
     transformers = pytest.importorskip("transformers")
     plain = tiny_checkpoint(tmp_path / "plain", GPT_OSS, dtype="float32", model_type="gpt_oss", **SIZES)
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -179,16 +180,24 @@ def test_plain_experts_that_are_said_to_be_in_codes_are_refused(tmp_path):
     )
     model.save_pretrained(tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config.pop("quantization_config")["quant_method"] == "mxfp4"
+    assert config["quantization_config"]["quant_method"] == "mxfp4"
+    found, params = load_folder(tmp_path / "out", "float32")
+    assert found == Checkpoint.open(tmp_path / "out").target_config == load_folder(plain)[0]
+    wanted = load_folder(plain, "float32")[1]
+    for name, array in params.items():
+        np.testing.assert_allclose(array, wanted[name], rtol=2**-8, atol=0)
+    assert any(
+        "the experts are not quantised, although" in note for note in convert(tmp_path / "out", tmp_path / "to").notes
+    )
+    first = "model.layers.0.mlp.experts.down_proj"
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    tensors[f"{first}_blocks"] = tensors.pop(first)
+    save_file(tensors, tmp_path / "out" / "model.safetensors")
     words = (
         r"gate_up_proj' is \w+, but quantization_config of config\.json says .* MXFP4; remove quantization_config if"
     )
     with pytest.raises(Refusal, match=words):
         load_folder(tmp_path / "out")
-    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    wanted = load_folder(plain, "float32")[1]
-    for name, array in load_folder(tmp_path / "out", "float32")[1].items():
-        np.testing.assert_allclose(array, wanted[name], rtol=2**-8, atol=0)
 
 
 def test_the_files_of_a_checkpoint_in_codes_are_named(checkpoint):

@@ -12,7 +12,7 @@ from tiny import tiny_checkpoint
 
 from convert import Refusal, convert, load_draft, load_folder
 from jspec.checkpoints.checkpoint import Checkpoint
-from jspec.checkpoints.quantized.e2m1 import MXFP4Weight
+from jspec.checkpoints.quantized.e2m1 import E2M1Weight
 from jspec.quantization.formats import KINDS, known_format
 from jspec.quantization.weight import Weight
 
@@ -122,7 +122,7 @@ def test_conversion_keeps_every_bit(tmp_path, monkeypatch):
     scales[-1, -1] = 134
     changed(src, **{f"{DOWN}.weight_scale": scales})
     with monkeypatch.context() as patched:
-        patched.setattr(MXFP4Weight, "factors", lambda *_: None)  # which refuses such a scale
+        patched.setattr(E2M1Weight, "factors", lambda *_: None)  # which refuses such a scale
         convert(src, tmp_path / "damaged")
     with pytest.raises(Refusal, match=r"'layers\.1\.mlp\.down\.scale' has the scale 134: expected at most 133"):
         load_folder(tmp_path / "damaged")

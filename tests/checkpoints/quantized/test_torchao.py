@@ -29,10 +29,18 @@ name, arguments, head = (json.loads(argument) for argument in sys.argv[1:])
 torch.manual_seed(0)
 sizes = dict(hidden_size=64, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2, vocab_size=97)
 model = transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=2, **sizes)).eval()
-each = {key: getattr(granularity, value)() if key == "granularity" else value for key, value in arguments.items()}
+made = {"granularity": granularity, "weight_granularity": granularity, "mapping_type": quant_api.MappingType}
+each = {}
+for key, value in arguments.items():
+    name_of, *given = value
+    each[key] = getattr(made.get(key, torch), name_of)
+    if "granularity" in key:
+        each[key] = each[key](*given)
 config = getattr(quant_api, name)(**each)
 # A CPU cannot round activations to FP8, but the weights are those of the class for weights alone.
 alone = quant_api.Float8WeightOnlyConfig(**each) if name.startswith("Float8") else config
+if name == "Int8DynamicActivationIntxWeightConfig":  # which a CPU has no kernel for
+    alone = quant_api.IntxWeightOnlyConfig(each["weight_dtype"], each["weight_granularity"])
 quantize_(model, alone, lambda module, name: isinstance(module, torch.nn.Linear) and (head or name != "lm_head"))
 model.config.quantization_config = transformers.TorchAoConfig(config)
 model.config.save_pretrained("folder")
@@ -48,12 +56,24 @@ with torch.no_grad():
         found.append(model(torch.tensor(rng.integers(97, size=(1, length)))).logits[0].numpy())
 np.savez("logits.npz", *found)
 """
-CLASSES = [
+INT4, INT3, GROUPS = ("weight_dtype", ["int4"]), ("weight_dtype", ["int3"]), ["PerGroup", 32]
+CLASSES = [  # class, its arguments with how their values are made, whether the head is quantised, and as what it is kept
     ("Int8WeightOnlyConfig", {}, True, "int8"),
-    ("Int8WeightOnlyConfig", {"granularity": "PerTensor"}, False, "int8"),
+    ("Int8WeightOnlyConfig", {"granularity": ["PerTensor"]}, False, "int8"),
+    ("Int8WeightOnlyConfig", {"granularity": GROUPS}, True, "int8_32_float32"),
     ("Int8DynamicActivationInt8WeightConfig", {}, False, "int8"),
+    ("IntxWeightOnlyConfig", dict([INT4, ("granularity", GROUPS)]), False, "int4_32_float32"),
+    ("IntxWeightOnlyConfig", {"granularity": ["PerAxis", 0]}, False, "int8"),
+    (
+        *("IntxWeightOnlyConfig", dict([INT3, ("granularity", GROUPS), ("mapping_type", ["ASYMMETRIC"])])),
+        *(False, "int4_32_float32_zeros"),
+    ),
+    (
+        *("Int8DynamicActivationIntxWeightConfig", dict([INT4, ("weight_granularity", GROUPS)])),
+        *(False, "int4_32_float32"),
+    ),
     ("Float8WeightOnlyConfig", {}, False, "fp8"),
-    ("Float8DynamicActivationFloat8WeightConfig", {"granularity": "PerTensor"}, True, "fp8"),
+    ("Float8DynamicActivationFloat8WeightConfig", {"granularity": ["PerTensor"]}, True, "fp8"),
 ]
 
 
@@ -84,28 +104,24 @@ def of_default(**changes):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (
-            torchao_config("Int4WeightOnlyConfig"),
-            "default._type='Int4WeightOnlyConfig': expected 'Int8WeightOnly",
-        ),
+        (torchao_config("Int4WeightOnlyConfig"), "default._type='Int4WeightOnlyConfig': expected 'Int8WeightOnly"),
         (torchao_config("FqnToConfig"), "_type='FqnToConfig': expected"),
         (of_default(_version=1), "quant_type.default._version=1: expected 2"),
-        (of_default(_data={}), "_data.granularity._type=None: expected 'PerRow' or 'PerTensor'"),
+        (of_default(_data={}), "_data.granularity._type=None: expected 'PerRow' or 'PerTensor' or 'PerGroup'"),
+        (torchao_config("IntxWeightOnlyConfig", "PerAxis", {"axis": 1}), "_data.granularity._data.axis=1: expected 0"),
         (
-            torchao_config(granularity="PerGroup"),
-            "_data.granularity._type='PerGroup': expected 'PerRow' or 'PerTensor'",
+            torchao_config("IntxWeightOnlyConfig", intx_packing_format={"_data": "OPAQUE_ATEN_KLEIDIAI"}),
+            "intx_packing_format._data='OPAQUE_ATEN_KLEIDIAI': expected 'UNPACKED_TO_INT8'",
         ),
-        (torchao_config(group_size=32), "_data.group_size=32: expected null, because"),
+        (torchao_config(granularity="PerGroup"), "_data.granularity._data.group_size is missing: expected an integer"),
+        (torchao_config(group_size=32), "_data.group_size=32: expected null, because granularity says"),
         (
             torchao_config(weight_dtype={"_data": "float8_e5m2"}),
             "_data.weight_dtype._data='float8_e5m2': expected 'int8'",
         ),
         (torchao_config(packing_format=None), "_data.packing_format._data=None: expected 'PLAIN'"),
         (torchao_config(rotation="hadamard"), "_data.rotation='hadamard': expected nothing, because this argument"),
-        (
-            {**torchao_config(), "quant_type": "int8_weight_only"},
-            "quant_type='int8_weight_only': expected an object with a",
-        ),
+        ({**torchao_config(), "quant_type": "int8_weight_only"}, "quant_type='int8_weight_only': expected an object"),
         ({**torchao_config(), "untie_embedding_weights": 1}, "untie_embedding_weights=1: expected true or false"),
         ({**torchao_config(), "modules_to_not_convert": [DOWN]}, f"says that '{DOWN}' is not quantised, but"),
     ],
