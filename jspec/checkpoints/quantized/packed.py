@@ -20,6 +20,7 @@ from jspec.checkpoints.quantized.packed_codes import (
     middle,
     unpacked,
 )
+from jspec.quantization.codes import words_of_codes
 
 ZEROS, _ORDER = ".weight_zero_point", ".weight_g_idx"  # how the names of tensors of zeros and of groups end
 
@@ -50,10 +51,9 @@ class PackedWeight(OrderedCodes):
         super().check()
         self._require_size()
 
-    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+    def words_of(self, outputs: slice, words: slice) -> np.ndarray:
         self._require_size()
-        words, columns = in_words(inputs, self.bits)
-        return unpacked(self.codes.read_part((outputs, words)), 1, self.bits)[:, columns].T
+        return self.codes.read_part((outputs, words)).view(np.uint32).T
 
     def groups(self) -> np.ndarray:
         """As ``OrderedCodes.groups``; the library writes -1 for each input feature where groups follow each other."""
@@ -128,15 +128,15 @@ class BytesWeight(SymmetricCodes):
 
     codes: Tensor
 
-    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
-        codes = self.codes.read_part((outputs, inputs))
+    def words_of(self, outputs: slice, words: slice) -> np.ndarray:
+        codes = self.codes.read_part((outputs, slice(8 * words.start, min(8 * words.stop, self.shape[1]))))
         wrong = codes[(codes < -8) | (codes > 7)]
         if wrong.size:
             raise Refusal(
                 f"{self.file}: tensor {self.codes.name!r} holds {wrong[0]}: expected codes in -8..7, of four bits; fetch it "
                 "again"
             )
-        return codes.T.view(np.uint8) + middle(4)
+        return words_of_codes(codes.view(np.uint8) + middle(4)).T
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
