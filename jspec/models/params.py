@@ -3,8 +3,9 @@
 The names are dotted paths, such as ``layers.0.attention.qkv.weight``.
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,38 +84,80 @@ def _build(config, params, dtype: str) -> Any:
     require_params(config, params, dtype)
     graph, state = nnx.split(_abstract(config, dtype))
     leaves, tree = named_leaves(state)
-    arrays = [jnp.asarray(stored(params, name, leaf.dtype), dtype=leaf.dtype) for name, leaf in leaves]
-    return nnx.merge(graph, jax.tree.unflatten(tree, arrays))
+    wanted = [Placed(name, [()], leaf.shape, leaf.dtype, [None]) for name, leaf in leaves]
+    return nnx.merge(graph, jax.tree.unflatten(tree, [array for [array] in place(params, wanted)]))
 
 
-def stored(params: Mapping[str, jax.typing.ArrayLike], name: str, expected) -> jax.typing.ArrayLike:
-    """The parameter ``name``, which is to become an array of the dtype ``expected``.
+class Placed(NamedTuple):
+    """An array for devices, made of parts of a parameter.
+
+    Attributes:
+      name: of the parameter.
+      indices: of its parts, one after the other along axis 0. Behind them there are zeros.
+      shape, dtype: of the array.
+      devices: each has all of it; None is the default one.
+    """
+
+    name: str
+    indices: Sequence[tuple[slice, ...]]
+    shape: tuple[int, ...]
+    dtype: Any
+    devices: Sequence[jax.Device | None]
+
+
+def place(params: Mapping[str, jax.typing.ArrayLike], wanted: Sequence[Placed]) -> Iterator[list[jax.Array]]:
+    """The arrays that are wanted, each on its devices.
+
+    Params that are read from files are read in pieces of a few megabytes, some of which are read while another is sent. So
+    the host holds a few pieces, and a device its arrays and one piece besides.
 
     Raises:
-      ValueError: it is not quantised but is expected to be: a cast would round it and not compute its scales.
+      ValueError: a parameter is not quantised but is expected to be: a cast would round it and not compute its scales.
     """
-    _require_stored(name, array := params[name], expected)
-    return array
-
-
-def stored_parts(
-    params: Mapping[str, jax.typing.ArrayLike], name: str, expected, indices: Sequence[tuple[slice, ...]]
-) -> Iterator[np.ndarray]:
-    """The given parts of the same on the host, one after another. Params with a method ``parts`` read no others.
-
-    Raises:
-      ValueError: as for ``stored``.
-    """
-    read_parts: Any = getattr(params, "parts", None)
-    if read_parts is None:
-        array = np.asarray(params[name])
-        parts = (array[index] for index in indices)
+    reads: Any = params
+    if in_pieces := hasattr(params, "pieces"):
+        cut = [[reads.pieces(one.name, index, one.dtype.itemsize) for index in one.indices] for one in wanted]
     else:
-        parts = read_parts(name, indices)
-    for part in parts:
-        _require_stored(name, part, expected)
-        yield part
-        del part  # before the next one is read
+        cut = [[[index] for index in one.indices] for one in wanted]
+    every = [(one.name, piece) for one, of in zip(wanted, cut, strict=True) for some in of for piece in some]
+    parts = (
+        reads.ahead(every) if in_pieces else (params[name][index] if index else params[name] for name, index in every)
+    )
+    for one, of in zip(wanted, cut, strict=True):
+        arrays, rows = [], 0
+        for index, some in zip(one.indices, of, strict=True):
+            above = rows
+            for piece in some:
+                part: Any = next(parts)
+                _require_stored(one.name, part, one.dtype)
+                start = [_first(piece, axis) - _first(index, axis) for axis in range(jnp.ndim(part))]
+                start[:1] = [above + first for first in start[:1]]
+                rows = start[0] + len(part) if start else 0
+                if jnp.shape(part) == one.shape:
+                    arrays = [jnp.asarray(part, one.dtype, device=device) for device in one.devices]
+                else:
+                    arrays = arrays or [jnp.zeros(one.shape, one.dtype, device=device) for device in one.devices]
+                    of_devices = zip(arrays, one.devices, strict=True)
+                    arrays = [_with_part(array, jax.device_put(part, device), start) for array, device in of_devices]
+                jax.block_until_ready(arrays)
+                del part  # before the next one is read
+        yield arrays
+
+
+def _first(index: tuple[slice, ...], axis: int) -> int:
+    """Where a part of an array begins along an axis."""
+    return (index[axis].start or 0) if axis < len(index) else 0
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _with_part(array: jax.Array, part: jax.Array, start: Sequence[jax.Array]) -> jax.Array:
+    """``array`` with ``part`` from ``start`` on, in the same memory."""
+    bits = jnp.dtype(
+        f"uint{8 * array.dtype.itemsize}"
+    )  # as which it is not converted: a CPU would, to float32 and back
+    new = jax.lax.bitcast_convert_type(part.astype(array.dtype), bits)
+    old = jax.lax.bitcast_convert_type(array, bits)
+    return jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice(old, new, start), array.dtype)
 
 
 def _require_stored(name: str, array: jax.typing.ArrayLike, expected):

@@ -129,7 +129,7 @@ class BytesWeight(SymmetricCodes):
     codes: Tensor
 
     def words_of(self, outputs: slice, words: slice) -> np.ndarray:
-        codes = self.codes.read_part((outputs, slice(8 * words.start, min(8 * words.stop, self.shape[1]))))
+        codes = self.codes.read_part((outputs, slice(8 * words.start, 8 * words.stop)))
         wrong = codes[(codes < -8) | (codes > 7)]
         if wrong.size:
             raise Refusal(
