@@ -12,7 +12,8 @@ builds the module of the target first, as ``jspec.load`` does it, and then calls
 
 - ``weights``: bytes of the module's arrays; ``peak``: of the device's memory meanwhile, there is no cache yet;
 - ``host``: most of the process's own memory (USS) meanwhile, above that before, without arrays of a CPU as the device;
-- ``reading``: the seconds of that, and of all processors; ``load`` and ``compiled``: those of ``jspec.load`` and of compilations in it.
+- ``reading``: the seconds of that, and of all processors;
+- ``load`` and ``compiled``: the seconds of ``jspec.load`` and of compilations in it.
 
 Folders are not those of real tools, whose numbers the tests compare: only their tensors have the same names and sizes."""
 
@@ -174,18 +175,19 @@ class Watch:
     def __init__(self):
         import psutil
 
-        self._process, self._peak, self._stopped = psutil.Process(), 0, threading.Event()
+        self._process, self._peak, self._arrays, self._stopped = psutil.Process(), 0, 0, threading.Event()
         self._before, self._thread = self._own(), threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _own(self) -> int:
-        """Bytes that no other process has: those of pages of files are not among them. Arrays of a CPU do not count."""
+        """Bytes that no other process has: those of pages of files are not among them. Arrays of a CPU do not count, of
+        which none is deleted meanwhile; one that a program replaces is in no list for a moment."""
         import jax
 
         own = self._process.memory_full_info().uss
         if jax.default_backend() == "cpu":
-            own -= sum(array.nbytes for array in jax.live_arrays())
-        return own
+            self._arrays = max(self._arrays, sum(array.nbytes for array in jax.live_arrays()))
+        return own - self._arrays
 
     def _watch(self):
         while not self._stopped.wait(0.05):
@@ -238,7 +240,8 @@ def lines(figures: dict[str, float]) -> Iterator[str]:
     if figures["peak"]:
         yield f"peak of the device while they are read {figures['peak'] / GIB:.3f} GiB ({figures['peak'] / size:.3f})"
     yield f"host {figures['host'] / GIB:.3f} GiB while they are read, {figures['host of load'] / GIB:.3f} in jspec.load"
-    yield f"reading {figures['reading']:.1f} s, {figures['compiled in it']:.1f} of which compile; {figures['processors']:.1f} s of processors"
+    reading = f"reading {figures['reading']:.1f} s, {figures['compiled in it']:.1f} of which compile"
+    yield f"{reading}; {figures['processors']:.1f} s of processors"
     yield f"jspec.load {figures['load']:.1f} s, {figures['compiled']:.1f} of which compile"
 
 
