@@ -1,7 +1,6 @@
 """``load_modules``: the modules of a target and its draft, from the weights in their checkpoints."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -119,14 +118,7 @@ def _same(params: StoredParams, name: str, theirs: jax.Array, rows: int) -> bool
         first, stop, _ = shard.index[0].indices(rows)  # the last shard may have fewer rows, with padding behind them
         pieces = params.pieces(name, (slice(first, stop), *shard.index[1:]), theirs.dtype.itemsize)
         for piece, ours in zip(pieces, params.parts(name, pieces), strict=True):
-            start = piece[0].start - first
-            part = shard.data if len(ours) == len(shard.data) else _rows(shard.data, start, len(ours))
+            part = jax.lax.dynamic_slice_in_dim(shard.data, piece[0].start - first, len(ours))
             if ours.dtype != part.dtype or not np.array_equal(ours, np.asarray(part)):
                 return False
     return True
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _rows(array: jax.Array, start: int, count: int) -> jax.Array:
-    """Some rows of an array."""
-    return jax.lax.dynamic_slice_in_dim(array, start, count)

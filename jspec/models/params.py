@@ -102,7 +102,7 @@ class Placed(NamedTuple):
     indices: Sequence[tuple[slice, ...]]
     shape: tuple[int, ...]
     dtype: Any
-    devices: Sequence[jax.Device | None]
+    devices: Sequence[Any]
 
 
 def place(params: Mapping[str, jax.typing.ArrayLike], wanted: Sequence[Placed]) -> Iterator[list[jax.Array]]:
@@ -115,38 +115,28 @@ def place(params: Mapping[str, jax.typing.ArrayLike], wanted: Sequence[Placed]) 
       ValueError: a parameter is not quantised but is expected to be: a cast would round it and not compute its scales.
     """
     reads: Any = params
-    if in_pieces := hasattr(params, "pieces"):
-        cut = [[reads.pieces(one.name, index, one.dtype.itemsize) for index in one.indices] for one in wanted]
-    else:
-        cut = [[[index] for index in one.indices] for one in wanted]
-    every = [(one.name, piece) for one, of in zip(wanted, cut, strict=True) for some in of for piece in some]
-    parts = (
-        reads.ahead(every) if in_pieces else (params[name][index] if index else params[name] for name, index in every)
-    )
-    for one, of in zip(wanted, cut, strict=True):
-        arrays, rows = [], 0
-        for index, some in zip(one.indices, of, strict=True):
-            above = rows
-            for piece in some:
-                part: Any = next(parts)
-                _require_stored(one.name, part, one.dtype)
-                start = [_first(piece, axis) - _first(index, axis) for axis in range(jnp.ndim(part))]
-                start[:1] = [above + first for first in start[:1]]
-                rows = start[0] + len(part) if start else 0
-                if jnp.shape(part) == one.shape:
-                    arrays = [jnp.asarray(part, one.dtype, device=device) for device in one.devices]
-                else:
-                    arrays = arrays or [jnp.zeros(one.shape, one.dtype, device=device) for device in one.devices]
-                    of_devices = zip(arrays, one.devices, strict=True)
-                    arrays = [_with_part(array, jax.device_put(part, device), start) for array, device in of_devices]
-                jax.block_until_ready(arrays)
-                del part  # before the next one is read
+    lazy, cut = hasattr(params, "pieces"), []
+    for one in wanted:
+        pieces = [reads.pieces(one.name, index, one.dtype.itemsize) if lazy else [index] for index in one.indices]
+        cut.append([(one.name, piece) for some in pieces for piece in some])
+    every = [piece for own in cut for piece in own]
+    parts = reads.ahead(every) if lazy else (reads[name][index] if index else reads[name] for name, index in every)
+    for one, own in zip(wanted, cut, strict=True):
+        arrays, done = [], 0
+        for _ in own:
+            _require_stored(one.name, part := next(parts), one.dtype)
+            axis = next((i for i, size in enumerate(np.shape(part)) if size != one.shape[i]), None)
+            if axis is None:
+                arrays = [jnp.asarray(part, one.dtype, device=device) for device in one.devices]
+            else:
+                start = [done * (i == axis) for i in range(part.ndim)]
+                done += part.shape[axis]
+                arrays = arrays or [jnp.zeros(one.shape, one.dtype, device=device) for device in one.devices]
+                sent = (jax.device_put(part, device) for device in one.devices)
+                arrays = [_with_part(array, new, start) for array, new in zip(arrays, sent, strict=True)]
+            jax.block_until_ready(arrays)
+            del part  # before the next one is read
         yield arrays
-
-
-def _first(index: tuple[slice, ...], axis: int) -> int:
-    """Where a part of an array begins along an axis."""
-    return (index[axis].start or 0) if axis < len(index) else 0
 
 
 @functools.partial(jax.jit, donate_argnums=0)

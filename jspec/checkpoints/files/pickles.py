@@ -19,7 +19,7 @@ import numpy as np
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import STORED_DTYPES, RangedTensor, Tensor
+from jspec.checkpoints.files.tensor import STORED_DTYPES, Tensor
 
 MAX_SECONDS = 300
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -32,7 +32,7 @@ _COMMAND = (sys.executable, "-I", "-S", "-c", _START, str(Path(__file__).parent)
 
 
 @dataclasses.dataclass(frozen=True)
-class PickledTensor(RangedTensor):
+class PickledTensor(Tensor):
     """A tensor in a ``torch.save`` file, a strided view of the file's bytes.
 
     Attributes:

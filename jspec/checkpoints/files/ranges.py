@@ -12,11 +12,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
-T = TypeVar("T")
 Index = tuple[slice, ...]  # of the first axes of an array, with steps of 1; all of the others
 
 PIECE = 8 << 20  # bytes that a thread reads at a time
@@ -130,14 +129,14 @@ def _fill(descriptor: int, start: int, into: np.ndarray):
         done += read
 
 
-def results(calls: Sequence[Callable[[], T]], most: int) -> Iterator[T]:
-    """What each of ``calls`` returns, in turn. Threads call them, ``most`` of which ahead of what is taken."""
-    if most == 1 or len(calls) == 1:
-        for call in calls:
-            yield call()
+def results(calls: Sequence[Callable[[], Any]], most: int) -> Iterator[Any]:
+    """What each of ``calls`` returns, in turn. If there are several, threads call them, at most ``most`` at a time and ahead
+    of what is taken."""
+    if len(calls) == 1:
+        yield calls[0]()
         return
-    left, waiting = iter(calls), collections.deque[Future[T]]()
-    with ThreadPoolExecutor(min(most, len(calls))) as pool:
+    left, waiting = iter(calls), collections.deque[Future]()
+    with ThreadPoolExecutor(most) as pool:
         try:
             for _ in calls:
                 waiting.extend(pool.submit(call) for call in itertools.islice(left, most - len(waiting)))

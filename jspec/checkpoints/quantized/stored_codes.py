@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 from jspec.checkpoints.files.ranges import Index, bounds_of
-from jspec.checkpoints.files.tensor import ComputedTensor, RangedTensor
+from jspec.checkpoints.files.tensor import ComputedTensor, Tensor
 from jspec.checkpoints.quantized.format import QuantizedTensor, StoredParts
 from jspec.quantization.codes import BLOCK, HALF, ZERO, pack_words, unpack_codes
 from jspec.quantization.formats import INT4, grouped
@@ -43,7 +43,7 @@ class CodedTensor(QuantizedTensor):
 
 
 @dataclasses.dataclass(frozen=True)
-class RepackedCodes(RangedTensor):
+class RepackedCodes(Tensor):
     """The codes of neighbouring inputs of a weight, packed as jspec packs them: uint8 ``[out, 64 blocks]``.
 
     Attributes:

@@ -16,6 +16,7 @@ from jspec.checkpoints.files.tensor import NUMPY_DTYPES, STORED_DTYPES
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
 
+Read = Callable[[str, Index], np.ndarray]
 AHEAD = 4  # parts that are read side by side
 log = logging.getLogger("jspec.loading")
 
@@ -47,13 +48,7 @@ class StoredParams(Mapping[str, np.ndarray]):
       whole: whether it reads all of an array for any part of it.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        shapes: Mapping[str, tuple[int, ...]],
-        read: Callable[[str, Index], np.ndarray],
-        whole: bool = False,
-    ):
+    def __init__(self, folder: str | Path, shapes: Mapping[str, tuple[int, ...]], read: Read, whole: bool = False):
         self.shapes, self._folder, self._read, self._whole = shapes, Path(folder), read, whole
         self._unread, self._bytes, self._began = set(shapes), 0, time.perf_counter()
         self._bar: tqdm | None = None
