@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -39,7 +40,7 @@ Arrays = dict[str, np.ndarray]
 GIB = 1 << 30
 
 
-def codes(*shape: int, dtype=np.uint8) -> np.ndarray:
+def codes(*shape: int, dtype: Any = np.uint8) -> np.ndarray:
     """Random bytes, as numbers of this dtype."""
     return (
         SEED.integers(256, size=int(np.prod(shape)) * np.dtype(dtype).itemsize, dtype=np.uint8)
@@ -134,7 +135,7 @@ def write(folder: pathlib.Path, form: str, sizes: tuple[int, int, int, int]):
 
     Args:
       folder: it must not exist.
-      form: a key of ``FORMATS``, or ``eagle3`` for a draft head in bfloat16.
+      form: a key of ``FORMATS``.
       sizes: hidden size, intermediate size, vocabulary, layers.
     """
     (D, F, V, L), of_map = sizes, FORMATS[form][0]
@@ -209,9 +210,11 @@ def measured(folder: pathlib.Path, dtype: str) -> dict[str, float]:
     from jspec.models import build
 
     compiled = [0.0]
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiled.append(seconds) if "backend_compile" in event else None
-    )
+
+    def compiles(event: str, duration_secs: float, **_):
+        compiled.append(duration_secs * ("backend_compile" in event))
+
+    jax.monitoring.register_event_duration_secs_listener(compiles)
     jax.block_until_ready(jax.device_put(np.zeros(1)) + 1)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     watch, began, used = Watch(), time.perf_counter(), time.process_time()

@@ -122,6 +122,8 @@ def place(params: Mapping[str, jax.typing.ArrayLike], wanted: Sequence[Placed]) 
     every = [piece for own in cut for piece in own]
     parts = reads.ahead(every) if lazy else (reads[name][index] if index else reads[name] for name, index in every)
     for one, own in zip(wanted, cut, strict=True):
+        # Not even copies of bfloat16 or FP8 are done as such on a CPU, whose XLA computes the whole array in float32.
+        kind = jnp.dtype(f"uint{8 * one.dtype.itemsize}") if jax.default_backend() == "cpu" else one.dtype
         arrays, done = [], 0
         for _ in own:
             _require_stored(one.name, part := next(parts), one.dtype)
@@ -131,23 +133,23 @@ def place(params: Mapping[str, jax.typing.ArrayLike], wanted: Sequence[Placed]) 
             else:
                 start = [done * (i == axis) for i in range(part.ndim)]
                 done += part.shape[axis]
-                arrays = arrays or [jnp.zeros(one.shape, one.dtype, device=device) for device in one.devices]
-                sent = (jax.device_put(part, device) for device in one.devices)
+                arrays = arrays or [jnp.zeros(one.shape, kind, device=device) for device in one.devices]
+                bits = np.asarray(part).astype(one.dtype, copy=False).view(f"uint{8 * one.dtype.itemsize}")
+                sent = (jax.device_put(bits, device) for device in one.devices)
                 arrays = [_with_part(array, new, start) for array, new in zip(arrays, sent, strict=True)]
+                del bits
             jax.block_until_ready(arrays)
             del part  # before the next one is read
-        yield arrays
+        yield [
+            a if a.dtype == one.dtype else jnp.asarray(np.asarray(a).view(one.dtype), device=a.device) for a in arrays
+        ]
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _with_part(array: jax.Array, part: jax.Array, start: Sequence[jax.Array]) -> jax.Array:
-    """``array`` with ``part`` from ``start`` on, in the same memory."""
-    bits = jnp.dtype(
-        f"uint{8 * array.dtype.itemsize}"
-    )  # as which it is not converted: a CPU would, to float32 and back
-    new = jax.lax.bitcast_convert_type(part.astype(array.dtype), bits)
-    old = jax.lax.bitcast_convert_type(array, bits)
-    return jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice(old, new, start), array.dtype)
+def _with_part(array: jax.Array, bits: jax.Array, start: Sequence[jax.Array]) -> jax.Array:
+    """``array`` with numbers of these ``bits`` from ``start`` on, in the same memory."""
+    whole = jax.lax.dynamic_update_slice(jax.lax.bitcast_convert_type(array, bits.dtype), bits, start)
+    return jax.lax.bitcast_convert_type(whole, array.dtype)
 
 
 def _require_stored(name: str, array: jax.typing.ArrayLike, expected):
