@@ -40,7 +40,8 @@ def pieces(index: Index, shape: Sequence[int], itemsize: int) -> list[Index]:
     if not sizes or math.prod(sizes) * itemsize <= TOGETHER:
         return [index]
     first, stop = bounds[axis]
-    step = max(TOGETHER * sizes[axis] // (math.prod(sizes) * itemsize), 1)
+    most = max(TOGETHER * sizes[axis] // (math.prod(sizes) * itemsize), 1)
+    step = 1 << most.bit_length() - 1  # a power of two, so that most arrays have no other piece at their end
     before, after = [slice(*bound) for bound in bounds[:axis]], [slice(*bound) for bound in bounds[axis + 1 :]]
     return [(*before, slice(at, min(at + step, stop)), *after) for at in range(first, stop, step)]
 
