@@ -140,9 +140,8 @@ def place(params: Mapping[str, jax.typing.ArrayLike], wanted: Sequence[Placed]) 
                 del bits
             jax.block_until_ready(arrays)
             del part  # before the next one is read
-        yield [
-            a if a.dtype == one.dtype else jnp.asarray(np.asarray(a).view(one.dtype), device=a.device) for a in arrays
-        ]
+        # The memory of a CPU's array is that of NumPy's, and stays where it is.
+        yield [a if a.dtype == one.dtype else jax.device_put(np.asarray(a).view(one.dtype), a.device) for a in arrays]
 
 
 @functools.partial(jax.jit, donate_argnums=0)
