@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.tensors.params import StoredParams
 from jspec.config import ModelConfig, Shards
 from jspec.config.heads import HeadConfig
 from jspec.drafting.base import Drafter
@@ -66,14 +67,16 @@ def build_draft_module(
       shards: those of a draft model; None if it is whole, as a draft head always is.
     """
     if config.language_model is None:
-        params = dict(params)
-        config = _borrow(config, params, target)
-        return config, build_head(config, params, dtype).prepare()
+        if not isinstance(params, StoredParams):
+            arrays = params
+            params = StoredParams("", {n: np.shape(arrays[n]) for n in arrays}, lambda n, i: np.asarray(arrays[n])[i])
+        config, copies = _borrow(config, params, target)
+        return config, build_head(config, params.without(copies), dtype).prepare()
     return config, build_model(config.language_model, params, dtype, shards).prepare()
 
 
-def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
-    """Delete from ``params`` what is a copy of a weight of the target; returns ``config`` without these weights.
+def _borrow(config: HeadConfig, params: StoredParams, target: Decoder) -> tuple[HeadConfig, list[str]]:
+    """``config`` without the weights that are copies of those of the target, and the names of their params.
 
     A weight of another type is not equal, so a draft head that is not quantised keeps its own beside a target that is. A
     target that divides or caps its logits would do so with the draft head's as well, so it lends no output head.
@@ -83,20 +86,20 @@ def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
         "own_embedding": () if target.embedding_scale is not None else (target.embedding[...],),
         "own_head": jax.tree.leaves(target.output_weight) if plain else (),
     }
+    copies = []
     for field, name in config.borrowable:
         if not getattr(config, field):
             continue
         stored = config.stored_params().get(name)
         names, theirs = [name] if stored is None else list(stored.names.values()), lent[field]
         rows = target.config.vocab_size  # of shards, the last has padding behind them
-        alike = len(names) == len(theirs) and all(_same(params[n], a, rows) for n, a in zip(names, theirs, strict=True))
+        alike = len(names) == len(theirs) and all(_same(params, n, a, rows) for n, a in zip(names, theirs, strict=True))
         if theirs and not theirs[0].is_fully_addressable:  # other processes compare their shards
             alike = bool(fewest(int(alike)))
         if alike:
-            for param in names:
-                del params[param]
+            copies += names
             config = dataclasses.replace(config, **{field: False})  # pyright: ignore[reportArgumentType]
-    return config
+    return config, copies
 
 
 def _prepared(plan: Plan) -> Any:
@@ -107,12 +110,15 @@ def _prepared(plan: Plan) -> Any:
     return resolve(method.prepare)(plan.asked.method_arguments[method.argument], plan.tokenizer, plan.target)
 
 
-def _same(ours: np.ndarray, theirs: jax.Array, rows: int) -> bool:
-    """Whether an array is equal to the first ``rows`` rows of another, as far as this process has their shards."""
-    if ours.shape != (rows, *theirs.shape[1:]) or ours.dtype != theirs.dtype:
+def _same(params: StoredParams, name: str, theirs: jax.Array, rows: int) -> bool:
+    """Whether a param is equal to the first ``rows`` rows of another, as far as this process has their shards."""
+    if params.shapes[name] != (rows, *theirs.shape[1:]):
         return False
     for shard in theirs.addressable_shards:
-        part = ours[shard.index]  # the last shard may have fewer rows, with padding behind them
-        if not np.array_equal(part, np.asarray(shard.data)[: len(part)]):
-            return False
+        first, stop, _ = shard.index[0].indices(rows)  # the last shard may have fewer rows, with padding behind them
+        pieces = params.pieces(name, (slice(first, stop), *shard.index[1:]), theirs.dtype.itemsize)
+        for piece, ours in zip(pieces, params.parts(name, pieces), strict=True):
+            part = jax.lax.dynamic_slice_in_dim(shard.data, piece[0].start - first, len(ours))
+            if ours.dtype != part.dtype or not np.array_equal(ours, np.asarray(part)):
+                return False
     return True

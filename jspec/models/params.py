@@ -3,8 +3,9 @@
 The names are dotted paths, such as ``layers.0.attention.qkv.weight``.
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,38 +84,71 @@ def _build(config, params, dtype: str) -> Any:
     require_params(config, params, dtype)
     graph, state = nnx.split(_abstract(config, dtype))
     leaves, tree = named_leaves(state)
-    arrays = [jnp.asarray(stored(params, name, leaf.dtype), dtype=leaf.dtype) for name, leaf in leaves]
-    return nnx.merge(graph, jax.tree.unflatten(tree, arrays))
+    wanted = [Placed(name, [()], leaf.shape, leaf.dtype, [None]) for name, leaf in leaves]
+    return nnx.merge(graph, jax.tree.unflatten(tree, [array for [array] in place(params, wanted)]))
 
 
-def stored(params: Mapping[str, jax.typing.ArrayLike], name: str, expected) -> jax.typing.ArrayLike:
-    """The parameter ``name``, which is to become an array of the dtype ``expected``.
+class Placed(NamedTuple):
+    """An array for devices, made of parts of a parameter.
+
+    Attributes:
+      name: of the parameter.
+      indices: of its parts, one after the other along axis 0. Behind them there are zeros.
+      shape, dtype: of the array.
+      devices: each has all of it; None is the default one.
+    """
+
+    name: str
+    indices: Sequence[tuple[slice, ...]]
+    shape: tuple[int, ...]
+    dtype: Any
+    devices: Sequence[Any]
+
+
+def place(params: Mapping[str, jax.typing.ArrayLike], wanted: Sequence[Placed]) -> Iterator[list[jax.Array]]:
+    """The arrays that are wanted, each on its devices.
+
+    Params that are read from files are read in pieces of a few megabytes, some of which are read while another is sent. So
+    the host holds a few pieces, and a device its arrays and one piece besides.
 
     Raises:
-      ValueError: it is not quantised but is expected to be: a cast would round it and not compute its scales.
+      ValueError: a parameter is not quantised but is expected to be: a cast would round it and not compute its scales.
     """
-    _require_stored(name, array := params[name], expected)
-    return array
+    reads: Any = params
+    lazy, cut = hasattr(params, "pieces"), []
+    for one in wanted:
+        pieces = [reads.pieces(one.name, index, one.dtype.itemsize) if lazy else [index] for index in one.indices]
+        cut.append([(one.name, piece) for some in pieces for piece in some])
+    every = [piece for own in cut for piece in own]
+    parts = reads.ahead(every) if lazy else (reads[name][index] if index else reads[name] for name, index in every)
+    for one, own in zip(wanted, cut, strict=True):
+        # Not even copies of bfloat16 or FP8 are done as such on a CPU, whose XLA computes the whole array in float32.
+        kind = jnp.dtype(f"uint{8 * one.dtype.itemsize}") if jax.default_backend() == "cpu" else one.dtype
+        arrays, done = [], 0
+        for _ in own:
+            _require_stored(one.name, part := next(parts), one.dtype)
+            axis = next((i for i, size in enumerate(np.shape(part)) if size != one.shape[i]), None)
+            if axis is None:
+                arrays = [jnp.asarray(part, one.dtype, device=device) for device in one.devices]
+            else:
+                start = [done * (i == axis) for i in range(part.ndim)]
+                done += part.shape[axis]
+                arrays = arrays or [jnp.zeros(one.shape, kind, device=device) for device in one.devices]
+                bits = np.asarray(part).astype(one.dtype, copy=False).view(f"uint{8 * one.dtype.itemsize}")
+                sent = (jax.device_put(bits, device) for device in one.devices)
+                arrays = [_with_part(array, new, start) for array, new in zip(arrays, sent, strict=True)]
+                del bits
+            jax.block_until_ready(arrays)
+            del part  # before the next one is read
+        # The memory of a CPU's array is that of NumPy's, and stays where it is.
+        yield [a if a.dtype == one.dtype else jax.device_put(np.asarray(a).view(one.dtype), a.device) for a in arrays]
 
 
-def stored_parts(
-    params: Mapping[str, jax.typing.ArrayLike], name: str, expected, indices: Sequence[tuple[slice, ...]]
-) -> Iterator[np.ndarray]:
-    """The given parts of the same on the host, one after another. Params with a method ``parts`` read no others.
-
-    Raises:
-      ValueError: as for ``stored``.
-    """
-    read_parts: Any = getattr(params, "parts", None)
-    if read_parts is None:
-        array = np.asarray(params[name])
-        parts = (array[index] for index in indices)
-    else:
-        parts = read_parts(name, indices)
-    for part in parts:
-        _require_stored(name, part, expected)
-        yield part
-        del part  # before the next one is read
+@functools.partial(jax.jit, donate_argnums=0)
+def _with_part(array: jax.Array, bits: jax.Array, start: Sequence[jax.Array]) -> jax.Array:
+    """``array`` with numbers of these ``bits`` from ``start`` on, in the same memory."""
+    whole = jax.lax.dynamic_update_slice(jax.lax.bitcast_convert_type(array, bits.dtype), bits, start)
+    return jax.lax.bitcast_convert_type(whole, array.dtype)
 
 
 def _require_stored(name: str, array: jax.typing.ArrayLike, expected):

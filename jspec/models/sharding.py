@@ -4,8 +4,7 @@ A module in shards has the structure of one shard, and its arrays are those of a
 inside of ``jax.shard_map``, where every device sees the arrays of its own shard. Outside of that it only describes the
 model."""
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,7 +18,7 @@ from jspec.config.decoder_params import GATE_UPS
 from jspec.config.param_specs import Axis
 from jspec.config.sharding import SHARDED, ParameterSharding
 from jspec.models.decoder import Decoder
-from jspec.models.params import DTYPES, build, named_leaves, require_params, stored_parts
+from jspec.models.params import DTYPES, Placed, build, named_leaves, place, require_params
 
 # XLA of jax 0.12 has a kernel of its own for small sums. It calls ``ncclGetPeerDevicePointer``, which NCCL has since 2.29,
 # while jax 0.12.0.1 asks for NCCL 2.27.7 or newer.
@@ -81,8 +80,7 @@ def build_shards(
 ) -> Decoder:
     """The module of ``config`` in shards on the devices of ``mesh``.
 
-    Each device is sent its own parts, one array after another. So one array at a time is in host memory if ``params``
-    reads them lazily, and of each the part of one device if it reads parts (``stored_parts``).
+    Each device is sent its own parts, one array after another, in pieces if ``params`` reads them lazily (``place``).
 
     Args:
       config: the architecture.
@@ -101,12 +99,11 @@ def build_shards(
         numbers = {device: _shard_of(index, leaf.shape, split, shards) for device, index in places.items()}
         local = sorted(set(numbers.values()))
         indices = {shard: indices_of(full[name].shape, split, dimensions, shards, shard) for shard in local}
-        read = stored_parts(params, name, leaf.dtype, [index for shard in local for index in indices[shard]])
-        size, arrays = leaf.sharding.shard_shape(leaf.shape), []
-        for shard in local:
-            part = _joined(read, len(indices[shard]), size, leaf.dtype)
-            arrays += [jax.device_put(part, device) for device, number in numbers.items() if number == shard]
-            del part  # before the next one is read
+        size, having = leaf.sharding.shard_shape(leaf.shape), {shard: [] for shard in local}
+        for device, number in numbers.items():
+            having[number].append(device)
+        wanted = [Placed(name, indices[shard], size, leaf.dtype, having[shard]) for shard in local]
+        arrays = [array for every in place(params, wanted) for array in every]
         return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
 
     return with_leaves(abstract_shards(config, shards, mesh, dtype), filled)
@@ -152,21 +149,6 @@ def on_every_device(model: Any, mesh: Mesh) -> Any:
 def _shard_of(index: Any, shape: tuple[int, ...], split: ParameterSharding, shards: Shards) -> int:
     """The number of the shard that has a part of an array of all shards, or 0 if they all have all of it."""
     return 0 if split.axis is None else (index[split.axis].start or 0) * shards.count // shape[split.axis]
-
-
-def _joined(parts: Iterator[np.ndarray], count: int, shape: tuple[int, ...], dtype) -> np.ndarray:
-    """The next ``count`` parts one after the other along axis 0, with zeros behind them up to a shape."""
-    if count == 1:
-        array = next(parts)
-        if array.shape != shape:
-            array = np.pad(array, [(0, size - length) for size, length in zip(shape, array.shape, strict=True)])
-        return array.astype(dtype, copy=False)
-    array, rows = np.zeros(shape, dtype), 0
-    for part in itertools.islice(parts, count):
-        array[rows : rows + len(part)] = part
-        rows += len(part)
-        del part  # before the next one is read
-    return array
 
 
 def indices_of(

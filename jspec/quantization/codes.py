@@ -40,6 +40,7 @@ STORED = np.dtype(np.uint8)
 ZERO = 8  # the code that stands for 0 where groups have no zeros of their own
 BLOCK = GROUP  # inputs whose codes are packed together
 HALF = BLOCK // 2  # bytes of a block
+_AT_ONCE = 1 << 15  # words that are packed together, so that they stay in a CPU's cache
 
 
 # The axes of the inputs of a block: 32 of them, 16 of these, 8 of these, a thread of the tensor cores, one of its pair.
@@ -52,10 +53,55 @@ def pack_codes(codes: np.ndarray) -> np.ndarray:
 
     Where the inputs do not fill the last block, the missing codes are 8."""
     *before, inputs = codes.shape
-    if missing := num_groups(inputs) * BLOCK - inputs:
-        codes = np.pad(codes, [(0, 0)] * len(before) + [(0, missing)], constant_values=ZERO)
-    halves = _permuted(codes.reshape(*before, -1, *_INPUTS), _TO_BYTES)
-    return (halves[..., 0] | halves[..., 1] << 4).reshape(*before, -1)
+    return pack_words(words_of_codes(codes).reshape(-1, -(-inputs // 8)).T, inputs).reshape(*before, -1)
+
+
+def words_of_codes(codes: np.ndarray, bits: int = 4) -> np.ndarray:
+    """Eight codes of four bits, or four of eight, in a word each, the first in the lowest bits: uint8 ``[..., in]`` ->
+    uint32 ``[..., ceil(in bits / 32)]``."""
+    if missing := -codes.shape[-1] % (32 // bits):
+        codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
+    if bits == 8:
+        return np.ascontiguousarray(codes).view(np.uint32)
+    words = np.ascontiguousarray(codes).view(np.uint64)
+    for shift, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)):
+        words = (words | words >> np.uint64(shift)) & np.uint64(mask)
+    return words.astype(np.uint32)
+
+
+def pack_words(words: np.ndarray, inputs: int) -> np.ndarray:
+    """What ``pack_codes`` makes of codes that are eight in a word, the first in the lowest bits.
+
+    Args:
+      words: uint32 ``[ceil(in / 8), out]``, by any strides.
+      inputs: how many inputs there are; other codes in the last word do not count.
+    """
+    size = num_groups(inputs) * BLOCK // 8
+    packed = np.empty((words.shape[1], size), np.uint32)
+    some = max(_AT_ONCE // size, 1)
+    for start in range(0, len(packed), some):
+        of_some = packed[start : start + some]
+        four = np.full((size, len(of_some)), 0x11111111 * ZERO, np.uint32)
+        four[: len(words)] = words[:, start : start + some]
+        if last := inputs % 8:
+            kept = np.uint32((1 << 4 * last) - 1)
+            four[len(words) - 1] = four[len(words) - 1] & kept | np.uint32(0x11111111 * ZERO) & ~kept
+        four = four.reshape(-1, 4, len(of_some))  # the words of 32 inputs, whose bytes are transposed
+        exchange(four[:, ::2], four[:, 1::2], 8)
+        exchange(four[:, :2], four[:, 2:], 16)
+        for shift, mask in ((4, 0x00F000F0), (8, 0x0000FF00)):  # then all low halves of a word's bytes come first
+            differing = (four ^ four >> shift) & np.uint32(mask)
+            four ^= differing ^ differing << shift
+        of_some[:] = four.reshape(size, -1).T
+    return packed.view(STORED)
+
+
+def exchange(a: np.ndarray, b: np.ndarray, bits: int):
+    """Exchange, in place, every other ``bits`` bits of words: the upper of two such fields of ``a``, the lower of ``b``."""
+    mask = np.uint32({4: 0x0F0F0F0F, 8: 0x00FF00FF, 16: 0x0000FFFF}[bits])
+    differing = (a >> bits ^ b) & mask
+    b ^= differing
+    a ^= differing << bits
 
 
 def unpack_codes(packed, inputs: int):

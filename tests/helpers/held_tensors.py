@@ -21,8 +21,8 @@ class Held(Tensor):
         super().__init__(name, "model.safetensors", pathlib.Path("model.safetensors"), values.shape, dtype)
         object.__setattr__(self, "values", values)
 
-    def read(self) -> np.ndarray:
-        return self.values
+    def read_part(self, index) -> np.ndarray:
+        return self.values[index]
 
 
 def read(config: dict, parts: dict[str, np.ndarray], shape: tuple[int, int] = (64, 96)) -> np.ndarray:

@@ -137,7 +137,7 @@ class ConvertedModel:
                 raise Refusal(f"{where}: parameter {name!r} holds NaN; convert the checkpoint again")
             return array.astype(kind, copy=False)
 
-        return StoredParams(self.folder.given, shapes, _whole_arrays(read) if check_files else read)
+        return StoredParams(self.folder.given, shapes, _whole_arrays(read) if check_files else read, check_files)
 
     def _require_digest(self, name: str, data: memoryview):
         """Raise a ``Refusal`` unless ``data``, the bytes of the file ``name``, have the SHA-256 in the manifest."""

@@ -27,14 +27,8 @@ class FP8Numbers(Tensor):
             return tensor
         return cls(tensor.name, tensor.file, tensor.path, tensor.shape, tensor.dtype, tensor)
 
-    def read(self) -> np.ndarray:
-        return self._checked(self.origin.read())
-
     def read_part(self, index: Index) -> np.ndarray:
-        return self._checked(self.origin.read_part(index))
-
-    def _checked(self, numbers: np.ndarray) -> np.ndarray:
-        if has_nan(numbers):
+        if has_nan(numbers := self.origin.read_part(index)):
             raise Refusal(
                 f"{self.file}: tensor {self.name!r} holds NaN (0x7f or 0xff): expected numbers; fetch it again"
             )

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import STORED_DTYPES, Tensor
 
@@ -42,16 +43,16 @@ class PickledTensor(Tensor):
     start: int
     strides: tuple[int, ...]
 
-    def read(self) -> np.ndarray:
+    def read_part(self, index: Index) -> np.ndarray:
         dtype = STORED_DTYPES[self.dtype]
         if 0 in self.shape:
-            return np.empty(self.shape, dtype)
+            return np.empty(self.shape, dtype)[index]
         try:
             data = np.memmap(self.path, np.uint8, "r", self.start, (self.span * dtype.itemsize,)).view(dtype)
         except (OSError, ValueError) as error:
             raise Refusal(f"{self.file}: truncated or damaged ({error}); fetch the file again") from None
         strides = [stride * dtype.itemsize for stride in self.strides]
-        return np.lib.stride_tricks.as_strided(data, self.shape, strides, writeable=False).copy()
+        return np.lib.stride_tricks.as_strided(data, self.shape, strides, writeable=False)[index].copy()
 
     @property
     def span(self) -> int:

@@ -4,13 +4,15 @@ Both safetensors and the uncompressed arrays of a converted folder are such file
 bytes that follow each other in the file and in the part. Several threads read them side by side, because one alone neither
 keeps a disk busy nor copies as fast as memory allows."""
 
+import collections
 import functools
 import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,7 @@ Index = tuple[slice, ...]  # of the first axes of an array, with steps of 1; all
 
 PIECE = 8 << 20  # bytes that a thread reads at a time
 THREADS = 8
+TOGETHER = 16 << 20  # bytes of a parameter that are read together
 SHORTEST = 1 << 10  # bytes of a run that is read alone: disks read whole pages, and a call costs more than shorter ones
 
 
@@ -25,6 +28,22 @@ def bounds_of(index: Index, shape: Sequence[int]) -> list[tuple[int, int]]:
     """First place and one past the last of a part of an array, along each of its axes."""
     slices = [*index, *[slice(None)] * (len(shape) - len(index))]
     return [part.indices(size)[:2] for part, size in zip(slices, shape, strict=True)]
+
+
+def pieces(index: Index, shape: Sequence[int], itemsize: int) -> list[Index]:
+    """A part of an array in pieces of at most ``TOGETHER`` bytes, or of one row.
+
+    They are cut along axis 0, which rows in files follow; of three axes along the longest, that of outputs."""
+    bounds = bounds_of(index, shape)
+    sizes = [stop - first for first, stop in bounds]
+    axis = sizes.index(max(sizes)) if len(sizes) > 2 else 0
+    if not sizes or math.prod(sizes) * itemsize <= TOGETHER:
+        return [index]
+    first, stop = bounds[axis]
+    most = max(TOGETHER * sizes[axis] // (math.prod(sizes) * itemsize), 1)
+    step = 1 << most.bit_length() - 1  # a power of two, so that most arrays have no other piece at their end
+    before, after = [slice(*bound) for bound in bounds[:axis]], [slice(*bound) for bound in bounds[axis + 1 :]]
+    return [(*before, slice(at, min(at + step, stop)), *after) for at in range(first, stop, step)]
 
 
 def read_range(path: Path, dtype: np.dtype, shape: tuple[int, ...], index: Index = (), start: int = 0) -> np.ndarray:
@@ -55,7 +74,7 @@ def read_range(path: Path, dtype: np.dtype, shape: tuple[int, ...], index: Index
             reads = _of_runs(descriptor, start + rows * row + skipped, into)
         else:
             reads = _of_rows(descriptor, start + rows * row, row, skipped, into)
-        _side_by_side(list(reads))
+        collections.deque(results(list(reads), THREADS), maxlen=0)
     finally:
         os.close(descriptor)
     return out
@@ -111,10 +130,17 @@ def _fill(descriptor: int, start: int, into: np.ndarray):
         done += read
 
 
-def _side_by_side(reads: list[Callable[[], None]]):
-    if len(reads) == 1:
-        reads[0]()
+def results(calls: Sequence[Callable[[], Any]], most: int) -> Iterator[Any]:
+    """What each of ``calls`` returns, in turn. If there are several, threads call them, at most ``most`` at a time and ahead
+    of what is taken."""
+    if len(calls) == 1:
+        yield calls[0]()
         return
-    with ThreadPoolExecutor(min(THREADS, len(reads))) as pool:
-        for done in [pool.submit(read) for read in reads]:
-            done.result()
+    left, waiting = iter(calls), collections.deque[Future]()
+    with ThreadPoolExecutor(most) as pool:
+        try:
+            for _ in calls:
+                waiting.extend(pool.submit(call) for call in itertools.islice(left, most - len(waiting)))
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -42,31 +42,20 @@ class Tensor(abc.ABC):
     shape: tuple[int, ...]
     dtype: str
 
-    @abc.abstractmethod
     def read(self) -> np.ndarray:
         """The values, as an array of this shape and dtype."""
+        return self.read_part(())
 
+    @abc.abstractmethod
     def read_part(self, index: Index) -> np.ndarray:
-        """``read()[index]``. Tensors that may be large and are loaded in parts read the bytes of that part alone."""
-        return self.read()[index]
+        """``read()[index]``. The bytes of that part alone are read, or few others."""
 
     def check(self):  # noqa: B027 (most tensors are not read with others)
         """Raise a ``Refusal`` if scales are wrong with which the values are read, so that nothing is loaded before."""
 
 
 @dataclasses.dataclass(frozen=True)
-class RangedTensor(Tensor):
-    """A tensor of which parts are read alone; all of it is the part ``()``."""
-
-    @abc.abstractmethod
-    def read_part(self, index: Index) -> np.ndarray: ...
-
-    def read(self) -> np.ndarray:
-        return self.read_part(())
-
-
-@dataclasses.dataclass(frozen=True)
-class ComputedTensor(RangedTensor):
+class ComputedTensor(Tensor):
     """A tensor that is computed from others whenever it is read.
 
     Attributes:
@@ -96,8 +85,8 @@ class Derived(Tensor):
 
     values: np.ndarray
 
-    def read(self) -> np.ndarray:
-        return self.values
+    def read_part(self, index: Index) -> np.ndarray:
+        return self.values[index]
 
 
 def derived(origin: Tensor, values: np.ndarray) -> Derived:

@@ -13,7 +13,7 @@ from jspec.checkpoints.files.json_files import require_depth
 from jspec.checkpoints.files.pickles import read_pickle_header
 from jspec.checkpoints.files.ranges import Index, read_range
 from jspec.checkpoints.files.refusal import Refusal, refuse_gguf
-from jspec.checkpoints.files.tensor import STORED_DTYPES, RangedTensor, Tensor
+from jspec.checkpoints.files.tensor import STORED_DTYPES, Tensor
 
 SINGLE = "model.safetensors"
 MEDUSA = "medusa_lm_head.safetensors"
@@ -35,7 +35,7 @@ SOURCE_DTYPES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class SafeTensor(RangedTensor):
+class SafeTensor(Tensor):
     """A tensor in a safetensors file.
 
     Attributes:

@@ -9,6 +9,7 @@ from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
 from jspec.checkpoints.quantized.format import WeightTensors, read_grouping, read_plain, read_scales
 from jspec.checkpoints.quantized.packed_codes import CodesFormat, PackedCodes, each, in_words, unpacked
+from jspec.quantization.codes import exchange
 from jspec.quantization.formats import INSTEAD
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the place of each code of a number among eight output channels, lowest bits first
@@ -31,9 +32,16 @@ class AWQWeight(PackedCodes):
     def has_zeros(self) -> bool:
         return True
 
-    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
-        words, within = in_words(outputs, self.bits)
-        return unpacked(self.codes.read_part((inputs, words)), 1, self.bits, ORDER)[:, within]
+    def words_of(self, outputs: slice, words: slice) -> np.ndarray:
+        places, within = in_words(outputs, self.bits)
+        rows = self.codes.read_part((slice(8 * words.start, 8 * words.stop), places)).view(np.uint32)
+        rows = np.pad(rows, ((0, -len(rows) % 8), (0, 0)))
+        # Of eight rows, code i of row j becomes code j of row i.
+        for step, bits in ((1, 4), (2, 8), (4, 16)):
+            pairs = rows.reshape(-1, 2, step, rows.shape[1])
+            exchange(pairs[:, 0], pairs[:, 1], bits)
+        eight = rows.reshape(-1, 8, rows.shape[1]).swapaxes(1, 2)[..., np.argsort(ORDER)]
+        return eight.reshape(len(eight), -1)[:, within]
 
     def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
         words, within = in_words(outputs, self.bits)

@@ -46,6 +46,13 @@ _CODES = {
     "nf4": np.argsort(TABLES["nf4"].values()).astype(np.uint8),
     "fp4": np.array([code >> 1 | (~code & 1) << 3 for code in range(16)], np.uint8),
 }
+_BYTES = np.arange(256)
+_TURNED = {
+    kind: codes[_BYTES >> 4] | codes[_BYTES & 15] << 4 for kind, codes in _CODES.items()
+}  # the first one is lower
+# The same of two bytes, which are looked up together, so many at a time that they stay in a CPU's cache.
+_PAIRS = {kind: (of[_BYTES] | of[_BYTES, None].astype(np.uint16) << 8).reshape(-1) for kind, of in _TURNED.items()}
+_AT_ONCE = 1 << 16
 
 
 class State(NamedTuple):
@@ -106,13 +113,12 @@ class FourBitWeight(CodedTensor):
     table: Tensor
     nested: tuple[Tensor, Tensor] | None
 
-    @functools.cached_property
-    def scales(self) -> np.ndarray:
-        """The scale of each block, float32 ``[blocks]``."""
-        scales = self.absmax.read()
+    def scales(self, first: int = 0, stop: int | None = None) -> np.ndarray:
+        """The scales of the blocks ``first .. stop - 1``, float32."""
+        scales = self.absmax.read_part((slice(first, stop),))
         if self.nested is not None and self.state.nested is not None:
             (size, dtype, offset), (largest, table) = self.state.nested, (_finite(one) for one in self.nested)
-            of_scales = table[scales] * np.repeat(largest, size)[: len(scales)]
+            of_scales = table[scales] * largest[np.arange(first, first + len(scales)) // size]
             scales = of_scales.astype(FLOAT_DTYPES[dtype])  # as bitsandbytes rounds them, if not to float32
             scales = (scales.astype(np.float32) + np.float32(offset)).astype(FLOAT_DTYPES[dtype]).astype(np.float32)
         return _finite(self.absmax, scales)
@@ -125,7 +131,7 @@ class FourBitWeight(CodedTensor):
                 f"{self.table.file}: tensor {self.table.name!r} holds other numbers than those of {self.kind}: "
                 f"expected {', '.join(f'{number:.4f}' for number in wanted)}; fetch it again"
             )
-        _ = self.scales
+        self.scales()
 
     def stored(self) -> StoredParts | None:
         """As ``QuantizedTensor.stored``; None if blocks begin and end within groups of 32 inputs."""
@@ -141,10 +147,23 @@ class FourBitWeight(CodedTensor):
         """A part of the scales of all ``group`` inputs, float32 ``[out, in / group]``; those of each lie in one block."""
         outputs, inputs = self.shape
         (first, stop), (left, right) = bounds_of(index, (outputs, inputs // group))
-        numbers = np.arange(first, stop)[:, None] * inputs + np.arange(left, right) * group
-        return self.scales[numbers // self.state.block]
+        blocks = (np.arange(first, stop)[:, None] * inputs + np.arange(left, right) * group) // self.state.block
+        start, end = (int(blocks[0, 0]), int(blocks[-1, -1]) + 1) if blocks.size else (0, 0)
+        return self.scales(start, end)[blocks - start]
+
+    def words_of(self, outputs: slice, words: slice) -> np.ndarray:
+        """As ``CodedTensor``, of rows that are whole words."""
+        of_row = self.shape[1] // 2 // STORED_DTYPES[self.codes.dtype].itemsize  # stored numbers
+        rows = self.codes.read_part((slice(outputs.start * of_row, outputs.stop * of_row),))
+        pairs = rows.reshape(-1).view(np.uint16)
+        found = np.empty_like(pairs)
+        for start in range(0, len(pairs), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            np.take(_PAIRS[self.kind], pairs[some], out=found[some], mode="clip")
+        return found.view(np.uint32).reshape(-1, self.shape[1] // 8)[:, words].T
 
     def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+        """The codes of some features, uint8 ``[in, out]``."""
         first, stop = outputs.start * self.shape[1], outputs.stop * self.shape[1]
         item = STORED_DTYPES[self.codes.dtype].itemsize * 2  # codes of a stored number
         rows = self.codes.read_part((slice(first // item, -(-stop // item)),))

@@ -106,6 +106,10 @@ class E2M1Weight(CodedTensor):
         skipped = groups.start * self.group
         return values.reshape(len(codes), -1)[:, left - skipped : right - skipped]
 
+    def words_of(self, outputs: slice, words: slice) -> np.ndarray:
+        packed = self.codes.read_part((outputs, slice(4 * words.start, 4 * words.stop)))
+        return np.ascontiguousarray(packed).view(np.uint32).T
+
     def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
         """The codes of some features, uint8 ``[in, out]``; the first and the last of the inputs are even."""
         packed = self.codes.read_part((outputs, slice(inputs.start // 2, inputs.stop // 2)))

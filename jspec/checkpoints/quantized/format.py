@@ -12,7 +12,7 @@ import numpy as np
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import FLOAT_DTYPES, ComputedTensor, RangedTensor, Tensor
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, ComputedTensor, Tensor
 from jspec.quantization import mxfp4
 from jspec.quantization.formats import OF_INPUTS, Format
 
@@ -49,7 +49,7 @@ class PlainModules(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantizedTensor(RangedTensor):
+class QuantizedTensor(Tensor):
     """The weight ``[out, in]`` of a linear map that the files hold quantised; ``read`` dequantises it to float32."""
 
     dequantizes = True

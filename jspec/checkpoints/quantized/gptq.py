@@ -43,9 +43,8 @@ class GPTQWeight(OrderedCodes):
     def input_order(self) -> np.ndarray | None:
         return super().input_order() if self.ordered else None
 
-    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
-        words, rows = in_words(inputs, self.bits)
-        return unpacked(self.codes.read_part((words, outputs)), 0, self.bits)[rows]
+    def words_of(self, outputs: slice, words: slice) -> np.ndarray:
+        return self.codes.read_part((words, outputs)).view(np.uint32)
 
     def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
         scales = read_scales(self.scales, True, (groups, outputs))

@@ -20,6 +20,7 @@ from jspec.checkpoints.quantized.packed_codes import (
     middle,
     unpacked,
 )
+from jspec.quantization.codes import words_of_codes
 
 ZEROS, _ORDER = ".weight_zero_point", ".weight_g_idx"  # how the names of tensors of zeros and of groups end
 
@@ -50,10 +51,9 @@ class PackedWeight(OrderedCodes):
         super().check()
         self._require_size()
 
-    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+    def words_of(self, outputs: slice, words: slice) -> np.ndarray:
         self._require_size()
-        words, columns = in_words(inputs, self.bits)
-        return unpacked(self.codes.read_part((outputs, words)), 1, self.bits)[:, columns].T
+        return self.codes.read_part((outputs, words)).view(np.uint32).T
 
     def groups(self) -> np.ndarray:
         """As ``OrderedCodes.groups``; the library writes -1 for each input feature where groups follow each other."""
@@ -131,15 +131,16 @@ class BytesWeight(SymmetricCodes):
     def has_zeros(self) -> bool:
         return self.zeros is not None and bool(self.zeros.read().any())
 
-    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
-        return self._unsigned(self.codes, (outputs, inputs))
+    def words_of(self, outputs: slice, words: slice) -> np.ndarray:
+        inputs = slice(each(self.bits) * words.start, each(self.bits) * words.stop)
+        return words_of_codes(self._unsigned(self.codes, (outputs, inputs)), self.bits).T
 
     def of_groups(self, outputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray]:
         zeros, scales = super().of_groups(outputs, groups)
-        return zeros if self.zeros is None else self._unsigned(self.zeros, (outputs, groups)), scales
+        return zeros if self.zeros is None else self._unsigned(self.zeros, (outputs, groups)).T, scales
 
     def _unsigned(self, tensor: Tensor, index: Index) -> np.ndarray:
-        """A part of the codes in a tensor, from 0 on, transposed."""
+        """A part of the codes in a tensor, from 0 on."""
         codes, half = tensor.read_part(index), int(middle(self.bits))
         wrong = codes[(codes < -half) | (codes >= half)]
         if wrong.size:
@@ -147,7 +148,7 @@ class BytesWeight(SymmetricCodes):
                 f"{self.file}: tensor {tensor.name!r} holds {wrong[0]}: expected codes in -8..7, of four bits; fetch it "
                 "again"
             )
-        return codes.T.view(np.uint8) + middle(self.bits)
+        return codes.view(np.uint8) + middle(self.bits)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -82,6 +82,11 @@ class PackedCodes(CodedTensor):
         numbers = Numbers(self.codes_of(outputs, inputs), *self.of_groups(outputs, used), groups - used.start)
         return dequantized(numbers, self.bits).T
 
+    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+        """The codes of some features, uint8 ``[in, out]``."""
+        words, rows = in_words(inputs, self.bits)
+        return unpacked(self.words_of(outputs, words), 0, self.bits)[rows]
+
     def check(self):
         """Read all but the codes, which are few, and refuse what they cannot be."""
         self.of_groups(slice(0, self.shape[0]), slice(0, self.shape[1] // self.group))
@@ -132,7 +137,8 @@ class PackedCodes(CodedTensor):
     def byte_codes(self, index: Index) -> np.ndarray:
         """A part of the codes of eight bits less 128, int8 ``[out, in]``."""
         outputs, inputs = (slice(*bound) for bound in bounds_of(index, self.shape))
-        return np.ascontiguousarray(self.codes_by_group(outputs, inputs).T ^ np.uint8(128)).view(np.int8)
+        words = self.words_by_group(outputs, inputs, bits=8).T ^ np.uint32(0x80808080)
+        return np.ascontiguousarray(words).view(np.int8)[:, : inputs.stop - inputs.start]
 
     def scales_of_groups(self, scale: StoredArray, repeats: int, index: Index) -> np.ndarray:
         """A part of the scales of the groups, ``[out, groups]``, or of scales and zeros ``[out, groups, 2]``.

@@ -14,7 +14,8 @@ from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import ComputedTensor, Tensor
 from jspec.checkpoints.quantized.config_fields import require_one_of
 from jspec.checkpoints.quantized.format import Grouping, StoredParts, WeightTensors, read_plain, read_scales
-from jspec.checkpoints.quantized.packed_codes import CodesFormat, SymmetricCodes, middle
+from jspec.checkpoints.quantized.packed_codes import CodesFormat, SymmetricCodes
+from jspec.quantization.codes import words_of_codes
 from jspec.quantization.formats import GROUP
 
 INPUTS, _OVERALL = ".pre_quant_scale", ".weight_scale_2"
@@ -57,11 +58,12 @@ class ScaledInputsWeight(SymmetricCodes):
             return values
         return values * read_scales(self.of_inputs, index=(slice(*bounds_of(index, self.shape)[1]),))
 
-    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
+    def words_of(self, outputs: slice, words: slice) -> np.ndarray:
         pairs = slice(outputs.start // 2, -(-outputs.stop // 2))
-        packed = self.codes.read_part((pairs, inputs))
-        codes = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1, packed.shape[1])
-        return (codes[outputs.start - 2 * pairs.start :][: outputs.stop - outputs.start] ^ middle(4)).T
+        packed = self.codes.read_part((pairs, slice(8 * words.start, 8 * words.stop)))
+        both = np.stack([words_of_codes(packed & 15), words_of_codes(packed >> 4)], axis=1)
+        both = both.reshape(-1, both.shape[-1]) ^ np.uint32(0x88888888)  # 8 in each
+        return both[outputs.start - 2 * pairs.start :][: outputs.stop - outputs.start].T
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ import dataclasses
 import numpy as np
 
 from jspec.checkpoints.files.ranges import Index, bounds_of
-from jspec.checkpoints.files.tensor import ComputedTensor, RangedTensor
+from jspec.checkpoints.files.tensor import ComputedTensor, Tensor
 from jspec.checkpoints.quantized.format import QuantizedTensor, StoredParts
-from jspec.quantization.codes import BLOCK, HALF, ZERO, pack_codes, unpack_codes
+from jspec.quantization.codes import BLOCK, HALF, ZERO, pack_words, unpack_codes
 from jspec.quantization.formats import INT4, grouped
 
 
@@ -20,22 +20,30 @@ class CodedTensor(QuantizedTensor):
     """A weight of codes, which stand for numbers of a few bits."""
 
     @abc.abstractmethod
-    def codes_of(self, outputs: slice, inputs: slice) -> np.ndarray:
-        """The codes of some features, uint8 ``[in, out]``."""
+    def words_of(self, outputs: slice, words: slice) -> np.ndarray:
+        """The codes of some features, uint32 ``[words, out]``: those of eight input features in a word, or of four if they
+        have eight bits, the first in the lowest bits."""
 
     def input_order(self) -> np.ndarray | None:
         """The input features group by group, int32 ``[in]``; None if those of a group follow each other."""
 
-    def codes_by_group(self, outputs: slice, inputs: slice) -> np.ndarray:
-        """``codes_of``, of inputs in an order in which those of a group follow each other."""
-        order = self.input_order()
-        if order is None:
-            return self.codes_of(outputs, inputs)
-        return self.codes_of(outputs, slice(0, len(order)))[order[inputs]]
+    def words_by_group(self, outputs: slice, inputs: slice, bits: int = 4) -> np.ndarray:
+        """``words_of`` inputs from the first of ``inputs`` on, in an order in which those of a group follow each other."""
+        n, order = 32 // bits, self.input_order()
+        if order is None and inputs.start % n == 0:
+            return self.words_of(outputs, slice(inputs.start // n, -(-inputs.stop // n)))
+        wanted = (np.arange(self.shape[1]) if order is None else order)[inputs]
+        words = self.words_of(outputs, slice(0, -(-self.shape[1] // n)))
+        found = np.zeros((-(-len(wanted) // n), words.shape[1]), np.uint32)
+        for i in range(n):
+            places, shifts = np.divmod(wanted[i::n], n)
+            codes = words[places] >> (bits * shifts[:, None]).astype(np.uint32) & np.uint32((1 << bits) - 1)
+            found[: len(places)] |= codes << (bits * i)
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
-class RepackedCodes(RangedTensor):
+class RepackedCodes(Tensor):
     """The codes of neighbouring inputs of a weight, packed as jspec packs them: uint8 ``[out, 64 blocks]``.
 
     Attributes:
@@ -61,7 +69,8 @@ class RepackedCodes(RangedTensor):
         (first, stop), (left, right) = bounds_of(index, self.shape)
         blocks = slice(left // HALF, -(-right // HALF))
         inputs = slice(self.first + blocks.start * BLOCK, self.first + min(blocks.stop * BLOCK, self.count))
-        packed = pack_codes(self.stored.codes_by_group(slice(first, stop), inputs).T)
+        words = self.stored.words_by_group(slice(first, stop), inputs)
+        packed = pack_words(words, inputs.stop - inputs.start)
         return packed[:, left - blocks.start * HALF : right - blocks.start * HALF]
 
 

@@ -1,20 +1,23 @@
 """``StoredParams``: the params of a checkpoint folder, read one at a time; and what shapes and dtypes they have."""
 
+import functools
 import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from jspec.checkpoints.files.ranges import Index
+from jspec.checkpoints.files.ranges import Index, pieces, results
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES, STORED_DTYPES
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
 
+Read = Callable[[str, Index], np.ndarray]
+AHEAD = 4  # parts that are read side by side
 log = logging.getLogger("jspec.loading")
 
 
@@ -35,19 +38,18 @@ def stored_params(config: ModelConfig | HeadConfig, dtype: str) -> dict[str, tup
 class StoredParams(Mapping[str, np.ndarray]):
     """Dotted name -> array, read from the files whenever it is asked for, and not stored here.
 
-    So a caller that sends one array after another to its devices has one of them in host memory at a time, and not the
+    So a caller that sends one piece after another to its devices has a few of them in host memory at a time, and not the
     model. In a terminal a progress bar shows how much was read. Once all arrays have been read, the log has the seconds.
 
     Args:
       folder: the checkpoint folder, for the bar.
       shapes: name -> shape, of every array.
-      read: reads a part of the array of a name; ``()`` is all of it.
+      read: reads a part of the array of a name; ``()`` is all of it. Several threads may call it.
+      whole: whether it reads all of an array for any part of it.
     """
 
-    def __init__(
-        self, folder: str | Path, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str, Index], np.ndarray]
-    ):
-        self.shapes, self._folder, self._read = shapes, Path(folder), read
+    def __init__(self, folder: str | Path, shapes: Mapping[str, tuple[int, ...]], read: Read, whole: bool = False):
+        self.shapes, self._folder, self._read, self._whole = shapes, Path(folder), read, whole
         self._unread, self._bytes, self._began = set(shapes), 0, time.perf_counter()
         self._bar: tqdm | None = None
 
@@ -63,19 +65,31 @@ class StoredParams(Mapping[str, np.ndarray]):
         """
         if name not in self.shapes:
             raise KeyError(name)
-        return self._parts(name, indices)
+        return self.ahead([(name, index) for index in indices], 1)
 
-    def _parts(self, name: str, indices: Sequence[Index]) -> Iterator[np.ndarray]:
-        is_new = name in self._unread
-        for left, index in enumerate(indices, 1 - len(indices)):
-            part = self._read(name, index)
-            if is_new:
-                self._bytes += part.nbytes
-            if left == 0 and name in self._unread:
+    def pieces(self, name: str, index: Index, itemsize: int) -> list[Index]:
+        """A part of an array in pieces that are read by themselves, numbers of which have so many bytes."""
+        return [index] if self._whole else pieces(index, self.shapes[name], itemsize)
+
+    def ahead(self, wanted: Sequence[tuple[str, Index]], most: int = AHEAD) -> Iterator[np.ndarray]:
+        """Parts of arrays, those of one array side by side in ``wanted``. At most ``most`` of them are in host memory: the
+        one that was returned last, and those that are read meanwhile."""
+        new = self._unread & {name for name, _ in wanted}
+        calls = [functools.partial(self._read, *part) for part in wanted]
+        parts = results(calls, 1 if self._whole else most)
+        for place, (name, _) in enumerate(wanted, 1):
+            part = next(parts)
+            self._bytes += part.nbytes * (name in new)
+            if name in self._unread and (place == len(wanted) or wanted[place][0] != name):
                 self._unread.discard(name)
                 self._show(math.prod(self.shapes[name]))
             yield part
             del part  # before the next one is read
+
+    def without(self, names: Container[str]) -> "StoredParams":
+        """The same params but for some, whose arrays are not read."""
+        shapes = {name: shape for name, shape in self.shapes.items() if name not in names}
+        return StoredParams(self._folder, shapes, self._read, self._whole)
 
     def __contains__(self, name: object) -> bool:
         return name in self.shapes

@@ -75,9 +75,6 @@ class TensorPart(Tensor):
     def check(self):
         self.origin.check()
 
-    def read(self) -> np.ndarray:
-        return np.take(self.origin.read(), self.part.index(), axis=self.part.axis)
-
     def read_part(self, index: Index) -> np.ndarray:
         """``read()[index]``. Of the tensor in the files it reads those rows or columns alone, neighbours together."""
         axis, bounds = self.part.axis, bounds_of(index, self.shape)

@@ -20,14 +20,14 @@ import numpy as np
 
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import FLOAT_DTYPES, STORED_DTYPES, RangedTensor, Tensor
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, STORED_DTYPES, Tensor
 from jspec.config import ModelConfig
 from jspec.config.tensor_names import names_of
 from jspec.quantization import mxfp4_pairs
 
 
 @dataclasses.dataclass(frozen=True)
-class StackedTensor(RangedTensor):
+class StackedTensor(Tensor):
     """A tensor of all experts of a layer in the form of its parameter; its ``shape`` and values are in that form.
 
     Attributes:

@@ -41,7 +41,6 @@ def sums_of_tile(
       i: how many tiles the program instance has multiplied before.
       trips: how many copies a part of the inputs has.
     """
-    add_up = _sums_of_scaled if isinstance(scales, ScalesOfNumbers) else _sums
     sums: Any = None
     for part in range(tiling.in_sequence):
         begin = part * trips
@@ -52,7 +51,11 @@ def sums_of_tile(
         def of_trip(trip, begin=begin):
             return scales.of_copy(first + begin + trip)
 
-        of_part = add_up(operands, of_trip, shared.read, scales, trips, tiling, interpret)
+        how = trips, tiling, interpret
+        if isinstance(scales, ScalesOfNumbers):
+            of_part = _sums_of_scaled(operands, of_trip, shared.read, scales, *how)
+        else:
+            of_part = _sums(operands, of_trip, shared.read, scales, *how)
         sums = of_part if part == 0 else sums + of_part
     if tiling.in_turns > 1:
         sums = _add_turns(sums, shared, beside, turn, i)
