@@ -35,16 +35,19 @@ class Mix(NamedTuple):
       stores: pattern of names of tensors -> what rounds and packs those weights; the first that matches counts.
       kept: names of maps in the params -> the formats in which they are loaded.
       sizes: what has to be of another size than in other tiny checkpoints.
+      architecture: that of the model, unless another is asked for.
     """
 
     config: dict[str, Any]
     stores: Mapping[str, Store]
     kept: Mapping[str, str | None]
     sizes: Mapping[str, int]
+    architecture: str = "LlamaForCausalLM"
 
 
-def mixed_checkpoint(path: Path, mix: Mix, architecture: str = "LlamaForCausalLM", **overrides) -> Path:
+def mixed_checkpoint(path: Path, mix: Mix, architecture: str = "", **overrides) -> Path:
     """Write a random checkpoint, and beside it, as ``<name>-wide``, the float32 one that it stands for."""
+    architecture = architecture or mix.architecture
     wide = tiny_checkpoint(path.with_name(f"{path.name}-wide"), architecture, **{**mix.sizes, **overrides})
     return write_mixed(path, wide, mix, load_file(wide / "model.safetensors"))
 
@@ -246,3 +249,43 @@ BLOCKS = Mix(
     kept("fp8_block", "nvfp4"),
     {**EVEN, "moe_intermediate_size": 32},
 )
+
+
+def of_experts(config: dict[str, Any], stores: Mapping[str, Store], chosen: str | None, shared: str | None) -> Mix:
+    """A mixture of Qwen3.5 whose shared expert has another format than those that are chosen; arguments are fields of
+    ``Mix``, and the two formats."""
+    sizes = {**EVEN, "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 256}
+    maps = {
+        f"layers.{i}.mlp.{part}{name}": form
+        for i in range(2)
+        for part, form in (("", chosen), ("shared.", shared))
+        for name in ("gate_up", "down")
+    }
+    return Mix(config, stores, maps, sizes, "Qwen3_5MoeForCausalLM")
+
+
+_CHOSEN, _SHARED = r".*experts\.\d+\..*_proj\.weight", r".*shared_expert\..*_proj\.weight"
+OF_CHOSEN, OF_SHARED = [r"re:.*experts\.\d+\..*_proj$"], [r"re:.*shared_expert\..*_proj$"]
+SHARED = {
+    # What GPTQModel 7.6 writes of a Qwen2-MoE with these entries has the same tensors, and the official folders of Qwen3.5
+    # have such entries.
+    "plain shared experts": of_experts(
+        gptq_config(group_size=32, sym=True, dynamic={"-:.*attn.*": {}, "-:.*shared_expert.*": {}}),
+        {_CHOSEN: functools.partial(gptq, group_size=32, symmetric=True)},
+        "int4_32_float16",
+        None,
+    ),
+    "shared experts in eight bits": of_experts(
+        groups((_PACKED, OF_CHOSEN), (_PACKED_8, OF_SHARED)),
+        {_CHOSEN: INT4, _SHARED: INT8},
+        "int4_32_float16",
+        "int8_32_float16",
+    ),
+    "NVFP4 beside FP8": of_experts(
+        groups((nvfp4_config(), OF_CHOSEN), (compressed_tensors(), OF_SHARED)),
+        {_CHOSEN: nvfp4, _SHARED: fp8_channel},
+        "nvfp4",
+        "fp8",
+    ),
+    "shared experts alone": of_experts(groups((nvfp4_config(), OF_SHARED)), {_SHARED: nvfp4}, None, "nvfp4"),
+}

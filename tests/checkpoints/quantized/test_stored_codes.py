@@ -118,15 +118,13 @@ def test_a_map_of_latents_in_another_order(tmp_path):
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
 
 
-def test_experts_in_one_tensor_that_begin_within_a_group_are_dequantised(tmp_path):
-    """With all experts that are read together with them."""
+def test_experts_in_one_tensor_that_begin_within_a_group(tmp_path):
+    """They are one MLP, so that all stay in FP8."""
     src = block_checkpoint(tmp_path / "src", KEPT["qwen"], DEEPSEEK, n_shared_experts=2)
-    words = r"model\.layers\.1\.mlp\.experts\.0\.down_proj.* stored in FP8 .* are dequantised as they are read"
-    with pytest.warns(UserWarning, match=words):
-        config, params = load_folder(src)
-    assert config.other_formats[0] == ("layers.1.mlp.down", None)
-    assert params["layers.1.mlp.down.weight"].dtype == ml_dtypes.bfloat16
-    assert params["layers.1.mlp.gate_up.weight"].dtype == FP8
+    config, params = load_folder(src)
+    assert (config.experts.shared, config.experts.shared_width) == (0, 48)
+    assert {params[f"layers.1.mlp.{name}.weight"].dtype for name in ("down", "gate_up", "shared.down")} == {FP8}
+    assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
 
 
 def test_damaged_scales_of_parts_are_refused(tmp_path):
