@@ -37,16 +37,10 @@ class Mixture(nnx.Module):
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        prefix: str,
-        *,
-        experts: Experts,
-        shared: nnx.Module | None = None,
-        shards: Shards | None = None,
-        dtype,
-        rngs: nnx.Rngs,
+        self, config: ModelConfig, prefix: str, shared=None, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs
     ):
+        experts = config.experts
+        assert experts is not None
         D, X, Fe = config.hidden_size, experts.all, experts.width
         if shards is not None and shards.splits_experts(experts):
             X //= shards.count
@@ -123,7 +117,7 @@ class MixtureBesideMLP(nnx.Module):
     ):
         D, make = config.hidden_size, functools.partial(Norm, eps=config.rms_norm_eps, dtype=dtype)
         prefix = f"layers.{layer}.beside.mixture."
-        self.mixture = Mixture(config, prefix, experts=experts, shards=shards, dtype=dtype, rngs=rngs)
+        self.mixture = Mixture(config, prefix, shards=shards, dtype=dtype, rngs=rngs)
         self.mlp_norm, self.norm, self.out_norm = (make(D, kind=config.norm) for _ in range(3))
         self.router_norm = make(D, kind="rms")
         self.expert_scale = nnx.Param(jnp.ones(experts.count, dtype))
