@@ -249,43 +249,30 @@ BLOCKS = Mix(
     kept("fp8_block", "nvfp4"),
     {**EVEN, "moe_intermediate_size": 32},
 )
-
-
-def of_experts(config: dict[str, Any], stores: Mapping[str, Store], chosen: str | None, shared: str | None) -> Mix:
-    """A mixture of Qwen3.5 whose shared expert has another format than those that are chosen; arguments are fields of
-    ``Mix``, and the two formats."""
-    sizes = {**EVEN, "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 256}
-    maps = {
-        f"layers.{i}.mlp.{part}{name}": form
-        for i in range(2)
-        for part, form in (("", chosen), ("shared.", shared))
-        for name in ("gate_up", "down")
-    }
-    return Mix(config, stores, maps, sizes, "Qwen3_5MoeForCausalLM")
-
-
-_CHOSEN, _SHARED = r".*experts\.\d+\..*_proj\.weight", r".*shared_expert\..*_proj\.weight"
-OF_CHOSEN, OF_SHARED = [r"re:.*experts\.\d+\..*_proj$"], [r"re:.*shared_expert\..*_proj$"]
+_CHOSEN, _OWN = r".*experts\.\d+\..*_proj", r".*shared_expert\..*_proj"
+# Mixtures of Qwen3.5 whose shared expert has another format. The first has what GPTQModel 7.6 writes of a Qwen2-MoE with the
+# same ``dynamic``.
 SHARED = {
-    # What GPTQModel 7.6 writes of a Qwen2-MoE with these entries has the same tensors, and the official folders of Qwen3.5
-    # have such entries.
-    "plain shared experts": of_experts(
-        gptq_config(group_size=32, sym=True, dynamic={"-:.*attn.*": {}, "-:.*shared_expert.*": {}}),
-        {_CHOSEN: functools.partial(gptq, group_size=32, symmetric=True)},
-        "int4_32_float16",
-        None,
-    ),
-    "shared experts in eight bits": of_experts(
-        groups((_PACKED, OF_CHOSEN), (_PACKED_8, OF_SHARED)),
-        {_CHOSEN: INT4, _SHARED: INT8},
-        "int4_32_float16",
-        "int8_32_float16",
-    ),
-    "NVFP4 beside FP8": of_experts(
-        groups((nvfp4_config(), OF_CHOSEN), (compressed_tensors(), OF_SHARED)),
-        {_CHOSEN: nvfp4, _SHARED: fp8_channel},
-        "nvfp4",
-        "fp8",
-    ),
-    "shared experts alone": of_experts(groups((nvfp4_config(), OF_SHARED)), {_SHARED: nvfp4}, None, "nvfp4"),
+    name: Mix(
+        config,
+        {f"{maps}.weight": store for maps, store in stores.items()},
+        dict(zip(("layers.1.mlp.down", "layers.1.mlp.shared.down"), forms, strict=True)),
+        {**EVEN, "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 256},
+        "Qwen3_5MoeForCausalLM",
+    )
+    for name, forms, stores, config in (
+        (
+            "plain shared experts",
+            ("int4_32_float16", None),
+            {_CHOSEN: functools.partial(gptq, group_size=32, symmetric=True)},
+            gptq_config(group_size=32, sym=True, dynamic={"-:.*attn.*": {}, "-:.*shared_expert.*": {}}),
+        ),
+        (
+            "shared experts in eight bits",
+            ("int4_32_float16", "int8_32_float16"),
+            {_CHOSEN: INT4, _OWN: INT8},
+            groups((_PACKED, [f"re:{_CHOSEN}"]), (_PACKED_8, [f"re:{_OWN}"])),
+        ),
+        ("shared experts alone", (None, "nvfp4"), {_OWN: nvfp4}, groups((nvfp4_config(), [f"re:{_OWN}"]))),
+    )
 }

@@ -20,9 +20,8 @@ DENSE = dataclasses.replace(HYBRID, delta_nets=DeltaNets(4, 8, 6, 10, 3, (True, 
 MOE = dataclasses.replace(
     DENSE, architecture="Qwen3_5MoeForCausalLM", experts=Experts(4, 2, 8, shared=1, shared_gate=True)
 )
-OWN_WIDTH = dataclasses.replace(MOE, experts=Experts(4, 2, 8, shared_width=12, shared_gate=True))
 INT8 = dataclasses.replace(DENSE, quantization="int8")
-CONFIGS = {"dense": DENSE, "experts": MOE, "shared experts apart": OWN_WIDTH, "int8": INT8}
+CONFIGS = {"dense": DENSE, "experts": MOE, "int8": INT8}
 AT = "layers.0.delta_net."
 
 

@@ -20,7 +20,13 @@ from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, indices_of, mesh_of
 from jspec.pallas.matmul import partial_sums
 
-MIXTURES = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM", "MiniMaxM2ForCausalLM")
+MIXTURES = (
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "GptOssForCausalLM",
+    "MiniMaxM2ForCausalLM",
+)
 CASES = [
     *((architecture, Shards(count)) for architecture in ARCHITECTURES for count in (2, 4)),
     *((architecture, Shards(2, by_expert=True)) for architecture in MIXTURES),

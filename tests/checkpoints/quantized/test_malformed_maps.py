@@ -30,7 +30,6 @@ OF_MIXES = {
     "GPTQ": "model.layers.0.mlp.down_proj",
     "AutoRound": "model.layers.1.self_attn.k_proj",
     "Model Optimizer": "model.layers.0.mlp.up_proj",
-    "NVFP4 beside FP8": "model.layers.1.mlp.shared_expert.down_proj",
     "plain shared experts": "model.layers.0.mlp.experts.0.gate_proj",  # the first, with which shared ones are compared
     "shared experts in eight bits": "model.layers.0.mlp.shared_expert.up_proj",
 }
@@ -71,7 +70,7 @@ def broken(name: str, array: np.ndarray) -> dict[str, np.ndarray | None]:
 
 
 TRIED = ["gptq", "packed zeros", "nvfp4", "mxfp8", "awq modelopt", "qwen", "int8 channel", "values in eight bits"]
-TRIED += ["bitsandbytes nf4 twice", "bitsandbytes int8", "torchao int8", "NVFP4 beside FP8"]
+TRIED += ["bitsandbytes nf4 twice", "bitsandbytes int8", "torchao int8", "plain shared experts"]
 
 
 @pytest.mark.parametrize("name", in_tiers(FORMATS, test=TRIED))

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from block_checkpoints import KEPT, KEPT_CODES, KINDS, block_checkpoint
-from fp8_checkpoints import FP8, changed, raw_tensor
+from block_checkpoints import KEPT_CODES, KINDS, block_checkpoint
+from fp8_checkpoints import changed, raw_tensor
 from packed_weights import gptq_config, pack_quantized
 from stored_params import assert_same, assert_stands_for, refuses, rewrite, stored_checkpoint
 from tiers import in_tiers
@@ -115,15 +115,6 @@ def test_a_map_of_latents_in_another_order(tmp_path):
         order = params[f"layers.1.attention.{part}.order"]
         assert order.shape == (96,)
         assert not np.array_equal(order, np.arange(96))
-    assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
-
-
-def test_experts_in_one_tensor_that_begin_within_a_group(tmp_path):
-    """They are one MLP, so that all stay in FP8."""
-    src = block_checkpoint(tmp_path / "src", KEPT["qwen"], DEEPSEEK, n_shared_experts=2)
-    config, params = load_folder(src)
-    assert (config.experts.shared, config.experts.shared_width) == (0, 48)
-    assert {params[f"layers.1.mlp.{name}.weight"].dtype for name in ("down", "gate_up", "shared.down")} == {FP8}
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
 
 
