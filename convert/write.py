@@ -97,6 +97,7 @@ def _description(source: HuggingFaceModel, dtype: str) -> dict:
         "dtype": dtype,
         "quantization": source.config.quantization,
         "other_formats": () if model is None else model.other_formats,
+        "shared_width": 0 if model is None or model.experts is None else model.experts.shared_width,
         "draft_vocab_size": None if model is None else model.draft_vocab_size,
         "tensor_count": len(source.table),
         "parameter_count": source.config.num_parameters,

@@ -26,7 +26,7 @@ Dimension letters have one meaning in code, comments and einsums everywhere in j
     We width of the embedding        Pe learned positions
     Wl width of per-layer inputs     Vl tokens of their table
     X experts of a layer             Y experts that a token goes through
-    Fe width of an expert
+    Fe width of an expert            Fs width of shared experts that are an MLP of their own
     Nk, Nv heads of keys and of values of a gated delta net, Dk, Dv their sizes, Wc taps of its convolution
     Ck, Cq ranks of latent attention Hn, Hr parts of a query that are not and are rotated        Hv size of a value
 """

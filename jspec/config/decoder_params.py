@@ -29,7 +29,7 @@ WORD_EMBED, POSITIONS = Axis("We", "word_embed"), Axis("Pe", "position")
 # Of per-layer inputs: the numbers of one layer, those of all layers, the tokens of their table.
 LAYER_INPUTS, ALL_LAYER_INPUTS, LAYER_VOCAB = Axis("Wl", "layer_in"), Axis("LWl", "layer_in"), Axis("Vl", "layer_vocab")
 ONE = Axis("1", "one")
-EXPERTS, EXPERT_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp")
+EXPERTS, EXPERT_MLP, SHARED_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp"), Axis("Fs", "mlp")
 GATE_UPS, DOWNS = Axis("2XFe", "experts"), Axis("XD", "experts")  # of all experts, one after another
 HEADS, KV, HEAD_DIM = Axis("NH", "heads"), Axis("GH", "kv"), Axis("H", "head_dim")
 HEAD_COUNT = Axis("N", "heads")
@@ -256,6 +256,10 @@ class _LayersAlike:
             yield from _stacked_maps(experts, stacked, self.copies, of_experts(self.config.quantization))
             return
         gate, up, down = names.expert_maps
+        if experts.shared_width:
+            own = [f"{names.shared_experts}.{tensor}" for tensor in (gate, up, down)]
+            yield from self._linear_map(f"{ours}shared.gate_up", own[:2], (SHARED_MLP, SHARED_MLP), EMBED)
+            yield from self._linear_map(f"{ours}shared.down", own[2:], (EMBED,), SHARED_MLP)
         every = [f"{names.experts}.{expert}.{{}}" for expert in range(experts.count)]
         # A single shared expert has the names of an MLP. Of several, each is a part of the tensors of all of them.
         shared = [""] if experts.shared == 1 else [f".{i}" for i in range(experts.shared)]

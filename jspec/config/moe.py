@@ -34,7 +34,10 @@ class Experts:
       scale: the factor of the weights of chosen experts.
       corrected: whether a learned number of each expert is added to its sigmoid when experts are chosen; it does not
         change the weight of a chosen expert.
-      shared: how many shared experts there are in addition, X, X + 1, ..., with weight 1.
+      shared: how many shared experts there are in addition, X, X + 1, ..., with weight 1. They are stored as the others
+        are, and as wide.
+      shared_width: Fs, the width of all shared experts together, if they are one MLP with a size or a format of its own and
+        ``shared`` is 0; 0 if they are not.
       shared_gate: whether the outputs of shared experts are multiplied by a number of each token, the sigmoid of a linear
         map (Qwen2-MoE, 2024).
       beside_mlp: whether the experts stand beside the MLP of a layer, and not in its place, with norms of their own
@@ -59,6 +62,7 @@ class Experts:
     scale: float = 1.0
     corrected: bool = False
     shared: int = 0
+    shared_width: int = 0
     beside_mlp: bool = False
     shared_gate: bool = False
 
@@ -78,7 +82,10 @@ class Experts:
         known = ("softmax", "sigmoid")
         check.require("scores", self.scores in known, f"one of {', '.join(known)}")
         check.positive("scale")
-        check.require("shared", is_int(self.shared) and 0 <= self.shared < 2**31, "an integer of at least 0")
+        for name, size in (("shared", self.shared), ("shared_width", self.shared_width)):
+            check.require(name, is_int(size) and 0 <= size < 2**31, "an integer of at least 0")
+        shared = self.shared > 0 or self.shared_width > 0
+        check.require("shared_width", not (self.shared and self.shared_width), "0 with shared experts among the others")
         groups, size = self.groups, self.count // self.groups
         whole = self.count % groups == 0 and (groups == 1 or size >= 2)
         check.require("groups", whole, f"groups of at least two that the {self.count} experts are dealt to evenly")
@@ -87,12 +94,14 @@ class Experts:
         check.require("chosen_groups", fits, together)
         corrects = not self.corrected or (self.scores == "sigmoid" and not self.biases)
         check.require("corrected", corrects, "False, unless scores are sigmoid and there are no biases")
-        alone = self.stored is None and not (self.biases or self.shared or self.layers or self.scores != "softmax")
+        alone = self.stored is None and not (self.biases or shared or self.layers or self.scores != "softmax")
         others = "False for experts with biases, in four bits, with sigmoids, shared, or in some layers only"
         check.require("beside_mlp", alone or not self.beside_mlp, others)
-        check.require("shared_gate", self.shared > 0 or not self.shared_gate, "False without shared experts")
-        plain = not self.shared or (self.stored is None and not self.biases and self.clamp is None)
-        check.require("shared", plain, "0 for experts with biases, clamps or four bits")
+        check.require("shared_gate", shared or not self.shared_gate, "False without shared experts")
+        plain = not shared or (self.stored is None and not self.biases and self.clamp is None)
+        check.require(
+            "shared" if self.shared else "shared_width", plain, "0 for experts with biases, clamps or four bits"
+        )
 
     @property
     def per_token(self) -> int:
@@ -104,6 +113,10 @@ class Experts:
         """How many experts a layer has, shared ones included."""
         return self.count + self.shared
 
+    def with_shared_apart(self) -> "Experts":
+        """The same experts, of which the shared ones are an MLP of their own."""
+        return dataclasses.replace(self, shared=0, shared_width=self.shared_width or self.shared * self.width)
+
     def require_stored_in_groups(self, hidden_size: int):
         """Raise a ValueError unless the inputs of both maps, hidden_size and width, are whole groups of MXFP4."""
         for name, inputs in (("hidden_size", hidden_size), ("experts.width", self.width)):
@@ -113,4 +126,4 @@ class Experts:
     def dimensions(self, hidden_size: int) -> Mapping[str, int]:
         """Dimension letter -> size; hidden_size is D. A row of four-bit weights has ``Dp`` or ``Fp`` pairs of groups."""
         pairs = {"Dp": mxfp4_pairs.num_pairs(hidden_size), "Fp": mxfp4_pairs.num_pairs(self.width)}
-        return {"X": self.count, "Fe": self.width, **pairs}
+        return {"X": self.count, "Fe": self.width, "Fs": self.shared_width, **pairs}

@@ -63,8 +63,9 @@ class Shards:
         """
         self._require_fit(config)
         n, experts = self.count, config.experts
-        if experts is not None and not self.splits_experts(experts):
-            experts = dataclasses.replace(experts, width=experts.width // n)
+        if experts is not None:
+            width = experts.width if self.splits_experts(experts) else experts.width // n
+            experts = dataclasses.replace(experts, width=width, shared_width=experts.shared_width // n)
         local_heads = config.num_heads // n if config.latent is not None else max(config.num_kv_heads // n, 1)
         return dataclasses.replace(
             config,
@@ -143,6 +144,8 @@ class Shards:
         experts = config.experts
         if experts is None:
             return
+        together = experts.shared_width
+        require(together % n == 0, name, n, f"a divisor of the width of shared experts, {together}")
         if self.splits_experts(experts):
             require(experts.all % n == 0, name, n, f"a divisor of the number of experts, {experts.all}")
         else:

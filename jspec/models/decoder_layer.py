@@ -25,11 +25,15 @@ class MLP(nnx.Module):
     """``down(activation(gate x) * up x)`` (Shazeer, 2020), or ``down(activation(up x))`` without a gate.
 
     ``[B, T, D] -> [B, T, D]``, or ``PartialSums`` of that. The weights of gate and up are stacked in one ``[2F, D]``.
-    With ``shards``, F is that of one shard."""
+    With ``shards``, F is that of one shard. With ``shared`` it is the MLP of shared experts, whose width is Fs."""
 
-    def __init__(self, config: ModelConfig, layer: int = 0, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
-        D, F = config.hidden_size, config.layer(layer).intermediate_size
-        linear = linear_maps(config, f"layers.{layer}.mlp.", bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+    def __init__(
+        self, config: ModelConfig, layer: int = 0, *, shared=False, shards: Shards | None = None, dtype, rngs: nnx.Rngs
+    ):
+        D, F, prefix = config.hidden_size, config.layer(layer).intermediate_size, f"layers.{layer}.mlp."
+        if shared and config.experts is not None:
+            F, prefix = config.experts.shared_width, f"{prefix}shared."
+        linear = linear_maps(config, prefix, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
         self.activation = config.activation
         self.gate_up: Any = linear("gate_up", D, 2 * F) if config.gated_mlp else None
         self.up: Any = None if config.gated_mlp else linear("up", D, F)
@@ -91,7 +95,8 @@ class Layer(nnx.Module):
             self.mlp: Any = MLP(config, layer, **how)
             beside = None if experts is None else MixtureBesideMLP(config, layer, experts=experts, **how)
         else:
-            self.mlp = Mixture(config, f"layers.{layer}.mlp.", experts=experts, **how)
+            shared = MLP(config, layer, shared=True, **how) if experts.shared_width else None
+            self.mlp = Mixture(config, f"layers.{layer}.mlp.", shared, **how)
         self.beside = beside
         self.mlp_out_norm = normed("mlp_out_norm")
         self.inputs = None if config.per_layer_inputs is None else OwnInputs(config, dtype=dtype, rngs=rngs)

@@ -27,23 +27,26 @@ class Mixture(nnx.Module):
       gate_up: the experts' maps ``[2Fe, D]`` one after another, ``[X 2Fe, D]``; gate before up. X counts all experts,
         and the shared ones are the last.
       down: the experts' maps ``[D, Fe]`` one after another, ``[X D, Fe]``.
+      shared: the MLP of all shared experts, whose width or format is another one; None if there is none.
       shared_gate: the linear map ``[1, D]`` whose sigmoid the outputs of shared experts are multiplied by, or None.
       correction: float32 ``[count]``, added to the probabilities of experts to choose among them, or None.
 
     ``prefix`` is what stands before the names of its maps in the params. Router and experts have biases if the config
-    says so. A call gives the outputs of the Y experts of each token as ``PartialSums`` of ``[B, T, D]``, which with
-    ``shards`` are to be added up over these: each has a part of each expert, or some of the experts.
+    says so. A call gives the outputs of the Y experts of each token as ``PartialSums`` of ``[B, T, D]``, or with ``shared``
+    their sum. With ``shards`` they are to be added up over these: each has a part of each expert, or some of the experts.
     """
 
     def __init__(
-        self, config: ModelConfig, prefix: str, *, experts: Experts, shards: Shards | None = None, dtype, rngs: nnx.Rngs
+        self, config: ModelConfig, prefix: str, shared=None, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs
     ):
+        experts = config.experts
+        assert experts is not None
         D, X, Fe = config.hidden_size, experts.all, experts.width
         if shards is not None and shards.splits_experts(experts):
             X //= shards.count
         bias = experts.biases
         self.experts, self.reduce_axis, self.num_local_experts = experts, axis_of(shards), X
-        self.activation = config.activation
+        self.activation, self.shared = config.activation, shared
         self.router = Linear(D, experts.count, bias=bias, dtype=dtype, rngs=rngs)
         self.correction = nnx.Param(jnp.zeros(experts.count, jnp.float32)) if experts.corrected else None
         self.shared_gate = Linear(D, 1, dtype=dtype, rngs=rngs) if experts.shared_gate else None
@@ -62,9 +65,10 @@ class Mixture(nnx.Module):
         added = self.router.bias if self.correction is None else self.correction
         bias = None if added is None else added[...]
         logits = matmul(routed_by, self.router.weight[...], dtype=jnp.float32)
-        routed = route(logits, bias, self.experts)
+        routed, gate = route(logits, bias, self.experts), None
         if self.shared_gate is not None:
             gate = jax.nn.sigmoid(matmul(tokens, self.shared_gate.weight[...], dtype=jnp.float32))
+        if gate is not None and self.shared is None:
             chosen = jnp.arange(self.experts.per_token, dtype=jnp.int32)[None] < self.experts.chosen
             routed = routed._replace(weight=jnp.where(chosen, routed.weight, gate))
         if expert_scale is not None:
@@ -74,11 +78,28 @@ class Mixture(nnx.Module):
             first = (jax.lax.axis_index(self.reduce_axis) * self.num_local_experts).reshape(1)
         maps = self._by_expert(self.gate_up), self._by_expert(self.down)
         outputs = grouped_mlp(tokens, routed, *maps, first, clamp=self.experts.clamp, activation=self.activation)
+        if self.shared is not None:
+            outputs = _with_shared(outputs, self.shared(tokens), gate)
         return PartialSums(outputs.reshape(*x.shape[:-1], *outputs.shape[1:]), reduce_axis=self.reduce_axis)
 
     def _by_expert(self, linear: Linear) -> ExpertMap:
         X = self.num_local_experts
         return ExpertMap(linear.stored.split(X), None if linear.bias is None else linear.bias[...].reshape(X, -1))
+
+
+def _with_shared(outputs, shared, gate):
+    """The sum of all outputs of experts, ``[M, 1, D]``, in the dtype of ``outputs``; added up in float32, one after another.
+
+    Args:
+      outputs: of the chosen experts, ``[M, Y, D]``.
+      shared: of the MLP of shared experts, ``[M, D]``, or ``PartialSums`` of that.
+      gate: float32 ``[M, 1]``, what these are multiplied by; None for nothing.
+    """
+    parts = shared.summands if isinstance(shared, PartialSums) else shared[:, None]
+    chosen, own = (
+        functools.reduce(jnp.add, [of[:, i].astype(jnp.float32) for i in range(of.shape[1])]) for of in (outputs, parts)
+    )
+    return (chosen + (own if gate is None else own * gate)).astype(outputs.dtype)[:, None]
 
 
 class MixtureBesideMLP(nnx.Module):
@@ -96,7 +117,7 @@ class MixtureBesideMLP(nnx.Module):
     ):
         D, make = config.hidden_size, functools.partial(Norm, eps=config.rms_norm_eps, dtype=dtype)
         prefix = f"layers.{layer}.beside.mixture."
-        self.mixture = Mixture(config, prefix, experts=experts, shards=shards, dtype=dtype, rngs=rngs)
+        self.mixture = Mixture(config, prefix, shards=shards, dtype=dtype, rngs=rngs)
         self.mlp_norm, self.norm, self.out_norm = (make(D, kind=config.norm) for _ in range(3))
         self.router_norm = make(D, kind="rms")
         self.expert_scale = nnx.Param(jnp.ones(experts.count, dtype))

@@ -64,6 +64,7 @@ BAD = [
     *refused(experts, "scores", ["softplus", None, 1]),
     *refused(experts, "scale", [*NO_NUMBERS, 0, -1.0]),
     *refused(experts, "shared", [*NO_INTEGERS, -1]),
+    *refused(experts, "shared_width", [*NO_INTEGERS, -1]),
     *refused(experts, "groups", [*NO_INTEGERS, 0, 3]),
     *refused(experts, "chosen_groups", [*NO_INTEGERS, 0, 2]),
     *refused(experts, "corrected", [None, 1]),
@@ -148,6 +149,12 @@ def test_corrections_and_shared_experts_go_with_some_choices_only():
         experts(corrected=True)
     with pytest.raises(ValueError, match=r"experts\.shared=1: expected 0 for experts with biases"):
         experts(shared=1, biases=True)
+    with pytest.raises(ValueError, match=r"experts\.shared_width=8: expected 0 with shared experts among the others"):
+        experts(shared=1, shared_width=8)
+    for others in ({"biases": True}, {"beside_mlp": True}):
+        with pytest.raises(ValueError, match="expected "):
+            experts(shared_width=8, **others)
+    assert experts(shared=2).with_shared_apart().shared_width == 2 * experts().width
 
 
 def test_experts_of_another_number_of_layers_are_refused():

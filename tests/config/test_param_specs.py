@@ -29,6 +29,7 @@ MODELS = [
         {"norm": "layer", "norm_placement": "after_sum", "final_norm": False, "architecture": "OPTForCausalLM"},
         {"embedding_size": 6},
         {"experts": Experts(5, 2, 12)},
+        {"experts": Experts(5, 2, 12, shared_width=20)},
         {"experts": Experts(5, 2, 12, layers=(True, False, True)), "architecture": "Qwen3MoeForCausalLM"},
         {"embedding_size": 6, "tie_embeddings": True, "architecture": "OPTForCausalLM"},
         {"architecture": "Phi3ForCausalLM", "qkv_bias": True},
@@ -61,6 +62,9 @@ MODELS += [
 OTHERS = (("layers.1.attention.qkv", "nvfp4"), ("layers.0.mlp.down", None), ("project_in", None))
 MODELS += [dataclasses.replace(TARGET, quantization="fp8_block", other_formats=OTHERS, embedding_size=6)]
 MODELS += [dataclasses.replace(TARGET, quantization="int8", other_formats=OTHERS, experts=Experts(5, 2, 12))]
+SHARED = (("layers.0.mlp.shared.gate_up", None), ("layers.2.mlp.shared.down", "nvfp4"), *OTHERS)
+OF_OWN_FORMAT = Experts(5, 2, 12, layers=(True, False, True), shared_width=24, shared_gate=True)
+MODELS += [dataclasses.replace(TARGET, quantization="int4_32_float16", other_formats=SHARED, experts=OF_OWN_FORMAT)]
 APART = (("layers.0.attention.values", "fp8"), ("layers.2.attention.values", None))
 MODELS += [dataclasses.replace(TARGET, quantization="int8", other_formats=APART, qkv_bias=True)]
 MODELS += [

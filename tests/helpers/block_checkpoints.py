@@ -58,10 +58,8 @@ _WORDS = "FP8 with a scale for each block of 128 x 128"
 # in which some maps have several blocks, the last of which are smaller.
 KEPT_SIZES = types.MappingProxyType({"hidden_size": 160, "intermediate_size": 264})
 # With latents, some blocks of 128 rows of the map to keys and values begin and end within heads, which have 96 rows. Of two
-# shared experts, the second would begin within a group of 128 inputs.
-KEPT_LATENTS = types.MappingProxyType(
-    {"kv_lora_rank": 160, "qk_nope_head_dim": 40, "v_head_dim": 56, "n_shared_experts": 1}
-)
+# shared experts, the second would begin within a group of 128 inputs, so they are an MLP.
+KEPT_LATENTS = types.MappingProxyType({"kv_lora_rank": 160, "qk_nope_head_dim": 40, "v_head_dim": 56})
 KEPT = {
     name: Kind(
         config, functools.partial(fp8, block=(128, 128), end=end, dtype=dtype), _WORDS, KEPT_SIZES | KEPT_LATENTS

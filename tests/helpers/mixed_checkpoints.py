@@ -35,16 +35,19 @@ class Mix(NamedTuple):
       stores: pattern of names of tensors -> what rounds and packs those weights; the first that matches counts.
       kept: names of maps in the params -> the formats in which they are loaded.
       sizes: what has to be of another size than in other tiny checkpoints.
+      architecture: that of the model, unless another is asked for.
     """
 
     config: dict[str, Any]
     stores: Mapping[str, Store]
     kept: Mapping[str, str | None]
     sizes: Mapping[str, int]
+    architecture: str = "LlamaForCausalLM"
 
 
-def mixed_checkpoint(path: Path, mix: Mix, architecture: str = "LlamaForCausalLM", **overrides) -> Path:
+def mixed_checkpoint(path: Path, mix: Mix, architecture: str = "", **overrides) -> Path:
     """Write a random checkpoint, and beside it, as ``<name>-wide``, the float32 one that it stands for."""
+    architecture = architecture or mix.architecture
     wide = tiny_checkpoint(path.with_name(f"{path.name}-wide"), architecture, **{**mix.sizes, **overrides})
     return write_mixed(path, wide, mix, load_file(wide / "model.safetensors"))
 
@@ -246,3 +249,30 @@ BLOCKS = Mix(
     kept("fp8_block", "nvfp4"),
     {**EVEN, "moe_intermediate_size": 32},
 )
+_CHOSEN, _OWN = r".*experts\.\d+\..*_proj", r".*shared_expert\..*_proj"
+# Mixtures of Qwen3.5 whose shared expert has another format. The first has what GPTQModel 7.6 writes of a Qwen2-MoE with the
+# same ``dynamic``.
+SHARED = {
+    name: Mix(
+        config,
+        {f"{maps}.weight": store for maps, store in stores.items()},
+        dict(zip(("layers.1.mlp.down", "layers.1.mlp.shared.down"), forms, strict=True)),
+        {**EVEN, "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 256},
+        "Qwen3_5MoeForCausalLM",
+    )
+    for name, forms, stores, config in (
+        (
+            "plain shared experts",
+            ("int4_32_float16", None),
+            {_CHOSEN: functools.partial(gptq, group_size=32, symmetric=True)},
+            gptq_config(group_size=32, sym=True, dynamic={"-:.*attn.*": {}, "-:.*shared_expert.*": {}}),
+        ),
+        (
+            "shared experts in eight bits",
+            ("int4_32_float16", "int8_32_float16"),
+            {_CHOSEN: INT4, _OWN: INT8},
+            groups((_PACKED, [f"re:{_CHOSEN}"]), (_PACKED_8, [f"re:{_OWN}"])),
+        ),
+        ("shared experts alone", (None, "nvfp4"), {_OWN: nvfp4}, groups((nvfp4_config(), [f"re:{_OWN}"]))),
+    )
+}

@@ -161,6 +161,10 @@ CASES = {
     "mixtral": ("Mixtral", {"num_local_experts": 5}),
     "mixtral-sliding": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 7}),
     "qwen2-moe": ("Qwen2Moe", {**QWEN3_MOE, "shared_expert_intermediate_size": 72, "head_dim": 16}),
+    "qwen2-moe-own-width": (
+        "Qwen2Moe",
+        {**QWEN3_MOE, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "head_dim": 16},
+    ),
     "qwen2-moe-sliding": (
         "Qwen2Moe",
         {
@@ -308,7 +312,7 @@ CASES = {
     "qwen3.5-moe": ("Qwen3_5Moe", DELTA_EXPERTS),
     "qwen3.5-moe-listed": (
         "Qwen3_5Moe",
-        {**DELTA_EXPERTS, **DELTA_LISTED, "tie_word_embeddings": True, "shared_expert_intermediate_size": 24},
+        {**DELTA_EXPERTS, **DELTA_LISTED, "tie_word_embeddings": True, "shared_expert_intermediate_size": 20},
     ),
     "qwen3-next": ("Qwen3Next", {**DELTA_EXPERTS, "mlp_only_layers": [1, 3]}),
     "qwen3-next-some-layers": (

@@ -58,7 +58,7 @@ def logits(folder) -> list[np.ndarray]:
 
 def assert_stands_for(params, config, wide):
     """That params are those of a model of floats, bit for bit, those that are quantised once they are dequantised."""
-    quantized, wide = config.stored_params(), with_values_apart(wide, config)
+    quantized, wide = config.stored_params(), with_shared_apart(with_values_apart(wide, config), config)
     assert params.keys() == wide.keys() | {param for stored in quantized.values() for param in stored.names.values()}
     for name, array in wide.items():
         found, stored = params[name], quantized.get(name)
@@ -78,6 +78,20 @@ def with_values_apart(params, config) -> dict:
         start = (config.num_heads + layer.num_kv_heads) * layer.head_dim
         keys, found[values], gates = np.split(params[name], [start, start + layer.num_kv_heads * layer.head_dim])
         found[name] = np.concatenate([keys, gates])
+    return found
+
+
+def with_shared_apart(params, config) -> dict:
+    """The params with shared experts as one MLP, where ``config`` has them so and not among the other experts."""
+    found, config = dict(params), getattr(config, "decoder", config)
+    for shared in (name for name in config.param_shapes() if ".mlp.shared." in name and name not in params):
+        name, experts = shared.replace(".shared.", "."), config.experts
+        rows = params[name].shape[0] * experts.width * experts.count
+        found[name], own = np.split(params[name], [rows // (experts.count * experts.width + experts.shared_width)])
+        maps = own.reshape(experts.shared_width // experts.width, -1, experts.width, config.hidden_size).swapaxes(0, 1)
+        if name.endswith("down.weight"):
+            maps = own.reshape(-1, config.hidden_size, experts.width).swapaxes(0, 1)
+        found[shared] = maps.reshape(config.param_shapes()[shared])
     return found
 
 

@@ -39,7 +39,7 @@ FAMILY_KEYS = {
         "rope_scaling": {**_YARN, "truncate": False},
     },
     "Qwen3MoeForCausalLM": {**_EXPERTS, "mlp_only_layers": [0]},
-    "Qwen2MoeForCausalLM": {**_EXPERTS, "shared_expert_intermediate_size": 48},
+    "Qwen2MoeForCausalLM": {**_EXPERTS, "shared_expert_intermediate_size": 36},  # no whole experts
     "GraniteForCausalLM": {
         "embedding_multiplier": 12.0,
         "attention_multiplier": 0.3,

@@ -20,7 +20,13 @@ from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, indices_of, mesh_of
 from jspec.pallas.matmul import partial_sums
 
-MIXTURES = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM", "MiniMaxM2ForCausalLM")
+MIXTURES = (
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "GptOssForCausalLM",
+    "MiniMaxM2ForCausalLM",
+)
 CASES = [
     *((architecture, Shards(count)) for architecture in ARCHITECTURES for count in (2, 4)),
     *((architecture, Shards(2, by_expert=True)) for architecture in MIXTURES),
@@ -158,6 +164,7 @@ def test_the_vocabulary_is_sharded_in_entire_groups():
         ),
         ({"intermediate_size": 25}, 2, "tensor_parallel=2: expected a divisor of intermediate_size, 25"),
         ({"experts": Experts(3, 2, 9)}, 2, "tensor_parallel=2: expected a divisor of the width of an expert, 9"),
+        ({"experts": Experts(3, 2, 8, shared_width=9)}, 2, "expected a divisor of the width of shared experts, 9"),
         (
             {"experts": Experts(3, 2, 8, biases=True)},
             2,

@@ -63,7 +63,7 @@ def _require_form(manifest: dict[str, Any], where: str):
     others = manifest.get("other_formats", [])
     if not isinstance(others, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in others):
         raise fields.refuse("other_formats", "a list of pairs, each the name of a linear map and its format or null")
-    for name in ("tensor_count", "parameter_count", "draft_vocab_size"):
+    for name in ("tensor_count", "parameter_count", "draft_vocab_size", "shared_width"):
         fields.integer(name, None, low=0, high=2**63)
     cache = fields.nested(CACHE)
     if cache is not None and not _are_numbers(cache.raw.get(SCALES)):

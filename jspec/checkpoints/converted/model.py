@@ -45,12 +45,14 @@ class ConvertedModel:
     def language_model_config(self) -> ModelConfig:
         """The config of the language model.
 
-        Its config.json is a copy of the original one, so whether the weights are quantised, and whether it has a draft
-        vocabulary, are read from the manifest."""
+        Its config.json is a copy of the original one, so whether the weights are quantised, whether shared experts are an
+        MLP of their own, and whether it has a draft vocabulary, are read from the manifest."""
         config, manifest = read_config(self.folder), self.manifest
         try:
             kind, others = manifest.get("quantization"), stored.other_formats(manifest)
             config = dataclasses.replace(config, quantization=kind, other_formats=others)
+            if manifest.get("shared_width") and config.experts is not None:
+                config = dataclasses.replace(config, experts=config.experts.with_shared_apart())
             size = manifest.get("draft_vocab_size")
             return config if size is None else config.with_draft_vocabulary(size)
         except ValueError as error:

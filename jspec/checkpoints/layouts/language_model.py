@@ -13,7 +13,7 @@ from jspec.checkpoints.layouts.format import CheckpointFormat
 from jspec.checkpoints.quantized.dequantized_layout import dequantized, require_some, stored_shapes, with_note
 from jspec.checkpoints.quantized.scaled import FP8Blocks, Scaled
 from jspec.checkpoints.quantized.scales import holds_otherwise, with_scales, without_cache_scales
-from jspec.checkpoints.quantized.stored_weights import with_stored_weights
+from jspec.checkpoints.quantized.stored_weights import with_shared_apart, with_stored_weights
 from jspec.checkpoints.tensors.layout import Layout, decoder_layout
 from jspec.checkpoints.tensors.names import tensor_table
 from jspec.checkpoints.tensors.parts import rearranged_tensors
@@ -36,7 +36,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
         text = split_experts(config, text, block=stored.block)
     replaced = dequantized(text, stored_shapes(tensor_table(config), rearranged_tensors(config)), stored, folder.given)
     require_some(replaced, stored)
-    layout = decoder_layout(config, replaced.tensors)
+    layout = decoder_layout(with_shared_apart(config, replaced.tensors), replaced.tensors)
     if config.experts != said.experts:
         note = "the experts are not quantised, although quantization_config says that they are in MXFP4"
         layout = dataclasses.replace(layout, notes=(*layout.notes, note))

@@ -34,7 +34,7 @@ from jspec.checkpoints.layouts.quantized import names_of_weights
 from jspec.checkpoints.quantized.dequantized_layout import dequantized, stored_shapes, with_note
 from jspec.checkpoints.quantized.format import StoredFormats
 from jspec.checkpoints.quantized.scaled import FP8Blocks
-from jspec.checkpoints.quantized.stored_weights import with_stored_weights
+from jspec.checkpoints.quantized.stored_weights import with_shared_apart, with_stored_weights
 from jspec.checkpoints.tensors.layout import PREFIX, Layout, mtp_mark
 from jspec.checkpoints.tensors.names import renamed, tensor_table
 from jspec.checkpoints.tensors.parts import rearrange, rearranged_tensors, wholes_of_parts
@@ -116,15 +116,16 @@ def layout_of(
     """The ``Layout`` of the multi-token prediction layers of ``target`` that stand at ``place`` in the folder ``where``; the
     linear maps in its files are quantised as ``stored`` says, or not if that is None."""
     config = options.of_mtp(MTPConfig(mtp_layers(target, len(place.layers))))
-    table, layers, at = renamed(tensor_table(config), place.renames), place.layers, place.start
+    layers, at = place.layers, place.start
     block = stored.block if isinstance(stored, FP8Blocks) else None
     split = split_experts(config.layers, tensors, layers, at, block)
-    shapes = stored_shapes(table, rearranged_tensors(config.layers, layers, at))
+    shapes = stored_shapes(renamed(tensor_table(config), place.renames), rearranged_tensors(config.layers, layers, at))
     replaced = dequantized(split, shapes, stored, where)
+    config = dataclasses.replace(config, layers=with_shared_apart(config.layers, replaced.tensors, layers, at))
     layout = Layout(
         config,
         "multi-token prediction layers",
-        table,
+        renamed(tensor_table(config), place.renames),
         rearrange(config.layers, replaced.tensors, layers, at),
         left_out=frozenset(name for name in tensors if name in place.copies or not name.startswith(place.starts)),
         wholes=wholes_of_parts(config.layers, layers, at),

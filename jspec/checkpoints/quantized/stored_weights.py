@@ -10,7 +10,7 @@ names their tensors."""
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,9 @@ from jspec.checkpoints.tensors.parts import Part, TensorPart, part_of
 from jspec.config import ModelConfig
 from jspec.config.decoder_params import parts_values
 from jspec.config.model_fields import HEAD
-from jspec.quantization.formats import OF_INPUTS, Format, num_groups
+from jspec.config.param_specs import of_experts
+from jspec.config.tensor_names import names_of
+from jspec.quantization.formats import OF_INPUTS, Format, format_of, num_groups
 
 WEIGHT = ".weight"
 _OF_LATENTS = (f"attention.keys{WEIGHT}", f"attention.values{WEIGHT}")
@@ -42,6 +44,40 @@ def stored_parts(tensor: Tensor) -> StoredParts | None:
         return None
     part = tensor.part
     return whole.rows(lambda of: part_of(of, part)) if part.axis == 0 else _columns_of(whole, part)
+
+
+def with_shared_apart(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    layers: Sequence[int] | None = None,
+    prefix: str | None = None,
+) -> ModelConfig:
+    """``config``, whose shared experts are an MLP of their own if those of a layer are stored otherwise than its first
+    expert, or if one of several begins within a group of inputs.
+
+    Args:
+      config: the config of the decoder layers.
+      tensors: those in the files, by name.
+      layers, prefix: as for ``rearranged_tensors``.
+    """
+    experts, names = config.experts, names_of(config.architecture)
+    if experts is None or not experts.shared:
+        return config
+    start, apart = names.prefix if prefix is None else prefix, experts.with_shared_apart()
+    for i, layer in enumerate(range(config.num_layers) if layers is None else layers):
+        for name in names.expert_maps if config.has_experts(i) else ():
+            modules = f"{names.experts}.0", names.shared_experts
+            first, shared = (_kept_as(tensors.get(f"{start}layers.{layer}.{of}.{name}{WEIGHT}")) for of in modules)
+            within = shared is not None and shared.group is not None and experts.width % shared.group > 0
+            if (within and experts.shared > 1) or shared != (first and format_of(of_experts(first.name))):
+                return dataclasses.replace(config, experts=apart)
+    return config
+
+
+def _kept_as(tensor: Tensor | None) -> Format | None:
+    """The format in which a weight can be kept as it is stored; None if it is plain, missing, or has to be dequantised."""
+    stored = None if tensor is None else stored_parts(tensor)
+    return None if stored is None else stored.form
 
 
 def _columns_of(whole: StoredParts, part: Part) -> StoredParts | None:

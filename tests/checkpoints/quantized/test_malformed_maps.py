@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from block_checkpoints import KEPT, KEPT_CODES, KINDS, Kind, block_checkpoint
 from fp8_checkpoints import FP8, compressed_tensors, fp8_checkpoint, names_in, raw_tensor, vllm_fp8
-from mixed_checkpoints import MIXES, Mix, mixed_checkpoint
+from mixed_checkpoints import MIXES, SHARED, Mix, mixed_checkpoint
 from packed_weights import awq_config, gptq_config
 from stored_params import assert_same
 from tiers import in_tiers
@@ -30,8 +30,10 @@ OF_MIXES = {
     "GPTQ": "model.layers.0.mlp.down_proj",
     "AutoRound": "model.layers.1.self_attn.k_proj",
     "Model Optimizer": "model.layers.0.mlp.up_proj",
+    "plain shared experts": "model.layers.0.mlp.experts.0.gate_proj",  # the first, with which shared ones are compared
+    "shared experts in eight bits": "model.layers.0.mlp.shared_expert.up_proj",
 }
-FORMATS = {**KINDS, **KEPT, **KEPT_CODES, **BY_CHANNEL, **{name: MIXES[name] for name in OF_MIXES}}
+FORMATS = {**KINDS, **KEPT, **KEPT_CODES, **BY_CHANNEL, **{name: {**MIXES, **SHARED}[name] for name in OF_MIXES}}
 # Of AWQ with a scale for each input, SVDQuant, older compressed-tensors with ``actorder: group``, QuaRot, SmoothQuant.
 OTHERS = (
     *(".pre_quant_scale", ".input_quantizer._pre_quant_scale", ".svdquant_lora_a", ".weight_g_idx", ".hadamard_matrix"),
@@ -68,7 +70,7 @@ def broken(name: str, array: np.ndarray) -> dict[str, np.ndarray | None]:
 
 
 TRIED = ["gptq", "packed zeros", "nvfp4", "mxfp8", "awq modelopt", "qwen", "int8 channel", "values in eight bits"]
-TRIED += ["bitsandbytes nf4 twice", "bitsandbytes int8", "torchao int8"]
+TRIED += ["bitsandbytes nf4 twice", "bitsandbytes int8", "torchao int8", "plain shared experts"]
 
 
 @pytest.mark.parametrize("name", in_tiers(FORMATS, test=TRIED))

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from block_checkpoints import KEPT, KEPT_CODES, KINDS, block_checkpoint
-from fp8_checkpoints import FP8, changed, raw_tensor
+from block_checkpoints import KEPT_CODES, KINDS, block_checkpoint
+from fp8_checkpoints import changed, raw_tensor
 from packed_weights import gptq_config, pack_quantized
 from stored_params import assert_same, assert_stands_for, refuses, rewrite, stored_checkpoint
 from tiers import in_tiers
@@ -116,17 +116,6 @@ def test_a_map_of_latents_in_another_order(tmp_path):
         assert order.shape == (96,)
         assert not np.array_equal(order, np.arange(96))
     assert_stands_for(params, config, load_folder(tmp_path / "src-wide")[1])
-
-
-def test_experts_in_one_tensor_that_begin_within_a_group_are_dequantised(tmp_path):
-    """With all experts that are read together with them."""
-    src = block_checkpoint(tmp_path / "src", KEPT["qwen"], DEEPSEEK, n_shared_experts=2)
-    words = r"model\.layers\.1\.mlp\.experts\.0\.down_proj.* stored in FP8 .* are dequantised as they are read"
-    with pytest.warns(UserWarning, match=words):
-        config, params = load_folder(src)
-    assert config.other_formats[0] == ("layers.1.mlp.down", None)
-    assert params["layers.1.mlp.down.weight"].dtype == ml_dtypes.bfloat16
-    assert params["layers.1.mlp.gate_up.weight"].dtype == FP8
 
 
 def test_damaged_scales_of_parts_are_refused(tmp_path):

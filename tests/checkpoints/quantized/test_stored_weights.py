@@ -204,7 +204,7 @@ def test_multi_token_prediction_layers_stay_as_they_are_stored(tmp_path, case):
     config, params = load_draft(src, mtp=True)
     assert config.layers.quantization == form_of(name)
     assert ("fuse_in.0", None) in config.layers.other_formats
-    for part in ("attention.qkv", "mlp.gate_up"):
+    for part in ("attention.out", "mlp.gate_up"):
         assert params[f"layers.0.{part}.weight"].dtype == (FP8 if name == "deepseek" else np.uint8)
     assert_stands_for(params, config, load_draft(wide, "float32", mtp=True)[1])
     convert(src, tmp_path / "out", verify="shapes")

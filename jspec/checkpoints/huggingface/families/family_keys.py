@@ -104,21 +104,21 @@ def qwen3_moe(fields: Fields) -> Choices:
 
 
 def qwen2_moe(fields: Fields) -> Choices:
-    """Qwen2-MoE: as Qwen3-MoE, with a shared expert that is as wide as several, and has a gate."""
+    """Qwen2-MoE: as Qwen3-MoE, with a shared expert that has a width of its own, and a gate."""
     choices = qwen3_moe(fields)
     experts = with_shared_experts(fields, choices["experts"])
     return {"qkv_bias": fields.flag("qkv_bias"), "experts": experts}
 
 
 def with_shared_experts(fields: Fields, experts: Experts | None) -> Experts | None:
-    """The experts of a family of Qwen, with the shared expert that config.json describes: it has a gate, and is as wide
-    as one routed expert or as several, so it is so many shared experts here. None stays None."""
-    wide = fields.integer("shared_expert_intermediate_size")
+    """The experts of a family of Qwen, with the shared expert that config.json describes: it has a gate. One that is as
+    wide as several routed experts is so many shared experts here, and any other an MLP. None stays None."""
+    width = fields.integer("shared_expert_intermediate_size")
     if experts is None:
         return None
-    if wide % experts.width or wide // experts.width > MAX_EXPERTS:
-        raise fields.refuse("shared_expert_intermediate_size", f"a multiple of moe_intermediate_size, {experts.width}")
-    return dataclasses.replace(experts, shared=wide // experts.width, shared_gate=True)
+    several = width % experts.width == 0 and width // experts.width <= MAX_EXPERTS
+    shared = {"shared": width // experts.width} if several else {"shared_width": width}
+    return dataclasses.replace(experts, **shared, shared_gate=True)
 
 
 def gpt_oss(fields: Fields) -> Choices:
