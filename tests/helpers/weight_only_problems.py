@@ -92,11 +92,13 @@ def check(got, args, numbers):
 
 
 def assert_product_is_rounded_once(weight: Weight, rows: tuple[int, ...], dtype: str):
-    """``matmul`` of so many random tokens gives the sums of what the weight stands for, whatever their dtype."""
+    """``matmul`` of so many random tokens gives the sums of what the weight stands for, whatever their dtype; numbers of
+    four bits, whose scales are those of bfloat16, are rounded to that of the tokens."""
     x = normal(np.random.default_rng(1), (*rows, weight.inputs), dtype)
     y = matmul(x, weight)
     assert y.dtype == dtype
     inputs, numbers = np.asarray(x, np.float64), np.asarray(weight.dequantize(), np.float64)
+    numbers = numbers.astype(x.dtype).astype(np.float64) if weight.kind == "int4" else numbers
     exact, size = inputs @ numbers.T, np.abs(inputs) @ np.abs(numbers).T
     half_unit = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 8) if dtype == "bfloat16" else 0
     assert (np.abs(np.asarray(y, np.float64) - exact) <= half_unit + 1e-6 * size).all()

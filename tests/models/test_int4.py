@@ -89,7 +89,7 @@ def test_the_largest_numbers_have_scales():
 @pytest.mark.parametrize("inputs", [64, 200])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_agree_with_dequantised_weights(dtype, inputs, rows):
-    """Of the numbers that the codes stand for, whatever the dtype of the inputs; the sum is rounded once."""
+    """Of the numbers that the codes stand for, rounded to the dtype of the inputs; the sum is rounded once."""
     packed, scale = (jnp.asarray(array) for array in quantize(normal_numbers((13, inputs))))
     assert_product_is_rounded_once(Weight(packed, scale, form=INT4, inputs=inputs), rows, dtype)
 
