@@ -18,7 +18,7 @@ def kernels_of(model: Any, tokens: int) -> Iterator[str]:
     """A line for each map of a model, maps of the same name and shape once: the row that multiplies so many tokens, and of
     the rows before it for weights that are stored so, why they do not."""
     seen = set()
-    for name, product in _products(model, tokens):
+    for name, product in products(model, tokens):
         if (key := (name, product.weight.shape, product.weight.kind)) not in seen:
             seen.add(key)
             *refused, (row, _) = explain(TABLE, product).items()
@@ -27,7 +27,7 @@ def kernels_of(model: Any, tokens: int) -> Iterator[str]:
             yield f'{name} {list(product.weight.shape)} in {product.weight.kind} by "{row}"{reasons}'
 
 
-def _products(model: Any, tokens: int) -> Iterator[tuple[str, Product]]:
+def products(model: Any, tokens: int) -> Iterator[tuple[str, Product]]:
     """Each product by its name. Experts and maps of latents, which have kernels of their own, are left out."""
     parts = list(nnx.iter_graph(model))
     own = [linear for _, part in parts if isinstance(part, Mixture) for linear in (part.gate_up, part.down)]
