@@ -19,7 +19,6 @@ comparison.py  ``compare_with_reference``: from both sides' readings to figures,
 reference.py   what transformers computes
 under_test.py  what jspec computes
 exact.py       ``prove_exact``: completes prompts in all ways that should change nothing
-first_difference.py  the first product whose bits depend on how many tokens share its pass
 figures.py     how far apart logits, hidden states and texts are, and what counts as equal
 report.py      prints a diagnosis or a comparison, and a report of both that can be pasted into a bug
 command.py     ``jspec doctor``

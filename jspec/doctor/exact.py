@@ -18,7 +18,6 @@ from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.config import EngineConfig, Speculation
 from jspec.doctor.diagnosis import PROMPTS, engine_config, token_ids, with_pages
-from jspec.doctor.first_difference import first_difference
 from jspec.drafting.methods import drafter_for, method_of
 from jspec.llm import LLM, Prompt
 from jspec.loading.compatibility import check_compatible, with_available_drafts, with_positions
@@ -27,6 +26,7 @@ from jspec.loading.modules import build_draft_module
 from jspec.loading.options import Path
 from jspec.loading.pair import open_checkpoints
 from jspec.models import build
+from jspec.models.products import first_difference
 from jspec.outputs import Result
 from jspec.sampling.params import SamplingParams
 

@@ -10,9 +10,10 @@ from engines import TARGET, target
 from tiny import smallest, tiny_checkpoint
 
 from jspec.cli import main
-from jspec.doctor import exact, first_difference, prove_exact
+from jspec.doctor import exact, prove_exact
 from jspec.doctor.exact import Way, compared, ways
 from jspec.llm import LLM
+from jspec.models import products
 from jspec.outputs import Logprob, Result, Stats
 from jspec.pallas.matmul import table
 
@@ -67,7 +68,7 @@ def test_noise_of_the_place_in_a_batch_is_found(tmp_path, monkeypatch):
 
 
 def test_the_first_product_that_depends_on_the_number_of_tokens_is_named(monkeypatch):
-    assert "no product" in first_difference.first_difference(target(), (2, 8))
+    assert "no product" in products.first_difference(target(), (2, 8))
     plain = table.xla_matmul
 
     def split(product):
@@ -81,7 +82,8 @@ def test_the_first_product_that_depends_on_the_number_of_tokens_is_named(monkeyp
 
     rows = tuple(dataclasses.replace(row, compute=split) if row.name == "XLA" else row for row in table.TABLE)
     monkeypatch.setattr(table, "TABLE", rows)
-    said = first_difference.first_difference(target(), (2, 4, 8))
+    monkeypatch.setattr(products, "TABLE", rows)
+    said = products.first_difference(target(), (2, 4, 8))
     assert said.startswith("layers.*.attention.out ")
     assert '2, 4 tokens by "XLA" and 8 tokens by "XLA"' in said
 
