@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         "doctor",
         help="why few drafts are accepted, whether a target computes what transformers does, whether a seed means one text",
     )
-    doctor.add_argument("--target", required=True, help="checkpoint folder, or a name on the hub")
+    doctor.add_argument("--target", help="checkpoint folder, or a name on the hub; with --url the name of a model")
     doctor.add_argument("--draft", help="the same of a draft model or a draft head; or mtp. Needed without --reference")
     add_download_option(doctor)
     doctor.add_argument(
@@ -118,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         help="prove that a seed means one text: count the texts and the bits of log-probabilities that depend on how they "
         "come about",
     )
+    doctor.add_argument("--url", help="with --exact: ask a server of OpenAI's protocol in place of a checkpoint")
     doctor.add_argument(
         "--reference",
         metavar="PATH",

@@ -19,6 +19,7 @@ comparison.py  ``compare_with_reference``: from both sides' readings to figures,
 reference.py   what transformers computes
 under_test.py  what jspec computes
 exact.py       ``prove_exact``: completes prompts in all ways that should change nothing
+exact_http.py  the same of a server
 figures.py     how far apart logits, hidden states and texts are, and what counts as equal
 report.py      prints a diagnosis or a comparison, and a report of both that can be pasted into a bug
 command.py     ``jspec doctor``
@@ -33,6 +34,7 @@ from jspec.doctor.diagnosis import read_prompts as read_prompts
 from jspec.doctor.exact import Difference as Difference
 from jspec.doctor.exact import Exactness as Exactness
 from jspec.doctor.exact import prove_exact as prove_exact
+from jspec.doctor.exact_http import prove_exact_over_http as prove_exact_over_http
 from jspec.doctor.report import show as show
 from jspec.doctor.rounding import RoundingCost as RoundingCost
 from jspec.doctor.variants import Trial as Trial

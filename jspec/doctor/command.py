@@ -8,6 +8,7 @@ from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.doctor.comparison import Comparison, compare_with_reference
 from jspec.doctor.diagnosis import Diagnosis, diagnose, read_prompts
 from jspec.doctor.exact import prove_exact
+from jspec.doctor.exact_http import prove_exact_over_http
 from jspec.doctor.report import bug_report, show, show_comparison, show_exactness
 from jspec.loading.pair import open_checkpoints
 from jspec.registry import MTP
@@ -19,6 +20,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
       ValueError: an argument or a checkpoint cannot be used.
     """
+    if args.target is None and (args.url is None or not args.exact):
+        raise ValueError("target=None: expected --target, a checkpoint, or --exact with the --url of a server")
+    if args.url is not None and not args.exact:
+        raise ValueError(f"url={args.url!r}: expected --exact beside it, which asks a server")
     if args.exact:
         return _prove(args)
     if args.reference is None and args.draft is None:
@@ -56,14 +61,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prove(args: argparse.Namespace) -> int:
-    for name in ("reference", "draft_reference", "output"):
+    beside = "--exact" if args.url is None else "--url"
+    for name in ("reference", "draft_reference", "output", *([] if args.url is None else ["draft"])):
         if getattr(args, name) is not None:
-            raise ValueError(f"{name}={str(getattr(args, name))!r} has no place beside --exact: leave one of them out")
+            raise ValueError(f"{name}={str(getattr(args, name))!r} has no place beside {beside}: leave one of them out")
+    prompts = None if args.prompts is None else read_prompts(args.prompts)
+    if args.url is not None:
+        found = prove_exact_over_http(args.url, args.target, prompts, max_tokens=args.max_tokens)
+        show_exactness(found)
+        return 0 if found.exact else 1
     options = HeadOptions(args.aux_convention, args.norm_output, args.mask_token_id, mtp=args.draft == MTP)
     found = prove_exact(
         args.target,
         args.draft,
-        None if args.prompts is None else read_prompts(args.prompts),
+        prompts,
         num_draft_tokens=args.num_draft_tokens,
         max_tokens=args.max_tokens,
         dtype=args.dtype,

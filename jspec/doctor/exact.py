@@ -8,7 +8,7 @@ log-probabilities, of tokens that stand behind the same text."""
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -55,6 +55,19 @@ class Way:
     backwards: bool = False
     again: bool = False
     greedy: bool = False
+
+
+class Written(NamedTuple):
+    """A completion: its new tokens, ids or texts, and the log-probability of each."""
+
+    tokens: Sequence[Any]
+    numbers: Sequence[float]
+
+    @classmethod
+    def of(cls, result: Result) -> "Written":
+        assert result.logprobs is not None
+        pairs = zip(result.logprobs, result.token_ids, strict=True)
+        return cls(result.token_ids, [each[token].logprob for each, token in pairs])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +162,7 @@ def prove_exact(
     plain = Way("plain, one by one", True, together=False)
     expected = subject.complete(plain)
     differences = [compared(way, expected, subject.complete(way)) for way in ways(K, draft is not None, subject.engine)]
-    differences.append(_scored(expected, subject.score(expected)))
+    differences.append(scored(expected, subject.score(expected)))
     kernel = None
     if any(not one.none for one in differences):
         kernel = first_difference(subject.model, _sizes(K, subject.engine))
@@ -177,30 +190,23 @@ def ways(K: int, drafts: bool, engine: EngineConfig) -> list[Way]:
     return found
 
 
-def compared(way: Way, expected: Sequence[Result], found: Sequence[Result]) -> Difference:
+def compared(way: Way, expected: Sequence[Written], found: Sequence[Written]) -> Difference:
     """What differs between completions and those that are ``expected``; the first half of both is greedy."""
     count = len(expected) // 2 if way.greedy else len(expected)
     texts, ours, theirs = 0, [], []
     for one, other in zip(expected[:count], found[:count], strict=True):
-        texts += one.token_ids != other.token_ids
-        pairs = zip(one.token_ids, other.token_ids, strict=False)
-        same = next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(one.token_ids), len(other.token_ids)))
-        ours += _own(one)[:same]
-        theirs += _own(other)[:same]
+        texts += one.tokens != other.tokens
+        pairs = zip(one.tokens, other.tokens, strict=False)
+        same = next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(one.tokens), len(other.tokens)))
+        ours += one.numbers[:same]
+        theirs += other.numbers[:same]
     return _difference(way.name, way.promised, texts, count, ours, theirs)
 
 
-def _scored(expected: Sequence[Result], scores: Sequence[Sequence[float]]) -> Difference:
+def scored(expected: Sequence[Written], scores: Sequence[Sequence[float]]) -> Difference:
     """What differs between the log-probabilities of texts and those that the target gives them as prompts."""
-    return _difference(
-        "score of the text", False, 0, 0, [x for one in expected for x in _own(one)], [x for one in scores for x in one]
-    )
-
-
-def _own(result: Result) -> list[float]:
-    """The log-probability of each new token."""
-    assert result.logprobs is not None
-    return [each[token].logprob for each, token in zip(result.logprobs, result.token_ids, strict=True)]
+    ours, theirs = [x for one in expected for x in one.numbers], [x for one in scores for x in one]
+    return _difference("score of the text", False, 0, 0, ours, theirs)
 
 
 def _difference(
@@ -250,7 +256,7 @@ class _Subject:
         model.kv_rounding = kv_rounding(engine, whole)
         return cls(model, None if head is None else (used, dict(head.params(engine.dtype))), tokens, engine, max_tokens)
 
-    def complete(self, way: Way) -> list[Result]:
+    def complete(self, way: Way) -> list[Written]:
         """The greedy completions of all prompts, then those with seeds."""
         llm = self._llm(way.speculation, **way.engine)
         greedy = SamplingParams(temperature=0, max_tokens=self.max_tokens, logprobs=0)
@@ -258,26 +264,27 @@ class _Subject:
         requests = [(prompt, params) for params in (greedy, sampled) for prompt in self.tokens]
         keys = [np.array([0, i], np.uint32) for i in range(len(requests))]
         places = list(range(len(requests)))[:: -1 if way.backwards else 1]
-        found: dict[int, Result] = {}
+        found: dict[int, Written] = {}
         for _ in range(2 if way.again else 1):
             for chosen in [places] if way.together else [[place] for place in places]:
                 prompts, params = zip(*(requests[place] for place in chosen), strict=True)
                 for i, _, result in llm.completions(prompts, params, [keys[place] for place in chosen]):
-                    found[chosen[i]] = result
+                    found[chosen[i]] = Written.of(result)
         return [found[place] for place in range(len(requests))]
 
-    def score(self, texts: Sequence[Result]) -> list[list[float]]:
+    def score(self, texts: Sequence[Written]) -> list[list[float]]:
         """The log-probability that the target gives each new token of texts, which it reads as prompts."""
         llm = self._llm(PLAIN)
         params = [SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)] * len(texts)
-        whole = [[*text.prompt_token_ids, *text.token_ids] for text in texts]
+        prompts = [*self.tokens, *self.tokens]
+        whole = [[*prompt, *text.tokens] for prompt, text in zip(prompts, texts, strict=True)]
         found = {i: result for i, _, result in llm.completions(whole, params, [np.zeros(2, np.uint32)] * len(texts))}
         scores = []
         for i, text in enumerate(texts):
             given = found[i].prompt_logprobs
             assert given is not None
-            behind = given[len(text.prompt_token_ids) :]
-            scores.append([each[token].logprob for each, token in zip(behind, text.token_ids, strict=True) if each])
+            behind = given[len(prompts[i]) :]
+            scores.append([each[token].logprob for each, token in zip(behind, text.tokens, strict=True) if each])
         return scores
 
     def _llm(self, speculation: Speculation, **changes) -> LLM:

@@ -73,7 +73,8 @@ def show_exactness(found: Exactness, console: Console | None = None):
     console.print(table)
     if found.kernel is not None:
         console.print(f"first: {found.kernel}", markup=False, soft_wrap=True)
-    console.print(f"not promised: {found.summary(False)}", soft_wrap=True)
+    if not all(one.promised for one in found.differences):
+        console.print(f"not promised: {found.summary(False)}", soft_wrap=True)
     colour, word = ("green", "exact") if found.exact else ("red", "different")
     console.print(f"[bold {colour}]{word}[/]: {found.summary(True)}", soft_wrap=True)
 

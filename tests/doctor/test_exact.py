@@ -10,25 +10,19 @@ from engines import TARGET, target
 from tiny import smallest, tiny_checkpoint
 
 from jspec.cli import main
-from jspec.doctor import exact, prove_exact
-from jspec.doctor.exact import Way, compared, ways
+from jspec.doctor import exact, exact_http, prove_exact
+from jspec.doctor.exact import Way, Written, compared, ways
 from jspec.llm import LLM
 from jspec.models import products
-from jspec.outputs import Logprob, Result, Stats
 from jspec.pallas.matmul import table
 
 PROMPTS = ([5, 9, 2, 7] * 12, [3, 1, 4])
 
 
-def result(tokens, numbers) -> Result:
-    logprobs = [{token: Logprob(number, 1)} for token, number in zip(tokens, numbers, strict=True)]
-    return Result(None, list(tokens), [1], "length", None, Stats.of(0, [0], [0]), [], logprobs=logprobs)
-
-
 def test_texts_and_bits_are_counted_as_far_as_texts_are_the_same():
-    expected = [result([1, 2, 3], [-1.0, -2.0, -3.0]), result([4, 5], [-1.0, -1.0])]
+    expected = [Written([1, 2, 3], [-1.0, -2.0, -3.0]), Written([4, 5], [-1.0, -1.0])]
     other = float(np.nextafter(np.float32(-2.0), np.float32(0)))  # 24 bits further: 0xBFFFFFFF is 0xC0000000 less one
-    found = [result([1, 2, 7], [-1.0, other, -9.0]), result([4, 5], [-1.0, -1.0])]
+    found = [Written([1, 2, 7], [-1.0, other, -9.0]), Written([4, 5], [-1.0, -1.0])]
     one = compared(Way("another", True), expected, found)
     assert (one.texts, one.of_texts, one.numbers, one.of_numbers) == (1, 2, 1, 4)
     bits = np.array([-2.0, other], np.float32).view(np.uint32)
@@ -108,3 +102,53 @@ def test_ways_with_drafts(tmp_path, monkeypatch):
     coupled, rejection, _ = found.differences
     assert (coupled.texts, coupled.of_texts) == (0, 4)
     assert (rejection.texts, rejection.of_texts) == (0, 2)
+
+
+class OneServer:
+    """A server that completes any prompt with three tokens; of the n-th request, ``change(n)`` is added to numbers."""
+
+    def __init__(self, change=lambda n: 0.0):
+        self.bodies, self.change = [], change
+
+    def answer(self, path: str, body: dict | None) -> dict:
+        if body is None:
+            return {"data": [{"id": "one"}]}
+        self.bodies.append(body)
+        tokens, numbers = ["a", "b", "c"], [-1.0, -2.0 + self.change(len(self.bodies)), -3.5]
+        if body.get("echo"):
+            assert body["max_tokens"] == 0
+            tokens, numbers = ["p", *tokens], [None, *numbers]
+        return {"choices": [{"text": "".join(tokens), "logprobs": {"tokens": tokens, "token_logprobs": numbers}}]}
+
+
+def proved(monkeypatch, server: OneServer, *more: str) -> int:
+    monkeypatch.setattr(exact_http._Server, "_ask", lambda self, path, body=None: server.answer(path, body))
+    return main(["doctor", "--exact", "--url", "http://host:1/v1", *more])
+
+
+def test_a_server_is_asked_in_all_ways(monkeypatch, capsys):
+    server = OneServer()
+    assert proved(monkeypatch, server) == 0
+    *_, scores, last = capsys.readouterr().out.strip().splitlines()
+    assert last == "exact: 0 of 24 texts and 0 bits of 72 log-probabilities differ"
+    assert scores == "not promised: 0 of 0 texts and 0 bits of 24 log-probabilities differ"
+    assert len(server.bodies) == 5 * 8
+    assert [body["temperature"] for body in server.bodies[:8]] == [0.0] * 4 + [1.0] * 4
+    assert all(body["model"] == "one" for body in server.bodies)
+
+
+@pytest.mark.parametrize(("first", "numbers", "code"), [(9, 24, 1), (33, 0, 0)], ids=["by load", "by scores"])
+def test_a_server_whose_numbers_differ_is_found(first, numbers, code, monkeypatch, capsys):
+    assert proved(monkeypatch, OneServer(lambda n: 2.0**-20 if n >= first else 0.0)) == code
+    out = capsys.readouterr().out
+    assert len(re.findall(r" 8 of 24 ", out)) == numbers // 8 + 1  # of three ways, and of scores
+    assert (" 0 bits of 72 " in out) == (code == 0)
+
+
+def test_what_is_no_server_is_said(monkeypatch, capsys):
+    assert main(["doctor", "--exact", "--url", "http://127.0.0.1:9"]) == 2
+    assert "no server of OpenAI's protocol answers at http://127.0.0.1:9/v1/models" in capsys.readouterr().err
+    assert main(["doctor", "--url", "http://127.0.0.1:9"]) == 2
+    assert "target=None: expected --target" in capsys.readouterr().err
+    assert main(["doctor", "--exact", "--url", "x", "--draft", "y"]) == 2
+    assert "draft='y' has no place beside --url" in capsys.readouterr().err
