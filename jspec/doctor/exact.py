@@ -6,6 +6,7 @@ from the prefix cache; and the target scores the texts as prompts. Counted are t
 log-probabilities, of tokens that stand behind the same text."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -182,10 +183,8 @@ def ways(K: int, drafts: bool, engine: EngineConfig) -> list[Way]:
         Way(f"prefill_chunk {2 * chunk}", False, engine={"prefill_chunk": 2 * chunk}),
     ]
     if drafts:
-        coupled = {"verify": "match", "draft_sampling": "coupled"}
-        found += [
-            Way(f"{k} draft{'s' * (k > 1)}, match, coupled", False, Speculation(k, **coupled)) for k in sorted({1, K})
-        ]
+        coupled = functools.partial(Speculation, verify="match", draft_sampling="coupled")
+        found += [Way(f"{k} draft{'s' * (k > 1)}, match, coupled", False, coupled(k)) for k in sorted({1, K})]
         found.append(Way(f"{K} drafts, rejection", False, Speculation(K), greedy=True))
     return found
 
