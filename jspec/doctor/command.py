@@ -20,12 +20,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
       ValueError: an argument or a checkpoint cannot be used.
     """
-    if args.target is None and (args.url is None or not args.exact):
+    if args.target is None and args.url is None:
         raise ValueError("target=None: expected --target, a checkpoint, or --exact with the --url of a server")
-    if args.url is not None and not args.exact:
-        raise ValueError(f"url={args.url!r}: expected --exact beside it, which asks a server")
     if args.exact:
         return _prove(args)
+    if args.url is not None:
+        raise ValueError(f"url={args.url!r}: expected --exact beside it, which asks a server")
     if args.reference is None and args.draft is None:
         raise ValueError(
             "draft=None: expected --draft, whose acceptance is measured, or --reference, or both; or --exact"

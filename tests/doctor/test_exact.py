@@ -149,6 +149,8 @@ def test_what_is_no_server_is_said(monkeypatch, capsys):
     assert main(["doctor", "--exact", "--url", "http://127.0.0.1:9"]) == 2
     assert "no server of OpenAI's protocol answers at http://127.0.0.1:9/v1/models" in capsys.readouterr().err
     assert main(["doctor", "--url", "http://127.0.0.1:9"]) == 2
+    assert "url='http://127.0.0.1:9': expected --exact beside it" in capsys.readouterr().err
+    assert main(["doctor", "--exact"]) == 2
     assert "target=None: expected --target" in capsys.readouterr().err
     assert main(["doctor", "--exact", "--url", "x", "--draft", "y"]) == 2
     assert "draft='y' has no place beside --url" in capsys.readouterr().err
