@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
       ValueError: an argument or a checkpoint cannot be used.
     """
-    if args.target is None and args.url is None:
+    if all(getattr(args, name) is None for name in ("target", "url")):
         raise ValueError("target=None: expected --target, a checkpoint, or --exact with the --url of a server")
     if args.exact:
         return _prove(args)
