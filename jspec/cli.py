@@ -106,11 +106,19 @@ def _parser() -> argparse.ArgumentParser:
     add_train_arguments(train)
 
     doctor = commands.add_parser(
-        "doctor", help="find out why few drafts are accepted, or whether a target computes what transformers does"
+        "doctor",
+        help="why few drafts are accepted, whether a target computes what transformers does, whether a seed means one text",
     )
-    doctor.add_argument("--target", required=True, help="checkpoint folder, or a name on the hub")
+    doctor.add_argument("--target", help="checkpoint folder, or a name on the hub; with --url the name of a model")
     doctor.add_argument("--draft", help="the same of a draft model or a draft head; or mtp. Needed without --reference")
     add_download_option(doctor)
+    doctor.add_argument(
+        "--exact",
+        action="store_true",
+        help="prove that a seed means one text: count the texts and the bits of log-probabilities that depend on how they "
+        "come about",
+    )
+    doctor.add_argument("--url", help="with --exact: ask a server of OpenAI's protocol in place of a checkpoint")
     doctor.add_argument(
         "--reference",
         metavar="PATH",

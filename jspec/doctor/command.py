@@ -1,4 +1,5 @@
-"""``jspec doctor``: diagnosis of the draft, comparison with transformers, or both. ``jspec.cli`` declares its arguments."""
+"""``jspec doctor``: diagnosis of the draft, comparison with transformers, or both, or a proof that a seed means one text.
+``jspec.cli`` declares its arguments."""
 
 import argparse
 import gc
@@ -6,7 +7,9 @@ import gc
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.doctor.comparison import Comparison, compare_with_reference
 from jspec.doctor.diagnosis import Diagnosis, diagnose, read_prompts
-from jspec.doctor.report import bug_report, show, show_comparison
+from jspec.doctor.exact import prove_exact
+from jspec.doctor.exact_http import prove_exact_over_http
+from jspec.doctor.report import bug_report, show, show_comparison, show_exactness
 from jspec.loading.pair import open_checkpoints
 from jspec.registry import MTP
 
@@ -17,8 +20,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
       ValueError: an argument or a checkpoint cannot be used.
     """
+    if all(getattr(args, name) is None for name in ("target", "url")):
+        raise ValueError("target=None: expected --target, a checkpoint, or --exact with the --url of a server")
+    if args.exact:
+        return _prove(args)
+    if args.url is not None:
+        raise ValueError(f"url={args.url!r}: expected --exact beside it, which asks a server")
     if args.reference is None and args.draft is None:
-        raise ValueError("draft=None: expected --draft, whose acceptance is measured, or --reference, or both")
+        raise ValueError(
+            "draft=None: expected --draft, whose acceptance is measured, or --reference, or both; or --exact"
+        )
     if args.reference is None and args.output is not None:
         raise ValueError(f"output={str(args.output)!r}: expected --reference beside it, whose report it is for")
     if args.draft is None and (args.draft_reference is not None or args.kv_cache_dtype != "auto"):
@@ -47,6 +58,33 @@ def run(args: argparse.Namespace) -> int:
     if failure is not None:
         raise failure
     return 0 if comparison.equal and (diagnosis is None or diagnosis.healthy) else 1
+
+
+def _prove(args: argparse.Namespace) -> int:
+    beside = "--exact" if args.url is None else "--url"
+    for name in ("reference", "draft_reference", "output", *([] if args.url is None else ["draft"])):
+        if getattr(args, name) is not None:
+            raise ValueError(f"{name}={str(getattr(args, name))!r} has no place beside {beside}: leave one of them out")
+    prompts = None if args.prompts is None else read_prompts(args.prompts)
+    if args.url is not None:
+        found = prove_exact_over_http(args.url, args.target, prompts, max_tokens=args.max_tokens)
+        show_exactness(found)
+        return 0 if found.exact else 1
+    options = HeadOptions(args.aux_convention, args.norm_output, args.mask_token_id, mtp=args.draft == MTP)
+    found = prove_exact(
+        args.target,
+        args.draft,
+        prompts,
+        num_draft_tokens=args.num_draft_tokens,
+        max_tokens=args.max_tokens,
+        dtype=args.dtype,
+        kv_cache_dtype=args.kv_cache_dtype,
+        chat=False if args.no_chat else None,
+        download=args.download,
+        options=options,
+    )
+    show_exactness(found)
+    return 0 if found.exact else 1
 
 
 def _diagnose(args: argparse.Namespace, prompts: list[str] | None, settings: dict) -> Diagnosis:

@@ -155,9 +155,9 @@ def diagnose(
         used = with_positions(config, given, engine.max_len)
         speculation = with_available_drafts(Speculation(num_draft_tokens), used)
     results += [checks.position_limit(config, given, used), *checks.head_inputs(config, used, options)]
-    plain = _with_pages(engine, config, used, speculation)
+    plain = with_pages(engine, config, used, speculation)
     engine = with_kv_cache_dtype(dataclasses.replace(engine, kv_cache_dtype=kv_cache_dtype), target_checkpoint)
-    engine = _with_pages(engine, config, used, speculation)
+    engine = with_pages(engine, config, used, speculation)
     rounding = kv_rounding(engine, target_checkpoint)
 
     model = build(config.for_length(engine.max_len), target_checkpoint.language_model(dtype)[1], dtype)
@@ -196,9 +196,7 @@ def _original(
     return original
 
 
-def _with_pages(
-    engine: EngineConfig, target: ModelConfig, draft: DraftConfig, speculation: Speculation
-) -> EngineConfig:
+def with_pages(engine: EngineConfig, target: ModelConfig, draft: DraftConfig, speculation: Speculation) -> EngineConfig:
     return ModelMemory(target, draft, speculation.most_draft_tokens + 1).with_num_pages(engine, share=0.9)
 
 

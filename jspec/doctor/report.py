@@ -13,6 +13,7 @@ import jspec
 from jspec.checkpoints.files.folder import Folder
 from jspec.doctor.comparison import Comparison
 from jspec.doctor.diagnosis import Diagnosis
+from jspec.doctor.exact import Exactness
 from jspec.doctor.figures import Texts
 from jspec.outputs import Stats
 
@@ -57,6 +58,25 @@ def show_comparison(comparison: Comparison, console: Console | None = None):
     word, colour = ("equal", "green") if comparison.equal else ("different", "red")
     console.print(f"[bold {colour}]{word}[/]: ", end="")
     console.print(f"{comparison.explanation}.", markup=False)
+
+
+def show_exactness(found: Exactness, console: Console | None = None):
+    """Print what differs in each way, and what that comes to in all as the last line."""
+    console = console or Console(highlight=False)
+    table = Table(box=None)
+    for heading in ("compared with plain, one by one", "texts", "log-probabilities", "bits", "promised"):
+        table.add_column(heading, justify="left" if heading[0] == "c" else "right")
+    for one in found.differences:
+        texts = f"{one.texts} of {one.of_texts}" if one.of_texts else ""
+        numbers = f"{one.numbers} of {one.of_numbers}", str(one.bits)
+        table.add_row(one.name, texts, *numbers, "yes" if one.promised else "no")
+    console.print(table)
+    if found.kernel is not None:
+        console.print(f"first: {found.kernel}", markup=False, soft_wrap=True)
+    if not all(one.promised for one in found.differences):
+        console.print(f"not promised: {found.summary(False)}", soft_wrap=True)
+    colour, word = ("green", "exact") if found.exact else ("red", "different")
+    console.print(f"[bold {colour}]{word}[/]: {found.summary(True)}", soft_wrap=True)
 
 
 def bug_report(comparison: Comparison, diagnosis: Diagnosis | None = None, draft: Folder | None = None) -> str:

@@ -1,17 +1,21 @@
-"""Which kernel multiplies each map of a model, and why no row of the table of products before it does."""
+"""Which kernel multiplies each map of a model, why no row of the table of products before it does, and which is the first
+whose bits depend on how many tokens share its pass."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jspec.models.layers import Linear
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
-from jspec.pallas.dispatch import explain
-from jspec.pallas.matmul.table import TABLE, Product
+from jspec.pallas.dispatch import explain, row_of
+from jspec.pallas.matmul.partial_sums import reduce_partial_sums
+from jspec.pallas.matmul.table import TABLE, Product, matmul
 
 
 def kernels_of(model: Any, tokens: int) -> Iterator[str]:
@@ -25,6 +29,56 @@ def kernels_of(model: Any, tokens: int) -> Iterator[str]:
             stored = {row.name for row in TABLE if product.weight.kind in row.weights}
             reasons = "".join(f', not by "{other}" ({why})' for other, why in refused if other in stored)
             yield f'{name} {list(product.weight.shape)} in {product.weight.kind} by "{row}"{reasons}'
+
+
+def first_difference(model: Any, sizes: Sequence[int]) -> str:
+    """The first product, in the order of the model, that gives a token other bits among other numbers of tokens, and the
+    kernels that compute it; or that no product does, so that attention or what is between products does.
+
+    Args:
+      model: the target's module.
+      sizes: numbers of tokens, the first of which is 1.
+    """
+    for name, product in _products(model, 1):
+        results = {size: _first_row(product, size) for size in sizes}
+        groups: list[list[int]] = []
+        for size in sizes:
+            group = next((group for group in groups if np.array_equal(results[group[0]], results[size])), None)
+            if group is None:
+                groups.append([size])
+            else:
+                group.append(size)
+        if len(groups) > 1:
+            said = " and ".join(f"{_listed(group)} by {_kernels(product, group)}" for group in groups)
+            return f"{name} {list(product.weight.shape)} in {product.weight.kind}: its bits are others with {said}"
+    return "no product: attention, or what is between products"
+
+
+def _first_row(product: Product, size: int) -> np.ndarray:
+    """The result of the first of ``size`` tokens, which is always the same one."""
+    shape = size, product.x.shape[-1]
+    x = jax.random.normal(jax.random.key(size), shape, product.x.dtype)
+    x = x.at[0].set(jax.random.normal(jax.random.key(0), shape[1:], product.x.dtype))
+
+    @jax.jit
+    def compute(x):
+        y = matmul(x, product.weight, product.bias, dtype=product.dtype, allow_partial_sums=product.allow_partial_sums)
+        return reduce_partial_sums(y, jnp.float32)[0].astype(jnp.float32)
+
+    return np.asarray(compute(x))
+
+
+def _kernels(product: Product, sizes: Sequence[int]) -> str:
+    """The rows of the table that compute a product of so many tokens."""
+    names = []
+    for size in sizes:
+        x = jax.ShapeDtypeStruct((size, product.x.shape[-1]), product.x.dtype)
+        names.append(f'"{row_of(TABLE, product._replace(x=x)).name}"')
+    return " and ".join(dict.fromkeys(names))
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return f"{', '.join(map(str, sizes))} token{'s' if list(sizes) != [1] else ''}"
 
 
 def _products(model: Any, tokens: int) -> Iterator[tuple[str, Product]]:
