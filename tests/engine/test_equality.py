@@ -137,7 +137,7 @@ def test_texts_under_preemption_at_every_call(subject):
         actives = serve(subject.engine, REQUESTS)
     subject.check(actives)
     assert subject.engine.metrics().num_preemptions - before > 10
-    assert sum(active.num_preemptions > 1 for active in actives) >= 4
+    assert sum(active.num_preemptions > 1 for active in actives) >= 3
 
 
 def test_texts_with_few_pages(subject):
