@@ -93,7 +93,7 @@ SLACK = {
     "gptq order": 1.6,
     "gptq 8 bits": 1.6,
     "gptq 8 bits symmetric": 1.25,
-    "gptq latents": 1.6,
+    "gptq latents": 1.85,
     "kept gptq in another order": 2.2,
 }
 
