@@ -1,7 +1,9 @@
 """Which kernel multiplies each map of a model, why no row of the table of products before it does, and which is the first
 whose bits depend on how many tokens share its pass."""
 
+import functools
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,12 +19,15 @@ from jspec.pallas.dispatch import explain, row_of
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.matmul.table import TABLE, Product, matmul
 
+_COMPUTED = "attention", "attention.out", "mlp", "gate_up", "down"  # parts of names of a layer's maps, in that order
+
 
 def kernels_of(model: Any, tokens: int) -> Iterator[str]:
     """A line for each map of a model, maps of the same name and shape once: the row that multiplies so many tokens, and of
     the rows before it for weights that are stored so, why they do not."""
     seen = set()
-    for name, product in _products(model, tokens):
+    for path, product in _products(model, tokens):
+        name = re.sub(r"\.\d+\.", ".*.", path)
         if (key := (name, product.weight.shape, product.weight.kind)) not in seen:
             seen.add(key)
             *refused, (row, _) = explain(TABLE, product).items()
@@ -32,15 +37,21 @@ def kernels_of(model: Any, tokens: int) -> Iterator[str]:
 
 
 def first_difference(model: Any, sizes: Sequence[int]) -> str:
-    """The first product, in the order of the model, that gives a token other bits among other numbers of tokens, and the
-    kernels that compute it; or that no product does, so that attention or what is between products does.
+    """The first product, in the order in which a layer computes them, that gives a token other bits among other numbers of
+    tokens (``sizes``), and the kernels that compute it; or that no product does, so that attention or what is between
+    products does. Layers follow each other, and what is no map of a layer comes last."""
 
-    Args:
-      model: the target's module.
-      sizes: numbers of tokens, the first of which is 1.
-    """
-    for name, product in _products(model, 1):
-        results = {size: _first_row(product, size) for size in sizes}
+    @functools.partial(jax.jit, static_argnames=("dtype", "in_parts"))
+    def first_row(x, weight, bias, dtype, in_parts):
+        y = matmul(x, weight, bias, dtype=dtype, allow_partial_sums=in_parts)
+        return reduce_partial_sums(y, jnp.float32)[0].astype(jnp.float32)
+
+    def result_of(product: Product, size: int) -> np.ndarray:
+        x = _tokens(size, product.x)
+        return np.asarray(first_row(x, product.weight, product.bias, product.dtype, product.allow_partial_sums))
+
+    for name, product in sorted(_products(model, 1), key=_place):
+        results = {size: result_of(product, size) for size in sizes}
         groups: list[list[int]] = []
         for size in sizes:
             group = next((group for group in groups if np.array_equal(results[group[0]], results[size])), None)
@@ -54,18 +65,18 @@ def first_difference(model: Any, sizes: Sequence[int]) -> str:
     return "no product: attention, or what is between products"
 
 
-def _first_row(product: Product, size: int) -> np.ndarray:
-    """The result of the first of ``size`` tokens, which is always the same one."""
-    shape = size, product.x.shape[-1]
-    x = jax.random.normal(jax.random.key(size), shape, product.x.dtype)
-    x = x.at[0].set(jax.random.normal(jax.random.key(0), shape[1:], product.x.dtype))
+def _place(named: tuple[str, Product]) -> tuple[int, int]:
+    """Where a product stands in the order in which a model computes them."""
+    layer = re.match(r"layers\.(\d+)\.", named[0])
+    parts = [i for i, part in enumerate(_COMPUTED) if part in named[0]]
+    return int(layer[1]) if layer else sys.maxsize, max(parts, default=0)
 
-    @jax.jit
-    def compute(x):
-        y = matmul(x, product.weight, product.bias, dtype=product.dtype, allow_partial_sums=product.allow_partial_sums)
-        return reduce_partial_sums(y, jnp.float32)[0].astype(jnp.float32)
 
-    return np.asarray(compute(x))
+def _tokens(size: int, like: Any) -> jax.Array:
+    """So many random tokens, the first of which is always the same one: ``[size, in]`` of the dtype of ``like``."""
+    inputs = like.shape[-1]
+    x = jax.random.normal(jax.random.key(size), (size, inputs), like.dtype)
+    return x.at[0].set(jax.random.normal(jax.random.key(0), (inputs,), like.dtype))
 
 
 def _kernels(product: Product, sizes: Sequence[int]) -> str:
@@ -91,8 +102,7 @@ def _products(model: Any, tokens: int) -> Iterator[tuple[str, Product]]:
             x = jax.ShapeDtypeStruct((tokens, part.in_features), model.dtype)
             bias = None if part.bias is None else part.bias[...]
             in_parts = part.allow_partial_sums and (bias is None or part.reduce_axis is not None)
-            name = re.sub(r"\.\d+\.", ".*.", ".".join(map(str, path)))
-            yield name, Product(x, part.stored, bias, model.dtype, in_parts)
+            yield ".".join(map(str, path)), Product(x, part.stored, bias, model.dtype, in_parts)
     if model.head is None:
         weight = model.output_weight
         yield (

@@ -3,7 +3,7 @@
 Numbers of eight bits are multiplied as they are, integers or FP8: the products of inputs that share a scale, those of an
 output channel or of 128 inputs of FP8 in blocks, are added up in float32 and then multiplied by it. Numbers of four bits,
 and of MXFP8, are multiplied by their scales first, in bfloat16 (``Weight.multiplied``): products of integers and of numbers
-of a table are rounded there, by less than a 100th of what a code of four bits rounds, and all others are exact."""
+of a table are rounded there, by about a 100th of what a code of four bits rounds, and all others are exact."""
 
 import dataclasses
 import functools

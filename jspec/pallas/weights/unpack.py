@@ -258,9 +258,10 @@ def _four_pairs(low: str, high: str, zero: str, *, first: str = "", times: str =
     return f"{{ .reg .b32 code, word, low, high; {' '.join(steps)} }}"
 
 
-# Codes less 8 times a scale: rounded once. $5 is 2^133 times the scale, $6 is 2^129 times, and $7 is -8 times the scale.
+# Codes less 8, times a scale: rounded once. $5 is 2^133 times the scale, $6 2^129 times and $7 -8 times, each divided by
+# ``CODE_SHRINK``.
 SCALED_CODES = _four_pairs("$5", "$6", "$7")
-# Codes less a zero, exactly, times a scale. $5 is the zero's negative, and $6 the scale.
+# Codes less a zero, exactly, times a scale. $5 is the zero's negative divided by ``CODE_SHRINK``, and $6 the scale.
 SCALED_DIFFERENCES = _four_pairs(
     "low",
     "high",
