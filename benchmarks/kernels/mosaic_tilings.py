@@ -1,7 +1,7 @@
 """The tilings of ``jspec.pallas.matmul.few_tokens_sm90`` that ``benchmarks.kernels.lowerings`` tries, by weight and number
 of tokens."""
 
-from jspec.pallas.matmul.sm90_tiling import SHARED, MosaicTiling, few_tokens_tiling, four_bit_tiling
+from jspec.pallas.matmul.sm90_tiling import SHARED, MosaicTiling, few_tokens_tiling
 
 Tiling = MosaicTiling
 # Fewer outputs in a tile divide the product more evenly among the multiprocessors, and more of them read x less often.
@@ -110,7 +110,7 @@ SMALL_TILINGS = tuple(  # where they are interpreted
 
 
 def tilings_for(kind: str, tokens: int, shape: tuple[int, int], in_parts: bool) -> list[tuple[str, Tiling]]:
-    """Some tilings and what to call each: the one that products of eight bits have, with more and fewer splits if
+    """Some tilings and what to call each: the one that products have, with more and fewer splits if
     ``in_parts``, and with x in another order; then those above of the smallest tile of tokens that holds all of them, or
     else of the largest."""
     outputs, inputs = shape
@@ -118,15 +118,9 @@ def tilings_for(kind: str, tokens: int, shape: tuple[int, int], in_parts: bool) 
     others = tiles[min((size for size in tiles if size >= tokens), default=max(tiles))]
     size = 2 if kind == "bf16" else 0.5 if tiles is CODES else 1
     named = [("", tiling) for tiling in others if tiling.shared_bytes(inputs, size, 2) <= SHARED]
-    if kind == "bf16":
-        return named
-    if tiles is CODES:
-        chosen = four_bit_tiling(tokens, outputs, inputs, in_parts)
-    else:
-        scaled = kind == "blocks"
-        chosen = few_tokens_tiling(
-            tokens, outputs, inputs, in_parts, scaled_groups=scaled, in_groups=scaled or kind == "mxfp8"
-        )
+    scaled, bits = kind == "blocks", int(8 * size)
+    how = {"scales_sums": scaled, "in_groups": scaled or kind == "mxfp8"}
+    chosen = few_tokens_tiling(tokens, outputs, inputs, bits, in_parts, **how)
     splits = [half for half in (chosen.num_splits // 2, 2 * chosen.num_splits) if half and in_parts]
     variants = [chosen._replace(num_splits=count) for count in splits]
     variants += [chosen._replace(ordered=True)] if size == 1 and kind != "mxfp8" else []

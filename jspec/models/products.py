@@ -84,7 +84,7 @@ def _kernels(product: Product, sizes: Sequence[int]) -> str:
     names = []
     for size in sizes:
         x = jax.ShapeDtypeStruct((size, product.x.shape[-1]), product.x.dtype)
-        names.append(f'"{row_of(TABLE, product._replace(x=x)).name}"')
+        names.append(f'"{row_of(TABLE, product._replace(x=x), product.one_order).name}"')
     return " and ".join(dict.fromkeys(names))
 
 

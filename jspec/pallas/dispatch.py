@@ -1,5 +1,7 @@
 """Kernel or reference implementation, decided when a program is lowered, by the platform that it is lowered for."""
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -7,6 +9,7 @@ from typing import TypeVar
 
 import jax
 
+_ONE_ORDER = contextvars.ContextVar("one_order", default=False)
 _HOPPER = "H100", "H200", "H800", "H20", "GH200"
 
 
@@ -48,9 +51,11 @@ class Row:
     Attributes:
       name: what the row is.
       conditions: what it asks of a case: whether that is so, and what to say if it is not.
+      one_order: whether a token gets the same bits among any number of tokens.
     """
 
     name: str
+    one_order: bool
     conditions: Callable[..., Iterator[tuple[bool, str]]]
 
     def refusal(self, *case) -> str | None:
@@ -65,6 +70,7 @@ class KernelRow(Row):
     name: str
     kernel: Callable
     conditions: Callable[..., Iterator[tuple[bool, str]]]
+    one_order: bool = False
 
     def serves(self, *case) -> bool:
         """Whether the kernel can be used for a case."""
@@ -74,9 +80,26 @@ class KernelRow(Row):
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 
-def row_of(table: Sequence[AnyRow], case) -> AnyRow:
-    """The first row of a table that serves a case."""
-    return next(row for row in table if row.refusal(case) is None)
+@contextlib.contextmanager
+def one_order(wanted: bool = True) -> Iterator[None]:
+    """What is traced meanwhile has kernels that give a token the same bits among any number of tokens, where there are such
+    kernels: some are slower than others."""
+    token = _ONE_ORDER.set(wanted)
+    try:
+        yield
+    finally:
+        _ONE_ORDER.reset(token)
+
+
+def wants_one_order() -> bool:
+    """Whether ``one_order`` is in force."""
+    return _ONE_ORDER.get()
+
+
+def row_of(table: Sequence[AnyRow], case, one_order: bool = False) -> AnyRow:
+    """The first row of a table that serves a case; of those with ``one_order``, if one of them does and it is wanted."""
+    rows = (*(row for row in table if row.one_order), *table) if one_order else table
+    return next(row for row in rows if row.refusal(case) is None)
 
 
 def explain(table: Sequence[Row], case) -> dict[str, str | None]:

@@ -18,6 +18,9 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False,
     channel in eight bits. If ``rounded``, codes are multiplied by their scales in bfloat16, as kernels do."""
     rng = np.random.default_rng(M + outputs + inputs)
     x = normal(rng, (M, inputs), "bfloat16")
+    if kind == "bfloat16":
+        plain = normal(rng, (outputs, inputs), kind)
+        return (x, Weight(plain)), np.asarray(plain, np.float64)
     form = known_format(kind)
 
     def stored(weight, scale) -> Weight:
@@ -83,7 +86,7 @@ def _in_bfloat16(numbers: np.ndarray, scale: np.ndarray) -> np.ndarray:
 def check(got, args, numbers):
     """Sums in float32 may differ from exact ones by a little of what they add up."""
     x, weight = args
-    factor = np.asarray(weight.scale, np.float64) if weight.form.per_channel else 1.0
+    factor = np.asarray(weight.scale, np.float64) if weight.per_channel else 1.0
     exact = np.asarray(x, np.float64)
     wanted, size = exact @ numbers.T * factor, np.abs(exact) @ np.abs(numbers).T * factor
     assert got.shape == wanted.shape

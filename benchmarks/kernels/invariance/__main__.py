@@ -11,7 +11,7 @@ The sections:
     instructions  wgmma at every N, mma.sync, XLA's products: does the instruction's shape change the order of a sum?
     products      the table of kernels (``jspec.pallas.matmul``), by numbers of tokens, with times and the kernel of each
     attention     verify and prefill passes over pages, by rows, query tokens, lengths and neighbours
-    costs         products whose sums have one order for any number of tokens, beside those of today
+    costs         products whose sums have one order for any number of tokens, beside the fastest
     steps         a target of two layers, by rows and query tokens, and in prefill: after which layer do bits differ?
     experts       routing and experts
     small_ops     norms, activations, rotations, sampling, verification rules, gated delta nets

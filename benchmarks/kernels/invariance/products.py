@@ -112,7 +112,7 @@ def today(tokens: int, weight: Weight, in_parts: bool) -> tuple[Way, str]:
     row = row_of(TABLE, Product(x, weight, dtype=jnp.bfloat16, allow_partial_sums=in_parts))
     how: Any = ""
     if row.name.startswith("few tokens"):
-        how = tiling_of(x, weight, jnp.bfloat16, in_parts)
+        how = tiling_of(x, weight, jnp.bfloat16, in_parts, one_order=True)
     elif row.name == "bf16":
         how = small_batch_tiling(tokens, *weight.shape, in_parts, 2)
     elif row.name in ("four bits", "groups, eight bits", "int8"):

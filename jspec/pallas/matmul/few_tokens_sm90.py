@@ -63,6 +63,9 @@ def few_tokens_matmul_kernel(
     assert outputs % tiling.outputs == 0, (outputs, tiling)
     assert inputs % min(tiling.inputs, 2 * DEPTH_UNIT) == 0, (inputs, tiling)
     assert tiling.num_stages % tiling.in_turns == 0, tiling
+    assert not weight.is_plain or tiling.num_stages >= 2 * tiling.in_turns, (
+        tiling
+    )  # one is read while the next is awaited
     if weight.kind in ("nvfp4", "mxfp8"):  # four scales are a word
         words = lax.bitcast_convert_type(weight.scale.reshape(outputs, -1, 4), jnp.int32)
         weight = dataclasses.replace(weight, scale=words)
@@ -177,16 +180,19 @@ def _multiply_tiles(
 
             @pl.when(turn == 0)
             def _store():
-                y = shared.y.at[beside]
                 for j in range(0, tiling.outputs, LINES):
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last results have left
-                    if interpret or dtype != jnp.float32:
-                        y.transpose((1, 0))[...] = sums[j : j + LINES].astype(dtype)
-                    else:
-                        store_transposed(y, sums[j : j + LINES])
-                    plgpu.commit_smem()
-                    there = pl.ds(split * outputs + output + j, LINES)
-                    plgpu.copy_smem_to_gmem(y, y_ref.at[pl.ds(token, tiling.tokens), there])
+                    for k in range(0, tiling.tokens, tiling.stored_tokens):
+                        count = min(tiling.stored_tokens, tiling.tokens - k)
+                        y = shared.y.at[beside, pl.ds(0, count)]
+                        of_piece = sums[j : j + LINES, k : k + count]
+                        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last results have left
+                        if interpret or dtype != jnp.float32:
+                            y.transpose((1, 0))[...] = of_piece.astype(dtype)
+                        else:
+                            store_transposed(y, of_piece)
+                        plgpu.commit_smem()
+                        there = pl.ds(token + k, count), pl.ds(split * outputs + output + j, LINES)
+                        plgpu.copy_smem_to_gmem(y, y_ref.at[there])
 
         if tiling.in_turns > 1:  # the last phase, too, is awaited
             pl.when((turn > 0) & (own > 0))(lambda: plgpu.barrier_wait(shared.summed))

@@ -39,7 +39,7 @@ class SharedMemory(NamedTuple):
     Attributes:
       weight: ``[stages, outputs of a tile, inputs]``, or half as many bytes of codes.
       x: ``[stages, tokens, inputs]``, or all parts of x.
-      y: ``[warpgroups side by side, tokens, 64]``, results on their way out.
+      y: ``[warpgroups side by side, stored tokens, 64]``, results on their way out.
       sums: ``[warpgroups but the first in turn, side by side, outputs, tokens]``, float32.
       here: the weights of a stage have arrived, and so has x if it is copied with them.
       x_here: a part of x has arrived, if it stays.
@@ -71,7 +71,7 @@ class SharedMemory(NamedTuple):
                 transforms=swizzled if weight.is_plain else transforms(line),
             ),
             x=plgpu.SMEM((parts, tiling.tokens, tiling.inputs), x.dtype, transforms=swizzled),
-            y=plgpu.SMEM((tiling.side_by_side, tiling.tokens, LINES), dtype),
+            y=plgpu.SMEM((tiling.side_by_side, tiling.stored_tokens, LINES), dtype),
             sums=plgpu.SMEM(sums, jnp.float32),
             here=plgpu.Barrier(num_arrivals=1 if tiling.keep_x else 2, num_barriers=tiling.num_stages),
             x_here=plgpu.Barrier(num_barriers=parts),
@@ -105,6 +105,11 @@ class Scales:
         """Whether each copy has others."""
         return not (self.weight.is_plain or self.weight.per_channel)
 
+    @property
+    def shrink(self) -> float:
+        """What the numbers that are multiplied are divided by besides."""
+        return 1.0 if self.weight.is_plain else SHRINK
+
     def of_copy(self, copy) -> Any:
         """Those of a copy of inputs, a number or float32 ``[outputs]``; 1 where all copies have the same."""
         if not self.in_groups:
@@ -127,11 +132,6 @@ class Scales:
 
 class ScalesOfNumbers(Scales, abc.ABC):
     """The scales of a warpgroup's tile, by which its numbers are multiplied before they are multiplied by x."""
-
-    @property
-    @abc.abstractmethod
-    def shrink(self) -> float:
-        """What the numbers are divided by besides."""
 
     @abc.abstractmethod
     def of_copy(self, copy) -> list[Any]:
@@ -203,10 +203,6 @@ class MXFP8Scales(_BytesOfScales):
 
 class NVFP4Scales(_BytesOfScales):
     """Those of a tile in NVFP4, of which a word has the scales of 64 inputs, and the numbers of its output channels."""
-
-    @property
-    def shrink(self) -> float:
-        return SHRINK
 
     @property
     def by_output(self) -> bool:

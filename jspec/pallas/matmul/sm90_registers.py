@@ -165,6 +165,35 @@ def store_transposed(y, sums):
     store(y, sums)  # pyright: ignore[reportCallIssue]  # jax passes the context
 
 
+def rounded_times(sums, number: float, by_line=None):
+    """In a kernel: float32 ``sums`` ``[outputs, tokens]`` in the layout of tensor cores times a number, and times one of
+    each line; rounded, whatever is done with it: a compiler may make one instruction, which rounds once, of a product and a
+    sum."""
+    by = () if by_line is None else (by_line,)
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.Layout.WGMMA, *(PER_LINE for _ in by)),
+        return_type=plgpu.ShapeDtypeStruct(sums.shape, jnp.float32, layout=plgpu.Layout.WGMMA),
+    )
+    def multiply(_, sums, *by_line):
+        f32 = ir.F32Type.get()
+        registers = np.empty(sums.registers.shape, dtype=object)
+        by_core, results = (of.reshape(sums.shape[0] // _LINES, -1, 2) for of in (sums.registers, registers))
+        for lines, half in np.ndindex(by_core.shape[0], 2):
+            factor = mgpu.c(number, f32)
+            factor = arith.mulf(factor, _of_line(by_line[0], lines, half)) if by_line else factor
+            for core in range(by_core.shape[1]):
+                pair = by_core[lines, core, half]
+                for i in range(2):
+                    product = [vector.extract(pair, [], [i]), factor]
+                    product = llvm.inline_asm(f32, product, "mul.rn.f32 $0, $1, $2;", "=f,f,f")
+                    pair = vector.insert(product, pair, [], [i])
+                results[lines, core, half] = pair
+        return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGMMA_LAYOUT, _is_signed=None)
+
+    return multiply(sums, *by)  # pyright: ignore[reportCallIssue]  # jax passes the context
+
+
 def numbers_of_nvfp4(weight, inputs: int, scales):
     """Numbers ``[outputs, inputs]`` in bfloat16 as ``load_nvfp4`` would give them, but not divided: for interpreters.
     ``scales`` are those of ``load_nvfp4``, one word after the other."""

@@ -9,9 +9,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jspec.pallas.matmul.sm90_memory import Scales, ScalesOfNumbers, SharedMemory, load
-from jspec.pallas.matmul.sm90_registers import MULTIPLIED, in_order, load_bfloat16
+from jspec.pallas.matmul.sm90_registers import MULTIPLIED, in_order, load_bfloat16, rounded_times
 from jspec.pallas.matmul.sm90_tiling import MosaicTiling
-from jspec.pallas.weights.unpack import SHRINK
 
 _ACC: Any = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 
@@ -30,7 +29,8 @@ def sums_of_tile(
 ):
     """In a kernel: the products of a warpgroup's tile ``[outputs, tokens]``, scaled, float32.
 
-    Where warpgroups take turns, the first one has the whole sums, and the others have their own part.
+    Parts are rounded and added one after the other, in whichever way. Where warpgroups take turns, the first one has the
+    whole sums, and the others have their own part.
 
     Args:
       await_operands: gives the stage, the weight ``[outputs, inputs]`` and x ``[inputs, tokens]`` of the warpgroup's n-th
@@ -41,36 +41,45 @@ def sums_of_tile(
       i: how many tiles the program instance has multiplied before.
       trips: how many copies a part of the inputs has.
     """
-    sums: Any = None
-    for part in range(tiling.in_sequence):
+
+    def of_part(part):
         begin = part * trips
 
-        def operands(trip, begin=begin):
+        def operands(trip):
             return await_operands(begin + trip)
 
-        def of_trip(trip, begin=begin):
+        def of_trip(trip):
             return scales.of_copy(first + begin + trip)
 
-        how = trips, tiling, interpret
-        if isinstance(scales, ScalesOfNumbers):
-            of_part = _sums_of_scaled(operands, of_trip, shared.read, scales, *how)
-        else:
-            of_part = _sums(operands, of_trip, shared.read, scales, *how)
-        sums = of_part if part == 0 else sums + of_part
-    if tiling.in_turns > 1:
-        sums = _add_turns(sums, shared, beside, turn, i)
-    return sums * lax.broadcast_in_dim(scales.of_outputs(), sums.shape, [0]) if scales.by_output else sums
+        how = shared.read, scales, trips, tiling, interpret
+        sums = (_sums_of_scaled if isinstance(scales, ScalesOfNumbers) else _sums)(operands, of_trip, *how)
+        return _scaled(sums, scales, of_outputs, interpret)
+
+    of_outputs = scales.of_outputs() if scales.by_output else None  # on their way while the tile is multiplied
+
+    if tiling.in_sequence <= 2:  # a loop would keep sums of a part that is all
+        sums = of_part(0) if tiling.in_sequence == 1 else of_part(0) + of_part(1)
+    else:
+        zeros = jnp.zeros((tiling.outputs, tiling.tokens), jnp.float32)
+        zeros = zeros if interpret else plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
+        sums = lax.fori_loop(0, tiling.in_sequence, lambda part, sums: sums + of_part(part), zeros)
+    return _add_turns(sums, shared, beside, turn, i) if tiling.in_turns > 1 else sums
+
+
+def _scaled(sums, scales: Scales, of_outputs, interpret):
+    """The sums of a part as they are added to those of others: rounded, wherever the others come from."""
+    if interpret:
+        return sums if of_outputs is None else sums * lax.broadcast_in_dim(of_outputs, sums.shape, [0])
+    return sums if of_outputs is None and scales.shrink == 1 else rounded_times(sums, scales.shrink, of_outputs)
 
 
 def _sums(operands, of_trip, read, scales: Scales, trips: int, tiling: MosaicTiling, interpret):
-    """The sums of a part of the inputs ``[outputs, tokens]``, float32; scaled only where each copy has other scales."""
+    """The sums of a part of the inputs ``[outputs, tokens]``, float32, divided by ``scales.shrink``; scaled only where each
+    copy has other scales."""
     shape, is_plain = (tiling.outputs, tiling.tokens), scales.weight.is_plain
 
     def multiply(acc, weight, x):
         """Begin to add the products of a copy."""
-        if is_plain:
-            plgpu.wgmma(acc, weight, x)
-            return
         for j in range(0, tiling.inputs, MULTIPLIED):  # some inputs are converted while others are multiplied
             plgpu.wgmma(acc, load_bfloat16(weight, j, MULTIPLIED, tiling.ordered), x.at[pl.ds(j, MULTIPLIED)])
 
@@ -104,12 +113,23 @@ def _sums(operands, of_trip, read, scales: Scales, trips: int, tiling: MosaicTil
 
         return acc[...]
 
+    def all_plain_trips(acc):
+        def add(trip, before):
+            stage, weight, x = operands(trip)
+            plgpu.wgmma(acc, weight, x)
+            plgpu.wgmma_wait(1)  # those of the copy before are multiplied while these are
+            pl.when(trip > 0)(lambda: plgpu.barrier_arrive(read.at[before]))
+            return stage
+
+        last = lax.fori_loop(0, trips, add, jnp.int32(0))
+        plgpu.wgmma_wait(0)
+        plgpu.barrier_arrive(read.at[last])
+        return acc[...]
+
     if interpret or scales.in_groups:
         zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
-        total = lax.fori_loop(0, trips, add_scaled, (zeros, of_trip(0)))[0]
-    else:
-        total = pl.run_scoped(all_trips, _ACC(shape, jnp.float32))
-    return total if is_plain or interpret else total * SHRINK
+        return lax.fori_loop(0, trips, add_scaled, (zeros, of_trip(0)))[0]
+    return pl.run_scoped(all_plain_trips if is_plain else all_trips, _ACC(shape, jnp.float32))
 
 
 def _sums_of_scaled(operands, of_trip, read, scales: ScalesOfNumbers, trips: int, tiling: MosaicTiling, interpret):
@@ -139,7 +159,7 @@ def _sums_of_scaled(operands, of_trip, read, scales: ScalesOfNumbers, trips: int
 
     if interpret:
         return lax.fori_loop(0, trips, add_interpreted, jnp.zeros(shape, jnp.float32))
-    return pl.run_scoped(all_trips, _ACC(shape, jnp.float32)) * scales.shrink
+    return pl.run_scoped(all_trips, _ACC(shape, jnp.float32))
 
 
 def _add_turns(sums, shared: SharedMemory, beside, turn, i):

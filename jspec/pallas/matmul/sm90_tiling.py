@@ -8,16 +8,22 @@ MULTIPROCESSORS = 132
 LINES = 64  # of the left operand, which a warpgroup multiplies at once
 BLOCK = 128  # outputs and inputs that share a scale, where these come in blocks
 LOAD_REGISTERS, _REGISTERS = 40, 512  # of a thread in the warpgroup that loads, and of one in each warpgroup together
-SHARED = 226 * 1024  # bytes of shared memory for arrays; a program instance has 227 KiB
-_FEW, _SEVERAL = 80, 160  # the most tokens whose sums leave registers for four warpgroups, and for one tile
+SHARED = 225 * 1024  # bytes of shared memory for arrays; a program instance has 227 KiB, barriers and gaps included
+_VERY_FEW, _FEW, _SEVERAL = (
+    16,
+    80,
+    160,
+)  # the most tokens whose sums leave registers for more warpgroups, and for one tile
+_SCALED = 96  # the most tokens of a tile where sums of groups are kept, too
 _MANY = 640  # tokens, of which more are multiplied by tiles with more outputs
 _PART_UNIT = 256  # parts of the inputs are multiples of this
 TOKEN_UNIT, DEPTH_UNIT = 8, 64  # tokens and inputs that lie together in shared memory
 _MIN_STAGES = 3  # a copy has fewer inputs where fewer copies than this fit
 _KEPT_STAGES = 4  # the fewest copies beside x, where all of it stays: codes are read so fast that x beside them counts
 _UNEVEN = 1.25  # how much more the busiest instance may have to do than with smaller tiles
-_PARTIAL_SUMS = 4  # float32 partial sums have at most one in this many of the bytes of the weight
-_SPLIT_INPUTS = 2048  # the fewest inputs of a split
+_STORED = 80  # the most tokens whose results are on their way out at once
+_SPLIT_INPUTS = 1024  # the fewest inputs of a split
+_MAX_KEPT = 32  # parts of x, each of which has a barrier
 
 
 class MosaicTiling(NamedTuple):
@@ -65,8 +71,9 @@ class MosaicTiling(NamedTuple):
         return min(232, (started - LOAD_REGISTERS) // self.warpgroups // 8 * 8)
 
     def busiest(self, tokens: int, outputs: int) -> int:
-        """Output features that the busiest program instance computes."""
-        return pl.cdiv(self.tiles(tokens, outputs), MULTIPROCESSORS) * self.tile_outputs
+        """How many results the busiest program instance computes, those of each split or part."""
+        own = pl.cdiv(self.tiles(tokens, outputs), MULTIPROCESSORS) * self.tile_outputs * self.tokens
+        return own * self.split_parts
 
     def tiles(self, tokens: int, outputs: int) -> int:
         """How many tiles a product has, those of other splits included."""
@@ -76,6 +83,11 @@ class MosaicTiling(NamedTuple):
     def split_parts(self) -> int:
         """In how many parts the inputs of a split are added up."""
         return self.in_turns * self.in_sequence
+
+    @property
+    def stored_tokens(self) -> int:
+        """Of how many tokens results are on their way out at once."""
+        return min(self.tokens, _STORED)
 
     def trips(self, inputs: int) -> int:
         """How many copies a part of the inputs has. Parts have the same inputs whatever a copy has. What is past the last
@@ -96,105 +108,87 @@ class MosaicTiling(NamedTuple):
         """Of shared memory, for numbers of a weight and of results of so many bytes each; barriers are not counted."""
         parts = self.copies(inputs) if self.keep_x else self.num_stages
         weight = int(self.num_stages * self.tile_outputs * self.inputs * weight_bytes)
-        x, y = 2 * parts * self.tokens * self.inputs, result_bytes * self.side_by_side * self.tokens * LINES
+        x, y = 2 * parts * self.tokens * self.inputs, result_bytes * self.side_by_side * self.stored_tokens * LINES
         return weight + x + y + 4 * (self.in_turns - 1) * self.tile_outputs * self.tokens
-
-
-def four_bit_tiling(
-    tokens: int, outputs: int, inputs: int, allow_partial_sums: bool = False, result_bytes: int = 2
-) -> MosaicTiling:
-    """The tiling for ``tokens`` and a weight of four bits ``[outputs, inputs]``, with split-K only if
-    ``allow_partial_sums``.
-
-    Tensor cores add the products of 16 inputs after those of the 16 before, whatever the tile. So the result of a token has
-    the same bits among any number of tokens: what is a part of the inputs, and in which order parts are added up, follows
-    from the weight alone. The number of tokens chooses how parts are multiplied: by several warpgroups at the same time, or
-    by one after the other.
-
-    Args:
-      result_bytes: of a number of the results, unless these are partial sums.
-    """
-    splits, parts = _parts(outputs, inputs, allow_partial_sums)
-    token_tiles = pl.cdiv(tokens, _SEVERAL)
-    tile_tokens = TOKEN_UNIT * pl.cdiv(pl.cdiv(tokens, token_tiles), TOKEN_UNIT)
-
-    def tiling(side_by_side: int, in_turns: int) -> MosaicTiling:
-        return MosaicTiling(
-            *(LINES, tile_tokens, 0, 0, side_by_side, in_turns), num_splits=splits, in_sequence=parts // in_turns
-        )
-
-    if tokens <= _FEW:
-        divided = [tiling(side, parts) for side in ((4, 2, 1) if parts == 1 else (2, 1))]
-    elif tokens > _MANY and parts == 1 and outputs % (4 * LINES) == 0:  # x is read less often
-        divided = [tiling(2, 1)._replace(outputs=2 * LINES, tokens=128)]
-    else:
-        divided = [tiling(2, 1), tiling(1, 1)]
-    if splits > 1:
-        divided = [one for one in divided if outputs % one.tile_outputs == 0]
-    uneven = 1.0 if tokens <= _FEW else _UNEVEN
-    least = min(one.busiest(tokens, outputs) for one in divided)
-    chosen = next(one for one in divided if one.busiest(tokens, outputs) <= uneven * least)
-    result_bytes = 4 if splits > 1 else result_bytes
-    deep = [
-        _with_stages(chosen._replace(inputs=depth), inputs, result_bytes, 4)
-        for depth in (2 * BLOCK, BLOCK)
-        if inputs % depth == 0
-    ]
-    fewest = _MIN_STAGES if chosen.side_by_side <= 2 else _MIN_STAGES + 2
-    chosen = next((one for one in deep if one.num_stages >= fewest), deep[-1])
-    kept = _with_stages(chosen._replace(keep_x=True), inputs, result_bytes, 4)
-    return kept if tokens <= TOKEN_UNIT and kept.num_stages >= _KEPT_STAGES else chosen
-
-
-def _parts(outputs: int, inputs: int, allow_partial_sums: bool) -> tuple[int, int]:
-    """Into how many splits the inputs of a weight are divided, and a split into how many parts: as many as keep
-    multiprocessors busy that would have no tile of few tokens."""
-    tiles, splits = pl.cdiv(outputs, 2 * LINES), 1
-    while allow_partial_sums and 2 * splits * tiles <= MULTIPROCESSORS and inputs >= 2 * splits * _SPLIT_INPUTS:
-        splits *= 2
-    few = 2 * splits * tiles <= MULTIPROCESSORS and inputs >= splits * _SPLIT_INPUTS
-    return splits, 2 if few else 1
 
 
 def few_tokens_tiling(
     tokens: int,
     outputs: int,
     inputs: int,
+    bits: int,
     allow_partial_sums: bool = False,
     result_bytes: int = 2,
-    scaled_groups: bool = False,
+    scales_sums: bool = False,
     in_groups: bool = False,
 ) -> MosaicTiling:
-    """The tiling for ``tokens`` and a weight of eight bits ``[outputs, inputs]``, with split-K only if
+    """The tiling for ``tokens`` and a weight ``[outputs, inputs]`` of 4, 8 or 16 bits, with partial sums only if
     ``allow_partial_sums``.
 
-    Every tile reads x again, so tiles have many outputs, as long as the busiest instance has not much more to do than with
-    smaller ones. Where there are not enough tiles for all multiprocessors, their inputs are split.
+    Tensor cores add the products of 16 inputs after those of the 16 before, whatever the tile. So the result of a token has
+    the same bits among any number of tokens: what is a part of the inputs follows from the weight alone, and parts are
+    added in their order. The number of tokens chooses where they are multiplied: by other program instances, by several
+    warpgroups at the same time, or by one after the other.
 
     Args:
       result_bytes: of a number of the results, unless these are partial sums.
-      scaled_groups: whether the sums of groups of inputs have scales: blocks, of which a copy has one.
+      scales_sums: whether the sums of groups of inputs have scales: blocks, of which a copy has one.
       in_groups: whether scales come for groups of inputs at all.
     """
-    few, several = (_FEW // 2, 128) if scaled_groups else (_FEW, _SEVERAL)  # a group's sums are kept beside all sums
+    splits, parts = parts_of_inputs(outputs, inputs, allow_partial_sums)
+    result_bytes = 4 if splits > 1 else result_bytes
+    several = _SCALED if scales_sums else _SEVERAL  # a group's sums are kept beside all sums
     token_tiles = pl.cdiv(tokens, several)
     tile_tokens = TOKEN_UNIT * pl.cdiv(pl.cdiv(tokens, token_tiles), TOKEN_UNIT)
-    if tokens <= few:  # four warpgroups convert weights faster than two
-        divided = MosaicTiling(64, tile_tokens, 0, 0, 2, 2), MosaicTiling(64, tile_tokens, 0, 0, 1, 4)
+    one = MosaicTiling(LINES, tile_tokens, 0, 0, num_splits=splits, in_sequence=parts)
+    if tokens <= _FEW:
+        sides = (4, 2, 1) if parts == splits == 1 and bits < 16 and (bits == 4 or tokens <= _VERY_FEW) else (2, 1)
+        turns = parts if bits < 16 or tokens <= _VERY_FEW else 1
+        divided = [one._replace(side_by_side=side, in_turns=turns, in_sequence=parts // turns) for side in sides]
     else:
-        divided = MosaicTiling(64, tile_tokens, 0, 0, 2, 1), MosaicTiling(64, tile_tokens, 0, 0, 1, 2)
-        if token_tiles > 1 and outputs % 128 == 0 and not scaled_groups:  # x is read less often
-            divided = MosaicTiling(128, tile_tokens, 0, 0, 2, 1), *divided
-    least = min(one.busiest(tokens, outputs) for one in divided)
-    tiling = next(one for one in divided if one.busiest(tokens, outputs) <= _UNEVEN * least)
-    result_bytes = 4 if allow_partial_sums else result_bytes
-    shallow = () if in_groups else (DEPTH_UNIT,)  # scales of groups come for a block of inputs
-    depths = [depth for depth in (BLOCK, *shallow) if inputs % depth == 0]
-    deep = [_with_stages(tiling._replace(inputs=depth), inputs, result_bytes, 8) for depth in depths]
-    tiling = next((one for one in deep if one.num_stages >= _MIN_STAGES), deep[-1])
-    while allow_partial_sums and _may_split(tiling, tokens, outputs, inputs):
-        tiling = tiling._replace(num_splits=2 * tiling.num_splits)
-    return tiling
+        divided = [one._replace(side_by_side=2), one]
+        tall = one._replace(outputs=2 * LINES, side_by_side=2)
+        if splits == parts == 1 and outputs % tall.tile_outputs == 0 and not scales_sums:  # x is read less often
+            if tokens > _MANY:
+                divided = [tall._replace(tokens=128)]
+            elif bits > 4:
+                divided = [tall, *divided]
+        if splits > 1:  # partial sums of so many tokens take longer to write and to read than to add up here
+            whole = one._replace(tokens=min(tile_tokens, 128), side_by_side=2, num_splits=1, in_sequence=splits)
+            divided = [whole, *divided]
+    if splits > 1:
+        divided = [each for each in divided if outputs % each.tile_outputs == 0]
+    uneven = 1.0 if tokens <= _FEW else _UNEVEN
+    least = min(each.busiest(tokens, outputs) for each in divided)
+    chosen = next(each for each in divided if each.busiest(tokens, outputs) <= uneven * least)
+    return _with_copies(chosen, inputs, bits, result_bytes, tokens, in_groups)
+
+
+def _with_copies(
+    tiling: MosaicTiling, inputs: int, bits: int, result_bytes: int, tokens: int, in_groups: bool
+) -> MosaicTiling:
+    """With as large copies as leave several under way, and all of x in shared memory where it takes little."""
+    depths = {4: (2 * BLOCK, BLOCK), 8: (BLOCK,) if in_groups else (BLOCK, DEPTH_UNIT), 16: (BLOCK, DEPTH_UNIT)}[bits]
+    deep = [
+        _with_stages(tiling._replace(inputs=depth), inputs, result_bytes, bits)
+        for depth in depths
+        if inputs % depth == 0
+    ]
+    fewest = _MIN_STAGES + (bits == 16) + 2 * (tiling.side_by_side > 2)
+    chosen = next((one for one in deep if one.num_stages >= fewest), deep[-1])
+    kept = _with_stages(chosen._replace(keep_x=True), inputs, result_bytes, bits)
+    fits = tokens <= TOKEN_UNIT and kept.num_stages >= _KEPT_STAGES and kept.copies(inputs) <= _MAX_KEPT
+    return kept if fits else chosen
+
+
+def parts_of_inputs(outputs: int, inputs: int, allow_partial_sums: bool) -> tuple[int, int]:
+    """Into how many splits the inputs of a weight are divided, and a split into how many parts: as many as keep
+    multiprocessors busy that would have no tile of few tokens. Where there are several splits, each is one part."""
+    tiles, splits = pl.cdiv(outputs, 2 * LINES), 1
+    while allow_partial_sums and 2 * splits * tiles <= MULTIPROCESSORS and inputs >= 2 * splits * _SPLIT_INPUTS:
+        splits *= 2
+    few = splits == 1 and 2 * tiles <= MULTIPROCESSORS and inputs >= 2 * _SPLIT_INPUTS
+    return splits, 2 if few else 1
 
 
 def _with_stages(tiling: MosaicTiling, inputs: int, result_bytes: int, bits: int) -> MosaicTiling:
@@ -205,12 +199,3 @@ def _with_stages(tiling: MosaicTiling, inputs: int, result_bytes: int, bits: int
         if tiling._replace(num_stages=stages).shared_bytes(inputs, bits / 8, result_bytes) <= SHARED
     ]
     return tiling._replace(num_stages=max(fits, default=0))
-
-
-def _may_split(tiling: MosaicTiling, tokens: int, outputs: int, inputs: int) -> bool:
-    """Whether twice as many splits have multiprocessors of their own, two trips and inputs each, and partial sums that are
-    few."""
-    twice = tiling._replace(num_splits=2 * tiling.num_splits)
-    before_last = (twice.split_inputs(inputs) or 0) * (twice.num_splits - 1)
-    few = 4 * tokens * twice.num_splits * _PARTIAL_SUMS <= inputs
-    return twice.tiles(tokens, outputs) <= MULTIPROCESSORS and twice.trips(inputs) >= 2 and before_last < inputs and few

@@ -21,7 +21,7 @@ from jspec.pallas.matmul import few_tokens
 from jspec.pallas.matmul.few_tokens import few_tokens_matmul, tiling_of
 from jspec.pallas.matmul.few_tokens_sm90 import few_tokens_matmul_kernel
 from jspec.pallas.matmul.partial_sums import PartialSums
-from jspec.pallas.matmul.sm90_tiling import MULTIPROCESSORS, MosaicTiling, few_tokens_tiling, four_bit_tiling
+from jspec.pallas.matmul.sm90_tiling import SHARED, MosaicTiling, few_tokens_tiling, parts_of_inputs
 from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
 from jspec.pallas.weights import unpack
 from jspec.quantization import nvfp4
@@ -42,6 +42,8 @@ TILINGS = [
     (16, 128, 512, Tiling(64, 16, 256, 2, keep_x=True)),
     (2, 128, 640, Tiling(64, 8, 128, 2, in_turns=2, num_splits=2)),  # uneven splits
     (9, 64, 1024, Tiling(64, 16, 64, 2, in_sequence=2)),
+    (9, 64, 1024, Tiling(64, 16, 64, 3, in_sequence=4)),
+    (90, 64, 128, Tiling(64, 96, 64, 2)),  # results leave in two pieces
 ]
 OF_CODES = [
     (3, 128, 512, Tiling(64, 8, 256, 4, side_by_side=2, in_turns=2, keep_x=True)),
@@ -73,8 +75,8 @@ class TestFewTokensMatmul:
             return few_tokens_matmul_kernel(x, weight, dtype, tiling=tiling, **how)
 
         def reference(x, weight):
-            y = weight_only_matmul_reference(x, weight, dtype)
-            return y if tiling.num_splits == 1 else y[:, None]
+            y = few_tokens._reference(x, weight, dtype=dtype, split_inputs=None, in_parts=tiling.num_splits > 1)
+            return y.summands if isinstance(y, PartialSums) else y
 
         y = self.implementation(reference, kernel)(x, weight)
         return y if tiling.num_splits == 1 else PartialSums(y).total(dtype)
@@ -83,6 +85,7 @@ class TestFewTokensMatmul:
         ("kind", "M", "outputs", "inputs", "tiling"),
         [
             *((kind, *case) for kind in KINDS for case in TILINGS),
+            *(("bfloat16", *case) for case in TILINGS if case[3].num_stages >= 2 * case[3].in_turns),
             *((kind, *case) for kind in (*CODES, "nvfp4") for case in OF_CODES),
             *(("mxfp8", *sizes, tiling._replace(inputs=128)) for *sizes, tiling in OF_CODES),
         ],
@@ -217,37 +220,39 @@ WEIGHTS = [
 TOKENS = (1, 5, 16, 40, 64, 80, 120, 160, 320, 640, 2048)
 
 
-@pytest.mark.parametrize(("in_groups", "bits"), [(False, 8), (True, 8), (False, 4)])
+@pytest.mark.parametrize(("scaled", "bits"), [(False, 8), (True, 8), (False, 4), (False, 16)])
 @pytest.mark.parametrize("allow_partial_sums", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), WEIGHTS)
-def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, in_groups, bits):
-    if (in_groups or bits == 4) and inputs % 128:
+def test_tilings_fit_the_chip(outputs, inputs, allow_partial_sums, scaled, bits):
+    if (scaled or bits == 4) and inputs % 128:
         return
     for tokens, size in itertools.product(TOKENS, (2, 4)):
-        shape = tokens, outputs, inputs, allow_partial_sums, size
-        tiling = four_bit_tiling(*shape) if bits == 4 else few_tokens_tiling(*shape, in_groups, in_groups)
+        tiling = few_tokens_tiling(tokens, outputs, inputs, bits, allow_partial_sums, size, scaled, scaled)
         assert outputs % tiling.outputs == inputs % tiling.inputs == tiling.num_stages % tiling.in_turns == 0
-        assert tiling.inputs % (128 if in_groups or bits == 4 else 64) == 0, "a copy has whole groups"
-        assert tiling.num_stages >= 2
-        assert tiling.shared_bytes(inputs, bits / 8, 4 if tiling.num_splits > 1 else size) <= 226 * 1024
+        assert tiling.inputs % (128 if scaled or bits == 4 else 64) == 0, "a copy has whole groups"
+        assert tiling.num_stages >= 2 * (tiling.in_turns if bits == 16 else 1)
+        in_parts = parts_of_inputs(outputs, inputs, allow_partial_sums)[0] > 1
+        assert tiling.shared_bytes(inputs, bits / 8, 4 if in_parts else size) <= SHARED
         # What the tensor cores add up, that of a group or a part beside it, and 64 converted inputs of each line.
-        sums = tiling.outputs * tiling.tokens // 128 * (2 if in_groups or tiling.in_sequence > 1 else 1)
-        assert sums + tiling.outputs * 64 // 2 // 128 <= tiling.registers() - 30
+        sums = tiling.outputs * tiling.tokens // 128 * (1 + scaled + (tiling.in_sequence > 1))
+        converted = 0 if bits == 16 else tiling.outputs * 64 // 2 // 128
+        assert sums + converted <= tiling.registers() - 24
         assert 128 * (tiling.warpgroups * tiling.registers() + 40) <= 65536
         if tiling.num_splits > 1:
             assert allow_partial_sums
-            assert bits == 4 or tiling.tiles(tokens, outputs) <= MULTIPROCESSORS
             assert math.ceil(inputs / tiling.split_inputs(inputs)) == tiling.num_splits  # pyright: ignore
 
 
+@pytest.mark.parametrize("bits", [4, 8, 16])
 @pytest.mark.parametrize("allow_partial_sums", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), [shape for shape in WEIGHTS if shape[1] % 128 == 0])
-def test_the_order_of_sums_of_four_bits_follows_from_the_weight_alone(outputs, inputs, allow_partial_sums):
+def test_the_order_of_sums_follows_from_the_weight_alone(outputs, inputs, allow_partial_sums, bits):
     def order(tokens: int, result_bytes: int):
-        tiling = four_bit_tiling(tokens, outputs, inputs, allow_partial_sums, result_bytes)
-        assert 1 in (tiling.in_turns, tiling.in_sequence)  # or parts would be added up in another order
+        tiling = few_tokens_tiling(tokens, outputs, inputs, bits, allow_partial_sums, result_bytes)
+        # Parts are added up in their order: by one of these three, or it would depend on which.
+        assert [tiling.num_splits, tiling.in_turns, tiling.in_sequence].count(1) >= 2
         parts = tiling.num_splits * tiling.split_parts
-        return tiling.num_splits, parts, parts > 1 and tiling.trips(inputs) * tiling.inputs
+        return parts, parts > 1 and tiling.trips(inputs) * tiling.inputs
 
     assert len({order(tokens, size) for tokens, size in itertools.product(range(1, 2049), (2, 4))}) == 1
 
@@ -268,7 +273,9 @@ def _rows_among(tokens: int, kind: str, shape: tuple[int, int]) -> np.ndarray:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["int4", "int4_64_float16_zeros", "nf4_64", "nvfp4"])
+@pytest.mark.parametrize(
+    "kind", ["int4", "int4_64_float16_zeros", "nf4_64", "nvfp4", "int8", "fp8_block", "mxfp8", "bfloat16"]
+)
 @pytest.mark.parametrize("shape", [(12288, 1024), (4096, 4096), (6144, 4096), (4096, 14336)], ids=str)
 def test_a_token_gets_the_same_bits_among_any_number_of_tokens(shape, kind):
     one = _rows_among(4, kind, shape)
