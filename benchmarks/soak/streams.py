@@ -186,8 +186,10 @@ def until(condition: Callable[[], bool], complaint: str):
 
 
 def settled(address: str) -> dict[str, float]:
-    """The metrics when the server has noticed that nobody is there any more."""
+    """The metrics when the server has noticed that nobody is there any more, and its engine that nobody wants a text."""
     until(lambda: metrics(address)["jspec:num_http_requests"] <= 1, "requests are open")  # the one that asks
+    left = "vllm:num_requests_running", "vllm:num_requests_waiting"
+    until(lambda: not any(metrics(address)[name] for name in left), "requests are left in the engine")
     return metrics(address)
 
 
