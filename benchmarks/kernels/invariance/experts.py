@@ -19,8 +19,10 @@ from benchmarks.kernels.invariance.run import (
     same_everywhere,
     shape_of,
 )
+from jspec.pallas.dispatch import by_platform
 from jspec.pallas.moe.grouped_mlp import grouped_mlp, tilings_of
-from jspec.pallas.moe.router import route
+from jspec.pallas.moe.router import route_kernel
+from jspec.pallas.moe.router_reference import route_reference
 
 LAYERS = {
     "bf16": Layer(),
@@ -36,8 +38,12 @@ def mixture(layer: Layer) -> Callable:
     """For several sets of tokens: their experts, the weights of these, and what each expert makes, which the norm that
     follows adds up in one order."""
 
+    kernel, reference = (
+        functools.partial(f, bias=None, routing=layer.routing) for f in (route_kernel, route_reference)
+    )
+
     def one(x, logits, gate_up, down):
-        routed = route(logits, None, layer.routing)
+        routed = by_platform(kernel, reference, logits)
         return routed.expert, routed.weight, grouped_mlp(x, routed, gate_up, down, clamp=layer.clamp)
 
     return lambda sets, gate_up, down: [one(x, logits, gate_up, down) for x, logits in sets]
