@@ -74,7 +74,7 @@ INSIDE = {
         "collectives": {".", "matmul", "norm"},
         "norm": {".", "matmul"},
         "matmul": {".", "attention", "weights"},
-        "moe": {".", "weights"},
+        "moe": {".", "matmul", "weights"},
         "attention": {"."},
         "sampling": {"."},
         "weights": {"."},

@@ -182,7 +182,7 @@ def product(layer: Layer, up: bool, interpret: bool, tiling: ExpertTiling) -> Ca
     def function(sizes, x, routed: Routed, weights):
         routed = routed._replace(sizes=sizes)
         if up:
-            how = {"for_codes": weights.weight.packed, "clamp": layer.clamp}
+            how = {"down": weights.weight, "clamp": layer.clamp}
             return hidden_kernel(x, routed, weights, tiling=tiling, interpret=interpret, **how)
         return made_kernel(x, routed, weights, tiling=tiling, interpret=interpret)
 
@@ -192,7 +192,7 @@ def product(layer: Layer, up: bool, interpret: bool, tiling: ExpertTiling) -> Ca
 def products(layer: Layer, weights, M: int, interpret: bool) -> tuple[list, list]:
     """Arguments of the calls of a loop, of either product."""
     gate_up, down = weights
-    how = {"for_codes": down.weight.packed, "clamp": layer.clamp, "interpret": interpret}
+    how = {"down": down.weight, "clamp": layer.clamp, "interpret": interpret}
     hidden_of = jax.jit(functools.partial(hidden_kernel, **how))
     up_calls, down_calls = [], []
     for x, logits, *_ in timed(layer, weights, M)[0]:

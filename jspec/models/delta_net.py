@@ -10,7 +10,7 @@ from jspec.config.sharding import axis_of
 from jspec.models.layers import Linear, Norm, linear_maps
 from jspec.pallas.delta_net.projections import DeltaHeads, decay_and_beta
 from jspec.pallas.delta_net.recur import DeltaInputs
-from jspec.pallas.norm.rms_norm import norm
+from jspec.pallas.norm.gated_norm import gated_norm
 
 
 class GatedDeltaNet(nnx.Module):
@@ -47,28 +47,11 @@ class GatedDeltaNet(nnx.Module):
 
         Positions say nothing to this layer: which tokens come before is in its state, and ``view`` knows the rows."""
         del positions
-        (B, T, _), heads = x.shape, self.heads
+        B, T, _ = x.shape
         qkvz = self.qkvz(x)
         b, a = jnp.split(self.ba(x), 2, axis=-1)
         g, beta = decay_and_beta(a, b, self.decay[...], self.bias[...])
-        inputs = DeltaInputs(qkvz, g, beta, self.convolution[...][:, 0].T, heads)
+        inputs = DeltaInputs(qkvz, g, beta, self.convolution[...][:, 0].T, self.heads)
         o, state = view.recur(inputs, state)
-        z = qkvz[:, :, heads.channels :].reshape(B, T, heads.values, heads.value_size)
-        gated = gated_norm(o, z, self.norm.weight[...], self.norm.eps)
+        gated = gated_norm(o, qkvz, self.norm.weight[...], self.norm.eps)
         return self.out(gated.reshape(B, T, -1)), state
-
-
-def gated_norm(o, z, weight, eps: float):
-    """RMSNorm of each value head's output, times ``silu(z)``, ``[..., Nv, Dv]`` in the dtype of ``o``.
-
-    The norm is of the kind ``rms`` of ``jspec.pallas.norm.rms_norm``; the weight is not added to 1, though that of all
-    other norms of these models is. The gate comes after the norm and is computed in float32.
-
-    Args:
-      o: ``[..., Nv, Dv]``, outputs of the recurrence.
-      z: ``[..., Nv, Dv]``, the gate.
-      weight: ``[Dv]``.
-      eps: added to the mean square.
-    """
-    normed = norm(o, weight, None, eps, "rms")
-    return (normed.astype(jnp.float32) * jax.nn.silu(z.astype(jnp.float32))).astype(o.dtype)

@@ -20,7 +20,7 @@ from jspec.pallas.collectives.peers import Peers
 from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
-from jspec.pallas.norm.rms_norm import SumOptions, add_norm, norm
+from jspec.pallas.norm.rms_norm import SumOptions, add_norm, norm, norm_tokens
 from jspec.quantization.formats import Format, known_format
 from jspec.quantization.weight import Weight, random_weight
 
@@ -119,7 +119,8 @@ class Norm(nnx.Module):
         self.quantize_outputs: str | None = None
 
     def __call__(self, x) -> Any:
-        normed = norm(x, self.weight[...], self._bias, self.eps, self.kind, self.reduce_axis)
+        args = x, self.weight[...], self._bias, self.eps, self.kind
+        normed = norm_tokens(*args) if self.reduce_axis is None else norm(*args, self.reduce_axis)
         return normed if self.quantize_outputs is None else quantize_tokens(normed, self.quantize_outputs)
 
     def after_adding(

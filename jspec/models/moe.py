@@ -11,10 +11,10 @@ from jspec.config.param_specs import of_experts
 from jspec.config.sharding import axis_of
 from jspec.models.layers import Linear, Norm, times
 from jspec.pallas.collectives.peers import Peers, reduce_with
-from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
+from jspec.pallas.moe.router_logits import router_logits
 from jspec.pallas.moe.tiles import ExpertMap
 
 
@@ -64,10 +64,9 @@ class Mixture(nnx.Module):
         routed_by = tokens if routed_by is None else routed_by.reshape(tokens.shape)
         added = self.router.bias if self.correction is None else self.correction
         bias = None if added is None else added[...]
-        logits = matmul(routed_by, self.router.weight[...], dtype=jnp.float32)
-        routed, gate = route(logits, bias, self.experts), None
+        routed, gate = route(routed_by, self.router.weight[...], bias, self.experts), None
         if self.shared_gate is not None:
-            gate = jax.nn.sigmoid(matmul(tokens, self.shared_gate.weight[...], dtype=jnp.float32))
+            gate = jax.nn.sigmoid(router_logits(tokens, self.shared_gate.weight[...]))
         if gate is not None and self.shared is None:
             chosen = jnp.arange(self.experts.per_token, dtype=jnp.int32)[None] < self.experts.chosen
             routed = routed._replace(weight=jnp.where(chosen, routed.weight, gate))

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jspec.pallas.sampling.sample import sample
 from jspec.sampling.params import MAX_LOGPROBS
 
 _GROUP = 256  # tokens; the likeliest tokens are in the groups that have the largest logits
@@ -49,9 +50,13 @@ def as_float32(logits) -> jax.Array:
 
 
 def token_logprobs(logits, tokens) -> TokenLogprobs:
-    """Log-probabilities of tokens int32 ``[..., J]`` under logits ``[..., J, V]`` at temperature 1."""
-    logits = logits.astype(jnp.float32)
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    """Log-probabilities of tokens int32 ``[..., J]`` under logits ``[..., J, V]`` at temperature 1.
+
+    The normaliser is that of ``sample``, whose sum has one order for any number of tokens: those of XLA follow from it."""
+    logits, count = logits.astype(jnp.float32), tokens.size
+    ones, zeros = jnp.ones(count, jnp.float32), jnp.zeros(count, jnp.float32)
+    _, distribution = sample(logits.reshape(count, 1, -1), ones, zeros.astype(jnp.int32), ones, zeros)
+    normalizer = distribution.lse.reshape(tokens.shape)
     chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1, mode="clip")
     rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
     values, likeliest_tokens = likeliest(logits)

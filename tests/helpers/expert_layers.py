@@ -89,3 +89,10 @@ def four_bits(codes: np.ndarray) -> Weight:
     weight = np.stack([repacked(expert) for expert in blocks]).transpose(2, 0, 1, 3)  # [pairs, X, out, 32]
     arrays = jax.device_put(weight), jax.device_put(factors.transpose(2, 0, 1))
     return Weight(*arrays, form=known_format("mxfp4_pairs"), inputs=inputs)
+
+
+def one_after_another(a, b, trans_b: bool):
+    """A product as tensor cores add it, ``[m, n], [k, n] -> [m, k]``: in the order in which the operands have the inputs."""
+    assert trans_b
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    return functools.reduce(jnp.add, [a[:, i, None] * b[None, :, i] for i in range(a.shape[1])])

@@ -25,7 +25,7 @@ from jspec.pallas.mla.absorb_queries import absorb_queries
 from jspec.pallas.mla.attention import latent_attention
 from jspec.pallas.mla.project_values import project_values
 from jspec.pallas.moe.grouped_mlp import grouped_mlp
-from jspec.pallas.moe.router import route
+from jspec.pallas.moe.router import route, route_kernel
 from jspec.pallas.moe.router_small_batch import MOST_TOKENS
 from jspec.pallas.moe.tiles import ExpertMap
 from jspec.pallas.norm.qk_norm import qk_norm
@@ -266,8 +266,17 @@ def test_maps_of_heads_lower_for_cuda(M, kind):
 def test_routing_by_sigmoids_in_groups_lowers_for_cuda(M, X):
     routing = Experts(X, 4, 1, scores="sigmoid", groups=8, chosen_groups=4, scale=2.5, shared=1)
     args = jax.ShapeDtypeStruct((M, X), jnp.float32), jax.ShapeDtypeStruct((X,), jnp.float32)
-    actual = kernels_of(for_cuda(functools.partial(route, routing=routing), args))
+    actual = kernels_of(for_cuda(functools.partial(route_kernel, routing=routing), args))
     assert sorted(actual) == (["route_small_batch"] if M <= MOST_TOKENS else ["choose", "group"])
+
+
+@pytest.mark.parametrize("M", [1, 80, 2048])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_routing_of_tokens_lowers_for_cuda(M, dtype):
+    args = jax.ShapeDtypeStruct((M, 2880), dtype), jax.ShapeDtypeStruct((32, 2880), dtype), None
+    actual = kernels_of(for_cuda(functools.partial(route, routing=Experts(32, 4, 1, renormalise=False)), args))
+    chosen = ["route_small_batch"] if M <= MOST_TOKENS else ["choose", "group"]
+    assert sorted(actual) == sorted(["router_logits", *chosen])
 
 
 def _mixture(M, X, dtype, stored: str | tuple[str | None, str] | None = None):
@@ -275,7 +284,7 @@ def _mixture(M, X, dtype, stored: str | tuple[str | None, str] | None = None):
     array, F, D = jax.ShapeDtypeStruct, 768, 2048
 
     def function(x, logits, gate_up, down):
-        return grouped_mlp(x, route(logits, None, Experts(X, 8, F)), gate_up, down)
+        return grouped_mlp(x, route_kernel(logits, None, Experts(X, 8, F)), gate_up, down)
 
     both = stored if isinstance(stored, tuple) else (stored, stored)
     maps = (
@@ -328,7 +337,7 @@ def test_experts_of_four_bits_with_biases_lower_for_cuda(M, X, dtype):
         return ExpertMap(abstract_weight("mxfp4_pairs", (X, out, D)), array((X, out), dtype))
 
     def function(x, logits, bias, gate_up, down):
-        return grouped_mlp(x, route(logits, bias, Experts(X, 4, D)), gate_up, down, clamp=7.0)
+        return grouped_mlp(x, route_kernel(logits, bias, Experts(X, 4, D)), gate_up, down, clamp=7.0)
 
     args = array((M, D), dtype), array((M, X), jnp.float32), array((X,), dtype), stacked(2 * D), stacked(D)
     assert sorted(kernels_of(for_cuda(function, args))) == launches_of_experts(M)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.kernels.experts import Layer
-from benchmarks.kernels.invariance.products import Way, front_door, measure, say_failures, weights_for
 from benchmarks.kernels.invariance.run import (
     Job,
     Run,
@@ -19,26 +18,35 @@ from benchmarks.kernels.invariance.run import (
     same_everywhere,
     shape_of,
 )
+from jspec.pallas.dispatch import by_platform
+from jspec.pallas.matmul.reference import matmul_reference
 from jspec.pallas.moe.grouped_mlp import grouped_mlp, tilings_of
-from jspec.pallas.moe.router import route
+from jspec.pallas.moe.router import route, route_kernel
+from jspec.pallas.moe.router_reference import route_reference
 
 LAYERS = {
     "bf16": Layer(),
     "int4": Layer(stored="int4"),
+    "nvfp4": Layer(stored="nvfp4"),
     "fp8_block": Layer(stored="fp8_block"),
+    "GLM-4.7-Flash": Layer(65, 1536, 2048, 5, shared=1),
     "gpt-oss, mxfp4": Layer(32, 2880, 2880, 4, four_bits=True),
 }
-MOST = 640  # tokens
 ROWS = 4
+ROUTERS = (128, 2048), (32, 2880)  # experts and hidden states of 30B-A3B and gpt-oss
 
 
-def mixture(layer: Layer) -> Callable:
+def mixture(layer: Layer, mlp: Callable = grouped_mlp) -> Callable:
     """For several sets of tokens: their experts, the weights of these, and what each expert makes, which the norm that
     follows adds up in one order."""
 
+    kernel, reference = (
+        functools.partial(f, bias=None, routing=layer.routing) for f in (route_kernel, route_reference)
+    )
+
     def one(x, logits, gate_up, down):
-        routed = route(logits, None, layer.routing)
-        return routed.expert, routed.weight, grouped_mlp(x, routed, gate_up, down, clamp=layer.clamp)
+        routed = by_platform(kernel, reference, logits)
+        return routed.expert, routed.weight, mlp(x, routed, gate_up, down, clamp=layer.clamp)
 
     return lambda sets, gate_up, down: [one(x, logits, gate_up, down) for x, logits in sets]
 
@@ -51,11 +59,11 @@ def tokens_of(layer: Layer, number: int, M: int):
     return x.at[at].set(one), logits.at[at].set(of_one)
 
 
-def one_layer(run: Run, name: str, layer: Layer, tokens: Sequence[int]):
-    """Print the classes of a mixture, and the time for each number of tokens."""
+def one_layer(run: Run, name: str, layer: Layer, tokens: Sequence[int], mlp: Callable = grouped_mlp):
+    """Print the classes of a mixture, and the time for each number of tokens; ``mlp`` is that of the experts."""
     weights = jax.jit(layer.weights)(jax.random.key(0))
     sets = {M: [jax.eval_shape(functools.partial(tokens_of, layer, 0, M))] * (1 if run.small else ROWS) for M in tokens}
-    programs = compile_all({M: Job(mixture(layer), (sets[M], *shape_of(weights))) for M in tokens})
+    programs = compile_all({M: Job(mixture(layer, mlp), (sets[M], *shape_of(weights))) for M in tokens})
     found, times, moved = {}, {}, []
     for M in tokens:
 
@@ -90,22 +98,57 @@ def _fields(tiling):
     return tiling.assignments, tiling.outputs, tiling.inputs, tiling.num_warps, tiling.num_stages
 
 
-def router(run: Run, tokens: Sequence[int]):
-    """The router's logits, a product in float32 that XLA computes."""
-    shape = (16, 64) if run.small else (128, 2048)
-    weights = weights_for("bf16", shape, run.small)
-    way = Way(front_door(False, jnp.float32), tuned=True)
-    found = say_failures(run, "router logits", measure(run, weights, {M: (M, way) for M in tokens}))
-    moved = [M for M, one in found.items() if not one.anywhere]
-    note = f"; place or neighbours matter: {moved}" if moved else ""
-    times = {str(M): one.took for M, one in found.items()}
-    run.say_classes("router logits", {M: one.first for M, one in found.items()}, note, us=times)
+def router(run: Run, name: str, function: Callable, shape: tuple[int, int], tokens: Sequence[int]):
+    """The experts of each token and their weights, by ``function`` of tokens ``[M, D]`` and the router ``[X, D]``."""
+    X, D = (16, 64) if run.small else shape
+    layer = Layer(X, 1, D, min(8, X))
+    weight = jax.random.normal(jax.random.key(0), (X, D), jnp.bfloat16)
+    sets = 1 if run.small else ROWS
+
+    def both(xs, weight):
+        return [function(x, weight, layer.routing) for x in xs]
+
+    abstract = {M: [jax.ShapeDtypeStruct((M, D), jnp.bfloat16)] * sets for M in tokens}
+    programs = compile_all({M: Job(both, (abstract[M], shape_of(weight)), tuned=True) for M in tokens})
+    found, times = {}, {}
+    for M in tokens:
+
+        def one(M=M):
+            if isinstance(programs[M], Exception):
+                raise programs[M]
+            given = [tokens_of(layer, number, M)[0] for number in range(sets)]
+            out = programs[M](given, weight)
+            found[M] = [np.asarray(x) for one in out for x in jax.tree.leaves(picked_of(one, M))]
+            times[str(M)] = microseconds(lambda: programs[M](given, weight), sets, run.small)
+
+        run.attempt(f"{name}, {M} tokens", one)
+    run.say_classes(name, found, us=times)
+    print("    us: " + "  ".join(f"{M} {took:.1f}" for M, took in times.items()), flush=True)
+
+
+def picked_of(routed, M: int):
+    """What a token has that is always the same, and lies last among others."""
+    return [x[M - 1] for x in routed[:2]]
+
+
+def by_xla(x, weight, routing):
+    """Routing by the logits of XLA's product, as it was."""
+    logits = matmul_reference(x, weight, jnp.float32)
+    ways = (functools.partial(f, routing=routing) for f in (route_kernel, route_reference))
+    return by_platform(*ways, logits, None)
+
+
+def by_kernels(x, weight, routing):
+    """Routing as models call it."""
+    return route(x, weight, None, routing)
 
 
 def experts(run: Run, tokens: Sequence[int]):
-    """The router first."""
-    counts = [M for M in tokens if M <= MOST]
-    run.attempt("router logits", router, run, counts)
+    """Routers first."""
+    for shape in ROUTERS[: 1 if run.small else None]:
+        for way in (by_xla, by_kernels):
+            name = f"routing {shape}, {way.__name__}"
+            run.attempt(name, router, run, name, way, shape, tokens)
     layers = {"bf16": Layer(8, 64, 96, 2)} if run.small else LAYERS
     for name, layer in layers.items():
-        run.attempt(f"experts, {name}", one_layer, run, name, layer, counts)
+        run.attempt(f"experts, {name}", one_layer, run, name, layer, tokens)

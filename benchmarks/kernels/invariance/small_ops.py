@@ -19,8 +19,11 @@ from jspec.pallas.delta_net.chunked import CHUNK
 from jspec.pallas.delta_net.prefill import prefill
 from jspec.pallas.delta_net.state import init_state
 from jspec.pallas.delta_net.verify import verify
-from jspec.pallas.norm.rms_norm import add_norm, norm
+from jspec.pallas.norm.gated_norm import gated_norm, gated_norm_reference
+from jspec.pallas.norm.qk_norm import qk_norm
+from jspec.pallas.norm.rms_norm import add_norm, norm, norm_tokens
 from jspec.pallas.sampling.sample import sample
+from jspec.sampling.logprobs import token_logprobs
 
 D, F, H, HEADS, VOCABULARY, EPS = 4096, 14336, 128, 40, 128256, 1e-5
 ROPE = Rope(theta=5e5)
@@ -42,6 +45,15 @@ def ops_of_tokens() -> dict[str, tuple[Callable, tuple[int, ...]]]:
     return {
         "add_norm": (lambda x: add_norm(half(x)[0], half(x)[1], weight, None, EPS, "rms"), (2 * D,)),
         "norm by XLA": (lambda x: norm(x, weight, None, EPS, "rms"), (D,)),
+        "norm": (lambda x: norm_tokens(x, weight, None, EPS, "rms"), (D,)),
+        "norm of 512 by XLA": (lambda x: norm(x, weight[:512], None, EPS, "rms"), (512,)),
+        "norm of 512": (lambda x: norm_tokens(x, weight[:512], None, EPS, "rms"), (512,)),
+        "norms of queries and keys": (
+            lambda x: qk_norm(x, (weight[:H],) * 2, (None,) * 2, (HEADS - 8, 4), EPS, "rms"),
+            (HEADS, H),
+        ),
+        "gated norm by XLA": (lambda x: gated_norm_reference(*_gated(x), weight[:H], EPS), (2 * HEADS * H,)),
+        "gated norm": (lambda x: gated_norm(*_gated(x), weight[:H], EPS), (2 * HEADS * H,)),
         "silu(gate) up": (lambda x: jax.nn.silu(half(x)[0]) * half(x)[1], (2 * F,)),
         "gelu_tanh(gate) up": (lambda x: jax.nn.gelu(half(x)[0], approximate=True) * half(x)[1], (2 * F,)),
         "residual sum": (lambda x: half(x)[0] + half(x)[1], (2 * D,)),
@@ -77,6 +89,11 @@ def of_tokens(run: Run, tokens: Sequence[int]):
         run.attempt(name, one)
 
 
+def _gated(x):
+    """Outputs of the heads of a delta net, and what has their gates."""
+    return x[..., : HEADS * H].reshape(*x.shape[:2], HEADS, H), x
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _tokens(number, M: int, shape: tuple[int, ...]) -> jax.Array:
     """One token, always the same, in three places among others."""
@@ -110,6 +127,28 @@ def sampled(run: Run, tokens):
         run.attempt(f"sample, filters {label}", one)
 
 
+def logprobs(run: Run, tokens):
+    """The normaliser of a row of logits among J of each of B rows, by XLA and as log-probabilities have it."""
+    del tokens
+    V = 500 if run.small else VOCABULARY
+    own = 6 * _normal(1, V, dtype="float32")
+    pairs = [(1, 1), (2, 5)] if run.small else [(1, 1), (1, 5), (16, 1), (16, 5), (64, 5), (1, 512)]
+    ways = {
+        "by XLA": lambda logits, token: logits[..., 7] - jax.nn.logsumexp(logits, axis=-1),
+        "as it is": lambda logits, token: token_logprobs(logits, token).chosen,
+    }
+    for way, function in ways.items():
+
+        def one(way=way, function=function):
+            found, ask = {}, jax.jit(function)
+            for B, J in pairs:
+                logits = jnp.asarray(_normal(2, B, J, V, dtype="float32")).at[-1, J // 2].set(own)
+                found[f"{B}x{J}"] = [np.asarray(ask(logits, jnp.full((B, J), 7, jnp.int32))[-1, J // 2])]
+            run.say_classes(f"log-probability {way}", found)
+
+        run.attempt(f"log-probability {way}", one)
+
+
 def rules(run: Run, tokens):
     """A row's verdict among B rows, by each verification rule."""
     del tokens
@@ -139,7 +178,7 @@ def delta_nets(run: Run, tokens):
     prompt = delta_net.tokens_of(heads, B, CHUNK + 9, 1)
     texts = delta_net.tokens_of(heads, B, N, 2)
     read = prefill_pass(start, delta_net.prefill_rows(B, CHUNK + 9, True), *prompt)[1]
-    outputs, states = {}, {}
+    outputs, states, among_others = {}, {}, {}
     for T in QUERIES:
 
         def one(T=T):
@@ -166,6 +205,25 @@ def delta_nets(run: Run, tokens):
             outputs[name], states[name] = cut(*sizes)
 
         run.attempt(f"delta net, {name}", two)
+    for name, (rows_of_pass, T) in {"2 x 64": (2, CHUNK), "16 x 64": (16, CHUNK), "2 x 512": (2, 512)}.items():
+
+        def among(rows_of_pass=rows_of_pass, T=T, name=name):
+            """The first row beside others, in segments of T of which only the first tokens are valid."""
+            state, first, out = init_state(rows_of_pass, heads, delta_net.W, T_most, jnp.bfloat16), 0, []
+            others = delta_net.tokens_of(heads, rows_of_pass, T, 5)
+            while first < whole:
+                size = min(T, whole - first)
+                numbers = [x.at[0, :size].set(y[0, first : first + size]) for x, y in zip(others, both, strict=True)]
+                rows = delta_net.prefill_rows(rows_of_pass, T, first == 0)
+                rows = dataclasses.replace(rows, tokens=rows.tokens.at[0].set(size))
+                o, state = prefill_pass(state, rows, *numbers)
+                out.append(o[:1, :size])
+                first += size
+            among_others[name] = np.asarray(jnp.concatenate(out, axis=1))[0, -N:], np.asarray(state.S[0])
+
+        run.attempt(f"delta net, prefill {name}", among)
+    among_others["prefill"] = outputs["prefill"][0], states["prefill"][0]
+    run.say_classes("delta net, prefill among others", among_others)
     run.say_classes("delta net, outputs of 12 tokens", outputs)
     run.say_classes("delta net, states", states)
     rows_of = {}
@@ -188,5 +246,5 @@ def small_ops(run: Run, tokens):
     """Each of them by itself; of gated delta nets ``benchmarks.kernels.delta_net`` has a small run."""
     counts = [M for M in tokens if M != 40 and M != 512]
     run.attempt("ops of tokens", of_tokens, run, counts)
-    for function in (sampled, rules) if run.small else (delta_nets, sampled, rules):
+    for function in (logprobs, sampled, rules) if run.small else (delta_nets, logprobs, sampled, rules):
         run.attempt(function.__name__, function, run, counts)

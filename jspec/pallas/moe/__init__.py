@@ -1,6 +1,7 @@
 """Mixtures of experts.
 
 router_reference.py     the definition of routing
+router_logits.py        the router's logits
 router.py               the router for any number of tokens
 router_small_batch.py   the router for few tokens, in one launch
 tiles.py                tiles of assignments of tokens to experts, and the weights of experts

@@ -13,15 +13,15 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.moe.tiles import ExpertMap, ExpertTile, ExpertTiling
 from jspec.pallas.triton import block_ids, broadcast_columns, dot, is_interpreted, tile_indices
 from jspec.pallas.weights.mxfp4_pairs import unpack_groups
-from jspec.pallas.weights.tiles import load_or_zero, shrink_of, unpack_half
-from jspec.pallas.weights.unpack import SHRINK, to_mma_order, unpack_eight_bits, unpack_mxfp8
+from jspec.pallas.weights.tiles import load_or_zero, scaled_half, scaled_shrink_of, shrink_of, unpack_half
+from jspec.pallas.weights.unpack import ORDER_INPUTS, SHRINK, to_mma_order, unpack_eight_bits, unpack_mxfp8
 from jspec.quantization.codes import HALF
 from jspec.quantization.formats import GROUP as BLOCK
 from jspec.quantization.formats import Format
 from jspec.quantization.mxfp4_pairs import GROUP, PAIR, num_pairs
 from jspec.quantization.weight import Weight
 
-_FEW = 32  # assignments of a tile, up to which unpacked weights are the left operand
+_FEW = 32  # assignments of a tile, up to which unpacked weights of ``mxfp4_pairs`` are the left operand
 
 
 def grouped_matmul(
@@ -32,11 +32,16 @@ def grouped_matmul(
     outputs,
     output_mask,
     tiling: ExpertTiling,
+    ordered: bool = False,
 ) -> list[Any]:
     """In a kernel: some output features of the tile's expert for lines of ``x_ref``.
 
+    A sum is one chain, 16 inputs after 16, whatever the tiling is: numbers that are unpacked have their inputs in the order
+    of ``to_mma_order`` in every tile. Sums of the inputs of a group are scaled and added in the order of groups.
+
     Args:
       x_ref: ``[lines, in]``; where weights are codes of four bits, the results of ``in_code_order`` side by side.
+      ordered: whether lines of ``x_ref`` are in the order of ``to_mma_order``; of weights that are ``read_in_order``.
       line: int32 ``[assignments]``.
       expert_map: of refs.
       outputs: int32 ``[outputs]`` each, the output features of each product.
@@ -45,15 +50,21 @@ def grouped_matmul(
     Returns:
       float32 ``[assignments, outputs]`` for each of ``outputs``.
     """
-    operands = _operands_of(expert_map.weight.form)(x_ref, line, tile, expert_map, output_mask, tiling)
+    operands = _operands_of(expert_map.weight.form)(x_ref, line, tile, expert_map, output_mask, tiling, ordered)
 
     def add(i, sums):
         for x, weights in operands.of(i, outputs):
-            sums = tuple(total + operands.product(x, weight) for total, weight in zip(sums, weights, strict=True))
+            sums = tuple(operands.added(total, x, weight) for total, weight in zip(sums, weights, strict=True))
         return sums
 
     sums = jax.lax.fori_loop(0, operands.trips, add, (operands.zeros(),) * len(outputs))
     return [operands.finished(total, output) for total, output in zip(sums, outputs, strict=True)]
+
+
+def read_in_order(weight: Weight, dtype) -> bool:
+    """Whether products with x of ``dtype`` read inputs in the order of ``to_mma_order``: those of a trip are whole 64."""
+    in_blocks = weight.in_groups and not weight.in_pairs and dtype == jnp.bfloat16
+    return in_blocks and (weight.kind != "int8_groups" or (weight.group or BLOCK) % ORDER_INPUTS == 0)
 
 
 def _operands_of(form: Format | None) -> "type[_Operands]":
@@ -76,6 +87,7 @@ class _Operands(abc.ABC):
     expert_map: ExpertMap
     output_mask: Any
     tiling: ExpertTiling
+    ordered: bool
 
     @property
     def weight(self) -> Weight:
@@ -107,16 +119,18 @@ class _Operands(abc.ABC):
 
     @property
     def weights_first(self) -> bool:
-        """Whether weights are the left operand.
-
-        Of weights that are unpacked, a product of few assignments takes fewer instructions then: registers hold them in
-        the order in which they were unpacked. A product of many reads its right operand from shared memory in any case."""
+        """Whether weights are the left operand. Of weights that are unpacked, a product takes fewer instructions then:
+        registers hold them in the order in which they were unpacked."""
         return False
 
     def zeros(self):
         """The initial sum, of the shape of ``product``."""
         zeros = jnp.zeros((self.tiling.assignments, self.tiling.outputs), jnp.float32)
         return zeros.T if self.weights_first else zeros
+
+    def added(self, total, x, weight):
+        """``total`` plus the product of what ``of`` gave."""
+        return total + self.product(x, weight)
 
     def product(self, x, weight):
         if self.weights_first:
@@ -185,7 +199,7 @@ class _PlainOperands(_Operands):
 
 
 class _InBlocks(_Operands):
-    """A trip reads the inputs of one block, and few assignments are the right operand of weights that were unpacked."""
+    """A trip reads the inputs of one block. Weights that are unpacked for x of bfloat16 are the left operand."""
 
     @property
     def depth(self) -> int:
@@ -193,7 +207,12 @@ class _InBlocks(_Operands):
 
     @property
     def weights_first(self) -> bool:
-        return self.tiling.assignments <= _FEW and self.x_ref.dtype == jnp.bfloat16
+        return self.x_ref.dtype == jnp.bfloat16
+
+    def product(self, x, weight):
+        if not self.weights_first:
+            return super().product(x, weight)
+        return super().product(x if self.ordered else to_mma_order(x), to_mma_order(weight))
 
     @property
     def in_one_group(self) -> bool:
@@ -231,11 +250,6 @@ class _MXFP8Operands(_InBlocks, _PlainOperands):
     def channel_scale(self, output):
         del output
         return None
-
-    def product(self, x, weight):
-        if self.weights_first:
-            return super().product(to_mma_order(x), to_mma_order(weight))
-        return super().product(x, weight)
 
 
 def _load_fp8(at, mask):
@@ -279,7 +293,7 @@ class _GroupOperands(_InBlocks, _PlainOperands):
         numbers, scale = weight
         scale = scale * SHRINK if x.dtype == jnp.bfloat16 else scale
         if self.weights_first:
-            return super().product(to_mma_order(x), to_mma_order(numbers)) * broadcast_columns(scale, x.shape[0])
+            return super().product(x, numbers) * broadcast_columns(scale, x.shape[0])
         return super().product(x, numbers) * scale[None, :]
 
 
@@ -298,49 +312,49 @@ class _InHalves(_InBlocks):
         mask = None if self.output_mask is None else broadcast_columns(self.output_mask, at.shape[0])
         return load_or_zero(self.weight.numbers.at[self.tile.expert, *tile_indices(output, at)], mask)
 
-    def product(self, x, weight):
-        """The sum of the products of both halves."""
-        if self.weights_first:
-            x, weight = ([to_mma_order(half) for half in halves] for halves in (x, weight))
-        low, high = (super(_InHalves, self).product(of_x, half) for of_x, half in zip(x, weight, strict=True))
-        return low + high
-
-
-class _CodeOperands(_InHalves):
-    """Operands of codes of integers and of tables. What has a scale in common is multiplied together: x of low and of high
-    halves, with the low halves, the high ones and the scale, float32 ``[outputs]``."""
-
-    def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
-        group = self.form.group or BLOCK
-        width = HALF if self.in_one_group else min(group, BLOCK) // 2
-        for start in range(0, HALF, width):
-            at = i * HALF + start + jnp.arange(width, dtype=jnp.int32)
-            place = 0 if self.in_one_group else i * (BLOCK // group) + start // width
-            yield self.load_x(at), [self._weights(output, at, place) for output in outputs]
-
-    def _weights(self, output, at, place):
-        """The low and the high halves of bytes ``at``, and the scale of their group."""
-        packed = self.load_packed(output, at)
-        scale, zero = self.scale_and_zero(output, place)
-        zero = None if zero is None else zero.astype(jnp.bfloat16)
-        halves = [unpack_half(self.form, packed, high, None, zero, self.x_ref.dtype) for high in (False, True)]
-        return halves, scale * shrink_of(self.form)
-
-    def product(self, x, weight):
-        halves, scale = weight
-        of_outputs = broadcast_columns(scale, self.tiling.assignments) if self.weights_first else scale[None, :]
-        return super().product(x, halves) * of_outputs
-
-
-class _E2M1Operands(_InHalves):
-    """Operands of NVFP4 and MXFP4, whose numbers are multiplied by the scales of groups before they are multiplied by x."""
-
     def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
         at = block_ids(i, HALF)
         yield self.load_x(at), [self._weights(i, output, at) for output in outputs]
 
+    @abc.abstractmethod
     def _weights(self, i, output, at) -> list[Any]:
-        """The numbers of the low and the high halves of bytes ``at``, those of block i."""
+        """The numbers of the low and the high halves of bytes ``at``, those of block i, times their scales."""
+
+    def added(self, total, x, weight):
+        for of_x, half in zip(x, weight, strict=True):
+            total = super().added(total, of_x, half)
+        return total
+
+
+class _CodeOperands(_InHalves):
+    """Operands of codes of integers and of tables."""
+
+    def _weights(self, i, output, at) -> list[Any]:
+        packed = self.load_packed(output, at)
+        scale, zero = (self._of_groups(i, output, which) for which in (0, 1))
+        return [scaled_half(self.form, packed, high, scale, zero, self.x_ref.dtype) for high in (False, True)]
+
+    def _of_groups(self, i, output, which: int):
+        """The scale of the group of each byte of block i (``which`` = 0), or its zero (1), float32 ``[outputs, HALF]``; None
+        for what there is not."""
+        if which and not self.form.zeros:
+            return None
+        count = 1 if self.in_one_group else BLOCK // (self.form.group or BLOCK)
+        group, ref = block_ids(0 if self.in_one_group else i, count), self.weight.scale
+        mask = broadcast_columns(group < ref.shape[2], output.shape[0]).T
+        mask = mask if self.output_mask is None else mask & broadcast_columns(self.output_mask, count)
+        at = (*tile_indices(output, group), *((which,) if self.form.zeros else ()))
+        numbers = pltriton.load(ref.at[(self.tile.expert, *at)], mask=mask, other=0.0).astype(jnp.float32)
+        return jnp.broadcast_to(numbers[:, :, None], (*numbers.shape, HALF // count)).reshape(-1, HALF)
+
+    def channel_scale(self, output):
+        return jnp.full(output.shape, scaled_shrink_of(self.form), jnp.float32)
+
+
+class _E2M1Operands(_InHalves):
+    """Operands of NVFP4 and MXFP4."""
+
+    def _weights(self, i, output, at) -> list[Any]:
         scale, packed = self.load_bytes_of_scales(i, output), self.load_packed(output, at)
         return [unpack_half(self.form, packed, high, scale, None, self.x_ref.dtype) for high in (False, True)]
 

@@ -2,8 +2,9 @@
 
 The assignments of tokens to experts lie side by side by expert (``jspec.pallas.moe.router``). A *tile* is up to
 ``assignments`` of them that belong to one expert: its matmul reads the weights of one expert for all of its tokens.
-Tokens are neither dropped nor padded to a capacity. A number of the result is summed in the same order whatever other
-tokens there are, so that a token's result does not depend on them, as long as M is the same."""
+Tokens are neither dropped nor padded to a capacity. A number of the result is summed in one order whatever other tokens
+there are and however many, so that a token's result does not depend on them: the order follows from the weight alone
+(``jspec.pallas.moe.grouped_matmul``), and M only chooses the tiling."""
 
 import functools
 import math
@@ -15,17 +16,21 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.moe.activation import gated
-from jspec.pallas.moe.grouped_matmul import grouped_matmul
+from jspec.pallas.moe.grouped_matmul import grouped_matmul, read_in_order
 from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertMap, ExpertTiling, num_tiles, store_tile, tile_of_instance
 from jspec.pallas.triton import kernel_call
 from jspec.pallas.weights.tiles import with_bits_of_scales
+from jspec.pallas.weights.unpack import ORDER_INPUTS, place_in_mma_order, to_mma_order
 from jspec.quantization import codes, unpack_pairs
 from jspec.quantization.mxfp4_pairs import PAIR
 from jspec.quantization.weight import Weight
 
 # Bytes of the weight of an expert that is still in the L2 cache when the next tile of the expert is multiplied.
 _STAYS_IN_CACHE = 4 << 20
+# Assignments of a tile, above which XLA puts x of weights of eight bits into the order in which kernels read it, in a launch
+# of its own. The kernels do so for fewer, each for its tile.
+_FEW = 32
 
 
 def grouped_mlp(
@@ -86,7 +91,8 @@ def _matmul_all(subscripts: str, x, of: ExpertMap):
     if of.weight.in_pairs:
         weight, scale = unpack_pairs.dequantize(weight, scale, of.weight.inputs), None
     elif of.weight.in_groups:  # float32 holds numbers and their products with x: only sums are rounded
-        weight, scale, x = of.weight.dequantize(rounded=x.dtype == jnp.bfloat16), None, x.astype(jnp.float32)
+        wide = of.weight.multiplied() if x.dtype == jnp.bfloat16 else of.weight.dequantize()
+        weight, scale, x = wide, None, x.astype(jnp.float32)
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     product = jnp.einsum(subscripts, x, weight.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
     product = product if scale is None else product * scale[None]
@@ -153,7 +159,7 @@ def grouped_mlp_kernel(
 ):
     """``grouped_mlp_reference`` as two kernels."""
     how = {"clamp": clamp, "activation": activation, "tiling": up_tiling, "interpret": interpret}
-    hidden = hidden_kernel(x, routed, gate_up, first, for_codes=down.weight.packed, **how)
+    hidden = hidden_kernel(x, routed, gate_up, first, down=down.weight, **how)
     return made_kernel(hidden, routed, down, first, tiling=down_tiling, interpret=interpret)
 
 
@@ -163,22 +169,25 @@ def hidden_kernel(
     gate_up: ExpertMap,
     first=None,
     *,
-    for_codes: bool,
+    down: Weight,
     clamp: float | None = None,
     activation: str = "silu",
     tiling: ExpertTiling | None = None,
     interpret=False,
 ):
-    """``gated`` of all assignments, in the order by expert, ``[A, Fe]``; ``_in_code_order`` of that if it is ``for_codes``,
-    because ``down`` has codes of four bits."""
+    """``gated`` of all assignments, in the order by expert, ``[A, Fe]``; ``_as_read`` by ``down``."""
     (M, Y), Fe = routed.expert.shape, gate_up.weight.shape[1] // 2
     tiling = tiling or tilings_of(M * Y, routed.sizes.shape[0], x.dtype, gate_up.weight)[0]
-    x = _in_code_order(x) if gate_up.weight.packed else x
-    ordered = for_codes and Fe % codes.BLOCK == 0  # the kernel writes what the second one reads
+    if gate_up.weight.packed or tiling.assignments > _FEW:
+        x, ordered = _as_read(x, gate_up.weight)
+    else:
+        ordered = False
+    by_kernel = Fe % (codes.BLOCK if down.packed else ORDER_INPUTS) == 0  # it writes what the second one reads
     how = {"Y": Y, "clamp": clamp, "activation": activation, "ordered": ordered}
     shape = jax.ShapeDtypeStruct((M * Y, Fe), x.dtype)
-    hidden = _run(routed, first, _up, tiling, shape, gate_up, x, **how, interpret=interpret)
-    return _in_code_order(hidden) if for_codes and not ordered else hidden
+    place = functools.partial(_place_as_read, weight=down, dtype=x.dtype, width=Fe) if by_kernel else None
+    hidden = _run(routed, first, _up, tiling, shape, gate_up, x, **how, place=place, interpret=interpret)
+    return hidden if by_kernel else _as_read(hidden, down)[0]
 
 
 def made_kernel(
@@ -194,13 +203,28 @@ def made_kernel(
     (M, Y), D = routed.expert.shape, down.weight.shape[1]
     tiling = tiling or tilings_of(M * Y, routed.sizes.shape[0], hidden.dtype, down.weight)[1]
     shape, factor = jax.ShapeDtypeStruct((M * Y, D), hidden.dtype), routed.weight.reshape(M * Y)
-    made = _run(routed, first, _down, tiling, shape, down, hidden, factor, interpret=interpret)
+    ordered = _is_ordered(hidden, down.weight)
+    made = _run(routed, first, _down, tiling, shape, down, hidden, factor, ordered=ordered, interpret=interpret)
     return made.reshape(M, Y, D)
 
 
-def _in_code_order(x):
-    """The two results of ``codes.in_code_order`` side by side."""
-    return jnp.concatenate(codes.in_code_order(x), axis=1)
+def _as_read(x, weight: Weight) -> tuple[jax.Array, bool]:
+    """x as products with ``weight`` read it, and whether it is in the order of ``to_mma_order``. Codes of four bits read the
+    two results of ``codes.in_code_order`` side by side."""
+    x = jnp.concatenate(codes.in_code_order(x), axis=1) if weight.packed else x
+    ordered = _is_ordered(x, weight)
+    return to_mma_order(x) if ordered else x, ordered
+
+
+def _is_ordered(x, weight: Weight) -> bool:
+    """Whether ``_as_read`` has lines of this width in the order of ``to_mma_order``."""
+    return read_in_order(weight, x.dtype) and x.shape[1] % ORDER_INPUTS == 0
+
+
+def _place_as_read(i, *, weight: Weight, dtype, width: int):
+    """Where ``_as_read`` has input i of ``width``, which fill whole blocks."""
+    place = codes.place_of(i, width) if weight.packed else i
+    return place_in_mma_order(place) if read_in_order(weight, dtype) else place
 
 
 def _run(
@@ -245,9 +269,9 @@ def _up(
     clamp: float | None,
     activation: str,
     ordered: bool,
+    place,
 ):
-    """``gated`` of a tile, written in the order by expert, and if ``ordered`` its features in that of their codes;
-    ``of`` has refs."""
+    """``gated`` of a tile, written in the order by expert, each feature where ``place`` says; ``of`` has refs."""
     Fe = hidden_ref.shape[1]
     has_tile, tile = tile_of_instance(sizes_ref, order_ref, first_ref, tiling, of.weight.shape[0])
     output = tiling.output_ids()
@@ -255,8 +279,9 @@ def _up(
     @pl.when(has_tile)
     def _():
         token, outputs = jax.lax.div(tile.assignment, jnp.int32(Y)), (output, Fe + output)
-        gate, up = grouped_matmul(x_ref, token, tile, of, outputs, tiling.output_mask(output, Fe), tiling)
-        column = codes.place_of(output, Fe) if ordered else None
+        mask = tiling.output_mask(output, Fe)
+        gate, up = grouped_matmul(x_ref, token, tile, of, outputs, mask, tiling, ordered)
+        column = None if place is None else place(output)
         store_tile(hidden_ref, tile.place, output, tile.real, gated(gate, up, clamp, activation), column)
 
 
@@ -270,6 +295,7 @@ def _down(
     made_ref,
     *,
     tiling: ExpertTiling,
+    ordered: bool,
 ):
     """``down`` of a tile, times the weights of the expert for its tokens, written in the order of assignments. Outputs of
     experts that are elsewhere are zeros."""
@@ -280,7 +306,7 @@ def _down(
     @pl.when(has_tile)
     def _():
         mask = tiling.output_mask(output, D)
-        (made,) = grouped_matmul(hidden_ref, tile.place, tile, of, (output,), mask, tiling)
+        (made,) = grouped_matmul(hidden_ref, tile.place, tile, of, (output,), mask, tiling, ordered)
         factor = pltriton.load(factor_ref.at[tile.assignment], mask=tile.real, other=0.0)
         store_tile(made_ref, tile.assignment, output, tile.real, made * factor[:, None])
 

@@ -1,5 +1,5 @@
 """The router: ``route_reference`` as one kernel for few tokens (``jspec.pallas.moe.router_small_batch``), and as two for
-any number."""
+any number, behind that of the logits. A token's experts and their weights have the same bits in any number of tokens."""
 
 import functools
 
@@ -10,6 +10,8 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.config import Experts
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.matmul.reference import matmul_reference
+from jspec.pallas.moe.router_logits import router_logits_kernel
 from jspec.pallas.moe.router_reference import Routed, route_reference
 from jspec.pallas.moe.router_small_batch import MOST_TOKENS, choose_experts, route_small_batch_kernel
 from jspec.pallas.triton import block_ids, block_size, kernel_call
@@ -17,15 +19,22 @@ from jspec.pallas.triton import block_ids, block_size, kernel_call
 _BLOCK = 4096  # assignments that a program instance reads together
 
 
-def route(logits, bias, routing: Experts) -> Routed:
-    """``route_reference``, and on an NVIDIA GPU the kernels."""
-    kernel, reference = (functools.partial(f, routing=routing) for f in (route_kernel, route_reference))
-    return by_platform(kernel, reference, logits, bias)
+def route(x, weight, bias, routing: Experts) -> Routed:
+    """``route_reference`` of the logits of tokens ``x [M, D]``, a product with ``weight [X, D]``, and on an NVIDIA GPU the
+    kernels."""
+
+    def kernel(x, weight, bias):
+        return route_kernel(router_logits_kernel(x, weight), bias, routing)
+
+    def reference(x, weight, bias):
+        return route_reference(matmul_reference(x, weight, jnp.float32), bias, routing)
+
+    return by_platform(kernel, reference, x, weight, bias)
 
 
 def route_kernel(logits, bias, routing: Experts, *, interpret=False) -> Routed:
-    """``route_reference`` as one or two kernels."""
-    M, X = logits.shape
+    """``route_reference`` as one or two kernels. Logits may be in parts, those of ``router_logits_kernel``."""
+    M, X = logits.shape[-2:]
     if M <= MOST_TOKENS:
         return route_small_batch_kernel(logits, bias, routing, interpret=interpret)
     expert, weight = choose_kernel(logits, bias, routing, interpret=interpret)
@@ -35,7 +44,7 @@ def route_kernel(logits, bias, routing: Experts, *, interpret=False) -> Routed:
 @functools.partial(jax.jit, static_argnames=("routing", "interpret"))  # layers share one trace
 def choose_kernel(logits, bias, routing: Experts, *, interpret=False) -> tuple[jax.Array, jax.Array]:
     """``choose_reference`` as a kernel; a program instance has one token."""
-    shape = logits.shape[0], routing.per_token
+    shape = logits.shape[-2], routing.per_token
     expert, weight = kernel_call(
         _choose,
         logits,

@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.config import Experts
+from jspec.pallas.moe.router_logits import in_pairs
 from jspec.pallas.moe.router_reference import TINY, Routed
 from jspec.pallas.triton import kernel_call
 
@@ -17,8 +18,9 @@ MOST_TOKENS = 4  # for more, two kernels are faster: a single instance chooses f
 
 @functools.partial(jax.jit, static_argnames=("routing", "interpret"))  # layers share one trace
 def route_small_batch_kernel(logits, bias, routing: Experts, *, interpret=False) -> Routed:
-    """``route_reference`` as a kernel, for at most ``MOST_TOKENS`` tokens."""
-    M, X = logits.shape
+    """``route_reference`` as a kernel, for at most ``MOST_TOKENS`` tokens. Logits may be in parts, as for
+    ``choose_experts``."""
+    M, X = logits.shape[-2:]
     assert M <= MOST_TOKENS, M
     Y, shared = routing.per_token, routing.shared
     shapes = ((M, Y), jnp.int32), ((M, Y), jnp.float32), ((X + shared,), jnp.int32), ((M * Y,), jnp.int32)
@@ -64,16 +66,19 @@ def choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing:
 
     Args:
       token: int32 ``[m]``, where m is a power of two; those past the last token are ignored.
-      logits_ref, bias_ref, routing: as ``route_reference`` has them.
+      logits_ref, bias_ref, routing: as ``route_reference`` has them. Logits may be in parts, those of
+        ``router_logits_kernel``.
       expert_ref, weight_ref: of ``Routed``.
 
     Returns:
       the Y experts of each token, int32 ``[m]`` each.
     """
-    M, X = logits_ref.shape
+    M, X = logits_ref.shape[-2:]
     real, shape = token < M, (token.shape[0], pl.next_power_of_2(X))
     row, ids = jnp.broadcast_to(token[:, None], shape), jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-    logits = pltriton.load(logits_ref.at[row, ids], mask=real[:, None] & (ids < X), other=-jnp.inf)
+    places = [(jnp.full(shape, part),) for part in range(logits_ref.shape[0])] if len(logits_ref.shape) == 3 else [()]
+    mask = real[:, None] & (ids < X)
+    logits = in_pairs([pltriton.load(logits_ref.at[(*at, row, ids)], mask=mask, other=-jnp.inf) for at in places])
     probability = jax.nn.sigmoid(logits) if routing.scores == "sigmoid" else None
     choice = logits if probability is None else jnp.where(ids < X, probability, -jnp.inf)
     if bias_ref is not None:
@@ -90,7 +95,7 @@ def choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing:
 
     if probability is None:
         weights = [jnp.exp(best - maxima[0]) for best in maxima]
-        total = jnp.sum(jnp.exp(choice - maxima[0][:, None]), axis=1)
+        total = _row_sums(jnp.exp(choice - maxima[0][:, None]))
     else:
         weights = [jnp.sum(jnp.where(ids == expert[:, None], probability, 0.0), axis=1) for expert in experts]
         total = None
@@ -107,6 +112,14 @@ def choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing:
         pltriton.store(expert_ref.at[at], expert, mask=real)
         pltriton.store(weight_ref.at[at], weight, mask=real)
     return experts
+
+
+def _row_sums(x):
+    """In a kernel: sums over lines of ``[m, n]``, by halves. ``jnp.sum`` adds in an order that follows from m and the
+    number of warps."""
+    while x.shape[1] > 1:
+        x = jnp.sum(x.reshape(x.shape[0], 2, x.shape[1] // 2), axis=1)
+    return x.reshape(-1)
 
 
 def _in_best_groups(choice, ids, X: int, routing: Experts):

@@ -13,8 +13,8 @@ from jspec.pallas.dispatch import differentiable
 from jspec.pallas.norm.rms_norm import norm
 from jspec.pallas.triton import broadcast_columns, kernel_call, line_indices
 
-_NUMBERS = 4096  # of a head that a program instance norms
-_WARP_NUMBERS = 1024  # of those that one warp has
+_WARP_NUMBERS, _LINE = 1024, 512  # of a head, for a warp; bytes of a token's that a warp has by itself among several
+_FEW = 64  # tokens, up to which a program instance has one warp
 
 
 def qk_norm(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str):
@@ -48,17 +48,19 @@ def qk_norm_reference(qkv, weights, biases, num_heads: tuple[int, int], eps: flo
 def qk_norm_kernel(
     qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str, *, interpret=False
 ) -> jax.Array:
-    """``qk_norm_reference`` as a kernel; a program instance has one head of some tokens.
+    """``qk_norm_reference`` as a kernel; a program instance has one head of some tokens. A warp has equally many whatever
+    their number is, because the order of a sum follows from that.
 
     Normed heads are written in place, so that others need not be moved."""
     (B, T, heads, H), (N, G) = qkv.shape, num_heads
-    block = min(max(_NUMBERS // H, 1), pl.next_power_of_2(B * T))
+    num_warps = 1 if B * T <= _FEW or H * qkv.dtype.itemsize > _LINE else 4
+    block = max(num_warps * _WARP_NUMBERS // H, 1)
     flat: Any = kernel_call(
         _qk_norm,
         *(qkv.reshape(B * T * heads, H), weights, biases),
         grid=(pl.cdiv(B * T, block), N + (len(weights) - 1) * G),
         out_shape=jax.ShapeDtypeStruct((B * T * heads, H), qkv.dtype),
-        num_warps=max(1, block * H // _WARP_NUMBERS),
+        num_warps=num_warps,
         interpret=interpret,
         aliases={0: 0},
         num_heads=num_heads,

@@ -95,6 +95,17 @@ def scale_in_float32(normed, weight, bias, kind: str):
     return scaled if bias is None else scaled + bias.astype(jnp.float32)
 
 
+def norm_tokens(x, weight, bias, eps: float, kind: str):
+    """``norm``, and on an NVIDIA GPU the kernel of ``add_norm``: XLA's sum over a token has other orders for other numbers
+    of tokens."""
+    return differentiable(norm_kernel, norm, x, weight, bias, eps=eps, kind=kind)
+
+
+def norm_kernel(x, weight, bias, *, eps: float, kind: str, interpret=False):
+    """``norm`` as a kernel."""
+    return add_norm_kernel(x, None, weight, bias, eps=eps, kind=kind, interpret=interpret)[1]
+
+
 @functools.partial(jax.jit, static_argnames=("eps", "kind", "quantize", "interpret"))  # layers share one trace
 def add_norm_kernel(
     x,
@@ -108,17 +119,20 @@ def add_norm_kernel(
     quantize: str | None = None,
     interpret=False,
 ):
-    """``add_norm_reference`` as a kernel; a program instance has one token."""
+    """``add_norm_reference`` as a kernel; a program instance has one token. Without y nothing is added, and x is not given
+    back."""
     D = x.shape[-1]
     size = pl.next_power_of_2(D)
     tokens = x.size // D
     partials, y = (y.summands.shape[-2], y.summands) if isinstance(y, PartialSums) else (None, y)
     shape = jax.ShapeDtypeStruct((tokens, D), x.dtype)
-    added, *normed = kernel_call(
+    normed_shapes = [shape] if quantize is None else quantized_output_shapes(tokens, D, quantize)
+    y = None if y is None else y.reshape(tokens * (partials or 1), D)
+    made: Any = kernel_call(
         _add_norm,
-        *(x.reshape(tokens, D), y.reshape(tokens * (partials or 1), D), weight, bias, options),
+        *(x.reshape(tokens, D), y, weight, bias, options),
         grid=(tokens,),
-        out_shape=[shape, *([shape] if quantize is None else quantized_output_shapes(tokens, D, quantize))],
+        out_shape=[*([] if y is None else [shape]), *normed_shapes],
         num_warps=min(max(size // _NUMBERS, 1), 16),
         interpret=interpret,
         size=size,
@@ -126,8 +140,9 @@ def add_norm_kernel(
         eps=eps,
         kind=kind,
     )
+    added, normed = (None, made) if y is None else (made[0].reshape(x.shape), made[1:])
     out = normed[0].reshape(x.shape) if quantize is None else quantized_outputs(*normed, x.dtype, *x.shape)
-    return added.reshape(x.shape), out
+    return added, out
 
 
 def _add_norm(
@@ -136,8 +151,7 @@ def _add_norm(
     weight_ref,
     bias_ref,
     options: SumOptions,
-    added_ref,
-    *normed_refs,
+    *out_refs,
     size: int,
     partials: int | None,
     eps: float,
@@ -150,17 +164,21 @@ def _add_norm(
         weight, bias = (None if ref is None else load_block(ref, (), 0, ids, D, other=0.0) for ref in vector_refs)
         return _normed_token(x, weight, bias, ids, D, eps, kind)
 
+    def summand():
+        if partials is None:
+            return load_block(y_ref, token, 0, ids, D, other=0.0)
+        at = ((i * partials + p,) for p in range(partials))
+        summands = [load_block(y_ref, line, 0, ids, D, other=0.0).astype(jnp.float32) for line in at]
+        return functools.reduce(jnp.add, summands).astype(x.dtype)
+
     x = load_block(x_ref, token, 0, ids, D, other=0.0)
-    if partials is None:
-        y = load_block(y_ref, token, 0, ids, D, other=0.0)
-    else:
-        summands = [
-            load_block(y_ref, (i * partials + p,), 0, ids, D, other=0.0).astype(jnp.float32) for p in range(partials)
-        ]
-        y = functools.reduce(jnp.add, summands).astype(x.dtype)
-    x = x + (y if options.weight is None else normed(y, options.weight, options.bias))
-    x = x if options.scale is None else x * options.scale[0]
-    store_block(added_ref, token, 0, ids, D, x)
+    normed_refs = out_refs
+    if y_ref is not None:
+        added_ref, *normed_refs = out_refs
+        y = summand()
+        x = x + (y if options.weight is None else normed(y, options.weight, options.bias))
+        x = x if options.scale is None else x * options.scale[0]
+        store_block(added_ref, token, 0, ids, D, x)
     out = normed(x, weight_ref, bias_ref)
     if len(normed_refs) == 2:
         store_quantized(normed_refs[0], normed_refs[1], i, ids, out)

@@ -14,13 +14,15 @@ import numpy as np
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import is_interpreted
-from jspec.pallas.weights.unpack import twice
+from jspec.pallas.weights.unpack import CODE_SHRINK, twice
 from jspec.quantization.tables import Table
+from jspec.quantization.weight import rounded_product
 
 
-def unpack_table(table: Table, packed, high: bool, dtype=jnp.bfloat16):
+def unpack_table(table: Table, packed, high: bool, dtype=jnp.bfloat16, scale=None):
     """In a kernel: the numbers of the codes in the low or the high halves of bytes times the table's ``factor``: rounded to
-    bfloat16, or in float32, which takes more instructions.
+    bfloat16, or in float32, which takes more instructions. With a ``scale``, float32 ``[channels, n]``, they are multiplied
+    by that in bfloat16 and divided by ``CODE_SHRINK``.
 
     Args:
       table: of the codes.
@@ -29,11 +31,13 @@ def unpack_table(table: Table, packed, high: bool, dtype=jnp.bfloat16):
       dtype: of the result.
     """
     if is_interpreted() or dtype != jnp.bfloat16:
-        return numbers_of(table, packed >> 4 if high else packed & 15, dtype)
+        numbers = numbers_of(table, packed >> 4 if high else packed & 15, dtype)
+        return numbers if scale is None else rounded_product(numbers, scale / CODE_SHRINK).astype(dtype)
+    factors = () if scale is None else ((scale * (2.0**126 / CODE_SHRINK)).astype(jnp.bfloat16),)
     [unpacked] = pltriton.elementwise_inline_asm(
-        halves(table)[high],
-        args=[packed],
-        constraints="=r,=r,r",
+        halves(table, scale is not None)[high],
+        args=[packed, *factors],
+        constraints="=r,=r,r" + ",r,r" * len(factors),
         pack=4,
         result_shape_dtypes=[jax.ShapeDtypeStruct(packed.shape, jnp.bfloat16)],
     )
@@ -52,11 +56,13 @@ def numbers_of(table: Table, code, dtype=jnp.bfloat16):
 
 
 @functools.cache
-def halves(table: Table) -> tuple[str, str]:
-    """Instructions that make two pairs, $0 and $1, of the low halves of the four bytes of $2, and those for high halves."""
+def halves(table: Table, scaled: bool = False) -> tuple[str, str]:
+    """Instructions that make two pairs, $0 and $1, of the low halves of the four bytes of $2, and those for high halves;
+    if they are ``scaled``, $3 and $4 are 2^126 times the scales of the pairs."""
+    factors = ("$3", "$4") if scaled else ("factor", "factor")
     low, high = (
         f"{move} and.b32 digits, digits, 0x0F0F0F0F; shr.b32 part, digits, 4; or.b32 digits, digits, part;"
-        f" prmt.b32 digits, digits, 0, 0x4420; {_looked_up('$0', '$1', '0x5140', '0x7362')}"
+        f" prmt.b32 digits, digits, 0, 0x4420; {_looked_up('$0', '$1', '0x5140', '0x7362', factors)}"
         for move in ("mov.b32 digits, $2;", "shr.b32 digits, $2, 4;")
     )
     return _with_table(table, low), _with_table(table, high)
@@ -73,11 +79,12 @@ def word_of(table: Table) -> str:
     return _with_table(table, " ".join(both), factor="$5")
 
 
-def _looked_up(first: str, second: str, bytes_of_first: str, bytes_of_second: str) -> str:
+def _looked_up(first: str, second: str, bytes_of_first: str, bytes_of_second: str, factors=("factor", "factor")) -> str:
     """Instructions that make two pairs of the four codes in ``digits``."""
+    both = ((first, bytes_of_first), (second, bytes_of_second))
     pairs = (
-        f"prmt.b32 {pair}, low, high, {of}; mul.rn.bf16x2 {pair}, {pair}, factor;"
-        for pair, of in ((first, bytes_of_first), (second, bytes_of_second))
+        f"prmt.b32 {pair}, low, high, {of}; mul.rn.bf16x2 {pair}, {pair}, {factor};"
+        for (pair, of), factor in zip(both, factors, strict=True)
     )
     return (
         "and.b32 part, digits, 0x7777; prmt.b32 high, high0, high1, part; prmt.b32 low, low0, low1, part;"

@@ -16,14 +16,16 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, tile_indices
 from jspec.pallas.weights.table_codes import unpack_table
 from jspec.pallas.weights.unpack import (
+    CODE_SHRINK,
     MXFP4_SHRINK,
     SHRINK,
     unpack_four_bits,
     unpack_mxfp4,
     unpack_mxfp8,
     unpack_nvfp4,
+    unpack_scaled_codes,
 )
-from jspec.quantization.codes import in_input_order
+from jspec.quantization.codes import ZERO, in_input_order
 from jspec.quantization.formats import Format
 from jspec.quantization.tables import TABLES
 from jspec.quantization.weight import Weight
@@ -69,6 +71,24 @@ def shrink_of(form: Format | None) -> float:
     if form.table:
         return 1 / TABLES[form.table].factor
     return MXFP4_SHRINK if form.kind == "mxfp4" else SHRINK
+
+
+def scaled_half(form: Format, packed, high: bool, scale, zero=None, dtype=jnp.bfloat16):
+    """The same of codes of integers and of tables, times their scales (``Weight.multiplied``) and divided by
+    ``scaled_shrink_of`` the format. ``scale`` and ``zero`` are float32 ``[channels, n]``."""
+    if dtype != jnp.bfloat16:
+        zero = None if zero is None else zero.astype(dtype)
+        number = unpack_half(form, packed, high, None, None, dtype)
+        number = number if zero is None else number + (ZERO - zero) / SHRINK
+        return number * scale * (shrink_of(form) / scaled_shrink_of(form))
+    if form.table:
+        return unpack_table(TABLES[form.table], packed, high, scale=scale)
+    return unpack_scaled_codes(packed, high, scale, zero)
+
+
+def scaled_shrink_of(form: Format) -> float:
+    """What sums of products with numbers of ``scaled_half`` are to be multiplied by."""
+    return CODE_SHRINK / (TABLES[form.table].factor if form.table else 1)
 
 
 def load_channel_factor(channel_scale_ref, output, real):

@@ -40,6 +40,11 @@ def to_mma_order(tile):
     return parts.transpose(0, 1, 3, 4, 2, 5).reshape(lines, inputs)
 
 
+def place_in_mma_order(i):
+    """Where input i of a line is in the order of ``to_mma_order``; int32."""
+    return (i >> 6 << 6) + ((i >> 2 & 3) << 4) + ((i >> 1 & 1) << 3) + ((i >> 4 & 3) << 1) + (i & 1)
+
+
 def input_indices(inputs: int, step: int, ordered: bool):
     """In a kernel: indices of inputs that are read 64 at a time, of which the first are ``step`` apart, int32
     ``[inputs]``.
@@ -101,6 +106,20 @@ def unpack_four_bits(packed, high: bool, zero=None):
         return _unpack(HIGH if high else LOW, packed)
     added = broadcast_columns(zero * jnp.asarray(-1 / SHRINK, jnp.bfloat16), packed.shape[1])
     return _unpack(HIGH_LESS_ZEROS if high else LOW_LESS_ZEROS, packed, added)
+
+
+def unpack_scaled_codes(packed, high: bool, scale, zero=None):
+    """In a kernel: the same times their scales, rounded to bfloat16 once, and divided by ``CODE_SHRINK``. ``scale`` and
+    ``zero``, integers or None for 8, are float32 ``[channels, n]``."""
+    if is_interpreted():
+        code = (packed >> 4 if high else packed & 15).astype(jnp.float32)
+        number = (code - (ZERO if zero is None else zero)) * scale.astype(jnp.bfloat16).astype(jnp.float32)
+        return (number / CODE_SHRINK).astype(jnp.bfloat16)
+    if zero is None:
+        factors = ((scale * (by / CODE_SHRINK)).astype(jnp.bfloat16) for by in (2.0**129, -float(ZERO)))
+        return _unpack(HIGH_SCALED if high else LOW_SCALED, packed, *factors)
+    added = (zero * (-1 / CODE_SHRINK)).astype(jnp.bfloat16)
+    return _unpack(HIGH_LESS_ZEROS_SCALED if high else LOW_LESS_ZEROS_SCALED, packed, added, scale.astype(jnp.bfloat16))
 
 
 def unpack_nvfp4(packed, high: bool, scale):
@@ -206,13 +225,27 @@ FP8_TIMES, FP8_PAIRS_TIMES = (  # by factors in $3 and $4, or by the one that is
     f"{{ .reg .b32 a, b;{move} mul.rn.bf16x2 $0, a, {factor}; mul.rn.bf16x2 $1, b, $4; }}"
     for move, factor in ((_TWO_OF_FP8, "$3"), (_ONE_AND_ONE_OF_FP8, "$4"))
 )
-LOW, HIGH, LOW_LESS_ZEROS, HIGH_LESS_ZEROS = (  # a code is moved to bit 4; what is added is -8, or it is in $3 and $4
-    f"{{ .reg .b32 bytes, a, b, factor, zero; mov.b32 factor, {twice(2.0**129 / SHRINK)};"
-    f" mov.b32 zero, {twice(-ZERO / SHRINK)}; {move} and.b32 bytes, bytes, 0xF0F0F0F0; {_TWO_AND_TWO}"
-    f" fma.rn.bf16x2 $0, a, factor, {first}; fma.rn.bf16x2 $1, b, factor, {second}; }}"
-    for first, second in (("zero", "zero"), ("$3", "$4"))
-    for move in ("shl.b32 bytes, $2, 4;", "mov.b32 bytes, $2;")
-)
+
+
+def _of_halves(factors: tuple[str, str], added: tuple[str, str], shrink: float, times: tuple[str, ...] = ()):
+    """The instructions that make numbers of the low and of the high halves of bytes: a code, moved to bit 4, times one of
+    ``factors``, plus one of ``added``, for each of the two pairs; then ``times`` that."""
+    low, high = (
+        f"{{ .reg .b32 bytes, a, b, factor, zero; mov.b32 factor, {twice(2.0**129 / shrink)};"
+        f" mov.b32 zero, {twice(-ZERO / shrink)}; {move} and.b32 bytes, bytes, 0xF0F0F0F0; {_TWO_AND_TWO}"
+        f" fma.rn.bf16x2 $0, a, {factors[0]}, {added[0]}; fma.rn.bf16x2 $1, b, {factors[1]}, {added[1]};"
+        + "".join(f" mul.rn.bf16x2 ${i}, ${i}, {factor};" for i, factor in enumerate(times))
+        + " }"
+        for move in ("shl.b32 bytes, $2, 4;", "mov.b32 bytes, $2;")
+    )
+    return low, high
+
+
+_FACTOR = "factor", "factor"
+LOW, HIGH = _of_halves(_FACTOR, ("zero", "zero"), SHRINK)
+LOW_LESS_ZEROS, HIGH_LESS_ZEROS = _of_halves(_FACTOR, ("$3", "$4"), SHRINK)
+LOW_SCALED, HIGH_SCALED = _of_halves(("$3", "$4"), ("$5", "$6"), CODE_SHRINK)
+LOW_LESS_ZEROS_SCALED, HIGH_LESS_ZEROS_SCALED = _of_halves(_FACTOR, ("$3", "$4"), CODE_SHRINK, ("$5", "$6"))
 LOW_E2M1, HIGH_E2M1 = (
     # A code becomes a sign, seven bits of 0, two of exponent, one of mantissa and six of 0: 2^-126 of the number. $3 and $4
     # are factors.

@@ -10,7 +10,6 @@ import pytest
 from delta_nets import float64_convolution, float64_recurrence
 from tiers import in_tiers
 
-from jspec.models.delta_net import gated_norm
 from jspec.pallas.delta_net import chunked as chunks
 from jspec.pallas.delta_net.convolution import convolve
 from jspec.pallas.delta_net.projections import (
@@ -19,6 +18,7 @@ from jspec.pallas.delta_net.projections import (
     split_heads,
 )
 from jspec.pallas.delta_net.reference import recurrent
+from jspec.pallas.norm.gated_norm import gated_norm
 from jspec.pallas.norm.rms_norm import norm
 
 GOLDEN = np.load(Path(__file__).parents[2] / "golden" / "delta_net.npz")
@@ -90,9 +90,7 @@ def mix(y, weights: dict, heads: DeltaHeads, rule) -> tuple[jax.Array, jax.Array
     g, beta = decay_and_beta(a, b, w["A_log"], w["dt_bias"])
     S = jnp.zeros((y.shape[0], heads.values, heads.key_size, heads.value_size))
     o, S = rule(q, k, v, g, beta, S)
-    normed = gated_norm(
-        o.astype(y.dtype), z.reshape(*z.shape[:-1], heads.values, heads.value_size), w["norm.weight"], EPS
-    )
+    normed = gated_norm(o.astype(y.dtype), z, w["norm.weight"], EPS)
     return jnp.einsum("btf,df->btd", normed.reshape(*y.shape[:2], -1), w["out_proj.weight"]), S
 
 
@@ -172,17 +170,6 @@ def test_the_rule_agrees_with_transformers_in_bfloat16():
         o, new_S = jax.jit(recurrent)(q, k, v, g, beta, jnp.asarray(S))
         np.testing.assert_allclose(o, wanted.float().numpy(), rtol=2**-8, atol=1e-5)
         assert_close(new_S, wanted_S.numpy())
-
-
-def test_the_gate_comes_after_the_norm_and_in_float32():
-    o, z, weight = (jnp.asarray(x, jnp.bfloat16) for x in np.random.default_rng(0).normal(size=(3, 5, 16)))
-    o, z = o[:, None], z[:, None]
-    normed = np.asarray(norm(o, weight[0], None, EPS, "rms"), np.float64)
-    gate = np.asarray(z, np.float64)
-    wanted = normed * gate / (1 + np.exp(-gate))
-    got = gated_norm(o, z, weight[0], EPS)
-    assert got.dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.asarray(got, np.float64), wanted, rtol=2**-8)
 
 
 def test_betas_and_decays_are_in_float32():

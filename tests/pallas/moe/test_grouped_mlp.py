@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from expert_layers import layer, regrouped
+from expert_layers import layer, one_after_another, regrouped
 
 from jspec.pallas.matmul.partial_sums import PartialSums
+from jspec.pallas.moe import grouped_matmul
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertTiling
@@ -192,3 +193,18 @@ class TestGroupedMLP:
         routed = regrouped(jnp.full_like(routed.expert, 7), routed.weight, X=8)
         actual = self.experts(TILINGS[1])(x, routed, gate_up, down)
         np.testing.assert_allclose(actual, by_token(x, routed, gate_up, down), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "kind", ["int4", "int4_32_float32", "nf4_64", "nvfp4", "mxfp8", "fp8_block", "int8_32_float16_zeros"]
+)
+def test_a_sum_has_one_order_in_every_tile(monkeypatch, kind):
+    """Numbers of a tile come in one order, of which tensor cores add one after the other."""
+    monkeypatch.setattr(grouped_matmul, "dot", one_after_another)
+    few, many = ExpertTiling(16, 128, 128, 4, 2), ExpertTiling(64, 128, 128, 4, 2)
+    args = layer(3, 128, 128, 2, 1, "bfloat16", kind)
+    made = [
+        grouped_mlp_kernel.__wrapped__(*args, up_tiling=tiling, down_tiling=tiling, interpret=True)
+        for tiling in (few, many)
+    ]
+    np.testing.assert_array_equal(*made)

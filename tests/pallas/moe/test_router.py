@@ -5,9 +5,12 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from expert_layers import one_after_another
 
 from jspec.config import Experts
+from jspec.pallas.moe import router_logits as logits_module
 from jspec.pallas.moe.router import choose_kernel, group_kernel
+from jspec.pallas.moe.router_logits import LogitsTiling, in_pairs, router_logits, router_logits_kernel
 from jspec.pallas.moe.router_reference import choose_reference, group_reference, route_reference
 from jspec.pallas.moe.router_small_batch import MOST_TOKENS, route_small_batch_kernel
 
@@ -154,3 +157,37 @@ class TestRouteSmallBatch:
         assert jnp.isfinite(routed.weight[jnp.array([0, 2])]).all()
         assert sorted(np.asarray(routed.order).tolist()) == list(range(6))
         assert routed.sizes.sum() == 6
+
+
+APART = LogitsTiling(16, 16, 2, 4, apart=True)
+TILINGS = None, APART, LogitsTiling(64, 32, 4, 3)
+
+
+class TestRouterLogits:
+    @pytest.fixture(autouse=True)
+    def choose_implementation(self, implementation):
+        def kernel(tiling, x, weight, *, interpret=False):
+            return in_pairs(list(router_logits_kernel(x, weight, tiling=tiling, interpret=interpret)))
+
+        self.logits = lambda tiling: implementation(router_logits, functools.partial(kernel, tiling))
+
+    @pytest.mark.parametrize("tiling", TILINGS, ids=str)
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+    @pytest.mark.parametrize(("M", "X", "D"), [(1, 1, 64), (3, 128, 300), (40, 6, 512)])
+    def test_agrees_with_float64(self, M, X, D, dtype, tiling):
+        x, weight = (jnp.asarray(np.random.default_rng(D).normal(size=(n, D)), dtype) for n in (M, X))
+        actual = self.logits(tiling)(x, weight)
+        assert actual.dtype == jnp.float32
+        wanted = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_logits_have_one_order_in_every_tile(monkeypatch):
+    """However instances divide them: inputs are dealt to the same sums, of which tensor cores add one after the other."""
+    monkeypatch.setattr(logits_module, "dot", one_after_another)
+    x, weight = (jnp.asarray(np.random.default_rng(n).normal(size=(n, 600)) ** 3, jnp.bfloat16) for n in (5, 16))
+    first, *others = (
+        in_pairs(list(router_logits_kernel.__wrapped__(x, weight, tiling=tiling, interpret=True))) for tiling in TILINGS
+    )
+    for other in others:
+        np.testing.assert_array_equal(first, other)

@@ -10,7 +10,7 @@ import pytest
 from normals import normal
 
 from jspec.pallas.matmul.partial_sums import PartialSums
-from jspec.pallas.norm.rms_norm import SumOptions, add_norm, add_norm_kernel, add_norm_reference, norm
+from jspec.pallas.norm.rms_norm import SumOptions, add_norm, add_norm_kernel, add_norm_reference, norm, norm_kernel
 
 EPS = 1e-5
 
@@ -105,3 +105,22 @@ def test_has_the_derivative_of_its_reference(kind, parts):
     wanted = loss(functools.partial(add_norm_reference, eps=EPS, kind=kind))
     for x, y in zip(*map(jax.tree.leaves, (got, wanted)), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-6)
+
+
+class TestNorm:
+    @pytest.fixture(autouse=True)
+    def choose_implementation(self, implementation):
+        self.norm = lambda kind: implementation(
+            *(functools.partial(f, eps=EPS, kind=kind) for f in (norm, norm_kernel))
+        )
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_is_that_of_a_sum_with_zeros(self, kind, dtype):
+        """Which the tests above compare with float64."""
+        x, y, weight, bias = problem((2, 3, 320), dtype, kind)
+        _, wanted = add_norm_kernel(x, jnp.zeros_like(y), weight, bias, eps=EPS, kind=kind, interpret=True)
+        made = self.norm(kind)(x, weight, bias)
+        assert made.dtype == x.dtype
+        tolerance = 2**-7 if dtype == "bfloat16" else 1e-5
+        np.testing.assert_allclose(*(np.asarray(z, np.float64) for z in (made, wanted)), rtol=tolerance, atol=1e-6)
