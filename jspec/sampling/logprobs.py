@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jspec.pallas.reductions import row_logsumexp
 from jspec.sampling.params import MAX_LOGPROBS
 
 _GROUP = 256  # tokens; the likeliest tokens are in the groups that have the largest logits
@@ -51,7 +52,7 @@ def as_float32(logits) -> jax.Array:
 def token_logprobs(logits, tokens) -> TokenLogprobs:
     """Log-probabilities of tokens int32 ``[..., J]`` under logits ``[..., J, V]`` at temperature 1."""
     logits = logits.astype(jnp.float32)
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    normalizer = row_logsumexp(logits)[..., 0]
     chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1, mode="clip")
     rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
     values, likeliest_tokens = likeliest(logits)

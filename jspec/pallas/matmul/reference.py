@@ -1,14 +1,62 @@
 """The product of two floating-point operands, by which the matmul kernels are defined."""
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
+
+# On a CPU, where XLA has other orders of sums for fewer.
+FEWEST_OUTPUTS = 8
+_INPUTS = 64  # of a product with a transposed weight: a multiple of this
 
 
 def matmul_reference(x, weight, dtype=jnp.float32):
     """The linear map ``[..., in], [out, in] -> [..., out]`` of operands of one dtype, in ``dtype``, or in theirs if that
     is None. fp32 is multiplied in full fp32, never in TF32."""
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=dtype)
+    product = functools.partial(
+        jnp.einsum, "...i,oi->...o", precision=full_precision(x.dtype), preferred_element_type=dtype
+    )
+    if math.prod(x.shape[:-1]) > 1 and len(weight) >= FEWEST_OUTPUTS:
+        return product(x, weight)
+    return jax.lax.platform_dependent(x, weight, cpu=functools.partial(_padded, product), default=product)
+
+
+def rows_product(x, y, axis: int) -> jax.Array:
+    """Products of matrices in float32, ``[..., M, n]``: ``x [..., M, K]`` with ``y [..., n, K]`` if ``axis`` is -1, or with ``[..., K,
+    n]`` if it is -2. A row of x has the same bits among any number of others on a CPU, where XLA chooses its kernel by the
+    columns of the right operand: so rows have to be those of the left one."""
+    batch = tuple(range(x.ndim - 2))
+
+    def product(x, y):
+        dims = ((x.ndim - 1,), (y.ndim + axis,)), (batch, batch)
+        precision = full_precision(x.dtype)
+        return jax.lax.dot_general(x, y, dims, precision=precision, preferred_element_type=jnp.float32)
+
+    def padded(x, y):
+        (M, K), outputs = x.shape[-2:], y.shape[-3 - axis]
+        inputs = -K % _INPUTS if axis == -2 else 0
+        lines, columns = max(2 - M, 0), max(FEWEST_OUTPUTS - outputs, 0)
+        whole = [(0, 0)] * len(batch)
+        x = jnp.pad(x, [*whole, (0, lines), (0, inputs)])
+        y = jnp.pad(y, [*whole, (0, inputs), (0, columns)] if axis == -2 else [*whole, (0, columns), (0, inputs)])
+        return product(x, y)[..., :M, :outputs]
+
+    return jax.lax.platform_dependent(x, y, cpu=padded, default=product)
+
+
+def full_precision(dtype) -> jax.lax.Precision | None:
+    """That of products of operands of a dtype: fp32 is multiplied in full fp32."""
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+
+def _padded(product, x, weight):
+    """A product with a second token and further outputs, of zeros, that are discarded: XLA has another order of sums on a CPU
+    for one token and for very few outputs."""
+    tokens, outputs = math.prod(x.shape[:-1]), len(weight)
+    lines = jnp.pad(x.reshape(tokens, -1), ((0, max(2 - tokens, 0)), (0, 0)))
+    wide = jnp.pad(weight, ((0, max(FEWEST_OUTPUTS - outputs, 0)), (0, 0)))
+    return product(lines, wide)[:tokens, :outputs].reshape(*x.shape[:-1], outputs)
 
 
 def per_feature(vector, like):
