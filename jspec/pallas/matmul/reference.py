@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 # On a CPU, where XLA has other orders of sums for fewer.
 FEWEST_OUTPUTS = 8
-_INPUTS = 64  # of a product with a transposed weight: a multiple of this
 
 
 def matmul_reference(x, weight, dtype=jnp.float32):
@@ -28,19 +27,19 @@ def rows_product(x, y, axis: int) -> jax.Array:
     columns of the right operand: so rows have to be those of the left one."""
     batch = tuple(range(x.ndim - 2))
 
-    def product(x, y):
+    def product(x, y, axis=axis):
         dims = ((x.ndim - 1,), (y.ndim + axis,)), (batch, batch)
         precision = full_precision(x.dtype)
         return jax.lax.dot_general(x, y, dims, precision=precision, preferred_element_type=jnp.float32)
 
     def padded(x, y):
-        (M, K), outputs = x.shape[-2:], y.shape[-3 - axis]
-        inputs = -K % _INPUTS if axis == -2 else 0
-        lines, columns = max(2 - M, 0), max(FEWEST_OUTPUTS - outputs, 0)
-        whole = [(0, 0)] * len(batch)
-        x = jnp.pad(x, [*whole, (0, lines), (0, inputs)])
-        y = jnp.pad(y, [*whole, (0, inputs), (0, columns)] if axis == -2 else [*whole, (0, columns), (0, inputs)])
-        return product(x, y)[..., :M, :outputs]
+        (M, _), outputs = x.shape[-2:], y.shape[-3 - axis]
+        if axis == -2:  # behind a barrier, so that XLA multiplies what is written there
+            y = jax.lax.optimization_barrier(jnp.swapaxes(y, -1, -2))
+        by_row = [(0, 0)] * len(batch), [(0, 0)]
+        x = jnp.pad(x, [*by_row[0], (0, max(2 - M, 0)), *by_row[1]])
+        y = jnp.pad(y, [*by_row[0], (0, max(FEWEST_OUTPUTS - outputs, 0)), *by_row[1]])
+        return product(x, y, -1)[..., :M, :outputs]
 
     return jax.lax.platform_dependent(x, y, cpu=padded, default=product)
 
