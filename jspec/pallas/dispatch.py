@@ -48,10 +48,19 @@ class Row:
     Attributes:
       name: what the row is.
       conditions: what it asks of a case: whether that is so, and what to say if it is not.
+      order: the name of its order of sums on a GPU, if that is the same for any number of tokens; else None. Rows of one
+        name give the same bits.
+      cpu_order: the same of its reference implementation on a CPU.
     """
 
     name: str
     conditions: Callable[..., Iterator[tuple[bool, str]]]
+    order: str | None = None
+    cpu_order: str | None = "reference"
+
+    def order_on(self, platform: str) -> str | None:
+        """The name of its order of sums in programs for a platform."""
+        return self.cpu_order if platform == "cpu" else self.order
 
     def refusal(self, *case) -> str | None:
         """Why the row is not for a case in programs for this machine's GPU, in words; None if it is."""
@@ -65,6 +74,8 @@ class KernelRow(Row):
     name: str
     kernel: Callable
     conditions: Callable[..., Iterator[tuple[bool, str]]]
+    order: str | None = None
+    cpu_order: str | None = "reference"
 
     def serves(self, *case) -> bool:
         """Whether the kernel can be used for a case."""

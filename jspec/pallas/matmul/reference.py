@@ -16,15 +16,18 @@ def matmul_reference(x, weight, dtype=jnp.float32):
     product = functools.partial(
         jnp.einsum, "...i,oi->...o", precision=full_precision(x.dtype), preferred_element_type=dtype
     )
-    if math.prod(x.shape[:-1]) > 1 and len(weight) >= FEWEST_OUTPUTS:
+    tokens = math.prod(x.shape[:-1])
+    if tokens == 0 or (tokens > 1 and len(weight) >= FEWEST_OUTPUTS):
         return product(x, weight)
     return jax.lax.platform_dependent(x, weight, cpu=functools.partial(_padded, product), default=product)
 
 
 def rows_product(x, y, axis: int) -> jax.Array:
-    """Products of matrices in float32, ``[..., M, n]``: ``x [..., M, K]`` with ``y [..., n, K]`` if ``axis`` is -1, or with ``[..., K,
-    n]`` if it is -2. A row of x has the same bits among any number of others on a CPU, where XLA chooses its kernel by the
-    columns of the right operand: so rows have to be those of the left one."""
+    """Products of matrices in float32, ``[..., M, n]``: ``x [..., M, K]`` with ``y [..., n, K]`` if ``axis`` is -1, or with
+    ``[..., K, n]`` if it is -2.
+
+    A row of x has the same bits among any number of others on a CPU, where XLA chooses its kernel by the columns of the
+    right operand: so rows have to be those of the left one."""
     batch = tuple(range(x.ndim - 2))
 
     def product(x, y, axis=axis):
@@ -50,8 +53,8 @@ def full_precision(dtype) -> jax.lax.Precision | None:
 
 
 def _padded(product, x, weight):
-    """A product with a second token and further outputs, of zeros, that are discarded: XLA has another order of sums on a CPU
-    for one token and for very few outputs."""
+    """A product with a second token and further outputs, of zeros, that are discarded: XLA has another order of sums on a
+    CPU for one token and for very few outputs."""
     tokens, outputs = math.prod(x.shape[:-1]), len(weight)
     lines = jnp.pad(x.reshape(tokens, -1), ((0, max(2 - tokens, 0)), (0, 0)))
     wide = jnp.pad(weight, ((0, max(FEWEST_OUTPUTS - outputs, 0)), (0, 0)))

@@ -124,6 +124,7 @@ class Row(dispatch.Row):
       widens: whether it gives float32 for x of bfloat16, too.
       with_bias, adds_bias: whether it serves products that have a bias, and whether it adds the bias itself.
       divides: how it divides a product that it serves otherwise, or in words why it cannot.
+      order: as of ``dispatch.Row``.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Row(dispatch.Row):
     with_bias: bool = True
     adds_bias: bool = False
     divides: Callable[[Product], MosaicTiling | str | None] = lambda _: None
+    order: str | None = None
 
     def conditions(self, p: Product) -> Iterator[tuple[bool, str]]:
         """What the row asks of a product: whether that is so, and what to say if it is not."""

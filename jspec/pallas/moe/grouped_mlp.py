@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.dispatch import by_platform
+from jspec.pallas.dispatch import KernelRow, by_platform
 from jspec.pallas.matmul.reference import matmul_reference, rows_product
 from jspec.pallas.moe.activation import gated
 from jspec.pallas.moe.grouped_matmul import grouped_matmul
@@ -162,6 +162,9 @@ def grouped_mlp_kernel(
     how = {"clamp": clamp, "activation": activation, "tiling": up_tiling, "interpret": interpret}
     hidden = hidden_kernel(x, routed, gate_up, first, for_codes=down.weight.packed, **how)
     return made_kernel(hidden, routed, down, first, tiling=down_tiling, interpret=interpret)
+
+
+EXPERTS = KernelRow("experts", grouped_mlp_kernel, lambda *_: iter(()))
 
 
 def hidden_kernel(
