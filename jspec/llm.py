@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from jspec._validation import require
 from jspec.config import EngineConfig, Speculation
-from jspec.config.engine import FP8_CACHES
+from jspec.config.engine import FP8_CACHES, UnpinnedConfig
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
 from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
@@ -19,6 +19,7 @@ from jspec.engine.forks import require_not_forked
 from jspec.engine.multihost.leader import Follower
 from jspec.engine.runner.follower import FollowerRunner, ignoring_interrupts
 from jspec.models.causal import causal_logits
+from jspec.models.one_order import without_one_order
 from jspec.models.protocols import Target
 from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
@@ -64,9 +65,12 @@ class LLM:
     ):
         speculation.require_lossless()
         self.target, self.tokenizer, self.method, self.speculation = target, tokenizer, method, speculation
+        # Measured costs are those of programs that are pinned.
+        if config.reproducible and costs is None and without_one_order(config.dtype, target, draft_model) is None:
+            config = UnpinnedConfig.of(config)
         auto = speculation.auto and method is not None
         budgeted = speculation.verify_budget is not None and method is not None
-        fixed = not (auto or budgeted) or speculation.same_text_for_every_K(config.width)
+        fixed = not (auto or budgeted) or speculation.same_text_for_every_K(config.width, config.pins_shapes)
         self.reproducible = config.reproducible and fixed
         decoding = Decoding(
             make_drafter,

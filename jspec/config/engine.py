@@ -13,6 +13,7 @@ FP8_CACHES = ("fp8", "fp8_per_token_head")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", *FP8_CACHES)
 ACTIVATION_DTYPES = ("auto", "int8", "fp8")
 
+_FEW_ROWS = 8  # with fewer, rounds of a single row are not worth a program of their own
 PASS_TOKENS = {"reproducible": 512, "dense": 4096, "mixture": 8192}  # defaults of prefill_tokens
 CHUNK, CHUNK_OF_LATENTS, CHUNK_OF_STATES = 32, 128, 64  # defaults of prefill_chunk
 SNAPSHOT_EVERY = 1024  # tokens, the default of snapshot_every
@@ -52,7 +53,8 @@ class EngineConfig:
         K + 1. Logits depend on it in their last bits. To compare texts of one seed with different K, different drafters
         or no drafter, all of them need the same width.
       reproducible: True has one program for rounds and one for prefill, so that the numbers of a request do not depend
-        on other requests. False has several sizes of both, and takes the smallest that suffices.
+        on other requests, unless all kernels of the models keep these the same in any program (``UnpinnedConfig``). False
+        has several sizes of both, and takes the smallest that suffices.
       prefix_cache: whether pages of prompts are cached for later prompts that begin with the same tokens.
       swap_space: GiB of host memory for requests that were preempted because the pool ran out of pages. Requests are
         admitted only while no deadlock is possible, so a small number makes them wait longer.
@@ -182,10 +184,19 @@ class EngineConfig:
         return math.ceil(self.max_len / self.page_size)
 
     @property
+    def pins_shapes(self) -> bool:
+        """Whether one program has to serve all rounds, and one all prefill, because another could give other numbers."""
+        return self.reproducible
+
+    @property
     def batch_buckets(self) -> tuple[int, ...]:
         """The numbers of rows of the decode programs, ascending: 1, 4, 16, .. and ``max_batch``, or only that."""
-        smaller = [] if self.reproducible else [4**i for i in range(32) if 4**i < self.max_batch]
+        smaller = [] if self._has_one_bucket else [4**i for i in range(32) if 4**i < self.max_batch]
         return *smaller, self.max_batch
+
+    @property
+    def _has_one_bucket(self) -> bool:
+        return self.reproducible and (self.pins_shapes or self.max_batch < _FEW_ROWS)
 
     def bucket(self, rows: int) -> int:
         """The number of rows of the smallest decode program with at least ``rows`` rows."""
@@ -214,7 +225,7 @@ class EngineConfig:
         longest = -(-self.max_len // c) * self.num_rows  # chunks of the longest prompts in all rows
         usual = PASS_TOKENS["reproducible" if self.reproducible else "dense"]
         most = min(max((self.prefill_tokens or usual) // c, 1), longest)
-        smaller = [] if self.reproducible else [2**i for i in range(32) if 2**i * c >= 64 and 2**i < most]
+        smaller = [] if self.pins_shapes else [2**i for i in range(32) if 2**i * c >= 64 and 2**i < most]
         return *smaller, most
 
     def pages_of_prefill(self, segments: int) -> int | None:
@@ -232,3 +243,17 @@ class EngineConfig:
     def pool_pages(self) -> int:
         """Pages of the pool, the null page included."""
         return 1 + (self.max_batch * self.pages_per_row if self.num_pages is None else self.num_pages)
+
+
+class UnpinnedConfig(EngineConfig):
+    """That of an engine whose models give a request the same numbers in programs of any shape
+    (``jspec.models.one_order``): ``reproducible`` pins nothing."""
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "UnpinnedConfig":
+        """The same settings."""
+        return cls(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+
+    @property
+    def pins_shapes(self) -> bool:
+        return False

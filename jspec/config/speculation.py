@@ -168,11 +168,11 @@ class Speculation:
         """The same settings with an integer K, which leaves nothing to choose."""
         return dataclasses.replace(self, num_draft_tokens=num_draft_tokens, max_draft_tokens=None)
 
-    def same_text_for_every_K(self, width: int | None) -> bool:
+    def same_text_for_every_K(self, width: int | None, pins_shapes: bool = True) -> bool:
         """Whether a seed means one text whatever K is, where rounds have ``width`` query tokens: drafts only make it come
-        sooner."""
+        sooner. Where shapes need not be pinned (``EngineConfig.pins_shapes``), any width does."""
         coupled = self.verify == "match" and self.draft_sampling == "coupled"
-        return coupled and width is not None and self.verify_budget is None
+        return coupled and (width is not None or not pins_shapes) and self.verify_budget is None
 
     def require_lossless(self):
         """Raise a ValueError for settings under which the text would not have the target's distribution."""

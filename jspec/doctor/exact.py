@@ -179,7 +179,7 @@ def ways(K: int, drafts: bool, engine: EngineConfig) -> list[Way]:
         Way("together", True),
         Way("together, in reverse order", True, backwards=True),
         Way("found in the prefix cache", True, again=True),
-        Way("max_batch 1", False, engine={"max_batch": 1}),
+        Way("max_batch 1", True, engine={"max_batch": 1}),
         Way(f"prefill_chunk {2 * chunk}", False, engine={"prefill_chunk": 2 * chunk}),
     ]
     if drafts:

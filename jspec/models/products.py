@@ -17,7 +17,7 @@ from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
 from jspec.pallas.dispatch import explain, row_of
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
-from jspec.pallas.matmul.table import TABLE, Product, matmul
+from jspec.pallas.matmul.table import TABLE, Product, Row, matmul
 
 _COMPUTED = "attention", "attention.out", "mlp", "gate_up", "down"  # parts of names of a layer's maps, in that order
 
@@ -34,6 +34,13 @@ def kernels_of(model: Any, tokens: int) -> Iterator[str]:
             stored = {row.name for row in TABLE if product.weight.kind in row.weights}
             reasons = "".join(f', not by "{other}" ({why})' for other, why in refused if other in stored)
             yield f'{name} {list(product.weight.shape)} in {product.weight.kind} by "{row}"{reasons}'
+
+
+def kernels_by_size(model: Any, dtype, sizes: Sequence[int]) -> Iterator[tuple[str, list[Row]]]:
+    """The rows of the table that multiply each map of a model of a dtype, for passes of each number of tokens."""
+    for name, product in _products(model, 1, dtype):
+        of = [jax.ShapeDtypeStruct((size, product.x.shape[-1]), product.x.dtype) for size in sizes]
+        yield name, [row_of(TABLE, product._replace(x=x)) for x in of]
 
 
 def first_difference(model: Any, sizes: Sequence[int]) -> str:
@@ -92,20 +99,21 @@ def _listed(sizes: Sequence[int]) -> str:
     return f"{', '.join(map(str, sizes))} token{'s' if list(sizes) != [1] else ''}"
 
 
-def _products(model: Any, tokens: int) -> Iterator[tuple[str, Product]]:
+def _products(model: Any, tokens: int, dtype=None) -> Iterator[tuple[str, Product]]:
     """Each product by its name. Experts and maps of latents, which have kernels of their own, are left out."""
+    dtype = model.dtype if dtype is None else jnp.dtype(dtype)
     parts = list(nnx.iter_graph(model))
     own = [linear for _, part in parts if isinstance(part, Mixture) for linear in (part.gate_up, part.down)]
     own += [linear for _, part in parts if isinstance(part, LatentAttention) for linear in (part.keys, part.values)]
     for path, part in parts:
         if isinstance(part, Linear) and not any(part is other for other in own):
-            x = jax.ShapeDtypeStruct((tokens, part.in_features), model.dtype)
+            x = jax.ShapeDtypeStruct((tokens, part.in_features), dtype)
             bias = None if part.bias is None else part.bias[...]
             in_parts = part.allow_partial_sums and (bias is None or part.reduce_axis is not None)
-            yield ".".join(map(str, path)), Product(x, part.stored, bias, model.dtype, in_parts)
-    if model.head is None:
+            yield ".".join(map(str, path)), Product(x, part.stored, bias, dtype, in_parts)
+    if getattr(model, "head", model) is None:
         weight = model.output_weight
         yield (
             "embedding",
-            Product(jax.ShapeDtypeStruct((tokens, weight.inputs), model.dtype), weight, dtype=model.dtype),
+            Product(jax.ShapeDtypeStruct((tokens, weight.inputs), dtype), weight, dtype=dtype),
         )

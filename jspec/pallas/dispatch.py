@@ -51,12 +51,19 @@ class Row:
     Attributes:
       name: what the row is.
       conditions: what it asks of a case: whether that is so, and what to say if it is not.
-      one_order: whether a token gets the same bits among any number of tokens.
+      order: the name of its order of sums on a GPU, if that is the same for any number of tokens; else None. Rows of one
+        name give the same bits.
+      cpu_order: the same of its reference implementation on a CPU.
     """
 
     name: str
-    one_order: bool
     conditions: Callable[..., Iterator[tuple[bool, str]]]
+    order: str | None = None
+    cpu_order: str | None = "reference"
+
+    def order_on(self, platform: str) -> str | None:
+        """The name of its order of sums in programs for a platform."""
+        return self.cpu_order if platform == "cpu" else self.order
 
     def refusal(self, *case) -> str | None:
         """Why the row is not for a case in programs for this machine's GPU, in words; None if it is."""
@@ -70,7 +77,8 @@ class KernelRow(Row):
     name: str
     kernel: Callable
     conditions: Callable[..., Iterator[tuple[bool, str]]]
-    one_order: bool = False
+    order: str | None = None
+    cpu_order: str | None = "reference"
 
     def serves(self, *case) -> bool:
         """Whether the kernel can be used for a case."""
@@ -97,8 +105,8 @@ def wants_one_order() -> bool:
 
 
 def row_of(table: Sequence[AnyRow], case, one_order: bool = False) -> AnyRow:
-    """The first row of a table that serves a case; of those with ``one_order``, if one of them does and it is wanted."""
-    rows = (*(row for row in table if row.one_order), *table) if one_order else table
+    """The first row of a table that serves a case; of those with an ``order``, if one of them does and it is wanted."""
+    rows = (*(row for row in table if row.order is not None), *table) if one_order else table
     return next(row for row in rows if row.refusal(case) is None)
 
 

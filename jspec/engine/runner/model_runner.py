@@ -273,7 +273,7 @@ class ModelRunner:
         """The packed programs that may be needed."""
         programs, config = self.batch.programs, self._config
         # Of rounds in which a grammar restricts requests.
-        which = [how for how in programs.draft if available() and (how[1] or not config.reproducible)]
+        which = [how for how in programs.draft if available() and (how[1] or not config.pins_shapes)]
         packed = [*programs.prefill.values(), programs.prefill_with_logprobs, programs.admit]
         if len(self.draft_lengths) > 1 or (which and self.split_rounds.rereads):
             packed.append(programs.catch_up)

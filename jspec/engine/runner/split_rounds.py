@@ -230,9 +230,9 @@ class SplitRounds:
 def processes(actives: Sequence[ActiveRequest], config: EngineConfig) -> bool:
     """Whether such rounds of these requests are made by the programs for processors and log-probabilities.
 
-    If ``reproducible``, they always are: a neighbour must not decide which program computes a text.
+    If shapes are pinned, they always are: a neighbour must not decide which program computes a text.
     """
-    return config.reproducible or any(active.request.needs_processing for active in actives)
+    return config.pins_shapes or any(active.request.needs_processing for active in actives)
 
 
 def decode_rows(config: EngineConfig, bucket: int, actives: Sequence[ActiveRequest | None], rounds: int) -> DecodeRows:

@@ -171,7 +171,7 @@ class Scheduler:
         self._choose_prefill(schedule)
         if self._calls_now(schedule):
             ready = _most_senior_first(active for active in self._in_rows() if active.decoding and active not in short)
-            self._choose_split(schedule, ready, mix_free_with_constrained and not self._config.reproducible)
+            self._choose_split(schedule, ready, mix_free_with_constrained and not self._config.pins_shapes)
             if not any(active.request.constraint is None for active in schedule.drafting):
                 free = [active for active in ready if active.request.constraint is None]
                 free = [active for active in free if active not in schedule.verifying]
@@ -228,7 +228,7 @@ class Scheduler:
             self.swapped.remove(active)
             active.saved = None
         elif active.row is not None or active in self.ending:
-            if active.decoding and not self._config.reproducible:
+            if active.decoding and not self._config.pins_shapes:
                 self._cache_text(active)
             if active.row is None:
                 self.ending.remove(active)
@@ -333,7 +333,7 @@ class Scheduler:
         """Choose whose drafts are verified, and for whom the next ones are made, where requests are constrained.
 
         The host has to see drafts before they are verified, so those of one schedule are verified in the next. Free requests
-        that are not mixed with constrained ones are decoded by programs of their own, behind these. If ``reproducible``,
+        that are not mixed with constrained ones are decoded by programs of their own, behind these. If shapes are pinned,
         they never are: a neighbour must not decide which program computes a text.
         """
         schedule.verifying = [active for active in ready if active.proposed]
@@ -349,10 +349,10 @@ class Scheduler:
     def _of_one_program(self, ready: list[ActiveRequest]) -> list[ActiveRequest]:
         """The requests that the next call may decode together.
 
-        If ``reproducible``, requests that need processing alternate with those that do not: a neighbour that needs it must
+        If shapes are pinned, requests that need processing alternate with those that do not: a neighbour that needs it must
         not decide which program computes a text.
         """
-        if not self._config.reproducible or len({active.request.needs_processing for active in ready}) < 2:
+        if not self._config.pins_shapes or len({active.request.needs_processing for active in ready}) < 2:
             return ready
         turn, self._processing_turn = self._processing_turn, not self._processing_turn
         return [active for active in ready if active.request.needs_processing == turn]

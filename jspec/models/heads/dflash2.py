@@ -32,6 +32,7 @@ from jspec.config.heads import BlockConfig
 from jspec.models.decoder_layer import Layer, add
 from jspec.models.layers import Linear, Norm
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
+from jspec.pallas.reductions import row_sum
 
 
 class Convolution(nnx.Module):
@@ -126,4 +127,4 @@ class CandidateSelector(nnx.Module):
           values, tokens: ``[B, 1, count]``, as ``candidates`` returns them.
         """
         read = self.predecessors[...][previous].astype(jnp.float32) * self.project(hidden).astype(jnp.float32)
-        return values + jnp.sum(read[:, :, None] * self.successors[...][tokens].astype(jnp.float32), axis=-1)
+        return values + row_sum(read[:, :, None] * self.successors[...][tokens].astype(jnp.float32))[..., 0]

@@ -14,6 +14,7 @@ from jspec.config.heads import MLPConfig
 from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.layers import Linear
 from jspec.pallas.matmul.reference import per_feature
+from jspec.pallas.reductions import row_sum
 
 EPS = 1e-6
 
@@ -86,4 +87,4 @@ class MLPSpeculator(nnx.Module):
 def unit_rms(x):
     """x divided by its root mean square over the last axis, computed in fp32."""
     x32 = x.astype(jnp.float32)
-    return (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + EPS)).astype(x.dtype)
+    return (x32 * jax.lax.rsqrt(row_sum(x32 * x32) / x.shape[-1] + EPS)).astype(x.dtype)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 
 from jspec.pallas.attention.fp8 import KVScales, decode
 from jspec.pallas.attention.spec import AttentionSpec
+from jspec.pallas.matmul.reference import rows_product
+from jspec.pallas.reductions import row_max, row_sum
 
 
 def causal_mask(positions, slots, window: int | None) -> jax.Array:
@@ -33,37 +35,23 @@ def grouped_attention(q, k, v, mask, spec: AttentionSpec, scales: KVScales | Non
     key_scale = value_scale = None
     if scales is not None:
         k, v = decode(k, q.dtype), decode(v, q.dtype)
-        key_scale, value_scale = (scale.reshape(*(*scale.shape, 1, 1)[:2], 1, 1, -1) for scale in scales)
-    precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-    q = q.reshape(B, T, G, N // G, H)
-    products = jnp.einsum("btgrh,gbsh->gbrts", q, k, precision=precision, preferred_element_type=jnp.float32)
-    scored = spec.scores(products, H, key_scale=key_scale)
-    scored = jnp.where(mask[None, :, None], scored, -jnp.inf)
-    if spec.sinks is None:
-        weights = jax.nn.softmax(scored, axis=-1)
-    else:
-        weights = _softmax_with_sinks(scored, spec.sinks.astype(jnp.float32).reshape(G, 1, N // G, 1, 1))
-    if value_scale is None or scales is None:
-        return _weighted(weights, v, precision).reshape(B, T, N, -1)
-    if scales.of_tokens:
-        return _weighted(weights * value_scale, v, precision).reshape(B, T, N, -1)
-    sums = _weighted(weights, v, precision, jnp.float32) * scales.v[None, None, :, None, None]
-    return sums.astype(v.dtype).reshape(B, T, N, -1)
-
-
-def _weighted(weights, v, precision, dtype=None) -> jax.Array:
-    """Sums of values ``[B, T, G, R, Hv]`` in ``dtype``, that of the values by default; weights ``[G, B, R, T, S]`` are
-    rounded to the dtype of the values."""
-    weights = weights.astype(v.dtype)
-    return jnp.einsum("gbrts,gbsh->btgrh", weights, v, precision=precision, preferred_element_type=dtype)
-
-
-def _softmax_with_sinks(scored, sinks) -> jax.Array:
-    """The softmax over the last axis of ``scored`` and one more score, ``sinks`` ``[..., 1]``, whose weight is left
-    out."""
-    peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(scored, axis=-1, keepdims=True), sinks))
-    weights = jnp.exp(scored - peak)
-    return weights / (jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sinks - peak))
+        key_scale, value_scale = (scale.reshape(*(*scale.shape, 1)[:2], 1, -1) for scale in scales)
+    R = N // G
+    q = jnp.transpose(q.reshape(B, T, G, R, H), (2, 0, 1, 3, 4)).reshape(G, B, T * R, H)
+    scored = spec.scores(rows_product(q, k, -1), H, key_scale=key_scale).reshape(G, B, T, R, -1)
+    scored = jnp.where(mask[None, :, :, None], scored, -jnp.inf)
+    peak = row_max(scored)
+    sinks = None if spec.sinks is None else spec.sinks.astype(jnp.float32).reshape(G, 1, 1, R, 1)
+    peak = peak if sinks is None else jax.lax.stop_gradient(jnp.maximum(peak, sinks))
+    weights = jnp.exp(scored - peak).reshape(G, B, T * R, -1)
+    total = row_sum(weights)
+    total = total if sinks is None else total + jnp.exp(sinks - peak).reshape(total.shape)
+    weights = weights if value_scale is None or not scales.of_tokens else weights * value_scale
+    sums = rows_product(weights.astype(v.dtype), v, -2) / total
+    if scales is not None and not scales.of_tokens:
+        sums = sums * scales.v[:, None, None, None]
+    sums = jnp.transpose(sums.astype(v.dtype).reshape(G, B, T, R, -1), (1, 2, 0, 3, 4))
+    return sums.reshape(B, T, N, -1)
 
 
 class Rotation(NamedTuple):

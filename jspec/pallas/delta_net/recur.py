@@ -11,6 +11,7 @@ from jspec.pallas.delta_net.prefill import prefill
 from jspec.pallas.delta_net.projections import DeltaHeads
 from jspec.pallas.delta_net.state import DeltaState, PrefillRows, VerifyRows, init_state
 from jspec.pallas.delta_net.verify import verify
+from jspec.pallas.dispatch import KernelRow
 
 Rows = VerifyRows | PrefillRows
 
@@ -42,6 +43,10 @@ def recur(inputs: DeltaInputs, state: DeltaState, rows: Rows) -> tuple[jax.Array
         rows = dataclasses.replace(rows, fresh=jnp.zeros(rows.row.shape, bool))
     qkv, columns = convolve_verify(state.columns, rows, inputs.qkv, inputs.convolution)
     return verify(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta)
+
+
+# Chunks of prefill and the tokens of rounds are added to a state in different ways.
+RECURRENCE = KernelRow("recurrence", recur, lambda *_: iter(()), cpu_order=None)
 
 
 def recur_from_zero(inputs: DeltaInputs) -> jax.Array:

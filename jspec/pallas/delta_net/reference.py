@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jspec.pallas.delta_net.projections import split_heads
 from jspec.pallas.delta_net.state import DeltaState, VerifyRows, per_row
+from jspec.pallas.reductions import row_sum
 
 NORM_EPS = 1e-6  # added to the sum of squares of a query or a key
 
@@ -17,7 +18,7 @@ NORM_EPS = 1e-6  # added to the sum of squares of a query or a key
 def l2_norm(x) -> jax.Array:
     """Vectors ``[..., Dk]`` of length 1, in float32. Epsilon is added to the sum of squares, not to their mean."""
     x = x.astype(jnp.float32)
-    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + NORM_EPS)
+    return x * jax.lax.rsqrt(row_sum(x * x) + NORM_EPS)
 
 
 def normed_heads(q, k, num_value_heads: int) -> tuple[jax.Array, jax.Array]:

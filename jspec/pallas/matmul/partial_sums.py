@@ -1,6 +1,7 @@
 """Results in parts: those whose sum is left to the norm that follows, and those of shards."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -35,7 +36,7 @@ class PartialSums:
         """The sum of the summands that are here, without the bias; rounded to ``dtype``."""
         if self.summands.shape[-2] == 1:
             return self.summands[..., 0, :].astype(dtype)
-        return jnp.sum(self.summands.astype(jnp.float32), axis=-2).astype(dtype)
+        return functools.reduce(jnp.add, jnp.unstack(self.summands.astype(jnp.float32), axis=-2)).astype(dtype)
 
 
 def in_splits(product: Callable[[slice], jax.Array], inputs: int, split_inputs: int) -> PartialSums:

@@ -125,7 +125,7 @@ class Row(dispatch.Row):
       widens: whether it gives float32 for x of bfloat16, too.
       with_bias, adds_bias: whether it serves products that have a bias, and whether it adds the bias itself.
       divides: how it divides a product that it serves otherwise, or in words why it cannot.
-      one_order: whether a token gets the same bits among any number of tokens.
+      order: as of ``dispatch.Row``.
     """
 
     name: str
@@ -140,14 +140,14 @@ class Row(dispatch.Row):
     with_bias: bool = True
     adds_bias: bool = False
     divides: Callable[[Product], MosaicTiling | str | None] = lambda _: None
-    one_order: bool = False
+    order: str | None = None
 
     def conditions(self, p: Product) -> Iterator[tuple[bool, str]]:
         """What the row asks of a product: whether that is so, and what to say if it is not."""
         tokens, numbers, inputs = math.prod(p.x.shape[:-1]), p.weight.numbers.size, p.x.shape[-1]
         yield p.activations in self.activations, f"x is {p.activations}, not {_any(self.activations)}"
         yield p.weight.kind in self.weights, f"the weight is {p.weight.kind}, not {_any(self.weights)}"
-        if not (p.one_order and self.one_order):  # or another row would be faster
+        if not (p.one_order and self.order):  # or another row would be faster
             yield tokens in self.tokens, f"{tokens} tokens are not {_within(self.tokens)}"
             yield numbers in self.numbers, f"{numbers} numbers of the weight are not {_within(self.numbers)}"
             yield self.with_bias or p.bias is None, "it has a bias"
@@ -186,7 +186,7 @@ def _few_tokens(name: str, weights: tuple[str, ...], tokens: range = _UNLIMITED,
         hopper=True,
         with_bias=with_bias,
         divides=lambda p: tiling_of(p.x, p.weight, p.dtype, p.allow_partial_sums, p.one_order),
-        one_order=True,
+        order="chain",
     )
 
 

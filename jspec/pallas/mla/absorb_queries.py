@@ -9,6 +9,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.reference import Rotation, apply_rope
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.matmul.reference import rows_product
 from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call
 from jspec.pallas.weights.tiles import flat, has_factors, load_factors, load_numbers, places_of, shrink_of, tile_width
 from jspec.quantization.weight import Weight
@@ -47,8 +48,8 @@ def absorb_queries_reference(q, keys: Weight, rotation: Rotation) -> jax.Array:
         unrotated = unrotated if keys.scale is None else (unrotated * keys.scale[None, None]).astype(q.dtype)
         weight = keys.numbers.astype(q.dtype)
     # Sums in bfloat16 are those in float32, rounded. A CPU does not compute this product with a float32 result.
-    precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
-    absorbed = jnp.einsum("btnh,nhc->btnc", unrotated, weight, precision=precision).astype(q.dtype)
+    of_heads = jnp.moveaxis(unrotated.reshape(-1, *q.shape[2:3], keys.shape[1]), 1, 0)
+    absorbed = jnp.moveaxis(rows_product(of_heads, weight, -2), 0, 1).astype(q.dtype).reshape(*q.shape[:3], -1)
     return jnp.concatenate([absorbed, apply_rope(rotary, rotation)], axis=-1)
 
 

@@ -36,7 +36,7 @@ def project_values_reference(attended, values: Weight) -> jax.Array:
       ``[B, T, N, Hv]`` in the dtype of ``attended``. Sums are in float32, and are multiplied by their scale before they are
       rounded.
     """
-    return multiply_latents("...nc,nhc->...nh", attended, values)
+    return multiply_latents(attended, values, of_each=True)
 
 
 @functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace

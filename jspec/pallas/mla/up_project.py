@@ -61,7 +61,7 @@ def keys_and_values(latents, maps: HeadMaps, scale, dtype) -> tuple[jax.Array, j
     if scale is not None:
         scale = jnp.broadcast_to(scale, latents.shape[:-1])
         latents, rotated = decode(latents, dtype), decode_latents(rotated, scale, dtype)
-    k, v = (multiply_latents("...c,nhc->...nh", latents, of, scale) for of in maps)
+    k, v = (multiply_latents(latents, of, False, scale) for of in maps)
     rotated = jnp.broadcast_to(rotated[..., None, :], (*k.shape[:-1], rotated.shape[-1]))
     return jnp.concatenate([k, rotated], axis=-1), v
 

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.dispatch import by_platform
+from jspec.pallas.dispatch import KernelRow, by_platform
+from jspec.pallas.matmul.reference import matmul_reference, rows_product
 from jspec.pallas.moe.activation import gated
 from jspec.pallas.moe.grouped_matmul import grouped_matmul, read_in_order
 from jspec.pallas.moe.router_reference import Routed
@@ -77,8 +78,8 @@ def grouped_mlp_reference(
     Returns:
       ``[M, Y, D]`` in the dtype of x, to which the input of ``down`` is rounded, too. Sums are in float32.
     """
-    gate, up = jnp.split(_matmul_all("md,xfd->mxf", x, gate_up), 2, axis=-1)
-    outputs = _matmul_all("mxf,xdf->mxd", gated(gate, up, clamp, activation).astype(x.dtype), down)
+    gate, up = jnp.split(_matmul_all(x, gate_up), 2, axis=-1)
+    outputs = jnp.moveaxis(_matmul_all(gated(gate, up, clamp, activation).astype(x.dtype), down), 0, 1)
     expert = routed.expert if first is None else routed.expert - first[0]
     chosen = jnp.take_along_axis(outputs, expert[:, :, None], axis=1, mode="clip")  # [M, Y, D]
     made = (chosen * routed.weight[:, :, None]).astype(x.dtype)
@@ -86,17 +87,23 @@ def grouped_mlp_reference(
     return made if first is None else jnp.where(here[:, :, None], made, jnp.zeros((), x.dtype))
 
 
-def _matmul_all(subscripts: str, x, of: ExpertMap):
+def _matmul_all(x, of: ExpertMap):
+    """The results of all experts, float32 ``[X, M, out]``, of inputs ``[X, M, in]``, or of the same for
+    all ``[M, in]``."""
     weight, scale = of.weight.numbers, of.weight.scale
     if of.weight.in_pairs:
         weight, scale = unpack_pairs.dequantize(weight, scale, of.weight.inputs), None
     elif of.weight.in_groups:  # float32 holds numbers and their products with x: only sums are rounded
         wide = of.weight.multiplied() if x.dtype == jnp.bfloat16 else of.weight.dequantize()
         weight, scale, x = wide, None, x.astype(jnp.float32)
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    product = jnp.einsum(subscripts, x, weight.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
-    product = product if scale is None else product * scale[None]
-    return product if of.bias is None else product + of.bias.astype(jnp.float32)[None]
+    weight = weight.astype(x.dtype)
+    if x.ndim == 3:
+        product = rows_product(x, weight, -1)
+    else:
+        product = matmul_reference(x, weight.reshape(-1, x.shape[1]))
+        product = jnp.moveaxis(product.reshape(len(x), *weight.shape[:2]), 1, 0)
+    product = product if scale is None else product * scale[:, None]
+    return product if of.bias is None else product + of.bias.astype(jnp.float32)[:, None]
 
 
 def tilings_of(A: int, X: int, dtype, weight: Weight) -> tuple[ExpertTiling, ExpertTiling]:
@@ -161,6 +168,9 @@ def grouped_mlp_kernel(
     how = {"clamp": clamp, "activation": activation, "tiling": up_tiling, "interpret": interpret}
     hidden = hidden_kernel(x, routed, gate_up, first, down=down.weight, **how)
     return made_kernel(hidden, routed, down, first, tiling=down_tiling, interpret=interpret)
+
+
+EXPERTS = KernelRow("experts", grouped_mlp_kernel, lambda *_: iter(()))
 
 
 def hidden_kernel(

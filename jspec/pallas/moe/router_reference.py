@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import Experts
+from jspec.pallas.reductions import row_sum
 
 TINY = 1e-20  # added to sums of sigmoids, which may all be 0
 
@@ -53,11 +54,11 @@ def choose_reference(logits, bias, routing: Experts) -> tuple[jax.Array, jax.Arr
     if probability is None:
         weight = jnp.exp(best - best[:, :1])
         summands = weight if routing.renormalise else jnp.exp(choice - best[:, :1])
-        weight /= jnp.sum(summands, axis=1, keepdims=True)
+        weight /= row_sum(summands)
     else:
         weight = jnp.take_along_axis(probability, expert, axis=1)
         if routing.renormalise:
-            weight /= jnp.sum(weight, axis=1, keepdims=True) + TINY
+            weight /= row_sum(weight) + TINY
     # A NaN whose sign bit is set is the last for top_k, and those of a CPU have it set.
     weight = jnp.where(jnp.any(jnp.isnan(choice), axis=1, keepdims=True), jnp.nan, weight)
     shared = jnp.broadcast_to(X + jnp.arange(routing.shared, dtype=jnp.int32)[None], (M, routing.shared))

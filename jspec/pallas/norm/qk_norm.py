@@ -87,4 +87,5 @@ def _qk_norm(x_ref, weight_refs, bias_refs, out_ref, *, num_heads, block: int, e
 
     weight, bias = of_head(weight_refs), of_head(bias_refs)
     x = pltriton.load(x_ref.at[at], mask=mask, other=0.0)
-    pltriton.store(out_ref.at[at], norm(x, weight, bias, eps, kind), mask=mask)
+    sum_row = functools.partial(jnp.sum, axis=-1, keepdims=True)
+    pltriton.store(out_ref.at[at], norm(x, weight, bias, eps, kind, sum_row=sum_row), mask=mask)

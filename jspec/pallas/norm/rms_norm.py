@@ -20,6 +20,7 @@ from jspec.pallas.matmul.quantize_activations import (
     quantized_outputs,
     store_quantized,
 )
+from jspec.pallas.reductions import row_sum
 from jspec.pallas.triton import block_ids, kernel_call, load_block, store_block
 
 _NUMBERS = 512  # of a token that one warp has
@@ -62,7 +63,7 @@ def add_norm_reference(
     return x, normed if quantize is None else quantize_tokens_reference(normed, quantize)
 
 
-def norm(x, weight, bias, eps: float, kind: str, reduce_axis: str | None = None):
+def norm(x, weight, bias, eps: float, kind: str, reduce_axis: str | None = None, sum_row=row_sum):
     """The norm of ``[..., D]``, in the dtype of x.
 
     Args:
@@ -72,10 +73,11 @@ def norm(x, weight, bias, eps: float, kind: str, reduce_axis: str | None = None)
       eps: added to the mean square, or to the variance.
       kind: ``rms``, ``rms_wide``, ``rms_offset`` or ``layer``; see above.
       reduce_axis: the mesh axis whose shards have equally many of the numbers each; None if all are here.
+      sum_row: adds up numbers ``[..., D] -> [..., 1]``.
     """
-    mean = lambda x: jnp.mean(x, axis=-1, keepdims=True)  # noqa: E731
+    mean = lambda x: sum_row(x) / x.shape[-1]  # noqa: E731
     if reduce_axis is not None:
-        mean = lambda x: jax.lax.pmean(jnp.mean(x, axis=-1, keepdims=True), reduce_axis)  # noqa: E731
+        mean = lambda x: jax.lax.pmean(sum_row(x) / x.shape[-1], reduce_axis)  # noqa: E731
     per_number = lambda array: array.reshape((1,) * (x.ndim - array.ndim) + array.shape)  # noqa: E731
     x32 = x.astype(jnp.float32)
     if kind == "layer":

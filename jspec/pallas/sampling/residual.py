@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.reductions import row_sum
 from jspec.pallas.sampling.gumbel_max import best_of, group_words, gumbel_max_reference, gumbel_of
 from jspec.pallas.sampling.warped_logits import (
     WarpedLogits,
@@ -74,7 +75,7 @@ def residual_masses_reference(residual: Residual, at=None):
     Returns:
       float32 ``[B, J, groups]``, with J = 1 or K + 1.
     """
-    return jnp.sum(jnp.exp(grouped(log_residual(residual, at))), axis=-1)
+    return row_sum(jnp.exp(grouped(log_residual(residual, at))))[..., 0]
 
 
 def residual_sample(residual: Residual, masses, at, noise, best):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.reductions import row_max, row_sum
 from jspec.pallas.sampling.gumbel_max import best_of, group_words, gumbel_block, gumbel_max_reference
 from jspec.pallas.sampling.top_k_top_p import DISTRIBUTION_WARPS, cutoff_if_any, cutoff_in_kernel, fold_over
 from jspec.pallas.sampling.warped_logits import (
@@ -70,11 +71,11 @@ def log_weights(logits, scale, cutoff):
     scaled = z * scale[:, None]
     cut = z < cutoff[:, None]  # False for NaN, so that a NaN reaches the sum
     log_weight = jnp.where(cut, -jnp.inf, scaled)
-    peak = jnp.max(grouped(scaled), axis=-1)
+    peak = row_max(grouped(scaled))[..., 0]
     shift = jnp.where(peak > -jnp.inf, peak, 0.0)  # all of a group may be -inf, all of a distribution may not
-    total = jnp.sum(jnp.exp(grouped(log_weight) - shift[..., None]), axis=-1)
-    top = jnp.max(peak, axis=-1)
-    lse = top + jnp.log(jnp.sum(total * jnp.exp(peak - top[:, None]), axis=-1))
+    total = row_sum(jnp.exp(grouped(log_weight) - shift[..., None]))[..., 0]
+    top = row_max(peak)
+    lse = (top + jnp.log(row_sum(total * jnp.exp(peak - top))))[:, 0]
     return log_weight, peak + jnp.log(total), lse
 
 

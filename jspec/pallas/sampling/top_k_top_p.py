@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from jspec.pallas.reductions import row_max, row_sum
 from jspec.pallas.triton import block_ids, block_size, exp, load_block
 
 DISTRIBUTION_WARPS = 16  # of a program instance that reads all logits of a distribution
@@ -39,7 +40,7 @@ def cutoff_reference(logits, scale, top_k, top_p, min_p):
     """
     z = logits.astype(jnp.float32)
     ordered = to_ordered(logits)
-    peak = jnp.max(z, axis=-1)
+    peak = row_max(z)[:, 0]
     floor = jnp.where(min_p > 0, peak + jnp.log(min_p) / scale, -jnp.inf)
 
     def enough_tokens(candidate):
@@ -49,10 +50,10 @@ def cutoff_reference(logits, scale, top_k, top_p, min_p):
     floor = jnp.where((top_k > 0) & (top_k < z.shape[1]), jnp.maximum(floor, kth), floor)
 
     weight = jnp.where(z >= floor[:, None], jnp.exp((z - peak[:, None]) * scale[:, None]), 0.0)
-    wanted = top_p * jnp.sum(weight, axis=-1)
+    wanted = top_p * row_sum(weight)[:, 0]
 
     def enough_mass(candidate):
-        return jnp.sum(jnp.where(ordered >= candidate[:, None], weight, 0.0), axis=-1) >= wanted
+        return row_sum(jnp.where(ordered >= candidate[:, None], weight, 0.0))[:, 0] >= wanted
 
     nucleus = from_ordered(_largest(enough_mass, ordered), logits.dtype)
     return jnp.where(top_p < 1, jnp.maximum(floor, nucleus), floor)

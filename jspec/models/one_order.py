@@ -1,0 +1,54 @@
+"""Which kernel of a model has not one order of sums for any number of tokens, so that a text could depend on who shares its
+passes. Each row of a table of kernels says so of itself (``jspec.pallas.dispatch.Row``)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jspec.models.delta_net import GatedDeltaNet
+from jspec.models.mla import LatentAttention
+from jspec.models.moe import Mixture
+from jspec.models.products import kernels_by_size
+from jspec.pallas.attention import table as attention
+from jspec.pallas.delta_net.recur import RECURRENCE
+from jspec.pallas.dispatch import KernelRow, Row
+from jspec.pallas.mla.attention import IN_PAGES
+from jspec.pallas.moe.grouped_mlp import EXPERTS
+
+_SUMS_OVER_SHARDS = KernelRow("sums over shards", jax.lax.psum, lambda *_: iter(()), cpu_order=None)
+_UNKNOWN = KernelRow("code that jspec does not know", lambda: None, lambda *_: iter(()), cpu_order=None)
+_SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
+
+
+def without_one_order(dtype: str, *models: Any) -> str | None:
+    """What computes a token's numbers in another order among other numbers of tokens, the first of it in some models of a
+    dtype, on the default device; None if nothing does. A model may be None."""
+    for model in models:
+        if model is not None:
+            for name, rows in _kernels(model, dtype):
+                orders = {row.order_on(jax.default_backend()) for row in rows}
+                if None in orders or len(orders) > 1:
+                    names = ", ".join(dict.fromkeys(f'"{row.name}"' for row in rows))
+                    return f"{name} by {names}"
+    return None
+
+
+def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, list[Row]]]:
+    """The kernels of each part of a model, for all numbers of tokens."""
+    if not type(model).__module__.startswith("jspec.models."):
+        yield type(model).__name__, [_UNKNOWN]
+        return
+    if getattr(model, "shards", None) is not None:
+        yield "layers", [_SUMS_OVER_SHARDS]
+    for path, part in nnx.iter_graph(model):
+        name = ".".join(map(str, path))
+        if isinstance(part, GatedDeltaNet):
+            yield name, [RECURRENCE]
+        elif isinstance(part, LatentAttention):
+            yield name, [IN_PAGES]
+        elif isinstance(part, Mixture):
+            yield name, [EXPERTS]
+    yield "attention", [attention.ONE_LAUNCH, *attention.TABLE]
+    yield from kernels_by_size(model, dtype, _SIZES)
