@@ -22,6 +22,7 @@ from jspec.models.causal import causal_logits
 from jspec.models.one_order import without_one_order
 from jspec.models.protocols import Target
 from jspec.outputs import Delta, Result
+from jspec.pallas.dispatch import one_order
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.request_keys import copied_keys, request_keys
 from jspec.sampling.requested import params_of_each, requested
@@ -94,7 +95,8 @@ class LLM:
         def forward(leaves, tokens):
             return causal_logits(merge(leaves), tokens)[0].astype(jnp.float32)
 
-        self._forward = jax.jit(forward if spread is None else spread.forward(forward))
+        ordered = one_order(config.one_order)
+        self._forward = jax.jit(ordered(forward if spread is None else spread.forward(forward)))
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
         """The target's logits after each of n tokens, float32 ``[n, V]``, from one causal forward pass without a cache."""

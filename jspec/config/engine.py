@@ -189,6 +189,11 @@ class EngineConfig:
         return self.reproducible
 
     @property
+    def one_order(self) -> bool:
+        """Whether programs have kernels of one order of sums, though others may be faster."""
+        return self.reproducible and not self.pins_shapes
+
+    @property
     def batch_buckets(self) -> tuple[int, ...]:
         """The numbers of rows of the decode programs, ascending: 1, 4, 16, .. and ``max_batch``, or only that."""
         smaller = [] if self._has_one_bucket else [4**i for i in range(32) if 4**i < self.max_batch]

@@ -17,6 +17,7 @@ from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture, MixtureBesideMLP
 from jspec.models.per_layer import OwnInputs
 from jspec.pallas.collectives.peers import Peers, reduce_with
+from jspec.pallas.dispatch import wants_one_order
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.matmul.quantize_activations import activate_and_quantize
 
@@ -154,11 +155,12 @@ def apply_layer(
     """``layer(x, normed, positions, kv, view, after, own_inputs, peers)``, as a call of a function that is traced and
     lowered once for all layers that differ in their weights alone. XLA compiles it as if the layer stood there."""
     graph, state = nnx.split((layer, after))
-    return _merged_layer(graph, state, x, normed, positions, kv, view, own_inputs, peers)
+    return _merged_layer(graph, wants_one_order(), state, x, normed, positions, kv, view, own_inputs, peers)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _merged_layer(graph, state, x, normed, positions, kv, view, own_inputs, peers):
+@functools.partial(jax.jit, static_argnums=(0, 1))  # the order of sums chooses kernels
+def _merged_layer(graph, ordered: bool, state, x, normed, positions, kv, view, own_inputs, peers):
+    del ordered
     layer, after = nnx.merge(graph, state)
     return layer(x, normed, positions, kv, view, after, own_inputs, peers)
 

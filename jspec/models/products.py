@@ -39,8 +39,9 @@ def kernels_of(model: Any, tokens: int) -> Iterator[str]:
 def kernels_by_size(model: Any, dtype, sizes: Sequence[int]) -> Iterator[tuple[str, list[Row]]]:
     """The rows of the table that multiply each map of a model of a dtype, for passes of each number of tokens."""
     for name, product in _products(model, 1, dtype):
+        product = product._replace(one_order=True)
         of = [jax.ShapeDtypeStruct((size, product.x.shape[-1]), product.x.dtype) for size in sizes]
-        yield name, [row_of(TABLE, product._replace(x=x)) for x in of]
+        yield name, [row_of(TABLE, product._replace(x=x), product.one_order) for x in of]
 
 
 def first_difference(model: Any, sizes: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ from jspec.engine.runner.saved import restore, restore_states, save, save_states
 from jspec.engine.runner.state import AdmitInputs, DecodeState, admit, of_rows
 from jspec.engine.runner.step_builder import Leaves, StepBuilder
 from jspec.engine.runner.step_io import DecodeRows, GrammarInputs, VerifyInputs, empty_prefill
+from jspec.pallas.dispatch import one_order
 from jspec.sampling.params import SamplingParams
 
 MOST_ADMITTED = 8  # requests that one program admits
@@ -125,7 +126,9 @@ class Programs:
         self.most_admitted = min(MOST_ADMITTED, builder.config.max_batch)
         self.most_moved = min(MOST_MOVED, builder.config.pages_per_row)
         by_kind: dict[str, dict[Any, EngineProgram]] = {}
+        ordered = one_order(builder.config.one_order)
         for kind, key, spec in (*_single(builder), *_of_rounds(builder, target_leaves)):
+            spec = dataclasses.replace(spec, function=ordered(spec.function))
             program = EngineProgram(spec, spec.function) if spec.example is None else PackedProgram(spec)
             by_kind.setdefault(kind, {})[key] = program
         for kind, programs in by_kind.items():
