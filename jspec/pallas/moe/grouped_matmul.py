@@ -13,7 +13,7 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.moe.tiles import ExpertMap, ExpertTile, ExpertTiling
 from jspec.pallas.triton import block_ids, broadcast_columns, dot, is_interpreted, tile_indices
 from jspec.pallas.weights.mxfp4_pairs import unpack_groups
-from jspec.pallas.weights.tiles import load_or_zero, scaled_half, scaled_shrink_of, shrink_of, unpack_half
+from jspec.pallas.weights.tiles import load_or_zero, shrink_of, unpack_half
 from jspec.pallas.weights.unpack import ORDER_INPUTS, SHRINK, to_mma_order, unpack_eight_bits, unpack_mxfp8
 from jspec.quantization.codes import HALF
 from jspec.quantization.formats import GROUP as BLOCK
@@ -332,7 +332,7 @@ class _CodeOperands(_InHalves):
     def _weights(self, i, output, at) -> list[Any]:
         packed = self.load_packed(output, at)
         scale, zero = (self._of_groups(i, output, which) for which in (0, 1))
-        return [scaled_half(self.form, packed, high, scale, zero, self.x_ref.dtype) for high in (False, True)]
+        return [unpack_half(self.form, packed, high, scale, zero, self.x_ref.dtype) for high in (False, True)]
 
     def _of_groups(self, i, output, which: int):
         """The scale of the group of each byte of block i (``which`` = 0), or its zero (1), float32 ``[outputs, HALF]``; None
@@ -348,7 +348,7 @@ class _CodeOperands(_InHalves):
         return jnp.broadcast_to(numbers[:, :, None], (*numbers.shape, HALF // count)).reshape(-1, HALF)
 
     def channel_scale(self, output):
-        return jnp.full(output.shape, scaled_shrink_of(self.form), jnp.float32)
+        return jnp.full(output.shape, shrink_of(self.form, scaled=True), jnp.float32)
 
 
 class _E2M1Operands(_InHalves):

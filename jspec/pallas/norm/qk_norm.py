@@ -46,18 +46,19 @@ def qk_norm_reference(qkv, weights, biases, num_heads: tuple[int, int], eps: flo
 
 @functools.partial(jax.jit, static_argnames=("num_heads", "eps", "kind", "interpret"))  # layers share one trace
 def qk_norm_kernel(
-    qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str, *, interpret=False
+    qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str, gates=None, *, interpret=False
 ) -> jax.Array:
     """``qk_norm_reference`` as a kernel; a program instance has one head of some tokens. A warp has equally many whatever
     their number is, because the order of a sum follows from that.
 
-    Normed heads are written in place, so that others need not be moved."""
+    Normed heads are written in place, so that others need not be moved. The last numbers of ``gates [B, T, ...]`` are those
+    of heads, by which these are multiplied (``times_gate``); None for nothing."""
     (B, T, heads, H), (N, G) = qkv.shape, num_heads
     num_warps = 1 if B * T <= _FEW or H * qkv.dtype.itemsize > _LINE else 4
     block = max(num_warps * _WARP_NUMBERS // H, 1)
     flat: Any = kernel_call(
         _qk_norm,
-        *(qkv.reshape(B * T * heads, H), weights, biases),
+        *(qkv.reshape(B * T * heads, H), weights, biases, None if gates is None else gates.reshape(B * T, -1)),
         grid=(pl.cdiv(B * T, block), N + (len(weights) - 1) * G),
         out_shape=jax.ShapeDtypeStruct((B * T * heads, H), qkv.dtype),
         num_warps=num_warps,
@@ -71,7 +72,13 @@ def qk_norm_kernel(
     return flat.reshape(qkv.shape)
 
 
-def _qk_norm(x_ref, weight_refs, bias_refs, out_ref, *, num_heads, block: int, eps: float, kind: str):
+def times_gate(x, z):
+    """x times ``silu(z)``, computed in float32, in the dtype of x."""
+    z = z.astype(jnp.float32)
+    return (x.astype(jnp.float32) * (z * jax.nn.sigmoid(z))).astype(x.dtype)
+
+
+def _qk_norm(x_ref, weight_refs, bias_refs, gates_ref, out_ref, *, num_heads, block: int, eps: float, kind: str):
     (N, G), H = num_heads, x_ref.shape[1]
     head, heads = pl.program_id(1), N + 2 * G
     token = pl.program_id(0) * block + jnp.arange(block, dtype=jnp.int32)
@@ -87,5 +94,9 @@ def _qk_norm(x_ref, weight_refs, bias_refs, out_ref, *, num_heads, block: int, e
 
     weight, bias = of_head(weight_refs), of_head(bias_refs)
     x = pltriton.load(x_ref.at[at], mask=mask, other=0.0)
-    sum_row = functools.partial(jnp.sum, axis=-1, keepdims=True)
-    pltriton.store(out_ref.at[at], norm(x, weight, bias, eps, kind, sum_row=sum_row), mask=mask)
+    normed = norm(x, weight, bias, eps, kind, sum_row=functools.partial(jnp.sum, axis=-1, keepdims=True))
+    if gates_ref is not None:
+        line, column = line_indices(token, H)
+        first = gates_ref.shape[1] - (heads - head) * H
+        normed = times_gate(normed, pltriton.load(gates_ref.at[line, first + column], mask=mask, other=0.0))
+    pltriton.store(out_ref.at[at], normed, mask=mask)

@@ -52,43 +52,32 @@ def unpack_half(form: Format | None, packed, high: bool, scale=None, zero=None, 
     Args:
       form: that of the codes.
       packed, high: as for the functions of ``jspec.pallas.weights.unpack``.
-      scale: of NVFP4 and MXFP4, which multiplies the numbers; others have scales for their sums.
-      zero: as for ``unpack_four_bits``.
-      dtype: of the result. Only numbers of a table are rounded to bfloat16; it holds all others.
+      scale: of NVFP4 and MXFP4, which multiplies the numbers; of others None where it multiplies sums, or as for
+        ``unpack_scaled_codes``.
+      zero: as for ``unpack_four_bits``, or with a scale as for ``unpack_scaled_codes``.
+      dtype: of the result. Only numbers of a table and scaled ones are rounded to bfloat16; it holds all others.
     """
     assert form is not None
-    if form.table:
-        return unpack_table(TABLES[form.table], packed, high, dtype)
     if form.e2m1:
         return (unpack_nvfp4 if form.kind == "nvfp4" else unpack_mxfp4)(packed, high, scale).astype(dtype)
-    return unpack_four_bits(packed, high, zero).astype(dtype)
+    if scale is not None and dtype != jnp.bfloat16:
+        number = unpack_half(form, packed, high, dtype=dtype)
+        number = number if zero is None else number + (ZERO - zero) / SHRINK
+        return number * (scale * (shrink_of(form) / shrink_of(form, scaled=True)))
+    if form.table:
+        return unpack_table(TABLES[form.table], packed, high, dtype, scale)
+    unpacked = unpack_four_bits(packed, high, zero) if scale is None else unpack_scaled_codes(packed, high, scale, zero)
+    return unpacked.astype(dtype)
 
 
-def shrink_of(form: Format | None) -> float:
-    """What sums of products with codes of ``unpack_half`` are to be multiplied by; 1 for numbers that are no such codes."""
+def shrink_of(form: Format | None, scaled: bool = False) -> float:
+    """What sums of products with codes of ``unpack_half`` are to be multiplied by; 1 for numbers that are no such codes.
+    Codes of integers and of tables may be ``scaled``."""
     if form is None or not form.packed:
         return 1.0
     if form.table:
-        return 1 / TABLES[form.table].factor
-    return MXFP4_SHRINK if form.kind == "mxfp4" else SHRINK
-
-
-def scaled_half(form: Format, packed, high: bool, scale, zero=None, dtype=jnp.bfloat16):
-    """The same of codes of integers and of tables, times their scales (``Weight.multiplied``) and divided by
-    ``scaled_shrink_of`` the format. ``scale`` and ``zero`` are float32 ``[channels, n]``."""
-    if dtype != jnp.bfloat16:
-        zero = None if zero is None else zero.astype(dtype)
-        number = unpack_half(form, packed, high, None, None, dtype)
-        number = number if zero is None else number + (ZERO - zero) / SHRINK
-        return number * scale * (shrink_of(form) / scaled_shrink_of(form))
-    if form.table:
-        return unpack_table(TABLES[form.table], packed, high, scale=scale)
-    return unpack_scaled_codes(packed, high, scale, zero)
-
-
-def scaled_shrink_of(form: Format) -> float:
-    """What sums of products with numbers of ``scaled_half`` are to be multiplied by."""
-    return CODE_SHRINK / (TABLES[form.table].factor if form.table else 1)
+        return (CODE_SHRINK if scaled else 1) / TABLES[form.table].factor
+    return MXFP4_SHRINK if form.kind == "mxfp4" else CODE_SHRINK if scaled else SHRINK
 
 
 def load_channel_factor(channel_scale_ref, output, real):

@@ -8,9 +8,10 @@ import pytest
 from expert_layers import one_after_another
 
 from jspec.config import Experts
+from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.moe import router_logits as logits_module
 from jspec.pallas.moe.router import choose_kernel, group_kernel
-from jspec.pallas.moe.router_logits import LogitsTiling, in_pairs, router_logits, router_logits_kernel
+from jspec.pallas.moe.router_logits import in_pairs, router_logits, router_logits_kernel
 from jspec.pallas.moe.router_reference import choose_reference, group_reference, route_reference
 from jspec.pallas.moe.router_small_batch import MOST_TOKENS, route_small_batch_kernel
 
@@ -159,8 +160,7 @@ class TestRouteSmallBatch:
         assert routed.sizes.sum() == 6
 
 
-APART = LogitsTiling(16, 16, 2, 4, apart=True)
-TILINGS = None, APART, LogitsTiling(64, 32, 4, 3)
+TILINGS = None, MatmulTiling(16, 16, 64, 2, 4), MatmulTiling(64, 32, 64, 4, 3)
 
 
 class TestRouterLogits:
