@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.reductions import row_logsumexp
+from jspec.pallas.sums import row_logsumexp
 from jspec.sampling.params import MAX_LOGPROBS
 
 _GROUP = 256  # tokens; the likeliest tokens are in the groups that have the largest logits

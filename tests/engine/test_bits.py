@@ -35,7 +35,7 @@ from jspec.engine.engine import Engine
 from jspec.engine.request import Request
 from jspec.engine.runner.step_io import empty_prefill
 from jspec.models import build, flat_params, init
-from jspec.pallas import reductions
+from jspec.pallas import sums
 from jspec.pallas.matmul import reference, table
 from jspec.pallas.norm import rms_norm
 from jspec.sampling.params import SamplingParams
@@ -248,7 +248,7 @@ class TestNothingIsPinned:
     def test_another_order_of_sums_is_detected(self, split, monkeypatch):
         """The faults: a product is cut in parts that follow the number of tokens; a sum over a row has another order for few
         rows."""
-        plain_product, plain_sum = reference.matmul_reference, reductions.row_sum
+        plain_product, plain_sum = reference.matmul_reference, sums.row_sum
 
         def in_parts(x, weight, dtype=jnp.float32):
             size = x.shape[-1] // (1 if math.prod(x.shape[:-1]) < 4 else 2)
