@@ -27,6 +27,7 @@ from jspec.loading.modules import build_draft_module
 from jspec.loading.options import Path
 from jspec.loading.pair import open_checkpoints
 from jspec.models import build
+from jspec.models.one_order import without_one_order
 from jspec.models.products import first_difference
 from jspec.outputs import Result
 from jspec.sampling.params import SamplingParams
@@ -162,16 +163,18 @@ def prove_exact(
     subject = _Subject.of(whole, head, tokens, engine, max_tokens)
     plain = Way("plain, one by one", True, together=False)
     expected = subject.complete(plain)
-    differences = [compared(way, expected, subject.complete(way)) for way in ways(K, draft is not None, subject.engine)]
-    differences.append(scored(expected, subject.score(expected)))
+    tried = ways(K, draft is not None, subject.engine, subject.unpinned)
+    differences = [compared(way, expected, subject.complete(way)) for way in tried]
+    differences.append(scored(expected, subject.score(expected), subject.unpinned))
     kernel = None
     if any(not one.none for one in differences):
         kernel = first_difference(subject.model, _sizes(K, subject.engine))
     return Exactness(tuple(differences), kernel)
 
 
-def ways(K: int, drafts: bool, engine: EngineConfig) -> list[Way]:
-    """The ways that are compared with plain decoding one by one, for K drafts of a draft if there is one."""
+def ways(K: int, drafts: bool, engine: EngineConfig, unpinned: bool = False) -> list[Way]:
+    """The ways that are compared with plain decoding one by one, for K drafts of a draft if there is one. Where models have
+    one order of sums (``unpinned``), all of them are promised."""
     chunk = engine.prefill_chunk
     assert chunk is not None
     found = [
@@ -179,13 +182,13 @@ def ways(K: int, drafts: bool, engine: EngineConfig) -> list[Way]:
         Way("together", True),
         Way("together, in reverse order", True, backwards=True),
         Way("found in the prefix cache", True, again=True),
-        Way("max_batch 1", True, engine={"max_batch": 1}),
-        Way(f"prefill_chunk {2 * chunk}", False, engine={"prefill_chunk": 2 * chunk}),
+        Way("max_batch 1", unpinned, engine={"max_batch": 1}),
+        Way(f"prefill_chunk {2 * chunk}", unpinned, engine={"prefill_chunk": 2 * chunk}),
     ]
     if drafts:
         coupled = functools.partial(Speculation, verify="match", draft_sampling="coupled")
-        found += [Way(f"{k} draft{'s' * (k > 1)}, match, coupled", False, coupled(k)) for k in sorted({1, K})]
-        found.append(Way(f"{K} drafts, rejection", False, Speculation(K), greedy=True))
+        found += [Way(f"{k} draft{'s' * (k > 1)}, match, coupled", unpinned, coupled(k)) for k in sorted({1, K})]
+        found.append(Way(f"{K} drafts, rejection", unpinned, Speculation(K), greedy=True))
     return found
 
 
@@ -202,10 +205,10 @@ def compared(way: Way, expected: Sequence[Written], found: Sequence[Written]) ->
     return _difference(way.name, way.promised, texts, count, ours, theirs)
 
 
-def scored(expected: Sequence[Written], scores: Sequence[Sequence[float]]) -> Difference:
+def scored(expected: Sequence[Written], scores: Sequence[Sequence[float]], promised: bool = False) -> Difference:
     """What differs between the log-probabilities of texts and those that the target gives them as prompts."""
     ours, theirs = [x for one in expected for x in one.numbers], [x for one in scores for x in one]
-    return _difference("score of the text", False, 0, 0, ours, theirs)
+    return _difference("score of the text", promised, 0, 0, ours, theirs)
 
 
 def _difference(
@@ -254,6 +257,11 @@ class _Subject:
         model = build(config.for_length(engine.max_len), whole.language_model(engine.dtype)[1], engine.dtype)
         model.kv_rounding = kv_rounding(engine, whole)
         return cls(model, None if head is None else (used, dict(head.params(engine.dtype))), tokens, engine, max_tokens)
+
+    @property
+    def unpinned(self) -> bool:
+        """Whether texts and numbers do not depend on the sizes of an engine and of its passes, nor on drafts."""
+        return without_one_order(self.engine.dtype, self.model) is None
 
     def complete(self, way: Way) -> list[Written]:
         """The greedy completions of all prompts, then those with seeds."""

@@ -9,6 +9,7 @@ delta_net.py       gated delta nets, in the place of attention
 moe.py             a mixture of experts
 gathered_view.py   a view of a cache in shards, for heads that every device has
 products.py        which kernel multiplies each map of a model, and why not another
+one_order.py       which kernel of a model has not one order of sums for any number of tokens
 per_layer.py       per-layer inputs: numbers of each token that one layer alone reads
 heads/             draft heads
 cache_pools.py     what each layer keeps of the texts that it has read: pools of pages, recurrent states

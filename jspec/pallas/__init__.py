@@ -9,5 +9,6 @@ delta_net/    gated delta nets, recurrent layers
 norm/         norms
 sampling/     from logits to tokens
 collectives/  sums over the GPUs of a process
+sums.py       products and sums in one order for any number of rows, on a CPU
 dispatch.py   kernel or reference implementation, chosen when a program is lowered
 triton.py     how a Triton kernel is called, how it reads blocks and tiles, and single instructions"""

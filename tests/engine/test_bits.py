@@ -4,20 +4,40 @@ others, and in every run.
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import TARGET, decode, drafting, key_of, tokens_of
+from disturbances import calls_of_any_length, preempting
+from engines import (
+    CONFIG,
+    MAX_LEN,
+    TARGET,
+    decode,
+    draft,
+    drafting,
+    in_bytes,
+    key_of,
+    latents,
+    shared,
+    target,
+    tokens_of,
+)
+from engines import engine as make_engine
 from flax import nnx
 
 from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.config.engine import UnpinnedConfig
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
 from jspec.engine.request import Request
 from jspec.engine.runner.step_io import empty_prefill
-from jspec.models import init
+from jspec.models import build, flat_params, init
+from jspec.pallas import sums
+from jspec.pallas.matmul import reference, table
+from jspec.pallas.norm import rms_norm
 from jspec.sampling.params import SamplingParams
 
 LARGE = dataclasses.replace(
@@ -140,3 +160,120 @@ def test_every_run_of_a_program_gives_the_same_bits(size, K, ask):
     )
     assert all(len(text) == 24 for text in first)
     assert others == [first] * (RUNS - 1)
+
+
+PLAIN_ALONE = dataclasses.replace(CONFIG, max_batch=1, prefix_cache=False)
+FEW, MANY = (
+    UnpinnedConfig.of(dataclasses.replace(CONFIG, **sizes))
+    for sizes in ({"max_batch": 3, "page_size": 4}, {"max_batch": 9, "page_size": 4, "prefill_chunk": 16, "rounds": 3})
+)
+COUPLED = {"draft_sampling": "coupled"}
+MODELS = {"dense": (target, draft), "latents": (latents, None), "bytes": (lambda: in_bytes(target(), "fp8"), None)}
+WAYS = {  # method, K, rule, config, and further settings; under ``rejection`` greedy texts alone are compared
+    "plain": (None, 1, "match", MANY, {}),
+    "one draft": ("ngram", 1, "match", FEW, COUPLED),
+    "four drafts": ("draft_model", 4, "match", MANY, COUPLED),
+    "eight drafts": ("draft_model", 8, "match", dataclasses.replace(FEW, width=12), COUPLED),
+    "rejection": ("draft_model", 3, "rejection", FEW, {"draft_sampling": "sample"}),
+}
+IN_MAKE_TEST = {("dense", "four drafts"), ("latents", "plain")}
+
+
+def numbers(actives) -> dict:
+    """The tokens of each request, and the bits of the log-probabilities of as many."""
+    actives = list(actives)
+    lines = [np.array([line[0] for line in active.logprobs[: len(active.tokens)]]) for active in actives]
+    return {one.request.index: (one.tokens, line.tolist()) for one, line in zip(actives, lines, strict=True)}
+
+
+class TestNothingIsPinned:
+    """A request has one text and one set of log-probabilities in programs of any shape, from pages that prefill or rounds
+    have written, with any drafts."""
+
+    def requests(self, seed: int, count: int) -> list[Request]:
+        """Prompts, of which some go on with what others may have written; greedy and sampled."""
+        rng = np.random.default_rng(seed)
+        prompts = [rng.integers(TARGET.vocab_size, size=n).tolist() for n in rng.integers(1, 24, size=count)]
+        warm = {"temperature": 1.0}, {"temperature": 0.7, "top_k": 9}, {"temperature": 1.3, "top_p": 0.8}
+        kinds = ({"temperature": 0.0}, *warm)
+        asked = [SamplingParams(max_tokens=12, logprobs=0, **kinds[i % 4]) for i in range(count)]
+        return [Request(i, *both, key_of(100 * seed + i)) for i, both in enumerate(zip(prompts, asked, strict=True))]
+
+    def expected(self, models, some) -> dict:
+        return numbers(engine_over(None, 1, "match", models, PLAIN_ALONE).run(some))
+
+    def mixed(self, way: str, models, some, seed: int) -> tuple[dict, Engine]:
+        """The same in groups of any size and order, some of them preempted."""
+        method, K, verify, config, more = WAYS[way]
+        chosen, rng = engine_over(method, K, verify, models, config, **more), np.random.default_rng(seed)
+        order, found = [some[i] for i in rng.permutation(len(some))], {}
+        while order:
+            group, order = order[: (size := int(rng.integers(1, 12)))], order[size:]
+            with preempting(chosen, share=0.2) if rng.random() < 0.5 else calls_of_any_length(chosen, seed):
+                found |= numbers(chosen.run(group))
+        return found, chosen
+
+    def differing(self, kind: str, way: str, seed: int, count: int) -> list:
+        """First and second turns: what the answers are, and those of prompts that go on with the answers."""
+        models, first = MODELS[kind], self.requests(seed, count)
+        different = []
+        for _ in range(2):
+            expected, (found, chosen) = self.expected(models, first), self.mixed(way, models, first, seed)
+            counted = [one for one in first if WAYS[way][2] == "match" or one.params.temperature == 0]
+            different += [one for one in counted if found[one.index] != expected[one.index]]
+            texts = {one.index: [*one.prompt, *expected[one.index][0], 3] for one in first}
+            first = [dataclasses.replace(one, prompt=texts[one.index][: MAX_LEN - 4]) for one in first]
+        assert chosen.metrics().num_cached_tokens > 0
+        return different
+
+    @pytest.mark.parametrize(
+        ("kind", "way"),
+        [
+            pytest.param(kind, way, marks=() if (kind, way) in IN_MAKE_TEST else pytest.mark.nightly)
+            for kind in MODELS
+            for way in (WAYS if kind == "dense" else ["plain"])
+        ],
+    )
+    def test_texts_and_bits_mixed_at_random(self, kind, way):
+        assert self.differing(kind, way, seed=1, count=12) == []
+
+    @pytest.mark.nightly
+    def test_ten_thousand_texts_mixed_at_random(self):
+        rounds, per_round = 125, 16  # of first and second turns, by five ways
+        different = [one for seed in range(rounds) for way in WAYS for one in self.differing("dense", way, seed, 8)]
+        assert rounds * per_round * len(WAYS) == 10_000
+        assert different == []
+
+    @pytest.mark.parametrize("split", ["sums that follow the number of tokens", "norms of one row alone"])
+    def test_another_order_of_sums_is_detected(self, split, monkeypatch):
+        """The faults: a product is cut in parts that follow the number of tokens; a sum over a row has another order for few
+        rows."""
+        plain_product, plain_sum = reference.matmul_reference, sums.row_sum
+
+        def in_parts(x, weight, dtype=jnp.float32):
+            size = x.shape[-1] // (1 if math.prod(x.shape[:-1]) < 4 else 2)
+            cuts = [slice(begin, begin + size) for begin in range(0, x.shape[-1], size)]
+            return sum(plain_product(x[..., cut], weight[:, cut], dtype) for cut in cuts)
+
+        def by_rows(x):
+            return plain_sum(x) if x.size > 64 else plain_sum(x[..., ::2]) + plain_sum(x[..., 1::2])
+
+        if split.startswith("sums"):
+            monkeypatch.setattr(table, "matmul_reference", in_parts)
+        else:
+            monkeypatch.setattr(rms_norm, "row_sum", by_rows)
+            monkeypatch.setattr(rms_norm.norm, "__defaults__", (None, by_rows))
+        fresh = (lambda: build(TARGET, dict(flat_params(target()))), draft)  # whose programs are traced with the fault
+        jax.clear_caches()
+        try:
+            monkeypatch.setitem(MODELS, "broken", fresh)
+            assert len(self.differing("broken", "plain", seed=1, count=6)) > 0
+        finally:
+            jax.clear_caches()
+
+
+@shared
+def engine_over(method, K, verify, models, config, **more) -> Engine:
+    """An engine that is shared by the tests above."""
+    of, by = models
+    return make_engine(method, K, verify, (of(), None if by is None else by()), config, **more)

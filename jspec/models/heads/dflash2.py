@@ -32,7 +32,7 @@ from jspec.config.heads import BlockConfig
 from jspec.models.decoder_layer import Layer, add
 from jspec.models.layers import Linear, Norm
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
-from jspec.pallas.reductions import row_sum
+from jspec.pallas.sums import row_sum
 
 
 class Convolution(nnx.Module):

@@ -14,7 +14,7 @@ from jspec.config.heads import MLPConfig
 from jspec.models.heads.draft_vocabulary import placeholder_ids, with_draft_tokens
 from jspec.models.layers import Linear
 from jspec.pallas.matmul.reference import per_feature
-from jspec.pallas.reductions import row_sum
+from jspec.pallas.sums import row_sum
 
 EPS = 1e-6
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from jspec.pallas.attention.fp8 import KVScales, decode
 from jspec.pallas.attention.spec import AttentionSpec
-from jspec.pallas.matmul.reference import rows_product
-from jspec.pallas.reductions import row_max, row_sum
+from jspec.pallas.sums import row_max, row_sum, rows_product
 
 
 def causal_mask(positions, slots, window: int | None) -> jax.Array:

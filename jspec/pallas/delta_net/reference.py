@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jspec.pallas.delta_net.projections import split_heads
 from jspec.pallas.delta_net.state import DeltaState, VerifyRows, per_row
-from jspec.pallas.reductions import row_sum
+from jspec.pallas.sums import row_sum
 
 NORM_EPS = 1e-6  # added to the sum of squares of a query or a key
 

@@ -9,7 +9,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.reference import Rotation, apply_rope
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.matmul.reference import rows_product
+from jspec.pallas.sums import rows_product
 from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call
 from jspec.pallas.weights.tiles import flat, has_factors, load_factors, load_numbers, places_of, shrink_of, tile_width
 from jspec.quantization.weight import Weight

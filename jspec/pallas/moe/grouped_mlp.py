@@ -15,11 +15,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import KernelRow, by_platform
-from jspec.pallas.matmul.reference import matmul_reference, rows_product
 from jspec.pallas.moe.activation import gated
 from jspec.pallas.moe.grouped_matmul import grouped_matmul, read_in_order
 from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertMap, ExpertTiling, num_tiles, store_tile, tile_of_instance
+from jspec.pallas.sums import linear, rows_product
 from jspec.pallas.triton import kernel_call
 from jspec.pallas.weights.tiles import with_bits_of_scales
 from jspec.pallas.weights.unpack import ORDER_INPUTS, place_in_mma_order, to_mma_order
@@ -100,7 +100,7 @@ def _matmul_all(x, of: ExpertMap):
     if x.ndim == 3:
         product = rows_product(x, weight, -1)
     else:
-        product = matmul_reference(x, weight.reshape(-1, x.shape[1]))
+        product = linear(x, weight.reshape(-1, x.shape[1]), jnp.float32)
         product = jnp.moveaxis(product.reshape(len(x), *weight.shape[:2]), 1, 0)
     product = product if scale is None else product * scale[:, None]
     return product if of.bias is None else product + of.bias.astype(jnp.float32)[:, None]

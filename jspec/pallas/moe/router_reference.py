@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import Experts
-from jspec.pallas.reductions import row_sum
+from jspec.pallas.sums import row_sum
 
 TINY = 1e-20  # added to sums of sigmoids, which may all be 0
 

@@ -20,7 +20,7 @@ from jspec.pallas.matmul.quantize_activations import (
     quantized_outputs,
     store_quantized,
 )
-from jspec.pallas.reductions import row_sum
+from jspec.pallas.sums import row_sum
 from jspec.pallas.triton import block_ids, kernel_call, load_block, store_block
 
 _NUMBERS = 512  # of a token that one warp has

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.reductions import row_sum
 from jspec.pallas.sampling.gumbel_max import best_of, group_words, gumbel_max_reference, gumbel_of
 from jspec.pallas.sampling.warped_logits import (
     WarpedLogits,
@@ -23,6 +22,7 @@ from jspec.pallas.sampling.warped_logits import (
     num_groups,
     store_groups,
 )
+from jspec.pallas.sums import row_sum
 from jspec.pallas.triton import block_ids, exp, kernel_call, maximum, multiply_add
 
 LEAST = 2.0**-60

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.reductions import row_max, row_sum
 from jspec.pallas.sampling.gumbel_max import best_of, group_words, gumbel_block, gumbel_max_reference
 from jspec.pallas.sampling.top_k_top_p import DISTRIBUTION_WARPS, cutoff_if_any, cutoff_in_kernel, fold_over
 from jspec.pallas.sampling.warped_logits import (
@@ -19,6 +18,7 @@ from jspec.pallas.sampling.warped_logits import (
     num_groups,
     store_groups,
 )
+from jspec.pallas.sums import row_max, row_sum
 from jspec.pallas.triton import LOG2_E, block_ids, exp, exp2, kernel_call, load_block
 
 _GROUPS = 4  # groups that one program instance sums

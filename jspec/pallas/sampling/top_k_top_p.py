@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from jspec.pallas.reductions import row_max, row_sum
+from jspec.pallas.sums import row_max, row_sum
 from jspec.pallas.triton import block_ids, block_size, exp, load_block
 
 DISTRIBUTION_WARPS = 16  # of a program instance that reads all logits of a distribution

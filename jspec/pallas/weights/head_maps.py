@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.matmul.reference import matmul_reference, rows_product
+from jspec.pallas.sums import linear, rows_product
 from jspec.quantization.weight import Weight
 
 
@@ -47,6 +47,6 @@ def _products(x, weight, of_each: bool) -> jax.Array:
     """Float32 ``[..., N, n]`` of the map ``weight [N, n, Ck]``."""
     N, _, Ck = weight.shape
     if not of_each:
-        return matmul_reference(x, weight.reshape(-1, Ck)).reshape(*x.shape[:-1], N, -1)
+        return linear(x, weight.reshape(-1, Ck), jnp.float32).reshape(*x.shape[:-1], N, -1)
     by_head = rows_product(jnp.moveaxis(x.reshape(-1, N, Ck), 1, 0), weight, -1)
     return jnp.moveaxis(by_head, 0, 1).reshape(*x.shape[:-1], -1)

@@ -1,0 +1,94 @@
+"""Products and sums whose bits do not depend on how many rows there are, on a CPU.
+
+XLA chooses its kernel for a product there by the columns of the right operand, unless there is a single row or few columns.
+So rows are those of the left operand, and a single one has zeros beside it. A reduction of more than a few thousand numbers
+is given to another library, which adds in another order, and the exponentials around it with it. A product with ones has
+one order, and a maximum that is not spelt as one stays where it is. On other platforms all of these are what their names
+say."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+# On a CPU, where XLA has other orders of sums for fewer.
+_FEWEST_OUTPUTS = 8
+
+
+def linear(x, weight, dtype) -> jax.Array:
+    """The linear map ``[..., in], [out, in] -> [..., out]`` of operands of one dtype, in ``dtype``, or in theirs if that
+    is None."""
+    product = functools.partial(
+        jnp.einsum, "...i,oi->...o", precision=_full_precision(x.dtype), preferred_element_type=dtype
+    )
+    tokens = math.prod(x.shape[:-1])
+    if tokens == 0 or (tokens > 1 and len(weight) >= _FEWEST_OUTPUTS):
+        return product(x, weight)
+    return jax.lax.platform_dependent(x, weight, cpu=functools.partial(_padded, product), default=product)
+
+
+def rows_product(x, y, axis: int) -> jax.Array:
+    """Products of matrices in float32, ``[..., M, n]``: ``x [..., M, K]`` with ``y [..., n, K]`` if ``axis`` is -1, or with
+    ``[..., K, n]`` if it is -2."""
+    batch = tuple(range(x.ndim - 2))
+
+    def product(x, y, axis=axis):
+        dims = ((x.ndim - 1,), (y.ndim + axis,)), (batch, batch)
+        precision = _full_precision(x.dtype)
+        return jax.lax.dot_general(x, y, dims, precision=precision, preferred_element_type=jnp.float32)
+
+    def padded(x, y):
+        (M, _), outputs = x.shape[-2:], y.shape[-3 - axis]
+        if axis == -2:  # behind a barrier, so that XLA multiplies what is written there
+            y = jax.lax.optimization_barrier(jnp.swapaxes(y, -1, -2))
+        x, y = _with_rows(x, 2), _with_rows(y, _FEWEST_OUTPUTS)
+        return product(x, y, -1)[..., :M, :outputs]
+
+    return jax.lax.platform_dependent(x, y, cpu=padded, default=product)
+
+
+def _full_precision(dtype) -> jax.lax.Precision | None:
+    """That of products of operands of a dtype: fp32 is multiplied in full fp32."""
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+
+def _padded(product, x, weight):
+    """A product with a second token and further outputs, of zeros, that are discarded: XLA has another order of sums on a
+    CPU for one token and for very few outputs."""
+    tokens, outputs = math.prod(x.shape[:-1]), len(weight)
+    products = product(_with_rows(x.reshape(tokens, -1), 2), _with_rows(weight, _FEWEST_OUTPUTS))
+    return products[:tokens, :outputs].reshape(*x.shape[:-1], outputs)
+
+
+def _with_rows(x, least: int) -> jax.Array:
+    """``[..., rows, n]`` with so many rows at least, by zeros."""
+    missing = max(least - x.shape[-2], 0)
+    return jnp.pad(x, [*[(0, 0)] * (x.ndim - 2), (0, missing), (0, 0)])
+
+
+def row_sum(x) -> jax.Array:
+    """Sums of float32 ``[..., n] -> [..., 1]``."""
+
+    def by_product(x):
+        return linear(x, jnp.ones((_FEWEST_OUTPUTS, x.shape[-1]), jnp.float32), None)[..., :1]
+
+    return jax.lax.platform_dependent(x, cpu=by_product, default=lambda x: jnp.sum(x, axis=-1, keepdims=True))
+
+
+def row_max(x) -> jax.Array:
+    """Maxima of float32 ``[..., n] -> [..., 1]``, without a derivative. On a CPU, NaN is the least of all numbers."""
+
+    def by_comparison(x):
+        larger = jax.lax.reduce(x, -jnp.inf, lambda a, b: jnp.where(a > b, a, b), (x.ndim - 1,))
+        return larger[..., None]
+
+    x = jax.lax.stop_gradient(x)
+    return jax.lax.platform_dependent(x, cpu=by_comparison, default=lambda x: jnp.max(x, axis=-1, keepdims=True))
+
+
+def row_logsumexp(x) -> jax.Array:
+    """Logarithms of sums of exponentials of float32 ``[..., n] -> [..., 1]``."""
+    peak = row_max(x)
+    peak = jnp.where(jnp.isfinite(peak), peak, 0.0)
+    return peak + jnp.log(row_sum(jnp.exp(x - peak)))
