@@ -1,7 +1,7 @@
 """Which kernel of a model has not one order of sums for any number of tokens, so that a text could depend on who shares its
 passes. Each row of a table of kernels says so of itself (``jspec.pallas.dispatch.Row``)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -35,7 +35,7 @@ def without_one_order(dtype: str, *models: Any) -> str | None:
     return None
 
 
-def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, list[Row]]]:
+def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, Sequence[Row]]]:
     """The kernels of each part of a model, for all numbers of tokens."""
     if not type(model).__module__.startswith("jspec.models."):
         yield type(model).__name__, [_UNKNOWN]

