@@ -19,6 +19,8 @@ from jspec.pallas.moe.grouped_mlp import EXPERTS
 
 _SUMS_OVER_SHARDS = KernelRow("sums over shards", jax.lax.psum, lambda *_: iter(()), cpu_order=None)
 _UNKNOWN = KernelRow("code that jspec does not know", lambda: None, lambda *_: iter(()), cpu_order=None)
+# Gemma 4, where a pass of one token has other bits than one of several on a CPU, and it is not known yet which part does it.
+_NORMED_VALUES = KernelRow("layers with norms of values", lambda: None, lambda *_: iter(()), cpu_order=None)
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
 
 
@@ -42,6 +44,8 @@ def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, Sequence[Row]]]:
         return
     if getattr(model, "shards", None) is not None:
         yield "layers", [_SUMS_OVER_SHARDS]
+    if getattr(getattr(model, "config", None), "value_norm", False):
+        yield "layers", [_NORMED_VALUES]
     for path, part in nnx.iter_graph(model):
         name = ".".join(map(str, path))
         if isinstance(part, GatedDeltaNet):
