@@ -1,7 +1,7 @@
 """Which kernel of a model has not one order of sums for any number of tokens, so that a text could depend on who shares its
 passes. Each row of a table of kernels says so of itself (``jspec.pallas.dispatch.Row``)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,8 @@ from jspec.pallas.moe.grouped_mlp import EXPERTS
 
 _SUMS_OVER_SHARDS = KernelRow("sums over shards", jax.lax.psum, lambda *_: iter(()), cpu_order=None)
 _UNKNOWN = KernelRow("code that jspec does not know", lambda: None, lambda *_: iter(()), cpu_order=None)
+# Gemma 4, where a pass of one token has other bits than one of several on a CPU, and it is not known yet which part does it.
+_NORMED_VALUES = KernelRow("layers with norms of values", lambda: None, lambda *_: iter(()), cpu_order=None)
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
 
 
@@ -35,13 +37,15 @@ def without_one_order(dtype: str, *models: Any) -> str | None:
     return None
 
 
-def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, list[Row]]]:
+def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, Sequence[Row]]]:
     """The kernels of each part of a model, for all numbers of tokens."""
     if not type(model).__module__.startswith("jspec.models."):
         yield type(model).__name__, [_UNKNOWN]
         return
     if getattr(model, "shards", None) is not None:
         yield "layers", [_SUMS_OVER_SHARDS]
+    if getattr(getattr(model, "config", None), "value_norm", False):
+        yield "layers", [_NORMED_VALUES]
     for path, part in nnx.iter_graph(model):
         name = ".".join(map(str, path))
         if isinstance(part, GatedDeltaNet):

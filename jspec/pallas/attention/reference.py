@@ -45,7 +45,7 @@ def grouped_attention(q, k, v, mask, spec: AttentionSpec, scales: KVScales | Non
     weights = jnp.exp(scored - peak).reshape(G, B, T * R, -1)
     total = row_sum(weights)
     total = total if sinks is None else total + jnp.exp(sinks - peak).reshape(total.shape)
-    weights = weights if value_scale is None or not scales.of_tokens else weights * value_scale
+    weights = weights * value_scale if scales is not None and scales.of_tokens else weights
     sums = rows_product(weights.astype(v.dtype), v, -2) / total
     if scales is not None and not scales.of_tokens:
         sums = sums * scales.v[:, None, None, None]
