@@ -168,7 +168,7 @@ def prove_exact(
     differences.append(scored(expected, subject.score(expected), subject.unpinned))
     kernel = None
     if any(not one.none for one in differences):
-        kernel = first_difference(subject.model, _sizes(K, subject.engine))
+        kernel = first_difference(subject.model, _sizes(K, subject.engine), subject.unpinned)
     return Exactness(tuple(differences), kernel)
 
 

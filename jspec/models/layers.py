@@ -17,6 +17,7 @@ from jspec.config import ModelConfig, Rope
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.collectives.peer_sum import KINDS
 from jspec.pallas.collectives.peers import Peers
+from jspec.pallas.dispatch import wants_one_order
 from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
@@ -120,7 +121,8 @@ class Norm(nnx.Module):
 
     def __call__(self, x) -> Any:
         args = x, self.weight[...], self._bias, self.eps, self.kind
-        normed = norm_tokens(*args) if self.reduce_axis is None else norm(*args, self.reduce_axis)
+        ordered = wants_one_order() and self.reduce_axis is None
+        normed = norm_tokens(*args) if ordered else norm(*args, self.reduce_axis)
         return normed if self.quantize_outputs is None else quantize_tokens(normed, self.quantize_outputs)
 
     def after_adding(

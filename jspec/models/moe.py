@@ -126,5 +126,5 @@ class MixtureBesideMLP(nnx.Module):
         ``peers`` as for ``Layer``."""
         routed_by = times(self.router_norm(x), x.shape[-1] ** -0.5)
         made = self.mixture(self.norm(x), routed_by, self.expert_scale[...])
-        mlp = self.mlp_norm(reduce_with(peers, mlp, x.dtype))
-        return self.norm.after_adding(mlp, made, self.out_norm, peers=peers)[0]  # whose own norm nothing reads
+        mlp, made = (reduce_with(peers, y, x.dtype) for y in (mlp, made))
+        return self.mlp_norm(mlp) + self.out_norm(made)

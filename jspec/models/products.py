@@ -15,7 +15,7 @@ from flax import nnx
 from jspec.models.layers import Linear
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
-from jspec.pallas.dispatch import explain, row_of
+from jspec.pallas.dispatch import explain, one_order, row_of
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.matmul.table import TABLE, Product, Row, matmul
 
@@ -44,12 +44,14 @@ def kernels_by_size(model: Any, dtype, sizes: Sequence[int]) -> Iterator[tuple[s
         yield name, [row_of(TABLE, product._replace(x=x), product.one_order) for x in of]
 
 
-def first_difference(model: Any, sizes: Sequence[int]) -> str:
+def first_difference(model: Any, sizes: Sequence[int], ordered: bool = False) -> str:
     """The first product, in the order in which a layer computes them, that gives a token other bits among other numbers of
     tokens (``sizes``), and the kernels that compute it; or that no product does, so that attention or what is between
-    products does. Layers follow each other, and what is no map of a layer comes last."""
+    products does. Layers follow each other, and what is no map of a layer comes last. ``ordered`` says whether kernels are
+    those of ``jspec.pallas.dispatch.one_order``."""
 
     @functools.partial(jax.jit, static_argnames=("dtype", "in_parts"))
+    @one_order(ordered)
     def first_row(x, weight, bias, dtype, in_parts):
         y = matmul(x, weight, bias, dtype=dtype, allow_partial_sums=in_parts)
         return reduce_partial_sums(y, jnp.float32)[0].astype(jnp.float32)
@@ -59,6 +61,7 @@ def first_difference(model: Any, sizes: Sequence[int]) -> str:
         return np.asarray(first_row(x, product.weight, product.bias, product.dtype, product.allow_partial_sums))
 
     for name, product in sorted(_products(model, 1), key=_place):
+        product = product._replace(one_order=ordered)
         results = {size: result_of(product, size) for size in sizes}
         groups: list[list[int]] = []
         for size in sizes:

@@ -3,14 +3,17 @@
 XLA chooses its kernel for a product there by the columns of the right operand, unless there is a single row or few columns.
 So rows are those of the left operand, and a single one has zeros beside it. A reduction of more than a few thousand numbers
 is given to another library, which adds in another order, and the exponentials around it with it. A product with ones has
-one order, and a maximum that is not spelt as one stays where it is. On other platforms all of these are what their names
-say."""
+one order, and a maximum that is not spelt as one stays where it is. On other platforms, and where there need not be one
+order (``jspec.pallas.dispatch.one_order``), all of these are what their names say."""
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+
+from jspec.pallas.dispatch import wants_one_order
 
 # On a CPU, where XLA has other orders of sums for fewer.
 _FEWEST_OUTPUTS = 8
@@ -25,7 +28,7 @@ def linear(x, weight, dtype) -> jax.Array:
     tokens = math.prod(x.shape[:-1])
     if tokens == 0 or (tokens > 1 and len(weight) >= _FEWEST_OUTPUTS):
         return product(x, weight)
-    return jax.lax.platform_dependent(x, weight, cpu=functools.partial(_padded, product), default=product)
+    return _ordered(functools.partial(_padded, product), product, x, weight)
 
 
 def rows_product(x, y, axis: int) -> jax.Array:
@@ -45,7 +48,14 @@ def rows_product(x, y, axis: int) -> jax.Array:
         x, y = _with_rows(x, 2), _with_rows(y, _FEWEST_OUTPUTS)
         return product(x, y, -1)[..., :M, :outputs]
 
-    return jax.lax.platform_dependent(x, y, cpu=padded, default=product)
+    return _ordered(padded, product, x, y)
+
+
+def _ordered(of_cpu: Callable, otherwise: Callable, *args) -> jax.Array:
+    """``of_cpu`` of the arguments on a CPU where there is to be one order, else ``otherwise`` of them."""
+    if not wants_one_order():
+        return otherwise(*args)
+    return jax.lax.platform_dependent(*args, cpu=of_cpu, default=otherwise)
 
 
 def _full_precision(dtype) -> jax.lax.Precision | None:
@@ -73,7 +83,7 @@ def row_sum(x) -> jax.Array:
     def by_product(x):
         return linear(x, jnp.ones((_FEWEST_OUTPUTS, x.shape[-1]), jnp.float32), None)[..., :1]
 
-    return jax.lax.platform_dependent(x, cpu=by_product, default=lambda x: jnp.sum(x, axis=-1, keepdims=True))
+    return _ordered(by_product, lambda x: jnp.sum(x, axis=-1, keepdims=True), x)
 
 
 def row_max(x) -> jax.Array:
@@ -84,11 +94,4 @@ def row_max(x) -> jax.Array:
         return larger[..., None]
 
     x = jax.lax.stop_gradient(x)
-    return jax.lax.platform_dependent(x, cpu=by_comparison, default=lambda x: jnp.max(x, axis=-1, keepdims=True))
-
-
-def row_logsumexp(x) -> jax.Array:
-    """Logarithms of sums of exponentials of float32 ``[..., n] -> [..., 1]``."""
-    peak = row_max(x)
-    peak = jnp.where(jnp.isfinite(peak), peak, 0.0)
-    return peak + jnp.log(row_sum(jnp.exp(x - peak)))
+    return _ordered(by_comparison, lambda x: jnp.max(x, axis=-1, keepdims=True), x)

@@ -1,11 +1,13 @@
 """Log-probabilities of tokens, and of the likeliest tokens beside them."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jspec.pallas.dispatch import wants_one_order
 from jspec.pallas.sampling.sample import sample
 from jspec.sampling.params import MAX_LOGPROBS
 
@@ -49,14 +51,18 @@ def as_float32(logits) -> jax.Array:
     return jax.lax.optimization_barrier(logits).astype(jnp.float32)
 
 
-def token_logprobs(logits, tokens) -> TokenLogprobs:
-    """Log-probabilities of tokens int32 ``[..., J]`` under logits ``[..., J, V]`` at temperature 1.
-
-    The normaliser is that of ``sample``, whose sum has one order for any number of tokens: those of XLA follow from it."""
-    logits, count = logits.astype(jnp.float32), tokens.size
+def _ordered_logsumexp(logits) -> jax.Array:
+    """The normaliser of ``sample``, whose sum has one order for any number of tokens: those of XLA follow from it."""
+    count = math.prod(logits.shape[:-1])
     ones, zeros = jnp.ones(count, jnp.float32), jnp.zeros(count, jnp.float32)
     _, distribution = sample(logits.reshape(count, 1, -1), ones, zeros.astype(jnp.int32), ones, zeros)
-    normalizer = distribution.lse.reshape(tokens.shape)
+    return distribution.lse.reshape(logits.shape[:-1])
+
+
+def token_logprobs(logits, tokens) -> TokenLogprobs:
+    """Log-probabilities of tokens int32 ``[..., J]`` under logits ``[..., J, V]`` at temperature 1."""
+    logits = logits.astype(jnp.float32)
+    normalizer = _ordered_logsumexp(logits) if wants_one_order() else jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1, mode="clip")
     rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
     values, likeliest_tokens = likeliest(logits)

@@ -170,7 +170,7 @@ def grouped_mlp_kernel(
     return made_kernel(hidden, routed, down, first, tiling=down_tiling, interpret=interpret)
 
 
-EXPERTS = KernelRow("experts", grouped_mlp_kernel, lambda *_: iter(()))
+EXPERTS = KernelRow("experts", grouped_mlp_kernel, lambda *_: iter(()), order="chain")
 
 
 def hidden_kernel(

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.config import Experts
-from jspec.pallas.dispatch import by_platform
+from jspec.pallas.dispatch import by_platform, wants_one_order
 from jspec.pallas.matmul.reference import matmul_reference
 from jspec.pallas.moe.router_logits import router_logits_kernel
 from jspec.pallas.moe.router_reference import Routed, route_reference
@@ -21,10 +21,11 @@ _BLOCK = 4096  # assignments that a program instance reads together
 
 def route(x, weight, bias, routing: Experts) -> Routed:
     """``route_reference`` of the logits of tokens ``x [M, D]``, a product with ``weight [X, D]``, and on an NVIDIA GPU the
-    kernels."""
+    kernels; that of the logits where there is to be one order of sums."""
+    logits_of = router_logits_kernel if wants_one_order() else functools.partial(matmul_reference, dtype=jnp.float32)
 
     def kernel(x, weight, bias):
-        return route_kernel(router_logits_kernel(x, weight), bias, routing)
+        return route_kernel(logits_of(x, weight), bias, routing)
 
     def reference(x, weight, bias):
         return route_reference(matmul_reference(x, weight, jnp.float32), bias, routing)

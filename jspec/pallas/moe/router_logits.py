@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.dispatch import by_platform
+from jspec.pallas.dispatch import by_platform, wants_one_order
 from jspec.pallas.matmul.reference import matmul_reference
 from jspec.pallas.matmul.tiling import MatmulTiling
 from jspec.pallas.triton import block_ids, dot, kernel_call, load_tile, tile_indices, tile_mask
@@ -25,12 +25,16 @@ def logits_tiling(M: int) -> MatmulTiling:
 
 
 def router_logits(x, weight) -> jax.Array:
-    """The linear map ``[M, in], [out, in] -> float32 [M, out]``; ``matmul_reference``, and on an NVIDIA GPU the kernel."""
+    """The linear map ``[M, in], [out, in] -> float32 [M, out]``; ``matmul_reference``, and on an NVIDIA GPU the kernel where
+    there is to be one order of sums."""
+    reference = functools.partial(matmul_reference, dtype=jnp.float32)
+    if not wants_one_order():
+        return reference(x, weight)
 
     def kernel(x, weight):
         return in_pairs(list(router_logits_kernel(x, weight)))
 
-    return by_platform(kernel, functools.partial(matmul_reference, dtype=jnp.float32), x, weight)
+    return by_platform(kernel, reference, x, weight)
 
 
 def in_pairs(parts: list):

@@ -2,15 +2,16 @@
 
 from jax.experimental import pallas as pl
 
-from jspec.pallas.dispatch import differentiable
+from jspec.pallas.dispatch import differentiable, wants_one_order
 from jspec.pallas.norm.qk_norm import qk_norm_kernel, times_gate
 from jspec.pallas.norm.rms_norm import norm
 
 
 def gated_norm(o, projected, weight, eps: float):
-    """``gated_norm_reference``, and on an NVIDIA GPU the kernel, which is for heads whose size is a power of two."""
+    """``gated_norm_reference``, and on an NVIDIA GPU the kernel where there is to be one order of sums; it is for heads whose
+    size is a power of two."""
     args, Dv = (o, projected, weight), o.shape[-1]
-    if pl.next_power_of_2(Dv) != Dv:
+    if not wants_one_order() or pl.next_power_of_2(Dv) != Dv:
         return gated_norm_reference(*args, eps)
     return differentiable(gated_norm_kernel, gated_norm_reference, *args, eps=eps)
 
