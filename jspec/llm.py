@@ -19,10 +19,9 @@ from jspec.engine.forks import require_not_forked
 from jspec.engine.multihost.leader import Follower
 from jspec.engine.runner.follower import FollowerRunner, ignoring_interrupts
 from jspec.models.causal import causal_logits
-from jspec.models.one_order import without_one_order
+from jspec.models.one_order import one_order, without_one_order
 from jspec.models.protocols import Target
 from jspec.outputs import Delta, Result
-from jspec.pallas.dispatch import one_order
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.request_keys import copied_keys, request_keys
 from jspec.sampling.requested import params_of_each, requested

@@ -13,7 +13,7 @@ from jspec.models.moe import Mixture
 from jspec.models.products import kernels_by_size
 from jspec.pallas.attention import table as attention
 from jspec.pallas.delta_net.recur import RECURRENCE
-from jspec.pallas.dispatch import KernelRow, Row
+from jspec.pallas.dispatch import KernelRow, Row, one_order
 from jspec.pallas.mla.attention import IN_PAGES
 from jspec.pallas.moe.grouped_mlp import EXPERTS
 

@@ -17,7 +17,7 @@ from jspec.engine.runner.saved import restore, restore_states, save, save_states
 from jspec.engine.runner.state import AdmitInputs, DecodeState, admit, of_rows
 from jspec.engine.runner.step_builder import Leaves, StepBuilder
 from jspec.engine.runner.step_io import DecodeRows, GrammarInputs, VerifyInputs, empty_prefill
-from jspec.pallas.dispatch import one_order
+from jspec.models.one_order import one_order
 from jspec.sampling.params import SamplingParams
 
 MOST_ADMITTED = 8  # requests that one program admits

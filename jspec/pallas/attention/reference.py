@@ -45,7 +45,8 @@ def grouped_attention(q, k, v, mask, spec: AttentionSpec, scales: KVScales | Non
     weights = jnp.exp(scored - peak).reshape(G, B, T * R, -1)
     total = row_sum(weights)
     total = total if sinks is None else total + jnp.exp(sinks - peak).reshape(total.shape)
-    weights = weights * value_scale if scales is not None and scales.of_tokens else weights
+    if value_scale is not None and scales is not None and scales.of_tokens:
+        weights = weights * value_scale
     sums = rows_product(weights.astype(v.dtype), v, -2) / total
     if scales is not None and not scales.of_tokens:
         sums = sums * scales.v[:, None, None, None]

@@ -54,7 +54,7 @@ def tiling_of(
         outputs,
         inputs,
         bits,
-        allow_partial_sums,
+        allow_partial_sums=allow_partial_sums,
         result_bytes=jnp.dtype(dtype).itemsize,
         scales_sums=weight.scales_sums,
         in_groups=weight.in_groups,
@@ -68,10 +68,11 @@ def few_tokens_matmul(x, weight: Weight, dtype, allow_partial_sums: bool = False
     With ``allow_partial_sums`` the result may be partial sums in float32, as many as the kernel's tiling has splits."""
     tiling = tiling_of(x, weight, dtype, allow_partial_sums, one_order=True)
     assert not isinstance(tiling, str), (x.shape, weight.shape, tiling)
-    in_parts = parts_of_inputs(*weight.shape, allow_partial_sums)[0] > 1
+    outputs, inputs = weight.shape
+    in_parts = parts_of_inputs(outputs, inputs, allow_partial_sums)[0] > 1
     how: dict[str, Any] = {"dtype": jnp.float32 if in_parts else dtype, "in_parts": in_parts}
     kernel = functools.partial(_kernel, tiling=tiling, **how)
-    reference = functools.partial(_reference, split_inputs=tiling.split_inputs(x.shape[-1]), **how)
+    reference = functools.partial(_reference, split_inputs=tiling.split_inputs(inputs), **how)
     return differentiable(kernel, reference, x, weight)
 
 

@@ -185,8 +185,8 @@ def rounded_times(sums, number: float, by_line=None):
             for core in range(by_core.shape[1]):
                 pair = by_core[lines, core, half]
                 for i in range(2):
-                    product = [vector.extract(pair, [], [i]), factor]
-                    product = llvm.inline_asm(f32, product, "mul.rn.f32 $0, $1, $2;", "=f,f,f")
+                    factors = [vector.extract(pair, [], [i]), factor]
+                    product: Any = llvm.inline_asm(f32, factors, "mul.rn.f32 $0, $1, $2;", "=f,f,f")
                     pair = vector.insert(product, pair, [], [i])
                 results[lines, core, half] = pair
         return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGMMA_LAYOUT, _is_signed=None)

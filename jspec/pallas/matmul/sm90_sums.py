@@ -52,7 +52,8 @@ def sums_of_tile(
             return scales.of_copy(first + begin + trip)
 
         how = shared.read, scales, trips, tiling, interpret
-        sums = (_sums_of_scaled if isinstance(scales, ScalesOfNumbers) else _sums)(operands, of_trip, *how)
+        sums_of: Any = _sums_of_scaled if isinstance(scales, ScalesOfNumbers) else _sums
+        sums = sums_of(operands, of_trip, *how)
         return _scaled(sums, scales, of_outputs, interpret)
 
     of_outputs = scales.of_outputs() if scales.by_output else None  # on their way while the tile is multiplied

@@ -8,8 +8,8 @@ from jspec.pallas.norm.rms_norm import norm
 
 
 def gated_norm(o, projected, weight, eps: float):
-    """``gated_norm_reference``, and on an NVIDIA GPU the kernel where there is to be one order of sums; it is for heads whose
-    size is a power of two."""
+    """``gated_norm_reference``, and on an NVIDIA GPU the kernel where there is to be one order of sums; it is for heads
+    whose size is a power of two."""
     args, Dv = (o, projected, weight), o.shape[-1]
     if not wants_one_order() or pl.next_power_of_2(Dv) != Dv:
         return gated_norm_reference(*args, eps)
