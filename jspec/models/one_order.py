@@ -17,10 +17,13 @@ from jspec.pallas.dispatch import KernelRow, Row, one_order
 from jspec.pallas.mla.attention import IN_PAGES
 from jspec.pallas.moe.grouped_mlp import EXPERTS
 
+__all__ = ["one_order", "without_one_order"]
+
 _SUMS_OVER_SHARDS = KernelRow("sums over shards", jax.lax.psum, lambda *_: iter(()), cpu_order=None)
 _UNKNOWN = KernelRow("code that jspec does not know", lambda: None, lambda *_: iter(()), cpu_order=None)
 # Gemma 4, where a pass of one token has other bits than one of several on a CPU, and it is not known yet which part does it.
 _NORMED_VALUES = KernelRow("layers with norms of values", lambda: None, lambda *_: iter(()), cpu_order=None)
+_ROUNDED_ON_CPU = KernelRow("XLA's products of bfloat16 on a CPU", lambda: None, lambda *_: iter(()), cpu_order=None)
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
 
 
@@ -42,6 +45,8 @@ def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, Sequence[Row]]]:
     if not type(model).__module__.startswith("jspec.models."):
         yield type(model).__name__, [_UNKNOWN]
         return
+    if jax.default_backend() == "cpu" and dtype != "float32":
+        yield "products", [_ROUNDED_ON_CPU]
     if getattr(model, "shards", None) is not None:
         yield "layers", [_SUMS_OVER_SHARDS]
     if getattr(getattr(model, "config", None), "value_norm", False):

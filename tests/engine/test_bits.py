@@ -162,7 +162,7 @@ def test_every_run_of_a_program_gives_the_same_bits(size, K, ask):
     assert others == [first] * (RUNS - 1)
 
 
-PLAIN_ALONE = dataclasses.replace(CONFIG, max_batch=1, prefix_cache=False)
+PLAIN_ALONE = UnpinnedConfig.of(dataclasses.replace(CONFIG, max_batch=1, prefix_cache=False))
 FEW, MANY = (
     UnpinnedConfig.of(dataclasses.replace(CONFIG, **sizes))
     for sizes in ({"max_batch": 3, "page_size": 4}, {"max_batch": 9, "page_size": 4, "prefill_chunk": 16, "rounds": 3})
