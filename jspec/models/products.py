@@ -115,8 +115,8 @@ def _products(model: Any, tokens: int, dtype=None) -> Iterator[tuple[str, Produc
             bias = None if part.bias is None else part.bias[...]
             in_parts = part.allow_partial_sums and (bias is None or part.reduce_axis is not None)
             yield ".".join(map(str, path)), Product(x, part.stored, bias, dtype, in_parts)
-    if getattr(model, "head", model) is None:
-        weight = model.output_weight
+    weight = getattr(model, "output_weight", None)  # a draft head may borrow the target's
+    if getattr(model, "head", model) is None and weight is not None:
         yield (
             "embedding",
             Product(jax.ShapeDtypeStruct((tokens, weight.inputs), dtype), weight, dtype=dtype),
