@@ -22,7 +22,7 @@ _MIN_STAGES = 3  # a copy has fewer inputs where fewer copies than this fit
 _KEPT_STAGES = 4  # the fewest copies beside x, where all of it stays: codes are read so fast that x beside them counts
 _UNEVEN = 1.25  # how much more the busiest instance may have to do than with smaller tiles
 _STORED = 80  # the most tokens whose results are on their way out at once
-_SPLIT_INPUTS = 1024  # the fewest inputs of a split
+_SPLIT_INPUTS, _SPLITS = 1024, 4  # the fewest inputs of a split, and the most splits: the norm reads the sums of each
 _MAX_KEPT = 32  # parts of x, each of which has a barrier
 
 
@@ -185,7 +185,9 @@ def parts_of_inputs(outputs: int, inputs: int, allow_partial_sums: bool) -> tupl
     """Into how many splits the inputs of a weight are divided, and a split into how many parts: as many as keep
     multiprocessors busy that would have no tile of few tokens. Where there are several splits, each is one part."""
     tiles, splits = pl.cdiv(outputs, 2 * LINES), 1
-    while allow_partial_sums and 2 * splits * tiles <= MULTIPROCESSORS and inputs >= 2 * splits * _SPLIT_INPUTS:
+    while allow_partial_sums and splits < _SPLITS and 2 * splits * tiles <= MULTIPROCESSORS:
+        if inputs < 2 * splits * _SPLIT_INPUTS:
+            break
         splits *= 2
     few = splits == 1 and 2 * tiles <= MULTIPROCESSORS and inputs >= 2 * _SPLIT_INPUTS
     return splits, 2 if few else 1

@@ -88,7 +88,7 @@ def test_blocks_of_fp8_have_the_kernel_for_bfloat16(M, dtype, kernels, stored):
     ("out", "inputs", "how", "splits"),
     [
         *[(6144, 4096, {}, 1), (28672, 4096, {}, 1), (128256, 4096, {"dtype": jnp.float32}, 1)],
-        *[(4096, 14336, {"allow_partial_sums": True}, 2), (2048, 8192, {"allow_partial_sums": True}, 4)],
+        *[(4096, 14336, {"allow_partial_sums": True}, 4), (2048, 8192, {"allow_partial_sums": True}, 4)],
     ],
 )
 @pytest.mark.parametrize(
