@@ -163,12 +163,13 @@ def prove_exact(
     subject = _Subject.of(whole, head, tokens, engine, max_tokens)
     plain = Way("plain, one by one", True, together=False)
     expected = subject.complete(plain)
-    tried = ways(K, draft is not None, subject.engine, subject.unpinned)
+    unpinned = subject.unpinned()
+    tried = ways(K, draft is not None, subject.engine, unpinned)
     differences = [compared(way, expected, subject.complete(way)) for way in tried]
-    differences.append(scored(expected, subject.score(expected), subject.unpinned))
+    differences.append(scored(expected, subject.score(expected), unpinned))
     kernel = None
     if any(not one.none for one in differences):
-        kernel = first_difference(subject.model, _sizes(K, subject.engine), subject.unpinned)
+        kernel = first_difference(subject.model, _sizes(K, subject.engine), unpinned)
     return Exactness(tuple(differences), kernel)
 
 
@@ -258,10 +259,14 @@ class _Subject:
         model.kv_rounding = kv_rounding(engine, whole)
         return cls(model, None if head is None else (used, dict(head.params(engine.dtype))), tokens, engine, max_tokens)
 
-    @property
     def unpinned(self) -> bool:
-        """Whether texts and numbers do not depend on the sizes of an engine and of its passes, nor on drafts."""
-        return without_one_order(self.engine.dtype, self.model) is None
+        """Whether texts and numbers do not depend on the sizes of an engine and of its passes, nor on drafts: ``LLM`` pins
+        no shapes for these models."""
+        module = None
+        if self.draft is not None:
+            config, params = self.draft
+            _, module = build_draft_module(config, dict(params), self.engine.dtype, self.model)
+        return without_one_order(self.engine.dtype, self.model, module) is None
 
     def complete(self, way: Way) -> list[Written]:
         """The greedy completions of all prompts, then those with seeds."""

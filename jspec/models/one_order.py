@@ -19,11 +19,17 @@ from jspec.pallas.moe.grouped_mlp import EXPERTS
 
 __all__ = ["one_order", "without_one_order"]
 
-_SUMS_OVER_SHARDS = KernelRow("sums over shards", jax.lax.psum, lambda *_: iter(()), cpu_order=None)
-_UNKNOWN = KernelRow("code that jspec does not know", lambda: None, lambda *_: iter(()), cpu_order=None)
+
+def _unordered(name: str) -> KernelRow:
+    """A row for what has no order of sums on any platform, and is in no table of kernels."""
+    return KernelRow(name, lambda: None, lambda *_: iter(()), cpu_order=None)
+
+
+_SUMS_OVER_SHARDS = _unordered("sums over shards")
+_UNKNOWN = _unordered("code that jspec does not know")
 # Gemma 4, where a pass of one token has other bits than one of several on a CPU, and it is not known yet which part does it.
-_NORMED_VALUES = KernelRow("layers with norms of values", lambda: None, lambda *_: iter(()), cpu_order=None)
-_ROUNDED_ON_CPU = KernelRow("XLA's products of bfloat16 on a CPU", lambda: None, lambda *_: iter(()), cpu_order=None)
+_NORMED_VALUES = _unordered("layers with norms of values")
+_ROUNDED_ON_CPU = _unordered("XLA's products of bfloat16 on a CPU")
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
 
 

@@ -22,7 +22,8 @@ A layer computes, from its normed input y and for each value head:
 Everything between the convolution and o is in float32, in prefill, decoding and verify passes alike.
 
 There are two orders of sums: prefill's chunks, which lie on multiples of 64 of the position, and a verify pass's token after
-token. Neither depends on who shares a pass, nor the first on how a prompt is cut, nor the second on T.
+token. Neither depends on who shares a pass, nor the first on how a prompt is cut if passes begin at these multiples, nor
+the second on T.
 
 Besides the dimension letters of ``jspec/config/__init__.py``, this package has
 

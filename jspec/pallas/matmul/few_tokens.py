@@ -62,10 +62,11 @@ def tiling_of(
 
 
 def few_tokens_matmul(x, weight: Weight, dtype, allow_partial_sums: bool = False) -> jax.Array | PartialSums:
-    """``weight_only_matmul_reference``, and on an NVIDIA GPU the kernel; for x of bfloat16 and a product that has a
-    ``tiling_of`` it.
+    """The linear map ``[..., in], [out, in] -> [..., out]``, by its reference implementation, and on an NVIDIA GPU by the
+    kernel; for x of bfloat16 and a product that has a ``tiling_of`` it.
 
-    With ``allow_partial_sums`` the result may be partial sums in float32, as many as the kernel's tiling has splits."""
+    With ``allow_partial_sums`` the result of a weight that ``parts_of_inputs`` splits is ``PartialSums`` in float32: one of
+    each split, or their sum where an instance has added all of them."""
     tiling = tiling_of(x, weight, dtype, allow_partial_sums, one_order=True)
     assert not isinstance(tiling, str), (x.shape, weight.shape, tiling)
     outputs, inputs = weight.shape
@@ -88,11 +89,9 @@ def _kernel(x, weight: Weight, *, dtype, tiling: MosaicTiling, in_parts: bool) -
 
 def _reference(x, weight: Weight, *, dtype, split_inputs: int | None, in_parts: bool) -> jax.Array | PartialSums:
     def product(x, weight: Weight) -> jax.Array:
-        return (
-            matmul_reference(x, weight.numbers, dtype)
-            if weight.is_plain
-            else weight_only_matmul_reference(x, weight, dtype)
-        )
+        if weight.is_plain:
+            return matmul_reference(x, weight.numbers, dtype)
+        return weight_only_matmul_reference(x, weight, dtype)
 
     if split_inputs is not None:
         return in_splits(lambda cut: product(x[..., cut], weight.of_inputs(cut)), x.shape[-1], split_inputs)

@@ -63,9 +63,8 @@ def few_tokens_matmul_kernel(
     assert outputs % tiling.outputs == 0, (outputs, tiling)
     assert inputs % min(tiling.inputs, 2 * DEPTH_UNIT) == 0, (inputs, tiling)
     assert tiling.num_stages % tiling.in_turns == 0, tiling
-    assert not weight.is_plain or tiling.num_stages >= 2 * tiling.in_turns, (
-        tiling
-    )  # one is read while the next is awaited
+    # A warpgroup of plain weights reads one copy while it awaits its next.
+    assert not weight.is_plain or tiling.num_stages >= 2 * tiling.in_turns, tiling
     if weight.kind in ("nvfp4", "mxfp8"):  # four scales are a word
         words = lax.bitcast_convert_type(weight.scale.reshape(outputs, -1, 4), jnp.int32)
         weight = dataclasses.replace(weight, scale=words)

@@ -58,7 +58,7 @@ def sums_of_tile(
 
     of_outputs = scales.of_outputs() if scales.by_output else None  # on their way while the tile is multiplied
 
-    if tiling.in_sequence <= 2:  # a loop would keep sums of a part that is all
+    if tiling.in_sequence <= 2:  # a loop would keep zeros beside the sums of a single part
         sums = of_part(0) if tiling.in_sequence == 1 else of_part(0) + of_part(1)
     else:
         zeros = jnp.zeros((tiling.outputs, tiling.tokens), jnp.float32)

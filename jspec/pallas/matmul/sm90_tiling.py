@@ -185,9 +185,8 @@ def parts_of_inputs(outputs: int, inputs: int, allow_partial_sums: bool) -> tupl
     """Into how many splits the inputs of a weight are divided, and a split into how many parts: as many as keep
     multiprocessors busy that would have no tile of few tokens. Where there are several splits, each is one part."""
     tiles, splits = pl.cdiv(outputs, 2 * LINES), 1
-    while allow_partial_sums and splits < _SPLITS and 2 * splits * tiles <= MULTIPROCESSORS:
-        if inputs < 2 * splits * _SPLIT_INPUTS:
-            break
+    most = min(_SPLITS, MULTIPROCESSORS // tiles, inputs // _SPLIT_INPUTS) if allow_partial_sums else 1
+    while 2 * splits <= most:
         splits *= 2
     few = splits == 1 and 2 * tiles <= MULTIPROCESSORS and inputs >= 2 * _SPLIT_INPUTS
     return splits, 2 if few else 1

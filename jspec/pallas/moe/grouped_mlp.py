@@ -16,7 +16,8 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import KernelRow, by_platform
 from jspec.pallas.moe.activation import gated
-from jspec.pallas.moe.grouped_matmul import grouped_matmul, read_in_order
+from jspec.pallas.moe.grouped_matmul import grouped_matmul
+from jspec.pallas.moe.operands import read_in_order
 from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertMap, ExpertTiling, num_tiles, store_tile, tile_of_instance
 from jspec.pallas.sums import linear, rows_product

@@ -9,7 +9,7 @@ import pytest
 from expert_layers import layer, one_after_another, regrouped
 
 from jspec.pallas.matmul.partial_sums import PartialSums
-from jspec.pallas.moe import grouped_matmul
+from jspec.pallas.moe import operands
 from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router_reference import Routed
 from jspec.pallas.moe.tiles import ExpertTiling
@@ -200,7 +200,7 @@ class TestGroupedMLP:
 )
 def test_a_sum_has_one_order_in_every_tile(monkeypatch, kind):
     """Numbers of a tile come in one order, of which tensor cores add one after the other."""
-    monkeypatch.setattr(grouped_matmul, "dot", one_after_another)
+    monkeypatch.setattr(operands, "dot", one_after_another)
     few, many = ExpertTiling(16, 128, 128, 4, 2), ExpertTiling(64, 128, 128, 4, 2)
     args = layer(3, 128, 128, 2, 1, "bfloat16", kind)
     made = [
