@@ -92,12 +92,14 @@ def test_long_texts_alone_split_rows_of_a_large_batch():
 
     def splits(B, T, M, window=None):
         launch = AttentionLaunch.of(shapes_of_queries(B, T, M), 32, pool, AttentionSpec(window), AttentionTiling())
-        return launch.min_splits, launch.num_splits
+        return launch.sharing.head, launch.sharing.splits, launch.sharing.stored
 
-    assert splits(16, 5, 16) == (1, 1)
-    assert splits(16, 5, 512) == (1, 8)
-    assert splits(1, 5, 512) == (16, 16)
-    assert splits(16, 5, 512, window=100) == splits(64, 32, 512) == (1, 1)  # short at any length; a prefill pass
+    assert splits(16, 5, 16) == (2, 1, 1)
+    assert splits(16, 5, 512) == (4, 8, 61)
+    assert splits(1, 5, 512) == (1, 16, 64)
+    assert splits(1, 5, 512, window=100) == (1, 2, 2)
+    assert splits(16, 5, 512, window=100) == (2, 1, 1)  # short at any length
+    assert splits(64, 32, 512) == (64, 1, 1)  # a prefill pass
 
 
 @pytest.mark.parametrize(
