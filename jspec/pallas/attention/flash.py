@@ -18,7 +18,7 @@ from jspec.pallas.attention.merge_splits import merge_splits
 from jspec.pallas.attention.softmax import KVTile, Softmax, add_tile, divisor
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling, Sharing
-from jspec.pallas.triton import MMA_SIZE, broadcast_columns, kernel_call, line_indices
+from jspec.pallas.triton import MMA_SIZE, broadcast_columns, kernel_call, line_indices, reciprocal
 
 _FEW_QUERIES = 64  # of a KV head: those of a round, not of a prefill batch
 _WIDE_TILE = 128  # slots of a tile of bytes whose values are converted as they are loaded; with fewer it was no faster
@@ -332,8 +332,8 @@ def _store_attention(softmax: Softmax, queries: QueryBlock, launch: AttentionLau
     if sinks_ref is not None:
         heads = queries.lines_among(0, launch.R)  # where a query lies among the heads of its own token
         sinks = pltriton.load(sinks_ref.at[heads], mask=queries.real, other=0.0)
-        softmax = Softmax.empty(launch.block_queries, H).with_sinks(sinks).merged(softmax)
-    out = (softmax.acc / divisor(softmax.total, queries.last)[:, None]).astype(out_ref.dtype)
+        softmax = softmax.merged(Softmax.of_sinks(sinks, H))
+    out = (softmax.acc * reciprocal(divisor(softmax.total, queries.last))[:, None]).astype(out_ref.dtype)
     if start_ref is None or launch.ragged_tokens is None:
         pltriton.store(out_ref.at[b, *line_indices(at, H)], out, mask=broadcast_columns(queries.real, H))
         return

@@ -7,7 +7,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.softmax import Softmax, divisor
 from jspec.pallas.attention.tiling import Sharing
-from jspec.pallas.triton import broadcast_columns, kernel_call
+from jspec.pallas.triton import broadcast_columns, kernel_call, reciprocal
 
 _AT_ONCE, _COLUMNS = 16, 128  # softmaxes whose loads are under way together, and numbers of a query that one warp has
 
@@ -73,8 +73,8 @@ def _merge_splits(
             softmax = softmax.merged(Softmax(acc, peak, total))
         return softmax
 
-    softmax = Softmax.empty(1, columns)
+    softmax = jax.lax.fori_loop(0, pl.cdiv(end - first, at_once), merge, Softmax.empty(1, columns))
     if sinks_ref is not None:
-        softmax = softmax.with_sinks(sinks_ref[pl.ds(pl.program_id(0) - token * queries_per_token, 1)])
-    softmax = jax.lax.fori_loop(0, pl.cdiv(end - first, at_once), merge, softmax)
-    out_ref[b, query, here] = (softmax.acc / divisor(softmax.total, last)[:, None]).astype(out_ref.dtype)
+        sinks = sinks_ref[pl.ds(pl.program_id(0) - token * queries_per_token, 1)]
+        softmax = softmax.merged(Softmax.of_sinks(sinks, columns))
+    out_ref[b, query, here] = (softmax.acc * reciprocal(divisor(softmax.total, last))[:, None]).astype(out_ref.dtype)

@@ -32,9 +32,12 @@ class Softmax(NamedTuple):
         """The softmax before any key."""
         return cls(jnp.zeros((block, H), jnp.float32), jnp.full(block, -jnp.inf), jnp.zeros(block, jnp.float32))
 
-    def with_sinks(self, sinks) -> "Softmax":
-        """An empty softmax after the sink of each query: the score of a key that was seen before, whose value is 0."""
-        return self._replace(peak=sinks.astype(jnp.float32) * LOG2_E, total=jnp.ones_like(self.total))
+    @classmethod
+    def of_sinks(cls, sinks, H: int) -> "Softmax":
+        """That of the sink of each query, ``[block]``, which is merged last: the score of a key whose value is 0."""
+        return cls.empty(len(sinks), H)._replace(
+            peak=sinks.astype(jnp.float32) * LOG2_E, total=jnp.ones(len(sinks), jnp.float32)
+        )
 
     def merged(self, part: "Softmax") -> "Softmax":
         """The softmax after the keys of a further part."""
@@ -85,7 +88,16 @@ def add_tile(softmax: Softmax, q, tile: KVTile, seen, spec: AttentionSpec) -> So
     weights, rescale = exp2(multiply_add(scores, unit, -shift[:, None])), exp2(peak - shift)
     weighed = weights if v_scale is None else weights * v_scale[None]
     acc = acc * rescale[:, None] + dot(weighed.astype(v.dtype), v)
-    return Softmax(acc, new_peak, multiply_add(total, rescale, jnp.sum(weights, axis=1)))
+    return Softmax(acc, new_peak, multiply_add(total, rescale, row_sums(weights)))
+
+
+def row_sums(x):
+    """The sums of lines ``[n, m]``, m a power of two of at least 32, in an order that no layout among threads changes: each
+    number is a sum of two, first of two halves, down to 32 numbers; then each 8 of these are added up, neighbours first."""
+    x = x.reshape(len(x), *[2] * (x.shape[1].bit_length() - 1))
+    while x.ndim > 1:
+        x = jnp.sum(x, axis=1 if x.ndim > 6 else -1)
+    return x
 
 
 def finite(peak):
