@@ -132,8 +132,10 @@ def arguments(sizes: Sizes, B: int, T: int, shared: bool):
 
 def in_bytes(kv: LayerKV) -> LayerKV:
     """Keys and values rounded to eight bits, with a scale for each token."""
-    codes, scales = zip(*(rounded(jnp.moveaxis(x, 0, 2), None) for x in kv[:2]), strict=True)
-    return LayerKV(*(jnp.moveaxis(x, 2, 0) for x in codes), KVScales(*(jnp.moveaxis(x, 2, 0) for x in scales)))
+    assert kv.v is not None
+    (k, k_scale), (v, v_scale) = (rounded(jnp.moveaxis(x, 0, 2), None) for x in (kv.k, kv.v))
+    k, v, k_scale, v_scale = (jnp.moveaxis(x, 2, 0) for x in (k, v, k_scale, v_scale))
+    return LayerKV(k, v, KVScales(k_scale, v_scale))
 
 
 @dataclasses.dataclass

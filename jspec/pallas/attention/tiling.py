@@ -137,8 +137,10 @@ class Sharing:
             jnp.where(split == 0, *pair) for pair in zip(of_head, (part, limit, jnp.int32(stride)), strict=True)
         )
 
-    def owner(self, part):
-        """In a kernel: which instance has a part."""
+    def owner(self, slot):
+        """In a kernel: which instance has the part of a slot."""
+        assert self.part_slots is not None, "instances with even shares have no parts"
+        part = slot // self.part_slots
         if self.splits == 1 or self.ring:
             return _rem(part, self.splits)
         return jnp.where(part < self.head, jnp.int32(0), 1 + _rem(part - self.head, self.splits - 1))

@@ -90,8 +90,10 @@ def test_the_kernel_gives_zeros_to_queries_that_are_invalid_or_off_the_table(til
 
 
 def _bits_of_equal_scores(tiling: AttentionTiling, tokens=slice(None), **how) -> np.ndarray:
-    """What the kernel gives if each weight is 1. Products are exact then, so only the order of sums decides about bits; a CPU
-    joins products and sums to one instruction or not, as it likes."""
+    """What the kernel gives if each weight is 1.
+
+    Products are exact then, so only the order of sums decides about bits; a CPU joins products and sums to one
+    instruction or not, as it likes."""
     case = Case(T=5, R=4, H=64, P=16, pages=9, **how)
     (q, k, v, queries), _ = problem(case)
     queries = queries._replace(positions=queries.positions[:, tokens], valid=queries.valid[:, tokens])
@@ -101,16 +103,17 @@ def _bits_of_equal_scores(tiling: AttentionTiling, tokens=slice(None), **how) ->
 
 @pytest.mark.parametrize("how", [{}, {"sink": 1.0}, {"window": 50}], ids=str)
 def test_how_instances_share_a_row_and_which_tokens_share_a_pass_change_no_bit(how):
-    """Also of how many parts one instance merges, and of tokens alone; parts of another size, or a split that follows the
-    number of instances, are found."""
     wanted = _bits_of_equal_scores(MERGED, **how)
     for tiling in (SHARED, replace(MERGED, instances=64), replace(MERGED, max_splits=4, split_slots=32)):
         np.testing.assert_array_equal(_bits_of_equal_scores(tiling, **how), wanted, err_msg=str(tiling))
         alone = _bits_of_equal_scores(tiling, slice(2, 3), **how)
         np.testing.assert_array_equal(alone, wanted[:, 2:3], err_msg=str(tiling))
-    assert (_bits_of_equal_scores(replace(MERGED, part_slots=16), **how) != wanted).any()
-    if "sink" not in how:  # which even shares do not have
-        assert (_bits_of_equal_scores(replace(MERGED, instances=64, part_slots=None), **how) != wanted).any()
+
+
+@pytest.mark.parametrize("part_slots", [16, None])  # with None, parts follow from the number of instances
+def test_parts_of_another_length_are_detected(part_slots):
+    wrong = replace(MERGED, instances=64, part_slots=part_slots)
+    assert (_bits_of_equal_scores(wrong) != _bits_of_equal_scores(MERGED)).any()
 
 
 def test_long_texts_alone_split_rows_of_a_large_batch():
