@@ -208,6 +208,11 @@ def multiply_add(x, y, z):
     return x * y + z if is_interpreted() else _instruction("fma.rn.f32 $0, $1, $2, $3;", x, y, z)
 
 
+def reciprocal(x):
+    """In a kernel: 1 / x in one instruction, off by one ulp at most."""
+    return 1.0 / x if is_interpreted() else _instruction("rcp.approx.f32 $0, $1;", x)
+
+
 def divide(x, y):
     """In a kernel: x / y, rounded to nearest. Triton's own division may be off by two ulps."""
     return x / y if is_interpreted() else _instruction("div.rn.f32 $0, $1, $2;", x, y)

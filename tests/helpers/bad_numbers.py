@@ -305,7 +305,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
         for kind, quantize, summands in (("rms", None, None), ("rms", "int8", 3), ("layer", "int8", None))
     },
     "norm of heads": heads,
-    "attention, split": functools.partial(attention, Paged(T=3, R=2, H=32, P=16, pages=4)),
+    "attention, split": functools.partial(attention, Paged(T=3, R=2, H=32, P=16, pages=8)),
     "attention, whole": functools.partial(attention, Paged(T=3, R=2, H=32, P=16, pages=4, tiling=WHOLE)),
     "attention, window": functools.partial(
         attention, Paged(T=3, R=2, H=32, P=16, pages=4, window=20, dtype="bfloat16", tiling=WHOLE)
@@ -314,13 +314,13 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "attention, soft cap": functools.partial(
         attention, Paged(T=1, R=2, H=32, P=16, pages=4, scale=0.3, softcap=2.0, tiling=WHOLE)
     ),
-    "decode, split": functools.partial(decoding, Paged(T=3, R=2, H=32, P=16, pages=4, tiling=SMALL)),
+    "decode, split": functools.partial(decoding, Paged(T=3, R=2, H=32, P=16, pages=8, tiling=SMALL)),
     "decode, window": functools.partial(
         decoding, Paged(T=3, R=2, H=32, P=16, pages=4, window=20, dtype="bfloat16", tiling=WHOLE)
     ),
     **{
         f"decode, scales of {kind}": functools.partial(
-            decoding, Paged(T=3, R=2, H=32, P=16, pages=4, tiling=SMALL), kind
+            decoding, Paged(T=3, R=2, H=32, P=16, pages=8, tiling=SMALL), kind
         )
         for kind in ("heads", "tokens")
     },

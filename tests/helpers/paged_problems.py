@@ -18,12 +18,17 @@ from jspec.pallas.attention.tiling import AttentionTiling, tiling_of
 
 G = 2
 LIVE, DEAD, FULL, SHORT, EARLY, ONE = range(6)  # rows of a problem
-SMALL = AttentionTiling(tile_bytes=4096, queries=16, instances=64)  # several splits, tiles and blocks of rows
+SMALL = AttentionTiling(
+    tile_bytes=4096, queries=16, instances=64, part_slots=64
+)  # several splits, tiles, blocks of rows
 WHOLE = AttentionTiling(instances=1)  # nothing is split
 LARGE = tiling_of("bfloat16", 512)
-SHARED = AttentionTiling(tile_bytes=4096, instances=1, split_slots=32, max_splits=4)  # only long rows are split
-
-PARTS = AttentionTiling(tile_bytes=4096, part_slots=32)  # of every row
+SHARED = AttentionTiling(  # only long rows are split; one instance merges two parts, and others store theirs
+    tile_bytes=4096, instances=1, split_slots=64, max_splits=3, part_slots=32
+)
+MERGED = AttentionTiling(
+    tile_bytes=4096, queries=16, instances=1, max_splits=1, part_slots=32
+)  # all parts by one instance
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ CASES = [
     Case(T=40, R=2, H=16, P=16, pages=8, window=20, dtype="bfloat16"),
     Case(T=5, R=4, H=64, P=16, pages=9, tiling=SHARED),
     Case(T=1, R=4, H=128, P=64, pages=5, dtype="bfloat16", tiling=SHARED),
-    Case(T=5, R=7, H=64, P=24, pages=5, window=33, sink=1.0, tiling=PARTS),
+    Case(T=5, R=7, H=64, P=24, pages=5, window=33, sink=1.0, tiling=MERGED),
     Case(T=5, R=2, H=64, P=16, pages=9, scale=0.3, softcap=2.0, rotary=48),
     Case(T=5, R=2, H=256, P=64, pages=3, window=40, dtype="bfloat16", softcap=3.0, rotary=0),
     Case(T=3, R=4, H=32, P=16, pages=5, dtype="bfloat16", scale=0.05, rotary=16, tiling=WHOLE),

@@ -2,7 +2,7 @@
 
 One text is in the cache. A token of it is read again: alone or with others before and behind it, in verify passes of T query
 tokens in each of B rows whose other rows have other texts and lengths, and in prefill passes, whose rows are chunks of the
-text. Beside attention as models have it, there are ways that could have one order of sums for any pass."""
+text. Beside attention as models have it, there are the kernels that could serve a pass in the same order of sums."""
 
 import dataclasses
 import functools
@@ -15,14 +15,15 @@ import numpy as np
 
 from benchmarks.kernels.invariance.run import Job, Run, bits, compile_all, microseconds, same_everywhere, shape_of
 from jspec.config import Rope
-from jspec.config.engine import CHUNK
+from jspec.config.engine import CHUNK, CHUNK_OF_STATES
 from jspec.engine.runner.compile import decode_options
 from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView
 from jspec.models.layers import rotation_at
+from jspec.pallas.attention.fp8 import KVScales, rounded
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
+from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 from jspec.pallas.attention.spec import AttentionSpec
-from jspec.pallas.attention.tiling import tiling_of
 from jspec.pallas.dispatch import by_platform
 
 
@@ -34,6 +35,7 @@ class Sizes(NamedTuple):
       passes: rows and query tokens of verify passes.
       prefill: tokens of prefill passes.
       timed: lengths of all rows where a pass is timed.
+      rounded: whether the cache has bytes, with a scale for each token.
     """
 
     N: int = 32
@@ -42,13 +44,11 @@ class Sizes(NamedTuple):
     P: int = 64
     S: int = 8192
     lengths: tuple[int, ...] = (100, 512, 513, 2000, 8000)
-    passes: tuple[tuple[int, int], ...] = (
-        *((1, T) for T in (1, 2, 5, 8, 16, 64)),
-        *((B, T) for B in (4, 16, 64) for T in (1, 5, 16)),
-    )
+    passes: tuple[tuple[int, int], ...] = ((1, 1), (1, 5), (1, 16), (16, 1), (16, 5), (64, 1), (64, 5))
     prefill: tuple[int, ...] = (64, 512, 2048)
     timed: tuple[int, ...] = (2000, 8000)
     chunk: int = CHUNK
+    rounded: bool = False
 
     @property
     def most_rows(self) -> int:
@@ -59,6 +59,7 @@ class Sizes(NamedTuple):
         return self.S // self.P
 
 
+HEADS = {"8B": Sizes(), "27B": Sizes(24, 4, 256, chunk=CHUNK_OF_STATES), "8B, FP8": Sizes(rounded=True)}
 SMALL = Sizes(4, 2, 16, 8, 64, (9, 40), ((1, 1), (1, 2), (4, 5)), (16,), (40,), 8)
 ROPE = Rope(theta=5e5)
 STEPS = 20  # passes of a program that is timed
@@ -74,27 +75,33 @@ class Seen(NamedTuple):
     keys: list[np.ndarray]
 
 
-def today(view: PagedView, qkv, rotation, kv: LayerKV, G: int):
+def models(view: PagedView, qkv, rotation, kv: LayerKV, G: int):
     """As models have it."""
     return view.extend(qkv, rotation, kv, G, AttentionSpec())
 
 
-def written_first(view: PagedView, qkv, rotation, kv: LayerKV, G: int, queries: int, part: int | None = None):
-    """Keys and values are written before any query attends, and rows are not split, or into parts of ``part`` slots: tiles
-    are added up from slot 0 on. A program instance has up to so many queries of a KV head."""
+def written_first(view: PagedView, qkv, rotation, kv: LayerKV, G: int):
+    """Keys and values are written before any query attends, by the kernel of few query tokens."""
     q, kv = view.rope_and_write_kv(qkv, rotation, kv, G)
-    tiling: Any = tiling_of(q.dtype, q.shape[-1])
-    tiling = dataclasses.replace(tiling, instances=1, max_splits=1, queries=queries, part_slots=part)
-    kernel = functools.partial(paged_attention_kernel, tiling=tiling)
-    return by_platform(kernel, paged_attention_reference, q, kv.k, kv.v, view.queries, AttentionSpec(), kv.scales), kv
+    args = q, kv.k, kv.v, view.queries, AttentionSpec(), kv.scales
+    return by_platform(paged_attention_kernel, paged_attention_reference, *args), kv
 
 
-WAYS: dict[str, Callable] = {
-    "today": today,
-    "one part": functools.partial(written_first, queries=64),
-    "one part, 16 queries": functools.partial(written_first, queries=16),
-    **{f"parts of {slots}": functools.partial(written_first, queries=64, part=slots) for slots in (256, 512, 1024)},
-}
+def on_hopper(view: PagedView, qkv, rotation, kv: LayerKV, G: int):
+    """The same by the kernel of many query tokens, in one order."""
+    q, kv = view.rope_and_write_kv(qkv, rotation, kv, G)
+    kernel = functools.partial(prefill_attention_kernel, one_order=True)
+    return by_platform(kernel, paged_attention_reference, q, kv.k, kv.v, view.queries, AttentionSpec()), kv
+
+
+WAYS: dict[str, Callable] = {"models": models, "written first": written_first, "on Hopper": on_hopper}
+
+
+def has_way(sizes: Sizes, way: str, B: int, T: int, shared: bool) -> bool:
+    """Whether a pass is computed in this way, too."""
+    if way == "on Hopper":
+        return shared and B * T >= 512 and sizes.H == 128 and not sizes.rounded
+    return way == "models" or shared or (B, T) == (16, 5)
 
 
 def program(sizes: Sizes, way: Callable, shared: bool) -> Callable:
@@ -105,7 +112,8 @@ def program(sizes: Sizes, way: Callable, shared: bool) -> Callable:
             kv, out = carried
             # The next pass waits for this one.
             qkv = text[positions + (out[:1, :1, 0, 0] > 1e30).astype(jnp.int32)]
-            view = PagedView(table, positions, jnp.ones(positions.shape, bool), shared=shared)
+            valid = jnp.ones(positions.shape, bool)
+            view = PagedView(table, positions, valid, shared=shared, may_up_project=shared)
             out, kv = way(view, qkv, rotation_at(positions, ROPE, sizes.H), kv, sizes.G)
             return kv, out
 
@@ -120,6 +128,14 @@ def arguments(sizes: Sizes, B: int, T: int, shared: bool):
     """Shapes of the arguments behind the first two."""
     table = jax.ShapeDtypeStruct((B, sizes.M), jnp.int32)
     return table, jax.ShapeDtypeStruct((B, T), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def in_bytes(kv: LayerKV) -> LayerKV:
+    """Keys and values rounded to eight bits, with a scale for each token."""
+    assert kv.v is not None
+    (k, k_scale), (v, v_scale) = (rounded(jnp.moveaxis(x, 0, 2), None) for x in (kv.k, kv.v))
+    k, v, k_scale, v_scale = (jnp.moveaxis(x, 2, 0) for x in (k, v, k_scale, v_scale))
+    return LayerKV(k, v, KVScales(k_scale, v_scale))
 
 
 @dataclasses.dataclass
@@ -138,7 +154,10 @@ class Texts:
         )
         shape = sizes.G, 1 + sizes.most_rows * sizes.M, sizes.P, sizes.H
         pool = jax.jit(lambda key: jax.random.normal(key, shape, jnp.bfloat16))
-        texts = cls(sizes, text, LayerKV(pool(keys[1]), pool(keys[2])))
+        kv = LayerKV(pool(keys[1]), pool(keys[2]))
+        if sizes.rounded:
+            kv = jax.jit(in_bytes)(kv)
+        texts = cls(sizes, text, kv)
         T = sizes.chunk
         positions = jnp.arange(sizes.S, dtype=jnp.int32).reshape(-1, T)
         table = texts.own_table(len(positions))
@@ -182,37 +201,37 @@ class Texts:
 
 
 def attention(run: Run, tokens):
-    """All ways; classes for each length, and then the times."""
+    """All ways of all sizes; classes for each length, and then the times."""
     del tokens
-    sizes = SMALL if run.small else Sizes()
+    for name, sizes in ({"small": SMALL} if run.small else HEADS).items():
+        run.attempt(f"attention, {name}", compare_ways, run, name, sizes, ("models",) if run.small else tuple(WAYS))
+
+
+def compare_ways(run: Run, name: str, sizes: Sizes, ways: tuple[str, ...]):
+    """Classes of equal bits among the passes of each way, and among ways."""
     texts = Texts.make(sizes)
     passes = {f"{B}x{T}": (B, T, False) for B, T in sizes.passes}
     passes |= {f"prefill {count}": (count // sizes.chunk, sizes.chunk, True) for count in sizes.prefill}
-    options = {(B, T): decode_options([], B * T) for B, T, _ in passes.values()}
     jobs = {
-        (way, name): Job(
-            program(sizes, function, shared),
+        (way, of): Job(
+            program(sizes, WAYS[way], shared),
             (shape_of(texts.kv), shape_of(texts.text), *arguments(sizes, B, T, shared)),
-            options[B, T],
+            decode_options([], B * T),
             donate=0,
         )
-        for way, function in WAYS.items()
-        for name, (B, T, shared) in passes.items()
-        if way == "today" or B in (1, 16) or shared
+        for way in ways
+        for of, (B, T, shared) in passes.items()
+        if has_way(sizes, way, B, T, shared)
     }
-    programs = compile_all(jobs)
-    found: dict[str, dict[Any, Any]] = {way: {} for way in WAYS}
-    for way in WAYS:
-        for name in [name for of, name in jobs if of == way]:
-            run.attempt(
-                f"attention, {way}, {name}", compare, run, texts, programs[way, name], passes[name], name, found[way]
-            )
-        run.attempt(f"attention, {way}, classes", say_way, run, way, found[way])
-    if run.small:
-        return
+    programs, found = compile_all(jobs), dict[str, dict[Any, Any]]()
+    for way in ways:
+        key, found[way] = f"{name}, {way}", {}
+        for of in [of for other, of in jobs if other == way]:
+            run.attempt(f"{key}, {of}", compare, run, texts, programs[way, of], passes[of], of, found[way])
+        run.attempt(f"{key}, classes", say_way, run, key, found[way])
     for length in sizes.lengths:
         firsts = {way: next(iter(of[length].values())).probes for way, of in found.items() if length in of}
-        run.say_classes(f"attention, ways, length {length}, 1x1", firsts)
+        run.say_classes(f"attention, {name}, ways, length {length}", firsts)
 
 
 def compare(run: Run, texts: Texts, compiled, size: tuple[int, int, bool], name: str, found):

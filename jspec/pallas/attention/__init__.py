@@ -12,7 +12,8 @@ prefill_warpgroups.py  what each of its warpgroups does
 fp8.py                 keys and values in eight bits
 widened.py             attention of many query tokens over these on Hopper GPUs
 pages_in_use.py        the pages of a prefill batch
-flash.py               the running softmax of a program instance, and the launch of paged.py and decode.py
+flash.py               the slots of a program instance, and the launch of paged.py and decode.py
+softmax.py             the running softmax, and the one order in which its sums are added up
 tiling.py              sizes of tiles and blocks, and splits of a row
 merge_splits.py        merges the splits of a row (Flash-Decoding)
 rope.py                RoPE inside kernels

@@ -1,7 +1,8 @@
 """RoPE, KV writes and attention in one launch, for rows with few new tokens.
 
-Every program instance rotates its queries and reads slots that were written before. The first split of a row also has
-the new keys and values, in registers: it attends to them there, and writes them into their pages for later rounds."""
+Every program instance rotates its queries. Those whose slots will have new keys and values write them first, and then read
+all of their slots, new and old, in the order in which any other pass reads them. An instance writes whatever it reads of
+this pass, so none waits for another; two that write one slot write the same."""
 
 import dataclasses
 import functools
@@ -13,24 +14,20 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.flash import (
     AttentionLaunch,
-    KVTile,
+    OwnTiles,
     QueryBlock,
-    add_tile,
-    attend_if_used,
     attend_pages,
-    in_window,
     launch_attention,
-    store_attention,
     tile_loader,
     times_value_scale,
 )
-from jspec.pallas.attention.fp8 import KVScales, decode_in_kernel, encode_in_kernel, token_scales
+from jspec.pallas.attention.fp8 import KVScales, encode_in_kernel, token_scales
 from jspec.pallas.attention.paged import as_pools, flat_pools, in_slots
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries, RaggedLayout
 from jspec.pallas.attention.tiling import AttentionTiling, tiling_of, tiling_of_bytes
-from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
+from jspec.pallas.triton import MMA_SIZE, broadcast_columns, is_interpreted, line_indices
 
 MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well
 _RAGGED_QUERIES = 16  # of an instance in a ragged view, where most rows have few tokens: empty instances end at once
@@ -85,11 +82,12 @@ def decode_attention_kernel(
         last,
         qkv.dtype,
         tiling,
+        sinks=spec.sinks,
         others=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in updated],
         aliases={len(angles) + 1 + i: i for i in range(len(updated))},
         interpret=interpret,
     )
-    if ragged is not None and launch.num_splits > 1:
+    if ragged is not None and launch.sharing.splits > 1:
         out = ragged.from_rows(out)
     return out, *as_pools(written, k_pool)
 
@@ -111,39 +109,28 @@ def _decode_split(
 ):
     of_tokens = scale_refs is not None and scale_refs.of_tokens
     scale_out_refs, out_refs = (out_refs[:2], out_refs[2:]) if of_tokens else ((), out_refs)
+    if of_tokens:  # what is read is what was written
+        scale_refs = KVScales(*scale_out_refs)
     queries, heads, H = QueryBlock.of(launch, last_ref), launch.N + 2 * launch.G, launch.H
-    b, g = queries.b, queries.g
+    b, g, sharing, newest = queries.b, queries.g, launch.sharing, jnp.max(queries.last)
+    own = OwnTiles.of(queries, newest, launch)
     token = jnp.arange(max(MMA_SIZE, pl.next_power_of_2(launch.T)), dtype=jnp.int32)
     slot = pltriton.load(last_ref.at[b, token], mask=token < launch.T, other=-1)
-    new, none_before = slot >= 0, jnp.int32(2**31 - 1)
-    oldest_new = jnp.min(jnp.where(new, slot, none_before))
-    before = jnp.where(oldest_new == none_before, 0, oldest_new) - 1  # the newest slot that was there
-
-    has_query = True
-    if start_ref is not None:
-        has_query = queries.last >= 0  # the tokens behind a row's valid ones are the next row's
-        before = jnp.where(jnp.max(queries.last) >= 0, before, -1)  # an instance without queries reads nothing
+    # Slots behind those that this block of queries sees are written by the next block.
+    written = (slot >= 0) & (slot <= newest) & (sharing.owner(slot) == queries.split)
 
     def attend():
-        written = new & (queries.split == 0)  # by this instance
         row, first = (b, 0) if start_ref is None else (0, start_ref[b])  # where the row's tokens lie
         load = functools.partial(load_rope_operands, qkv_ref, angle_refs, row)
-        q_operands = load(
-            queries.lines_among(heads, launch.R) + first * heads, queries.token + first, queries.real & has_query
-        )
         k_at = (token + first) * heads + launch.N + g
-        k_operands = load(k_at, token + first, written)  # needed last, loaded from now on
+        k_operands = load(k_at, token + first, written)
         v = pltriton.load(
             qkv_ref.at[row, *line_indices(k_at + launch.G, H)], mask=broadcast_columns(written, H), other=0.0
         )
-
-        q = apply_rope_in_kernel(q_operands)
-        load_tile = tile_loader(k_ref, v_ref, scale_refs, g, H, q.dtype)
-        softmax = attend_pages((q,), queries, before, load_tile, table_ref, sinks_ref, launch)
-        k = apply_rope_in_kernel(k_operands)
-        seen = written[None, :] & (slot[None, :] <= queries.last[:, None])
-        (k, v), scales, tile = _as_stored(k, v, scale_refs, g)
-        softmax = add_tile(softmax, (q,), tile, seen & in_window(slot, queries.last, launch), launch.spec)
+        # The tokens behind a row's valid ones are the next row's.
+        has_query = queries.real if start_ref is None else queries.real & (queries.last >= 0)
+        q_operands = load(queries.lines_among(heads, launch.R) + first * heads, queries.token + first, has_query)
+        k, v, *scales = _as_stored(apply_rope_in_kernel(k_operands), v, scale_refs, g)
 
         # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
         place = jnp.maximum(slot, 0)
@@ -153,22 +140,28 @@ def _decode_split(
             pltriton.store(ref.at[g, *line_indices(at, H)], x, mask=broadcast_columns(mask, H))
         for ref, x in zip(scale_out_refs, scales, strict=True):
             pltriton.store(ref.at[g, at], x, mask=mask)
-        softmax = times_value_scale(softmax, scale_refs, g)
-        store_attention(softmax, queries, launch, *out_refs, start_ref=start_ref)
+        if not is_interpreted():
+            pltriton.debug_barrier()  # all threads have stored what any of them loads
 
-    attend_if_used(attend, queries, before, launch, *out_refs)
+        q = apply_rope_in_kernel(q_operands)
+        load_tile = tile_loader(k_out_ref, v_out_ref, scale_refs, g, H, q.dtype)
+        finish = functools.partial(times_value_scale, scale_refs=scale_refs, g=g)
+        read = (q,), queries, newest, load_tile, table_ref, launch, out_refs
+        attend_pages(*read, finish=finish, sinks_ref=sinks_ref, start_ref=start_ref)
+
+    if sharing.splits == 1:
+        attend()
+    else:
+        pl.when(own.first < own.end)(attend)
 
 
 def _as_stored(k, v, scale_refs, g):
-    """In a kernel: new keys and values ``[n, H]`` of KV head g as they are stored, their scales ``[n]`` if they have some,
-    and the ``KVTile`` that queries see of them, which is what later queries will see."""
+    """In a kernel: new keys and values ``[n, H]`` of KV head g as they are stored, and their scales ``[n]`` if they have
+    some."""
     if scale_refs is None:
-        return (k, v), (), KVTile((k,), v)
-    if scale_refs.of_tokens:
-        scales = [token_scales(x) for x in (k, v)]  # [n, 1]
-        codes = [encode_in_kernel(x, jnp.broadcast_to(scale, x.shape)) for x, scale in zip((k, v), scales, strict=True)]
-        scales = [scale.reshape(-1) for scale in scales]
-    else:
-        codes, scales = [encode_in_kernel(x, ref[g]) for x, ref in zip((k, v), scale_refs, strict=True)], ()
-    seen = [decode_in_kernel(tile, k.dtype, nan=not scale_refs.of_tokens) for tile in codes]
-    return codes, scales, KVTile((seen[0],), seen[1], *(scales or (scale_refs.k[g],)))
+        return k, v
+    if not scale_refs.of_tokens:
+        return tuple(encode_in_kernel(x, ref[g]) for x, ref in zip((k, v), scale_refs, strict=True))
+    scales = [token_scales(x) for x in (k, v)]  # [n, 1]
+    codes = (encode_in_kernel(x, jnp.broadcast_to(scale, x.shape)) for x, scale in zip((k, v), scales, strict=True))
+    return *codes, *(scale.reshape(-1) for scale in scales)

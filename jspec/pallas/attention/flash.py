@@ -4,7 +4,6 @@ A KV head is shared by R attention heads. The T query tokens of a row times thos
 head, numbered token by token: query i belongs to query token i // R and to attention head i % R of the R. A kernel
 computes with matrices that have one line for each query."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -15,10 +14,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.fp8 import STORED, decode_in_kernel
-from jspec.pallas.attention.merge_splits import divisor, finite, merge_splits
+from jspec.pallas.attention.merge_splits import merge_splits
+from jspec.pallas.attention.softmax import KVTile, Softmax, add_tile, divisor
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
-from jspec.pallas.attention.tiling import AttentionTiling
-from jspec.pallas.triton import LOG2_E, MMA_SIZE, broadcast_columns, dot, kernel_call, line_indices
+from jspec.pallas.attention.tiling import AttentionTiling, Sharing
+from jspec.pallas.triton import MMA_SIZE, broadcast_columns, kernel_call, line_indices, reciprocal
 
 _FEW_QUERIES = 64  # of a KV head: those of a round, not of a prefill batch
 _WIDE_TILE = 128  # slots of a tile of bytes whose values are converted as they are loaded; with fewer it was no faster
@@ -32,10 +32,7 @@ class AttentionLaunch:
       spec: how queries attend; the sinks, which are arrays, are left out.
       block_queries: how many of the T R queries of a KV head a program instance has.
       tile_slots: how many cache slots a tile has.
-      num_splits: how many instances there are for the slots of a row.
-      min_splits: how many of them every row uses. A row with more than ``split_tiles`` tiles for each uses more.
-      split_tiles: how many tiles an instance has at most, unless all instances are used.
-      has_parts: whether each instance has ``split_tiles`` tiles of any row (``AttentionTiling.part_slots``).
+      sharing: how the slots of a row are shared among instances.
       ragged_tokens: how many query tokens a ragged view has (``RaggedLayout``); None if every row has T.
     """
 
@@ -48,11 +45,8 @@ class AttentionLaunch:
     spec: AttentionSpec
     block_queries: int
     tile_slots: int
-    num_splits: int
-    min_splits: int
-    split_tiles: int
+    sharing: Sharing
     ragged_tokens: int | None = None
-    has_parts: bool = False
 
     @classmethod
     def of(
@@ -69,51 +63,18 @@ class AttentionLaunch:
         # Bytes become numbers of two bytes at least in registers, which is what limits the size of a tile.
         count, tile_slots = T * N // G, tiling.tile_slots(H * max(pool.dtype.itemsize, 2))
         block = min(tiling.queries, max(MMA_SIZE, pl.next_power_of_2(count)))
-        tiles = pl.cdiv(queries.table.shape[1] * P, tile_slots)
-        fewest = splits = tiling.num_splits(B * G * pl.cdiv(count, block), tiles)
-        if count <= _FEW_QUERIES and spec.window is None:
-            splits = tiling.num_splits_of_long_rows(fewest, tiles * tile_slots)
-        split_tiles = pl.cdiv(tiles, splits)
-        if tiling.part_slots is not None:
-            split_tiles = tiling.part_slots // tile_slots
-            fewest, splits = 1, pl.next_power_of_2(pl.cdiv(tiles, split_tiles))
-        sizes = block, tile_slots, splits, fewest, split_tiles, ragged_tokens, tiling.part_slots is not None
-        return cls(B, T, G, N // G, H, P, replace(spec, sinks=None), *sizes)
+        cells, slots, span = B * G * pl.cdiv(count, block), queries.table.shape[1] * P, None
+        if spec.window is not None:
+            span = spec.window + T - 1  # slots that the query tokens of a row see
+        softmax_bytes = 4 * B * T * N * (H + 2)
+        sharing = tiling.sharing(
+            cells, pl.cdiv(slots, tile_slots), tile_slots, count <= _FEW_QUERIES, span, softmax_bytes
+        )
+        return cls(B, T, G, N // G, H, P, replace(spec, sinks=None), block, tile_slots, sharing, ragged_tokens)
 
     @property
     def N(self) -> int:
         return self.G * self.R
-
-
-class Softmax(NamedTuple):
-    """A running softmax of a block of queries, float32.
-
-    Attributes:
-      acc: the weighted sums of the values seen so far, ``[block, H]``.
-      peak: the largest score so far, ``[block]``.
-      total: the sum of the weights so far, ``[block]``.
-    """
-
-    acc: Any
-    peak: Any
-    total: Any
-
-
-class KVTile(NamedTuple):
-    """In a kernel: keys and values of some slots.
-
-    Attributes:
-      k: the keys in parts ``[slots, n]``, whose sizes n add up to that of a query.
-      v: values ``[slots, H]``.
-      k_scale: what products with the keys have to be multiplied by, float32 ``[]`` or ``[slots]``; None if they are as
-        they should be.
-      v_scale: what the weights of the values have to be multiplied by, float32 ``[slots]``; None likewise.
-    """
-
-    k: Any
-    v: Any
-    k_scale: Any = None
-    v_scale: Any = None
 
 
 class QueryBlock(NamedTuple):
@@ -158,6 +119,7 @@ def launch_attention(
     dtype,
     tiling: AttentionTiling,
     *,
+    sinks=None,
     others=(),
     aliases=None,
     interpret: bool,
@@ -171,6 +133,7 @@ def launch_attention(
       last: int32 ``[B, T]``, one of them: the last slot that each query token sees, -1 if it sees none.
       dtype: of the attention.
       tiling: how many warps and stages the kernels have.
+      sinks: ``AttentionSpec.sinks``, which the kernel gets as well if it is to store attention.
       others: shapes of further outputs of the kernel, which come before those of ``store_attention``.
       aliases: maps arguments to outputs that take their place in memory.
       interpret: run on any platform, slowly.
@@ -179,15 +142,15 @@ def launch_attention(
       the other outputs, and attention ``[B, T, N, H]``; ``[1, Q, N, H]`` of a ragged view whose rows are not split.
     """
     B, T, N, H = launch.B, launch.T, launch.N, launch.H
-    partial = lambda *shape: jax.ShapeDtypeStruct((B, launch.num_splits, T * N, *shape), jnp.float32)  # noqa: E731
-    merges = launch.num_splits > 1  # ragged tokens are merged in rows
+    partial = lambda *shape: jax.ShapeDtypeStruct((B, launch.sharing.stored, T * N, *shape), jnp.float32)  # noqa: E731
+    merges = launch.sharing.splits > 1  # ragged tokens are merged in rows
     rows, tokens = (B, T) if launch.ragged_tokens is None or merges else (1, launch.ragged_tokens)
     attention = jax.ShapeDtypeStruct((rows, tokens * N, H), dtype)
     outputs: Any = kernel_call(
         kernel,
         *args,
-        grid=(pl.cdiv(T * launch.R, launch.block_queries), launch.G, launch.num_splits, B),
-        out_shape=[*others, *([attention] if launch.num_splits == 1 else [partial(H), partial(), partial()])],
+        grid=(pl.cdiv(T * launch.R, launch.block_queries), launch.G, launch.sharing.splits, B),
+        out_shape=[*others, *([partial(H), partial(), partial()] if merges else [attention])],
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         aliases=aliases,
@@ -196,9 +159,8 @@ def launch_attention(
     )
     made, attended = outputs[: len(others)], outputs[len(others) :]
     out = attended[0]
-    if launch.num_splits > 1:
-        _, peak, total = attended
-        out = merge_splits(out, peak, total, last, dtype, interpret=interpret)
+    if merges:
+        out = merge_splits(*attended, last, sinks, dtype, launch.sharing, launch.spec.window, interpret=interpret)
     return *made, out.reshape(rows, tokens, N, H)
 
 
@@ -230,53 +192,61 @@ def times_value_scale(softmax: "Softmax", scale_refs, g) -> "Softmax":
     return softmax._replace(acc=softmax.acc * scale_refs.v[g])
 
 
-def live_tiles(queries: QueryBlock, newest, launch: AttentionLaunch):
-    """In a kernel: the first tile with a slot that a block of queries sees, how many such tiles there are up to slot
-    ``newest``, and how many splits share them evenly."""
-    slots, last = launch.tile_slots, queries.last
-    oldest = 0
-    if launch.spec.window is not None:
-        oldest = jnp.maximum(jnp.min(jnp.where(last < 0, jnp.max(last), last)) - (launch.spec.window - 1), 0)
-        oldest = jnp.minimum(oldest, newest + 1)
-    first = oldest // slots
-    tiles = jnp.maximum((newest + slots) // slots - first, 0)
-    if launch.min_splits == launch.num_splits:
-        return first, tiles, launch.num_splits
-    if launch.has_parts:
-        return first, tiles, jnp.clip(pl.cdiv(first + tiles, launch.split_tiles), 1, launch.num_splits)
-    return first, tiles, jnp.clip(pl.cdiv(tiles, launch.split_tiles), launch.min_splits, launch.num_splits)
+class OwnTiles(NamedTuple):
+    """In a kernel: the tiles of a program instance. They make parts, of which some others may follow behind each.
 
-
-def attend_if_used(attend: Callable[[], None], queries: QueryBlock, newest, launch: AttentionLaunch, *out_refs):
-    """In a kernel: ``attend()``, which stores an attention, or the softmax of no slot if the row's other splits have all.
-
-    Rows with short texts have few splits, and the launch as many as the longest text may need: an instance without any
-    slot ends at once.
-
-    Args:
-      attend: loads queries, and stores.
-      queries, newest, launch: as of ``attend_pages``.
-      out_refs: those of ``store_attention``.
+    Attributes:
+      first, end: numbers of its tiles, as if its parts lay side by side.
+      part: its first part.
+      stride: its next part is the ``stride``-th behind each. There is one "part" if instances have even shares.
     """
-    if launch.min_splits == launch.num_splits:
-        attend()
-        return
-    *_, used = live_tiles(queries, newest, launch)
-    pl.when(queries.split < used)(attend)
 
-    @pl.when(queries.split >= used)
-    def store_nothing():
-        _, peak_ref, total_ref = out_refs
-        at = queries.b, queries.split, queries.lines_among(launch.N, launch.R)
-        nothing = jnp.zeros(launch.block_queries, jnp.float32)
-        pltriton.store(peak_ref.at[at], nothing - jnp.inf, mask=queries.real)
-        pltriton.store(total_ref.at[at], nothing, mask=queries.real)
+    first: Any
+    end: Any
+    part: Any
+    stride: Any
+
+    @classmethod
+    def of(cls, queries: QueryBlock, newest, launch: AttentionLaunch) -> "OwnTiles":
+        """Of those with a slot up to ``newest`` that a query of the block sees."""
+        slots, last, sharing = launch.tile_slots, queries.last, launch.sharing
+        oldest = jnp.int32(0)
+        if launch.spec.window is not None:
+            oldest = jnp.maximum(jnp.min(jnp.where(last < 0, jnp.max(last), last)) - (launch.spec.window - 1), 0)
+            oldest = jnp.minimum(oldest, newest + 1)
+        first, end = oldest // slots, jnp.maximum((newest + slots) // slots, oldest // slots)
+        if sharing.part_tiles is None:
+            used = jnp.clip(pl.cdiv(end - first, sharing.split_tiles), sharing.min_splits, sharing.splits)
+            begin, end = (first + (end - first) * jnp.minimum(queries.split + i, used) // used for i in range(2))
+            return cls(begin, end, 0, 1)
+        n = sharing.part_tiles
+        part, behind, stride = sharing.parts_of(queries.split, first // n, pl.cdiv(end, n))
+        count = jax.lax.div(jnp.maximum(behind - part, 0) + stride - 1, stride)
+        in_last = jnp.clip(end - (part + (count - 1) * stride) * n, 0, n)
+        return cls(jnp.maximum(first - part * n, 0), jnp.where(count > 0, (count - 1) * n + in_last, 0), part, stride)
+
+    def tile(self, j, part_tiles: int | None):
+        """The number in the row of the instance's tile j."""
+        if part_tiles is None:
+            return j
+        turn = j // part_tiles
+        return (self.part + turn * (self.stride - 1)) * part_tiles + j
 
 
 def attend_pages(
-    q, queries: QueryBlock, newest, load: Callable, table_ref, sinks_ref, launch: AttentionLaunch
-) -> Softmax:
-    """In a kernel: the softmax of a block of queries over the slots of the program instance's split.
+    q,
+    queries: QueryBlock,
+    newest,
+    load: Callable,
+    table_ref,
+    launch: AttentionLaunch,
+    out_refs,
+    *,
+    finish: Callable[[Softmax], Softmax] = lambda softmax: softmax,
+    sinks_ref=None,
+    start_ref=None,
+):
+    """In a kernel: attend with a block of queries over the program instance's slots, and store what comes of it.
 
     Args:
       q: the parts of the queries, as ``add_tile`` has them.
@@ -285,44 +255,68 @@ def attend_pages(
       load: ``load(at, live)`` reads a ``KVTile`` from places ``at`` of a pool, int32 ``[slots]``; zeros where ``live`` is
         false.
       table_ref: int32 ``[B, M]``, the pages of each row.
-      sinks_ref: ``[N]``, or None.
       launch: the sizes.
+      out_refs: attention ``[B, T N, H]``; or softmaxes ``[B, stored, T N, H]`` and twice ``[B, stored, T N]`` if rows are
+        shared.
+      finish: what the softmax of a part becomes before it is merged.
+      sinks_ref: ``[N]``, or None.
+      start_ref: ``RaggedLayout.start`` of a ragged view whose attention is stored.
     """
-    b, slots, last = queries.b, launch.tile_slots, queries.last
-    first, tiles, used = live_tiles(queries, newest, launch)
-    if launch.has_parts:
-        begin, end = (
-            jnp.clip(i * launch.split_tiles, first, first + tiles) for i in (queries.split, queries.split + 1)
-        )
-    else:
-        begin, end = (first + tiles * jnp.minimum(i, used) // used for i in (queries.split, queries.split + 1))
+    b, slots, last, sharing = queries.b, launch.tile_slots, queries.last, launch.sharing
+    own, empty = OwnTiles.of(queries, newest, launch), Softmax.empty(launch.block_queries, launch.H)
+    n = sharing.part_tiles
 
     def pages(i):
         """The page of tile i, or the page of every slot of it if a tile spans several; 0 where no slot is live."""
         slot = i * slots if launch.P % slots == 0 else i * slots + jnp.arange(slots, dtype=jnp.int32)
         return pltriton.load(table_ref.at[b, jax.lax.div(slot, jnp.int32(launch.P))], mask=slot <= newest, other=0)
 
-    def attend_tile(i, carry):
-        softmax, page = carry  # the page was looked up a trip ago, or its loads would have to wait for it
+    def attend_tile(j, carry):
+        part, whole, page = carry  # the page was looked up a trip ago, or its loads would have to wait for it
+        i = own.tile(j, n)
         slot = i * slots + jnp.arange(slots, dtype=jnp.int32)
         tile = load(page * launch.P + jax.lax.rem(slot, jnp.int32(launch.P)), slot <= newest)
         seen = slot[None, :] <= jnp.minimum(last, newest)[:, None]
-        return add_tile(softmax, q, tile, seen & in_window(slot, last, launch), launch.spec), pages(i + 1)
+        part = add_tile(part, q, tile, seen & in_window(slot, last, launch), launch.spec)
+        if sharing.merges:
+            closes = (jax.lax.rem(j + 1, jnp.int32(n)) == 0) | (j + 1 == own.end)
+            part, whole = jax.lax.cond(
+                closes, lambda: close(part, whole, i // n, j + 1 == own.end), lambda: (part, whole)
+            )
+        return part, whole, pages(own.tile(j + 1, n))
 
-    return jax.lax.fori_loop(begin, end, attend_tile, (_initial_softmax(queries, sinks_ref, launch), pages(begin)))[0]
+    def close(part, whole, number, is_last):
+        """The softmaxes after a part has ended."""
+        part = finish(part)
+        if sharing.splits == 1:
+            return empty, whole.merged(part)
+        if sharing.head == 1:
+            _store_softmax(part, sharing.place(number), queries, launch, *out_refs)
+            return empty, whole
+        whole = whole.merged(part)
+        is_head = queries.split == 0  # which merges its parts
 
+        @pl.when(is_last | jnp.logical_not(is_head))
+        def _():
+            _store_softmax(whole, sharing.place(number), queries, launch, *out_refs)
 
-def _initial_softmax(queries: QueryBlock, sinks_ref, launch: AttentionLaunch) -> Softmax:
-    """In a kernel: the softmax of a block of queries before any key.
+        forgotten = whole._replace(peak=jnp.where(is_head, whole.peak, -jnp.inf))
+        return empty, forgotten
 
-    A sink is the score of a key that was seen before, whose value is 0. It counts once in a row, in the first split."""
-    acc = jnp.zeros((launch.block_queries, launch.H), jnp.float32)
-    if sinks_ref is None:
-        return Softmax(acc, jnp.full(launch.block_queries, -jnp.inf), jnp.zeros(launch.block_queries, jnp.float32))
-    has_sink = queries.real & (queries.split == 0)
-    heads = queries.lines_among(0, launch.R)  # where a query lies among the heads of its own token
-    sinks = pltriton.load(sinks_ref.at[heads], mask=has_sink, other=-jnp.inf)
-    return Softmax(acc, sinks.astype(jnp.float32) * LOG2_E, has_sink.astype(jnp.float32))
+    whole = empty if sharing.merges and not (sharing.splits > 1 and sharing.head == 1) else None
+    carry = empty, whole, pages(own.tile(own.first, n))
+    part, whole, _ = jax.lax.fori_loop(own.first, own.end, attend_tile, carry)
+    if sharing.splits == 1:
+        _store_attention(
+            whole if sharing.merges else finish(part),
+            queries,
+            launch,
+            *out_refs,
+            sinks_ref=sinks_ref,
+            start_ref=start_ref,
+        )
+    elif not sharing.merges:
+        _store_softmax(finish(part), queries.split, queries, launch, *out_refs)
 
 
 def in_window(slot, last, launch: AttentionLaunch):
@@ -330,56 +324,33 @@ def in_window(slot, last, launch: AttentionLaunch):
     return True if launch.spec.window is None else slot[None, :] > last[:, None] - launch.spec.window
 
 
-def add_tile(softmax: Softmax, q, tile: KVTile, seen, spec: AttentionSpec) -> Softmax:
-    """In a kernel: the softmax after further keys and values.
-
-    The peak drops a score that is NaN. Its weight is NaN, and so are the sums from then on.
-
-    Args:
-      softmax: the softmax before.
-      q: the queries in parts ``[block, n]``, of the same sizes n as those of the keys.
-      tile: the keys and values.
-      seen: bool ``[block, slots]``, which keys each query sees.
-      spec: how products of queries and keys become scores.
-    """
-    (acc, peak, total), (k, v, k_scale, v_scale) = softmax, tile
-    products = functools.reduce(jnp.add, (dot(a, b, trans_b=True) for a, b in zip(q, k, strict=True)))
-    k_scale = k_scale[None] if k_scale is not None and k_scale.ndim else k_scale
-    scores = spec.scores(products, sum(part.shape[1] for part in q), LOG2_E, k_scale)
-    bits = jnp.where(seen, scores, -jnp.inf)
-    new_peak = jnp.maximum(peak, jnp.max(bits, axis=1))
-    shift = finite(new_peak)
-    weights, rescale = jnp.exp2(bits - shift[:, None]), jnp.exp2(peak - shift)
-    weighed = weights if v_scale is None else weights * v_scale[None]
-    acc = acc * rescale[:, None] + dot(weighed.astype(v.dtype), v)
-    return Softmax(acc, new_peak, total * rescale + jnp.sum(weights, axis=1))
-
-
-def store_attention(softmax: Softmax, queries: QueryBlock, launch: AttentionLaunch, *out_refs, start_ref=None):
-    """In a kernel: store the attention of a block of queries, or its running softmax if the row is split.
-
-    ``start_ref`` is ``RaggedLayout.start`` of a ragged view. The last row's instances then write zeros behind its
-    tokens."""
-    b, split, real, H = queries.b, queries.split, queries.real, launch.H
+def _store_attention(softmax: Softmax, queries: QueryBlock, launch: AttentionLaunch, out_ref, *, sinks_ref, start_ref):
+    """In a kernel: store the attention of a block of queries. The last row's instances of a ragged view then write zeros
+    behind its tokens."""
+    b, H = queries.b, launch.H
     at = queries.lines_among(launch.N, launch.R)
-    if launch.num_splits == 1:
-        (out_ref,) = out_refs
-        out = (softmax.acc / divisor(softmax.total, queries.last)[:, None]).astype(out_ref.dtype)
-        if start_ref is None or launch.ragged_tokens is None:
-            pltriton.store(out_ref.at[b, *line_indices(at, H)], out, mask=broadcast_columns(real, H))
-            return
-        # What follows a row's valid tokens is the next row's.
-        valid = broadcast_columns(real & (queries.last >= 0), H)
-        pltriton.store(out_ref.at[0, *line_indices(at + start_ref[b] * launch.N, H)], out, mask=valid)
-        _zero_padding(
-            out_ref, queries.g, jnp.where(b == launch.B - 1, start_ref[launch.B], launch.ragged_tokens), launch
-        )
+    if sinks_ref is not None:
+        heads = queries.lines_among(0, launch.R)  # where a query lies among the heads of its own token
+        sinks = pltriton.load(sinks_ref.at[heads], mask=queries.real, other=0.0)
+        softmax = softmax.merged(Softmax.of_sinks(sinks, H))
+    out = (softmax.acc * reciprocal(divisor(softmax.total, queries.last))[:, None]).astype(out_ref.dtype)
+    if start_ref is None or launch.ragged_tokens is None:
+        pltriton.store(out_ref.at[b, *line_indices(at, H)], out, mask=broadcast_columns(queries.real, H))
         return
-    acc_ref, peak_ref, total_ref = out_refs
+    # What follows a row's valid tokens is the next row's.
+    valid = broadcast_columns(queries.real & (queries.last >= 0), H)
+    pltriton.store(out_ref.at[0, *line_indices(at + start_ref[b] * launch.N, H)], out, mask=valid)
+    _zero_padding(out_ref, queries.g, jnp.where(b == launch.B - 1, start_ref[launch.B], launch.ragged_tokens), launch)
+
+
+def _store_softmax(softmax: Softmax, place, queries: QueryBlock, launch: AttentionLaunch, acc_ref, peak_ref, total_ref):
+    """In a kernel: store a softmax of a block of queries among those of its row."""
+    b, real, H = queries.b, queries.real, launch.H
+    at = queries.lines_among(launch.N, launch.R)
     seen_any = real & (softmax.peak != -jnp.inf)
-    pltriton.store(acc_ref.at[b, split, *line_indices(at, H)], softmax.acc, mask=broadcast_columns(seen_any, H))
-    pltriton.store(peak_ref.at[b, split, at], softmax.peak, mask=real)
-    pltriton.store(total_ref.at[b, split, at], softmax.total, mask=real)
+    pltriton.store(acc_ref.at[b, place, *line_indices(at, H)], softmax.acc, mask=broadcast_columns(seen_any, H))
+    pltriton.store(peak_ref.at[b, place, at], softmax.peak, mask=real)
+    pltriton.store(total_ref.at[b, place, at], softmax.total, mask=real)
 
 
 def _zero_padding(out_ref, g, begin, launch: AttentionLaunch):

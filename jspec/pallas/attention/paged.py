@@ -15,14 +15,13 @@ from jspec.pallas.attention.flash import (
     QueryBlock,
     attend_pages,
     launch_attention,
-    store_attention,
     tile_loader,
     times_value_scale,
 )
 from jspec.pallas.attention.fp8 import KVScales
 from jspec.pallas.attention.reference import causal_mask, grouped_attention
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
-from jspec.pallas.attention.tiling import AttentionTiling, tiling_of
+from jspec.pallas.attention.tiling import AttentionTiling, tiling_of, tiling_of_bytes
 from jspec.pallas.triton import broadcast_columns, line_indices
 
 
@@ -86,12 +85,13 @@ def paged_attention_kernel(
 ):
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
     (B, T, N, H), P = q.shape, k_pool.shape[2]
-    tiling = tiling or tiling_of(q.dtype, H)
+    if tiling is None:
+        tiling = tiling_of(q.dtype, H) if scales is None else tiling_of_bytes(q.dtype, H, N // len(k_pool), T)
     assert tiling is not None, f"no kernel for heads of {H} numbers in {q.dtype}"
     launch = AttentionLaunch.of(queries, N, k_pool, spec, tiling)
     last = queries.last_slots(P)
     args = q.reshape(B, T * N, H), *flat_pools(k_pool, v_pool), in_slots(scales), queries.table, last, spec.sinks
-    (out,) = launch_attention(_attend_split, launch, args, last, q.dtype, tiling, interpret=interpret)
+    (out,) = launch_attention(_attend_split, launch, args, last, q.dtype, tiling, sinks=spec.sinks, interpret=interpret)
     return out
 
 
@@ -119,5 +119,6 @@ def _attend_split(q_ref, k_ref, v_ref, scale_refs, table_ref, last_ref, sinks_re
     at = line_indices(queries.lines_among(launch.N, launch.R), launch.H)
     q = pltriton.load(q_ref.at[queries.b, *at], mask=broadcast_columns(queries.real, launch.H), other=0.0)
     load = tile_loader(k_ref, v_ref, scale_refs, queries.g, launch.H, q.dtype)
-    softmax = attend_pages((q,), queries, jnp.max(queries.last), load, table_ref, sinks_ref, launch)
-    store_attention(times_value_scale(softmax, scale_refs, queries.g), queries, launch, *out_refs)
+    finish = functools.partial(times_value_scale, scale_refs=scale_refs, g=queries.g)
+    read = (q,), queries, jnp.max(queries.last), load, table_ref, launch, out_refs
+    attend_pages(*read, finish=finish, sinks_ref=sinks_ref)

@@ -8,10 +8,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jspec.pallas.attention.spec import AttentionSpec
+from jspec.pallas.attention.tiling import AttentionTiling
 from jspec.pallas.triton import LOG2_E
 
 WARPGROUPS = 2  # that compute
 WARPGROUP_QUERIES = 64
+# Whether models add up in the order of the kernels for few query tokens (``jspec.pallas.attention.softmax``): tiles of 64
+# slots, in parts that are merged.
+ONE_ORDER = False
+PART_SLOTS, ORDERED_TILE_SLOTS = AttentionTiling.part_slots, 64
 TILE_SLOTS = 128  # or 64 where a key and a value have more numbers than these
 FEW_NUMBERS = 384  # of a key and a value together
 INSTANCES = 132  # multiprocessors of the largest Hopper GPU
@@ -36,6 +41,7 @@ class PrefillLaunch(NamedTuple):
       scale: the factor of products of queries and keys.
       num_stages: how many tiles of keys, and of values, are under way at once.
       instances: how many program instances share the blocks.
+      part_tiles: how many tiles are a part, which is merged with those before it; None if all tiles are one.
       interpret: None, or how to run on any platform, slowly: ``InterpretGPUParams`` of jax 0.11 and later.
     """
 
@@ -55,6 +61,7 @@ class PrefillLaunch(NamedTuple):
     scale: float
     num_stages: int
     instances: int
+    part_tiles: int | None
     interpret: Any
 
     @classmethod
@@ -67,17 +74,19 @@ class PrefillLaunch(NamedTuple):
         max_instances: int,
         interpret,
         pages_first: bool = False,
+        one_order: bool = False,
     ) -> "PrefillLaunch":
         """The launch for queries ``[B, T, N, H]`` and values ``[G, pages, P, Hv]``, or ``[pages, P, G, Hv]``."""
         (B, T, N, H), Hv = q.shape, v_pool.shape[-1]
         P, G = v_pool.shape[1:3] if pages_first else (v_pool.shape[2], v_pool.shape[0])
-        R, tile_slots = N // G, tile_slots_of(H, Hv)
-        num_stages, heads = num_stages or num_stages_of(H, Hv), block_heads_of(R)
+        R, tile_slots = N // G, ORDERED_TILE_SLOTS if one_order else tile_slots_of(H, Hv)
+        num_stages, heads = num_stages or num_stages_of(H, Hv, tile_slots), block_heads_of(R)
         tokens = WARPGROUPS * WARPGROUP_QUERIES // heads
         instances = min(max_instances, B * (N // heads) * (T // tokens))
         scale = H**-0.5 if spec.scale is None else spec.scale
+        part_tiles = PART_SLOTS // tile_slots if one_order else None
         shape, block = (B, T, G, R, H, Hv, P), (tile_slots, pages_first, heads, tokens, max(1, heads // WARPGROUPS))
-        return cls(*shape, *block, spec.window, scale, num_stages, instances, interpret)
+        return cls(*shape, *block, spec.window, scale, num_stages, instances, part_tiles, interpret)
 
     @property
     def groups(self) -> int:
@@ -134,9 +143,9 @@ def tile_slots_of(H: int, Hv: int) -> int:
     return TILE_SLOTS if H + Hv <= FEW_NUMBERS else TILE_SLOTS // 2
 
 
-def num_stages_of(H: int, Hv: int) -> int:
+def num_stages_of(H: int, Hv: int, tile_slots: int) -> int:
     """How many tiles fit into shared memory, beside the queries of a program instance and some barriers."""
-    queries, tile = WARPGROUPS * WARPGROUP_QUERIES * H, tile_slots_of(H, Hv) * (H + Hv)
+    queries, tile = WARPGROUPS * WARPGROUP_QUERIES * H, tile_slots * (H + Hv)
     return min((SHARED_MEMORY // 2 - queries - 512) // tile, MAX_STAGES)  # numbers of two bytes
 
 

@@ -20,6 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jspec.pallas.attention.prefill_launch import (
     INSTANCES,
+    ONE_ORDER,
     WARPGROUPS,
     PrefillLaunch,
     block_bounds,
@@ -36,7 +37,7 @@ _COMPUTE_REGISTERS, _LOAD_REGISTERS = 224, 56
 
 
 @functools.partial(
-    jax.jit, static_argnames=("pages_first", "num_stages", "instances", "interpret")
+    jax.jit, static_argnames=("pages_first", "num_stages", "instances", "one_order", "interpret")
 )  # one trace for layers
 def prefill_attention_kernel(
     q,
@@ -48,14 +49,15 @@ def prefill_attention_kernel(
     pages_first: bool = False,
     num_stages: int | None = None,
     instances: int = INSTANCES,
+    one_order: bool = ONE_ORDER,
     interpret=None,
 ):
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0.
 
     There is no soft cap. Values may have other sizes than keys; with ``pages_first``, both pools are ``[pages, P,
-    G, H]``."""
+    G, H]``. With ``one_order``, sums have the order of ``paged_attention_kernel`` where its tiles have 64 slots."""
     assert spec.softcap is None, spec.softcap
-    launch = PrefillLaunch.of(q, v_pool, spec, num_stages, instances, interpret, pages_first)
+    launch = PrefillLaunch.of(q, v_pool, spec, num_stages, instances, interpret, pages_first, one_order)
     bounds, last = block_bounds(queries.last_slots(launch.P), launch)
     sinks = None if spec.sinks is None else sinks_of_queries(spec.sinks, launch)
     return plgpu.kernel(

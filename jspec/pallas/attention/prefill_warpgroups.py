@@ -148,7 +148,7 @@ def _softmax(last, sinks, shared: SharedMemory, block: QueryBlock, warpgroup, la
         rescale = jnp.exp2(peak - new_peak)
         weights = jnp.exp2(scores * scale - lax.broadcast_in_dim(new_peak, shape, [0]))
         acc *= lax.broadcast_in_dim(rescale, acc.shape, [0])
-        total = total * rescale + weights.sum(axis=1)
+        total = total * rescale + (weights.sum(axis=1) if launch.part_tiles is None else _row_sums(weights))
         weights = weights.astype(shared.v.dtype)
         # The softmax is complete before the other warpgroup is awaited.
         acc, total, new_peak, weights = lax.optimization_barrier((acc, total, new_peak, weights))
@@ -163,21 +163,53 @@ def _softmax(last, sinks, shared: SharedMemory, block: QueryBlock, warpgroup, la
         plgpu.barrier_arrive(shared.v_read.at[stage])
         return acc, new_peak, total
 
-    constant = lambda number: plgpu.layout_cast(jnp.full(WARPGROUP_QUERIES, number, jnp.float32), _PER_QUERY)  # noqa: E731
-    carry = (
-        plgpu.layout_cast(jnp.zeros((WARPGROUP_QUERIES, launch.Hv), jnp.float32), plgpu.Layout.WGMMA),
-        constant(LOWEST) if sinks is None else sinks,  # a sink is the score of a key that was seen before
-        constant(0.0 if sinks is None else 1.0),
-    )
+    def constant(number):
+        return plgpu.layout_cast(jnp.full(WARPGROUP_QUERIES, number, jnp.float32), _PER_QUERY)
+
+    zeros = plgpu.layout_cast(jnp.zeros((WARPGROUP_QUERIES, launch.Hv), jnp.float32), plgpu.Layout.WGMMA)
+    empty = zeros, constant(LOWEST), constant(0.0)
+    of_sinks = None if sinks is None else (zeros, sinks, constant(1.0))  # scores of a key whose value is 0
     pl.when(block.end > block.first)(lambda: plgpu.barrier_wait(shared.k_here.at[stage_of(block.first)]))
     pl.when(warpgroup == 1)(switch_warpgroups)
     with_mask, without = (functools.partial(attend_tile, masked=masked) for masked in (True, False))
-    if launch.window is not None:
-        carry = lax.fori_loop(block.first, block.unmasked, with_mask, carry)
-    carry = lax.fori_loop(block.unmasked, block.masked, without, carry)
-    acc, _, total = lax.fori_loop(block.masked, block.end, with_mask, carry)
+
+    def attend_tiles(carry, within=lambda i: i):
+        first, unmasked, masked, end = map(within, (block.first, block.unmasked, block.masked, block.end))
+        if launch.window is not None:
+            carry = lax.fori_loop(first, unmasked, with_mask, carry)
+        carry = lax.fori_loop(unmasked, masked, without, carry)
+        return lax.fori_loop(masked, end, with_mask, carry)
+
+    if launch.part_tiles is None:
+        carry = attend_tiles(empty if of_sinks is None else of_sinks)
+    else:
+        n = launch.part_tiles
+
+        def attend_part(p, whole):
+            return _merged(whole, attend_tiles(empty, lambda i: jnp.clip(i, p * n, (p + 1) * n)))
+
+        carry = lax.fori_loop(block.first // n, (block.end + n - 1) // n, attend_part, empty)
+        carry = carry if of_sinks is None else _merged(carry, of_sinks)
     pl.when(warpgroup == 0)(switch_warpgroups)
+    acc, _, total = carry
     return acc, total
+
+
+def _merged(whole, part):
+    """``jspec.pallas.attention.softmax.Softmax.merged``."""
+    (acc, peak, total), (new_acc, new_peak, new_total) = whole, part
+    most = jnp.maximum(peak, new_peak)
+    before, new = jnp.exp2(peak - most), jnp.exp2(new_peak - most)
+    total = total * before + new_total * new
+    before, new = (lax.broadcast_in_dim(x, acc.shape, [0]) for x in (before, new))
+    return acc * before + new_acc * new, most, total
+
+
+def _row_sums(x):
+    """``jspec.pallas.attention.softmax.row_sums`` of ``[64, 64]``."""
+    x = x[:, :32] + x[:, 32:]
+    eighths = [x[:, i : i + 8].sum(axis=1) for i in range(0, 32, 8)]
+    return (eighths[0] + eighths[1]) + (eighths[2] + eighths[3])
 
 
 def _add_product(acc, weights, values, meanwhile, launch: PrefillLaunch):

@@ -56,13 +56,22 @@ class AttentionSpec:
     sinks: jax.Array | None = None
 
     def scores(self, products, H: int, unit: float = 1.0, key_scale=None):
-        """The scores of products in fp32, as multiples of ``1 / unit``; kernels want them in bits, ``unit =
-        log2(e)``. ``key_scale`` is that of keys in eight bits, of a shape which broadcasts to that of the products."""
+        """The scores of products in fp32, as multiples of ``1 / unit``. ``key_scale`` is that of keys in eight bits, of a
+        shape which broadcasts to that of the products."""
+        scores, unit = self.scores_and_unit(products, H, unit, key_scale)
+        return scores * unit
+
+    def scores_and_unit(self, products, H: int, unit: float, key_scale=None) -> tuple[jax.Array, Any]:
+        """``scores`` before their last factor, and that factor, which is one for all keys: kernels multiply by it where
+        they subtract the largest score, and want scores in bits, ``unit = log2(e)``."""
         scale: Any = H**-0.5 if self.scale is None else self.scale
-        scale = scale if key_scale is None else key_scale * scale
+        if key_scale is not None and jnp.ndim(key_scale):
+            products = products * key_scale
+        elif key_scale is not None:
+            scale = key_scale * scale
         if self.softcap is None:
-            return products * (scale * unit)
-        return jnp.tanh(products * (scale / self.softcap)) * (self.softcap * unit)
+            return products, scale * unit
+        return jnp.tanh(products * (scale / self.softcap)), self.softcap * unit
 
 
 class RaggedLayout(NamedTuple):

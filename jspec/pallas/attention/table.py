@@ -12,7 +12,7 @@ from jspec.pallas.attention.decode import MOST_QUERIES, decode_attention_kernel
 from jspec.pallas.attention.fp8 import STORED, KVScales
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.pages_in_use import max_prefill_pages
-from jspec.pallas.attention.prefill_launch import suits_prefill, tile_slots_of
+from jspec.pallas.attention.prefill_launch import ONE_ORDER, ORDERED_TILE_SLOTS, suits_prefill, tile_slots_of
 from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
@@ -81,6 +81,9 @@ def _of_many_tokens(a: Attention) -> Iterator[tuple[bool, str]]:
     yield a.spec.softcap is None, "scores have a soft cap, for which the kernel's hyperbolic tangent is too coarse"
     yield a.q.dtype == a.pool.dtype == jnp.bfloat16, f"queries are {a.q.dtype}, and the pool is {a.pool.dtype}"
     yield P == 64 or P == 128 == tile_slots_of(H, H), f"pages of {P} slots make no tiles"
+    tiling = tiling_of(a.q.dtype, H)
+    ordered = P == 64 and tiling is not None and tiling.tile_slots(2 * H) == ORDERED_TILE_SLOTS
+    yield ordered or not ONE_ORDER, f"tiles of heads of {H} numbers have no {ORDERED_TILE_SLOTS} slots in other kernels"
     yield N // G in CHOSEN.get(H, ()), f"not chosen for {N // G} heads of {H} numbers that share a KV head"
     yield suits_prefill(B, T, N, N // G), f"{B} rows of {T} tokens do not make enough blocks"
 
@@ -88,6 +91,7 @@ def _of_many_tokens(a: Attention) -> Iterator[tuple[bool, str]]:
 def _of_many_tokens_over_bytes(a: Attention) -> Iterator[tuple[bool, str]]:
     (B, T, *_), (G, _, P, H) = a.q.shape, a.pool.shape
     numbers = max_prefill_pages(B, T, a.queries.table.shape[1], P) * P * G * H
+    yield not ONE_ORDER, "what a byte stands for is rounded, as in no other kernel"
     yield a.may_widen, "the pages that are in use have no limit"
     yield a.pool.dtype == STORED, f"the pool is {a.pool.dtype}"
     yield numbers < 2**31, f"{numbers} numbers of the pages in use are 2^31 or more"

@@ -12,15 +12,14 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.flash import (
     AttentionLaunch,
-    KVTile,
     QueryBlock,
     attend_pages,
     launch_attention,
-    store_attention,
     times_value_scale,
 )
 from jspec.pallas.attention.fp8 import STORED, KVScales, decode_in_kernel
 from jspec.pallas.attention.paged import attend_slots, gather_pages, gather_scales, in_slots
+from jspec.pallas.attention.softmax import KVTile
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling
 from jspec.pallas.dispatch import KernelRow, by_platform
@@ -30,10 +29,10 @@ _LARGEST_RANK = 512
 # A program instance has the sums of 512 numbers for each query in registers: it has fewer queries than in other attention.
 # These were the fastest in benchmarks/log/mla.md: the first for 64 rows of 20 and 80 queries, and for 640 queries of a
 # prefill batch, the others for up to 16 rows.
-_MANY = AttentionTiling(tile_bytes=73728, queries=32, num_warps=4, num_stages=2)
-_FEW = AttentionTiling(tile_bytes=73728, queries=16, instances=264, num_warps=4, num_stages=2)
-_FEW_OF_LONG = AttentionTiling(tile_bytes=73728, queries=32, instances=264, num_warps=4, num_stages=2)
-_FLOAT32 = AttentionTiling(tile_bytes=18432, queries=16, instances=264, num_warps=8, num_stages=2)
+_MANY = AttentionTiling(tile_bytes=73728, queries=32, num_warps=4, num_stages=2, part_slots=None)
+_FEW = AttentionTiling(tile_bytes=73728, queries=16, instances=264, num_warps=4, num_stages=2, part_slots=None)
+_FEW_OF_LONG = AttentionTiling(tile_bytes=73728, queries=32, instances=264, num_warps=4, num_stages=2, part_slots=None)
+_FLOAT32 = AttentionTiling(tile_bytes=18432, queries=16, instances=264, num_warps=8, num_stages=2, part_slots=None)
 _FEW_ROWS, _FEW_QUERIES, _ONE_TOKEN, _SHORT = 16, 128, 32, 8192
 
 
@@ -126,8 +125,8 @@ def _attend_split(q_ref, pool_ref, scale_refs, table_ref, last_ref, *out_refs, l
         return KVTile(keys, keys[0], scale, scale)
 
     q = load(q_ref, queries.lines_among(launch.N, launch.R), queries.real, queries.b)
-    softmax = attend_pages(q, queries, jnp.max(queries.last), tile, table_ref, None, launch)
-    store_attention(times_value_scale(softmax, scale_refs, 0), queries, launch, *out_refs)
+    finish = functools.partial(times_value_scale, scale_refs=scale_refs, g=0)
+    attend_pages(q, queries, jnp.max(queries.last), tile, table_ref, launch, out_refs, finish=finish)
 
 
 def _conditions(q, pool, rank: int) -> Iterator[tuple[bool, str]]:

@@ -26,7 +26,6 @@ from paged_problems import (
 from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView, View
 from jspec.pallas.attention.decode import decode_attention_kernel
-from jspec.pallas.attention.flash import KVTile
 from jspec.pallas.attention.fp8 import KVScales, decode, encode, rounded, token_scales
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
@@ -218,15 +217,14 @@ def test_many_tokens_are_written_rounded(case, kind, interpret):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_new_tokens_that_are_not_rounded_before_they_are_seen_are_detected(kind, monkeypatch):
+def test_new_tokens_that_are_not_divided_by_their_scales_are_detected(kind, monkeypatch):
     case = dataclasses.replace(ROUNDED[1], T=3)
     qkv, rotation, kv, view = arguments(case)
     kv = in_bytes(kv, kind)
     wanted, _ = jax.jit(lambda *args: View.extend(view, *args, G, case.spec))(qkv, rotation, kv)
 
     def as_stored_wrongly(k, v, scale_refs, g):
-        scales = (jnp.ones(len(k)),) * 2 if scale_refs.of_tokens else ()
-        return (encode(k), encode(v)), scales, KVTile((k,), v)
+        return encode(k), encode(v), *((jnp.full(len(k), 2.0),) * 2 if scale_refs.of_tokens else ())
 
     monkeypatch.setattr("jspec.pallas.attention.decode._as_stored", as_stored_wrongly)
     kernel = decode_attention_kernel.__wrapped__

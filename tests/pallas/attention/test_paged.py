@@ -13,6 +13,8 @@ from paged_problems import (
     CASES,
     DEAD,
     FULL,
+    MERGED,
+    SHARED,
     SMALL,
     WHOLE,
     Case,
@@ -87,17 +89,46 @@ def test_the_kernel_gives_zeros_to_queries_that_are_invalid_or_off_the_table(til
     assert_agrees(got, args, *wanted)
 
 
+def _bits_of_equal_scores(tiling: AttentionTiling, tokens=slice(None), **how) -> np.ndarray:
+    """What the kernel gives if each weight is 1.
+
+    Products are exact then, so only the order of sums decides about bits; a CPU joins products and sums to one
+    instruction or not, as it likes."""
+    case = Case(T=5, R=4, H=64, P=16, pages=9, **how)
+    (q, k, v, queries), _ = problem(case)
+    queries = queries._replace(positions=queries.positions[:, tokens], valid=queries.valid[:, tokens])
+    out = paged_attention_kernel(jnp.zeros_like(q)[:, tokens], k, v, queries, case.spec, tiling=tiling, interpret=True)
+    return np.where(np.asarray(queries.valid)[:, :, None, None], out, 0)
+
+
+@pytest.mark.parametrize("how", [{}, {"sink": 1.0}, {"window": 50}], ids=str)
+def test_how_instances_share_a_row_and_which_tokens_share_a_pass_change_no_bit(how):
+    wanted = _bits_of_equal_scores(MERGED, **how)
+    for tiling in (SHARED, replace(MERGED, instances=64), replace(MERGED, max_splits=4, split_slots=32)):
+        np.testing.assert_array_equal(_bits_of_equal_scores(tiling, **how), wanted, err_msg=str(tiling))
+        alone = _bits_of_equal_scores(tiling, slice(2, 3), **how)
+        np.testing.assert_array_equal(alone, wanted[:, 2:3], err_msg=str(tiling))
+
+
+@pytest.mark.parametrize("part_slots", [16, None])  # with None, parts follow from the number of instances
+def test_parts_of_another_length_are_detected(part_slots):
+    wrong = replace(MERGED, instances=64, part_slots=part_slots)
+    assert (_bits_of_equal_scores(wrong) != _bits_of_equal_scores(MERGED)).any()
+
+
 def test_long_texts_alone_split_rows_of_a_large_batch():
     pool = jax.ShapeDtypeStruct((8, 100, 64, 128), jnp.bfloat16)
 
     def splits(B, T, M, window=None):
         launch = AttentionLaunch.of(shapes_of_queries(B, T, M), 32, pool, AttentionSpec(window), AttentionTiling())
-        return launch.min_splits, launch.num_splits
+        return launch.sharing.head, launch.sharing.splits, launch.sharing.stored
 
-    assert splits(16, 5, 16) == (1, 1)
-    assert splits(16, 5, 512) == (1, 8)
-    assert splits(1, 5, 512) == (16, 16)
-    assert splits(16, 5, 512, window=100) == splits(64, 32, 512) == (1, 1)  # short at any length; a prefill pass
+    assert splits(16, 5, 16) == (2, 1, 1)
+    assert splits(16, 5, 512) == (4, 8, 61)
+    assert splits(1, 5, 512) == (1, 16, 64)
+    assert splits(1, 5, 512, window=100) == (1, 2, 2)
+    assert splits(16, 5, 512, window=100) == (2, 1, 1)  # short at any length
+    assert splits(64, 32, 512) == (64, 1, 1)  # a prefill pass
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,12 @@ def no_race(capsys):
     assert "RACE" not in capsys.readouterr().out
 
 
-def attend(case: Case, args):
+def attend(case: Case, args, one_order: bool = False):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
     stages, instances = 2, 3  # fewer than tiles, and fewer than blocks
     how = {"num_stages": stages, "instances": instances, "interpret": InterpretGPUParams(detect_races=True)}
-    return prefill_attention_kernel(*args, case.spec, **how)
+    return prefill_attention_kernel(*args, case.spec, one_order=one_order, **how)
 
 
 @interpreted
@@ -63,6 +63,14 @@ def test_agrees_with_the_oracle_and_gives_zeros_to_invalid_query_tokens(case):
     got = attend(case, args)
     assert_agrees(got, args, *wanted)
     np.testing.assert_array_equal(np.asarray(got, np.float32)[~np.asarray(args[-1].valid)], 0)
+
+
+@interpreted
+def test_parts_of_two_tiles_in_one_order_agree_with_the_oracle(monkeypatch):
+    monkeypatch.setattr("jspec.pallas.attention.prefill_launch.PART_SLOTS", 128)
+    case = Case(T=32, R=8, H=64, P=64, pages=5, dtype="bfloat16", window=128, sink=2.0)
+    args, wanted = problem(case)
+    assert_agrees(attend(case, args, one_order=True), args, *wanted)
 
 
 @interpreted
