@@ -7,13 +7,14 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jspec.models.cache_pools import CacheShape
 from jspec.models.delta_net import GatedDeltaNet
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
 from jspec.models.products import kernels_by_size
 from jspec.pallas.attention import table as attention
 from jspec.pallas.delta_net.recur import RECURRENCE
-from jspec.pallas.dispatch import KernelRow, Row, one_order
+from jspec.pallas.dispatch import KernelRow, Row, one_order, row_of
 from jspec.pallas.mla.attention import IN_PAGES
 from jspec.pallas.moe.grouped_mlp import EXPERTS
 
@@ -65,5 +66,9 @@ def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, Sequence[Row]]]:
             yield name, [IN_PAGES]
         elif isinstance(part, Mixture):
             yield name, [EXPERTS]
-    yield "attention", [attention.ONE_LAUNCH, *attention.TABLE]
+    cached = model.cache_shape() if hasattr(model, "cache_shape") else ()
+    shapes = [shape for shape in cached if isinstance(shape, CacheShape) and not shape.latents]
+    for size in dict.fromkeys(shape.size for shape in shapes):
+        query, pool = (jax.ShapeDtypeStruct((1, 1, slots, size), dtype) for slots in (1, 64))
+        yield f"attention with heads of {size}", [row_of(attention.TABLE, attention.Attention(query, pool), True)]
     yield from kernels_by_size(model, dtype, _SIZES)

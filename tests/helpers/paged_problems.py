@@ -12,22 +12,24 @@ from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView
 from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.fp8 import KVScales, rounded
+from jspec.pallas.attention.parts import Parts
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import AttentionTiling, tiling_of
 
 G = 2
 LIVE, DEAD, FULL, SHORT, EARLY, ONE = range(6)  # rows of a problem
+SMALL_PARTS = Parts(((0, 32), (64, 64)))
 SMALL = AttentionTiling(
-    tile_bytes=4096, queries=16, instances=64, part_slots=64
+    tile_bytes=4096, queries=16, instances=64, parts=Parts(((0, 64),))
 )  # several splits, tiles, blocks of rows
 WHOLE = AttentionTiling(instances=1)  # nothing is split
 LARGE = tiling_of("bfloat16", 512)
-SHARED = AttentionTiling(  # only long rows are split; one instance merges two parts, and others store theirs
-    tile_bytes=4096, instances=1, split_slots=64, max_splits=3, part_slots=32
+SHARED = AttentionTiling(  # only long rows are split; one instance merges some parts, and others store theirs
+    tile_bytes=4096, instances=1, split_slots=64, max_splits=3, parts=SMALL_PARTS
 )
 MERGED = AttentionTiling(
-    tile_bytes=4096, queries=16, instances=1, max_splits=1, part_slots=32
+    tile_bytes=4096, queries=16, instances=1, max_splits=1, parts=SMALL_PARTS
 )  # all parts by one instance
 
 

@@ -117,7 +117,7 @@ def _decode_split(
     token = jnp.arange(max(MMA_SIZE, pl.next_power_of_2(launch.T)), dtype=jnp.int32)
     slot = pltriton.load(last_ref.at[b, token], mask=token < launch.T, other=-1)
     # Slots behind those that this block of queries sees are written by the next block.
-    written = (slot >= 0) & (slot <= newest) & (sharing.owner(slot) == queries.split)
+    written = (slot >= 0) & (slot <= newest) & own.have(slot, launch)
 
     def attend():
         row, first = (b, 0) if start_ref is None else (0, start_ref[b])  # where the row's tokens lie

@@ -15,9 +15,10 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.fp8 import STORED, decode_in_kernel
 from jspec.pallas.attention.merge_splits import merge_splits
+from jspec.pallas.attention.parts import Sharing
 from jspec.pallas.attention.softmax import KVTile, Softmax, add_tile, divisor
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
-from jspec.pallas.attention.tiling import AttentionTiling, Sharing
+from jspec.pallas.attention.tiling import AttentionTiling
 from jspec.pallas.triton import MMA_SIZE, broadcast_columns, kernel_call, line_indices, reciprocal
 
 _FEW_QUERIES = 64  # of a KV head: those of a round, not of a prefill batch
@@ -193,44 +194,26 @@ def times_value_scale(softmax: "Softmax", scale_refs, g) -> "Softmax":
 
 
 class OwnTiles(NamedTuple):
-    """In a kernel: the tiles of a program instance. They make parts, of which some others may follow behind each.
-
-    Attributes:
-      first, end: numbers of its tiles, as if its parts lay side by side.
-      part: its first part.
-      stride: its next part is the ``stride``-th behind each. There is one "part" if instances have even shares.
-    """
+    """In a kernel: the tiles of a program instance, one after another: ``first``, and the ``end`` of them."""
 
     first: Any
     end: Any
-    part: Any
-    stride: Any
 
     @classmethod
     def of(cls, queries: QueryBlock, newest, launch: AttentionLaunch) -> "OwnTiles":
         """Of those with a slot up to ``newest`` that a query of the block sees."""
-        slots, last, sharing = launch.tile_slots, queries.last, launch.sharing
+        slots, last = launch.tile_slots, queries.last
         oldest = jnp.int32(0)
         if launch.spec.window is not None:
             oldest = jnp.maximum(jnp.min(jnp.where(last < 0, jnp.max(last), last)) - (launch.spec.window - 1), 0)
             oldest = jnp.minimum(oldest, newest + 1)
         first, end = oldest // slots, jnp.maximum((newest + slots) // slots, oldest // slots)
-        if sharing.part_tiles is None:
-            used = jnp.clip(pl.cdiv(end - first, sharing.split_tiles), sharing.min_splits, sharing.splits)
-            begin, end = (first + (end - first) * jnp.minimum(queries.split + i, used) // used for i in range(2))
-            return cls(begin, end, 0, 1)
-        n = sharing.part_tiles
-        part, behind, stride = sharing.parts_of(queries.split, first // n, pl.cdiv(end, n))
-        count = jax.lax.div(jnp.maximum(behind - part, 0) + stride - 1, stride)
-        in_last = jnp.clip(end - (part + (count - 1) * stride) * n, 0, n)
-        return cls(jnp.maximum(first - part * n, 0), jnp.where(count > 0, (count - 1) * n + in_last, 0), part, stride)
+        return cls(*launch.sharing.tiles_of(queries.split, first, end))
 
-    def tile(self, j, part_tiles: int | None):
-        """The number in the row of the instance's tile j."""
-        if part_tiles is None:
-            return j
-        turn = j // part_tiles
-        return (self.part + turn * (self.stride - 1)) * part_tiles + j
+    def have(self, slot, launch: AttentionLaunch):
+        """Whether slots are in these tiles."""
+        tile = slot // launch.tile_slots
+        return (self.first <= tile) & (tile < self.end)
 
 
 def attend_pages(
@@ -264,26 +247,23 @@ def attend_pages(
     """
     b, slots, last, sharing = queries.b, launch.tile_slots, queries.last, launch.sharing
     own, empty = OwnTiles.of(queries, newest, launch), Softmax.empty(launch.block_queries, launch.H)
-    n = sharing.part_tiles
 
     def pages(i):
         """The page of tile i, or the page of every slot of it if a tile spans several; 0 where no slot is live."""
         slot = i * slots if launch.P % slots == 0 else i * slots + jnp.arange(slots, dtype=jnp.int32)
         return pltriton.load(table_ref.at[b, jax.lax.div(slot, jnp.int32(launch.P))], mask=slot <= newest, other=0)
 
-    def attend_tile(j, carry):
+    def attend_tile(i, carry):
         part, whole, page = carry  # the page was looked up a trip ago, or its loads would have to wait for it
-        i = own.tile(j, n)
         slot = i * slots + jnp.arange(slots, dtype=jnp.int32)
         tile = load(page * launch.P + jax.lax.rem(slot, jnp.int32(launch.P)), slot <= newest)
         seen = slot[None, :] <= jnp.minimum(last, newest)[:, None]
         part = add_tile(part, q, tile, seen & in_window(slot, last, launch), launch.spec)
         if sharing.merges:
-            closes = (jax.lax.rem(j + 1, jnp.int32(n)) == 0) | (j + 1 == own.end)
-            part, whole = jax.lax.cond(
-                closes, lambda: close(part, whole, i // n, j + 1 == own.end), lambda: (part, whole)
-            )
-        return part, whole, pages(own.tile(j + 1, n))
+            number, is_last = sharing.part_of(i), i + 1 == own.end
+            closes = is_last | (sharing.part_of(i + 1) != number)
+            part, whole = jax.lax.cond(closes, lambda: close(part, whole, number, is_last), lambda: (part, whole))
+        return part, whole, pages(i + 1)
 
     def close(part, whole, number, is_last):
         """The softmaxes after a part has ended."""
@@ -304,7 +284,7 @@ def attend_pages(
         return empty, forgotten
 
     whole = empty if sharing.merges and not (sharing.splits > 1 and sharing.head == 1) else None
-    carry = empty, whole, pages(own.tile(own.first, n))
+    carry = empty, whole, pages(own.first)
     part, whole, _ = jax.lax.fori_loop(own.first, own.end, attend_tile, carry)
     if sharing.splits == 1:
         _store_attention(

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from jspec.pallas.attention.parts import Sharing
 from jspec.pallas.attention.softmax import Softmax, divisor
-from jspec.pallas.attention.tiling import Sharing
 from jspec.pallas.triton import broadcast_columns, kernel_call, reciprocal
 
 _AT_ONCE, _COLUMNS = 16, 128  # softmaxes whose loads are under way together, and numbers of a query that one warp has

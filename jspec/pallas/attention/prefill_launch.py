@@ -7,16 +7,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jspec.pallas.attention.parts import PARTS, Parts
 from jspec.pallas.attention.spec import AttentionSpec
-from jspec.pallas.attention.tiling import AttentionTiling
 from jspec.pallas.triton import LOG2_E
 
 WARPGROUPS = 2  # that compute
 WARPGROUP_QUERIES = 64
-# Whether models add up in the order of the kernels for few query tokens (``jspec.pallas.attention.softmax``): tiles of 64
-# slots, in parts that are merged.
-ONE_ORDER = False
-PART_SLOTS, ORDERED_TILE_SLOTS = AttentionTiling.part_slots, 64
+ORDERED_TILE_SLOTS = 64  # cache slots of a tile in the order of sums of the kernels for few query tokens
 TILE_SLOTS = 128  # or 64 where a key and a value have more numbers than these
 FEW_NUMBERS = 384  # of a key and a value together
 INSTANCES = 132  # multiprocessors of the largest Hopper GPU
@@ -41,7 +38,7 @@ class PrefillLaunch(NamedTuple):
       scale: the factor of products of queries and keys.
       num_stages: how many tiles of keys, and of values, are under way at once.
       instances: how many program instances share the blocks.
-      part_tiles: how many tiles are a part, which is merged with those before it; None if all tiles are one.
+      parts: which slots are a part, which is merged with those before it; None if all are one.
       interpret: None, or how to run on any platform, slowly: ``InterpretGPUParams`` of jax 0.11 and later.
     """
 
@@ -61,7 +58,7 @@ class PrefillLaunch(NamedTuple):
     scale: float
     num_stages: int
     instances: int
-    part_tiles: int | None
+    parts: Parts | None
     interpret: Any
 
     @classmethod
@@ -84,9 +81,8 @@ class PrefillLaunch(NamedTuple):
         tokens = WARPGROUPS * WARPGROUP_QUERIES // heads
         instances = min(max_instances, B * (N // heads) * (T // tokens))
         scale = H**-0.5 if spec.scale is None else spec.scale
-        part_tiles = PART_SLOTS // tile_slots if one_order else None
         shape, block = (B, T, G, R, H, Hv, P), (tile_slots, pages_first, heads, tokens, max(1, heads // WARPGROUPS))
-        return cls(*shape, *block, spec.window, scale, num_stages, instances, part_tiles, interpret)
+        return cls(*shape, *block, spec.window, scale, num_stages, instances, PARTS if one_order else None, interpret)
 
     @property
     def groups(self) -> int:

@@ -20,7 +20,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jspec.pallas.attention.prefill_launch import (
     INSTANCES,
-    ONE_ORDER,
     WARPGROUPS,
     PrefillLaunch,
     block_bounds,
@@ -49,7 +48,7 @@ def prefill_attention_kernel(
     pages_first: bool = False,
     num_stages: int | None = None,
     instances: int = INSTANCES,
-    one_order: bool = ONE_ORDER,
+    one_order: bool = False,
     interpret=None,
 ):
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0.

@@ -148,7 +148,7 @@ def _softmax(last, sinks, shared: SharedMemory, block: QueryBlock, warpgroup, la
         rescale = jnp.exp2(peak - new_peak)
         weights = jnp.exp2(scores * scale - lax.broadcast_in_dim(new_peak, shape, [0]))
         acc *= lax.broadcast_in_dim(rescale, acc.shape, [0])
-        total = total * rescale + (weights.sum(axis=1) if launch.part_tiles is None else _row_sums(weights))
+        total = total * rescale + (weights.sum(axis=1) if launch.parts is None else _row_sums(weights))
         weights = weights.astype(shared.v.dtype)
         # The softmax is complete before the other warpgroup is awaited.
         acc, total, new_peak, weights = lax.optimization_barrier((acc, total, new_peak, weights))
@@ -180,15 +180,17 @@ def _softmax(last, sinks, shared: SharedMemory, block: QueryBlock, warpgroup, la
         carry = lax.fori_loop(unmasked, masked, without, carry)
         return lax.fori_loop(masked, end, with_mask, carry)
 
-    if launch.part_tiles is None:
+    if launch.parts is None:
         carry = attend_tiles(empty if of_sinks is None else of_sinks)
     else:
-        n = launch.part_tiles
+        parts, slots = launch.parts, launch.tile_slots
 
-        def attend_part(p, whole):
-            return _merged(whole, attend_tiles(empty, lambda i: jnp.clip(i, p * n, (p + 1) * n)))
+        def attend_part(part, whole):
+            first, end = (parts.start(part + i) // slots for i in range(2))
+            return _merged(whole, attend_tiles(empty, lambda i: jnp.clip(i, first, end)))
 
-        carry = lax.fori_loop(block.first // n, (block.end + n - 1) // n, attend_part, empty)
+        of_blocks = parts.number(block.first * slots), parts.number(block.end * slots - 1) + 1
+        carry = lax.fori_loop(*of_blocks, attend_part, empty)
         carry = carry if of_sinks is None else _merged(carry, of_sinks)
     pl.when(warpgroup == 0)(switch_warpgroups)
     acc, _, total = carry

@@ -12,13 +12,13 @@ from jspec.pallas.attention.decode import MOST_QUERIES, decode_attention_kernel
 from jspec.pallas.attention.fp8 import STORED, KVScales
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.pages_in_use import max_prefill_pages
-from jspec.pallas.attention.prefill_launch import ONE_ORDER, ORDERED_TILE_SLOTS, suits_prefill, tile_slots_of
+from jspec.pallas.attention.prefill_launch import ORDERED_TILE_SLOTS, suits_prefill, tile_slots_of
 from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.tiling import tiling_of
 from jspec.pallas.attention.widened import widened_attention_kernel
-from jspec.pallas.dispatch import KernelRow, by_platform, on_hopper, row_of
+from jspec.pallas.dispatch import KernelRow, by_platform, on_hopper, row_of, wants_one_order
 
 # How many attention heads a KV head may have, by head dimension, for many query tokens to have a kernel of their own. Both
 # were timed with 4 heads of 128 and 6 of 256 (benchmarks/log/attention.md). The other entries make blocks of that size, but
@@ -44,7 +44,7 @@ def paged_attention(
       may_widen: whether keys and values of all pages may be computed before attention begins. Then the rows' texts have no
         more pages than ``max_prefill_pages``.
     """
-    kernel = row_of(TABLE, Attention(q, k_pool, queries, spec, may_widen)).kernel
+    kernel = row_of(TABLE, Attention(q, k_pool, queries, spec, may_widen), wants_one_order()).kernel
     args = q, k_pool, v_pool, queries, spec, scales
     return by_platform(kernel, paged_attention_reference, *args, supported=kernel is not paged_attention_reference)
 
@@ -81,29 +81,40 @@ def _of_many_tokens(a: Attention) -> Iterator[tuple[bool, str]]:
     yield a.spec.softcap is None, "scores have a soft cap, for which the kernel's hyperbolic tangent is too coarse"
     yield a.q.dtype == a.pool.dtype == jnp.bfloat16, f"queries are {a.q.dtype}, and the pool is {a.pool.dtype}"
     yield P == 64 or P == 128 == tile_slots_of(H, H), f"pages of {P} slots make no tiles"
-    tiling = tiling_of(a.q.dtype, H)
-    ordered = P == 64 and tiling is not None and tiling.tile_slots(2 * H) == ORDERED_TILE_SLOTS
-    yield ordered or not ONE_ORDER, f"tiles of heads of {H} numbers have no {ORDERED_TILE_SLOTS} slots in other kernels"
     yield N // G in CHOSEN.get(H, ()), f"not chosen for {N // G} heads of {H} numbers that share a KV head"
     yield suits_prefill(B, T, N, N // G), f"{B} rows of {T} tokens do not make enough blocks"
+
+
+def _of_many_tokens_in_order(a: Attention) -> Iterator[tuple[bool, str]]:
+    H, P, tiling = a.q.shape[-1], a.pool.shape[2], tiling_of(a.q.dtype, a.q.shape[-1])
+    yield P == ORDERED_TILE_SLOTS, f"pages have {P} slots, not {ORDERED_TILE_SLOTS}"
+    ordered = tiling is not None and tiling.tile_slots(2 * H) == ORDERED_TILE_SLOTS
+    yield ordered, f"tiles of heads of {H} numbers have no {ORDERED_TILE_SLOTS} slots in other kernels"
+    yield from _of_many_tokens(a)
 
 
 def _of_many_tokens_over_bytes(a: Attention) -> Iterator[tuple[bool, str]]:
     (B, T, *_), (G, _, P, H) = a.q.shape, a.pool.shape
     numbers = max_prefill_pages(B, T, a.queries.table.shape[1], P) * P * G * H
-    yield not ONE_ORDER, "what a byte stands for is rounded, as in no other kernel"
     yield a.may_widen, "the pages that are in use have no limit"
     yield a.pool.dtype == STORED, f"the pool is {a.pool.dtype}"
     yield numbers < 2**31, f"{numbers} numbers of the pages in use are 2^31 or more"
     yield from _of_many_tokens(a._replace(pool=jax.ShapeDtypeStruct(a.pool.shape, a.q.dtype)))
 
 
+_IN_PARTS = "parts of a row"  # the order of sums of ``jspec.pallas.attention.softmax``
 TABLE = (
     KernelRow("many tokens over bytes", widened_attention_kernel, _of_many_tokens_over_bytes),
     KernelRow("many tokens", lambda *args: prefill_attention_kernel(*args[:5]), _of_many_tokens),
-    KernelRow("pages", paged_attention_kernel, _in_pages),
+    KernelRow(
+        "many tokens in one order",
+        lambda *args: prefill_attention_kernel(*args[:5], one_order=True),
+        _of_many_tokens_in_order,
+        _IN_PARTS,
+    ),
+    KernelRow("pages", paged_attention_kernel, _in_pages, _IN_PARTS),
     KernelRow("gathered pages", paged_attention_reference, lambda _: iter(())),
 )
 # What ``PagedView`` (``jspec.models.kv_cache``) does in one launch: ``extend`` of few tokens, and ``rope_and_write_kv``.
-ONE_LAUNCH = KernelRow("one launch", decode_attention_kernel, _of_few_tokens)
+ONE_LAUNCH = KernelRow("one launch", decode_attention_kernel, _of_few_tokens, _IN_PARTS)
 ROPE_AND_WRITE_KV = KernelRow("RoPE and writes", rope_and_write_kv_kernel, _in_pages)

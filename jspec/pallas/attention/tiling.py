@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from jspec.pallas.attention.parts import PARTS, Parts, Sharing
 from jspec.pallas.triton import MMA_SIZE
 
 
@@ -25,9 +25,8 @@ class AttentionTiling:
         ``max_splits`` instances. A row with a long text thus has more instances than the others, which do not wait for
         it.
       max_splits: see ``split_slots``.
-      part_slots: how many slots, whole tiles, a part has. Each part of a row, from slot 0 on, is a sum of its own, and
-        they are merged in their order, so that the results do not depend on how many instances share them. With None,
-        which attention over latents has, the slots of an instance are one part, an even share of the row's.
+      parts: which slots are a part, whose sum is one of its own. With None, which attention over latents has, the slots of
+        an instance are one part, an even share of the row's.
     """
 
     tile_bytes: int = 16384
@@ -38,7 +37,7 @@ class AttentionTiling:
     num_stages: int = 3
     split_slots: int = 2048
     max_splits: int = 8
-    part_slots: int | None = 512
+    parts: Parts | None = PARTS
 
     def tile_slots(self, key_bytes: int) -> int:
         """How many cache slots a tile has, a power of two, if a key has ``key_bytes`` bytes."""
@@ -74,94 +73,17 @@ class AttentionTiling:
         fewest = splits = self.num_splits(cells, tiles)
         if few and span is None:
             splits = self.num_splits_of_long_rows(fewest, tiles * tile_slots)
-        if self.part_slots is None:
-            return Sharing(splits, splits, fewest, pl.cdiv(tiles, splits))
-        part_tiles, rest = divmod(self.part_slots, tile_slots)
-        assert rest == 0, f"parts of {self.part_slots} slots are no whole tiles of {tile_slots}"
-        parts = pl.cdiv(tiles, part_tiles)
-        if span is not None:
-            parts = min(parts, pl.cdiv(span - 1, self.part_slots) + 1)
-        head = 1 if fewest > 1 else max(self.split_slots // self.part_slots, 1)
+        if self.parts is None:
+            return Sharing(None, tile_slots, splits, splits, min_splits=fewest, split_tiles=pl.cdiv(tiles, splits))
+        parts = self.parts.count(tiles * tile_slots, span)
+        head = 1 if fewest > 1 else self.parts.count(self.split_slots)
         head = max(head, parts + 1 - max(_STORED_BYTES // softmax_bytes, 1))
         if splits == 1 or head >= parts:
-            return Sharing(1, 1, part_slots=self.part_slots, part_tiles=part_tiles, head=parts)
+            return Sharing(self.parts, tile_slots, 1, 1, head=parts)
         if span is not None:
-            return Sharing(parts, parts, part_slots=self.part_slots, part_tiles=part_tiles, ring=True)
+            return Sharing(self.parts, tile_slots, parts, parts, ring=True)
         stored = parts + 1 - head
-        return Sharing(min(splits, stored), stored, part_slots=self.part_slots, part_tiles=part_tiles, head=head)
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """How program instances share the slots of a row, and which softmaxes they store.
-
-    The first parts of a row, its *head*, are merged by one instance, in the order in which the others are merged with the
-    result afterwards. How many those are changes no bit.
-
-    Attributes:
-      splits: how many instances there are.
-      stored: how many softmaxes of a row are stored, if there are several instances.
-      min_splits: of instances with even shares, how many every row uses. A row with more than ``split_tiles`` tiles for
-        each uses more.
-      split_tiles: how many tiles such an instance has at most, unless all instances are used.
-      part_slots, part_tiles: how many slots, and tiles, a part has; None if instances have even shares.
-      head: how many parts the first instance merges.
-      ring: whether parts of a window are stored, each in the place of its number modulo ``stored``.
-    """
-
-    splits: int
-    stored: int
-    min_splits: int = 1
-    split_tiles: int = 0
-    part_slots: int | None = None
-    part_tiles: int | None = None
-    head: int = 1
-    ring: bool = False
-
-    @property
-    def merges(self) -> bool:
-        """Whether an instance may have several parts."""
-        return self.part_tiles is not None and (self.splits > 1 or self.head > 1)
-
-    def parts_of(self, split, first, end):
-        """In a kernel: the first part of an instance among parts ``first`` to ``end``, where they end, and how far apart
-        they are."""
-        if self.splits == 1:
-            return first, end, jnp.int32(1)
-        if self.ring:
-            part = first + _rem(split - _rem(first, self.stored) + self.stored, self.stored)
-            return part, jnp.minimum(part + 1, end), jnp.int32(1)
-        part, limit, stride = self.head + split - 1, end, self.splits - 1
-        of_head = jnp.int32(0), jnp.minimum(self.head, end), jnp.int32(1)
-        return tuple(
-            jnp.where(split == 0, *pair) for pair in zip(of_head, (part, limit, jnp.int32(stride)), strict=True)
-        )
-
-    def owner(self, slot):
-        """In a kernel: which instance has the part of a slot."""
-        assert self.part_slots is not None, "instances with even shares have no parts"
-        part = slot // self.part_slots
-        if self.splits == 1 or self.ring:
-            return _rem(part, self.splits)
-        return jnp.where(part < self.head, jnp.int32(0), 1 + _rem(part - self.head, self.splits - 1))
-
-    def place(self, part):
-        """In a kernel: where the softmax of a part is stored, or of the head up to that part."""
-        return _rem(part, self.stored) if self.ring else jnp.maximum(part - self.head + 1, 0)
-
-    def places(self, last, window: int | None):
-        """In a kernel: the first place, and the end of those, that hold what a query sees whose last slot is ``last``;
-        modulo ``stored``."""
-        if self.part_slots is None:
-            return 0, self.stored
-        if self.ring and window is not None:
-            return jnp.maximum(last - (window - 1), 0) // self.part_slots, (last + self.part_slots) // self.part_slots
-        return 0, jnp.where(last < 0, jnp.int32(0), self.place(last // self.part_slots) + 1)
-
-
-def _rem(x, y: int):
-    """The remainder of int32 numbers that are at least 0; ``%`` takes more instructions."""
-    return jax.lax.rem(x, jnp.int32(y))
+        return Sharing(self.parts, tile_slots, min(splits, stored), stored, head=head)
 
 
 _STORED_BYTES = 2**30  # softmaxes that are stored, at most

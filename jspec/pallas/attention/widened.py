@@ -34,9 +34,7 @@ def widened_attention_kernel(
     newest = jnp.max(queries.last_slots(P), axis=1)
     in_use = pages_in_use(queries.table, newest, k_pool.shape[1:3], max_prefill_pages(B, T, M, P))
     k, v = widen_kernel(k_pool, v_pool, scales, in_use.numbers, in_use.total, q.dtype, interpret=interpret is not None)
-    return prefill_attention_kernel(
-        q, k, v, queries._replace(table=in_use.table), spec, one_order=False, interpret=interpret, **options
-    )
+    return prefill_attention_kernel(q, k, v, queries._replace(table=in_use.table), spec, interpret=interpret, **options)
 
 
 def widen_kernel(k_pool, v_pool, scales: KVScales, numbers, count, dtype, *, interpret=False):

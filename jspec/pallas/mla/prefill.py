@@ -74,7 +74,7 @@ def up_projected_attention_kernel(
         {} if instances is None else {"instances": instances}
     )
     queries, spec = queries._replace(table=in_use.table), AttentionSpec(scale=scale)
-    return prefill_attention_kernel(q, k, v, queries, spec, pages_first=True, one_order=False, **options)
+    return prefill_attention_kernel(q, k, v, queries, spec, pages_first=True, **options)
 
 
 def _conditions(q, pool, queries: PagedQueries, maps: HeadMaps) -> Iterator[tuple[bool, str]]:

@@ -16,6 +16,7 @@ from paged_problems import (
     MERGED,
     SHARED,
     SMALL,
+    SMALL_PARTS,
     WHOLE,
     Case,
     assert_agrees,
@@ -27,6 +28,7 @@ from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView
 from jspec.pallas.attention.flash import AttentionLaunch
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
+from jspec.pallas.attention.parts import PARTS, Parts
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.table import paged_attention
 from jspec.pallas.attention.tiling import AttentionTiling
@@ -110,9 +112,9 @@ def test_how_instances_share_a_row_and_which_tokens_share_a_pass_change_no_bit(h
         np.testing.assert_array_equal(alone, wanted[:, 2:3], err_msg=str(tiling))
 
 
-@pytest.mark.parametrize("part_slots", [16, None])  # with None, parts follow from the number of instances
-def test_parts_of_another_length_are_detected(part_slots):
-    wrong = replace(MERGED, instances=64, part_slots=part_slots)
+@pytest.mark.parametrize("parts", [Parts(((0, 16),)), Parts(((0, 32),)), None])  # with None, those of instances
+def test_parts_of_another_length_are_detected(parts):
+    wrong = replace(MERGED, instances=64, parts=parts)
     assert (_bits_of_equal_scores(wrong) != _bits_of_equal_scores(MERGED)).any()
 
 
@@ -123,12 +125,23 @@ def test_long_texts_alone_split_rows_of_a_large_batch():
         launch = AttentionLaunch.of(shapes_of_queries(B, T, M), 32, pool, AttentionSpec(window), AttentionTiling())
         return launch.sharing.head, launch.sharing.splits, launch.sharing.stored
 
-    assert splits(16, 5, 16) == (2, 1, 1)
-    assert splits(16, 5, 512) == (4, 8, 61)
-    assert splits(1, 5, 512) == (1, 16, 64)
+    assert splits(16, 5, 16) == (8, 1, 1)
+    assert splits(16, 5, 512) == (16, 8, 65)
+    assert splits(1, 5, 512) == (1, 16, 80)
     assert splits(1, 5, 512, window=100) == (1, 2, 2)
     assert splits(16, 5, 512, window=100) == (2, 1, 1)  # short at any length
-    assert splits(64, 32, 512) == (64, 1, 1)  # a prefill pass
+    assert splits(64, 32, 512) == (80, 1, 1)  # a prefill pass
+
+
+def test_parts_are_consecutive_and_grow():
+    for parts in (PARTS, SMALL_PARTS, Parts(((0, 16),))):
+        slots = np.arange(10_000)
+        numbers, starts = parts.number(slots, np), parts.start(np.arange(parts.count(10_000) + 1), np)
+        np.testing.assert_array_equal(numbers, np.searchsorted(starts, slots, side="right") - 1)
+        assert (np.diff(starts, n=2) >= 0).all()
+        for span in (1, 2, 16, 17, 700, 5000):
+            most = (numbers[span - 1 :] - numbers[: 10_001 - span]).max() + 1
+            assert most == parts.count(10_000, span), span
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ from cuda_lowering import MOSAIC, for_cuda, interpreted, shapes_of_queries
 from paged_problems import FULL, LIVE, SHORT, Case, assert_agrees, assert_nan_stays_in_its_row, problem
 
 from jspec.pallas.attention.paged import paged_attention_reference
+from jspec.pallas.attention.parts import Parts
 from jspec.pallas.attention.prefill_launch import PrefillLaunch
 from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 from jspec.pallas.attention.spec import AttentionSpec, PagedQueries
 from jspec.pallas.attention.table import CHOSEN, TABLE, Attention, paged_attention
-from jspec.pallas.dispatch import explain
+from jspec.pallas.dispatch import explain, row_of
 
 CASES = [
     Case(T=64, R=4, H=64, P=64, pages=5, dtype="bfloat16"),  # two blocks, and more tiles than stages
@@ -66,8 +67,8 @@ def test_agrees_with_the_oracle_and_gives_zeros_to_invalid_query_tokens(case):
 
 
 @interpreted
-def test_parts_of_two_tiles_in_one_order_agree_with_the_oracle(monkeypatch):
-    monkeypatch.setattr("jspec.pallas.attention.prefill_launch.PART_SLOTS", 128)
+def test_parts_of_one_and_two_tiles_in_one_order_agree_with_the_oracle(monkeypatch):
+    monkeypatch.setattr("jspec.pallas.attention.prefill_launch.PARTS", Parts(((0, 64), (64, 128))))
     case = Case(T=32, R=8, H=64, P=64, pages=5, dtype="bfloat16", window=128, sink=2.0)
     args, wanted = problem(case)
     assert_agrees(attend(case, args, one_order=True), args, *wanted)
@@ -205,8 +206,23 @@ def test_other_kernels_say_why_they_are_not_chosen(monkeypatch):
     assert explain(TABLE, Attention(q, pool, queries, AttentionSpec())) == {
         "many tokens over bytes": "the pages that are in use have no limit",
         "many tokens": "2 rows of 64 tokens do not make enough blocks",
+        "many tokens in one order": "2 rows of 64 tokens do not make enough blocks",
         "pages": None,
     }
+
+
+def test_one_order_is_kept_where_tiles_are_those_of_other_kernels(monkeypatch):
+    monkeypatch.setattr("jspec.pallas.attention.table.on_hopper", lambda: True)
+
+    def chosen(**shape) -> str:
+        q, pool, _, queries = shapes(**{"B": 64, "T": 64, **shape})
+        row = row_of(TABLE, Attention(q, pool, queries, AttentionSpec()), one_order=True)
+        assert row.order is not None
+        return row.name
+
+    assert chosen() == "many tokens in one order"
+    assert chosen(N=24, G=4, H=256) == "pages"  # whose tiles have 32 slots of such heads
+    assert chosen(P=128) == "pages"
 
 
 @pytest.mark.parametrize(
