@@ -19,9 +19,9 @@ from jspec.pallas.attention.tiling import AttentionTiling, tiling_of
 
 G = 2
 LIVE, DEAD, FULL, SHORT, EARLY, ONE = range(6)  # rows of a problem
-SMALL_PARTS = Parts(((0, 32), (64, 64)))
+SMALL_PARTS = Parts(32, steps=1)
 SMALL = AttentionTiling(
-    tile_bytes=4096, queries=16, instances=64, parts=Parts(((0, 64),))
+    tile_bytes=4096, queries=16, instances=64, parts=Parts(64)
 )  # several splits, tiles, blocks of rows
 WHOLE = AttentionTiling(instances=1)  # nothing is split
 LARGE = tiling_of("bfloat16", 512)

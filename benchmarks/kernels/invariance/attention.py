@@ -2,10 +2,9 @@
 
 One text is in the cache. A token of it is read again: alone or with others before and behind it, in verify passes of T query
 tokens in each of B rows whose other rows have other texts and lengths, and in prefill passes, whose rows are chunks of the
-text. Beside attention as models have it, there are the kernels that could serve a pass in the same order of sums."""
+text. Beside the kernels of one order there are those that are chosen for speed alone."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,10 +20,8 @@ from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView
 from jspec.models.layers import rotation_at
 from jspec.pallas.attention.fp8 import KVScales, rounded
-from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
-from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 from jspec.pallas.attention.spec import AttentionSpec
-from jspec.pallas.dispatch import by_platform
+from jspec.pallas.dispatch import one_order
 
 
 class Sizes(NamedTuple):
@@ -75,38 +72,13 @@ class Seen(NamedTuple):
     keys: list[np.ndarray]
 
 
-def models(view: PagedView, qkv, rotation, kv: LayerKV, G: int):
-    """As models have it."""
-    return view.extend(qkv, rotation, kv, G, AttentionSpec())
+WAYS = {"one order": True, "fastest": False}
 
 
-def written_first(view: PagedView, qkv, rotation, kv: LayerKV, G: int):
-    """Keys and values are written before any query attends, by the kernel of few query tokens."""
-    q, kv = view.rope_and_write_kv(qkv, rotation, kv, G)
-    args = q, kv.k, kv.v, view.queries, AttentionSpec(), kv.scales
-    return by_platform(paged_attention_kernel, paged_attention_reference, *args), kv
+def program(sizes: Sizes, ordered: bool, shared: bool) -> Callable:
+    """``(kv, text, table, positions, times) -> (attention, kv)``: a pass as models have it, so many times."""
 
-
-def on_hopper(view: PagedView, qkv, rotation, kv: LayerKV, G: int):
-    """The same by the kernel of many query tokens, in one order."""
-    q, kv = view.rope_and_write_kv(qkv, rotation, kv, G)
-    kernel = functools.partial(prefill_attention_kernel, one_order=True)
-    return by_platform(kernel, paged_attention_reference, q, kv.k, kv.v, view.queries, AttentionSpec()), kv
-
-
-WAYS: dict[str, Callable] = {"models": models, "written first": written_first, "on Hopper": on_hopper}
-
-
-def has_way(sizes: Sizes, way: str, B: int, T: int, shared: bool) -> bool:
-    """Whether a pass is computed in this way, too."""
-    if way == "on Hopper":
-        return shared and B * T >= 512 and sizes.H == 128 and not sizes.rounded
-    return way == "models" or shared or (B, T) == (16, 5)
-
-
-def program(sizes: Sizes, way: Callable, shared: bool) -> Callable:
-    """``(kv, text, table, positions, times) -> (attention, kv)``: a pass, so many times."""
-
+    @one_order(ordered)
     def run_passes(kv, text, table, positions, times):
         def one(_, carried):
             kv, out = carried
@@ -114,7 +86,7 @@ def program(sizes: Sizes, way: Callable, shared: bool) -> Callable:
             qkv = text[positions + (out[:1, :1, 0, 0] > 1e30).astype(jnp.int32)]
             valid = jnp.ones(positions.shape, bool)
             view = PagedView(table, positions, valid, shared=shared, may_up_project=shared)
-            out, kv = way(view, qkv, rotation_at(positions, ROPE, sizes.H), kv, sizes.G)
+            out, kv = view.extend(qkv, rotation_at(positions, ROPE, sizes.H), kv, sizes.G, AttentionSpec())
             return kv, out
 
         out = jnp.zeros((*positions.shape, sizes.N, sizes.H), text.dtype)
@@ -204,11 +176,11 @@ def attention(run: Run, tokens):
     """All ways of all sizes; classes for each length, and then the times."""
     del tokens
     for name, sizes in ({"small": SMALL} if run.small else HEADS).items():
-        run.attempt(f"attention, {name}", compare_ways, run, name, sizes, ("models",) if run.small else tuple(WAYS))
+        run.attempt(f"attention, {name}", compare_ways, run, name, sizes)
 
 
-def compare_ways(run: Run, name: str, sizes: Sizes, ways: tuple[str, ...]):
-    """Classes of equal bits among the passes of each way, and among ways."""
+def compare_ways(run: Run, name: str, sizes: Sizes):
+    """Classes of equal bits among the passes of each way, and its times."""
     texts = Texts.make(sizes)
     passes = {f"{B}x{T}": (B, T, False) for B, T in sizes.passes}
     passes |= {f"prefill {count}": (count // sizes.chunk, sizes.chunk, True) for count in sizes.prefill}
@@ -219,19 +191,15 @@ def compare_ways(run: Run, name: str, sizes: Sizes, ways: tuple[str, ...]):
             decode_options([], B * T),
             donate=0,
         )
-        for way in ways
+        for way in WAYS
         for of, (B, T, shared) in passes.items()
-        if has_way(sizes, way, B, T, shared)
     }
     programs, found = compile_all(jobs), dict[str, dict[Any, Any]]()
-    for way in ways:
+    for way in WAYS:
         key, found[way] = f"{name}, {way}", {}
         for of in [of for other, of in jobs if other == way]:
             run.attempt(f"{key}, {of}", compare, run, texts, programs[way, of], passes[of], of, found[way])
         run.attempt(f"{key}, classes", say_way, run, key, found[way])
-    for length in sizes.lengths:
-        firsts = {way: next(iter(of[length].values())).probes for way, of in found.items() if length in of}
-        run.say_classes(f"attention, {name}, ways, length {length}", firsts)
 
 
 def compare(run: Run, texts: Texts, compiled, size: tuple[int, int, bool], name: str, found):

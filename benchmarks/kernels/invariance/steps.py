@@ -1,5 +1,5 @@
-"""A target of two layers as it is compiled: which passes give a token the same residual streams and logits, and after which
-layer do they differ?
+"""A target of two layers as it is compiled in one order of sums: which passes give a token the same residual streams and
+logits, and after which layer do they differ?
 
 A prefill pass fills the cache with one text before every pass. The pass then reads a token of the text again, alone or
 behind others of it, beside rows of other texts."""
@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.kernels.invariance.run import Job, Run, bits, classes, compile_all, named, shape_of
 from benchmarks.random_modules import random_module
-from benchmarks.shapes import GLM_47_FLASH, LLAMA_8B, TINY, TINY_LATENT
+from benchmarks.shapes import GLM_47_FLASH, LLAMA_8B, QWEN3_30B_A3B, TINY, TINY_LATENT, TINY_MIXTURE
 from jspec.config import ModelConfig
 from jspec.config.engine import CHUNK
 from jspec.engine.runner.compile import decode_options
@@ -23,6 +23,7 @@ from jspec.models.flatten import flatten
 from jspec.models.kv_cache import PagedView
 from jspec.models.params import DTYPES
 from jspec.models.w8a8 import with_quantized_activations
+from jspec.pallas.dispatch import one_order
 
 LAYERS, PAGE = 2, 64
 
@@ -35,7 +36,7 @@ class Sizes(NamedTuple):
     last: int = 1000
     rows: int = 64
     passes: tuple[tuple[int, int], ...] = ((1, 1), (1, 5), (1, 16), (16, 1), (16, 5), (64, 1), (64, 5))
-    prefill: tuple[int, ...] = (512,)
+    prefill: tuple[int, ...] = (64, 512, 1024)
     chunk: int = CHUNK
 
 
@@ -55,20 +56,23 @@ class Kind(NamedTuple):
 KINDS = {
     "bf16": Kind(),
     "int4": Kind(quantization="int4"),
+    "FP8 blocks": Kind(quantization="fp8_block"),
+    "experts": Kind(QWEN3_30B_A3B, TINY_MIXTURE),
+    "experts in int4": Kind(QWEN3_30B_A3B, TINY_MIXTURE, quantization="int4"),
+    "NVFP4": Kind(quantization="nvfp4"),
     "int8": Kind(quantization="int8"),
     "cache in FP8": Kind(rounds_cache=True),
     "W8A8 in int8": Kind(quantization="int8", rounds_inputs=True),
     "W8A8 in FP8": Kind(quantization="fp8", rounds_inputs=True),
     "latents": Kind(GLM_47_FLASH, TINY_LATENT),
     "latents in FP8": Kind(GLM_47_FLASH, TINY_LATENT, rounds_cache=True),
-    "FP8 blocks": Kind(quantization="fp8_block"),
-    "NVFP4": Kind(quantization="nvfp4"),
 }
 
 
 def program(merge, shared: bool, logits: bool):
     """``(leaves, cache, tokens, positions, table, row, index) -> (streams and logits of one token, cache)``."""
 
+    @one_order()
     def step(leaves, cache, tokens, positions, table, row, index):
         model = merge(leaves)
         view = PagedView(table, positions, jnp.ones(positions.shape, bool), shared=shared)

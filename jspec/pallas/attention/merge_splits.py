@@ -9,7 +9,7 @@ from jspec.pallas.attention.parts import Sharing
 from jspec.pallas.attention.softmax import Softmax, divisor
 from jspec.pallas.triton import broadcast_columns, kernel_call, reciprocal
 
-_AT_ONCE, _COLUMNS = 16, 128  # softmaxes whose loads are under way together, and numbers of a query that one warp has
+_AT_ONCE, _COLUMNS = 32, 128  # softmaxes whose loads are under way together, and numbers of a query that one warp has
 
 
 def merge_splits(

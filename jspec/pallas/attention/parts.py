@@ -1,11 +1,9 @@
 """The parts of a row's slots, whose sums are merged in their order, and how program instances share them."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 
 
@@ -14,45 +12,53 @@ class Parts:
     """Which slots of a row are a part. It follows from their place alone, so that the sums of attention do not depend on
     which passes read them, nor on how many program instances share them.
 
-    Parts of short texts are short, which a single row needs to keep a GPU busy. Those of long texts are longer, because
-    each has a sum that is stored or merged.
+    Parts grow with their place as floating-point numbers do: the first ``2 * steps`` have ``shortest`` slots, and from then
+    on each power of two is followed by ``steps`` parts of one length. Parts of short texts are short, which a single row
+    needs to keep a GPU busy; those of long texts are not many, because each has a sum that is stored or merged.
 
     Attributes:
-      lengths: ``(slot, length)``: parts from this slot on have so many slots, until the next of these.
+      shortest: slots of the first parts, a power of two.
+      steps: how many parts there are from a power of two to the next, a power of two.
     """
 
-    lengths: tuple[tuple[int, int], ...]
+    shortest: int = 128
+    steps: int = 8
 
-    def number(self, slot, xp: Any = jnp):
-        """The number of the part in which a slot lies; ``xp`` is numpy outside a program."""
-        counts = [xp.clip(slot - begin, 0, limit) // length for begin, length, limit in self._levels]
-        return sum(counts[1:], start=counts[0])
+    def number(self, slot):
+        """The number of the part in which a slot lies, from 0 on."""
+        shortest, steps = _log2(self.shortest), _log2(self.steps)
+        doublings = _at_least_0(_floor_log2(slot) - (shortest + steps))
+        return (slot >> (shortest + doublings)) + (doublings << steps)
 
-    def start(self, number, xp: Any = jnp):
+    def start(self, number):
         """The first slot of a part."""
-        before, starts = 0, []
-        for _, length, limit in self._levels:
-            starts.append(xp.clip(number - before, 0, limit // length) * length)
-            before += limit // length
-        return sum(starts[1:], start=starts[0])
+        shortest, steps = _log2(self.shortest), _log2(self.steps)
+        doublings = _at_least_0((number >> steps) - 1)
+        return (number - (doublings << steps)) << (shortest + doublings)
 
     def count(self, slots: int, span: int | None = None) -> int:
         """How many parts so many slots of a row make; at most, among ``span`` slots one after another. Those are most
         if they begin with the last slot of the first part."""
         if span is not None:
-            slots = min(slots, self.lengths[0][1] + span - 1)
-        return int(self.number(slots - 1, np)) + 1
-
-    @property
-    def _levels(self) -> list[tuple[int, int, int]]:
-        """Slot, length, and for how many slots parts have this length."""
-        ends = [begin for begin, _ in self.lengths[1:]] + [_MOST_SLOTS]
-        return [(begin, length, end - begin) for (begin, length), end in zip(self.lengths, ends, strict=True)]
+            slots = min(slots, self.shortest + span - 1)
+        return self.number(slots - 1) + 1
 
 
-_MOST_SLOTS = 2**30
-# An eighth of the largest power of two up to their first slot, and at least two tiles and at most eight.
-PARTS = Parts(((0, 128), (2048, 256), (4096, 512)))
+PARTS = Parts()
+
+
+def _log2(x: int) -> int:
+    """The binary logarithm of a power of two."""
+    return x.bit_length() - 1
+
+
+def _floor_log2(x):
+    """That of any number of at least 1; at most 0 of others."""
+    return x.bit_length() - 1 if isinstance(x, int) else 31 - jax.lax.clz(x)
+
+
+def _at_least_0(x):
+    return max(x, 0) if isinstance(x, int) else jnp.maximum(x, 0)
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,9 @@ class Sharing:
     ring: bool = False
 
     def __post_init__(self):
-        for _, length in () if self.parts is None else self.parts.lengths:
-            assert length % self.tile_slots == 0, f"parts of {length} slots are no whole tiles of {self.tile_slots}"
+        if self.parts is not None:
+            shortest = self.parts.shortest
+            assert shortest % self.tile_slots == 0, f"parts of {shortest} slots are no whole tiles of {self.tile_slots}"
 
     @property
     def merges(self) -> bool:
@@ -93,7 +100,7 @@ class Sharing:
         return self.parts is not None and (self.splits > 1 or self.head > 1)
 
     def tiles_of(self, split, first, end):
-        """In a kernel: the first tile of an instance, among tiles ``first`` to ``end`` of a row, and the end of its tiles."""
+        """In a kernel: an instance's first tile among tiles ``first`` to ``end`` of a row, and the end of its tiles."""
         if self.splits == 1:
             return first, end
         if self.parts is None:
@@ -106,12 +113,14 @@ class Sharing:
         behind_head, others = self._first_tile(jnp.int32(self.head)), self.splits - 1
         rest = jnp.maximum(end - behind_head, 0)
 
-        def begin(i):  # of the i-th of the others, in whole parts
+        def begin(i):  # of the i-th of the others, where a part begins
             tile = behind_head + jax.lax.div(rest * i, jnp.int32(others))
-            return self._first_tile(self.parts.number(tile * self.tile_slots))
+            part = self.part_of(tile)
+            before, behind = self._first_tile(part), self._first_tile(part + 1)
+            return jnp.where(2 * tile > before + behind, behind, before)
 
-        stop = jnp.where(split == others, end, begin(split))
-        return jnp.where(split == 0, 0, begin(split - 1)), jnp.where(split == 0, jnp.minimum(behind_head, end), stop)
+        stop = jnp.where(split == 0, behind_head, jnp.where(split == others, end, begin(split)))
+        return jnp.where(split == 0, 0, begin(split - 1)), jnp.minimum(stop, end)
 
     def _first_tile(self, part):
         assert self.parts is not None, "instances with even shares have no parts"

@@ -35,7 +35,7 @@ class AttentionTiling:
     instances: int = 132
     num_warps: int = 4
     num_stages: int = 3
-    split_slots: int = 2048
+    split_slots: int = 4096
     max_splits: int = 8
     parts: Parts | None = PARTS
 
@@ -76,8 +76,11 @@ class AttentionTiling:
         if self.parts is None:
             return Sharing(None, tile_slots, splits, splits, min_splits=fewest, split_tiles=pl.cdiv(tiles, splits))
         parts = self.parts.count(tiles * tile_slots, span)
-        head = 1 if fewest > 1 else self.parts.count(self.split_slots)
-        head = max(head, parts + 1 - max(_STORED_BYTES // softmax_bytes, 1))
+        splits *= 1 if fewest == 1 else 2  # parts make uneven shares
+        head = max(
+            self.parts.count(max(self.split_slots // fewest**3, 1)),
+            parts + 1 - max(_STORED_BYTES // softmax_bytes, 1),
+        )
         if splits == 1 or head >= parts:
             return Sharing(self.parts, tile_slots, 1, 1, head=parts)
         if span is not None:

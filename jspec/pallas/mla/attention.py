@@ -29,10 +29,10 @@ _LARGEST_RANK = 512
 # A program instance has the sums of 512 numbers for each query in registers: it has fewer queries than in other attention.
 # These were the fastest in benchmarks/log/mla.md: the first for 64 rows of 20 and 80 queries, and for 640 queries of a
 # prefill batch, the others for up to 16 rows.
-_MANY = AttentionTiling(tile_bytes=73728, queries=32, num_warps=4, num_stages=2, parts=None)
-_FEW = AttentionTiling(tile_bytes=73728, queries=16, instances=264, num_warps=4, num_stages=2, parts=None)
-_FEW_OF_LONG = AttentionTiling(tile_bytes=73728, queries=32, instances=264, num_warps=4, num_stages=2, parts=None)
-_FLOAT32 = AttentionTiling(tile_bytes=18432, queries=16, instances=264, num_warps=8, num_stages=2, parts=None)
+_MANY = AttentionTiling(tile_bytes=73728, queries=32, num_warps=4, num_stages=2, split_slots=2048, parts=None)
+_FEW = dataclasses.replace(_MANY, queries=16, instances=264)
+_FEW_OF_LONG = dataclasses.replace(_MANY, instances=264)
+_FLOAT32 = dataclasses.replace(_FEW, tile_bytes=18432, num_warps=8)
 _FEW_ROWS, _FEW_QUERIES, _ONE_TOKEN, _SHORT = 16, 128, 32, 8192
 
 

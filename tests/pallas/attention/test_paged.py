@@ -112,7 +112,7 @@ def test_how_instances_share_a_row_and_which_tokens_share_a_pass_change_no_bit(h
         np.testing.assert_array_equal(alone, wanted[:, 2:3], err_msg=str(tiling))
 
 
-@pytest.mark.parametrize("parts", [Parts(((0, 16),)), Parts(((0, 32),)), None])  # with None, those of instances
+@pytest.mark.parametrize("parts", [Parts(16), Parts(32), None])  # with None, those of instances
 def test_parts_of_another_length_are_detected(parts):
     wrong = replace(MERGED, instances=64, parts=parts)
     assert (_bits_of_equal_scores(wrong) != _bits_of_equal_scores(MERGED)).any()
@@ -126,22 +126,28 @@ def test_long_texts_alone_split_rows_of_a_large_batch():
         return launch.sharing.head, launch.sharing.splits, launch.sharing.stored
 
     assert splits(16, 5, 16) == (8, 1, 1)
-    assert splits(16, 5, 512) == (16, 8, 65)
-    assert splits(1, 5, 512) == (1, 16, 80)
+    assert splits(16, 5, 512) == (24, 8, 25)
+    assert splits(8, 5, 512) == (4, 16, 45)
+    assert splits(1, 5, 512) == (1, 32, 48)
     assert splits(1, 5, 512, window=100) == (1, 2, 2)
     assert splits(16, 5, 512, window=100) == (2, 1, 1)  # short at any length
-    assert splits(64, 32, 512) == (80, 1, 1)  # a prefill pass
+    assert splits(64, 32, 512) == (48, 1, 1)  # a prefill pass
 
 
-def test_parts_are_consecutive_and_grow():
-    for parts in (PARTS, SMALL_PARTS, Parts(((0, 16),))):
-        slots = np.arange(10_000)
-        numbers, starts = parts.number(slots, np), parts.start(np.arange(parts.count(10_000) + 1), np)
-        np.testing.assert_array_equal(numbers, np.searchsorted(starts, slots, side="right") - 1)
-        assert (np.diff(starts, n=2) >= 0).all()
-        for span in (1, 2, 16, 17, 700, 5000):
-            most = (numbers[span - 1 :] - numbers[: 10_001 - span]).max() + 1
-            assert most == parts.count(10_000, span), span
+@pytest.mark.parametrize("parts", [PARTS, SMALL_PARTS, Parts(16, 4)], ids=str)
+def test_parts_follow_each_other_and_grow(parts):
+    numbers = [parts.number(slot) for slot in range(10_000)]
+    starts = np.array([parts.start(number) for number in range(numbers[-1] + 2)])
+    np.testing.assert_array_equal(numbers, np.searchsorted(starts, np.arange(10_000), side="right") - 1)
+    np.testing.assert_array_equal(jax.vmap(parts.number)(jnp.arange(10_000)), numbers)
+    np.testing.assert_array_equal(jax.vmap(parts.start)(jnp.arange(len(starts))), starts)
+    lengths = np.diff(starts)
+    assert (lengths[: 2 * parts.steps] == parts.shortest).all()
+    assert (np.diff(lengths) >= 0).all()
+    assert (lengths <= np.maximum(starts[:-1] // parts.steps, parts.shortest)).all()
+    for span in (1, 2, 16, 17, 700, 5000):
+        most = max(numbers[first + span - 1] - numbers[first] + 1 for first in range(10_001 - span))
+        assert most == parts.count(10_000, span), span
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_agrees_with_the_oracle_and_gives_zeros_to_invalid_query_tokens(case):
 
 @interpreted
 def test_parts_of_one_and_two_tiles_in_one_order_agree_with_the_oracle(monkeypatch):
-    monkeypatch.setattr("jspec.pallas.attention.prefill_launch.PARTS", Parts(((0, 64), (64, 128))))
+    monkeypatch.setattr("jspec.pallas.attention.prefill_launch.PARTS", Parts(64, steps=1))
     case = Case(T=32, R=8, H=64, P=64, pages=5, dtype="bfloat16", window=128, sink=2.0)
     args, wanted = problem(case)
     assert_agrees(attend(case, args, one_order=True), args, *wanted)
