@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from jspec._validation import require
 from jspec.config import EngineConfig, Speculation
-from jspec.config.engine import FP8_CACHES, UnpinnedConfig
+from jspec.config.engine import FP8_CACHES
 from jspec.engine.adaptive.cost_table import CostTable, RoundShape
 from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
@@ -19,7 +19,7 @@ from jspec.engine.forks import require_not_forked
 from jspec.engine.multihost.leader import Follower
 from jspec.engine.runner.follower import FollowerRunner, ignoring_interrupts
 from jspec.models.causal import causal_logits
-from jspec.models.one_order import one_order, without_one_order
+from jspec.models.one_order import one_order, unpinned
 from jspec.models.protocols import Target
 from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
@@ -65,9 +65,8 @@ class LLM:
     ):
         speculation.require_lossless()
         self.target, self.tokenizer, self.method, self.speculation = target, tokenizer, method, speculation
-        # Measured costs are those of programs that are pinned.
-        if config.reproducible and costs is None and without_one_order(config.dtype, target, draft_model) is None:
-            config = UnpinnedConfig.of(config)
+        if costs is None:  # they are those of programs that are pinned
+            config = unpinned(config, target, draft_model)
         auto = speculation.auto and method is not None
         budgeted = speculation.verify_budget is not None and method is not None
         fixed = not (auto or budgeted) or speculation.same_text_for_every_K(config.width, config.pins_shapes)

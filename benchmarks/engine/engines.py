@@ -14,6 +14,7 @@ from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.decoding import Decoding
 from jspec.engine.engine import Engine
+from jspec.models.one_order import unpinned
 from jspec.sampling.verify import RULES
 from jspec.text.detokenizer import Tokenizer
 
@@ -34,7 +35,7 @@ class Setting:
       draft_sampling: how drafts are drawn.
       num_pages: of the pool; None gives every row room for ``max_len`` tokens.
       page_size: P.
-      reproducible: whether one program serves every number of rows.
+      reproducible: whether the numbers of a request depend on no other.
       prefill_tokens: the most tokens of a prefill pass; None is what the engine takes by itself.
     """
 
@@ -93,7 +94,7 @@ def make_engine(
             _rule(speculation),
             draft_lengths=speculation.draft_lengths if speculation.auto else None,
         ),
-        setting.engine_config(bench.dtype).for_target(bench.pair.target),
+        unpinned(setting.engine_config(bench.dtype).for_target(bench.pair.target), target, module),
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids,
         method=setting.method,

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jspec.config.engine import EngineConfig, UnpinnedConfig
 from jspec.models.cache_pools import CacheShape
 from jspec.models.delta_net import GatedDeltaNet
 from jspec.models.mla import LatentAttention
@@ -18,7 +19,7 @@ from jspec.pallas.dispatch import KernelRow, Row, one_order, row_of
 from jspec.pallas.mla.attention import IN_PAGES
 from jspec.pallas.moe.grouped_mlp import EXPERTS
 
-__all__ = ["one_order", "without_one_order"]
+__all__ = ["one_order", "unpinned", "without_one_order"]
 
 
 def _unordered(name: str) -> KernelRow:
@@ -32,6 +33,13 @@ _UNKNOWN = _unordered("code that jspec does not know")
 _NORMED_VALUES = _unordered("layers with norms of values")
 _ROUNDED_ON_CPU = _unordered("XLA's products of bfloat16 on a CPU")
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
+
+
+def unpinned(config: EngineConfig, *models: Any) -> EngineConfig:
+    """The configuration of an engine of some models, which pins no shapes where these have one order of sums."""
+    if config.reproducible and without_one_order(config.dtype, *models) is None:
+        return UnpinnedConfig.of(config)
+    return config
 
 
 def without_one_order(dtype: str, *models: Any) -> str | None:

@@ -94,10 +94,10 @@ def _of_many_tokens_in_order(a: Attention) -> Iterator[tuple[bool, str]]:
 
 
 def _of_many_tokens_over_bytes(a: Attention) -> Iterator[tuple[bool, str]]:
-    (B, T, *_), (G, _, P, H) = a.q.shape, a.pool.shape
-    numbers = max_prefill_pages(B, T, a.queries.table.shape[1], P) * P * G * H
     yield a.may_widen, "the pages that are in use have no limit"
     yield a.pool.dtype == STORED, f"the pool is {a.pool.dtype}"
+    (B, T, *_), (G, _, P, H) = a.q.shape, a.pool.shape
+    numbers = max_prefill_pages(B, T, a.queries.table.shape[1], P) * P * G * H
     yield numbers < 2**31, f"{numbers} numbers of the pages in use are 2^31 or more"
     yield from _of_many_tokens(a._replace(pool=jax.ShapeDtypeStruct(a.pool.shape, a.q.dtype)))
 
