@@ -14,7 +14,7 @@ KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", *FP8_CACHES)
 ACTIVATION_DTYPES = ("auto", "int8", "fp8")
 
 _FEW_ROWS = 8  # with fewer, rounds of a single row are not worth a program of their own
-PASS_TOKENS = {"reproducible": 512, "dense": 4096, "mixture": 8192}  # defaults of prefill_tokens
+PASS_TOKENS = {"pinned": 512, "dense": 4096, "mixture": 8192}  # defaults of prefill_tokens
 CHUNK, CHUNK_OF_LATENTS, CHUNK_OF_STATES = 32, 128, 64  # defaults of prefill_chunk
 SNAPSHOT_EVERY = 1024  # tokens, the default of snapshot_every
 NULL_PAGE = 0  # the page of the KV cache that page tables are padded with; it is never written
@@ -43,8 +43,8 @@ class EngineConfig:
         or of many, share a prefill batch. None takes 32, or 128 for a target with latents (``for_target``), whose
         attention reads prompts 128 tokens at a time, or 64 for one with gated delta nets, or with such a draft model, whose
         chunks have to be multiples of 64 tokens.
-      prefill_tokens: the most tokens of a prefill batch, padding included. None takes 512 if ``reproducible``, where every
-        batch has that many, and otherwise 4,096, or 8,192 for a target that is a mixture of experts (``for_target``);
+      prefill_tokens: the most tokens of a prefill batch, padding included. None takes 512 where every batch has that
+        many (``pins_shapes``), and otherwise 4,096, or 8,192 for a target that is a mixture of experts (``for_target``);
         ``jspec.load`` takes 512 where there is no GPU.
       rounds: the most rounds of one call to the device. There are fewer while requests wait. Clients get the tokens of a
         call together, and new requests wait for its end. More than a few pay only for models so small that a round takes
@@ -149,7 +149,7 @@ class EngineConfig:
         if target.latent is not None:
             chunk = self.prefill_chunk or min(CHUNK_OF_LATENTS, tokens or CHUNK_OF_LATENTS)
             config = dataclasses.replace(config, prefill_chunk=chunk, expand_latents=True)
-        if target.experts is None or self.reproducible or tokens is not None:
+        if target.experts is None or self.pins_shapes or tokens is not None:
             return config
         return dataclasses.replace(config, prefill_tokens=max(PASS_TOKENS["mixture"], config.chunk))
 
@@ -228,7 +228,7 @@ class EngineConfig:
         """The numbers of chunks of the prefill programs, ascending: doubling from 64 tokens on, or only the largest."""
         c = self.chunk
         longest = -(-self.max_len // c) * self.num_rows  # chunks of the longest prompts in all rows
-        usual = PASS_TOKENS["reproducible" if self.reproducible else "dense"]
+        usual = PASS_TOKENS["pinned" if self.pins_shapes else "dense"]
         most = min(max((self.prefill_tokens or usual) // c, 1), longest)
         smaller = [] if self.pins_shapes else [2**i for i in range(32) if 2**i * c >= 64 and 2**i < most]
         return *smaller, most

@@ -54,7 +54,7 @@ def engine_config(fields: Mapping[str, Any], target: ModelConfig, draft: DraftCo
     config = EngineConfig(**fields)
     if chooses:
         config = dataclasses.replace(config, max_len=within_pool(config.max_len, config))
-    if config.prefill_tokens is None and not config.reproducible and jax.default_backend() != "gpu":
+    if config.prefill_tokens is None and jax.default_backend() != "gpu":
         # A CPU is no faster at larger batches, and runs every size of them at warm-up, padding included.
-        config = dataclasses.replace(config, prefill_tokens=max(PASS_TOKENS["reproducible"], config.chunk))
+        config = dataclasses.replace(config, prefill_tokens=max(PASS_TOKENS["pinned"], config.chunk))
     return config.for_target(target, None if draft is None else draft.language_model)

@@ -7,7 +7,7 @@ import jax
 import psutil
 
 from jspec.config import EngineConfig, ModelConfig, Shards
-from jspec.config.engine import FP8_CACHES
+from jspec.config.engine import FP8_CACHES, UnpinnedConfig
 from jspec.config.heads import HeadConfig
 from jspec.engine.multihost.leader import fewest
 from jspec.engine.runner.shard_map import exchange_bytes
@@ -76,9 +76,11 @@ class ModelMemory:
             else 0
             for decoder in decoders
         )
-        tokens = config.chunk_buckets[-1] * config.chunk
+        # Whether shapes are pinned is known when the models are built; where they are not, prefill batches are larger.
+        largest = UnpinnedConfig.of(config).for_target(self.target) if config.reproducible else config
+        tokens = largest.chunk_buckets[-1] * largest.chunk
         passes = tokens * max(3 * _widest_mlp(decoder) + 8 * decoder.hidden_size for decoder in decoders) * size
-        passes += _prefill_kv_bytes(decoders, config)
+        passes += _prefill_kv_bytes(decoders, largest)
         states = self._states_bytes(config)
         return Budget(
             weights=sum(_weight_bytes(model, shards, size) for model, shards in sharded),

@@ -36,9 +36,10 @@ _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
 
 
 def unpinned(config: EngineConfig, *models: Any) -> EngineConfig:
-    """The configuration of an engine of some models, which pins no shapes where these have one order of sums."""
+    """The configuration of an engine of some models, the target first: it pins no shapes where they have one order of
+    sums."""
     if config.reproducible and without_one_order(config.dtype, *models) is None:
-        return UnpinnedConfig.of(config)
+        return UnpinnedConfig.of(config).for_target(models[0].config)
     return config
 
 
