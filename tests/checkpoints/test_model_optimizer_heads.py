@@ -40,7 +40,8 @@ for number, (more, layers) in enumerate(json.loads(sys.argv[1])):
     os.chdir(f"{root}/{number}")
     torch.manual_seed(0)
     sizes = dict(intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=97, hidden_size=64, num_hidden_layers=8, **sizes))
+    config = transformers.LlamaConfig(vocab_size=97, hidden_size=64, num_hidden_layers=8, **sizes)
+    model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
         random(model)
         model.save_pretrained("target")

@@ -79,7 +79,7 @@ FOLDERS = [  # how the tool writes each, and as what it is kept
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Where the tool has written a ``folder`` and ``logits.npz`` for each of ``FOLDERS`` by its number, and one after a pass."""
+    """Where the tool has written a ``folder`` and ``logits.npz`` for each of ``FOLDERS``, and then after a pass."""
     root = tmp_path_factory.mktemp("written")
     run_library(WRITE, root, [*(case(**how) for how, _ in FOLDERS), case(spoilt=True, **FOUR)])
     return root
