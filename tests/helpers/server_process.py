@@ -44,7 +44,7 @@ def _address(process: subprocess.Popen, log: Path) -> str:
 
 @contextlib.contextmanager
 def serving(folder: Path, *options: str) -> Iterator[tuple[psutil.Process, str]]:
-    """A server that ends with 0 at SIGTERM. It has no drafts, which take longest to compile, unless it is given ``DRAFTS``."""
+    """A server that ends with 0 at SIGTERM. Drafts, which take longest to compile, come with ``DRAFTS``."""
     (template := folder / "chat.jinja").write_text(CHAT)
     command = [sys.executable, "-m", "jspec.cli", "serve", str(FAMILY / "target"), "--reproducible"]
     command += ["--served-model-name", "family", "--port", "0"]
