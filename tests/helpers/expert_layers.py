@@ -92,8 +92,9 @@ def four_bits(codes: np.ndarray) -> Weight:
 
 
 def one_after_another(a, b, trans_b: bool):
-    """A product as tensor cores add it, ``[m, n], [k, n] -> [m, k]``: in the order in which the operands have the inputs. Sums
-    are rounded to bfloat16 on the way, so that another order shows."""
+    """A product as tensor cores add it, ``[m, n], [k, n] -> [m, k]``: in the order in which the operands have the inputs.
+
+    Sums are rounded to bfloat16 on the way, so that another order shows."""
     assert trans_b
     a, b = a.astype(jnp.float32), b.astype(jnp.float32)
 
