@@ -34,9 +34,10 @@ def of_platform(*args, default: Callable, **functions: Callable):
 @contextlib.contextmanager
 def traced_for_backend() -> Iterator[None]:
     """What is traced meanwhile is lowered for JAX's default backend alone: no function of another platform is traced, which
-    would take as long as the ones that count."""
-    backend = jax.default_backend()
-    with _PLATFORM("cuda" if backend == "gpu" else backend):
+    would take as long as the ones that count. Where another default device is set, all are traced."""
+    client = jax.devices()[0].client
+    known = "cpu" if client.platform == "cpu" else "cuda" if "cuda" in client.platform_version else None
+    with _PLATFORM(known if jax.config.jax_default_device is None else None):
         yield
 
 
