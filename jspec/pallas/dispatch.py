@@ -37,7 +37,7 @@ def traced_for_backend() -> Iterator[None]:
     would take as long as the ones that count. Where another default device is set, all are traced."""
     client = jax.devices()[0].client
     known = "cpu" if client.platform == "cpu" else "cuda" if "cuda" in client.platform_version else None
-    with _PLATFORM(known if jax.config.jax_default_device is None else None):
+    with _PLATFORM(known if getattr(jax.config, "jax_default_device", None) is None else None):
         yield
 
 
