@@ -5,7 +5,9 @@ And what makes them fast: most of their time is XLA's, which compiles many progr
 
 import collections
 import contextlib
+import functools
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -19,6 +21,7 @@ import psutil
 import pytest
 import tiers
 from costs import Costs
+from jax._src.interpreters import mlir
 from jax._src.lru_cache import LRUCache
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
@@ -27,6 +30,7 @@ from jspec.engine.aot_cache import costs as aot_costs
 from jspec.engine.aot_cache import executables as aot_executables
 from jspec.engine.aot_cache import files as aot_files
 from jspec.engine.runner.compile import Program
+from jspec.pallas.dispatch import traced_for_backend
 
 # XLA compiles small programs faster as one piece of code than as many, and with its older emitter for CPUs, which only jax
 # 0.10 still has: an unknown flag ends the process.
@@ -43,8 +47,10 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jspec-tests-")  # where 
 
 MOST_MAPPINGS = 20_000  # after a file of tests; one adds up to 10,000
 MOST_MEMORY = 3 * 2**30  # bytes that files of tests leave behind
+MODULES_OF_A_CONTEXT = 100  # whose constants it keeps
 DAYS_KEPT = 7  # of a compiled program, which nobody may need any more
 SERVED = ("bench", "serving")  # folders whose tests ask a server of the shipped models for hundreds of texts
+ON_ONE_PLATFORM = ("convert", "drafting", "engine", "loading", "lossless", "recipes", "train")
 LONGEST = ("lossless", "engine", "train")  # folders whose files take a minute or more
 
 
@@ -120,6 +126,21 @@ def put_as_a_whole(cache: LRUCache, key: str, value: bytes):
     with tempfile.NamedTemporaryFile(dir=cache.path, delete=False) as file:
         file.write(value)
     os.replace(file.name, cache.path / f"{key}-cache")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def contexts_shared() -> Iterator[None]:
+    """MLIR's context of a module takes longer to make than a small program's module: each is lent to several of them."""
+    make, lent = mlir.make_ir_context, itertools.count()
+
+    @functools.cache
+    def made(_: int):
+        made.cache_clear()
+        return make()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlir, "make_ir_context", lambda: made(next(lent) // MODULES_OF_A_CONTEXT))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -206,6 +227,13 @@ def compiled_in_a_hurry(request):
             patch.setattr(drawing, "UNROLLED_PASSES", 1)
         yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traced_for_one_platform(request):
+    """Kernels of GPUs are not traced where programs run, and are lowered for no GPU."""
+    with traced_for_backend() if is_in(request.path, *ON_ONE_PLATFORM) else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from jspec.models.moe import Mixture
 from jspec.models.products import kernels_by_size
 from jspec.pallas.attention import table as attention
 from jspec.pallas.delta_net.recur import RECURRENCE
-from jspec.pallas.dispatch import KernelRow, Row, one_order, row_of
+from jspec.pallas.dispatch import KernelRow, Row, one_order, row_of, traced_for_backend
 from jspec.pallas.mla.attention import IN_PAGES
 from jspec.pallas.moe.grouped_mlp import EXPERTS
 
-__all__ = ["one_order", "unpinned", "without_one_order"]
+__all__ = ["one_order", "traced_for_backend", "unpinned", "without_one_order"]
 
 
 def _unordered(name: str) -> KernelRow:

@@ -129,7 +129,7 @@ def place(params: Mapping[str, jax.typing.ArrayLike], wanted: Sequence[Placed]) 
             _require_stored(one.name, part := next(parts), one.dtype)
             axis = next((i for i, size in enumerate(np.shape(part)) if size != one.shape[i]), None)
             if axis is None:
-                arrays = [jnp.asarray(part, one.dtype, device=device) for device in one.devices]
+                arrays = [_sent(part, one.dtype, device) for device in one.devices]
             else:
                 start = [done * (i == axis) for i in range(part.ndim)]
                 done += part.shape[axis]
@@ -142,6 +142,13 @@ def place(params: Mapping[str, jax.typing.ArrayLike], wanted: Sequence[Placed]) 
             del part  # before the next one is read
         # The memory of a CPU's array is that of NumPy's, and stays where it is.
         yield [a if a.dtype == one.dtype else jax.device_put(np.asarray(a).view(one.dtype), a.device) for a in arrays]
+
+
+def _sent(part: jax.typing.ArrayLike, dtype, device) -> jax.Array:
+    """An array of its own for a device. ``jnp.asarray`` would compile a copy for each shape of NumPy's arrays."""
+    if isinstance(part, np.ndarray) and part.dtype == dtype:
+        return jax.device_put(part, device, may_alias=False)
+    return jnp.asarray(part, dtype, device=device)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -38,10 +38,14 @@ def kernels_of(model: Any, tokens: int) -> Iterator[str]:
 
 def kernels_by_size(model: Any, dtype, sizes: Sequence[int]) -> Iterator[tuple[str, list[Row]]]:
     """The rows of the table that multiply each map of a model of a dtype, for passes of each number of tokens."""
+    found: dict[tuple, list[Row]] = {}  # maps of one kind, such as those of most layers, have the same
     for name, product in _products(model, 1, dtype):
-        product = product._replace(one_order=True)
+        product, weight = product._replace(one_order=True), product.weight
         of = [jax.ShapeDtypeStruct((size, product.x.shape[-1]), product.x.dtype) for size in sizes]
-        yield name, [row_of(TABLE, product._replace(x=x), product.one_order) for x in of]
+        kind = weight.shape, weight.kind, weight.form, product.x.shape, product.bias is None, product.allow_partial_sums
+        if kind not in found:
+            found[kind] = [row_of(TABLE, product._replace(x=x), product.one_order) for x in of]
+        yield name, found[kind]
 
 
 def first_difference(model: Any, sizes: Sequence[int], ordered: bool = False) -> str:

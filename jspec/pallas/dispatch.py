@@ -10,6 +10,9 @@ from typing import TypeVar
 import jax
 
 _ONE_ORDER = contextvars.ContextVar("one_order", default=False)
+_PLATFORM = jax.make_user_context(
+    None
+)  # a part of the keys of JAX's caches, so that no trace is found for another platform
 _HOPPER = "H100", "H200", "H800", "H20", "GH200"
 
 
@@ -18,7 +21,24 @@ def by_platform(kernel: Callable, reference: Callable, *args, supported: bool = 
     kernel does not support them."""
     if options:
         kernel, reference = (functools.partial(function, **options) for function in (kernel, reference))
-    return jax.lax.platform_dependent(*args, cuda=kernel, default=reference) if supported else reference(*args)
+    return of_platform(*args, cuda=kernel, default=reference) if supported else reference(*args)
+
+
+def of_platform(*args, default: Callable, **functions: Callable):
+    """``jax.lax.platform_dependent``, which traces one function alone where ``traced_for_backend`` says which."""
+    if _PLATFORM.value is None:
+        return jax.lax.platform_dependent(*args, default=default, **functions)
+    return functions.get(_PLATFORM.value, default)(*args)
+
+
+@contextlib.contextmanager
+def traced_for_backend() -> Iterator[None]:
+    """What is traced meanwhile is lowered for JAX's default backend alone: no function of another platform is traced, which
+    would take as long as the ones that count. Where another default device is set, all are traced."""
+    client = jax.devices()[0].client
+    known = "cpu" if client.platform == "cpu" else "cuda" if "cuda" in client.platform_version else None
+    with _PLATFORM(known if getattr(jax.config, "jax_default_device", None) is None else None):
+        yield
 
 
 def differentiable(kernel: Callable, reference: Callable, *args, **options):

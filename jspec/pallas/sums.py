@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.dispatch import wants_one_order
+from jspec.pallas.dispatch import of_platform, wants_one_order
 
 # On a CPU, where XLA has other orders of sums for fewer.
 _FEWEST_OUTPUTS = 8
@@ -55,7 +55,7 @@ def _ordered(of_cpu: Callable, otherwise: Callable, *args) -> jax.Array:
     """``of_cpu`` of the arguments on a CPU where there is to be one order, else ``otherwise`` of them."""
     if not wants_one_order():
         return otherwise(*args)
-    return jax.lax.platform_dependent(*args, cpu=of_cpu, default=otherwise)
+    return of_platform(*args, cpu=of_cpu, default=otherwise)
 
 
 def _full_precision(dtype) -> jax.lax.Precision | None:

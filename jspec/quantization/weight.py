@@ -1,6 +1,7 @@
 """``Weight``: a weight as it is stored, in any format of ``jspec.quantization.formats``, and what it stands for."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -237,7 +238,7 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
     arrays = form.arrays(shape)
     looked_up = form.e2m1 or form.table
     make = _random_bits if looked_up else _random_codes if form.in_codes else _random_numbers
-    numbers, scale = make(key, arrays["weight"], std, form)
+    numbers, scale = make(key, arrays["weight"], form), _scale_of_random(std, form)
     scale = jnp.full(arrays["scale"].shape[: 1 if form.per_channel else 2], scale, form.scale)
     if form.zeros:
         scale = jnp.stack([scale, jnp.full_like(scale, codes.ZERO if form.bits == 4 else 0)], axis=-1)
@@ -253,35 +254,47 @@ def random_weight(key, shape: tuple[int, int], std: float, *, dtype, form: Forma
     )
 
 
-def _random_numbers(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:
-    """Numbers of eight bits, and the scale of them all as it is stored."""
-    largest, scale = form.largest, 4 * std / form.largest
-    if form.scales == "powers":
-        scale = mxfp4.ONE + round(float(np.log2(scale)))
-    numbers = jnp.clip(jax.random.normal(key, array.shape) * largest / 4, -largest, largest)
-    return (jnp.round(numbers) if array.dtype == "int8" else numbers).astype(array.dtype), scale
+def _scale_of_random(std: float, form: Format) -> float:
+    """The scale of all random numbers or codes of a format, as it is stored."""
+    if form.table:
+        return std / float(np.sqrt(np.mean(np.square(TABLES[form.table].values()))))
+    if form.e2m1:
+        power = mxfp4.ONE + round(float(np.log2(std / nvfp4.STD_OF_RANDOM_CODES)))
+        return {"nvfp4": 1, "mxfp4": power, "mxfp4_pairs": mxfp4_pairs.factors(power, power)}[form.kind]
+    if form.in_codes:
+        return 3 * std / (1 << (form.bits - 1))
+    scale = 4 * std / form.largest
+    return mxfp4.ONE + round(float(np.log2(scale))) if form.scales == "powers" else scale
 
 
-def _random_codes(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:
-    """Codes of integers, packed if they have four bits, and the scale of them all."""
+_compiled_once = functools.partial(jax.jit, static_argnames=("array", "form"))  # and not operation by operation
+
+
+@_compiled_once
+def _random_numbers(key, array: StoredArray, form: Format) -> jax.Array:
+    """Numbers of eight bits."""
+    numbers = jnp.clip(jax.random.normal(key, array.shape) * form.largest / 4, -form.largest, form.largest)
+    return (jnp.round(numbers) if array.dtype == "int8" else numbers).astype(array.dtype)
+
+
+@_compiled_once
+def _random_codes(key, array: StoredArray, form: Format) -> jax.Array:
+    """Codes of integers, packed if they have four bits."""
     zero = 1 << (form.bits - 1)  # as many codes lie below the middle
     each = (2,) if form.packed else (1,)  # codes of a byte
     numbers = jax.random.normal(key, (*array.shape, *each)) * (zero / 3)
-    numbers, scale = jnp.clip(jnp.round(numbers), -zero, zero - 1), 3 * std / zero
+    numbers = jnp.clip(jnp.round(numbers), -zero, zero - 1)
     if not form.packed:
-        return numbers[..., 0].astype(np.int8), scale
+        return numbers[..., 0].astype(np.int8)
     both = (numbers + codes.ZERO).astype(np.uint8)
-    return both[..., 0] | both[..., 1] << 4, scale
+    return both[..., 0] | both[..., 1] << 4
 
 
-def _random_bits(key, array: StoredArray, std: float, form: Format) -> tuple[jax.Array, float]:
-    """Codes that are equally likely, and the scale of them all as it is stored."""
-    numbers = jax.random.bits(key, array.shape, np.uint8)
-    if form.table:
-        return numbers, std / float(np.sqrt(np.mean(np.square(TABLES[form.table].values()))))
-    power = mxfp4.ONE + round(float(np.log2(std / nvfp4.STD_OF_RANDOM_CODES)))
-    scales = {"nvfp4": 1, "mxfp4": power, "mxfp4_pairs": mxfp4_pairs.factors(power, power)}
-    return numbers, scales[form.kind]
+@_compiled_once
+def _random_bits(key, array: StoredArray, form: Format) -> jax.Array:
+    """Codes that are equally likely."""
+    del form
+    return jax.random.bits(key, array.shape, np.uint8)
 
 
 def rounded_product(numbers, scale) -> Any:

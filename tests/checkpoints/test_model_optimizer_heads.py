@@ -5,13 +5,13 @@ causal pass of its ``EagleModule`` over the hidden states that its hooks collect
 
 import importlib.util
 import json
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from children import run_library
 from resaved import set_keys
+from tiers import in_tiers
 from tiny_heads import eagle3
 
 from convert import load_draft, load_folder
@@ -23,7 +23,7 @@ from jspec.models.kv_cache import CausalView
 # The norm of embeddings has weights of 1, as before training: version 0.47 applies it to the fused hidden states, too, in
 # front of their own norm, which no reader of such heads does.
 LIBRARY = """
-import copy, json, sys
+import copy, json, os, sys
 import numpy as np, torch, transformers
 import modelopt.torch.speculative as speculative
 from modelopt.torch.speculative.config import EAGLE3_DEFAULT_CFG
@@ -34,40 +34,58 @@ def random(module):
         noise = torch.randn_like(parameter)
         parameter.copy_(noise * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 1 + 0.1 * noise)
 
-torch.manual_seed(0)
-given = json.loads(sys.argv[1])
-sizes = dict(intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
-model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=97, hidden_size=64, num_hidden_layers=8, **sizes))
-with torch.no_grad():
-    random(model)
-    model.save_pretrained("target")
-    config = copy.deepcopy(EAGLE3_DEFAULT_CFG["config"]) | {"eagle_use_torch_compile": False} | given["more"]
-    config["eagle_architecture_config"] |= {**sizes, "torch_dtype": "float32", **given["layers"]}
-    speculative.convert(model, [("eagle", config)])
-    model, head = model.float().eval(), model.eagle_module
-    random(head)
-    head.layers[0].input_layernorm.weight.fill_(1)
-    if hasattr(head, "d2t"):
-        head.d2t.copy_(torch.randperm(97)[:len(head.d2t)].sort().values - torch.arange(len(head.d2t)))
-    model.get_exporter().export("head")
-    head.rotary_emb = LlamaRotaryEmbedding(config=model.eagle_config)  # which is what it would make of this config
-    tokens = torch.randint(3, 97, (1, 21))
-    model.model(tokens[:, :-1])
-    features = head.fc(model.pop_and_gather_aux_hiddens())
-    mask = model._prepare_decoder_attention_mask(None, (1, 20), 0, features.device, features.dtype)
-    logits = model._eagle_forward(features, model._base_model_embeddings(tokens[:, 1:]), mask, None)[2]
-np.savez("found.npz", tokens=tokens[0].numpy(), logits=logits[0].numpy())
+root = os.getcwd()
+for number, (more, layers) in enumerate(json.loads(sys.argv[1])):
+    os.makedirs(f"{root}/{number}")
+    os.chdir(f"{root}/{number}")
+    torch.manual_seed(0)
+    sizes = dict(intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    config = transformers.LlamaConfig(vocab_size=97, hidden_size=64, num_hidden_layers=8, **sizes)
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        random(model)
+        model.save_pretrained("target")
+        config = copy.deepcopy(EAGLE3_DEFAULT_CFG["config"]) | {"eagle_use_torch_compile": False} | more
+        config["eagle_architecture_config"] |= {**sizes, "torch_dtype": "float32", **layers}
+        speculative.convert(model, [("eagle", config)])
+        model, head = model.float().eval(), model.eagle_module
+        random(head)
+        head.layers[0].input_layernorm.weight.fill_(1)
+        if hasattr(head, "d2t"):
+            head.d2t.copy_(torch.randperm(97)[:len(head.d2t)].sort().values - torch.arange(len(head.d2t)))
+        model.get_exporter().export("head")
+        head.rotary_emb = LlamaRotaryEmbedding(config=model.eagle_config)  # which is what it would make of this config
+        tokens = torch.randint(3, 97, (1, 21))
+        model.model(tokens[:, :-1])
+        features = head.fc(model.pop_and_gather_aux_hiddens())
+        mask = model._prepare_decoder_attention_mask(None, (1, 20), 0, features.device, features.dtype)
+        logits = model._eagle_forward(features, model._base_model_embeddings(tokens[:, 1:]), mask, None)[2]
+    np.savez("found.npz", tokens=tokens[0].numpy(), logits=logits[0].numpy())
 """
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 2048}
 OWN_ROPE = {"eagle_export_rope_scaling": {}}  # exports the rotary embedding of the head
 
 
-def exported(folder, more, layers):
+HEADS = {  # settings of the tool, and of the head's layers
+    "draft vocabulary": (OWN_ROPE, {"draft_vocab_size": 40}),
+    "two layers": (OWN_ROPE, {"num_hidden_layers": 2}),
+    "yarn": (OWN_ROPE, {"rope_scaling": {**YARN, "rope_theta": 10000}}),
+    "another rope": ({}, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Where the tool has written a target, a head and what it finds for each of ``HEADS``, by its number."""
     if importlib.util.find_spec("modelopt") is None:
         pytest.skip("modelopt is not installed")
-    command = [sys.executable, "-W", "ignore", "-c", LIBRARY, json.dumps({"more": more, "layers": layers})]
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
+    root = tmp_path_factory.mktemp("written")
+    run_library(LIBRARY, root, list(HEADS.values()))
+    return root
+
+
+def exported(written, name):
+    folder = written / str(list(HEADS).index(name))
     return folder / "target", folder / "head", np.load(folder / "found.npz")
 
 
@@ -83,24 +101,16 @@ def error(target, head, found, **options) -> float:
     return float(np.abs(module.logits(hidden, model)[0] - found["logits"]).max() / np.abs(found["logits"]).max())
 
 
-@pytest.mark.parametrize(
-    ("more", "layers"),
-    [
-        (OWN_ROPE, {"draft_vocab_size": 40}),
-        pytest.param(OWN_ROPE, {"num_hidden_layers": 2}, marks=pytest.mark.nightly),
-        pytest.param(OWN_ROPE, {"rope_scaling": {**YARN, "rope_theta": 10000}}, marks=pytest.mark.nightly),
-    ],
-    ids=["draft vocabulary", "two layers", "yarn"],
-)
-def test_logits_are_those_of_the_library(tmp_path, more, layers):
-    target, head, found = exported(tmp_path, more, layers)
+@pytest.mark.parametrize("name", in_tiers(list(HEADS)[:3], test=("draft vocabulary",)))
+def test_logits_are_those_of_the_library(written, name):
+    target, head, found = exported(written, name)
     assert error(target, head, found) < 1e-5
     assert error(target, head, found, aux_convention="input_of") > 0.1
 
 
-def test_the_file_says_another_rotary_embedding_than_the_library_trains_with(tmp_path):
+def test_the_file_says_another_rotary_embedding_than_the_library_trains_with(written):
     """By default, an export of a head with a plain one says YaRN. The file is followed, as serving engines do."""
-    target, head, found = exported(tmp_path, {}, {})
+    target, head, found = exported(written, "another rope")
     raw = json.loads((head / "config.json").read_text())
     assert raw["rope_scaling"] == YARN
     assert read_draft_config(head).layers.rope.kind == "yarn"

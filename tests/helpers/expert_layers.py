@@ -92,7 +92,14 @@ def four_bits(codes: np.ndarray) -> Weight:
 
 
 def one_after_another(a, b, trans_b: bool):
-    """A product as tensor cores add it, ``[m, n], [k, n] -> [m, k]``: in the order in which the operands have the inputs."""
+    """A product as tensor cores add it, ``[m, n], [k, n] -> [m, k]``: in the order in which the operands have the inputs.
+
+    Sums are rounded to bfloat16 on the way, so that another order shows."""
     assert trans_b
     a, b = a.astype(jnp.float32), b.astype(jnp.float32)
-    return functools.reduce(jnp.add, [a[:, i, None] * b[None, :, i] for i in range(a.shape[1])])
+
+    def add(total, columns):
+        one, other = columns
+        return jax.lax.reduce_precision(total + one[:, None] * other[None, :], 8, 7), None
+
+    return jax.lax.scan(add, jnp.zeros((len(a), len(b)), jnp.float32), (a.T, b.T))[0]

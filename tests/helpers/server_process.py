@@ -16,6 +16,7 @@ from openai_server import CHAT, MAX_LEN
 from jspec.commands.demo import FAMILY
 
 START = 300  # seconds
+DRAFTS = "--draft", str(FAMILY / "draft"), "--num-speculative-tokens", "3"  # options of ``serving``
 ROWS, WAITING = 4, 6  # of ``serving``: requests that decode together, and that may wait beside them
 
 
@@ -43,10 +44,10 @@ def _address(process: subprocess.Popen, log: Path) -> str:
 
 @contextlib.contextmanager
 def serving(folder: Path, *options: str) -> Iterator[tuple[psutil.Process, str]]:
-    """A server that ends with 0 at SIGTERM."""
+    """A server that ends with 0 at SIGTERM. Drafts, which take longest to compile, come with ``DRAFTS``."""
     (template := folder / "chat.jinja").write_text(CHAT)
-    command = [sys.executable, "-m", "jspec.cli", "serve", str(FAMILY / "target"), "--draft", str(FAMILY / "draft")]
-    command += ["--num-speculative-tokens", "3", "--served-model-name", "family", "--port", "0", "--reproducible"]
+    command = [sys.executable, "-m", "jspec.cli", "serve", str(FAMILY / "target"), "--reproducible"]
+    command += ["--served-model-name", "family", "--port", "0"]
     command += ["--max-num-seqs", str(ROWS), "--max-waiting", str(WAITING), "--max-model-len", str(MAX_LEN)]
     command += ["--block-size", "32", "--dtype", "float32", "--chat-template", str(template)]
     with running([*command, "--log-level", "warning", *options], folder) as (process, address):

@@ -36,8 +36,8 @@ WAYS = in_tiers([(s, c) for c in ("auto", "required") for s in (True, False)], t
 def server(tmp_path_factory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("scripted")
     (script := folder / "script.json").write_text(json.dumps([call("read_file", THOUGHT, path=PATH), answer(ANSWER)]))
-    command = [sys.executable, str(SCRIPTED), str(script), str(FAMILY / "target"), "--draft", str(FAMILY / "draft")]
-    command += ["--num-speculative-tokens", "3", "--served-model-name", "m", "--port", "0", "--dtype", "float32"]
+    command = [sys.executable, str(SCRIPTED), str(script), str(FAMILY / "target")]
+    command += ["--served-model-name", "m", "--port", "0", "--dtype", "float32"]
     command += ["--max-num-seqs", "2", "--max-model-len", "1024", "--reproducible"]
     command += ["--api-key", "k", "--log-level", "warning"]
     with running(command, folder) as (process, address):

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jspec.engine.aot_cache.executables import ExecutableCache, compile_lowered
+from jspec.models.one_order import traced_for_backend
 
 PATIENCE = 0.1  # seconds between two questions whether a compilation is still wanted
 
@@ -118,7 +119,7 @@ class Program:
 
     def _lower(self, *args) -> jax.stages.Lowered:
         """The lowered program; Python's part of the work."""
-        with self._named("traced"):
+        with self._named("traced"), traced_for_backend():
             return self._jitted.lower(*args)
 
     def _finish(self, lowered: jax.stages.Lowered, file: pathlib.Path | None):

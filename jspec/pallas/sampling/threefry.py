@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p
 
+from jspec.pallas.dispatch import of_platform
+
 _ALMOST_ONE = 1 - 2.0**-24
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -48,7 +50,7 @@ def threefry(key_0, key_1, index):
     JAX's primitive."""
     shape = jnp.broadcast_shapes(*map(jnp.shape, (key_0, key_1, index)))
     words = (jnp.broadcast_to(word, shape) for word in (key_0, key_1, index))
-    return jax.lax.platform_dependent(*words, cpu=_threefry_primitive, default=threefry_unrolled)
+    return of_platform(*words, cpu=_threefry_primitive, default=threefry_unrolled)
 
 
 def _threefry_primitive(key_0, key_1, index):

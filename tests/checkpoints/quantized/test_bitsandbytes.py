@@ -4,12 +4,11 @@
 here, as it does; its folders were found to have the same tensors and the same ``quantization_config``."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from block_checkpoints import KEPT_CODES, block_checkpoint
+from children import run_library
 from fp8_checkpoints import DOWN, Q, changed, names_in, raw_tensor
 from held_tensors import read
 from packed_weights import bitsandbytes, bitsandbytes_config
@@ -19,85 +18,90 @@ from tiny import tiny_checkpoint, write_weights
 from convert import convert, load_folder
 
 WRITE = """
-import json, sys
+import json, os, sys
 import bitsandbytes as bnb, numpy as np, torch, transformers
 from bitsandbytes.functional import dequantize_4bit
-config, sizes, plain, spoilt = (json.loads(argument) for argument in sys.argv[1:])
-torch.manual_seed(0)
-config = transformers.BitsAndBytesConfig(**config)
-model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=97, num_hidden_layers=2, **sizes)).eval()
-names = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear and name not in plain]
-wide = {}
-for name in names:
-    linear = model.get_submodule(name)
-    sizes = linear.in_features, linear.out_features, linear.bias is not None
-    if config.load_in_4bit:
-        new = bnb.nn.Linear4bit(*sizes, torch.float32, config.bnb_4bit_use_double_quant, config.bnb_4bit_quant_type)
-        new.load_state_dict(linear.state_dict())
-        new.to("cpu")
-        wide[name] = dequantize_4bit(new.weight.data, new.weight.quant_state)
-    else:
-        new = bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False)
-        new.load_state_dict(linear.state_dict())
-        new.to("cpu")
-        wide[name] = bnb.functional.int8_vectorwise_dequant(new.weight.CB, new.weight.SCB)
-    model.set_submodule(name, new.eval())
-if spoilt:
+root = os.getcwd()
+for number, (config, sizes, plain, spoilt) in enumerate(json.loads(sys.argv[1])):
+    os.makedirs(f"{root}/{number}")
+    os.chdir(f"{root}/{number}")
+    torch.manual_seed(0)
+    config = transformers.BitsAndBytesConfig(**config)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=97, num_hidden_layers=2, **sizes)).eval()
+    names = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear and name not in plain]
+    wide = {}
+    for name in names:
+        linear = model.get_submodule(name)
+        sizes = linear.in_features, linear.out_features, linear.bias is not None
+        if config.load_in_4bit:
+            new = bnb.nn.Linear4bit(*sizes, torch.float32, config.bnb_4bit_use_double_quant, config.bnb_4bit_quant_type)
+            new.load_state_dict(linear.state_dict())
+            new.to("cpu")
+            wide[name] = dequantize_4bit(new.weight.data, new.weight.quant_state)
+        else:
+            new = bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False)
+            new.load_state_dict(linear.state_dict())
+            new.to("cpu")
+            wide[name] = bnb.functional.int8_vectorwise_dequant(new.weight.CB, new.weight.SCB)
+        model.set_submodule(name, new.eval())
+    if spoilt:
+        with torch.no_grad():
+            model(torch.tensor([[1, 2, 3]]))
+    model.config.quantization_config = config
+    model.save_pretrained("folder")
+    for name in names:
+        linear = torch.nn.Linear(*reversed(wide[name].shape), bias=False)
+        linear.weight.data = wide[name]
+        model.set_submodule(name, linear)
+    rng, found = np.random.default_rng(0), []
     with torch.no_grad():
-        model(torch.tensor([[1, 2, 3]]))
-model.config.quantization_config = config
-model.save_pretrained("folder")
-for name in names:
-    linear = torch.nn.Linear(*reversed(wide[name].shape), bias=False)
-    linear.weight.data = wide[name]
-    model.set_submodule(name, linear)
-rng, found = np.random.default_rng(0), []
-with torch.no_grad():
-    for length in (5, 33):
-        found.append(model(torch.tensor(rng.integers(97, size=(1, length)))).logits[0].numpy())
-np.savez("logits.npz", *found)
+        for length in (5, 33):
+            found.append(model(torch.tensor(rng.integers(97, size=(1, length)))).logits[0].numpy())
+    np.savez("logits.npz", *found)
 """
 
 
-def written(folder, *, plain=("lm_head",), spoilt=False, hidden=64, tied=False, **config):
-    """A folder that the tool has written, and the logits of what it reads of it."""
+def case(*, plain=("lm_head",), spoilt=False, hidden=64, tied=False, **config):
+    """What the script takes for a folder."""
     sizes = {"hidden_size": hidden, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
-    arguments = map(json.dumps, (config, {**sizes, "tie_word_embeddings": tied}, plain, spoilt))
-    command = [sys.executable, "-W", "ignore", "-c", WRITE, *arguments]
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return folder / "folder", list(np.load(folder / "logits.npz").values())
+    return config, {**sizes, "tie_word_embeddings": tied}, plain, spoilt
 
 
 FOUR = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+FOLDERS = [  # how the tool writes each, and as what it is kept
+    (FOUR, "nf4_64"),
+    ({**FOUR, "bnb_4bit_use_double_quant": True, "tied": True}, "nf4_64"),
+    ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True, "plain": ()}, "fp4_64"),  # FP4, and the head
+    ({**FOUR, "hidden": 96}, "nf4_32"),  # of a block of most maps, half are of another channel
+    ({"load_in_8bit": True}, "int8"),
+]
 
 
-@pytest.mark.parametrize(
-    ("how", "form"),
-    [
-        (FOUR, "nf4_64"),
-        ({**FOUR, "bnb_4bit_use_double_quant": True, "tied": True}, "nf4_64"),
-        ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True, "plain": ()}, "fp4_64"),  # FP4, and the head
-        ({**FOUR, "hidden": 96}, "nf4_32"),  # of a block of most maps, half are of another channel
-        ({"load_in_8bit": True}, "int8"),
-    ],
-    ids=str,
-)
-def test_a_folder_of_the_tool_computes_what_the_tool_reads(tmp_path, how, form):
-    folder, wanted = written(tmp_path, **how)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Where the tool has written a ``folder`` and ``logits.npz`` for each of ``FOLDERS``, and then after a pass."""
+    root = tmp_path_factory.mktemp("written")
+    run_library(WRITE, root, [*(case(**how) for how, _ in FOLDERS), case(spoilt=True, **FOUR)])
+    return root
+
+
+@pytest.mark.parametrize("number", range(len(FOLDERS)), ids=lambda number: "-".join(map(str, FOLDERS[number])))
+def test_a_folder_of_the_tool_computes_what_the_tool_reads(written, tmp_path, number):
+    (how, form), folder = FOLDERS[number], written / f"{number}/folder"
     config, _ = load_folder(folder)
     assert (config.quantization, config.head_quantization) == (form, form if how.get("plain") == () else None)
     if "hidden" in how:  # on a CPU, the tool does not undo its own rounding: findings/bnb-cpu-blocks-across-rows.sh
         return
-    for found, logit in zip(logits(folder), wanted, strict=True):
+    results = logits(folder)
+    for found, logit in zip(results, np.load(written / f"{number}/logits.npz").values(), strict=True):
         np.testing.assert_allclose(found, logit, rtol=0, atol=1e-5 * np.abs(logit).max())
     convert(folder, tmp_path / "out", dtype="float32", verify="shapes")
-    np.testing.assert_array_equal(logits(tmp_path / "out")[0], logits(folder)[0])
+    np.testing.assert_array_equal(logits(tmp_path / "out")[0], results[0])
 
 
-def test_a_folder_saved_after_a_pass_on_a_cpu_is_refused(tmp_path):
-    folder, _ = written(tmp_path, spoilt=True, **FOUR)
-    refuses(folder, f"tensor '{Q}.weight.absmax' is bfloat16 [1, 64]: expected float32 [64]; bitsandbytes changes it")
+def test_a_folder_saved_after_a_pass_on_a_cpu_is_refused(written):
+    words = f"tensor '{Q}.weight.absmax' is bfloat16 [1, 64]: expected float32 [64]; bitsandbytes changes it"
+    refuses(written / f"{len(FOLDERS)}/folder", words)
 
 
 @pytest.mark.parametrize(

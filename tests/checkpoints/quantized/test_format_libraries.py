@@ -14,12 +14,11 @@ These are no part of the extra: ``auto-round`` needs ``accelerate``, ``datasets`
 have to be compiled. Libraries of formats run in processes of their own, because importing them changes torch."""
 
 import importlib.util
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
+from children import run_library
 from held_tensors import read
 from packed_weights import (
     auto_round_config,
@@ -46,39 +45,46 @@ def library(name: str, script: str, folder, **arrays: np.ndarray) -> dict[str, n
         f"{script}\n"
         "np.savez('found.npz', **{n: t.detach().numpy() for n, t in found.items()})\n"
     )
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", around], cwd=folder, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
+    run_library(around, folder)
     return dict(np.load(folder / "found.npz"))
 
 
 MODEL_OPTIMIZER = """
-from modelopt.torch.quantization.qtensor import NVFP4QTensor
+from modelopt.torch.quantization.qtensor import MXFP8QTensor, NVFP4QTensor
 stored, scale, overall = NVFP4QTensor.quantize(given["weight"].clone(), 16)
 stored._quantized_data = codes = torch.where(given["any"] > 0, stored._quantized_data, given["codes"])
-found["weight"] = stored.dequantize(torch.float32, scale=scale, double_scale=overall, block_sizes={-1: 16})
-found |= {".weight": codes, ".weight_scale": scale.view(torch.uint8), ".weight_scale_2": overall}
+found["nvfp4"] = stored.dequantize(torch.float32, scale=scale, double_scale=overall, block_sizes={-1: 16})
+found |= {"nvfp4.weight": codes, "nvfp4.weight_scale": scale.view(torch.uint8), "nvfp4.weight_scale_2": overall}
+stored, scale = MXFP8QTensor.quantize(given["other_weight"].clone())
+scale = torch.where(given["any_scale"] > 0, scale, given["scale"])
+found["mxfp8"] = stored.dequantize(torch.float32, scale=scale)
+found |= {"mxfp8.weight": stored._quantized_data.view(torch.uint8), "mxfp8.weight_scale": scale}
 """
 
 
-def nvfp4_of_model_optimizer(folder) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The tensors of a map, of which half the codes are random, and what the library reads of them."""
-    rng = np.random.default_rng(0)
-    weight = rng.normal(0, 0.05, (OUTPUTS, INPUTS)).astype(np.float32)
-    weight[3, 16:32] = 0
+@pytest.fixture(scope="module")
+def of_model_optimizer(tmp_path_factory) -> dict[str, np.ndarray]:
+    """The tensors of a map in ``nvfp4`` and of one in ``mxfp8``, and what the library reads of them.
+
+    Half the codes of the one and half the scales of the other are random, and a group of each is of zeros."""
+    rng, given = np.random.default_rng(0), {}
+    for name, group in (("weight", 16), ("other_weight", 32)):
+        given[name] = rng.normal(0, 0.05, (OUTPUTS, INPUTS)).astype(np.float32)
+        given[name][3, group : 2 * group] = 0
     codes = rng.integers(256, size=(OUTPUTS, INPUTS // 2), dtype=np.uint8)
-    chosen = rng.integers(2, size=codes.shape)
-    found = library("modelopt", MODEL_OPTIMIZER, folder, weight=weight, codes=codes, any=chosen)
-    return {
-        ".weight": found[".weight"],
-        ".weight_scale": found[".weight_scale"].view(FP8),
-        ".weight_scale_2": found[".weight_scale_2"],
-    }, found["weight"]
+    scale = rng.integers(20, 135, (OUTPUTS, INPUTS // 32), dtype=np.uint8)
+    given |= {"codes": codes, "any": rng.integers(2, size=codes.shape)}
+    given |= {"scale": scale, "any_scale": rng.integers(2, size=scale.shape)}
+    given["any_scale"][3, 1] = 1
+    return library("modelopt", MODEL_OPTIMIZER, tmp_path_factory.mktemp("model_optimizer"), **given)
 
 
-def test_nvfp4_is_that_of_model_optimizer(tmp_path):
-    parts, wanted = nvfp4_of_model_optimizer(tmp_path)
-    assert len(np.unique(wanted)) > 100
-    np.testing.assert_array_equal(read(model_optimizer_config(), parts), wanted)
+def test_nvfp4_is_that_of_model_optimizer(of_model_optimizer):
+    found = of_model_optimizer
+    parts = {end: found[f"nvfp4{end}"] for end in (".weight", ".weight_scale", ".weight_scale_2")}
+    parts[".weight_scale"] = parts[".weight_scale"].view(FP8)
+    assert len(np.unique(found["nvfp4"])) > 100
+    np.testing.assert_array_equal(read(model_optimizer_config(), parts), found["nvfp4"])
 
 
 def test_codes_in_bytes_are_those_of_compressed_tensors():
@@ -98,27 +104,11 @@ def test_codes_in_bytes_are_those_of_compressed_tensors():
     np.testing.assert_array_equal(read(bytes_config(), parts, theirs.shape), theirs)
 
 
-MXFP8 = """
-from modelopt.torch.quantization.qtensor import MXFP8QTensor
-stored, scale = MXFP8QTensor.quantize(given["weight"].clone())
-scale = torch.where(given["any"] > 0, scale, given["scale"])
-found |= {".weight": stored._quantized_data.view(torch.uint8), ".weight_scale": scale}
-found["weight"] = stored.dequantize(torch.float32, scale=scale)
-"""
-
-
-def test_mxfp8_is_that_of_model_optimizer(tmp_path):
-    """Half the scales are random, and a group is of zeros, whose scale the library writes as 0."""
-    rng = np.random.default_rng(0)
-    weight = rng.normal(0, 0.05, (OUTPUTS, INPUTS)).astype(np.float32)
-    weight[3, 32:64] = 0
-    scale = rng.integers(20, 135, (OUTPUTS, INPUTS // 32), dtype=np.uint8)
-    chosen = rng.integers(2, size=scale.shape)
-    chosen[3, 1] = 1
-    found = library("modelopt", MXFP8, tmp_path, weight=weight, scale=scale, any=chosen)
-    assert found[".weight_scale"][3, 1] == 0
-    parts = {".weight": found[".weight"].view(FP8), ".weight_scale": found[".weight_scale"]}
-    np.testing.assert_array_equal(read(model_optimizer_config("MXFP8", group_size=32), parts), found["weight"])
+def test_mxfp8_is_that_of_model_optimizer(of_model_optimizer):
+    found = of_model_optimizer
+    assert found["mxfp8.weight_scale"][3, 1] == 0  # as the library writes it of a group of zeros
+    parts = {".weight": found["mxfp8.weight"].view(FP8), ".weight_scale": found["mxfp8.weight_scale"]}
+    np.testing.assert_array_equal(read(model_optimizer_config("MXFP8", group_size=32), parts), found["mxfp8"])
 
 
 def test_nvfp4_means_the_same_in_both_layouts():

@@ -8,11 +8,10 @@ AutoRound 0.16.1 with ``extra_config`` and of GPTQModel 7.6.0 with ``dynamic`` h
 
 import dataclasses
 import importlib.util
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from children import run_library
 from fp8_checkpoints import compressed_tensors
 from mixed_checkpoints import groups
 from packed_weights import auto_round_floats, fp8_config, mxfp4_config, mxfp8_config, nvfp4_config, pack_config
@@ -115,9 +114,7 @@ def test_logits_are_those_of_the_tool(tmp_path, library):
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     script, expected = WRITERS[library]
-    command = [sys.executable, "-W", "ignore", "-c", LLAMA + script]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
+    run_library(LLAMA + script, tmp_path)
     wanted = np.load(tmp_path / "logits.npy")
     config, _ = load_folder(tmp_path / "src")
     assert {form for _, form in config.other_formats} | {config.quantization} == expected

@@ -2,11 +2,10 @@
 forward pass before it writes them. Activations, and what is rounded for products in FP8 alone, are not rounded there."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from children import run_library
 from stored_params import assert_same, logits
 
 from convert import convert, load_folder
@@ -22,7 +21,7 @@ CONFIGS = {
 # How far logits may be, of the largest. In int8 the tool rounds some numbers otherwise when it writes them.
 CLOSE = {"INT8_WEIGHT_ONLY_CFG": 1e-3}
 WRITE = """
-import copy, sys, numpy as np, torch, transformers
+import copy, json, sys, numpy as np, torch, transformers
 import modelopt.torch.quantization as mtq
 from modelopt.torch.quantization.qtensor import MXFP8QTensor
 from modelopt.torch.export import export_hf_checkpoint
@@ -30,7 +29,7 @@ from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_ll
 sizes = {"vocab_size": 97, "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "head_dim": 64}
 heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "architectures": ["LlamaForCausalLM"], "initializer_range": 0.1}
 prompts = [torch.tensor(ids)[None] for ids in np.load("ids.npz").values()]
-for name in sys.argv[1:]:
+for name in map(json.loads, sys.argv[1:]):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**sizes, **heads, max_position_embeddings=128, dtype="float32")
     model = transformers.LlamaForCausalLM(config).eval()
@@ -59,9 +58,7 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("written")
     rng = np.random.default_rng(0)  # those of ``logits``
     np.savez(folder / "ids.npz", *(rng.integers(97, size=length) for length in (5, 33)))
-    run = [sys.executable, "-W", "ignore", "-c", WRITE, *CONFIGS]
-    made = subprocess.run(run, cwd=folder, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr[-2000:]
+    run_library(WRITE, folder, *CONFIGS)
     return folder
 
 

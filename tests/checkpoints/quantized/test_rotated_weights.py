@@ -1,11 +1,10 @@
 """Rotations that compressed-tensors fuses into weights, as SpinQuant's R1 and R2; those of activations are refused."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from children import run_library
 from fp8_checkpoints import compressed_tensors
 from tiny import SMALL, tiny_checkpoint
 
@@ -64,9 +63,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rotated")
     sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     tiny_checkpoint(folder / "src", **sizes, head_dim=32)
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, json.dumps([FUSED, IDS])]
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
+    run_library(SCRIPT, folder, [FUSED, IDS])
     return folder
 
 

@@ -56,6 +56,6 @@ def test_greedy_texts_are_those_of_the_plain_model(tmp_path):
     src, how = with_mtp(tmp_path, PLAIN), {"num_draft_tokens": 3, "dtype": "float32", **SMALL, "prefill_chunk": 64}
     texts = [
         [result.token_ids for result in drafted(jspec.load(target, draft, **how), [[5], [7, 8, 9] * 3], most=20)]
-        for target, draft in ((src, "mtp"), (src, src), (tmp_path / "src-wide", src))
+        for target, draft in ((src, "mtp"), (tmp_path / "src-wide", src))
     ]
-    assert texts[0] == texts[1] == texts[2]
+    assert texts[0] == texts[1]

@@ -5,13 +5,11 @@ and saved here by what transformers calls; its folders were found to have the sa
 ``quantization_config``."""
 
 import copy
-import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from block_checkpoints import KEPT_CODES, block_checkpoint
+from children import run_library
 from fp8_checkpoints import DOWN, changed, raw_tensor
 from packed_weights import torchao_config
 from stored_params import logits, refuses, rewrite
@@ -20,41 +18,44 @@ from convert import load_folder
 from jspec.config.model_fields import PLAIN_HEAD
 
 WRITE = """
-import json, sys
+import json, os, sys
 import numpy as np, torch, transformers
 from safetensors.torch import save_file
 from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 from torchao.quantization import granularity, quant_api, quantize_
-name, arguments, head = (json.loads(argument) for argument in sys.argv[1:])
-torch.manual_seed(0)
-sizes = dict(hidden_size=64, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2, vocab_size=97)
-model = transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=2, **sizes)).eval()
-made = {"granularity": granularity, "weight_granularity": granularity, "mapping_type": quant_api.MappingType}
-each = {}
-for key, value in arguments.items():
-    name_of, *given = value
-    each[key] = getattr(made.get(key, torch), name_of)
-    if "granularity" in key:
-        each[key] = each[key](*given)
-config = getattr(quant_api, name)(**each)
-# A CPU cannot round activations to FP8, but the weights are those of the class for weights alone.
-alone = quant_api.Float8WeightOnlyConfig(**each) if name.startswith("Float8") else config
-if name == "Int8DynamicActivationIntxWeightConfig":  # which a CPU has no kernel for
-    alone = quant_api.IntxWeightOnlyConfig(each["weight_dtype"], each["weight_granularity"])
-quantize_(model, alone, lambda module, name: isinstance(module, torch.nn.Linear) and (head or name != "lm_head"))
-model.config.quantization_config = transformers.TorchAoConfig(config)
-model.config.save_pretrained("folder")
-tensors, metadata = flatten_tensor_state_dict(model.state_dict())
-save_file(tensors, "folder/model.safetensors", metadata | {"format": "pt"})
-for module in model.modules():
-    if isinstance(module, torch.nn.Linear):
-        wide = module.weight.dequantize() if hasattr(module.weight, "qdata") else module.weight
-        module.weight = torch.nn.Parameter(wide.detach().float(), requires_grad=False)
-rng, found = np.random.default_rng(0), []
-with torch.no_grad():
-    for length in (5, 33):
-        found.append(model(torch.tensor(rng.integers(97, size=(1, length)))).logits[0].numpy())
-np.savez("logits.npz", *found)
+root = os.getcwd()
+for number, (name, arguments, head, _) in enumerate(json.loads(sys.argv[1])):
+    os.makedirs(f"{root}/{number}")
+    os.chdir(f"{root}/{number}")
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=64, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2, vocab_size=97)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=2, **sizes)).eval()
+    made = {"granularity": granularity, "weight_granularity": granularity, "mapping_type": quant_api.MappingType}
+    each = {}
+    for key, value in arguments.items():
+        name_of, *given = value
+        each[key] = getattr(made.get(key, torch), name_of)
+        if "granularity" in key:
+            each[key] = each[key](*given)
+    config = getattr(quant_api, name)(**each)
+    # A CPU cannot round activations to FP8, but the weights are those of the class for weights alone.
+    alone = quant_api.Float8WeightOnlyConfig(**each) if name.startswith("Float8") else config
+    if name == "Int8DynamicActivationIntxWeightConfig":  # which a CPU has no kernel for
+        alone = quant_api.IntxWeightOnlyConfig(each["weight_dtype"], each["weight_granularity"])
+    quantize_(model, alone, lambda module, name: isinstance(module, torch.nn.Linear) and (head or name != "lm_head"))
+    model.config.quantization_config = transformers.TorchAoConfig(config)
+    model.config.save_pretrained("folder")
+    tensors, metadata = flatten_tensor_state_dict(model.state_dict())
+    save_file(tensors, "folder/model.safetensors", metadata | {"format": "pt"})
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            wide = module.weight.dequantize() if hasattr(module.weight, "qdata") else module.weight
+            module.weight = torch.nn.Parameter(wide.detach().float(), requires_grad=False)
+    rng, found = np.random.default_rng(0), []
+    with torch.no_grad():
+        for length in (5, 33):
+            found.append(model(torch.tensor(rng.integers(97, size=(1, length)))).logits[0].numpy())
+    np.savez("logits.npz", *found)
 """
 INT4, INT3, GROUPS = ("weight_dtype", ["int4"]), ("weight_dtype", ["int3"]), ["PerGroup", 32]
 CLASSES = [  # class, its arguments with how their values are made, whether the head is quantised, and as what it is kept
@@ -77,15 +78,22 @@ CLASSES = [  # class, its arguments with how their values are made, whether the 
 ]
 
 
-@pytest.mark.parametrize(("name", "arguments", "head", "form"), CLASSES, ids=str)
-def test_a_folder_of_the_tool_computes_what_the_tool_reads(tmp_path, name, arguments, head, form):
-    command = [sys.executable, "-W", "ignore", "-c", WRITE, *map(json.dumps, (name, arguments, head))]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
-    config, _ = load_folder(tmp_path / "folder")
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Where the tool has written a ``folder`` and ``logits.npz`` for each of ``CLASSES``, by its number."""
+    folder = tmp_path_factory.mktemp("written")
+    run_library(WRITE, folder, CLASSES)
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(CLASSES)), ids=lambda number: "-".join(map(str, CLASSES[number])))
+def test_a_folder_of_the_tool_computes_what_the_tool_reads(written, number):
+    _, _, head, form = CLASSES[number]
+    folder, wanted = written / f"{number}/folder", np.load(written / f"{number}/logits.npz")
+    config, _ = load_folder(folder)
     assert (config.quantization, config.other_formats) == (form, () if head else PLAIN_HEAD)
-    for found, wanted in zip(logits(tmp_path / "folder"), np.load(tmp_path / "logits.npz").values(), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    for found, logit in zip(logits(folder), wanted.values(), strict=True):
+        np.testing.assert_allclose(found, logit, rtol=0, atol=1e-5 * np.abs(logit).max())
 
 
 def test_zero_points_are_refused(tmp_path):

@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from server_process import serving
+from server_process import DRAFTS, serving
 
 from benchmarks.soak.streams import alone, check, settled, soak, until
 
@@ -22,7 +22,7 @@ ALONE = 30  # answers that are asked for again, alone
 )
 def test_every_request_ends_and_nothing_is_left_behind(tmp_path, count, options):
     rng = np.random.default_rng(count)
-    with serving(tmp_path, *options) as (process, address):
+    with serving(tmp_path, *DRAFTS, *options) as (process, address):
         first = asyncio.run(soak(address, rng, count // 4, CLIENTS))
         before, memory, files = settled(address), process.memory_info().rss, process.num_fds()
         ended = first + asyncio.run(soak(address, rng, count - count // 4, CLIENTS))
