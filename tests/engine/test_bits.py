@@ -2,6 +2,7 @@
 others, and in every run.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from disturbances import calls_of_any_length, preempting
+from disturbances import attribute, calls_of_any_length, preempting
 from engines import (
     CONFIG,
     MAX_LEN,
@@ -36,6 +37,7 @@ from jspec.engine.request import Request
 from jspec.engine.runner.step_io import empty_prefill
 from jspec.models import build, flat_params, init
 from jspec.pallas import sums
+from jspec.pallas.attention import reference as attention
 from jspec.pallas.matmul import reference, table
 from jspec.pallas.norm import rms_norm
 from jspec.sampling.params import SamplingParams
@@ -214,20 +216,20 @@ class TestNothingIsPinned:
                 found |= numbers(chosen.run(group))
         return found, chosen
 
-    def differing(self, kind: str, way: str, seed: int, count: int) -> list:
-        """First and second turns: what the answers are, and those of prompts that go on with the answers."""
+    def differing(self, kind: str, way: str, seed: int, count: int) -> tuple[list, list]:
+        """The requests of first turns whose answers differ, and of second turns, whose prompts go on with the answers."""
         models, first = MODELS[kind], self.requests(seed, count)
         different, hits = [], 0
         for _ in range(2):
             expected, (found, chosen) = self.expected(models, first), self.mixed(way, models, first, seed)
             counted = [one for one in first if WAYS[way][2] == "match" or one.params.temperature == 0]
-            different += [one for one in counted if found[one.index] != expected[one.index]]
-            texts = {one.index: [*one.prompt, *expected[one.index][0], 3] for one in first}
+            different.append([one for one in counted if found[one.index] != expected[one.index]])
+            texts = {one.index: [*one.prompt, *expected[one.index][0], 3, 1, 4] for one in first}
             first = [dataclasses.replace(one, prompt=texts[one.index][: MAX_LEN - 4]) for one in first]
             hits = chosen.metrics().num_cached_tokens
         # With drafts, or with few requests, such short texts may have no whole page that others can read.
         assert hits > 0 or way != "plain" or count < 12
-        return different
+        return different[0], different[1]
 
     @pytest.mark.parametrize(
         ("kind", "way"),
@@ -238,41 +240,82 @@ class TestNothingIsPinned:
         ],
     )
     def test_texts_and_bits_mixed_at_random(self, kind, way):
-        assert self.differing(kind, way, seed=1, count=12) == []
+        assert self.differing(kind, way, seed=1, count=12) == ([], [])
 
     @pytest.mark.nightly
     def test_ten_thousand_texts_mixed_at_random(self):
         rounds, per_round = 125, 16  # of first and second turns, by five ways
-        different = [one for seed in range(rounds) for way in WAYS for one in self.differing("dense", way, seed, 8)]
+        different = [self.differing("dense", way, seed, 8) for seed in range(rounds) for way in WAYS]
         assert rounds * per_round * len(WAYS) == 10_000
-        assert different == []
+        assert different == [([], [])] * (rounds * len(WAYS))
 
-    @pytest.mark.parametrize("split", ["sums that follow the number of tokens", "norms of one row alone"])
-    def test_another_order_of_sums_is_detected(self, split, monkeypatch):
-        """The faults: a product is cut in parts that follow the number of tokens; a sum over a row has another order for few
-        rows."""
-        plain_product, plain_sum = reference.matmul_reference, sums.row_sum
-
-        def in_parts(x, weight, dtype=jnp.float32):
-            size = x.shape[-1] // (1 if math.prod(x.shape[:-1]) < 4 else 2)
-            cuts = [slice(begin, begin + size) for begin in range(0, x.shape[-1], size)]
-            return sum(plain_product(x[..., cut], weight[:, cut], dtype) for cut in cuts)
+    @pytest.mark.parametrize("fault", ["parts that follow the number of tokens", "norms of one row alone"])
+    def test_another_order_of_sums_is_detected(self, fault, monkeypatch):
+        """A product is cut in parts that follow the number of tokens; a sum over a row has another order for few rows."""
+        plain_sum = sums.row_sum
 
         def by_rows(x):
             return plain_sum(x) if x.size > 64 else plain_sum(x[..., ::2]) + plain_sum(x[..., 1::2])
 
-        if split.startswith("sums"):
-            monkeypatch.setattr(table, "matmul_reference", in_parts)
+        if fault.startswith("parts"):
+            monkeypatch.setattr(table, "matmul_reference", in_parts_if(lambda tokens: math.prod(tokens) > 3))
         else:
             monkeypatch.setattr(rms_norm, "row_sum", by_rows)
             monkeypatch.setattr(rms_norm.norm, "__defaults__", (None, by_rows))
-        fresh = (lambda: build(TARGET, dict(flat_params(target()))), draft)  # whose programs are traced with the fault
-        jax.clear_caches()
-        try:
-            monkeypatch.setitem(MODELS, "broken", fresh)
-            assert len(self.differing("broken", "plain", seed=1, count=6)) > 0
-        finally:
-            jax.clear_caches()
+        with broken_models(monkeypatch):
+            assert any(self.differing("broken", "plain", seed=1, count=6))
+
+    def test_a_merge_of_attention_out_of_order_is_detected(self, monkeypatch):
+        """Parts of a row's slots are merged forwards for few query tokens, and backwards for many."""
+        plain = attention.rows_product
+
+        def merged(x, y, axis):
+            if axis == -1:
+                return plain(x, y, axis)
+            cuts = [slice(begin, begin + 8) for begin in range(0, x.shape[-1], 8)]
+            parts = [plain(x[..., cut], y[..., cut, :], axis) for cut in cuts]
+            return functools.reduce(jnp.add, parts if math.prod(x.shape[1:-1]) < 4 else parts[::-1])
+
+        monkeypatch.setattr(attention, "rows_product", merged)
+        with broken_models(monkeypatch):
+            assert any(self.differing("broken", "plain", seed=1, count=6))
+
+    def test_pages_of_another_order_are_detected(self, monkeypatch):
+        """Rounds fill pages of answers by products of another order than prefill has: all programs of rounds agree, so
+        that second turns alone show it."""
+        monkeypatch.setattr(table, "matmul_reference", in_parts_if(lambda tokens: tokens[-1:] == (1,)))
+        with broken_models(monkeypatch):
+            first, second = self.differing("broken", "plain", seed=1, count=12)
+        assert (first, second == []) == ([], False)
+
+    def test_a_page_of_an_answer_that_is_not_full_is_detected(self):
+        """Pages are cached whose last slot no round has written yet."""
+        scheduler = engine_over(*WAYS["plain"][:3], MODELS["dense"], WAYS["plain"][3]).scheduler
+        with attribute(scheduler, "_unread", scheduler._unread - 3):
+            first, second = self.differing("dense", "plain", seed=1, count=12)
+        scheduler.pages.forget_prefixes()
+        assert (first, second == []) == ([], False)
+
+
+def in_parts_if(cuts):
+    """Products in two parts of K if ``cuts`` says so of the shape of the tokens."""
+    plain = reference.matmul_reference
+
+    def product(x, weight, dtype=jnp.float32):
+        size = x.shape[-1] // (2 if cuts(x.shape[:-1]) else 1)
+        parts = [slice(begin, begin + size) for begin in range(0, x.shape[-1], size)]
+        return sum(plain(x[..., part], weight[:, part], dtype) for part in parts)
+
+    return product
+
+
+@contextlib.contextmanager
+def broken_models(monkeypatch):
+    """Models of the kind "broken", whose programs are traced meanwhile, with a fault."""
+    monkeypatch.setitem(MODELS, "broken", (lambda: build(TARGET, dict(flat_params(target()))), draft))
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
 
 
 @shared
