@@ -27,8 +27,6 @@ def _unordered(name: str) -> KernelRow:
 
 _SUMS_OVER_SHARDS = _unordered("sums over shards")
 _UNKNOWN = _unordered("code that jspec does not know")
-# Gemma 4, where a pass of one token has other bits than one of several on a CPU, and it is not known yet which part does it.
-_NORMED_VALUES = _unordered("layers with norms of values")
 _ROUNDED_ON_CPU = _unordered("XLA's products of bfloat16 on a CPU")
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
 
@@ -55,8 +53,6 @@ def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, Sequence[Row]]]:
         yield "products", [_ROUNDED_ON_CPU]
     if getattr(model, "shards", None) is not None:
         yield "layers", [_SUMS_OVER_SHARDS]
-    if getattr(getattr(model, "config", None), "value_norm", False):
-        yield "layers", [_NORMED_VALUES]
     for path, part in nnx.iter_graph(model):
         name = ".".join(map(str, path))
         if isinstance(part, GatedDeltaNet):
