@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from disturbances import attribute, calls_of_any_length, preempting
+from disturbances import attribute
 from engines import (
     CONFIG,
     MAX_LEN,
@@ -28,6 +28,7 @@ from engines import (
 )
 from engines import engine as make_engine
 from flax import nnx
+from mixed_texts import Difference, alone, mixed, second_turns
 
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.config.engine import UnpinnedConfig
@@ -181,13 +182,6 @@ WAYS = {  # method, K, rule, config, and further settings; under ``rejection`` g
 IN_MAKE_TEST = {("dense", "four drafts"), ("latents", "plain")}
 
 
-def numbers(actives) -> dict:
-    """The tokens of each request, and the bits of the log-probabilities of as many."""
-    actives = list(actives)
-    lines = [np.array([line[0] for line in active.logprobs[: len(active.tokens)]]) for active in actives]
-    return {one.request.index: (one.tokens, line.tolist()) for one, line in zip(actives, lines, strict=True)}
-
-
 class TestNothingIsPinned:
     """A request has one text and one set of log-probabilities in programs of any shape, from pages that prefill or rounds
     have written, with any drafts."""
@@ -202,33 +196,21 @@ class TestNothingIsPinned:
         asked = [dataclasses.replace(base, **kinds[i % 4]) for i in range(count)]
         return [Request(i, *both, key_of(100 * seed + i)) for i, both in enumerate(zip(prompts, asked, strict=True))]
 
-    def expected(self, models, some) -> dict:
-        return numbers(engine_over(None, 1, "match", models, PLAIN_ALONE).run(some))
-
-    def mixed(self, way: str, models, some, seed: int) -> tuple[dict, Engine]:
-        """The same in groups of any size and order, some of them preempted."""
-        method, K, verify, config, more = WAYS[way]
-        chosen, rng = engine_over(method, K, verify, models, config, **more), np.random.default_rng(seed)
-        order, found = [some[i] for i in rng.permutation(len(some))], {}
-        while order:
-            group, order = order[: (size := int(rng.integers(1, 12)))], order[size:]
-            with preempting(chosen, share=0.2) if rng.random() < 0.5 else calls_of_any_length(chosen, seed):
-                found |= numbers(chosen.run(group))
-        return found, chosen
-
     def differing(self, kind: str, way: str, seed: int, count: int) -> tuple[list, list]:
         """The requests of first turns whose answers differ, and of second turns, whose prompts go on with the answers."""
-        models, first = MODELS[kind], self.requests(seed, count)
-        different, hits = [], 0
+        models, some, different = MODELS[kind], self.requests(seed, count), []
+        method, K, verify, config, more = WAYS[way]
+        engine = engine_over(method, K, verify, models, config, **more)
         for _ in range(2):
-            expected, (found, chosen) = self.expected(models, first), self.mixed(way, models, first, seed)
-            counted = [one for one in first if WAYS[way][2] == "match" or one.params.temperature == 0]
-            different.append([one for one in counted if found[one.index] != expected[one.index]])
-            texts = {one.index: [*one.prompt, *expected[one.index][0], 3, 1, 4] for one in first}
-            first = [dataclasses.replace(one, prompt=texts[one.index][: MAX_LEN - 4]) for one in first]
-            hits = chosen.metrics().num_cached_tokens
+            expected, found = alone(engine_over(None, 1, "match", models, PLAIN_ALONE), some), mixed(engine, some, seed)
+            turn = Difference()
+            for one in some:
+                if verify == "match" or one.params.temperature == 0:
+                    turn.count(one, expected[one.index], found[one.index])
+            different.append(turn.requests)
+            some = second_turns(some, expected, MAX_LEN - 4)
         # With drafts, or with few requests, such short texts may have no whole page that others can read.
-        assert hits > 0 or way != "plain" or count < 12
+        assert engine.metrics().num_cached_tokens > 0 or way != "plain" or count < 12
         return different[0], different[1]
 
     @pytest.mark.parametrize(
