@@ -27,7 +27,6 @@ def _unordered(name: str) -> KernelRow:
 
 _SUMS_OVER_SHARDS = _unordered("sums over shards")
 _UNKNOWN = _unordered("code that jspec does not know")
-_ROUNDED_ON_CPU = _unordered("XLA's products of bfloat16 on a CPU")
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
 
 
@@ -49,8 +48,6 @@ def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, Sequence[Row]]]:
     if not type(model).__module__.startswith("jspec.models."):
         yield type(model).__name__, [_UNKNOWN]
         return
-    if jax.default_backend() == "cpu" and dtype != "float32":
-        yield "products", [_ROUNDED_ON_CPU]
     if getattr(model, "shards", None) is not None:
         yield "layers", [_SUMS_OVER_SHARDS]
     for path, part in nnx.iter_graph(model):
