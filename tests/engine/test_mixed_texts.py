@@ -100,6 +100,15 @@ def requests(seed: int, count: int, greedy: bool) -> list[Request]:
     ]
 
 
+@functools.cache
+def turns_of(seed: int, count: int, greedy: bool) -> list[tuple[list[Request], dict[int, Written]]]:
+    """The requests of first and second turns, and their answers alone."""
+    first = requests(seed, count, greedy)
+    answers = alone(plain_alone().engine, first)
+    second = second_turns(first, answers, MAX_LEN - MAX_TOKENS - 1)
+    return [(first, answers), (second, alone(plain_alone().engine, second))]
+
+
 def scores(llm: LLM, some: list[Request], answers: dict[int, Written]) -> dict[int, Written]:
     """The answers with the log-probabilities that the target gives them as prompts."""
     params = [SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)] * len(some)
@@ -118,21 +127,16 @@ def scores(llm: LLM, some: list[Request], answers: dict[int, Written]) -> dict[i
 @pytest.mark.parametrize("way", WAYS)
 def test_texts_of_the_shipped_models_mixed_at_random(way):
     llm, verify = loaded(way), WAYS[way][1].get("verify", "match")
-    turns = Difference(), Difference()
-    scored = Difference()
+    differences, scored = [Difference(), Difference()], Difference()
     for seed in range(TEXTS // PER_ROUND):
-        some = requests(seed, PER_ROUND // 2, greedy=verify != "match")
-        for turn in turns:
-            expected = alone(plain_alone().engine, some)
-            found = mixed(llm.engine, some, seed, silent=0.4)
-            given = scores(llm, some, expected)
+        turns = turns_of(seed, PER_ROUND // 2, greedy=verify != "match")
+        for difference, (some, expected) in zip(differences, turns, strict=True):
+            found, given = mixed(llm.engine, some, seed, silent=0.4), scores(llm, some, expected)
             for one in some:
-                turn.count(one, expected[one.index], found[one.index])
+                difference.count(one, expected[one.index], found[one.index])
                 scored.count(one, expected[one.index], given[one.index])
-            some = second_turns(some, expected, MAX_LEN - MAX_TOKENS - 1)
     metrics = llm.engine.metrics()
-    print(f"{way}: {turns}, scored {scored}, {metrics.num_cached_tokens} cached, {metrics.num_preemptions} preempted")
+    print(f"{way}: {[str(one) for one in (*differences, scored)]}", flush=True)
     assert metrics.num_cached_tokens > 0 < metrics.num_preemptions
-    assert sum(turn.of_texts for turn in turns) == TEXTS
-    assert not any(turn.requests for turn in turns)
-    assert not scored.requests
+    assert sum(one.of_texts for one in differences) == scored.of_texts == TEXTS
+    assert not any(one.requests for one in (*differences, scored))

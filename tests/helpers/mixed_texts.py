@@ -32,6 +32,11 @@ class Difference:
     bits: int = 0
     of_numbers: int = 0
 
+    def __str__(self) -> str:
+        return (
+            f"{self.texts} of {self.of_texts} texts and {self.bits} bits of {self.of_numbers} log-probabilities differ"
+        )
+
     def count(self, request: Request, expected: Written, found: Written):
         """Compare the answers of a request. One of both may have no log-probabilities, and then none are compared."""
         if not (expected.numbers and found.numbers):

@@ -54,6 +54,12 @@ ALIKE = (
     "SeedOssForCausalLM",
     "Exaone4ForCausalLM",
 )
+BITS_IN_MAKE_TEST = (
+    ("LlamaForCausalLM", "float32"),
+    ("Qwen2MoeForCausalLM", "bfloat16"),
+    ("DeepseekV3ForCausalLM", "float32"),
+    ("Gemma4ForCausalLM", "float32"),
+)
 
 
 def marks(j: int, i: int) -> list:
@@ -109,15 +115,10 @@ def test_pages_give_the_logits_of_one_causal_pass(tmp_path, architecture, dtype)
 
 @pytest.mark.parametrize(
     ("architecture", "dtype"),
-    in_tiers(
-        list(itertools.product(ARCHITECTURES, ("float32", "bfloat16"))),
-        test=[
-            ("LlamaForCausalLM", "float32"),
-            ("Qwen2MoeForCausalLM", "bfloat16"),
-            ("DeepseekV3ForCausalLM", "float32"),
-            ("Gemma4ForCausalLM", "float32"),
-        ],
-    ),
+    [
+        pytest.param(*case, marks=() if case in BITS_IN_MAKE_TEST else pytest.mark.nightly)
+        for case in itertools.product(ARCHITECTURES, ("float32", "bfloat16"))
+    ],
 )
 def test_a_token_has_the_same_bits_in_passes_of_any_shape(tmp_path, architecture, dtype):
     """Or the model says which part of it does not keep them: recurrent states."""
