@@ -153,3 +153,6 @@ def test_what_is_no_server_is_said(monkeypatch, capsys):
     assert "target=None: expected --target" in capsys.readouterr().err
     assert main(["doctor", "--exact", "--url", "x", "--draft", "y"]) == 2
     assert "draft='y' has no place beside --url" in capsys.readouterr().err
+    assert main(["doctor", "--exact", "--url", "localhost:8000"]) == 2
+    said = "url='localhost:8000': expected the address of a server, such as http://localhost:8000"
+    assert said in capsys.readouterr().err
