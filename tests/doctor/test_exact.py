@@ -139,7 +139,8 @@ def test_a_server_is_asked_in_all_ways(monkeypatch, capsys):
 @pytest.mark.parametrize(("first", "numbers", "code"), [(9, 24, 1), (33, 0, 0)], ids=["by load", "by scores"])
 def test_a_server_whose_numbers_differ_is_found(first, numbers, code, monkeypatch, capsys):
     assert proved(monkeypatch, OneServer(lambda n: 2.0**-20 if n >= first else 0.0)) == code
-    out = capsys.readouterr().out
+    out, said = capsys.readouterr()
+    assert ("--reproducible" in said) == (code == 1)
     assert len(re.findall(r" 8 of 24 ", out)) == numbers // 8 + 1  # of three ways, and of scores
     assert (" 0 bits of 72 " in out) == (code == 0)
 
