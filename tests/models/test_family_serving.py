@@ -121,13 +121,13 @@ def test_pages_give_the_logits_of_one_causal_pass(tmp_path, architecture, dtype)
     ],
 )
 def test_a_token_has_the_same_bits_in_passes_of_any_shape(tmp_path, architecture, dtype):
-    """Or the model says which part of it does not keep them: recurrent states."""
+    """Or the model says which part of it does not keep them: recurrent states. In bfloat16 engines do not keep them yet."""
     config, params = load_folder(tiny_checkpoint(tmp_path / "model", architecture=architecture), dtype)
     model = build(config.for_length(S), params, dtype)
     if architecture in HYBRIDS:
         assert without_one_order(dtype, model) is not None
         return
-    assert without_one_order(dtype, model) is None
+    assert (without_one_order(dtype, model) is None) == (dtype == "float32")
     graph, state = nnx.split(model)
     tokens = np.random.default_rng(0).integers(config.vocab_size, size=(6, S)).astype(np.int32)
 
