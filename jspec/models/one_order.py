@@ -27,8 +27,8 @@ def _unordered(name: str) -> KernelRow:
 
 _SUMS_OVER_SHARDS = _unordered("sums over shards")
 _UNKNOWN = _unordered("code that jspec does not know")
-# A model's passes have one order in bfloat16 on a CPU, too. But in an engine, log-probabilities of rounds with drafts are other
-# bits there than those of rounds without and of scores, for any number of drafts; it is not known yet which part does it.
+# A model's passes have one order in bfloat16 on a CPU, too. But in an engine, log-probabilities of rounds with drafts have
+# other bits than those of rounds without and of scores, for any number of drafts; it is not known yet which part does it.
 _ROUNDS_IN_BFLOAT16 = _unordered("rounds with drafts in bfloat16 on a CPU")
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
 
