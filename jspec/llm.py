@@ -17,6 +17,7 @@ from jspec.engine.decoding import Decoding, verify_every_draft
 from jspec.engine.engine import Engine
 from jspec.engine.forks import require_not_forked
 from jspec.engine.multihost.leader import Follower
+from jspec.engine.runner.compile import one_order_options
 from jspec.engine.runner.follower import FollowerRunner, ignoring_interrupts
 from jspec.models.causal import causal_logits
 from jspec.models.one_order import one_order, unpinned
@@ -94,7 +95,8 @@ class LLM:
             return causal_logits(merge(leaves), tokens)[0].astype(jnp.float32)
 
         ordered = one_order(config.one_order)
-        self._forward = jax.jit(ordered(forward if spread is None else spread.forward(forward)))
+        forward = ordered(forward if spread is None else spread.forward(forward))
+        self._forward = jax.jit(forward, compiler_options=one_order_options(config.one_order))
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
         """The target's logits after each of n tokens, float32 ``[n, V]``, from one causal forward pass without a cache."""

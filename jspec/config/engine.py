@@ -149,9 +149,13 @@ class EngineConfig:
         if target.latent is not None:
             chunk = self.prefill_chunk or min(CHUNK_OF_LATENTS, tokens or CHUNK_OF_LATENTS)
             config = dataclasses.replace(config, prefill_chunk=chunk, expand_latents=True)
-        if target.experts is None or self.pins_shapes or tokens is not None:
-            return config
-        return dataclasses.replace(config, prefill_tokens=max(PASS_TOKENS["mixture"], config.chunk))
+        return config if self.pins_shapes else config._with_passes_for(target)
+
+    def _with_passes_for(self, target: ModelConfig) -> "EngineConfig":
+        """With the default of ``prefill_tokens`` for a target, where there may be many."""
+        if target.experts is None or self.prefill_tokens is not None:
+            return self
+        return dataclasses.replace(self, prefill_tokens=max(PASS_TOKENS["mixture"], self.chunk))
 
     def _for_states(self) -> "EngineConfig":
         size = CHUNK_OF_STATES
@@ -255,9 +259,10 @@ class UnpinnedConfig(EngineConfig):
     (``jspec.models.one_order``): ``reproducible`` pins nothing."""
 
     @classmethod
-    def of(cls, config: EngineConfig) -> "UnpinnedConfig":
-        """The same settings."""
-        return cls(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+    def of(cls, config: EngineConfig, target: ModelConfig) -> EngineConfig:
+        """The same settings for a target, and the defaults of what is not pinned."""
+        settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+        return cls(**settings)._with_passes_for(target)
 
     @property
     def pins_shapes(self) -> bool:

@@ -3,6 +3,7 @@
 
 import argparse
 import gc
+import sys
 
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.doctor.comparison import Comparison, compare_with_reference
@@ -68,6 +69,11 @@ def _prove(args: argparse.Namespace) -> int:
     prompts = None if args.prompts is None else read_prompts(args.prompts)
     if args.url is not None:
         found = prove_exact_over_http(args.url, args.target, prompts, max_tokens=args.max_tokens)
+        if not found.exact:
+            print(
+                "jspec doctor: a server of jspec gives a seed one text if it was started with --reproducible",
+                file=sys.stderr,
+            )
         show_exactness(found)
         return 0 if found.exact else 1
     options = HeadOptions(args.aux_convention, args.norm_output, args.mask_token_id, mtp=args.draft == MTP)

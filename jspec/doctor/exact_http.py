@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from jspec._validation import require
 from jspec.doctor.diagnosis import PROMPTS
 from jspec.doctor.exact import Difference, Exactness, Way, Written, compared, scored
 
@@ -29,8 +30,10 @@ def prove_exact_over_http(
       max_tokens: how many new tokens each prompt gets at most.
 
     Raises:
-      ValueError: nothing answers, or something that is no completion with log-probabilities.
+      ValueError: the address is none, or nothing answers, or something that is no completion with log-probabilities.
     """
+    known = url.startswith(("http://", "https://"))
+    require(known, "url", url, "the address of a server, such as http://localhost:8000")
     server = _Server(url.rstrip("/").removesuffix("/v1"))
     name = model or server.first_model()
     texts = list(PROMPTS if prompts is None else prompts)

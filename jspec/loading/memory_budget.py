@@ -77,7 +77,7 @@ class ModelMemory:
             for decoder in decoders
         )
         # Whether shapes are pinned is known when the models are built; where they are not, prefill batches are larger.
-        largest = UnpinnedConfig.of(config).for_target(self.target) if config.reproducible else config
+        largest = UnpinnedConfig.of(config, self.target) if config.reproducible else config
         tokens = largest.chunk_buckets[-1] * largest.chunk
         passes = tokens * max(3 * _widest_mlp(decoder) + 8 * decoder.hidden_size for decoder in decoders) * size
         passes += _prefill_kv_bytes(decoders, largest)

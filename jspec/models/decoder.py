@@ -27,6 +27,7 @@ from jspec.pallas.collectives.peers import Peers, reduce_with
 from jspec.pallas.matmul import matmul
 from jspec.pallas.matmul.partial_sums import PartialSums
 from jspec.pallas.matmul.quantize_activations import quantize_tokens
+from jspec.pallas.sums import add
 from jspec.quantization.formats import format_of
 from jspec.quantization.weight import Weight
 
@@ -128,7 +129,7 @@ class Decoder(nnx.Module):
         if self.positions is None or offset is None:
             return embedded
         inside = jnp.clip(positions, 0, self.config.max_position - 1)  # invalid tokens may be anywhere
-        return embedded + self.positions[...][inside + offset]
+        return add(embedded, self.positions[...][inside + offset])
 
     def __call__(self, tokens, positions, cache, view):
         """Read T new tokens of each row: see ``LanguageModel``."""

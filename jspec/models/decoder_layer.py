@@ -16,6 +16,7 @@ from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Norm, linear_map
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture, MixtureBesideMLP
 from jspec.models.per_layer import OwnInputs
+from jspec.pallas import sums
 from jspec.pallas.collectives.peers import Peers, reduce_with
 from jspec.pallas.dispatch import wants_one_order
 from jspec.pallas.matmul.partial_sums import reduce_partial_sums
@@ -144,7 +145,7 @@ class Layer(nnx.Module):
         if after is not None:
             return after.after_adding(x, y, out_norm, scale, peers)
         y = reduce_with(peers, y, x.dtype)
-        total = x + (y if out_norm is None else out_norm(y))
+        total = sums.add(x, y if out_norm is None else out_norm(y))
         total = total if scale is None else total * scale[0]
         return total, total
 
@@ -170,5 +171,5 @@ def add(x, y, after: Norm | None):
     ``PartialSums``."""
     if after is not None:
         return after.after_adding(x, y)
-    total = x + reduce_partial_sums(y, x.dtype)
+    total = sums.add(x, reduce_partial_sums(y, x.dtype))
     return total, total

@@ -16,6 +16,7 @@ from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
 from jspec.pallas.moe.router_logits import router_logits
 from jspec.pallas.moe.tiles import ExpertMap
+from jspec.pallas.sums import add
 
 
 class Mixture(nnx.Module):
@@ -96,9 +97,9 @@ def _with_shared(outputs, shared, gate):
     """
     parts = shared.summands if isinstance(shared, PartialSums) else shared[:, None]
     chosen, own = (
-        functools.reduce(jnp.add, [of[:, i].astype(jnp.float32) for i in range(of.shape[1])]) for of in (outputs, parts)
+        functools.reduce(add, [of[:, i].astype(jnp.float32) for i in range(of.shape[1])]) for of in (outputs, parts)
     )
-    return (chosen + (own if gate is None else own * gate)).astype(outputs.dtype)[:, None]
+    return add(chosen, own if gate is None else own * gate).astype(outputs.dtype)[:, None]
 
 
 class MixtureBesideMLP(nnx.Module):
@@ -127,4 +128,4 @@ class MixtureBesideMLP(nnx.Module):
         routed_by = times(self.router_norm(x), x.shape[-1] ** -0.5)
         made = self.mixture(self.norm(x), routed_by, self.expert_scale[...])
         mlp, made = (reduce_with(peers, y, x.dtype) for y in (mlp, made))
-        return self.mlp_norm(mlp) + self.out_norm(made)
+        return add(self.mlp_norm(mlp), self.out_norm(made))

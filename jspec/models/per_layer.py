@@ -11,6 +11,7 @@ from flax import nnx
 
 from jspec.config import ModelConfig
 from jspec.models.layers import ACTIVATE, Linear, Norm, random_params, times
+from jspec.pallas.sums import add
 
 
 class LayerInputs(nnx.Module):
@@ -36,7 +37,7 @@ class LayerInputs(nnx.Module):
         scale = float(np.asarray(self.width**0.5).astype(self.table.dtype))  # rounded, as that of embeddings is
         stored = times(self.table[...][tokens].reshape(shape), scale)
         projected = times(self.projection(embedded), embedded.shape[-1] ** -0.5).reshape(shape)
-        return jnp.moveaxis(times(self.norm(projected) + stored, 2**-0.5), 2, 0)
+        return jnp.moveaxis(times(add(self.norm(projected), stored), 2**-0.5), 2, 0)
 
 
 class OwnInputs(nnx.Module):

@@ -4,7 +4,7 @@ XLA chooses its kernel for a product there by the columns of the right operand, 
 So rows are those of the left operand, and a single one has zeros beside it. A reduction of more than a few thousand numbers
 is given to another library, which adds in another order, and the exponentials around it with it. A product with ones has
 one order, and a maximum that is not spelt as one stays where it is. On other platforms, and where there need not be one
-order (``jspec.pallas.dispatch.one_order``), all of these are what their names say."""
+order (``jspec.pallas.dispatch.one_order``), all of these but ``add`` are what their names say."""
 
 import functools
 import math
@@ -75,6 +75,17 @@ def _with_rows(x, least: int) -> jax.Array:
     """``[..., rows, n]`` with so many rows at least, by zeros."""
     missing = max(least - x.shape[-2], 0)
     return jnp.pad(x, [*[(0, 0)] * (x.ndim - 2), (0, missing), (0, 0)])
+
+
+def add(x, y) -> jax.Array:
+    """x + y, each of which may be a product, and is rounded first where there is to be one order; on any platform.
+
+    Of a sum and a product in it a compiler makes one instruction, which rounds once. If both are products it chooses one of
+    them, anew in each loop that it makes. It does not see that what is chosen by ``where`` is a product."""
+    if not wants_one_order():
+        return x + y
+    x, y = (jnp.where(each == each, each, jnp.nan) for each in (x, y))
+    return x + y
 
 
 def row_sum(x) -> jax.Array:

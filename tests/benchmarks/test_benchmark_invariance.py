@@ -28,7 +28,7 @@ def test_a_difference_is_counted_in_ulps_of_the_number():
     ("section", "line"),
     [
         ("products", "bf16 down: {"),
-        ("attention", "attention, today, length 40: {"),
+        ("attention", "attention, small, one order, length 40: {"),
         ("costs", "cost, bf16 down, fastest: {"),
         ("experts", "experts, bf16: {"),
         ("small_ops", "rule match: {1 rows, row 0 2 rows, row 0 2 rows, row 1}"),

@@ -139,7 +139,8 @@ def test_a_server_is_asked_in_all_ways(monkeypatch, capsys):
 @pytest.mark.parametrize(("first", "numbers", "code"), [(9, 24, 1), (33, 0, 0)], ids=["by load", "by scores"])
 def test_a_server_whose_numbers_differ_is_found(first, numbers, code, monkeypatch, capsys):
     assert proved(monkeypatch, OneServer(lambda n: 2.0**-20 if n >= first else 0.0)) == code
-    out = capsys.readouterr().out
+    out, said = capsys.readouterr()
+    assert ("--reproducible" in said) == (code == 1)
     assert len(re.findall(r" 8 of 24 ", out)) == numbers // 8 + 1  # of three ways, and of scores
     assert (" 0 bits of 72 " in out) == (code == 0)
 
@@ -153,3 +154,6 @@ def test_what_is_no_server_is_said(monkeypatch, capsys):
     assert "target=None: expected --target" in capsys.readouterr().err
     assert main(["doctor", "--exact", "--url", "x", "--draft", "y"]) == 2
     assert "draft='y' has no place beside --url" in capsys.readouterr().err
+    assert main(["doctor", "--exact", "--url", "localhost:8000"]) == 2
+    said = "url='localhost:8000': expected the address of a server, such as http://localhost:8000"
+    assert said in capsys.readouterr().err

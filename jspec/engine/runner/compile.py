@@ -21,6 +21,10 @@ MANY_QUERIES = 32  # query tokens of all rows that the target reads in a pass
 _DISABLED = "xla_disable_hlo_passes"
 _NO_REMATERIALIZATION = {} if _DISABLED in os.environ.get("XLA_FLAGS", "") else {_DISABLED: "rematerialization"}
 
+# XLA leaves out that a number is rounded to bfloat16, if it is widened again and nothing lies between, as a slice does in a
+# pass of one token.
+_ALWAYS_ROUNDED = {"xla_allow_excess_precision": False}
+
 _GRAPHS = "xla_gpu_enable_command_buffer"
 # XLA's own list, and loops whose end the device decides: otherwise the host launches one round after another and has to
 # wait for each, so that it cannot send the next call ahead.
@@ -203,6 +207,11 @@ def _in_threads(threads: int, calls: Iterable[tuple[Callable, tuple]], is_wanted
             require_wanted(is_wanted)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def one_order_options(wanted: bool) -> dict[str, str | int]:
+    """Compiler options of a program on a CPU that is to have one order of sums, if one is ``wanted``."""
+    return dict(_ALWAYS_ROUNDED) if wanted and jax.default_backend() == "cpu" else {}
 
 
 def decode_options(target_leaves: Sequence[jax.Array], queries: int) -> dict[str, str | int]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jspec.drafting.base import FixedDrafts
 from jspec.engine.request import Request
-from jspec.engine.runner.compile import Program, decode_options
+from jspec.engine.runner.compile import Program, decode_options, one_order_options
 from jspec.engine.runner.host_packing import HostPacking
 from jspec.engine.runner.saved import restore, restore_states, save, save_states
 from jspec.engine.runner.state import AdmitInputs, DecodeState, admit, of_rows
@@ -128,7 +128,8 @@ class Programs:
         by_kind: dict[str, dict[Any, EngineProgram]] = {}
         ordered = one_order(builder.config.one_order)
         for kind, key, spec in (*_single(builder), *_of_rounds(builder, target_leaves)):
-            spec = dataclasses.replace(spec, function=ordered(spec.function))
+            options = (spec.options or {}) | one_order_options(builder.config.one_order)
+            spec = dataclasses.replace(spec, function=ordered(spec.function), options=options)
             program = EngineProgram(spec, spec.function) if spec.example is None else PackedProgram(spec)
             by_kind.setdefault(kind, {})[key] = program
         for kind, programs in by_kind.items():

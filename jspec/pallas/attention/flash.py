@@ -161,7 +161,10 @@ def launch_attention(
     made, attended = outputs[: len(others)], outputs[len(others) :]
     out = attended[0]
     if merges:
-        out = merge_splits(*attended, last, sinks, dtype, launch.sharing, launch.spec.window, interpret=interpret)
+        acc, peak, total = attended
+        out = merge_splits(
+            *(acc, peak, total, last, sinks, dtype, launch.sharing, launch.spec.window), interpret=interpret
+        )
     return *made, out.reshape(rows, tokens, N, H)
 
 

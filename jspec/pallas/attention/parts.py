@@ -1,6 +1,7 @@
 """The parts of a row's slots, whose sums are merged in their order, and how program instances share them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +25,13 @@ class Parts:
     shortest: int = 128
     steps: int = 8
 
-    def number(self, slot):
+    def number(self, slot: Any) -> Any:
         """The number of the part in which a slot lies, from 0 on."""
         shortest, steps = _log2(self.shortest), _log2(self.steps)
         doublings = _at_least_0(_floor_log2(slot) - (shortest + steps))
         return (slot >> (shortest + doublings)) + (doublings << steps)
 
-    def start(self, number):
+    def start(self, number: Any) -> Any:
         """The first slot of a part."""
         shortest, steps = _log2(self.shortest), _log2(self.steps)
         doublings = _at_least_0((number >> steps) - 1)

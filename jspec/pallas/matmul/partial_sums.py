@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.pallas.matmul.reference import per_feature
+from jspec.pallas.sums import add
 
 
 @jax.tree_util.register_dataclass
@@ -30,13 +31,13 @@ class PartialSums:
         """Their sum, computed in float32 and rounded to ``dtype``; over shards as ``all_reduce`` has it."""
         own = self.of_shard(dtype)
         total = all_reduce(own, self.reduce_axis)
-        return total if self.bias is None else total + per_feature(self.bias.astype(dtype), total)
+        return total if self.bias is None else add(total, per_feature(self.bias.astype(dtype), total))
 
     def of_shard(self, dtype) -> jax.Array:
         """The sum of the summands that are here, without the bias; rounded to ``dtype``."""
         if self.summands.shape[-2] == 1:
             return self.summands[..., 0, :].astype(dtype)
-        return functools.reduce(jnp.add, jnp.unstack(self.summands.astype(jnp.float32), axis=-2)).astype(dtype)
+        return functools.reduce(add, jnp.unstack(self.summands.astype(jnp.float32), axis=-2)).astype(dtype)
 
 
 def in_splits(product: Callable[[slice], jax.Array], inputs: int, split_inputs: int) -> PartialSums:

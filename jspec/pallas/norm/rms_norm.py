@@ -20,7 +20,7 @@ from jspec.pallas.matmul.quantize_activations import (
     quantized_outputs,
     store_quantized,
 )
-from jspec.pallas.sums import row_sum
+from jspec.pallas.sums import add, row_sum
 from jspec.pallas.triton import block_ids, kernel_call, load_block, store_block
 
 _NUMBERS = 512  # of a token that one warp has
@@ -57,7 +57,7 @@ def add_norm_reference(
     is None (``jspec.pallas.matmul.quantize_activations``). y may be ``PartialSums``, and
     ``options`` may have it normed first, and the sum multiplied. Each step is rounded."""
     y = reduce_partial_sums(y, x.dtype)
-    x = x + (y if options.weight is None else norm(y, options.weight, options.bias, eps, kind))
+    x = add(x, y if options.weight is None else norm(y, options.weight, options.bias, eps, kind))
     x = x if options.scale is None else x * options.scale[0]
     normed = norm(x, weight, bias, eps, kind)
     return x, normed if quantize is None else quantize_tokens_reference(normed, quantize)
