@@ -14,6 +14,7 @@ widened.py             attention of many query tokens over these on Hopper GPUs
 pages_in_use.py        the pages of a prefill batch
 flash.py               the slots of a program instance, and the launch of paged.py and decode.py
 softmax.py             the running softmax, and the one order in which its sums are added up
+parts.py               the parts of a row, and how program instances share them
 tiling.py              sizes of tiles and blocks, and splits of a row
 merge_splits.py        merges the splits of a row (Flash-Decoding)
 rope.py                RoPE inside kernels
