@@ -21,7 +21,7 @@ G = 2
 LIVE, DEAD, FULL, SHORT, EARLY, ONE = range(6)  # rows of a problem
 SMALL_PARTS = Parts(32, steps=1)
 SMALL = AttentionTiling(
-    tile_bytes=4096, queries=16, instances=64, parts=Parts(64)
+    tile_bytes=4096, queries=16, instances=64, split_slots=64, parts=Parts(64)
 )  # several splits, tiles, blocks of rows
 WHOLE = AttentionTiling(instances=1)  # nothing is split
 LARGE = tiling_of("bfloat16", 512)
@@ -29,7 +29,7 @@ SHARED = AttentionTiling(  # only long rows are split; one instance merges some 
     tile_bytes=4096, instances=1, split_slots=64, max_splits=3, parts=SMALL_PARTS
 )
 MERGED = AttentionTiling(
-    tile_bytes=4096, queries=16, instances=1, max_splits=1, parts=SMALL_PARTS
+    tile_bytes=4096, queries=16, instances=1, split_slots=64, max_splits=1, parts=SMALL_PARTS
 )  # all parts by one instance
 
 

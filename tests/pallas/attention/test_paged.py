@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cuda_lowering import shapes_of_queries
-from jax.experimental import pallas as pl
 from paged_problems import (
     CASES,
     DEAD,
@@ -28,7 +27,7 @@ from paged_problems import (
 from jspec.models.cache_pools import LayerKV
 from jspec.models.kv_cache import PagedView
 from jspec.pallas.attention import flash
-from jspec.pallas.attention.flash import AttentionLaunch, OwnTiles
+from jspec.pallas.attention.flash import AttentionLaunch
 from jspec.pallas.attention.merge_splits import merge_splits
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.parts import PARTS, Parts
@@ -121,9 +120,9 @@ def test_parts_of_another_length_are_detected(parts):
     assert (_bits_of_equal_scores(wrong) != _bits_of_equal_scores(MERGED)).any()
 
 
-@pytest.mark.parametrize("fault", ["backwards", "in pairs", "backwards in an instance"])
+@pytest.mark.parametrize("fault", ["backwards", "in pairs"])
 def test_a_merge_out_of_order_is_detected(fault, monkeypatch):
-    """Of the softmaxes that instances have stored, or of the parts that one instance has."""
+    """Of the softmaxes that instances have stored."""
 
     def merge(acc, peak, total, last, sinks, dtype, sharing, *more, **how):
         """``merge_splits`` of these softmaxes in another order. Weights are 1 here, so that sums alone are merged."""
@@ -139,24 +138,8 @@ def test_a_merge_out_of_order_is_detected(fault, monkeypatch):
             peak = jnp.where(live & even, 0.0, -jnp.inf)
         return merge_splits(acc, peak, total, last, sinks, dtype, sharing, *more, **how)
 
-    class Backwards(OwnTiles):
-        """The parts of an instance, the last one first; all have as many tiles, of which some may be masked."""
-
-        @classmethod
-        def of(cls, queries, newest, launch):
-            own = OwnTiles.of(queries, newest, launch)
-            return cls(*own)._replace(end=pl.cdiv(own.end, launch.sharing.part_tiles) * launch.sharing.part_tiles)
-
-        def tile(self, j, part_tiles):
-            turns, turn = self.end // part_tiles, j // part_tiles
-            return OwnTiles(*self).tile(j + (turns - 1 - 2 * turn) * part_tiles, part_tiles)
-
-    if fault == "backwards in an instance":
-        tiling = replace(MERGED, num_stages=1)  # an own trace, with the fault
-        monkeypatch.setattr(flash, "OwnTiles", Backwards)
-    else:
-        tiling = replace(MERGED, instances=64, num_stages=1 if fault == "backwards" else 2)
-        monkeypatch.setattr(flash, "merge_splits", merge)
+    monkeypatch.setattr(flash, "merge_splits", merge)
+    tiling = replace(MERGED, instances=64, num_stages=1 if fault == "backwards" else 2)  # an own trace, with the fault
     got, wanted = _bits_of_equal_scores(tiling), _bits_of_equal_scores(MERGED)
     np.testing.assert_allclose(got, wanted, atol=1e-5)
     assert (got != wanted).any()
