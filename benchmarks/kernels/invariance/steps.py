@@ -14,7 +14,17 @@ import numpy as np
 
 from benchmarks.kernels.invariance.run import Job, Run, bits, classes, compile_all, named, shape_of
 from benchmarks.random_modules import random_module
-from benchmarks.shapes import GLM_47_FLASH, LLAMA_8B, QWEN3_30B_A3B, TINY, TINY_LATENT, TINY_MIXTURE
+from benchmarks.shapes import (
+    GEMMA4_26B_A4B,
+    GEMMA4_31B,
+    GPT_OSS_20B,
+    LLAMA_8B,
+    QWEN3_06B,
+    QWEN3_30B_A3B,
+    SEED_OSS_36B,
+    TINY,
+    TINY_MIXTURE,
+)
 from jspec.config import ModelConfig
 from jspec.config.engine import CHUNK
 from jspec.engine.runner.compile import decode_options
@@ -22,7 +32,6 @@ from jspec.models.cache_pools import KVRounding, init_cache
 from jspec.models.flatten import flatten
 from jspec.models.kv_cache import PagedView
 from jspec.models.params import DTYPES
-from jspec.models.w8a8 import with_quantized_activations
 from jspec.pallas.dispatch import one_order
 
 LAYERS, PAGE = 2, 64
@@ -30,43 +39,60 @@ LAYERS, PAGE = 2, 64
 
 class Sizes(NamedTuple):
     """A text of S tokens in each of up to ``rows`` rows; the token at ``last`` is read in ``passes`` of rows and query
-    tokens, and in ``prefill`` passes."""
+    tokens, and in ``prefill`` passes. Logits are those of ``vocabulary`` tokens at most."""
 
     S: int = 2048
     last: int = 1000
     rows: int = 64
-    passes: tuple[tuple[int, int], ...] = ((1, 1), (1, 5), (1, 16), (16, 1), (16, 5), (64, 1), (64, 5))
-    prefill: tuple[int, ...] = (64, 512, 1024)
+    passes: tuple[tuple[int, int], ...] = ((1, 1), (1, 5), (16, 1), (16, 5), (64, 5))
+    prefill: tuple[int, ...] = (64, 512)
     chunk: int = CHUNK
+    vocabulary: int = 32_768
 
 
 SMALL = Sizes(128, 70, 2, ((1, 1), (2, 2)), (), 64)
 
 
 class Kind(NamedTuple):
-    """A kind of target: its shape, how its weights are stored, and whether it rounds what it caches and what maps read."""
+    """A kind of target: its shape, how its weights are stored, and whether it rounds what it caches."""
 
     shape: ModelConfig = LLAMA_8B
     small: ModelConfig = TINY
     quantization: str | None = None
     rounds_cache: bool = False
-    rounds_inputs: bool = False
 
 
 KINDS = {
     "bf16": Kind(),
     "int4": Kind(quantization="int4"),
     "FP8 blocks": Kind(quantization="fp8_block"),
+    "norms of heads": Kind(QWEN3_06B, dataclasses.replace(TINY, qk_norm=True)),
     "experts": Kind(QWEN3_30B_A3B, TINY_MIXTURE),
     "experts in int4": Kind(QWEN3_30B_A3B, TINY_MIXTURE, quantization="int4"),
+    "gpt-oss": Kind(GPT_OSS_20B, TINY_MIXTURE),
+    "biases": Kind(SEED_OSS_36B, dataclasses.replace(TINY, qkv_bias=True)),
+    "Gemma 4": Kind(GEMMA4_31B),
+    "Gemma 4, experts": Kind(GEMMA4_26B_A4B, TINY_MIXTURE),
     "NVFP4": Kind(quantization="nvfp4"),
     "int8": Kind(quantization="int8"),
     "cache in FP8": Kind(rounds_cache=True),
-    "W8A8 in int8": Kind(quantization="int8", rounds_inputs=True),
-    "W8A8 in FP8": Kind(quantization="fp8", rounds_inputs=True),
-    "latents": Kind(GLM_47_FLASH, TINY_LATENT),
-    "latents in FP8": Kind(GLM_47_FLASH, TINY_LATENT, rounds_cache=True),
 }
+
+
+def last_layers(shape: ModelConfig, vocabulary: int, quantization: str | None) -> ModelConfig:
+    """The last ``LAYERS`` layers of a shape. Of a mixture the first of them has a plain MLP, if layers may differ."""
+    of_layers = {
+        field.name: value[-LAYERS:]
+        for field in dataclasses.fields(shape)
+        if isinstance(value := getattr(shape, field.name), tuple) and len(value) == shape.num_layers
+    }
+    experts = shape.experts
+    if experts is not None:
+        experts = dataclasses.replace(experts, layers=() if experts.beside_mlp else (False, True))
+    vocabulary = min(shape.vocab_size, vocabulary)
+    stored = {} if quantization is None else {"quantization": quantization}
+    sizes = {"num_layers": LAYERS, "mtp_layers": 0, "vocab_size": vocabulary, "experts": experts}
+    return dataclasses.replace(shape, **of_layers, **stored, **sizes)
 
 
 def program(merge, shared: bool, logits: bool):
@@ -99,8 +125,6 @@ class Target:
         model = random_module(config, dtype=dtype)
         if kind.rounds_cache:
             model.kv_rounding = (KVRounding(),) * config.num_layers
-        if kind.rounds_inputs and kind.quantization is not None:
-            model = with_quantized_activations(model, kind.quantization)
         leaves, merge = flatten(model)
         pages = 1 + sizes.rows * (sizes.S // PAGE)
         cache = init_cache(model.cache_shape(), pages, PAGE, sizes.rows, 16, DTYPES[dtype])
@@ -146,16 +170,15 @@ def steps(run: Run, tokens):
     del tokens
     sizes = SMALL if run.small else Sizes()
     for name, kind in KINDS.items():
+        if run.small and name not in ("bf16", "experts in int4"):
+            continue
         run.attempt(f"step, {name}", step, run, name, kind, sizes)
 
 
 def step(run: Run, kind: str, of: Kind, sizes: Sizes):
     """Print classes after each layer, and pairs of passes."""
     shape = of.small if run.small else of.shape
-    experts = shape.experts and dataclasses.replace(shape.experts, layers=(False, True))
-    config = dataclasses.replace(
-        shape, num_layers=LAYERS, windows=(), quantization=of.quantization, experts=experts, mtp_layers=0
-    )
+    config = last_layers(shape, sizes.vocabulary, of.quantization)
     target = Target.make(config, of, sizes, "float32" if run.small else "bfloat16")
     whole = f"prefill {sizes.S}"
     passes = {whole: (sizes.S // sizes.chunk, sizes.chunk, True)}
