@@ -15,8 +15,9 @@ import jax.numpy as jnp
 
 from jspec.pallas.dispatch import of_platform, wants_one_order
 
-# On a CPU, where XLA has other orders of sums for fewer.
+# On a CPU, where XLA has other orders of sums for fewer, and from jax 0.12 on for those behind the last whole eights.
 _FEWEST_OUTPUTS = 8
+_WHOLE_OUTPUTS = 8 if jax.__version_info__ >= (0, 12) else 1
 
 
 def linear(x, weight, dtype) -> jax.Array:
@@ -26,7 +27,7 @@ def linear(x, weight, dtype) -> jax.Array:
         jnp.einsum, "...i,oi->...o", precision=_full_precision(x.dtype), preferred_element_type=dtype
     )
     tokens = math.prod(x.shape[:-1])
-    if tokens == 0 or (tokens > 1 and len(weight) >= _FEWEST_OUTPUTS):
+    if tokens == 0 or (tokens > 1 and len(weight) == _padded_outputs(len(weight))):
         return product(x, weight)
     return _ordered(functools.partial(_padded, product), product, x, weight)
 
@@ -45,7 +46,7 @@ def rows_product(x, y, axis: int) -> jax.Array:
         (M, _), outputs = x.shape[-2:], y.shape[-3 - axis]
         if axis == -2:  # behind a barrier, so that XLA multiplies what is written there
             y = jax.lax.optimization_barrier(jnp.swapaxes(y, -1, -2))
-        x, y = _with_rows(x, 2), _with_rows(y, _FEWEST_OUTPUTS)
+        x, y = _with_rows(x, 2), _with_rows(y, _padded_outputs(outputs))
         return product(x, y, -1)[..., :M, :outputs]
 
     return _ordered(padded, product, x, y)
@@ -67,8 +68,13 @@ def _padded(product, x, weight):
     """A product with a second token and further outputs, of zeros, that are discarded: XLA has another order of sums on a
     CPU for one token and for very few outputs."""
     tokens, outputs = math.prod(x.shape[:-1]), len(weight)
-    products = product(_with_rows(x.reshape(tokens, -1), 2), _with_rows(weight, _FEWEST_OUTPUTS))
+    products = product(_with_rows(x.reshape(tokens, -1), 2), _with_rows(weight, _padded_outputs(outputs)))
     return products[:tokens, :outputs].reshape(*x.shape[:-1], outputs)
+
+
+def _padded_outputs(outputs: int) -> int:
+    """How many outputs a product is to have for so many."""
+    return max(-(-outputs // _WHOLE_OUTPUTS) * _WHOLE_OUTPUTS, _FEWEST_OUTPUTS)
 
 
 def _with_rows(x, least: int) -> jax.Array:

@@ -22,8 +22,10 @@ _DISABLED = "xla_disable_hlo_passes"
 _NO_REMATERIALIZATION = {} if _DISABLED in os.environ.get("XLA_FLAGS", "") else {_DISABLED: "rematerialization"}
 
 # XLA leaves out that a number is rounded to bfloat16, if it is widened again and nothing lies between, as a slice does in a
-# pass of one token.
-_ALWAYS_ROUNDED = {"xla_allow_excess_precision": False}
+# pass of one token. From jax 0.12 on it has another library for some products, by their rows, which adds in another order.
+_OF_ONE_ORDER: dict[str, str | int] = {"xla_allow_excess_precision": False}
+if jax.__version_info__ >= (0, 12):
+    _OF_ONE_ORDER["xla_cpu_experimental_ynn_fusion_type"] = ""
 
 _GRAPHS = "xla_gpu_enable_command_buffer"
 # XLA's own list, and loops whose end the device decides: otherwise the host launches one round after another and has to
@@ -211,7 +213,7 @@ def _in_threads(threads: int, calls: Iterable[tuple[Callable, tuple]], is_wanted
 
 def one_order_options(wanted: bool) -> dict[str, str | int]:
     """Compiler options of a program on a CPU that is to have one order of sums, if one is ``wanted``."""
-    return dict(_ALWAYS_ROUNDED) if wanted and jax.default_backend() == "cpu" else {}
+    return dict(_OF_ONE_ORDER) if wanted and jax.default_backend() == "cpu" else {}
 
 
 def decode_options(target_leaves: Sequence[jax.Array], queries: int) -> dict[str, str | int]:
