@@ -8,13 +8,10 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jspec.config import ModelConfig
 from jspec.config.engine import EngineConfig, UnpinnedConfig
 from jspec.models.cache_pools import CacheShape
 from jspec.models.decoder import Decoder
 from jspec.models.delta_net import GatedDeltaNet
-from jspec.models.heads.eagle import EagleHead
-from jspec.models.heads.eagle3 import Eagle3Head
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
 from jspec.models.products import kernels_by_size
@@ -34,13 +31,13 @@ def _unordered(name: str) -> KernelRow:
 
 _SUMS_OVER_SHARDS = _unordered("sums over shards")
 _UNKNOWN = _unordered("code that jspec does not know")
-# A model's passes have one order in bfloat16 on a CPU, too. But in an engine, log-probabilities of rounds with drafts have
-# other bits than those of rounds without and of scores, for any number of drafts; it is not known yet which part does it.
-_ROUNDS_IN_BFLOAT16 = _unordered("rounds with drafts in bfloat16 on a CPU")
+# A model's passes have one order in bfloat16 on a CPU, too. But log-probabilities of an engine of several rows have other
+# bits than those of an engine of one row, and than scores, with drafts and without; it is not known yet which part does it.
+_ROUNDS_IN_BFLOAT16 = _unordered("rounds in bfloat16 on a CPU")
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
-# On a GPU, XLA may round anew what lies between kernels. So it is for models alone whose whole passes were compared there
-# (``benchmarks.kernels.invariance``): they have layers like those of Llama. These fields of their configuration may differ.
-_COMPARED_ON_GPU = Decoder, EagleHead, Eagle3Head
+# On a GPU, XLA may round what lies between kernels in other ways in each program. So a model has one order there only if
+# whole passes of its kind were compared on a card (``benchmarks.kernels.invariance``, ``steps``): those of Llama's layers
+# were. These fields of a configuration change no kind.
 _MAY_DIFFER = (
     *("architecture", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
     *("head_dim", "max_position", "rms_norm_eps", "rope", "tie_embeddings", "bos_token_id", "eos_token_ids"),
@@ -98,11 +95,12 @@ def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, Sequence[Row]]]:
 
 def _not_compared(model: Any) -> str | None:
     """What a model has of which no whole passes were compared on a GPU, in words; None if it has nothing of the kind."""
-    if not isinstance(model, _COMPARED_ON_GPU):
+    if not isinstance(model, Decoder):
         return type(model).__name__
-    config = model.config
-    for field in dataclasses.fields(config) if isinstance(config, ModelConfig) else ():
-        value = getattr(config, field.name)
+    if model.kv_rounding is not None:
+        return "a cache in eight bits"
+    for field in dataclasses.fields(model.config):
+        value = getattr(model.config, field.name)
         usual = not any(value) if field.name == "windows" else value == field.default
         if not (usual or field.name in _MAY_DIFFER):
             return f"{field.name}={value!r}"

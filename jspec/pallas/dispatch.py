@@ -10,9 +10,8 @@ from typing import TypeVar
 import jax
 
 _ONE_ORDER = contextvars.ContextVar("one_order", default=False)
-_PLATFORM = jax.make_user_context(
-    None
-)  # a part of the keys of JAX's caches, so that no trace is found for another platform
+# A part of the keys of JAX's caches, so that no trace is found that was made for another platform.
+_PLATFORM = jax.make_user_context(None)
 _HOPPER = "H100", "H200", "H800", "H20", "GH200"
 
 

@@ -66,7 +66,7 @@ def _full_precision(dtype) -> jax.lax.Precision | None:
 
 def _padded(product, x, weight):
     """A product with a second token and further outputs, of zeros, that are discarded: XLA has another order of sums on a
-    CPU for one token and for very few outputs."""
+    CPU for one token and for the outputs that ``_padded_outputs`` rounds up."""
     tokens, outputs = math.prod(x.shape[:-1]), len(weight)
     products = product(_with_rows(x.reshape(tokens, -1), 2), _with_rows(weight, _padded_outputs(outputs)))
     return products[:tokens, :outputs].reshape(*x.shape[:-1], outputs)

@@ -189,8 +189,8 @@ def _softmax(last, sinks, shared: SharedMemory, block: QueryBlock, warpgroup, la
             first, end = (parts.start(part + i) // slots for i in range(2))
             return _merged(whole, attend_tiles(empty, lambda i: jnp.clip(i, first, end)))
 
-        of_blocks = parts.number(block.first * slots), parts.number(jnp.maximum(block.end * slots - 1, 0)) + 1
-        carry = lax.fori_loop(*of_blocks, attend_part, empty)
+        begin, end = parts.number(block.first * slots), parts.number(jnp.maximum(block.end * slots - 1, 0)) + 1
+        carry = lax.fori_loop(begin, end, attend_part, empty)
         carry = carry if of_sinks is None else _merged(carry, of_sinks)
     pl.when(warpgroup == 0)(switch_warpgroups)
     acc, _, total = carry

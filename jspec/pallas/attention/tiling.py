@@ -11,7 +11,7 @@ from jspec.pallas.triton import MMA_SIZE
 
 @dataclass(frozen=True)
 class AttentionTiling:
-    """The sizes of tiles and blocks; the last bits of the results depend on them.
+    """The sizes of tiles and blocks. With ``parts``, bits of the results depend on these and on the slots of a tile alone.
 
     Attributes:
       tile_bytes: bytes of the keys of a tile, and of its values, in registers.
@@ -77,10 +77,9 @@ class AttentionTiling:
             return Sharing(None, tile_slots, splits, splits, min_splits=fewest, split_tiles=pl.cdiv(tiles, splits))
         parts = self.parts.count(tiles * tile_slots, span)
         splits *= 1 if fewest == 1 else 2  # parts make uneven shares
-        head = max(
-            self.parts.count(max(self.split_slots // fewest**3, 1)),
-            parts + 1 - max(_STORED_BYTES // softmax_bytes, 1),
-        )
+        # So many slots are merged in registers where a batch fills a GPU, an eighth of them where it fills half of one.
+        head = self.parts.count(max(self.split_slots // fewest**3, 1))
+        head = max(head, parts + 1 - max(_STORED_BYTES // softmax_bytes, 1))
         if splits == 1 or head >= parts:
             return Sharing(self.parts, tile_slots, 1, 1, head=parts)
         if span is not None:
