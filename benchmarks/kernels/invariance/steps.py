@@ -1,16 +1,18 @@
-"""A target of two layers as it is compiled in one order of sums: which passes give a token the same residual streams and
-logits, and after which layer do they differ?
+"""A target of two layers, or a draft head, as it is compiled in one order of sums: which passes give a token the same
+residual streams and logits, and which stream differs first?
 
 A prefill pass fills the cache with one text before every pass. The pass then reads a token of the text again, alone or
 behind others of it, beside rows of other texts."""
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from benchmarks.kernels.invariance.run import Job, Run, bits, classes, compile_all, named, shape_of
 from benchmarks.random_modules import random_module
@@ -24,9 +26,11 @@ from benchmarks.shapes import (
     SEED_OSS_36B,
     TINY,
     TINY_MIXTURE,
+    head_for,
 )
 from jspec.config import ModelConfig
 from jspec.config.engine import CHUNK
+from jspec.config.heads import HeadConfig
 from jspec.engine.runner.compile import decode_options
 from jspec.models.cache_pools import KVRounding, init_cache
 from jspec.models.flatten import flatten
@@ -54,12 +58,15 @@ SMALL = Sizes(128, 70, 2, ((1, 1), (2, 2)), (), 64)
 
 
 class Kind(NamedTuple):
-    """A kind of target: its shape, how its weights are stored, and whether it rounds what it caches."""
+    """A kind of target: its shape, how its weights are stored, and whether it rounds what it caches. With ``head``, a draft
+    head for it of this method, whose configuration has these other ``fields``."""
 
     shape: ModelConfig = LLAMA_8B
     small: ModelConfig = TINY
     quantization: str | None = None
     rounds_cache: bool = False
+    head: str | None = None
+    fields: Mapping[str, Any] = {}
 
 
 KINDS = {
@@ -76,7 +83,37 @@ KINDS = {
     "NVFP4": Kind(quantization="nvfp4"),
     "int8": Kind(quantization="int8"),
     "cache in FP8": Kind(rounds_cache=True),
+    "EAGLE": Kind(head="eagle"),
+    "EAGLE-3": Kind(head="eagle3"),
+    "EAGLE-3, more norms": Kind(
+        head="eagle3",
+        fields=dict.fromkeys(("norm_each_aux", "norm_before_residual", "norm_output", "fuse_bias"), True),
+    ),
 }
+
+
+class Drafting(nnx.Module):
+    """A draft head and its target, with the methods of a target that ``program`` calls. Slot i reads token i and a feature
+    that belongs to the token. Streams are what ``fuse``, the layers and ``recycle`` return."""
+
+    def __init__(self, target, config: HeadConfig, dtype: str):
+        self.target, self.head = target, random_module(config, dtype=dtype)
+        size = getattr(config, "feature_size", target.config.hidden_size)
+        shape = target.config.vocab_size, size
+        self.features = nnx.Param(jax.random.normal(jax.random.key(1), shape, DTYPES[dtype]))
+
+    def with_auxiliary(self, tokens, positions, cache, view, aux_layers):
+        """Streams in place of auxiliary hidden states."""
+        del aux_layers
+        fused = self.head.fuse(self.features[...][tokens])
+        hidden, cache = self.head(self.head.embed(tokens, self.target), fused, positions, cache, view)
+        return hidden, jnp.concatenate([fused, hidden, self.head.recycle(hidden)], axis=-1), cache
+
+    def logits(self, hidden):
+        return self.head.logits(hidden, self.target)
+
+    def cache_shape(self):
+        return self.head.cache_shape()
 
 
 def last_layers(shape: ModelConfig, vocabulary: int, quantization: str | None) -> ModelConfig:
@@ -111,7 +148,7 @@ def program(merge, shared: bool, logits: bool):
 
 @dataclasses.dataclass
 class Target:
-    """A target whose cache has the text of row 0 in its first pages."""
+    """A target, or a draft head, whose cache has the text of row 0 in its first pages."""
 
     config: ModelConfig
     sizes: Sizes
@@ -123,6 +160,8 @@ class Target:
     @classmethod
     def make(cls, config: ModelConfig, kind: Kind, sizes: Sizes, dtype: str) -> "Target":
         model = random_module(config, dtype=dtype)
+        if kind.head is not None:
+            model = Drafting(model, dataclasses.replace(head_for(config, kind.head), **kind.fields), dtype)
         if kind.rounds_cache:
             model.kv_rounding = (KVRounding(),) * config.num_layers
         leaves, merge = flatten(model)
@@ -166,11 +205,11 @@ class Target:
 
 
 def steps(run: Run, tokens):
-    """A line for each form of weights."""
+    """A line for each kind."""
     del tokens
     sizes = SMALL if run.small else Sizes()
     for name, kind in KINDS.items():
-        if run.small and name not in ("bf16", "experts in int4"):
+        if run.small and name not in ("bf16", "experts in int4", "EAGLE-3, more norms"):
             continue
         run.attempt(f"step, {name}", step, run, name, kind, sizes)
 
@@ -200,9 +239,7 @@ def step(run: Run, kind: str, of: Kind, sizes: Sizes):
     firsts = {name: results[0] for name, results in found.items()}
     moved = [name for name, results in found.items() if len({bits(one) for one in results}) > 1]
     for layer in range(LAYERS + 1):
-        run.say(
-            f"step, {kind}, after {layer} layers", named(classes({name: one[layer] for name, one in firsts.items()}))
-        )
+        run.say(f"step, {kind}, stream {layer}", named(classes({name: one[layer] for name, one in firsts.items()})))
     run.say_classes(f"step, {kind}, normed", {name: one[LAYERS + 1] for name, one in firsts.items()})
     logits = {name: one[-1] for name, one in firsts.items() if len(one) == LAYERS + 3}
     note = f"; place or neighbours matter: {', '.join(moved)}" if moved else ""
