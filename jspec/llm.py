@@ -67,7 +67,8 @@ class LLM:
         speculation.require_lossless()
         self.target, self.tokenizer, self.method, self.speculation = target, tokenizer, method, speculation
         if costs is None:  # they are those of programs that are pinned
-            config = unpinned(config, target, draft_model)
+            decides = not speculation.same_text_for_every_K(config.width, pins_shapes=False)  # whether drafts do
+            config = unpinned(config, target, draft_model if decides else None)
         auto = speculation.auto and method is not None
         budgeted = speculation.verify_budget is not None and method is not None
         fixed = not (auto or budgeted) or speculation.same_text_for_every_K(config.width, config.pins_shapes)

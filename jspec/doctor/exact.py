@@ -163,8 +163,8 @@ def prove_exact(
     subject = _Subject.of(whole, head, tokens, engine, max_tokens)
     plain = Way("plain, one by one", True, together=False)
     expected = subject.complete(plain)
-    unpinned = subject.unpinned()
-    tried = ways(K, draft is not None, subject.engine, unpinned)
+    unpinned = without_one_order(engine.dtype, subject.model) is None
+    tried = ways(K, draft is not None, subject.engine, unpinned, unpinned and subject.drafts_in_one_order())
     differences = [compared(way, expected, subject.complete(way)) for way in tried]
     differences.append(scored(expected, subject.score(expected), unpinned))
     kernel = None
@@ -173,9 +173,9 @@ def prove_exact(
     return Exactness(tuple(differences), kernel)
 
 
-def ways(K: int, drafts: bool, engine: EngineConfig, unpinned: bool = False) -> list[Way]:
-    """The ways that are compared with plain decoding one by one, for K drafts of a draft if there is one. Where models have
-    one order of sums (``unpinned``), all of them are promised."""
+def ways(K: int, drafts: bool, engine: EngineConfig, unpinned: bool = False, drafts_too: bool = False) -> list[Way]:
+    """The ways that are compared with plain decoding one by one, for K drafts of a draft if there is one. If the target has
+    one order of sums (``unpinned``), all of them are promised, that of ``rejection`` only if the draft has one, too."""
     chunk = engine.prefill_chunk
     assert chunk is not None
     found = [
@@ -189,7 +189,7 @@ def ways(K: int, drafts: bool, engine: EngineConfig, unpinned: bool = False) -> 
     if drafts:
         coupled = functools.partial(Speculation, verify="match", draft_sampling="coupled")
         found += [Way(f"{k} draft{'s' * (k > 1)}, match, coupled", unpinned, coupled(k)) for k in sorted({1, K})]
-        found.append(Way(f"{K} drafts, rejection", unpinned, Speculation(K), greedy=True))
+        found.append(Way(f"{K} drafts, rejection", drafts_too, Speculation(K), greedy=True))
     return found
 
 
@@ -259,14 +259,13 @@ class _Subject:
         model.kv_rounding = kv_rounding(engine, whole)
         return cls(model, None if head is None else (used, dict(head.params(engine.dtype))), tokens, engine, max_tokens)
 
-    def unpinned(self) -> bool:
-        """Whether texts and numbers do not depend on the sizes of an engine and of its passes, nor on drafts: ``LLM`` pins
-        no shapes for these models."""
-        module = None
-        if self.draft is not None:
-            config, params = self.draft
-            _, module = build_draft_module(config, dict(params), self.engine.dtype, self.model)
-        return without_one_order(self.engine.dtype, self.model, module) is None
+    def drafts_in_one_order(self) -> bool:
+        """Whether the draft has one order of sums, so that ``LLM`` pins no shapes where drafts decide a text, either."""
+        if self.draft is None:
+            return True
+        config, params = self.draft
+        _, module = build_draft_module(config, dict(params), self.engine.dtype, self.model)
+        return without_one_order(self.engine.dtype, module) is None
 
     def complete(self, way: Way) -> list[Written]:
         """The greedy completions of all prompts, then those with seeds."""

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jspec.config import Experts, LayerConfig, ModelConfig
 from jspec.config.engine import EngineConfig, UnpinnedConfig
+from jspec.config.heads import Eagle3Config, EagleConfig
 from jspec.models.cache_pools import CacheShape
-from jspec.models.decoder import Decoder
 from jspec.models.delta_net import GatedDeltaNet
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
@@ -36,13 +37,26 @@ _UNKNOWN = _unordered("code that jspec does not know")
 _ROUNDS_IN_BFLOAT16 = _unordered("rounds in bfloat16 on a CPU")
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
 # On a GPU, XLA may round what lies between kernels in other ways in each program. So a model has one order there only if
-# whole passes of its kind were compared on a card (``benchmarks.kernels.invariance``, ``steps``): those of Llama's layers
-# were. These fields of a configuration change no kind.
-_MAY_DIFFER = (
-    *("architecture", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
-    *("head_dim", "max_position", "rms_norm_eps", "rope", "tie_embeddings", "bos_token_id", "eos_token_ids"),
-    *("quantization", "other_formats", "mtp_layers", "draft_vocab_size"),
-)
+# whole passes of its kind were compared on a card (``benchmarks.kernels.invariance``, ``steps``). For each class of a
+# configuration that was: the fields that were compared with other values than their defaults, and where that was one value
+# among several that change what lies between kernels, this value.
+_COMPARED = {
+    ModelConfig: {
+        *("architecture", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
+        *("head_dim", "max_position", "rms_norm_eps", "rope", "layer_ropes", "windows", "layers", "experts"),
+        *("tie_embeddings", "bos_token_id", "eos_token_ids", "quantization", "other_formats", "mtp_layers"),
+        *("draft_vocab_size", "qkv_bias", "output_bias", "attention_scale", "attention_sinks", "value_norm"),
+        *("qk_norm", "norm='rms_wide'", "norm_placement='around'", "activation='gelu_tanh'", "logit_softcap"),
+        *("embedding_multiplier", "layer_scalars"),
+    },
+    Experts: {"count", "chosen", "width", "layers", "biases", "clamp", "stored", "beside_mlp"},
+    LayerConfig: {"head_dim", "num_kv_heads", "intermediate_size", "keys_are_values"},
+    EagleConfig: {"layers", "own_embedding", "draft_vocab_size"},
+    Eagle3Config: {
+        *("layers", "draft_vocab_size", "target_hidden_size", "num_aux_layers", "aux_layers", "own_embedding"),
+        *("own_head", "mask_token_id", "trained_drafts"),
+    },
+}
 
 
 def unpinned(config: EngineConfig, *models: Any) -> EngineConfig:
@@ -73,7 +87,7 @@ def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, Sequence[Row]]]:
         return
     if jax.default_backend() == "cpu" and dtype != "float32":
         yield "rounds", [_ROUNDS_IN_BFLOAT16]
-    if jax.default_backend() != "cpu" and (what := _not_compared(model)) is not None:
+    if jax.default_backend() != "cpu" and (what := _not_compared(model.config)) is not None:
         yield "layers", [_unordered(f"{what}, of which no passes were compared on a GPU")]
     if getattr(model, "shards", None) is not None:
         yield "layers", [_SUMS_OVER_SHARDS]
@@ -93,15 +107,18 @@ def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, Sequence[Row]]]:
     yield from kernels_by_size(model, dtype, _SIZES)
 
 
-def _not_compared(model: Any) -> str | None:
-    """What a model has of which no whole passes were compared on a GPU, in words; None if it has nothing of the kind."""
-    if not isinstance(model, Decoder):
-        return type(model).__name__
-    if model.kv_rounding is not None:
-        return "a cache in eight bits"
-    for field in dataclasses.fields(model.config):
-        value = getattr(model.config, field.name)
-        usual = not any(value) if field.name == "windows" else value == field.default
-        if not (usual or field.name in _MAY_DIFFER):
-            return f"{field.name}={value!r}"
+def _not_compared(config: Any) -> str | None:
+    """What a configuration has of which no whole passes were compared on a GPU, in words; None if it has nothing of the
+    kind."""
+    if (compared := _COMPARED.get(type(config))) is None:
+        return type(config).__name__
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        told = f"{field.name}={value!r}"
+        if value != field.default and field.name not in compared and told not in compared:
+            return told
+        parts = [one for one in (value if isinstance(value, tuple) else (value,)) if type(one) in _COMPARED]
+        found = next(filter(None, map(_not_compared, parts)), None)
+        if found is not None:
+            return f"{field.name}.{found}"
     return None

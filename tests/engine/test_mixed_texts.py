@@ -1,5 +1,5 @@
-"""10,000 texts of the shipped models: each has the same tokens and the same bits of log-probabilities alone, and mixed at
-random with others in engines that draft, run, cache and preempt in other ways."""
+"""10,000 texts of the shipped models, and 2,000 of large layers on a GPU: each has the same tokens and the same bits of
+log-probabilities alone, and mixed at random with others in engines that draft, run, cache and preempt in other ways."""
 
 import dataclasses
 import functools
@@ -13,10 +13,17 @@ from engines import key_of, shared
 from mixed_texts import Difference, alone, mixed, second_turns
 
 import jspec
+from benchmarks.random_modules import random_module
+from benchmarks.shapes import LLAMA_8B, head_for
+from jspec.config import EngineConfig, Speculation
 from jspec.config.engine import UnpinnedConfig
 from jspec.doctor.exact import Written
+from jspec.drafting.methods import drafter_for
+from jspec.engine.decoding import Decoding
+from jspec.engine.engine import Engine
 from jspec.engine.request import Request
 from jspec.llm import LLM
+from jspec.models.one_order import unpinned
 from jspec.sampling.params import SamplingParams
 
 MODELS = Path(jspec.__file__).parent / "demo_models"
@@ -140,3 +147,52 @@ def test_texts_of_the_shipped_models_mixed_at_random(way):
     assert metrics.num_cached_tokens > 0 < metrics.num_preemptions
     assert sum(one.of_texts for one in differences) == scored.of_texts == TEXTS
     assert not any(one.requests for one in (*differences, scored))
+
+
+LAYERS_OF_8B = dataclasses.replace(LLAMA_8B, num_layers=2, vocab_size=32_768, max_position=2048, windows=())
+ON_A_CARD = {"max_batch": 24, "max_len": 1024, "page_size": 64, "num_pages": 1 + 24 * 10, "dtype": "bfloat16"}
+WAYS_ON_A_CARD: dict[str, tuple[str | None, dict[str, Any]]] = {  # the method, and settings of drafts
+    "plain": (None, {}),
+    "EAGLE": ("eagle", {"num_draft_tokens": 4} | COUPLED),
+    "EAGLE-3, 7 drafts": ("eagle3", {"num_draft_tokens": 7} | COUPLED),
+    "draft model, rejection": ("draft_model", {"num_draft_tokens": 3, "verify": "rejection"}),
+}
+
+
+@shared
+def large_engine(quantization: str, method: str | None, settings: tuple, **sizes) -> Engine:
+    """An engine over two layers of an 8B shape with random weights."""
+    config = dataclasses.replace(LAYERS_OF_8B, quantization=quantization or None)
+    target, speculation, draft = random_module(config), Speculation(**dict(settings)), None
+    if method is not None:
+        head: Any = LAYERS_OF_8B if method == "draft_model" else head_for(config, method)
+        fields = {"aux_layers": (0, 1, 2)} if method == "eagle3" else {}
+        draft = random_module(dataclasses.replace(head, **fields), 1)
+    of_draft = None if draft is None else draft.config
+    decoding = Decoding(drafter_for(of_draft, config, speculation), speculation.verify)
+    made = unpinned(EngineConfig(**ON_A_CARD | sizes), target, draft)
+    assert type(made) is UnpinnedConfig
+    return Engine(target, draft, decoding, made, method=method)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", WAYS_ON_A_CARD)
+@pytest.mark.parametrize("quantization", ["", "int4"], ids=["bf16", "int4"])
+def test_texts_of_large_layers_mixed_at_random(quantization, way):
+    """Of 250 texts of each kind some have all of a prompt of 600 tokens before them, which is cut anywhere."""
+    method, settings = WAYS_ON_A_CARD[way]
+    engine = large_engine(quantization, method, tuple(settings.items()))
+    one = large_engine(quantization, None, (), max_batch=1, num_pages=None, prefix_cache=False)
+    rng, difference, greedy = np.random.default_rng(0), Difference(), settings.get("verify", "match") != "match"
+    some = []
+    for i, length in enumerate(rng.integers(1, 600, 125)):
+        params = SamplingParams(max_tokens=MAX_TOKENS, logprobs=0, temperature=0.0 if greedy or i % 3 == 0 else 0.9)
+        some.append(Request(i, rng.integers(LAYERS_OF_8B.vocab_size, size=length).tolist(), params, key_of(i)))
+    for turn in range(2):
+        expected, found = alone(one, some), mixed(engine, some, turn, silent=0.4)
+        for each in some:
+            difference.count(each, expected[each.index], found[each.index])
+        some = second_turns(some, expected, 900)
+    print(f"{quantization or 'bf16'}, {way}: {difference}", flush=True)
+    assert difference.of_texts == 250
+    assert not difference.requests

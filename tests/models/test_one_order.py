@@ -4,39 +4,64 @@ import dataclasses
 
 import pytest
 from flax import nnx
-from tiny import LLAMA
+from tiny import LLAMA, tiny_checkpoint
 
-from jspec.models import Decoder, one_order
-from jspec.models.cache_pools import KVRounding
+import jspec
+from jspec.config import Experts
+from jspec.config.heads import Eagle3Config, MedusaConfig
+from jspec.models import init, one_order
+
+HEAD = Eagle3Config(dataclasses.replace(LLAMA, num_layers=1, windows=()), LLAMA.vocab_size, LLAMA.hidden_size)
 
 
-def without_one_order_on_a_gpu(monkeypatch, rounding=None, **fields) -> str | None:
+def without_one_order_on_a_gpu(monkeypatch, config) -> str | None:
     """What ``without_one_order`` says of a model on a GPU. The tiny maps here have no kernel there, so that something is
     said of every model; what was not compared comes first."""
     monkeypatch.setattr(one_order.jax, "default_backend", lambda: "gpu")
-    model = Decoder(dataclasses.replace(LLAMA, **fields), rngs=nnx.Rngs(0))
-    model.kv_rounding = rounding
-    return one_order.without_one_order("bfloat16", model)
+    return one_order.without_one_order("bfloat16", init(config, nnx.Rngs(0), "float32"))
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("config", "named"),
     [
-        ({"qk_norm": True}, "qk_norm=True"),
-        ({"qkv_bias": True}, "qkv_bias=True"),
-        ({"attention_softcap": 3.0}, "attention_softcap=3.0"),
-        ({"windows": (8,) * LLAMA.num_layers}, "windows="),
-        ({"rounding": (KVRounding(),) * LLAMA.num_layers}, "a cache in eight bits"),
+        (dataclasses.replace(LLAMA, norm="layer"), "norm='layer'"),
+        (dataclasses.replace(LLAMA, residual_multiplier=0.5), "residual_multiplier=0.5"),
+        (dataclasses.replace(LLAMA, experts=Experts(4, 2, 8, scores="sigmoid")), "experts.scores='sigmoid'"),
+        (dataclasses.replace(HEAD, fuse_bias=True), "fuse_bias=True"),
+        (dataclasses.replace(HEAD, layers=dataclasses.replace(HEAD.layers, mlp_bias=True)), "layers.mlp_bias=True"),
+        (MedusaConfig(LLAMA.vocab_size, LLAMA.hidden_size, num_heads=2), "MedusaConfig"),
     ],
     ids=str,
 )
-def test_what_was_not_compared_on_a_gpu_is_named(fields, named, monkeypatch):
-    found = without_one_order_on_a_gpu(monkeypatch, **fields)
+def test_what_was_not_compared_on_a_gpu_is_named(config, named, monkeypatch):
+    found = without_one_order_on_a_gpu(monkeypatch, config)
     assert found is not None
-    assert named in found
-    assert "compared" in found
+    assert f"{named}, of which no passes were compared on a GPU" in found
 
 
-def test_layers_of_llama_were_compared(monkeypatch):
-    found = without_one_order_on_a_gpu(monkeypatch)
+@pytest.mark.parametrize(
+    "config",
+    [
+        LLAMA,
+        HEAD,
+        dataclasses.replace(LLAMA, qk_norm=True, qkv_bias=True, norm="rms_wide", windows=(8,) * LLAMA.num_layers),
+        dataclasses.replace(LLAMA, experts=Experts(4, 2, 8)),
+    ],
+    ids=["Llama", "EAGLE-3", "norms, biases and windows", "experts"],
+)
+def test_what_was_compared_is_not_named(config, monkeypatch):
+    found = without_one_order_on_a_gpu(monkeypatch, config)
     assert found is None or "compared" not in found
+
+
+def test_drafts_that_decide_nothing_need_no_order(tmp_path):
+    """Recurrent states have none: a draft model with them leaves a target unpinned where it only makes texts come sooner."""
+    target = tiny_checkpoint(tmp_path / "target", max_position_embeddings=128)
+    draft = tiny_checkpoint(tmp_path / "draft", "Qwen3_5ForCausalLM", max_position_embeddings=128)
+
+    def pins_shapes(**how) -> bool:
+        return jspec.load(target, draft, max_len=64, max_batch=2, **how).engine.config.pins_shapes
+
+    assert not pins_shapes(verify="match", draft_sampling="coupled")
+    assert pins_shapes(verify="rejection")
+    assert pins_shapes(verify="match", draft_sampling="sample")

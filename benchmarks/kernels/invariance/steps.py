@@ -28,7 +28,7 @@ from benchmarks.shapes import (
     TINY_MIXTURE,
     head_for,
 )
-from jspec.config import ModelConfig
+from jspec.config import Experts, ModelConfig
 from jspec.config.engine import CHUNK
 from jspec.config.heads import HeadConfig
 from jspec.engine.runner.compile import decode_options
@@ -83,8 +83,47 @@ KINDS = {
     "NVFP4": Kind(quantization="nvfp4"),
     "int8": Kind(quantization="int8"),
     "cache in FP8": Kind(rounds_cache=True),
+    "Gemma 2 and 3": Kind(
+        dataclasses.replace(
+            LLAMA_8B,
+            **{"norm": "rms_offset", "norm_placement": "around", "activation": "gelu_tanh", "qk_norm": True},
+            **{"attention_softcap": 50.0, "logit_softcap": 30.0, "embedding_multiplier": 64.0},
+        )
+    ),
+    "OLMo 2, Granite": Kind(
+        dataclasses.replace(
+            LLAMA_8B,
+            **{"norm_placement": "after", "qk_norm": True, "qk_norm_over": "projection"},
+            **{"residual_multiplier": 0.22, "logit_divisor": 16.0, "embedding_multiplier": 12.0},
+        )
+    ),
+    "layer norms": Kind(
+        dataclasses.replace(
+            LLAMA_8B,
+            **{"norm": "layer", "activation": "gelu", "gated_mlp": False, "rope": None, "position_offset": 2},
+            **dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), True),
+        )
+    ),
+    "shared experts": Kind(
+        dataclasses.replace(
+            QWEN3_30B_A3B,
+            experts=Experts(
+                *(128, 8, 768), scores="sigmoid", corrected=True, groups=8, chosen_groups=4, scale=2.5, shared=1
+            ),
+        ),
+        TINY_MIXTURE,
+    ),
+    "a gated shared expert": Kind(
+        dataclasses.replace(
+            QWEN3_30B_A3B,
+            qk_norm_after_rope=True,
+            experts=Experts(128, 8, 768, renormalise=False, shared_width=768, shared_gate=True),
+        ),
+        TINY_MIXTURE,
+    ),
     "EAGLE": Kind(head="eagle"),
     "EAGLE-3": Kind(head="eagle3"),
+    "MTP": Kind(head="mtp"),
     "EAGLE-3, more norms": Kind(
         head="eagle3",
         fields=dict.fromkeys(("norm_each_aux", "norm_before_residual", "norm_output", "fuse_bias"), True),
