@@ -79,6 +79,8 @@ class Scheduler:
         # The most tokens at the end of a text that the drafter has not read.
         self._unread = num_draft_tokens + 1 + plain_rounds * config.rounds
         self._config, self._swap_pages = config, swap_pages
+        # Where a seed means one text, only what prefill would write in the same bits: recurrent states are made otherwise.
+        self._caches_answers = not config.reproducible or not (config.pins_shapes or states)
         if pages is None:
             snapshots = None if most_snapshots is None else Snapshots(most_snapshots)
             pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead, snapshots)
@@ -228,7 +230,7 @@ class Scheduler:
             self.swapped.remove(active)
             active.saved = None
         elif active.row is not None or active in self.ending:
-            if active.decoding and not self._config.pins_shapes:
+            if active.decoding and self._caches_answers:
                 self._cache_text(active)
             if active.row is None:
                 self.ending.remove(active)

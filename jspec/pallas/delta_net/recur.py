@@ -45,8 +45,9 @@ def recur(inputs: DeltaInputs, state: DeltaState, rows: Rows) -> tuple[jax.Array
     return verify(state.with_columns(columns), rows, qkv, inputs.g, inputs.beta)
 
 
-# Chunks of prefill and the tokens of rounds are added to a state in different ways.
-RECURRENCE = KernelRow("recurrence", recur, lambda *_: iter(()), cpu_order=None)
+# Chunks of prefill and the tokens of rounds are added to a state in different ways, each in one for any number of tokens. So
+# a token of a prompt may have other bits than the same token of an answer.
+RECURRENCE = KernelRow("recurrence", recur, lambda *_: iter(()), order="chunks or tokens", cpu_order="chunks or tokens")
 
 
 def recur_from_zero(inputs: DeltaInputs) -> jax.Array:
