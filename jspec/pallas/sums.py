@@ -103,6 +103,15 @@ def row_sum(x) -> jax.Array:
     return _ordered(by_product, lambda x: jnp.sum(x, axis=-1, keepdims=True), x)
 
 
+def column_sum(x) -> jax.Array:
+    """Sums of float32 ``[..., m, n] -> [..., n]``."""
+
+    def by_product(x):
+        return rows_product(jnp.ones((*x.shape[:-2], 2, x.shape[-2]), jnp.float32), x, -2)[..., 0, :]
+
+    return _ordered(by_product, lambda x: jnp.sum(x, axis=-2), x)
+
+
 def row_max(x) -> jax.Array:
     """Maxima of float32 ``[..., n] -> [..., 1]``, without a derivative. On a CPU, NaN is the least of all numbers."""
 

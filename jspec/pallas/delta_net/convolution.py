@@ -14,6 +14,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.delta_net.state import PrefillRows, VerifyRows, per_row
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.sums import add
 from jspec.pallas.triton import block_ids, kernel_call, load_block, multiply_add, sigmoid, store_block
 
 _CHANNELS = 128  # that an instance of the verify kernel has; one warp, so that its reads all come before its writes
@@ -38,7 +39,7 @@ def _convolved(window, weight) -> jax.Array:
     taps = weight.astype(jnp.float32).reshape(len(weight), *(1,) * (window[0].ndim - 1), -1)
     total = window[0].astype(jnp.float32) * taps[0]
     for x, tap in zip(window[1:], taps[1:], strict=True):
-        total = total + x.astype(jnp.float32) * tap
+        total = add(total, x.astype(jnp.float32) * tap)
     return jax.nn.silu(total)
 
 

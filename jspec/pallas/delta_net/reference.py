@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jspec.pallas.delta_net.projections import split_heads
 from jspec.pallas.delta_net.state import DeltaState, VerifyRows, per_row
-from jspec.pallas.sums import row_sum
+from jspec.pallas.sums import add, column_sum, row_sum
 
 NORM_EPS = 1e-6  # added to the sum of squares of a query or a key
 
@@ -47,10 +47,10 @@ def step(S, q, k, v, g, beta, known=None) -> tuple[jax.Array, jax.Array, jax.Arr
     """
     column = lambda x: x[..., :, None]  # noqa: E731
     decayed = jnp.exp(g)[..., None, None] * S
-    computed = beta[..., None] * (v - jnp.sum(decayed * column(k), axis=-2))
+    computed = beta[..., None] * (v - column_sum(decayed * column(k)))
     u = computed if known is None else jnp.where(known[1], known[0], computed)
-    S = decayed + column(k) * u[..., None, :]
-    return S, u, jnp.sum(S * column(q), axis=-2)
+    S = add(decayed, column(k) * u[..., None, :])
+    return S, u, column_sum(S * column(q))
 
 
 def recurrent(q, k, v, g, beta, S) -> tuple[jax.Array, jax.Array]:
