@@ -145,12 +145,15 @@ class Program(NamedTuple):
       leaves: the weights.
       fresh: makes a state.
       options: for the compiler.
+      repeats: whether a call does the same again with the state that the last one returned. The arrays of a new one lie
+        elsewhere, and XLA updates its CUDA graphs before it runs them, which calls of an engine need not pay.
     """
 
     function: Callable
     leaves: Any
     fresh: Callable
     options: dict[str, str | int]
+    repeats: bool = False
 
 
 def decoding_program(
@@ -219,7 +222,7 @@ def forward_program(target, dtype: str, what: Forward) -> Program:
         cache = filled(init_cache(target.cache_shape(), 1 + B * M, PAGE, B, what.width, DTYPES[dtype]))
         return tokens, cache, jnp.zeros((B, what.width, target.config.vocab_size), DTYPES[dtype])
 
-    return Program(passes, leaves, fresh, decode_options(leaves, B * what.width))
+    return Program(passes, leaves, fresh, decode_options(leaves, B * what.width), repeats=True)
 
 
 def _in_flight(state, config: EngineConfig, length: int):

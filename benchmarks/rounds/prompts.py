@@ -72,7 +72,7 @@ def reading_program(target, config: EngineConfig, what: Reading) -> Program:
     def fresh():
         return init_state(config, target, make(target, None), DTYPES[config.dtype])
 
-    return Program(read, leaves, fresh, decode_options(leaves, n * c))
+    return Program(read, leaves, fresh, decode_options(leaves, n * c), repeats=True)
 
 
 def reading_floor(target, what: Reading, passes: int, bandwidth: float) -> float:

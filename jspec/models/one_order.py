@@ -10,7 +10,7 @@ from flax import nnx
 
 from jspec.config import Experts, LayerConfig, ModelConfig
 from jspec.config.engine import EngineConfig, UnpinnedConfig
-from jspec.config.heads import Eagle3Config, EagleConfig
+from jspec.config.heads import Eagle3Config, EagleConfig, MTPConfig
 from jspec.models.cache_pools import CacheShape
 from jspec.models.delta_net import GatedDeltaNet
 from jspec.models.mla import LatentAttention
@@ -45,17 +45,20 @@ _COMPARED = {
         *("architecture", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
         *("head_dim", "max_position", "rms_norm_eps", "rope", "layer_ropes", "windows", "layers", "experts"),
         *("tie_embeddings", "bos_token_id", "eos_token_ids", "quantization", "other_formats", "mtp_layers"),
-        *("draft_vocab_size", "qkv_bias", "output_bias", "attention_scale", "attention_sinks", "value_norm"),
-        *("qk_norm", "norm='rms_wide'", "norm_placement='around'", "activation='gelu_tanh'", "logit_softcap"),
-        *("embedding_multiplier", "layer_scalars"),
+        *("draft_vocab_size", "qkv_bias", "output_bias", "mlp_bias", "attention_scale", "attention_sinks"),
+        *("attention_softcap", "logit_softcap", "logit_divisor", "embedding_multiplier", "residual_multiplier"),
+        *("norm", "norm_placement='around'", "norm_placement='after'", "qk_norm", "qk_norm_over", "value_norm"),
+        *("qk_norm_after_rope", "activation='gelu_tanh'", "activation='gelu'", "gated_mlp", "layer_scalars"),
+        "position_offset",
     },
-    Experts: {"count", "chosen", "width", "layers", "biases", "clamp", "stored", "beside_mlp"},
+    Experts: {field.name for field in dataclasses.fields(Experts)},
     LayerConfig: {"head_dim", "num_kv_heads", "intermediate_size", "keys_are_values"},
     EagleConfig: {"layers", "own_embedding", "draft_vocab_size"},
     Eagle3Config: {
         *("layers", "draft_vocab_size", "target_hidden_size", "num_aux_layers", "aux_layers", "own_embedding"),
         *("own_head", "mask_token_id", "trained_drafts"),
     },
+    MTPConfig: {"layers", "draft_vocab_size"},
 }
 
 

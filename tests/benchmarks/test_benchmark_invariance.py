@@ -34,6 +34,7 @@ def test_a_difference_is_counted_in_ulps_of_the_number():
         ("small_ops", "rule match: {1 rows, row 0 2 rows, row 0 2 rows, row 1}"),
         ("instructions", "instructions, spread, 16 tokens: {XLA, all tokens"),
         ("steps", "step, EAGLE-3, more norms, logits: {"),
+        ("states", "states, 27B, logits: {prefill 64 prefill 512 prefill 1024} {1x1 3x2}"),
     ],
 )
 def test_a_small_run_prints_the_classes_of_each_section(measured, capsys, section, line):

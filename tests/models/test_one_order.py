@@ -7,10 +7,14 @@ from flax import nnx
 from tiny import LLAMA, tiny_checkpoint
 
 import jspec
-from jspec.config import Experts
+from jspec.config import Experts, LayerConfig
 from jspec.config.heads import Eagle3Config, MedusaConfig
 from jspec.models import init, one_order
 
+SHARED = tuple(
+    LayerConfig(LLAMA.head_dim, LLAMA.num_kv_heads, LLAMA.intermediate_size, reads_cache_of=0 if layer else None)
+    for layer in range(LLAMA.num_layers)
+)
 HEAD = Eagle3Config(dataclasses.replace(LLAMA, num_layers=1, windows=()), LLAMA.vocab_size, LLAMA.hidden_size)
 
 
@@ -24,11 +28,14 @@ def without_one_order_on_a_gpu(monkeypatch, config) -> str | None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        (dataclasses.replace(LLAMA, norm="layer"), "norm='layer'"),
-        (dataclasses.replace(LLAMA, residual_multiplier=0.5), "residual_multiplier=0.5"),
-        (dataclasses.replace(LLAMA, experts=Experts(4, 2, 8, scores="sigmoid")), "experts.scores='sigmoid'"),
+        (dataclasses.replace(LLAMA, norm_placement="after_sum"), "norm_placement='after_sum'"),
+        (dataclasses.replace(LLAMA, attention_gate=True), "attention_gate=True"),
+        (dataclasses.replace(LLAMA, layers=SHARED), "layers.reads_cache_of=0"),
         (dataclasses.replace(HEAD, fuse_bias=True), "fuse_bias=True"),
-        (dataclasses.replace(HEAD, layers=dataclasses.replace(HEAD.layers, mlp_bias=True)), "layers.mlp_bias=True"),
+        (
+            dataclasses.replace(HEAD, layers=dataclasses.replace(HEAD.layers, activation="relu")),
+            "layers.activation='relu'",
+        ),
         (MedusaConfig(LLAMA.vocab_size, LLAMA.hidden_size, num_heads=2), "MedusaConfig"),
     ],
     ids=str,
@@ -45,7 +52,7 @@ def test_what_was_not_compared_on_a_gpu_is_named(config, named, monkeypatch):
         LLAMA,
         HEAD,
         dataclasses.replace(LLAMA, qk_norm=True, qkv_bias=True, norm="rms_wide", windows=(8,) * LLAMA.num_layers),
-        dataclasses.replace(LLAMA, experts=Experts(4, 2, 8)),
+        dataclasses.replace(LLAMA, experts=Experts(4, 2, 8, scores="sigmoid", corrected=True, shared=1)),
     ],
     ids=["Llama", "EAGLE-3", "norms, biases and windows", "experts"],
 )

@@ -13,6 +13,7 @@ The sections:
     attention     verify and prefill passes over pages, by rows, query tokens, lengths and neighbours
     costs         products whose sums have one order for any number of tokens, beside the fastest
     steps         a target of two layers, by rows and query tokens, and in prefill: after which layer do bits differ?
+    states        the same of targets with recurrent states, which read prompts in chunks and answers in rounds
     experts       routing and experts
     small_ops     norms, activations, rotations, sampling, verification rules, gated delta nets
 
@@ -31,10 +32,11 @@ from benchmarks.report import results
 
 SHARES = {  # of the time, in the order in which sections run; what one does not need is left to the next
     "instructions": 0.10,
-    "products": 0.30,
+    "products": 0.26,
     "attention": 0.14,
     "costs": 0.18,
     "steps": 0.12,
+    "states": 0.04,
     "experts": 0.08,
     "small_ops": 0.08,
 }

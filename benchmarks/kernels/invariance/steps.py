@@ -165,6 +165,8 @@ def last_layers(shape: ModelConfig, vocabulary: int, quantization: str | None) -
     experts = shape.experts
     if experts is not None:
         experts = dataclasses.replace(experts, layers=() if experts.beside_mlp else (False, True))
+    if shape.delta_nets is not None:
+        of_layers["delta_nets"] = dataclasses.replace(shape.delta_nets, layers=shape.delta_nets.layers[-LAYERS:])
     vocabulary = min(shape.vocab_size, vocabulary)
     stored = {} if quantization is None else {"quantization": quantization}
     sizes = {"num_layers": LAYERS, "mtp_layers": 0, "vocab_size": vocabulary, "experts": experts}
