@@ -61,8 +61,9 @@ def test_what_was_compared_is_not_named(config, monkeypatch):
     assert found is None or "compared" not in found
 
 
-def test_drafts_that_decide_nothing_need_no_order(tmp_path):
-    """Recurrent states have none: a draft model with them leaves a target unpinned where it only makes texts come sooner."""
+def test_drafts_that_decide_nothing_need_no_order(tmp_path, monkeypatch):
+    """A draft model with states that have none leaves a target unpinned where it only makes texts come sooner."""
+    monkeypatch.setattr(one_order, "RECURRENCE", one_order._unordered("recurrence"))
     target = tiny_checkpoint(tmp_path / "target", max_position_embeddings=128)
     draft = tiny_checkpoint(tmp_path / "draft", "Qwen3_5ForCausalLM", max_position_embeddings=128)
 
