@@ -150,7 +150,7 @@ def test_texts_of_the_shipped_models_mixed_at_random(way):
 
 
 LAYERS_OF_8B = dataclasses.replace(LLAMA_8B, num_layers=2, vocab_size=32_768, max_position=2048, windows=())
-ON_A_CARD = {"max_batch": 24, "max_len": 1024, "page_size": 64, "num_pages": 1 + 24 * 10, "dtype": "bfloat16"}
+ON_A_CARD = {"max_batch": 24, "max_len": 1024, "page_size": 64, "num_pages": 241, "prefill_tokens": 512}
 WAYS_ON_A_CARD: dict[str, tuple[str | None, dict[str, Any]]] = {  # the method, and settings of drafts
     "plain": (None, {}),
     "EAGLE": ("eagle", {"num_draft_tokens": 4} | COUPLED),
@@ -170,9 +170,11 @@ def large_engine(quantization: str, method: str | None, settings: tuple, **sizes
         draft = random_module(dataclasses.replace(head, **fields), 1)
     of_draft = None if draft is None else draft.config
     decoding = Decoding(drafter_for(of_draft, config, speculation), speculation.verify)
-    made = unpinned(EngineConfig(**ON_A_CARD | sizes), target, draft)
+    made = unpinned(EngineConfig(dtype="bfloat16", **ON_A_CARD | sizes), target, draft)
     assert type(made) is UnpinnedConfig
-    return Engine(target, draft, decoding, made, method=method)
+    engine = Engine(target, draft, decoding, made, method=method)
+    engine.warmup()  # compiles on all cores
+    return engine
 
 
 @pytest.mark.gpu
