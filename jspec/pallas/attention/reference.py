@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jspec.pallas.attention.fp8 import KVScales, decode
 from jspec.pallas.attention.spec import AttentionSpec
-from jspec.pallas.sums import row_max, row_sum, rows_product
+from jspec.pallas.sums import add, row_max, row_sum, rows_product
 
 
 def causal_mask(positions, slots, window: int | None) -> jax.Array:
@@ -73,5 +73,5 @@ def apply_rope(x, rotation: Rotation | None) -> jax.Array:
     cos, sin = (angle[:, :, None] for angle in rotation)
     rotary, rest = (x, None) if 2 * half == H else jnp.split(x, [2 * half], axis=-1)
     x1, x2 = jnp.split(rotary.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+    rotated = jnp.concatenate([add(x1 * cos, -(x2 * sin)), add(x2 * cos, x1 * sin)], axis=-1).astype(x.dtype)
     return rotated if rest is None else jnp.concatenate([rotated, rest], axis=-1)
