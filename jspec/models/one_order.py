@@ -32,9 +32,9 @@ def _unordered(name: str) -> KernelRow:
 
 _SUMS_OVER_SHARDS = _unordered("sums over shards")
 _UNKNOWN = _unordered("code that jspec does not know")
-# A model's passes have one order in bfloat16 on a CPU, too. But log-probabilities of an engine of several rows have other
-# bits than those of an engine of one row, and than scores, with drafts and without; it is not known yet which part does it.
-_ROUNDS_IN_BFLOAT16 = _unordered("rounds in bfloat16 on a CPU")
+# A model's passes have one order in bfloat16 on a CPU, too. But with jax 0.12, log-probabilities of rounds of several rows
+# have other bits than those of one row and than scores; it is not known which part does it.
+_ROUNDS_IN_BFLOAT16 = _unordered("rounds in bfloat16 on a CPU with jax 0.12")
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
 # On a GPU, XLA may round what lies between kernels in other ways in each program. So a model has one order there only if
 # whole passes of its kind were compared on a card (``benchmarks.kernels.invariance``, ``steps``). For each class of a
@@ -88,7 +88,7 @@ def _kernels(model: Any, dtype: str) -> Iterator[tuple[str, Sequence[Row]]]:
     if not type(model).__module__.startswith("jspec.models."):
         yield type(model).__name__, [_UNKNOWN]
         return
-    if jax.default_backend() == "cpu" and dtype != "float32":
+    if jax.default_backend() == "cpu" and dtype != "float32" and jax.__version_info__ >= (0, 12):
         yield "rounds", [_ROUNDS_IN_BFLOAT16]
     if jax.default_backend() != "cpu" and (what := _not_compared(model.config)) is not None:
         yield "layers", [_unordered(f"{what}, of which no passes were compared on a GPU")]

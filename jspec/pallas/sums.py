@@ -26,10 +26,7 @@ def linear(x, weight, dtype) -> jax.Array:
     product = functools.partial(
         jnp.einsum, "...i,oi->...o", precision=_full_precision(x.dtype), preferred_element_type=dtype
     )
-    tokens = math.prod(x.shape[:-1])
-    if tokens == 0 or (tokens > 1 and len(weight) == _padded_outputs(len(weight))):
-        return product(x, weight)
-    return _ordered(functools.partial(_padded, product), product, x, weight)
+    return _ordered(functools.partial(_padded, product), product, x, weight) if x.size else product(x, weight)
 
 
 def rows_product(x, y, axis: int) -> jax.Array:
@@ -66,7 +63,8 @@ def _full_precision(dtype) -> jax.lax.Precision | None:
 
 def _padded(product, x, weight):
     """A product with a second token and further outputs, of zeros, that are discarded: XLA has another order of sums on a
-    CPU for one token and for the outputs that ``_padded_outputs`` rounds up."""
+    CPU for one token and for the outputs that ``_padded_outputs`` rounds up. Tokens are one axis, or XLA would transpose
+    weights of bfloat16 as it widens them, and then add in another order."""
     tokens, outputs = math.prod(x.shape[:-1]), len(weight)
     products = product(_with_rows(x.reshape(tokens, -1), 2), _with_rows(weight, _padded_outputs(outputs)))
     return products[:tokens, :outputs].reshape(*x.shape[:-1], outputs)

@@ -122,11 +122,11 @@ def test_pages_give_the_logits_of_one_causal_pass(tmp_path, architecture, dtype)
     ],
 )
 def test_a_token_has_the_same_bits_in_passes_of_any_shape(tmp_path, architecture, dtype):
-    """In bfloat16 engines do not keep them yet. With recurrent states, a prompt is read by prefill, in chunks of 8 tokens,
-    and what follows by rounds."""
+    """With recurrent states, a prompt is read by prefill, in chunks of 8 tokens, and what follows by rounds. With jax 0.12,
+    engines do not keep them in bfloat16."""
     config, params = load_folder(tiny_checkpoint(tmp_path / "model", architecture=architecture), dtype)
     model = build(config.for_length(S), params, dtype)
-    assert (without_one_order(dtype, model) is None) == (dtype == "float32")
+    assert (without_one_order(dtype, model) is None) == (dtype == "float32" or jax.__version_info__ < (0, 12))
     graph, state = nnx.split(model)
     tokens = np.random.default_rng(0).integers(config.vocab_size, size=(6, S)).astype(np.int32)
     prompt = 16 if architecture in HYBRIDS else 0
