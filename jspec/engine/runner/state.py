@@ -166,9 +166,9 @@ def init_state(
 ) -> DecodeState:
     """An empty batch: every row is free and every page unwritten.
 
-    ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors.
-    With ``estimates``, rounds may verify some of their drafts only. ``width`` is the number of query tokens of a row in a
-    verify pass; None takes K + 1.
+    ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors
+    and replay texts. With ``estimates``, rounds may verify some of their drafts only. ``width`` is the number of query
+    tokens of a row in a verify pass; None takes K + 1.
     """
     B, S, M = num_rows or config.max_batch, config.max_len, config.pages_per_row
 
@@ -190,7 +190,7 @@ def init_state(
             min_p=every_row(0, jnp.float32),
         ),
         processors=None if vocab_size is None else Processors.none(B, vocab_size),
-        replays=every_row(0),
+        replays=None if vocab_size is None else every_row(0),
     )
     stats = no_stats(B, drafter.num_draft_tokens) if estimates else None
     width = drafter.num_draft_tokens + 1 if width is None else width
