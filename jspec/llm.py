@@ -19,6 +19,7 @@ from jspec.engine.forks import require_not_forked
 from jspec.engine.multihost.leader import Follower
 from jspec.engine.runner.compile import one_order_options
 from jspec.engine.runner.follower import FollowerRunner, ignoring_interrupts
+from jspec.engine.scores import scores
 from jspec.models.causal import causal_logits
 from jspec.models.one_order import one_order, unpinned
 from jspec.models.protocols import Target
@@ -185,6 +186,47 @@ class LLM:
             copies if of_prompt.n > 1 else copies[0] for of_prompt, copies in zip(every_params, results, strict=True)
         ]
         return results[0] if single else results
+
+    def score(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        completions: str | Sequence[int] | Iterable[str | Sequence[int]],
+        *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[np.ndarray]:
+        """The log-probabilities of given completions. Where ``reproducible=True`` pins no shapes, they are the bits that
+        sampling gives the same tokens behind the same prompt.
+
+        They are of the target's own distribution, or of the one that tokens are drawn from if the model was loaded with
+        ``logprobs_mode="processed_logprobs"``.
+
+        Example::
+
+            result = llm.generate("def main(", seed=7, logprobs=0)
+            (found,) = llm.score("def main(", result.token_ids)
+            print(found.sum(), found[0] == result.logprobs[0][result.token_ids[0]].logprob)
+
+        Args:
+          prompts: as for ``generate``.
+          completions: one for each prompt, text or token ids. Text gets no special tokens, and stop tokens end nothing.
+          sampling_params: one SamplingParams for all pairs, or one for each; None is ``default_sampling_params``. Only
+            ``truncate_prompt_tokens`` matters, and in ``processed_logprobs`` what changes the distribution.
+
+        Returns:
+          for each completion, float32 ``[n]``: the natural logarithm of the probability of each of its n tokens.
+
+        Raises:
+          ValueError: there are not as many completions as prompts, or a prompt, a completion or a value is wrong or too
+            long. Nothing has run then, unless a token is one that ``sampling_params`` take out.
+        """
+        every_prompt, _ = as_list(prompts)
+        every_completion, _ = as_list(completions, "completions")
+        if len(every_completion) != len(every_prompt):
+            raise ValueError(
+                f"completions has {len(every_completion)} entries: expected one for each prompt, {len(every_prompt)}"
+            )
+        params = self.default_sampling_params if sampling_params is None else sampling_params
+        return scores(self.engine, every_prompt, every_completion, params_of_each(params, len(every_prompt)))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options) -> Generator[Delta, None, None]:
         """Complete one prompt, and yield what is new after each call to the device.

@@ -2,8 +2,8 @@
 
 Prompts are completed plainly, one after the other: at temperature 0, and at temperature 1 with a seed. Then they are
 completed in every way that should change nothing: together, in another order, with drafts, by an engine of other sizes,
-from the prefix cache; and the target scores the texts as prompts. Counted are texts that are not the same, and bits of
-log-probabilities, of tokens that stand behind the same text."""
+from the prefix cache; and the texts are scored. Counted are texts that are not the same, and bits of log-probabilities,
+of tokens that stand behind the same text."""
 
 import dataclasses
 import functools
@@ -166,8 +166,7 @@ def prove_exact(
     unpinned = without_one_order(engine.dtype, subject.model) is None
     tried = ways(K, draft is not None, subject.engine, unpinned, unpinned and subject.drafts_in_one_order())
     differences = [compared(way, expected, subject.complete(way)) for way in tried]
-    alike = unpinned and whole.target_config.delta_nets is None  # prompts are added to recurrent states in another way
-    differences.append(scored(expected, subject.score(expected), alike))
+    differences.append(scored(expected, subject.score(expected), unpinned))
     kernel = None
     if any(not one.none for one in differences):
         kernel = first_difference(subject.model, _sizes(K, subject.engine), unpinned)
@@ -208,7 +207,7 @@ def compared(way: Way, expected: Sequence[Written], found: Sequence[Written]) ->
 
 
 def scored(expected: Sequence[Written], scores: Sequence[Sequence[float]], promised: bool = False) -> Difference:
-    """What differs between the log-probabilities of texts and those that the target gives them as prompts."""
+    """What differs between the log-probabilities of texts and their scores."""
     ours, theirs = [x for one in expected for x in one.numbers], [x for one in scores for x in one]
     return _difference("score of the text", promised, 0, 0, ours, theirs)
 
@@ -285,19 +284,9 @@ class _Subject:
         return [found[place] for place in range(len(requests))]
 
     def score(self, texts: Sequence[Written]) -> list[list[float]]:
-        """The log-probability that the target gives each new token of texts, which it reads as prompts."""
-        llm = self._llm(PLAIN)
-        params = [SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)] * len(texts)
-        prompts = [*self.tokens, *self.tokens]
-        whole = [[*prompt, *text.tokens] for prompt, text in zip(prompts, texts, strict=True)]
-        found = {i: result for i, _, result in llm.completions(whole, params, [np.zeros(2, np.uint32)] * len(texts))}
-        scores = []
-        for i, text in enumerate(texts):
-            given = found[i].prompt_logprobs
-            assert given is not None
-            behind = given[len(prompts[i]) :]
-            scores.append([each[token].logprob for each, token in zip(behind, text.tokens, strict=True) if each])
-        return scores
+        """The log-probability that the target gives each new token of texts."""
+        found = self._llm(PLAIN).score([*self.tokens, *self.tokens], [text.tokens for text in texts])
+        return [numbers.tolist() for numbers in found]
 
     def _llm(self, speculation: Speculation, **changes) -> LLM:
         engine = dataclasses.replace(

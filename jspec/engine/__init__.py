@@ -9,6 +9,7 @@ Where to look:
   decoding.py     drafter, verification rule, and what may be chosen between calls
   loop.py         one step after the other: schedule, execute, read; chooses the round shape
   frontend.py     makes requests of prompts, and deltas and results of tokens; contradictions.py: options that leave no token
+  scores.py       the log-probabilities of given completions
   request.py      a request, and its progress
   round_log.py    the logs of rounds, on the device and on the host
   metrics.py      metrics of an engine

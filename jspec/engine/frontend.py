@@ -72,7 +72,9 @@ class Frontend:
                 f"n={params.n}: a request has one completion here; jspec.generate() makes several, or ask for each of "
                 "params.copies()"
             )
-        tokens = self._truncated(self._tokens(index, prompt), params.truncate_prompt_tokens)
+        tokens = self._truncated(
+            self.tokens(f"prompt {index}", text_or_ids(index, prompt)), params.truncate_prompt_tokens
+        )
         stop_tokens = params.stop_tokens(self._eos_token_ids)
         checked_ids(params.stop_token_ids, self._vocab_size, "stop_token_ids")
         bad_words = self._encoded_bad_words(params.bad_words)
@@ -105,6 +107,18 @@ class Frontend:
         if len(restrictions(params)) > 1 and (error := contradiction(request, (), self._vocab_size)) is not None:
             raise error
         return request
+
+    def tokens(self, what: str, given: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text or of token ids; ``what`` it is, for messages.
+
+        Raises:
+          ValueError: it is neither, or has what the tokenizer or the vocabulary does not.
+        """
+        if isinstance(given, str):
+            if self.tokenizer is None:
+                raise ValueError(f"{what} is text, but the checkpoint has no tokenizer; pass token ids")
+            given = encode(self.tokenizer, given, what, add_special_tokens=add_special_tokens)
+        return checked_ids(given, self._vocab_size, what, "a string or ")
 
     def delta(self, progress: Progress) -> Delta:
         """What is new of a request, with text.
@@ -231,14 +245,6 @@ class Frontend:
         texts = dict.fromkeys(text for word in words for text in (word.lstrip(), f" {word.lstrip()}"))
         encoded = [encode(tokenizer, text, "bad_words", add_special_tokens=False) for text in texts]
         return tuple(dict.fromkeys(tuple(tokens) for tokens in encoded if tokens))
-
-    def _tokens(self, index: int, prompt: Prompt) -> list[int]:
-        prompt = text_or_ids(index, prompt)
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ValueError(f"prompt {index} is text, but the checkpoint has no tokenizer; pass token ids")
-            prompt = encode(self.tokenizer, prompt, f"prompt {index}")
-        return checked_ids(prompt, self._vocab_size, f"prompt {index}", "a string or ")
 
     def _warn_of_limit(self, request: Request, stats: Stats):
         if stats.num_steps_past_draft_limit and not self._warned_of_limit:

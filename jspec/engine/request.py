@@ -68,6 +68,7 @@ class Request:
       bad_words: the tokens of each of ``params.bad_words``.
       constraint: restricts the tokens; None if every token may come.
       tenant: whose request it is. Tenants take turns where requests of the same priority wait.
+      replays: whether the constraint repeats a given text, whose log-probabilities are those without the constraint.
 
     Raises:
       ValueError: a value that the arrays of a row cannot hold.
@@ -88,6 +89,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()
     constraint: Constraint | None = None
     tenant: str = ""
+    replays: bool = False
 
     def __post_init__(self):
         # ``SamplingParams`` bounds the rest by what arrays hold.

@@ -13,8 +13,9 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 _FORMS = "text, token ids, {'prompt': text} or {'prompt_token_ids': ids}"
 
 
-def as_list(prompts: Any) -> tuple[list[Any], bool]:
-    """The prompts in a list, and whether a single prompt was given: text, a flat sequence of ids, or a dictionary.
+def as_list(prompts: Any, what: str = "prompts") -> tuple[list[Any], bool]:
+    """The prompts in a list, and whether a single prompt was given: text, a flat sequence of ids, or a dictionary. ``what``
+    they are, for messages.
 
     Raises:
       ValueError: ``prompts`` is neither a prompt nor an ordered collection of prompts.
@@ -22,13 +23,13 @@ def as_list(prompts: Any) -> tuple[list[Any], bool]:
     if isinstance(prompts, str | Mapping):
         return [prompts], True
     if isinstance(prompts, set | frozenset):
-        raise ValueError("prompts is a set, which has no order for the results to follow; give a list")
+        raise ValueError(f"{what} is a set, which has no order for the results to follow; give a list")
     if isinstance(prompts, bytes | bytearray):
-        raise ValueError("prompts is bytes; decode them first, as in prompts.decode('utf-8')")
+        raise ValueError(f"{what} is bytes; decode them first, as in {what}.decode('utf-8')")
     if hasattr(prompts, "ndim"):  # an array. Iterating over one on a device would fetch each number by itself
         prompts = np.asarray(prompts)
     if not isinstance(prompts, Iterable) or (isinstance(prompts, np.ndarray) and prompts.ndim == 0):
-        raise ValueError(f"prompts={prompts!r}: expected {_FORMS}, or a list of such")
+        raise ValueError(f"{what}={prompts!r}: expected {_FORMS}, or a list of such")
     listed = list(prompts)
     first = listed[0] if listed else ""  # a number, if these are the ids of one prompt
     if not isinstance(first, str) and (isinstance(first, numbers.Number) or getattr(first, "ndim", None) == 0):

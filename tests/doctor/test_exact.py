@@ -81,6 +81,15 @@ def test_the_first_product_that_depends_on_the_number_of_tokens_is_named(monkeyp
     assert '2, 4 tokens by "XLA" and 8 tokens by "XLA"' in said
 
 
+def test_scores_of_targets_with_recurrent_states_are_promised(tmp_path, monkeypatch):
+    folder = tiny_checkpoint(tmp_path / "target", "Qwen3_5ForCausalLM")
+    monkeypatch.setattr(exact, "ways", lambda *args: [])
+    (score,) = prove_exact(str(folder), prompts=PROMPTS, max_tokens=6, chat=False).differences
+    assert score.promised
+    assert score.none
+    assert score.of_numbers > 12  # of texts of which some may end early
+
+
 @pytest.mark.parametrize("option", ["--reference", "--output", "--draft-reference"])
 def test_other_questions_are_refused_beside_it(option, tmp_path, capsys):
     assert main(["doctor", "--exact", "--target", str(tmp_path), option, "x"]) == 2

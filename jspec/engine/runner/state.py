@@ -48,6 +48,8 @@ class RequestArrays:
       max_drafts: int32 ``[B]``, the most drafts of a round that the request wants; K and more is as many as there are.
       warp: the request's temperature, top-k, top-p and min-p, each ``[B]``.
       processors: what the request does to logits before that; None where no request does anything.
+      replays: int32 ``[B]``, 1 if log-probabilities leave the request's constraint out (``Request.replays``); None where
+        none do.
 
     Example::
 
@@ -67,6 +69,7 @@ class RequestArrays:
     max_drafts: jax.Array
     warp: Warp
     processors: Processors | None = None
+    replays: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -163,9 +166,9 @@ def init_state(
 ) -> DecodeState:
     """An empty batch: every row is free and every page unwritten.
 
-    ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors.
-    With ``estimates``, rounds may verify some of their drafts only. ``width`` is the number of query tokens of a row in a
-    verify pass; None takes K + 1.
+    ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors
+    and replay texts. With ``estimates``, rounds may verify some of their drafts only. ``width`` is the number of query
+    tokens of a row in a verify pass; None takes K + 1.
     """
     B, S, M = num_rows or config.max_batch, config.max_len, config.pages_per_row
 
@@ -187,6 +190,7 @@ def init_state(
             min_p=every_row(0, jnp.float32),
         ),
         processors=None if vocab_size is None else Processors.none(B, vocab_size),
+        replays=None if vocab_size is None else every_row(0),
     )
     stats = no_stats(B, drafter.num_draft_tokens) if estimates else None
     width = drafter.num_draft_tokens + 1 if width is None else width
@@ -298,6 +302,7 @@ def request_arrays(request: Request, config: EngineConfig, vocab_size: int) -> R
             min_p=array(params.min_p, np.float32),
         ),
         processors=Processors.of(params, length, vocab_size, request.bad_words),
+        replays=array(request.replays, np.int32),
     )
 
 

@@ -21,13 +21,13 @@ from jspec.engine.multihost.batch_sharded_verify import BatchSharding
 from jspec.engine.round_log import CallLogs, RoundLog
 from jspec.engine.runner.commit import commit, next_features
 from jspec.engine.runner.prefill import catch_up, prefill, prompt_logprobs, run_target
-from jspec.engine.runner.state import DecodeState, processing_of
+from jspec.engine.runner.state import DecodeState, RequestArrays, processing_of
 from jspec.engine.runner.step_io import PrefillInputs
 from jspec.models.kv_cache import PagedView
 from jspec.models.protocols import Target
 from jspec.models.ragged_view import RaggedView
 from jspec.sampling.confidence import confidence_of
-from jspec.sampling.distribution import Warp, make_distribution
+from jspec.sampling.distribution import make_distribution
 from jspec.sampling.logprobs import PACKED, TokenLogprobs, as_float32, token_logprobs
 from jspec.sampling.processors import Processing
 from jspec.sampling.streams import RoundNoise
@@ -178,7 +178,7 @@ class DecodeStep:
         after, log = commit(dataclasses.replace(state, features=features), proposal, result)
         if self.logprobs_mode is None:
             return after, log
-        logprobs = self._logprobs(processing, rows.request.warp, logits, drafts, local(log.tokens)).packed()
+        logprobs = self._logprobs(processing, rows.request, logits, drafts, local(log.tokens)).packed()
         return after, dataclasses.replace(log, logprobs=logprobs if sharding is None else sharding.all_rows(logprobs))
 
     def _noise(self, state: DecodeState) -> RoundNoise:
@@ -300,13 +300,19 @@ class DecodeStep:
         logits = processing.apply(logits, proposal.tokens)
         return self.rule(logits, state.request.warp, proposal, self._noise(state))
 
-    def _logprobs(self, processing: Processing, warp: Warp, logits, proposal: Proposal, tokens) -> TokenLogprobs:
+    def _logprobs(
+        self, processing: Processing, request: RequestArrays, logits, proposal: Proposal, tokens
+    ) -> TokenLogprobs:
         """The log-probabilities of the emitted tokens, int32 ``[B, K + 1]``."""
         logits = logits[:, : tokens.shape[1]]
         if self.logprobs_mode == "raw_logprobs":
             return token_logprobs(as_float32(logits), tokens)
+        if processing.grammar is not None and request.replays is not None:
+            every = ~jnp.uint32(0)  # a given text is one of many, though only its tokens may come
+            grammar = jnp.where(request.replays[:, None, None] > 0, every, processing.grammar)
+            processing = dataclasses.replace(processing, grammar=grammar)
         logits = processing.apply(as_float32(logits), proposal.tokens)
-        return token_logprobs(make_distribution(logits, warp)[0].log_probs, tokens)
+        return token_logprobs(make_distribution(logits, request.warp)[0].log_probs, tokens)
 
 
 class VerifyPass(NamedTuple):
