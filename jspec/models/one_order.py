@@ -32,8 +32,7 @@ def _unordered(name: str) -> KernelRow:
 
 _SUMS_OVER_SHARDS = _unordered("sums over shards")
 _UNKNOWN = _unordered("code that jspec does not know")
-# A model's passes have one order in bfloat16 on a CPU, too. But with jax 0.12, log-probabilities of rounds of several rows
-# have other bits than those of one row and than scores; it is not known which part does it.
+# With jax 0.12, engines in bfloat16 on a CPU were compared with the shipped models alone.
 _ROUNDS_IN_BFLOAT16 = _unordered("rounds in bfloat16 on a CPU with jax 0.12")
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
 # On a GPU, XLA may round what lies between kernels in other ways in each program. So a model has one order there only if

@@ -123,7 +123,7 @@ def test_pages_give_the_logits_of_one_causal_pass(tmp_path, architecture, dtype)
 )
 def test_a_token_has_the_same_bits_in_passes_of_any_shape(tmp_path, architecture, dtype):
     """With recurrent states, a prompt is read by prefill, in chunks of 8 tokens, and what follows by rounds. With jax 0.12,
-    engines do not keep them in bfloat16."""
+    engines do not promise them in bfloat16."""
     config, params = load_folder(tiny_checkpoint(tmp_path / "model", architecture=architecture), dtype)
     model = build(config.for_length(S), params, dtype)
     assert (without_one_order(dtype, model) is None) == (dtype == "float32" or jax.__version_info__ < (0, 12))

@@ -22,10 +22,11 @@ _DISABLED = "xla_disable_hlo_passes"
 _NO_REMATERIALIZATION = {} if _DISABLED in os.environ.get("XLA_FLAGS", "") else {_DISABLED: "rematerialization"}
 
 # XLA leaves out that a number is rounded to bfloat16, if it is widened again and nothing lies between, as a slice does in a
-# pass of one token. From jax 0.12 on it has another library for some products, by their rows, which adds in another order.
+# pass of one token. From jax 0.12 on it has two libraries for products, by their sizes, and fuses others with what is around
+# them: one library for each product by itself adds in one order.
 _OF_ONE_ORDER: dict[str, str | int] = {"xla_allow_excess_precision": False}
 if jax.__version_info__ >= (0, 12):
-    _OF_ONE_ORDER["xla_cpu_experimental_ynn_fusion_type"] = ""
+    _OF_ONE_ORDER["xla_cpu_experimental_ynn_fusion_type"] = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 
 _GRAPHS = "xla_gpu_enable_command_buffer"
 # XLA's own list, and loops whose end the device decides: otherwise the host launches one round after another and has to
