@@ -261,7 +261,7 @@ class TestNothingIsPinned:
         plain_sum = sums.row_sum
 
         def by_rows(x):
-            return plain_sum(x) if x.size > 64 else plain_sum(x[..., ::2]) + plain_sum(x[..., 1::2])
+            return plain_sum(x) if x.size > 64 else plain_sum(x[..., :5]) + plain_sum(x[..., 5:])
 
         if fault.startswith("parts"):
             monkeypatch.setattr(table, "matmul_reference", in_parts_if(lambda tokens: math.prod(tokens) > 3))
