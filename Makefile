@@ -39,7 +39,7 @@ TIER ?=
 SMOKE = tests/pallas/test_lowering.py tests/pallas/matmul/test_matmul_lowering.py \
 	tests/pallas/matmul/test_few_tokens.py tests/pallas/matmul/test_matmul_table.py \
 	tests/pallas/attention/test_prefill_sm90.py \
-	tests/pallas/test_triton.py tests/pallas/delta_net/test_verify.py tests/pallas/norm/test_rms_norm.py \
+	tests/pallas/test_sums.py tests/pallas/test_triton.py tests/pallas/delta_net/test_verify.py tests/pallas/norm/test_rms_norm.py \
 	tests/pallas/sampling/test_threefry.py tests/pallas/mla/test_mla_prefill.py tests/pallas/collectives \
 	tests/compiled tests/engine/multihost/test_packets.py tests/test_api.py tests/drafting/test_greedy.py \
 	tests/benchmarks/test_benchmark_prefill_attention.py

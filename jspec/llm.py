@@ -19,6 +19,7 @@ from jspec.engine.forks import require_not_forked
 from jspec.engine.multihost.leader import Follower
 from jspec.engine.runner.compile import one_order_options
 from jspec.engine.runner.follower import FollowerRunner, ignoring_interrupts
+from jspec.engine.runner.model_runner import keeps_states
 from jspec.engine.scores import scores
 from jspec.models.causal import causal_logits
 from jspec.models.one_order import one_order, unpinned
@@ -226,7 +227,8 @@ class LLM:
                 f"completions has {len(every_completion)} entries: expected one for each prompt, {len(every_prompt)}"
             )
         params = self.default_sampling_params if sampling_params is None else sampling_params
-        return scores(self.engine, every_prompt, every_completion, params_of_each(params, len(every_prompt)))
+        every_params = params_of_each(params, len(every_prompt))
+        return scores(self.engine, every_prompt, every_completion, every_params, keeps_states(self.target))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options) -> Generator[Delta, None, None]:
         """Complete one prompt, and yield what is new after each call to the device.

@@ -51,7 +51,11 @@ class GivenText:
 
 
 def scores(
-    engine: Engine, prompts: Sequence[Prompt], completions: Sequence[Any], params: Iterable[SamplingParams]
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    completions: Sequence[Any],
+    params: Iterable[SamplingParams],
+    recurrent: bool,
 ) -> list[np.ndarray]:
     """The log-probability of each token of completions, each behind its prompt.
 
@@ -59,6 +63,7 @@ def scores(
       engine: serves all pairs together, beside requests of other callers.
       prompts, completions: as many of both; text or token ids.
       params: the settings of each pair.
+      recurrent: whether the target has recurrent states.
 
     Returns:
       float32 ``[n]`` for each completion of n tokens.
@@ -66,7 +71,7 @@ def scores(
     Raises:
       ValueError: a pair cannot be scored. Only a token that its settings take out is noticed after others have run.
     """
-    reads = _reads(engine)
+    reads = _reads(engine, recurrent)
     texts = [
         engine.frontend.tokens(f"completion {i}", completion, add_special_tokens=False)
         for i, completion in enumerate(completions)
@@ -84,14 +89,14 @@ def scores(
     return found
 
 
-def _reads(engine: Engine) -> bool:
+def _reads(engine: Engine, recurrent: bool) -> bool:
     """Whether a completion is read as part of a prompt, whose log-probabilities are the target's own.
 
     Where shapes are pinned, prefill and rounds are programs of different shapes; and recurrent states are added to in chunks
     by the one and token by token by the other.
     """
     config = engine.config
-    exact = config.one_order and engine.runner.batch.state.recurrent is None
+    exact = config.one_order and not recurrent
     return config.logprobs_mode == "raw_logprobs" and (exact or not config.reproducible)
 
 

@@ -46,11 +46,14 @@ _COMPARED = {
         *("tie_embeddings", "bos_token_id", "eos_token_ids", "quantization", "other_formats", "mtp_layers"),
         *("draft_vocab_size", "qkv_bias", "output_bias", "mlp_bias", "attention_scale", "attention_sinks"),
         *("attention_softcap", "logit_softcap", "logit_divisor", "embedding_multiplier", "residual_multiplier"),
-        *("norm", "norm_placement='around'", "norm_placement='after'", "qk_norm", "qk_norm_over", "value_norm"),
-        *("qk_norm_after_rope", "activation='gelu_tanh'", "activation='gelu'", "gated_mlp", "layer_scalars"),
-        "position_offset",
+        *("norm='rms_wide'", "norm='rms_offset'", "norm='layer'", "norm_placement='around'", "norm_placement='after'"),
+        *("qk_norm", "qk_norm_over", "qk_norm_after_rope", "value_norm", "activation='gelu_tanh'", "activation='gelu'"),
+        *("gated_mlp", "layer_scalars", "position_offset"),
     },
-    Experts: {field.name for field in dataclasses.fields(Experts)},
+    Experts: {
+        *("count", "chosen", "width", "renormalise", "layers", "biases", "clamp", "stored", "scores='sigmoid'"),
+        *("groups", "chosen_groups", "scale", "corrected", "shared", "shared_width", "beside_mlp", "shared_gate"),
+    },
     LayerConfig: {"head_dim", "num_kv_heads", "intermediate_size", "keys_are_values"},
     EagleConfig: {"layers", "own_embedding", "draft_vocab_size"},
     Eagle3Config: {

@@ -111,7 +111,7 @@ def test_a_completion_that_is_read_as_a_prompt_is_detected(folders, monkeypatch)
     """The fault: recurrent states read it in chunks, and a round reads token by token."""
     llm = loaded(folders[HYBRID], True, RAW)
     texts, expected = sampled(llm, PARAMS)
-    monkeypatch.setattr(scores, "_reads", lambda engine: True)
+    monkeypatch.setattr(scores, "_reads", lambda *_: True)
     found = llm.score(PROMPTS, texts)
     assert differing(found, expected) > 0
     assert np.concatenate(found) == pytest.approx(np.concatenate(expected), abs=1e-5)

@@ -1,11 +1,14 @@
-"""Sums that a compiler does not join with the products in them, whatever loop it makes of them."""
+"""Sums that a compiler does not join with the products in them, whatever loop it makes of them; and products of the sizes of
+real models, for which XLA has other kernels than for tiny ones."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.engine.runner.compile import one_order_options
 from jspec.pallas.dispatch import one_order
-from jspec.pallas.sums import add
+from jspec.pallas.sums import add, linear
 
 
 def difference(rows: int, ordered: bool) -> int:
@@ -25,3 +28,16 @@ def test_nan_and_infinities_stay():
     x, y = np.meshgrid(*[np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)] * 2)
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(jax.jit(one_order()(add))(x, y), x + y)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("inputs", "outputs"), [(320, 2560), (1280, 320), (320, 2048)])
+def test_a_product_has_the_same_bits_among_any_number_of_tokens(inputs, outputs, dtype):
+    rng = np.random.default_rng(0)
+    x, weight = (rng.normal(size=(size, inputs)).astype(jnp.dtype(dtype)) for size in (32, outputs))
+    product = one_order()(lambda x, weight: linear(x, weight, jnp.float32))
+    compiled = jax.jit(product, compiler_options=one_order_options(True))
+    first = np.asarray(compiled(x[:1], weight))[0]
+    for shape in ((2, 1), (1, 3), (4, 1), (5, 1), (8, 1), (4, 4), (32, 1)):
+        found = np.asarray(compiled(x[: shape[0] * shape[1]].reshape(*shape, inputs), weight))
+        np.testing.assert_array_equal(found[0, 0], first, err_msg=str(shape))
