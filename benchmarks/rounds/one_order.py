@@ -23,7 +23,7 @@ from benchmarks.rounds.prompts import Reading
 from benchmarks.rounds.round import Figure
 from jspec.pallas.dispatch import one_order
 
-FORMATS = {"llama-3.1-8b": ("none", "int4", "fp8_block"), "qwen3-30b-a3b": ("int4",)}
+FORMATS = {"llama-3.1-8b": ("none", "int4", "fp8_block"), "qwen3-30b-a3b": ("int4",), "qwen3.6-27b": ("int4",)}
 ROUNDS = [Decoding(None, 0, rows, 512, 128) for rows in (1, 16, 64)]
 PASSES = [Forward(rows, 5, 2048, 2112, 32) for rows in (1, 16)]
 PROMPTS = [Reading(tokens) for tokens in (512, 2048, 8192)]

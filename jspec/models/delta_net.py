@@ -10,6 +10,7 @@ from jspec.config.sharding import axis_of
 from jspec.models.layers import Linear, Norm, linear_maps
 from jspec.pallas.delta_net.projections import DeltaHeads, decay_and_beta
 from jspec.pallas.delta_net.recur import DeltaInputs
+from jspec.pallas.matmul.partial_sums import reduce_partial_sums
 from jspec.pallas.norm.gated_norm import gated_norm
 
 
@@ -34,7 +35,7 @@ class GatedDeltaNet(nnx.Module):
         values = nets.value_heads * nets.value_size
         linear = linear_maps(config, f"layers.{layer}.delta_net.", dtype=dtype, rngs=rngs)
         self.qkvz = linear("qkvz", D, nets.channels + values)
-        self.ba = Linear(D, 2 * nets.value_heads, dtype=dtype, rngs=rngs)
+        self.ba = Linear(D, 2 * nets.value_heads, allow_partial_sums=True, dtype=dtype, rngs=rngs)
         taps = jax.random.normal(rngs.params(), (nets.channels, 1, nets.taps), dtype)
         self.convolution = nnx.Param(taps * nets.taps**-0.5)
         self.decay = nnx.Param(jnp.zeros(nets.value_heads, jnp.float32))
@@ -49,7 +50,7 @@ class GatedDeltaNet(nnx.Module):
         del positions
         B, T, _ = x.shape
         qkvz = self.qkvz(x)
-        b, a = jnp.split(self.ba(x), 2, axis=-1)
+        b, a = jnp.split(reduce_partial_sums(self.ba(x), x.dtype), 2, axis=-1)
         g, beta = decay_and_beta(a, b, self.decay[...], self.bias[...])
         inputs = DeltaInputs(qkvz, g, beta, self.convolution[...][:, 0].T, self.heads)
         o, state = view.recur(inputs, state)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jspec.config import Experts, LayerConfig, ModelConfig
+from jspec.config import DeltaNets, Experts, LayerConfig, ModelConfig
 from jspec.config.engine import EngineConfig, UnpinnedConfig
 from jspec.config.heads import Eagle3Config, EagleConfig, MTPConfig
 from jspec.models.cache_pools import CacheShape
@@ -36,9 +36,9 @@ _UNKNOWN = _unordered("code that jspec does not know")
 _ROUNDS_IN_BFLOAT16 = _unordered("rounds in bfloat16 on a CPU with jax 0.12")
 _SIZES = 1, 2, 8, 16, 64, 80, 320, 512, 4096  # tokens of a pass
 # On a GPU, XLA may round what lies between kernels in other ways in each program. So a model has one order there only if
-# whole passes of its kind were compared on a card (``benchmarks.kernels.invariance``, ``steps``). For each class of a
-# configuration that was: the fields that were compared with other values than their defaults, and where that was one value
-# among several that change what lies between kernels, this value.
+# whole passes of its kind were compared on a card (``benchmarks.kernels.invariance``, ``steps`` and ``states``). For each
+# class of a configuration that was: the fields that were compared with other values than their defaults, and where that was
+# one value among several that change what lies between kernels, this value.
 _COMPARED = {
     ModelConfig: {
         *("architecture", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
@@ -48,8 +48,9 @@ _COMPARED = {
         *("attention_softcap", "logit_softcap", "logit_divisor", "embedding_multiplier", "residual_multiplier"),
         *("norm='rms_wide'", "norm='rms_offset'", "norm='layer'", "norm_placement='around'", "norm_placement='after'"),
         *("qk_norm", "qk_norm_over", "qk_norm_after_rope", "value_norm", "activation='gelu_tanh'", "activation='gelu'"),
-        *("gated_mlp", "layer_scalars", "position_offset"),
+        *("gated_mlp", "layer_scalars", "position_offset", "attention_gate", "delta_nets"),
     },
+    DeltaNets: {"key_heads", "value_heads", "key_size=128", "value_size=128", "taps=4", "layers"},
     Experts: {
         *("count", "chosen", "width", "renormalise", "layers", "biases", "clamp", "stored", "scores='sigmoid'"),
         *("groups", "chosen_groups", "scale", "corrected", "shared", "shared_width", "beside_mlp", "shared_gate"),

@@ -2,14 +2,20 @@
 
 import dataclasses
 
+import jax
 import pytest
 from flax import nnx
 from tiny import LLAMA, tiny_checkpoint
 
 import jspec
+from benchmarks.kernels.invariance.steps import last_layers
+from benchmarks.random_modules import random_module
+from benchmarks.shapes import GEMMA4_31B, LLAMA_8B, QWEN3_30B_A3B, QWEN36_27B, QWEN36_35B_A3B, TINY_HYBRID
 from jspec.config import Experts, LayerConfig
 from jspec.config.heads import Eagle3Config, MedusaConfig
 from jspec.models import init, one_order
+from jspec.pallas import dispatch
+from jspec.pallas.matmul import few_tokens
 
 SHARED = tuple(
     LayerConfig(LLAMA.head_dim, LLAMA.num_kv_heads, LLAMA.intermediate_size, reads_cache_of=0 if layer else None)
@@ -29,7 +35,7 @@ def without_one_order_on_a_gpu(monkeypatch, config) -> str | None:
     ("config", "named"),
     [
         (dataclasses.replace(LLAMA, norm_placement="after_sum"), "norm_placement='after_sum'"),
-        (dataclasses.replace(LLAMA, attention_gate=True), "attention_gate=True"),
+        (TINY_HYBRID, "delta_nets.key_size=8"),
         (dataclasses.replace(LLAMA, layers=SHARED), "layers.reads_cache_of=0"),
         (dataclasses.replace(HEAD, fuse_bias=True), "fuse_bias=True"),
         (
@@ -38,7 +44,7 @@ def without_one_order_on_a_gpu(monkeypatch, config) -> str | None:
         ),
         (MedusaConfig(LLAMA.vocab_size, LLAMA.hidden_size, num_heads=2), "MedusaConfig"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_was_not_compared_on_a_gpu_is_named(config, named, monkeypatch):
     found = without_one_order_on_a_gpu(monkeypatch, config)
@@ -59,6 +65,20 @@ def test_what_was_not_compared_on_a_gpu_is_named(config, named, monkeypatch):
 def test_what_was_compared_is_not_named(config, monkeypatch):
     found = without_one_order_on_a_gpu(monkeypatch, config)
     assert found is None or "compared" not in found
+
+
+@pytest.mark.parametrize("quantization", [None, "int4", "fp8_block"])
+@pytest.mark.parametrize(
+    "shape", [LLAMA_8B, QWEN3_30B_A3B, QWEN36_27B, QWEN36_35B_A3B, GEMMA4_31B], ids=lambda shape: shape.architecture
+)
+def test_layers_of_real_sizes_have_one_order_on_an_h200(shape, quantization, monkeypatch):
+    monkeypatch.setattr(one_order.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(dispatch, "_HOPPER", (jax.devices()[0].device_kind,))
+    monkeypatch.setattr(few_tokens, "LOWERS", True)
+    config = last_layers(shape, 32_768, quantization)
+    found = []
+    jax.eval_shape(lambda: found.append(one_order.without_one_order("bfloat16", random_module(config))))
+    assert found == [None]
 
 
 def test_drafts_that_decide_nothing_need_no_order(tmp_path, monkeypatch):

@@ -15,10 +15,12 @@ from jspec.pallas.matmul.sm90_tiling import (
     BLOCK,
     DEPTH_UNIT,
     LINES,
+    OUTPUT_UNIT,
     TOKEN_UNIT,
     MosaicTiling,
     few_tokens_tiling,
     parts_of_inputs,
+    reads_past,
 )
 from jspec.pallas.matmul.weight_only import weight_only_matmul_reference
 from jspec.quantization.weight import Weight
@@ -39,8 +41,9 @@ def tiling_of(
     depth_unit = BLOCK if weight.in_groups else DEPTH_UNIT
     if not LOWERS:
         return f"jax {jax.__version__} does not lower its kernel"
-    if outputs % LINES or inputs % depth_unit:
-        return f"[{outputs}, {inputs}] is no multiple of [{LINES}, {depth_unit}]"
+    whole = OUTPUT_UNIT if one_order and weight.is_plain and reads_past(outputs) else LINES
+    if inputs % depth_unit or (outputs % LINES and whole == LINES):
+        return f"[{outputs}, {inputs}] is no multiple of [{whole}, {depth_unit}]"
     if not (one_order or weight.in_groups) and tokens > TOKEN_UNIT and tokens % TOKEN_UNIT:
         return f"{tokens} tokens are no multiple of {TOKEN_UNIT}"
     if weight.scales_sums and (weight.group or inputs) < DEPTH_UNIT:

@@ -30,6 +30,8 @@ from jspec.pallas.matmul.sm90_tiling import (
     MULTIPROCESSORS,
     TOKEN_UNIT,
     MosaicTiling,
+    reads_past,
+    whole_lines,
 )
 from jspec.quantization.weight import Weight
 
@@ -51,8 +53,9 @@ def few_tokens_matmul_kernel(
       weight: bfloat16 without a format; int8 or FP8, whose blocks may have scales ``[out / 128, in / 128]``, too; or
         packed codes but MXFP4.
       dtype: of the results.
-      tiling: whose ``outputs`` divide those of the weight. Where groups of inputs have scales it has at most 128 outputs,
-        and 128 inputs for FP8 or a multiple of them for codes.
+      tiling: whose ``outputs`` divide those of the weight, unless it is bfloat16 and a copy ``reads_past`` its last one.
+        Where groups of inputs have scales it has at most 128 outputs, and 128 inputs for FP8 or a multiple of them for
+        codes.
       instances: how many program instances share the tiles.
       interpret: None, or how to run on any platform, slowly: ``InterpretGPUParams`` of jax 0.11 and later.
     """
@@ -60,7 +63,7 @@ def few_tokens_matmul_kernel(
     if tokens > TOKEN_UNIT and tokens % TOKEN_UNIT:  # a copy to shared memory reaches past the end of fewer alone
         x = jnp.pad(x, ((0, -tokens % TOKEN_UNIT), (0, 0)))
     T, inputs = x.shape
-    assert outputs % tiling.outputs == 0, (outputs, tiling)
+    assert outputs % tiling.outputs == 0 or (weight.is_plain and reads_past(outputs)), (outputs, tiling)
     assert inputs % min(tiling.inputs, 2 * DEPTH_UNIT) == 0, (inputs, tiling)
     assert tiling.num_stages % tiling.in_turns == 0, tiling
     # A warpgroup of plain weights reads one copy while it awaits its next.
@@ -71,12 +74,12 @@ def few_tokens_matmul_kernel(
     if not (weight.is_plain or weight.per_channel):
         assert tiling.inputs == BLOCK or (weight.packed and tiling.inputs % BLOCK == 0), tiling
         assert BLOCK % tiling.outputs == 0, tiling
-    assert tiling.num_splits == 1 or outputs % tiling.tile_outputs == 0, (outputs, tiling)
-    instances = min(instances, tiling.tiles(T, outputs))
+    stored, instances = whole_lines(outputs), min(instances, tiling.tiles(T, outputs))
+    assert tiling.num_splits == 1 or stored % tiling.tile_outputs == 0, (outputs, tiling)
     dtype = dtype if tiling.num_splits == 1 else jnp.float32
     y = plgpu.kernel(
         functools.partial(_multiply_tiles, tiling=tiling, dtype=dtype, instances=instances, interpret=interpret),
-        out_type=jax.ShapeDtypeStruct((T, tiling.num_splits * outputs), dtype),
+        out_type=jax.ShapeDtypeStruct((T, tiling.num_splits * stored), dtype),
         grid=(instances,),
         grid_names=("instance",),
         num_threads=tiling.warpgroups + 1,
@@ -86,8 +89,8 @@ def few_tokens_matmul_kernel(
         interpret=interpret,
         kernel_name="jspec_few_tokens_matmul",
     )(x, weight)
-    y = y if len(y) == tokens else y[:tokens]
-    return y if tiling.num_splits == 1 else y.reshape(tokens, tiling.num_splits, outputs)
+    y = y if tiling.num_splits == 1 else y.reshape(T, tiling.num_splits, stored)
+    return y if (T, stored) == (tokens, outputs) else y[:tokens, ..., :outputs]
 
 
 class _Place(NamedTuple):
@@ -111,6 +114,7 @@ def _multiply_tiles(
     """In a kernel: ``weight`` is one of refs."""
     shared, warpgroup = SharedMemory(*memory), lax.axis_index("warpgroup")
     (T, inputs), outputs = x_ref.shape, weight.shape[0]
+    stored = whole_lines(outputs)
     token_tiles, splits, trips = pl.cdiv(T, tiling.tokens), tiling.num_splits, tiling.trips(inputs)
     steps, in_turn = tiling.copies(inputs), trips * tiling.in_sequence  # of a tile, and of those one warpgroup's
     own = (tiling.tiles(T, outputs) - lax.axis_index("instance") + instances - 1) // instances  # tiles of this instance
@@ -190,7 +194,7 @@ def _multiply_tiles(
                         else:
                             store_transposed(y, of_piece)
                         plgpu.commit_smem()
-                        there = pl.ds(token + k, count), pl.ds(split * outputs + output + j, LINES)
+                        there = pl.ds(token + k, count), pl.ds(split * stored + output + j, LINES)
                         plgpu.copy_smem_to_gmem(y, y_ref.at[there])
 
         if tiling.in_turns > 1:  # the last phase, too, is awaited

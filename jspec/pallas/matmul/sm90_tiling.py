@@ -17,7 +17,7 @@ _VERY_FEW, _FEW, _SEVERAL = (
 _SCALED = 96  # the most tokens of a tile where sums of groups are kept, too
 _MANY = 640  # tokens, of which more are multiplied by tiles with more outputs
 _PART_UNIT = 256  # parts of the inputs are multiples of this
-TOKEN_UNIT, DEPTH_UNIT = 8, 64  # tokens and inputs that lie together in shared memory
+TOKEN_UNIT, OUTPUT_UNIT, DEPTH_UNIT = 8, 8, 64  # tokens, outputs and inputs that lie together in shared memory
 _MIN_STAGES = 3  # a copy has fewer inputs where fewer copies than this fit
 _KEPT_STAGES = 4  # the fewest copies beside x, where all of it stays: codes are read so fast that x beside them counts
 _UNEVEN = 1.25  # how much more the busiest instance may have to do than with smaller tiles
@@ -157,7 +157,7 @@ def few_tokens_tiling(
             whole = one._replace(tokens=min(tile_tokens, 128), side_by_side=2, num_splits=1, in_sequence=splits)
             divided = [whole, *divided]
     if splits > 1:
-        divided = [each for each in divided if outputs % each.tile_outputs == 0]
+        divided = [each for each in divided if whole_lines(outputs) % each.tile_outputs == 0]
     uneven = 1.0 if tokens <= _FEW else _UNEVEN
     least = min(each.busiest(tokens, outputs) for each in divided)
     chosen = next(each for each in divided if each.busiest(tokens, outputs) <= uneven * least)
@@ -179,6 +179,16 @@ def _with_copies(
     kept = _with_stages(chosen._replace(keep_x=True), inputs, result_bytes, bits)
     fits = tokens <= TOKEN_UNIT and kept.num_stages >= _KEPT_STAGES and kept.copies(inputs) <= _MAX_KEPT
     return kept if fits else chosen
+
+
+def whole_lines(outputs: int) -> int:
+    """The outputs that have room where results are written, those past the last one included."""
+    return pl.cdiv(outputs, LINES) * LINES
+
+
+def reads_past(outputs: int) -> bool:
+    """Whether a copy of weights can reach past the last of so many outputs, which are whole eights or fewer than eight."""
+    return outputs < OUTPUT_UNIT or outputs % OUTPUT_UNIT == 0
 
 
 def parts_of_inputs(outputs: int, inputs: int, allow_partial_sums: bool) -> tuple[int, int]:

@@ -45,6 +45,12 @@ TILINGS = [
     (9, 64, 1024, Tiling(64, 16, 64, 3, in_sequence=4)),
     (90, 64, 128, Tiling(64, 96, 64, 2)),  # results leave in two pieces
 ]
+OF_BFLOAT16 = [
+    (5, 96, 384, Tiling(64, 8, 128, 2)),  # half a tile of outputs, and results that are written past the last one
+    (24, 1, 256, Tiling(64, 16, 64, 3, side_by_side=2)),
+    (9, 7, 512, Tiling(64, 16, 64, 2, in_sequence=2)),
+    (11, 96, 640, Tiling(64, 16, 128, 2, num_splits=2)),
+]
 OF_CODES = [
     (3, 128, 512, Tiling(64, 8, 256, 4, side_by_side=2, in_turns=2, keep_x=True)),
     (11, 192, 384, Tiling(64, 16, 256, 2, side_by_side=2)),  # half a tile of outputs, half a copy, and a padded token
@@ -86,6 +92,7 @@ class TestFewTokensMatmul:
         [
             *((kind, *case) for kind in KINDS for case in TILINGS),
             *(("bfloat16", *case) for case in TILINGS if case[3].num_stages >= 2 * case[3].in_turns),
+            *(("bfloat16", *case) for case in OF_BFLOAT16),
             *((kind, *case) for kind in (*CODES, "nvfp4") for case in OF_CODES),
             *(("mxfp8", *sizes, tiling._replace(inputs=128)) for *sizes, tiling in OF_CODES),
         ],
@@ -272,11 +279,16 @@ def _rows_among(tokens: int, kind: str, shape: tuple[int, int]) -> np.ndarray:
     return np.stack(rows)
 
 
+LARGE = (12288, 1024), (4096, 4096), (6144, 4096), (4096, 14336)
+ORDERED = "int4", "int4_64_float16_zeros", "nf4_64", "nvfp4", "int8", "fp8_block", "mxfp8", "bfloat16"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "kind", ["int4", "int4_64_float16_zeros", "nf4_64", "nvfp4", "int8", "fp8_block", "mxfp8", "bfloat16"]
+    ("kind", "shape"),
+    [*itertools.product(ORDERED, LARGE), ("bfloat16", (96, 5120)), ("bfloat16", (1, 2048))],
+    ids=str,
 )
-@pytest.mark.parametrize("shape", [(12288, 1024), (4096, 4096), (6144, 4096), (4096, 14336)], ids=str)
 def test_a_token_gets_the_same_bits_among_any_number_of_tokens(shape, kind):
     one = _rows_among(4, kind, shape)
     for tokens in (5, 16, 17, 40, 80, 81, 320, 648):
@@ -306,3 +318,15 @@ def test_which_products_are_served(tokens, outputs, inputs, allow_partial_sums, 
         assert not serves("int4_32_bfloat16")  # the kernel multiplies 64 inputs at least
     monkeypatch.setattr(few_tokens, "LOWERS", False)
     assert not serves("fp8")
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs", "served"),
+    [("bfloat16", 96, True), ("bfloat16", 1, True), ("bfloat16", 9, False), ("int8", 96, False), ("int8", 64, True)],
+)
+def test_one_order_serves_tiles_that_reach_past_the_last_output(kind, outputs, served, monkeypatch):
+    monkeypatch.setattr(few_tokens, "LOWERS", True)
+    x, weight = jax.ShapeDtypeStruct((5, 2048), jnp.bfloat16), abstract_weight(kind, (outputs, 2048))
+    for one_order in (False, True):
+        found = tiling_of(x, weight, jnp.bfloat16, one_order=one_order)
+        assert isinstance(found, str) != (served and one_order)
