@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterable, Sequence
 import jax
 
 from jspec._validation import is_one_of, require, resolve_names
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.layouts.options import HeadOptions
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import EngineConfig, Speculation
@@ -31,6 +32,7 @@ from jspec.sampling.requested import (
     requested,
 )
 from jspec.text.prompts import Prompt, as_list, flat_ids, text_or_ids
+from jspec.updates.update import Origin
 
 
 def load(
@@ -156,6 +158,7 @@ def load(
         plan.engine,
         plan.costs,
         plan.default_params,
+        Origin(pair.target, pair.draft if isinstance(pair.draft, Checkpoint) else None),
     )
 
 

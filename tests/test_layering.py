@@ -40,9 +40,10 @@ KNOWS = {
     "checkpoints": FOUNDATION | {"text.detokenizer"},
     "hub": FOUNDATION | {"checkpoints"},
     "loading": FOUNDATION | {"checkpoints", "drafting", "engine", "hub", "models", "sampling", "text"},
-    "llm": FOUNDATION | {"engine", "models", "sampling", "text"},
+    "updates": FOUNDATION | {"checkpoints", "engine", "models"},
+    "llm": FOUNDATION | {"engine", "models", "sampling", "text", "updates"},
     "api": FOUNDATION
-    | {"checkpoints", "compilation_cache", "drafting", "engine", "llm", "loading", "sampling", "text"},
+    | {"checkpoints", "compilation_cache", "drafting", "engine", "llm", "loading", "sampling", "text", "updates"},
     "commands": FOUNDATION | {"hub", "llm", "loading", "text"},
     "serving": FOUNDATION
     | {"commands.group_args", "commands.model_args", "commands.warming", "commands.xla_alarms"}

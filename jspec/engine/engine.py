@@ -2,7 +2,7 @@
 
 import dataclasses
 import queue
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -236,9 +236,10 @@ class Engine:
         """Raise a ValueError, with numbers, if the request can never be served.
 
         Raises:
-          RuntimeError: this process follows another, which is the one to ask.
+          RuntimeError: this process follows another, which is the one to ask, or the weights are incomplete.
         """
         require_leading(self.runner.batch.group)
+        self.loop.require_weights()
         self.scheduler.requirements.check(request)
 
     def require_room(self, count: int = 1, tenant: str = ""):
@@ -280,6 +281,12 @@ class Engine:
         self.handle.running().call(self.loop.warmup, idle=True)
         self.guard.seal()
 
+    def between_requests(self, change: Callable[[], Any]) -> Any:
+        """Call a function in the engine's thread once all requests that are under way have ended; its result.
+
+        Others wait meanwhile. It may change weights, and then has the loop ``forget_weights``."""
+        return self.handle.running().call(change, idle=True)
+
     def replace_draft(self, draft_model: Any):
         """Draft with a model of other weights from the next request on; nothing is compiled again.
 
@@ -288,4 +295,4 @@ class Engine:
         Raises:
           ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
         """
-        self.handle.running().call(lambda: self.loop.replace_draft(draft_model), idle=True)
+        self.between_requests(lambda: self.loop.replace_draft(draft_model))

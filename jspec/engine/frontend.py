@@ -176,6 +176,7 @@ class Frontend:
             stats=stats,
             sources=active.sources,
             reproducible=self._reproducible,
+            weights_versions=tuple(active.versions),
             num_cached_tokens=active.num_cached_tokens,
             logprobs=self._logprobs(active, 0, len(tokens)),
             prompt_logprobs=self._prompt_logprobs(active),

@@ -32,6 +32,8 @@ class Loop:
       scheduler: decides who enters which row with which pages.
       controller: chooses the round shape before each call; None if there is no choice, or before costs are known.
       meter: counts.
+      weights_version: the version of the weights that rounds have.
+      incomplete: why the weights are no model's, in words; None if they are whole. Then no request is served.
       progress: what has happened to requests and was not taken yet, the oldest first.
       next_order: gives a request its number among all requests of the engine. Any thread may call it.
     """
@@ -61,6 +63,8 @@ class Loop:
         if self._chooses and costs is not None:
             self.controller = Controller({b: {one: costs[b][one] for one in self._shapes[b]} for b in self._shapes})
         self.meter = Meter(runner.num_draft_tokens)
+        self.weights_version: int | str = 0
+        self.incomplete: str | None = None
         self.progress: list[Progress] = []
         self.next_order: Callable[[], int] = functools.partial(next, itertools.count())
         self._dispatched: collections.deque[Dispatched] = collections.deque()  # sent, but not read yet
@@ -89,13 +93,14 @@ class Loop:
           when_sent: is called before the host waits for the device.
         """
         try:
+            self.require_weights()
             if self._chooses and self.controller is None:
                 self.warmup()
             schedule, shape, trying = self._decide()
             self.runner.compile_for(schedule, shape)  # may take minutes
             self._execute(schedule, shape, trying, when_sent)
         except Exception as error:
-            self.fail(error, waiting=not self.scheduler.under_way)
+            self.fail(error, waiting=self.incomplete is not None or not self.scheduler.under_way)
 
     def abort(self, actives: Iterable[ActiveRequest]):
         """Let those of the requests go that have not ended."""
@@ -136,11 +141,22 @@ class Loop:
         Raises:
           ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
         """
-        self._dispatched.clear()  # of requests that have ended
         self.runner.replace_draft(draft_model)
-        self.scheduler.pages.forget_prefixes()  # the drafter's part of them is of the old weights
+        self.forget_weights()
+
+    def forget_weights(self):
+        """Forget what was computed with weights that were replaced. No request may be under way."""
+        self._dispatched.clear()  # of requests that have ended
+        self.scheduler.pages.forget_prefixes()
         if self.controller is not None:  # what the old weights taught it says nothing of the new
             self.controller = Controller(self.controller.seconds)
+
+    def require_weights(self):
+        """Raise a RuntimeError if the weights are no model's."""
+        if self.incomplete is not None:
+            raise RuntimeError(
+                f"weights incomplete: {self.incomplete}; call update_weights() with all of them, or restore()"
+            )
 
     def fail(self, error: BaseException, waiting: bool = False):
         """Fail every request that is under way, and those that wait if ``waiting``; then have a sound state, whatever was.
@@ -234,6 +250,8 @@ class Loop:
     def _note(self, active: ActiveRequest, seen: int):
         """Note the tokens of a request behind the first ``seen``, or its end."""
         new = active.tokens[seen:]
+        if new and (not active.versions or active.versions[-1][0] != self.weights_version):
+            active.versions.append((self.weights_version, seen))
         finished = active.outcome != LIVE
         self.meter.progressed(active, len(new), finished)
         if finished or new:

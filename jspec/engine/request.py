@@ -141,6 +141,7 @@ class ActiveRequest:
       saved: its state and pages in host memory while it is swapped out, else None; the runner's.
       num_saved_pages: how many pages are in ``saved``.
       tokens: the new tokens so far.
+      versions: as in ``Result.weights_versions``.
       sources: the source of each of them, as in ``Result.sources``.
       logprobs: for each of them, a line of ``TokenLogprobs.packed``; empty if the request wants none.
       drafted: for each round that counts, how many drafts were verified.
@@ -172,6 +173,7 @@ class ActiveRequest:
     saved: Any = None
     num_saved_pages: int = 0
     tokens: list[int] = dataclasses.field(default_factory=list)
+    versions: list[tuple[int | str, int]] = dataclasses.field(default_factory=list)
     sources: list[str] = dataclasses.field(default_factory=list)
     logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
     drafted: list[int] = dataclasses.field(default_factory=list)

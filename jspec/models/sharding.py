@@ -18,7 +18,7 @@ from jspec.config.decoder_params import GATE_UPS
 from jspec.config.param_specs import Axis
 from jspec.config.sharding import SHARDED, ParameterSharding
 from jspec.models.decoder import Decoder
-from jspec.models.params import DTYPES, Placed, build, named_leaves, place, require_params
+from jspec.models.params import DTYPES, Placed, abstract_params, build, named_leaves, place, require_params
 
 # XLA of jax 0.12 has a kernel of its own for small sums. It calls ``ncclGetPeerDevicePointer``, which NCCL has since 2.29,
 # while jax 0.12.0.1 asks for NCCL 2.27.7 or newer.
@@ -91,8 +91,16 @@ def build_shards(
     Raises:
       ValueError: as for ``build``, or the model cannot be sharded like this.
     """
-    full = require_params(config, params, dtype)
-    splits, dimensions = shards.splits(config), config.dimensions
+    require_params(config, params, dtype)
+    return with_leaves(abstract_shards(config, shards, mesh, dtype), shard_filler(config, params, dtype, shards))
+
+
+def shard_filler(
+    config: ModelConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str, shards: Shards
+) -> Callable[[str, Any], jax.Array]:
+    """A function ``(name, leaf)`` that makes an array of the shape and in the places of ``leaf``, from ``params``; the other
+    arguments are those of ``build_shards``."""
+    full, splits, dimensions = abstract_params(config, dtype), shards.splits(config), config.dimensions
 
     def filled(name: str, leaf) -> jax.Array:
         split, places = splits[name], leaf.sharding.addressable_devices_indices_map(leaf.shape)
@@ -106,7 +114,7 @@ def build_shards(
         arrays = [array for every in place(params, wanted) for array in every]
         return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
 
-    return with_leaves(abstract_shards(config, shards, mesh, dtype), filled)
+    return filled
 
 
 def abstract_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str = "bfloat16") -> Decoder:

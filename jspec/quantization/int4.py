@@ -11,7 +11,7 @@ SCALE = np.dtype(ml_dtypes.bfloat16)
 # The number of largest magnitude in a group becomes minus one of these times the scale, whichever gives the least error.
 # With 8 it becomes the lowest number there is, exactly but for the rounding of the scale; below that all numbers are rounded
 # more coarsely, and above it that one is cut off. Where all errors overflow, the first is taken.
-_PEAKS = (8.0, 7.5, 8.5, 9.0)
+PEAKS = (8.0, 7.5, 8.5, 9.0)
 _BLOCK = 2**20  # weights that are converted at a time, so that their float32 copies stay in a CPU's cache
 
 
@@ -46,7 +46,7 @@ def _quantize(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The scales ``[R, groups]`` and the codes, uint8 ``[R, groups, 128]``, of numbers ``[R, groups, 128]``."""
     at = np.abs(block).argmax(axis=-1, keepdims=True)
     peak = np.take_along_axis(block, at, axis=-1)
-    candidates = [_with_scale(block, peak / -largest) for largest in _PEAKS]
+    candidates = [_with_scale(block, peak / -largest) for largest in PEAKS]
     best = np.argmin([error for *_, error in candidates], axis=0)
     scales, codes = (np.choose(best, [candidate[i] for candidate in candidates]) for i in (0, 1))
     return scales[..., 0], codes

@@ -2,9 +2,9 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -87,6 +87,13 @@ class Derived(Tensor):
 
     def read_part(self, index: Index) -> np.ndarray:
         return self.values[index]
+
+
+def joined(arrays: Sequence[Any], axis: int = 0) -> Any:
+    """Arrays one after the other: NumPy's, or those of the library that they are of, which a trace may have."""
+    if len(arrays) == 1:
+        return arrays[0]
+    return arrays[0].__array_namespace__().concatenate(arrays, axis=axis)
 
 
 def derived(origin: Tensor, values: np.ndarray) -> Derived:

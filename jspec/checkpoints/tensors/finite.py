@@ -20,6 +20,8 @@ def finite(tensor: Tensor, index: Index = ()) -> np.ndarray:
       Refusal: one of them is infinite or NaN.
     """
     values = tensor.read_part(index)
+    if not isinstance(values, np.ndarray):  # on a device, where all weights are looked at before any is used
+        return values
     wrong = values[~np.isfinite(values)]
     if wrong.size:
         raise Refusal(

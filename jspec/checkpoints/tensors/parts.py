@@ -24,7 +24,7 @@ import numpy as np
 
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.files.tensor import Tensor, joined
 from jspec.config import DeltaNets, Experts, Latent, ModelConfig
 from jspec.config.decoder_params import halves_of_queries
 from jspec.config.tensor_names import TensorNames, names_of
@@ -83,7 +83,8 @@ class TensorPart(Tensor):
         for neighbours in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
             within[axis] = slice(neighbours[0], neighbours[-1] + 1) if neighbours.size else slice(0)
             runs.append(self.origin.read_part(tuple(within)))
-        return np.take(np.concatenate(runs, axis), np.searchsorted(wanted, places), axis)
+        found = joined(runs, axis)
+        return found if np.array_equal(wanted, places) else found.take(np.searchsorted(wanted, places), axis)
 
 
 def rearrange(

@@ -20,7 +20,7 @@ import numpy as np
 
 from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.files.tensor import FLOAT_DTYPES, STORED_DTYPES, Tensor
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor, joined
 from jspec.config import ModelConfig
 from jspec.config.tensor_names import names_of
 from jspec.quantization import mxfp4_pairs
@@ -41,15 +41,13 @@ class StackedTensor(Tensor):
     def read_part(self, index: Index) -> np.ndarray:
         """``read()[index]``. Only the experts are read of which the part has rows, each of them whole."""
         bounds = bounds_of(index, self.shape)
-        part = np.empty([max(stop - first, 0) for first, stop in bounds], STORED_DTYPES[self.dtype])
-        outputs = part.swapaxes(0, self.outputs)  # a view, with output features first, as are the rows of an expert
         first, stop = bounds.pop(self.outputs)
-        others, each = [slice(*bound) for bound in bounds], self.shape[self.outputs] // self.origin.shape[0]
+        others, each, parts = [slice(*bound) for bound in bounds], self.shape[self.outputs] // self.origin.shape[0], []
         for expert in range(first // each, -(-stop // each)):
             begin, end = max(first, expert * each), min(stop, (expert + 1) * each)
             rows = self._in_order(self.origin.read_part((slice(expert, expert + 1),))[0])
-            outputs[begin - first : end - first] = rows[(slice(begin - expert * each, end - expert * each), *others)]
-        return part
+            parts.append(rows[(slice(begin - expert * each, end - expert * each), *others)].swapaxes(0, self.outputs))
+        return joined(parts, self.outputs)
 
     @property
     def outputs(self) -> int:
@@ -59,7 +57,7 @@ class StackedTensor(Tensor):
     def _in_order(self, expert: np.ndarray) -> np.ndarray:
         """One expert, with output features along axis 0, in the order of the params."""
         rows = self._rows(expert)
-        return np.concatenate([rows[0::2], rows[1::2]]) if self.gate_up else rows
+        return joined([rows[0::2], rows[1::2]]) if self.gate_up else rows
 
     def _rows(self, expert: np.ndarray) -> np.ndarray:
         """One expert, with output features along axis 0."""

@@ -1,0 +1,174 @@
+"""Which parameters the arrays fill that a caller has by name, by the same maps as the tensors of files."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jspec.checkpoints.files.ranges import Index
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor, joined
+from jspec.checkpoints.huggingface.multimodal import text_tensors
+from jspec.checkpoints.tensors.layout import Layout, decoder_layout
+from jspec.checkpoints.tensors.names import Placement, with_values_apart
+from jspec.checkpoints.tensors.parts import TensorPart
+from jspec.config import ModelConfig
+from jspec.config.heads import DraftConfig
+
+Names = Literal["huggingface", "jspec"]
+WHERE = "weights"  # what messages call the place of an array
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayTensor(Tensor):
+    """An array of a caller in the place of a tensor in files. Its parts are those of ``arrays[name]``, which may be that
+    of a trace."""
+
+    arrays: dict[str, Any]
+
+    def read_part(self, index: Index) -> Any:
+        return self.arrays[self.name][index]
+
+
+class NamedArrays:
+    """Arrays by name, and where they go.
+
+    Args:
+      given: name -> array, of which shape and dtype matter here.
+      layout_of: the layout of tensors like these.
+
+    Attributes:
+      arrays: as given.
+      layout: which tensor goes where. Its tensors are parts of an array where several tensors are in one.
+      unknown: names of tensors that have no place.
+
+    Raises:
+      ValueError: an array has another shape or dtype than the model asks for.
+    """
+
+    def __init__(self, given: Mapping[str, Any], layout_of: Callable[[dict[str, Tensor]], Layout]):
+        self.arrays = dict(given)
+        for name, array in given.items():
+            require_array(name, array)
+        tensors: dict[str, Tensor] = {
+            name: ArrayTensor(name, WHERE, Path(), tuple(array.shape), array.dtype.name, self.arrays)
+            for name, array in given.items()
+        }
+        self.layout = layout = layout_of(tensors)
+        self.unknown = [name for name in layout.tensors if name not in layout.table and not layout.ignores(name)]
+        integers = {name for name, dtype in layout.config.param_dtypes().items() if dtype not in FLOAT_DTYPES}
+        for name, at in layout.table.items():
+            if name in layout.tensors:
+                _require_alike(layout.tensors[name], at, at.param in integers)
+
+    @functools.cached_property
+    def tensors_of(self) -> dict[str, list[str]]:
+        """Name of a parameter -> names of the tensors that fill it, in the order of its rows."""
+        filling: dict[str, list[str]] = {}
+        for name, at in sorted(self.layout.table.items(), key=lambda item: item[1].start):
+            filling.setdefault(at.param, []).append(name)
+        return filling
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of tensors that the model needs."""
+        return [name for name in self.layout.table if name not in self.layout.tensors]
+
+    def is_whole(self, param: str) -> bool:
+        """Whether all tensors of a parameter are there."""
+        return all(name in self.layout.tensors for name in self.tensors_of[param])
+
+    def param(self, name: str) -> Any:
+        """A parameter, of the arrays that are bound."""
+        return joined([self.layout.tensors[tensor].read() for tensor in self.tensors_of[name]])
+
+    @contextlib.contextmanager
+    def bound(self, arrays: Mapping[str, Any]) -> Iterator[None]:
+        """Parameters are made of other arrays meanwhile, and of none that is not among them."""
+        own = dict(self.arrays)
+        self.arrays.clear()
+        self.arrays.update(arrays)
+        try:
+            yield
+        finally:
+            self.arrays.clear()
+            self.arrays.update(own)
+
+    def recipe(self, param: str) -> tuple:
+        """Of which arrays a parameter is made, and how: the same for two that are made alike."""
+        return tuple(_recipe(self.layout.tensors[tensor]) for tensor in self.tensors_of[param])
+
+    def needed(self, param: str) -> list[str]:
+        """The names of the arrays that a parameter is made of."""
+        found = (_origin(self.layout.tensors[tensor]) for tensor in self.tensors_of[param])
+        return list(dict.fromkeys(one.name for one in found if isinstance(one, ArrayTensor)))
+
+
+def decoder_tensors(config: ModelConfig, names: Names, tensors: dict[str, Tensor]) -> Layout:
+    """The layout of a language model's tensors that are not quantised, whatever ``config`` says of its weights.
+
+    Args:
+      config: that of the model.
+      names: ``huggingface`` for those of a checkpoint of this architecture, in any of the layouts that are loaded, or
+        ``jspec`` for those of the parameters.
+      tensors: by name.
+
+    Raises:
+      ValueError: a tensor has a shape that no layout has, or the names begin in two ways.
+    """
+    if names == "jspec":
+        return params_as_tensors(config, tensors)
+    text, others = text_tensors(tensors, WHERE)
+    layout = decoder_layout(dataclasses.replace(config, quantization=None, other_formats=()), text)
+    table = with_values_apart(layout.table, config)
+    return dataclasses.replace(layout, table=table, left_out=layout.left_out | others)
+
+
+def params_as_tensors(config: DraftConfig, tensors: dict[str, Tensor]) -> Layout:
+    """The layout of tensors that have the names and the form of parameters."""
+    table = {name: Placement(name, 0, shape) for name, shape in config.param_shapes().items()}
+    return Layout(config, type(config).__name__, table, tensors)  # pyright: ignore[reportArgumentType]
+
+
+def require_array(name: Any, array: Any):
+    """Raise a TypeError unless a name is one, and an array one of JAX or NumPy."""
+    if not isinstance(name, str) or not isinstance(array, jax.Array | np.ndarray):
+        raise TypeError(
+            f"{WHERE}[{name!r}] is {type(array).__name__}: expected names with arrays of JAX or NumPy; of torch, give "
+            "numpy.from_dlpack(tensor)"
+        )
+
+
+def _origin(tensor: Any) -> Any:
+    """The array that a tensor is, or is a part of."""
+    while not isinstance(tensor, ArrayTensor):
+        inside = getattr(tensor, "origin", None)
+        if inside is None:
+            inside = next((one for one in getattr(tensor.values, "args", ()) if isinstance(one, Tensor)), None)
+        if inside is None:  # its values were looked at
+            return None
+        tensor = inside
+    return tensor
+
+
+def _recipe(tensor: Any) -> tuple:
+    """What is done to an array that a tensor is made of, and its name."""
+    if isinstance(tensor, ArrayTensor):
+        return (tensor.name,)
+    if isinstance(tensor, TensorPart):
+        return tensor.name, tensor.part.axis, _recipe(tensor.origin)
+    if (origin := getattr(tensor, "origin", None)) is not None:
+        return tensor.name, _recipe(origin)
+    args = getattr(tensor.values, "args", ())
+    return tuple(_recipe(one) if isinstance(one, Tensor) else str(one) for one in args)
+
+
+def _require_alike(tensor: Tensor, at: Placement, is_integer: bool):
+    if tensor.shape != at.shape:
+        raise ValueError(f"weights[{tensor.name!r}] has shape {list(tensor.shape)}: expected {list(at.shape)}")
+    if tensor.dtype not in FLOAT_DTYPES and not is_integer:
+        raise ValueError(f"weights[{tensor.name!r}] is {tensor.dtype}: expected one of {', '.join(FLOAT_DTYPES)}")

@@ -1,0 +1,191 @@
+"""``TargetWeights``: the arrays of a target, which are written anew in place."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jspec.models.decoder import Decoder
+from jspec.models.params import Placed, named_leaves, place
+from jspec.models.sharding import shard_filler
+from jspec.updates.named import NamedArrays, Names, decoder_tensors
+from jspec.updates.programs import Programs
+from jspec.updates.rounding import ROUNDED
+
+_LISTED = 4  # names in a message
+
+
+class TargetWeights:
+    """The arrays of a target on their devices.
+
+    Args:
+      target: the module, whose arrays are replaced, too.
+      leaves: its arrays, as ``jspec.models.flatten.flatten`` gives them. Others may have this list, in which arrays are
+        replaced.
+
+    Raises:
+      ValueError: its weights are in a format that nothing rounds to.
+    """
+
+    def __init__(self, target: Decoder, leaves: list[jax.Array]):
+        self._target, self.leaves, self._config = target, leaves, target.config
+        self._shards = getattr(target, "shards", None)
+        self._programs = Programs(target.config, self._shards)
+        named, self._tree = named_leaves(nnx.split(target)[1])
+        self._place = {name: i for i, (name, _) in enumerate(named)}
+
+    @property
+    def num_compiled(self) -> int:
+        """How many programs were compiled for updates."""
+        return self._programs.num_compiled
+
+    def require_rounding(self):
+        """Raise a ValueError, which names a parameter, if one is in a format that nothing rounds to."""
+        experts = self._config.experts
+        if experts is not None and experts.stored is not None:
+            raise ValueError(
+                f"the experts of this target are in {experts.stored}, to which new weights are not rounded; load a copy in "
+                "bfloat16"
+            )
+        for name, stored in self._config.stored_params().items():
+            if stored.form.name not in ROUNDED:
+                raise ValueError(
+                    f"parameter {name!r} of this target is in {stored.form.name}, to which new weights are not rounded: "
+                    f"expected one of {', '.join(ROUNDED)}; load a copy in bfloat16, or one that jspec-convert quantised"
+                )
+
+    def named(self, given: Mapping[str, Any], names: Names) -> NamedArrays:
+        """Arrays of a caller, and where they go."""
+        return NamedArrays(given, lambda tensors: decoder_tensors(self._config, names, tensors))
+
+    def checked(self, given: Mapping[str, Any], names: Names) -> "Update":
+        """All weights of a model, compared with it, with everything compiled that writes them. Nothing is written.
+
+        Raises:
+          ValueError: one is missing, unknown, of another shape or dtype, or has numbers that are not finite.
+        """
+        named = self.named(given, names)
+        if named.unknown:
+            raise ValueError(f"weights has {few(named.unknown)}: no place in {self._config.architecture} for these")
+        if named.missing:
+            raise ValueError(f"weights lacks {few(named.missing)}, which {self._config.architecture} needs")
+        update = Update(self, named, list(named.tensors_of))
+        update.require_finite()
+        update.compile()
+        return update
+
+    def load(self, params: Mapping[str, Any], dtype: str) -> Iterator[str]:
+        """Read the arrays from a checkpoint, each in the place of the one before, whose memory is freed first.
+
+        Args:
+          params: by their names, stored as the target's are.
+          dtype: of the engine.
+
+        Yields:
+          the name of each array that was read.
+        """
+        shards, names = self._shards, [name for name in self._place if name in params]
+        kinds = {name: self._kind(name) for name in names}
+        if shards is not None:
+            filled = shard_filler(self._config, params, dtype, shards)
+            made = (filled(name, kinds[name]) for name in names)
+        else:
+            wanted = [Placed(name, [()], leaf.shape, leaf.dtype, [None]) for name, leaf in kinds.items()]
+            made = (array for [array] in place(params, wanted))
+        for name in names:
+            self.leaves[self._place[name]].delete()
+            self.leaves[self._place[name]] = next(made)
+            yield name
+
+    def _kind(self, name: str) -> jax.ShapeDtypeStruct:
+        leaf = self.leaves[self._place[name]]
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+    def old(self, param: str) -> list[jax.Array]:
+        """The arrays of a parameter."""
+        return [self.leaves[self._place[name]] for name in self._programs.names(param)]
+
+    def replace(self, param: str, new: Sequence[jax.Array]):
+        """Have other arrays for a parameter."""
+        for name, array in zip(self._programs.names(param), new, strict=True):
+            self.leaves[self._place[name]] = array
+
+    def publish(self):
+        """The module has the arrays that the list has by now."""
+        nnx.update(self._target, jax.tree.unflatten(self._tree, self.leaves))
+
+    def sent(self, named: NamedArrays, param: str) -> list[jax.Array]:
+        """What a parameter is made of, on the devices of its arrays. Arrays that are there are not copied."""
+        place: Any = self.old(param)[0].sharding
+        if isinstance(place, NamedSharding):
+            place = NamedSharding(place.mesh, PartitionSpec())
+        own = {id(leaf) for leaf in self.leaves}
+        given = [named.arrays[name] for name in named.needed(param)]
+        return [x.copy() if id(x) in own else x for x in (jax.device_put(x, place) for x in given)]
+
+    def writer(self, named: NamedArrays, param: str, given: Sequence[jax.Array], keep: bool) -> Callable:
+        """The compiled function that writes a parameter; see ``Programs.writer``."""
+        return self._programs.writer(param, named, self.old(param), given, keep)
+
+    def finite(self, arrays: Sequence[Any]) -> Any:
+        """Whether all numbers of some arrays are finite: a bool, which may be on their device."""
+        here = [x for x in arrays if isinstance(x, jax.Array)]
+        if not all(np.isfinite(x).all() for x in arrays if not isinstance(x, jax.Array)):
+            return False
+        return self._programs.checker(here)(here) if here else True
+
+
+@dataclasses.dataclass
+class Update:
+    """New weights for some parameters of a target.
+
+    Attributes:
+      weights: the target's.
+      named: the arrays, by name.
+      params: the parameters that they fill.
+    """
+
+    weights: TargetWeights
+    named: NamedArrays
+    params: list[str]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the arrays that were given."""
+        return sum(array.nbytes for array in self.named.arrays.values())
+
+    def require_finite(self):
+        """Raise a ValueError, which names an array, if a number is not finite. They are read once."""
+        named = self.named
+        found = [self.weights.finite([named.arrays[name] for name in named.needed(param)]) for param in self.params]
+        for param, finite in zip(self.params, jax.device_get(found), strict=True):
+            if finite:
+                continue
+            wrong = next(name for name in named.needed(param) if not self.weights.finite([named.arrays[name]]))
+            raise ValueError(f"weights[{wrong!r}] has NaN or infinity; the weights of before stand")
+
+    def compile(self):
+        """Compile what is needed, so that writing cannot fail for that."""
+        for param in self.params:
+            self.weights.writer(self.named, param, self.weights.sent(self.named, param), False)
+
+    def write(self, keep: bool = False) -> Iterator[tuple[str, list[jax.Array]]]:
+        """Write one parameter after another. Unless ``keep``, the arrays of before are gone from the first on.
+
+        Yields:
+          each parameter and its new arrays.
+        """
+        for param in self.params:
+            given, old = self.weights.sent(self.named, param), self.weights.old(param)
+            yield param, self.weights.writer(self.named, param, given, keep)(old, given)
+
+
+def few(names: Iterable[str]) -> str:
+    """Some of several names, in words."""
+    names = list(names)
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(map(repr, names[:_LISTED])) + more
